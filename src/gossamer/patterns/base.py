@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a pattern is: the rule that says which masks are legal.
+
+Legend of shape suffixes: R rows (outputs), K columns (inputs). A mask is bool, True = kept.
+"""
+
+from abc import ABC, abstractmethod
+
+import torch
+
+from gossamer.errors import InputError, PatternError
+
+
+def check_density(density: float, where: str = "density") -> float:
+    """Return `density` if it lies in (0, 1]; raise InputError otherwise, NaN included."""
+    if not 0.0 < density <= 1.0:
+        raise InputError(f"{where}: must be in (0, 1], got {density}.")
+    return float(density)
+
+
+def kept_count(density: float, numel: int) -> int:
+    """How many of `numel` weights stay: round(density * numel), the count every budget uses."""
+    return round(density * numel)
+
+
+class Pattern(ABC):
+    """Which zeros are legal. Instances are immutable, hashable, and equal when their text is."""
+
+    @property
+    @abstractmethod
+    def fixed_density(self) -> float | None:
+        """N/M for patterns that fix their density, None where any density is legal."""
+
+    @abstractmethod
+    def check_shape(self, shape: tuple[int, int], where: str = "weight") -> None:
+        """Raise PatternError, with the options that remain, if [R, K] does not fit the pattern."""
+
+    @abstractmethod
+    def padded_shape(self, shape: tuple[int, int]) -> tuple[int, int]:
+        """The smallest legal shape that holds `shape`; equal to it when it fits."""
+
+    @abstractmethod
+    def legal_density(self, shape: tuple[int, int], density: float) -> float:
+        """The density nearest to `density` that this pattern can have on `shape`."""
+
+    @abstractmethod
+    def project(self, scores_RK: torch.Tensor, density: float | None = None) -> torch.Tensor:
+        """The legal mask that keeps the highest total score.
+
+        Exact: ties are broken towards the lower position, so the count never depends on values.
+        `density` is required where `fixed_density` is None and must agree with it elsewhere.
+        """
+
+    @abstractmethod
+    def validate(self, mask_RK: torch.Tensor, where: str = "mask") -> None:
+        """Raise PatternError naming the first place where the mask breaks the pattern."""
+
+    @abstractmethod
+    def __str__(self) -> str:
+        """The canonical text that `parse_pattern` reads back."""
+
+    def resolve_density(self, density: float | None) -> float:
+        """The density to use: the fixed one, or the one asked for; refuse a contradiction."""
+        fixed = self.fixed_density
+        if fixed is None:
+            if density is None:
+                raise PatternError(f"pattern {self}: needs a density; give sparsity=...")
+            return check_density(density)
+        if density is not None and abs(density - fixed) > 1e-6:
+            raise PatternError(
+                f"pattern {self}: keeps exactly {fixed:g} of the weights, but density"
+                f" {density:g} was asked for. Leave sparsity out, or write sparsity={1 - fixed:g}."
+            )
+        return fixed
+
+
+def check_scores(scores_RK: torch.Tensor) -> None:
+    """Refuse scores that cannot be ranked: not 2-D, not floating point, or with NaN."""
+    if scores_RK.ndim != 2:
+        raise InputError(f"scores: expected 2 dimensions [out, in], got {scores_RK.ndim}.")
+    if not scores_RK.is_floating_point():
+        raise InputError(f"scores: expected a floating point tensor, got {scores_RK.dtype}.")
+    num_nan = int(scores_RK.isnan().sum())
+    if num_nan:
+        raise InputError(
+            f"scores: {num_nan} of {scores_RK.numel()} are NaN and cannot be ranked."
+            " Check the weights for NaN before pruning."
+        )
+
+
+def check_mask(mask_RK: torch.Tensor, where: str) -> None:
+    """Refuse anything but a 2-D bool tensor."""
+    if mask_RK.dtype is not torch.bool or mask_RK.ndim != 2:
+        raise PatternError(
+            f"{where}: expected a bool mask [out, in], got {mask_RK.dtype} of shape"
+            f" {list(mask_RK.shape)}."
+        )
