@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packed bool masks: one bit per weight, rows padded to whole bytes, little bit order.
+
+Column k of a row is bit k % 8 of byte k // 8; padding bits are zero. This is the arrangement that
+numpy's packbits(bitorder="little") gives along the last dimension.
+"""
+
+import torch
+
+from gossamer.errors import FormatError
+
+
+def row_bytes(num_columns: int) -> int:
+    """Bytes of one packed row."""
+    return (num_columns + 7) // 8
+
+
+def pack_bits(mask_RK: torch.Tensor) -> torch.Tensor:
+    """uint8 [R, ceil(K/8)] of a bool mask [R, K], on the same device."""
+    num_rows, num_columns = mask_RK.shape
+    width = row_bytes(num_columns)
+    padded = mask_RK.new_zeros(num_rows, width * 8)
+    padded[:, :num_columns] = mask_RK
+    octets = padded.view(num_rows, width, 8).to(torch.uint8)
+    # An OR of shifted planes keeps everything in uint8; a matmul with powers of two would not.
+    bits = octets[..., 0].clone()
+    for position in range(1, 8):
+        bits |= octets[..., position] << position
+    return bits
+
+
+def unpack_bits(bits_RB: torch.Tensor, num_columns: int) -> torch.Tensor:
+    """The bool mask [R, K] behind packed rows."""
+    positions = torch.arange(8, dtype=torch.uint8, device=bits_RB.device)
+    octets = (bits_RB.unsqueeze(-1) >> positions) & 1
+    return octets.view(bits_RB.shape[0], -1)[:, :num_columns].to(torch.bool)
+
+
+def check_bits(bits_RB: torch.Tensor, shape: tuple[int, int], where: str) -> None:
+    """Raise FormatError unless the packed mask has the right type and size and clean padding."""
+    wanted = (shape[0], row_bytes(shape[1]))
+    if bits_RB.dtype is not torch.uint8 or tuple(bits_RB.shape) != wanted:
+        raise FormatError(
+            f"{where}: a packed mask of a {list(shape)} weight must be uint8 {list(wanted)},"
+            f" got {bits_RB.dtype} {list(bits_RB.shape)}."
+        )
+    spare = shape[1] % 8
+    if spare and bool((bits_RB[:, -1] >> spare).any()):
+        raise FormatError(f"{where}: padding bits beyond column {shape[1]} are set.")
