@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import torch
 
-from gossamer.errors import FormatError
+from gossamer.errors import FormatError, PatternError
 from gossamer.patterns.base import Pattern
 
 Arrays = Mapping[str, torch.Tensor]
@@ -54,16 +54,20 @@ class Format(ABC):
     def pack(
         self, weight_RK: torch.Tensor, mask_RK: torch.Tensor, pattern: Pattern
     ) -> dict[str, torch.Tensor]:
-        """Arrays of the kept values and their positions. The mask is legal and authoritative:
-        a kept value may be 0, -0.0, Inf or NaN and is stored as it is.
+        """Arrays of the kept values and their positions.
+
+        The mask is legal and authoritative: a kept value may be 0, -0.0, Inf or NaN and is stored
+        as it is.
         """
 
     @abstractmethod
     def validate(
         self, arrays: Arrays, shape: tuple[int, int], pattern: Pattern, where: str = "tensor"
     ) -> None:
-        """Raise FormatError unless `unpack` is safe: names, dtypes, lengths, every index in range
-        and in order. One pass, O(nnz), no allocation of the dense size beyond a bool mask.
+        """Raise FormatError unless `unpack` is safe.
+
+        Checks names, dtypes, lengths, every index in range and in order. One pass, O(nnz), no
+        allocation of the dense size beyond a bool mask.
         """
 
     @abstractmethod
@@ -107,3 +111,11 @@ def expect_only(arrays: Arrays, names: tuple[str, ...], where: str) -> None:
     unknown = sorted(set(arrays) - set(names))
     if unknown:
         raise FormatError(f"{where}: unknown arrays {unknown}; this format has {list(names)}.")
+
+
+def check_mask_is_legal(mask_RK: torch.Tensor, pattern: Pattern, where: str) -> None:
+    """Raise FormatError where stored positions break the pattern they claim to have."""
+    try:
+        pattern.validate(mask_RK, where)
+    except PatternError as error:
+        raise FormatError(str(error)) from error

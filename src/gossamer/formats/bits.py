@@ -33,7 +33,15 @@ def unpack_bits(bits_RB: torch.Tensor, num_columns: int) -> torch.Tensor:
     """The bool mask [R, K] behind packed rows."""
     positions = torch.arange(8, dtype=torch.uint8, device=bits_RB.device)
     octets = (bits_RB.unsqueeze(-1) >> positions) & 1
-    return octets.view(bits_RB.shape[0], -1)[:, :num_columns].to(torch.bool)
+    num_rows, width = bits_RB.shape
+    return octets.view(num_rows, width * 8)[:, :num_columns].to(torch.bool)
+
+
+def count_bits(bits_RB: torch.Tensor) -> int:
+    """How many bits are set, padding included; O(bytes), nothing of the dense size is allocated."""
+    histogram = torch.bincount(bits_RB.flatten(), minlength=256)
+    weights = torch.tensor([value.bit_count() for value in range(256)], device=bits_RB.device)
+    return int((histogram * weights).sum())
 
 
 def check_bits(bits_RB: torch.Tensor, shape: tuple[int, int], where: str) -> None:

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From text to pattern: `unstructured`, `2:4`, `64:2:8`, `nmg:2:4:16`, `block:4x4`, plug-ins."""
+
+from collections.abc import Callable
+
+from gossamer.errors import PatternError, RegistryError
+from gossamer.patterns.base import Pattern
+from gossamer.patterns.unstructured import Unstructured
+from gossamer.registry import Registry
+
+LEGAL_FORMS = (
+    "'unstructured', 'N:M' such as '2:4' (N kept of M), 'V:N:M' such as '64:2:8',"
+    " 'nmg:n:m:g' such as 'nmg:2:4:16', 'block:RxC' such as 'block:4x4'"
+)
+
+_STUB = '''\
+import gossamer
+from gossamer.patterns import Pattern
+
+class MyPattern(Pattern):
+    ...  # fixed_density, check_shape, padded_shape, legal_density, project, validate, __str__
+
+    @classmethod
+    def parse(cls, text):
+        """Read the whole text, '{name}' or '{name}:...', or raise PatternError."""
+
+gossamer.register.pattern("{name}", MyPattern.parse)
+'''
+
+PATTERNS: Registry[Callable[[str], Pattern]] = Registry("pattern", _STUB)
+PATTERNS.add("unstructured", Unstructured.parse)
+
+
+def parse_pattern(text: str) -> Pattern:
+    """The pattern that `text` names; `str()` of it gives the canonical text back.
+
+    The part before the first colon is looked up among the registered patterns; texts made of
+    numbers only are N:M with one colon and V:N:M with two.
+    """
+    if not isinstance(text, str):
+        raise PatternError(
+            f"pattern: expected text, got {type(text).__name__}. Legal: {LEGAL_FORMS}."
+        )
+    name = text.split(":", 1)[0]
+    if name[:1].isdigit():
+        name = "V:N:M" if text.count(":") == 2 else "N:M"
+    try:
+        parse = PATTERNS.get(name)
+    except RegistryError as error:
+        raise PatternError(f"pattern {text!r}: {error}\nLegal: {LEGAL_FORMS}.") from error
+    return parse(text)
