@@ -29,8 +29,8 @@ def pack_bits(mask_RK: torch.Tensor) -> torch.Tensor:
     return bits
 
 
-# The eight bools of every byte value, as one int64 each: unpacking is then a single lookup, ten times
-# faster on a CPU than shifting out bit planes.
+# The eight bools of every byte value, as one int64 each: unpacking is then a single lookup, ten
+# times faster on a CPU than shifting out bit planes.
 _OCTETS = ((torch.arange(256)[:, None] >> torch.arange(8)) & 1).to(torch.uint8).view(torch.int64)
 
 
