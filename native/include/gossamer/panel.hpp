@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// The panel form of y = x W^T for an unstructured fp32 weight: what kernels see and promise.
+//
+// A tile of tokens is turned feature-major, panel[k][token], so that one kept weight costs one
+// broadcast and a few FMAs with memory operands: no gathers, whatever the pattern. Columns are cut
+// into blocks whose slab of the panel stays in L1; rows are cut into tiles whose accumulators stay
+// in L2. Inside a (row tile, column block) rows are sorted by their count, because equal trip
+// counts in a row are what the branch predictor needs.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace gossamer {
+
+enum class Activation : int { none = 0, relu = 1, gelu = 2, silu = 3 };
+
+// A column offset is stored as column * kOffsetUnit bytes: the row of an 8-token panel.
+// Wider panels multiply it by width / 8, which x86 addressing does for free (2, 4, 8).
+constexpr int kOffsetUnit = 32;
+constexpr int kMaxBlockColumns = 65536 / kOffsetUnit;
+constexpr int kMaxTokens = 64;  // widest panel
+
+struct PanelBlock {
+  int64_t first_row;    // into row_ids, row_counts
+  int64_t first_value;  // into values, offsets
+  int64_t num_rows;
+};
+
+// What a kernel sees: plain pointers. The files built for one instruction set must not instantiate
+// library code (std::vector and friends): the linker could pick their copy for every CPU.
+struct PanelView {
+  int64_t rows, columns;
+  int64_t block_columns, tile_rows;
+  int64_t num_blocks, num_tiles;
+  const PanelBlock* blocks;    // [num_tiles][num_blocks]
+  const uint16_t* row_ids;     // row inside its tile; one spare entry at the end for the prefetch
+  const uint16_t* row_counts;  // kept weights of that row inside the block
+  const float* values;
+  const uint16_t* offsets;
+};
+
+static inline int64_t rows_of_tile(const PanelView& view, int64_t tile) {
+  const int64_t left = view.rows - tile * view.tile_rows;
+  return left < view.tile_rows ? left : view.tile_rows;
+}
+
+struct LinearCall {
+  const float* x;
+  int64_t tokens, x_stride;
+  float* y;
+  int64_t y_stride;
+  const float* bias;  // may be null
+  Activation activation;
+};
+
+// One token tile: `num_tokens` of `width` lanes are real, the rest is computed and dropped.
+struct TokenTile {
+  int64_t first;
+  int num_tokens, width;
+};
+
+// Floats of scratch one kernel call needs: the panel and one accumulator tile.
+static inline size_t panel_scratch_floats(const PanelView& view, int width) {
+  return static_cast<size_t>(view.columns + view.tile_rows) * width;
+}
+
+// y[tile of tokens, rows of tiles first..last) = act(x W^T + bias). Allocates and throws nothing.
+// `scratch` is 64-byte aligned.
+using PanelKernel = void (*)(const PanelView&, const LinearCall&, TokenTile, int64_t first_tile,
+                             int64_t last_tile, float* scratch);
+
+// Two instruction mixes that bound the kernel: `fma` from registers, `panel` = one broadcast and
+// FMAs with memory operands from a slab in L1. Return the floating point operations done.
+struct Ceilings {
+  double (*fma)(int64_t repeats);
+  double (*panel)(int64_t repeats);
+};
+
+struct KernelSet {
+  const char* name;
+  PanelKernel panel;
+  const int* widths;  // token tiles this set has, widest first, 0-terminated
+  Ceilings ceilings;
+};
+
+namespace reference { extern const KernelSet kernels; }
+namespace avx2 { extern const KernelSet kernels; }
+namespace avx512 { extern const KernelSet kernels; }
+
+}  // namespace gossamer

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// The packed weight that owns what a PanelView points to, and the driver that runs it.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "gossamer/panel.hpp"
+
+namespace gossamer {
+
+struct PanelLayout {
+  int64_t rows = 0, columns = 0, kept = 0;
+  int64_t block_columns = 0, tile_rows = 0;
+  int64_t num_blocks = 0, num_tiles = 0;
+  std::vector<PanelBlock> blocks;
+  std::vector<uint16_t> row_ids, row_counts, offsets;
+  std::vector<float> values;
+
+  PanelView view() const {
+    return {rows,           columns,           block_columns, tile_rows,     num_blocks,    num_tiles,
+            blocks.data(), row_ids.data(), row_counts.data(), values.data(), offsets.data()};
+  }
+  size_t bytes() const {
+    return blocks.size() * sizeof(PanelBlock) + values.size() * sizeof(float) +
+           (row_ids.size() + row_counts.size() + offsets.size()) * sizeof(uint16_t);
+  }
+};
+
+// Builds the layout from canonical arrays: row-major kept values and packed mask bits
+// [rows][ceil(columns / 8)], little bit order. May throw std::bad_alloc.
+PanelLayout pack_panel(const float* values, const uint8_t* mask_bits, int64_t rows, int64_t columns);
+
+// The inverse: values back in row-major order and mask bits (zeroed by the caller).
+void unpack_panel(const PanelLayout& layout, float* values, uint8_t* mask_bits);
+
+// Splits the tokens into tiles and the work over threads.
+void run_panel(const PanelLayout& layout, const LinearCall& call, const KernelSet& kernels,
+               int num_threads);
+
+}  // namespace gossamer

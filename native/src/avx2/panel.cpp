@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <type_traits>
+
+#include "simd/panel_kernel.hpp"
+
+namespace gossamer::avx2 {
+namespace {
+
+struct Vec {
+  using Type = __m256;
+  static constexpr int kLanes = 8;
+  static Type zero() { return _mm256_setzero_ps(); }
+  static Type broadcast(const float* p) { return _mm256_broadcast_ss(p); }
+  static Type load(const float* p) { return _mm256_load_ps(p); }
+  static void store(float* p, Type v) { _mm256_store_ps(p, v); }
+  static Type fma(Type a, const float* b, Type c) { return _mm256_fmadd_ps(a, _mm256_load_ps(b), c); }
+  static Type fma(Type a, Type b, Type c) { return _mm256_fmadd_ps(a, b, c); }
+  static Type add(Type a, Type b) { return _mm256_add_ps(a, b); }
+};
+
+void panel(const PanelView& view, const LinearCall& call, TokenTile tile, int64_t first_tile,
+           int64_t last_tile, float* scratch) {
+  switch (tile.width) {
+    case 64: return panel_tile<Vec, 8, 1>(view, call, tile, first_tile, last_tile, scratch);
+    case 32: return panel_tile<Vec, 4, 2>(view, call, tile, first_tile, last_tile, scratch);
+    case 16: return panel_tile<Vec, 2, 4>(view, call, tile, first_tile, last_tile, scratch);
+    default: return panel_tile<Vec, 1, 4>(view, call, tile, first_tile, last_tile, scratch);
+  }
+}
+
+const int widths[] = {64, 32, 16, 8, 0};
+
+}  // namespace
+
+const KernelSet kernels = {"avx2", panel, widths, {ceiling_fma<Vec>, ceiling_panel<Vec, 8, 1>}};
+
+}  // namespace gossamer::avx2

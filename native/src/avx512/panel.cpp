@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <type_traits>
+
+#include "simd/panel_kernel.hpp"
+
+namespace gossamer::avx512 {
+namespace {
+
+struct Vec {
+  using Type = __m512;
+  static constexpr int kLanes = 16;
+  static Type zero() { return _mm512_setzero_ps(); }
+  static Type broadcast(const float* p) { return _mm512_set1_ps(*p); }
+  static Type load(const float* p) { return _mm512_load_ps(p); }
+  static void store(float* p, Type v) { _mm512_store_ps(p, v); }
+  static Type fma(Type a, const float* b, Type c) { return _mm512_fmadd_ps(a, _mm512_load_ps(b), c); }
+  static Type fma(Type a, Type b, Type c) { return _mm512_fmadd_ps(a, b, c); }
+  static Type add(Type a, Type b) { return _mm512_add_ps(a, b); }
+};
+
+void panel(const PanelView& view, const LinearCall& call, TokenTile tile, int64_t first_tile,
+           int64_t last_tile, float* scratch) {
+  switch (tile.width) {
+    case 64: return panel_tile<Vec, 4, 2>(view, call, tile, first_tile, last_tile, scratch);
+    case 32: return panel_tile<Vec, 2, 4>(view, call, tile, first_tile, last_tile, scratch);
+    default: return panel_tile<Vec, 1, 4>(view, call, tile, first_tile, last_tile, scratch);
+  }
+}
+
+const int widths[] = {64, 32, 16, 0};
+
+}  // namespace
+
+const KernelSet kernels = {"avx512", panel, widths, {ceiling_fma<Vec>, ceiling_panel<Vec, 4, 2>}};
+
+}  // namespace gossamer::avx512

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// The specification of the panel kernel: plain loops over the layout, no intrinsics.
+#include <cmath>
+
+#include "gossamer/panel.hpp"
+
+namespace gossamer::reference {
+namespace {
+
+float activate(float v, Activation activation) {
+  switch (activation) {
+    case Activation::relu: return v > 0.0f ? v : 0.0f;
+    case Activation::gelu: return 0.5f * v * (1.0f + std::erf(v * 0.70710678118654752f));
+    case Activation::silu: return v / (1.0f + std::exp(-v));
+    case Activation::none: break;
+  }
+  return v;
+}
+
+void panel(const PanelView& view, const LinearCall& call, TokenTile tile, int64_t first_tile,
+           int64_t last_tile, float* scratch) {
+  for (int64_t t = 0; t < tile.num_tokens; ++t) {
+    const float* x = call.x + (tile.first + t) * call.x_stride;
+    float* y = call.y + (tile.first + t) * call.y_stride;
+    for (int64_t part = first_tile; part < last_tile; ++part) {
+      const int64_t row0 = part * view.tile_rows;
+      for (int64_t i = 0; i < rows_of_tile(view, part); ++i)
+        scratch[i] = call.bias ? call.bias[row0 + i] : 0.0f;
+      for (int64_t b = 0; b < view.num_blocks; ++b) {
+        const PanelBlock& block = view.blocks[part * view.num_blocks + b];
+        int64_t at = block.first_value;
+        for (int64_t i = 0; i < block.num_rows; ++i) {
+          float sum = scratch[view.row_ids[block.first_row + i]];
+          const int64_t end = at + view.row_counts[block.first_row + i];
+          for (; at < end; ++at)
+            sum += view.values[at] * x[b * view.block_columns + view.offsets[at] / kOffsetUnit];
+          scratch[view.row_ids[block.first_row + i]] = sum;
+        }
+      }
+      for (int64_t i = 0; i < rows_of_tile(view, part); ++i)
+        y[row0 + i] = activate(scratch[i], call.activation);
+    }
+  }
+}
+
+volatile float sink;
+
+double fma(int64_t repeats) {
+  float a[8] = {0, 1, 2, 3, 4, 5, 6, 7};
+  for (int64_t i = 0; i < repeats; ++i)
+    for (float& v : a) v = v * 0.999f + 0.5f;
+  for (float v : a) sink = v;
+  return 16.0 * static_cast<double>(repeats);
+}
+
+double mix(int64_t repeats) {
+  static float slab[96 * 8];
+  float a[8] = {};
+  for (int64_t i = 0; i < repeats; ++i) {
+    const float* row = slab + (i * 37 % 96) * 8;
+    for (int q = 0; q < 8; ++q) a[q] += 0.5f * row[q];
+  }
+  for (float v : a) sink = v;
+  return 16.0 * static_cast<double>(repeats);
+}
+
+const int widths[] = {1, 0};
+
+}  // namespace
+
+const KernelSet kernels = {"reference", panel, widths, {fma, mix}};
+
+}  // namespace gossamer::reference

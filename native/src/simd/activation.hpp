@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// Activations over a contiguous buffer, written so that the compiler vectorises them for the
+// instruction set of the including file. libm calls per element would cost more than the product.
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+#include "gossamer/panel.hpp"
+
+namespace gossamer {
+
+// exp(v), relative error below 2e-7 on [-87, 88]: 2^n * polynomial of the remainder.
+static inline float exp_poly(float v) {
+  v = v < -87.0f ? -87.0f : v;
+  v = v > 88.0f ? 88.0f : v;
+  const float shifted = v * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: rounds to nearest
+  const float n = shifted - 12582912.0f;
+  const float r = (v - n * 0.693359375f) + n * 2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  const int32_t bits = (static_cast<int32_t>(n) + 127) << 23;
+  float scale;
+  std::memcpy(&scale, &bits, sizeof scale);
+  return p * scale;
+}
+
+// erf(v) by Abramowitz and Stegun 7.1.26, absolute error below 2e-7.
+static inline float erf_poly(float v) {
+  const float a = v < 0.0f ? -v : v;
+  const float t = 1.0f / (1.0f + 0.3275911f * a);
+  float p = 1.061405429f;
+  p = p * t - 1.453152027f;
+  p = p * t + 1.421413741f;
+  p = p * t - 0.284496736f;
+  p = p * t + 0.254829592f;
+  const float e = 1.0f - p * t * exp_poly(-a * a);
+  return v < 0.0f ? -e : e;
+}
+
+static inline void activate(float* v, int64_t n, Activation activation) {
+  switch (activation) {
+    case Activation::none: return;
+    case Activation::relu:
+      for (int64_t i = 0; i < n; ++i) v[i] = v[i] > 0.0f ? v[i] : 0.0f;
+      return;
+    case Activation::gelu:
+      for (int64_t i = 0; i < n; ++i) v[i] = 0.5f * v[i] * (1.0f + erf_poly(v[i] * 0.70710678f));
+      return;
+    case Activation::silu:
+      for (int64_t i = 0; i < n; ++i) v[i] = v[i] / (1.0f + exp_poly(-v[i]));
+      return;
+  }
+}
+
+}  // namespace gossamer

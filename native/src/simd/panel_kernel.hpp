@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+// The panel kernel, once, over a vector type V that the AVX2 and AVX-512 files supply:
+//   V::Type, V::kLanes, V::zero(), V::broadcast(const float*), V::load(const float*),
+//   V::store(float*, Type), V::fma(a, const float* b, c), V::add(a, b)
+#pragma once
+#include <immintrin.h>
+
+#include "gossamer/panel.hpp"
+#include "simd/activation.hpp"
+#include "simd/transpose8.hpp"
+
+namespace gossamer {
+
+// Adds one column block to the accumulators of a row tile, tile[row][width].
+//
+// NV vectors hold the tokens of one row. FMAs of one accumulator depend on each other (4 cycles),
+// so narrow panels use SETS independent accumulators in turn: with 4 chains instead of 8, 32
+// tokens ran at half speed. The order of additions is thus fixed by the width of the token tile,
+// never by the number of threads.
+template <class V, int NV, int SETS>
+void add_block(const PanelView& view, const PanelBlock& block, const float* slab, float* tile,
+               const float* bias, bool first) {
+  constexpr int kWidth = NV * V::kLanes;
+  constexpr int kScale = kWidth / 8;
+  const float* value = view.values + block.first_value;
+  const uint16_t* offset = view.offsets + block.first_value;
+  const uint16_t* ids = view.row_ids + block.first_row;
+  const uint16_t* counts = view.row_counts + block.first_row;
+  const char* base = reinterpret_cast<const char*>(slab);
+  for (int64_t i = 0; i < block.num_rows; ++i) {
+    float* row = tile + static_cast<int64_t>(ids[i]) * kWidth;
+    const int count = counts[i];
+    typename V::Type acc[SETS][NV];
+#pragma GCC unroll 8
+    for (int s = 0; s < SETS; ++s)
+#pragma GCC unroll 8
+      for (int q = 0; q < NV; ++q) acc[s][q] = V::zero();
+    if (!first) {
+      // The next row is elsewhere in L2: asking for it now is worth 3 %.
+      const char* next = reinterpret_cast<const char*>(tile + static_cast<int64_t>(ids[i + 1]) * kWidth);
+#pragma GCC unroll 8
+      for (int line = 0; line < kWidth * 4; line += 64) _mm_prefetch(next + line, _MM_HINT_T0);
+#pragma GCC unroll 8
+      for (int q = 0; q < NV; ++q) acc[0][q] = V::load(row + q * V::kLanes);
+    } else if (bias) {
+#pragma GCC unroll 8
+      for (int q = 0; q < NV; ++q) acc[0][q] = V::broadcast(bias + ids[i]);
+    }
+    const auto step = [&](int j, auto set) __attribute__((always_inline)) {
+      const auto w = V::broadcast(value + j);
+      const float* x = reinterpret_cast<const float*>(base + static_cast<size_t>(offset[j]) * kScale);
+#pragma GCC unroll 8
+      for (int q = 0; q < NV; ++q)
+        acc[set % SETS][q] = V::fma(w, x + q * V::kLanes, acc[set % SETS][q]);
+    };
+    using std::integral_constant;
+    int j = 0;
+    for (; j + 4 <= count; j += 4) {
+      step(j, integral_constant<int, 0>{});
+      step(j + 1, integral_constant<int, 1>{});
+      step(j + 2, integral_constant<int, 2>{});
+      step(j + 3, integral_constant<int, 3>{});
+    }
+    // At most three are left. Rows are sorted by count, so these branches repeat and predict well.
+    if (j < count) step(j, integral_constant<int, 0>{});
+    if (j + 1 < count) step(j + 1, integral_constant<int, 1>{});
+    if (j + 2 < count) step(j + 2, integral_constant<int, 2>{});
+    value += count;
+    offset += count;
+#pragma GCC unroll 8
+    for (int s = 1; s < SETS; ++s)
+#pragma GCC unroll 8
+      for (int q = 0; q < NV; ++q) acc[0][q] = V::add(acc[0][q], acc[s][q]);
+#pragma GCC unroll 8
+    for (int q = 0; q < NV; ++q) V::store(row + q * V::kLanes, acc[0][q]);
+  }
+}
+
+template <class V, int NV, int SETS>
+void panel_tile(const PanelView& view, const LinearCall& call, TokenTile tokens,
+                int64_t first_tile, int64_t last_tile, float* scratch) {
+  constexpr int kWidth = NV * V::kLanes;
+  float* panel = scratch;
+  float* tile = scratch + view.columns * kWidth;
+  const float* x = call.x + tokens.first * call.x_stride;
+  float* y = call.y + tokens.first * call.y_stride;
+  // Tokens outside, columns inside: the other order walks 64 rows whose lines share a few L1 sets.
+  for (int t = 0; t < kWidth; t += 8)
+    tokens8_to_panel(x + t * call.x_stride, call.x_stride, tokens.num_tokens - t, view.columns,
+                     panel + t, kWidth);
+  for (int64_t part = first_tile; part < last_tile; ++part) {
+    const int64_t row0 = part * view.tile_rows, num_rows = rows_of_tile(view, part);
+    const float* bias = call.bias ? call.bias + row0 : nullptr;
+    for (int64_t b = 0; b < view.num_blocks; ++b)
+      add_block<V, NV, SETS>(view, view.blocks[part * view.num_blocks + b],
+                             panel + b * view.block_columns * kWidth, tile, bias, b == 0);
+    if (view.num_blocks == 0)
+      for (int64_t i = 0; i < num_rows * kWidth; ++i) tile[i] = bias ? bias[i / kWidth] : 0.0f;
+    activate(tile, num_rows * kWidth, call.activation);
+    for (int t = 0; t < tokens.num_tokens; t += 8) {
+      const int left = tokens.num_tokens - t;
+      tile_to_tokens8(tile + t, kWidth, left < 8 ? left : 8, num_rows, y + t * call.y_stride + row0,
+                      call.y_stride);
+    }
+  }
+}
+
+// Pure FMA rate: twelve chains in registers.
+template <class V>
+double ceiling_fma(int64_t repeats) {
+  alignas(64) static float sink[V::kLanes];
+  alignas(64) static const float half[V::kLanes] = {0.5f};
+  typename V::Type acc[12];
+#pragma GCC unroll 12
+  for (int q = 0; q < 12; ++q) acc[q] = V::zero();
+  typename V::Type w = V::broadcast(half), x = V::broadcast(half);
+  for (int64_t i = 0; i < repeats; ++i) {
+#pragma GCC unroll 12
+    for (int q = 0; q < 12; ++q) acc[q] = V::fma(w, x, acc[q]);
+    asm volatile("" : "+v"(w));
+  }
+#pragma GCC unroll 12
+  for (int q = 1; q < 12; ++q) acc[0] = V::add(acc[0], acc[q]);
+  V::store(sink, acc[0]);
+  return 2.0 * 12 * V::kLanes * static_cast<double>(repeats);
+}
+
+// The kernel's own mix on rows that never end: one broadcast, NV FMAs from a slab in L1.
+template <class V, int NV, int SETS>
+double ceiling_panel(int64_t repeats) {
+  constexpr int kWidth = NV * V::kLanes, kColumns = 96, kWeights = 1024;
+  static float values[kWeights];
+  static uint16_t offsets[kWeights];
+  static const uint16_t row_ids[] = {0, 0}, row_counts[] = {kWeights};
+  unsigned state = 12345;
+  for (int i = 0; i < kWeights; ++i) {
+    state = state * 1664525u + 1013904223u;
+    values[i] = 0.5f;
+    offsets[i] = static_cast<uint16_t>((state >> 16) % kColumns * kOffsetUnit);
+  }
+  const PanelView view = {1, kColumns, kColumns, 1, 1, 1, nullptr, row_ids, row_counts, values, offsets};
+  alignas(64) static float slab[kColumns * kWidth], tile[kWidth];
+  for (int64_t i = 0; i < repeats; ++i)
+    add_block<V, NV, SETS>(view, {0, 0, 1}, slab, tile, nullptr, true);
+  return 2.0 * kWidth * kWeights * static_cast<double>(repeats);
+}
+
+}  // namespace gossamer

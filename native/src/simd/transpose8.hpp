@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// 8x8 float transposition with AVX2, used by the AVX2 and the AVX-512 files alike: the transposes
+// are under 5 % of the work at 50 % sparsity, and a 16x16 form brought nothing on Zen.
+#pragma once
+#include <immintrin.h>
+
+namespace gossamer {
+
+struct Rows8 {
+  __m256 r[8];
+};
+
+static inline Rows8 transpose8(const Rows8& in) {
+  const __m256 a0 = _mm256_unpacklo_ps(in.r[0], in.r[1]), a1 = _mm256_unpackhi_ps(in.r[0], in.r[1]);
+  const __m256 a2 = _mm256_unpacklo_ps(in.r[2], in.r[3]), a3 = _mm256_unpackhi_ps(in.r[2], in.r[3]);
+  const __m256 a4 = _mm256_unpacklo_ps(in.r[4], in.r[5]), a5 = _mm256_unpackhi_ps(in.r[4], in.r[5]);
+  const __m256 a6 = _mm256_unpacklo_ps(in.r[6], in.r[7]), a7 = _mm256_unpackhi_ps(in.r[6], in.r[7]);
+  const __m256 b0 = _mm256_shuffle_ps(a0, a2, 0x44), b1 = _mm256_shuffle_ps(a0, a2, 0xee);
+  const __m256 b2 = _mm256_shuffle_ps(a1, a3, 0x44), b3 = _mm256_shuffle_ps(a1, a3, 0xee);
+  const __m256 b4 = _mm256_shuffle_ps(a4, a6, 0x44), b5 = _mm256_shuffle_ps(a4, a6, 0xee);
+  const __m256 b6 = _mm256_shuffle_ps(a5, a7, 0x44), b7 = _mm256_shuffle_ps(a5, a7, 0xee);
+  return {{_mm256_permute2f128_ps(b0, b4, 0x20), _mm256_permute2f128_ps(b1, b5, 0x20),
+           _mm256_permute2f128_ps(b2, b6, 0x20), _mm256_permute2f128_ps(b3, b7, 0x20),
+           _mm256_permute2f128_ps(b0, b4, 0x31), _mm256_permute2f128_ps(b1, b5, 0x31),
+           _mm256_permute2f128_ps(b2, b6, 0x31), _mm256_permute2f128_ps(b3, b7, 0x31)}};
+}
+
+// panel[k * width + t] = x[t * stride + k] for 8 tokens, columns 0..columns; tokens from
+// `num_tokens` on become zero.
+static inline void tokens8_to_panel(const float* x, int64_t stride, int num_tokens, int64_t columns,
+                                    float* panel, int64_t width) {
+  int64_t k = 0;
+  for (; k + 8 <= columns; k += 8) {
+    Rows8 rows;
+    for (int t = 0; t < 8; ++t)
+      rows.r[t] = t < num_tokens ? _mm256_loadu_ps(x + t * stride + k) : _mm256_setzero_ps();
+    const Rows8 turned = transpose8(rows);
+    for (int i = 0; i < 8; ++i) _mm256_store_ps(panel + (k + i) * width, turned.r[i]);
+  }
+  for (; k < columns; ++k)
+    for (int t = 0; t < 8; ++t) panel[k * width + t] = t < num_tokens ? x[t * stride + k] : 0.0f;
+}
+
+// y[t * stride + r] = tile[r * width + t] for `num_tokens` <= 8 tokens and rows 0..rows.
+static inline void tile_to_tokens8(const float* tile, int64_t width, int num_tokens, int64_t rows,
+                                   float* y, int64_t stride) {
+  int64_t r = 0;
+  for (; r + 8 <= rows; r += 8) {
+    Rows8 in;
+    for (int i = 0; i < 8; ++i) in.r[i] = _mm256_load_ps(tile + (r + i) * width);
+    const Rows8 turned = transpose8(in);
+    for (int t = 0; t < num_tokens; ++t) _mm256_storeu_ps(y + t * stride + r, turned.r[t]);
+  }
+  for (; r < rows; ++r)
+    for (int t = 0; t < num_tokens; ++t) y[t * stride + r] = tile[r * width + t];
+}
+
+}  // namespace gossamer
