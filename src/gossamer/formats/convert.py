@@ -6,6 +6,11 @@ import torch
 from gossamer.errors import FormatError, InputError, PatternError
 from gossamer.formats.base import VALUE_DTYPES, Format, SparseTensor
 from gossamer.formats.bitmask import Bitmask
+from gossamer.formats.block import BlockFormat
+from gossamer.formats.csr import CSR
+from gossamer.formats.nm import NMFormat
+from gossamer.formats.nmg import NMGFormat
+from gossamer.formats.vnm import VNMFormat
 from gossamer.patterns.base import Pattern
 from gossamer.registry import Registry
 
@@ -22,7 +27,7 @@ gossamer.testing.check_format("{name}")
 """
 
 FORMATS: Registry[Format] = Registry("format", _STUB)
-for _format in (Bitmask(),):
+for _format in (Bitmask(), CSR(), NMFormat(), VNMFormat(), NMGFormat(), BlockFormat()):
     FORMATS.add(_format.name, _format)
 
 
@@ -75,6 +80,11 @@ def validate(sparse: SparseTensor, where: str = "tensor") -> None:
         sparse.pattern.check_shape(sparse.shape, where)
     except PatternError as error:
         raise FormatError(str(error)) from error
+    for name, array in sparse.arrays.items():
+        if array.layout is not torch.strided or array.is_meta:
+            raise FormatError(
+                f"{where}: array {name!r} must be an ordinary dense tensor with data."
+            )
     devices = {array.device for array in sparse.arrays.values()}
     if len(devices) > 1:
         raise FormatError(f"{where}: arrays are on several devices: {sorted(map(str, devices))}.")

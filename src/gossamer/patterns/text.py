@@ -5,7 +5,11 @@ from collections.abc import Callable
 
 from gossamer.errors import PatternError, RegistryError
 from gossamer.patterns.base import Pattern
+from gossamer.patterns.block import Block
+from gossamer.patterns.nm import NM
+from gossamer.patterns.nmg import NMG
 from gossamer.patterns.unstructured import Unstructured
+from gossamer.patterns.vnm import VNM
 from gossamer.registry import Registry
 
 LEGAL_FORMS = (
@@ -29,6 +33,10 @@ gossamer.register.pattern("{name}", MyPattern.parse)
 
 PATTERNS: Registry[Callable[[str], Pattern]] = Registry("pattern", _STUB)
 PATTERNS.add("unstructured", Unstructured.parse)
+PATTERNS.add("N:M", NM.parse)
+PATTERNS.add("V:N:M", VNM.parse)
+PATTERNS.add("nmg", NMG.parse)
+PATTERNS.add("block", Block.parse)
 
 
 def parse_pattern(text: str) -> Pattern:
@@ -47,5 +55,5 @@ def parse_pattern(text: str) -> Pattern:
     try:
         parse = PATTERNS.get(name)
     except RegistryError as error:
-        raise PatternError(f"pattern {text!r}: {error}\nLegal: {LEGAL_FORMS}.") from error
+        raise PatternError(f"pattern {text!r}: legal are {LEGAL_FORMS}. {error}") from error
     return parse(text)

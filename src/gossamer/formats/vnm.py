@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vnm: V:2:M weights as 2 values per group, 2-bit positions and 4 shared columns per row block.
+
+Legend: G = K/M groups, B = ceil(R/V) row blocks. Arrays: `values` [R, G, 2]; `positions` uint8
+[R, ceil(G*2/4)], 2 bits each, low bits first: which of the 4 shared columns, strictly increasing;
+`columns` uint8 [B, G, 4], strictly increasing, below M. Where the rows of a block use fewer than 4
+columns, the lowest unused ones fill up. Bytes: R*G*2 * itemsize + R * ceil(G/2) + B*G*4.
+"""
+
+import torch
+
+from gossamer.errors import FormatError
+from gossamer.formats.base import VALUE_DTYPES, Arrays, Format, expect_array, expect_only
+from gossamer.formats.nibbles import check_spare_bits, pack_fields, packed_width, unpack_fields
+from gossamer.formats.nm import check_positions
+from gossamer.patterns.base import Pattern
+from gossamer.patterns.select import keep_largest
+from gossamer.patterns.vnm import NUM_KEPT, NUM_SHARED, VNM
+
+POSITION_BITS = 2
+
+
+class VNMFormat(Format):
+    """Values, 2-bit positions and shared columns of a V:2:M weight."""
+
+    name = "vnm"
+
+    def supports(self, pattern: Pattern) -> bool:
+        """V:N:M only."""
+        return isinstance(pattern, VNM)
+
+    def pack(
+        self, weight_RK: torch.Tensor, mask_RK: torch.Tensor, pattern: Pattern
+    ) -> dict[str, torch.Tensor]:
+        """`values`, `positions` and `columns`."""
+        vnm = _vnm(pattern)
+        shape = (mask_RK.shape[0], mask_RK.shape[1])
+        num_blocks, num_groups = vnm.grid(shape)
+        if mask_RK.numel():
+            used_BGM = vnm.row_blocks(mask_RK).any(dim=1)
+        else:
+            used_BGM = mask_RK.new_zeros(num_blocks, num_groups, vnm.group)
+        shared_BGM = keep_largest(used_BGM.to(torch.float32), NUM_SHARED)
+        columns_BG4 = shared_BGM.nonzero()[:, 2].view(num_blocks, num_groups, NUM_SHARED)
+        kept_RG4 = _of_rows(columns_BG4, vnm, shape, mask_RK)
+        positions = kept_RG4.nonzero()[:, 2].view(shape[0], num_groups * NUM_KEPT)
+        return {
+            "values": weight_RK[mask_RK].view(shape[0], num_groups, NUM_KEPT),
+            "positions": pack_fields(positions, POSITION_BITS),
+            "columns": columns_BG4.to(torch.uint8),
+        }
+
+    def validate(
+        self, arrays: Arrays, shape: tuple[int, int], pattern: Pattern, where: str = "tensor"
+    ) -> None:
+        """Check columns below M and increasing, positions increasing, clean padding."""
+        vnm = _vnm(pattern)
+        num_blocks, num_groups = vnm.grid(shape)
+        expect_only(arrays, ("values", "positions", "columns"), where)
+        wanted = (shape[0], num_groups, NUM_KEPT)
+        expect_array(arrays, "values", VALUE_DTYPES, wanted, where)
+        num_fields = num_groups * NUM_KEPT
+        width = packed_width(num_fields, POSITION_BITS)
+        packed = expect_array(arrays, "positions", (torch.uint8,), (shape[0], width), where)
+        wanted = (num_blocks, num_groups, NUM_SHARED)
+        columns = expect_array(arrays, "columns", (torch.uint8,), wanted, where)
+        check_spare_bits(packed, num_fields, POSITION_BITS, where)
+        check_positions(_positions(arrays, shape, num_groups), NUM_SHARED, where)
+        check_positions(columns, vnm.group, f"{where} (shared columns)")
+
+    def unpack(
+        self, arrays: Arrays, shape: tuple[int, int], pattern: Pattern
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(weight, mask)."""
+        vnm = _vnm(pattern)
+        _, num_groups = vnm.grid(shape)
+        values = arrays["values"]
+        if values.numel() == 0:
+            return values.new_zeros(shape), values.new_zeros(shape, dtype=torch.bool)
+        rows = torch.arange(shape[0], device=values.device) // vnm.block_rows
+        columns_RG4 = arrays["columns"].long()[rows]
+        kept_RG2 = columns_RG4.gather(2, _positions(arrays, shape, num_groups).long())
+        mask_RGM = values.new_zeros(shape[0], num_groups, vnm.group, dtype=torch.bool)
+        mask_RK = mask_RGM.scatter_(2, kept_RG2, True).view(shape)
+        return values.new_zeros(shape).masked_scatter_(mask_RK, values), mask_RK
+
+    def nbytes(self, shape: tuple[int, int], nnz: int, itemsize: int, pattern: Pattern) -> int:
+        """Values, 2 bits each with rows padded to bytes, 4 bytes per row block and group."""
+        num_blocks, num_groups = _vnm(pattern).grid(shape)
+        num_fields = num_groups * NUM_KEPT
+        row = num_fields * itemsize + packed_width(num_fields, POSITION_BITS)
+        return shape[0] * row + num_blocks * num_groups * NUM_SHARED
+
+
+def _vnm(pattern: Pattern) -> VNM:
+    if not isinstance(pattern, VNM):
+        raise FormatError(f"format vnm stores V:N:M patterns only, got {pattern}.")
+    return pattern
+
+
+def _of_rows(
+    columns_BG4: torch.Tensor, vnm: VNM, shape: tuple[int, int], mask_RK: torch.Tensor
+) -> torch.Tensor:
+    """Bool [R, G, 4]: which of the shared columns each row keeps."""
+    rows = torch.arange(shape[0], device=mask_RK.device) // vnm.block_rows
+    mask_RGM = mask_RK.reshape(shape[0], columns_BG4.shape[1], vnm.group)
+    return mask_RGM.gather(2, columns_BG4[rows])
+
+
+def _positions(arrays: Arrays, shape: tuple[int, int], num_groups: int) -> torch.Tensor:
+    fields = unpack_fields(arrays["positions"], num_groups * NUM_KEPT, POSITION_BITS)
+    return fields.reshape(shape[0], num_groups, NUM_KEPT)

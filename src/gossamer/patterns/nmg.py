@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""nmg:n:m:g (STen, arXiv 2304.07613): n:m along the outputs, its patterns used equally often.
+
+Each tile of m rows by C*g columns uses each of the C = C(m, n) ways to keep n of m rows in exactly
+g columns, so that a kernel walks them in a fixed (Gray) order without branches.
+Legend: R rows, K columns, T tiles, W = C*g columns of a tile, C row patterns, m rows of a tile.
+"""
+
+import re
+from dataclasses import dataclass
+from math import comb
+
+import torch
+
+from gossamer.errors import PatternError
+from gossamer.patterns.base import Pattern, check_density, check_mask, check_scores
+from gossamer.patterns.gray import gray_order
+from gossamer.patterns.nmg_search import assign_columns
+from gossamer.patterns.select import summable
+
+MAX_GROUP = 32
+# More row patterns make tiles of thousands of columns that no kernel keeps in its cache.
+MAX_ROW_PATTERNS = 256
+# Columns of a tile are stored in 16 signed bits.
+MAX_TILE_COLUMNS = (1 << 15) - 1
+
+
+@dataclass(frozen=True)
+class NMG(Pattern):
+    """`num_kept` of `group` outputs per input; each row pattern in `repeats` columns of a tile."""
+
+    num_kept: int
+    group: int
+    repeats: int
+
+    def __post_init__(self) -> None:
+        legal = 1 <= self.num_kept <= self.group <= MAX_GROUP and self.repeats >= 1
+        if not legal or self.num_row_patterns > MAX_ROW_PATTERNS:
+            raise PatternError(
+                f"pattern {self}: nmg:n:m:g needs 1 <= n <= m <= {MAX_GROUP}, g >= 1 and at most"
+                f" {MAX_ROW_PATTERNS} ways to keep n of m, such as 'nmg:2:4:16'."
+            )
+        if self.tile_columns > MAX_TILE_COLUMNS:
+            raise PatternError(
+                f"pattern {self}: a tile would have C(m, n) * g = {self.tile_columns} columns, more"
+                f" than {MAX_TILE_COLUMNS}. Take a smaller g."
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> "NMG":
+        """Read `nmg:n:m:g`."""
+        match = re.fullmatch(r"nmg:([0-9]{1,6}):([0-9]{1,6}):([0-9]{1,6})", text)
+        if match is None:
+            raise PatternError(
+                f"pattern {text!r}: expected nmg:n:m:g with 1 <= n <= m and g >= 1, such as"
+                " 'nmg:2:4:16': 2 of 4 outputs kept, each choice in 16 columns of a tile."
+            )
+        return cls(int(match[1]), int(match[2]), int(match[3]))
+
+    @property
+    def num_row_patterns(self) -> int:
+        """C(m, n)."""
+        return comb(self.group, self.num_kept)
+
+    @property
+    def tile_columns(self) -> int:
+        """C(m, n) * g."""
+        return self.num_row_patterns * self.repeats
+
+    @property
+    def fixed_density(self) -> float:
+        """n/m."""
+        return self.num_kept / self.group
+
+    def row_patterns(self, device: torch.device | str = "cpu") -> torch.Tensor:
+        """int64 [C, n]: the kept rows of each row pattern, in Gray order."""
+        return torch.tensor(gray_order(self.group, self.num_kept), device=device)
+
+    def check_shape(self, shape: tuple[int, int], where: str = "weight") -> None:
+        """Refuse a shape that tiles do not cover."""
+        if self.padded_shape(shape) != tuple(shape):
+            raise PatternError(
+                f"{where} {list(shape)}: {self} needs rows divisible by {self.group} and columns"
+                f" divisible by C({self.group}, {self.num_kept}) * {self.repeats} ="
+                f" {self.tile_columns}. Options: pad to {list(self.padded_shape(shape))}, another"
+                " g, or add the layer to ignore."
+            )
+
+    def padded_shape(self, shape: tuple[int, int]) -> tuple[int, int]:
+        """`shape` rounded up to whole tiles."""
+        return (
+            -(-shape[0] // self.group) * self.group,
+            -(-shape[1] // self.tile_columns) * self.tile_columns,
+        )
+
+    def legal_density(self, shape: tuple[int, int], density: float) -> float:
+        """n/m, whatever is asked for."""
+        check_density(density)
+        return self.fixed_density
+
+    def project(self, scores_RK: torch.Tensor, density: float | None = None) -> torch.Tensor:
+        """Give every column of a tile a row pattern: greedily, then by swaps that improve."""
+        self.resolve_density(density)
+        check_scores(scores_RK)
+        shape = (scores_RK.shape[0], scores_RK.shape[1])
+        self.check_shape(shape, "scores")
+        if scores_RK.numel() == 0:
+            return torch.zeros_like(scores_RK, dtype=torch.bool)
+        scores_TWm = self.tiled(summable(scores_RK)).flatten(0, 1)
+        members_Cm = torch.zeros(
+            self.num_row_patterns, self.group, dtype=torch.bool, device=scores_RK.device
+        ).scatter_(1, self.row_patterns(scores_RK.device), True)
+        ids_TW = assign_columns(scores_TWm, members_Cm, self.repeats)
+        return self.untiled(members_Cm[ids_TW], shape)
+
+    def tiled(self, matrix_RK: torch.Tensor) -> torch.Tensor:
+        """[K/W, R/m, W, m] view of a fitting matrix: tiles in storage order, columns first."""
+        num_rows, num_columns = matrix_RK.shape
+        down, across = num_rows // self.group, num_columns // self.tile_columns
+        tiles = matrix_RK.reshape(down, self.group, across, self.tile_columns)
+        return tiles.permute(2, 0, 3, 1)
+
+    def untiled(self, tiles_TWm: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+        """The matrix [R, K] whose `tiled` form, tiles flattened or not, this is."""
+        down, across = shape[0] // self.group, shape[1] // self.tile_columns
+        tiles = tiles_TWm.reshape(across, down, self.tile_columns, self.group)
+        return tiles.permute(1, 3, 0, 2).reshape(shape)
+
+    def row_pattern_ids(self, mask_RK: torch.Tensor) -> torch.Tensor:
+        """int64 [K/W, R/m, W]: the row pattern of each column of each tile, -1 where there is none.
+
+        A column's bits, read as a number, are looked up among those of the C row patterns.
+        """
+        codes_C, order_C = (1 << self.row_patterns(mask_RK.device)).sum(dim=1).sort()
+        tiles = self.tiled(mask_RK)
+        codes = tiles[..., 0].long().contiguous()
+        for row in range(1, self.group):
+            codes += tiles[..., row].long() << row
+        slots = torch.searchsorted(codes_C, codes).clamp_(max=len(codes_C) - 1)
+        return torch.where(codes_C[slots] == codes, order_C[slots], -1)
+
+    def validate(self, mask_RK: torch.Tensor, where: str = "mask") -> None:
+        """Refuse a column that keeps other than n of m, or a tile with unequal use of patterns."""
+        check_mask(mask_RK, where)
+        self.check_shape((mask_RK.shape[0], mask_RK.shape[1]), where)
+        ids = self.row_pattern_ids(mask_RK)
+        wrong = (ids < 0).nonzero()
+        if len(wrong):
+            across, down, column = wrong[0].tolist()
+            raise PatternError(
+                f"{where} {list(mask_RK.shape)}: {self} keeps exactly {self.num_kept} of"
+                f" {self.group} outputs, but rows {down * self.group} to"
+                f" {(down + 1) * self.group - 1} of column {across * self.tile_columns + column}"
+                " do not. Project the scores again."
+            )
+        used = torch.zeros(*ids.shape[:2], self.num_row_patterns, dtype=ids.dtype)
+        used = used.to(ids.device).scatter_add_(2, ids, torch.ones_like(ids))
+        wrong = (used != self.repeats).nonzero()
+        if len(wrong):
+            across, down, which = wrong[0].tolist()
+            raise PatternError(
+                f"{where} {list(mask_RK.shape)}: {self} uses each choice of rows in exactly"
+                f" {self.repeats} columns of a tile, but the tile at row {down * self.group},"
+                f" column {across * self.tile_columns} uses rows"
+                f" {gray_order(self.group, self.num_kept)[which]} in"
+                f" {int(used[across, down, which])}. Project the scores again."
+            )
+
+    def __str__(self) -> str:
+        return f"nmg:{self.num_kept}:{self.group}:{self.repeats}"

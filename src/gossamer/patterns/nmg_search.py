@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which column of a tile gets which row pattern, when every pattern must serve exactly g columns.
+
+A transportation problem per tile, solved for all tiles at once: greedy, then pairwise swaps until
+none improves. Legend: T tiles, W = C*g columns, C row patterns, g columns per pattern, m rows.
+"""
+
+import torch
+
+# Tiles are searched in slices of about this many (column, pattern) pairs, to bound the memory.
+SLICE_PAIRS = 1 << 22
+# Scores arrive scaled to about 1: smaller gains are rounding, and chasing them might never end.
+MIN_GAIN = 1e-9
+
+
+def assign_columns(
+    scores_TWm: torch.Tensor, members_Cm: torch.Tensor, num_repeats: int
+) -> torch.Tensor:
+    """int64 [T, W]: row pattern per column, each used `num_repeats` times, for a high score."""
+    num_tiles, width, _ = scores_TWm.shape
+    num_patterns = len(members_Cm)
+    step = max(1, SLICE_PAIRS // (width * num_patterns))
+    found = []
+    for start in range(0, num_tiles, step):
+        gains_TWC = scores_TWm[start : start + step] @ members_Cm.T.to(scores_TWm.dtype)
+        found.append(_improve(gains_TWC, _greedy(gains_TWC, num_repeats)))
+    return torch.cat(found)
+
+
+def _greedy(gains_TWC: torch.Tensor, num_repeats: int) -> torch.Tensor:
+    """Take (column, pattern) pairs from the best down while the column is free and the pattern too.
+
+    The sort is stable, so equal gains go to the lower column, then to the earlier pattern.
+    """
+    num_tiles, width, num_patterns = gains_TWC.shape
+    order = gains_TWC.flatten(1).sort(dim=1, descending=True, stable=True).indices.T.contiguous()
+    tiles = torch.arange(num_tiles, device=gains_TWC.device)
+    slots = tiles * width + order // num_patterns
+    counters = tiles * num_patterns + order % num_patterns
+    ids = torch.full((num_tiles * width,), -1, device=gains_TWC.device)
+    room = torch.full((num_tiles * num_patterns,), num_repeats, device=gains_TWC.device)
+    chosen = order % num_patterns
+    for slot_T, counter_T, pattern_T in zip(slots, counters, chosen, strict=True):
+        before_T = ids[slot_T]
+        take_T = (before_T < 0) & (room[counter_T] > 0)
+        ids[slot_T] = torch.where(take_T, pattern_T, before_T)
+        room[counter_T] -= take_T.long()
+    return ids.view(num_tiles, width)
+
+
+def _improve(gains_TWC: torch.Tensor, ids_TW: torch.Tensor) -> torch.Tensor:
+    """Swap the patterns of two columns, the best pair of each tile at a time, while it gains."""
+    num_tiles, width, num_patterns = gains_TWC.shape
+    num_repeats = width // num_patterns
+    # Columns sorted by pattern: slot p*g + i holds the i-th column of pattern p.
+    columns_TW = ids_TW.sort(dim=1, stable=True).indices
+    active = torch.arange(num_tiles, device=gains_TWC.device)
+    own = torch.arange(num_patterns, device=gains_TWC.device)
+    for _ in range(width * num_patterns):
+        columns = columns_TW[active]
+        held = gains_TWC[active].gather(1, columns.unsqueeze(-1).expand(-1, -1, num_patterns))
+        held_TCgC = held.view(-1, num_patterns, num_repeats, num_patterns)
+        # What the tile gains when a column of pattern p takes pattern q instead; best column per p.
+        moves = held_TCgC - held_TCgC[:, own, :, own].permute(1, 0, 2).unsqueeze(-1)
+        best_TCC, mover_TCC = moves.max(dim=2)
+        swaps_TCC = best_TCC + best_TCC.transpose(1, 2)
+        gain_T, pair_T = swaps_TCC.flatten(1).max(dim=1)
+        better = gain_T > MIN_GAIN
+        if not bool(better.any()):
+            break
+        active, pair_T = active[better], pair_T[better]
+        p, q = pair_T // num_patterns, pair_T % num_patterns
+        mover = mover_TCC[better]
+        rows = torch.arange(len(active), device=gains_TWC.device)
+        slot_p = p * num_repeats + mover[rows, p, q]
+        slot_q = q * num_repeats + mover[rows, q, p]
+        column_p, column_q = columns_TW[active, slot_p], columns_TW[active, slot_q]
+        columns_TW[active, slot_p], columns_TW[active, slot_q] = column_q, column_p
+    owners = own.repeat_interleave(num_repeats).expand_as(columns_TW)
+    return torch.empty_like(columns_TW).scatter_(1, columns_TW, owners)

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""V:N:M (VENOM, arXiv 2310.02065): 4 of M columns shared by V rows, then 2 of those 4 per row.
+
+Legend: R rows, K columns, B = ceil(R/V) row blocks, G = K/M column groups, M columns of a group.
+"""
+
+import re
+from dataclasses import dataclass
+from itertools import combinations
+
+import torch
+
+from gossamer.errors import PatternError
+from gossamer.patterns.base import Pattern, check_density, check_mask, check_scores
+from gossamer.patterns.select import keep_largest, summable
+
+NUM_SHARED = 4
+NUM_KEPT = 2
+# Positions of the shared columns are stored in one byte.
+MAX_GROUP = 256
+# C(8, 4) = 70 sets are tried one by one; C(16, 4) = 1820 would cost more than they gain (< 1.4 %).
+MAX_GROUP_EXACT = 8
+# Row blocks are searched in slices of about this many scores, to bound the working memory.
+SLICE_SCORES = 1 << 22
+
+
+@dataclass(frozen=True)
+class VNM(Pattern):
+    """`block_rows` rows share 4 of every `group` columns; each row keeps 2 of the 4."""
+
+    block_rows: int
+    group: int
+
+    def __post_init__(self) -> None:
+        if self.block_rows < 1 or not NUM_SHARED <= self.group <= MAX_GROUP:
+            raise PatternError(
+                f"pattern {self}: V:2:M needs V >= 1 and {NUM_SHARED} <= M <= {MAX_GROUP},"
+                f" got V={self.block_rows}, M={self.group}. Write '64:2:8' for 64 rows, 2 of 8."
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> "VNM":
+        """Read `V:N:M`; N must be 2."""
+        match = re.fullmatch(r"([0-9]{1,6}):([0-9]{1,6}):([0-9]{1,6})", text)
+        if match is None or int(match[2]) != NUM_KEPT:
+            raise PatternError(
+                f"pattern {text!r}: expected V:N:M with V >= 1, N = 2 and {NUM_SHARED} <= M <="
+                f" {MAX_GROUP}, such as '64:2:8': 64 rows share 4 of 8 columns, each keeps 2;"
+                " or N:M, such as '2:4'."
+            )
+        return cls(int(match[1]), int(match[3]))
+
+    @property
+    def fixed_density(self) -> float:
+        """2/M."""
+        return NUM_KEPT / self.group
+
+    def grid(self, shape: tuple[int, int]) -> tuple[int, int]:
+        """Row blocks, the last of which may be short, and column groups of a fitting shape."""
+        return -(-shape[0] // self.block_rows), shape[1] // self.group
+
+    def check_shape(self, shape: tuple[int, int], where: str = "weight") -> None:
+        """Refuse an input size that M does not divide; any number of rows fits."""
+        num_columns = shape[1]
+        if num_columns % self.group == 0:
+            return
+        padded = self.padded_shape(shape)[1]
+        groups = [m for m in range(NUM_SHARED, MAX_GROUP + 1) if num_columns % m == 0]
+        nearest = min(groups, key=lambda m: abs(m - self.group), default=None)
+        raise PatternError(
+            f"{where} {list(shape)}: {self} needs the input size divisible by {self.group}, got"
+            f" {num_columns}. Options: pad to {padded} columns (adds {padded - num_columns}),"
+            + (f' pattern "{VNM(self.block_rows, nearest)}",' if nearest else "")
+            + " or add the layer to ignore."
+        )
+
+    def padded_shape(self, shape: tuple[int, int]) -> tuple[int, int]:
+        """`shape` with the columns rounded up to whole groups."""
+        return shape[0], -(-shape[1] // self.group) * self.group
+
+    def legal_density(self, shape: tuple[int, int], density: float) -> float:
+        """2/M, whatever is asked for."""
+        check_density(density)
+        return self.fixed_density
+
+    def project(self, scores_RK: torch.Tensor, density: float | None = None) -> torch.Tensor:
+        """Keep high scores: exact for M <= 8, else the 4 heaviest columns and one pass of swaps."""
+        self.resolve_density(density)
+        check_scores(scores_RK)
+        shape = (scores_RK.shape[0], scores_RK.shape[1])
+        self.check_shape(shape, "scores")
+        if scores_RK.numel() == 0:
+            return torch.zeros_like(scores_RK, dtype=torch.bool)
+        scores_BVGM = self.row_blocks(summable(scores_RK))
+        choose = _best_columns if self.group <= MAX_GROUP_EXACT else _good_columns
+        step = max(1, SLICE_SCORES // scores_BVGM[0].numel())
+        starts = range(0, len(scores_BVGM), step)
+        shared_BGM = torch.cat([choose(scores_BVGM[start : start + step]) for start in starts])
+        # The row's own scores decide inside the set: a sum's rounding must not.
+        own_BVGM = self.row_blocks(scores_RK)
+        columns_BG4 = shared_BGM.nonzero()[:, 2].view(*shared_BGM.shape[:2], NUM_SHARED)
+        index = columns_BG4.unsqueeze(1).expand(-1, own_BVGM.shape[1], -1, -1)
+        kept_BVG4 = keep_largest(own_BVGM.gather(3, index), NUM_KEPT)
+        mask_BVGM = torch.zeros_like(own_BVGM, dtype=torch.bool).scatter_(3, index, kept_BVG4)
+        return mask_BVGM.flatten(0, 1).flatten(1)[: shape[0]]
+
+    def row_blocks(self, matrix_RK: torch.Tensor) -> torch.Tensor:
+        """[B, V, G, M] view of a fitting matrix, a short last block filled with zero rows."""
+        num_rows, num_columns = matrix_RK.shape
+        num_blocks, num_groups = self.grid((num_rows, num_columns))
+        height = self.block_rows if num_blocks > 1 else num_rows
+        num_missing = num_blocks * height - num_rows
+        if num_missing:
+            padding = matrix_RK.new_zeros(num_missing, num_columns)
+            matrix_RK = torch.cat([matrix_RK, padding])
+        return matrix_RK.reshape(num_blocks, height, num_groups, self.group)
+
+    def validate(self, mask_RK: torch.Tensor, where: str = "mask") -> None:
+        """Refuse a row that keeps other than 2 of M, or a block that needs more than 4 columns."""
+        check_mask(mask_RK, where)
+        num_rows, num_columns = mask_RK.shape
+        self.check_shape((num_rows, num_columns), where)
+        counts_RG = mask_RK.reshape(num_rows, num_columns // self.group, self.group).sum(dim=-1)
+        wrong = (counts_RG != NUM_KEPT).nonzero()
+        if len(wrong):
+            row, group = wrong[0].tolist()
+            raise PatternError(
+                f"{where} {list(mask_RK.shape)}: {self} keeps exactly 2 of {self.group}, but row"
+                f" {row}, columns {group * self.group} to {(group + 1) * self.group - 1}, keeps"
+                f" {int(counts_RG[row, group])}. Project the scores again."
+            )
+        num_used_BG = self.row_blocks(mask_RK).any(dim=1).sum(dim=-1)
+        wrong = (num_used_BG > NUM_SHARED).nonzero()
+        if len(wrong):
+            block, group = wrong[0].tolist()
+            raise PatternError(
+                f"{where} {list(mask_RK.shape)}: {self} shares 4 columns among {self.block_rows}"
+                f" rows, but rows from {block * self.block_rows}, columns {group * self.group} to"
+                f" {(group + 1) * self.group - 1}, use {int(num_used_BG[block, group])}. Project"
+                " the scores again."
+            )
+
+    def __str__(self) -> str:
+        return f"{self.block_rows}:{NUM_KEPT}:{self.group}"
+
+
+def _best_columns(scores_BVGM: torch.Tensor) -> torch.Tensor:
+    """Bool [B, G, M]: the best of all sets of 4 columns; the first in order wins a tie."""
+    sets = list(combinations(range(scores_BVGM.shape[-1]), NUM_SHARED))
+    columns = scores_BVGM.unbind(dim=-1)
+    totals_SBG = torch.stack([_top_two_sum([columns[c] for c in four]) for four in sets])
+    best_BG = totals_SBG.argmax(dim=0)
+    members_SM = torch.zeros(
+        len(sets), len(columns), dtype=torch.bool, device=scores_BVGM.device
+    ).scatter_(1, torch.tensor(sets, device=scores_BVGM.device), True)
+    return members_SM[best_BG]
+
+
+def _top_two_sum(four_BVG: list[torch.Tensor]) -> torch.Tensor:
+    """[B, G]: what V rows retain when each keeps its 2 best of 4 columns."""
+    a, b, c, d = four_BVG
+    high_ab, low_ab = torch.maximum(a, b), torch.minimum(a, b)
+    high_cd, low_cd = torch.maximum(c, d), torch.minimum(c, d)
+    second = torch.maximum(torch.minimum(high_ab, high_cd), torch.maximum(low_ab, low_cd))
+    return (torch.maximum(high_ab, high_cd) + second).sum(dim=1)
+
+
+def _good_columns(scores_BVGM: torch.Tensor) -> torch.Tensor:
+    """Bool [B, G, M]: the 4 heaviest columns, then each swapped once for the best replacement."""
+    weights_BGM = scores_BVGM.sum(dim=1)
+    shared_BGM = keep_largest(weights_BGM, NUM_SHARED)
+    columns_BG4 = shared_BGM.nonzero()[:, 2].view(*shared_BGM.shape[:2], NUM_SHARED)
+    height = scores_BVGM.shape[1]
+    for slot in range(NUM_SHARED):
+        others = [s for s in range(NUM_SHARED) if s != slot]
+        others_BG3 = columns_BG4[..., others]
+        index = others_BG3.unsqueeze(1).expand(-1, height, -1, -1)
+        # A row's best of the 3 others stays whatever comes in; its second best competes.
+        second_BVG1 = scores_BVGM.gather(3, index).median(dim=-1, keepdim=True).values
+        gain_BGM = torch.maximum(scores_BVGM, second_BVG1).sum(dim=1)
+        gain_BGM.scatter_(2, others_BG3, -torch.inf)
+        columns_BG4[..., slot] = gain_BGM.argmax(dim=-1)
+    return torch.zeros_like(shared_BGM).scatter_(2, columns_BG4, True)
