@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The schema of `manifest.json`: everything needed to rebuild a model, as data.
+
+Nothing in it names code. Architectures, patterns, formats and dtypes are looked up in closed
+tables; a name that is not there is refused.
+"""
+
+import hashlib
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from gossamer.errors import ArtifactError
+from gossamer.io.limits import (
+    MAX_DIM,
+    MAX_DIMS,
+    MAX_FAULTS_SHOWN,
+    MAX_MANIFEST_BYTES,
+    check_file_name,
+    check_name,
+)
+from gossamer.io.strict_json import canonical_json, parse_json, pretty_json
+
+FORMAT_NAME: Final = "gossamer-artifact"
+FORMAT_VERSION: Final = 1
+MANIFEST_FILE: Final = "manifest.json"
+CARD_FILE: Final = "card.md"
+CONFIG_FILE: Final = "config.json"
+REPORT_FILE: Final = "report.json"
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Count = Annotated[int, Field(ge=0, le=2**46)]
+Shape = Annotated[tuple[Annotated[int, Field(ge=0, le=MAX_DIM)], ...], Field(max_length=MAX_DIMS)]
+FileName = Annotated[str, AfterValidator(lambda name: _named(check_file_name, name))]
+Name = Annotated[str, AfterValidator(lambda name: _named(check_name, name))]
+ShortText = Annotated[str, Field(max_length=256)]
+Argument = bool | int | float | ShortText | tuple[int, ...] | None
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class FileEntry(_Data):
+    """One file beside the manifest."""
+
+    size: Count
+    sha256: Sha256
+
+
+class MaskEntry(_Data):
+    """What a mask must be once it is unpacked."""
+
+    pattern: ShortText
+    nnz: Count
+    sha256: Sha256
+
+
+class DenseEntry(_Data):
+    """A tensor stored under its own name."""
+
+    kind: Literal["dense"] = "dense"
+    file: FileName
+    shape: Shape
+    dtype: ShortText
+
+
+class SparseEntry(_Data):
+    """The weight of a masked or compact layer, stored as the arrays `<name>::<array>`.
+
+    `shape` is the weight's own shape; the arrays describe it as [first, product of the rest].
+    """
+
+    kind: Literal["sparse"] = "sparse"
+    file: FileName
+    shape: Shape
+    dtype: ShortText
+    format: ShortText
+    arrays: tuple[ShortText, ...]
+    mask: MaskEntry
+    holder: Literal["masked", "compact"]
+    mode: Literal["jit", "resident", "kernel"] | None = None
+
+
+class TiedEntry(_Data):
+    """A tensor that is the same object as another one.
+
+    `mask` is set where a masked layer shares the weight of a layer that is not masked; its packed
+    bits are then stored as `<name>::mask_bits` in `file`.
+    """
+
+    kind: Literal["tied"] = "tied"
+    to: Name
+    mask: MaskEntry | None = None
+    file: FileName | None = None
+
+
+TensorEntry = Annotated[DenseEntry | SparseEntry | TiedEntry, Field(discriminator="kind")]
+
+
+class TorchNode(_Data):
+    """A torch.nn container or layer of the closed table."""
+
+    kind: Literal["torch"] = "torch"
+    name: ShortText
+    args: dict[ShortText, Argument] = Field(default_factory=dict)
+    children: dict[ShortText, "ArchitectureNode"] = Field(default_factory=dict)
+
+
+class ZooNode(_Data):
+    """A model of gossamer.zoo."""
+
+    kind: Literal["zoo"] = "zoo"
+    name: ShortText
+    args: dict[ShortText, Argument] = Field(default_factory=dict)
+
+
+class TransformersNode(_Data):
+    """A transformers model of a known family; its configuration is `config.json`."""
+
+    kind: Literal["transformers"] = "transformers"
+    name: ShortText
+
+
+ArchitectureNode = Annotated[TorchNode | ZooNode | TransformersNode, Field(discriminator="kind")]
+
+
+class Manifest(_Data):
+    """Everything about an artifact except the bytes of its tensors."""
+
+    format: Literal["gossamer-artifact"] = FORMAT_NAME
+    version: Literal[1] = FORMAT_VERSION
+    producer: ShortText
+    kind: Literal["packed", "dense"]
+    files: dict[FileName, FileEntry]
+    tensors: dict[Name, TensorEntry]
+    shared_modules: dict[Name, Name] = Field(default_factory=dict)
+    architecture: ArchitectureNode | None = None
+    recipe: str | None = None
+
+
+def manifest_bytes(manifest: Manifest) -> bytes:
+    """The file's content: the manifest and a digest of its canonical JSON."""
+    content = manifest.model_dump(mode="json")
+    return pretty_json({**content, "digest": digest_of(content)})
+
+
+def digest_of(content: dict[str, Any]) -> str:
+    """SHA-256 of the canonical JSON of everything but the digest itself."""
+    return hashlib.sha256(canonical_json(content)).hexdigest()
+
+
+def parse_manifest(raw: bytes, where: str = MANIFEST_FILE) -> Manifest:
+    """The manifest behind `raw`, refused with all faults at once.
+
+    Order: size, JSON, format and version, digest, schema, names.
+    """
+    if not raw.isascii():
+        raise ArtifactError(f"{where}: has bytes that are not ASCII; the file is damaged.")
+    content = parse_json(raw, where, max_bytes=MAX_MANIFEST_BYTES)
+    if not isinstance(content, dict) or content.get("format") != FORMAT_NAME:
+        raise ArtifactError(
+            f"{where}: is not the manifest of a gossamer artifact (no format {FORMAT_NAME!r})."
+        )
+    version = content.get("version")
+    if version != FORMAT_VERSION or isinstance(version, bool):
+        raise ArtifactError(
+            f"{where}: artifact version {ascii(version)[:40]} is not known; this gossamer reads"
+            f" version {FORMAT_VERSION}. Upgrade gossamer, or save the model again."
+        )
+    digest = content.pop("digest", None)
+    if digest != digest_of(content):
+        raise ArtifactError(
+            f"{where}: its content does not match its own digest; the file was damaged or edited."
+        )
+    try:
+        # From JSON and not from the dictionary: strict mode then accepts arrays for tuples.
+        return Manifest.model_validate_json(canonical_json(content))
+    except ValidationError as error:
+        raise ArtifactError(_faults(error, where)) from error
+
+
+def _faults(error: ValidationError, where: str) -> str:
+    faults = error.errors(include_url=False, include_context=False, include_input=False)
+    lines = [
+        f"{_place(fault['loc'])}: {ascii(fault['msg'][:300])[1:-1]}"
+        for fault in faults[:MAX_FAULTS_SHOWN]
+    ]
+    more = len(faults) - len(lines)
+    tail = f"\n  and {more} more" if more > 0 else ""
+    return f"{where}: {len(faults)} faults:\n  " + "\n  ".join(lines) + tail
+
+
+def _place(parts: tuple[int | str, ...]) -> str:
+    return ".".join(ascii(part)[:80].strip("'") for part in parts)
+
+
+def _named(check: Any, name: str) -> str:
+    # pydantic collects ValueError; ArtifactError is none.
+    try:
+        result: str = check(name, "name")
+    except ArtifactError as error:
+        raise ValueError(str(error)) from error
+    return result

@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small reference models and data builders used by quickstart, tests and benchmarks."""
+
+from typing import Final
+
+from gossamer.zoo.data import Split, accuracy, cluster_problem
+from gossamer.zoo.encoder import TinyEncoder
+from gossamer.zoo.mlp import MLP
+
+# The closed table a manifest may name. Constructor arguments are checked by the classes.
+ZOO: Final[dict[str, type[MLP] | type[TinyEncoder]]] = {"mlp": MLP, "tiny-encoder": TinyEncoder}
+
+__all__ = ["MLP", "ZOO", "Split", "TinyEncoder", "accuracy", "cluster_problem"]

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Synthetic problems that are learned in seconds and are not trivial.
+
+Everything is drawn from an explicit generator: the same seed gives the same problem.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from gossamer.errors import InputError
+
+
+@dataclass(frozen=True)
+class Split:
+    """Inputs and labels for training and for testing, drawn from one distribution."""
+
+    x_train: torch.Tensor
+    y_train: torch.Tensor
+    x_test: torch.Tensor
+    y_test: torch.Tensor
+
+
+def cluster_problem(
+    generator: torch.Generator,
+    *,
+    num_train: int = 8192,
+    num_test: int = 1024,
+    num_features: int = 64,
+    num_classes: int = 8,
+    clusters_per_class: int = 16,
+    noise: float = 0.11,
+) -> Split:
+    """Classes that are unions of Gaussian clusters around random directions.
+
+    Each class owns several clusters far from each other, so a linear classifier confuses classes
+    while a network with one hidden layer separates them almost perfectly.
+
+    Returns:
+        x float32 [num, num_features], y int64 [num].
+    """
+    for name, value in (
+        ("num_train", num_train),
+        ("num_test", num_test),
+        ("num_features", num_features),
+        ("num_classes", num_classes),
+        ("clusters_per_class", clusters_per_class),
+    ):
+        if value < 1:
+            raise InputError(f"{name}: must be at least 1, got {value}.")
+    num_clusters = num_classes * clusters_per_class
+    centres = torch.randn(num_clusters, num_features, generator=generator)
+    centres = centres / centres.norm(dim=1, keepdim=True)
+    classes = torch.arange(num_clusters) % num_classes
+    num_samples = num_train + num_test
+    cluster = torch.randint(num_clusters, (num_samples,), generator=generator)
+    jitter = torch.randn(num_samples, num_features, generator=generator)
+    # Scaled to unit variance per feature, as inputs of a network usually are.
+    x = (centres[cluster] + noise * jitter) * (num_features / (1 + noise**2 * num_features)) ** 0.5
+    y = classes[cluster]
+    return Split(x[:num_train], y[:num_train], x[num_train:], y[num_train:])
+
+
+def accuracy(logits: torch.Tensor, labels: torch.Tensor) -> float:
+    """Fraction of rows whose largest logit is the label."""
+    return float((logits.argmax(dim=-1) == labels).float().mean())

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A small transformer encoder in plain modules: every projection is its own Linear.
+
+Legend: B batch, T tokens, D width, H heads, C classes.
+"""
+
+import torch
+from torch import nn
+from torch.nn.functional import gelu, scaled_dot_product_attention
+
+from gossamer.errors import InputError
+from gossamer.zoo.arguments import ZooArgs, check_size
+
+MAX_LAYERS = 1024
+
+
+class EncoderLayer(nn.Module):
+    """Pre-norm self-attention and feed-forward, each with a residual connection."""
+
+    def __init__(self, width: int, num_heads: int, ffn_width: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.attention_norm = nn.LayerNorm(width)
+        self.query = nn.Linear(width, width)
+        self.key = nn.Linear(width, width)
+        self.value = nn.Linear(width, width)
+        self.output = nn.Linear(width, width)
+        self.ffn_norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, ffn_width)
+        self.down = nn.Linear(ffn_width, width)
+
+    def forward(self, x_BTD: torch.Tensor, keep_BT: torch.Tensor | None = None) -> torch.Tensor:
+        """The tokens [B, T, D] after one layer; `keep_BT` is False where a token is padding."""
+        normed_BTD = self.attention_norm(x_BTD)
+        query, key, value = (
+            project(normed_BTD).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for project in (self.query, self.key, self.value)
+        )
+        allowed = None if keep_BT is None else keep_BT[:, None, None, :]
+        mixed = scaled_dot_product_attention(query, key, value, attn_mask=allowed)
+        x_BTD = x_BTD + self.output(mixed.transpose(1, 2).flatten(-2))
+        result: torch.Tensor = x_BTD + self.down(gelu(self.up(self.ffn_norm(x_BTD))))
+        return result
+
+
+class TinyEncoder(nn.Module):
+    """Token and position embeddings, encoder layers, mean pooling and a classifier `head`.
+
+    With `num_classes=0` there is no head and the pooled embedding [B, D] is returned.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        num_classes: int,
+        *,
+        width: int = 64,
+        num_heads: int = 4,
+        num_layers: int = 2,
+        ffn_width: int = 256,
+        max_tokens: int = 128,
+    ) -> None:
+        super().__init__()
+        self.vocab_size = check_size("TinyEncoder: vocab_size", vocab_size)
+        self.num_classes = check_size("TinyEncoder: num_classes", num_classes, low=0)
+        self.width = check_size("TinyEncoder: width", width)
+        self.num_heads = check_size("TinyEncoder: num_heads", num_heads)
+        self.num_layers = check_size("TinyEncoder: num_layers", num_layers, high=MAX_LAYERS)
+        self.ffn_width = check_size("TinyEncoder: ffn_width", ffn_width)
+        self.max_tokens = check_size("TinyEncoder: max_tokens", max_tokens)
+        if width % num_heads:
+            raise InputError(
+                f"TinyEncoder: width {width} must be divisible by num_heads {num_heads}."
+            )
+        self.tokens = nn.Embedding(vocab_size, width)
+        self.positions = nn.Embedding(max_tokens, width)
+        self.layers = nn.ModuleList(
+            EncoderLayer(width, num_heads, ffn_width) for _ in range(num_layers)
+        )
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, num_classes) if num_classes else nn.Identity()
+
+    def zoo_args(self) -> ZooArgs:
+        """The arguments that build this model again."""
+        names = ("vocab_size", "num_classes", "width", "num_heads", "num_layers", "ffn_width")
+        return {name: getattr(self, name) for name in (*names, "max_tokens")}
+
+    def forward(self, ids_BT: torch.Tensor, keep_BT: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits [B, C], or the pooled embedding [B, D] without classes.
+
+        Args:
+            ids_BT: int64 token ids.
+            keep_BT: bool, False where a token is padding; None if there is no padding.
+        """
+        num_tokens = ids_BT.shape[1]
+        if num_tokens > self.max_tokens:
+            raise InputError(
+                f"TinyEncoder: at most {self.max_tokens} tokens, got {num_tokens}. Cut the input or"
+                " build the model with a larger max_tokens."
+            )
+        where = torch.arange(num_tokens, device=ids_BT.device)
+        x_BTD = self.tokens(ids_BT) + self.positions(where)
+        for layer in self.layers:
+            x_BTD = layer(x_BTD, keep_BT)
+        x_BTD = self.norm(x_BTD)
+        if keep_BT is None:
+            pooled_BD = x_BTD.mean(dim=1)
+        else:
+            weight_BT1 = keep_BT.unsqueeze(-1).to(x_BTD.dtype)
+            pooled_BD = (x_BTD * weight_BT1).sum(dim=1) / weight_BT1.sum(dim=1).clamp(min=1)
+        result: torch.Tensor = self.head(pooled_BD)
+        return result
