@@ -7,10 +7,11 @@
 namespace gossamer {
 namespace {
 
-// Slab of 24 KiB: 32 KiB of L1 minus room for the value stream and accumulators. 96 columns x 64
-// tokens for most densities; below this density rows of a block get so short that reloading their
-// accumulators dominates, and 192 columns x 32 tokens measured 10-15 % faster.
-constexpr double kShortRowDensity = 0.08;
+// The slab is 24 KiB: 32 KiB of L1 minus room for the value stream and accumulators; 32 KiB lost
+// 5 %. Most densities take 96 columns x 64 tokens. Below this density the rows of a block get so
+// short that reloading their accumulators dominates: 192 columns x 32 tokens with two rows side by
+// side (eight chains of FMAs again) measured 10-15 % faster.
+constexpr double kShortRowDensity = 0.11;
 constexpr int64_t kDenseBlockColumns = 96;
 constexpr int64_t kShortRowBlockColumns = 192;
 // 512 rows x 64 tokens of accumulators are 128 KiB: they stay in L2 beside the slab (1024 rows
@@ -38,7 +39,8 @@ PanelLayout pack_panel(const float* values, const uint8_t* mask_bits, int64_t ro
   layout.kept = row_start[rows];
   const double numel = double(rows) * double(columns);
   const double density = numel > 0 ? double(layout.kept) / numel : 0.0;
-  layout.block_columns = density < kShortRowDensity ? kShortRowBlockColumns : kDenseBlockColumns;
+  layout.group_rows = density < kShortRowDensity ? 2 : 1;
+  layout.block_columns = layout.group_rows == 2 ? kShortRowBlockColumns : kDenseBlockColumns;
   layout.num_blocks = (columns + layout.block_columns - 1) / layout.block_columns;
   // At least two tiles where there are rows for it, so that two threads can share one token tile.
   layout.num_tiles = std::max<int64_t>((rows + kMaxTileRows - 1) / kMaxTileRows, rows >= 128 ? 2 : 1);
@@ -52,31 +54,41 @@ PanelLayout pack_panel(const float* values, const uint8_t* mask_bits, int64_t ro
   std::vector<int64_t> order, counts;
   for (int64_t tile = 0; tile < layout.num_tiles; ++tile) {
     const int64_t first = tile * layout.tile_rows, num = std::min(layout.tile_rows, rows - first);
+    const int64_t grouped = (num + layout.group_rows - 1) / layout.group_rows * layout.group_rows;
     for (int64_t block = 0; block < layout.num_blocks; ++block) {
-      const int64_t k0 = block * layout.block_columns, k1 = std::min(k0 + layout.block_columns, columns);
-      counts.assign(num, 0);
+      const int64_t k0 = block * layout.block_columns;
+      const int64_t k1 = std::min(k0 + layout.block_columns, columns);
+      counts.assign(grouped, 0);
       for (int64_t i = 0; i < num; ++i)
         for (int64_t k = k0; k < k1; ++k)
           counts[i] += kept_bit(mask_bits + (first + i) * stride, k);
-      order.resize(num);
+      order.resize(grouped);
       std::iota(order.begin(), order.end(), 0);
       std::stable_sort(order.begin(), order.end(),
                        [&](int64_t a, int64_t b) { return counts[a] > counts[b]; });
       layout.blocks.push_back({static_cast<int64_t>(layout.row_ids.size()),
-                               static_cast<int64_t>(layout.values.size()), num});
-      for (int64_t i : order) {
-        const int64_t row = first + i;
-        layout.row_ids.push_back(static_cast<uint16_t>(i));
-        layout.row_counts.push_back(static_cast<uint16_t>(counts[i]));
-        for (int64_t k = k0; k < k1; ++k) {
-          if (!kept_bit(mask_bits + row * stride, k)) continue;
-          layout.values.push_back(values[cursor[row]++]);
-          layout.offsets.push_back(static_cast<uint16_t>((k - k0) * kOffsetUnit));
+                               static_cast<int64_t>(layout.values.size()), grouped});
+      for (int64_t i = 0; i < grouped; i += layout.group_rows) {
+        const size_t at = layout.values.size();
+        const int64_t longest = counts[order[i]];
+        layout.values.resize(at + longest * layout.group_rows, 0.0f);
+        layout.offsets.resize(at + longest * layout.group_rows, 0);
+        for (int64_t g = 0; g < layout.group_rows; ++g) {
+          const int64_t id = order[i + g];
+          layout.row_ids.push_back(static_cast<uint16_t>(id));
+          layout.row_counts.push_back(static_cast<uint16_t>(counts[id]));
+          size_t slot = at + g;
+          for (int64_t k = k0; id < num && k < k1; ++k) {
+            if (!kept_bit(mask_bits + (first + id) * stride, k)) continue;
+            layout.values[slot] = values[cursor[first + id]++];
+            layout.offsets[slot] = static_cast<uint16_t>((k - k0) * kOffsetUnit);
+            slot += layout.group_rows;
+          }
         }
       }
     }
   }
-  layout.row_ids.push_back(0);
+  for (int64_t g = 0; g < layout.group_rows; ++g) layout.row_ids.push_back(0);
   return layout;
 }
 
@@ -89,17 +101,21 @@ void unpack_panel(const PanelLayout& layout, float* values, uint8_t* mask_bits) 
       for (int64_t block = 0; block < layout.num_blocks; ++block) {
         const PanelBlock& b = layout.blocks[tile * layout.num_blocks + block];
         int64_t at = b.first_value;
-        for (int64_t i = 0; i < b.num_rows; ++i) {
-          const int64_t count = layout.row_counts[b.first_row + i];
-          visit(tile * layout.tile_rows + layout.row_ids[b.first_row + i], block, at, count);
-          at += count;
+        for (int64_t i = 0; i < b.num_rows; i += layout.group_rows) {
+          for (int64_t g = 0; g < layout.group_rows; ++g) {
+            const int64_t row = tile * layout.tile_rows + layout.row_ids[b.first_row + i + g];
+            visit(row, block, at + g, layout.row_counts[b.first_row + i + g]);
+          }
+          at += layout.row_counts[b.first_row + i] * layout.group_rows;
         }
       }
   };
-  each_row([&](int64_t row, int64_t, int64_t, int64_t count) { row_start[row + 1] += count; });
+  each_row([&](int64_t row, int64_t, int64_t, int64_t count) {
+    if (count) row_start[row + 1] += count;  // the spare row of a tile has none
+  });
   std::partial_sum(row_start.begin(), row_start.end(), row_start.begin());
   each_row([&](int64_t row, int64_t block, int64_t at, int64_t count) {
-    for (int64_t j = at; j < at + count; ++j) {
+    for (int64_t j = at; count-- > 0; j += layout.group_rows) {
       const int64_t k = block * layout.block_columns + layout.offsets[j] / kOffsetUnit;
       mask_bits[row * stride + (k >> 3)] |= static_cast<uint8_t>(1u << (k & 7));
       values[row_start[row]++] = layout.values[j];

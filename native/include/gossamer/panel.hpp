@@ -17,23 +17,26 @@ enum class Activation : int { none = 0, relu = 1, gelu = 2, silu = 3 };
 // A column offset is stored as column * kOffsetUnit bytes: the row of an 8-token panel.
 // Wider panels multiply it by width / 8, which x86 addressing does for free (2, 4, 8).
 constexpr int kOffsetUnit = 32;
-constexpr int kMaxBlockColumns = 65536 / kOffsetUnit;
 constexpr int kMaxTokens = 64;  // widest panel
 
 struct PanelBlock {
   int64_t first_row;    // into row_ids, row_counts
   int64_t first_value;  // into values, offsets
-  int64_t num_rows;
+  int64_t num_rows;     // a multiple of group_rows
 };
 
 // What a kernel sees: plain pointers. The files built for one instruction set must not instantiate
 // library code (std::vector and friends): the linker could pick their copy for every CPU.
+//
+// Rows of a block stand in groups of one or two that are walked together; the values and offsets of
+// a group are interleaved, [kept][group_rows], and the shorter row is filled up with zeros to the
+// count of the first, longer one. A group that lacks a row names the spare row behind its tile.
 struct PanelView {
   int64_t rows, columns;
   int64_t block_columns, tile_rows;
-  int64_t num_blocks, num_tiles;
+  int64_t num_blocks, num_tiles, group_rows;
   const PanelBlock* blocks;    // [num_tiles][num_blocks]
-  const uint16_t* row_ids;     // row inside its tile; one spare entry at the end for the prefetch
+  const uint16_t* row_ids;     // row inside its tile; spare entries at the end for the prefetch
   const uint16_t* row_counts;  // kept weights of that row inside the block
   const float* values;
   const uint16_t* offsets;
@@ -59,9 +62,9 @@ struct TokenTile {
   int num_tokens, width;
 };
 
-// Floats of scratch one kernel call needs: the panel and one accumulator tile.
+// Floats of scratch one kernel call needs: the panel, one accumulator tile, its bias.
 static inline size_t panel_scratch_floats(const PanelView& view, int width) {
-  return static_cast<size_t>(view.columns + view.tile_rows) * width;
+  return static_cast<size_t>(view.columns + view.tile_rows) * width + view.tile_rows;
 }
 
 // y[tile of tokens, rows of tiles first..last) = act(x W^T + bias). Allocates and throws nothing.

@@ -11,14 +11,15 @@ namespace gossamer {
 struct PanelLayout {
   int64_t rows = 0, columns = 0, kept = 0;
   int64_t block_columns = 0, tile_rows = 0;
-  int64_t num_blocks = 0, num_tiles = 0;
+  int64_t num_blocks = 0, num_tiles = 0, group_rows = 1;
   std::vector<PanelBlock> blocks;
   std::vector<uint16_t> row_ids, row_counts, offsets;
   std::vector<float> values;
 
   PanelView view() const {
-    return {rows,           columns,           block_columns, tile_rows,     num_blocks,    num_tiles,
-            blocks.data(), row_ids.data(), row_counts.data(), values.data(), offsets.data()};
+    return {rows,           columns,           block_columns, tile_rows,     num_blocks,
+            num_tiles,      group_rows,        blocks.data(), row_ids.data(), row_counts.data(),
+            values.data(),  offsets.data()};
   }
   size_t bytes() const {
     return blocks.size() * sizeof(PanelBlock) + values.size() * sizeof(float) +

@@ -18,13 +18,21 @@ struct Vec {
   static Type add(Type a, Type b) { return _mm512_add_ps(a, b); }
 };
 
+template <int G>
+void panel_width(const PanelView& view, const LinearCall& call, TokenTile tile, int64_t first_tile,
+                 int64_t last_tile, float* scratch) {
+  constexpr int kSets = G == 1 ? 2 : 1;
+  switch (tile.width) {
+    case 64: return panel_tile<Vec, 1, 4, 2>(view, call, tile, first_tile, last_tile, scratch);
+    case 32: return panel_tile<Vec, G, 2, 2 * kSets>(view, call, tile, first_tile, last_tile, scratch);
+    default: return panel_tile<Vec, G, 1, 4>(view, call, tile, first_tile, last_tile, scratch);
+  }
+}
+
 void panel(const PanelView& view, const LinearCall& call, TokenTile tile, int64_t first_tile,
            int64_t last_tile, float* scratch) {
-  switch (tile.width) {
-    case 64: return panel_tile<Vec, 4, 2>(view, call, tile, first_tile, last_tile, scratch);
-    case 32: return panel_tile<Vec, 2, 4>(view, call, tile, first_tile, last_tile, scratch);
-    default: return panel_tile<Vec, 1, 4>(view, call, tile, first_tile, last_tile, scratch);
-  }
+  const auto run = view.group_rows == 1 ? panel_width<1> : panel_width<2>;
+  run(view, call, tile, first_tile, last_tile, scratch);
 }
 
 const int widths[] = {64, 32, 16, 0};

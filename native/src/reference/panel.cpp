@@ -24,17 +24,23 @@ void panel(const PanelView& view, const LinearCall& call, TokenTile tile, int64_
     float* y = call.y + (tile.first + t) * call.y_stride;
     for (int64_t part = first_tile; part < last_tile; ++part) {
       const int64_t row0 = part * view.tile_rows;
-      for (int64_t i = 0; i < rows_of_tile(view, part); ++i)
-        scratch[i] = call.bias ? call.bias[row0 + i] : 0.0f;
+      for (int64_t i = 0; i < view.tile_rows; ++i)
+        scratch[i] = call.bias && i < rows_of_tile(view, part) ? call.bias[row0 + i] : 0.0f;
       for (int64_t b = 0; b < view.num_blocks; ++b) {
         const PanelBlock& block = view.blocks[part * view.num_blocks + b];
         int64_t at = block.first_value;
-        for (int64_t i = 0; i < block.num_rows; ++i) {
-          float sum = scratch[view.row_ids[block.first_row + i]];
-          const int64_t end = at + view.row_counts[block.first_row + i];
-          for (; at < end; ++at)
-            sum += view.values[at] * x[b * view.block_columns + view.offsets[at] / kOffsetUnit];
-          scratch[view.row_ids[block.first_row + i]] = sum;
+        for (int64_t i = 0; i < block.num_rows; i += view.group_rows) {
+          const uint16_t* ids = view.row_ids + block.first_row + i;
+          const uint16_t* counts = view.row_counts + block.first_row + i;
+          for (int64_t g = 0; g < view.group_rows; ++g) {
+            float sum = scratch[ids[g]];
+            for (int64_t j = 0; j < counts[g]; ++j) {
+              const int64_t slot = at + j * view.group_rows + g;
+              sum += view.values[slot] * x[b * view.block_columns + view.offsets[slot] / kOffsetUnit];
+            }
+            scratch[ids[g]] = sum;
+          }
+          at += counts[0] * view.group_rows;
         }
       }
       for (int64_t i = 0; i < rows_of_tile(view, part); ++i)

@@ -11,15 +11,15 @@
 
 namespace gossamer {
 
-// Adds one column block to the accumulators of a row tile, tile[row][width].
+// Adds one column block to the accumulators of a row tile, tile[row][NV vectors].
 //
-// NV vectors hold the tokens of one row. FMAs of one accumulator depend on each other (4 cycles),
+// G rows go side by side (see PanelView). FMAs of one accumulator depend on each other (4 cycles),
 // so narrow panels use SETS independent accumulators in turn: with 4 chains instead of 8, 32
-// tokens ran at half speed. The order of additions is thus fixed by the width of the token tile,
-// never by the number of threads.
-template <class V, int NV, int SETS>
+// tokens ran at half speed. The order of additions is thus fixed by the layout and the width of
+// the token tile, never by the number of threads.
+template <class V, int G, int NV, int SETS>
 void add_block(const PanelView& view, const PanelBlock& block, const float* slab, float* tile,
-               const float* bias, bool first) {
+               const float* bias) {
   constexpr int kWidth = NV * V::kLanes;
   constexpr int kScale = kWidth / 8;
   const float* value = view.values + block.first_value;
@@ -27,31 +27,36 @@ void add_block(const PanelView& view, const PanelBlock& block, const float* slab
   const uint16_t* ids = view.row_ids + block.first_row;
   const uint16_t* counts = view.row_counts + block.first_row;
   const char* base = reinterpret_cast<const char*>(slab);
-  for (int64_t i = 0; i < block.num_rows; ++i) {
-    float* row = tile + static_cast<int64_t>(ids[i]) * kWidth;
-    const int count = counts[i];
-    typename V::Type acc[SETS][NV];
+  for (int64_t i = 0; i < block.num_rows; i += G, ids += G, counts += G) {
+    const int count = counts[0];
+    typename V::Type acc[SETS][G][NV];
+    float* row[G];
 #pragma GCC unroll 8
-    for (int s = 0; s < SETS; ++s)
+    for (int g = 0; g < G; ++g) {
+      row[g] = tile + static_cast<int64_t>(ids[g]) * kWidth;
 #pragma GCC unroll 8
-      for (int q = 0; q < NV; ++q) acc[s][q] = V::zero();
-    if (!first) {
-      // The next row is elsewhere in L2: asking for it now is worth 3 %.
-      const char* next = reinterpret_cast<const char*>(tile + static_cast<int64_t>(ids[i + 1]) * kWidth);
+      for (int q = 0; q < NV; ++q) {
+        acc[0][g][q] = bias ? V::broadcast(bias + ids[g]) : V::load(row[g] + q * V::kLanes);
+#pragma GCC unroll 8
+        for (int s = 1; s < SETS; ++s) acc[s][g][q] = V::zero();
+      }
+    }
+#pragma GCC unroll 8
+    for (int g = 0; g < G; ++g) {
+      // The next rows are elsewhere in L2: asking for them now is worth 3 %.
+      const char* next = reinterpret_cast<const char*>(tile + static_cast<int64_t>(ids[G + g]) * kWidth);
 #pragma GCC unroll 8
       for (int line = 0; line < kWidth * 4; line += 64) _mm_prefetch(next + line, _MM_HINT_T0);
-#pragma GCC unroll 8
-      for (int q = 0; q < NV; ++q) acc[0][q] = V::load(row + q * V::kLanes);
-    } else if (bias) {
-#pragma GCC unroll 8
-      for (int q = 0; q < NV; ++q) acc[0][q] = V::broadcast(bias + ids[i]);
     }
     const auto step = [&](int j, auto set) __attribute__((always_inline)) {
-      const auto w = V::broadcast(value + j);
-      const float* x = reinterpret_cast<const float*>(base + static_cast<size_t>(offset[j]) * kScale);
 #pragma GCC unroll 8
-      for (int q = 0; q < NV; ++q)
-        acc[set % SETS][q] = V::fma(w, x + q * V::kLanes, acc[set % SETS][q]);
+      for (int g = 0; g < G; ++g) {
+        const auto w = V::broadcast(value + j * G + g);
+        const float* x = reinterpret_cast<const float*>(base + static_cast<size_t>(offset[j * G + g]) * kScale);
+#pragma GCC unroll 8
+        for (int q = 0; q < NV; ++q)
+          acc[set % SETS][g][q] = V::fma(w, x + q * V::kLanes, acc[set % SETS][g][q]);
+      }
     };
     using std::integral_constant;
     int j = 0;
@@ -65,23 +70,26 @@ void add_block(const PanelView& view, const PanelBlock& block, const float* slab
     if (j < count) step(j, integral_constant<int, 0>{});
     if (j + 1 < count) step(j + 1, integral_constant<int, 1>{});
     if (j + 2 < count) step(j + 2, integral_constant<int, 2>{});
-    value += count;
-    offset += count;
+    value += count * G;
+    offset += count * G;
 #pragma GCC unroll 8
-    for (int s = 1; s < SETS; ++s)
+    for (int g = 0; g < G; ++g)
 #pragma GCC unroll 8
-      for (int q = 0; q < NV; ++q) acc[0][q] = V::add(acc[0][q], acc[s][q]);
+      for (int q = 0; q < NV; ++q) {
 #pragma GCC unroll 8
-    for (int q = 0; q < NV; ++q) V::store(row + q * V::kLanes, acc[0][q]);
+        for (int s = 1; s < SETS; ++s) acc[0][g][q] = V::add(acc[0][g][q], acc[s][g][q]);
+        V::store(row[g] + q * V::kLanes, acc[0][g][q]);
+      }
   }
 }
 
-template <class V, int NV, int SETS>
-void panel_tile(const PanelView& view, const LinearCall& call, TokenTile tokens,
-                int64_t first_tile, int64_t last_tile, float* scratch) {
+template <class V, int G, int NV, int SETS>
+void panel_tile(const PanelView& view, const LinearCall& call, TokenTile tokens, int64_t first_tile,
+                int64_t last_tile, float* scratch) {
   constexpr int kWidth = NV * V::kLanes;
   float* panel = scratch;
-  float* tile = scratch + view.columns * kWidth;
+  float* tile = panel + view.columns * kWidth;
+  float* bias = tile + view.tile_rows * kWidth;
   const float* x = call.x + tokens.first * call.x_stride;
   float* y = call.y + tokens.first * call.y_stride;
   // Tokens outside, columns inside: the other order walks 64 rows whose lines share a few L1 sets.
@@ -90,12 +98,13 @@ void panel_tile(const PanelView& view, const LinearCall& call, TokenTile tokens,
                      panel + t, kWidth);
   for (int64_t part = first_tile; part < last_tile; ++part) {
     const int64_t row0 = part * view.tile_rows, num_rows = rows_of_tile(view, part);
-    const float* bias = call.bias ? call.bias + row0 : nullptr;
+    for (int64_t i = 0; i < view.tile_rows; ++i)
+      bias[i] = call.bias && i < num_rows ? call.bias[row0 + i] : 0.0f;
     for (int64_t b = 0; b < view.num_blocks; ++b)
-      add_block<V, NV, SETS>(view, view.blocks[part * view.num_blocks + b],
-                             panel + b * view.block_columns * kWidth, tile, bias, b == 0);
+      add_block<V, G, NV, SETS>(view, view.blocks[part * view.num_blocks + b],
+                                panel + b * view.block_columns * kWidth, tile, b ? nullptr : bias);
     if (view.num_blocks == 0)
-      for (int64_t i = 0; i < num_rows * kWidth; ++i) tile[i] = bias ? bias[i / kWidth] : 0.0f;
+      for (int64_t i = 0; i < num_rows * kWidth; ++i) tile[i] = bias[i / kWidth];
     activate(tile, num_rows * kWidth, call.activation);
     for (int t = 0; t < tokens.num_tokens; t += 8) {
       const int left = tokens.num_tokens - t;
@@ -116,8 +125,10 @@ double ceiling_fma(int64_t repeats) {
   typename V::Type w = V::broadcast(half), x = V::broadcast(half);
   for (int64_t i = 0; i < repeats; ++i) {
 #pragma GCC unroll 12
-    for (int q = 0; q < 12; ++q) acc[q] = V::fma(w, x, acc[q]);
-    asm volatile("" : "+v"(w));
+    for (int q = 0; q < 12; ++q) {
+      acc[q] = V::fma(w, x, acc[q]);
+      asm volatile("" : "+v"(acc[q]));  // the chains are equal: keep the compiler from merging them
+    }
   }
 #pragma GCC unroll 12
   for (int q = 1; q < 12; ++q) acc[0] = V::add(acc[0], acc[q]);
@@ -131,17 +142,20 @@ double ceiling_panel(int64_t repeats) {
   constexpr int kWidth = NV * V::kLanes, kColumns = 96, kWeights = 1024;
   static float values[kWeights];
   static uint16_t offsets[kWeights];
-  static const uint16_t row_ids[] = {0, 0}, row_counts[] = {kWeights};
+  static const uint16_t row_ids[] = {0, 0}, row_counts[] = {kWeights, 0};
   unsigned state = 12345;
   for (int i = 0; i < kWeights; ++i) {
     state = state * 1664525u + 1013904223u;
     values[i] = 0.5f;
     offsets[i] = static_cast<uint16_t>((state >> 16) % kColumns * kOffsetUnit);
   }
-  const PanelView view = {1, kColumns, kColumns, 1, 1, 1, nullptr, row_ids, row_counts, values, offsets};
+  const PanelView view = {1, kColumns, kColumns, 1, 1, 1, 1, nullptr, row_ids, row_counts, values, offsets};
   alignas(64) static float slab[kColumns * kWidth], tile[kWidth];
+  // Written first: untouched pages all map to one page of zeros, which misleads the L1's way
+  // prediction and halves the rate.
+  for (float& v : slab) v = 0.25f;
   for (int64_t i = 0; i < repeats; ++i)
-    add_block<V, NV, SETS>(view, {0, 0, 1}, slab, tile, nullptr, true);
+    add_block<V, 1, NV, SETS>(view, {0, 0, 1}, slab, tile, nullptr);
   return 2.0 * kWidth * kWeights * static_cast<double>(repeats);
 }
 
