@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules that hold sparse weights: masked while the mask moves, compact once it is fixed."""
+
+from gossamer.nn.fastpath import disable_fast_paths
+from gossamer.nn.linear import Linear, Mode
+from gossamer.nn.masked import MaskedConv2d, MaskedLinear, MaskedOutProj, MaskedWeight
+from gossamer.nn.replace import inherit_hooks, replace_module
+
+__all__ = [
+    "Linear",
+    "MaskedConv2d",
+    "MaskedLinear",
+    "MaskedOutProj",
+    "MaskedWeight",
+    "Mode",
+    "disable_fast_paths",
+    "inherit_hooks",
+    "replace_module",
+]

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keep torch's fused transformer inference away from layers whose weight it would misread.
+
+nn.TransformerEncoderLayer in eval mode hands `linear1.weight`, `linear2.weight` and
+`self_attn.out_proj.weight` to one fused kernel and never calls the layers: a masked weight would
+be read without its mask, a compact or packed one does not exist.
+"""
+
+from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+
+
+def disable_fast_paths(model: nn.Module) -> list[str]:
+    """Switch the fused path off in encoders that hold replaced layers; the names of those layers.
+
+    Only these instances change, through the two flags torch checks itself
+    (`activation_relu_or_gelu`, `use_nested_tensor`); results differ by rounding only.
+    """
+    changed = []
+    for name, module in model.named_modules():
+        if isinstance(module, nn.TransformerEncoderLayer) and not _is_stock(module):
+            module.activation_relu_or_gelu = 0
+            changed.append(name)
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoder):
+            layers = [m for m in module.modules() if isinstance(m, nn.TransformerEncoderLayer)]
+            if not all(_is_stock(layer) for layer in layers):
+                module.use_nested_tensor = False
+    return changed
+
+
+def _is_stock(layer: nn.TransformerEncoderLayer) -> bool:
+    return (
+        type(layer.linear1) is nn.Linear
+        and type(layer.linear2) is nn.Linear
+        and type(layer.self_attn.out_proj) is NonDynamicallyQuantizableLinear
+    )

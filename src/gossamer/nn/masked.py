@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layers while the mask still moves: a dense Parameter, a packed mask, the product in forward.
+
+Because the mask is applied to the weight in forward, outputs and gradients are those of a pruned
+layer whatever an optimizer does to the pruned entries (momentum from before pruning, weight
+decay). Those entries are don't-cares; `masked_weight()`, `to_dense()` and `state_dict()` hold
+exact zeros there.
+
+Legend: R rows (outputs), K columns (everything else: inputs, or inputs x kernel).
+"""
+
+import copy
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import nn
+from torch.nn.functional import linear
+
+from gossamer.formats.bits import pack_bits, unpack_bits
+from gossamer.nn.mask_rules import (
+    check_float_weight,
+    check_layer_mask,
+    fault_in_stored_mask,
+    mask_digest,
+)
+from gossamer.patterns.base import Pattern
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+DenseLayer = TypeVar("DenseLayer", nn.Linear, nn.Conv2d)
+
+
+class MaskedWeight(nn.Module):
+    """What masked layers share: `weight` (Parameter), `mask_bits` (packed, saved), `pattern`."""
+
+    mask_bits: torch.Tensor
+    _mask: torch.Tensor
+    pattern: Pattern
+
+    @classmethod
+    def _adopt(cls, layer: nn.Module, mask: torch.Tensor, pattern: Pattern) -> "Self":
+        """A layer of this class with the parameters, hooks and settings of `layer`."""
+        masked = cls.__new__(cls)
+        # Hook tables stay the same objects, so that handles users hold keep working.
+        masked.__dict__.update(layer.__dict__)
+        for table in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            masked.__dict__[table] = copy.copy(layer.__dict__[table])
+        where = f"{cls.__name__}.from_dense"
+        weight = masked.weight_parameter()
+        check_float_weight(weight, where)
+        check_layer_mask(mask, masked.matrix_shape, pattern, where)
+        mask = mask.to(weight.device)
+        masked.pattern = pattern
+        masked.register_buffer("mask_bits", pack_bits(mask))
+        # One byte per weight, so that forward does not unpack; rebuilt on load, never saved.
+        masked.register_buffer("_mask", mask.clone(), persistent=False)
+        masked._zero_pruned()
+        return masked
+
+    def weight_parameter(self) -> nn.Parameter:
+        """The trainable dense weight, whose pruned entries are don't-cares."""
+        weight = self._parameters["weight"]
+        if weight is None:
+            raise AttributeError(f"{type(self).__name__} has no weight")
+        return weight
+
+    @property
+    def matrix_shape(self) -> tuple[int, int]:
+        """[R, K] of the weight seen as a matrix."""
+        weight = self.weight_parameter()
+        return weight.shape[0], weight.shape[1:].numel()
+
+    @property
+    def nnz(self) -> int:
+        """Kept weights."""
+        return int(self._mask.sum())
+
+    @property
+    def density(self) -> float:
+        """Kept fraction; 1 for a weight without elements."""
+        return self.nnz / self._mask.numel() if self._mask.numel() else 1.0
+
+    def mask(self) -> torch.Tensor:
+        """A copy of the mask, bool [R, K]."""
+        return self._mask.clone()
+
+    def mask_digest(self) -> str:
+        """sha256 (hex) of shape and mask."""
+        return mask_digest(self.mask_bits, self.matrix_shape)
+
+    def set_mask(self, mask: torch.Tensor) -> None:
+        """Move the mask. Dropped weights become 0, grown ones start at 0.
+
+        Optimizer state is the controller's business. Layers that share this weight share the mask
+        buffers and follow.
+        """
+        where = f"{type(self).__name__}.set_mask"
+        check_layer_mask(mask, self.matrix_shape, self.pattern, where)
+        self._zero_pruned()
+        mask = mask.to(self._mask.device)
+        with torch.no_grad():
+            self._mask.copy_(mask)
+            self.mask_bits.copy_(pack_bits(mask))
+        self._zero_pruned()
+
+    def masked_weight(self) -> torch.Tensor:
+        """The weight with exact zeros where it is pruned; differentiable."""
+        weight = self.weight_parameter()
+        # where, not a product: NaN or Inf in a pruned entry must not leak, and no -0.0 appears.
+        return torch.where(self._mask.view(weight.shape), weight, 0.0)
+
+    def _zero_pruned(self) -> None:
+        # Through .data: don't-cares change, so nothing that autograd saved is invalidated.
+        weight = self.weight_parameter().data
+        weight.masked_fill_(~self._mask.view(weight.shape), 0.0)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        self._zero_pruned()
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        error_msgs: list[str] = args[-1] if args else kwargs["error_msgs"]
+        bits = state_dict.get(prefix + "mask_bits")
+        if bits is not None:
+            where = f"{prefix}mask_bits"
+            fault = fault_in_stored_mask(bits, self.matrix_shape, self.pattern, where)
+            if fault is not None:
+                error_msgs.append(fault)
+                return
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        loaded = unpack_bits(self.mask_bits, self.matrix_shape[1])
+        if loaded.device == self._mask.device:
+            with torch.no_grad():
+                self._mask.copy_(loaded)
+        else:
+            self._mask = loaded
+
+    def extra_repr(self) -> str:
+        """The layer's own settings, its pattern and its density."""
+        return f"{super().extra_repr()}, pattern={self.pattern}, density={self.density:.4g}"
+
+
+class MaskedLinear(MaskedWeight, nn.Linear):
+    """`nn.Linear` with a mask; `.weight` is the Parameter of the layer it replaces."""
+
+    @classmethod
+    def from_dense(cls, linear: nn.Linear, mask: torch.Tensor, pattern: Pattern) -> "Self":
+        """Mask a Linear: its Parameters are taken over, pruned entries become 0 in place."""
+        return cls._adopt(linear, mask, pattern)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """`x (W * mask)^T + b`."""
+        return linear(input, self.masked_weight(), self.bias)
+
+    def to_dense(self) -> nn.Linear:
+        """An ordinary, independent nn.Linear with exact zeros."""
+        weight = self.weight_parameter()
+        has_bias = self.bias is not None
+        dense = nn.Linear(self.in_features, self.out_features, has_bias, "meta", weight.dtype)
+        return _with_copies(dense, self)
+
+
+class MaskedOutProj(MaskedLinear):
+    """The `out_proj` of nn.MultiheadAttention, which reads `.weight` and never calls forward.
+
+    Reading `.weight` gives the masked weight, so attention, its gradients and its inference fast
+    path see exact zeros. The Parameter is `weight_parameter()`, and `named_parameters()` has it
+    under its usual name; an in-place edit of `.weight` edits a temporary.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "weight" and "_mask" in self.__dict__["_buffers"]:
+            return self.masked_weight()
+        return super().__getattr__(name)
+
+
+class MaskedConv2d(MaskedWeight, nn.Conv2d):
+    """`nn.Conv2d` with a mask over [out, in / groups * kernel height * kernel width]."""
+
+    @classmethod
+    def from_dense(cls, conv: nn.Conv2d, mask: torch.Tensor, pattern: Pattern) -> "Self":
+        """Mask a Conv2d: its Parameters are taken over, pruned entries become 0 in place."""
+        return cls._adopt(conv, mask, pattern)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """The convolution with `W * mask`."""
+        y: torch.Tensor = self._conv_forward(input, self.masked_weight(), self.bias)
+        return y
+
+    def to_dense(self) -> nn.Conv2d:
+        """An ordinary, independent nn.Conv2d with exact zeros."""
+        dense = nn.Conv2d(
+            self.in_channels,
+            self.out_channels,
+            self.kernel_size,  # type: ignore[arg-type]
+            self.stride,  # type: ignore[arg-type]
+            self.padding,  # type: ignore[arg-type]
+            self.dilation,  # type: ignore[arg-type]
+            self.groups,
+            self.bias is not None,
+            self.padding_mode,
+            device="meta",
+            dtype=self.weight_parameter().dtype,
+        )
+        return _with_copies(dense, self)
+
+
+def _with_copies(dense: DenseLayer, masked: MaskedWeight) -> DenseLayer:
+    """`dense` with copies of the masked weight and the bias, in the same mode."""
+    source = masked.weight_parameter()
+    weight = masked.masked_weight().detach().clone()
+    dense.weight = nn.Parameter(weight, requires_grad=source.requires_grad)
+    bias = masked._parameters["bias"]
+    if bias is not None:
+        dense.bias = nn.Parameter(bias.detach().clone(), requires_grad=bias.requires_grad)
+    return dense.train(masked.training)

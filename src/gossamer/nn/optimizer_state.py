@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Carry an optimizer's state along when a Parameter changes its shape.
+
+Optimizers keep, per Parameter, tensors of the Parameter's shape (momentum, Adam's moments) and
+scalars (the step count). The first follow the weights, the second stay. Anything else cannot be
+mapped and is refused before anything changes.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from gossamer.errors import InputError
+
+Convert = Callable[[torch.Tensor], torch.Tensor]
+
+
+def check_state(optimizer: torch.optim.Optimizer, param: nn.Parameter, where: str) -> None:
+    """Raise InputError if the state of `param` holds something that cannot be mapped."""
+    for key, value in optimizer.state.get(param, {}).items():
+        if not _is_scalar(value) and not _follows(value, param):
+            found = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+            raise InputError(
+                f"{where}: {type(optimizer).__name__} keeps state {key!r} of shape {found} for a"
+                f" parameter of shape {list(param.shape)}; only scalars and tensors of that shape"
+                " can be mapped. Use AdamW or SGD, or clear optimizer.state for this parameter."
+            )
+
+
+def convert_state(
+    optimizer: torch.optim.Optimizer, param: nn.Parameter, convert: Convert
+) -> dict[str, Any]:
+    """The state of `param` with `convert` applied to its tensors of the parameter's shape."""
+    return {
+        key: convert(value) if _follows(value, param) else value
+        for key, value in optimizer.state.get(param, {}).items()
+    }
+
+
+def swap_parameter(
+    optimizer: torch.optim.Optimizer, old: nn.Parameter, new: nn.Parameter, state: dict[str, Any]
+) -> None:
+    """Put `new` at the place of `old` in its group, with `state`; nothing if `old` is not held."""
+    for group in optimizer.param_groups:
+        group["params"] = [new if held is old else held for held in group["params"]]
+    if optimizer.state.pop(old, None) is not None:
+        optimizer.state[new] = state
+
+
+def _is_scalar(value: Any) -> bool:
+    # Zero dimensions, not one element: a layer with one kept weight has moments of shape [1].
+    if isinstance(value, torch.Tensor):
+        return value.ndim == 0
+    return value is None or isinstance(value, (int, float, bool, str))
+
+
+def _follows(value: Any, param: nn.Parameter) -> bool:
+    return isinstance(value, torch.Tensor) and value.ndim > 0 and value.shape == param.shape

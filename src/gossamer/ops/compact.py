@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`y = x W^T + b` where the kept values of W are the differentiable vector.
+
+The dense weight exists only inside a call: forward rebuilds it, multiplies and frees it; backward
+rebuilds it for the input and gathers the gradient of the values from the dense product. Three ops
+are closed under differentiation, so second derivatives work too:
+
+    L(x, v) = x W(v)^T      dx = I(g, v)     dv = V(g, x)
+    I(g, v) = g W(v)        dg = L(h, v)     dv = V(g, h)
+    V(g, x) = (g^T x)[mask] dg = L(x, u)     dx = I(g, u)
+
+Legend: T tokens (all leading dimensions), R rows (outputs), K columns (inputs), n kept values.
+Plain torch on any device; opaque to torch.compile and torch.export, which see shapes only.
+
+On a 3072 x 768 layer, one Zen 4 thread, 50 / 90 % sparsity: `masked_scatter_` rebuilds in 10 / 3 ms
+(index_put 22 / 7, cumsum and gather 23 / 17); nonzero + index_select gathers in 14 / 5 ms
+(masked_select 17 / 6).
+"""
+
+from typing import Any
+
+import torch
+from torch.nn.functional import linear
+
+from gossamer.errors import InputError
+from gossamer.formats.bits import unpack_bits
+
+
+def expand(values: torch.Tensor, mask_bits: torch.Tensor, in_features: int) -> torch.Tensor:
+    """The dense weight [R, K] with exact zeros where nothing is kept."""
+    mask_RK = unpack_bits(mask_bits, in_features)
+    return values.new_zeros(mask_RK.shape).masked_scatter_(mask_RK, values)
+
+
+def gather(dense: torch.Tensor, mask_RK: torch.Tensor) -> torch.Tensor:
+    """The kept entries of a tensor with as many elements as the mask, row-major."""
+    return dense.reshape(-1).index_select(0, mask_RK.reshape(-1).nonzero().squeeze(1))
+
+
+def _flat(x: torch.Tensor) -> torch.Tensor:
+    return x.reshape(x.shape[:-1].numel(), x.shape[-1])
+
+
+@torch.library.custom_op("gossamer::compact_linear", mutates_args=())
+def _linear(
+    x: torch.Tensor,
+    values: torch.Tensor,
+    mask_bits: torch.Tensor,
+    bias: torch.Tensor | None,
+    in_features: int,
+) -> torch.Tensor:
+    y_TR = linear(_flat(x), expand(values, mask_bits, in_features), bias)
+    return y_TR.view(*x.shape[:-1], y_TR.shape[1])
+
+
+@torch.library.custom_op("gossamer::compact_linear_grad_input", mutates_args=())
+def _grad_input(
+    grad: torch.Tensor, values: torch.Tensor, mask_bits: torch.Tensor, in_features: int
+) -> torch.Tensor:
+    dx_TK = _flat(grad) @ expand(values, mask_bits, in_features)
+    return dx_TK.view(*grad.shape[:-1], in_features)
+
+
+@torch.library.custom_op("gossamer::compact_linear_grad_values", mutates_args=())
+def _grad_values(
+    grad: torch.Tensor, x: torch.Tensor, mask_bits: torch.Tensor, num_values: int
+) -> torch.Tensor:
+    dense_grad_RK = _flat(grad).T @ _flat(x)
+    return gather(dense_grad_RK, unpack_bits(mask_bits, x.shape[-1]))
+
+
+@torch.library.custom_op("gossamer::resident_linear", mutates_args=())
+def _resident_linear(
+    x: torch.Tensor,
+    values: torch.Tensor,
+    dense: torch.Tensor,
+    mask_bits: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    y_TR = linear(_flat(x), dense, bias)
+    return y_TR.view(*x.shape[:-1], y_TR.shape[1])
+
+
+@torch.library.custom_op("gossamer::expand_into", mutates_args={"dense"})
+def expand_into(dense: torch.Tensor, values: torch.Tensor, mask_bits: torch.Tensor) -> None:
+    """Overwrite a dense weight [R, K] with the kept values and zeros."""
+    dense.zero_().masked_scatter_(unpack_bits(mask_bits, dense.shape[1]), values)
+
+
+@_linear.register_fake
+def _(
+    x: torch.Tensor,
+    values: torch.Tensor,
+    mask_bits: torch.Tensor,
+    bias: torch.Tensor | None,
+    in_features: int,
+) -> torch.Tensor:
+    return x.new_empty(*x.shape[:-1], mask_bits.shape[0])
+
+
+@_grad_input.register_fake
+def _(
+    grad: torch.Tensor, values: torch.Tensor, mask_bits: torch.Tensor, in_features: int
+) -> torch.Tensor:
+    return grad.new_empty(*grad.shape[:-1], in_features)
+
+
+@_grad_values.register_fake
+def _(
+    grad: torch.Tensor, x: torch.Tensor, mask_bits: torch.Tensor, num_values: int
+) -> torch.Tensor:
+    return grad.new_empty(num_values)
+
+
+@_resident_linear.register_fake
+def _(
+    x: torch.Tensor,
+    values: torch.Tensor,
+    dense: torch.Tensor,
+    mask_bits: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    return x.new_empty(*x.shape[:-1], mask_bits.shape[0])
+
+
+def _save_linear(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    x, values, mask_bits, _, in_features = inputs
+    needs_x, needs_values = ctx.needs_input_grad[:2]
+    # dx needs only the values and dvalues only x: a frozen side frees the other one's input.
+    ctx.save_for_backward(x if needs_values else None, values if needs_x else None, mask_bits)
+    ctx.in_features, ctx.num_values = in_features, values.numel()
+
+
+def _linear_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    x, values, mask_bits = ctx.saved_tensors
+    needs_x, needs_values, _, needs_bias, _ = ctx.needs_input_grad
+    dx = _grad_input(grad, values, mask_bits, ctx.in_features) if needs_x else None
+    dvalues = _grad_values(grad, x, mask_bits, ctx.num_values) if needs_values else None
+    return dx, dvalues, None, _flat(grad).sum(0) if needs_bias else None, None
+
+
+def _save_grad_input(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(*inputs[:3])
+    ctx.in_features = inputs[3]
+
+
+def _grad_input_backward(ctx: Any, h: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    grad, values, mask_bits = ctx.saved_tensors
+    needs_grad, needs_values = ctx.needs_input_grad[:2]
+    dgrad = _linear(h, values, mask_bits, None, ctx.in_features) if needs_grad else None
+    dvalues = _grad_values(grad, h, mask_bits, values.numel()) if needs_values else None
+    return dgrad, dvalues, None, None
+
+
+def _save_grad_values(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(*inputs[:3])
+
+
+def _grad_values_backward(ctx: Any, u: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    grad, x, mask_bits = ctx.saved_tensors
+    needs_grad, needs_x = ctx.needs_input_grad[:2]
+    dgrad = _linear(x, u, mask_bits, None, x.shape[-1]) if needs_grad else None
+    dx = _grad_input(grad, u, mask_bits, x.shape[-1]) if needs_x else None
+    return dgrad, dx, None, None
+
+
+def _save_resident(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(*inputs[:4])
+
+
+def _resident_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    x, values, dense, mask_bits = ctx.saved_tensors
+    needs_x, needs_values, _, _, needs_bias = ctx.needs_input_grad
+    dx = None
+    if needs_x and torch.is_grad_enabled():
+        # Under create_graph the result must depend on the values, which the dense copy hides.
+        dx = _grad_input(grad, values, mask_bits, dense.shape[1])
+    elif needs_x:
+        dx = (_flat(grad) @ dense).view(*grad.shape[:-1], dense.shape[1])
+    dvalues = _grad_values(grad, x, mask_bits, values.numel()) if needs_values else None
+    return dx, dvalues, None, None, _flat(grad).sum(0) if needs_bias else None
+
+
+_linear.register_autograd(_linear_backward, setup_context=_save_linear)
+_grad_input.register_autograd(_grad_input_backward, setup_context=_save_grad_input)
+_grad_values.register_autograd(_grad_values_backward, setup_context=_save_grad_values)
+_resident_linear.register_autograd(_resident_backward, setup_context=_save_resident)
+
+
+def _prepare(
+    x: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None, in_features: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """The operands under autocast's rule, checked; the casts are differentiable."""
+    if x.ndim == 0 or x.shape[-1] != in_features:
+        raise InputError(
+            f"compact linear: expected an input with {in_features} features in its last"
+            f" dimension, got shape {list(x.shape)}."
+        )
+    if x.device != values.device:
+        raise InputError(
+            f"compact linear: the input is on {x.device}, the layer on {values.device}."
+            " Move one of them with .to(device)."
+        )
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+        # As for nn.Linear, autocast leaves float64 alone.
+        x = x.to(dtype) if x.is_floating_point() and x.dtype is not torch.float64 else x
+        if values.dtype is not torch.float64:
+            values = values.to(dtype)
+            bias = None if bias is None else bias.to(dtype)
+    if x.dtype != values.dtype:
+        raise InputError(
+            f"compact linear: the input is {x.dtype}, the values are {values.dtype}."
+            " Cast one of them with .to(dtype), or run under torch.autocast."
+        )
+    return x, values, bias
+
+
+def compact_linear(
+    x: torch.Tensor,
+    values: torch.Tensor,
+    mask_bits: torch.Tensor,
+    bias: torch.Tensor | None,
+    in_features: int,
+) -> torch.Tensor:
+    """`x W^T + b` with W rebuilt from its kept values for this call only.
+
+    Args:
+        x: [..., K], any strides, zero rows included.
+        values: the n kept values of W [R, K], row-major.
+        mask_bits: packed mask uint8 [R, ceil(K/8)], as `formats.bits.pack_bits` gives it.
+        bias: [R] or None.
+        in_features: K.
+    """
+    x, values, bias = _prepare(x, values, bias, in_features)
+    y: torch.Tensor = _linear(x, values, mask_bits, bias, in_features)
+    return y
+
+
+def resident_linear(
+    x: torch.Tensor,
+    values: torch.Tensor,
+    dense: torch.Tensor,
+    mask_bits: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """`x W^T + b` with a dense W that `expand_into` filled from `values` beforehand."""
+    x, values, bias = _prepare(x, values, bias, dense.shape[1])
+    y: torch.Tensor = _resident_linear(x, values, dense.to(values.dtype), mask_bits, bias)
+    return y
