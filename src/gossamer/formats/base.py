@@ -36,6 +36,11 @@ class SparseTensor:
         return self.arrays["values"]
 
     @property
+    def nnz(self) -> int:
+        """Kept weights: every format stores exactly these."""
+        return self.values.numel()
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all arrays."""
         return sum(array.numel() * array.element_size() for array in self.arrays.values())

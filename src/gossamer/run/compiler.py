@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turns a pruned model into one that runs: packed layers where they are faster, dense elsewhere."""
+
+import contextlib
+import copy
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import nn
+
+import gossamer.ops.linear  # noqa: F401  (registers the built-in kernels)
+from gossamer.errors import InputError
+from gossamer.formats import pack
+from gossamer.nn import (
+    Linear,
+    MaskedConv2d,
+    MaskedLinear,
+    MaskedOutProj,
+    disable_fast_paths,
+    replace_module,
+)
+from gossamer.ops.dispatch import prepare, report_fallback
+from gossamer.patterns import Pattern, detect_pattern
+from gossamer.run.choose import Chooser
+from gossamer.run.packed import Choice, PackedLinear
+
+# A dense layer with fewer zeros than this is left alone: no kernel gains from it.
+_MIN_SPARSITY = 0.1
+
+
+def compile(
+    model: nn.Module,
+    tokens: int | Sequence[int] = (1, 128),
+    threads: int | None = None,
+    inplace: bool = False,
+    chooser: Chooser | None = None,
+) -> nn.Module:
+    """An inference model whose pruned Linears run on sparse kernels where these measure faster.
+
+    Every masked or compact Linear, and every plain one with exact zeros, is timed against its dense
+    form for each of `tokens` (rows of the activation) on this machine; `explain` shows the result.
+    The new model is in eval mode, shares every tensor it does not replace with `model` and takes no
+    gradients. Packed weights are copies: compile again after changing the model.
+
+    Args:
+        model: any module.
+        tokens: numbers of tokens (batch x sequence) that will be used.
+        threads: threads to measure with; None = torch.get_num_threads().
+        inplace: convert `model` itself and free dense weights on the way.
+        chooser: decides dense or sparse; None = measure, or the rule of GOSSAMER_TUNE=off.
+    """
+    counts = _check_tokens(tokens)
+    fast = model if inplace else _copy_sharing_tensors(model)
+    fast.eval().requires_grad_(False)
+    with _num_threads(threads):
+        decide = Chooser() if chooser is None else chooser
+        for name, module in list(fast.named_modules()):
+            new = _convert(name or type(module).__name__, module, counts, decide)
+            if new is module:
+                continue
+            if module is fast:
+                fast = new
+            else:
+                replace_module(fast, module, new)
+        decide.save()
+    disable_fast_paths(fast)
+    return fast
+
+
+def _convert(name: str, module: nn.Module, counts: tuple[int, ...], chooser: Chooser) -> nn.Module:
+    """The inference form of one layer, or the layer itself if there is nothing to gain."""
+    if isinstance(module, MaskedConv2d):
+        return _stay_dense(module, name, counts, "no sparse convolution kernel yet")
+    if isinstance(module, MaskedOutProj):
+        return _stay_dense(module, name, counts, "nn.MultiheadAttention reads its weight directly")
+    if isinstance(module, MaskedLinear | Linear):
+        weight_RK = _dense_weight(module)
+        mask_RK, pattern = module.mask(), module.pattern
+    elif type(module) is nn.Linear:
+        weight_RK = module.weight.detach()
+        mask_RK = weight_RK != 0
+        if not weight_RK.numel() or mask_RK.float().mean() > 1 - _MIN_SPARSITY:
+            return module
+        pattern = detect_pattern(mask_RK)
+    else:
+        return module
+    if weight_RK.dtype is not torch.float32 or weight_RK.device.type != "cpu":
+        reason = f"kernels are float32 on the CPU, this is {weight_RK.dtype} on {weight_RK.device}"
+        return _stay_dense(module, name, counts, reason)
+    return _pack(name, module, weight_RK, mask_RK, pattern, counts, chooser)
+
+
+def _pack(
+    name: str,
+    module: nn.Linear | Linear,
+    weight_RK: torch.Tensor,
+    mask_RK: torch.Tensor,
+    pattern: Pattern,
+    counts: tuple[int, ...],
+    chooser: Chooser,
+) -> nn.Module:
+    sparse = pack(weight_RK, mask_RK, pattern)
+    prepared = prepare("linear", sparse, name)
+    density = float(mask_RK.sum()) / max(mask_RK.numel(), 1)
+    if prepared.kernel == "dense":
+        choices = [Choice(count, "dense", None, None, "no kernel") for count in counts]
+    else:
+        choices = [chooser.choose(prepared, weight_RK, density, count) for count in counts]
+    if not any(choice.is_sparse for choice in choices):
+        dense = _as_dense(module)
+        _annotate(dense, pattern, tuple(choices))
+        return dense
+    keep_dense = not all(choice.is_sparse for choice in choices)
+    return PackedLinear(
+        sparse, prepared, module.bias, tuple(choices), weight_RK if keep_dense else None
+    )
+
+
+def _dense_weight(module: MaskedLinear | Linear) -> torch.Tensor:
+    if isinstance(module, MaskedLinear):
+        return module.masked_weight().detach()
+    return module.to_dense().weight.detach()
+
+
+def _as_dense(module: nn.Module) -> nn.Module:
+    """A stock layer with exact zeros and no gradients."""
+    if isinstance(module, MaskedLinear | MaskedConv2d | Linear):
+        return module.to_dense().eval().requires_grad_(False)
+    return module
+
+
+def _stay_dense(module: nn.Module, name: str, counts: tuple[int, ...], reason: str) -> nn.Module:
+    report_fallback(name, reason)
+    dense = _as_dense(module)
+    pattern = getattr(module, "pattern", None)
+    _annotate(dense, pattern, tuple(Choice(n, "dense", None, None, reason) for n in counts))
+    return dense
+
+
+def _annotate(dense: nn.Module, pattern: Pattern | None, choices: tuple[Choice, ...]) -> None:
+    """Leave the reasons on a layer that stayed dense, for `explain`."""
+    dense.pattern = pattern  # type: ignore[assignment]
+    dense.choices = choices  # type: ignore[assignment]
+
+
+def _check_tokens(tokens: int | Sequence[int]) -> tuple[int, ...]:
+    counts = (tokens,) if isinstance(tokens, int) else tuple(tokens)
+    if not counts or any(not isinstance(n, int) or isinstance(n, bool) or n < 1 for n in counts):
+        raise InputError(
+            f"compile: tokens must be one or more positive integers, got {tokens!r}."
+            " It is the number of activation rows, batch x sequence length: tokens=(1, 128)."
+        )
+    return tuple(sorted(set(counts)))
+
+
+@contextlib.contextmanager
+def _num_threads(threads: int | None) -> Iterator[None]:
+    if threads is None:
+        yield
+        return
+    if not isinstance(threads, int) or threads < 1:
+        raise InputError(f"compile: threads must be a positive integer or None, got {threads!r}.")
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _copy_sharing_tensors(model: nn.Module) -> nn.Module:
+    """A copy whose modules are new and whose tensors are the original's storage."""
+    memo: dict[int, object] = {}
+    for parameter in model.parameters():
+        memo[id(parameter)] = nn.Parameter(parameter.detach(), requires_grad=False)
+    for buffer in model.buffers():
+        memo[id(buffer)] = buffer
+    return copy.deepcopy(model, memo)

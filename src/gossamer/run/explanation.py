@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Says per layer what runs it and why: the answer to "why is my model not faster?"."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import nn
+
+from gossamer.nn import Linear, MaskedConv2d, MaskedLinear
+from gossamer.run.packed import Choice, PackedLinear
+
+_NOT_COMPILED = "not compiled: call gossamer.compile(model)"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One layer at one number of tokens (None where nothing was compiled)."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    density: float
+    pattern: str
+    format: str
+    tokens: int | None
+    kernel: str
+    dense_us: float | None
+    sparse_us: float | None
+    why: str
+
+
+class Explanation(list[Row]):
+    """Rows of `explain`; prints as a table."""
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """Plain data, for --json."""
+        return [asdict(row) for row in self]
+
+    def __str__(self) -> str:
+        head = ("layer", "shape", "density", "pattern", "kernel", "tokens", "dense us", "sparse us")
+        lines = [(*head, "why")]
+        lines += [
+            (
+                row.name,
+                "x".join(map(str, row.shape)),
+                f"{row.density:.3f}",
+                row.pattern,
+                row.kernel,
+                _text(row.tokens, "d"),
+                _text(row.dense_us, ".0f"),
+                _text(row.sparse_us, ".0f"),
+                row.why,
+            )
+            for row in self
+        ]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+        return "\n".join(
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+            for line in lines
+        )
+
+
+def explain(model: nn.Module) -> Explanation:
+    """One row per weight layer and measured token count: kernel, times, reason."""
+    rows = Explanation()
+    for name, module in model.named_modules():
+        if isinstance(module, PackedLinear | Linear | nn.Linear | nn.Conv2d):
+            rows.extend(_rows(name or type(module).__name__, module))
+    return rows
+
+
+def _rows(name: str, module: nn.Module) -> list[Row]:
+    choices: tuple[Choice, ...] | None = getattr(module, "choices", None)
+    if choices is not None:
+        return [
+            _row(name, module, c.tokens, c.kernel, c.dense_us, c.sparse_us, c.why) for c in choices
+        ]
+    if isinstance(module, Linear):
+        return [_row(name, module, None, f"compact/{module.mode}", None, None, _NOT_COMPILED)]
+    if isinstance(module, MaskedLinear | MaskedConv2d):
+        return [_row(name, module, None, "masked dense", None, None, _NOT_COMPILED)]
+    return [_row(name, module, None, "dense", None, None, "no mask and too few zeros to gain")]
+
+
+def _row(
+    name: str,
+    module: nn.Module,
+    tokens: int | None,
+    kernel: str,
+    dense_us: float | None,
+    sparse_us: float | None,
+    why: str,
+) -> Row:
+    return Row(
+        name=name,
+        kind=type(module).__name__,
+        shape=_shape(module),
+        density=_density(module),
+        pattern=str(getattr(module, "pattern", None) or "-"),
+        format=getattr(module, "format", "-"),
+        tokens=tokens,
+        kernel=kernel,
+        dense_us=dense_us,
+        sparse_us=sparse_us,
+        why=why,
+    )
+
+
+def _shape(module: nn.Module) -> tuple[int, ...]:
+    if isinstance(module, PackedLinear | Linear):
+        return (module.out_features, module.in_features)
+    return tuple(module.get_parameter("weight").shape)
+
+
+def _density(module: nn.Module) -> float:
+    if isinstance(module, PackedLinear | Linear | MaskedLinear | MaskedConv2d):
+        return module.density
+    weight = module.get_parameter("weight")
+    return float((weight != 0).float().mean()) if weight.numel() else 1.0
+
+
+def _text(value: float | int | None, form: str) -> str:
+    return "-" if value is None else format(value, form)

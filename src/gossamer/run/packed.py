@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A linear layer for inference: packed kept weights, and a dense copy only where dense wins."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+from gossamer.formats import unpack
+from gossamer.formats.base import SparseTensor
+from gossamer.formats.bits import pack_bits
+from gossamer.nn import Linear
+from gossamer.ops.dispatch import Prepared
+from gossamer.ops.panel import PanelWeight
+from gossamer.patterns import Pattern
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What runs a layer for one number of tokens, and why.
+
+    Times are None where nothing was measured (`GOSSAMER_TUNE=off`, or there is no kernel).
+    """
+
+    tokens: int
+    kernel: str
+    dense_us: float | None
+    sparse_us: float | None
+    why: str
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether the sparse kernel runs."""
+        return self.kernel != "dense"
+
+
+class PackedLinear(nn.Module):
+    """y = x W^T + b with W packed for a kernel. Inference only.
+
+    The packed weight is a copy: later edits of the layer it came from do not reach it. Calls are
+    safe from several threads. A dense weight is held only if some token count runs dense.
+    """
+
+    dense_weight: torch.Tensor | None
+
+    def __init__(
+        self,
+        sparse: SparseTensor,
+        prepared: Prepared,
+        bias: torch.Tensor | None,
+        choices: tuple[Choice, ...],
+        dense_weight: torch.Tensor | None,
+    ) -> None:
+        super().__init__()
+        self.out_features, self.in_features = sparse.shape
+        self.pattern: Pattern = sparse.pattern
+        self.format = sparse.format
+        self.prepared = prepared
+        self.density = sparse.nnz / max(self.out_features * self.in_features, 1)
+        # The panel layout gives the kept values back; any other kernel's layout may not.
+        self._source = None if isinstance(prepared.run, PanelWeight) else sparse
+        self.choices = tuple(sorted(choices, key=lambda choice: choice.tokens))
+        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+        self.register_buffer("dense_weight", dense_weight, persistent=False)
+
+    def choice_for(self, tokens: int) -> Choice:
+        """The choice measured nearest to `tokens` on a logarithmic scale."""
+        best = self.choices[0]
+        for choice in self.choices[1:]:
+            # The geometric mean of two neighbours is the border between them.
+            if best.tokens * choice.tokens <= tokens * tokens:
+                best = choice
+        return best
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """X [..., in] to [..., out]."""
+        if self.dense_weight is not None:
+            tokens = x.numel() // max(self.in_features, 1)
+            if not self.choice_for(tokens).is_sparse:
+                return F.linear(x, self.dense_weight, self.bias)
+        return self.prepared.run(x, self.bias, "none")
+
+    def to_compact(self) -> Linear:
+        """The compact layer with the same kept values: what `gossamer.save` writes."""
+        run = self.prepared.run
+        if isinstance(run, PanelWeight):
+            values, mask_bits = run.unpack()
+        else:
+            assert self._source is not None  # noqa: S101  (set for every other kernel)
+            weight_RK, mask_RK = unpack(self._source)
+            values, mask_bits = weight_RK[mask_RK], pack_bits(mask_RK)
+        return Linear(values, mask_bits, self.in_features, self.bias, pattern=self.pattern)
+
+    def extra_repr(self) -> str:
+        """Sizes and the kernel, as nn.Linear prints its own."""
+        kernels = sorted({choice.kernel for choice in self.choices})
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features},"
+            f" bias={self.bias is not None}, kernel={'|'.join(kernels)}"
+        )
