@@ -30,6 +30,9 @@ class NMGFormat(Format):
         """`values` and `columns`."""
         nmg = _nmg(pattern)
         grid = _grid(nmg, (mask_RK.shape[0], mask_RK.shape[1]))
+        if mask_RK.numel() == 0:
+            empty = weight_RK.new_zeros(*grid, nmg.num_kept)
+            return {"values": empty, "columns": empty.new_zeros(grid, dtype=torch.int16)}
         columns = nmg.row_pattern_ids(mask_RK).sort(dim=-1, stable=True).indices.view(grid)
         tiles = nmg.tiled(weight_RK)
         across, down, rows = _tile_index(nmg, grid, weight_RK.device)
@@ -78,6 +81,8 @@ class NMGFormat(Format):
         nmg = _nmg(pattern)
         grid = _grid(nmg, shape)
         values = arrays["values"]
+        if values.numel() == 0:
+            return values.new_zeros(shape), values.new_zeros(shape, dtype=torch.bool)
         columns = arrays["columns"].long().unsqueeze(-1)
         across, down, rows = _tile_index(nmg, grid, values.device)
         weight_tiles = values.new_zeros(*grid[:2], nmg.tile_columns, nmg.group)

@@ -37,12 +37,13 @@ class VNMFormat(Format):
         shape = (mask_RK.shape[0], mask_RK.shape[1])
         num_blocks, num_groups = vnm.grid(shape)
         if mask_RK.numel():
-            used_BGM = vnm.row_blocks(mask_RK).any(dim=1)
+            shared_BGM = keep_largest(vnm.row_blocks(mask_RK).any(dim=1).float(), NUM_SHARED)
+            columns_BG4 = shared_BGM.nonzero()[:, 2].view(num_blocks, num_groups, NUM_SHARED)
+            mask_RGM = mask_RK.reshape(shape[0], num_groups, vnm.group)
+            kept_RG4 = mask_RGM.gather(2, _of_rows(columns_BG4, vnm, shape[0]))
         else:
-            used_BGM = mask_RK.new_zeros(num_blocks, num_groups, vnm.group)
-        shared_BGM = keep_largest(used_BGM.to(torch.float32), NUM_SHARED)
-        columns_BG4 = shared_BGM.nonzero()[:, 2].view(num_blocks, num_groups, NUM_SHARED)
-        kept_RG4 = _of_rows(columns_BG4, vnm, shape, mask_RK)
+            columns_BG4 = mask_RK.new_zeros(num_blocks, num_groups, NUM_SHARED)
+            kept_RG4 = mask_RK.new_zeros(shape[0], num_groups, NUM_SHARED)
         positions = kept_RG4.nonzero()[:, 2].view(shape[0], num_groups * NUM_KEPT)
         return {
             "values": weight_RK[mask_RK].view(shape[0], num_groups, NUM_KEPT),
@@ -77,8 +78,7 @@ class VNMFormat(Format):
         values = arrays["values"]
         if values.numel() == 0:
             return values.new_zeros(shape), values.new_zeros(shape, dtype=torch.bool)
-        rows = torch.arange(shape[0], device=values.device) // vnm.block_rows
-        columns_RG4 = arrays["columns"].long()[rows]
+        columns_RG4 = _of_rows(arrays["columns"].long(), vnm, shape[0])
         kept_RG2 = columns_RG4.gather(2, _positions(arrays, shape, num_groups).long())
         mask_RGM = values.new_zeros(shape[0], num_groups, vnm.group, dtype=torch.bool)
         mask_RK = mask_RGM.scatter_(2, kept_RG2, True).view(shape)
@@ -98,13 +98,9 @@ def _vnm(pattern: Pattern) -> VNM:
     return pattern
 
 
-def _of_rows(
-    columns_BG4: torch.Tensor, vnm: VNM, shape: tuple[int, int], mask_RK: torch.Tensor
-) -> torch.Tensor:
-    """Bool [R, G, 4]: which of the shared columns each row keeps."""
-    rows = torch.arange(shape[0], device=mask_RK.device) // vnm.block_rows
-    mask_RGM = mask_RK.reshape(shape[0], columns_BG4.shape[1], vnm.group)
-    return mask_RGM.gather(2, columns_BG4[rows])
+def _of_rows(columns_BG4: torch.Tensor, vnm: VNM, num_rows: int) -> torch.Tensor:
+    """int64 [R, G, 4]: the shared columns of every row's block."""
+    return columns_BG4[torch.arange(num_rows, device=columns_BG4.device) // vnm.block_rows]
 
 
 def _positions(arrays: Arrays, shape: tuple[int, int], num_groups: int) -> torch.Tensor:
