@@ -33,5 +33,5 @@ def _is_stock(layer: nn.TransformerEncoderLayer) -> bool:
     return (
         type(layer.linear1) is nn.Linear
         and type(layer.linear2) is nn.Linear
-        and type(layer.self_attn.out_proj) is NonDynamicallyQuantizableLinear
+        and type(layer.self_attn.out_proj) in (nn.Linear, NonDynamicallyQuantizableLinear)
     )

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
+from gossamer.errors import InputError
 from gossamer.formats.bits import pack_bits, unpack_bits
 from gossamer.nn.mask_rules import (
     check_float_weight,
@@ -41,12 +42,17 @@ class MaskedWeight(nn.Module):
     @classmethod
     def _adopt(cls, layer: nn.Module, mask: torch.Tensor, pattern: Pattern) -> "Self":
         """A layer of this class with the parameters, hooks and settings of `layer`."""
+        where = f"{cls.__name__}.from_dense"
+        if "forward" in layer.__dict__ or "weight" not in layer._parameters:
+            raise InputError(
+                f"{where}: the layer's forward was replaced or its weight is computed, so a mask"
+                " would be bypassed. Restore the layer first."
+            )
         masked = cls.__new__(cls)
         # Hook tables stay the same objects, so that handles users hold keep working.
         masked.__dict__.update(layer.__dict__)
         for table in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             masked.__dict__[table] = copy.copy(layer.__dict__[table])
-        where = f"{cls.__name__}.from_dense"
         weight = masked.weight_parameter()
         check_float_weight(weight, where)
         check_layer_mask(mask, masked.matrix_shape, pattern, where)

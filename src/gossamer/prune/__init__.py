@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Step 1: which weights go. Scorers rank them, budgets share a target, patterns make it legal."""
+
+from gossamer.prune.budgets import BUDGETS, Budget, BudgetLayer
+from gossamer.prune.oneshot import LayerResult, apply_plan, prune_oneshot
+from gossamer.prune.plan import Plan, check_sparsity, plan_oneshot
+from gossamer.prune.scorers import SCORERS, LayerContext, Scorer, random_scorer, register_scorer
+from gossamer.prune.targets import Target, attention_notes, find_targets
+
+__all__ = [
+    "BUDGETS",
+    "SCORERS",
+    "Budget",
+    "BudgetLayer",
+    "LayerContext",
+    "LayerResult",
+    "Plan",
+    "Scorer",
+    "Target",
+    "apply_plan",
+    "attention_notes",
+    "check_sparsity",
+    "find_targets",
+    "plan_oneshot",
+    "prune_oneshot",
+    "random_scorer",
+    "register_scorer",
+]

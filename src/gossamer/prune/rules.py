@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules that name modules: a class name, a glob over dotted names, or `re:` and a regex.
+
+"Linear"                          every module of that class or a subclass of it
+"encoder.layer.*.attention.*"     glob; a star also crosses dots
+"encoder.layer.0"                 that module and everything inside it
+"re:.*(query|key|value)"          regular expression, matched from the start of the name
+"""
+
+import difflib
+import fnmatch
+import re
+from collections.abc import Mapping, Sequence
+
+from torch import nn
+
+from gossamer.errors import TargetError
+
+Rules = str | Sequence[str] | None
+
+
+def as_rules(rules: Rules, where: str) -> list[str]:
+    """The rules as a list of non-empty strings."""
+    if rules is None:
+        return []
+    listed = [rules] if isinstance(rules, str) else list(rules)
+    for rule in listed:
+        if not isinstance(rule, str) or not rule:
+            raise TargetError(f"{where}: expected module names, globs or 're:...', got {rule!r}.")
+    return listed
+
+
+def is_exact(rule: str, modules: Mapping[str, nn.Module]) -> bool:
+    """Whether the rule is the dotted name of one module."""
+    return rule in modules
+
+
+def match(rule: str, modules: Mapping[str, nn.Module], where: str) -> list[str]:
+    """Names the rule selects; an error with the closest name if there is none.
+
+    An exact name selects that module alone.
+    """
+    if rule.startswith("re:"):
+        try:
+            expression = re.compile(rule.removeprefix("re:"))
+        except re.error as error:
+            raise TargetError(f"{where}: {rule!r} is not a regular expression: {error}.") from error
+        names = [name for name in modules if expression.match(name)]
+    elif is_exact(rule, modules):
+        names = [rule]
+    else:
+        names = [
+            name
+            for name, module in modules.items()
+            if any(kind.__name__ == rule for kind in type(module).__mro__)
+            or fnmatch.fnmatchcase(name, rule)
+        ]
+    if not names:
+        raise TargetError(
+            f"{where}: {rule!r} matched 0 of {len(modules)} modules."
+            f" Closest: {closest(rule, modules)}."
+        )
+    return names
+
+
+def inside(name: str, container: str) -> bool:
+    """Whether `name` is `container` or lies below it."""
+    return not container or name == container or name.startswith(container + ".")
+
+
+def closest(rule: str, modules: Mapping[str, nn.Module]) -> str:
+    """The module or class name most like the rule, globs and regex signs aside."""
+    wanted = re.sub(r"[^\w.]", "", rule.removeprefix("re:")).strip(".").lower()
+
+    def likeness(name: str) -> float:
+        candidates = (name.lower(), name.rsplit(".", 1)[-1].lower())
+        return max(difflib.SequenceMatcher(None, wanted, text).ratio() for text in candidates)
+
+    names = [*modules, *{type(module).__name__: None for module in modules.values()}]
+    return max((name for name in names if name), key=likeness, default="the model has none")
