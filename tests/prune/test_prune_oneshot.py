@@ -237,6 +237,11 @@ def integer(model):
     return model
 
 
+def frozen_by_inference_mode():
+    with torch.inference_mode():
+        return mlp()
+
+
 BAD = [
     (mlp, {"sparsity": 50}, InputError, r"must be in \[0, 1\), got 50\. Write 0\.5 for 50 %\."),
     (mlp, {"sparsity": 1.0}, InputError, r"must be in \[0, 1\), got 1\.0"),
@@ -259,6 +264,7 @@ BAD = [
     (lambda: with_nan(mlp()), {"sparsity": 0.5}, InputError, r"2\.weight: 1 of 192 .*NaN"),
     (lambda: integer(mlp()), {"sparsity": 0.5}, InputError, r"2\.weight: .*int8"),
     (lambda: mlp().to("meta"), {"sparsity": 0.5}, InputError, r"0\.weight: .*meta device"),
+    (frozen_by_inference_mode, {"sparsity": 0.5}, InputError, r"0\.weight: .*inference_mode"),
     (nn.Sequential, {"sparsity": 0.5}, TargetError, "no Linear or Conv2d"),
 ]  # fmt: skip
 

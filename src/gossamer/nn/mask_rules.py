@@ -33,6 +33,11 @@ def check_float_weight(weight: torch.Tensor, where: str) -> None:
         )
     if weight.is_meta:
         raise InputError(f"{where}: the weight is on the meta device; load its values first.")
+    if weight.is_inference() and not torch.is_inference_mode_enabled():
+        raise InputError(
+            f"{where}: the weight was created under torch.inference_mode() and cannot be changed."
+            " Load the model outside of it."
+        )
 
 
 def fault_in_stored_mask(
