@@ -20,6 +20,7 @@ from gossamer.io.limits import (
     check_name,
 )
 from gossamer.io.strict_json import canonical_json, parse_json, pretty_json
+from gossamer.nn import Mode
 
 FORMAT_NAME: Final = "gossamer-artifact"
 FORMAT_VERSION: Final = 1
@@ -79,7 +80,7 @@ class SparseEntry(_Data):
     arrays: tuple[ShortText, ...]
     mask: MaskEntry
     holder: Literal["masked", "compact"]
-    mode: Literal["jit", "resident", "kernel"] | None = None
+    mode: Mode | None = None
 
 
 class TiedEntry(_Data):
@@ -99,12 +100,13 @@ TensorEntry = Annotated[DenseEntry | SparseEntry | TiedEntry, Field(discriminato
 
 
 class TorchNode(_Data):
-    """A torch.nn container or layer of the closed table."""
+    """A torch.nn container or layer of the closed table; `key` is its name in its parent."""
 
     kind: Literal["torch"] = "torch"
     name: ShortText
     args: dict[ShortText, Argument] = Field(default_factory=dict)
-    children: dict[ShortText, "ArchitectureNode"] = Field(default_factory=dict)
+    children: tuple["PartNode", ...] = ()
+    key: ShortText = ""
 
 
 class ZooNode(_Data):
@@ -113,15 +115,17 @@ class ZooNode(_Data):
     kind: Literal["zoo"] = "zoo"
     name: ShortText
     args: dict[ShortText, Argument] = Field(default_factory=dict)
+    key: ShortText = ""
 
 
 class TransformersNode(_Data):
-    """A transformers model of a known family; its configuration is `config.json`."""
+    """A whole transformers model of a known family; its configuration is `config.json`."""
 
     kind: Literal["transformers"] = "transformers"
     name: ShortText
 
 
+PartNode = Annotated[TorchNode | ZooNode, Field(discriminator="kind")]
 ArchitectureNode = Annotated[TorchNode | ZooNode | TransformersNode, Field(discriminator="kind")]
 
 

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ordinary safetensors checkpoints with exact zeros: what any other pruner writes.
+
+Zeros are the only trace such a file has of its mask, so a kept weight that happens to be 0 counts
+as pruned here, and `-0.0` is a zero.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from gossamer.errors import ArtifactError, InputError
+from gossamer.io.holders import can_mask, mask_layer
+from gossamer.io.limits import (
+    MAX_MANIFEST_BYTES,
+    check_file_name,
+    check_memory,
+    check_name,
+)
+from gossamer.io.strict_json import parse_json
+from gossamer.io.tensor_file import read_tensors
+from gossamer.io.tensor_header import read_header
+from gossamer.nn import MaskedWeight, disable_fast_paths, replace_module
+from gossamer.patterns import Pattern, detect_pattern
+
+INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+DEFAULT_MIN_SPARSITY = 0.05
+
+
+@dataclass(frozen=True)
+class DetectedMask:
+    """The zeros of one weight: `mask` bool [out, everything else], its pattern and sparsity."""
+
+    mask: torch.Tensor
+    pattern: Pattern
+    sparsity: float
+
+
+@dataclass(frozen=True)
+class DenseCheckpoint:
+    """All tensors of a checkpoint by name, and the masks of those with enough zeros."""
+
+    tensors: dict[str, torch.Tensor]
+    masks: dict[str, DetectedMask]
+
+
+@dataclass(frozen=True)
+class AdoptedLayer:
+    """One layer that `adopt_zeros` turned into a masked one."""
+
+    name: str
+    pattern: Pattern
+    sparsity: float
+
+
+def read_dense_checkpoint(
+    path: os.PathLike[str] | str,
+    min_sparsity: float = DEFAULT_MIN_SPARSITY,
+    *,
+    max_bytes: int | None = None,
+) -> DenseCheckpoint:
+    """Tensors and detected masks of a safetensors file or a Hugging Face directory.
+
+    Args:
+        path: one file, or a directory with `model.safetensors` or a sharded index.
+        min_sparsity: floating point tensors of 2 or more dimensions with at least this fraction
+            of zeros (and not zeros only) get a mask.
+        max_bytes: refuse checkpoints that need more memory; default: what is available.
+    """
+    _check_min_sparsity(min_sparsity)
+    tensors = read_tensors_of(path, max_bytes=max_bytes)
+    masks = {}
+    for name, tensor in tensors.items():
+        found = _detect(tensor, min_sparsity)
+        if found is not None:
+            masks[name] = found
+    return DenseCheckpoint(tensors, masks)
+
+
+def adopt_zeros(model: nn.Module, min_sparsity: float = DEFAULT_MIN_SPARSITY) -> list[AdoptedLayer]:
+    """Turn Linear and Conv2d layers with exact zeros into masked ones, in place.
+
+    The mask is where the weight is not zero, the pattern is detected; outputs do not change.
+    Layers below `min_sparsity`, of zeros only, or masked already are left alone.
+    """
+    _check_min_sparsity(min_sparsity)
+    adopted = []
+    for name, layer in list(model.named_modules()):
+        weight = layer._parameters.get("weight")
+        if weight is None or isinstance(layer, MaskedWeight) or not can_mask(layer):
+            continue
+        found = _detect(weight, min_sparsity)
+        if found is None:
+            continue
+        replace_module(model, layer, mask_layer(layer, found.mask, found.pattern))
+        adopted.append(AdoptedLayer(name, found.pattern, found.sparsity))
+    disable_fast_paths(model)
+    return adopted
+
+
+def read_tensors_of(
+    path: os.PathLike[str] | str, *, max_bytes: int | None = None
+) -> dict[str, torch.Tensor]:
+    """All tensors of a safetensors file, or of a directory that holds one checkpoint."""
+    path = Path(path)
+    if not path.exists():
+        raise ArtifactError(f"{path}: there is no such file or directory.")
+    if path.is_dir():
+        files, expected = _files_of(path)
+    else:
+        files, expected = [path], None
+    stored = sum(file.stat().st_size for file in files)
+    check_memory(stored, stored, max_bytes, str(path))
+    tensors: dict[str, torch.Tensor] = {}
+    for file in files:
+        for name, tensor in _read_file(file).items():
+            if name in tensors:
+                raise ArtifactError(f"{file}: tensor {name!a} is in another file too.")
+            if expected is not None and expected.get(name) != file.name:
+                raise ArtifactError(f"{file}: tensor {name!a} is not in {INDEX_FILE}.")
+            tensors[name] = tensor
+    missing = sorted(set(expected or ()) - set(tensors))
+    if missing:
+        raise ArtifactError(
+            f"{path}: {len(missing)} tensors of {INDEX_FILE} are in no file, first {missing[0]!a}."
+        )
+    return tensors
+
+
+def _files_of(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
+    """The files of a checkpoint directory and, if it is sharded, which tensor is where."""
+    index = folder / INDEX_FILE
+    if index.is_file():
+        weight_map = _read_index(index)
+        return [folder / name for name in sorted(set(weight_map.values()))], weight_map
+    if (folder / SINGLE_FILE).is_file():
+        return [folder / SINGLE_FILE], None
+    found = sorted(folder.glob("*.safetensors"))
+    if len(found) != 1:
+        names = ", ".join(file.name for file in found) or "none"
+        raise ArtifactError(
+            f"{folder}: expected {SINGLE_FILE}, {INDEX_FILE} or one *.safetensors file; found"
+            f" {names}. Checkpoints in other formats (.bin, .pt) are pickles and are not read."
+        )
+    return found, None
+
+
+def _read_index(index: Path) -> dict[str, str]:
+    if index.stat().st_size > MAX_MANIFEST_BYTES:
+        raise ArtifactError(f"{index}: larger than {MAX_MANIFEST_BYTES} bytes.")
+    content = parse_json(index.read_bytes(), str(index), max_bytes=MAX_MANIFEST_BYTES)
+    weight_map = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ArtifactError(f"{index}: has no weight_map.")
+    for name, file in weight_map.items():
+        check_name(name, str(index))
+        if not isinstance(file, str) or not check_file_name(file, str(index)).endswith(
+            ".safetensors"
+        ):
+            raise ArtifactError(f"{index}: {ascii(file)[:80]} is no safetensors file.")
+        if not (index.parent / file).is_file():
+            raise ArtifactError(f"{index}: names {file!a}, which is not there.")
+    return weight_map
+
+
+def _read_file(path: Path) -> dict[str, torch.Tensor]:
+    if not path.is_file():
+        raise ArtifactError(f"{path}: is no regular file.")
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        return read_tensors(file, read_header(file, size, str(path)), str(path))
+
+
+def _detect(tensor: torch.Tensor, min_sparsity: float) -> DetectedMask | None:
+    if tensor.ndim < 2 or tensor.numel() == 0 or not tensor.is_floating_point():
+        return None
+    mask_RK = (tensor.detach() != 0).reshape(tensor.shape[0], -1)
+    num_kept = int(mask_RK.sum())
+    sparsity = 1 - num_kept / mask_RK.numel()
+    if num_kept == 0 or sparsity < min_sparsity or sparsity == 0:
+        return None
+    return DetectedMask(mask_RK, detect_pattern(mask_RK), sparsity)
+
+
+def _check_min_sparsity(value: float) -> None:
+    if not 0 <= value < 1:
+        raise InputError(f"min_sparsity: must be in [0, 1), got {value}.")

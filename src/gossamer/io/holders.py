@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which layer holds a sparse weight in the place of which ordinary layer."""
+
+import torch
+from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+
+from gossamer.nn import (
+    Linear,
+    MaskedConv2d,
+    MaskedLinear,
+    MaskedOutProj,
+    MaskedWeight,
+    Mode,
+    inherit_hooks,
+)
+from gossamer.patterns import Pattern
+
+
+def can_mask(layer: nn.Module) -> bool:
+    """Whether `mask_layer` takes it: an ordinary or sparse Linear or Conv2d."""
+    return isinstance(layer, MaskedWeight | Linear) or type(layer) in (
+        nn.Linear,
+        NonDynamicallyQuantizableLinear,
+        nn.Conv2d,
+    )
+
+
+def can_compact(layer: nn.Module) -> bool:
+    """Whether `compact_layer` takes it: an ordinary, masked or compact Linear."""
+    out_proj = isinstance(layer, MaskedOutProj)
+    return not out_proj and (type(layer) is nn.Linear or isinstance(layer, MaskedLinear | Linear))
+
+
+def ordinary_layer(layer: MaskedWeight | Linear) -> nn.Module:
+    """An ordinary layer with the weights, zeros included, the bias and the hooks of `layer`."""
+    dense: nn.Module = layer.to_dense()  # type: ignore[operator]
+    inherit_hooks(dense, layer)
+    dense._parameters["bias"] = layer._parameters["bias"]
+    return dense
+
+
+def mask_layer(layer: nn.Module, mask: torch.Tensor, pattern: Pattern) -> MaskedWeight:
+    """A masked layer in the place of `layer`, with its Parameters and hooks."""
+    if isinstance(layer, Linear):
+        layer = ordinary_layer(layer)
+    if isinstance(layer, nn.Conv2d):
+        return MaskedConv2d.from_dense(layer, mask, pattern)
+    if isinstance(layer, MaskedOutProj | NonDynamicallyQuantizableLinear):
+        return MaskedOutProj.from_dense(layer, mask, pattern)
+    if isinstance(layer, nn.Linear):
+        return MaskedLinear.from_dense(layer, mask, pattern)
+    raise TypeError(f"cannot mask a {type(layer).__name__}")
+
+
+def compact_layer(
+    layer: nn.Module,
+    values: torch.Tensor,
+    mask_bits: torch.Tensor,
+    num_columns: int,
+    pattern: Pattern,
+    mode: Mode,
+) -> Linear:
+    """A compact layer in the place of `layer`, with its bias and hooks."""
+    compact = Linear(
+        values, mask_bits, num_columns, layer._parameters["bias"], pattern=pattern, mode=mode
+    )
+    inherit_hooks(compact, layer)
+    return compact

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Local Hugging Face directories (config.json and safetensors) as models."""
+
+import os
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from gossamer.errors import ArtifactError
+from gossamer.io.dense_checkpoint import read_tensors_of
+from gossamer.io.limits import MAX_MANIFEST_BYTES, check_memory
+from gossamer.io.manifest import CONFIG_FILE
+from gossamer.io.strict_json import parse_json
+from gossamer.io.transformers_models import (
+    build_transformers,
+    import_transformers,
+    make_config,
+    model_type_of,
+    quiet_transformers,
+)
+
+
+def load_pretrained(
+    directory: os.PathLike[str] | str,
+    architecture: str | None = None,
+    *,
+    max_bytes: int | None = None,
+) -> nn.Module:
+    """The model in a local Hugging Face directory (config.json and safetensors), in eval mode.
+
+    Every weight the class needs must be there and every weight there must be used: nothing is
+    initialised at random and nothing is dropped.
+
+    Args:
+        directory: as written by `save_pretrained`.
+        architecture: class name, where config.json names none or another one is wanted.
+        max_bytes: refuse models that need more memory; default: what is available.
+    """
+    folder = Path(directory)
+    config = _read_config(folder)
+    name = architecture or _architecture_of(config, folder)
+    model_type = model_type_of(name, config, str(folder))
+    tensors = read_tensors_of(folder)
+    stored = sum(t.numel() * t.element_size() for t in tensors.values())
+    skeleton = build_transformers(name, config, max_tensors=10 * len(tensors) + 100, device="meta")
+    check_memory(_tensor_bytes(skeleton), stored, max_bytes, str(folder))
+    kind = getattr(import_transformers(), name)
+    with quiet_transformers():
+        model, info = kind.from_pretrained(
+            None,
+            config=make_config(model_type, config, len(tensors)),
+            state_dict=tensors,
+            dtype=_widest_float(tensors),
+            output_loading_info=True,
+        )
+    _check_complete(info, name, folder)
+    result: nn.Module = model.eval()
+    return result
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / CONFIG_FILE
+    if not path.is_file():
+        raise ArtifactError(f"{folder}: has no {CONFIG_FILE}, so the model cannot be built.")
+    if path.stat().st_size > MAX_MANIFEST_BYTES:
+        raise ArtifactError(f"{path}: larger than {MAX_MANIFEST_BYTES} bytes.")
+    content = parse_json(path.read_bytes(), str(path), max_bytes=MAX_MANIFEST_BYTES)
+    if not isinstance(content, dict):
+        raise ArtifactError(f"{path}: must be a JSON object.")
+    return content
+
+
+def _architecture_of(config: dict[str, Any], folder: Path) -> str:
+    names = config.get("architectures")
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
+        raise ArtifactError(
+            f"{folder}: config.json does not name one architecture; pass architecture='BertModel'"
+            " or the like."
+        )
+    name: str = names[0]
+    return name
+
+
+def _check_complete(info: dict[str, Any], name: str, folder: Path) -> None:
+    faults = [
+        f"{kind.removesuffix('_keys')}: {', '.join(sorted(map(str, info[kind]))[:10])}"
+        for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")
+        if info.get(kind)
+    ]
+    if faults:
+        raise ArtifactError(
+            f"{folder}: its weights do not fit {name}; {'; '.join(faults)}. Pass architecture= with"
+            " the class that was saved."
+        )
+
+
+def _widest_float(tensors: dict[str, torch.Tensor]) -> torch.dtype:
+    # transformers gives a model one dtype; the widest loses nothing.
+    floats = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
+    return reduce(torch.promote_types, floats) if floats else torch.float32
+
+
+def _tensor_bytes(model: nn.Module) -> int:
+    tensors = [*model.parameters(), *model.buffers()]
+    return sum(t.numel() * t.element_size() for t in tensors)

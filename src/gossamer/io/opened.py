@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An artifact opened for reading: every check that needs no tensor data has been made.
+
+Order: size of the manifest, JSON, schema, names, list of files, sizes, tensor headers, agreement of
+headers and manifest. `read` then verifies hashes; index invariants come after it, in `decode`.
+"""
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from gossamer.errors import ArtifactError
+from gossamer.io.agreement import check_agreement
+from gossamer.io.atomic import find_directory
+from gossamer.io.limits import MAX_MANIFEST_BYTES
+from gossamer.io.manifest import CARD_FILE, CONFIG_FILE, MANIFEST_FILE, Manifest, parse_manifest
+from gossamer.io.strict_json import parse_json
+from gossamer.io.tensor_file import read_tensors
+from gossamer.io.tensor_header import TensorHeader, read_header
+
+ATTEMPTS = 20
+TENSOR_SUFFIX = ".safetensors"
+_OPEN_FLAGS = (
+    os.O_RDONLY
+    | getattr(os, "O_NOFOLLOW", 0)
+    | getattr(os, "O_NONBLOCK", 0)
+    | getattr(os, "O_CLOEXEC", 0)
+    | getattr(os, "O_BINARY", 0)
+)
+
+
+@dataclass(frozen=True)
+class OpenArtifact:
+    """Checked manifest and headers, and the open files they belong to."""
+
+    path: Path
+    manifest: Manifest
+    files: dict[str, BinaryIO]
+    headers: dict[str, TensorHeader]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all files the manifest lists."""
+        return sum(entry.size for entry in self.manifest.files.values())
+
+    def read(self) -> tuple[dict[str, torch.Tensor], dict[str, bytes]]:
+        """All stored arrays by key and all other files by name, once; every hash is verified."""
+        arrays: dict[str, torch.Tensor] = {}
+        documents: dict[str, bytes] = {}
+        for name, entry in self.manifest.files.items():
+            where = f"{self.path / name}"
+            if name in self.headers:
+                header = self.headers[name]
+                arrays.update(read_tensors(self.files[name], header, where, entry.sha256))
+            else:
+                documents[name] = _read_document(self.files[name], entry.sha256, where)
+        return arrays, documents
+
+    def config(self) -> dict[str, Any] | None:
+        """The verified content of config.json, None if there is none."""
+        if CONFIG_FILE not in self.files:
+            return None
+        where = str(self.path / CONFIG_FILE)
+        raw = _read_document(
+            self.files[CONFIG_FILE], self.manifest.files[CONFIG_FILE].sha256, where
+        )
+        content = parse_json(raw, where, max_bytes=MAX_MANIFEST_BYTES)
+        if not isinstance(content, dict):
+            raise ArtifactError(f"{where}: must be a JSON object.")
+        return content
+
+
+def is_artifact(path: Path) -> bool:
+    """Whether `path` is a directory that has a manifest."""
+    return os.path.lexists(path / MANIFEST_FILE)
+
+
+@contextmanager
+def open_artifact(path: os.PathLike[str] | str) -> Iterator[OpenArtifact]:
+    """Open an artifact, or raise ArtifactError.
+
+    A writer may replace the directory meanwhile. Files that are open stay the old ones; if the
+    directory changed before all were open, we start again, so old and new are never mixed.
+    """
+    with ExitStack() as stack:
+        for attempt in range(ATTEMPTS):
+            folder = find_directory(path)
+            before = _identity(folder)
+            try:
+                opened = _open(folder, stack)
+                if _identity(folder) == before:
+                    break
+            except (ArtifactError, FileNotFoundError) as error:
+                if _identity(folder) == before or attempt == ATTEMPTS - 1:
+                    if isinstance(error, ArtifactError):
+                        raise
+                    raise ArtifactError(f"{error.filename}: is missing.") from error
+            stack.pop_all().close()
+        else:
+            raise ArtifactError(f"{path}: is being replaced all the time; try again.")
+        yield opened
+
+
+def check_replaceable(target: Path) -> None:
+    """Raise ArtifactError if saving to `target` would delete anything that save did not write."""
+    if not os.path.lexists(target):
+        return
+    advice = "It was left alone. Choose another path, or remove it yourself."
+    if not target.is_dir():
+        raise ArtifactError(f"{target}: exists and is not a directory. {advice}")
+    found = {entry.name for entry in os.scandir(target)}
+    if not found:
+        return
+    if MANIFEST_FILE not in found:
+        raise ArtifactError(f"{target}: exists and is not a gossamer artifact. {advice}")
+    try:
+        manifest = parse_manifest(_read_manifest(target), str(target / MANIFEST_FILE))
+    except (ArtifactError, FileNotFoundError) as error:
+        raise ArtifactError(f"{error} {advice}") from error
+    foreign = sorted(found - {MANIFEST_FILE, CARD_FILE, *manifest.files})
+    if foreign:
+        raise ArtifactError(
+            f"{target}: holds {foreign[0]!a}, which is not part of the artifact. {advice}"
+        )
+
+
+def _open(folder: Path, stack: ExitStack) -> OpenArtifact:
+    if not folder.is_dir():
+        raise ArtifactError(f"{folder}: expected a directory with {MANIFEST_FILE}.")
+    manifest = parse_manifest(_read_manifest(folder), str(folder / MANIFEST_FILE))
+    _check_files(folder, manifest)
+    files: dict[str, BinaryIO] = {}
+    headers: dict[str, TensorHeader] = {}
+    for name, entry in manifest.files.items():
+        files[name] = stack.enter_context(_open_regular(folder / name, entry.size))
+    for name, entry in manifest.files.items():
+        if name.endswith(TENSOR_SUFFIX):
+            headers[name] = read_header(files[name], entry.size, str(folder / name))
+        elif entry.size > MAX_MANIFEST_BYTES:
+            raise ArtifactError(f"{folder / name}: larger than {MAX_MANIFEST_BYTES} bytes.")
+    check_agreement(manifest, headers, str(folder))
+    return OpenArtifact(folder, manifest, files, headers)
+
+
+def _check_files(folder: Path, manifest: Manifest) -> None:
+    wanted = set(manifest.files)
+    reserved = wanted & {MANIFEST_FILE, CARD_FILE}
+    if reserved:
+        raise ArtifactError(f"{folder}: the manifest may not list {sorted(reserved)}.")
+    found = set()
+    for entry in os.scandir(folder):
+        if not entry.is_file(follow_symlinks=False):
+            raise ArtifactError(
+                f"{folder}: {entry.name!a} is a link, folder or device; an artifact holds regular"
+                " files only. Copy the directory with links resolved."
+            )
+        found.add(entry.name)
+    missing, extra = sorted(wanted - found), sorted(found - wanted - {MANIFEST_FILE, CARD_FILE})
+    if missing or extra:
+        raise ArtifactError(
+            f"{folder}: the files differ from the manifest; missing {missing[:5]}, unexpected"
+            f" {[ascii(name) for name in extra[:5]]}. Restore or remove them."
+        )
+
+
+def _open_regular(path: Path, size: int | None) -> BinaryIO:
+    try:
+        descriptor = os.open(path, _OPEN_FLAGS)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ArtifactError(f"{path}: cannot be opened ({error.strerror}).") from error
+    file = os.fdopen(descriptor, "rb")
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or (size is not None and status.st_size != size):
+        file.close()
+        raise ArtifactError(
+            f"{path}: expected a regular file of {size} bytes, found {status.st_size} bytes; it was"
+            " truncated or replaced."
+        )
+    return file
+
+
+def _read_manifest(folder: Path) -> bytes:
+    path = folder / MANIFEST_FILE
+    with _open_regular(path, None) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > MAX_MANIFEST_BYTES:
+            raise ArtifactError(f"{path}: {size} bytes; at most {MAX_MANIFEST_BYTES} are allowed.")
+        return file.read(MAX_MANIFEST_BYTES)
+
+
+def _read_document(file: BinaryIO, sha256: str, where: str) -> bytes:
+    file.seek(0)
+    raw = file.read(MAX_MANIFEST_BYTES + 1)
+    found = hashlib.sha256(raw).hexdigest()
+    if found != sha256:
+        raise ArtifactError(
+            f"{where}: its SHA-256 is {found}, the manifest says {sha256}; the file was damaged or"
+            " replaced. Restore it from the original."
+        )
+    return raw
+
+
+def _identity(folder: Path) -> tuple[int, int, int] | None:
+    try:
+        status = folder.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_ctime_ns

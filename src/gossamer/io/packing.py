@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a model's inventory to the arrays that files hold, shard by shard.
+
+Sizes are known from formulas before anything is packed, so free space is checked and shards are
+cut first; then one shard at a time is packed, written and freed.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+
+from gossamer.errors import InputError
+from gossamer.formats import FORMATS, SparseTensor, choose_format, pack, validate
+from gossamer.formats.bits import row_bytes
+from gossamer.io.inventory import Inventory, Slot, SparseLayer
+from gossamer.io.manifest import DenseEntry, MaskEntry, SparseEntry, TensorEntry, TiedEntry
+from gossamer.io.tensor_header import dtype_name
+from gossamer.nn import Linear
+
+SHARD_BYTES = 2 * 2**30
+SEPARATOR = "::"
+MASK_ARRAY = "mask_bits"
+BITMASK = "bitmask"
+
+ArtifactKind = Literal["packed", "dense"]
+Arrays = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One tensor to store: its bytes by formula, its arrays when asked, its manifest entry."""
+
+    name: str
+    num_bytes: int
+    arrays: Callable[[], Arrays]
+    entry: Callable[[str, tuple[str, ...]], TensorEntry]
+
+
+def array_key(name: str, array: str) -> str:
+    """The key of one packed array in a file: `<tensor>::<array>`."""
+    return f"{name}{SEPARATOR}{array}"
+
+
+def plan_pieces(
+    inventory: Inventory, kind: ArtifactKind
+) -> tuple[list[Piece], dict[str, TensorEntry]]:
+    """What to write, and the entries of tied tensors, which need no bytes of their own."""
+    pieces: list[Piece] = []
+    tied: dict[str, TensorEntry] = {}
+    for name, slot in inventory.slots.items():
+        owner = inventory.tied.get(name)
+        if owner is None:
+            pieces.append(_piece(slot, kind))
+        elif slot.layer is None or inventory.slots[owner].layer is not None:
+            tied[name] = TiedEntry(to=owner)
+        elif kind == "packed":
+            pieces.append(_mask_piece(slot, slot.layer, owner))
+        else:
+            # Dense files have no masks: with its zeros it is another tensor than the unmasked one.
+            pieces.append(_dense_piece(slot))
+    return pieces, tied
+
+
+def cut_shards(pieces: list[Piece], shard_bytes: int) -> list[list[Piece]]:
+    """At least one shard of pieces in order, at most `shard_bytes` each unless one is larger."""
+    shards: list[list[Piece]] = [[]]
+    filled = 0
+    for piece in pieces:
+        if shards[-1] and filled + piece.num_bytes > shard_bytes:
+            shards.append([])
+            filled = 0
+        shards[-1].append(piece)
+        filled += piece.num_bytes
+    return shards
+
+
+def _piece(slot: Slot, kind: ArtifactKind) -> Piece:
+    if slot.layer is None or kind == "dense":
+        return _dense_piece(slot)
+    return _sparse_piece(slot, slot.layer)
+
+
+def _dense_piece(slot: Slot) -> Piece:
+    dtype, shape, layer = slot.tensor.dtype, slot.shape, slot.layer
+
+    def arrays() -> Arrays:
+        return {slot.name: slot.tensor.detach() if layer is None else dense_weight(layer)}
+
+    def entry(file: str, _: tuple[str, ...]) -> TensorEntry:
+        return DenseEntry(file=file, shape=shape, dtype=dtype_name(dtype))
+
+    return Piece(slot.name, torch.Size(shape).numel() * dtype.itemsize, arrays, entry)
+
+
+def _sparse_piece(slot: Slot, layer: SparseLayer) -> Piece:
+    matrix, nnz, pattern = layer.matrix_shape, layer.nnz, layer.pattern
+    itemsize = slot.tensor.element_size()
+    format_name = choose_format(matrix, nnz, itemsize, pattern)
+    num_bytes = FORMATS.get(format_name).nbytes(matrix, nnz, itemsize, pattern)
+
+    def arrays() -> Arrays:
+        sparse = pack_layer(layer, format_name, slot.name)
+        return {array_key(slot.name, array): data for array, data in sparse.arrays.items()}
+
+    def entry(file: str, keys: tuple[str, ...]) -> TensorEntry:
+        return SparseEntry(
+            file=file,
+            shape=slot.shape,
+            dtype=dtype_name(slot.tensor.dtype),
+            format=format_name,
+            arrays=tuple(sorted(key.removeprefix(slot.name + SEPARATOR) for key in keys)),
+            mask=_mask_entry(layer),
+            holder="compact" if isinstance(layer, Linear) else "masked",
+            mode=layer.mode if isinstance(layer, Linear) else None,
+        )
+
+    return Piece(slot.name, num_bytes, arrays, entry)
+
+
+def _mask_piece(slot: Slot, layer: SparseLayer, owner: str) -> Piece:
+    rows, columns = layer.matrix_shape
+
+    def arrays() -> Arrays:
+        return {array_key(slot.name, MASK_ARRAY): layer.mask_bits}
+
+    def entry(file: str, _: tuple[str, ...]) -> TensorEntry:
+        return TiedEntry(to=owner, mask=_mask_entry(layer), file=file)
+
+    return Piece(slot.name, rows * row_bytes(columns), arrays, entry)
+
+
+def _mask_entry(layer: SparseLayer) -> MaskEntry:
+    return MaskEntry(pattern=str(layer.pattern), nnz=layer.nnz, sha256=layer.mask_digest())
+
+
+def pack_layer(layer: SparseLayer, format_name: str, where: str) -> SparseTensor:
+    """The kept weights of a layer in `format_name`; a compact one is not expanded for bitmask."""
+    shape, pattern = layer.matrix_shape, layer.pattern
+    if isinstance(layer, Linear) and format_name == BITMASK:
+        arrays = {"values": layer.values.detach(), BITMASK: layer.mask_bits}
+        sparse = SparseTensor(shape, pattern, format_name, arrays)
+        validate(sparse, where)
+        return sparse
+    return pack(dense_weight(layer).reshape(shape), layer.mask(), pattern, format_name)
+
+
+def dense_weight(layer: SparseLayer) -> torch.Tensor:
+    """The layer's weight with exact zeros (+0.0) where it is pruned."""
+    if isinstance(layer, Linear):
+        return layer.to_dense().weight.detach()
+    return layer.masked_weight().detach()
+
+
+def check_kind(kind: str) -> ArtifactKind:
+    """`kind` if it is one of the two there are."""
+    for known in get_args(ArtifactKind):
+        if kind == known:
+            return known  # type: ignore[no-any-return]
+    raise InputError(
+        f"format: must be 'packed' (small, for gossamer) or 'dense' (zeros kept, for any"
+        f" safetensors reader); got {kind!r}."
+    )

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`load`: a saved model back, in the state it was saved in."""
+
+import os
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from gossamer.errors import ArtifactError, InputError
+from gossamer.io.agreement import memory_needed
+from gossamer.io.architecture import build
+from gossamer.io.atomic import find_directory
+from gossamer.io.decode import Decoded, decode_all
+from gossamer.io.dense_checkpoint import adopt_zeros, read_tensors_of
+from gossamer.io.fitting import check_fit, check_materialised
+from gossamer.io.huggingface import load_pretrained
+from gossamer.io.inventory import unwrap
+from gossamer.io.limits import check_memory
+from gossamer.io.manifest import CONFIG_FILE, DenseEntry, Manifest, TransformersNode
+from gossamer.io.opened import OpenArtifact, is_artifact, open_artifact
+from gossamer.io.placing import Placement
+from gossamer.io.tensor_header import dtype_name
+from gossamer.io.transformers_models import build_transformers
+
+
+def load(
+    path: os.PathLike[str] | str,
+    model: nn.Module | None = None,
+    *,
+    detect_masks: bool = False,
+    max_bytes: int | None = None,
+) -> nn.Module:
+    """The model in `path`: masked layers come back masked, compact ones compact.
+
+    Nothing in the file is executed; every byte is checked before it is used.
+
+    Args:
+        path: an artifact of `gossamer.save`, or an ordinary checkpoint (a safetensors file or a
+            Hugging Face directory), whose zeros stay zeros in ordinary layers.
+        model: fill this module in place instead of building one; needed where the artifact does
+            not describe its architecture. All mismatches are reported at once, and nothing is
+            changed unless everything fits. Its training mode is left as it is.
+        detect_masks: turn layers with exact zeros into masked ones (see `adopt_zeros`).
+        max_bytes: refuse files that need more memory than this; default: what is available.
+
+    Returns:
+        `model`, or a new one on the CPU in eval mode. A `model` that is itself a single layer
+        cannot be replaced in place: use what is returned.
+
+    Raises:
+        ArtifactError: damaged, hostile, of another version, or does not fit the model.
+        ResourceError: needs more memory than `max_bytes`.
+    """
+    if model is not None and not isinstance(model, nn.Module):
+        raise InputError(f"model: expected a torch module, got {type(model).__name__}.")
+    found = find_directory(path)
+    if found.is_dir() and is_artifact(found):
+        result = _load_artifact(path, model, max_bytes)
+    elif model is not None:
+        result = _load_checkpoint(found, model, max_bytes)
+    elif found.is_dir() and (found / CONFIG_FILE).is_file():
+        result = load_pretrained(found, max_bytes=max_bytes)
+    else:
+        raise ArtifactError(
+            f"{found}: is no gossamer artifact and does not describe its architecture. Build the"
+            " model and pass it: gossamer.load(path, model=model)."
+        )
+    if detect_masks:
+        adopt_zeros(unwrap(result))
+    return result
+
+
+def _load_artifact(
+    path: os.PathLike[str] | str, model: nn.Module | None, max_bytes: int | None
+) -> nn.Module:
+    with open_artifact(path) as artifact:
+        manifest, where = artifact.manifest, str(artifact.path)
+        check_memory(memory_needed(manifest), artifact.num_bytes, max_bytes, where)
+        target = unwrap(model) if model is not None else _skeleton(artifact)
+        matched = check_fit(manifest, target, where, exact_dtypes=model is not None)
+        arrays, _ = artifact.read()
+        decoded = decode_all(manifest, arrays, where)
+        if model is None and isinstance(manifest.architecture, TransformersNode):
+            target = build_transformers(
+                manifest.architecture.name,
+                artifact.config(),
+                max_tensors=_max_tensors(manifest),
+                device="cpu",
+            )
+    result = Placement(target, manifest, matched, decoded, in_place=model is not None).run()
+    if model is None:
+        check_materialised(result, where)
+        return result.eval()
+    return model if result is target else result
+
+
+def _skeleton(artifact: OpenArtifact) -> nn.Module:
+    manifest = artifact.manifest
+    if manifest.architecture is None:
+        raise ArtifactError(
+            f"{artifact.path}: does not describe its architecture, because the model is not made of"
+            " known parts only. Build the model and pass it: gossamer.load(path, model=model)."
+        )
+    return build(
+        manifest.architecture, max_tensors=_max_tensors(manifest), config=artifact.config()
+    )
+
+
+def _max_tensors(manifest: Manifest) -> int:
+    # A module that is shared is described under each of its names but stored once. Buffers that
+    # are not saved count too.
+    return 2 * len(manifest.tensors) + 64 * len(manifest.shared_modules) + 64
+
+
+def _load_checkpoint(path: Path, model: nn.Module, max_bytes: int | None) -> nn.Module:
+    """An ordinary checkpoint, by the same rules as a dense artifact."""
+    tensors: dict[str, Decoded] = dict(read_tensors_of(path, max_bytes=max_bytes))
+    entries = {
+        name: DenseEntry(file=path.name, shape=tuple(t.shape), dtype=dtype_name(t.dtype))
+        for name, t in tensors.items()
+        if isinstance(t, torch.Tensor)
+    }
+    manifest = Manifest.model_construct(
+        producer="", kind="dense", files={}, tensors=entries, shared_modules={}
+    )
+    target = unwrap(model)
+    matched = check_fit(manifest, target, str(path), exact_dtypes=True)
+    result = Placement(target, manifest, matched, tensors, in_place=True).run()
+    return model if result is target else result
