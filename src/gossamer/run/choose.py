@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 
 from gossamer import settings
 from gossamer.ops.dispatch import Prepared

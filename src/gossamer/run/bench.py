@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sparse against dense for one linear layer, and what the instruction mix could reach at best.
+
+The rate of a shared machine moves by 30 % within minutes. So dense, sparse and the ceilings are
+timed in short turns, many times over, and the best time of each is kept: a slow moment hits all.
+
+Legend: T tokens, R rows (outputs), K columns (inputs).
+"""
+
+import functools
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+import gossamer.ops.linear  # noqa: F401  (registers the built-in kernels)
+from gossamer.errors import InputError
+from gossamer.formats import pack
+from gossamer.ops import _native
+from gossamer.ops.dispatch import prepare
+from gossamer.ops.kernels import active_kernels
+from gossamer.patterns import Pattern, parse_pattern
+from gossamer.run.timing import Duel, duel
+
+_TURNS = 6
+_CEILING_SECONDS = 0.02
+# About a millisecond per call: long against the call, short against a slow moment.
+_CEILING_FLOPS = 2e7
+
+
+@dataclass(frozen=True)
+class BenchRow:
+    """One layer at one token count; times in microseconds, rates in GFLOP/s."""
+
+    rows: int
+    columns: int
+    tokens: int
+    sparsity: float
+    pattern: str
+    format: str
+    kernel: str
+    kernels: str
+    threads: int
+    dense_us: float
+    sparse_us: float
+    ceiling_gflops: float
+
+    @property
+    def ratio(self) -> float:
+        """How many times faster sparse is."""
+        return self.dense_us / self.sparse_us
+
+    @property
+    def dense_gflops(self) -> float:
+        """Rate of the dense product."""
+        return 2e-3 * self.tokens * self.rows * self.columns / self.dense_us
+
+    @property
+    def kept_gflops(self) -> float:
+        """Rate of the sparse product, counting kept weights only."""
+        kept = round((1 - self.sparsity) * self.rows * self.columns)
+        return 2e-3 * self.tokens * kept / self.sparse_us
+
+    @property
+    def ceiling_fraction(self) -> float:
+        """Part of the rate that the kernel's instruction mix reaches on rows that never end."""
+        return self.kept_gflops / (self.ceiling_gflops * self.threads)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data with the derived figures, for --json."""
+        derived = ("ratio", "dense_gflops", "kept_gflops", "ceiling_fraction")
+        return {**asdict(self), **{name: getattr(self, name) for name in derived}}
+
+
+def bench_linear(
+    shape: tuple[int, int],
+    tokens: int,
+    sparsity: float,
+    pattern: str | Pattern = "unstructured",
+    *,
+    budget_seconds: float = 0.6,
+    seed: int = 0,
+) -> BenchRow:
+    """Dense `F.linear` against the sparse kernel, fp32, with torch's current number of threads.
+
+    Args:
+        shape: (outputs R, inputs K) of the weight.
+        tokens: rows of the activation.
+        sparsity: fraction of zeros in [0, 1); patterns with a density of their own ignore it.
+        pattern: which zeros are legal.
+        budget_seconds: time to spend measuring.
+        seed: of the weights and activations.
+    """
+    if tokens < 1 or min(shape) < 1 or not 0 <= sparsity < 1:
+        raise InputError(
+            f"bench: expected positive sizes and a sparsity in [0, 1), got shape {list(shape)},"
+            f" tokens {tokens}, sparsity {sparsity}."
+        )
+    chosen = parse_pattern(pattern) if isinstance(pattern, str) else pattern
+    generator = torch.Generator().manual_seed(seed)
+    w_RK = torch.randn(shape, generator=generator)
+    x_TK = torch.randn(tokens, shape[1], generator=generator)
+    bias_R = torch.randn(shape[0], generator=generator)
+    fixed = chosen.fixed_density
+    mask_RK = chosen.project(w_RK.abs(), 1 - sparsity if fixed is None else fixed)
+    w_RK = w_RK * mask_RK
+    sparse = pack(w_RK, mask_RK, chosen)
+    prepared = prepare("linear", sparse)
+    best = Duel(float("inf"), float("inf"))
+    ceiling = 0.0
+    with torch.inference_mode():
+        for _ in range(_TURNS):
+            turn = duel(
+                functools.partial(F.linear, x_TK, w_RK, bias_R),
+                functools.partial(prepared.run, x_TK, bias_R, "none"),
+                budget_seconds=budget_seconds / _TURNS,
+                max_rounds=1000,
+            )
+            best = Duel(min(best.first_us, turn.first_us), min(best.second_us, turn.second_us))
+            ceiling = max(ceiling, ceilings(_CEILING_SECONDS)["panel"])
+    return BenchRow(
+        rows=shape[0],
+        columns=shape[1],
+        tokens=tokens,
+        sparsity=1 - sparse.nnz / mask_RK.numel(),
+        pattern=str(chosen),
+        format=sparse.format,
+        kernel=prepared.kernel,
+        kernels=active_kernels(),
+        threads=torch.get_num_threads(),
+        dense_us=best.first_us,
+        sparse_us=best.second_us,
+        ceiling_gflops=ceiling,
+    )
+
+
+def ceilings(budget_seconds: float = 0.3) -> dict[str, float]:
+    """GFLOP/s of one thread: pure FMAs ("fma"), and the panel kernel's mix without row ends."""
+    kernels = active_kernels()
+    repeats, flops = {}, {}
+    for mix in ("fma", "panel"):
+        repeats[mix] = max(1, round(_CEILING_FLOPS / _native.run_ceiling(kernels, mix, 1)))
+        flops[mix] = _native.run_ceiling(kernels, mix, repeats[mix])
+    best = duel(
+        lambda: _native.run_ceiling(kernels, "fma", repeats["fma"]),
+        lambda: _native.run_ceiling(kernels, "panel", repeats["panel"]),
+        budget_seconds=budget_seconds,
+        max_rounds=1000,
+    )
+    return {
+        "fma": flops["fma"] / best.first_us * 1e-3,
+        "panel": flops["panel"] / best.second_us * 1e-3,
+    }

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rules every storage format keeps, as one function that raises at the first breach."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import ParamSpec, TypeVar
+
+import torch
+
+from gossamer.errors import FormatError, PatternError
+from gossamer.formats import FORMATS, VALUE_DTYPES, Arrays, Format
+from gossamer.patterns import NM, NMG, VNM, Block, Pattern, Unstructured
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+SAMPLE_PATTERNS: tuple[Pattern, ...] = (
+    Unstructured(),
+    *(NM(2, 4), NM(1, 16), NM(3, 3), NM(5, 20)),
+    *(VNM(1, 4), VNM(4, 8), VNM(3, 40)),
+    *(NMG(2, 4, 2), NMG(1, 3, 1)),
+    *(Block(1, 1), Block(2, 3), Block(4, 4)),
+)
+# Rounded up to what a pattern needs: nothing, one weight, remainders, several tiles.
+_SHAPES = ((0, 0), (0, 5), (5, 0), (1, 1), (1, 17), (17, 1), (7, 13), (9, 48))
+_DENSITIES = (0.02, 0.3, 1.0)
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def check_format(name: str, patterns: Sequence[Pattern] = SAMPLE_PATTERNS) -> None:
+    """Raise FormatError at the first rule that the registered format `name` breaks.
+
+    Round trips of every supported pattern on edge shapes, types and special values, the formula of
+    `nbytes`, and that `validate` accepts what `pack` gives and refuses what was damaged. Pass
+    `patterns` where the format stores only a pattern of your own.
+    """
+    chosen = FORMATS.get(name)
+    if chosen.name != name:
+        raise FormatError(f"format {name!r}: its attribute `name` says {chosen.name!r}.")
+    supported = [pattern for pattern in patterns if chosen.supports(pattern)]
+    if not supported:
+        raise FormatError(
+            f"format {name!r}: supports none of {', '.join(map(str, patterns))}. Name the patterns"
+            " to test: check_format(name, patterns=[...])."
+        )
+    for pattern in supported:
+        for shape in dict.fromkeys(pattern.padded_shape(shape) for shape in _SHAPES):
+            for label, mask in sample_masks(pattern, shape):
+                case = f"format {name!r}, pattern {pattern}, shape {list(shape)}, {label} kept"
+                for dtype in VALUE_DTYPES:
+                    _check_round_trip(chosen, pattern, mask, _weight(shape, dtype), case)
+                _check_damage(chosen, pattern, mask, case)
+
+
+def sample_masks(pattern: Pattern, shape: tuple[int, int]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Legal masks: scattered, crowded into the first rows, without ties to break, all, none."""
+    scattered = torch.rand(shape, generator=torch.Generator().manual_seed(1))
+    crowded = torch.arange(shape[0], 0.0, -1.0).unsqueeze(1).expand(shape)
+    fixed = pattern.fixed_density
+    for density in _DENSITIES if fixed is None else (fixed,):
+        yield f"{density:.0%} scattered", pattern.project(scattered, density)
+        yield f"{density:.0%} of the first rows", pattern.project(crowded, density)
+    for label, keep in (("all", True), ("none", False)):
+        mask = torch.full(shape, keep)
+        try:
+            pattern.validate(mask)
+        except PatternError:
+            continue
+        yield label, mask
+
+
+def _weight(shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
+    """Every kind of bits a value can have, each several times: zeros, NaN payloads, infinities."""
+    special = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1.5, -1e-7], dtype=dtype)
+    bits = _BITS[dtype.itemsize]
+    limits = torch.iinfo(bits)
+    generator = torch.Generator().manual_seed(2)
+    numbers = torch.randint(limits.min, limits.max, (61,), dtype=bits, generator=generator)
+    pool = torch.cat([special, numbers.view(dtype)])
+    numel = shape[0] * shape[1]
+    return pool[torch.arange(numel) % len(pool)].view(shape)
+
+
+def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
+    bits = _BITS[right.element_size()]
+    return (
+        left.dtype is right.dtype
+        and left.shape == right.shape
+        and torch.equal(left.contiguous().view(bits), right.contiguous().view(bits))
+    )
+
+
+def _check_round_trip(
+    chosen: Format, pattern: Pattern, mask: torch.Tensor, weight: torch.Tensor, case: str
+) -> None:
+    case = f"{case}, {str(weight.dtype).removeprefix('torch.')}"
+    shape = (mask.shape[0], mask.shape[1])
+    strided = weight.T.contiguous().T
+    for label, source in (("", weight), (" of a transposed weight", strided)):
+        before, mask_before = source.clone(), mask.clone()
+        arrays = _run(f"{case}: pack{label}", chosen.pack, source, mask, pattern)
+        if not _same_bits(source, before) or not torch.equal(mask, mask_before):
+            raise FormatError(f"{case}: pack changed its input.")
+        if "values" not in arrays or arrays["values"].dtype is not weight.dtype:
+            raise FormatError(f"{case}: pack must give `values` in the weight's dtype.")
+        actual = sum(array.numel() * array.element_size() for array in arrays.values())
+        formula = chosen.nbytes(shape, int(mask.sum()), weight.element_size(), pattern)
+        if actual != formula:
+            raise FormatError(f"{case}: nbytes says {formula}, but the arrays take {actual} bytes.")
+        _run(f"{case}: validate after pack", chosen.validate, arrays, shape, pattern)
+        again, mask_again = _run(f"{case}: unpack", chosen.unpack, arrays, shape, pattern)
+        if mask_again.dtype is not torch.bool or not torch.equal(mask_again, mask):
+            raise FormatError(f"{case}: unpack{label} gives another mask.")
+        expected = torch.where(mask, weight, torch.zeros((), dtype=weight.dtype))
+        if not _same_bits(again, expected):
+            raise FormatError(f"{case}: unpack{label} gives other bits than were kept.")
+
+
+def _check_damage(chosen: Format, pattern: Pattern, mask: torch.Tensor, case: str) -> None:
+    """Wrong sets of arrays must be refused; wrong numbers refused, or be a legal tensor."""
+    shape = (mask.shape[0], mask.shape[1])
+    arrays = chosen.pack(_weight(shape, torch.float32), mask, pattern)
+    for label, damaged in _wrong_arrays(arrays):
+        if _accepts(chosen, damaged, shape, pattern, f"{case}: {label}"):
+            raise FormatError(f"{case}: validate accepts arrays with {label}.")
+    for label, damaged in _wrong_numbers(arrays):
+        if not _accepts(chosen, damaged, shape, pattern, f"{case}: {label}"):
+            continue
+        weight, kept = _run(
+            f"{case}: unpack of arrays that validate accepted with {label}",
+            chosen.unpack,
+            damaged,
+            shape,
+            pattern,
+        )
+        if tuple(weight.shape) != shape or tuple(kept.shape) != shape:
+            raise FormatError(f"{case}: unpack gives another shape with {label}.")
+        _run(
+            f"{case}: validate accepts {label}; the pattern's check of the mask",
+            pattern.validate,
+            kept,
+        )
+
+
+def _wrong_arrays(arrays: Arrays) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
+    yield "an unknown array", {**arrays, "unexpected": torch.zeros(1)}
+    for name, array in arrays.items():
+        others = {key: value for key, value in arrays.items() if key != name}
+        yield f"{name!r} missing", others
+        other_dtype = torch.int32 if array.is_floating_point() else torch.float32
+        yield f"{name!r} as {other_dtype}", {**others, name: array.to(other_dtype)}
+        yield f"{name!r} of one dimension more", {**others, name: array.unsqueeze(0)}
+        if array.ndim and array.shape[0]:
+            yield f"{name!r} cut short", {**others, name: array[:-1]}
+            longer = torch.cat([array, array[-1:]])
+            yield f"{name!r} too long", {**others, name: longer}
+
+
+def _wrong_numbers(arrays: Arrays) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
+    generator = torch.Generator().manual_seed(3)
+    for name, array in arrays.items():
+        if array.is_floating_point() or not array.numel():
+            continue
+        limits = torch.iinfo(array.dtype)
+        wide = array.long()
+        bumped = wide.clone()
+        bumped.view(-1)[0] = min(int(bumped.view(-1)[0]) + 1, limits.max)
+        noise = torch.randint(limits.min, limits.max, array.shape, generator=generator)
+        for label, numbers in (
+            ("all zero", torch.zeros_like(wide)),
+            ("all at the maximum", torch.full_like(wide, limits.max)),
+            ("all at the minimum", torch.full_like(wide, limits.min)),
+            ("its first number one higher", bumped),
+            ("its numbers reversed", wide.flip(tuple(range(wide.ndim)))),
+            ("random numbers", noise),
+        ):
+            yield f"{label} in {name!r}", {**arrays, name: numbers.to(array.dtype)}
+
+
+def _accepts(
+    chosen: Format, arrays: Arrays, shape: tuple[int, int], pattern: Pattern, case: str
+) -> bool:
+    """Whether `validate` accepts; any error but FormatError is a failure of the format."""
+    try:
+        chosen.validate(arrays, shape, pattern)
+    except FormatError:
+        return False
+    except Exception as error:
+        raise FormatError(
+            f"{case}: validate raised {type(error).__name__} instead of FormatError: {error}"
+        ) from error
+    return True
+
+
+def _run(what: str, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """The result of a plug-in's function; what it raises becomes a FormatError that names it."""
+    try:
+        return call(*args, **kwargs)
+    except Exception as error:
+        raise FormatError(f"{what} raised {type(error).__name__}: {error}") from error

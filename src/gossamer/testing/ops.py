@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rules every implementation of an operation keeps, checked against a float64 product.
+
+Legend: T tokens, R rows (outputs), K columns (inputs).
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+import gossamer.ops.linear  # noqa: F401  (registers the built-in kernels)
+from gossamer.errors import KernelError
+from gossamer.formats import FORMATS, pack
+from gossamer.ops.dispatch import Run, activate, ops_table
+from gossamer.patterns import Pattern
+from gossamer.testing.formats import SAMPLE_PATTERNS, sample_masks
+
+_SHAPES = ((0, 5), (1, 1), (1, 17), (17, 1), (33, 97), (130, 40))
+_TOKENS = (0, 1, 7, 9, 33, 65)
+_ACTIVATIONS = ("none", "relu", "gelu", "silu")
+
+
+def check_op(operation: str, format: str, patterns: Sequence[Pattern] = SAMPLE_PATTERNS) -> None:
+    """Raise KernelError at the first product that the op of `format` gets wrong.
+
+    Edge shapes and token counts, bias and activations, strided and many-dimensional activations,
+    float32. The bound is a few roundings of the sum of |w||x|, so a lower precision must fail.
+    """
+    prepare = ops_table(operation).get(format)
+    chosen = FORMATS.get(format)
+    supported = [pattern for pattern in patterns if chosen.supports(pattern)]
+    if not supported:
+        raise KernelError(
+            f"op {operation!r} for {format!r}: the format supports none of"
+            f" {', '.join(map(str, patterns))}. Name the patterns: check_op(..., patterns=[...])."
+        )
+    generator = torch.Generator().manual_seed(4)
+    for pattern in supported:
+        for shape in dict.fromkeys(pattern.padded_shape(shape) for shape in _SHAPES):
+            for label, mask_RK in sample_masks(pattern, shape):
+                weight_RK = torch.randn(shape, generator=generator)
+                run = prepare(pack(weight_RK, mask_RK, pattern, format))
+                weight_RK = weight_RK * mask_RK
+                case = f"op {operation!r} for {format!r}, pattern {pattern}, {list(shape)}, {label}"
+                _check_products(run, weight_RK, case, generator)
+
+
+def _check_products(
+    run: Run, weight_RK: torch.Tensor, case: str, generator: torch.Generator
+) -> None:
+    num_rows, num_columns = weight_RK.shape
+    bias = torch.randn(num_rows, generator=generator)
+    for tokens in _TOKENS:
+        x_TK = torch.randn(tokens, num_columns, generator=generator)
+        _check(run, x_TK, weight_RK, None, "none", f"{case}, {tokens} tokens")
+        _check(run, x_TK, weight_RK, bias, "none", f"{case}, {tokens} tokens, bias")
+    for activation in _ACTIVATIONS:
+        x_TK = torch.randn(5, num_columns, generator=generator)
+        _check(run, x_TK, weight_RK, bias, activation, f"{case}, {activation}")
+    wide = torch.randn(2, 3, 2 * num_columns, generator=generator)
+    _check(run, wide[..., ::2], weight_RK, bias, "none", f"{case}, strided columns")
+    _check(run, wide[..., :num_columns], weight_RK, bias, "none", f"{case}, strided rows")
+    one = torch.randn(1, num_columns, generator=generator)
+    _check(run, one.expand(4, -1), weight_RK, bias, "none", f"{case}, overlapping rows")
+
+
+def _check(
+    run: Run,
+    x: torch.Tensor,
+    weight_RK: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str,
+    case: str,
+) -> None:
+    before = x.clone()
+    y = run(x, bias, activation)
+    if not torch.equal(x, before):
+        raise KernelError(f"{case}: the op changed its input.")
+    wanted_bias = None if bias is None else bias.double()
+    wanted = activate(F.linear(x.double(), weight_RK.double(), wanted_bias), activation)
+    if y.shape != wanted.shape or y.dtype is not torch.float32:
+        raise KernelError(
+            f"{case}: expected float32 {list(wanted.shape)}, got {y.dtype} {list(y.shape)}."
+        )
+    size = F.linear(x.abs().double(), weight_RK.abs().double())
+    size = size + (0.0 if bias is None else bias.abs().double())
+    terms = weight_RK.shape[1] + 1
+    # Rounding errors add up like sqrt(terms); the polynomials of fused activations add 4e-7.
+    bound = size * (torch.finfo(torch.float32).eps * (2 + terms**0.5) + 4e-7)
+    error = (y.double() - wanted).abs()
+    if bool((error > bound).any()) or bool(y.isnan().any()):
+        worst = float((error / bound.clamp_min(1e-30)).max())
+        raise KernelError(f"{case}: wrong by {worst:.1f} times what rounding explains.")

@@ -1,0 +1,302 @@
+import copy
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gossamer.errors import FormatError, InputError, KernelError
+from gossamer.formats.bits import pack_bits
+from gossamer.ops import _native
+from gossamer.ops.kernels import active_kernels, available_kernels
+from gossamer.ops.panel import PanelWeight, packed_linear
+
+SETS = available_kernels()
+
+
+def random_layer(rows, columns, density, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    mask = torch.rand(rows, columns, generator=generator) < density
+    weight = torch.randn(rows, columns, generator=generator) * mask
+    return weight, mask
+
+
+def packed(weight, mask):
+    return PanelWeight(weight[mask], pack_bits(mask), tuple(weight.shape))
+
+
+def check_against_float64(weight, mask, x, bias=None, activation="none"):
+    y = packed(weight, mask)(x, bias, activation)
+    wanted = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    functions = {"none": lambda v: v, "relu": F.relu, "gelu": F.gelu, "silu": F.silu}
+    wanted = functions[activation](wanted)
+    # Rounding grows with the number of additions; 4e-7 is the bound of the polynomials.
+    scale = F.linear(x.abs().double(), weight.abs().double(), None)
+    scale = scale + (0 if bias is None else bias.abs().double()) + 1e-30
+    terms = max(int(mask.sum(1).max()) if mask.numel() else 0, 1) + 1
+    bound = scale * torch.finfo(torch.float32).eps * (2 + terms**0.5)
+    bound = bound + (scale * 4e-7 if activation in ("gelu", "silu") else 0)
+    assert y.shape == wanted.shape
+    assert y.dtype is torch.float32
+    assert bool(((y.double() - wanted).abs() <= bound).all())
+
+
+@pytest.fixture(params=SETS)
+def kernels(request, monkeypatch):
+    monkeypatch.setenv("GOSSAMER_KERNELS", request.param)
+    return request.param
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 40, 63, 64, 65, 100, 129])
+def test_every_token_remainder(kernels, tokens):
+    weight, mask = random_layer(37, 101, 0.3)
+    x = torch.randn(tokens, 101)
+    check_against_float64(weight, mask, x, torch.randn(37))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 7, 8, 9, 15, 17, 127, 128, 129, 513, 1025])
+@pytest.mark.parametrize("density", [0.05, 0.5])
+def test_every_row_remainder(kernels, rows, density):
+    weight, mask = random_layer(rows, 50, density)
+    check_against_float64(weight, mask, torch.randn(19, 50), torch.randn(rows))
+
+
+@pytest.mark.parametrize("columns", [0, 1, 7, 8, 9, 95, 96, 97, 191, 192, 193, 400])
+@pytest.mark.parametrize("density", [0.05, 0.5])
+def test_every_column_remainder(kernels, columns, density):
+    weight, mask = random_layer(33, columns, density)
+    check_against_float64(weight, mask, torch.randn(21, columns), None)
+
+
+@pytest.mark.parametrize("density", [0.0, 1e-3, 1.0])
+def test_none_few_and_all_kept(kernels, density):
+    weight, mask = random_layer(65, 130, density)
+    check_against_float64(weight, mask, torch.randn(70, 130), torch.randn(65))
+
+
+@pytest.mark.parametrize("activation", ["none", "relu", "gelu", "silu"])
+def test_fused_activations(kernels, activation):
+    weight, mask = random_layer(40, 64, 0.4)
+    x = torch.randn(50, 64) * torch.logspace(-3, 1, 50).unsqueeze(1)
+    check_against_float64(weight, mask, x, torch.randn(40), activation)
+
+
+def test_activations_at_extreme_inputs(kernels):
+    weight, mask = torch.ones(1, 1), torch.ones(1, 1, dtype=torch.bool)
+    x = torch.tensor([-1e4, -100.0, -88.0, -20.0, -0.0, 0.0, 20.0, 88.0, 100.0, 1e4]).unsqueeze(1)
+    for name, function in (("gelu", F.gelu), ("silu", F.silu)):
+        y = packed(weight, mask)(x, None, name)
+        torch.testing.assert_close(y, function(x), rtol=1e-5, atol=1e-6)
+
+
+@given(
+    rows=st.integers(0, 40),
+    columns=st.integers(0, 210),
+    tokens=st.integers(0, 70),
+    density=st.floats(0, 1),
+    seed=st.integers(0, 9),
+)
+@settings(max_examples=60, deadline=None)
+def test_any_shape_equals_the_dense_product(rows, columns, tokens, density, seed):
+    weight, mask = random_layer(rows, columns, density, seed)
+    check_against_float64(weight, mask, torch.randn(tokens, columns), torch.randn(rows))
+
+
+@pytest.mark.parametrize("density", [0.02, 0.3, 1.0])
+@pytest.mark.parametrize("shape", [(1, 1), (17, 33), (130, 200), (0, 5), (5, 0)])
+def test_unpack_gives_back_what_was_packed(shape, density):
+    weight, mask = random_layer(*shape, density)
+    weight[mask] = torch.where(torch.rand(int(mask.sum())) < 0.2, 0.0, weight[mask])  # kept zeros
+    values, bits = packed(weight, mask).unpack()
+    assert torch.equal(values, weight[mask])
+    assert torch.equal(bits, pack_bits(mask))
+
+
+def test_strided_and_higher_dimensional_activations():
+    weight, mask = random_layer(24, 48, 0.3)
+    wide = torch.randn(5, 6, 96)
+    for x in (wide[..., :48], wide[..., ::2], wide.transpose(0, 1)[..., 48:], wide[0, 0, :48]):
+        check_against_float64(weight, mask, x, torch.randn(24))
+    column_major = torch.randn(48, 30).T
+    check_against_float64(weight, mask, column_major)
+
+
+def test_broadcast_rows_are_read_once_each():
+    weight, mask = random_layer(8, 16, 0.5)
+    x = torch.randn(1, 16).expand(9, 16)
+    check_against_float64(weight, mask, x)
+
+
+def test_threads_do_not_change_a_bit():
+    weight, mask = random_layer(700, 300, 0.2)
+    layer = packed(weight, mask)
+    before = torch.get_num_threads()
+    try:
+        for tokens in (3, 64, 130, 400):
+            x = torch.randn(tokens, 300)
+            torch.set_num_threads(1)
+            one = layer(x)
+            torch.set_num_threads(2)
+            assert torch.equal(one, layer(x))
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_calls_from_eight_threads_agree():
+    weight, mask = random_layer(300, 200, 0.2)
+    layer, x = packed(weight, mask), torch.randn(70, 200)
+    wanted, results = layer(x), []
+    workers = [
+        threading.Thread(target=lambda: results.extend(layer(x) for _ in range(20)))
+        for _ in range(8)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+    assert len(results) == 160
+    assert all(torch.equal(result, wanted) for result in results)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_runs_in_a_forked_child():
+    weight, mask = random_layer(300, 200, 0.2)
+    layer, x = packed(weight, mask), torch.randn(200, 200)
+    wanted = layer(x).numpy().tobytes()
+    child = os.fork()
+    if child == 0:
+        # Compared without torch, whose own loops wait for ever for the parent's thread pool.
+        os._exit(0 if layer(x).numpy().tobytes() == wanted else 1)
+    deadline = time.monotonic() + 60
+    done, status = os.waitpid(child, os.WNOHANG)
+    while not done and time.monotonic() < deadline:
+        time.sleep(0.02)
+        done, status = os.waitpid(child, os.WNOHANG)
+    if not done:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert done
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_one_openmp_pool():
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    pools = {line.split()[-1] for line in maps if "libgomp" in line or "libiomp" in line}
+    assert len(pools) == 1, pools
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.randn(3, 16, dtype=torch.float64),
+        torch.randn(3, 16).half(),
+        torch.zeros(3, 16, dtype=torch.int64),
+        torch.randn(3, 15),
+        torch.tensor(1.0),
+        torch.randn(3, 16, device="meta"),
+        torch.randn(3, 16).to_sparse(),
+    ],
+    ids=["float64", "float16", "int", "width", "scalar", "device", "layout"],
+)
+def test_wrong_activations_are_refused(x):
+    weight, mask = random_layer(8, 16, 0.5)
+    with pytest.raises(InputError, match="packed linear"):
+        packed(weight, mask)(x)
+
+
+@pytest.mark.parametrize("bias", [torch.randn(7), torch.randn(8).double(), torch.randn(16)[::2]])
+def test_wrong_bias_is_refused(bias):
+    weight, mask = random_layer(8, 16, 0.5)
+    with pytest.raises(InputError, match="bias"):
+        packed(weight, mask)(torch.randn(3, 16), bias)
+
+
+def test_unknown_activation_and_gradients_are_refused():
+    weight, mask = random_layer(8, 16, 0.5)
+    with pytest.raises(InputError, match="activation"):
+        packed(weight, mask)(torch.randn(3, 16), None, "tanh")
+    with pytest.raises(InputError, match="inference"):
+        packed(weight, mask)(torch.randn(3, 16, requires_grad=True))
+    with torch.no_grad():
+        packed(weight, mask)(torch.randn(3, 16, requires_grad=True))
+
+
+def test_weights_that_are_not_float32_are_refused():
+    weight, mask = random_layer(8, 16, 0.5)
+    with pytest.raises(KernelError, match="float32"):
+        packed(weight.half(), mask)
+    with pytest.raises(FormatError, match="packed mask"):
+        PanelWeight(weight[mask], pack_bits(mask)[:4], (8, 16))
+
+
+def test_binding_refuses_what_it_cannot_check_later():
+    values, bits = np.ones(3, np.float32), np.array([[7]], np.uint8)
+    layer = _native.Panel(values, bits, 1, 3)
+    with pytest.raises(TypeError):
+        _native.Panel(values.astype(np.float64), bits, 1, 3)
+    with pytest.raises(TypeError):
+        _native.Panel(np.ones(6, np.float32)[::2], bits, 1, 3)
+    for bad_bits, rows, columns in (([[15]], 1, 3), ([[7, 0]], 1, 3), ([[3]], 1, 3), ([[7]], 2, 3)):
+        with pytest.raises(ValueError, match="mask_bits"):
+            _native.Panel(values, np.array(bad_bits, np.uint8), rows, columns)
+    with pytest.raises(ValueError, match="rows and columns"):
+        _native.Panel(values, bits, -1, 3)
+    x, y = np.ones(3, np.float32), np.full(1, 42, np.float32)
+    address = (x.ctypes.data, y.ctypes.data)
+    for arguments in (
+        (address[0], -1, 3, address[1], 1, 0, 0, "reference"),
+        (0, 1, 3, address[1], 1, 0, 0, "reference"),
+        (address[0], 1, 3, 0, 1, 0, 0, "reference"),
+        (address[0], 1, 2, address[1], 1, 0, 0, "reference"),
+        (address[0], 1, 3, address[1], 0, 0, 0, "reference"),
+        (address[0], 1, 3, address[1], 1, 0, 9, "reference"),
+        (address[0], 1, 3, address[1], 1, 0, 0, "sse9"),
+    ):
+        with pytest.raises(ValueError, match=r"must|stride|unknown|cannot"):
+            layer.run(*arguments)
+    assert y[0] == 42
+    with pytest.raises(ValueError, match="wrong size"):
+        layer.unpack(np.ones(4, np.float32), bits)
+
+
+def test_forcing_an_impossible_kernel_set_is_an_error(monkeypatch):
+    monkeypatch.setenv("GOSSAMER_KERNELS", "neon")
+    with pytest.raises(InputError, match="neon"):
+        active_kernels()
+    missing = {"reference", "avx2", "avx512"} - set(SETS)
+    for name in missing:
+        monkeypatch.setenv("GOSSAMER_KERNELS", name)
+        with pytest.raises(KernelError, match="cannot run"):
+            active_kernels()
+
+
+def test_packed_op_passes_opcheck_and_compiles():
+    weight, mask = random_layer(8, 16, 0.5)
+    layer, x, bias = packed(weight, mask), torch.randn(3, 16), torch.randn(8)
+    torch.library.opcheck(packed_linear, (x, bias, layer.handle, 8, "relu"))
+    compiled = torch.compile(lambda v: layer(v, bias, "gelu"), fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x), layer(x, bias, "gelu"))
+
+
+def test_a_packed_weight_that_is_gone_is_reported():
+    weight, mask = random_layer(8, 16, 0.5)
+    layer = packed(weight, mask)
+    handle = layer.handle
+    del layer
+    with pytest.raises(KernelError, match="no longer exists"):
+        packed_linear(torch.randn(3, 16), None, handle, 8, "none")
+
+
+def test_copies_share_and_pickles_are_refused():
+    weight, mask = random_layer(8, 16, 0.5)
+    layer = packed(weight, mask)
+    assert copy.deepcopy(layer) is layer
+    with pytest.raises(KernelError, match="pickled"):
+        copy.copy(layer)
