@@ -28,6 +28,24 @@ MANIFEST_FILE: Final = "manifest.json"
 CARD_FILE: Final = "card.md"
 CONFIG_FILE: Final = "config.json"
 REPORT_FILE: Final = "report.json"
+# Files that people and other tools put beside a model. They are never opened here.
+COMPANIONS: Final = frozenset(
+    {
+        CARD_FILE,
+        ".gitattributes",
+        "README.md",
+        "added_tokens.json",
+        "chat_template.jinja",
+        "generation_config.json",
+        "merges.txt",
+        "special_tokens_map.json",
+        "tokenizer.json",
+        "tokenizer.model",
+        "tokenizer_config.json",
+        "vocab.json",
+        "vocab.txt",
+    }
+)
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0, le=2**46)]

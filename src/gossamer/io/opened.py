@@ -20,7 +20,14 @@ from gossamer.errors import ArtifactError
 from gossamer.io.agreement import check_agreement
 from gossamer.io.atomic import find_directory
 from gossamer.io.limits import MAX_MANIFEST_BYTES
-from gossamer.io.manifest import CARD_FILE, CONFIG_FILE, MANIFEST_FILE, Manifest, parse_manifest
+from gossamer.io.manifest import (
+    CARD_FILE,
+    COMPANIONS,
+    CONFIG_FILE,
+    MANIFEST_FILE,
+    Manifest,
+    parse_manifest,
+)
 from gossamer.io.strict_json import parse_json
 from gossamer.io.tensor_file import read_tensors
 from gossamer.io.tensor_header import TensorHeader, read_header
@@ -151,7 +158,7 @@ def _open(folder: Path, stack: ExitStack) -> OpenArtifact:
 
 def _check_files(folder: Path, manifest: Manifest) -> None:
     wanted = set(manifest.files)
-    reserved = wanted & {MANIFEST_FILE, CARD_FILE}
+    reserved = wanted & {MANIFEST_FILE, *COMPANIONS}
     if reserved:
         raise ArtifactError(f"{folder}: the manifest may not list {sorted(reserved)}.")
     found = set()
@@ -162,7 +169,7 @@ def _check_files(folder: Path, manifest: Manifest) -> None:
                 " files only. Copy the directory with links resolved."
             )
         found.add(entry.name)
-    missing, extra = sorted(wanted - found), sorted(found - wanted - {MANIFEST_FILE, CARD_FILE})
+    missing, extra = sorted(wanted - found), sorted(found - wanted - {MANIFEST_FILE, *COMPANIONS})
     if missing or extra:
         raise ArtifactError(
             f"{folder}: the files differ from the manifest; missing {missing[:5]}, unexpected"

@@ -5,6 +5,8 @@ In a model of the user's, tensors are overwritten in place, so that optimizers k
 Parameters. In a skeleton that was just built, the loaded tensors become the Parameters.
 """
 
+import copy
+
 import torch
 from torch import nn
 
@@ -58,8 +60,8 @@ class Placement:
             owner = owner_of(self._manifest, stored)
             if owner != name and enclosing(name, self._manifest.shared_modules) is None:
                 self._tie(name, owner)
-        for copy, original in self._manifest.shared_modules.items():
-            parent, _, key = copy.rpartition(".")
+        for second, original in self._manifest.shared_modules.items():
+            parent, _, key = second.rpartition(".")
             self._module(parent)._modules[key] = self._module(original)
         model = self._root[_ROOT]
         disable_fast_paths(model)
@@ -140,9 +142,12 @@ class Placement:
     def _tie_masked(
         self, slot: Slot, weight: torch.Tensor, mask: torch.Tensor, pattern: Pattern
     ) -> MaskedWeight:
-        layer = _without_compact(slot.module)
         # Masking zeroes pruned entries, which the owner of the weight may need: use a stand-in.
-        layer._parameters["weight"] = nn.Parameter(torch.zeros_like(weight))
+        layer = copy.copy(_without_compact(slot.module))
+        layer.__dict__["_parameters"] = {
+            **layer._parameters,
+            "weight": nn.Parameter(torch.zeros_like(weight)),
+        }
         new = mask_layer(layer, mask, pattern)
         new._parameters["weight"] = weight  # type: ignore[assignment]
         replace_module(self._root, slot.module, new)
