@@ -144,7 +144,7 @@ def _annotate(dense: nn.Module, pattern: Pattern | None, choices: tuple[Choice, 
 
 
 def _check_tokens(tokens: int | Sequence[int]) -> tuple[int, ...]:
-    counts = (tokens,) if isinstance(tokens, int) else tuple(tokens)
+    counts = tuple(tokens) if isinstance(tokens, Sequence) else (tokens,)
     if not counts or any(not isinstance(n, int) or isinstance(n, bool) or n < 1 for n in counts):
         raise InputError(
             f"compile: tokens must be one or more positive integers, got {tokens!r}."

@@ -1,0 +1,12 @@
+import pytest
+import torch
+
+# Small tensors gain nothing from a second thread and wait long for it on a busy machine.
+# Tests of threading ask for their own.
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    """Measured choices go to a folder of the test run, never to the user's."""
+    monkeypatch.setenv("GOSSAMER_CACHE", str(tmp_path_factory.getbasetemp() / "gossamer-cache"))

@@ -1,0 +1,169 @@
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from gossamer.errors import InputError
+from gossamer.ops.dispatch import Prepared
+from gossamer.run.choose import Chooser
+from gossamer.run.cost_table import CostKey, CostTable
+from gossamer.run.timing import Duel, duel
+
+PREPARED = Prepared(lambda x, bias, activation: x.new_zeros(x.shape[0], 4), "panel")
+WEIGHT = torch.zeros(4, 8)
+
+
+def flipping_timer():
+    """A timer whose verdict changes with every call."""
+    calls = []
+
+    def timer(first, second):
+        calls.append(None)
+        return Duel(100, 10) if len(calls) % 2 else Duel(10, 100)
+
+    timer.calls = calls
+    return timer
+
+
+def test_a_shape_is_measured_once_even_if_the_timer_flips(tmp_path):
+    timer = flipping_timer()
+    chooser = Chooser(CostTable(tmp_path / "c.json"), timer)
+    kernels = [chooser.choose(PREPARED, WEIGHT, 0.1, 16).kernel for _ in range(4)]
+    assert kernels == ["panel"] * 4
+    assert len(timer.calls) == 1
+
+
+def test_choices_survive_the_process_through_the_cache(tmp_path):
+    path, timer = tmp_path / "deep" / "c.json", flipping_timer()
+    first = Chooser(CostTable(path), timer)
+    choice = first.choose(PREPARED, WEIGHT, 0.1, 16)
+    first.save()
+    again = Chooser(CostTable(path), timer).choose(PREPARED, WEIGHT, 0.1, 16)
+    assert again == choice
+    assert len(timer.calls) == 1
+
+
+def test_tokens_density_and_threads_are_measured_apart(tmp_path):
+    timer = flipping_timer()
+    chooser = Chooser(CostTable(tmp_path / "c.json"), timer)
+    for density, tokens in ((0.1, 16), (0.2, 16), (0.1, 17)):
+        chooser.choose(PREPARED, WEIGHT, density, tokens)
+    torch.set_num_threads(2)
+    try:
+        chooser.choose(PREPARED, WEIGHT, 0.1, 16)
+    finally:
+        torch.set_num_threads(1)
+    assert len(timer.calls) == 4
+
+
+def test_sparse_must_win_by_a_margin(tmp_path):
+    for times, kernel in ((Duel(101, 100), "dense"), (Duel(103, 100), "panel")):
+        chooser = Chooser(CostTable(tmp_path / f"{times.first_us}.json"), lambda a, b, t=times: t)
+        assert chooser.choose(PREPARED, WEIGHT, 0.5, 1).kernel == kernel
+
+
+def test_tuning_off_never_measures_and_is_deterministic(tmp_path, monkeypatch):
+    monkeypatch.setenv("GOSSAMER_TUNE", "off")
+    path = tmp_path / "c.json"
+
+    def forbidden(first, second):
+        raise AssertionError("measured")
+
+    chooser = Chooser(CostTable(path), forbidden)
+    kernels = [chooser.choose(PREPARED, WEIGHT, d, t).kernel for d, t in ((0.5, 64), (0.51, 64))]
+    assert kernels == ["panel", "dense"]
+    assert chooser.choose(PREPARED, WEIGHT, 0.4, 1).kernel == "dense"
+    assert "GOSSAMER_TUNE=off" in chooser.choose(PREPARED, WEIGHT, 0.1, 1).why
+    chooser.save()
+    assert not path.exists()
+
+
+def test_wrong_tune_setting(monkeypatch):
+    monkeypatch.setenv("GOSSAMER_TUNE", "maybe")
+    with pytest.raises(InputError, match="GOSSAMER_TUNE"):
+        Chooser()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"version": 99, "entries": {}}',
+        '{"version": 1, "entries": {"a": 3}}',
+    ],
+)
+def test_a_damaged_cache_is_replaced(tmp_path, text):
+    path = tmp_path / "c.json"
+    path.write_text(text)
+    table = CostTable(path)
+    key = CostKey("panel", 4, 8, 0.1, 16, 1)
+    assert table.get(key) is None
+    table.put(key, Duel(2.0, 1.0))
+    table.save()
+    assert CostTable(path).get(key) == Duel(2.0, 1.0)
+    assert json.loads(path.read_text())["version"] == 1
+
+
+def test_two_writers_do_not_lose_each_others_measurements(tmp_path):
+    path = tmp_path / "c.json"
+    one, two = CostTable(path), CostTable(path)
+    key_one, key_two = (CostKey("panel", n, 8, 0.1, 16, 1) for n in (1, 2))
+    one.put(key_one, Duel(1, 1))
+    two.put(key_two, Duel(2, 2))
+    one.save()
+    two.save()
+    table = CostTable(path)
+    assert table.get(key_one) == Duel(1, 1)
+    assert table.get(key_two) == Duel(2, 2)
+
+
+def test_an_unwritable_cache_is_no_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    CostTable(tmp_path / "file" / "c.json").save()
+
+
+def test_duel_interleaves_and_takes_minima():
+    ticks = iter(range(1000))
+    order = []
+    result = duel(
+        lambda: order.append("a"),
+        lambda: order.append("b"),
+        min_rounds=3,
+        budget_seconds=0,
+        clock=lambda: next(ticks),
+    )
+    assert order == ["a", "b"] * 4  # one untimed round, three timed
+    assert result == Duel(1e6, 1e6)
+    assert result.ratio == 1.0
+    assert Duel(1.0, 0.0).ratio == float("inf")
+
+
+def _rank_main(rank, folder):
+    os.environ["GOSSAMER_CACHE"] = f"{folder}/cache-{rank}"
+    store = dist.FileStore(f"{folder}/store", 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    try:
+        # Rank 1's clock says the opposite; its verdict must not count.
+        times = Duel(100, 10) if rank == 0 else Duel(10, 100)
+        choices = [
+            Chooser(timer=lambda a, b: times).choose(PREPARED, WEIGHT, 0.1, tokens)
+            for tokens in (1, 128)
+        ]
+        verdicts = [[choice.kernel, choice.dense_us] for choice in choices]
+        Path(f"{folder}/rank-{rank}").write_text(json.dumps(verdicts))
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_rank_zero_decides_for_all(tmp_path):
+    mp.spawn(_rank_main, (str(tmp_path),), nprocs=2)
+    results = [json.loads((tmp_path / f"rank-{rank}").read_text()) for rank in (0, 1)]
+    assert results[0] == results[1] == [["panel", 100.0], ["panel", 100.0]]
