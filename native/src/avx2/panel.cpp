@@ -11,6 +11,15 @@ struct Vec {
   static constexpr int kLanes = 8;
   static Type zero() { return _mm256_setzero_ps(); }
   static Type broadcast(const float* p) { return _mm256_broadcast_ss(p); }
+  static Type load4(const float* p) {
+    return _mm256_broadcast_ps(reinterpret_cast<const __m128*>(p));
+  }
+  __attribute__((always_inline)) static Type splat(Type four, int i) {
+    return i == 0   ? _mm256_permute_ps(four, 0x00)
+           : i == 1 ? _mm256_permute_ps(four, 0x55)
+           : i == 2 ? _mm256_permute_ps(four, 0xaa)
+                    : _mm256_permute_ps(four, 0xff);
+  }
   static Type load(const float* p) { return _mm256_load_ps(p); }
   static void store(float* p, Type v) { _mm256_store_ps(p, v); }
   static Type fma(Type a, const float* b, Type c) { return _mm256_fmadd_ps(a, _mm256_load_ps(b), c); }

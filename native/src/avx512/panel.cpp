@@ -11,6 +11,13 @@ struct Vec {
   static constexpr int kLanes = 16;
   static Type zero() { return _mm512_setzero_ps(); }
   static Type broadcast(const float* p) { return _mm512_set1_ps(*p); }
+  static Type load4(const float* p) { return _mm512_broadcast_f32x4(_mm_loadu_ps(p)); }
+  __attribute__((always_inline)) static Type splat(Type four, int i) {
+    return i == 0   ? _mm512_permute_ps(four, 0x00)
+           : i == 1 ? _mm512_permute_ps(four, 0x55)
+           : i == 2 ? _mm512_permute_ps(four, 0xaa)
+                    : _mm512_permute_ps(four, 0xff);
+  }
   static Type load(const float* p) { return _mm512_load_ps(p); }
   static void store(float* p, Type v) { _mm512_store_ps(p, v); }
   static Type fma(Type a, const float* b, Type c) { return _mm512_fmadd_ps(a, _mm512_load_ps(b), c); }

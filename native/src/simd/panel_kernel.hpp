@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The panel kernel, once, over a vector type V that the AVX2 and AVX-512 files supply:
 //   V::Type, V::kLanes, V::zero(), V::broadcast(const float*), V::load(const float*),
-//   V::store(float*, Type), V::fma(a, const float* b, c), V::add(a, b)
+//   V::load4(const float*)   four floats repeated in every 128-bit lane,
+//   V::splat(four, i)        the i-th of them everywhere,
+//   V::store(float*, Type), V::fma(a, b or const float* b, c), V::add(a, b)
 #pragma once
 #include <immintrin.h>
 
@@ -48,28 +50,30 @@ void add_block(const PanelView& view, const PanelBlock& block, const float* slab
 #pragma GCC unroll 8
       for (int line = 0; line < kWidth * 4; line += 64) _mm_prefetch(next + line, _MM_HINT_T0);
     }
-    const auto step = [&](int j, auto set) __attribute__((always_inline)) {
+    const auto step = [&](int j, int g, typename V::Type w, int set) __attribute__((always_inline)) {
+      const float* x = reinterpret_cast<const float*>(base + static_cast<size_t>(offset[j * G + g]) * kScale);
 #pragma GCC unroll 8
-      for (int g = 0; g < G; ++g) {
-        const auto w = V::broadcast(value + j * G + g);
-        const float* x = reinterpret_cast<const float*>(base + static_cast<size_t>(offset[j * G + g]) * kScale);
-#pragma GCC unroll 8
-        for (int q = 0; q < NV; ++q)
-          acc[set % SETS][g][q] = V::fma(w, x + q * V::kLanes, acc[set % SETS][g][q]);
-      }
+      for (int q = 0; q < NV; ++q) acc[set][g][q] = V::fma(w, x + q * V::kLanes, acc[set][g][q]);
     };
-    using std::integral_constant;
     int j = 0;
     for (; j + 4 <= count; j += 4) {
-      step(j, integral_constant<int, 0>{});
-      step(j + 1, integral_constant<int, 1>{});
-      step(j + 2, integral_constant<int, 2>{});
-      step(j + 3, integral_constant<int, 3>{});
+      // Four weights come with one load and are spread by shuffles: the load ports are what the
+      // FMAs wait for, and a broadcast from memory each would cost one more in nine.
+      typename V::Type four = V::zero();
+#pragma GCC unroll 8
+      for (int i = 0; i < 4 * G; ++i) {
+        if (i % 4 == 0) four = V::load4(value + j * G + i);
+        step(j + i / G, i % G, V::splat(four, i % 4), i / G % SETS);
+      }
     }
     // At most three are left. Rows are sorted by count, so these branches repeat and predict well.
-    if (j < count) step(j, integral_constant<int, 0>{});
-    if (j + 1 < count) step(j + 1, integral_constant<int, 1>{});
-    if (j + 2 < count) step(j + 2, integral_constant<int, 2>{});
+#pragma GCC unroll 3
+    for (int left = 0; left < 3; ++left) {
+      if (j + left >= count) break;
+#pragma GCC unroll 8
+      for (int g = 0; g < G; ++g)
+        step(j + left, g, V::broadcast(value + (j + left) * G + g), left % SETS);
+    }
     value += count * G;
     offset += count * G;
 #pragma GCC unroll 8
@@ -83,6 +87,11 @@ void add_block(const PanelView& view, const PanelBlock& block, const float* slab
   }
 }
 
+// Accumulator rows turned back at a time: 64 of 64 tokens are 16 KiB, half of L1.
+constexpr int64_t kRowsTurned = 64;
+
+static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
 template <class V, int G, int NV, int SETS>
 void panel_tile(const PanelView& view, const LinearCall& call, TokenTile tokens, int64_t first_tile,
                 int64_t last_tile, float* scratch) {
@@ -92,10 +101,12 @@ void panel_tile(const PanelView& view, const LinearCall& call, TokenTile tokens,
   float* bias = tile + view.tile_rows * kWidth;
   const float* x = call.x + tokens.first * call.x_stride;
   float* y = call.y + tokens.first * call.y_stride;
-  // Tokens outside, columns inside: the other order walks 64 rows whose lines share a few L1 sets.
-  for (int t = 0; t < kWidth; t += 8)
-    tokens8_to_panel(x + t * call.x_stride, call.x_stride, tokens.num_tokens - t, view.columns,
-                     panel + t, kWidth);
+  // Slab by slab, so that the passes over its token groups find it in L1; inside, tokens outside
+  // and columns inside: the other order walks 64 rows whose lines share a few L1 sets.
+  for (int64_t k = 0; k < view.columns; k += view.block_columns)
+    for (int t = 0; t < kWidth; t += 8)
+      tokens8_to_panel(x + t * call.x_stride + k, call.x_stride, tokens.num_tokens - t,
+                       smaller(view.block_columns, view.columns - k), panel + k * kWidth + t, kWidth);
   for (int64_t part = first_tile; part < last_tile; ++part) {
     const int64_t row0 = part * view.tile_rows, num_rows = rows_of_tile(view, part);
     for (int64_t i = 0; i < view.tile_rows; ++i)
@@ -106,11 +117,11 @@ void panel_tile(const PanelView& view, const LinearCall& call, TokenTile tokens,
     if (view.num_blocks == 0)
       for (int64_t i = 0; i < num_rows * kWidth; ++i) tile[i] = bias[i / kWidth];
     activate(tile, num_rows * kWidth, call.activation);
-    for (int t = 0; t < tokens.num_tokens; t += 8) {
-      const int left = tokens.num_tokens - t;
-      tile_to_tokens8(tile + t, kWidth, left < 8 ? left : 8, num_rows, y + t * call.y_stride + row0,
-                      call.y_stride);
-    }
+    for (int64_t r = 0; r < num_rows; r += kRowsTurned)
+      for (int t = 0; t < tokens.num_tokens; t += 8)
+        tile_to_tokens8(tile + r * kWidth + t, kWidth, smaller(8, tokens.num_tokens - t),
+                        smaller(kRowsTurned, num_rows - r), y + t * call.y_stride + row0 + r,
+                        call.y_stride);
   }
 }
 

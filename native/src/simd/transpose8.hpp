@@ -27,8 +27,8 @@ static inline Rows8 transpose8(const Rows8& in) {
 
 // panel[k * width + t] = x[t * stride + k] for 8 tokens, columns 0..columns; tokens from
 // `num_tokens` on become zero.
-static inline void tokens8_to_panel(const float* x, int64_t stride, int num_tokens, int64_t columns,
-                                    float* panel, int64_t width) {
+static inline void tokens8_to_panel(const float* x, int64_t stride, int64_t num_tokens,
+                                    int64_t columns, float* panel, int64_t width) {
   int64_t k = 0;
   for (; k + 8 <= columns; k += 8) {
     Rows8 rows;
@@ -42,17 +42,17 @@ static inline void tokens8_to_panel(const float* x, int64_t stride, int num_toke
 }
 
 // y[t * stride + r] = tile[r * width + t] for `num_tokens` <= 8 tokens and rows 0..rows.
-static inline void tile_to_tokens8(const float* tile, int64_t width, int num_tokens, int64_t rows,
+static inline void tile_to_tokens8(const float* tile, int64_t width, int64_t num_tokens, int64_t rows,
                                    float* y, int64_t stride) {
   int64_t r = 0;
   for (; r + 8 <= rows; r += 8) {
     Rows8 in;
     for (int i = 0; i < 8; ++i) in.r[i] = _mm256_load_ps(tile + (r + i) * width);
     const Rows8 turned = transpose8(in);
-    for (int t = 0; t < num_tokens; ++t) _mm256_storeu_ps(y + t * stride + r, turned.r[t]);
+    for (int64_t t = 0; t < num_tokens; ++t) _mm256_storeu_ps(y + t * stride + r, turned.r[t]);
   }
   for (; r < rows; ++r)
-    for (int t = 0; t < num_tokens; ++t) y[t * stride + r] = tile[r * width + t];
+    for (int64_t t = 0; t < num_tokens; ++t) y[t * stride + r] = tile[r * width + t];
 }
 
 }  // namespace gossamer
