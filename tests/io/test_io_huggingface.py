@@ -204,7 +204,7 @@ def test_remote_code_and_kernels_named_in_a_file_are_never_touched(saved_bert, t
 def test_hostile_configuration_inside_an_artifact(tmp_path):
     save(sparsify(small_model("BertModel"), "compact"), tmp_path / "a")
     edit_config(tmp_path / "a", num_hidden_layers=3)
-    with pytest.raises(ArtifactError, match="SHA-256"):
+    with pytest.raises(ArtifactError, match="truncated or replaced"):
         load(tmp_path / "a")
     rehash(tmp_path / "a")
     with pytest.raises(ArtifactError, match="does not fit"):

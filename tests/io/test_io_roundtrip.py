@@ -360,6 +360,8 @@ def test_bad_arguments(tmp_path):
         save({"a": torch.zeros(1)}, tmp_path / "a")
     with pytest.raises(InputError, match="report"):
         save(MLP((2, 2)), tmp_path / "a", report={"loss": float("nan")})
+    with pytest.raises(InputError, match="recipe"):
+        save(MLP((2, 2)), tmp_path / "a", recipe="x" * (2**20 + 1))
     with pytest.raises(ArtifactError, match="no such file"):
         load(tmp_path / "missing")
     assert list(tmp_path.iterdir()) == []

@@ -5,6 +5,7 @@ All arithmetic is on Python integers, so a product cannot overflow before it is 
 """
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,6 +23,7 @@ MAX_MANIFEST_BYTES = 64 * 2**20
 MAX_HEADER_BYTES = 100 * 10**6
 MAX_FAULTS_SHOWN = 20
 DEFAULT_MAX_BYTES = 64 * 2**30
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 def check_name(name: str, where: str) -> str:
@@ -34,7 +36,7 @@ def check_name(name: str, where: str) -> str:
         raise ArtifactError(
             f"{where}: a name must have 1 to {MAX_NAME_BYTES} bytes, got {size} ({name[:40]!a})."
         )
-    if any(ord(char) < 32 or 127 <= ord(char) < 160 for char in name):
+    if _CONTROL.search(name):
         raise ArtifactError(f"{where}: the name {name!a} has control characters.")
     if ".." in name or name.startswith(("/", "\\")):
         raise ArtifactError(

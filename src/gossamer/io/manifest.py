@@ -47,6 +47,8 @@ COMPANIONS: Final = frozenset(
     }
 )
 
+MAX_RECIPE: Final = 2**20
+
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0, le=2**46)]
 Shape = Annotated[tuple[Annotated[int, Field(ge=0, le=MAX_DIM)], ...], Field(max_length=MAX_DIMS)]
@@ -158,7 +160,7 @@ class Manifest(_Data):
     tensors: dict[Name, TensorEntry]
     shared_modules: dict[Name, Name] = Field(default_factory=dict)
     architecture: ArchitectureNode | None = None
-    recipe: str | None = None
+    recipe: Annotated[str, Field(max_length=MAX_RECIPE)] | None = None
 
 
 def manifest_bytes(manifest: Manifest) -> bytes:

@@ -122,7 +122,7 @@ def check_replaceable(target: Path) -> None:
     advice = "It was left alone. Choose another path, or remove it yourself."
     if not target.is_dir():
         raise ArtifactError(f"{target}: exists and is not a directory. {advice}")
-    found = {entry.name for entry in os.scandir(target)}
+    found = {entry.name for entry in target.iterdir()}
     if not found:
         return
     if MANIFEST_FILE not in found:
@@ -162,13 +162,13 @@ def _check_files(folder: Path, manifest: Manifest) -> None:
     if reserved:
         raise ArtifactError(f"{folder}: the manifest may not list {sorted(reserved)}.")
     found = set()
-    for entry in os.scandir(folder):
-        if not entry.is_file(follow_symlinks=False):
+    for path in folder.iterdir():
+        if path.is_symlink() or not path.is_file():
             raise ArtifactError(
-                f"{folder}: {entry.name!a} is a link, folder or device; an artifact holds regular"
+                f"{folder}: {path.name!a} is a link, folder or device; an artifact holds regular"
                 " files only. Copy the directory with links resolved."
             )
-        found.add(entry.name)
+        found.add(path.name)
     missing, extra = sorted(wanted - found), sorted(found - wanted - {MANIFEST_FILE, *COMPANIONS})
     if missing or extra:
         raise ArtifactError(

@@ -14,7 +14,7 @@ from gossamer.io.layer_table import CONTAINERS, ENCODER, ENCODER_ARGS, LAYERS, K
 from gossamer.io.manifest import Argument, PartNode, TorchNode, ZooNode
 from gossamer.zoo import ZOO
 
-MAX_NODES = 20_000
+MAX_NODES = 10_000
 # What constructors raise for arguments that pass the table but contradict each other.
 _BUILD_ERRORS = (
     TypeError,
@@ -32,10 +32,11 @@ class SkeletonBuilder:
 
     def __init__(self, max_tensors: int) -> None:
         self._tensors_left = max_tensors
-        self._nodes_left = MAX_NODES
 
     def build(self, node: PartNode) -> nn.Module:
         """The module behind `node`, on the meta device."""
+        if _count_nodes(node) > MAX_NODES:
+            raise ArtifactError(f"architecture: describes more than {MAX_NODES} modules.")
         with warnings.catch_warnings(), torch.device("meta"):
             # Zero-sized layers and unusable nested tensors warn; whoever built the model saw that.
             warnings.simplefilter("ignore")
@@ -43,9 +44,6 @@ class SkeletonBuilder:
 
     def _node(self, node: PartNode, where: str) -> nn.Module:
         where = f"{where}.{ascii(node.key)[1:-1]}" if node.key else where
-        self._nodes_left -= 1
-        if self._nodes_left < 0:
-            raise ArtifactError(f"{where}: more than {MAX_NODES} modules.")
         if isinstance(node, ZooNode):
             if node.name not in ZOO:
                 raise _unknown(where, "zoo model", node.name, list(ZOO))
@@ -110,6 +108,16 @@ class SkeletonBuilder:
 
 def _count(module: nn.Module) -> int:
     return sum(1 for _ in module.parameters()) + sum(1 for _ in module.buffers())
+
+
+def _count_nodes(root: PartNode) -> int:
+    count, stack = 0, [root]
+    while stack:
+        node = stack.pop()
+        count += 1
+        if isinstance(node, TorchNode):
+            stack.extend(node.children)
+    return count
 
 
 def _check_args(node: TorchNode, kinds: dict[str, Kind], where: str) -> None:

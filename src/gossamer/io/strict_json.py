@@ -6,15 +6,14 @@
 
 import json
 import math
-import re
+from itertools import chain
 from typing import Any, NoReturn
 
 from gossamer.errors import ArtifactError
 from gossamer.io.limits import MAX_JSON_DEPTH, MAX_JSON_VALUES
 
-# The characters that matter for nesting. A pattern that matched whole strings would need memory
-# in proportion to the longest one.
-_TOKENS = re.compile(rb'[\[\]{}"]|\\.', re.DOTALL)
+_OPENING = b"[{"
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def parse_json(raw: bytes, where: str, *, max_bytes: int) -> Any:
@@ -54,6 +53,8 @@ def pretty_json(value: Any) -> bytes:
 def _check_count(raw: bytes, where: str) -> None:
     # Before parsing: "[],[],..." turns 3 bytes into an object of 64.
     num_values = sum(raw.count(token) for token in (b",", b"[", b"{", b"\\"))
+    # A key and a value of four quotes each is the most that valid JSON has per separator.
+    num_values = max(num_values, raw.count(b'"') // 4)
     if num_values > MAX_JSON_VALUES:
         raise ArtifactError(
             f"{where}: about {num_values} JSON values, more than the {MAX_JSON_VALUES} allowed."
@@ -61,18 +62,13 @@ def _check_count(raw: bytes, where: str) -> None:
 
 
 def _check_depth(raw: bytes, where: str) -> None:
+    # Without escapes, every second part between quotes lies outside of strings.
+    parts = raw.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2]
     depth = 0
-    in_string = False
-    for token in _TOKENS.finditer(raw):
-        first = token.group()[:1]
-        if first == b'"':
-            in_string = not in_string
-        elif not in_string and first in b"[{":
-            depth += 1
-            if depth > MAX_JSON_DEPTH:
-                raise ArtifactError(f"{where}: JSON nested deeper than {MAX_JSON_DEPTH} levels.")
-        elif not in_string and first in b"]}":
-            depth -= 1
+    for bracket in chain.from_iterable(part.translate(None, _NOT_BRACKETS) for part in parts):
+        depth += 1 if bracket in _OPENING else -1
+        if depth > MAX_JSON_DEPTH:
+            raise ArtifactError(f"{where}: JSON nested deeper than {MAX_JSON_DEPTH} levels.")
 
 
 def _unique(pairs: list[tuple[str, Any]], where: str) -> dict[str, Any]:

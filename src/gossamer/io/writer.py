@@ -19,6 +19,7 @@ from gossamer.io.manifest import (
     CARD_FILE,
     CONFIG_FILE,
     MANIFEST_FILE,
+    MAX_RECIPE,
     REPORT_FILE,
     FileEntry,
     Manifest,
@@ -83,6 +84,8 @@ def save(
         ResourceError: not enough disk space, or another process is writing there.
     """
     kind = check_kind(format)
+    if recipe is not None and len(recipe) > MAX_RECIPE:
+        raise InputError(f"recipe: at most {MAX_RECIPE} characters, got {len(recipe)}.")
     if not isinstance(model, nn.Module):
         raise InputError(f"model: expected a torch module, got {type(model).__name__}.")
     stored = as_stored(unwrap(model))
