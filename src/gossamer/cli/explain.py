@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gossamer explain`: what would run each layer here, and why."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from gossamer.cli.command import Command
+from gossamer.cli.output import Output, table
+from gossamer.cli.parameters import POSITIVE
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from gossamer.run.explanation import Row
+
+_EXAMPLES = """
+gossamer explain pruned/
+gossamer explain pruned/ --tokens 1 --tokens 512
+gossamer explain pruned/ --json
+"""
+
+
+@click.command(cls=Command, examples=_EXAMPLES)
+@click.argument("model", metavar="MODEL")
+@click.option(
+    "--tokens",
+    type=POSITIVE,
+    multiple=True,
+    default=(1, 128),
+    show_default="1, 128",
+    help="Activation rows (batch x sequence) to time; may be repeated.",
+)
+@click.pass_obj
+def explain(out: Output, model: str, tokens: tuple[int, ...]) -> None:
+    """Time every pruned layer of MODEL against dense, and say which kernel runs it and why.
+
+    MODEL is a gossamer artifact, a local Hugging Face directory (zeros of other pruners count) or
+    zoo:NAME. The answer to "I pruned it, why is it not faster?".
+    """
+    from gossamer.cli.sources import load_source
+    from gossamer.ops.dispatch import fallbacks
+    from gossamer.report.machine import describe_machine
+    from gossamer.run.compiler import compile as compile_model
+    from gossamer.run.explanation import explain as explain_model
+
+    with out.stage("loading"):
+        source = load_source(model)
+    with out.stage("timing layers"):
+        rows = explain_model(compile_model(source.model, tokens=tokens, inplace=True))
+    document = {
+        "model": source.name,
+        "layers": rows.to_dicts(),
+        "fallbacks": fallbacks(),
+        "machine": describe_machine(),
+    }
+    out.result(document, layer_table(rows), _verdict(rows))
+
+
+def layer_table(rows: "list[Row]") -> "Table":
+    """Rows of `gossamer.explain` for a terminal."""
+    shown = table(
+        *("layer", "shape", ">sparsity", "pattern", "kernel", ">tokens", ">dense us"),
+        *(">sparse us", "why"),
+    )
+    for row in rows:
+        shown.add_row(
+            row.name,
+            "x".join(map(str, row.shape)),
+            f"{1 - row.density:.1%}",
+            row.pattern,
+            row.kernel,
+            "-" if row.tokens is None else str(row.tokens),
+            "-" if row.dense_us is None else f"{row.dense_us:.0f}",
+            "-" if row.sparse_us is None else f"{row.sparse_us:.0f}",
+            row.why,
+        )
+    return shown
+
+
+def _verdict(rows: "list[Row]") -> str:
+    names = {row.name for row in rows}
+    sparse = {row.name for row in rows if row.dense_us is not None and row.kernel != "dense"}
+    unmeasured = {row.name for row in rows if row.kernel not in ("dense",) and row.dense_us is None}
+    if not names:
+        return "The model has no Linear or Conv2d layer, so there is nothing to speed up."
+    if sparse or unmeasured:
+        count = len(sparse | unmeasured)
+        return f"{count} of {len(names)} layers run on sparse kernels for some token count."
+    return (
+        "No layer runs on a sparse kernel: no speed-up is to be expected. The column why says why."
+    )

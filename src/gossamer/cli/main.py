@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `gossamer` command: finds the subcommand, turns errors into one line and an exit code."""
+
+import importlib
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+
+import gossamer
+from gossamer.cli.failures import explain_failure
+from gossamer.cli.output import write_json
+
+# Modules are imported when their command is looked up; none of them imports torch at its top.
+COMMANDS = ("quickstart", "prune", "explain", "bench", "convert", "doctor")
+
+_HELP = """Sparse neural networks that are really smaller and faster.
+
+Start with `gossamer quickstart`: it prunes, trains and runs a small model in under a minute,
+without network, and shows bytes, time and quality beside the dense model's.
+"""
+
+
+class _Commands(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"gossamer.cli.{cmd_name}")
+        command: click.Command = getattr(module, cmd_name)
+        return command
+
+
+@click.group(cls=_Commands, help=_HELP, context_settings={"max_content_width": 100})
+@click.version_option(gossamer.__version__, prog_name="gossamer")
+def cli() -> None:
+    """The group behind `main`; its help text is given above."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = cli.main(arguments, prog_name="gossamer", standalone_mode=False)
+    except BrokenPipeError:
+        # The reader of our output, such as `head`, has gone: there is nobody left to tell.
+        sys.stderr.close()
+        return 1
+    except (Exception, KeyboardInterrupt) as error:
+        return _fail(error, arguments)
+    return code if isinstance(code, int) else 0
+
+
+def _fail(error: BaseException, arguments: list[str]) -> int:
+    failure = explain_failure(error)
+    if "--debug" in arguments:
+        traceback.print_exception(error, file=sys.stderr)
+    click.echo(f"gossamer: {failure.message}", err=True)
+    if "--json" in arguments:
+        words = [word for word in arguments if not word.startswith("-")]
+        document = {
+            "error": {
+                "type": failure.kind,
+                "message": failure.message,
+                "exit_code": failure.exit_code,
+            }
+        }
+        write_json(_command_of(words), document)
+    return failure.exit_code
+
+
+def _command_of(words: list[str]) -> str:
+    if not words or words[0] not in COMMANDS:
+        return ""
+    return " ".join(words[:2]) if words[0] == "bench" else words[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MODEL on the command line: a directory, an artifact or `zoo:NAME`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from gossamer.errors import ArtifactError, InputError
+from gossamer.io import load
+from gossamer.zoo import MLP, TinyEncoder
+
+ZOO_PREFIX = "zoo:"
+# Big enough for sparse kernels to matter, small enough to be built at once.
+_ZOO: dict[str, Callable[[], nn.Module]] = {
+    "mlp": lambda: MLP((64, 768, 768, 8)),
+    "tiny-encoder": lambda: TinyEncoder(1000, 8, width=256, num_layers=2, ffn_width=1024),
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model and what to call it.
+
+    Attributes:
+        model: in eval mode.
+        name: short, for titles; the last part of a path.
+        disk_bytes: bytes of its tensor files, None for a zoo model.
+    """
+
+    model: nn.Module
+    name: str
+    disk_bytes: int | None
+
+
+def load_source(text: str, *, detect_masks: bool = False) -> Source:
+    """The model that `text` names; zoo models come with seeded random weights."""
+    if text.startswith(ZOO_PREFIX):
+        return Source(_from_zoo(text.removeprefix(ZOO_PREFIX)), text, None)
+    path = Path(text)
+    if not path.exists():
+        raise ArtifactError(
+            f"{text}: there is no such file or directory. Expected a gossamer artifact, a local"
+            f" Hugging Face directory or one of {', '.join(ZOO_PREFIX + name for name in _ZOO)}."
+        )
+    return Source(
+        load(path, detect_masks=detect_masks).eval(), path.resolve().name, tensor_bytes(path)
+    )
+
+
+def tensor_bytes(path: Path) -> int:
+    """Bytes of the tensor files of a directory, or of one file."""
+    files = [path] if path.is_file() else list(path.glob("*.safetensors"))
+    return sum(file.stat().st_size for file in files)
+
+
+def directory_bytes(path: Path) -> int:
+    """Bytes of everything in a directory."""
+    return sum(file.stat().st_size for file in path.iterdir() if file.is_file())
+
+
+def _from_zoo(name: str) -> nn.Module:
+    if name not in _ZOO:
+        raise InputError(
+            f"{ZOO_PREFIX}{name}: there is no such zoo model; expected one of"
+            f" {', '.join(ZOO_PREFIX + known for known in _ZOO)}."
+        )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return _ZOO[name]().eval()

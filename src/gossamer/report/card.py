@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`card.md`: what was done to which model, what it gained and cost, and where the limits are.
+
+Names of models and layers are untrusted: every string is escaped before it enters the Markdown.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gossamer.report.comparison import Comparison
+from gossamer.report.report import Report
+
+_SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~$-])")
+_HTML = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"}
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a card says.
+
+    Attributes:
+        title: the artifact's name.
+        base: the model that was pruned.
+        method: settings of the pruning, by name.
+        report: what pruning did.
+        comparison: measured figures beside dense.
+        machine: from `describe_machine`.
+        limits: what the numbers do not say.
+    """
+
+    title: str
+    base: str
+    method: Mapping[str, str]
+    report: Report
+    comparison: Comparison
+    machine: Mapping[str, str]
+    limits: Sequence[str]
+
+
+def render_card(card: Card) -> str:
+    """The card as Markdown."""
+    report = card.report
+    lines = [
+        f"# {escape(card.title)}",
+        "",
+        f"Pruned from {escape(card.base)}: {report.sparsity:.2%} zeros in {len(report.layers)}"
+        f" layers, {report.global_sparsity:.2%} of all parameters.",
+        "",
+        "## Measured",
+        "",
+        *_table(card.comparison.cells()),
+        "",
+        f"Machine: {escape('; '.join(f'{k} {v}' for k, v in card.machine.items()))}.",
+        "",
+        "## Method",
+        "",
+        *(f"- {escape(name)}: {escape(value)}" for name, value in card.method.items()),
+        "",
+        "## Limits",
+        "",
+        *(f"- {escape(limit)}" for limit in card.limits),
+        "- Data and licence are those of the base model; they are not stated here.",
+        "",
+        "Load with `gossamer.load(path)`, then `gossamer.compile(model)` to run it.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def escape(text: str) -> str:
+    """`text` as Markdown that shows exactly it: no markup, no HTML, one line."""
+    flat = "".join(char if char.isprintable() else " " for char in text)
+    return "".join(_HTML.get(char, char) for char in _SPECIAL.sub(r"\\\1", flat))
+
+
+def _table(cells: list[list[str]]) -> list[str]:
+    head, *rows = cells
+    return [
+        "| " + " | ".join(escape(cell) for cell in head) + " |",
+        "|" + "---|" * len(head),
+        *("| " + " | ".join(escape(cell) for cell in row) + " |" for row in rows),
+    ]

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`report.html`: one self-contained file. No script, no network, every string escaped."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from gossamer.report.charts import WIDTH, Chart, curve_chart, sparsity_chart, time_chart
+from gossamer.report.page import Page, tiles
+from gossamer.run.explanation import Row
+
+# A model with thousands of layers still gives a page that opens at once.
+MAX_LAYERS = 400
+
+
+def render_html(page: Page) -> str:
+    """The page as HTML with inline SVG."""
+    environment = Environment(
+        loader=PackageLoader("gossamer.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    names = list(dict.fromkeys(row.name for row in page.layers))
+    shown = set(names[:MAX_LAYERS])
+    layers = [row for row in page.layers if row.name in shown]
+    return environment.get_template("report.html.j2").render(
+        page=page,
+        tiles=tiles(page.comparison),
+        cells=page.comparison.cells(),
+        charts=_charts(layers),
+        curves=[curve_chart(curve) for curve in page.curves],
+        layers=layers,
+        hidden_layers=len(names) - len(shown),
+        width=WIDTH,
+    )
+
+
+def write_html(page: Page, path: Path) -> Path:
+    """Render into `path`, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.tmp")
+    unfinished.write_text(render_html(page), encoding="utf-8")
+    return unfinished.replace(path)
+
+
+def _charts(layers: Sequence[Row]) -> list[Chart]:
+    once = {row.name: row for row in layers}
+    charts = [sparsity_chart(list(once.values()))]
+    counts = sorted({row.tokens for row in layers if row.tokens is not None})
+    charts += [time_chart([row for row in layers if row.tokens == n], n) for n in counts]
+    return [chart for chart in charts if chart.bars]

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a report page says, before it has any form."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gossamer.report.charts import Curve
+from gossamer.report.comparison import Comparison, Figure
+from gossamer.run.explanation import Row
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One headline number."""
+
+    value: str
+    text: str
+    good: bool
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """A further table; `note` is printed under it."""
+
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Page:
+    """Everything a report shows.
+
+    Attributes:
+        title: what was done to which model.
+        lead: one or two sentences under the title.
+        comparison: measured figures beside dense.
+        layers: rows of `gossamer.explain` for the compiled model.
+        machine: from `describe_machine`.
+        steps: (what was done, what came of it), in order.
+        curves: quantities over training steps.
+        tables: further tables.
+        notes: limits, fallbacks and what was not measured.
+    """
+
+    title: str
+    lead: str
+    comparison: Comparison
+    layers: Sequence[Row]
+    machine: Mapping[str, str]
+    steps: Sequence[tuple[str, str]] = ()
+    curves: Sequence[Curve] = ()
+    tables: Sequence[TextTable] = ()
+    notes: Sequence[str] = field(default_factory=tuple)
+
+
+def tiles(comparison: Comparison) -> list[Tile]:
+    """The headline of a comparison: second model against the first."""
+    made = [_tile(figure, comparison.models) for figure in comparison.figures]
+    return [tile for tile in made if tile is not None]
+
+
+def _tile(figure: Figure, models: tuple[str, ...]) -> Tile | None:
+    gain = figure.gain(1)
+    if figure.unit == "score":
+        first, second = figure.values[:2]
+        if first is None or second is None:
+            return None
+        return Tile(figure.cell(1), f"{figure.name} ({models[0]}: {figure.cell(0)})", second >= 0.5)
+    if gain is None:
+        return None
+    words = ("smaller", "larger") if figure.unit == "bytes" else ("faster", "slower")
+    if gain >= 1:
+        return Tile(f"{gain:.1f}x", f"{words[0]} ({figure.name})", True)
+    return Tile(f"{1 / gain:.1f}x", f"{words[1]} ({figure.name})", False)
