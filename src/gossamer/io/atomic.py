@@ -57,6 +57,7 @@ def replace_directory(
                 yield folder
                 sync_directory(folder)
                 _publish(folder, target)
+                _sync_parent(target)
             finally:
                 # After an exchange this is the old directory, after a failure the unfinished one.
                 shutil.rmtree(folder, ignore_errors=True)
@@ -67,11 +68,13 @@ def replace_directory(
 def find_directory(path: os.PathLike[str] | str) -> Path:
     """The directory at `path`, or the complete one an interrupted replacement left beside it."""
     target = Path(os.path.realpath(path))
-    if target.exists():
-        return target
-    left = _leftovers(target, "old")
-    if left:
-        return left[0]
+    # More than once: a writer may move the directory between the two looks.
+    for _ in range(3):
+        if target.exists():
+            return target
+        left = _leftovers(target, "old")
+        if left:
+            return left[0]
     raise ArtifactError(f"{target}: there is no such file or directory.")
 
 
@@ -94,10 +97,24 @@ def _publish(folder: Path, target: Path) -> None:
     elif not _exchange(folder, target):
         old = target.with_name(f"{target.name}.old-{uuid.uuid4().hex}")
         target.rename(old)
-        folder.rename(target)
-        sync_directory(target.parent)
+        try:
+            folder.rename(target)
+        except OSError:
+            old.rename(target)
+            raise
+        _sync_parent(target)
         shutil.rmtree(old, ignore_errors=True)
-    sync_directory(target.parent)
+
+
+def _sync_parent(target: Path) -> None:
+    try:
+        sync_directory(target.parent)
+    except OSError as error:
+        raise ResourceError(
+            f"{target}: was replaced, but its folder could not be flushed to disk"
+            f" ({error.strerror}): the new one is in place and may be lost in a power cut. Check"
+            " the disk and save again."
+        ) from error
 
 
 def _exchange(first: Path, second: Path) -> bool:

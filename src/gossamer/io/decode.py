@@ -12,7 +12,7 @@ from gossamer.io.agreement import parse_mask_pattern
 from gossamer.io.manifest import DenseEntry, Manifest, MaskEntry, SparseEntry
 from gossamer.io.packing import BITMASK, MASK_ARRAY, array_key
 from gossamer.nn.mask_rules import mask_digest
-from gossamer.ops.compact import gather
+from gossamer.ops.expansion import gather
 from gossamer.patterns import Pattern
 
 Arrays = dict[str, torch.Tensor]

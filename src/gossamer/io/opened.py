@@ -84,9 +84,15 @@ class OpenArtifact:
         return content
 
 
-def is_artifact(path: Path) -> bool:
-    """Whether `path` is a directory that has a manifest."""
-    return os.path.lexists(path / MANIFEST_FILE)
+def find_artifact(path: os.PathLike[str] | str) -> tuple[Path, bool]:
+    """What is at `path`, and whether it is a directory with a manifest."""
+    for _ in range(ATTEMPTS):
+        found = find_directory(path)
+        before = _identity(found)
+        has_manifest = os.path.lexists(found / MANIFEST_FILE)
+        if _identity(found) == before:
+            return found, has_manifest
+    raise _restless(path)
 
 
 @contextmanager
@@ -111,7 +117,7 @@ def open_artifact(path: os.PathLike[str] | str) -> Iterator[OpenArtifact]:
                     raise ArtifactError(f"{error.filename}: is missing.") from error
             stack.pop_all().close()
         else:
-            raise ArtifactError(f"{path}: is being replaced all the time; try again.")
+            raise _restless(path)
         yield opened
 
 
@@ -214,6 +220,10 @@ def _read_document(file: BinaryIO, sha256: str, where: str) -> bytes:
             " replaced. Restore it from the original."
         )
     return raw
+
+
+def _restless(path: os.PathLike[str] | str) -> ArtifactError:
+    return ArtifactError(f"{path}: is being replaced all the time; try again.")
 
 
 def _identity(folder: Path) -> tuple[int, int, int] | None:

@@ -10,7 +10,6 @@ from torch import nn
 from gossamer.errors import ArtifactError, InputError
 from gossamer.io.agreement import memory_needed
 from gossamer.io.architecture import build
-from gossamer.io.atomic import find_directory
 from gossamer.io.decode import Decoded, decode_all
 from gossamer.io.dense_checkpoint import adopt_zeros, read_tensors_of
 from gossamer.io.fitting import check_fit, check_materialised
@@ -18,7 +17,7 @@ from gossamer.io.huggingface import load_pretrained
 from gossamer.io.inventory import unwrap
 from gossamer.io.limits import check_memory
 from gossamer.io.manifest import CONFIG_FILE, DenseEntry, Manifest, TransformersNode
-from gossamer.io.opened import OpenArtifact, is_artifact, open_artifact
+from gossamer.io.opened import OpenArtifact, find_artifact, open_artifact
 from gossamer.io.placing import Placement
 from gossamer.io.tensor_header import dtype_name
 from gossamer.io.transformers_models import build_transformers
@@ -54,8 +53,8 @@ def load(
     """
     if model is not None and not isinstance(model, nn.Module):
         raise InputError(f"model: expected a torch module, got {type(model).__name__}.")
-    found = find_directory(path)
-    if found.is_dir() and is_artifact(found):
+    found, has_manifest = find_artifact(path)
+    if has_manifest:
         result = _load_artifact(path, model, max_bytes)
     elif model is not None:
         result = _load_checkpoint(found, model, max_bytes)

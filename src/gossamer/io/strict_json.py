@@ -45,9 +45,9 @@ def canonical_json(value: Any) -> bytes:
 
 
 def pretty_json(value: Any) -> bytes:
-    """Deterministic JSON for files that people read."""
+    """Deterministic JSON for files that people read; a cut anywhere makes it invalid."""
     text = json.dumps(value, sort_keys=True, indent=1, ensure_ascii=True, allow_nan=False)
-    return text.encode("ascii") + b"\n"
+    return text.encode("ascii")
 
 
 def _check_count(raw: bytes, where: str) -> None:
