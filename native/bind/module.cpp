@@ -12,6 +12,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "gossamer/bitmask.hpp"
 #include "gossamer/cpu.hpp"
 #include "gossamer/panel_layout.hpp"
 
@@ -38,15 +39,11 @@ void check_mask(const Bits& bits, int64_t rows, int64_t columns, int64_t num_val
   const int64_t width = (columns + 7) / 8;
   if (static_cast<int64_t>(bits.shape(0)) != rows || static_cast<int64_t>(bits.shape(1)) != width)
     throw std::invalid_argument("mask_bits must have shape [rows, ceil(columns / 8)]");
-  int64_t kept = 0;
-  const uint8_t spare = columns % 8 ? static_cast<uint8_t>(0xffu << (columns % 8)) : 0;
-  for (int64_t r = 0; r < rows; ++r)
-    for (int64_t b = 0; b < width; ++b) {
-      const uint8_t byte = bits.data()[r * width + b];
-      if (b + 1 == width && (byte & spare))
+  if (columns % 8)
+    for (int64_t r = 0; r < rows; ++r)
+      if (bits.data()[(r + 1) * width - 1] >> (columns % 8))
         throw std::invalid_argument("mask_bits has bits beyond the last column");
-      kept += __builtin_popcount(byte);
-    }
+  const int64_t kept = count_mask(bits.data(), rows, columns);
   if (kept != num_values)
     throw std::invalid_argument("mask_bits keeps " + std::to_string(kept) + " weights but there are " +
                                 std::to_string(num_values) + " values");
@@ -86,6 +83,28 @@ struct Panel {
   }
 };
 
+enum class Move { expand, gather };
+
+// Both directions take the same arguments: addresses of the values and of the dense matrix.
+template <Move move>
+void move_values(uintptr_t values, int64_t num_values, const Bits& bits, int64_t columns, int itemsize,
+                 uintptr_t dense) {
+  const int64_t rows = static_cast<int64_t>(bits.shape(0));
+  check_mask(bits, rows, columns, num_values);
+  if (itemsize != 2 && itemsize != 4 && itemsize != 8)
+    throw std::invalid_argument("itemsize must be 2, 4 or 8");
+  if ((num_values > 0 && !values) || (rows > 0 && columns > 0 && !dense))
+    throw std::invalid_argument("values and dense must not be null");
+  nb::gil_scoped_release release;
+  const int threads = omp_get_max_threads();
+  if constexpr (move == Move::expand)
+    expand_mask(reinterpret_cast<void*>(values), bits.data(), rows, columns, itemsize,
+                reinterpret_cast<void*>(dense), threads);
+  else
+    gather_mask(reinterpret_cast<void*>(dense), bits.data(), rows, columns, itemsize,
+                reinterpret_cast<void*>(values), threads);
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -99,6 +118,10 @@ NB_MODULE(_native, m) {
       .def_prop_ro("columns", [](const Panel& p) { return p.layout.columns; })
       .def_prop_ro("kept", [](const Panel& p) { return p.layout.kept; })
       .def_prop_ro("nbytes", [](const Panel& p) { return p.layout.bytes(); });
+  m.def("expand", &move_values<Move::expand>, nb::arg("values"), nb::arg("num_values"),
+        nb::arg("mask_bits").noconvert(), nb::arg("columns"), nb::arg("itemsize"), nb::arg("dense"));
+  m.def("gather", &move_values<Move::gather>, nb::arg("values"), nb::arg("num_values"),
+        nb::arg("mask_bits").noconvert(), nb::arg("columns"), nb::arg("itemsize"), nb::arg("dense"));
   m.def("available_kernels", [] {
     std::vector<std::string> names;
     for (const KernelSet* set : available_kernels()) names.emplace_back(set->name);

@@ -1,23 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <omp.h>
-#include <pthread.h>
 
 #include <atomic>
 #include <cstdlib>
 #include <memory>
 #include <new>
 
+#include "gossamer/fork.hpp"
 #include "gossamer/panel_layout.hpp"
 
 namespace gossamer {
 namespace {
-
-// After fork the OpenMP pool of the parent is gone and libgomp would wait for it for ever.
-std::atomic<bool> forked{false};
-const bool fork_watch = [] {
-  pthread_atfork(nullptr, nullptr, [] { forked.store(true); });
-  return true;
-}();
 
 struct Free {
   void operator()(float* p) const { std::free(p); }
@@ -63,7 +56,7 @@ void run_panel(const PanelLayout& layout, const LinearCall& call, const KernelSe
                int num_threads) {
   const PanelView view = layout.view();
   const std::vector<TokenTile> tiles = token_tiles(layout, kernels.widths, call.tokens);
-  if (forked.load()) num_threads = 1;
+  num_threads = usable_threads(num_threads);
   // Token tiles share nothing; row tiles of one token tile each pay for the transposition again.
   const int64_t num_token_tiles = static_cast<int64_t>(tiles.size());
   const int64_t splits =

@@ -23,7 +23,8 @@ from gossamer.nn.mask_rules import (
 )
 from gossamer.nn.optimizer_state import check_state, convert_state
 from gossamer.nn.replace import inherit_hooks
-from gossamer.ops.compact import compact_linear, expand, expand_into, gather, resident_linear
+from gossamer.ops.compact import compact_linear, expand_into, resident_linear
+from gossamer.ops.expansion import expand, gather
 from gossamer.patterns import Pattern, Unstructured
 
 Mode = Literal["jit", "resident"]

@@ -26,6 +26,22 @@ class Panel:
     @property
     def nbytes(self) -> int: ...
 
+def expand(
+    values: int,
+    num_values: int,
+    mask_bits: NDArray[np.uint8],
+    columns: int,
+    itemsize: int,
+    dense: int,
+) -> None: ...
+def gather(
+    values: int,
+    num_values: int,
+    mask_bits: NDArray[np.uint8],
+    columns: int,
+    itemsize: int,
+    dense: int,
+) -> None: ...
 def available_kernels() -> list[str]: ...
 def max_threads() -> int: ...
 def run_ceiling(kernels: str, mix: str, repeats: int) -> float: ...

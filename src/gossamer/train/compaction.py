@@ -23,7 +23,7 @@ from gossamer.nn import (
     replace_module,
 )
 from gossamer.nn.optimizer_state import check_state, convert_state, swap_parameter
-from gossamer.ops.compact import gather
+from gossamer.ops.expansion import gather
 
 _LEFT_OUT_PROJ = "nn.MultiheadAttention reads out_proj.weight directly, which a compact layer lacks"
 _LEFT_OTHER = "only Linear layers have a compact form"

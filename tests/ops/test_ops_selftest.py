@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The self-test passes on every kernel set and would notice a wrong one."""
+
+import pytest
+
+from gossamer.ops import _native, selftest
+from gossamer.ops.kernels import available_kernels
+
+
+@pytest.mark.parametrize("kernels", available_kernels())
+def test_every_kernel_set_is_within_the_bound(kernels):
+    assert 0 < selftest.kernel_error(kernels) <= 1
+
+
+@pytest.mark.parametrize("damage", ["scaled", "silent"])
+def test_wrong_results_are_noticed(damage, monkeypatch):
+    class Wrong:
+        def __init__(self, values, mask_bits, rows, columns):
+            self._panel = _native.Panel(values * 1.001, mask_bits, rows, columns)
+
+        def run(self, *arguments):
+            if damage == "scaled":
+                self._panel.run(*arguments)
+
+    class Native:
+        Panel = Wrong
+
+    monkeypatch.setattr(selftest, "_native", Native)
+    assert selftest.kernel_error("reference") > 1
