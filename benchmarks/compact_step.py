@@ -34,6 +34,7 @@ class Contender:
         self.best = float("inf")
 
     def step(self, x):
+        """One timed optimizer step."""
         start = time.perf_counter()
         self.optimizer.zero_grad()
         self.model(x).square().mean().backward()
@@ -65,13 +66,11 @@ def main():
         print(json.dumps({"cpu": cpu_name(), "load": os.getloadavg()[0], "cases": cases}, indent=1))
         return
     print(f"{cpu_name()}, {TOKENS} tokens, fp32 AdamW, load {os.getloadavg()[0]:.1f}")
-    print(
-        "layer      sparsity | bytes per weight: dense  compact  16f+0.13 | ms: dense masked compact"
-    )
+    print("layer      sparsity | bytes/weight: dense  compact  16f+0.13 | ms: dense masked compact")
     for case in cases:
         rows, columns = case["shape"]
         print(
-            f"{rows:4d}x{columns:<5d} {case['sparsity']:8.0%} | {case['dense_bytes']:23.2f}"
+            f"{rows:4d}x{columns:<5d} {case['sparsity']:8.0%} | {case['dense_bytes']:19.2f}"
             f" {case['compact_bytes']:8.3f} {case['formula_bytes']:9.3f} | {case['dense_ms']:9.2f}"
             f" {case['masked_ms']:6.2f} {case['compact_ms']:7.2f}"
         )

@@ -19,9 +19,7 @@ def layer(rows, columns, density, dtype=torch.float32, seed=0):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    "shape", [(0, 0), (0, 9), (9, 0), (1, 1), (3, 7), (5, 64), (4, 65), (300, 301)]
-)
+@pytest.mark.parametrize("shape", [(0, 0), (0, 9), (9, 0), (1, 1), (5, 64), (4, 65), (300, 301)])
 @pytest.mark.parametrize("density", [0.0, 0.3, 1.0])
 def test_round_trip(shape, density, dtype):
     weight, mask = layer(*shape, density, dtype)
