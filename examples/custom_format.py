@@ -4,8 +4,7 @@ import torch
 from torch import nn
 
 import gossamer
-from gossamer.formats import Format
-from gossamer.formats.base import VALUE_DTYPES, expect_array, expect_only
+from gossamer.formats.base import VALUE_DTYPES, Format, expect_array, expect_only
 from gossamer.patterns import Unstructured
 
 
@@ -53,10 +52,8 @@ def linear_flat(sparse):
 
 gossamer.register.format("flat", Flat())
 gossamer.register.op("linear", "flat")(linear_flat)
-gossamer.register.scorer("row-balanced")(
-    lambda c: c.weight_RK.abs() / c.weight_RK.norm(dim=1)[:, None]
-)
+gossamer.register.scorer("rows")(lambda c: c.weight_RK.abs() / c.weight_RK.norm(dim=1)[:, None])
 
 gossamer.testing.check_format("flat")
 gossamer.testing.check_op("linear", "flat")
-print(gossamer.sparsify(nn.Sequential(nn.Linear(64, 64)), sparsity=0.9, scorer="row-balanced"))
+print(gossamer.sparsify(nn.Sequential(nn.Linear(64, 64)), sparsity=0.9, scorer="rows"))
