@@ -15,8 +15,8 @@ _HOMES = {
     "compact": "gossamer.train.compaction",
     "compile": "gossamer.run.compiler",
     "explain": "gossamer.run.explanation",
-    "save": "gossamer.io.artifact",
-    "load": "gossamer.io.artifact",
+    "save": "gossamer.io.writer",
+    "load": "gossamer.io.reader",
     "strict": "gossamer.ops.dispatch",
     "errors": "gossamer.errors",
     "nn": "gossamer.nn",
@@ -40,7 +40,8 @@ __all__ = [
 
 if TYPE_CHECKING:
     from gossamer import errors, nn, register, testing
-    from gossamer.io.artifact import load, save
+    from gossamer.io.reader import load
+    from gossamer.io.writer import save
     from gossamer.ops.dispatch import strict
     from gossamer.recipes.oneshot import sparsify
     from gossamer.run.compiler import compile

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from gossamer.io import DetectedMask, read_dense_checkpoint
-from gossamer.io.manifest import CONFIG_FILE
-from gossamer.io.opened import is_artifact
+from gossamer.io.manifest import CONFIG_FILE, MANIFEST_FILE
 from gossamer.nn import MaskedConv2d, MaskedLinear
 
 # Lookup tables have two dimensions as well, but no kernel multiplies by them.
@@ -21,7 +20,7 @@ _LOOKUP = ("emb", "wte", "wpe")
 def is_bare(path: Path) -> bool:
     """Whether `path` holds tensors and nothing that says what model they belong to."""
     if path.is_dir():
-        return not is_artifact(path) and not (path / CONFIG_FILE).is_file()
+        return not any((path / name).is_file() for name in (MANIFEST_FILE, CONFIG_FILE))
     return path.is_file()
 
 

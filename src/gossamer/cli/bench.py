@@ -21,12 +21,12 @@ gossamer bench linear --pattern 2:4 --threads 2 --json
 """
 
 
-@click.group()
+@click.group(short_help="Time sparse layers against dense ones.")
 def bench() -> None:
     """Time sparse layers against dense ones on this machine."""
 
 
-@bench.command("linear", cls=Command, examples=_EXAMPLES)
+@bench.command("linear", cls=Command, examples=_EXAMPLES, short_help="Linear layers.")
 @click.option(
     "--shape",
     "shapes",

@@ -15,7 +15,9 @@ gossamer convert model.safetensors packed/
 """
 
 
-@click.command(cls=Command, examples=_EXAMPLES)
+@click.command(
+    cls=Command, examples=_EXAMPLES, short_help="Packed artifacts to dense files and back."
+)
 @click.argument("source", metavar="IN", type=click.Path(path_type=Path))
 @click.argument("target", metavar="OUT", type=click.Path(path_type=Path))
 @click.option(

@@ -21,7 +21,7 @@ GOSSAMER_KERNELS=avx2 gossamer doctor
 """
 
 
-@click.command(cls=Command, examples=_EXAMPLES)
+@click.command(cls=Command, examples=_EXAMPLES, short_help="Check this machine; test the kernels.")
 @click.pass_obj
 def doctor(out: Output) -> int:
     """Check versions, CPU kernels, threads, disk and memory; test the kernels for a second.

@@ -35,7 +35,8 @@ def example_input(model: nn.Module, tokens: int) -> Example | None:
     config = config_of(model)
     if config is not None:
         limit = min((config[key] for key in _POSITIONS if config.get(key)), default=512)
-        return _ids("input_ids", int(config["vocab_size"]), tokens, limit, generator)
+        # Some families (roberta) reserve two positions.
+        return _ids("input_ids", int(config["vocab_size"]), tokens, limit - 2, generator)
     if isinstance(model, TinyEncoder):
         return _ids(None, model.vocab_size, tokens, model.max_tokens, generator)
     width = model.sizes[0] if isinstance(model, MLP) else _first_width(model)
@@ -48,8 +49,7 @@ def example_input(model: nn.Module, tokens: int) -> Example | None:
 def _ids(
     name: str | None, vocab_size: int, tokens: int, limit: int, generator: torch.Generator
 ) -> Example:
-    # Some families (roberta) reserve two positions.
-    length = min(tokens, max(1, limit - 2))
+    length = min(tokens, max(1, limit))
     batch = max(1, tokens // length)
     ids_BT = torch.randint(vocab_size, (batch, length), generator=generator)
     text = f"{batch} x {length} random token ids"

@@ -21,7 +21,7 @@ gossamer explain pruned/ --json
 """
 
 
-@click.command(cls=Command, examples=_EXAMPLES)
+@click.command(cls=Command, examples=_EXAMPLES, short_help="Which kernel runs each layer, and why.")
 @click.argument("model", metavar="MODEL")
 @click.option(
     "--tokens",

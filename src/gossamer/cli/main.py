@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The `gossamer` command: finds the subcommand, turns errors into one line and an exit code."""
 
+import difflib
 import importlib
 import sys
 import traceback
@@ -33,6 +34,15 @@ class _Commands(click.Group):
         command: click.Command = getattr(module, cmd_name)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0] if args else ""
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        if name not in COMMANDS and near and not name.startswith("-"):
+            ctx.fail(f"No such command {name!r}. Did you mean {near[0]!r}?")
+        return super().resolve_command(ctx, args)
+
 
 @click.group(cls=_Commands, help=_HELP, context_settings={"max_content_width": 100})
 @click.version_option(gossamer.__version__, prog_name="gossamer")
@@ -49,6 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output, such as `head`, has gone: there is nobody left to tell.
         sys.stderr.close()
         return 1
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return error.exit_code
     except (Exception, KeyboardInterrupt) as error:
         return _fail(error, arguments)
     return code if isinstance(code, int) else 0

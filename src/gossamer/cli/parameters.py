@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 
-class Shape(click.ParamType):  # type: ignore[type-arg]  (generic in new click only)
+class Shape(click.ParamType):  # type: ignore[type-arg]  # generic in new click only
     """`768x3072` as (outputs, inputs)."""
 
     name = "OUTxIN"
@@ -24,7 +24,7 @@ class Shape(click.ParamType):  # type: ignore[type-arg]  (generic in new click o
         return int(match[1]), int(match[2])
 
 
-class Sparsity(click.ParamType):  # type: ignore[type-arg]  (generic in new click only)
+class Sparsity(click.ParamType):  # type: ignore[type-arg]  # generic in new click only
     """A fraction in [0, 1)."""
 
     name = "fraction"

@@ -16,7 +16,9 @@ gossamer prune my-bert/ -o pruned/ --pattern 2:4 --target 'encoder.*' --format d
 """
 
 
-@click.command(cls=Command, examples=_EXAMPLES)
+@click.command(
+    cls=Command, examples=_EXAMPLES, short_help="Prune a model; bytes and time beside dense."
+)
 @click.argument("model", metavar="MODEL")
 @click.option(
     "-o", "--out", "target", type=click.Path(path_type=Path), required=True, help="Artifact folder."

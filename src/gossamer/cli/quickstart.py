@@ -16,7 +16,9 @@ gossamer quickstart --sparsity 0.95 --json
 """
 
 
-@click.command(cls=Command, examples=_EXAMPLES)
+@click.command(
+    cls=Command, examples=_EXAMPLES, short_help="The whole story on a small model, in a minute."
+)
 @click.option(
     "--model",
     type=click.Choice(["tiny", "minilm"]),

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line is an interface: a new or lost option must be meant."""
+
+import click
+
+from gossamer.cli.main import COMMANDS, cli
+
+COMMON = ["--debug", "--help", "--json", "--quiet", "-q"]
+GOLDEN = {
+    "quickstart": ["--model", "--out", "--sparsity"],
+    "prune": [
+        *("MODEL", "--budget", "--format", "--ignore", "--out", "--pattern", "--scorer"),
+        *("--sparsity", "--target", "--tokens", "-o"),
+    ],
+    "explain": ["MODEL", "--tokens"],
+    "bench linear": ["--pattern", "--shape", "--sparsity", "--threads", "--tokens"],
+    "convert": ["IN", "OUT", "--format"],
+    "doctor": [],
+}
+
+
+def options(command, ctx):
+    found = []
+    for param in command.get_params(ctx):
+        is_argument = isinstance(param, click.Argument)
+        found += [param.metavar] if is_argument else [*param.opts, *param.secondary_opts]
+    return sorted(found)
+
+
+def all_commands():
+    root = click.Context(cli, info_name="gossamer")
+    for name in COMMANDS:
+        command = cli.get_command(root, name)
+        if isinstance(command, click.Group):
+            inner = click.Context(command, parent=root, info_name=name)
+            for sub in command.list_commands(inner):
+                yield f"{name} {sub}", command.get_command(inner, sub), inner
+        else:
+            yield name, command, root
+
+
+def test_options_are_the_golden_list():
+    found = {name: options(command, ctx) for name, command, ctx in all_commands()}
+    assert found == {name: sorted([*COMMON, *own]) for name, own in GOLDEN.items()}
