@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import nn
 
+import gossamer
 from gossamer.errors import ArtifactError, InputError
 from gossamer.io import load, open_artifact, save
 from gossamer.nn import Linear, MaskedConv2d, MaskedLinear, MaskedOutProj
@@ -257,6 +258,17 @@ def test_packed_layers_are_saved_as_what_they_were_made_of(tmp_path):
     assert model[0][0] is packed
 
 
+def test_compiled_models_are_saved_as_compact_ones(tmp_path, monkeypatch):
+    monkeypatch.setenv("GOSSAMER_TUNE", "off")
+    model = sparsify(MLP((64, 512, 512, 4)), "compact", density=0.1).eval()
+    fast = gossamer.compile(model, tokens=(128,))
+    packed = [type(layer).__name__ for layer in fast.layers]
+    assert "PackedLinear" in packed
+    save(fast, tmp_path / "a")
+    assert_same_model(model, load(tmp_path / "a"))
+    assert [type(layer).__name__ for layer in fast.layers] == packed
+
+
 def test_wrappers_are_unwrapped(tmp_path):
     model = sparsify(MLP((8, 8, 2)), "masked")
     save(nn.DataParallel(model), tmp_path / "a")
@@ -342,6 +354,41 @@ def test_what_cannot_be_stored_is_refused_by_name(tmp_path, change, text):
     with pytest.raises(InputError, match=text):
         save(model, tmp_path / "a")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_names_in_any_script_come_back(tmp_path):
+    names = ["gr\u00f6\u00dfe", "\u5c42", "\U0001f578", "a b", "it's"]
+    model = nn.ModuleDict({name: nn.Linear(2, 2) for name in names})
+    save(model, tmp_path / "a")
+    assert_same_model(model, load(tmp_path / "a"))
+
+
+@pytest.mark.parametrize("name", ["a\nb", "x" * 600, "\ud800"])
+def test_names_that_cannot_be_stored_are_refused(tmp_path, name):
+    shared = nn.ReLU()
+    for model in (
+        nn.ModuleDict({name: nn.Linear(2, 2)}),
+        nn.ModuleDict({"a": shared, name: shared}),
+    ):
+        with pytest.raises(InputError, match="name"):
+            save(model, tmp_path / "a")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_default_device_or_dtype_of_the_user_changes_nothing(tmp_path):
+    model = sparsify(MLP((8, 8, 2)), "masked")
+    save(model, tmp_path / "a")
+    with torch.device("meta"):
+        again = load(tmp_path / "a")
+    assert_same_model(model, again)
+
+
+def test_more_modules_than_a_reader_builds(tmp_path):
+    model = nn.Sequential(*(nn.ReLU() for _ in range(10_001)))
+    save(model, tmp_path / "a")
+    with pytest.raises(ArtifactError, match="model="):
+        load(tmp_path / "a")
+    load(tmp_path / "a", model=model)
 
 
 def test_extra_state_is_refused(tmp_path):

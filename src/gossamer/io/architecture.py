@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
+from gossamer.errors import ArtifactError
 from gossamer.io.fitting import all_slots, tied_names
 from gossamer.io.inventory import own_slots
 from gossamer.io.layer_table import CONTAINERS, ENCODER, LAYERS, read_args
@@ -48,7 +49,11 @@ def describe(model: nn.Module, config: dict[str, Any] | None = None) -> Architec
         node = _describe(model, "", 0)
     if node is None:
         return None
-    rebuilt = build(node, max_tensors=2**31, config=config)
+    try:
+        rebuilt = build(node, max_tensors=2**31, config=config)
+    except ArtifactError:
+        # Beyond the limits of the reader, such as ten thousand modules.
+        return None
     same = _structure(model) == _structure(rebuilt) and _ties_are_kept(model, rebuilt)
     return node if same else None
 

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from gossamer.errors import InputError
-from gossamer.io.limits import check_name
+from gossamer.errors import ArtifactError, InputError
+from gossamer.io.limits import check_name, checked_bytes
 from gossamer.io.tensor_header import DTYPE_CODES
 from gossamer.nn import Linear, MaskedWeight
 
@@ -122,6 +122,8 @@ def take_inventory(model: nn.Module) -> Inventory:
         check_storable(slot)
         inventory.slots[slot.name] = slot
         groups.setdefault(slot.identity, []).append(slot)
+    for path in inventory.shared_modules:
+        _check_model_name(path)
     for group in groups.values():
         # A layer without mask needs every value, so it is the one that stores them.
         owner = next((slot for slot in group if slot.layer is None), group[0])
@@ -189,10 +191,17 @@ def _refuse_extra_state(path: str, module: nn.Module) -> None:
         )
 
 
+def _check_model_name(name: str) -> None:
+    try:
+        check_name(name, "model")
+    except ArtifactError as error:
+        raise InputError(str(error)) from error
+
+
 def check_storable(slot: Slot) -> None:
     """Raise InputError unless the tensor is plain data under a plain name."""
     name, tensor = slot.name, slot.tensor
-    check_name(name, "model")
+    _check_model_name(name)
     if "::" in name:
         raise InputError(f"{name}: '::' in a name is reserved for packed arrays. Rename it.")
     if isinstance(tensor, UninitializedParameter | UninitializedBuffer) or tensor.is_meta:
@@ -204,3 +213,7 @@ def check_storable(slot: Slot) -> None:
         )
     if tensor.dtype not in DTYPE_CODES:
         raise InputError(f"{name}: dtype {tensor.dtype} cannot be stored in safetensors.")
+    try:
+        checked_bytes(tensor.shape, tensor.element_size(), name)
+    except ArtifactError as error:
+        raise InputError(str(error)) from error

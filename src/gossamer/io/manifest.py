@@ -212,7 +212,8 @@ def _faults(error: ValidationError, where: str) -> str:
     ]
     more = len(faults) - len(lines)
     tail = f"\n  and {more} more" if more > 0 else ""
-    return f"{where}: {len(faults)} faults:\n  " + "\n  ".join(lines) + tail
+    plural = "fault" if len(faults) == 1 else "faults"
+    return f"{where}: {len(faults)} {plural}:\n  " + "\n  ".join(lines) + tail
 
 
 def _place(parts: tuple[int | str, ...]) -> str:

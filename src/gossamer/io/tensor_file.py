@@ -68,7 +68,7 @@ def read_tensors(
     hasher = hashlib.sha256(header.raw)
     tensors: dict[str, torch.Tensor] = {}
     for entry in header.tensors.values():
-        flat = torch.empty(entry.end - entry.begin, dtype=torch.uint8)
+        flat = torch.empty(entry.end - entry.begin, dtype=torch.uint8, device="cpu")
         view = flat.numpy().data
         _read_fully(file, view, f"{where}: tensor {entry.name!a}")
         hasher.update(view)
