@@ -47,6 +47,15 @@ def test_parameters_stay_the_same_objects_for_the_optimizer(tmp_path):
     assert all(before[name] is parameter for name, parameter in compact.named_parameters())
 
 
+@pytest.mark.parametrize("saved", HOLDERS)
+def test_models_on_the_meta_device_are_filled(tmp_path, saved):
+    save(model_in(saved), tmp_path / "a")
+    with torch.device("meta"):
+        model = MLP((8, 16, 16, 3))
+    load(tmp_path / "a", model=model)
+    assert_same_model(model_in(saved), model)
+
+
 def test_hooks_of_the_model_stay(tmp_path):
     save(model_in("compact", 0), tmp_path / "a")
     model = model_in("dense", 1)

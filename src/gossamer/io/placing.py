@@ -2,7 +2,8 @@
 """Puts decoded tensors into a model. All checks were made before; nothing here refuses.
 
 In a model of the user's, tensors are overwritten in place, so that optimizers keep their
-Parameters. In a skeleton that was just built, the loaded tensors become the Parameters.
+Parameters. In a skeleton that was just built, and in models on the meta device, the loaded tensors
+become the Parameters.
 """
 
 import copy
@@ -90,8 +91,12 @@ class Placement:
         elif isinstance(decoded, CompactTensor):
             self._put_compact(slot, decoded)
 
+    def _keeps(self, slot: Slot) -> bool:
+        """Whether the tensor that is there stays and is overwritten."""
+        return self._in_place and not slot.tensor.is_meta
+
     def _put_tensor(self, slot: Slot, tensor: torch.Tensor) -> None:
-        if self._in_place:
+        if self._keeps(slot):
             slot.tensor.data.copy_(tensor)
         elif slot.is_parameter:
             slot.module._parameters[slot.attribute] = self._parameter(slot, tensor)
@@ -100,7 +105,7 @@ class Placement:
 
     def _put_masked(self, slot: Slot, decoded: MaskedTensor) -> None:
         layer = _without_compact(slot.module)
-        if self._in_place and not isinstance(slot.layer, Linear):
+        if self._keeps(slot) and not isinstance(slot.layer, Linear):
             slot.tensor.data.copy_(decoded.weight)
         else:
             layer._parameters["weight"] = self._parameter(slot, decoded.weight)
@@ -159,7 +164,7 @@ class Placement:
 
     def _parameter(self, slot: Slot, tensor: torch.Tensor) -> nn.Parameter:
         old = slot.tensor
-        device = old.device if self._in_place else tensor.device
+        device = old.device if self._keeps(slot) else tensor.device
         trains = old.requires_grad and (tensor.is_floating_point() or tensor.is_complex())
         return nn.Parameter(tensor.to(device), requires_grad=trains)
 
