@@ -3,7 +3,9 @@
 
 namespace gossamer {
 
-std::vector<const KernelSet*> available_kernels() {
+namespace {
+
+std::vector<const KernelSet*> detect() {
   std::vector<const KernelSet*> sets;
 #ifdef GOSSAMER_X86
   __builtin_cpu_init();
@@ -15,6 +17,13 @@ std::vector<const KernelSet*> available_kernels() {
   if (has_avx2) sets.push_back(&avx2::kernels);
 #endif
   sets.push_back(&reference::kernels);
+  return sets;
+}
+
+}  // namespace
+
+const std::vector<const KernelSet*>& available_kernels() {
+  static const std::vector<const KernelSet*> sets = detect();  // once: asked for in every call
   return sets;
 }
 

@@ -7,6 +7,6 @@
 
 namespace gossamer {
 
-std::vector<const KernelSet*> available_kernels();
+const std::vector<const KernelSet*>& available_kernels();
 
 }  // namespace gossamer

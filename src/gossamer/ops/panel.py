@@ -39,6 +39,7 @@ class PanelWeight:
         self._panel = _native.Panel(
             values.detach().contiguous().numpy(), mask_bits.contiguous().numpy(), *shape
         )
+        self._kernels = active_kernels()
         self.shape = shape
         self.handle = _remember(self)
 
@@ -79,58 +80,78 @@ class PanelWeight:
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
         """The eager path of a call: past the op layer, which costs more than a small product."""
-        _check_input(x, bias, activation, self.shape)
         num_rows, num_columns = self.shape
-        x_TK = x.reshape(x.shape[:-1].numel(), num_columns)
-        # Rows must be contiguous and must not overlap, as those of an expanded tensor do.
-        if x_TK.stride(1) != 1 or x_TK.stride(0) < num_columns:
-            x_TK = x_TK.contiguous()
-        y_TR = x.new_empty(x_TK.shape[0], num_rows)
+        code = ACTIVATIONS.get(activation)
+        if code is None or not _is_usable(x, bias, self.shape):
+            raise _refusal(x, bias, activation, self.shape)
+        leading = x.shape[:-1]
+        num_tokens, stride = leading.numel(), num_columns
+        if not x.is_contiguous():
+            # Rows must be contiguous and must not overlap, as those of an expanded tensor do.
+            x = x.reshape(num_tokens, num_columns)
+            if x.stride(1) != 1 or x.stride(0) < num_columns:
+                x = x.contiguous()
+            stride = x.stride(0)
+        y = x.new_empty((*leading, num_rows))
         self._panel.run(
-            x_TK.data_ptr(),
-            x_TK.shape[0],
-            max(x_TK.stride(0), num_columns),
-            y_TR.data_ptr(),
+            x.data_ptr(),
+            num_tokens,
+            stride,
+            y.data_ptr(),
             num_rows,
             0 if bias is None else bias.data_ptr(),
-            ACTIVATIONS[activation],
-            active_kernels(),
+            code,
+            self._kernels,
         )
-        return y_TR.view(*x.shape[:-1], num_rows)
+        return y
 
 
-def _check_input(
+def _is_usable(x: torch.Tensor, bias: torch.Tensor | None, shape: tuple[int, int]) -> bool:
+    return (
+        x.dtype is torch.float32
+        and x.is_cpu
+        and x.layout is torch.strided
+        and x.ndim > 0
+        and x.shape[-1] == shape[1]
+        and not (x.requires_grad and torch.is_grad_enabled())
+        and (bias is None or _is_usable_bias(bias, shape[0]))
+    )
+
+
+def _is_usable_bias(bias: torch.Tensor, num_rows: int) -> bool:
+    return (
+        bias.dtype is torch.float32
+        and bias.shape == (num_rows,)
+        and bias.is_cpu
+        and bias.is_contiguous()
+    )
+
+
+def _refusal(
     x: torch.Tensor, bias: torch.Tensor | None, activation: str, shape: tuple[int, int]
-) -> None:
-    if x.dtype is not torch.float32 or x.device.type != "cpu" or x.layout is not torch.strided:
-        raise InputError(
+) -> InputError:
+    """What is wrong with arguments that were found unusable."""
+    if activation not in ACTIVATIONS:
+        names = ", ".join(ACTIVATIONS)
+        return InputError(f"packed linear: activation must be one of {names}; got {activation!r}.")
+    if x.dtype is not torch.float32 or not x.is_cpu or x.layout is not torch.strided:
+        return InputError(
             f"packed linear: x must be a dense float32 tensor on the CPU, got {x.dtype} on"
             f" {x.device}. Convert it with x.float().cpu(), or run the uncompiled model."
         )
     if x.ndim == 0 or x.shape[-1] != shape[1]:
-        raise InputError(
+        return InputError(
             f"packed linear: the last dimension of x must be {shape[1]}, got {list(x.shape)}."
         )
-    if x.requires_grad and torch.is_grad_enabled():
-        raise InputError(
-            "packed linear: a compiled model is for inference and gives no gradients. Call it under"
-            " torch.inference_mode(), or train the model it was compiled from."
-        )
-    if bias is not None and (
-        bias.dtype is not torch.float32
-        or bias.shape != (shape[0],)
-        or bias.device.type != "cpu"
-        or not bias.is_contiguous()
-    ):
-        raise InputError(
+    if bias is not None and not _is_usable_bias(bias, shape[0]):
+        return InputError(
             f"packed linear: bias must be contiguous float32 [{shape[0]}] on the CPU, got"
             f" {bias.dtype} {list(bias.shape)} on {bias.device}."
         )
-    if activation not in ACTIVATIONS:
-        raise InputError(
-            f"packed linear: activation must be one of {', '.join(ACTIVATIONS)};"
-            f" got {activation!r}."
-        )
+    return InputError(
+        "packed linear: a compiled model is for inference and gives no gradients. Call it under"
+        " torch.inference_mode(), or train the model it was compiled from."
+    )
 
 
 # Custom ops take tensors and numbers only, so a packed weight goes through them as a number. The

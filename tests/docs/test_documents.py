@@ -1,0 +1,78 @@
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+def blocks(page, language):
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.S | re.M)
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=lambda p: p.name)
+def test_code_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": page.stem}
+    for number, block in enumerate(blocks(page, "python")):
+        exec(compile(block, f"{page.name} block {number}", "exec"), names)  # noqa: S102
+
+
+def test_pages_use_no_other_kind_of_code_block():
+    for page in PAGES:
+        kinds = set(re.findall(r"^```(\S+)$", page.read_text(), re.M))
+        assert kinds <= {"python", "console"}, page.name
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda p: p.name)
+def test_example_runs(example, tmp_path):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        [sys.executable, str(example)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        timeout=200,
+    )
+    assert result.returncode == 0, result.stderr.decode()
+    assert result.stdout
+
+
+def test_the_plug_in_example_is_short():
+    assert len((ROOT / "examples" / "custom_format.py").read_text().splitlines()) <= 60
+
+
+def test_make_targets_named_in_documents_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
+        for target in re.findall(r"(?:^|`)make ([a-z-]+)", page.read_text(), re.M):
+            assert re.search(rf"^{target}:", makefile, re.M), (page.name, target)
+
+
+def test_commands_named_in_documents_exist():
+    cli = {path.stem for path in (ROOT / "src" / "gossamer" / "cli").glob("*.py")}
+    for page in PAGES:
+        for command in re.findall(r"`gossamer ([a-z]+)", page.read_text()):
+            assert command in cli, (page.name, command)
+
+
+def test_links_between_documents_lead_somewhere():
+    for page in [*PAGES, *ROOT.glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            if "://" not in target:
+                assert (page.parent / target).exists(), (page.name, target)
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda p: p.name)
+def test_benchmark_scripts_import_and_explain_themselves(script, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [str(script), "--help"])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_path(str(script), run_name="__main__")
+    assert stop.value.code == 0
+    assert "--json" in capsys.readouterr().out
