@@ -264,3 +264,18 @@ def test_example_inputs_are_made_up_only_where_they_fit(model, text):
     assert text is None if example is None else example.text == text
     if example is not None:
         assert example.run(model).shape[0] == 7
+
+
+def test_explain_of_a_model_without_layers(gossamer_cli, tmp_path):
+    empty = gossamer.save(nn.Sequential(nn.ReLU()), tmp_path / "empty")
+    ran = gossamer_cli("explain", empty)
+    assert ran.code == 0, ran.err
+    assert "nothing to speed up" in ran.out
+
+
+@pytest.mark.parametrize(("sparsity", "warned"), [("0.2", True), ("0.9", False)])
+def test_prune_says_before_the_work_when_no_gain_is_to_be_expected(
+    sparsity, warned, gossamer_cli, tmp_path
+):
+    ran = gossamer_cli("prune", "zoo:mlp", "-o", tmp_path / "o", "--sparsity", sparsity)
+    assert ran.err.splitlines()[0].endswith("no speed-up.") is warned

@@ -11,6 +11,7 @@ from gossamer.errors import InputError
 from gossamer.report.card import Card, escape, render_card
 from gossamer.report.comparison import Comparison, Figure
 from gossamer.report.machine import describe_machine
+from gossamer.report.page import tiles
 
 GOLDEN = """\
 # pruned
@@ -113,3 +114,16 @@ def test_machine_names_versions_and_no_host():
         *("cpu", "kernels", "threads", "system", "python", "torch", "numpy", "gossamer"),
     }
     assert all(machine.values())
+
+
+@pytest.mark.parametrize(("pruned", "good"), [(0.99, True), (0.985, True), (0.97, False)])
+def test_a_lost_point_of_quality_is_shown_as_a_loss(pruned, good):
+    table = Comparison(("dense", "pruned"), (Figure("accuracy", "score", (0.99, pruned)),))
+    (tile,) = tiles(table)
+    assert tile.good is good
+    assert tile.text == "accuracy; dense: 0.990"
+
+
+def test_figures_that_were_not_measured_make_no_headline():
+    figures = (Figure("quality", "score", (None, None)), Figure("ms", "ms", (2.0, None)))
+    assert tiles(Comparison(("dense", "pruned"), figures)) == []

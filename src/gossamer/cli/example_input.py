@@ -23,10 +23,10 @@ class Example:
     text: str
     tokens: int
 
-    def run(self, model: nn.Module) -> Any:
-        """One forward without gradients."""
-        with torch.inference_mode():
-            return model(*self.args, **self.kwargs)
+    @property
+    def batch(self) -> Any:
+        """What `gossamer.sparsify(data=[...])` takes."""
+        return self.kwargs or self.args
 
 
 def example_input(model: nn.Module, tokens: int) -> Example | None:

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The work behind `gossamer prune`: load, prune, time, save."""
 
-import copy
-import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +17,10 @@ from gossamer.report.machine import describe_machine
 from gossamer.report.report import Report, format_bytes
 from gossamer.run.compiler import compile as compile_model
 from gossamer.run.explanation import Explanation, explain
-from gossamer.run.timing import duel
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-_BUDGET_SECONDS = 1.5
 _LIMITS = (
     "Quality was not measured: one-shot pruning without recovery training usually costs some.",
     "Times hold for the machine above; gossamer.compile measures again on yours.",
@@ -73,21 +69,20 @@ class PruneOutcome:
 def run_prune(request: PruneRequest, out: Output) -> PruneOutcome:
     """Everything `gossamer prune` does; raises before any work if OUT cannot be written."""
     check_replaceable(request.target)
+    sparsity = request.recipe["sparsity"]
+    if sparsity is not None and sparsity < _MIN_USEFUL_SPARSITY:
+        out.note(
+            f"At {sparsity:.0%} zeros dense kernels are usually faster: expect a smaller file and"
+            " no speed-up."
+        )
     with out.stage("loading"):
         source = load_source(request.model)
     example = example_input(source.model, request.tokens)
-    dense = copy.deepcopy(source.model) if example is not None else None
-    with out.stage("pruning"):
-        report = sparsify(source.model, request.recipe)
-    with out.stage("timing dense and pruned"):
+    with out.stage("pruning, timing dense and pruned"):
+        data = None if example is None else [example.batch]
+        report = sparsify(source.model, request.recipe, data=data)
         tokens = request.tokens if example is None else example.tokens
         fast = compile_model(source.model, tokens=tokens)
-        if example is not None and dense is not None:
-            run = functools.partial(example.run, dense), functools.partial(example.run, fast)
-            times = duel(*run, budget_seconds=_BUDGET_SECONDS)
-            report = replace(
-                report, ms_dense=times.first_us / 1000, ms_sparse=times.second_us / 1000
-            )
     timed = "no input could be made up" if example is None else example.text
     with out.stage("saving"):
         return _save(source, request, report, explain(fast), timed)

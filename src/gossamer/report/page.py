@@ -8,6 +8,9 @@ from gossamer.report.charts import Curve
 from gossamer.report.comparison import Comparison, Figure
 from gossamer.run.explanation import Row
 
+# A score that fell by more than this is shown as a loss.
+ONE_POINT = 0.01
+
 
 @dataclass(frozen=True)
 class Tile:
@@ -67,7 +70,8 @@ def _tile(figure: Figure, models: tuple[str, ...]) -> Tile | None:
         first, second = figure.values[:2]
         if first is None or second is None:
             return None
-        return Tile(figure.cell(1), f"{figure.name} ({models[0]}: {figure.cell(0)})", second >= 0.5)
+        text = f"{figure.name}; {models[0]}: {figure.cell(0)}"
+        return Tile(figure.cell(1), text, second >= first - ONE_POINT)
     if gain is None:
         return None
     words = ("smaller", "larger") if figure.unit == "bytes" else ("faster", "slower")
