@@ -13,6 +13,7 @@ from gossamer.cli.bare_checkpoint import is_bare, read_bare
 from gossamer.cli.example_input import example_input
 from gossamer.cli.sources import load_source
 from gossamer.nn import MaskedConv2d, MaskedLinear
+from gossamer.prune.calibration import call_on_batch
 from gossamer.zoo import MLP
 
 
@@ -247,7 +248,7 @@ def test_zoo_sources_are_the_same_every_time_and_can_be_run(source):
     first, second = (load_source(source).model for _ in range(2))
     assert torch.equal(torch.random.get_rng_state(), state)
     example = example_input(first, 200)
-    assert torch.equal(example.run(first), example.run(second))
+    assert torch.equal(call_on_batch(first, example.batch), call_on_batch(second, example.batch))
 
 
 @pytest.mark.parametrize(
@@ -263,7 +264,7 @@ def test_example_inputs_are_made_up_only_where_they_fit(model, text):
     example = example_input(model, 7)
     assert text is None if example is None else example.text == text
     if example is not None:
-        assert example.run(model).shape[0] == 7
+        assert call_on_batch(model, example.batch).shape[0] == 7
 
 
 def test_explain_of_a_model_without_layers(gossamer_cli, tmp_path):

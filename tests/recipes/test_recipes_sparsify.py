@@ -189,3 +189,25 @@ def test_prune_train_compact_train_end_to_end():
     assert last < first / 2
     with pytest.raises(InputError, match="it is compact"):
         sparsify(model, sparsity=0.9)
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: (x,), lambda x: {"input": x}])
+def test_data_times_the_model_beside_dense(wrap):
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 8))
+    report = sparsify(model, sparsity=0.9, data=iter([wrap(torch.randn(16, 64))] * 3))
+    assert report.ms_dense > 0
+    assert report.ms_sparse > 0
+    assert model.training
+
+
+def test_data_that_the_model_cannot_read_changes_nothing():
+    model = nn.Sequential(nn.Linear(64, 8))
+    with pytest.raises(RuntimeError):
+        sparsify(model, sparsity=0.5, data=[torch.randn(3, 7)])
+    assert type(model[0]) is nn.Linear
+    assert model.training
+
+
+def test_empty_data_times_nothing():
+    report = sparsify(nn.Sequential(nn.Linear(8, 8)), sparsity=0.5, data=[])
+    assert report.ms_dense is None

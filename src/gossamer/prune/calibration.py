@@ -47,7 +47,7 @@ def collect_inputs(
         model.eval()
         with torch.no_grad():
             for batch in data:
-                _call(model, batch)
+                call_on_batch(model, batch)
     finally:
         for handle in handles:
             handle.remove()
@@ -73,10 +73,10 @@ def _recorder(seen: list[torch.Tensor]) -> Callable[[nn.Module, tuple[Any, ...]]
     return record
 
 
-def _call(model: nn.Module, batch: Any) -> None:
+def call_on_batch(model: nn.Module, batch: Any) -> Any:
+    """Call the model: a mapping holds keyword arguments, a list or tuple arguments, else one."""
     if isinstance(batch, Mapping):
-        model(**batch)
-    elif isinstance(batch, (list, tuple)):
-        model(*batch)
-    else:
-        model(batch)
+        return model(**batch)
+    if isinstance(batch, (list, tuple)):
+        return model(*batch)
+    return model(batch)

@@ -2,7 +2,9 @@
 """`gossamer.sparsify`: prune in one shot and say what it gained and cost."""
 
 import difflib
+import itertools
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from gossamer.nn import MaskedWeight
 from gossamer.patterns import Pattern
 from gossamer.prune import LayerResult, Scorer, apply_plan, attention_notes, plan_oneshot
 from gossamer.prune.rules import Rules
+from gossamer.recipes.beside_dense import time_beside_dense, tokens_seen
 from gossamer.report.report import LayerRow, Report
 
 _DEFAULTS: dict[str, Any] = {
@@ -65,7 +68,9 @@ def sparsify(  # noqa: PLR0913  (the public call: every argument is a word of th
         budget: "uniform", "global" or "erk".
         targets: class names, globs or "re:..." that replace the default targets.
         ignore: rules that are taken away from them.
-        data: batches for scorers that look at activations.
+        data: batches: a tensor, a tuple of arguments or a mapping of keyword arguments each. The
+            first one times the dense against the compiled pruned model; scorers that look at
+            activations read them all.
         evaluate: called with the model before and after; its number is the quality.
     """
     settings = _settings(
@@ -79,11 +84,20 @@ def sparsify(  # noqa: PLR0913  (the public call: every argument is a word of th
             "ignore": ignore,
         },
     )
-    plan = plan_oneshot(model, **settings, data=data)
+    batches = None if data is None else iter(data)
+    first = [] if batches is None else list(itertools.islice(batches, 1))
+    plan = plan_oneshot(
+        model, **settings, data=None if batches is None else itertools.chain(first, batches)
+    )
     notes = attention_notes(model, plan.targets)
+    tokens = tokens_seen(model, plan.targets, first[0]) if first else ()
     quality_dense = _quality(evaluate, model, "before")
     results = apply_plan(model, plan)
-    return _report(model, results, notes, quality_dense, _quality(evaluate, model, "after"))
+    report = _report(model, results, notes, quality_dense, _quality(evaluate, model, "after"))
+    if not tokens:
+        return report
+    times = time_beside_dense(model, tokens, first[0])
+    return replace(report, ms_dense=times.first_us / 1000, ms_sparse=times.second_us / 1000)
 
 
 def _settings(recipe: Mapping[str, Any] | None, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The time of a pruned model beside the dense one's, on a batch of the user's own data."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from gossamer.ops.dispatch import Prepared
+from gossamer.prune import Target
+from gossamer.prune.calibration import call_on_batch
+from gossamer.run.choose import Chooser
+from gossamer.run.compiler import compile as compile_model
+from gossamer.run.packed import Choice
+from gossamer.run.timing import Duel, duel
+
+_BUDGET_SECONDS = 1.0
+
+
+class _AlwaysDense(Chooser):
+    """Makes `compile` give the stock dense twin: same code path, same zeros, no sparse kernel."""
+
+    def choose(
+        self, prepared: Prepared, weight_RK: torch.Tensor, density: float, tokens: int
+    ) -> Choice:
+        return Choice(tokens, "dense", None, None, "dense twin")
+
+
+def tokens_seen(model: nn.Module, targets: list[Target], batch: Any) -> tuple[int, ...]:
+    """How many activation rows enter the targets while the model reads one batch."""
+    counts: set[int] = set()
+    handles = [
+        target.module.register_forward_pre_hook(_counter(counts))
+        for target in targets
+        if isinstance(target.module, nn.Linear)
+    ]
+    training = model.training
+    try:
+        model.eval()
+        with torch.no_grad():
+            call_on_batch(model, batch)
+    finally:
+        model.train(training)
+        for handle in handles:
+            handle.remove()
+    return tuple(sorted(counts))
+
+
+def time_beside_dense(model: nn.Module, tokens: tuple[int, ...], batch: Any) -> Duel:
+    """One forward, dense against compiled, interleaved. Holds both copies while it measures."""
+    dense = compile_model(model, tokens, chooser=_AlwaysDense())
+    fast = compile_model(model, tokens)
+    with torch.inference_mode():
+        return duel(
+            functools.partial(call_on_batch, dense, batch),
+            functools.partial(call_on_batch, fast, batch),
+            budget_seconds=_BUDGET_SECONDS,
+        )
+
+
+def _counter(counts: set[int]) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+    def count(module: nn.Module, args: tuple[Any, ...]) -> None:
+        if args and args[0].numel():
+            counts.add(args[0].numel() // args[0].shape[-1])
+
+    return count
