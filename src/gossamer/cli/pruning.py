@@ -21,6 +21,8 @@ from gossamer.run.explanation import Explanation, explain
 if TYPE_CHECKING:
     from rich.table import Table
 
+# Below it the sparse kernels rarely win, so the user hears it before the work starts.
+_MIN_USEFUL_SPARSITY = 0.4
 _LIMITS = (
     "Quality was not measured: one-shot pruning without recovery training usually costs some.",
     "Times hold for the machine above; gossamer.compile measures again on yours.",
