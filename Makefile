@@ -7,7 +7,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 SOURCES := $(shell find native -type f) $(shell find src -type d -not -name __pycache__) \
   CMakeLists.txt pyproject.toml
 
-.PHONY: quickstart test test-slow lint format bench setup clean
+.PHONY: quickstart test test-slow native-test lint format bench setup clean
 
 setup: $(VENV)/.installed
 
@@ -32,6 +32,11 @@ test: setup
 
 test-slow: setup
 	$(BIN)/python -m pytest -q -m slow
+
+# Every kernel set this CPU can run against a float64 oracle, without Python.
+native-test:
+	native/tests/build_check.sh sanitize build/native-test
+	build/native-test/check_kernels
 
 lint: setup
 	$(BIN)/ruff check .

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs native/tests/check_kernels.cpp: kernels without Python, under sanitizers and emulated."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "native" / "tests" / "build_check.sh"
+CXX = os.environ.get("CXX", "g++")
+
+
+def _can_build(source: str, *flags: str) -> bool:
+    """Whether the compiler is there and builds `source` with `flags`."""
+    if shutil.which(CXX) is None:
+        return False
+    command = [CXX, "-x", "c++", "-", *flags, "-o", os.devnull]
+    return subprocess.run(command, input=source.encode(), capture_output=True).returncode == 0
+
+
+def _check(mode: str, where: Path) -> list[str]:
+    """The lines check_kernels prints, built in `mode`; fails with its output."""
+    built = subprocess.run([BUILD, mode, where], capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    ran = subprocess.run([where / "check_kernels"], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout.splitlines()
+
+
+@pytest.mark.skipif(
+    not _can_build("int main() {}", "-fopenmp", "-fsanitize=address,undefined"),
+    reason=f"{CXX} with OpenMP, AddressSanitizer and UBSan is not installed",
+)
+def test_kernels_agree_with_float64_under_sanitizers(tmp_path):
+    lines = _check("sanitize", tmp_path)
+    assert any(line.startswith("reference") for line in lines)
+    assert lines[-1] == "check_kernels: ok"
+
+
+SIMDE = """
+#if !defined(__x86_64__) || !__has_include(<simde/x86/avx512.h>)
+#error
+#endif
+int main() {}
+"""
+
+
+@pytest.mark.skipif(
+    not _can_build(SIMDE, "-fopenmp"),
+    reason=f"needs x86-64, {CXX} with OpenMP and SIMDe (Debian: libsimde-dev)",
+)
+def test_avx512_source_agrees_with_float64_on_any_x86(tmp_path):
+    lines = _check("simde", tmp_path)
+    assert any(line.startswith("avx512") for line in lines)
+    assert lines[-1] == "check_kernels: ok"
