@@ -8,13 +8,17 @@ cd "$(dirname "$0")/../.."
 mkdir -p "$out"
 rm -f "$out/check_kernels"
 
-cxx="${CXX:-g++} -std=gnu++17 -fno-math-errno -fopenmp -Wall -Wextra -Werror -Inative/include -Inative/src"
+cxx="${CXX:-g++} -std=gnu++17 -fno-math-errno -fopenmp -Wall -Wextra -Werror"
+cxx="$cxx -Inative/include -Inative/src"
 avx2="-mavx2 -mfma -mbmi2"
-avx512="-mavx512f -mavx512bw -mavx512dq -mavx512vl $avx2 -mprefer-vector-width=512 -Wno-maybe-uninitialized"
+avx512="-mavx512f -mavx512bw -mavx512dq -mavx512vl $avx2"
+avx512="$avx512 -mprefer-vector-width=512 -Wno-maybe-uninitialized"
 link=
 case $mode in
   plain) cxx="$cxx -O3" ;;
-  sanitize) cxx="$cxx -O1 -g -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all" ;;
+  sanitize)
+    cxx="$cxx -O1 -g -fno-sanitize-recover=all -fsanitize=address,undefined,float-cast-overflow"
+    ;;
   simde)
     cxx="$cxx -O3 -DGOSSAMER_EMULATED_AVX512"
     avx512="$avx2 -Wno-psabi -include native/tests/avx512_simde.hpp"

@@ -117,8 +117,8 @@ std::vector<float> rows_with_gaps(int64_t rows, int64_t columns, int64_t pad, fl
 }
 
 void report(const KernelSet& set, const Weight& weight, const Call& call, const char* what) {
-  std::printf("FAIL %s: rows %lld columns %lld kept %zu tokens %lld pads %lld %lld bias %d act %d: %s\n",
-              set.name, (long long)weight.rows, (long long)weight.columns, weight.kept.size(),
+  std::printf("FAIL %s: rows %lld columns %lld kept %zu tokens %lld pads %lld %lld bias %d act %d: "
+              "%s\n", set.name, (long long)weight.rows, (long long)weight.columns, weight.kept.size(),
               (long long)call.tokens, (long long)call.x_pad, (long long)call.y_pad, call.has_bias,
               static_cast<int>(call.activation), what);
 }

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # Runs check_kernels on an emulated Skylake-X, so that the AVX-512 machine code itself is executed
-# on a CPU without it: run_in_bochs.sh DIR. Takes about five minutes. On Debian it needs the packages
+# on a CPU without it: run_in_bochs.sh DIR. Takes about five minutes. On Debian it needs
 #   g++ bochs bochs-sdl bochsbios isolinux syslinux-common xorriso cpio
 # and fetches linux-image-cloud-amd64 with apt-get, without installing it.
 set -eu
