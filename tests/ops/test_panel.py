@@ -90,10 +90,11 @@ def test_fused_activations(kernels, activation):
 
 def test_activations_at_extreme_inputs(kernels):
     weight, mask = torch.ones(1, 1), torch.ones(1, 1, dtype=torch.bool)
-    x = torch.tensor([-1e4, -100.0, -88.0, -20.0, -0.0, 0.0, 20.0, 88.0, 100.0, 1e4]).unsqueeze(1)
-    for name, function in (("gelu", F.gelu), ("silu", F.silu)):
+    large = [20.0, 87.0, 88.0, 89.0, 100.0, 1e4, 3e38, torch.inf]
+    x = torch.tensor([0.0, -0.0, torch.nan, *large, *(-v for v in large)]).unsqueeze(1)
+    for name, function in (("relu", F.relu), ("gelu", F.gelu), ("silu", F.silu)):
         y = packed(weight, mask)(x, None, name)
-        torch.testing.assert_close(y, function(x), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(y, function(x), rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
 @given(

@@ -9,7 +9,7 @@ namespace {
 
 float activate(float v, Activation activation) {
   switch (activation) {
-    case Activation::relu: return v > 0.0f ? v : 0.0f;
+    case Activation::relu: return v < 0.0f ? 0.0f : v;
     case Activation::gelu: return 0.5f * v * (1.0f + std::erf(v * 0.70710678118654752f));
     case Activation::silu: return v / (1.0f + std::exp(-v));
     case Activation::none: break;

@@ -9,13 +9,13 @@
 
 namespace gossamer {
 
-// exp(v), relative error below 2e-7 on [-87, 88]: 2^n * polynomial of the remainder.
+// exp(v), relative error below 2e-7: 2^n * polynomial of the remainder. Infinite above 88, NaN for
+// NaN; below -87 it stays at exp(-87), which is nothing beside the 1 it is added to here.
 static inline float exp_poly(float v) {
-  v = v < -87.0f ? -87.0f : v;
-  v = v > 88.0f ? 88.0f : v;
-  const float shifted = v * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: rounds to nearest
+  const float c = v < -87.0f ? -87.0f : v;
+  const float shifted = c * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: rounds to nearest
   const float n = shifted - 12582912.0f;
-  const float r = (v - n * 0.693359375f) + n * 2.12194440e-4f;
+  const float r = (c - n * 0.693359375f) + n * 2.12194440e-4f;
   float p = 1.9875691500e-4f;
   p = p * r + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
@@ -23,10 +23,13 @@ static inline float exp_poly(float v) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
-  const int32_t bits = (static_cast<int32_t>(n) + 127) << 23;
+  // n sits in the low bits of `shifted`: no conversion, which would be undefined for NaN.
+  uint32_t bits;
+  std::memcpy(&bits, &shifted, sizeof bits);
+  bits = (bits + 127) << 23;
   float scale;
   std::memcpy(&scale, &bits, sizeof scale);
-  return p * scale;
+  return v > 88.0f ? __builtin_inff() : p * scale;
 }
 
 // erf(v) by Abramowitz and Stegun 7.1.26, absolute error below 2e-7.
@@ -46,7 +49,7 @@ static inline void activate(float* v, int64_t n, Activation activation) {
   switch (activation) {
     case Activation::none: return;
     case Activation::relu:
-      for (int64_t i = 0; i < n; ++i) v[i] = v[i] > 0.0f ? v[i] : 0.0f;
+      for (int64_t i = 0; i < n; ++i) v[i] = v[i] < 0.0f ? 0.0f : v[i];  // keeps NaN
       return;
     case Activation::gelu:
       for (int64_t i = 0; i < n; ++i) v[i] = 0.5f * v[i] * (1.0f + erf_poly(v[i] * 0.70710678f));

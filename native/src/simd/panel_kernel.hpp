@@ -109,8 +109,9 @@ void panel_tile(const PanelView& view, const LinearCall& call, TokenTile tokens,
                        smaller(view.block_columns, view.columns - k), panel + k * kWidth + t, kWidth);
   for (int64_t part = first_tile; part < last_tile; ++part) {
     const int64_t row0 = part * view.tile_rows, num_rows = rows_of_tile(view, part);
-    for (int64_t i = 0; i < view.tile_rows; ++i)
-      bias[i] = call.bias && i < num_rows ? call.bias[row0 + i] : 0.0f;
+    for (int64_t i = 0; i < view.tile_rows; ++i) bias[i] = 0.0f;
+    if (call.bias)
+      for (int64_t i = 0; i < num_rows; ++i) bias[i] = call.bias[row0 + i];
     for (int64_t b = 0; b < view.num_blocks; ++b)
       add_block<V, G, NV, SETS>(view, view.blocks[part * view.num_blocks + b],
                                 panel + b * view.block_columns * kWidth, tile, b ? nullptr : bias);
