@@ -7,7 +7,7 @@ from torch import nn
 import gossamer
 from gossamer.errors import DenseFallback, InputError
 from gossamer.nn import Linear
-from gossamer.ops.dispatch import fallbacks
+from gossamer.ops.dispatch import Prepared, fallbacks
 from gossamer.run.choose import Chooser
 from gossamer.run.compiler import compile
 from gossamer.run.cost_table import CostTable
@@ -257,3 +257,21 @@ def test_explanation_of_an_uncompiled_model_says_what_to_do():
     assert rows[1].kernel == "dense"
     assert "gossamer.compile" in str(rows)
     assert rows.to_dicts()[0]["shape"] == (8, 8)
+
+
+def test_forward_follows_choice_for_at_every_border(tmp_path):
+    times = iter([Duel(10, 90), Duel(90, 10), Duel(10, 90)])
+    model = nn.Sequential(nn.Linear(7, 5))
+    gossamer.sparsify(model, sparsity=0.5)
+    chooser = Chooser(CostTable(tmp_path / "c.json"), lambda first, second: next(times))
+    layer = compile(model, tokens=(1, 10, 100), chooser=chooser)[0]
+    calls = []
+    run = layer.prepared.run
+    layer.prepared = Prepared(
+        lambda x, bias, act: calls.append(len(x)) or run(x, bias, act), "panel"
+    )
+    counts = range(120)
+    for tokens in counts:
+        layer(torch.randn(tokens, 7))
+    assert calls == [n for n in counts if layer.choice_for(n).is_sparse]
+    assert calls == list(range(4, 32))

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A linear layer for inference: packed kept weights, and a dense copy only where dense wins."""
 
+import itertools
+import math
 from dataclasses import dataclass
 
 import torch
@@ -42,6 +44,7 @@ class PackedLinear(nn.Module):
     safe from several threads. A dense weight is held only if some token count runs dense.
     """
 
+    bias: nn.Parameter | None
     dense_weight: torch.Tensor | None
 
     def __init__(
@@ -61,8 +64,10 @@ class PackedLinear(nn.Module):
         # The panel layout gives the kept values back; any other kernel's layout may not.
         self._source = None if isinstance(prepared.run, PanelWeight) else sparse
         self.choices = tuple(sorted(choices, key=lambda choice: choice.tokens))
-        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+        held = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+        self.register_parameter("bias", held)
         self.register_buffer("dense_weight", dense_weight, persistent=False)
+        self._switches = self._find_switches()
 
     def choice_for(self, tokens: int) -> Choice:
         """The choice measured nearest to `tokens` on a logarithmic scale."""
@@ -73,13 +78,28 @@ class PackedLinear(nn.Module):
                 best = choice
         return best
 
+    def _find_switches(self) -> tuple[int, ...]:
+        """Elements of x at which dense and sparse take turns, from the smallest x on."""
+        switches = []
+        for before, after in itertools.pairwise(self.choices):
+            if before.is_sparse != after.is_sparse:
+                tokens = math.isqrt(before.tokens * after.tokens - 1) + 1
+                switches.append(tokens * self.in_features)
+        return tuple(switches)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """X [..., in] to [..., out]."""
-        if self.dense_weight is not None:
-            tokens = x.numel() // max(self.in_features, 1)
-            if not self.choice_for(tokens).is_sparse:
-                return F.linear(x, self.dense_weight, self.bias)
-        return self.prepared.run(x, self.bias, "none")
+        # Looked up past nn.Module.__getattr__, which a small dense product would notice.
+        bias = self._parameters["bias"]
+        is_sparse = self.choices[0].is_sparse
+        if self._switches:
+            numel = x.numel()
+            for switch in self._switches:
+                if numel >= switch:
+                    is_sparse = not is_sparse
+            if not is_sparse:
+                return F.linear(x, self._buffers["dense_weight"], bias)  # type: ignore[arg-type]
+        return self.prepared.run(x, bias, "none")
 
     def to_compact(self) -> Linear:
         """The compact layer with the same kept values: what `gossamer.save` writes."""
