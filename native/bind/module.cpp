@@ -52,9 +52,10 @@ void check_mask(const Bits& bits, int64_t rows, int64_t columns, int64_t num_val
 struct Panel {
   PanelLayout layout;
 
-  Panel(const Values& values, const Bits& bits, int64_t rows, int64_t columns) {
+  Panel(const Values& values, const Bits& bits, int64_t rows, int64_t columns,
+        const std::string& kernels) {
     check_mask(bits, rows, columns, static_cast<int64_t>(values.shape(0)));
-    layout = pack_panel(values.data(), bits.data(), rows, columns);
+    layout = pack_panel(values.data(), bits.data(), rows, columns, find_kernels(kernels).shapes);
   }
 
   void unpack(const Values& values, const Bits& bits) const {
@@ -109,8 +110,9 @@ void move_values(uintptr_t values, int64_t num_values, const Bits& bits, int64_t
 
 NB_MODULE(_native, m) {
   nb::class_<Panel>(m, "Panel")
-      .def(nb::init<const Values&, const Bits&, int64_t, int64_t>(), nb::arg("values").noconvert(),
-           nb::arg("mask_bits").noconvert(), nb::arg("rows"), nb::arg("columns"))
+      .def(nb::init<const Values&, const Bits&, int64_t, int64_t, const std::string&>(), nb::arg("values").noconvert(),
+           nb::arg("mask_bits").noconvert(), nb::arg("rows"), nb::arg("columns"),
+           nb::arg("kernels"))
       .def("unpack", &Panel::unpack, nb::arg("values").noconvert(), nb::arg("mask_bits").noconvert())
       .def("run", &Panel::run, nb::arg("x"), nb::arg("tokens"), nb::arg("x_stride"), nb::arg("y"),
            nb::arg("y_stride"), nb::arg("bias"), nb::arg("activation"), nb::arg("kernels"))

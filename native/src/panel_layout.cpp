@@ -7,13 +7,6 @@
 namespace gossamer {
 namespace {
 
-// The slab is 24 KiB: 32 KiB of L1 minus room for the value stream and accumulators; 32 KiB lost
-// 5 %. Most densities take 96 columns x 64 tokens. Below this density the rows of a block get so
-// short that reloading their accumulators dominates: 192 columns x 32 tokens with two rows side by
-// side (eight chains of FMAs again) measured 10-15 % faster.
-constexpr double kShortRowDensity = 0.11;
-constexpr int64_t kDenseBlockColumns = 96;
-constexpr int64_t kShortRowBlockColumns = 192;
 // 512 rows x 64 tokens of accumulators are 128 KiB: they stay in L2 beside the slab (1024 rows
 // lost 5 %).
 constexpr int64_t kMaxTileRows = 512;
@@ -24,8 +17,8 @@ int64_t row_bytes(int64_t columns) { return (columns + 7) / 8; }
 
 }  // namespace
 
-PanelLayout pack_panel(const float* values, const uint8_t* mask_bits, int64_t rows,
-                       int64_t columns) {
+PanelLayout pack_panel(const float* values, const uint8_t* mask_bits, int64_t rows, int64_t columns,
+                       const PanelShape* shapes) {
   PanelLayout layout;
   layout.rows = rows;
   layout.columns = columns;
@@ -39,8 +32,9 @@ PanelLayout pack_panel(const float* values, const uint8_t* mask_bits, int64_t ro
   layout.kept = row_start[rows];
   const double numel = double(rows) * double(columns);
   const double density = numel > 0 ? double(layout.kept) / numel : 0.0;
-  layout.group_rows = density < kShortRowDensity ? 2 : 1;
-  layout.block_columns = layout.group_rows == 2 ? kShortRowBlockColumns : kDenseBlockColumns;
+  while (density < shapes->min_density) ++shapes;
+  layout.group_rows = shapes->group_rows;
+  layout.block_columns = shapes->block_columns;
   layout.num_blocks = (columns + layout.block_columns - 1) / layout.block_columns;
   // At least two tiles where there are rows for it, so that two threads can share one token tile.
   layout.num_tiles = std::max<int64_t>((rows + kMaxTileRows - 1) / kMaxTileRows, rows >= 128 ? 2 : 1);

@@ -32,7 +32,7 @@ float* thread_scratch(size_t floats) {
 int tile_width(const int* widths, int64_t block_columns, int64_t left) {
   int chosen = widths[0];
   for (const int* w = widths; *w; ++w) {
-    if (*w * block_columns > kMaxTokens * 96) continue;  // slab would not stay in L1
+    if (*w * block_columns > kMaxSlabFloats) continue;  // the slab would not stay in L1
     chosen = *w;
     if (left * 8 > *w * 5) break;
   }

@@ -200,7 +200,7 @@ std::vector<const KernelSet*> kernels_to_check() {
 
 int main() {
   const int64_t all_rows[] = {0, 1, 2, 15, 16, 17, 31, 33, 128, 129, 513};
-  const int64_t all_columns[] = {0, 1, 7, 8, 9, 95, 96, 97, 191, 192, 193, 300};
+  const int64_t all_columns[] = {0, 1, 7, 8, 9, 95, 96, 97, 191, 192, 193, 257, 300};
   const double densities[] = {0.0, 0.03, 0.1, 0.5, 1.0};
   const int64_t all_tokens[] = {0, 1, 7, 8, 9, 16, 17, 31, 33, 63, 64, 65, 100};
   const float scales[] = {1.0f, 0.1f, 30.0f};  // 30 reaches the tails of the activations
@@ -214,7 +214,8 @@ int main() {
       for (const double density : densities) {
         const Weight weight = random_weight(rows, columns, density, random);
         const gossamer::PanelLayout layout =
-            gossamer::pack_panel(weight.kept.data(), weight.mask_bits.data(), rows, columns);
+            gossamer::pack_panel(weight.kept.data(), weight.mask_bits.data(), rows, columns,
+                                 sets[0]->shapes);
         if (!unpacks_to_itself(weight, layout)) {
           std::printf("FAIL unpack: rows %lld columns %lld density %g\n", (long long)rows,
                       (long long)columns, density);

@@ -15,8 +15,8 @@ def test_every_kernel_set_is_within_the_bound(kernels):
 @pytest.mark.parametrize("damage", ["scaled", "silent"])
 def test_wrong_results_are_noticed(damage, monkeypatch):
     class Wrong:
-        def __init__(self, values, mask_bits, rows, columns):
-            self._panel = _native.Panel(values * 1.001, mask_bits, rows, columns)
+        def __init__(self, values, mask_bits, *rest):
+            self._panel = _native.Panel(values * 1.001, mask_bits, *rest)
 
         def run(self, *arguments):
             if damage == "scaled":

@@ -17,7 +17,7 @@ enum class Activation : int { none = 0, relu = 1, gelu = 2, silu = 3 };
 // A column offset is stored as column * kOffsetUnit bytes: the row of an 8-token panel.
 // Wider panels multiply it by width / 8, which x86 addressing does for free (2, 4, 8).
 constexpr int kOffsetUnit = 32;
-constexpr int kMaxTokens = 64;  // widest panel
+constexpr int kMaxSlabFloats = 8192;  // of an L1 of 32 KiB
 
 struct PanelBlock {
   int64_t first_row;    // into row_ids, row_counts
@@ -28,9 +28,9 @@ struct PanelBlock {
 // What a kernel sees: plain pointers. The files built for one instruction set must not instantiate
 // library code (std::vector and friends): the linker could pick their copy for every CPU.
 //
-// Rows of a block stand in groups of one or two that are walked together; the values and offsets of
-// a group are interleaved, [kept][group_rows], and the shorter row is filled up with zeros to the
-// count of the first, longer one. A group that lacks a row names the spare row behind its tile.
+// Rows of a block stand in groups of 1 or 2 that are walked together; the values and offsets of
+// a group are interleaved, [kept][group_rows], and shorter rows are filled up with zeros to the
+// count of the first, longest one. A group that lacks rows names spare ones behind its tile.
 struct PanelView {
   int64_t rows, columns;
   int64_t block_columns, tile_rows;
@@ -79,10 +79,19 @@ struct Ceilings {
   double (*panel)(int64_t repeats);
 };
 
+// How a weight of a density is cut: columns of a block and rows side by side. Wide tiles (few
+// columns) cost the fewest instructions per kept weight; at low density rows of a block get short,
+// and narrower tiles reload the accumulators less often.
+struct PanelShape {
+  double min_density;
+  int64_t block_columns, group_rows;
+};
+
 struct KernelSet {
   const char* name;
   PanelKernel panel;
-  const int* widths;  // token tiles this set has, widest first, 0-terminated
+  const int* widths;         // token tiles this set has, widest first, 0-terminated
+  const PanelShape* shapes;  // by falling density; the last one takes everything
   Ceilings ceilings;
 };
 

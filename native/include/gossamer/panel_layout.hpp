@@ -27,9 +27,10 @@ struct PanelLayout {
   }
 };
 
-// Builds the layout from canonical arrays: row-major kept values and packed mask bits
+// Builds the layout, in the shape that fits the density, from canonical arrays: row-major kept values and packed mask bits
 // [rows][ceil(columns / 8)], little bit order. May throw std::bad_alloc.
-PanelLayout pack_panel(const float* values, const uint8_t* mask_bits, int64_t rows, int64_t columns);
+PanelLayout pack_panel(const float* values, const uint8_t* mask_bits, int64_t rows, int64_t columns,
+                       const PanelShape* shapes);
 
 // The inverse: values back in row-major order and mask bits (zeroed by the caller).
 void unpack_panel(const PanelLayout& layout, float* values, uint8_t* mask_bits);

@@ -30,7 +30,7 @@ struct Vec {
 template <int G>
 void panel_width(const PanelView& view, const LinearCall& call, TokenTile tile, int64_t first_tile,
                  int64_t last_tile, float* scratch) {
-  constexpr int kSets = G == 1 ? 2 : 1;  // eight chains, as many as the 16 registers allow
+  constexpr int kSets = 2 / G;  // eight chains of FMAs, as many as the 16 registers allow
   switch (tile.width) {
     case 64: return panel_tile<Vec, 1, 8, 1>(view, call, tile, first_tile, last_tile, scratch);
     case 32: return panel_tile<Vec, G, 4, kSets>(view, call, tile, first_tile, last_tile, scratch);
@@ -46,9 +46,13 @@ void panel(const PanelView& view, const LinearCall& call, TokenTile tile, int64_
 }
 
 const int widths[] = {64, 32, 16, 8, 0};
+// Slabs of 24 KiB leave a quarter of L1 to the value stream and the accumulators. Measured at 50 /
+// 90 / 95 %, speed-up over dense: 96 x 1 1.80 / 6.0 / 9.1, 192 x 2 1.73 / 6.6 / 10.7, 256 x 2 (32 KiB)
+// 1.55 / 6.6 / 11.0; four rows side by side with 384 columns 1.53 / 6.3 / 10.2.
+const PanelShape shapes[] = {{0.15, 96, 1}, {0.07, 192, 2}, {0, 256, 2}};
 
 }  // namespace
 
-const KernelSet kernels = {"avx2", panel, widths, {ceiling_fma<Vec>, ceiling_panel<Vec, 8, 1>}};
+const KernelSet kernels = {"avx2", panel, widths, shapes, {ceiling_fma<Vec>, ceiling_panel<Vec, 8, 1>}};
 
 }  // namespace gossamer::avx2

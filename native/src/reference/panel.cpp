@@ -71,9 +71,10 @@ double mix(int64_t repeats) {
 }
 
 const int widths[] = {1, 0};
+const PanelShape shapes[] = {{0, 96, 1}};
 
 }  // namespace
 
-const KernelSet kernels = {"reference", panel, widths, {fma, mix}};
+const KernelSet kernels = {"reference", panel, widths, shapes, {fma, mix}};
 
 }  // namespace gossamer::reference

@@ -26,33 +26,53 @@ static inline Rows8 transpose8(const Rows8& in) {
 }
 
 // panel[k * width + t] = x[t * stride + k] for 8 tokens, columns 0..columns; tokens from
-// `num_tokens` on become zero.
-static inline void tokens8_to_panel(const float* x, int64_t stride, int64_t num_tokens,
-                                    int64_t columns, float* panel, int64_t width) {
+// `num_tokens` on become zero. Whole groups of 8 (FULL) skip the tests, which cost as much as the
+// transposition itself.
+template <bool FULL>
+static inline void turn_tokens8(const float* x, int64_t stride, int64_t num_tokens, int64_t columns,
+                                float* panel, int64_t width) {
   int64_t k = 0;
   for (; k + 8 <= columns; k += 8) {
     Rows8 rows;
+#pragma GCC unroll 8
     for (int t = 0; t < 8; ++t)
-      rows.r[t] = t < num_tokens ? _mm256_loadu_ps(x + t * stride + k) : _mm256_setzero_ps();
+      rows.r[t] = FULL || t < num_tokens ? _mm256_loadu_ps(x + t * stride + k) : _mm256_setzero_ps();
     const Rows8 turned = transpose8(rows);
+#pragma GCC unroll 8
     for (int i = 0; i < 8; ++i) _mm256_store_ps(panel + (k + i) * width, turned.r[i]);
   }
   for (; k < columns; ++k)
     for (int t = 0; t < 8; ++t) panel[k * width + t] = t < num_tokens ? x[t * stride + k] : 0.0f;
 }
 
+static inline void tokens8_to_panel(const float* x, int64_t stride, int64_t num_tokens,
+                                    int64_t columns, float* panel, int64_t width) {
+  const auto turn = num_tokens >= 8 ? turn_tokens8<true> : turn_tokens8<false>;
+  turn(x, stride, num_tokens, columns, panel, width);
+}
+
 // y[t * stride + r] = tile[r * width + t] for `num_tokens` <= 8 tokens and rows 0..rows.
-static inline void tile_to_tokens8(const float* tile, int64_t width, int64_t num_tokens, int64_t rows,
-                                   float* y, int64_t stride) {
+template <bool FULL>
+static inline void turn_rows(const float* tile, int64_t width, int64_t num_tokens, int64_t rows,
+                             float* y, int64_t stride) {
   int64_t r = 0;
   for (; r + 8 <= rows; r += 8) {
     Rows8 in;
+#pragma GCC unroll 8
     for (int i = 0; i < 8; ++i) in.r[i] = _mm256_load_ps(tile + (r + i) * width);
     const Rows8 turned = transpose8(in);
-    for (int64_t t = 0; t < num_tokens; ++t) _mm256_storeu_ps(y + t * stride + r, turned.r[t]);
+#pragma GCC unroll 8
+    for (int t = 0; t < 8; ++t)
+      if (FULL || t < num_tokens) _mm256_storeu_ps(y + t * stride + r, turned.r[t]);
   }
   for (; r < rows; ++r)
     for (int64_t t = 0; t < num_tokens; ++t) y[t * stride + r] = tile[r * width + t];
+}
+
+static inline void tile_to_tokens8(const float* tile, int64_t width, int64_t num_tokens,
+                                   int64_t rows, float* y, int64_t stride) {
+  const auto turn = num_tokens >= 8 ? turn_rows<true> : turn_rows<false>;
+  turn(tile, width, num_tokens, rows, y, stride);
 }
 
 }  // namespace gossamer

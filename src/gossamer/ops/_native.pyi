@@ -3,7 +3,12 @@ from numpy.typing import NDArray
 
 class Panel:
     def __init__(
-        self, values: NDArray[np.float32], mask_bits: NDArray[np.uint8], rows: int, columns: int
+        self,
+        values: NDArray[np.float32],
+        mask_bits: NDArray[np.uint8],
+        rows: int,
+        columns: int,
+        kernels: str,
     ) -> None: ...
     def unpack(self, values: NDArray[np.float32], mask_bits: NDArray[np.uint8]) -> None: ...
     def run(

@@ -36,10 +36,9 @@ class PanelWeight:
                 f" {values.device}. Convert with .float(), or keep the layer in mode 'jit'."
             )
         check_bits(mask_bits, shape, "panel kernel")
-        self._panel = _native.Panel(
-            values.detach().contiguous().numpy(), mask_bits.contiguous().numpy(), *shape
-        )
         self._kernels = active_kernels()
+        arrays = values.detach().contiguous().numpy(), mask_bits.contiguous().numpy()
+        self._panel = _native.Panel(*arrays, *shape, self._kernels)
         self.shape = shape
         self.handle = _remember(self)
 

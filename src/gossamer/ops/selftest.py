@@ -29,7 +29,8 @@ def _case_error(kernels: str, num_tokens: int, num_rows: int, num_columns: int) 
     bias_R = torch.randn(num_rows, generator=generator)
     mask_RK = torch.rand(num_rows, num_columns, generator=generator) < _DENSITY
     w_RK = w_RK * mask_RK
-    panel = _native.Panel(w_RK[mask_RK].numpy(), pack_bits(mask_RK).numpy(), num_rows, num_columns)
+    arrays = w_RK[mask_RK].numpy(), pack_bits(mask_RK).numpy()
+    panel = _native.Panel(*arrays, num_rows, num_columns, kernels)
     y_TR = torch.full((num_tokens, num_rows), float("nan"))
     panel.run(
         x_TK.data_ptr(),
