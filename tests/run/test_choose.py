@@ -61,9 +61,17 @@ def test_tokens_density_and_threads_are_measured_apart(tmp_path):
 
 
 def test_sparse_must_win_by_a_margin(tmp_path):
-    for times, kernel in ((Duel(101, 100), "dense"), (Duel(103, 100), "panel")):
+    for times, kernel in ((Duel(101, 100), "dense"), (Duel(106, 100), "panel")):
         chooser = Chooser(CostTable(tmp_path / f"{times.first_us}.json"), lambda a, b, t=times: t)
         assert chooser.choose(PREPARED, WEIGHT, 0.5, 1).kernel == kernel
+
+
+def test_a_close_verdict_is_measured_again_and_a_slow_moment_forgotten(tmp_path):
+    times = iter([Duel(130, 100), Duel(100, 110), Duel(105, 100), Duel(104, 100)])
+    chooser = Chooser(CostTable(tmp_path / "c.json"), lambda first, second: next(times))
+    choice = chooser.choose(PREPARED, WEIGHT, 0.5, 1)
+    assert (choice.dense_us, choice.sparse_us, choice.kernel) == (100, 100, "dense")
+    assert next(times, None) is None
 
 
 def test_tuning_off_never_measures_and_is_deterministic(tmp_path, monkeypatch):

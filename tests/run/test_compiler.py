@@ -63,7 +63,7 @@ def test_real_measurement_end_to_end():
     for row in explain(fast):
         assert row.dense_us > 0
         assert row.sparse_us > 0
-        assert (row.kernel == "panel") == (row.dense_us / row.sparse_us >= 1.02)
+        assert (row.kernel == "panel") == (row.dense_us / row.sparse_us >= 1.05)
 
 
 def test_layers_stay_dense_where_dense_is_faster(dense_wins):
