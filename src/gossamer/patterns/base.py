@@ -39,9 +39,13 @@ class Pattern(ABC):
     def padded_shape(self, shape: tuple[int, int]) -> tuple[int, int]:
         """The smallest legal shape that holds `shape`; equal to it when it fits."""
 
-    @abstractmethod
     def legal_density(self, shape: tuple[int, int], density: float) -> float:
-        """The density nearest to `density` that this pattern can have on `shape`."""
+        """The density nearest to `density` that this pattern can have on `shape`.
+
+        The fixed one where there is one; patterns of free density say theirs.
+        """
+        check_density(density)
+        return density if self.fixed_density is None else self.fixed_density
 
     @abstractmethod
     def project(self, scores_RK: torch.Tensor, density: float | None = None) -> torch.Tensor:

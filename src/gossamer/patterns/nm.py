@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from gossamer.errors import PatternError
-from gossamer.patterns.base import Pattern, check_density, check_mask, check_scores
+from gossamer.patterns.base import Pattern, check_mask, check_scores
 from gossamer.patterns.select import keep_largest
 
 MAX_GROUP = 32
@@ -79,11 +79,6 @@ class NM(Pattern):
     def padded_shape(self, shape: tuple[int, int]) -> tuple[int, int]:
         """`shape` with the columns rounded up to whole groups."""
         return shape[0], -(-shape[1] // self.group) * self.group
-
-    def legal_density(self, shape: tuple[int, int], density: float) -> float:
-        """N/M, whatever is asked for."""
-        check_density(density)
-        return self.fixed_density
 
     def project(self, scores_RK: torch.Tensor, density: float | None = None) -> torch.Tensor:
         """Keep the N highest scores of every group."""

@@ -13,7 +13,7 @@ from math import comb
 import torch
 
 from gossamer.errors import PatternError
-from gossamer.patterns.base import Pattern, check_density, check_mask, check_scores
+from gossamer.patterns.base import Pattern, check_mask, check_scores
 from gossamer.patterns.gray import gray_order
 from gossamer.patterns.nmg_search import assign_columns
 from gossamer.patterns.select import summable
@@ -92,11 +92,6 @@ class NMG(Pattern):
             -(-shape[0] // self.group) * self.group,
             -(-shape[1] // self.tile_columns) * self.tile_columns,
         )
-
-    def legal_density(self, shape: tuple[int, int], density: float) -> float:
-        """n/m, whatever is asked for."""
-        check_density(density)
-        return self.fixed_density
 
     def project(self, scores_RK: torch.Tensor, density: float | None = None) -> torch.Tensor:
         """Give every column of a tile a row pattern: greedily, then by swaps that improve."""

@@ -11,7 +11,7 @@ from itertools import combinations
 import torch
 
 from gossamer.errors import PatternError
-from gossamer.patterns.base import Pattern, check_density, check_mask, check_scores
+from gossamer.patterns.base import Pattern, check_mask, check_scores
 from gossamer.patterns.select import keep_largest, summable
 
 NUM_SHARED = 4
@@ -77,11 +77,6 @@ class VNM(Pattern):
     def padded_shape(self, shape: tuple[int, int]) -> tuple[int, int]:
         """`shape` with the columns rounded up to whole groups."""
         return shape[0], -(-shape[1] // self.group) * self.group
-
-    def legal_density(self, shape: tuple[int, int], density: float) -> float:
-        """2/M, whatever is asked for."""
-        check_density(density)
-        return self.fixed_density
 
     def project(self, scores_RK: torch.Tensor, density: float | None = None) -> torch.Tensor:
         """Keep high scores: exact for M <= 8, else the 4 heaviest columns and one pass of swaps."""
