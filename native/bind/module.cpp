@@ -129,7 +129,6 @@ NB_MODULE(_native, m) {
     for (const KernelSet* set : available_kernels()) names.emplace_back(set->name);
     return names;
   });
-  m.def("max_threads", [] { return omp_get_max_threads(); });
   m.def(
       "run_ceiling",
       [](const std::string& kernels, const std::string& mix, int64_t repeats) {

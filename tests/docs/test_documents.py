@@ -69,6 +69,13 @@ def test_links_between_documents_lead_somewhere():
                 assert (page.parent / target).exists(), (page.name, target)
 
 
+def test_source_files_named_in_documents_exist():
+    folders = (ROOT, ROOT / "src" / "gossamer")
+    for page in [*PAGES, *ROOT.glob("*.md")]:
+        for name in re.findall(r"`([\w/]+/[\w.-]+\.(?:py|hpp|cpp|sh))`", page.read_text()):
+            assert any((folder / name).exists() for folder in folders), (page.name, name)
+
+
 @pytest.mark.parametrize("script", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda p: p.name)
 def test_benchmark_scripts_import_and_explain_themselves(script, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [str(script), "--help"])
