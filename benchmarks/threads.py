@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from gossamer.formats.bits import pack_bits
 from gossamer.ops.kernels import active_kernels, cpu_name
-from gossamer.ops.panel import PanelWeight
+from gossamer.ops.panel import pack_panel
 from gossamer.run.timing import duel
 
 SHAPES = ((768, 768), (3072, 768), (768, 3072), (1536, 576))
@@ -49,7 +49,7 @@ def main():
         weight, x = torch.randn(shape), torch.randn(TOKENS, shape[1])
         mask = torch.rand(shape) >= sparsity
         weight = weight * mask
-        packed = PanelWeight(weight[mask], pack_bits(mask), shape)
+        packed = pack_panel(weight[mask], pack_bits(mask), shape)
         cases.append(
             {
                 "shape": shape,

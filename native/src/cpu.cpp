@@ -1,30 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gossamer/cpu.hpp"
 
+#include <stdexcept>
+
 namespace gossamer {
 
 namespace {
 
-std::vector<const KernelSet*> detect() {
-  std::vector<const KernelSet*> sets;
+std::vector<Isa> detect() {
+  std::vector<Isa> isas;
 #ifdef GOSSAMER_X86
   __builtin_cpu_init();
   const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                     __builtin_cpu_supports("bmi2");
   if (has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-    sets.push_back(&avx512::kernels);
-  if (has_avx2) sets.push_back(&avx2::kernels);
+    isas.push_back(Isa::avx512);
+  if (has_avx2) isas.push_back(Isa::avx2);
 #endif
-  sets.push_back(&reference::kernels);
-  return sets;
+  isas.push_back(Isa::reference);
+  return isas;
 }
 
 }  // namespace
 
-const std::vector<const KernelSet*>& available_kernels() {
-  static const std::vector<const KernelSet*> sets = detect();  // once: asked for in every call
-  return sets;
+const char* isa_name(Isa isa) {
+  return isa == Isa::avx512 ? "avx512" : isa == Isa::avx2 ? "avx2" : "reference";
+}
+
+const std::vector<Isa>& available_isas() {
+  static const std::vector<Isa> isas = detect();
+  return isas;
+}
+
+Isa find_isa(const std::string& name) {
+  std::string known;
+  for (const Isa isa : available_isas()) {
+    if (name == isa_name(isa)) return isa;
+    known += std::string(known.empty() ? "" : ", ") + isa_name(isa);
+  }
+  throw std::invalid_argument("kernel set '" + name + "' cannot run on this CPU; available: " + known);
 }
 
 }  // namespace gossamer

@@ -11,22 +11,17 @@ namespace {
 // lost 5 %).
 constexpr int64_t kMaxTileRows = 512;
 
-bool kept_bit(const uint8_t* bits, int64_t column) { return bits[column >> 3] >> (column & 7) & 1; }
-
-int64_t row_bytes(int64_t columns) { return (columns + 7) / 8; }
-
 }  // namespace
 
-PanelLayout pack_panel(const float* values, const uint8_t* mask_bits, int64_t rows, int64_t columns,
-                       const PanelShape* shapes) {
+PanelLayout pack_panel(const KeptWeight& weight, const PanelShape* shapes) {
+  const int64_t rows = weight.rows, columns = weight.columns, stride = weight.mask_stride();
   PanelLayout layout;
   layout.rows = rows;
   layout.columns = columns;
-  const int64_t stride = row_bytes(columns);
   std::vector<int64_t> row_start(static_cast<size_t>(rows) + 1, 0);
   for (int64_t r = 0; r < rows; ++r) {
     int64_t count = 0;
-    for (int64_t b = 0; b < stride; ++b) count += __builtin_popcount(mask_bits[r * stride + b]);
+    for (int64_t b = 0; b < stride; ++b) count += __builtin_popcount(weight.mask_bits[r * stride + b]);
     row_start[r + 1] = row_start[r] + count;
   }
   layout.kept = row_start[rows];
@@ -54,8 +49,7 @@ PanelLayout pack_panel(const float* values, const uint8_t* mask_bits, int64_t ro
       const int64_t k1 = std::min(k0 + layout.block_columns, columns);
       counts.assign(grouped, 0);
       for (int64_t i = 0; i < num; ++i)
-        for (int64_t k = k0; k < k1; ++k)
-          counts[i] += kept_bit(mask_bits + (first + i) * stride, k);
+        for (int64_t k = k0; k < k1; ++k) counts[i] += weight.keeps(first + i, k);
       order.resize(grouped);
       std::iota(order.begin(), order.end(), 0);
       std::stable_sort(order.begin(), order.end(),
@@ -73,8 +67,8 @@ PanelLayout pack_panel(const float* values, const uint8_t* mask_bits, int64_t ro
           layout.row_counts.push_back(static_cast<uint16_t>(counts[id]));
           size_t slot = at + g;
           for (int64_t k = k0; id < num && k < k1; ++k) {
-            if (!kept_bit(mask_bits + (first + id) * stride, k)) continue;
-            layout.values[slot] = values[cursor[first + id]++];
+            if (!weight.keeps(first + id, k)) continue;
+            layout.values[slot] = weight.values[cursor[first + id]++];
             layout.offsets[slot] = static_cast<uint16_t>((k - k0) * kOffsetUnit);
             slot += layout.group_rows;
           }
@@ -88,7 +82,7 @@ PanelLayout pack_panel(const float* values, const uint8_t* mask_bits, int64_t ro
 
 void unpack_panel(const PanelLayout& layout, float* values, uint8_t* mask_bits) {
   // Blocks of a tile come in column order, so each row's values are met in row-major order.
-  const int64_t stride = row_bytes(layout.columns);
+  const int64_t stride = (layout.columns + 7) / 8;
   std::vector<int64_t> row_start(static_cast<size_t>(layout.rows) + 1, 0);
   const auto each_row = [&](auto&& visit) {
     for (int64_t tile = 0; tile < layout.num_tiles; ++tile)

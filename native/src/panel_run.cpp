@@ -2,31 +2,14 @@
 #include <omp.h>
 
 #include <atomic>
-#include <cstdlib>
-#include <memory>
 #include <new>
 
 #include "gossamer/fork.hpp"
 #include "gossamer/panel_layout.hpp"
+#include "gossamer/scratch.hpp"
 
 namespace gossamer {
 namespace {
-
-struct Free {
-  void operator()(float* p) const { std::free(p); }
-};
-
-// Scratch lives as long as its thread: a new one per call would cost page faults every time.
-float* thread_scratch(size_t floats) {
-  thread_local std::unique_ptr<float, Free> buffer;
-  thread_local size_t capacity = 0;
-  if (floats > capacity) {
-    const size_t bytes = (floats * sizeof(float) + 63) / 64 * 64;
-    buffer.reset(static_cast<float*>(std::aligned_alloc(64, bytes)));
-    capacity = buffer ? floats : 0;
-  }
-  return buffer.get();
-}
 
 // A tile is worth padding when most of its lanes are used; otherwise a narrower one comes first.
 int tile_width(const int* widths, int64_t block_columns, int64_t left) {
@@ -50,9 +33,41 @@ std::vector<TokenTile> token_tiles(const PanelLayout& layout, const int* widths,
   return tiles;
 }
 
+struct PanelWeight final : PackedWeight {
+  PanelLayout layout;
+  const PanelKernels& kernels;
+
+  PanelWeight(const KeptWeight& weight, const PanelKernels& chosen)
+      : layout(pack_panel(weight, chosen.shapes)), kernels(chosen) {
+    rows = layout.rows;
+    columns = layout.columns;
+    kept = layout.kept;
+  }
+  size_t bytes() const override { return layout.bytes(); }
+  void run(const LinearCall& call, int num_threads) const override {
+    run_panel(layout, call, kernels, num_threads);
+  }
+  bool is_lossless() const override { return true; }
+  void unpack(float* values, uint8_t* mask_bits) const override {
+    unpack_panel(layout, values, mask_bits);
+  }
+};
+
 }  // namespace
 
-void run_panel(const PanelLayout& layout, const LinearCall& call, const KernelSet& kernels,
+const PanelKernels& panel_kernels(Isa isa) {
+#ifdef GOSSAMER_X86
+  return pick(isa, reference::panel_kernels, avx2::panel_kernels, avx512::panel_kernels);
+#else
+  return reference::panel_kernels;
+#endif
+}
+
+std::unique_ptr<PackedWeight> pack_panel_weight(const KeptWeight& weight, Isa isa) {
+  return std::make_unique<PanelWeight>(weight, panel_kernels(isa));
+}
+
+void run_panel(const PanelLayout& layout, const LinearCall& call, const PanelKernels& kernels,
                int num_threads) {
   const PanelView view = layout.view();
   const std::vector<TokenTile> tiles = token_tiles(layout, kernels.widths, call.tokens);
@@ -67,12 +82,13 @@ void run_panel(const PanelLayout& layout, const LinearCall& call, const KernelSe
     const TokenTile& tile = tiles[i / splits];
     const int64_t part = i % splits;
     const int64_t first = splits == 1 ? 0 : part, last = splits == 1 ? layout.num_tiles : part + 1;
-    float* scratch = thread_scratch(panel_scratch_floats(view, tile.width));
+    float* scratch =
+        static_cast<float*>(thread_scratch(panel_scratch_floats(view, tile.width) * sizeof(float)));
     if (!scratch) {
       out_of_memory.store(true);
       return;
     }
-    kernels.panel(view, call, tile, first, last, scratch);
+    kernels.run(view, call, tile, first, last, scratch);
   };
   if (num_threads <= 1 || num_tasks <= 1) {
     for (int64_t i = 0; i < num_tasks; ++i) task(i);

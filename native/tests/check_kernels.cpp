@@ -28,7 +28,7 @@
 namespace {
 
 using gossamer::Activation;
-using gossamer::KernelSet;
+using gossamer::Isa;
 
 constexpr float kCanary = -12345.75f;
 constexpr double kRoundoff = 1.0 / (1 << 24);  // of one fp32 operation
@@ -116,9 +116,9 @@ std::vector<float> rows_with_gaps(int64_t rows, int64_t columns, int64_t pad, fl
   return std::vector<float>(rows ? static_cast<size_t>(rows * (columns + pad) - pad) : 0, fill);
 }
 
-void report(const KernelSet& set, const Weight& weight, const Call& call, const char* what) {
+void report(Isa isa, const Weight& weight, const Call& call, const char* what) {
   std::printf("FAIL %s: rows %lld columns %lld kept %zu tokens %lld pads %lld %lld bias %d act %d: "
-              "%s\n", set.name, (long long)weight.rows, (long long)weight.columns, weight.kept.size(),
+              "%s\n", gossamer::isa_name(isa), (long long)weight.rows, (long long)weight.columns, weight.kept.size(),
               (long long)call.tokens, (long long)call.x_pad, (long long)call.y_pad, call.has_bias,
               static_cast<int>(call.activation), what);
 }
@@ -146,7 +146,7 @@ std::string fault_in(const std::vector<float>& y, const Oracle& oracle, const We
 }
 
 void check_call(const Weight& weight, const gossamer::PanelLayout& layout, const Call& call,
-                const std::vector<const KernelSet*>& sets, std::vector<Tally>& tallies,
+                const std::vector<Isa>& sets, std::vector<Tally>& tallies,
                 std::mt19937& random) {
   std::normal_distribution<float> normal(0.0f, call.scale);
   const int64_t x_stride = weight.columns + call.x_pad, y_stride = weight.rows + call.y_pad;
@@ -167,13 +167,13 @@ void check_call(const Weight& weight, const gossamer::PanelLayout& layout, const
       gossamer::run_panel(layout,
                           {x.data(), call.tokens, x_stride, out.data(), y_stride, bias_or_null,
                            call.activation},
-                          *sets[s], threads);
+                          gossamer::panel_kernels(sets[s]), threads);
     }
     std::string fault = fault_in(y[0], oracle, weight, call, &tallies[s].worst);
     if (fault.empty() && !y[0].empty() &&
         std::memcmp(y[0].data(), y[1].data(), y[0].size() * sizeof(float)))
       fault = "2 threads and 1 thread differ";
-    if (!fault.empty()) report(*sets[s], weight, call, fault.c_str());
+    if (!fault.empty()) report(sets[s], weight, call, fault.c_str());
     tallies[s].calls += 1;
     tallies[s].failures += !fault.empty();
   }
@@ -187,11 +187,10 @@ bool unpacks_to_itself(const Weight& weight, const gossamer::PanelLayout& layout
          mask_bits == weight.mask_bits;
 }
 
-std::vector<const KernelSet*> kernels_to_check() {
-  std::vector<const KernelSet*> sets = gossamer::available_kernels();
+std::vector<Isa> kernels_to_check() {
+  std::vector<Isa> sets = gossamer::available_isas();
 #ifdef GOSSAMER_EMULATED_AVX512
-  if (sets.front() != &gossamer::avx512::kernels)
-    sets.insert(sets.begin(), &gossamer::avx512::kernels);
+  if (sets.front() != Isa::avx512) sets.insert(sets.begin(), Isa::avx512);
 #endif
   return sets;
 }
@@ -204,7 +203,7 @@ int main() {
   const double densities[] = {0.0, 0.03, 0.1, 0.5, 1.0};
   const int64_t all_tokens[] = {0, 1, 7, 8, 9, 16, 17, 31, 33, 63, 64, 65, 100};
   const float scales[] = {1.0f, 0.1f, 30.0f};  // 30 reaches the tails of the activations
-  const std::vector<const KernelSet*> sets = kernels_to_check();
+  const std::vector<Isa> sets = kernels_to_check();
   std::vector<Tally> tallies(sets.size());
   std::mt19937 random(20240607);
   const auto draw = [&](size_t count) { return random() % count; };
@@ -214,8 +213,8 @@ int main() {
       for (const double density : densities) {
         const Weight weight = random_weight(rows, columns, density, random);
         const gossamer::PanelLayout layout =
-            gossamer::pack_panel(weight.kept.data(), weight.mask_bits.data(), rows, columns,
-                                 sets[0]->shapes);
+            gossamer::pack_panel({weight.kept.data(), weight.mask_bits.data(), rows, columns},
+                                 gossamer::panel_kernels(sets[0]).shapes);
         if (!unpacks_to_itself(weight, layout)) {
           std::printf("FAIL unpack: rows %lld columns %lld density %g\n", (long long)rows,
                       (long long)columns, density);
@@ -232,7 +231,7 @@ int main() {
       }
   bool failed = unpack_failures > 0;
   for (size_t s = 0; s < sets.size(); ++s) {
-    std::printf("%-9s %lld calls, %lld failed, worst error %.2f of its tolerance\n", sets[s]->name,
+    std::printf("%-9s %lld calls, %lld failed, worst error %.2f of its tolerance\n", gossamer::isa_name(sets[s]),
                 (long long)tallies[s].calls, (long long)tallies[s].failures, tallies[s].worst);
     failed |= tallies[s].failures > 0 || tallies[s].calls == 0;
   }

@@ -16,14 +16,14 @@ def test_every_kernel_set_is_within_the_bound(kernels):
 def test_wrong_results_are_noticed(damage, monkeypatch):
     class Wrong:
         def __init__(self, values, mask_bits, *rest):
-            self._panel = _native.Panel(values * 1.001, mask_bits, *rest)
+            self._panel = _native.pack_panel(values * 1.001, mask_bits, *rest)
 
         def run(self, *arguments):
             if damage == "scaled":
                 self._panel.run(*arguments)
 
     class Native:
-        Panel = Wrong
+        pack_panel = Wrong
 
     monkeypatch.setattr(selftest, "_native", Native)
     assert selftest.kernel_error("reference") > 1

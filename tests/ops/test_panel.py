@@ -16,7 +16,8 @@ from gossamer.errors import FormatError, InputError, KernelError
 from gossamer.formats.bits import pack_bits
 from gossamer.ops import _native
 from gossamer.ops.kernels import active_kernels, available_kernels
-from gossamer.ops.panel import PanelWeight, packed_linear
+from gossamer.ops.packed_weight import packed_linear
+from gossamer.ops.panel import pack_panel
 
 SETS = available_kernels()
 
@@ -29,7 +30,7 @@ def random_layer(rows, columns, density, seed=0):
 
 
 def packed(weight, mask):
-    return PanelWeight(weight[mask], pack_bits(mask), tuple(weight.shape))
+    return pack_panel(weight[mask], pack_bits(mask), tuple(weight.shape))
 
 
 def check_against_float64(weight, mask, x, bias=None, activation="none"):
@@ -234,33 +235,32 @@ def test_weights_that_are_not_float32_are_refused():
     with pytest.raises(KernelError, match="float32"):
         packed(weight.half(), mask)
     with pytest.raises(FormatError, match="packed mask"):
-        PanelWeight(weight[mask], pack_bits(mask)[:4], (8, 16))
+        pack_panel(weight[mask], pack_bits(mask)[:4], (8, 16))
 
 
 def test_binding_refuses_what_it_cannot_check_later():
     values, bits = np.ones(3, np.float32), np.array([[7]], np.uint8)
-    layer = _native.Panel(values, bits, 1, 3, "reference")
+    layer = _native.pack_panel(values, bits, 1, 3, "reference")
     with pytest.raises(TypeError):
-        _native.Panel(values.astype(np.float64), bits, 1, 3, "reference")
+        _native.pack_panel(values.astype(np.float64), bits, 1, 3, "reference")
     with pytest.raises(TypeError):
-        _native.Panel(np.ones(6, np.float32)[::2], bits, 1, 3, "reference")
+        _native.pack_panel(np.ones(6, np.float32)[::2], bits, 1, 3, "reference")
     for bad_bits, rows, columns in (([[15]], 1, 3), ([[7, 0]], 1, 3), ([[3]], 1, 3), ([[7]], 2, 3)):
         with pytest.raises(ValueError, match="mask_bits"):
-            _native.Panel(values, np.array(bad_bits, np.uint8), rows, columns, "reference")
+            _native.pack_panel(values, np.array(bad_bits, np.uint8), rows, columns, "reference")
     with pytest.raises(ValueError, match="rows and columns"):
-        _native.Panel(values, bits, -1, 3, "reference")
+        _native.pack_panel(values, bits, -1, 3, "reference")
     with pytest.raises(ValueError, match="sse9"):
-        _native.Panel(values, bits, 1, 3, "sse9")
+        _native.pack_panel(values, bits, 1, 3, "sse9")
     x, y = np.ones(3, np.float32), np.full(1, 42, np.float32)
     address = (x.ctypes.data, y.ctypes.data)
     for arguments in (
-        (address[0], -1, 3, address[1], 1, 0, 0, "reference"),
-        (0, 1, 3, address[1], 1, 0, 0, "reference"),
-        (address[0], 1, 3, 0, 1, 0, 0, "reference"),
-        (address[0], 1, 2, address[1], 1, 0, 0, "reference"),
-        (address[0], 1, 3, address[1], 0, 0, 0, "reference"),
-        (address[0], 1, 3, address[1], 1, 0, 9, "reference"),
-        (address[0], 1, 3, address[1], 1, 0, 0, "sse9"),
+        (address[0], -1, 3, address[1], 1, 0, 0),
+        (0, 1, 3, address[1], 1, 0, 0),
+        (address[0], 1, 3, 0, 1, 0, 0),
+        (address[0], 1, 2, address[1], 1, 0, 0),
+        (address[0], 1, 3, address[1], 0, 0, 0),
+        (address[0], 1, 3, address[1], 1, 0, 9),
     ):
         with pytest.raises(ValueError, match=r"must|stride|unknown|cannot"):
             layer.run(*arguments)

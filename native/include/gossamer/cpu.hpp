@@ -1,12 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which kernel sets this build holds and this CPU can run, best first.
+// Which instruction sets this build has kernels for and this CPU can run.
 #pragma once
+#include <string>
 #include <vector>
-
-#include "gossamer/panel.hpp"
 
 namespace gossamer {
 
-const std::vector<const KernelSet*>& available_kernels();
+enum class Isa { reference, avx2, avx512 };
+
+const char* isa_name(Isa isa);
+
+// Best first; the reference is always there.
+const std::vector<Isa>& available_isas();
+
+// Throws std::invalid_argument for a set that is unknown or that this CPU cannot run.
+Isa find_isa(const std::string& name);
+
+// The entry of one family for an instruction set. Builds for other processors hold the reference only.
+template <class Kernels>
+const Kernels& pick(Isa isa, const Kernels& reference, const Kernels& avx2, const Kernels& avx512) {
+  return isa == Isa::avx512 ? avx512 : isa == Isa::avx2 ? avx2 : reference;
+}
 
 }  // namespace gossamer

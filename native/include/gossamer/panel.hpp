@@ -10,9 +10,9 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace gossamer {
+#include "gossamer/linear.hpp"
 
-enum class Activation : int { none = 0, relu = 1, gelu = 2, silu = 3 };
+namespace gossamer {
 
 // A column offset is stored as column * kOffsetUnit bytes: the row of an 8-token panel.
 // Wider panels multiply it by width / 8, which x86 addressing does for free (2, 4, 8).
@@ -47,15 +47,6 @@ static inline int64_t rows_of_tile(const PanelView& view, int64_t tile) {
   return left < view.tile_rows ? left : view.tile_rows;
 }
 
-struct LinearCall {
-  const float* x;
-  int64_t tokens, x_stride;
-  float* y;
-  int64_t y_stride;
-  const float* bias;  // may be null
-  Activation activation;
-};
-
 // One token tile: `num_tokens` of `width` lanes are real, the rest is computed and dropped.
 struct TokenTile {
   int64_t first;
@@ -87,16 +78,15 @@ struct PanelShape {
   int64_t block_columns, group_rows;
 };
 
-struct KernelSet {
-  const char* name;
-  PanelKernel panel;
+struct PanelKernels {
+  PanelKernel run;
   const int* widths;         // token tiles this set has, widest first, 0-terminated
   const PanelShape* shapes;  // by falling density; the last one takes everything
   Ceilings ceilings;
 };
 
-namespace reference { extern const KernelSet kernels; }
-namespace avx2 { extern const KernelSet kernels; }
-namespace avx512 { extern const KernelSet kernels; }
+namespace reference { extern const PanelKernels panel_kernels; }
+namespace avx2 { extern const PanelKernels panel_kernels; }
+namespace avx512 { extern const PanelKernels panel_kernels; }
 
 }  // namespace gossamer

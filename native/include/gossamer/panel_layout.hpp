@@ -2,8 +2,11 @@
 // The packed weight that owns what a PanelView points to, and the driver that runs it.
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <vector>
 
+#include "gossamer/cpu.hpp"
+#include "gossamer/packed_weight.hpp"
 #include "gossamer/panel.hpp"
 
 namespace gossamer {
@@ -27,16 +30,19 @@ struct PanelLayout {
   }
 };
 
-// Builds the layout, in the shape that fits the density, from canonical arrays: row-major kept values and packed mask bits
-// [rows][ceil(columns / 8)], little bit order. May throw std::bad_alloc.
-PanelLayout pack_panel(const float* values, const uint8_t* mask_bits, int64_t rows, int64_t columns,
-                       const PanelShape* shapes);
+const PanelKernels& panel_kernels(Isa isa);
+
+// Builds the layout in the shape that fits the density. May throw std::bad_alloc.
+PanelLayout pack_panel(const KeptWeight& weight, const PanelShape* shapes);
 
 // The inverse: values back in row-major order and mask bits (zeroed by the caller).
 void unpack_panel(const PanelLayout& layout, float* values, uint8_t* mask_bits);
 
 // Splits the tokens into tiles and the work over threads.
-void run_panel(const PanelLayout& layout, const LinearCall& call, const KernelSet& kernels,
+void run_panel(const PanelLayout& layout, const LinearCall& call, const PanelKernels& kernels,
                int num_threads);
+
+// Any mask, fp32.
+std::unique_ptr<PackedWeight> pack_panel_weight(const KeptWeight& weight, Isa isa);
 
 }  // namespace gossamer

@@ -53,6 +53,6 @@ const PanelShape shapes[] = {{0.15, 96, 1}, {0.07, 192, 2}, {0, 256, 2}};
 
 }  // namespace
 
-const KernelSet kernels = {"avx2", panel, widths, shapes, {ceiling_fma<Vec>, ceiling_panel<Vec, 8, 1>}};
+const PanelKernels panel_kernels = {panel, widths, shapes, {ceiling_fma<Vec>, ceiling_panel<Vec, 8, 1>}};
 
 }  // namespace gossamer::avx2

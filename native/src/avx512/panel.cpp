@@ -47,6 +47,6 @@ const PanelShape shapes[] = {{0.15, 96, 1}, {0.07, 192, 2}, {0, 256, 2}};
 
 }  // namespace
 
-const KernelSet kernels = {"avx512", panel, widths, shapes, {ceiling_fma<Vec>, ceiling_panel<Vec, 4, 2>}};
+const PanelKernels panel_kernels = {panel, widths, shapes, {ceiling_fma<Vec>, ceiling_panel<Vec, 4, 2>}};
 
 }  // namespace gossamer::avx512

@@ -75,6 +75,6 @@ const PanelShape shapes[] = {{0, 96, 1}};
 
 }  // namespace
 
-const KernelSet kernels = {"reference", panel, widths, shapes, {fma, mix}};
+const PanelKernels panel_kernels = {panel, widths, shapes, {fma, mix}};
 
 }  // namespace gossamer::reference

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "gossamer/panel.hpp"
+#include "gossamer/linear.hpp"
 
 namespace gossamer {
 

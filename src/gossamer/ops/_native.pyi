@@ -1,27 +1,11 @@
 import numpy as np
 from numpy.typing import NDArray
 
-class Panel:
-    def __init__(
-        self,
-        values: NDArray[np.float32],
-        mask_bits: NDArray[np.uint8],
-        rows: int,
-        columns: int,
-        kernels: str,
+class PackedWeight:
+    def run(
+        self, x: int, tokens: int, x_stride: int, y: int, y_stride: int, bias: int, activation: int
     ) -> None: ...
     def unpack(self, values: NDArray[np.float32], mask_bits: NDArray[np.uint8]) -> None: ...
-    def run(
-        self,
-        x: int,
-        tokens: int,
-        x_stride: int,
-        y: int,
-        y_stride: int,
-        bias: int,
-        activation: int,
-        kernels: str,
-    ) -> None: ...
     @property
     def rows(self) -> int: ...
     @property
@@ -29,8 +13,17 @@ class Panel:
     @property
     def kept(self) -> int: ...
     @property
+    def is_lossless(self) -> bool: ...
+    @property
     def nbytes(self) -> int: ...
 
+def pack_panel(
+    values: NDArray[np.float32],
+    mask_bits: NDArray[np.uint8],
+    rows: int,
+    columns: int,
+    kernels: str,
+) -> PackedWeight: ...
 def expand(
     values: int,
     num_values: int,
@@ -48,4 +41,5 @@ def gather(
     dense: int,
 ) -> None: ...
 def available_kernels() -> list[str]: ...
+def ceiling_mixes() -> list[str]: ...
 def run_ceiling(kernels: str, mix: str, repeats: int) -> float: ...

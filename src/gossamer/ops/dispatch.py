@@ -31,6 +31,25 @@ def linear_{name}(sparse):                      # gossamer.formats.base.SparseTe
     return run
 """
 
+
+@dataclass(frozen=True)
+class Kernel:
+    """One way to run an operation on the weights it accepts.
+
+    Args:
+        name: as `explain` shows it and the cost table files it.
+        accepts: whether this kernel can run a weight; cheap, looks at format, pattern and shape.
+        prepare: packs a weight it accepts.
+        precision: "fp32" if results are those of fp32 arithmetic; anything else is lossy and runs
+            only where the user asked for it: "bf16", "int8", "int4".
+    """
+
+    name: str
+    accepts: Callable[[SparseTensor], bool]
+    prepare: "Prepare"
+    precision: str = "fp32"
+
+
 LINEAR: Registry[Prepare] = Registry("linear op for a format", _STUB)
 _OPS = {"linear": LINEAR}
 

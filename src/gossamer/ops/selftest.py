@@ -30,7 +30,7 @@ def _case_error(kernels: str, num_tokens: int, num_rows: int, num_columns: int) 
     mask_RK = torch.rand(num_rows, num_columns, generator=generator) < _DENSITY
     w_RK = w_RK * mask_RK
     arrays = w_RK[mask_RK].numpy(), pack_bits(mask_RK).numpy()
-    panel = _native.Panel(*arrays, num_rows, num_columns, kernels)
+    panel = _native.pack_panel(*arrays, num_rows, num_columns, kernels)
     y_TR = torch.full((num_tokens, num_rows), float("nan"))
     panel.run(
         x_TK.data_ptr(),
@@ -40,7 +40,6 @@ def _case_error(kernels: str, num_tokens: int, num_rows: int, num_columns: int) 
         num_rows,
         bias_R.data_ptr(),
         0,
-        kernels,
     )
     x64, w64, bias64 = x_TK.double(), w_RK.double(), bias_R.double()
     oracle = x64 @ w64.T + bias64

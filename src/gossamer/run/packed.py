@@ -14,7 +14,7 @@ from gossamer.formats.base import SparseTensor
 from gossamer.formats.bits import pack_bits
 from gossamer.nn import Linear
 from gossamer.ops.dispatch import Prepared
-from gossamer.ops.panel import PanelWeight
+from gossamer.ops.packed_weight import PackedWeight
 from gossamer.patterns import Pattern
 
 
@@ -61,8 +61,8 @@ class PackedLinear(nn.Module):
         self.format = sparse.format
         self.prepared = prepared
         self.density = sparse.nnz / max(self.out_features * self.in_features, 1)
-        # The panel layout gives the kept values back; any other kernel's layout may not.
-        self._source = None if isinstance(prepared.run, PanelWeight) else sparse
+        # Some layouts give the kept values back; beside any other the source is held.
+        self._source = None if self._lossless() is not None else sparse
         self.choices = tuple(sorted(choices, key=lambda choice: choice.tokens))
         held = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
         self.register_parameter("bias", held)
@@ -103,14 +103,18 @@ class PackedLinear(nn.Module):
 
     def to_compact(self) -> Linear:
         """The compact layer with the same kept values: what `gossamer.save` writes."""
-        run = self.prepared.run
-        if isinstance(run, PanelWeight):
-            values, mask_bits = run.unpack()
+        packed = self._lossless()
+        if packed is not None:
+            values, mask_bits = packed.unpack()
         else:
-            assert self._source is not None  # noqa: S101  (set for every other kernel)
+            assert self._source is not None  # noqa: S101  (set for such layouts)
             weight_RK, mask_RK = unpack(self._source)
             values, mask_bits = weight_RK[mask_RK], pack_bits(mask_RK)
         return Linear(values, mask_bits, self.in_features, self.bias, pattern=self.pattern)
+
+    def _lossless(self) -> PackedWeight | None:
+        run = self.prepared.run
+        return run if isinstance(run, PackedWeight) and run.is_lossless else None
 
     def extra_repr(self) -> str:
         """Sizes and the kernel, as nn.Linear prints its own."""

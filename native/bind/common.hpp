@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the bindings share. Everything that comes from Python is validated in this folder; kernels
+// assume valid arguments.
+#pragma once
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+
+#include <cstdint>
+
+#include "gossamer/packed_weight.hpp"
+
+namespace gossamer::bind {
+
+namespace nb = nanobind;
+
+using Values = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Bits = nb::ndarray<uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+// Throws std::invalid_argument unless the bits are [rows, ceil(columns / 8)], hold nothing behind
+// the last column and keep `num_values` weights.
+void check_mask(const Bits& bits, int64_t rows, int64_t columns, int64_t num_values);
+
+// The canonical arrays of a weight, checked.
+KeptWeight kept_weight(const Values& values, const Bits& bits, int64_t rows, int64_t columns);
+
+}  // namespace gossamer::bind
