@@ -51,5 +51,5 @@ case $(uname -m) in
     compile_all avx512 $avx512
     ;;
 esac
-$cxx $link native/tests/check_kernels.cpp native/src/*.cpp native/src/reference/*.cpp $objects \
+$cxx $link native/tests/*.cpp native/src/*.cpp native/src/reference/*.cpp $objects \
   -o "$out/check_kernels"

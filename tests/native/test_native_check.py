@@ -36,7 +36,7 @@ def _check(mode: str, where: Path) -> list[str]:
 )
 def test_kernels_agree_with_float64_under_sanitizers(tmp_path):
     lines = _check("sanitize", tmp_path)
-    assert any(line.startswith("reference") for line in lines)
+    assert any(" reference " in line for line in lines)
     assert lines[-1] == "check_kernels: ok"
 
 
@@ -54,5 +54,5 @@ int main() {}
 )
 def test_avx512_source_agrees_with_float64_on_any_x86(tmp_path):
     lines = _check("simde", tmp_path)
-    assert any(line.startswith("avx512") for line in lines)
+    assert any(" avx512 " in line for line in lines)
     assert lines[-1] == "check_kernels: ok"

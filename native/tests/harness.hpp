@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the native checks share: random weights, a float64 oracle, and a walk over edge sizes that
+// holds any packed fp32 weight against it. One file check_<family>.cpp per kernel family.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "gossamer/cpu.hpp"
+#include "gossamer/packed_weight.hpp"
+
+namespace gossamer::check {
+
+struct Weight {
+  int64_t rows, columns;
+  std::vector<float> dense, kept;  // dense holds zeros where the mask is off
+  std::vector<uint8_t> mask_bits, mask;
+
+  KeptWeight view() const { return {kept.data(), mask_bits.data(), rows, columns}; }
+};
+
+using Mask = std::function<bool(int64_t row, int64_t column)>;
+
+// Normal values where the mask is on.
+Weight masked_weight(int64_t rows, int64_t columns, const Mask& keeps, std::mt19937& random);
+Weight random_weight(int64_t rows, int64_t columns, double density, std::mt19937& random);
+
+struct Call {
+  int64_t tokens, x_pad, y_pad;
+  bool has_bias;
+  Activation activation;
+  float scale;
+};
+
+// The instruction sets of this CPU, and AVX-512 where it is emulated.
+const std::vector<Isa>& isas_to_check();
+
+// Outcomes by family and instruction set.
+class Tally {
+ public:
+  void pass(const std::string& family, Isa isa, double error_of_tolerance);
+  void fail(const std::string& family, Isa isa, const std::string& what);
+  bool print() const;  // false if anything failed or nothing ran
+
+ private:
+  struct Entry {
+    std::string name;
+    int64_t calls = 0, failures = 0;
+    double worst = 0.0;
+  };
+  std::vector<Entry> entries_;
+  Entry& entry(const std::string& family, Isa isa);
+};
+
+// A random call: any of the token counts, strides, bias, activations and scales that matter.
+Call random_call(std::mt19937& random);
+
+// Runs a packed weight with 1 and 2 threads, on every call the same x, against the oracle of
+// `weight`: results within rounding, nothing written outside y, the same bits with both.
+void check_packed(const std::string& family, Isa isa, const Weight& weight, const PackedWeight& packed,
+                  const Call& call, unsigned seed, Tally& tally);
+
+// For lossless layouts: values and mask come back as they went in.
+void check_unpack(const std::string& family, Isa isa, const Weight& weight, const PackedWeight& packed,
+                  Tally& tally);
+
+void check_panel(Tally& tally);
+
+}  // namespace gossamer::check
