@@ -5,20 +5,12 @@ The panel form serves any mask and is the linear op of every format. Kernels tha
 structure, few tokens or a lower precision stand beside it; `compile` measures which one runs.
 """
 
-import torch
-
-from gossamer.formats import FORMATS, unpack
+from gossamer.formats import FORMATS
 from gossamer.formats.base import SparseTensor
-from gossamer.formats.bits import pack_bits
+from gossamer.ops.canonical import canonical
 from gossamer.ops.dispatch import LINEAR
 from gossamer.ops.packed_weight import PackedWeight
 from gossamer.ops.panel import pack_panel
-
-
-def canonical(sparse: SparseTensor) -> tuple[torch.Tensor, torch.Tensor, tuple[int, int]]:
-    """(values, mask_bits, shape) of a weight in any format: what native packers take."""
-    weight_RK, mask_RK = unpack(sparse)
-    return weight_RK[mask_RK], pack_bits(mask_RK), sparse.shape
 
 
 def prepare_panel(sparse: SparseTensor) -> PackedWeight:
