@@ -8,7 +8,7 @@ structure, few tokens or a lower precision stand beside it; `compile` measures w
 from gossamer.formats import FORMATS
 from gossamer.formats.base import SparseTensor
 from gossamer.ops.canonical import canonical
-from gossamer.ops.dispatch import LINEAR
+from gossamer.ops.dispatch import LINEAR, Kernel
 from gossamer.ops.packed_weight import PackedWeight
 from gossamer.ops.panel import pack_panel
 
@@ -18,5 +18,7 @@ def prepare_panel(sparse: SparseTensor) -> PackedWeight:
     return pack_panel(*canonical(sparse))
 
 
+PANEL = Kernel("panel", lambda sparse: True, prepare_panel)
+
 for _name in FORMATS.names():
-    LINEAR.add(_name, prepare_panel)
+    LINEAR.add(_name, PANEL)

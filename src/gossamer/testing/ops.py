@@ -27,7 +27,7 @@ def check_op(operation: str, format: str, patterns: Sequence[Pattern] = SAMPLE_P
     Edge shapes and token counts, bias and activations, strided and many-dimensional activations,
     float32. The bound is a few roundings of the sum of |w||x|, so a lower precision must fail.
     """
-    prepare = ops_table(operation).get(format)
+    prepare = ops_table(operation).get(format).prepare
     chosen = FORMATS.get(format)
     supported = [pattern for pattern in patterns if chosen.supports(pattern)]
     if not supported:
