@@ -85,6 +85,11 @@ def add_kernels(op: str, kernels: Iterable[Kernel]) -> None:
     _KERNELS[op].extend(kernels)
 
 
+def built_in_kernels(op: str) -> tuple[Kernel, ...]:
+    """The kernels beside those of the formats, in the order they were added."""
+    return tuple(_KERNELS[op])
+
+
 def candidates(op: str, sparse: SparseTensor, precision: str = "fp32") -> tuple[Kernel, ...]:
     """Every kernel that can run this weight at `precision` or a higher one.
 
