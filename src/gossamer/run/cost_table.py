@@ -47,6 +47,9 @@ class CostTable:
         self._path = settings.cache_dir() / "kernels.json" if path is None else path
         self._entries = _read(self._path)
 
+    def __len__(self) -> int:
+        return len(self._entries)
+
     def get(self, key: CostKey) -> Duel | None:
         """The measurement filed under `key`, if there is one."""
         times = self._entries.get(key.text())
