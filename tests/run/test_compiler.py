@@ -294,7 +294,7 @@ def test_a_forced_kernel_runs_unmeasured_and_others_say_why():
     assert {row.why for row in explain(dense)} == {
         "vnm does not take unstructured at this precision"
     }
-    with pytest.raises(InputError, match="no kernel is called 'fast'.*panel"):
+    with pytest.raises(InputError, match=r"no kernel is called 'fast'.*panel"):
         compile(model, kernel="fast")
 
 

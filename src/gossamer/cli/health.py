@@ -84,10 +84,11 @@ def _kernels() -> list[Check]:
     from gossamer.ops.kernels import active_kernels, available_kernels
     from gossamer.run.cost_table import CostTable
 
+    costs = CostTable()
     found = [
         Check("kernel sets", ", ".join(available_kernels())),
         Check("linear kernels", ", ".join(kernel_names("linear"))),
-        Check("measured choices", f"{len(CostTable())} in {settings.cache_dir() / 'kernels.json'}"),
+        Check("measured choices", f"{len(costs)} in {costs.path}"),
     ]
     active = active_kernels()
     if active != "reference":
