@@ -9,8 +9,7 @@
 namespace gossamer {
 namespace {
 
-constexpr int64_t kMaxTileRows = 512;      // x 64 tokens of accumulators are 128 KiB of L2
-constexpr int64_t kMaxBlockColumns = 384;  // x 64 tokens are 24 KiB of L1
+constexpr int64_t kMaxTileRows = 512;  // x 64 tokens of accumulators are 128 KiB of L2
 
 struct Quad {
   std::array<int8_t, 4> weights{};
@@ -61,6 +60,12 @@ struct Row {
   int64_t num_pairs = 0;
 };
 
+// Pairs are the quad form's: the panel form waits for its shuffles, and gained 2 % from them.
+PairRule pair_rule(const Int8Layout& layout, const Int8Kernels& kernels) {
+  const bool overflows = kernels.pairs == PairRule::bounded && layout.activation_bits != 7;
+  return layout.form == Int8Form::panel || overflows ? PairRule::none : kernels.pairs;
+}
+
 void add_kept(std::vector<Quad>& quads, Int8Form form, int64_t index, int64_t column, int8_t weight) {
   const auto slot = static_cast<size_t>(form == Int8Form::panel ? index % 4 : column % 4);
   const auto first = static_cast<uint16_t>(form == Int8Form::panel ? column : column / 4 * 4);
@@ -83,15 +88,12 @@ Int8Layout pack_int8(const KeptWeight& weight, const Int8Options& options, const
   layout.form = options.form;
   layout.activation_bits = options.activation_bits ? options.activation_bits : kernels.activation_bits;
   layout.activation_scale = options.activation_scale;
-  layout.num_blocks = std::max<int64_t>((columns + kMaxBlockColumns - 1) / kMaxBlockColumns, 1);
-  const int64_t even = (columns + layout.num_blocks - 1) / layout.num_blocks;
-  layout.block_columns = std::max<int64_t>((even + 7) / 8 * 8, 8);
   // At least two tiles where there are rows for it, so that two threads can share one token tile.
   layout.num_tiles = std::max<int64_t>((rows + kMaxTileRows - 1) / kMaxTileRows, rows >= 128 ? 2 : 1);
   layout.tile_rows = (rows + layout.num_tiles - 1) / layout.num_tiles;
   layout.tile_rows = std::max<int64_t>((layout.tile_rows + 15) / 16 * 16, 16);
   layout.num_tiles = (rows + layout.tile_rows - 1) / layout.tile_rows;
-  const bool bounded = kernels.pairs == PairRule::bounded && layout.activation_bits == 7;
+  const PairRule rule = pair_rule(layout, kernels);
 
   std::vector<int64_t> cursor(static_cast<size_t>(rows) + 1, 0);
   layout.row_scales.assign(rows, 1.0f);
@@ -109,6 +111,11 @@ Int8Layout pack_int8(const KeptWeight& weight, const Int8Options& options, const
     }
   }
   layout.kept = cursor[rows];
+  const bool is_low = double(layout.kept) < kLowInt8Density * double(rows) * double(columns);
+  const int64_t most = is_low ? kernels.low_density_columns : kernels.block_columns;
+  layout.num_blocks = std::max<int64_t>((columns + most - 1) / most, 1);
+  const int64_t even = (columns + layout.num_blocks - 1) / layout.num_blocks;
+  layout.block_columns = std::max<int64_t>((even + 7) / 8 * 8, 8);
 
   std::vector<Row> tile_block(layout.tile_rows);
   std::vector<int64_t> order;
@@ -127,9 +134,9 @@ Int8Layout pack_int8(const KeptWeight& weight, const Int8Options& options, const
           layout.row_starts[r] -= q * activation_offset(layout.activation_bits);
           add_kept(row.quads, layout.form, index++, k - k0, q);
         }
-        row.num_pairs = kernels.pairs == PairRule::any ? static_cast<int64_t>(row.quads.size() / 2)
-                        : bounded                      ? pair_up(row.quads)
-                                                       : 0;
+        row.num_pairs = rule == PairRule::any       ? static_cast<int64_t>(row.quads.size() / 2)
+                        : rule == PairRule::bounded ? pair_up(row.quads)
+                                                    : 0;
       }
       // Equal trip counts in a row are what the branch predictor needs.
       order.resize(num);

@@ -12,15 +12,15 @@ namespace gossamer {
 namespace {
 
 // A tile is worth padding when most of its lanes are used; otherwise a narrower one comes first.
-int tile_width(const int* widths, int64_t left) {
-  while (widths[1] && left * 8 <= *widths * 5) ++widths;
+int tile_width(const int* widths, int64_t block_columns, int64_t left) {
+  while (widths[1] && (left * 8 <= *widths * 5 || *widths * block_columns > kMaxInt8Slab)) ++widths;
   return *widths;
 }
 
-std::vector<TokenTile> token_tiles(const int* widths, int64_t tokens) {
+std::vector<TokenTile> token_tiles(const int* widths, int64_t block_columns, int64_t tokens) {
   std::vector<TokenTile> tiles;
   for (int64_t first = 0; first < tokens;) {
-    const int width = tile_width(widths, tokens - first);
+    const int width = tile_width(widths, block_columns, tokens - first);
     const int64_t num = tokens - first < width ? tokens - first : width;
     tiles.push_back({first, static_cast<int>(num), width});
     first += num;
@@ -51,7 +51,7 @@ Int8Weight::Int8Weight(const KeptWeight& weight, const Int8Options& options, con
 
 void Int8Weight::run(const LinearCall& call, int num_threads) const {
   const Int8View view = layout.view();
-  const std::vector<TokenTile> tiles = token_tiles(kernels.widths, call.tokens);
+  const std::vector<TokenTile> tiles = token_tiles(kernels.widths, view.block_columns, call.tokens);
   num_threads = usable_threads(num_threads);
   // Token tiles share nothing; row tiles of one token tile each quantise it again.
   const int64_t num_token_tiles = static_cast<int64_t>(tiles.size());

@@ -22,5 +22,9 @@ static inline __m512 permute_ps_512(__m512 v, int control) {
 #define _mm512_permute_ps(v, control) permute_ps_512(v, control)
 #endif
 
+// Its alias of this one asks for the arguments of the masked form.
+#undef _mm512_madd_epi16
+#define _mm512_madd_epi16(a, b) simde_mm512_madd_epi16(a, b)
+
 // `asm volatile("" : "+v"(vector))` wants a 512-bit register, which there is none of.
 #define volatile(...) ("" ::: "memory")

@@ -33,6 +33,9 @@ enum class Int8Form : int { panel = 0, quad = 1 };
 constexpr int64_t kMaxInt8Columns = int64_t{1} << 17;
 // A column offset is stored in bytes of a tile of 32 tokens; wider tiles multiply it.
 constexpr int kInt8OffsetUnit = 32;
+// Bytes of the tile of tokens that stay in an L1 of 32 KiB: wider tiles are for narrower blocks.
+constexpr int64_t kMaxInt8Slab = 24576;
+constexpr double kLowInt8Density = 0.15;
 // Two quads may be summed in 16 bits if no column pair of theirs has more than this in positive or
 // in negative weights: 127 * 258 < 2^15.
 constexpr int kMaxPairSum = 258;
@@ -106,6 +109,8 @@ enum class PairRule { none, any, bounded };  // bounded: by kMaxPairSum, with 7 
 struct Int8Kernels {
   Int8Kernel run;
   const int* widths;  // token tiles this set has, widest first, 0-terminated
+  // Columns of a block at most, above and below kLowInt8Density.
+  int64_t block_columns, low_density_columns;
   int activation_bits;  // unless the caller wants others
   PairRule pairs;
   // The kernels' own mixes on rows that never end, on data in L1. Return the operations done.

@@ -94,6 +94,6 @@ const int widths[] = {1, 0};
 
 }  // namespace
 
-const Int8Kernels int8_kernels = {run, widths, 8, PairRule::none, mix, mix};
+const Int8Kernels int8_kernels = {run, widths, 384, 384, 8, PairRule::none, mix, mix};
 
 }  // namespace gossamer::reference

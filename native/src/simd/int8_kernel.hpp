@@ -23,21 +23,23 @@ namespace gossamer {
 // faster with 64 tokens (16 registers are not enough for it) and 8 % faster with 32.
 template <class V, int H, Int8Form FORM>
 struct QuadSource {
-  const char* at[FORM == Int8Form::panel ? 4 : 1];
+  static constexpr int kScale = H * V::kBytes / kInt8OffsetUnit;
+  const char* slab;
+  size_t at[FORM == Int8Form::panel ? 4 : 1];  // not pointers: addressing scales by 2 for free
 
-  __attribute__((always_inline)) QuadSource(const char* slab, const uint16_t* offset) {
-    constexpr int kScale = H * V::kBytes / kInt8OffsetUnit;
+  __attribute__((always_inline)) QuadSource(const char* base, const uint16_t* offset) : slab(base) {
 #pragma GCC unroll 4
-    for (int i = 0; i < (FORM == Int8Form::panel ? 4 : 1); ++i)
-      at[i] = slab + static_cast<size_t>(offset[i]) * kScale;
+    for (int i = 0; i < (FORM == Int8Form::panel ? 4 : 1); ++i) at[i] = offset[i];
+  }
+  __attribute__((always_inline)) typename V::Int vector(int i, int v) const {
+    return V::load(slab + at[i] * kScale + v * V::kBytes);
   }
   __attribute__((always_inline)) void load(int h, typename V::Int x[4]) const {
     if constexpr (FORM == Int8Form::quad) {
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) x[i] = V::load(at[0] + (h * 4 + i) * V::kBytes);
+      for (int i = 0; i < 4; ++i) x[i] = vector(0, h * 4 + i);
     } else {
-      const auto a = V::load(at[0] + h * V::kBytes), b = V::load(at[1] + h * V::kBytes);
-      const auto c = V::load(at[2] + h * V::kBytes), d = V::load(at[3] + h * V::kBytes);
+      const auto a = vector(0, h), b = vector(1, h), c = vector(2, h), d = vector(3, h);
       const auto ab0 = V::low8(a, b), ab1 = V::high8(a, b), cd0 = V::low8(c, d), cd1 = V::high8(c, d);
       x[0] = V::low16(ab0, cd0);
       x[1] = V::high16(ab0, cd0);
@@ -74,17 +76,21 @@ void add_int8_block(const Int8View& view, const Int8Block& block, const uint8_t*
     const float* next = tile + static_cast<int64_t>(view.row_ids[i + 1]) * kWidth;
 #pragma GCC unroll 8
     for (int line = 0; line < kWidth; line += 16) _mm_prefetch(reinterpret_cast<const char*>(next + line), _MM_HINT_T0);
-    const int pairs = view.row_pairs[i], singles = view.row_quads[i] - 2 * pairs;
-    for (int j = 0; j < pairs; ++j, weight += 8, offset += 2 * kOffsets) {
-      const QuadSource<V, H, FORM> first(slab, offset), second(slab, offset + kOffsets);
-      const auto w0 = V::broadcast(four_weights(weight)), w1 = V::broadcast(four_weights(weight + 4));
+    int singles = view.row_quads[i];
+    if constexpr (FORM == Int8Form::quad) {
+      const int pairs = view.row_pairs[i];
+      singles -= 2 * pairs;
+      for (int j = 0; j < pairs; ++j, weight += 8, offset += 2) {
+        const QuadSource<V, H, FORM> first(slab, offset), second(slab, offset + 1);
+        const auto w0 = V::broadcast(four_weights(weight)), w1 = V::broadcast(four_weights(weight + 4));
 #pragma GCC unroll 2
-      for (int h = 0; h < H; ++h) {
-        typename V::Int x0[4], x1[4];
-        first.load(h, x0);
-        second.load(h, x1);
+        for (int h = 0; h < H; ++h) {
+          typename V::Int x0[4], x1[4];
+          first.load(h, x0);
+          second.load(h, x1);
 #pragma GCC unroll 4
-        for (int q = 0; q < 4; ++q) sum[h * 4 + q] = V::dot2(sum[h * 4 + q], x0[q], w0, x1[q], w1);
+          for (int q = 0; q < 4; ++q) sum[h * 4 + q] = V::dot2(sum[h * 4 + q], x0[q], w0, x1[q], w1);
+        }
       }
     }
     for (int j = 0; j < singles; ++j, weight += 4, offset += kOffsets) {
@@ -147,18 +153,18 @@ void int8_forms(const Int8View& view, const LinearCall& call, TokenTile tokens, 
   run(view, call, tokens, first_tile, last_tile, scratch);
 }
 
-// The kernel's own mix on a row that never ends, with PAIRED or single quads from a slab in L1.
-template <class V, int H, Int8Form FORM, bool PAIRED>
+// The kernel's own mix on a row that never ends, from a slab in L1.
+template <class V, int H, Int8Form FORM>
 double ceiling_int8(int64_t repeats) {
   constexpr int kWidth = H * V::kBytes, kColumns = 384, kQuads = 256;
-  constexpr int kOffsets = FORM == Int8Form::panel ? 4 : 1;
+  constexpr int kOffsets = FORM == Int8Form::panel ? 4 : 1, kStep = 4 / kOffsets;
   static int8_t weights[kQuads * 4];
   static uint16_t offsets[kQuads * kOffsets];
-  static const uint16_t row_ids[] = {0, 0}, row_quads[] = {kQuads}, row_pairs[] = {PAIRED ? kQuads / 2 : 0};
+  static const uint16_t row_ids[] = {0, 0}, row_quads[] = {kQuads}, row_pairs[] = {kQuads / 2};
   unsigned state = 12345;
   for (uint16_t& offset : offsets) {
     state = state * 1664525u + 1013904223u;
-    offset = static_cast<uint16_t>((state >> 16) % (kColumns / 4) * 4 * kInt8OffsetUnit);
+    offset = static_cast<uint16_t>((state >> 16) % (kColumns / kStep) * kStep * kInt8OffsetUnit);
   }
   for (int8_t& weight : weights) weight = 3;
   Int8View view = {};

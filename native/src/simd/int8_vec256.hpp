@@ -29,7 +29,9 @@ struct Int8Vec256 {
 // Activations of 7 bits: two products fit in 16 bits, and four of bounded weights do.
 struct Int8Vec256Bits7 : Int8Vec256 {
   static Int widened(Int sum, Int words) {
-    return _mm256_add_epi32(sum, _mm256_madd_epi16(words, _mm256_set1_epi16(1)));
+    const Int quads = _mm256_madd_epi16(words, _mm256_set1_epi16(1));
+    asm("vpaddd %1, %0, %0" : "+x"(sum) : "x"(quads));
+    return sum;
   }
   static Int dot(Int sum, Int x, Int w) { return widened(sum, _mm256_maddubs_epi16(x, w)); }
   static Int dot2(Int sum, Int x0, Int w0, Int x1, Int w1) {
