@@ -71,8 +71,8 @@ void run(const Int8View& view, const LinearCall& call, TokenTile tile, int64_t f
       for (int64_t i = 0; i < rows_of_tile(view, part); ++i) {
         const float bias = call.bias ? call.bias[row0 + i] : 0.0f;
         const auto sum = static_cast<float>(static_cast<int32_t>(sums[i]));
-        // fma, as the kernels round: the bits agree.
-        const float v = std::fma(sum * scale, view.row_scales[row0 + i], bias);
+        // Scales first: sum * scale could overflow where y does not. fma, as the kernels round.
+        const float v = std::fma(sum, scale * view.row_scales[row0 + i], bias);
         y[row0 + i] = activate(v, call.activation);
       }
     }

@@ -22,7 +22,7 @@ struct Int8Vec256 {
   static Int low16(Int a, Int b) { return _mm256_unpacklo_epi16(a, b); }
   static Int high16(Int a, Int b) { return _mm256_unpackhi_epi16(a, b); }
   static Float scaled(Int sum, const float* token_scales, Float row_scale, Float bias) {
-    return _mm256_fmadd_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(sum), _mm256_load_ps(token_scales)), row_scale, bias);
+    return _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), _mm256_mul_ps(_mm256_load_ps(token_scales), row_scale), bias);
   }
 };
 

@@ -22,7 +22,7 @@ struct Int8Vec512 {
   static Int low16(Int a, Int b) { return _mm512_unpacklo_epi16(a, b); }
   static Int high16(Int a, Int b) { return _mm512_unpackhi_epi16(a, b); }
   static Float scaled(Int sum, const float* token_scales, Float row_scale, Float bias) {
-    return _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(sum), _mm512_load_ps(token_scales)), row_scale, bias);
+    return _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_mul_ps(_mm512_load_ps(token_scales), row_scale), bias);
   }
 };
 

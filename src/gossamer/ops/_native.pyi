@@ -24,6 +24,7 @@ def pack_panel(
     columns: int,
     kernels: str,
 ) -> PackedWeight: ...
+
 class Int8Weight(PackedWeight):
     @property
     def activation_bits(self) -> int: ...
