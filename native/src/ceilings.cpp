@@ -3,6 +3,7 @@
 
 #include <stdexcept>
 
+#include "gossamer/int8_layout.hpp"
 #include "gossamer/panel_layout.hpp"
 
 namespace gossamer {
@@ -19,6 +20,8 @@ struct Entry {
 const Entry entries[] = {
     {"fma", [](Isa isa) { return panel_kernels(isa).ceilings.fma; }},
     {"panel", [](Isa isa) { return panel_kernels(isa).ceilings.panel; }},
+    {"int8_panel", [](Isa isa) { return int8_kernels(isa).ceiling_panel; }},
+    {"int8_quad", [](Isa isa) { return int8_kernels(isa).ceiling_quad; }},
 };
 
 }  // namespace

@@ -13,6 +13,7 @@ cxx="$cxx -Inative/include -Inative/src"
 avx2="-mavx2 -mfma -mbmi2"
 avx512="-mavx512f -mavx512bw -mavx512dq -mavx512vl $avx2"
 avx512="$avx512 -mprefer-vector-width=512 -Wno-maybe-uninitialized"
+avx512vnni="$avx512 -mavx512vnni"
 link=
 case $mode in
   plain) cxx="$cxx -O3" ;;
@@ -22,6 +23,7 @@ case $mode in
   simde)
     cxx="$cxx -O3 -DGOSSAMER_EMULATED_AVX512"
     avx512="$avx2 -Wno-psabi -include native/tests/avx512_simde.hpp"
+    avx512vnni=$avx512
     ;;
   static)
     cxx="$cxx -O3"
@@ -49,6 +51,7 @@ case $(uname -m) in
     cxx="$cxx -DGOSSAMER_X86"
     compile_all avx2 $avx2
     compile_all avx512 $avx512
+    compile_all avx512vnni $avx512vnni
     ;;
 esac
 $cxx $link native/tests/*.cpp native/src/*.cpp native/src/reference/*.cpp $objects \

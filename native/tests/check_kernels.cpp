@@ -33,6 +33,7 @@ struct Family {
 
 const Family families[] = {
     {check_panel, fuzz_panel},
+    {check_int8, fuzz_int8},
 };
 
 void fuzz(long cases, unsigned long seed, Tally& tally) {

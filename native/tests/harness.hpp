@@ -78,5 +78,7 @@ Draw random_draw(std::mt19937& random);
 // Per family: a fixed walk over edge sizes, and one random case on every instruction set.
 void check_panel(Tally& tally);
 void fuzz_panel(std::mt19937& random, Tally& tally);
+void check_int8(Tally& tally);
+void fuzz_int8(std::mt19937& random, Tally& tally);
 
 }  // namespace gossamer::check

@@ -53,3 +53,19 @@ def gather(
 def available_kernels() -> list[str]: ...
 def ceiling_mixes() -> list[str]: ...
 def run_ceiling(kernels: str, mix: str, repeats: int) -> float: ...
+class Int8Weight(PackedWeight):
+    @property
+    def activation_bits(self) -> int: ...
+    @property
+    def activation_scale(self) -> float: ...
+
+def pack_int8(
+    values: NDArray[np.float32],
+    mask_bits: NDArray[np.uint8],
+    rows: int,
+    columns: int,
+    kernels: str,
+    layout: str,
+    activation_bits: int = 0,
+    activation_scale: float = 0.0,
+) -> Int8Weight: ...

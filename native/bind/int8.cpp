@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <nanobind/stl/unique_ptr.h>
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+
+#include "common.hpp"
+#include "families.hpp"
+#include "gossamer/cpu.hpp"
+#include "gossamer/int8_layout.hpp"
+
+namespace gossamer::bind {
+namespace {
+
+Int8Form find_form(const std::string& layout) {
+  if (layout == "panel") return Int8Form::panel;
+  if (layout == "quad") return Int8Form::quad;
+  throw std::invalid_argument("layout must be 'panel' or 'quad', got '" + layout + "'");
+}
+
+std::unique_ptr<Int8Weight> pack(const Values& values, const Bits& bits, int64_t rows, int64_t columns,
+                                 const std::string& kernels, const std::string& layout, int activation_bits,
+                                 float activation_scale) {
+  const Int8Options options = {find_form(layout), activation_bits, activation_scale};
+  if (activation_bits != 0 && activation_bits != 7 && activation_bits != 8)
+    throw std::invalid_argument("activation_bits must be 7, 8 or 0 for the default, got " +
+                                std::to_string(activation_bits));
+  // The reciprocal has to be a number, too.
+  if (activation_scale != 0.0f && !(activation_scale >= 0x1p-120f && activation_scale <= 0x1p120f))
+    throw std::invalid_argument("activation_scale must be in [2^-120, 2^120], or 0 for one per token");
+  if (columns > kMaxInt8Columns)
+    throw std::invalid_argument("int8 sums are 32 bits wide: columns must be at most 131072, got " +
+                                std::to_string(columns));
+  const KeptWeight weight = kept_weight(values, bits, rows, columns);
+  if (!std::all_of(values.data(), values.data() + values.size(), [](float v) { return std::isfinite(v); }))
+    throw std::invalid_argument("values must be finite to be quantised");
+  return std::make_unique<Int8Weight>(weight, options, int8_kernels(find_isa(kernels)));
+}
+
+}  // namespace
+
+void bind_int8(nb::module_& m) {
+  nb::class_<Int8Weight, PackedWeight>(m, "Int8Weight")
+      .def_prop_ro("activation_bits", [](const Int8Weight& weight) { return weight.layout.activation_bits; })
+      .def_prop_ro("activation_scale", [](const Int8Weight& weight) { return weight.layout.activation_scale; });
+  m.def("pack_int8", pack, nb::arg("values").noconvert(), nb::arg("mask_bits").noconvert(), nb::arg("rows"),
+        nb::arg("columns"), nb::arg("kernels"), nb::arg("layout"), nb::arg("activation_bits") = 0,
+        nb::arg("activation_scale") = 0.0f);
+}
+
+}  // namespace gossamer::bind
