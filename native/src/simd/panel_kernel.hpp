@@ -105,8 +105,9 @@ static inline void turn_slab(const PanelView& view, const LinearCall& call, Toke
 
 static inline void load_bias(const PanelView& view, const LinearCall& call, int64_t part, float* bias) {
   const int64_t num_rows = rows_of_tile(view, part);
-  for (int64_t i = 0; i < view.tile_rows; ++i)
-    bias[i] = call.bias && i < num_rows ? call.bias[part * view.tile_rows + i] : 0.0f;
+  for (int64_t i = 0; i < view.tile_rows; ++i) bias[i] = 0.0f;
+  if (call.bias)
+    for (int64_t i = 0; i < num_rows; ++i) bias[i] = call.bias[part * view.tile_rows + i];
 }
 
 // Activation, and the accumulators of a row tile back to [token][row].
