@@ -6,6 +6,8 @@
 namespace gossamer::bind {
 
 void bind_bitmask(nanobind::module_& m);
+void bind_nmg(nanobind::module_& m);
 void bind_packed_weight(nanobind::module_& m);
+void bind_strip(nanobind::module_& m);
 
 }  // namespace gossamer::bind

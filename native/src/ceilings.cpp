@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "gossamer/panel_layout.hpp"
+#include "gossamer/row_groups_layout.hpp"
 
 namespace gossamer {
 namespace {
@@ -19,6 +20,7 @@ struct Entry {
 const Entry entries[] = {
     {"fma", [](Isa isa) { return panel_kernels(isa).ceilings.fma; }},
     {"panel", [](Isa isa) { return panel_kernels(isa).ceilings.panel; }},
+    {"row_groups", [](Isa isa) { return row_groups_kernels(isa).ceiling; }},
 };
 
 }  // namespace

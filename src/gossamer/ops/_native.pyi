@@ -24,6 +24,24 @@ def pack_panel(
     columns: int,
     kernels: str,
 ) -> PackedWeight: ...
+def pack_nmg(
+    values: NDArray[np.float32],
+    mask_bits: NDArray[np.uint8],
+    rows: int,
+    columns: int,
+    kernels: str,
+    num_kept: int,
+    group: int,
+    repeats: int,
+) -> PackedWeight: ...
+def pack_strip(
+    values: NDArray[np.float32],
+    mask_bits: NDArray[np.uint8],
+    rows: int,
+    columns: int,
+    kernels: str,
+    block_rows: int,
+) -> PackedWeight: ...
 def expand(
     values: int,
     num_values: int,
