@@ -24,8 +24,8 @@ int64_t num_choices(int64_t num_items, int64_t num_chosen) {
 // Throws unless each column keeps n of each m rows and each tile uses all choices equally often.
 void check_nmg(const KeptWeight& weight, int64_t n, int64_t m, int64_t repeats) {
   const std::string name = "nmg:" + std::to_string(n) + ":" + std::to_string(m) + ":" + std::to_string(repeats);
-  if (n < 1 || n > kMaxGroupKept || m < n || m > kMaxGroup || repeats < 1 || num_choices(m, n) > kMaxChoices)
-    throw std::invalid_argument(name + ": this kernel needs 1 <= n <= " + std::to_string(kMaxGroupKept) +
+  if (n < kMinGroupKept || n > kMaxGroupKept || m < n || m > kMaxGroup || repeats < 1 || num_choices(m, n) > kMaxChoices)
+    throw std::invalid_argument(name + ": this kernel needs " + std::to_string(kMinGroupKept) + " <= n <= " + std::to_string(kMaxGroupKept) +
                                 ", n <= m <= " + std::to_string(kMaxGroup) + ", g >= 1 and at most " +
                                 std::to_string(kMaxChoices) + " ways to keep n of m");
   const int64_t choices = num_choices(m, n);

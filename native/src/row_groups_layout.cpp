@@ -18,13 +18,14 @@ constexpr int64_t kMaxSlabColumns = 1024;  // 16-bit offsets, kOffsetUnit bytes 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int64_t slab_limit(const RowGroupsKernels& kernels, int64_t num_kept) {
-  return std::min<int64_t>(kMaxSlabFloats / (kernels.max_vectors[num_kept - 1] * kernels.lanes), kMaxSlabColumns);
+  const GroupSize& size = kernels.sizes[num_kept - kMinGroupKept];
+  return std::min<int64_t>(size.slab_floats / (size.max_vectors * kernels.lanes), kMaxSlabColumns);
 }
 
 // The wider of equally wasteful heights: R = 5 goes as 3 + 3, R = 8 as 4 + 4.
 int64_t group_height(int64_t block_rows) {
-  int64_t best = 2;
-  for (int64_t height = 2; height <= kMaxGroupKept; ++height)
+  int64_t best = kMinGroupKept;
+  for (int64_t height = best; height <= kMaxGroupKept; ++height)
     if (ceil_div(block_rows, height) * height <= ceil_div(block_rows, best) * best) best = height;
   return best;
 }
@@ -55,7 +56,7 @@ std::vector<int64_t> span_starts(int64_t rows, int64_t block_rows) {
 }  // namespace
 
 RowGroupsWeight::RowGroupsWeight(const KeptWeight& weight, const RowGroupsShape& shape, const RowGroupsKernels& chosen)
-    : kernels(chosen), num_kept(shape.num_kept), slab_columns(shape.slab_columns) {
+    : kernels(chosen), num_kept(shape.num_kept), slab_columns(shape.slab_columns), has_own_rows(shape.choices.size() == 1) {
   rows = weight.rows;
   columns = weight.columns;
   num_slabs = ceil_div(columns, slab_columns);
@@ -77,8 +78,11 @@ RowGroupsWeight::RowGroupsWeight(const KeptWeight& weight, const RowGroupsShape&
     std::vector<Group> groups;
     for (; span + 1 < spans.size() && (groups.empty() || spans[span + 1] - first <= wanted_rows); ++span) {
       const int64_t start = spans[span] - first, end = spans[span + 1] - first;
-      for (int64_t own = start; own < end; own += shape.group_rows)
+      for (int64_t own = start; own < end; own += shape.group_rows) {
         groups.push_back({std::max(start, std::min(own, end - shape.group_rows)), own, end});
+        // Rows of another group: those before its own, or those behind its span.
+        has_own_rows &= groups.back().first_row == own && (own + shape.group_rows <= end || spans[span + 1] == rows);
+      }
     }
     const int64_t last = spans[span];
     const std::vector<float> dense = dense_rows(weight, first, last, &value);
@@ -121,6 +125,7 @@ RowGroupsWeight::RowGroupsWeight(const KeptWeight& weight, const RowGroupsShape&
   kept = value - weight.values;
   tile_rows.push_back(rows);
   first_rows.push_back(0);
+  offsets.resize(offsets.size() + kColumnsAhead, 0);
 }
 
 std::unique_ptr<PackedWeight> pack_block_groups(const KeptWeight& weight, int64_t block_rows, Isa isa) {

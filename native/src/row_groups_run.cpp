@@ -51,6 +51,7 @@ RowGroupsView RowGroupsWeight::view() const {
   view.num_slabs = num_slabs;
   view.num_tiles = static_cast<int64_t>(tile_groups.size());
   view.max_tile_rows = max_tile_rows;
+  view.has_own_rows = has_own_rows;
   view.tile_rows = tile_rows.data();
   view.tile_groups = tile_groups.data();
   view.blocks = blocks.data();
@@ -69,7 +70,7 @@ size_t RowGroupsWeight::bytes() const {
 
 void RowGroupsWeight::run(const LinearCall& call, int num_threads) const {
   const RowGroupsView seen = view();
-  const std::vector<TokenTile> tiles = token_tiles(call.tokens, kernels.lanes, kernels.max_vectors[num_kept - 1]);
+  const std::vector<TokenTile> tiles = token_tiles(call.tokens, kernels.lanes, kernels.sizes[num_kept - kMinGroupKept].max_vectors);
   num_threads = usable_threads(num_threads);
   // Token tiles share nothing; row tiles of one token tile each pay for the transposition again.
   const int64_t num_token_tiles = static_cast<int64_t>(tiles.size());

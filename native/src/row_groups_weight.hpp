@@ -20,6 +20,7 @@ struct RowGroupsWeight final : PackedWeight {
   const RowGroupsKernels& kernels;
   int64_t num_kept, slab_columns;
   int64_t num_slabs = 0, max_tile_rows = 0;
+  bool has_own_rows;
   std::vector<uint8_t> choices, changed;
   std::vector<int64_t> tile_rows, tile_groups;
   std::vector<GroupBlock> blocks;

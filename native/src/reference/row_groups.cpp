@@ -44,10 +44,10 @@ double mix(int64_t repeats) {
   return 2.0 * kMaxGroupKept * static_cast<double>(repeats);
 }
 
-const int max_vectors[kMaxGroupKept] = {1, 1, 1, 1};
+const GroupSize sizes[] = {{1, 1024}, {1, 1024}, {1, 1024}};
 
 }  // namespace
 
-const RowGroupsKernels row_groups_kernels = {row_groups, 1, max_vectors, mix};
+const RowGroupsKernels row_groups_kernels = {row_groups, 1, sizes, mix};
 
 }  // namespace gossamer::reference

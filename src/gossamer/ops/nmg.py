@@ -10,7 +10,8 @@ from gossamer.ops.dispatch import Kernel
 from gossamer.ops.packed_weight import PackedWeight, pack_weight
 from gossamer.patterns.nmg import NMG
 
-MAX_KEPT = 4  # n; more rows than that do not fit into the registers
+# n: one row alone shares nothing, more than four do not fit into the registers.
+MIN_KEPT, MAX_KEPT = 2, 4
 
 
 def pack_nmg(
@@ -36,7 +37,7 @@ def pack_nmg(
 
 
 def _accepts(sparse: SparseTensor) -> bool:
-    return isinstance(sparse.pattern, NMG) and sparse.pattern.num_kept <= MAX_KEPT
+    return isinstance(sparse.pattern, NMG) and MIN_KEPT <= sparse.pattern.num_kept <= MAX_KEPT
 
 
 def _prepare(sparse: SparseTensor) -> PackedWeight:
