@@ -13,7 +13,7 @@
 namespace gossamer::bind {
 namespace {
 
-constexpr int64_t kMaxGroup = 32, kMaxChoices = 256;
+constexpr int64_t kMaxGroup = 32, kMaxChoices = 256, kMaxTileColumns = (1 << 15) - 1;  // as patterns/nmg.py
 
 int64_t num_choices(int64_t num_items, int64_t num_chosen) {
   int64_t product = 1;
@@ -24,14 +24,18 @@ int64_t num_choices(int64_t num_items, int64_t num_chosen) {
 // Throws unless each column keeps n of each m rows and each tile uses all choices equally often.
 void check_nmg(const KeptWeight& weight, int64_t n, int64_t m, int64_t repeats) {
   const std::string name = "nmg:" + std::to_string(n) + ":" + std::to_string(m) + ":" + std::to_string(repeats);
-  if (n < kMinGroupKept || n > kMaxGroupKept || m < n || m > kMaxGroup || repeats < 1 || num_choices(m, n) > kMaxChoices)
-    throw std::invalid_argument(name + ": this kernel needs " + std::to_string(kMinGroupKept) + " <= n <= " + std::to_string(kMaxGroupKept) +
-                                ", n <= m <= " + std::to_string(kMaxGroup) + ", g >= 1 and at most " +
+  if (n < kMinGroupKept || n > kMaxGroupKept || m < n || m > kMaxGroup || num_choices(m, n) > kMaxChoices)
+    throw std::invalid_argument(name + ": this kernel needs " + std::to_string(kMinGroupKept) +
+                                " <= n <= " + std::to_string(kMaxGroupKept) +
+                                ", n <= m <= " + std::to_string(kMaxGroup) + " and at most " +
                                 std::to_string(kMaxChoices) + " ways to keep n of m");
   const int64_t choices = num_choices(m, n);
-  if (repeats > weight.columns / choices + 1 || weight.rows % m || weight.columns % (choices * repeats))
-    throw std::invalid_argument(name + ": rows must be divisible by " + std::to_string(m) + " and columns by C(m, n) * g, got " +
-                                std::to_string(weight.rows) + " x " + std::to_string(weight.columns));
+  if (repeats < 1 || repeats > kMaxTileColumns / choices)
+    throw std::invalid_argument(name + ": g must be in [1, " + std::to_string(kMaxTileColumns / choices) + "]");
+  if (weight.rows % m || weight.columns % (choices * repeats))
+    throw std::invalid_argument(name + ": rows must be divisible by " + std::to_string(m) + " and columns by " +
+                                std::to_string(choices * repeats) + ", got " + std::to_string(weight.rows) +
+                                " x " + std::to_string(weight.columns));
   std::vector<uint32_t> codes(static_cast<size_t>(choices * repeats));
   for (int64_t r = 0; r < weight.rows; r += m)
     for (int64_t k = 0; k < weight.columns; k += choices * repeats) {

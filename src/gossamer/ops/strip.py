@@ -15,9 +15,7 @@ def pack_strip(
     values: torch.Tensor, mask_bits: torch.Tensor, shape: tuple[int, int], *, block_rows: int
 ) -> PackedWeight:
     """A weight where each `block_rows` rows keep the same columns, from its canonical arrays."""
-    return pack_weight(
-        "strip", _native.pack_strip, values, mask_bits, shape, block_rows=block_rows
-    )
+    return pack_weight("strip", _native.pack_strip, values, mask_bits, shape, block_rows=block_rows)
 
 
 def _accepts(sparse: SparseTensor) -> bool:
