@@ -1,4 +1,4 @@
-"""What the tests of the strip and the nmg kernel share: a layer, a float64 oracle, an error bound."""
+"""What the tests of the strip and the nmg kernel share: a float64 oracle and its bound."""
 
 import torch
 import torch.nn.functional as F

@@ -3,6 +3,7 @@
 
 import torch
 
+from gossamer.errors import KernelError
 from gossamer.formats.base import SparseTensor
 from gossamer.ops import _native
 from gossamer.ops.canonical import canonical
@@ -42,7 +43,8 @@ def _accepts(sparse: SparseTensor) -> bool:
 
 def _prepare(sparse: SparseTensor) -> PackedWeight:
     pattern = sparse.pattern
-    assert isinstance(pattern, NMG)
+    if not isinstance(pattern, NMG):
+        raise KernelError(f"nmg kernel: expected an nmg:n:m:g weight, got {pattern}.")
     return pack_nmg(
         *canonical(sparse),
         num_kept=pattern.num_kept,

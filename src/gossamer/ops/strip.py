@@ -3,6 +3,7 @@
 
 import torch
 
+from gossamer.errors import KernelError
 from gossamer.formats.base import SparseTensor
 from gossamer.ops import _native
 from gossamer.ops.canonical import canonical
@@ -24,7 +25,8 @@ def _accepts(sparse: SparseTensor) -> bool:
 
 def _prepare(sparse: SparseTensor) -> PackedWeight:
     pattern = sparse.pattern
-    assert isinstance(pattern, Block)
+    if not isinstance(pattern, Block):
+        raise KernelError(f"strip kernel: expected a block:RxC weight, got {pattern}.")
     return pack_strip(*canonical(sparse), block_rows=pattern.rows)
 
 
