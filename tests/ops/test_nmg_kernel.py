@@ -53,21 +53,10 @@ def test_every_token_remainder(kernels, text):
         check(text, 3, 2, tokens)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "nmg:2:2:1",
-        "nmg:2:3:7",
-        "nmg:2:4:100",
-        "nmg:2:8:4",
-        "nmg:2:22:1",
-        "nmg:3:3:1",
-        "nmg:3:6:30",
-        "nmg:3:12:1",
-        "nmg:4:4:2",
-        "nmg:4:9:1",
-    ],
-)
+EDGES = "2:2:1 2:3:7 2:4:100 2:8:4 2:22:1 3:3:1 3:6:30 3:12:1 4:4:2 4:9:1"
+
+
+@pytest.mark.parametrize("text", [f"nmg:{numbers}" for numbers in EDGES.split()])
 def test_every_pattern_and_tile_count(kernels, text):
     for down, across in ((0, 1), (1, 0), (1, 1), (5, 2), (40, 1)):
         check(text, down, across, 19)

@@ -136,7 +136,9 @@ void row_groups_tile(const RowGroupsView& view, const LinearCall& call, TokenTil
     for (int64_t r = 0; r < num_rows + kMaxGroupKept; ++r)
       bias[r] = call.bias && r < num_rows ? call.bias[row0 + r] : 0.0f;
     const bool is_started = view.has_own_rows && view.num_slabs;
-    for (int64_t i = 0; !is_started && i < (num_rows + kMaxGroupKept) * kWidth; ++i) tile[i] = bias[i / kWidth];
+    for (int64_t r = 0; !is_started && r < num_rows + kMaxGroupKept; ++r)
+#pragma GCC unroll 8
+      for (int q = 0; q < NV; ++q) V::store(tile + r * kWidth + q * V::kLanes, V::broadcast(bias + r));
     for (int64_t s = 0; s < view.num_slabs; ++s)
       add_groups<V, N, NV>(view, view.blocks[part * view.num_slabs + s], view.tile_groups[part],
                            panel + s * view.slab_columns * kWidth, tile, s || !is_started ? nullptr : bias);
