@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "gossamer/bitmask.hpp"
 #include "row_groups_weight.hpp"
 
 namespace gossamer {
@@ -17,9 +18,15 @@ constexpr int64_t kMaxSlabColumns = 1024;  // 16-bit offsets, kOffsetUnit bytes 
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-int64_t slab_limit(const RowGroupsKernels& kernels, int64_t num_kept) {
-  const GroupSize& size = kernels.sizes[num_kept - kMinGroupKept];
-  return std::min<int64_t>(size.slab_floats / (size.max_vectors * kernels.lanes), kMaxSlabColumns);
+// Columns of a slab. N = 2 takes every vector it loads from L1 as long as runs of columns are long.
+// N = 3 and 4 load less and may have their slabs in L2: 1024 columns instead of 340 gained 7 % at
+// 80 % and 25 % at 95 % sparsity. `run_fraction`: part of the columns a group adds between two
+// exchanges of accumulators.
+int64_t slab_limit(const RowGroupsKernels& kernels, int64_t num_kept, double run_fraction) {
+  constexpr int64_t kL2SlabFloats = 24576;
+  const int64_t floats = num_kept > 2 || run_fraction < 0.125 ? kL2SlabFloats : kMaxSlabFloats;
+  const int64_t width = kernels.max_vectors[num_kept - kMinGroupKept] * kernels.lanes;
+  return std::min<int64_t>(floats / width, kMaxSlabColumns);
 }
 
 // The wider of equally wasteful heights: R = 5 goes as 3 + 3, R = 8 as 4 + 4.
@@ -55,7 +62,8 @@ std::vector<int64_t> span_starts(int64_t rows, int64_t block_rows) {
 
 }  // namespace
 
-RowGroupsWeight::RowGroupsWeight(const KeptWeight& weight, const RowGroupsShape& shape, const RowGroupsKernels& chosen)
+RowGroupsWeight::RowGroupsWeight(const KeptWeight& weight, const RowGroupsShape& shape,
+                                 const RowGroupsKernels& chosen)
     : kernels(chosen), num_kept(shape.num_kept), slab_columns(shape.slab_columns), has_own_rows(shape.choices.size() == 1) {
   rows = weight.rows;
   columns = weight.columns;
@@ -136,7 +144,9 @@ std::unique_ptr<PackedWeight> pack_block_groups(const KeptWeight& weight, int64_
   shape.choices.emplace_back(shape.num_kept);
   std::iota(shape.choices[0].begin(), shape.choices[0].end(), uint8_t{0});
   shape.choice_of = [](uint32_t) { return size_t{0}; };
-  const int64_t limit = slab_limit(kernels, shape.num_kept);
+  const double numel = double(weight.rows) * double(weight.columns);
+  const double density = numel > 0 ? count_mask(weight.mask_bits, weight.rows, weight.columns) / numel : 0.0;
+  const int64_t limit = slab_limit(kernels, shape.num_kept, density);
   const int64_t num_slabs = std::max<int64_t>(ceil_div(weight.columns, limit), 1);
   shape.slab_columns = std::max<int64_t>(ceil_div(weight.columns, num_slabs), 1);
   return std::make_unique<RowGroupsWeight>(weight, shape, kernels);
@@ -159,7 +169,7 @@ std::unique_ptr<PackedWeight> pack_nmg_groups(const KeptWeight& weight, int64_t 
   shape.choice_of = [codes](uint32_t bits) {
     return std::lower_bound(codes.begin(), codes.end(), std::make_pair(bits, size_t{0}))->second;
   };
-  const int64_t limit = slab_limit(kernels, num_kept);
+  const int64_t limit = slab_limit(kernels, num_kept, 1.0 / static_cast<double>(shape.choices.size()));
   const int64_t tile_columns = static_cast<int64_t>(shape.choices.size()) * repeats;
   shape.slab_columns = tile_columns <= limit ? limit / tile_columns * tile_columns : limit;
   return std::make_unique<RowGroupsWeight>(weight, shape, kernels);

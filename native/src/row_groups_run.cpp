@@ -70,7 +70,8 @@ size_t RowGroupsWeight::bytes() const {
 
 void RowGroupsWeight::run(const LinearCall& call, int num_threads) const {
   const RowGroupsView seen = view();
-  const std::vector<TokenTile> tiles = token_tiles(call.tokens, kernels.lanes, kernels.sizes[num_kept - kMinGroupKept].max_vectors);
+  const int max_vectors = kernels.max_vectors[num_kept - kMinGroupKept];
+  const std::vector<TokenTile> tiles = token_tiles(call.tokens, kernels.lanes, max_vectors);
   num_threads = usable_threads(num_threads);
   // Token tiles share nothing; row tiles of one token tile each pay for the transposition again.
   const int64_t num_token_tiles = static_cast<int64_t>(tiles.size());

@@ -53,7 +53,9 @@ void check_row_groups(Tally& tally) {
       for (const int64_t columns : all_columns) {
         if (rows * columns > 70000) continue;  // the oracle takes its time
         const Weight weight = block_weight(rows, columns, block_rows, densities[random() % 4], random);
-        check("block", weight, [&](const KeptWeight& kept, Isa isa) { return pack_block_groups(kept, block_rows, isa); });
+        check("block", weight, [&](const KeptWeight& kept, Isa isa) {
+          return pack_block_groups(kept, block_rows, isa);
+        });
       }
   struct Pattern {
     int n, m;

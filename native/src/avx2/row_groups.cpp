@@ -16,19 +16,19 @@ struct Vec {
 
 // 12 chains of FMAs are as many as 16 registers hold with the operands. N = 2 with 6 vectors is no faster
 // than with 4, and has fewer columns in a slab.
-constexpr GroupSize sizes[] = {{4, 8192}, {4, 24576}, {3, 24576}};
+constexpr int max_vectors[] = {4, 4, 3};
 
 void row_groups(const RowGroupsView& view, const LinearCall& call, TokenTile tile, int64_t first_tile,
                 int64_t last_tile, float* scratch) {
   switch (view.num_kept) {
-    case 2: return row_groups_width<Vec, 2, sizes[0].max_vectors>(view, call, tile, first_tile, last_tile, scratch);
-    case 3: return row_groups_width<Vec, 3, sizes[1].max_vectors>(view, call, tile, first_tile, last_tile, scratch);
-    default: return row_groups_width<Vec, 4, sizes[2].max_vectors>(view, call, tile, first_tile, last_tile, scratch);
+    case 2: return row_groups_width<Vec, 2, max_vectors[0]>(view, call, tile, first_tile, last_tile, scratch);
+    case 3: return row_groups_width<Vec, 3, max_vectors[1]>(view, call, tile, first_tile, last_tile, scratch);
+    default: return row_groups_width<Vec, 4, max_vectors[2]>(view, call, tile, first_tile, last_tile, scratch);
   }
 }
 
 }  // namespace
 
-const RowGroupsKernels row_groups_kernels = {row_groups, Vec::kLanes, sizes, ceiling_row_groups<Vec, 4, 3>};
+const RowGroupsKernels row_groups_kernels = {row_groups, Vec::kLanes, max_vectors, ceiling_row_groups<Vec, 4, 3>};
 
 }  // namespace gossamer::avx2

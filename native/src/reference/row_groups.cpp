@@ -44,10 +44,10 @@ double mix(int64_t repeats) {
   return 2.0 * kMaxGroupKept * static_cast<double>(repeats);
 }
 
-const GroupSize sizes[] = {{1, 1024}, {1, 1024}, {1, 1024}};
+const int max_vectors[] = {1, 1, 1};
 
 }  // namespace
 
-const RowGroupsKernels row_groups_kernels = {row_groups, 1, sizes, mix};
+const RowGroupsKernels row_groups_kernels = {row_groups, 1, max_vectors, mix};
 
 }  // namespace gossamer::reference
