@@ -64,7 +64,10 @@ std::vector<int64_t> span_starts(int64_t rows, int64_t block_rows) {
 
 RowGroupsWeight::RowGroupsWeight(const KeptWeight& weight, const RowGroupsShape& shape,
                                  const RowGroupsKernels& chosen)
-    : kernels(chosen), num_kept(shape.num_kept), slab_columns(shape.slab_columns), has_own_rows(shape.choices.size() == 1) {
+    : kernels(chosen),
+      num_kept(shape.num_kept),
+      slab_columns(shape.slab_columns),
+      has_own_rows(shape.choices.size() == 1) {
   rows = weight.rows;
   columns = weight.columns;
   num_slabs = ceil_div(columns, slab_columns);
