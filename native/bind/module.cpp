@@ -17,6 +17,8 @@ NB_MODULE(_native, m) {
   bind::bind_bitmask(m);
   bind::bind_packed_weight(m);
   bind::bind_int8(m);
+  bind::bind_nmg(m);
+  bind::bind_strip(m);
   m.def("available_kernels", [] {
     std::vector<std::string> names;
     for (const Isa isa : available_isas()) names.emplace_back(isa_name(isa));

@@ -5,6 +5,7 @@
 
 #include "gossamer/int8_layout.hpp"
 #include "gossamer/panel_layout.hpp"
+#include "gossamer/row_groups_layout.hpp"
 
 namespace gossamer {
 namespace {
@@ -22,6 +23,8 @@ const Entry entries[] = {
     {"panel", [](Isa isa) { return panel_kernels(isa).ceilings.panel; }},
     {"int8_panel", [](Isa isa) { return int8_kernels(isa).ceiling_panel; }},
     {"int8_quad", [](Isa isa) { return int8_kernels(isa).ceiling_quad; }},
+    {"strip", [](Isa isa) { return row_groups_kernels(isa).ceiling; }},
+    {"nmg", [](Isa isa) { return row_groups_kernels(isa).ceiling; }},
 };
 
 }  // namespace

@@ -34,6 +34,7 @@ struct Family {
 const Family families[] = {
     {check_panel, fuzz_panel},
     {check_int8, fuzz_int8},
+    {check_row_groups, fuzz_row_groups},
 };
 
 void fuzz(long cases, unsigned long seed, Tally& tally) {

@@ -80,5 +80,7 @@ void check_panel(Tally& tally);
 void fuzz_panel(std::mt19937& random, Tally& tally);
 void check_int8(Tally& tally);
 void fuzz_int8(std::mt19937& random, Tally& tally);
+void check_row_groups(Tally& tally);
+void fuzz_row_groups(std::mt19937& random, Tally& tally);
 
 }  // namespace gossamer::check

@@ -69,3 +69,21 @@ def pack_int8(
     activation_bits: int = 0,
     activation_scale: float = 0.0,
 ) -> Int8Weight: ...
+def pack_nmg(
+    values: NDArray[np.float32],
+    mask_bits: NDArray[np.uint8],
+    rows: int,
+    columns: int,
+    kernels: str,
+    num_kept: int,
+    group: int,
+    repeats: int,
+) -> PackedWeight: ...
+def pack_strip(
+    values: NDArray[np.float32],
+    mask_bits: NDArray[np.uint8],
+    rows: int,
+    columns: int,
+    kernels: str,
+    block_rows: int,
+) -> PackedWeight: ...
