@@ -67,6 +67,7 @@ void check_packed(const std::string& family, Isa isa, const Weight& weight, cons
 void check_unpack(const std::string& family, Isa isa, const Weight& weight, const PackedWeight& packed,
                   Tally& tally);
 
+void check_few(Tally& tally);
 void check_panel(Tally& tally);
 
 }  // namespace gossamer::check
