@@ -3,6 +3,7 @@
 
 #include <stdexcept>
 
+#include "gossamer/few_layout.hpp"
 #include "gossamer/panel_layout.hpp"
 
 namespace gossamer {
@@ -16,9 +17,19 @@ struct Entry {
   Mix (*of)(Isa isa);
 };
 
+template <FewForm form>
+Mix few_mix(Isa isa) {
+  if (isa == Isa::avx512) return [](int64_t n) { return run_few_ceiling(form, Isa::avx512, n); };
+  if (isa == Isa::avx2) return [](int64_t n) { return run_few_ceiling(form, Isa::avx2, n); };
+  return [](int64_t n) { return run_few_ceiling(form, Isa::reference, n); };
+}
+
 const Entry entries[] = {
     {"fma", [](Isa isa) { return panel_kernels(isa).ceilings.fma; }},
     {"panel", [](Isa isa) { return panel_kernels(isa).ceilings.panel; }},
+    {"few/bitmask", few_mix<FewForm::bitmask>},
+    {"few/indexed", few_mix<FewForm::indexed>},
+    {"few/nm", few_mix<FewForm::nm>},
 };
 
 }  // namespace

@@ -7,47 +7,48 @@
 namespace gossamer {
 namespace {
 
+// Load ports are what it waits for: values, table, x. Two rows that share the load of x were 4 % faster
+// from cache, but 40 % slower from memory: the prefetch of one row is the other one's past.
 template <class V, class D, int T>
 void bitmask_row(const RowEnd& end, int64_t row, int64_t token, const float* x) {
   const FewView& view = end.view;
   constexpr int kSteps = kFewStep / V::kLanes;
-  constexpr int kSets = T == 1 ? kSteps : T == 2 ? 2 : 1;  // chains of FMAs, which take 4 cycles each
-  constexpr uint32_t kMask = (1u << V::kLanes) - 1;
-  const int64_t x_stride = few_x_stride(view);
+  constexpr int kSets = T <= 2 ? 2 : 1;  // chains of FMAs, which take 4 cycles each
+  const int64_t x_stride = few_x_stride(view), scales_of_row = ceil_div(view.columns, view.scale_span);
+  const uint8_t* values = view.values;
   const uint8_t* mask = view.positions + row * view.mask_stride;
-  const uint16_t* scale = view.scales;
-  if (is_int4<D>) scale += row * ceil_div(view.columns, view.scale_span);
-  int64_t at = view.row_starts[row];
-  typename V::Type acc[T][kSets];
+  uint64_t at = static_cast<uint64_t>(view.row_starts[row]);
+  typename V::Type unit = V::zero(), acc[T][kSets];
 #pragma GCC unroll 8
   for (int t = 0; t < T; ++t)
 #pragma GCC unroll 8
     for (int s = 0; s < kSets; ++s) acc[t][s] = V::zero();
-  for (int64_t block = 0; block < view.columns; block += view.scale_span) {
-    const int64_t block_end = is_int4<D> && view.columns - block > view.scale_span ? block + view.scale_span
-                                                                                    : view.columns;
-    typename V::Type unit = V::zero();
-    if (is_int4<D>) unit = V::set1(bf16_to_float(*scale++) * Int4::kUnit);
-    for (int64_t k = block; k < block_end; k += kFewStep) {
+  const auto columns = [&](int64_t first, int64_t last) __attribute__((always_inline)) {
+    for (int64_t k = first; k < last; k += kFewStep) {
       const uint32_t bits = load_u32(mask + k / 8);
+      prefetch(values + at * D::kBits / 8);
 #pragma GCC unroll 8
       for (int s = 0; s < kSteps; ++s) {
-        const uint32_t step = bits >> (s * V::kLanes) & kMask;
-        typename V::Type w = V::expand(D{}, step, view.values, at);
+        typename V::Type w = V::expand(D{}, bits, s, values, at);
         if (is_int4<D>) w = V::mul(w, unit);
-        at += __builtin_popcount(step);
 #pragma GCC unroll 8
         for (int t = 0; t < T; ++t)
           acc[t][s % kSets] = V::fma(w, V::load(x + t * x_stride + k + s * V::kLanes), acc[t][s % kSets]);
       }
     }
-    if (!is_int4<D>) break;
+  };
+  if (is_int4<D>) {
+    for (int64_t block = 0; block < scales_of_row; ++block) {
+      unit = V::set1(bf16_to_float(view.scales[row * scales_of_row + block]) * Int4::kUnit);
+      columns(block * view.scale_span, block + 1 < scales_of_row ? (block + 1) * view.scale_span : view.columns);
+    }
+  } else {
+    columns(0, view.columns);
   }
 #pragma GCC unroll 8
   for (int t = 0; t < T; ++t) {
-#pragma GCC unroll 8
-    for (int s = 1; s < kSets; ++s) acc[t][0] = V::add(acc[t][0], acc[t][s]);
-    end.store(D{}, row, token + t, V::sum(acc[t][0]), V::kExpandedInt8);
+    const typename V::Type sum = kSets == 2 ? V::add(acc[t][0], acc[t][kSets - 1]) : acc[t][0];
+    end.store(D{}, row, token + t, V::sum(sum), V::kExpandedInt8);
   }
 }
 
@@ -63,7 +64,7 @@ void bitmask(const FewView& view, const LinearCall& call, int64_t first_row, int
         case 2: bitmask_row<V, D, 2>(end, row, first, x); break;
         case 4: bitmask_row<V, D, 4>(end, row, first, x); break;
         case 8: bitmask_row<V, D, 8>(end, row, first, x); break;
-        default:
+        default:  // the second half finds the row in L1
           bitmask_row<V, D, 8>(end, row, first, x);
           bitmask_row<V, D, 8>(end, row, first + 8, x + 8 * x_stride);
       }

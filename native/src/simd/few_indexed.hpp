@@ -10,13 +10,19 @@ namespace gossamer {
 namespace {
 
 // x of the eight weights of a group, whose first one is at x.
-inline __m256 gather8(const float* x, const uint8_t* index) {
-  const auto four = [&](__m128 v, const uint8_t* at) __attribute__((always_inline)) {
-    v = _mm_insert_ps(v, _mm_load_ss(x + at[1]), 0x10);
-    v = _mm_insert_ps(v, _mm_load_ss(x + at[2]), 0x20);
-    return _mm_insert_ps(v, _mm_load_ss(x + at[3]), 0x30);
+// The index bytes come in one register: the load ports are what this waits for.
+inline __m256 gather8(const float* x, uint64_t index) {
+  const auto insert = [&](__m128& v, int byte, auto lane) __attribute__((always_inline)) {
+    // With a memory operand, which GCC does not make of _mm_insert_ps and a load.
+    asm("vinsertps %2, %1, %0, %0" : "+x"(v) : "m"(x[index >> (8 * byte) & 255]), "i"(lane() << 4));
   };
-  const __m128 low = four(_mm_load_ss(x), index), high = four(_mm_load_ss(x + index[4]), index + 4);
+  const auto four = [&](__m128 v, int byte) __attribute__((always_inline)) {
+    insert(v, byte + 1, [] { return 1; });
+    insert(v, byte + 2, [] { return 2; });
+    insert(v, byte + 3, [] { return 3; });
+    return v;
+  };
+  const __m128 low = four(_mm_load_ss(x), 0), high = four(_mm_load_ss(x + (index >> 32 & 255)), 4);
   return _mm256_insertf128_ps(_mm256_castps128_ps256(low), high, 1);
 }
 
@@ -38,7 +44,8 @@ void indexed_row(const RowEnd& end, int64_t row, int64_t token, const float* x) 
   __m256 acc[2] = {Vec256::zero(), Vec256::zero()};
   const auto group = [&](int set) __attribute__((always_inline)) {
     x += index[0];
-    acc[set] = Vec256::fma(group_values<D>(view, row, g), gather8(x, index), acc[set]);
+    prefetch(view.values + g * (kIndexedGroup * D::kBits / 8));
+    acc[set] = Vec256::fma(group_values<D>(view, row, g), gather8(x, load_u64(index)), acc[set]);
     index += kIndexedGroup;
     ++g;
   };

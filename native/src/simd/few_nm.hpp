@@ -37,6 +37,7 @@ void nm_strip(const RowEnd& end, int64_t first_row, int64_t last_row, int64_t to
         --slots_of_scale;
         w = V::mul(w, unit);
       }
+      prefetch(value);
       position += kPositionBytes;
       value += kValueBytes;
 #pragma GCC unroll 8

@@ -20,7 +20,7 @@ struct Vec512 {
   static Type add(Type a, Type b) { return _mm512_add_ps(a, b); }
   static Type mul(Type a, Type b) { return _mm512_mul_ps(a, b); }
   static float sum(Type v) {
-    const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+    const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(v), _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v), 1)));
     __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
     four = _mm_add_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
@@ -42,14 +42,20 @@ struct Vec512 {
     return _mm512_cvtepi32_ps(_mm512_and_si512(top, _mm512_set1_epi32(static_cast<int>(0xf0000000u))));
   }
 
-  // The kept values from number `at` on, spread to the columns of a mask, zeros elsewhere.
+  // The kept values from number `at` on, spread to columns 16 s.. of the mask bits, zeros elsewhere;
+  // `at` moves behind them.
   template <class D>
-  static Type expand(D, uint32_t mask, const uint8_t* packed, int64_t at) {
-    return _mm512_maskz_expand_ps(static_cast<__mmask16>(mask), values(D{}, packed + at * D::kBits / 8));
+  static Type expand(D, uint32_t bits, int s, const uint8_t* packed, uint64_t& at) {
+    const uint32_t mask = bits >> (16 * s) & 0xffff;
+    const Type kept = values(D{}, packed + at * D::kBits / 8);
+    at += static_cast<uint64_t>(__builtin_popcount(mask));
+    return _mm512_maskz_expand_ps(static_cast<__mmask16>(mask), kept);
   }
-  static Type expand(Int4, uint32_t mask, const uint8_t* packed, int64_t at) {
+  static Type expand(Int4, uint32_t bits, int s, const uint8_t* packed, uint64_t& at) {
+    const uint64_t mask = bits >> (16 * s) & 0xffff;
     const uint8_t* p = packed + at / 2;
     const uint64_t word = at % 2 ? load_u64(p) >> 4 | static_cast<uint64_t>(p[8]) << 60 : load_u64(p);
+    at += static_cast<uint64_t>(__builtin_popcountll(mask));
     return nibbles(_pdep_u64(word, _pdep_u64(mask, 0x1111111111111111u) * 15));
   }
 

@@ -24,6 +24,18 @@ def pack_panel(
     columns: int,
     kernels: str,
 ) -> PackedWeight: ...
+def pack_few(
+    values: NDArray[np.float32],
+    mask_bits: NDArray[np.uint8],
+    rows: int,
+    columns: int,
+    kernels: str,
+    form: str,
+    dtype: str,
+    scale_group: int,
+    slots: int,
+    window: int,
+) -> PackedWeight: ...
 def expand(
     values: int,
     num_values: int,
