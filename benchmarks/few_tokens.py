@@ -4,9 +4,9 @@
 
 Every call takes the next of many copies of its weight, 64 MiB and more in all, so that both sides
 stream from memory. Opponents: fp32 `F.linear`, bf16 the better of `F.linear` and `mv`, int8
-`_weight_int8pack_mm`, int4 `_weight_int4pack_mm_for_cpu`, the last two with bf16 activations, which is
-where torch is fast. `time` and `bytes` are ratios dense / sparse; `t/b` is how much of the saved bytes
-became saved time.
+`_weight_int8pack_mm`, int4 `_weight_int4pack_mm_for_cpu`, the last two with bf16 activations, which
+is where torch is fast. `time` and `bytes` are ratios dense / sparse; `t/b` is how much of the saved
+bytes became saved time.
 """
 
 import argparse
@@ -177,8 +177,8 @@ def main():
         group = sorted(found, key=lambda r: r["time_over_bytes"])
         shares = [r["time_over_bytes"] for r in group]
         print(
-            f"{key[0]:5s} {key[1]:7s} {key[2]:5.1%} {shares[0]:11.2f} {shares[len(shares) // 2]:7.2f}"
-            f" {shares[-1]:6.2f}  {sum(r['reached'] for r in group)} of {len(group)}"
+            f"{key[0]:5s} {key[1]:7s} {key[2]:5.1%} {shares[0]:11.2f}"
+            f" {shares[len(shares) // 2]:7.2f} {shares[-1]:6.2f}  {sum(r['reached'] for r in group)} of {len(group)}"
         )
 
 

@@ -159,18 +159,21 @@ def test_unpack_gives_back_what_was_packed(kernels, form):
 
 
 def test_bf16_rounds_to_nearest_even(kernels):
-    weight = torch.tensor([[1.00390625, 1.01171875, -1.00390625, 3.4e38, 1e-40]])
+    weight = torch.tensor([[1.00390625, 1.01171875, -1.00390625]])  # halfway between neighbours
     mask = torch.ones_like(weight, dtype=torch.bool)
     for form in ("bitmask", "indexed"):
-        stored = stored_weight(packed(weight[:, :3], mask[:, :3], form, "bf16"))
-        assert torch.equal(stored, weight[:, :3].bfloat16().float())
+        stored = stored_weight(packed(weight, mask, form, "bf16"))
+        assert torch.equal(stored, weight.bfloat16().float())
 
 
 def test_packed_bytes_are_the_values_and_their_positions():
     weight, mask = random_layer(256, 1024, 0.5)
     kept, per_row = int(mask.sum()), 257 * 8
     assert packed(weight, mask).nbytes <= 4 * kept + mask.numel() // 8 + per_row + 64
-    assert packed(weight, mask, dtype="int8").nbytes <= kept + mask.numel() // 8 + 256 * 4 + per_row + 64
+    assert (
+        packed(weight, mask, dtype="int8").nbytes
+        <= kept + mask.numel() // 8 + 256 * 4 + per_row + 64
+    )
     weight, mask = nm_layer(256, 128, 2, 8)
     assert packed(weight, mask, "nm", group=(2, 8)).nbytes <= mask.sum() * (4 + 3 / 8) + 100
 
@@ -261,7 +264,7 @@ def test_binding_refuses_bad_arguments():
     good = {"form": "bitmask", "dtype": "fp32", "scale_group": 32, "slots": 0, "window": 0}
     _native.pack_few(values, bits, 1, 3, "reference", **good)
     for change in ({"form": "x"}, {"dtype": "x"}, {"scale_group": 0}, {"form": "nm"}):
-        with pytest.raises(ValueError, match="must|needs"):
+        with pytest.raises(ValueError, match=r"must|needs"):
             _native.pack_few(values, bits, 1, 3, "reference", **{**good, **change})
     with pytest.raises(ValueError, match="mask_bits"):
         _native.pack_few(values, bits, 1, 2, "reference", **good)

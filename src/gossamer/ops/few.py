@@ -37,8 +37,8 @@ def pack_few(
         mask_bits: packed mask [R, ceil(K/8)].
         shape: (R, K).
         form: "bitmask" (any mask), "indexed" (any mask, from about 60 % zeros), "nm".
-        dtype: what values are rounded to: "fp32" (not at all), "bf16", "int8" or "int4"; to nearest,
-            ties to even.
+        dtype: what values are rounded to, to nearest, ties to even: "fp32" (not at all), "bf16",
+            "int8" or "int4".
         group: (N, M) of form "nm": at most N kept of every M <= 32 consecutive columns.
         scale_group: kept values that share a scale in int4, a multiple of 8. Form "bitmask" shares
             it over as many columns as keep about that many.
