@@ -80,8 +80,8 @@ def dense_runs(dtype, weight_RK, x_TK):
     return nbytes, [next_of(copies, run) for run in runs]
 
 
-def sparse_run(weight_RK, pattern, sparsity, form, dtype, x_TK):
-    """(packed weight, callable) of one form."""
+def sparse_run(weight_RK, pattern, sparsity, form, dtype, x_TK, bare):
+    """(packed weight, callable) of one form; `bare` calls the kernel with a y that exists."""
     chosen = parse_pattern(pattern)
     density = 1 - sparsity if chosen.fixed_density is None else None
     mask_RK = chosen.project(weight_RK.abs(), density)
@@ -92,10 +92,14 @@ def sparse_run(weight_RK, pattern, sparsity, form, dtype, x_TK):
         pack_few(*arrays, form=form, dtype=dtype, group=group)
         for _ in range(num_copies(first.nbytes) - 1)
     ]
-    return first, next_of(copies, lambda packed: packed(x_TK))
+    if not bare:
+        return first, next_of(copies, lambda packed: packed(x_TK))
+    y_TR = x_TK.new_empty(len(x_TK), len(weight_RK))
+    call = (x_TK.data_ptr(), len(x_TK), x_TK.shape[1], y_TR.data_ptr(), y_TR.shape[1], 0, 0)
+    return first, next_of([copy._native for copy in copies], lambda native: native.run(*call))
 
 
-def bench(shape, tokens, dtype, cases, seconds):
+def bench(shape, tokens, dtype, cases, seconds, bare):
     generator = torch.Generator().manual_seed(0)
     rows, columns = map(int, shape.split("x"))
     weight_RK = torch.randn(rows, columns, generator=generator)
@@ -105,7 +109,7 @@ def bench(shape, tokens, dtype, cases, seconds):
         trial = duel(*dense, budget_seconds=seconds, max_rounds=10_000)
         dense = dense[:1] if trial.ratio < 1 else dense[1:]
     for pattern, sparsity, form in cases:
-        packed, sparse = sparse_run(weight_RK, pattern, sparsity, form, dtype, x_TK)
+        packed, sparse = sparse_run(weight_RK, pattern, sparsity, form, dtype, x_TK, bare)
         best = duel(dense[0], sparse, budget_seconds=seconds, max_rounds=10_000)
         byte_ratio = dense_bytes / packed.nbytes
         yield {
@@ -134,6 +138,9 @@ def main():
     parser.add_argument("--tokens", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=0.3, help="time per case")
+    parser.add_argument(
+        "--bare", action="store_true", help="the sparse kernel alone, without its call from Python"
+    )
     parser.add_argument("--shapes", nargs="+", default=SHAPES, metavar="OUTxIN")
     parser.add_argument("--dtypes", nargs="+", default=DTYPES, choices=DTYPES)
     parser.add_argument("--forms", nargs="+", default=("bitmask", "indexed", "nm"))
@@ -148,7 +155,8 @@ def main():
     print(header, file=sys.stderr)
     with torch.inference_mode():
         for dtype, shape in itertools.product(arguments.dtypes, arguments.shapes):
-            for row in bench(shape, arguments.tokens, dtype, cases, arguments.seconds):
+            options = (arguments.tokens, dtype, cases, arguments.seconds, arguments.bare)
+            for row in bench(shape, *options):
                 rows.append(row)
                 print(
                     f"{dtype:5s} {shape:9s} {row['tokens']:6d} {row['pattern']:12s}"
@@ -164,6 +172,7 @@ def main():
         "kernels": active_kernels(),
         "torch": torch.__version__,
         "threads": arguments.threads,
+        "bare": arguments.bare,
         "load": os.getloadavg()[0],
         "rows": rows,
     }
@@ -178,7 +187,8 @@ def main():
         shares = [r["time_over_bytes"] for r in group]
         print(
             f"{key[0]:5s} {key[1]:7s} {key[2]:5.1%} {shares[0]:11.2f}"
-            f" {shares[len(shares) // 2]:7.2f} {shares[-1]:6.2f}  {sum(r['reached'] for r in group)} of {len(group)}"
+            f" {shares[len(shares) // 2]:7.2f} {shares[-1]:6.2f}"
+            f"  {sum(r['reached'] for r in group)} of {len(group)}"
         )
 
 
