@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "gossamer/int8_layout.hpp"
+#include "gossamer/few_layout.hpp"
 #include "gossamer/panel_layout.hpp"
 #include "gossamer/row_groups_layout.hpp"
 
@@ -18,6 +19,13 @@ struct Entry {
   Mix (*of)(Isa isa);
 };
 
+template <FewForm form>
+Mix few_mix(Isa isa) {
+  if (isa == Isa::avx512) return [](int64_t n) { return run_few_ceiling(form, Isa::avx512, n); };
+  if (isa == Isa::avx2) return [](int64_t n) { return run_few_ceiling(form, Isa::avx2, n); };
+  return [](int64_t n) { return run_few_ceiling(form, Isa::reference, n); };
+}
+
 const Entry entries[] = {
     {"fma", [](Isa isa) { return panel_kernels(isa).ceilings.fma; }},
     {"panel", [](Isa isa) { return panel_kernels(isa).ceilings.panel; }},
@@ -25,6 +33,9 @@ const Entry entries[] = {
     {"int8_quad", [](Isa isa) { return int8_kernels(isa).ceiling_quad; }},
     {"strip", [](Isa isa) { return row_groups_kernels(isa).ceiling; }},
     {"nmg", [](Isa isa) { return row_groups_kernels(isa).ceiling; }},
+    {"few/bitmask", few_mix<FewForm::bitmask>},
+    {"few/indexed", few_mix<FewForm::indexed>},
+    {"few/nm", few_mix<FewForm::nm>},
 };
 
 }  // namespace

@@ -22,22 +22,51 @@ static inline __m512 permute_ps_512(__m512 v, int control) {
 #define _mm512_permute_ps(v, control) permute_ps_512(v, control)
 #endif
 
-#ifndef _mm512_cvtepi32_ps
-static inline __m512 cvtepi32_ps_512(__m512i v) {
-  int in[16];
-  float out[16];
-  std::memcpy(in, &v, sizeof in);
-  for (int i = 0; i < 16; ++i) out[i] = static_cast<float>(in[i]);
-  __m512 converted;
-  std::memcpy(&converted, out, sizeof out);
-  return converted;
-}
-#define _mm512_cvtepi32_ps(v) cvtepi32_ps_512(v)
-#endif
-
 // Its alias of this one asks for the arguments of the masked form.
 #undef _mm512_madd_epi16
 #define _mm512_madd_epi16(a, b) simde_mm512_madd_epi16(a, b)
+
+// As above, for the kernels of few tokens: f(lane) for every lane.
+template <class Vector, class Lane, class F>
+static inline Vector by_lane_512(F&& f) {
+  Lane out[16];
+  for (int i = 0; i < 16; ++i) out[i] = f(i);
+  Vector v;
+  std::memcpy(&v, out, sizeof v);
+  return v;
+}
+template <class Lane, class Vector>
+static inline Lane lane_of(const Vector& v, int i) {
+  Lane lanes[sizeof(Vector) / sizeof(Lane)];
+  std::memcpy(lanes, &v, sizeof v);
+  return lanes[i];
+}
+#ifndef _mm512_cvtepi32_ps
+#define _mm512_cvtepi32_ps(v) \
+  by_lane_512<__m512, float>([in = (v)](int i) { return static_cast<float>(lane_of<int32_t>(in, i)); })
+#endif
+#ifndef _mm512_cvtepi8_epi32
+#define _mm512_cvtepi8_epi32(v) by_lane_512<__m512i, int32_t>([in = (v)](int i) { return lane_of<int8_t>(in, i); })
+#endif
+#ifndef _mm512_cvtepu8_epi32
+#define _mm512_cvtepu8_epi32(v) by_lane_512<__m512i, int32_t>([in = (v)](int i) { return lane_of<uint8_t>(in, i); })
+#endif
+#ifndef _mm512_cvtepu16_epi32
+#define _mm512_cvtepu16_epi32(v) \
+  by_lane_512<__m512i, int32_t>([in = (v)](int i) { return lane_of<uint16_t>(in, i); })
+#endif
+#ifndef _mm512_permutevar_ps
+#define _mm512_permutevar_ps(v, at)                              \
+  by_lane_512<__m512, float>([in = (v), from = (at)](int i) {    \
+    return lane_of<float>(in, i / 4 * 4 + (lane_of<int32_t>(from, i) & 3)); \
+  })
+#endif
+#ifndef _mm512_maskz_expand_ps
+#define _mm512_maskz_expand_ps(mask, v)                                                            \
+  by_lane_512<__m512, float>([in = (v), bits = static_cast<unsigned>(mask)](int i) {               \
+    return bits >> i & 1 ? lane_of<float>(in, __builtin_popcount(bits & ((1u << i) - 1))) : 0.0f; \
+  })
+#endif
 
 // `asm volatile("" : "+v"(vector))` wants a 512-bit register, which there is none of.
 #define volatile(...) ("" ::: "memory")

@@ -35,6 +35,7 @@ const Family families[] = {
     {check_panel, fuzz_panel},
     {check_int8, fuzz_int8},
     {check_row_groups, fuzz_row_groups},
+    {check_few, fuzz_few},
 };
 
 void fuzz(long cases, unsigned long seed, Tally& tally) {

@@ -82,5 +82,7 @@ void check_int8(Tally& tally);
 void fuzz_int8(std::mt19937& random, Tally& tally);
 void check_row_groups(Tally& tally);
 void fuzz_row_groups(std::mt19937& random, Tally& tally);
+void check_few(Tally& tally);
+void fuzz_few(std::mt19937& random, Tally& tally);
 
 }  // namespace gossamer::check

@@ -87,3 +87,15 @@ def pack_strip(
     kernels: str,
     block_rows: int,
 ) -> PackedWeight: ...
+def pack_few(
+    values: NDArray[np.float32],
+    mask_bits: NDArray[np.uint8],
+    rows: int,
+    columns: int,
+    kernels: str,
+    form: str,
+    dtype: str,
+    scale_group: int,
+    slots: int,
+    window: int,
+) -> PackedWeight: ...

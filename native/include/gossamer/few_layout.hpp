@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// The arrays a FewView points to, and how a weight gets into them.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "gossamer/cpu.hpp"
+#include "gossamer/few.hpp"
+#include "gossamer/packed_weight.hpp"
+
+namespace gossamer {
+
+struct FewOptions {
+  FewForm form;
+  ValueType type;
+  int64_t scale_group;    // int4: values that share a scale, a multiple of 8
+  int64_t slots, window;  // nm: N and M
+};
+
+struct FewLayout {
+  FewView view{};  // its pointers are set by few_view
+  int64_t kept = 0;
+  bool is_exact = true;  // false where nm fills a group up: the mask cannot be told from it
+  std::vector<uint8_t> positions, values;
+  std::vector<int64_t> row_starts, scale_starts;
+  std::vector<float> row_scales;
+  std::vector<uint16_t> scales;
+};
+
+FewView few_view(const FewLayout& layout);
+
+// Values in the order of the layout, before they are rounded to its type.
+struct StoredValues {
+  std::vector<float> values;
+  std::vector<int32_t> scale_ids;  // int8 and int4: which scale a value uses
+  int64_t num_scales = 0;
+
+  void add(float value, int64_t scale_id) {
+    values.push_back(value);
+    scale_ids.push_back(static_cast<int32_t>(scale_id));
+  }
+};
+
+// Fills layout.values and its scales. bf16 rounds to nearest, ties to even. int8 and int4 are
+// symmetric: scale = largest magnitude / 127 or / 7 (int4: rounded to bf16 first), value / scale to
+// nearest, ties to even. Values must be finite for these two.
+void encode_values(const StoredValues& stored, FewLayout& layout);
+
+FewLayout pack_bitmask(const KeptWeight& weight, const FewOptions& options);
+FewLayout pack_indexed(const KeptWeight& weight, const FewOptions& options);
+FewLayout pack_nm(const KeptWeight& weight, const FewOptions& options, int64_t lanes);
+
+// fp32 only: values row-major and mask bits (zeroed by the caller).
+void unpack_bitmask(const FewLayout& layout, float* values, uint8_t* mask_bits);
+void unpack_indexed(const FewLayout& layout, float* values, uint8_t* mask_bits);
+void unpack_nm(const FewLayout& layout, float* values, uint8_t* mask_bits);
+
+// What is wrong with a weight for `options`, or an empty string.
+std::string few_refusal(const KeptWeight& weight, int64_t num_values, const FewOptions& options);
+
+// The kernel's mix for fp32 and one token on a weight that stays in L1: bitmask and indexed on rows of
+// 2048 columns, nm 2:4 on one strip. Returns the operations done on kept weights.
+double run_few_ceiling(FewForm form, Isa isa, int64_t repeats);
+
+std::unique_ptr<PackedWeight> pack_few_weight(const KeptWeight& weight, const FewOptions& options, Isa isa);
+
+}  // namespace gossamer

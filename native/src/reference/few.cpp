@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// The specification of the kernels for few tokens: plain loops over the layouts, no intrinsics.
+#include <cmath>
+#include <cstring>
+
+#include "gossamer/few.hpp"
+
+namespace gossamer::reference {
+namespace {
+
+float activate(float v, Activation activation) {
+  switch (activation) {
+    case Activation::relu: return v < 0.0f ? 0.0f : v;
+    case Activation::gelu: return 0.5f * v * (1.0f + std::erf(v * 0.70710678118654752f));
+    case Activation::silu: return v / (1.0f + std::exp(-v));
+    case Activation::none: break;
+  }
+  return v;
+}
+
+float from_bf16(uint16_t half) {
+  const uint32_t bits = uint32_t{half} << 16;
+  float v;
+  std::memcpy(&v, &bits, sizeof v);
+  return v;
+}
+
+// The stored value i, without its scale.
+float stored_value(const FewView& view, int64_t i) {
+  switch (view.type) {
+    case ValueType::fp32: {
+      float v;
+      std::memcpy(&v, view.values + 4 * i, sizeof v);
+      return v;
+    }
+    case ValueType::bf16: {
+      uint16_t half;
+      std::memcpy(&half, view.values + 2 * i, sizeof half);
+      return from_bf16(half);
+    }
+    case ValueType::int8: return static_cast<int8_t>(view.values[i]);
+    case ValueType::int4: break;
+  }
+  const int nibble = view.values[i / 2] >> (i % 2 * 4) & 15;
+  return static_cast<float>(nibble < 8 ? nibble : nibble - 16);
+}
+
+float scale_of(const FewView& view, int64_t index) {
+  return view.type == ValueType::int4 ? from_bf16(view.scales[index]) : 1.0f;
+}
+
+float bitmask_dot(const FewView& view, int64_t row, const float* x) {
+  const int64_t scales = row * ceil_div(view.columns, view.scale_span);
+  int64_t at = view.row_starts[row];
+  float sum = 0.0f;
+  for (int64_t k = 0; k < view.columns; ++k)
+    if (view.positions[row * view.mask_stride + k / 8] >> (k % 8) & 1)
+      sum += stored_value(view, at++) * scale_of(view, scales + k / view.scale_span) * x[k];
+  return sum;
+}
+
+float indexed_dot(const FewView& view, int64_t row, const float* x) {
+  float sum = 0.0f;
+  const int64_t begin = view.row_starts[row];
+  for (int64_t g = begin; g < view.row_starts[row + 1]; ++g) {
+    const uint8_t* index = view.positions + g * kIndexedGroup;
+    x += index[0];
+    const float scale = scale_of(view, view.scale_starts[row] + (g - begin) / view.scale_span);
+    for (int64_t j = 0; j < kIndexedGroup; ++j)
+      sum += stored_value(view, g * kIndexedGroup + j) * scale * x[j ? index[j] : 0];
+  }
+  return sum;
+}
+
+float nm_dot(const FewView& view, int64_t row, const float* x) {
+  const int64_t num_slots = ceil_div(view.columns, view.window) * view.slots;
+  const int64_t strip = row / view.lanes, lane = row % view.lanes;
+  const int64_t scales = strip * ceil_div(num_slots, view.scale_span);
+  float sum = 0.0f;
+  for (int64_t slot = 0; slot < num_slots; ++slot) {
+    const int64_t at = strip * num_slots + slot;
+    uint64_t word = 0;
+    std::memcpy(&word, view.positions + (at * view.lanes / 8 + lane / 8) * view.position_bits,
+                static_cast<size_t>(view.position_bits));
+    const int64_t position = word >> (lane % 8 * view.position_bits) & ((1 << view.position_bits) - 1);
+    sum += stored_value(view, at * view.lanes + lane) *
+           scale_of(view, (scales + slot / view.scale_span) * view.lanes + lane) *
+           x[slot / view.slots * view.window + position];
+  }
+  return sum;
+}
+
+template <float (*dot)(const FewView&, int64_t, const float*)>
+void run(const FewView& view, const LinearCall& call, int64_t first_row, int64_t last_row, float*) {
+  for (int64_t t = 0; t < call.tokens; ++t)
+    for (int64_t r = first_row; r < last_row; ++r) {
+      float sum = dot(view, r, call.x + t * call.x_stride);
+      if (view.type == ValueType::int8) sum *= view.row_scales[r];
+      if (call.bias) sum += call.bias[r];
+      call.y[t * call.y_stride + r] = activate(sum, call.activation);
+    }
+}
+
+}  // namespace
+
+const FewKernels few_kernels = {{{run<bitmask_dot>, run<bitmask_dot>, run<bitmask_dot>, run<bitmask_dot>},
+                                 {run<indexed_dot>, run<indexed_dot>, run<indexed_dot>, run<indexed_dot>},
+                                 {run<nm_dot>, run<nm_dot>, run<nm_dot>, run<nm_dot>}},
+                                8};
+
+}  // namespace gossamer::reference
