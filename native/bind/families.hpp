@@ -7,5 +7,6 @@ namespace gossamer::bind {
 
 void bind_bitmask(nanobind::module_& m);
 void bind_packed_weight(nanobind::module_& m);
+void bind_train(nanobind::module_& m);
 
 }  // namespace gossamer::bind

@@ -16,6 +16,7 @@ using namespace gossamer;
 NB_MODULE(_native, m) {
   bind::bind_bitmask(m);
   bind::bind_packed_weight(m);
+  bind::bind_train(m);
   m.def("available_kernels", [] {
     std::vector<std::string> names;
     for (const Isa isa : available_isas()) names.emplace_back(isa_name(isa));

@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "gossamer/panel_layout.hpp"
+#include "gossamer/train.hpp"
 
 namespace gossamer {
 namespace {
@@ -19,6 +20,7 @@ struct Entry {
 const Entry entries[] = {
     {"fma", [](Isa isa) { return panel_kernels(isa).ceilings.fma; }},
     {"panel", [](Isa isa) { return panel_kernels(isa).ceilings.panel; }},
+    {"sampled", [](Isa isa) { return sampled_kernels(isa).ceiling; }},
 };
 
 }  // namespace
