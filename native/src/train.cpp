@@ -69,7 +69,7 @@ void train_grad_values(const KeptWeight& weight, const SampledCall& call, float*
     }
   }
   if (out_of_memory.load()) throw std::bad_alloc();
-  gather_slots(panel, positions, sums.data(), grad_values, num_threads);
+  gather_slots(panel, sums.data(), grad_values, num_threads);
 }
 
 }  // namespace gossamer

@@ -16,9 +16,10 @@ namespace gossamer {
 struct FreshPanel {
   PanelLayout layout;
   std::vector<int64_t> first_slots;  // [num_blocks][rows]
-
-  int64_t first_slot(int64_t block, int64_t row) const { return first_slots[block * layout.rows + row]; }
+  std::vector<uint16_t> counts;      // [num_blocks][rows]
+  std::vector<int64_t> row_start;    // into the values in row-major order; of untransposed panels only
 };
+
 
 // The layout of W, equal to that of pack_panel. Without values (a null pointer) it holds positions only.
 // May throw std::bad_alloc.
@@ -28,7 +29,6 @@ FreshPanel fresh_panel(const KeptWeight& weight, const PanelShape* shapes, int n
 FreshPanel fresh_transposed_panel(const KeptWeight& weight, const PanelShape* shapes, int num_threads);
 
 // One float per slot of a layout of `fresh_panel`, back in row-major order.
-void gather_slots(const FreshPanel& panel, const KeptWeight& weight, const float* slots, float* values,
-                  int num_threads);
+void gather_slots(const FreshPanel& panel, const float* slots, float* values, int num_threads);
 
 }  // namespace gossamer

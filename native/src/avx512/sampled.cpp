@@ -11,6 +11,7 @@ struct Vec {
   static Type load(const float* p) { return _mm512_load_ps(p); }
   static Type mul(Type a, const float* b) { return _mm512_mul_ps(a, _mm512_load_ps(b)); }
   static Type fma(Type a, const float* b, Type c) { return _mm512_fmadd_ps(a, _mm512_load_ps(b), c); }
+  static Type add(Type a, Type b) { return _mm512_add_ps(a, b); }
   static __m128 sum4(const Type (&v)[4]) {
     const Type ab = _mm512_add_ps(_mm512_unpacklo_ps(v[0], v[1]), _mm512_unpackhi_ps(v[0], v[1]));
     const Type cd = _mm512_add_ps(_mm512_unpacklo_ps(v[2], v[3]), _mm512_unpackhi_ps(v[2], v[3]));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The sampled product, once, over a vector type V that the AVX2 and AVX-512 files supply:
 //   V::Type, V::kLanes, V::zero(), V::load(const float*), V::mul(a, const float* b),
-//   V::fma(a, const float* b, c), V::sum4(const Type (&)[4])   the sums of four vectors' lanes
+//   V::fma(a, const float* b, c), V::add(a, b), V::sum4(const Type (&)[4])   the sums of four vectors' lanes
 #pragma once
 #include <immintrin.h>
 
@@ -30,20 +30,27 @@ void add_dots(const PanelView& view, const PanelBlock& block, const float* slab,
     const char* next = reinterpret_cast<const char*>(tile + static_cast<int64_t>(ids[i + 1]) * kWidth);
 #pragma GCC unroll 8
     for (int line = 0; line < kWidth * 4; line += 64) _mm_prefetch(next + line, _MM_HINT_T0);
-    // Dot products of `num` <= 4 weights side by side: FMAs of one of them wait for each other.
+    // Dot products of `num` <= 4 weights side by side, each in two chains: FMAs of a chain wait for
+    // each other (4 cycles), and with four chains instead of eight the mix ran at 77 % of the rate.
     const auto dots = [&](int j, int num) __attribute__((always_inline)) {
-      typename V::Type acc[4];
+      constexpr int kChains = NV > 1 ? 2 : 1;
+      typename V::Type acc[4][kChains];
       const float* x[4];
 #pragma GCC unroll 4
       for (int w = 0; w < num; ++w)
         x[w] = reinterpret_cast<const float*>(base + static_cast<size_t>(offset[j + w]) * kScale);
-#pragma GCC unroll 4
-      for (int w = 0; w < 4; ++w) acc[w] = w < num ? V::mul(grad[0], x[w]) : V::zero();
 #pragma GCC unroll 8
-      for (int q = 1; q < NV; ++q)
+      for (int q = 0; q < NV; ++q)
 #pragma GCC unroll 4
-        for (int w = 0; w < num; ++w) acc[w] = V::fma(grad[q], x[w] + q * V::kLanes, acc[w]);
-      _mm_storeu_ps(sum + j, _mm_add_ps(_mm_loadu_ps(sum + j), V::sum4(acc)));
+        for (int w = 0; w < num; ++w) {
+          typename V::Type& chain = acc[w][q % kChains];
+          chain = q < kChains ? V::mul(grad[q], x[w] + q * V::kLanes) : V::fma(grad[q], x[w] + q * V::kLanes, chain);
+        }
+      typename V::Type all[4];
+#pragma GCC unroll 4
+      for (int w = 0; w < 4; ++w)
+        all[w] = w >= num ? V::zero() : kChains == 1 ? acc[w][0] : V::add(acc[w][0], acc[w][kChains - 1]);
+      _mm_storeu_ps(sum + j, _mm_add_ps(_mm_loadu_ps(sum + j), V::sum4(all)));
     };
     int j = 0;
     for (; j + 4 <= count; j += 4) dots(j, 4);

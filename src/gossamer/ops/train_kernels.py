@@ -14,9 +14,11 @@ from gossamer.ops import _native
 from gossamer.ops.kernels import active_kernels
 
 
-def why_unusable(*operands: torch.Tensor) -> str | None:
+def why_unusable(*operands: torch.Tensor | None) -> str | None:
     """Why the kernels cannot take these operands; None if they can."""
     for tensor in operands:
+        if tensor is None:
+            continue
         if tensor.dtype is not torch.float32:
             return f"training kernels are float32, got {tensor.dtype}"
         if tensor.device.type != "cpu":
