@@ -14,7 +14,7 @@ import torch
 
 from gossamer.ops.kernels import active_kernels, cpu_name
 from gossamer.run.bench import ceilings
-from gossamer.run.timing import duel
+from gossamer.ops.timing import duel
 
 
 def main():

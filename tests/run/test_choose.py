@@ -11,7 +11,7 @@ from gossamer.errors import InputError
 from gossamer.ops.dispatch import Prepared
 from gossamer.run.choose import Chooser
 from gossamer.run.cost_table import CostKey, CostTable
-from gossamer.run.timing import Duel, duel
+from gossamer.ops.timing import Duel, duel
 
 PREPARED = Prepared(lambda x, bias, activation: x.new_zeros(x.shape[0], 4), "panel")
 WEIGHT = torch.zeros(4, 8)

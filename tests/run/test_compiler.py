@@ -13,7 +13,7 @@ from gossamer.run.compiler import compile
 from gossamer.run.cost_table import CostTable
 from gossamer.run.explanation import explain
 from gossamer.run.packed import PackedLinear
-from gossamer.run.timing import Duel
+from gossamer.ops.timing import Duel
 
 
 def fixed_times(dense_us, sparse_us):

@@ -30,7 +30,7 @@ from gossamer.report.machine import describe_machine
 from gossamer.report.page import Page, TextTable
 from gossamer.report.report import Report
 from gossamer.run.explanation import explain
-from gossamer.run.timing import duel
+from gossamer.ops.timing import duel
 
 _TARGETS = "encoder.layer.*"
 _NUM_SENTENCES = 240

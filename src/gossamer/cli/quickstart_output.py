@@ -21,7 +21,7 @@ from gossamer.run.choose import Chooser
 from gossamer.run.compiler import compile as compile_model
 from gossamer.run.cost_table import CostTable
 from gossamer.run.explanation import Explanation
-from gossamer.run.timing import duel
+from gossamer.ops.timing import duel
 
 MODEL_FOLDER = "model"
 DENSE_FOLDER = "dense"

@@ -31,7 +31,7 @@ from gossamer.report.page import Page, TextTable
 from gossamer.report.report import format_bytes
 from gossamer.report.state_bytes import training_state_bytes
 from gossamer.run.explanation import Explanation, explain
-from gossamer.run.timing import duel
+from gossamer.ops.timing import duel
 from gossamer.train.compaction import compact
 from gossamer.zoo import MLP, Split, accuracy, cluster_problem
 

@@ -14,7 +14,7 @@ from gossamer.prune.calibration import call_on_batch
 from gossamer.run.choose import Chooser
 from gossamer.run.compiler import compile as compile_model
 from gossamer.run.packed import Choice
-from gossamer.run.timing import Duel, duel
+from gossamer.ops.timing import Duel, duel
 
 _BUDGET_SECONDS = 1.0
 

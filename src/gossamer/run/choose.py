@@ -14,7 +14,7 @@ from gossamer import settings
 from gossamer.ops.dispatch import Prepared
 from gossamer.run.cost_table import CostKey, CostTable
 from gossamer.run.packed import Choice
-from gossamer.run.timing import Duel, duel
+from gossamer.ops.timing import Duel, duel
 
 Timer = Callable[[Callable[[], object], Callable[[], object]], Duel]
 
