@@ -9,9 +9,9 @@ import torch.multiprocessing as mp
 
 from gossamer.errors import InputError
 from gossamer.ops.dispatch import Prepared
+from gossamer.ops.timing import Duel, duel
 from gossamer.run.choose import Chooser
 from gossamer.run.cost_table import CostKey, CostTable
-from gossamer.ops.timing import Duel, duel
 
 PREPARED = Prepared(lambda x, bias, activation: x.new_zeros(x.shape[0], 4), "panel")
 WEIGHT = torch.zeros(4, 8)

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from gossamer.ops.dispatch import Prepared
+from gossamer.ops.timing import Duel, duel
 from gossamer.prune import Target
 from gossamer.prune.calibration import call_on_batch
 from gossamer.run.choose import Chooser
 from gossamer.run.compiler import compile as compile_model
 from gossamer.run.packed import Choice
-from gossamer.ops.timing import Duel, duel
 
 _BUDGET_SECONDS = 1.0
 

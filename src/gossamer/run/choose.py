@@ -12,9 +12,9 @@ import torch.nn.functional as F
 
 from gossamer import settings
 from gossamer.ops.dispatch import Prepared
+from gossamer.ops.timing import Duel, duel
 from gossamer.run.cost_table import CostKey, CostTable
 from gossamer.run.packed import Choice
-from gossamer.ops.timing import Duel, duel
 
 Timer = Callable[[Callable[[], object], Callable[[], object]], Duel]
 

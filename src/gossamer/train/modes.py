@@ -92,9 +92,7 @@ def _times_of_rank_zero(layers: dict[str, Linear], tokens: int, timer: Timer) ->
     return {name: Duel(*row) for name, row in zip(layers, times.tolist(), strict=True)}
 
 
-def _measure_all(
-    layers: dict[str, Linear], tokens: int, timer: Timer
-) -> list[tuple[float, float]]:
+def _measure_all(layers: dict[str, Linear], tokens: int, timer: Timer) -> list[tuple[float, float]]:
     """Microseconds of (jit, kernel), layers that differ in values only measured once."""
     known: dict[object, Duel] = {}
     for layer in layers.values():
@@ -117,9 +115,7 @@ def _measure(layer: Linear, tokens: int, timer: Timer) -> Duel:
     inputs = [tensor for tensor in (x_TK, values) if tensor.requires_grad]
 
     def step(kernel: bool) -> object:
-        y = compact_linear(
-            x_TK, values, layer.mask_bits, None, layer.in_features, kernel=kernel
-        )
+        y = compact_linear(x_TK, values, layer.mask_bits, None, layer.in_features, kernel=kernel)
         return torch.autograd.grad(y, inputs, grad_TR)
 
     with torch.enable_grad(), torch.autocast("cpu", enabled=False):
