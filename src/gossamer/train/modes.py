@@ -23,7 +23,7 @@ Timer = Callable[[Callable[[], object], Callable[[], object]], Duel]
 # The kernels must win by this much: within it, the choice would be noise.
 _MARGIN = 1.05
 # Without measurements: kept fraction and tokens at which the kernels won on every shape tried.
-_RULE_DENSITY = 0.4
+_RULE_DENSITY = 0.5
 _RULE_TOKENS = 16
 
 
