@@ -41,7 +41,7 @@ class Contender:
         self.model = model
         self.autocast = autocast
         # CPUs without bf16 instructions take seconds for what fp32 does in milliseconds.
-        self.rounds_left = 3 if autocast else None
+        self.rounds_left = 1 if autocast else None
         self.optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
         self.products = self.whole = float("inf")
 
