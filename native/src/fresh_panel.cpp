@@ -2,10 +2,11 @@
 #include "gossamer/fresh_panel.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
+#include <utility>
 
 #include "gossamer/fork.hpp"
+#include "mask_bytes.hpp"
 
 namespace gossamer {
 namespace {
@@ -13,62 +14,8 @@ namespace {
 // As in pack_panel: 512 rows of accumulators stay in L2.
 constexpr int64_t kMaxTileRows = 512;
 constexpr int64_t kMaxBlockColumns = 256;
-
-// Eight numbers in one register, in the baseline of every compiler target.
-typedef uint16_t Octet __attribute__((vector_size(16)));
-
-// Of every byte value: how many bits are set, the offsets of their columns, and the bits as numbers. A
-// walk over set bits would mispredict its end in every word; looking bytes up never does.
-struct ByteTable {
-  Octet offset[256] = {}, bit[256] = {};
-  uint8_t count[256] = {};
-
-  ByteTable() {
-    for (int byte = 0; byte < 256; ++byte)
-      for (int i = 0; i < 8; ++i) {
-        bit[byte][i] = byte >> i & 1;
-        if (bit[byte][i]) offset[byte][count[byte]++] = static_cast<uint16_t>(i * kOffsetUnit);
-      }
-  }
-};
-const ByteTable table;
-
-// The offsets of the kept columns of a block of one row. `offsets` has room for 8 more than there are.
-int decode(const uint8_t* bits, int64_t num_bytes, uint16_t* offsets) {
-  uint16_t* end = offsets;
-  Octet base = {};
-  const auto take = [&](unsigned byte) {
-    const Octet eight = table.offset[byte] + base;
-    std::memcpy(end, &eight, sizeof eight);
-    base += 8 * kOffsetUnit;
-    end += table.count[byte];
-  };
-  int64_t i = 0;
-  // Four bytes at a time: read one by one, each would be read again after the store, at half the speed.
-  for (; i + 4 <= num_bytes; i += 4) {
-    uint32_t four;
-    std::memcpy(&four, bits + i, 4);
-#pragma GCC unroll 4
-    for (int b = 0; b < 32; b += 8) take(four >> b & 255);
-  }
-  for (; i < num_bytes; ++i) take(bits[i]);
-  return static_cast<int>(end - offsets);
-}
-
-// Without the popcount instruction, which the baseline lacks: the library's function takes twice as long.
-int64_t count_bits(const uint8_t* bits, int64_t num_bytes) {
-  int64_t kept = 0, i = 0;
-  for (; i + 8 <= num_bytes; i += 8) {
-    uint64_t word;
-    std::memcpy(&word, bits + i, 8);
-    word -= word >> 1 & 0x5555555555555555;
-    word = (word & 0x3333333333333333) + (word >> 2 & 0x3333333333333333);
-    word = (word + (word >> 4)) & 0x0f0f0f0f0f0f0f0f;
-    kept += static_cast<int64_t>(word * 0x0101010101010101 >> 56);
-  }
-  for (; i < num_bytes; ++i) kept += table.count[bits[i]];
-  return kept;
-}
+// Columns of a transposed layout are met this many bytes of mask at a time, so that what they touch stays in L1.
+constexpr int64_t kChunkBytes = 32;
 
 // Bytes [first, last) of the packed columns of a block. Blocks are whole bytes wide.
 struct ByteRange {
@@ -195,10 +142,15 @@ std::vector<uint16_t> count_columns(const KeptWeight& weight, int64_t num_blocks
   const int64_t stride = weight.mask_stride();
   std::vector<uint16_t> counts(num_blocks * weight.columns);
   in_parallel(num_blocks, num_threads, [&](int64_t b) {
-    std::vector<Octet> sums(stride, Octet{});
-    for (int64_t r = b * block_rows; r < std::min((b + 1) * block_rows, weight.rows); ++r)
-      for (int64_t i = 0; i < stride; ++i) sums[i] += table.bit[weight.mask_bits[r * stride + i]];
-    if (stride) std::memcpy(counts.data() + b * weight.columns, sums.data(), weight.columns * sizeof(uint16_t));
+    const int64_t last_row = std::min((b + 1) * block_rows, weight.rows);
+    for (int64_t i = 0; i < stride; i += kChunkBytes) {
+      const int64_t num_bytes = std::min(kChunkBytes, stride - i);
+      Octet sums[kChunkBytes] = {};
+      for (int64_t r = b * block_rows; r < last_row; ++r)
+        for (int64_t j = 0; j < num_bytes; ++j) sums[j] += table.bit[weight.mask_bits[r * stride + i + j]];
+      std::memcpy(counts.data() + b * weight.columns + i * 8, sums,
+                  std::min(num_bytes * 8, weight.columns - i * 8) * sizeof(uint16_t));
+    }
   });
   return counts;
 }
@@ -239,14 +191,13 @@ FreshPanel fresh_transposed_panel(const KeptWeight& weight, const PanelShape* sh
     float* values = to.values.data();
     uint16_t* offsets = to.offsets.data();
     const int64_t step = to.group_rows;
-    // A chunk of columns at a time, so that the places its weights go to stay in L1.
-    for (int64_t i = 0; i < stride; i += kMaxBlockColumns / 8) {
-      const int64_t num_bytes = std::min(kMaxBlockColumns / 8, stride - i);
-      int64_t next[kMaxBlockColumns];
+    for (int64_t i = 0; i < stride; i += kChunkBytes) {
+      const int64_t num_bytes = std::min(kChunkBytes, stride - i);
+      int64_t next[kChunkBytes * 8];
       std::copy_n(panel.first_slots.begin() + b * weight.columns + i * 8,
                   std::min(num_bytes * 8, weight.columns - i * 8), next);
       for (int64_t r = 0; r < num_rows; ++r) {
-        uint16_t decoded[kMaxBlockColumns + 8];
+        uint16_t decoded[kChunkBytes * 8 + 8];
         const int kept = decode(weight.mask_bits + (row0 + r) * stride + i, num_bytes, decoded);
         const float* value = weight.values + taken[r];
         for (int j = 0; j < kept; ++j) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The three products of a training step with a sparse fp32 weight, straight from values and mask bits.
 //
-// Every call makes its layout and drops it: 6 bytes per kept weight plus 12 per (row, column block)
+// Every call makes its layout and drops it: 6 bytes per kept weight plus 14 per row of a column block
 // while it runs, nothing afterwards but each thread's scratch. Results do not depend on the number of
 // threads. All may throw std::bad_alloc.
 #pragma once
