@@ -79,7 +79,7 @@ class Contender:
 class SparseProp:
     """Its layer in a process of its own, one timed step for every line it is sent."""
 
-    WORKER = Path(__file__).with_name("sparseprop_worker.py")
+    WORKER = Path(__file__).parent / "peers" / "sparseprop_worker.py"
 
     def __init__(self, python, shape, sparsity, tokens):
         arguments = [*map(str, shape), str(sparsity), str(tokens)]

@@ -1,6 +1,6 @@
 """Steps a SparseProp layer for benchmarks/training_step.py: one timed step per line of input.
 
-    python benchmarks/sparseprop_worker.py OUT IN SPARSITY TOKENS
+    python benchmarks/peers/sparseprop_worker.py OUT IN SPARSITY TOKENS
 
 Runs in an environment of its own with torch and sparseprop, without gossamer. Prints the seconds
 of a forward and backward with the gradients of input and weights.
