@@ -13,8 +13,8 @@ import json
 import torch
 
 from gossamer.ops.kernels import active_kernels, cpu_name
+from gossamer.ops.timing import duel
 from gossamer.run.bench import ceilings
-from gossamer.run.timing import duel
 
 
 def main():

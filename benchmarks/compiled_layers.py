@@ -17,7 +17,7 @@ from torch import nn
 
 import gossamer
 from gossamer.ops.kernels import active_kernels, cpu_name
-from gossamer.run.timing import duel
+from gossamer.ops.timing import duel
 
 SHAPES = ((64, 64), (384, 384), (768, 768), (3072, 768), (768, 3072), (1536, 576))
 TOKENS = (1, 8, 128, 1024)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from gossamer.formats.bits import pack_bits
 from gossamer.ops.kernels import active_kernels, cpu_name
 from gossamer.ops.panel import pack_panel
-from gossamer.run.timing import duel
+from gossamer.ops.timing import duel
 
 SHAPES = ((768, 768), (3072, 768), (768, 3072), (1536, 576))
 SPARSITIES = (0.5, 0.8, 0.9, 0.95)

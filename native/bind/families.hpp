@@ -11,5 +11,6 @@ void bind_nmg(nanobind::module_& m);
 void bind_few(nanobind::module_& m);
 void bind_packed_weight(nanobind::module_& m);
 void bind_strip(nanobind::module_& m);
+void bind_train(nanobind::module_& m);
 
 }  // namespace gossamer::bind

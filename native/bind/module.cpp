@@ -20,6 +20,7 @@ NB_MODULE(_native, m) {
   bind::bind_int8(m);
   bind::bind_nmg(m);
   bind::bind_strip(m);
+  bind::bind_train(m);
   m.def("available_kernels", [] {
     std::vector<std::string> names;
     for (const Isa isa : available_isas()) names.emplace_back(isa_name(isa));

@@ -7,6 +7,7 @@
 #include "gossamer/few_layout.hpp"
 #include "gossamer/panel_layout.hpp"
 #include "gossamer/row_groups_layout.hpp"
+#include "gossamer/train.hpp"
 
 namespace gossamer {
 namespace {
@@ -36,6 +37,7 @@ const Entry entries[] = {
     {"few/bitmask", few_mix<FewForm::bitmask>},
     {"few/indexed", few_mix<FewForm::indexed>},
     {"few/nm", few_mix<FewForm::nm>},
+    {"sampled", [](Isa isa) { return sampled_kernels(isa).ceiling; }},
 };
 
 }  // namespace

@@ -6,10 +6,10 @@
 #include <cmath>
 #include <numeric>
 
+#include "gossamer/panel_layout.hpp"
+
 namespace gossamer {
 namespace {
-
-constexpr int64_t kMaxTileRows = 512;  // x 64 tokens of accumulators are 128 KiB of L2
 
 struct Quad {
   std::array<int8_t, 4> weights{};
@@ -88,10 +88,7 @@ Int8Layout pack_int8(const KeptWeight& weight, const Int8Options& options, const
   layout.form = options.form;
   layout.activation_bits = options.activation_bits ? options.activation_bits : kernels.activation_bits;
   layout.activation_scale = options.activation_scale;
-  // At least two tiles where there are rows for it, so that two threads can share one token tile.
-  layout.num_tiles = std::max<int64_t>((rows + kMaxTileRows - 1) / kMaxTileRows, rows >= 128 ? 2 : 1);
-  layout.tile_rows = (rows + layout.num_tiles - 1) / layout.num_tiles;
-  layout.tile_rows = std::max<int64_t>((layout.tile_rows + 15) / 16 * 16, 16);
+  layout.tile_rows = tile_rows_for(rows);
   layout.num_tiles = (rows + layout.tile_rows - 1) / layout.tile_rows;
   const PairRule rule = pair_rule(layout, kernels);
 

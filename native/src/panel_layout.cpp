@@ -8,37 +8,22 @@
 namespace gossamer {
 namespace {
 
-// 512 rows x 64 tokens of accumulators are 128 KiB: they stay in L2 beside the slab (1024 rows
-// lost 5 %).
-constexpr int64_t kMaxTileRows = 512;
-
 // Offsets of columns are 16 bits.
 constexpr int64_t kMaxBlockColumns = 65536 / kOffsetUnit;
-
-std::vector<int64_t> row_starts(const KeptWeight& weight) {
-  const int64_t stride = weight.mask_stride();
-  std::vector<int64_t> start(static_cast<size_t>(weight.rows) + 1, 0);
-  for (int64_t r = 0; r < weight.rows; ++r) {
-    int64_t count = 0;
-    for (int64_t b = 0; b < stride; ++b) count += __builtin_popcount(weight.mask_bits[r * stride + b]);
-    start[r + 1] = start[r] + count;
-  }
-  return start;
-}
 
 const PanelShape& shape_for(const PanelShape* shapes, double density) {
   while (density < shapes->min_density) ++shapes;
   return *shapes;
 }
 
-// Cuts the weight as rows, columns and shape of `layout` say.
+double density_of(int64_t rows, int64_t columns, int64_t kept) {
+  const double numel = double(rows) * double(columns);
+  return numel > 0 ? double(kept) / numel : 0.0;
+}
+
+// The weight in the cut of `layout`.
 PanelLayout fill(PanelLayout layout, const KeptWeight& weight, const std::vector<int64_t>& row_start) {
   const int64_t rows = weight.rows, columns = weight.columns;
-  layout.rows = rows;
-  layout.columns = columns;
-  layout.kept = row_start[rows];
-  layout.num_blocks = (columns + layout.block_columns - 1) / layout.block_columns;
-  layout.num_tiles = (rows + layout.tile_rows - 1) / layout.tile_rows;
   layout.values.reserve(layout.kept);
   layout.offsets.reserve(layout.kept);
   std::vector<int64_t> cursor(row_start.begin(), row_start.end() - 1);
@@ -82,39 +67,61 @@ PanelLayout fill(PanelLayout layout, const KeptWeight& weight, const std::vector
   return layout;
 }
 
-double density_of(const KeptWeight& weight, int64_t kept) {
-  const double numel = double(weight.rows) * double(weight.columns);
-  return numel > 0 ? double(kept) / numel : 0.0;
+}  // namespace
+
+std::vector<int64_t> row_starts(const KeptWeight& weight) {
+  const int64_t stride = weight.mask_stride();
+  std::vector<int64_t> start(static_cast<size_t>(weight.rows) + 1, 0);
+  for (int64_t r = 0; r < weight.rows; ++r) {
+    int64_t count = 0;
+    for (int64_t b = 0; b < stride; ++b) count += __builtin_popcount(weight.mask_bits[r * stride + b]);
+    start[r + 1] = start[r] + count;
+  }
+  return start;
 }
 
-}  // namespace
+int64_t tile_rows_for(int64_t rows) {
+  // At least two tiles where there are rows for it, so that two threads can share one token tile.
+  const int64_t tiles = std::max<int64_t>((rows + kMaxTileRows - 1) / kMaxTileRows, rows >= 128 ? 2 : 1);
+  return std::max<int64_t>(((rows + tiles - 1) / tiles + 15) / 16 * 16, 16);
+}
+
+PanelLayout cut_panel(int64_t rows, int64_t columns, int64_t kept, const PanelShape* shapes) {
+  const PanelShape& shape = shape_for(shapes, density_of(rows, columns, kept));
+  PanelLayout layout;
+  layout.rows = rows;
+  layout.columns = columns;
+  layout.kept = kept;
+  layout.group_rows = shape.group_rows;
+  layout.block_columns = layout.slab_columns = shape.block_columns;
+  layout.num_blocks = (columns + layout.block_columns - 1) / layout.block_columns;
+  layout.tile_rows = tile_rows_for(rows);
+  layout.num_tiles = (rows + layout.tile_rows - 1) / layout.tile_rows;
+  return layout;
+}
 
 PanelLayout pack_panel(const KeptWeight& weight, const PanelShape* shapes) {
   const std::vector<int64_t> row_start = row_starts(weight);
-  const PanelShape& shape = shape_for(shapes, density_of(weight, row_start[weight.rows]));
-  PanelLayout layout;
-  layout.group_rows = shape.group_rows;
-  layout.block_columns = layout.slab_columns = shape.block_columns;
-  // At least two tiles where there are rows for it, so that two threads can share one token tile.
-  const int64_t num_tiles =
-      std::max<int64_t>((weight.rows + kMaxTileRows - 1) / kMaxTileRows, weight.rows >= 128 ? 2 : 1);
-  layout.tile_rows = (weight.rows + num_tiles - 1) / num_tiles;
-  layout.tile_rows = std::max<int64_t>((layout.tile_rows + 15) / 16 * 16, 16);
-  return fill(std::move(layout), weight, row_start);
+  return fill(cut_panel(weight.rows, weight.columns, row_start[weight.rows], shapes), weight, row_start);
 }
 
 PanelLayout pack_shared_panel(const KeptWeight& weight, const PanelShape* shapes, int64_t tile_rows,
                               int64_t used, int64_t group) {
+  const int64_t rows = weight.rows, columns = weight.columns;
   const std::vector<int64_t> row_start = row_starts(weight);
   // What counts is how full the used columns are.
-  const double density = density_of(weight, row_start[weight.rows]) * group / used;
-  const PanelShape& shape = shape_for(shapes, density);
-  PanelLayout layout;
-  layout.group_rows = shape.group_rows;
-  layout.tile_rows = tile_rows;
+  const PanelShape& shape = shape_for(shapes, density_of(rows, columns, row_start[rows]) * group / used);
   const int64_t groups = std::max<int64_t>(std::min(shape.block_columns / used, kMaxBlockColumns / group), 1);
+  PanelLayout layout;
+  layout.rows = rows;
+  layout.columns = columns;
+  layout.kept = row_start[rows];
+  layout.group_rows = shape.group_rows;
   layout.block_columns = groups * group;
   layout.slab_columns = groups * used;
+  layout.num_blocks = (columns + layout.block_columns - 1) / layout.block_columns;
+  layout.tile_rows = tile_rows;
+  layout.num_tiles = (rows + tile_rows - 1) / tile_rows;
   return fill(std::move(layout), weight, row_start);
 }
 

@@ -36,6 +36,7 @@ const Family families[] = {
     {check_int8, fuzz_int8},
     {check_row_groups, fuzz_row_groups},
     {check_few, fuzz_few},
+    {check_train, fuzz_train},
 };
 
 void fuzz(long cases, unsigned long seed, Tally& tally) {

@@ -12,7 +12,7 @@ from gossamer.errors import InputError, PatternError, WeightIsCompact
 from gossamer.formats.bits import pack_bits
 from gossamer.ops import compact as ops
 
-MODES = ["jit", "resident"]
+MODES = ["jit", "resident", "kernel"]
 
 
 def make(out=7, inp=13, density=0.4, bias=True, dtype=torch.float64, mode="jit", seed=0):
@@ -288,7 +288,7 @@ def test_bad_construction_is_refused():
         gnn.Linear.from_dense(dense, torch.ones(4, 8))
     with pytest.raises(InputError, match=r"\[4, 8\].*\[8, 4\]"):
         gnn.Linear.from_dense(dense, torch.ones(8, 4, dtype=torch.bool))
-    with pytest.raises(InputError, match="mode must be one of jit, resident; got 'fast'"):
+    with pytest.raises(InputError, match="mode must be one of jit, resident, kernel; got 'fast'"):
         gnn.Linear.from_dense(dense, torch.ones(4, 8, dtype=torch.bool), mode="fast")
     bits = torch.full((4, 1), 255, dtype=torch.uint8)
     with pytest.raises(InputError, match=r"keeps 32 weights.*\[31\]"):

@@ -27,7 +27,7 @@ def spread(vector, mask):
     return torch.zeros(mask.shape).masked_scatter(mask, vector.detach())
 
 
-@pytest.mark.parametrize("mode", ["jit", "resident"])
+@pytest.mark.parametrize("mode", ["jit", "resident", "kernel"])
 @pytest.mark.parametrize("new_density", [0.0, 0.3, 0.5, 1.0])
 def test_survivors_keep_value_and_state_bitwise(mode, new_density):
     layer, optimizer, old = trained(mode=mode)

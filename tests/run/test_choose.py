@@ -11,10 +11,10 @@ from gossamer.errors import InputError
 from gossamer.formats import pack
 from gossamer.ops.dispatch import Kernel
 from gossamer.patterns import Unstructured
+from gossamer.ops.timing import Duel, duel
 from gossamer.run.choose import Chooser
 from gossamer.run.contenders import Contenders
 from gossamer.run.cost_table import CostKey, CostTable
-from gossamer.run.timing import Duel, duel
 
 
 def kernel(name, precision="fp32", max_tokens=None):

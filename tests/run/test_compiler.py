@@ -9,12 +9,12 @@ from gossamer.errors import DenseFallback, InputError
 from gossamer.nn import Linear
 from gossamer.ops.dispatch import fallbacks
 from gossamer.ops.linear import PANEL
+from gossamer.ops.timing import Duel
 from gossamer.run.choose import Chooser
 from gossamer.run.compiler import compile
 from gossamer.run.cost_table import CostTable
 from gossamer.run.explanation import explain
 from gossamer.run.packed import PackedLinear
-from gossamer.run.timing import Duel
 
 
 def fixed_times(dense_us, sparse_us):

@@ -81,7 +81,7 @@ def test_compacting_in_mid_run_changes_nothing(name, dtype, bound):
         torch.testing.assert_close(a, b, rtol=0, atol=10 * bound)
 
 
-@pytest.mark.parametrize("mode", ["jit", "resident"])
+@pytest.mark.parametrize("mode", ["jit", "resident", "kernel"])
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
 def test_fifty_steps_equal_masked_dense_training(mode, name, dtype, bound):

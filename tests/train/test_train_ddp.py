@@ -80,7 +80,7 @@ def worker(rank, folder, mode):
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("mode", ["jit", "resident"])
+@pytest.mark.parametrize("mode", ["jit", "resident", "kernel"])
 def test_two_ranks_reduce_nnz_elements_and_equal_one_process(tmp_path, monkeypatch, mode):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     context = mp.spawn(worker, (str(tmp_path), mode), nprocs=WORLD, join=False)

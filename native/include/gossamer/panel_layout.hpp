@@ -11,6 +11,16 @@
 
 namespace gossamer {
 
+// 512 rows x 64 tokens of accumulators are 128 KiB: they stay in L2 beside the slab (1024 rows
+// lost 5 %).
+constexpr int64_t kMaxTileRows = 512;
+
+// Rows of a tile of a weight with this many: even tiles, a multiple of 16 rows each.
+int64_t tile_rows_for(int64_t rows);
+
+// Where the values of each row begin; the last entry is the number of kept weights.
+std::vector<int64_t> row_starts(const KeptWeight& weight);
+
 struct PanelLayout {
   int64_t rows = 0, columns = 0, kept = 0;
   int64_t block_columns = 0, tile_rows = 0;
@@ -32,6 +42,9 @@ struct PanelLayout {
 };
 
 const PanelKernels& panel_kernels(Isa isa);
+
+// How a [rows][columns] weight is cut into tiles and blocks; holds no weights yet.
+PanelLayout cut_panel(int64_t rows, int64_t columns, int64_t kept, const PanelShape* shapes);
 
 // Builds the layout in the shape that fits the density. May throw std::bad_alloc.
 PanelLayout pack_panel(const KeptWeight& weight, const PanelShape* shapes);

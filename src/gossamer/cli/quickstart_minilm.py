@@ -24,13 +24,13 @@ from gossamer.cli.quickstart_output import (
 from gossamer.cli.sentences import make_sentences
 from gossamer.cli.sources import directory_bytes, tensor_bytes
 from gossamer.io import load, save
+from gossamer.ops.timing import duel
 from gossamer.recipes.oneshot import sparsify
 from gossamer.report.comparison import Comparison, Figure
 from gossamer.report.machine import describe_machine
 from gossamer.report.page import Page, TextTable
 from gossamer.report.report import Report
 from gossamer.run.explanation import explain
-from gossamer.run.timing import duel
 
 _TARGETS = "encoder.layer.*"
 _NUM_SENTENCES = 240

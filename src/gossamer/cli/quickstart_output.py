@@ -15,13 +15,13 @@ from torch import nn
 
 from gossamer.errors import ArtifactError
 from gossamer.io.opened import check_replaceable
+from gossamer.ops.timing import duel
 from gossamer.report.html import write_html
 from gossamer.report.page import Page
 from gossamer.run.choose import Chooser
 from gossamer.run.compiler import compile as compile_model
 from gossamer.run.cost_table import CostTable
 from gossamer.run.explanation import Explanation
-from gossamer.run.timing import duel
 
 MODEL_FOLDER = "model"
 DENSE_FOLDER = "dense"

@@ -23,6 +23,7 @@ from gossamer.cli.quickstart_output import (
 )
 from gossamer.cli.sources import directory_bytes
 from gossamer.io import load, save
+from gossamer.ops.timing import duel
 from gossamer.recipes.oneshot import sparsify
 from gossamer.report.charts import Curve
 from gossamer.report.comparison import Comparison, Figure
@@ -31,7 +32,6 @@ from gossamer.report.page import Page, TextTable
 from gossamer.report.report import format_bytes
 from gossamer.report.state_bytes import training_state_bytes
 from gossamer.run.explanation import Explanation, explain
-from gossamer.run.timing import duel
 from gossamer.train.compaction import compact
 from gossamer.zoo import MLP, Split, accuracy, cluster_problem
 

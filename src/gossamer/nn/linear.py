@@ -24,10 +24,10 @@ from gossamer.nn.mask_rules import (
 from gossamer.nn.optimizer_state import check_state, convert_state
 from gossamer.nn.replace import inherit_hooks
 from gossamer.ops.compact import compact_linear, expand_into, resident_linear
-from gossamer.ops.expansion import expand, gather
+from gossamer.ops.expansion import expand, gather, gather_kept
 from gossamer.patterns import Pattern, Unstructured
 
-Mode = Literal["jit", "resident"]
+Mode = Literal["jit", "resident", "kernel"]
 
 
 class Linear(nn.Module):
@@ -43,8 +43,11 @@ class Linear(nn.Module):
             "resident" keeps a dense copy beside the values (4 bytes per weight more in fp32) and
             is faster for few tokens. The copy is refreshed at every forward in training; in eval
             mode when the values were changed by an optimizer, a load or a switch of mode. Edits
-            through `.data` in eval mode need `refresh()`. Under torch.compile and torch.export
-            both modes run as "jit".
+            through `.data` in eval mode need `refresh()`. "kernel" multiplies on sparse kernels,
+            forward and backward, and keeps nothing beside values and mask; other dtypes than
+            float32 and other devices than the CPU run as "jit", counted as dense fallbacks.
+            `gossamer.train.modes.choose_modes` measures which is faster. Under torch.compile and
+            torch.export "resident" runs as "jit".
     """
 
     VALUE_ORDER: ClassVar[str] = "row-major/1"
@@ -144,7 +147,10 @@ class Linear(nn.Module):
         if self.mode == "resident" and not torch.compiler.is_compiling():
             dense = self._fresh_dense()
             return resident_linear(x, self.values, dense, self.mask_bits, self.bias)
-        return compact_linear(x, self.values, self.mask_bits, self.bias, self.in_features)
+        kernel = self.mode == "kernel"
+        return compact_linear(
+            x, self.values, self.mask_bits, self.bias, self.in_features, kernel=kernel
+        )
 
     def refresh(self) -> None:
         """Forget the dense copy of mode "resident"; the next forward rebuilds it."""
@@ -181,11 +187,11 @@ class Linear(nn.Module):
         afterwards: its buckets are cut for one nnz.
         """
         check_layer_mask(new_mask, self.matrix_shape, self.pattern, "Linear.remap")
-        new_mask = new_mask.to(self.mask_bits.device)
-        old_bits, values = self.mask_bits.clone(), self.values
+        new_bits = pack_bits(new_mask.to(self.mask_bits.device))
+        old_bits, values, num_values = self.mask_bits.clone(), self.values, count_bits(new_bits)
 
         def moved(vector: torch.Tensor) -> torch.Tensor:
-            return gather(expand(vector, old_bits, self.in_features), new_mask)
+            return gather_kept(expand(vector, old_bits, self.in_features), new_bits, num_values)
 
         if optimizer is not None:
             check_state(optimizer, values, "Linear.remap")
@@ -194,7 +200,7 @@ class Linear(nn.Module):
                 optimizer.state[values] = state
         values.grad = None
         values.data = moved(values.data)
-        self.mask_bits.copy_(pack_bits(new_mask))
+        self.mask_bits.copy_(new_bits)
         self.refresh()
 
     def __getattr__(self, name: str) -> Any:

@@ -50,6 +50,44 @@ def gather(
     itemsize: int,
     dense: int,
 ) -> None: ...
+def train_linear(
+    values: int,
+    num_values: int,
+    mask_bits: NDArray[np.uint8],
+    columns: int,
+    x: int,
+    tokens: int,
+    x_stride: int,
+    y: int,
+    y_stride: int,
+    bias: int,
+    kernels: str,
+) -> None: ...
+def train_grad_input(
+    values: int,
+    num_values: int,
+    mask_bits: NDArray[np.uint8],
+    columns: int,
+    x: int,
+    tokens: int,
+    x_stride: int,
+    y: int,
+    y_stride: int,
+    bias: int,
+    kernels: str,
+) -> None: ...
+def train_grad_values(
+    values: int,
+    num_values: int,
+    mask_bits: NDArray[np.uint8],
+    columns: int,
+    grad: int,
+    grad_stride: int,
+    x: int,
+    x_stride: int,
+    tokens: int,
+    kernels: str,
+) -> None: ...
 def available_kernels() -> list[str]: ...
 def ceiling_mixes() -> list[str]: ...
 def run_ceiling(kernels: str, mix: str, repeats: int) -> float: ...

@@ -2,15 +2,18 @@
 """`y = x W^T + b` where the kept values of W are the differentiable vector.
 
 The dense weight exists only inside a call: forward rebuilds it, multiplies and frees it; backward
-rebuilds it for the input and gathers the gradient of the values from the dense product. Three ops
-are closed under differentiation, so second derivatives work too:
+rebuilds it for the input and gathers the gradient of the values from the dense product. With
+`kernel` no dense matrix exists at all: sparse kernels do the same three products in float32 on the
+CPU (ops/train_kernels.py), and what they cannot take is computed densely and counted. Three ops are
+closed under differentiation, so second derivatives work too:
 
     L(x, v) = x W(v)^T      dx = I(g, v)     dv = V(g, x)
     I(g, v) = g W(v)        dg = L(h, v)     dv = V(g, h)
     V(g, x) = (g^T x)[mask] dg = L(x, u)     dx = I(g, u)
 
 Legend: T tokens (all leading dimensions), R rows (outputs), K columns (inputs), n kept values.
-Plain torch on any device; opaque to torch.compile and torch.export, which see shapes only.
+Without `kernel` plain torch on any device; opaque to torch.compile and torch.export, which see
+shapes only.
 """
 
 from typing import Any
@@ -19,11 +22,23 @@ import torch
 from torch.nn.functional import linear
 
 from gossamer.errors import InputError
+from gossamer.ops import train_kernels
+from gossamer.ops.dispatch import report_fallback
 from gossamer.ops.expansion import expand, fill, gather_kept
 
 
 def _flat(x: torch.Tensor) -> torch.Tensor:
     return x.reshape(x.shape[:-1].numel(), x.shape[-1])
+
+
+def _runs_sparse(kernel: bool, *operands: torch.Tensor | None) -> bool:
+    """Whether sparse kernels are asked for and take these operands; a refusal is counted."""
+    if not kernel:
+        return False
+    reason = train_kernels.why_unusable(*operands)
+    if reason is not None:
+        report_fallback("compact linear, mode 'kernel'", reason)
+    return reason is None
 
 
 @torch.library.custom_op("gossamer::compact_linear", mutates_args=())
@@ -33,23 +48,40 @@ def _linear(
     mask_bits: torch.Tensor,
     bias: torch.Tensor | None,
     in_features: int,
+    kernel: bool = False,
 ) -> torch.Tensor:
-    y_TR = linear(_flat(x), expand(values, mask_bits, in_features), bias)
+    if _runs_sparse(kernel, x, values, bias):
+        y_TR = train_kernels.linear(_flat(x), values, mask_bits, bias)
+    else:
+        y_TR = linear(_flat(x), expand(values, mask_bits, in_features), bias)
     return y_TR.view(*x.shape[:-1], y_TR.shape[1])
 
 
 @torch.library.custom_op("gossamer::compact_linear_grad_input", mutates_args=())
 def _grad_input(
-    grad: torch.Tensor, values: torch.Tensor, mask_bits: torch.Tensor, in_features: int
+    grad: torch.Tensor,
+    values: torch.Tensor,
+    mask_bits: torch.Tensor,
+    in_features: int,
+    kernel: bool = False,
 ) -> torch.Tensor:
-    dx_TK = _flat(grad) @ expand(values, mask_bits, in_features)
+    if _runs_sparse(kernel, grad, values):
+        dx_TK = train_kernels.grad_input(_flat(grad), values, mask_bits, in_features)
+    else:
+        dx_TK = _flat(grad) @ expand(values, mask_bits, in_features)
     return dx_TK.view(*grad.shape[:-1], in_features)
 
 
 @torch.library.custom_op("gossamer::compact_linear_grad_values", mutates_args=())
 def _grad_values(
-    grad: torch.Tensor, x: torch.Tensor, mask_bits: torch.Tensor, num_values: int
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    mask_bits: torch.Tensor,
+    num_values: int,
+    kernel: bool = False,
 ) -> torch.Tensor:
+    if _runs_sparse(kernel, grad, x):
+        return train_kernels.grad_values(_flat(grad), _flat(x), mask_bits, num_values)
     dense_grad_RK = _flat(grad).T @ _flat(x)
     return gather_kept(dense_grad_RK, mask_bits, num_values)
 
@@ -79,20 +111,29 @@ def _(
     mask_bits: torch.Tensor,
     bias: torch.Tensor | None,
     in_features: int,
+    kernel: bool = False,
 ) -> torch.Tensor:
     return x.new_empty(*x.shape[:-1], mask_bits.shape[0])
 
 
 @_grad_input.register_fake
 def _(
-    grad: torch.Tensor, values: torch.Tensor, mask_bits: torch.Tensor, in_features: int
+    grad: torch.Tensor,
+    values: torch.Tensor,
+    mask_bits: torch.Tensor,
+    in_features: int,
+    kernel: bool = False,
 ) -> torch.Tensor:
     return grad.new_empty(*grad.shape[:-1], in_features)
 
 
 @_grad_values.register_fake
 def _(
-    grad: torch.Tensor, x: torch.Tensor, mask_bits: torch.Tensor, num_values: int
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    mask_bits: torch.Tensor,
+    num_values: int,
+    kernel: bool = False,
 ) -> torch.Tensor:
     return grad.new_empty(num_values)
 
@@ -109,44 +150,54 @@ def _(
 
 
 def _save_linear(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    x, values, mask_bits, _, in_features = inputs
+    x, values, mask_bits, _, in_features, kernel = inputs
     needs_x, needs_values = ctx.needs_input_grad[:2]
     # dx needs only the values and dvalues only x: a frozen side frees the other one's input.
     ctx.save_for_backward(x if needs_values else None, values if needs_x else None, mask_bits)
-    ctx.in_features, ctx.num_values = in_features, values.numel()
+    ctx.in_features, ctx.num_values, ctx.kernel = in_features, values.numel(), kernel
 
 
 def _linear_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     x, values, mask_bits = ctx.saved_tensors
-    needs_x, needs_values, _, needs_bias, _ = ctx.needs_input_grad
-    dx = _grad_input(grad, values, mask_bits, ctx.in_features) if needs_x else None
-    dvalues = _grad_values(grad, x, mask_bits, ctx.num_values) if needs_values else None
-    return dx, dvalues, None, _flat(grad).sum(0) if needs_bias else None, None
+    needs_x, needs_values, _, needs_bias = ctx.needs_input_grad[:4]
+    dx = dvalues = None
+    if needs_x:
+        dx = _grad_input(grad, values, mask_bits, ctx.in_features, ctx.kernel)
+    if needs_values:
+        dvalues = _grad_values(grad, x, mask_bits, ctx.num_values, ctx.kernel)
+    return dx, dvalues, None, _flat(grad).sum(0) if needs_bias else None, None, None
 
 
 def _save_grad_input(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     ctx.save_for_backward(*inputs[:3])
-    ctx.in_features = inputs[3]
+    ctx.in_features, ctx.kernel = inputs[3:]
 
 
 def _grad_input_backward(ctx: Any, h: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     grad, values, mask_bits = ctx.saved_tensors
     needs_grad, needs_values = ctx.needs_input_grad[:2]
-    dgrad = _linear(h, values, mask_bits, None, ctx.in_features) if needs_grad else None
-    dvalues = _grad_values(grad, h, mask_bits, values.numel()) if needs_values else None
-    return dgrad, dvalues, None, None
+    dgrad = dvalues = None
+    if needs_grad:
+        dgrad = _linear(h, values, mask_bits, None, ctx.in_features, ctx.kernel)
+    if needs_values:
+        dvalues = _grad_values(grad, h, mask_bits, values.numel(), ctx.kernel)
+    return dgrad, dvalues, None, None, None
 
 
 def _save_grad_values(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     ctx.save_for_backward(*inputs[:3])
+    ctx.kernel = inputs[4]
 
 
 def _grad_values_backward(ctx: Any, u: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     grad, x, mask_bits = ctx.saved_tensors
     needs_grad, needs_x = ctx.needs_input_grad[:2]
-    dgrad = _linear(x, u, mask_bits, None, x.shape[-1]) if needs_grad else None
-    dx = _grad_input(grad, u, mask_bits, x.shape[-1]) if needs_x else None
-    return dgrad, dx, None, None
+    dgrad = dx = None
+    if needs_grad:
+        dgrad = _linear(x, u, mask_bits, None, x.shape[-1], ctx.kernel)
+    if needs_x:
+        dx = _grad_input(grad, u, mask_bits, x.shape[-1], ctx.kernel)
+    return dgrad, dx, None, None, None
 
 
 def _save_resident(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -207,6 +258,8 @@ def compact_linear(
     mask_bits: torch.Tensor,
     bias: torch.Tensor | None,
     in_features: int,
+    *,
+    kernel: bool = False,
 ) -> torch.Tensor:
     """`x W^T + b` with W rebuilt from its kept values for this call only.
 
@@ -216,9 +269,10 @@ def compact_linear(
         mask_bits: packed mask uint8 [R, ceil(K/8)], as `formats.bits.pack_bits` gives it.
         bias: [R] or None.
         in_features: K.
+        kernel: multiply on sparse kernels instead, forward and backward, where operands allow it.
     """
     x, values, bias = _prepare(x, values, bias, in_features)
-    y: torch.Tensor = _linear(x, values, mask_bits, bias, in_features)
+    y: torch.Tensor = _linear(x, values, mask_bits, bias, in_features, kernel)
     return y
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Between kept values and the dense matrix, row-major: native on the CPU, torch elsewhere.
 
-A compact layer does this in every training step (benchmarks/compact_step.py times one). The native
+A compact layer does this in every training step (benchmarks/training_step.py times one). The native
 loops replaced masked_scatter_ and nonzero + index_select, which cost more than the small products.
 
 Legend: R rows (outputs), K columns (inputs), n kept values.

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from gossamer.ops.timing import Duel, duel
 from gossamer.prune import Target
 from gossamer.prune.calibration import call_on_batch
 from gossamer.run.choose import Chooser
 from gossamer.run.compiler import compile as compile_model
 from gossamer.run.contenders import Contenders
 from gossamer.run.packed import Choice
-from gossamer.run.timing import Duel, duel
 
 _BUDGET_SECONDS = 1.0
 

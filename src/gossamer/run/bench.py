@@ -20,8 +20,8 @@ from gossamer.formats import pack
 from gossamer.ops import _native
 from gossamer.ops.dispatch import prepare
 from gossamer.ops.kernels import active_kernels
+from gossamer.ops.timing import Duel, duel
 from gossamer.patterns import Pattern, parse_pattern
-from gossamer.run.timing import Duel, duel
 
 _TURNS = 6
 _CEILING_SECONDS = 0.02

@@ -14,9 +14,9 @@ from gossamer import settings
 from gossamer.errors import InputError
 from gossamer.ops.dispatch import PRECISIONS, Kernel, kernel_names
 from gossamer.run.contenders import Contenders
+from gossamer.ops.timing import Duel, duel
 from gossamer.run.cost_table import CostKey, CostTable
 from gossamer.run.packed import Choice
-from gossamer.run.timing import Duel, duel
 
 Timer = Callable[[Callable[[], object], Callable[[], object]], Duel]
 

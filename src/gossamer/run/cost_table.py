@@ -15,7 +15,7 @@ import torch
 
 from gossamer import settings
 from gossamer.ops.kernels import active_kernels, cpu_name
-from gossamer.run.timing import Duel
+from gossamer.ops.timing import Duel
 
 _VERSION = 2
 
