@@ -14,7 +14,7 @@
 namespace gossamer {
 namespace {
 
-// Waking a thread costs about as much as streaming this from memory.
+// A guess at what makes waking a thread worth it, not measured.
 constexpr size_t kBytesPerThread = 128 * 1024;
 constexpr int64_t kRowUnit = 16;  // rows of the widest strip
 
