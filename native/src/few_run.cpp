@@ -14,7 +14,7 @@
 namespace gossamer {
 namespace {
 
-// Waking a thread costs about as much as streaming this from memory.
+// A guess at what makes waking a thread worth it, not measured.
 constexpr size_t kBytesPerThread = 128 * 1024;
 constexpr int64_t kRowUnit = 16;  // rows of the widest strip
 
@@ -129,22 +129,19 @@ std::unique_ptr<PackedWeight> pack_few_weight(const KeptWeight& weight, const Fe
   return std::make_unique<FewWeight>(weight, options, few_kernels(isa));
 }
 
-double run_few_ceiling(FewForm form, Isa isa, int64_t repeats) {
-  // nm: 2 of 4 for 16 rows; bitmask: every other column; indexed: every tenth.
-  const int64_t rows = form == FewForm::nm ? kRowUnit : 2, columns = form == FewForm::nm ? 128 : 2048;
+std::unique_ptr<PackedWeight> few_ceiling_weight(FewForm form, Isa isa) {
+  // 16 KiB of values: nm and bitmask keep every other column, indexed every tenth. Enough rows that
+  // the copy of x does not count.
+  const int64_t rows = kRowUnit, columns = form == FewForm::indexed ? 2560 : 512;
   const int64_t period = form == FewForm::indexed ? 10 : 2;
   std::vector<uint8_t> bits(static_cast<size_t>(rows * columns / 8), 0);
-  std::vector<float> values, x(static_cast<size_t>(columns), 0.25f), y(static_cast<size_t>(rows));
+  std::vector<float> values;
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t k = r % period; k < columns; k += period) {
       bits[(r * columns + k) / 8] |= static_cast<uint8_t>(1u << (k % 8));
       values.push_back(0.5f);
     }
-  const auto packed =
-      pack_few_weight({values.data(), bits.data(), rows, columns}, {form, ValueType::fp32, 32, 2, 4}, isa);
-  for (int64_t i = 0; i < repeats; ++i)
-    packed->run({x.data(), 1, columns, y.data(), rows, nullptr, Activation::none}, 1);
-  return 2.0 * static_cast<double>(values.size()) * static_cast<double>(repeats);
+  return pack_few_weight({values.data(), bits.data(), rows, columns}, {form, ValueType::fp32, 32, 2, 4}, isa);
 }
 
 }  // namespace gossamer

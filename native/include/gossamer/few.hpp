@@ -4,7 +4,7 @@
 // per run of values); arithmetic is fp32. Three ways to say where the kept weights are:
 //
 //   bitmask  one bit per weight; kept values are expanded to their columns. Any mask.
-//   indexed  groups of 8 kept weights of a row, one byte each. Any mask, best from about 60 % zeros.
+//   indexed  groups of 8 kept weights of a row, one byte each. Any mask, faster than bitmask at 80 % zeros and more.
 //   nm       at most N of M consecutive columns: lanes are rows, every lane picks its activation by
 //            a permutation of the M that are loaded; no counting, no gathers.
 //

@@ -58,9 +58,9 @@ void unpack_nm(const FewLayout& layout, float* values, uint8_t* mask_bits);
 // What is wrong with a weight for `options`, or an empty string.
 std::string few_refusal(const KeptWeight& weight, int64_t num_values, const FewOptions& options);
 
-// The kernel's mix for fp32 and one token on a weight that stays in L1: bitmask and indexed on rows of
-// 2048 columns, nm 2:4 on one strip. Returns the operations done on kept weights.
-double run_few_ceiling(FewForm form, Isa isa, int64_t repeats);
+// An fp32 weight that stays in L1. The rate of the kernel itself on it counts row ends and the call: it
+// says what memory takes away, it is not the bound of the instructions.
+std::unique_ptr<PackedWeight> few_ceiling_weight(FewForm form, Isa isa);
 
 std::unique_ptr<PackedWeight> pack_few_weight(const KeptWeight& weight, const FewOptions& options, Isa isa);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Few tokens, indexed form. One token: eight activations are loaded one by one into a vector, which
-// is twice as fast as scalar multiply-adds (two loads each) and than vgatherdps on Zen 3. More
+// Few tokens, indexed form. One token: eight activations are loaded one by one into a vector, nine
+// vector loads for eight weights where scalar multiply-adds take sixteen. vgatherdps is untried. More
 // tokens: x is turned feature-major, and a kept weight is one broadcast times a vector of tokens.
 #pragma once
 #include "simd/few_vec256.hpp"
