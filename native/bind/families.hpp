@@ -6,6 +6,7 @@
 namespace gossamer::bind {
 
 void bind_bitmask(nanobind::module_& m);
+void bind_conv(nanobind::module_& m);
 void bind_packed_weight(nanobind::module_& m);
 
 }  // namespace gossamer::bind

@@ -15,6 +15,7 @@ using namespace gossamer;
 
 NB_MODULE(_native, m) {
   bind::bind_bitmask(m);
+  bind::bind_conv(m);
   bind::bind_packed_weight(m);
   m.def("available_kernels", [] {
     std::vector<std::string> names;

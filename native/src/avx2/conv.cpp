@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "simd/conv_kernel.hpp"
+
+namespace gossamer::avx2 {
+namespace {
+
+struct Vec {
+  using Type = __m256;
+  static constexpr int kLanes = 8;
+  static Type zero() { return _mm256_setzero_ps(); }
+  static Type broadcast(const float* p) { return _mm256_broadcast_ss(p); }
+  static Type load4(const float* p) { return _mm256_broadcast_ps(reinterpret_cast<const __m128*>(p)); }
+  __attribute__((always_inline)) static Type splat(Type four, int i) {
+    return i == 0   ? _mm256_permute_ps(four, 0x00)
+           : i == 1 ? _mm256_permute_ps(four, 0x55)
+           : i == 2 ? _mm256_permute_ps(four, 0xaa)
+                    : _mm256_permute_ps(four, 0xff);
+  }
+  static Type load(const float* p) { return _mm256_load_ps(p); }
+  static void store(float* p, Type v) { _mm256_store_ps(p, v); }
+  static Type fma(Type a, const float* b, Type c) { return _mm256_fmadd_ps(a, _mm256_load_ps(b), c); }
+  static Type add(Type a, Type b) { return _mm256_add_ps(a, b); }
+};
+
+// Chains of FMAs: eight where sixteen registers allow it. Every width from 8 to 64 is there, since
+// images seldom divide by 64: 7 rows of 8 lanes are one tile of 56.
+template <int G>
+void conv_width(const ConvView& view, const ConvCall& call, const ConvTile& tile, float* scratch) {
+  constexpr int kSets = 2 / G;
+  switch (tile.width) {
+    case 64: return conv_tile<Vec, 1, 8, 1>(view, call, tile, scratch);
+    case 56: return conv_tile<Vec, 1, 7, 1>(view, call, tile, scratch);
+    case 48: return conv_tile<Vec, 1, 6, 2>(view, call, tile, scratch);
+    case 40: return conv_tile<Vec, 1, 5, 2>(view, call, tile, scratch);
+    case 32: return conv_tile<Vec, G, 4, kSets>(view, call, tile, scratch);
+    case 24: return conv_tile<Vec, G, 3, kSets>(view, call, tile, scratch);
+    case 16: return conv_tile<Vec, G, 2, 2 * kSets>(view, call, tile, scratch);
+    default: return conv_tile<Vec, G, 1, 4>(view, call, tile, scratch);
+  }
+}
+
+void conv(const ConvView& view, const ConvCall& call, const ConvTile& tile, float* scratch) {
+  const auto run = view.panel.group_rows == 1 ? conv_width<1> : conv_width<2>;
+  run(view, call, tile, scratch);
+}
+
+const ConvShape shapes[] = {{0, 64, 1}};
+
+}  // namespace
+
+const ConvKernels conv_kernels = {conv, 8, shapes};
+
+}  // namespace gossamer::avx2
