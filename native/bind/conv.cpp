@@ -49,6 +49,8 @@ ConvGeometry checked_geometry(int64_t rows, int64_t columns, const Pair& kernel,
   if (image[0] + 2 * padding[0] <= dilation[0] * (kernel[0] - 1) ||
       image[1] + 2 * padding[1] <= dilation[1] * (kernel[1] - 1))
     throw std::invalid_argument("the image with its padding is smaller than the kernel");
+  if ((image[0] + 2 * padding[0]) * (image[1] + 2 * padding[1]) > (int64_t{1} << 30))
+    throw std::invalid_argument("the image with its padding has more than 2^30 pixels");
   if (!conv_kernel_fits(geometry)) throw std::invalid_argument("the kernel has more than 1024 positions");
   return geometry;
 }

@@ -31,13 +31,6 @@ KeptWeight group_of(const KeptWeight& weight, int64_t group, int64_t num_groups,
   return part;
 }
 
-double density_of(const KeptWeight& weight) {
-  int64_t kept = 0;
-  for (int64_t i = 0; i < weight.rows * weight.mask_stride(); ++i) kept += __builtin_popcount(weight.mask_bits[i]);
-  const double numel = double(weight.rows) * double(weight.columns);
-  return numel > 0 ? double(kept) / numel : 0.0;
-}
-
 }  // namespace
 
 const ConvKernels& conv_kernels(Isa isa) {
@@ -55,13 +48,10 @@ bool conv_kernel_fits(const ConvGeometry& geometry) {
 
 PackedConv::PackedConv(const KeptWeight& weight, const ConvGeometry& geometry, const ConvKernels& kernels)
     : kernels_(kernels), rows_(weight.rows), given_(geometry), geometry_(as_run(geometry)) {
-  const double density = density_of(weight);
-  const ConvShape* shape = kernels.shapes;
-  while (density < shape->min_density) ++shape;
-  plan_planes(*shape);
+  plan_planes();
   fill_masks();
   const int64_t kernel = geometry_.kernel_h * geometry_.kernel_w;
-  const PanelShape panel_shape = {0.0, block_channels_ * kernel, shape->group_rows};
+  const PanelShape panel_shape = {0.0, block_channels_ * kernel, 1};
   const float* values = weight.values;
   for (int64_t g = 0; g < geometry.groups; ++g) {
     groups_.push_back(pack_panel(group_of(weight, g, geometry.groups, &values), &panel_shape));
@@ -74,14 +64,16 @@ PackedConv::PackedConv(const KeptWeight& weight, const ConvGeometry& geometry, c
 
 // Kernel rows with the same phase of the stride share a plane, unless the rows between them are
 // longer than planes of their own.
-void PackedConv::plan_planes(const ConvShape& shape) {
+void PackedConv::plan_planes() {
   const ConvGeometry& g = geometry_;
   pitch_ = round_up(g.out_w(), std::min<int64_t>(kernels_.lanes, 8));
   const int64_t lanes = g.out_h() * pitch_;
-  max_width_ = std::min(shape.max_width, round_up(std::max<int64_t>(lanes, 1), kernels_.lanes));
+  max_width_ = std::min(kernels_.max_width, round_up(lanes, kernels_.lanes));
   // Large kernels: one channel's patches must stay in reach.
   while (max_width_ > kernels_.lanes && g.kernel_h * g.kernel_w * max_width_ > kMaxConvSlabFloats)
     max_width_ = round_up(max_width_ / 2, kernels_.lanes);
+  tiles_ = (lanes + max_width_ - 1) / max_width_;
+  max_width_ = round_up((lanes + tiles_ - 1) / tiles_, kernels_.lanes);
   places_.resize(g.kernel_h * g.kernel_w);
   for (int64_t phase_row = 0; phase_row < g.kernel_h; ++phase_row) {
     const int64_t phase = phase_row * g.dilation_h % g.stride_h;
@@ -109,12 +101,14 @@ void PackedConv::plan_planes(const ConvShape& shape) {
 
 void PackedConv::fill_masks() {
   const ConvGeometry& g = geometry_;
-  mask_chunks_ = (round_up(pitch_, 8) / 8) * std::min<int64_t>(g.stride_w, 2);
+  const bool by_column = g.stride_w <= 2;
+  mask_lanes_ = round_up(pitch_, 8) * (by_column ? g.stride_w : 1);
   for (int64_t kw = 0; kw < g.kernel_w; ++kw)
-    for (int64_t i = 0; i < 8 * mask_chunks_; ++i) {
-      const int64_t column = i + kw * g.dilation_w - g.pad_w;
+    for (int64_t i = 0; i < mask_lanes_; ++i) {
+      const int64_t column = i * (by_column ? 1 : g.stride_w) + kw * g.dilation_w - g.pad_w;
       masks_.push_back(column >= 0 && column < g.width ? -1 : 0);
     }
+  masks_.insert(masks_.end(), 16, 0);
 }
 
 ConvView PackedConv::view(int64_t group) const {
@@ -123,13 +117,14 @@ ConvView PackedConv::view(int64_t group) const {
           geometry_.out_h(),
           geometry_.out_w(),
           pitch_,
+          max_width_,
           block_channels_,
           channel_floats_,
           round_up(block_channels_ * channel_floats_, 16),
           planes_.data(),
           static_cast<int64_t>(planes_.size()),
           masks_.data(),
-          mask_chunks_};
+          mask_lanes_};
 }
 
 size_t PackedConv::bytes() const {
@@ -143,10 +138,9 @@ size_t PackedConv::bytes() const {
 std::vector<ConvTile> PackedConv::pixel_tiles() const {
   const int64_t unit = kernels_.lanes;
   const int64_t units = (geometry_.out_h() * pitch_ + unit - 1) / unit;
-  const int64_t count = (units * unit + max_width_ - 1) / max_width_;
   std::vector<ConvTile> tiles;
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t first = i * units / count, last = (i + 1) * units / count;
+  for (int64_t i = 0; i < tiles_; ++i) {
+    const int64_t first = i * units / tiles_, last = (i + 1) * units / tiles_;
     tiles.push_back({first * unit, static_cast<int>((last - first) * unit), 0, 0});
   }
   return tiles;

@@ -49,7 +49,7 @@ void PackedConv::run(const float* x, int64_t images, float* y, const float* bias
       out_of_memory.store(true);
       return;
     }
-    const ConvCall call = {x + image_group * x_size, y + image_group * y_size,
+    const ConvCall call = {x + image_group * x_size, x, x + images * num_groups * x_size, y + image_group * y_size,
                            bias ? bias + group * group_rows : nullptr, activation};
     kernels_.run(views[group], call, tile, scratch);
   };

@@ -21,6 +21,7 @@
 int main() {
   gossamer::check::Tally tally;
   gossamer::check::check_panel(tally);
+  gossamer::check::check_conv(tally);
   const bool ok = tally.print();
   std::printf(ok ? "check_kernels: ok\n" : "check_kernels: FAILED\n");
   return ok ? EXIT_SUCCESS : EXIT_FAILURE;

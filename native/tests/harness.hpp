@@ -68,5 +68,6 @@ void check_unpack(const std::string& family, Isa isa, const Weight& weight, cons
                   Tally& tally);
 
 void check_panel(Tally& tally);
+void check_conv(Tally& tally);
 
 }  // namespace gossamer::check

@@ -39,18 +39,20 @@ struct ConvView {
   PanelView panel;
   ConvGeometry geometry;
   int64_t out_h, out_w, pitch;
+  int64_t max_width;  // of a tile; planes have room for it
   int64_t block_channels, channel_floats, slab_floats;
   const ConvPlane* planes;  // of one channel
   int64_t num_planes;
-  // Which of eight neighbouring image columns exist, [kernel_w][mask_chunks][8], all bits or none:
-  // chunk i of a kernel column starts at image column 8 i + kernel_column * dilation - padding.
+  // Which image columns exist, [kernel_w][mask_lanes] and a chunk of none: all bits or no bit. Lane i
+  // is image column i + kernel_column * dilation - padding; for strides above 2 that of output lane i.
   const int32_t* masks;
-  int64_t mask_chunks;
+  int64_t mask_lanes;
 };
 
 // One group of one image.
 struct ConvCall {
   const float* x;  // [channels][height][width]
+  const float *x_begin, *x_end;  // of the whole batch: what may be read
   float* y;        // [rows][out_h][out_w]
   const float* bias;  // [rows], may be null
   Activation activation;
@@ -63,25 +65,20 @@ struct ConvTile {
   int64_t first_tile, last_tile;
 };
 
-// Floats of scratch one kernel call needs: the slab, the accumulators, their bias.
+// Floats of scratch one kernel call needs: the slab, the accumulators, their bias, and two numbers for
+// every eight lanes of a channel's slab.
 static inline size_t conv_scratch_floats(const ConvView& view, const ConvTile& tile) {
   const int64_t rows = (tile.last_tile - tile.first_tile) * view.panel.tile_rows;
-  return static_cast<size_t>(view.slab_floats + rows * (tile.width + 1));
+  return static_cast<size_t>(view.slab_floats + rows * (tile.width + 1) + view.channel_floats / 4);
 }
 
 // y = act(conv(x, W) + bias) of one tile. Allocates and throws nothing; `scratch` is 64-byte aligned.
 using ConvKernel = void (*)(const ConvView&, const ConvCall&, const ConvTile&, float* scratch);
 
-// How wide tiles may be and how many rows stand side by side, by falling density (see PanelShape).
-struct ConvShape {
-  double min_density;
-  int64_t max_width, group_rows;
-};
-
 struct ConvKernels {
   ConvKernel run;
   int64_t lanes;  // widths are multiples of it
-  const ConvShape* shapes;
+  int64_t max_width;
 };
 
 namespace reference { extern const ConvKernels conv_kernels; }

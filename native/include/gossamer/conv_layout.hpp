@@ -26,18 +26,18 @@ class PackedConv {
 
  private:
   ConvView view(int64_t group) const;
-  void plan_planes(const ConvShape& shape);
+  void plan_planes();
   void fill_masks();
   std::vector<ConvTile> pixel_tiles() const;
 
   const ConvKernels& kernels_;
   int64_t rows_;
   ConvGeometry given_, geometry_;  // as given, and as run: pointwise images are one long row
-  int64_t pitch_ = 0, max_width_ = 0, channel_floats_ = 0, block_channels_ = 0;
+  int64_t pitch_ = 0, tiles_ = 0, max_width_ = 0, channel_floats_ = 0, block_channels_ = 0;
   std::vector<ConvPlane> planes_;
   std::vector<int64_t> places_;  // of kernel position [kernel_h][kernel_w] in a channel's slab, floats
   std::vector<int32_t> masks_;
-  int64_t mask_chunks_ = 0;
+  int64_t mask_lanes_ = 0;
   std::vector<PanelLayout> groups_;
 };
 

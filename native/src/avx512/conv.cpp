@@ -23,25 +23,17 @@ struct Vec {
   static Type add(Type a, Type b) { return _mm512_add_ps(a, b); }
 };
 
-template <int G>
-void conv_width(const ConvView& view, const ConvCall& call, const ConvTile& tile, float* scratch) {
+void conv(const ConvView& view, const ConvCall& call, const ConvTile& tile, float* scratch) {
   switch (tile.width) {
-    case 64: return conv_tile<Vec, 1, 4, 2>(view, call, tile, scratch);
-    case 48: return conv_tile<Vec, 1, 3, 2>(view, call, tile, scratch);
-    case 32: return conv_tile<Vec, G, 2, 4 / G>(view, call, tile, scratch);
-    default: return conv_tile<Vec, G, 1, 4>(view, call, tile, scratch);
+    case 64: return conv_tile<Vec, 4, 2>(view, call, tile, scratch);
+    case 48: return conv_tile<Vec, 3, 2>(view, call, tile, scratch);
+    case 32: return conv_tile<Vec, 2, 4>(view, call, tile, scratch);
+    default: return conv_tile<Vec, 1, 4>(view, call, tile, scratch);
   }
 }
 
-void conv(const ConvView& view, const ConvCall& call, const ConvTile& tile, float* scratch) {
-  const auto run = view.panel.group_rows == 1 ? conv_width<1> : conv_width<2>;
-  run(view, call, tile, scratch);
-}
-
-const ConvShape shapes[] = {{0, 64, 1}};
-
 }  // namespace
 
-const ConvKernels conv_kernels = {conv, 16, shapes};
+const ConvKernels conv_kernels = {conv, 16, 64};
 
 }  // namespace gossamer::avx512

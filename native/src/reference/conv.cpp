@@ -70,10 +70,8 @@ void conv(const ConvView& conv, const ConvCall& call, const ConvTile& at, float*
   }
 }
 
-const ConvShape shapes[] = {{0, 8, 1}};
-
 }  // namespace
 
-const ConvKernels conv_kernels = {conv, 1, shapes};
+const ConvKernels conv_kernels = {conv, 1, 8};
 
 }  // namespace gossamer::reference
