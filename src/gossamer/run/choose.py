@@ -16,7 +16,8 @@ from gossamer.run.cost_table import CostKey, CostTable
 from gossamer.run.packed import Choice
 from gossamer.run.timing import Duel, duel
 
-Timer = Callable[[Callable[[], object], Callable[[], object]], Duel]
+Run = Callable[[], object]
+Timer = Callable[[Run, Run], Duel]
 
 # Sparse must win by this much: within it, the choice would be noise.
 _MARGIN = 1.05
@@ -57,6 +58,16 @@ class Chooser:
             self._table.put(key, times)
         return _by_time(prepared.kernel, tokens, _from_rank_zero(times))
 
+    def choose_between(self, kernel: str, key: CostKey, dense: Run, sparse: Run) -> Choice:
+        """The faster of two callables that do the same; `key` says what the result holds for."""
+        if not self._tune:
+            return _by_rule(kernel, key.density, key.tokens)
+        times = self._table.get(key) if _rank() == 0 else None
+        if times is None and _rank() == 0:
+            times = _time(dense, sparse, self._timer)
+            self._table.put(key, times)
+        return _by_time(kernel, key.tokens, _from_rank_zero(times))
+
     def save(self) -> None:
         """Write new measurements to disk."""
         if self._tune and _rank() == 0:
@@ -67,16 +78,18 @@ def _measure(prepared: Prepared, weight_RK: torch.Tensor, tokens: int, timer: Ti
     generator = torch.Generator().manual_seed(0)
     x_TK = torch.randn(tokens, weight_RK.shape[1], generator=generator)
     bias = torch.zeros(weight_RK.shape[0])
-    contenders = (
-        lambda: F.linear(x_TK, weight_RK, bias),
-        lambda: prepared.run(x_TK, bias, "none"),
+    return _time(
+        lambda: F.linear(x_TK, weight_RK, bias), lambda: prepared.run(x_TK, bias, "none"), timer
     )
+
+
+def _time(dense: Run, sparse: Run, timer: Timer) -> Duel:
     with torch.inference_mode():
-        times = timer(*contenders)
+        times = timer(dense, sparse)
         for _ in range(_MORE_TURNS):
             if not _CLOSE[0] < times.ratio < _CLOSE[1]:
                 break
-            again = timer(*contenders)
+            again = timer(dense, sparse)
             times = Duel(min(times.first_us, again.first_us), min(times.second_us, again.second_us))
     return times
 

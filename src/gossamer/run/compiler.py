@@ -12,6 +12,7 @@ import gossamer.ops.linear  # noqa: F401  (registers the built-in kernels)
 from gossamer.errors import InputError
 from gossamer.formats import pack
 from gossamer.nn import (
+    Conv2d,
     Linear,
     MaskedConv2d,
     MaskedLinear,
@@ -21,7 +22,9 @@ from gossamer.nn import (
 )
 from gossamer.ops.dispatch import prepare, report_fallback
 from gossamer.patterns import Pattern, detect_pattern
+from gossamer.run.batch_norm import fold_batch_norms
 from gossamer.run.choose import Chooser
+from gossamer.run.convs import Shapes, convert_conv, record_inputs
 from gossamer.run.packed import Choice, PackedLinear
 
 # A dense layer with fewer zeros than this is left alone: no kernel gains from it.
@@ -34,11 +37,15 @@ def compile(
     threads: int | None = None,
     inplace: bool = False,
     chooser: Chooser | None = None,
+    example: torch.Tensor | None = None,
 ) -> nn.Module:
-    """An inference model whose pruned Linears run on sparse kernels where these measure faster.
+    """An inference model whose pruned layers run on sparse kernels where these measure faster.
 
     Every masked or compact Linear, and every plain one with exact zeros, is timed against its dense
     form for each of `tokens` (rows of the activation) on this machine; `explain` shows the result.
+    Convolutions are timed on the image sizes of `example`. A BatchNorm2d that follows a convolution,
+    sparse or dense, is folded into it with its running statistics.
+
     The new model is in eval mode, shares every tensor it does not replace with `model` and takes no
     gradients. Packed weights are copies: compile again after changing the model.
 
@@ -48,14 +55,18 @@ def compile(
         threads: threads to measure with; None = torch.get_num_threads().
         inplace: convert `model` itself and free dense weights on the way.
         chooser: decides dense or sparse; None = measure, or the rule of GOSSAMER_TUNE=off.
+        example: an input of the model, run once or twice to learn the sizes of images. Without it
+            convolutions stay dense.
     """
     counts = _check_tokens(tokens)
     fast = model if inplace else _copy_sharing_tensors(model)
     fast.eval().requires_grad_(False)
     with _num_threads(threads):
         decide = Chooser() if chooser is None else chooser
+        fold_batch_norms(fast, example)
+        shapes = record_inputs(fast, example)
         for name, module in list(fast.named_modules()):
-            new = _convert(name or type(module).__name__, module, counts, decide)
+            new = _convert(name or type(module).__name__, module, counts, decide, shapes)
             if new is module:
                 continue
             if module is fast:
@@ -67,10 +78,18 @@ def compile(
     return fast
 
 
-def _convert(name: str, module: nn.Module, counts: tuple[int, ...], chooser: Chooser) -> nn.Module:
+def _convert(
+    name: str, module: nn.Module, counts: tuple[int, ...], chooser: Chooser, shapes: Shapes
+) -> nn.Module:
     """The inference form of one layer, or the layer itself if there is nothing to gain."""
-    if isinstance(module, MaskedConv2d):
-        return _stay_dense(module, name, counts, "no sparse convolution kernel yet")
+    if isinstance(module, nn.Conv2d | Conv2d):
+        return convert_conv(
+            module,
+            shapes,
+            chooser,
+            _MIN_SPARSITY,
+            lambda conv, reason: _stay_dense(conv, name, counts, reason),
+        )
     if isinstance(module, MaskedOutProj):
         return _stay_dense(module, name, counts, "nn.MultiheadAttention reads its weight directly")
     if isinstance(module, MaskedLinear | Linear):
@@ -124,7 +143,7 @@ def _dense_weight(module: MaskedLinear | Linear) -> torch.Tensor:
 
 def _as_dense(module: nn.Module) -> nn.Module:
     """A stock layer with exact zeros and no gradients."""
-    if isinstance(module, MaskedLinear | MaskedConv2d | Linear):
+    if isinstance(module, MaskedLinear | MaskedConv2d | Linear | Conv2d):
         return module.to_dense().eval().requires_grad_(False)
     return module
 
