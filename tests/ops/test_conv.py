@@ -167,7 +167,7 @@ def test_other_activations():
 
 
 def test_compiled_graphs_see_an_op():
-    packed, weight = make(ConvSettings(4, 6, (3, 3), (2, 2), (1, 1)))
+    packed, _ = make(ConvSettings(4, 6, (3, 3), (2, 2), (1, 1)))
     x, bias = torch.randn(2, 4, 9, 11), torch.randn(6)
     torch.library.opcheck(torch.ops.gossamer.packed_conv.default, (x, bias, packed.handle, "relu"))
     graph = torch.compile(lambda x: packed(x, bias), backend="eager", fullgraph=True)

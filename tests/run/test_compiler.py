@@ -10,6 +10,7 @@ from gossamer.nn import Linear
 from gossamer.ops.dispatch import Prepared, fallbacks
 from gossamer.run.choose import Chooser
 from gossamer.run.compiler import compile
+from gossamer.run.convs import NO_EXAMPLE
 from gossamer.run.cost_table import CostTable
 from gossamer.run.explanation import explain
 from gossamer.run.packed import PackedLinear
@@ -182,9 +183,9 @@ def test_what_no_kernel_serves_stays_dense_counted_and_refused_under_strict(spar
     fast = compile(conv, chooser=sparse_wins)
     assert type(fast[0]) is nn.Conv2d
     assert_same_output(fast, conv, torch.randn(1, 3, 8, 8))
-    assert fallbacks()["0: no sparse convolution kernel yet"] >= 1
-    assert explain(fast)[0].why == "no sparse convolution kernel yet"
-    with gossamer.strict(), pytest.raises(DenseFallback, match="convolution"):
+    assert fallbacks()[f"0: {NO_EXAMPLE}"] >= 1
+    assert explain(fast)[0].why == NO_EXAMPLE
+    with gossamer.strict(), pytest.raises(DenseFallback, match="pass example="):
         compile(conv, chooser=sparse_wins)
 
 

@@ -114,14 +114,15 @@ def _traced_pairs(model: nn.Module) -> list[Pair] | None:
         return None
     modules = dict(model.named_modules(remove_duplicate=False))
     calls = Counter(id(modules[n.target]) for n in graph.nodes if n.op == "call_module")
-    pairs = []
+    pairs: list[Pair] = []
     for node in graph.nodes:
         if node.op != "call_module" or len(node.users) != 1:
             continue
         conv, (user,) = modules[node.target], node.users
         norm = modules[user.target] if user.op == "call_module" else None
-        is_pair = isinstance(conv, AnyConv) and isinstance(norm, nn.BatchNorm2d)
-        if is_pair and calls[id(conv)] == calls[id(norm)] == 1:
+        if not isinstance(conv, AnyConv) or not isinstance(norm, nn.BatchNorm2d):
+            continue
+        if calls[id(conv)] == calls[id(norm)] == 1:
             pairs.append((conv, norm))
     return pairs
 

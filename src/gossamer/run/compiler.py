@@ -43,8 +43,8 @@ def compile(
 
     Every masked or compact Linear, and every plain one with exact zeros, is timed against its dense
     form for each of `tokens` (rows of the activation) on this machine; `explain` shows the result.
-    Convolutions are timed on the image sizes of `example`. A BatchNorm2d that follows a convolution,
-    sparse or dense, is folded into it with its running statistics.
+    Convolutions are timed on the image sizes of `example`. A BatchNorm2d that follows one, sparse
+    or dense, is folded into it with its running statistics.
 
     The new model is in eval mode, shares every tensor it does not replace with `model` and takes no
     gradients. Packed weights are copies: compile again after changing the model.
