@@ -52,7 +52,7 @@ class PackedConv:
 
     def nbytes(self, image: Pair) -> int:
         """Bytes of the packed weight for images of one size."""
-        return self._for(image).nbytes
+        return (self._by_size.get(image) or self._pack(image)).nbytes
 
     def __call__(
         self, x: torch.Tensor, bias: torch.Tensor | None = None, activation: str = "none"
@@ -73,41 +73,58 @@ class PackedConv:
         )
 
     def conv(self, x: torch.Tensor, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
-        """The eager path of a call."""
-        settings = self.settings
-        _check_call(x, bias, activation, settings)
-        x = x.contiguous()
-        image = (x.shape[-2], x.shape[-1])
-        y = x.new_empty((*x.shape[:-3], settings.out_channels, *settings.out_size(image)))
-        if y.numel():
-            self._for(image).run(
-                x.data_ptr(),
-                x.shape[0] if x.ndim == 4 else 1,
-                y.data_ptr(),
-                0 if bias is None else bias.data_ptr(),
-                ACTIVATIONS[activation],
-            )
+        """The eager path of a call: past the op layer, and with few steps, as layers are small."""
+        code = ACTIVATIONS.get(activation)
+        if code is None or not self._is_usable(x, bias):
+            raise _refusal(x, bias, activation, self.settings)
+        if not x.is_contiguous():
+            x = x.contiguous()
+        *leading, _, height, width = x.shape
+        layout = self._by_size.get((height, width)) or self._pack((height, width))
+        y = x.new_empty((*leading, self.settings.out_channels, layout.out_h, layout.out_w))
+        layout.run(
+            x.data_ptr(),
+            leading[0] if leading else 1,
+            y.data_ptr(),
+            0 if bias is None else bias.data_ptr(),
+            code,
+        )
         return y
 
-    def _for(self, image: Pair) -> _native.PackedConv:
-        packed = self._by_size.get(image)
-        if packed is None:
-            settings = self.settings
-            packed = _native.pack_conv(
-                self.values.numpy(),
-                self.mask_bits.numpy(),
-                *settings.matrix_shape,
-                kernel_size=settings.kernel_size,
-                stride=settings.stride,
-                padding=settings.even_padding() or (0, 0),
-                dilation=settings.dilation,
-                groups=settings.groups,
-                image=image,
-                kernels=active_kernels(),
+    def _is_usable(self, x: torch.Tensor, bias: torch.Tensor | None) -> bool:
+        return (
+            x.dtype is torch.float32
+            and x.is_cpu
+            and x.layout is torch.strided
+            and x.ndim in (3, 4)
+            and x.shape[-3] == self.settings.in_channels
+            and not (x.requires_grad and torch.is_grad_enabled())
+            and (bias is None or _is_usable_bias(bias, self.settings.out_channels))
+        )
+
+    def _pack(self, image: Pair) -> _native.PackedConv:
+        settings = self.settings
+        if 0 in image or min(settings.out_size(image)) < 1:
+            raise InputError(
+                f"packed conv: images of {image[0]} x {image[1]} are too small for a kernel of"
+                f" {settings.kernel_size} with padding {settings.padding} and dilation"
+                f" {settings.dilation}."
             )
-            # A new dict each time: other threads may be reading the old one.
-            kept = list(self._by_size.items())[1 - _MAX_SIZES :]
-            self._by_size = {**dict(kept), image: packed}
+        packed = _native.pack_conv(
+            self.values.numpy(),
+            self.mask_bits.numpy(),
+            *settings.matrix_shape,
+            kernel_size=settings.kernel_size,
+            stride=settings.stride,
+            padding=settings.even_padding() or (0, 0),
+            dilation=settings.dilation,
+            groups=settings.groups,
+            image=image,
+            kernels=active_kernels(),
+        )
+        # A new dict each time: other threads may be reading the old one.
+        kept = list(self._by_size.items())[1 - _MAX_SIZES :]
+        self._by_size = {**dict(kept), image: packed}
         return packed
 
 
@@ -125,44 +142,42 @@ def why_not(settings: ConvSettings) -> str | None:
     return None
 
 
-def _check_call(
+def _is_usable_bias(bias: torch.Tensor, num_rows: int) -> bool:
+    return (
+        bias.dtype is torch.float32
+        and bias.shape == (num_rows,)
+        and bias.is_cpu
+        and bias.is_contiguous()
+    )
+
+
+def _refusal(
     x: torch.Tensor, bias: torch.Tensor | None, activation: str, settings: ConvSettings
-) -> None:
+) -> InputError:
+    """What is wrong with arguments that were found unusable."""
+    rows, channels = settings.out_channels, settings.in_channels
     if activation not in ACTIVATIONS:
         names = ", ".join(ACTIVATIONS)
-        raise InputError(f"packed conv: activation must be one of {names}; got {activation!r}.")
+        return InputError(f"packed conv: activation must be one of {names}; got {activation!r}.")
     if x.dtype is not torch.float32 or not x.is_cpu or x.layout is not torch.strided:
-        raise InputError(
+        return InputError(
             f"packed conv: x must be a dense float32 tensor on the CPU, got {x.dtype} on"
             f" {x.device}. Convert it with x.float().cpu(), or run the uncompiled model."
         )
-    if x.ndim not in (3, 4) or x.shape[-3] != settings.in_channels:
-        raise InputError(
-            f"packed conv: x must be [N, {settings.in_channels}, H, W] or"
-            f" [{settings.in_channels}, H, W], got {list(x.shape)}."
+    if x.ndim not in (3, 4) or x.shape[-3] != channels:
+        return InputError(
+            f"packed conv: x must be [N, {channels}, H, W] or [{channels}, H, W], got"
+            f" {list(x.shape)}."
         )
-    if min(settings.out_size((x.shape[-2], x.shape[-1]))) < 1 or 0 in x.shape[-2:]:
-        raise InputError(
-            f"packed conv: images of {x.shape[-2]} x {x.shape[-1]} are too small for a kernel of"
-            f" {settings.kernel_size} with padding {settings.padding} and dilation"
-            f" {settings.dilation}."
-        )
-    rows = settings.out_channels
-    if bias is not None and not (
-        bias.dtype is torch.float32
-        and bias.shape == (rows,)
-        and bias.is_cpu
-        and bias.is_contiguous()
-    ):
-        raise InputError(
+    if bias is not None and not _is_usable_bias(bias, rows):
+        return InputError(
             f"packed conv: bias must be contiguous float32 [{rows}] on the CPU, got"
             f" {bias.dtype} {list(bias.shape)} on {bias.device}."
         )
-    if x.requires_grad and torch.is_grad_enabled():
-        raise InputError(
-            "packed conv: a compiled model is for inference and gives no gradients. Call it under"
-            " torch.inference_mode(), or train the model it was compiled from."
-        )
+    return InputError(
+        "packed conv: a compiled model is for inference and gives no gradients. Call it under"
+        " torch.inference_mode(), or train the model it was compiled from."
+    )
 
 
 # Custom ops take tensors and numbers only, so a packed weight goes through them as a number. The
