@@ -103,12 +103,14 @@ void PackedConv::fill_masks() {
   const ConvGeometry& g = geometry_;
   const bool by_column = g.stride_w <= 2;
   mask_lanes_ = round_up(pitch_, 8) * (by_column ? g.stride_w : 1);
+  // Two chunks behind the table stand for rows that do not exist.
+  masks_.assign((g.kernel_w * mask_lanes_) / 8 + 2, MaskChunk{});
   for (int64_t kw = 0; kw < g.kernel_w; ++kw)
     for (int64_t i = 0; i < mask_lanes_; ++i) {
       const int64_t column = i * (by_column ? 1 : g.stride_w) + kw * g.dilation_w - g.pad_w;
-      masks_.push_back(column >= 0 && column < g.width ? -1 : 0);
+      const int64_t lane = kw * mask_lanes_ + i;
+      masks_[lane / 8].lanes[lane % 8] = column >= 0 && column < g.width ? -1 : 0;
     }
-  masks_.insert(masks_.end(), 16, 0);
 }
 
 ConvView PackedConv::view(int64_t group) const {
@@ -123,13 +125,13 @@ ConvView PackedConv::view(int64_t group) const {
           round_up(block_channels_ * channel_floats_, 16),
           planes_.data(),
           static_cast<int64_t>(planes_.size()),
-          masks_.data(),
+          masks_.data()->lanes,
           mask_lanes_};
 }
 
 size_t PackedConv::bytes() const {
   size_t total = planes_.size() * sizeof(ConvPlane) + places_.size() * sizeof(int64_t) +
-                 masks_.size() * sizeof(int32_t);
+                 masks_.size() * sizeof(MaskChunk);
   for (const PanelLayout& layout : groups_) total += layout.bytes();
   return total;
 }

@@ -121,7 +121,7 @@ void check_case(const Case& c, Isa isa, const Weight& weight, unsigned seed, Tal
 
 void check_conv(Tally& tally) {
   std::mt19937 random(20240609);
-  for (int i = 0; i < 250; ++i) {
+  for (int i = 0; i < 120; ++i) {
     const Case c = random_case(random);
     const int64_t columns = c.geometry.channels * c.geometry.kernel_h * c.geometry.kernel_w;
     const Weight weight = random_weight(c.rows, columns, c.density, random);

@@ -36,7 +36,10 @@ class PackedConv {
   int64_t pitch_ = 0, tiles_ = 0, max_width_ = 0, channel_floats_ = 0, block_channels_ = 0;
   std::vector<ConvPlane> planes_;
   std::vector<int64_t> places_;  // of kernel position [kernel_h][kernel_w] in a channel's slab, floats
-  std::vector<int32_t> masks_;
+  struct alignas(32) MaskChunk {
+    int32_t lanes[8];
+  };
+  std::vector<MaskChunk> masks_;  // aligned: their loads must not cross lines
   int64_t mask_lanes_ = 0;
   std::vector<PanelLayout> groups_;
 };
