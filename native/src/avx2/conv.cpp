@@ -24,8 +24,8 @@ struct Vec {
 
 // Chains of FMAs: eight where sixteen registers allow it. Every width from 8 to 64 is there, since
 // images seldom divide by 64: 7 rows of 8 lanes are one tile of 56. Two rows side by side on 32 lanes,
-// which the linear panel uses at low density, lost 5 to 40 % at 90 % sparsity (slabs hold more columns
-// here); at 97 % they win 15 to 30 % on 7x7 and 14x14 pixels and lose elsewhere.
+// which the linear panel uses at low density, lost up to 40 % at 90 % sparsity and won nowhere by more
+// than noise (slabs hold more columns here); at 97 % they won up to 27 % on 7x7 and 14x14 pixels.
 void conv(const ConvView& view, const ConvCall& call, const ConvTile& tile, float* scratch) {
   switch (tile.width) {
     case 64: return conv_tile<Vec, 8, 1>(view, call, tile, scratch);
