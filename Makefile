@@ -55,6 +55,7 @@ format: setup
 bench: setup
 	$(BIN)/python benchmarks/ceilings.py
 	$(BIN)/python benchmarks/linear.py
+	$(BIN)/python benchmarks/conv.py
 
 clean:
 	rm -rf $(VENV) build out

@@ -22,8 +22,8 @@ import torch.nn.functional as F
 from gossamer.formats.bits import pack_bits
 from gossamer.ops.few import DTYPES, pack_few
 from gossamer.ops.kernels import active_kernels, cpu_name
-from gossamer.patterns import parse_pattern
 from gossamer.ops.timing import duel
+from gossamer.patterns import parse_pattern
 
 SHAPES = ("576x576", "1536x576", "768x768", "3072x768", "4096x4096")
 CASES = (

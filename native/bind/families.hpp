@@ -9,6 +9,7 @@ void bind_bitmask(nanobind::module_& m);
 void bind_int8(nanobind::module_& m);  // after bind_packed_weight: its class is a base
 void bind_nmg(nanobind::module_& m);
 void bind_few(nanobind::module_& m);
+void bind_conv(nanobind::module_& m);
 void bind_packed_weight(nanobind::module_& m);
 void bind_strip(nanobind::module_& m);
 void bind_train(nanobind::module_& m);

@@ -16,6 +16,7 @@ using namespace gossamer;
 NB_MODULE(_native, m) {
   bind::bind_bitmask(m);
   bind::bind_few(m);
+  bind::bind_conv(m);
   bind::bind_packed_weight(m);
   bind::bind_int8(m);
   bind::bind_nmg(m);

@@ -37,6 +37,7 @@ const Family families[] = {
     {check_row_groups, fuzz_row_groups},
     {check_few, fuzz_few},
     {check_train, fuzz_train},
+    {check_conv, fuzz_conv},
 };
 
 void fuzz(long cases, unsigned long seed, Tally& tally) {

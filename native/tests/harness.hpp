@@ -86,5 +86,7 @@ void check_few(Tally& tally);
 void fuzz_few(std::mt19937& random, Tally& tally);
 void check_train(Tally& tally);
 void fuzz_train(std::mt19937& random, Tally& tally);
+void check_conv(Tally& tally);
+void fuzz_conv(std::mt19937& random, Tally& tally);
 
 }  // namespace gossamer::check

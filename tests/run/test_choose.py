@@ -10,8 +10,8 @@ import torch.multiprocessing as mp
 from gossamer.errors import InputError
 from gossamer.formats import pack
 from gossamer.ops.dispatch import Kernel
-from gossamer.patterns import Unstructured
 from gossamer.ops.timing import Duel, duel
+from gossamer.patterns import Unstructured
 from gossamer.run.choose import Chooser
 from gossamer.run.contenders import Contenders
 from gossamer.run.cost_table import CostKey, CostTable

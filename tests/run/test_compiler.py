@@ -12,6 +12,7 @@ from gossamer.ops.linear import PANEL
 from gossamer.ops.timing import Duel
 from gossamer.run.choose import Chooser
 from gossamer.run.compiler import compile
+from gossamer.run.convs import NO_EXAMPLE
 from gossamer.run.cost_table import CostTable
 from gossamer.run.explanation import explain
 from gossamer.run.packed import PackedLinear
@@ -189,9 +190,9 @@ def test_what_no_kernel_serves_stays_dense_counted_and_refused_under_strict(spar
     fast = compile(conv, chooser=sparse_wins)
     assert type(fast[0]) is nn.Conv2d
     assert_same_output(fast, conv, torch.randn(1, 3, 8, 8))
-    assert fallbacks()["0: no sparse convolution kernel yet"] >= 1
-    assert explain(fast)[0].why == "no sparse convolution kernel yet"
-    with gossamer.strict(), pytest.raises(DenseFallback, match="convolution"):
+    assert fallbacks()[f"0: {NO_EXAMPLE}"] >= 1
+    assert explain(fast)[0].why == NO_EXAMPLE
+    with gossamer.strict(), pytest.raises(DenseFallback, match="pass example="):
         compile(conv, chooser=sparse_wins)
 
 

@@ -13,17 +13,17 @@
 
 namespace gossamer {
 
-// Adds one column block to the accumulators of a row tile, tile[row][NV vectors].
+// Adds one column block to the accumulators of a row tile, tile[row][NV vectors]. Column offsets are
+// multiplied by SCALE to give bytes into the slab.
 //
 // G rows go side by side (see PanelView). FMAs of one accumulator depend on each other (4 cycles),
 // so narrow panels use SETS independent accumulators in turn: with 4 chains instead of 8, 32
 // tokens ran at half speed. The order of additions is thus fixed by the layout and the width of
 // the token tile, never by the number of threads.
-template <class V, int G, int NV, int SETS>
+template <class V, int G, int NV, int SETS, int SCALE = NV * V::kLanes / 8>
 void add_block(const PanelView& view, const PanelBlock& block, const float* slab, float* tile,
                const float* bias) {
   constexpr int kWidth = NV * V::kLanes;
-  constexpr int kScale = kWidth / 8;
   const float* value = view.values + block.first_value;
   const uint16_t* offset = view.offsets + block.first_value;
   const uint16_t* ids = view.row_ids + block.first_row;
@@ -51,7 +51,7 @@ void add_block(const PanelView& view, const PanelBlock& block, const float* slab
       for (int line = 0; line < kWidth * 4; line += 64) _mm_prefetch(next + line, _MM_HINT_T0);
     }
     const auto step = [&](int j, int g, typename V::Type w, int set) __attribute__((always_inline)) {
-      const float* x = reinterpret_cast<const float*>(base + static_cast<size_t>(offset[j * G + g]) * kScale);
+      const float* x = reinterpret_cast<const float*>(base + static_cast<size_t>(offset[j * G + g]) * SCALE);
 #pragma GCC unroll 8
       for (int q = 0; q < NV; ++q) acc[set][g][q] = V::fma(w, x + q * V::kLanes, acc[set][g][q]);
     };

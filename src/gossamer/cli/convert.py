@@ -39,7 +39,7 @@ def convert(out: Output, source: Path, target: Path, form: str) -> None:
     from gossamer.cli.sources import directory_bytes, load_source, tensor_bytes
     from gossamer.io import save
     from gossamer.io.opened import check_replaceable
-    from gossamer.nn import Linear, MaskedWeight
+    from gossamer.nn import CompactWeight, MaskedWeight
     from gossamer.report.report import format_bytes
 
     check_replaceable(target)
@@ -49,7 +49,7 @@ def convert(out: Output, source: Path, target: Path, form: str) -> None:
     sparse = {
         name: module
         for name, module in model.named_modules()
-        if isinstance(module, MaskedWeight | Linear)
+        if isinstance(module, MaskedWeight | CompactWeight)
     }
     with out.stage("writing"):
         save(model, target, format=form)

@@ -22,7 +22,7 @@ from gossamer.io.transformers_models import (
     build_transformers,
     is_transformers,
 )
-from gossamer.nn import Linear, MaskedConv2d, MaskedLinear
+from gossamer.nn import Conv2d, Linear, MaskedConv2d, MaskedLinear
 from gossamer.zoo import ZOO
 
 # Two levels of JSON per nested container must stay below the limit of the manifest.
@@ -90,7 +90,7 @@ def _describe(module: nn.Module, key: str, depth: int) -> TorchNode | ZooNode | 
 
 def _layer_name(module: nn.Module) -> str | None:
     """The row of the table a layer belongs to; sparse layers belong to the one they replace."""
-    if isinstance(module, MaskedConv2d):
+    if isinstance(module, MaskedConv2d | Conv2d):
         return "Conv2d"
     return "Linear" if isinstance(module, _AS_LINEAR) else _LAYER_NAMES.get(type(module))
 

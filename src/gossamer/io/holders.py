@@ -6,6 +6,8 @@ from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from gossamer.nn import (
+    CompactWeight,
+    Conv2d,
     Linear,
     MaskedConv2d,
     MaskedLinear,
@@ -14,12 +16,13 @@ from gossamer.nn import (
     Mode,
     inherit_hooks,
 )
+from gossamer.ops.conv_settings import ConvSettings
 from gossamer.patterns import Pattern
 
 
 def can_mask(layer: nn.Module) -> bool:
     """Whether `mask_layer` takes it: an ordinary or sparse Linear or Conv2d."""
-    return isinstance(layer, MaskedWeight | Linear) or type(layer) in (
+    return isinstance(layer, MaskedWeight | CompactWeight) or type(layer) in (
         nn.Linear,
         NonDynamicallyQuantizableLinear,
         nn.Conv2d,
@@ -27,12 +30,15 @@ def can_mask(layer: nn.Module) -> bool:
 
 
 def can_compact(layer: nn.Module) -> bool:
-    """Whether `compact_layer` takes it: an ordinary, masked or compact Linear."""
+    """Whether `compact_layer` takes it: an ordinary, masked or compact Linear or Conv2d."""
     out_proj = isinstance(layer, MaskedOutProj)
-    return not out_proj and (type(layer) is nn.Linear or isinstance(layer, MaskedLinear | Linear))
+    return not out_proj and (
+        type(layer) in (nn.Linear, nn.Conv2d)
+        or isinstance(layer, MaskedLinear | MaskedConv2d | CompactWeight)
+    )
 
 
-def ordinary_layer(layer: MaskedWeight | Linear) -> nn.Module:
+def ordinary_layer(layer: MaskedWeight | CompactWeight) -> nn.Module:
     """An ordinary layer with the weights, zeros included, the bias and the hooks of `layer`."""
     dense: nn.Module = layer.to_dense()  # type: ignore[operator]
     inherit_hooks(dense, layer)
@@ -42,7 +48,7 @@ def ordinary_layer(layer: MaskedWeight | Linear) -> nn.Module:
 
 def mask_layer(layer: nn.Module, mask: torch.Tensor, pattern: Pattern) -> MaskedWeight:
     """A masked layer in the place of `layer`, with its Parameters and hooks."""
-    if isinstance(layer, Linear):
+    if isinstance(layer, CompactWeight):
         layer = ordinary_layer(layer)
     if isinstance(layer, nn.Conv2d):
         return MaskedConv2d.from_dense(layer, mask, pattern)
@@ -60,10 +66,14 @@ def compact_layer(
     num_columns: int,
     pattern: Pattern,
     mode: Mode,
-) -> Linear:
+) -> CompactWeight:
     """A compact layer in the place of `layer`, with its bias and hooks."""
-    compact = Linear(
-        values, mask_bits, num_columns, layer._parameters["bias"], pattern=pattern, mode=mode
-    )
+    bias = layer._parameters["bias"]
+    compact: CompactWeight
+    if isinstance(layer, nn.Conv2d | Conv2d):
+        settings = ConvSettings.of(layer)
+        compact = Conv2d(values, mask_bits, settings, bias, pattern=pattern, mode=mode)
+    else:
+        compact = Linear(values, mask_bits, num_columns, bias, pattern=pattern, mode=mode)
     inherit_hooks(compact, layer)
     return compact

@@ -16,9 +16,9 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from gossamer.errors import ArtifactError, InputError
 from gossamer.io.limits import check_name, checked_bytes
 from gossamer.io.tensor_header import DTYPE_CODES
-from gossamer.nn import Linear, MaskedWeight
+from gossamer.nn import CompactWeight, MaskedWeight
 
-SparseLayer = MaskedWeight | Linear
+SparseLayer = MaskedWeight | CompactWeight
 # Tensors of a sparse layer that its packed weight stands for.
 _PACKED_AWAY = ("weight", "values", "mask_bits")
 _TENSOR_TYPES = (torch.Tensor, nn.Parameter, nn.Buffer)
@@ -43,8 +43,8 @@ class Slot:
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the dense weight or tensor."""
-        if isinstance(self.layer, Linear):
-            return self.layer.matrix_shape
+        if isinstance(self.layer, CompactWeight):
+            return self.layer.weight_shape
         return tuple(self.tensor.shape)
 
     @property
@@ -136,8 +136,8 @@ def take_inventory(model: nn.Module) -> Inventory:
 
 def own_slots(path: str, module: nn.Module) -> Iterator[Slot]:
     """The slots of one module, without its children."""
-    layer = module if isinstance(module, MaskedWeight | Linear) else None
-    if isinstance(layer, Linear):
+    layer = module if isinstance(module, MaskedWeight | CompactWeight) else None
+    if isinstance(layer, CompactWeight):
         yield Slot(path, "weight", module, layer.values, True, layer)
     elif layer is not None:
         yield Slot(path, "weight", module, layer.weight_parameter(), True, layer)

@@ -17,7 +17,7 @@ from gossamer.formats.bits import row_bytes
 from gossamer.io.inventory import Inventory, Slot, SparseLayer
 from gossamer.io.manifest import DenseEntry, MaskEntry, SparseEntry, TensorEntry, TiedEntry
 from gossamer.io.tensor_header import dtype_name
-from gossamer.nn import Linear
+from gossamer.nn import CompactWeight
 
 SHARD_BYTES = 2 * 2**30
 SEPARATOR = "::"
@@ -112,8 +112,8 @@ def _sparse_piece(slot: Slot, layer: SparseLayer) -> Piece:
             format=format_name,
             arrays=tuple(sorted(key.removeprefix(slot.name + SEPARATOR) for key in keys)),
             mask=_mask_entry(layer),
-            holder="compact" if isinstance(layer, Linear) else "masked",
-            mode=layer.mode if isinstance(layer, Linear) else None,
+            holder="compact" if isinstance(layer, CompactWeight) else "masked",
+            mode=layer.mode if isinstance(layer, CompactWeight) else None,
         )
 
     return Piece(slot.name, num_bytes, arrays, entry)
@@ -138,7 +138,7 @@ def _mask_entry(layer: SparseLayer) -> MaskEntry:
 def pack_layer(layer: SparseLayer, format_name: str, where: str) -> SparseTensor:
     """The kept weights of a layer in `format_name`; a compact one is not expanded for bitmask."""
     shape, pattern = layer.matrix_shape, layer.pattern
-    if isinstance(layer, Linear) and format_name == BITMASK:
+    if isinstance(layer, CompactWeight) and format_name == BITMASK:
         arrays = {"values": layer.values.detach(), BITMASK: layer.mask_bits}
         sparse = SparseTensor(shape, pattern, format_name, arrays)
         validate(sparse, where)
@@ -148,8 +148,8 @@ def pack_layer(layer: SparseLayer, format_name: str, where: str) -> SparseTensor
 
 def dense_weight(layer: SparseLayer) -> torch.Tensor:
     """The layer's weight with exact zeros (+0.0) where it is pruned."""
-    if isinstance(layer, Linear):
-        return layer.to_dense().weight.detach()
+    if isinstance(layer, CompactWeight):
+        return layer.dense_weight()
     return layer.masked_weight().detach()
 
 

@@ -18,7 +18,7 @@ from gossamer.io.holders import compact_layer, mask_layer, ordinary_layer
 from gossamer.io.inventory import Slot, own_slots
 from gossamer.io.manifest import Manifest, SparseEntry
 from gossamer.nn import (
-    Linear,
+    CompactWeight,
     MaskedWeight,
     Mode,
     disable_fast_paths,
@@ -105,7 +105,7 @@ class Placement:
 
     def _put_masked(self, slot: Slot, decoded: MaskedTensor) -> None:
         layer = _without_compact(slot.module)
-        if self._keeps(slot) and not isinstance(slot.layer, Linear):
+        if self._keeps(slot) and not isinstance(slot.layer, CompactWeight):
             slot.tensor.data.copy_(decoded.weight)
         else:
             layer._parameters["weight"] = self._parameter(slot, decoded.weight)
@@ -113,7 +113,7 @@ class Placement:
 
     def _put_compact(self, slot: Slot, decoded: CompactTensor) -> None:
         mode = self._mode(slot.name)
-        if self._in_place and isinstance(slot.layer, Linear):
+        if self._in_place and isinstance(slot.layer, CompactWeight):
             _overwrite(slot.layer, decoded, mode)
             return
         values = self._parameter(slot, decoded.values)
@@ -132,9 +132,9 @@ class Placement:
             # As nn.masked promises: layers with one weight move their mask together.
             for buffer in ("mask_bits", "_mask"):
                 new._buffers[buffer] = masked._buffers[buffer]
-        elif isinstance(original.layer, Linear):
+        elif isinstance(original.layer, CompactWeight):
             source = original.layer
-            columns, pattern, mode = source.in_features, source.pattern, source.mode
+            columns, pattern, mode = source.matrix_shape[1], source.pattern, source.mode
             replace_module(
                 self._root,
                 slot.module,
@@ -170,10 +170,10 @@ class Placement:
 
 
 def _without_compact(layer: nn.Module) -> nn.Module:
-    return ordinary_layer(layer) if isinstance(layer, Linear) else layer
+    return ordinary_layer(layer) if isinstance(layer, CompactWeight) else layer
 
 
-def _overwrite(layer: Linear, decoded: CompactTensor, mode: Mode) -> None:
+def _overwrite(layer: CompactWeight, decoded: CompactTensor, mode: Mode) -> None:
     """Give a compact layer of the user's new values and positions; the Parameter object stays."""
     values = layer.values
     values.grad = None

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Modules that hold sparse weights: masked while the mask moves, compact once it is fixed."""
 
+from gossamer.nn.compact import CompactWeight, Mode
+from gossamer.nn.conv2d import Conv2d
 from gossamer.nn.fastpath import disable_fast_paths
-from gossamer.nn.linear import Linear, Mode
+from gossamer.nn.linear import Linear
 from gossamer.nn.masked import MaskedConv2d, MaskedLinear, MaskedOutProj, MaskedWeight
 from gossamer.nn.replace import inherit_hooks, replace_module
 
 __all__ = [
+    "CompactWeight",
+    "Conv2d",
     "Linear",
     "MaskedConv2d",
     "MaskedLinear",

@@ -17,6 +17,28 @@ class PackedWeight:
     @property
     def nbytes(self) -> int: ...
 
+class PackedConv:
+    def run(self, x: int, images: int, y: int, bias: int, activation: int) -> None: ...
+    @property
+    def out_h(self) -> int: ...
+    @property
+    def out_w(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+def pack_conv(
+    values: NDArray[np.float32],
+    mask_bits: NDArray[np.uint8],
+    rows: int,
+    columns: int,
+    kernel_size: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+    groups: int,
+    image: tuple[int, int],
+    kernels: str,
+) -> PackedConv: ...
 def pack_panel(
     values: NDArray[np.float32],
     mask_bits: NDArray[np.uint8],
@@ -91,6 +113,7 @@ def train_grad_values(
 def available_kernels() -> list[str]: ...
 def ceiling_mixes() -> list[str]: ...
 def run_ceiling(kernels: str, mix: str, repeats: int) -> float: ...
+
 class Int8Weight(PackedWeight):
     @property
     def activation_bits(self) -> int: ...

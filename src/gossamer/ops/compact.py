@@ -104,6 +104,26 @@ def expand_into(dense: torch.Tensor, values: torch.Tensor, mask_bits: torch.Tens
     fill(dense, values, mask_bits)
 
 
+@torch.library.custom_op("gossamer::expand_values", mutates_args=())
+def _expand_values(values: torch.Tensor, mask_bits: torch.Tensor, num_columns: int) -> torch.Tensor:
+    return expand(values.contiguous(), mask_bits, num_columns)
+
+
+@torch.library.custom_op("gossamer::gather_values", mutates_args=())
+def _gather_values(dense: torch.Tensor, mask_bits: torch.Tensor, num_values: int) -> torch.Tensor:
+    return gather_kept(dense.contiguous(), mask_bits, num_values)
+
+
+@_expand_values.register_fake
+def _(values: torch.Tensor, mask_bits: torch.Tensor, num_columns: int) -> torch.Tensor:
+    return values.new_empty(mask_bits.shape[0], num_columns)
+
+
+@_gather_values.register_fake
+def _(dense: torch.Tensor, mask_bits: torch.Tensor, num_values: int) -> torch.Tensor:
+    return dense.new_empty(num_values)
+
+
 @_linear.register_fake
 def _(
     x: torch.Tensor,
@@ -217,6 +237,26 @@ def _resident_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | Non
     return dx, dvalues, None, None, _flat(grad).sum(0) if needs_bias else None
 
 
+def _save_expand(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(inputs[1])
+    ctx.num_values = inputs[0].numel()
+
+
+def _expand_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    return _gather_values(grad, *ctx.saved_tensors, ctx.num_values), None, None
+
+
+def _save_gather(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(inputs[1])
+    ctx.num_columns = inputs[0].shape[1]
+
+
+def _gather_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    return _expand_values(grad, *ctx.saved_tensors, ctx.num_columns), None, None
+
+
+_expand_values.register_autograd(_expand_backward, setup_context=_save_expand)
+_gather_values.register_autograd(_gather_backward, setup_context=_save_gather)
 _linear.register_autograd(_linear_backward, setup_context=_save_linear)
 _grad_input.register_autograd(_grad_input_backward, setup_context=_save_grad_input)
 _grad_values.register_autograd(_grad_values_backward, setup_context=_save_grad_values)
@@ -287,3 +327,9 @@ def resident_linear(
     x, values, bias = _prepare(x, values, bias, dense.shape[1])
     y: torch.Tensor = _resident_linear(x, values, dense.to(values.dtype), mask_bits, bias)
     return y
+
+
+def expand_values(values: torch.Tensor, mask_bits: torch.Tensor, num_columns: int) -> torch.Tensor:
+    """The dense weight [R, K] of kept values, differentiable any number of times."""
+    dense: torch.Tensor = _expand_values(values, mask_bits, num_columns)
+    return dense

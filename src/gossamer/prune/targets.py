@@ -8,8 +8,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from gossamer.errors import InputError, TargetError
-from gossamer.nn import Linear as CompactLinear
-from gossamer.nn import MaskedConv2d, MaskedLinear
+from gossamer.nn import CompactWeight, MaskedConv2d, MaskedLinear
 from gossamer.prune.rules import Rules, as_rules, inside, is_exact, match
 
 PRUNABLE = (nn.Linear, nn.Conv2d)
@@ -83,7 +82,7 @@ def find_targets(model: nn.Module, targets: Rules = None, ignore: Rules = None) 
 
 def why_not_prunable(module: nn.Module) -> str | None:
     """Why a Linear or Conv2d cannot be masked; None if it can."""
-    if isinstance(module, CompactLinear):
+    if isinstance(module, CompactWeight):
         return "it is compact, its mask is fixed; use remap(mask) or to_dense()"
     if not isinstance(module, PRUNABLE):
         return f"{type(module).__name__} is neither Linear nor Conv2d"
@@ -128,7 +127,7 @@ def _embedding_tied_to(module: nn.Module, holders: Holders) -> str | None:
 
 def _left_by_default(name: str, module: nn.Module, holders: Holders) -> bool:
     return (
-        not isinstance(module, (*PRUNABLE, CompactLinear))
+        not isinstance(module, (*PRUNABLE, CompactWeight))
         or name.rsplit(".", 1)[-1] in HEAD_NAMES
         or _embedding_tied_to(module, holders) is not None
     )
@@ -144,9 +143,9 @@ def _targeted(model: nn.Module, modules: dict[str, nn.Module], rules: list[str])
                 " can be pruned; name the layer."
             )
         names = match(rule, modules, "targets")
-        if is_exact(rule, modules) and not isinstance(modules[rule], (*PRUNABLE, CompactLinear)):
+        if is_exact(rule, modules) and not isinstance(modules[rule], (*PRUNABLE, CompactWeight)):
             names = _members(rule, modules)
-        prunable = [n for n in names if isinstance(modules[n], (*PRUNABLE, CompactLinear))]
+        prunable = [n for n in names if isinstance(modules[n], (*PRUNABLE, CompactWeight))]
         if not prunable:
             first = names[0]
             raise TargetError(

@@ -12,8 +12,7 @@ from torch import nn
 
 from gossamer.errors import InputError, RecipeError
 from gossamer.formats import FORMATS, choose_format
-from gossamer.nn import Linear as CompactLinear
-from gossamer.nn import MaskedWeight
+from gossamer.nn import CompactWeight, MaskedWeight
 from gossamer.patterns import Pattern
 from gossamer.prune import LayerResult, Scorer, apply_plan, attention_notes, plan_oneshot
 from gossamer.prune.rules import Rules
@@ -183,7 +182,7 @@ def _row(result: LayerResult) -> LayerRow:
 
 def _dense_bytes(model: nn.Module) -> int:
     """Bytes a dense checkpoint holds: distinct parameters and saved buffers, masks left out."""
-    sparse = [m for m in model.modules() if isinstance(m, MaskedWeight | CompactLinear)]
+    sparse = [m for m in model.modules() if isinstance(m, MaskedWeight | CompactWeight)]
     masks = {id(module.mask_bits) for module in sparse}
     held = {id(value): value for value in model.state_dict(keep_vars=True).values()}
     return sum(

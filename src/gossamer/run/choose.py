@@ -13,12 +13,13 @@ import torch.nn.functional as F
 from gossamer import settings
 from gossamer.errors import InputError
 from gossamer.ops.dispatch import PRECISIONS, Kernel, kernel_names
-from gossamer.run.contenders import Contenders
 from gossamer.ops.timing import Duel, duel
+from gossamer.run.contenders import Contenders
 from gossamer.run.cost_table import CostKey, CostTable
 from gossamer.run.packed import Choice
 
-Timer = Callable[[Callable[[], object], Callable[[], object]], Duel]
+Call = Callable[[], object]
+Timer = Callable[[Call, Call], Duel]
 
 # Sparse must win by this much: within it, the choice would be noise.
 _MARGIN = 1.05
@@ -50,7 +51,9 @@ class Chooser:
         if not kernels:
             return Choice(tokens, "dense", None, None, "no kernel")
         if not self._tune:
-            return _by_rule(kernels, contenders.density, tokens)
+            # The lowest precision is what was asked for; its first kernel is the general one.
+            lowest = max(kernels, key=lambda kernel: PRECISIONS.index(kernel.precision))
+            return _by_rule(lowest.name, contenders.density, tokens)
         times = [self._time(contenders, k, tokens) if _rank() == 0 else None for k in kernels]
         names = [kernel.name for kernel in kernels]
         return _by_time(tokens, dict(zip(names, _from_rank_zero(times), strict=True)))
@@ -72,6 +75,16 @@ class Chooser:
             times = _measure(contenders, kernel, tokens, self._timer)
             self._table.put(key, times)
         return times
+
+    def choose_between(self, kernel: str, key: CostKey, dense: Call, sparse: Call) -> Choice:
+        """The faster of two callables that do the same; `key` says what the result holds for."""
+        if not self._tune:
+            return _by_rule(kernel, key.density, key.tokens)
+        times = None
+        if _rank() == 0:
+            times = self._table.get(key) or _duel(dense, sparse, self._timer)
+            self._table.put(key, times)
+        return _by_time(key.tokens, {kernel: _from_rank_zero([times])[0]})
 
     def save(self) -> None:
         """Write new measurements to disk."""
@@ -102,13 +115,16 @@ def _measure(contenders: Contenders, kernel: Kernel, tokens: int, timer: Timer) 
     generator = torch.Generator().manual_seed(0)
     x_TK = torch.randn(tokens, weight_RK.shape[1], generator=generator)
     bias = torch.zeros(weight_RK.shape[0])
-    pair = (lambda: F.linear(x_TK, weight_RK, bias), lambda: run(x_TK, bias, "none"))
+    return _duel(lambda: F.linear(x_TK, weight_RK, bias), lambda: run(x_TK, bias, "none"), timer)
+
+
+def _duel(dense: Call, sparse: Call, timer: Timer) -> Duel:
     with torch.inference_mode():
-        times = timer(*pair)
+        times = timer(dense, sparse)
         for _ in range(_MORE_TURNS):
             if not _CLOSE[0] < times.ratio < _CLOSE[1]:
                 break
-            again = timer(*pair)
+            again = timer(dense, sparse)
             times = Duel(min(times.first_us, again.first_us), min(times.second_us, again.second_us))
     return times
 
@@ -124,14 +140,12 @@ def _by_time(tokens: int, times: dict[str, Duel]) -> Choice:
     return Choice(tokens, ranking[0] if wins else "dense", best.first_us, best.second_us, why)
 
 
-def _by_rule(kernels: tuple[Kernel, ...], density: float, tokens: int) -> Choice:
-    # The lowest precision is what the user asked for; the first kernel of it is the general one.
-    lowest = max(kernels, key=lambda kernel: PRECISIONS.index(kernel.precision))
+def _by_rule(kernel: str, density: float, tokens: int) -> Choice:
     limit = _RULE_DENSITY_FEW if tokens < _RULE_FEW_TOKENS else _RULE_DENSITY_MANY
     wins = density <= limit
     sign = "<=" if wins else ">"
     why = f"fixed rule (GOSSAMER_TUNE=off): density {density:.2f} {sign} {limit}"
-    return Choice(tokens, lowest.name if wins else "dense", None, None, why)
+    return Choice(tokens, kernel if wins else "dense", None, None, why)
 
 
 def _rank() -> int:

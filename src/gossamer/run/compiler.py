@@ -3,7 +3,7 @@
 
 import contextlib
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import nn
@@ -12,6 +12,7 @@ import gossamer.ops.linear  # noqa: F401  (registers the built-in kernels)
 from gossamer.errors import InputError
 from gossamer.formats import pack
 from gossamer.nn import (
+    Conv2d,
     Linear,
     MaskedConv2d,
     MaskedLinear,
@@ -21,8 +22,10 @@ from gossamer.nn import (
 )
 from gossamer.ops.dispatch import candidates, report_fallback, report_missing
 from gossamer.patterns import Pattern, detect_pattern
+from gossamer.run.batch_norm import fold_batch_norms
 from gossamer.run.choose import Chooser, Forced
 from gossamer.run.contenders import Contenders
+from gossamer.run.convs import convert_conv, record_inputs
 from gossamer.run.packed import Choice, PackedLinear
 
 # A dense layer with fewer zeros than this is left alone: no kernel gains from it.
@@ -38,11 +41,15 @@ def compile(
     precision: str = "fp32",
     kernel: str | None = None,
     chooser: Chooser | None = None,
+    example: torch.Tensor | None = None,
 ) -> nn.Module:
-    """An inference model whose pruned Linears run on sparse kernels where these measure faster.
+    """An inference model whose pruned layers run on sparse kernels where these measure faster.
 
     Every masked or compact Linear, and every plain one with exact zeros, is timed against its dense
     form for each of `tokens` (rows of the activation) on this machine; `explain` shows the result.
+    Convolutions are timed on the image sizes of `example`. A BatchNorm2d that follows one, sparse
+    or dense, is folded into it with its running statistics.
+
     The new model is in eval mode, shares every tensor it does not replace with `model` and takes no
     gradients. Packed weights are copies: compile again after changing the model.
 
@@ -55,14 +62,24 @@ def compile(
             "int4" (weights, for few tokens). Lower ones change results: measure the quality.
         kernel: force this one wherever it accepts a layer, unmeasured, and dense elsewhere.
         chooser: decides dense or sparse; None = measure, or the rule of GOSSAMER_TUNE=off.
+        example: an input of the model, run once or twice to learn the sizes of images. Without it
+            convolutions stay dense.
     """
     counts = _check_tokens(tokens)
     fast = model if inplace else _copy_sharing_tensors(model)
     fast.eval().requires_grad_(False)
     with _num_threads(threads):
         decide = chooser or (Chooser() if kernel is None else Forced(kernel))
+        fold_batch_norms(fast, example)
+        shapes = record_inputs(fast, example)
         for name, module in list(fast.named_modules()):
-            new = _convert(name or type(module).__name__, module, counts, decide, precision)
+            where = name or type(module).__name__
+            if isinstance(module, nn.Conv2d | Conv2d):
+                new = convert_conv(
+                    module, shapes, decide, _MIN_SPARSITY, _dense_stayer(where, counts)
+                )
+            else:
+                new = _convert(where, module, counts, decide, precision)
             if new is module:
                 continue
             if module is fast:
@@ -78,8 +95,6 @@ def _convert(
     name: str, module: nn.Module, counts: tuple[int, ...], chooser: Chooser, precision: str
 ) -> nn.Module:
     """The inference form of one layer, or the layer itself if there is nothing to gain."""
-    if isinstance(module, MaskedConv2d):
-        return _stay_dense(module, name, counts, "no sparse convolution kernel yet")
     if isinstance(module, MaskedOutProj):
         return _stay_dense(module, name, counts, "nn.MultiheadAttention reads its weight directly")
     if isinstance(module, MaskedLinear | Linear):
@@ -125,7 +140,7 @@ def _dense_weight(module: MaskedLinear | Linear) -> torch.Tensor:
 
 def _as_dense(module: nn.Module) -> nn.Module:
     """A stock layer with exact zeros and no gradients."""
-    if isinstance(module, MaskedLinear | MaskedConv2d | Linear):
+    if isinstance(module, MaskedLinear | MaskedConv2d | Linear | Conv2d):
         return module.to_dense().eval().requires_grad_(False)
     return module
 
@@ -136,6 +151,10 @@ def _stay_dense(module: nn.Module, name: str, counts: tuple[int, ...], reason: s
     pattern = getattr(module, "pattern", None)
     _annotate(dense, pattern, tuple(Choice(n, "dense", None, None, reason) for n in counts))
     return dense
+
+
+def _dense_stayer(name: str, counts: tuple[int, ...]) -> Callable[[nn.Module, str], nn.Module]:
+    return lambda module, reason: _stay_dense(module, name, counts, reason)
 
 
 def _annotate(dense: nn.Module, pattern: Pattern | None, choices: tuple[Choice, ...]) -> None:

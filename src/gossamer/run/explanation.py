@@ -6,8 +6,9 @@ from typing import Any
 
 from torch import nn
 
-from gossamer.nn import Linear, MaskedConv2d, MaskedLinear
+from gossamer.nn import CompactWeight, MaskedConv2d, MaskedLinear
 from gossamer.run.packed import Choice, PackedLinear
+from gossamer.run.packed_conv import PackedConv2d
 
 _NOT_COMPILED = "not compiled: call gossamer.compile(model)"
 
@@ -64,7 +65,7 @@ def explain(model: nn.Module) -> Explanation:
     """One row per weight layer and measured token count: kernel, times, reason."""
     rows = Explanation()
     for name, module in model.named_modules():
-        if isinstance(module, PackedLinear | Linear | nn.Linear | nn.Conv2d):
+        if isinstance(module, PackedLinear | PackedConv2d | CompactWeight | nn.Linear | nn.Conv2d):
             rows.extend(_rows(name or type(module).__name__, module))
     return rows
 
@@ -75,7 +76,7 @@ def _rows(name: str, module: nn.Module) -> list[Row]:
         return [
             _row(name, module, c.tokens, c.kernel, c.dense_us, c.sparse_us, c.why) for c in choices
         ]
-    if isinstance(module, Linear):
+    if isinstance(module, CompactWeight):
         return [_row(name, module, None, f"compact/{module.mode}", None, None, _NOT_COMPILED)]
     if isinstance(module, MaskedLinear | MaskedConv2d):
         return [_row(name, module, None, "masked dense", None, None, _NOT_COMPILED)]
@@ -107,13 +108,16 @@ def _row(
 
 
 def _shape(module: nn.Module) -> tuple[int, ...]:
-    if isinstance(module, PackedLinear | Linear):
+    if isinstance(module, PackedLinear):
         return (module.out_features, module.in_features)
+    if isinstance(module, PackedConv2d | CompactWeight):
+        return module.weight_shape
     return tuple(module.get_parameter("weight").shape)
 
 
 def _density(module: nn.Module) -> float:
-    if isinstance(module, PackedLinear | Linear | MaskedLinear | MaskedConv2d):
+    held = PackedLinear | PackedConv2d | CompactWeight | MaskedLinear | MaskedConv2d
+    if isinstance(module, held):
         return module.density
     weight = module.get_parameter("weight")
     return float((weight != 0).float().mean()) if weight.numel() else 1.0

@@ -13,7 +13,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gossamer.errors import InputError
 from gossamer.nn import (
+    CompactWeight,
+    Conv2d,
     Linear,
+    MaskedConv2d,
     MaskedLinear,
     MaskedOutProj,
     MaskedWeight,
@@ -23,10 +26,11 @@ from gossamer.nn import (
     replace_module,
 )
 from gossamer.nn.optimizer_state import check_state, convert_state, swap_parameter
+from gossamer.ops.conv_settings import ConvSettings
 from gossamer.ops.expansion import gather
 
 _LEFT_OUT_PROJ = "nn.MultiheadAttention reads out_proj.weight directly, which a compact layer lacks"
-_LEFT_OTHER = "only Linear layers have a compact form"
+_LEFT_OTHER = "only Linear and Conv2d layers have a compact form"
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ class _Tied:
 
     weight: nn.Parameter
     names: list[str]
-    layers: list[MaskedLinear]
+    layers: list[MaskedLinear | MaskedConv2d]
 
     @property
     def mask(self) -> torch.Tensor:
@@ -79,7 +83,8 @@ def compact(
         model: holds layers that `gossamer.sparsify` masked.
         optimizer: holds their weights; it then holds the values, in the same groups, with momentum
             and moments of the kept weights. Layers it does not hold are converted all the same.
-        mode: how compact layers multiply, see `gossamer.nn.Linear`.
+        mode: how compact layers multiply, see `gossamer.nn.Linear`; where a layer has no such mode
+            (`gossamer.nn.Conv2d` has no "kernel") it takes "jit".
     """
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         raise InputError(f"optimizer: expected a torch optimizer, got {type(optimizer).__name__}.")
@@ -108,7 +113,7 @@ def _find(model: nn.Module) -> tuple[list[_Tied], dict[str, str]]:
             )
         if isinstance(module, MaskedOutProj):
             left[name] = _LEFT_OUT_PROJ
-        elif isinstance(module, MaskedLinear):
+        elif isinstance(module, MaskedLinear | MaskedConv2d):
             weight = module.weight_parameter()
             group = groups.setdefault(weight, _Tied(weight, [], []))
             group.names.append(name)
@@ -120,9 +125,9 @@ def _find(model: nn.Module) -> tuple[list[_Tied], dict[str, str]]:
             "the model has no masked layer to compact."
             " Prune it first: gossamer.sparsify(model, sparsity=0.9)."
         )
-    if isinstance(model, MaskedLinear):
+    if isinstance(model, MaskedLinear | MaskedConv2d):
         raise InputError(
-            "the model is itself one masked Linear and cannot be replaced in place."
+            f"the model is itself one {type(model).__name__} and cannot be replaced in place."
             " Wrap it: model = torch.nn.Sequential(model)."
         )
     return list(groups.values()), left
@@ -168,8 +173,17 @@ def _convert(
     if optimizer is not None:
         swap_parameter(optimizer, weight, values, convert_state(optimizer, weight, kept))
     for layer in group.layers:
-        compacted = Linear(
-            values, first.mask_bits, layer.in_features, layer.bias, pattern=layer.pattern, mode=mode
-        )
+        compacted = _compact_layer(layer, values, first.mask_bits, mode)
         inherit_hooks(compacted, layer)
         replace_module(model, layer, compacted)
+
+
+def _compact_layer(
+    layer: MaskedLinear | MaskedConv2d, values: nn.Parameter, mask_bits: torch.Tensor, mode: Mode
+) -> CompactWeight:
+    bias, pattern = layer.bias, layer.pattern
+    if isinstance(layer, MaskedConv2d):
+        settings = ConvSettings.of(layer)
+        possible: Mode = mode if mode in Conv2d.MODES else "jit"
+        return Conv2d(values, mask_bits, settings, bias, pattern=pattern, mode=possible)
+    return Linear(values, mask_bits, layer.in_features, bias, pattern=pattern, mode=mode)

@@ -1,0 +1,162 @@
+"""Sparse convolutions against dense `F.conv2d` (oneDNN): fp32, interleaved, minimum of many.
+
+    python benchmarks/conv.py [--json] [--threads 1] [--seconds 0.25] [--sparsity 0.9]
+
+Shapes of ResNet-20/56 on CIFAR and of ResNet-50 on ImageNet. Prints every case, losses included,
+and per kind of kernel the worst and the median ratio. The allocator is told to keep freed memory:
+otherwise page faults of new outputs, the same on both sides, hide large layers.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import statistics
+import sys
+from dataclasses import asdict, dataclass
+
+import torch
+import torch.nn.functional as F
+from gossamer.run.timing import duel
+
+from gossamer.formats.bits import pack_bits
+from gossamer.ops.conv import PackedConv
+from gossamer.ops.conv_settings import ConvSettings
+from gossamer.ops.kernels import active_kernels, cpu_name
+from gossamer.run.bench import ceilings
+
+# (channels in, channels out, kernel, image, stride)
+CIFAR = [(16, 16, 3, 32, 1), (16, 32, 3, 32, 2), (32, 32, 3, 16, 1), (64, 64, 3, 8, 1)]
+IMAGENET = [
+    *[(64, 64, 1, 56, 1), (64, 64, 3, 56, 1), (64, 256, 1, 56, 1), (256, 64, 1, 56, 1)],
+    *[(256, 512, 1, 56, 2), (128, 128, 3, 56, 2), (128, 128, 3, 28, 1), (128, 512, 1, 28, 1)],
+    *[(512, 128, 1, 28, 1), (256, 256, 3, 14, 1), (256, 1024, 1, 14, 1), (1024, 256, 1, 14, 1)],
+    *[(512, 512, 3, 7, 1), (512, 2048, 1, 7, 1), (2048, 512, 1, 7, 1)],
+]
+GOAL = {1: 3.0, 3: 2.0}
+
+
+@dataclass
+class Row:
+    """One layer at one batch size; times in microseconds, rates in GFLOP/s."""
+
+    channels: int
+    rows: int
+    kernel: int
+    image: int
+    stride: int
+    batch: int
+    dense_us: float
+    sparse_us: float
+    dense_gflops: float
+    kept_gflops: float
+    ceiling_fraction: float
+
+    @property
+    def ratio(self):
+        """How many times faster sparse is."""
+        return self.dense_us / self.sparse_us
+
+
+def keep_freed_memory():
+    """Neither map large blocks nor give memory back (glibc; elsewhere nothing happens)."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        trim_threshold, mmap_max = -1, -4
+        mallopt(trim_threshold, 2**31 - 1)
+        mallopt(mmap_max, 0)
+
+
+def bench(case, batch, sparsity, seconds, ceiling):
+    channels, rows, kernel, image, stride = case
+    settings = ConvSettings(
+        channels, rows, (kernel,) * 2, (stride,) * 2, padding=(kernel // 2,) * 2
+    )
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.rand(settings.matrix_shape, generator=generator) >= sparsity
+    matrix = torch.randn(settings.matrix_shape, generator=generator) * mask
+    weight = matrix.view(settings.weight_shape)
+    packed = PackedConv(matrix[mask], pack_bits(mask), settings)
+    x, bias = torch.randn(batch, channels, image, image), torch.randn(rows)
+    with torch.inference_mode():
+        times = duel(
+            lambda: F.conv2d(x, weight, bias, stride, kernel // 2),
+            lambda: packed(x, bias),
+            budget_seconds=seconds,
+        )
+    height, width = settings.out_size((image, image))
+    work = 2e-3 * batch * height * width
+    kept = work * int(mask.sum()) / times.second_us
+    return Row(
+        *case,
+        batch,
+        times.first_us,
+        times.second_us,
+        work * mask.numel() / times.first_us,
+        kept,
+        kept / ceiling,
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=0.25, help="time per case")
+    parser.add_argument("--sparsity", type=float, default=0.9)
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 16])
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    keep_freed_memory()
+    ceiling = arguments.threads * ceilings()["panel"]
+    rows = []
+    for batch in arguments.batch:
+        for case in (*CIFAR, *IMAGENET):
+            row = bench(case, batch, arguments.sparsity, arguments.seconds, ceiling)
+            rows.append(row)
+            print(
+                f"batch {batch:2d} {row.channels:4d} -> {row.rows:4d} {row.kernel}x{row.kernel}"
+                f" {row.image:2d}x{row.image:<2d} stride {row.stride}: {row.ratio:6.2f}x dense"
+                f"  {row.kept_gflops:5.1f} GFLOP/s kept ({row.ceiling_fraction:.0%} of ceiling"
+                f" {ceiling:.0f}), dense {row.dense_gflops:.0f}",
+                file=sys.stderr,
+                flush=True,
+            )
+    summary = [summarise(rows, kernel, batch) for batch in arguments.batch for kernel in GOAL]
+    document = {
+        "cpu": cpu_name(),
+        "kernels": active_kernels(),
+        "torch": torch.__version__,
+        "threads": arguments.threads,
+        "sparsity": arguments.sparsity,
+        "load": os.getloadavg()[0],
+        "rows": [{**asdict(row), "ratio": row.ratio} for row in rows],
+        "summary": summary,
+    }
+    if arguments.json:
+        print(json.dumps(document, indent=1))
+        return
+    print(f"\n{document['cpu']}, {document['kernels']}, {arguments.threads} thread(s),", end=" ")
+    print(f"{arguments.sparsity:.0%} sparse, load {document['load']:.1f}")
+    print("batch  kernel  worst  median   best  goal at 90 %")
+    for line in summary:
+        print(
+            f"{line['batch']:5d}  {line['kernel']}x{line['kernel']:<4d} {line['worst']:6.2f}"
+            f" {line['median']:7.2f} {line['best']:6.2f}  {line['goal']:.1f}"
+        )
+
+
+def summarise(rows, kernel, batch):
+    ratios = sorted(row.ratio for row in rows if (row.kernel, row.batch) == (kernel, batch))
+    return {
+        "kernel": kernel,
+        "batch": batch,
+        "worst": ratios[0],
+        "median": statistics.median(ratios),
+        "best": ratios[-1],
+        "goal": GOAL[kernel],
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// A packed convolution as Python sees it. Images cross as addresses, like the tokens of a linear.
+#include <nanobind/stl/array.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <omp.h>
+
+#include <array>
+#include <stdexcept>
+
+#include "common.hpp"
+#include "families.hpp"
+#include "gossamer/conv_layout.hpp"
+
+namespace gossamer::bind {
+namespace {
+
+using Pair = std::array<int64_t, 2>;  // height, width
+
+constexpr int64_t kMaxExtent = int64_t{1} << 24;  // products of two stay far from overflow
+
+void check_pair(const Pair& pair, int64_t least, const char* name) {
+  if (pair[0] < least || pair[1] < least || pair[0] > kMaxExtent || pair[1] > kMaxExtent)
+    throw std::invalid_argument(std::string(name) + " must be in [" + std::to_string(least) + ", 2^24]");
+}
+
+ConvGeometry checked_geometry(int64_t rows, int64_t columns, const Pair& kernel, const Pair& stride,
+                              const Pair& padding, const Pair& dilation, int64_t groups, const Pair& image) {
+  check_pair(kernel, 1, "kernel_size");
+  check_pair(stride, 1, "stride");
+  check_pair(padding, 0, "padding");
+  check_pair(dilation, 1, "dilation");
+  check_pair(image, 1, "image");
+  if (groups < 1 || rows < groups || rows % groups)
+    throw std::invalid_argument("rows must be a positive multiple of groups");
+  if (columns < 1 || columns % (kernel[0] * kernel[1]))
+    throw std::invalid_argument("columns must be a positive multiple of the kernel's size");
+  const ConvGeometry geometry = {columns / (kernel[0] * kernel[1]),
+                                 image[0],
+                                 image[1],
+                                 kernel[0],
+                                 kernel[1],
+                                 stride[0],
+                                 stride[1],
+                                 padding[0],
+                                 padding[1],
+                                 dilation[0],
+                                 dilation[1],
+                                 groups};
+  if (image[0] + 2 * padding[0] <= dilation[0] * (kernel[0] - 1) ||
+      image[1] + 2 * padding[1] <= dilation[1] * (kernel[1] - 1))
+    throw std::invalid_argument("the image with its padding is smaller than the kernel");
+  if ((image[0] + 2 * padding[0]) * (image[1] + 2 * padding[1]) > (int64_t{1} << 30))
+    throw std::invalid_argument("the image with its padding has more than 2^30 pixels");
+  if (!conv_kernel_fits(geometry)) throw std::invalid_argument("the kernel has more than 1024 positions");
+  return geometry;
+}
+
+std::unique_ptr<PackedConv> pack(const Values& values, const Bits& bits, int64_t rows, int64_t columns,
+                                 const Pair& kernel_size, const Pair& stride, const Pair& padding,
+                                 const Pair& dilation, int64_t groups, const Pair& image,
+                                 const std::string& kernels) {
+  const KeptWeight weight = kept_weight(values, bits, rows, columns);
+  const ConvGeometry geometry =
+      checked_geometry(rows, columns, kernel_size, stride, padding, dilation, groups, image);
+  return std::make_unique<PackedConv>(weight, geometry, conv_kernels(find_isa(kernels)));
+}
+
+void run(const PackedConv& conv, uintptr_t x, int64_t images, uintptr_t y, uintptr_t bias, int activation) {
+  if (images < 0) throw std::invalid_argument("images must not be negative");
+  if (images == 0) return;
+  if (!x || !y) throw std::invalid_argument("x and y must not be null");
+  if (activation < 0 || activation > 3) throw std::invalid_argument("unknown activation code");
+  nb::gil_scoped_release release;
+  conv.run(reinterpret_cast<const float*>(x), images, reinterpret_cast<float*>(y),
+           reinterpret_cast<const float*>(bias), static_cast<Activation>(activation), omp_get_max_threads());
+}
+
+}  // namespace
+
+void bind_conv(nb::module_& m) {
+  nb::class_<PackedConv>(m, "PackedConv")
+      .def("run", run, nb::arg("x"), nb::arg("images"), nb::arg("y"), nb::arg("bias"), nb::arg("activation"))
+      .def_prop_ro("out_h", [](const PackedConv& conv) { return conv.geometry().out_h(); })
+      .def_prop_ro("out_w", [](const PackedConv& conv) { return conv.geometry().out_w(); })
+      .def_prop_ro("nbytes", &PackedConv::bytes);
+  m.def("pack_conv", pack, nb::arg("values").noconvert(), nb::arg("mask_bits").noconvert(), nb::arg("rows"),
+        nb::arg("columns"), nb::arg("kernel_size"), nb::arg("stride"), nb::arg("padding"),
+        nb::arg("dilation"), nb::arg("groups"), nb::arg("image"), nb::arg("kernels"));
+}
+
+}  // namespace gossamer::bind

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <omp.h>
+
+#include <algorithm>
+#include <atomic>
+#include <new>
+
+#include "gossamer/conv_layout.hpp"
+#include "gossamer/fork.hpp"
+#include "gossamer/scratch.hpp"
+
+namespace gossamer {
+namespace {
+
+// Accumulators of all rows that share a gathered slab: 256 KiB, half of L2.
+constexpr int64_t kMaxAccumulators = 65536;
+
+}  // namespace
+
+void PackedConv::run(const float* x, int64_t images, float* y, const float* bias, Activation activation,
+                     int num_threads) const {
+  const int64_t num_groups = given_.groups, group_rows = rows_ / num_groups;
+  const std::vector<ConvTile> tiles = pixel_tiles();
+  std::vector<ConvView> views;
+  for (int64_t g = 0; g < num_groups; ++g) views.push_back(view(g));
+  const int64_t x_size = geometry_.channels * geometry_.height * geometry_.width;
+  const int64_t y_size = group_rows * geometry_.out_h() * geometry_.out_w();
+  num_threads = usable_threads(num_threads);
+  // Pixel tiles share nothing; row tiles of one pixel tile each gather the slab again.
+  const int64_t row_tiles = groups_[0].num_tiles;
+  const int64_t num_pixel_tiles = images * num_groups * static_cast<int64_t>(tiles.size());
+  const int64_t fitting =
+      std::max<int64_t>(kMaxAccumulators / std::max<int64_t>(groups_[0].tile_rows * max_width_, 1), 1);
+  const bool is_even = num_pixel_tiles % num_threads == 0 || num_pixel_tiles >= 4 * num_threads;
+  const int64_t tiles_together = is_even ? std::min(fitting, row_tiles) : 1;
+  const int64_t splits = (row_tiles + tiles_together - 1) / tiles_together;
+  const int64_t num_tasks = num_pixel_tiles * splits;
+  std::atomic<bool> out_of_memory{false};
+  const auto task = [&](int64_t i) {
+    const int64_t part = i % splits, pixels = i / splits % static_cast<int64_t>(tiles.size());
+    const int64_t image_group = i / splits / static_cast<int64_t>(tiles.size());
+    const int64_t group = image_group % num_groups;
+    ConvTile tile = tiles[pixels];
+    tile.first_tile = part * tiles_together;
+    tile.last_tile = std::min(tile.first_tile + tiles_together, row_tiles);
+    float* scratch =
+        static_cast<float*>(thread_scratch(conv_scratch_floats(views[group], tile) * sizeof(float)));
+    if (!scratch) {
+      out_of_memory.store(true);
+      return;
+    }
+    const ConvCall call = {x + image_group * x_size, x, x + images * num_groups * x_size, y + image_group * y_size,
+                           bias ? bias + group * group_rows : nullptr, activation};
+    kernels_.run(views[group], call, tile, scratch);
+  };
+  if (num_threads <= 1 || num_tasks <= 1) {
+    for (int64_t i = 0; i < num_tasks; ++i) task(i);
+  } else {
+#pragma omp parallel for schedule(dynamic, 1) num_threads(num_threads)
+    for (int64_t i = 0; i < num_tasks; ++i) task(i);
+  }
+  if (out_of_memory.load()) throw std::bad_alloc();
+}
+
+}  // namespace gossamer

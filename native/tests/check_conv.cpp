@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// Convolutions against a float64 oracle: kernel sizes, strides, padding, dilation, groups, odd images.
+#include <cmath>
+#include <cstring>
+
+#include "gossamer/conv_layout.hpp"
+#include "harness.hpp"
+
+namespace gossamer::check {
+namespace {
+
+constexpr float kCanary = -12345.75f;
+constexpr double kRoundoff = 1.0 / (1 << 24);
+
+struct Case {
+  ConvGeometry geometry;
+  int64_t rows, images;
+  double density;
+  bool has_bias, has_relu;
+};
+
+Case random_case(std::mt19937& random) {
+  const auto draw = [&](int64_t low, int64_t high) { return low + static_cast<int64_t>(random() % (high - low + 1)); };
+  static const int64_t kernels[] = {1, 1, 2, 3, 3, 5};
+  static const double densities[] = {0.0, 0.05, 0.1, 0.5, 1.0};
+  Case c{};
+  ConvGeometry& g = c.geometry;
+  const bool pointwise = draw(0, 3) == 0;
+  g.kernel_h = pointwise ? 1 : kernels[draw(0, 5)];
+  g.kernel_w = pointwise ? 1 : kernels[draw(0, 5)];
+  g.stride_h = pointwise ? 1 : draw(1, 3);
+  g.stride_w = pointwise ? 1 : draw(1, 3);
+  g.pad_h = pointwise ? 0 : draw(0, 3);
+  g.pad_w = pointwise ? 0 : draw(0, 3);
+  g.dilation_h = draw(1, 2);
+  g.dilation_w = draw(1, 2);
+  g.groups = draw(0, 2) ? 1 : draw(1, 4);
+  g.channels = draw(0, 5) ? draw(1, 6) : draw(20, 110);
+  g.height = g.dilation_h * (g.kernel_h - 1) + draw(1, 12);
+  g.width = g.dilation_w * (g.kernel_w - 1) + draw(1, draw(0, 5) ? 18 : 90);
+  c.rows = g.groups * (draw(0, 7) ? draw(1, 20) : draw(128, 140));
+  c.images = draw(1, 3);
+  c.density = densities[draw(0, 4)];
+  c.has_bias = draw(0, 1);
+  c.has_relu = draw(0, 1);
+  return c;
+}
+
+std::string describe(const Case& c) {
+  const ConvGeometry& g = c.geometry;
+  std::string text = "conv";
+  for (const int64_t n : {g.channels, g.height, g.width, g.kernel_h, g.kernel_w, g.stride_h, g.stride_w, g.pad_h,
+                          g.pad_w, g.dilation_h, g.dilation_w, g.groups, c.rows, c.images})
+    text += " " + std::to_string(n);
+  return text;
+}
+
+// The sum for one output and the magnitude its rounding errors are measured by.
+void oracle(const Case& c, const Weight& weight, const float* x, const float* bias, int64_t image, int64_t row,
+            int64_t oh, int64_t ow, double* sum, double* tolerance) {
+  const ConvGeometry& g = c.geometry;
+  double magnitude = bias ? std::fabs(bias[row]) : 0.0, terms = 4;
+  *sum = bias ? bias[row] : 0.0;
+  const int64_t first = (image * g.groups + row / (c.rows / g.groups)) * g.channels;
+  for (int64_t k = 0; k < weight.columns; ++k) {
+    if (!weight.mask[row * weight.columns + k]) continue;
+    const int64_t channel = k / (g.kernel_h * g.kernel_w), position = k % (g.kernel_h * g.kernel_w);
+    const int64_t h = oh * g.stride_h + position / g.kernel_w * g.dilation_h - g.pad_h;
+    const int64_t w = ow * g.stride_w + position % g.kernel_w * g.dilation_w - g.pad_w;
+    if (h < 0 || h >= g.height || w < 0 || w >= g.width) continue;
+    const double product =
+        double(weight.dense[row * weight.columns + k]) * x[((first + channel) * g.height + h) * g.width + w];
+    *sum += product;
+    magnitude += std::fabs(product);
+    terms += 1;
+  }
+  if (c.has_relu && *sum < 0.0) *sum = 0.0;
+  *tolerance = terms * kRoundoff * magnitude;
+}
+
+void check_case(const Case& c, Isa isa, const Weight& weight, unsigned seed, Tally& tally) {
+  const ConvGeometry& g = c.geometry;
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  // Exact sizes, so that AddressSanitizer sees any access outside.
+  std::vector<float> x(static_cast<size_t>(c.images * g.groups * g.channels * g.height * g.width));
+  std::vector<float> bias(static_cast<size_t>(c.rows));
+  for (float& v : x) v = normal(random);
+  for (float& v : bias) v = normal(random);
+  const float* bias_or_null = c.has_bias ? bias.data() : nullptr;
+  const PackedConv packed(weight.view(), g, conv_kernels(isa));
+  std::vector<float> y[2];
+  for (int threads = 1; threads <= 2; ++threads) {
+    y[threads - 1].assign(static_cast<size_t>(c.images * c.rows * g.out_h() * g.out_w()), kCanary);
+    packed.run(x.data(), c.images, y[threads - 1].data(), bias_or_null,
+               c.has_relu ? Activation::relu : Activation::none, threads);
+  }
+  double worst = 0.0;
+  size_t i = 0;
+  for (int64_t image = 0; image < c.images; ++image)
+    for (int64_t row = 0; row < c.rows; ++row)
+      for (int64_t oh = 0; oh < g.out_h(); ++oh)
+        for (int64_t ow = 0; ow < g.out_w(); ++ow, ++i) {
+          double sum, tolerance;
+          oracle(c, weight, x.data(), bias_or_null, image, row, oh, ow, &sum, &tolerance);
+          const double error = std::fabs(y[0][i] - sum);
+          if (!(error <= tolerance)) {
+            tally.fail("conv", isa, describe(c) + ": y[" + std::to_string(i) + "] = " + std::to_string(y[0][i]) +
+                                        ", expected " + std::to_string(sum));
+            return;
+          }
+          if (tolerance > 0.0 && error / tolerance > worst) worst = error / tolerance;
+        }
+  if (std::memcmp(y[0].data(), y[1].data(), y[0].size() * sizeof(float)))
+    tally.fail("conv", isa, describe(c) + ": 2 threads and 1 thread differ");
+  else
+    tally.pass("conv", isa, worst);
+}
+
+}  // namespace
+
+void fuzz_conv(std::mt19937& random, Tally& tally) {
+  const Case c = random_case(random);
+  const int64_t columns = c.geometry.channels * c.geometry.kernel_h * c.geometry.kernel_w;
+  const Weight weight = random_weight(c.rows, columns, c.density, random);
+  const unsigned seed = random();
+  for (const Isa isa : isas_to_check()) check_case(c, isa, weight, seed, tally);
+}
+
+void check_conv(Tally& tally) {
+  std::mt19937 random(20240609);
+  for (int i = 0; i < 120; ++i) fuzz_conv(random, tally);
+}
+
+}  // namespace gossamer::check

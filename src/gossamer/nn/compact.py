@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What compact layers share: kept values are the Parameter, positions a packed buffer.
+
+Gradients, optimizer moments, all-reduce buckets and checkpoints are then ordinary small vectors,
+and stock optimizers, DDP and clip_grad_norm_ work unmodified. With fp32 AdamW a layer costs
+16 f + 1/8 bytes per weight (f = kept fraction): value, gradient, two moments, one bit of mask.
+
+Legend: R rows (outputs), K columns (everything else: inputs, or inputs x kernel), n kept values.
+"""
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+
+import torch
+from torch import nn
+
+from gossamer.errors import InputError, WeightIsCompact
+from gossamer.formats.bits import count_bits, pack_bits, unpack_bits
+from gossamer.nn.mask_rules import (
+    check_float_weight,
+    check_layer_mask,
+    fault_in_stored_mask,
+    mask_digest,
+)
+from gossamer.nn.optimizer_state import check_state, convert_state
+from gossamer.ops.compact import expand_into
+from gossamer.ops.expansion import expand, gather, gather_kept
+from gossamer.patterns import Pattern, Unstructured
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+Mode = Literal["jit", "resident", "kernel"]
+
+
+class CompactWeight(nn.Module):
+    """`values` (Parameter), `mask_bits` (packed, saved), `bias`, `pattern`, `mode`.
+
+    Args:
+        values: the n kept values of the weight seen as [R, K], row-major.
+        mask_bits: packed mask uint8 [R, ceil(K/8)].
+        num_columns: K.
+        bias: [R] or None.
+        pattern: the rule the mask obeys.
+        mode: how the layer multiplies; see the layer.
+    """
+
+    VALUE_ORDER: ClassVar[str] = "row-major/1"
+    MODES: ClassVar[tuple[Mode, ...]] = get_args(Mode)
+
+    values: nn.Parameter
+    bias: nn.Parameter | None
+    mask_bits: torch.Tensor
+
+    def __init__(
+        self,
+        values: torch.Tensor,
+        mask_bits: torch.Tensor,
+        num_columns: int,
+        bias: torch.Tensor | None,
+        pattern: Pattern | None,
+        mode: Mode,
+    ) -> None:
+        super().__init__()
+        where = f"compact {type(self).__name__}"
+        if mode not in self.MODES:
+            raise InputError(f"{where}: mode must be one of {', '.join(self.MODES)}; got {mode!r}.")
+        self.matrix_shape: tuple[int, int] = (mask_bits.shape[0], num_columns)
+        self.pattern: Pattern = Unstructured() if pattern is None else pattern
+        self.mode: Mode = mode
+        check_float_weight(values, where)
+        fault = self._fault(values, mask_bits, f"{where}: ")
+        if fault is not None:
+            raise InputError(fault)
+        self.values = _parameter(values)
+        self.register_parameter("bias", None if bias is None else _parameter(bias))
+        self.register_buffer("mask_bits", mask_bits)
+        # Not a buffer: DDP would broadcast the dense copy at every forward.
+        self._dense: torch.Tensor | None = None
+        self._dense_source: tuple[int, int] | None = None
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """Shape of the dense weight."""
+        return self.matrix_shape
+
+    @property
+    def nnz(self) -> int:
+        """Kept weights."""
+        return self.values.numel()
+
+    @property
+    def density(self) -> float:
+        """Kept fraction; 1 for a weight without elements."""
+        numel = self.matrix_shape[0] * self.matrix_shape[1]
+        return self.nnz / numel if numel else 1.0
+
+    def mask(self) -> torch.Tensor:
+        """The mask, bool [R, K]."""
+        return unpack_bits(self.mask_bits, self.matrix_shape[1])
+
+    def mask_digest(self) -> str:
+        """sha256 (hex) of shape and mask, to compare ranks and files."""
+        return mask_digest(self.mask_bits, self.matrix_shape)
+
+    def dense_weight(self) -> torch.Tensor:
+        """A copy of the weight in its own shape, exact zeros included; no gradients."""
+        dense = expand(self.values.detach(), self.mask_bits, self.matrix_shape[1])
+        return dense.view(self.weight_shape)
+
+    def refresh(self) -> None:
+        """Forget the dense copy of mode "resident"; the next forward rebuilds it."""
+        self._dense_source = None
+
+    def train(self, mode: bool = True) -> "Self":
+        """Set the mode; a dense copy is rebuilt afterwards."""
+        self.refresh()
+        return super().train(mode)
+
+    def _fresh_dense(self) -> torch.Tensor:
+        values, dense = self.values, self._dense
+        # Inference tensors count no versions, so their copy is rebuilt each time.
+        source = None if values.is_inference() else (values._version, values.data_ptr())
+        if dense is not None and (dense.dtype, dense.device) != (values.dtype, values.device):
+            dense = None
+        if dense is None:
+            with torch.inference_mode(False):
+                dense = values.new_empty(self.matrix_shape, requires_grad=False)
+            self._dense, self._dense_source = dense, None
+        if self.training or source is None or source != self._dense_source:
+            # Through .data: a second forward writes the same numbers again, and the backward of the
+            # first must not take that for a change of its saved weight.
+            expand_into(dense.data, values.detach(), self.mask_bits)
+            self._dense_source = source
+        return dense
+
+    @torch.no_grad()
+    def remap(self, new_mask: torch.Tensor, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Move to another mask, in place; nnz may change.
+
+        Survivors keep value and optimizer state bit by bit; grown weights start at 0 with zero
+        state; the gradient is dropped. `values` stays the same Parameter object. Wrap in DDP
+        afterwards: its buckets are cut for one nnz.
+        """
+        where = f"{type(self).__name__}.remap"
+        check_layer_mask(new_mask, self.matrix_shape, self.pattern, where)
+        new_bits = pack_bits(new_mask.to(self.mask_bits.device))
+        old_bits, values, num_values = self.mask_bits.clone(), self.values, count_bits(new_bits)
+
+        def moved(vector: torch.Tensor) -> torch.Tensor:
+            dense = expand(vector, old_bits, self.matrix_shape[1])
+            return gather_kept(dense, new_bits, num_values)
+
+        if optimizer is not None:
+            check_state(optimizer, values, where)
+            state = convert_state(optimizer, values, moved)
+            if values in optimizer.state:
+                optimizer.state[values] = state
+        values.grad = None
+        values.data = moved(values.data)
+        self.mask_bits.copy_(new_bits)
+        self.refresh()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "weight":
+            raise WeightIsCompact(
+                f"this compact {type(self).__name__} has no .weight: its kept weights are the"
+                " vector .values, at the positions of .mask(). Read to_dense().weight for a copy,"
+                " change .values in place, or move the mask with remap(new_mask, optimizer)."
+            )
+        return super().__getattr__(name)
+
+    def _fault(self, values: torch.Tensor, bits: torch.Tensor, prefix: str) -> str | None:
+        """Why values and packed mask do not belong together; None if they do."""
+        fault = fault_in_stored_mask(bits, self.matrix_shape, self.pattern, f"{prefix}mask_bits")
+        if fault is not None:
+            return fault
+        num_set = count_bits(bits)
+        if values.ndim != 1 or values.numel() != num_set:
+            return (
+                f"{prefix}values: the mask keeps {num_set} weights of {list(self.matrix_shape)},"
+                f" but values has shape {list(values.shape)}. Take both from the same checkpoint."
+            )
+        return None
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        error_msgs: list[str] = args[-1] if args else kwargs["error_msgs"]
+        values = state_dict.get(prefix + "values")
+        bits = state_dict.get(prefix + "mask_bits", self.mask_bits)
+        if values is not None:
+            fault = self._fault(values, bits, prefix)
+        elif torch.equal(bits.to(self.mask_bits.device), self.mask_bits):
+            fault = None
+        else:
+            fault = f"{prefix}mask_bits: another mask than the layer's came without its values."
+        if fault is not None:
+            error_msgs.append(fault)
+            return
+        if values is not None and values.shape != self.values.shape:
+            # A checkpoint may hold another mask; the Parameter object stays.
+            self.values.grad = None
+            self.values.data = self.values.data.new_empty(values.shape)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        self.refresh()
+
+    def _settings_repr(self) -> str:
+        return (
+            f"bias={self.bias is not None}, nnz={self.nnz}, density={self.density:.4g},"
+            f" pattern={self.pattern}, mode={self.mode}"
+        )
+
+
+def values_of(layer: nn.Linear | nn.Conv2d, mask: torch.Tensor, pattern: Pattern) -> nn.Parameter:
+    """The kept weights of an ordinary layer as a Parameter, once the mask is found to fit."""
+    weight = layer.weight
+    where = f"{type(layer).__name__}.from_dense"
+    check_float_weight(weight, where)
+    check_layer_mask(mask, (weight.shape[0], weight.shape[1:].numel()), pattern, where)
+    kept = gather(weight.detach(), mask.to(weight.device))
+    return nn.Parameter(kept, requires_grad=weight.requires_grad)
+
+
+def _parameter(tensor: torch.Tensor) -> nn.Parameter:
+    return tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor.detach())

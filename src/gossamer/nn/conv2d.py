@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compact Conv2d: kept values over the weight seen as [out, in / groups * kernel].
+
+Legend: R rows (output channels), K columns (in / groups * kernel height * kernel width).
+"""
+
+import torch
+from torch import nn
+
+from gossamer.errors import InputError
+from gossamer.formats.bits import pack_bits
+from gossamer.nn.compact import CompactWeight, Mode, values_of
+from gossamer.nn.replace import inherit_hooks
+from gossamer.ops.compact import expand_values
+from gossamer.ops.conv_settings import ConvSettings, Pair
+from gossamer.patterns import Pattern, Unstructured
+
+
+class Conv2d(CompactWeight):
+    """`nn.Conv2d` whose only trainable weights are the kept ones.
+
+    Args:
+        values: the n kept values of the weight seen as [R, K], row-major.
+        mask_bits: packed mask uint8 [R, ceil(K/8)].
+        settings: channels, kernel size, stride, padding, dilation, groups, padding mode.
+        bias: [R] or None.
+        pattern: the rule the mask obeys.
+        mode: "jit" rebuilds the dense weight in each forward; it lives until the backward, which
+            needs it. "resident" keeps a dense copy beside the values for calls without gradients,
+            with the rules of `gossamer.nn.Linear`; calls with gradients run as "jit". There is no
+            mode "kernel": training a convolution on sparse kernels is not built yet.
+    """
+
+    MODES = ("jit", "resident")
+
+    def __init__(
+        self,
+        values: torch.Tensor,
+        mask_bits: torch.Tensor,
+        settings: ConvSettings,
+        bias: torch.Tensor | None = None,
+        *,
+        pattern: Pattern | None = None,
+        mode: Mode = "jit",
+    ) -> None:
+        rows, columns = settings.matrix_shape
+        if mask_bits.ndim != 2 or mask_bits.shape[0] != rows:
+            raise InputError(
+                f"compact Conv2d: mask_bits must be [{rows}, {(columns + 7) // 8}] for"
+                f" out_channels={rows}, got {list(mask_bits.shape)}."
+            )
+        super().__init__(values, mask_bits, columns, bias, pattern, mode)
+        self.settings = settings
+
+    @classmethod
+    def from_dense(
+        cls,
+        conv: nn.Conv2d,
+        mask: torch.Tensor,
+        pattern: Pattern | None = None,
+        mode: Mode = "jit",
+    ) -> "Conv2d":
+        """Keep the masked weights of `conv`; its bias Parameter and hooks are taken over."""
+        pattern = Unstructured() if pattern is None else pattern
+        values = values_of(conv, mask, pattern)
+        bits = pack_bits(mask.to(values.device))
+        compact = cls(values, bits, ConvSettings.of(conv), conv.bias, pattern=pattern, mode=mode)
+        inherit_hooks(compact, conv)
+        return compact
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """[out, in / groups, kernel height, kernel width]."""
+        return self.settings.weight_shape
+
+    @property
+    def in_channels(self) -> int:
+        """Channels of the input."""
+        return self.settings.in_channels
+
+    @property
+    def out_channels(self) -> int:
+        """Channels of the output."""
+        return self.settings.out_channels
+
+    @property
+    def kernel_size(self) -> Pair:
+        """(height, width)."""
+        return self.settings.kernel_size
+
+    @property
+    def stride(self) -> Pair:
+        """(height, width)."""
+        return self.settings.stride
+
+    @property
+    def padding(self) -> Pair | str:
+        """(height, width), "same" or "valid"."""
+        return self.settings.padding
+
+    @property
+    def dilation(self) -> Pair:
+        """(height, width)."""
+        return self.settings.dilation
+
+    @property
+    def groups(self) -> int:
+        """Groups of channels that do not see each other."""
+        return self.settings.groups
+
+    @property
+    def padding_mode(self) -> str:
+        """What the border is filled with: "zeros", "reflect", "replicate" or "circular"."""
+        return self.settings.padding_mode
+
+    def to_dense(self) -> nn.Conv2d:
+        """An ordinary, independent nn.Conv2d with exact zeros."""
+        values, bias = self.values, self.bias
+        dense = self.settings.build(bias is not None, values.dtype)
+        dense.weight = nn.Parameter(self.dense_weight(), requires_grad=values.requires_grad)
+        if bias is not None:
+            dense.bias = nn.Parameter(bias.detach().clone(), requires_grad=bias.requires_grad)
+        return dense.train(self.training)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The convolution of x [N, C, H, W] or [C, H, W]."""
+        keeps_dense = self.mode == "resident" and not torch.compiler.is_compiling()
+        if keeps_dense and not torch.is_grad_enabled():
+            weight_RK = self._fresh_dense()
+        else:
+            weight_RK = expand_values(self.values, self.mask_bits, self.matrix_shape[1])
+        return self.settings.apply(x, weight_RK.view(self.weight_shape), self.bias)
+
+    def extra_repr(self) -> str:
+        """Sizes, density, pattern and mode."""
+        text = (
+            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size},"
+            f" stride={self.stride}, padding={self.padding}"
+        )
+        if self.dilation != (1, 1):
+            text += f", dilation={self.dilation}"
+        if self.groups != 1:
+            text += f", groups={self.groups}"
+        if self.padding_mode != "zeros":
+            text += f", padding_mode={self.padding_mode}"
+        return f"{text}, {self._settings_repr()}"

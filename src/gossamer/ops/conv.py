@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The native convolution with sparse weights: any mask, fp32, NCHW images.
+
+A layout is made for one height and width, so a packed weight keeps its canonical arrays and packs
+once more for every new size of images; the last few are kept.
+"""
+
+import weakref
+
+import torch
+
+from gossamer.errors import InputError, KernelError
+from gossamer.formats.bits import check_bits
+from gossamer.ops import _native
+from gossamer.ops.conv_settings import ConvSettings, Pair
+from gossamer.ops.kernels import active_kernels
+from gossamer.ops.packed_weight import ACTIVATIONS
+
+KERNEL = "conv"
+_MAX_SIZES = 8
+_MAX_POSITIONS = 1024  # of a kernel: one channel's patches must stay in reach of 16-bit offsets
+
+
+class PackedConv:
+    """`act(conv2d(x, W) + bias)` for one sparse weight; immutable, for inference.
+
+    Args:
+        values: kept values of the weight seen as [R, K], row-major, float32 on the CPU.
+        mask_bits: packed mask [R, ceil(K/8)].
+        settings: sizes, stride, padding, dilation and groups.
+    """
+
+    kernel = KERNEL
+
+    def __init__(
+        self, values: torch.Tensor, mask_bits: torch.Tensor, settings: ConvSettings
+    ) -> None:
+        if values.dtype is not torch.float32 or values.device.type != "cpu":
+            raise KernelError(
+                f"conv kernel: values must be float32 on the CPU, got {values.dtype} on"
+                f" {values.device}. Convert with .float(), or keep the layer in mode 'jit'."
+            )
+        reason = why_not(settings)
+        if reason is not None:
+            raise KernelError(f"conv kernel: {reason}.")
+        check_bits(mask_bits, settings.matrix_shape, "conv kernel")
+        self.values, self.mask_bits = values.detach().contiguous(), mask_bits.contiguous()
+        self.settings = settings
+        self._by_size: dict[Pair, _native.PackedConv] = {}
+        self.handle = id(self)
+        _WEIGHTS[self.handle] = self
+
+    def nbytes(self, image: Pair) -> int:
+        """Bytes of the packed weight for images of one size."""
+        return (self._by_size.get(image) or self._pack(image)).nbytes
+
+    def __call__(
+        self, x: torch.Tensor, bias: torch.Tensor | None = None, activation: str = "none"
+    ) -> torch.Tensor:
+        """The convolution of x [N, C, H, W] or [C, H, W], as a new tensor; no gradients."""
+        if torch.compiler.is_compiling():
+            y: torch.Tensor = packed_conv(x, bias, self.handle, activation)
+            return y
+        return self.conv(x, bias, activation)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "PackedConv":
+        return self  # immutable: copies of a model share it
+
+    def __reduce__(self) -> str:
+        raise KernelError(
+            "a packed weight lives in one process and cannot be pickled. Save the model with"
+            " gossamer.save and compile it again after loading."
+        )
+
+    def conv(self, x: torch.Tensor, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
+        """The eager path of a call: past the op layer, and with few steps, as layers are small."""
+        code = ACTIVATIONS.get(activation)
+        if code is None or not self._is_usable(x, bias):
+            raise _refusal(x, bias, activation, self.settings)
+        if not x.is_contiguous():
+            x = x.contiguous()
+        *leading, _, height, width = x.shape
+        layout = self._by_size.get((height, width)) or self._pack((height, width))
+        y = x.new_empty((*leading, self.settings.out_channels, layout.out_h, layout.out_w))
+        layout.run(
+            x.data_ptr(),
+            leading[0] if leading else 1,
+            y.data_ptr(),
+            0 if bias is None else bias.data_ptr(),
+            code,
+        )
+        return y
+
+    def _is_usable(self, x: torch.Tensor, bias: torch.Tensor | None) -> bool:
+        return (
+            x.dtype is torch.float32
+            and x.is_cpu
+            and x.layout is torch.strided
+            and x.ndim in (3, 4)
+            and x.shape[-3] == self.settings.in_channels
+            and not (x.requires_grad and torch.is_grad_enabled())
+            and (bias is None or _is_usable_bias(bias, self.settings.out_channels))
+        )
+
+    def _pack(self, image: Pair) -> _native.PackedConv:
+        settings = self.settings
+        if 0 in image or min(settings.out_size(image)) < 1:
+            raise InputError(
+                f"packed conv: images of {image[0]} x {image[1]} are too small for a kernel of"
+                f" {settings.kernel_size} with padding {settings.padding} and dilation"
+                f" {settings.dilation}."
+            )
+        packed = _native.pack_conv(
+            self.values.numpy(),
+            self.mask_bits.numpy(),
+            *settings.matrix_shape,
+            kernel_size=settings.kernel_size,
+            stride=settings.stride,
+            padding=settings.even_padding() or (0, 0),
+            dilation=settings.dilation,
+            groups=settings.groups,
+            image=image,
+            kernels=active_kernels(),
+        )
+        # A new dict each time: other threads may be reading the old one.
+        kept = list(self._by_size.items())[1 - _MAX_SIZES :]
+        self._by_size = {**dict(kept), image: packed}
+        return packed
+
+
+def why_not(settings: ConvSettings) -> str | None:
+    """Why the kernel cannot run a convolution; None if it can."""
+    if settings.even_padding() is None:
+        return (
+            f"it pads with equal zeros on both sides, not padding={settings.padding!r},"
+            f" padding_mode={settings.padding_mode!r}"
+        )
+    if settings.kernel_size[0] * settings.kernel_size[1] > _MAX_POSITIONS:
+        return f"it takes kernels of up to {_MAX_POSITIONS} positions, not {settings.kernel_size}"
+    if not settings.out_channels or not settings.in_channels:
+        return "it needs at least one channel on both sides"
+    return None
+
+
+def _is_usable_bias(bias: torch.Tensor, num_rows: int) -> bool:
+    return (
+        bias.dtype is torch.float32
+        and bias.shape == (num_rows,)
+        and bias.is_cpu
+        and bias.is_contiguous()
+    )
+
+
+def _refusal(
+    x: torch.Tensor, bias: torch.Tensor | None, activation: str, settings: ConvSettings
+) -> InputError:
+    """What is wrong with arguments that were found unusable."""
+    rows, channels = settings.out_channels, settings.in_channels
+    if activation not in ACTIVATIONS:
+        names = ", ".join(ACTIVATIONS)
+        return InputError(f"packed conv: activation must be one of {names}; got {activation!r}.")
+    if x.dtype is not torch.float32 or not x.is_cpu or x.layout is not torch.strided:
+        return InputError(
+            f"packed conv: x must be a dense float32 tensor on the CPU, got {x.dtype} on"
+            f" {x.device}. Convert it with x.float().cpu(), or run the uncompiled model."
+        )
+    if x.ndim not in (3, 4) or x.shape[-3] != channels:
+        return InputError(
+            f"packed conv: x must be [N, {channels}, H, W] or [{channels}, H, W], got"
+            f" {list(x.shape)}."
+        )
+    if bias is not None and not _is_usable_bias(bias, rows):
+        return InputError(
+            f"packed conv: bias must be contiguous float32 [{rows}] on the CPU, got"
+            f" {bias.dtype} {list(bias.shape)} on {bias.device}."
+        )
+    return InputError(
+        "packed conv: a compiled model is for inference and gives no gradients. Call it under"
+        " torch.inference_mode(), or train the model it was compiled from."
+    )
+
+
+# Custom ops take tensors and numbers only, so a packed weight goes through them as a number. The
+# table does not keep weights alive.
+_WEIGHTS: "weakref.WeakValueDictionary[int, PackedConv]" = weakref.WeakValueDictionary()
+
+
+def _weight(handle: int) -> PackedConv:
+    weight = _WEIGHTS.get(handle)
+    if weight is None:
+        raise KernelError(
+            "packed conv: the packed weight behind this graph no longer exists; a packed model"
+            " lives in one process. Compile or export the compact model instead."
+        )
+    return weight
+
+
+@torch.library.custom_op("gossamer::packed_conv", mutates_args=())
+def packed_conv(
+    x: torch.Tensor, bias: torch.Tensor | None, handle: int, activation: str
+) -> torch.Tensor:
+    """`PackedConv.conv` as an op that torch.compile and export can see."""
+    return _weight(handle).conv(x, bias, activation)
+
+
+@packed_conv.register_fake
+def _(x: torch.Tensor, bias: torch.Tensor | None, handle: int, activation: str) -> torch.Tensor:
+    settings = _weight(handle).settings
+    size = settings.out_size((x.shape[-2], x.shape[-1]))
+    return x.new_empty(*x.shape[:-3], settings.out_channels, *size)

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The convolutions of a model that is compiled: packed where the sparse kernel measures faster."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from gossamer.errors import InputError
+from gossamer.formats.bits import pack_bits
+from gossamer.nn import Conv2d, MaskedConv2d
+from gossamer.ops.conv import KERNEL, PackedConv, why_not
+from gossamer.ops.conv_settings import ConvSettings
+from gossamer.patterns import Pattern, detect_pattern
+from gossamer.run.choose import Chooser
+from gossamer.run.cost_table import CostKey
+from gossamer.run.packed import Choice
+from gossamer.run.packed_conv import PackedConv2d
+
+Shapes = dict[int, tuple[int, ...]]  # of the input, by id of the layer
+StayDense = Callable[[nn.Module, str], nn.Module]
+
+NO_EXAMPLE = "the size of its images is not known: pass example=, an input of the model, to compile"
+
+
+def record_inputs(model: nn.Module, example: torch.Tensor | None) -> Shapes:
+    """The input shape of every convolution in a run of `example`."""
+    shapes: Shapes = {}
+    if example is None:
+        return shapes
+    if not isinstance(example, torch.Tensor):
+        raise InputError(
+            f"compile: example must be a tensor that the model takes, got {type(example).__name__}."
+        )
+
+    def note(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        shapes[id(module)] = tuple(inputs[0].shape)
+
+    handles = [
+        module.register_forward_pre_hook(note)
+        for module in model.modules()
+        if isinstance(module, nn.Conv2d | Conv2d)
+    ]
+    try:
+        with torch.no_grad():
+            model(example)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return shapes
+
+
+def convert_conv(
+    module: nn.Module,
+    shapes: Shapes,
+    chooser: Chooser,
+    min_sparsity: float,
+    stay_dense: StayDense,
+) -> nn.Module:
+    """The inference form of a convolution; the layer itself if it has too few zeros to gain."""
+    if isinstance(module, MaskedConv2d | Conv2d):
+        mask_RK, pattern = module.mask(), module.pattern
+        dense = module.to_dense()
+    elif type(module) is nn.Conv2d:
+        dense = module
+        mask_RK = (module.weight != 0).flatten(1)
+        if not mask_RK.numel() or mask_RK.float().mean() > 1 - min_sparsity:
+            return module
+        pattern = detect_pattern(mask_RK)
+    else:
+        return module
+    weight, settings = dense.weight.detach(), ConvSettings.of(module)
+    if weight.dtype is not torch.float32 or weight.device.type != "cpu":
+        reason = f"kernels are float32 on the CPU, this is {weight.dtype} on {weight.device}"
+        return stay_dense(module, reason)
+    reason_not = why_not(settings)
+    if reason_not is not None:
+        return stay_dense(module, f"the convolution kernel cannot run it: {reason_not}")
+    if id(module) not in shapes:
+        return stay_dense(module, NO_EXAMPLE)
+    packed = PackedConv(weight.flatten(1)[mask_RK], pack_bits(mask_RK), settings)
+    choice = _choose(packed, weight, pattern, shapes[id(module)], chooser)
+    if choice.is_sparse:
+        return PackedConv2d(packed, dense.bias, pattern, (choice,))
+    stock = dense.eval().requires_grad_(False)
+    stock.pattern, stock.choices = pattern, (choice,)  # type: ignore[assignment]
+    return stock
+
+
+def _choose(
+    packed: PackedConv,
+    weight: torch.Tensor,
+    pattern: Pattern,
+    shape: tuple[int, ...],
+    chooser: Chooser,
+) -> Choice:
+    settings = packed.settings
+    height, width = settings.out_size((shape[-2], shape[-1]))
+    pixels = max(torch.Size(shape[:-3]).numel(), 1) * height * width
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    bias = torch.zeros(settings.out_channels)
+    density = packed.values.numel() / max(weight.numel(), 1)
+    rows, columns = settings.matrix_shape
+    key = CostKey(
+        kernel=_cost_name(settings, shape),
+        rows=rows,
+        columns=columns,
+        pattern=str(pattern),
+        density=density,
+        tokens=pixels,
+        threads=torch.get_num_threads(),
+    )
+    return chooser.choose_between(
+        KERNEL, key, lambda: settings.apply(x, weight, bias), lambda: packed(x, bias)
+    )
+
+
+def _cost_name(settings: ConvSettings, shape: tuple[int, ...]) -> str:
+    """The kernel with everything a measurement depends on, for the cost table."""
+    parts = {
+        "k": settings.kernel_size,
+        "s": settings.stride,
+        "p": settings.even_padding() or (0, 0),
+        "d": settings.dilation,
+        "i": shape[-2:],
+    }
+    texts = [f"{letter}{a}x{b}" for letter, (a, b) in parts.items()]
+    return "/".join([KERNEL, *texts, f"g{settings.groups}"])
