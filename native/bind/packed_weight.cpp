@@ -59,6 +59,18 @@ void bind_packed_weight(nb::module_& m) {
       },
       nb::arg("values").noconvert(), nb::arg("mask_bits").noconvert(), nb::arg("rows"),
       nb::arg("columns"), nb::arg("kernels"));
+  m.def(
+      "pack_shared_panel",
+      [](const Values& values, const Bits& bits, int64_t rows, int64_t columns, const std::string& kernels,
+         int64_t tile_rows, int64_t used, int64_t group) {
+        if (tile_rows < 1 || tile_rows > 65536) throw std::invalid_argument("tile_rows must be in [1, 65536]");
+        if (used < 1 || used > group || group > 2048)
+          throw std::invalid_argument("expected 1 <= used <= group <= 2048");
+        return pack_shared_panel_weight(kept_weight(values, bits, rows, columns), find_isa(kernels),
+                                        tile_rows, used, group);
+      },
+      nb::arg("values").noconvert(), nb::arg("mask_bits").noconvert(), nb::arg("rows"),
+      nb::arg("columns"), nb::arg("kernels"), nb::arg("tile_rows"), nb::arg("used"), nb::arg("group"));
 }
 
 }  // namespace gossamer::bind

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "gossamer/panel_layout.hpp"
 
@@ -11,32 +12,33 @@ namespace {
 // lost 5 %).
 constexpr int64_t kMaxTileRows = 512;
 
-}  // namespace
+// Offsets of columns are 16 bits.
+constexpr int64_t kMaxBlockColumns = 65536 / kOffsetUnit;
 
-PanelLayout pack_panel(const KeptWeight& weight, const PanelShape* shapes) {
-  const int64_t rows = weight.rows, columns = weight.columns, stride = weight.mask_stride();
-  PanelLayout layout;
-  layout.rows = rows;
-  layout.columns = columns;
-  std::vector<int64_t> row_start(static_cast<size_t>(rows) + 1, 0);
-  for (int64_t r = 0; r < rows; ++r) {
+std::vector<int64_t> row_starts(const KeptWeight& weight) {
+  const int64_t stride = weight.mask_stride();
+  std::vector<int64_t> start(static_cast<size_t>(weight.rows) + 1, 0);
+  for (int64_t r = 0; r < weight.rows; ++r) {
     int64_t count = 0;
     for (int64_t b = 0; b < stride; ++b) count += __builtin_popcount(weight.mask_bits[r * stride + b]);
-    row_start[r + 1] = row_start[r] + count;
+    start[r + 1] = start[r] + count;
   }
-  layout.kept = row_start[rows];
-  const double numel = double(rows) * double(columns);
-  const double density = numel > 0 ? double(layout.kept) / numel : 0.0;
-  while (density < shapes->min_density) ++shapes;
-  layout.group_rows = shapes->group_rows;
-  layout.block_columns = shapes->block_columns;
-  layout.num_blocks = (columns + layout.block_columns - 1) / layout.block_columns;
-  // At least two tiles where there are rows for it, so that two threads can share one token tile.
-  layout.num_tiles = std::max<int64_t>((rows + kMaxTileRows - 1) / kMaxTileRows, rows >= 128 ? 2 : 1);
-  layout.tile_rows = (rows + layout.num_tiles - 1) / layout.num_tiles;
-  layout.tile_rows = std::max<int64_t>((layout.tile_rows + 15) / 16 * 16, 16);
-  layout.num_tiles = (rows + layout.tile_rows - 1) / layout.tile_rows;
+  return start;
+}
 
+const PanelShape& shape_for(const PanelShape* shapes, double density) {
+  while (density < shapes->min_density) ++shapes;
+  return *shapes;
+}
+
+// Cuts the weight as rows, columns and shape of `layout` say.
+PanelLayout fill(PanelLayout layout, const KeptWeight& weight, const std::vector<int64_t>& row_start) {
+  const int64_t rows = weight.rows, columns = weight.columns;
+  layout.rows = rows;
+  layout.columns = columns;
+  layout.kept = row_start[rows];
+  layout.num_blocks = (columns + layout.block_columns - 1) / layout.block_columns;
+  layout.num_tiles = (rows + layout.tile_rows - 1) / layout.tile_rows;
   layout.values.reserve(layout.kept);
   layout.offsets.reserve(layout.kept);
   std::vector<int64_t> cursor(row_start.begin(), row_start.end() - 1);
@@ -78,6 +80,42 @@ PanelLayout pack_panel(const KeptWeight& weight, const PanelShape* shapes) {
   }
   for (int64_t g = 0; g < layout.group_rows; ++g) layout.row_ids.push_back(0);
   return layout;
+}
+
+double density_of(const KeptWeight& weight, int64_t kept) {
+  const double numel = double(weight.rows) * double(weight.columns);
+  return numel > 0 ? double(kept) / numel : 0.0;
+}
+
+}  // namespace
+
+PanelLayout pack_panel(const KeptWeight& weight, const PanelShape* shapes) {
+  const std::vector<int64_t> row_start = row_starts(weight);
+  const PanelShape& shape = shape_for(shapes, density_of(weight, row_start[weight.rows]));
+  PanelLayout layout;
+  layout.group_rows = shape.group_rows;
+  layout.block_columns = layout.slab_columns = shape.block_columns;
+  // At least two tiles where there are rows for it, so that two threads can share one token tile.
+  const int64_t num_tiles =
+      std::max<int64_t>((weight.rows + kMaxTileRows - 1) / kMaxTileRows, weight.rows >= 128 ? 2 : 1);
+  layout.tile_rows = (weight.rows + num_tiles - 1) / num_tiles;
+  layout.tile_rows = std::max<int64_t>((layout.tile_rows + 15) / 16 * 16, 16);
+  return fill(std::move(layout), weight, row_start);
+}
+
+PanelLayout pack_shared_panel(const KeptWeight& weight, const PanelShape* shapes, int64_t tile_rows,
+                              int64_t used, int64_t group) {
+  const std::vector<int64_t> row_start = row_starts(weight);
+  // What counts is how full the used columns are.
+  const double density = density_of(weight, row_start[weight.rows]) * group / used;
+  const PanelShape& shape = shape_for(shapes, density);
+  PanelLayout layout;
+  layout.group_rows = shape.group_rows;
+  layout.tile_rows = tile_rows;
+  const int64_t groups = std::max<int64_t>(std::min(shape.block_columns / used, kMaxBlockColumns / group), 1);
+  layout.block_columns = groups * group;
+  layout.slab_columns = groups * used;
+  return fill(std::move(layout), weight, row_start);
 }
 
 void unpack_panel(const PanelLayout& layout, float* values, uint8_t* mask_bits) {

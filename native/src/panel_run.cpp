@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <new>
+#include <utility>
 
 #include "gossamer/fork.hpp"
 #include "gossamer/panel_layout.hpp"
@@ -12,10 +13,10 @@ namespace gossamer {
 namespace {
 
 // A tile is worth padding when most of its lanes are used; otherwise a narrower one comes first.
-int tile_width(const int* widths, int64_t block_columns, int64_t left) {
+int tile_width(const int* widths, int64_t slab_columns, int64_t left) {
   int chosen = widths[0];
   for (const int* w = widths; *w; ++w) {
-    if (*w * block_columns > kMaxSlabFloats) continue;  // the slab would not stay in L1
+    if (*w * slab_columns > kMaxSlabFloats) continue;  // the slab would not stay in L1
     chosen = *w;
     if (left * 8 > *w * 5) break;
   }
@@ -25,7 +26,7 @@ int tile_width(const int* widths, int64_t block_columns, int64_t left) {
 std::vector<TokenTile> token_tiles(const PanelLayout& layout, const int* widths, int64_t tokens) {
   std::vector<TokenTile> tiles;
   for (int64_t first = 0; first < tokens;) {
-    const int width = tile_width(widths, layout.block_columns, tokens - first);
+    const int width = tile_width(widths, layout.slab_columns, tokens - first);
     const int64_t num = tokens - first < width ? tokens - first : width;
     tiles.push_back({first, static_cast<int>(num), width});
     first += num;
@@ -37,8 +38,8 @@ struct PanelWeight final : PackedWeight {
   PanelLayout layout;
   const PanelKernels& kernels;
 
-  PanelWeight(const KeptWeight& weight, const PanelKernels& chosen)
-      : layout(pack_panel(weight, chosen.shapes)), kernels(chosen) {
+  PanelWeight(PanelLayout packed, const PanelKernels& chosen)
+      : layout(std::move(packed)), kernels(chosen) {
     rows = layout.rows;
     columns = layout.columns;
     kept = layout.kept;
@@ -64,7 +65,15 @@ const PanelKernels& panel_kernels(Isa isa) {
 }
 
 std::unique_ptr<PackedWeight> pack_panel_weight(const KeptWeight& weight, Isa isa) {
-  return std::make_unique<PanelWeight>(weight, panel_kernels(isa));
+  const PanelKernels& kernels = panel_kernels(isa);
+  return std::make_unique<PanelWeight>(pack_panel(weight, kernels.shapes), kernels);
+}
+
+std::unique_ptr<PackedWeight> pack_shared_panel_weight(const KeptWeight& weight, Isa isa,
+                                                       int64_t tile_rows, int64_t used, int64_t group) {
+  const PanelKernels& kernels = panel_kernels(isa);
+  return std::make_unique<PanelWeight>(
+      pack_shared_panel(weight, kernels.shapes, tile_rows, used, group), kernels);
 }
 
 void run_panel(const PanelLayout& layout, const LinearCall& call, const PanelKernels& kernels,

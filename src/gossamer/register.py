@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import gossamer.ops.linear  # noqa: F401  (built-in kernels take their names first)
 from gossamer.formats import FORMATS, Format
-from gossamer.ops.dispatch import Prepare, ops_table
+from gossamer.ops.dispatch import Kernel, Prepare, ops_table
 from gossamer.patterns import PATTERNS, Pattern
 from gossamer.prune.scorers import register_scorer as scorer
 
@@ -32,6 +32,8 @@ def op(operation: str, format_name: str) -> Callable[[Prepare], Prepare]:
     """
 
     def add(prepare: Prepare) -> Prepare:
-        return ops_table(operation).add(format_name, prepare)
+        name = f"{operation}/{format_name}"
+        ops_table(operation).add(format_name, Kernel(name, lambda sparse: True, prepare))
+        return prepare
 
     return add

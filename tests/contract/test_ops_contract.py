@@ -1,3 +1,5 @@
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -6,14 +8,48 @@ import gossamer
 from gossamer.errors import DenseFallback, KernelError, KernelMissing, RegistryError
 from gossamer.formats import FORMATS, pack, unpack
 from gossamer.formats.bitmask import Bitmask
-from gossamer.ops.dispatch import LINEAR, fallbacks, prepare, report_fallback
-from gossamer.patterns import Unstructured
+from gossamer.ops.dispatch import (
+    LINEAR,
+    built_in_kernels,
+    fallbacks,
+    prepare,
+    report_fallback,
+)
+from gossamer.ops.kernels import available_kernels
+from gossamer.patterns import NM, NMG, VNM, Block, Unstructured
 from gossamer.testing import check_op
+from gossamer.testing.ops import check_kernel
 
 
 @pytest.mark.parametrize("name", ["bitmask", "csr", "nm", "vnm", "nmg", "block"])
 def test_built_in_linear_of_every_format(name):
     check_op("linear", name)
+
+
+# Patterns with remainders of every tile that the structured kernels have.
+STRUCTURED = (
+    Unstructured(),
+    *(NM(2, 4), NM(2, 6), NM(2, 8), NM(4, 16), NM(3, 32)),
+    *(VNM(16, 8), VNM(64, 40)),
+    *(NMG(1, 4, 3), NMG(2, 4, 4), NMG(2, 8, 2), NMG(3, 5, 2), NMG(4, 8, 1)),
+    *(Block(2, 3), Block(4, 4), Block(6, 2), Block(8, 1), Block(16, 1), Block(16, 16)),
+)
+
+
+@functools.cache
+def example(pattern):
+    scores = torch.rand(pattern.padded_shape((33, 97)))
+    return pack(scores, pattern.project(scores, pattern.fixed_density or 0.3), pattern)
+
+
+EXACT = [kernel for kernel in built_in_kernels("linear") if kernel.precision == "fp32"]
+
+
+@pytest.mark.parametrize("kernels", available_kernels())
+@pytest.mark.parametrize("kernel", EXACT, ids=lambda kernel: kernel.name)
+def test_built_in_kernels_keep_the_contract(kernel, kernels, monkeypatch):
+    monkeypatch.setenv("GOSSAMER_KERNELS", kernels)
+    check_kernel(kernel, [p for p in STRUCTURED if kernel.accepts(example(p))])
 
 
 @pytest.fixture

@@ -8,13 +8,29 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from gossamer.errors import InputError
-from gossamer.ops.dispatch import Prepared
+from gossamer.formats import pack
+from gossamer.ops.dispatch import Kernel
+from gossamer.patterns import Unstructured
 from gossamer.run.choose import Chooser
+from gossamer.run.contenders import Contenders
 from gossamer.run.cost_table import CostKey, CostTable
 from gossamer.run.timing import Duel, duel
 
-PREPARED = Prepared(lambda x, bias, activation: x.new_zeros(x.shape[0], 4), "panel")
-WEIGHT = torch.zeros(4, 8)
+
+def kernel(name, precision="fp32", max_tokens=None):
+    def run(x, bias, activation):
+        return x.new_zeros(x.shape[0], 10)
+
+    return Kernel(name, lambda sparse: True, lambda sparse: run, precision, max_tokens)
+
+
+PANEL = kernel("panel")
+
+
+def layer(density, kernels=(PANEL,)):
+    mask = torch.arange(100).view(10, 10) < round(100 * density)
+    weight = torch.ones(10, 10) * mask
+    return Contenders(pack(weight, mask, Unstructured()), weight, kernels)
 
 
 def flipping_timer():
@@ -32,7 +48,7 @@ def flipping_timer():
 def test_a_shape_is_measured_once_even_if_the_timer_flips(tmp_path):
     timer = flipping_timer()
     chooser = Chooser(CostTable(tmp_path / "c.json"), timer)
-    kernels = [chooser.choose(PREPARED, WEIGHT, 0.1, 16).kernel for _ in range(4)]
+    kernels = [chooser.choose(layer(0.1), 16).kernel for _ in range(4)]
     assert kernels == ["panel"] * 4
     assert len(timer.calls) == 1
 
@@ -40,9 +56,9 @@ def test_a_shape_is_measured_once_even_if_the_timer_flips(tmp_path):
 def test_choices_survive_the_process_through_the_cache(tmp_path):
     path, timer = tmp_path / "deep" / "c.json", flipping_timer()
     first = Chooser(CostTable(path), timer)
-    choice = first.choose(PREPARED, WEIGHT, 0.1, 16)
+    choice = first.choose(layer(0.1), 16)
     first.save()
-    again = Chooser(CostTable(path), timer).choose(PREPARED, WEIGHT, 0.1, 16)
+    again = Chooser(CostTable(path), timer).choose(layer(0.1), 16)
     assert again == choice
     assert len(timer.calls) == 1
 
@@ -51,10 +67,10 @@ def test_tokens_density_and_threads_are_measured_apart(tmp_path):
     timer = flipping_timer()
     chooser = Chooser(CostTable(tmp_path / "c.json"), timer)
     for density, tokens in ((0.1, 16), (0.2, 16), (0.1, 17)):
-        chooser.choose(PREPARED, WEIGHT, density, tokens)
+        chooser.choose(layer(density), tokens)
     torch.set_num_threads(2)
     try:
-        chooser.choose(PREPARED, WEIGHT, 0.1, 16)
+        chooser.choose(layer(0.1), 16)
     finally:
         torch.set_num_threads(1)
     assert len(timer.calls) == 4
@@ -63,15 +79,39 @@ def test_tokens_density_and_threads_are_measured_apart(tmp_path):
 def test_sparse_must_win_by_a_margin(tmp_path):
     for times, kernel in ((Duel(101, 100), "dense"), (Duel(106, 100), "panel")):
         chooser = Chooser(CostTable(tmp_path / f"{times.first_us}.json"), lambda a, b, t=times: t)
-        assert chooser.choose(PREPARED, WEIGHT, 0.5, 1).kernel == kernel
+        assert chooser.choose(layer(0.5), 1).kernel == kernel
 
 
 def test_a_close_verdict_is_measured_again_and_a_slow_moment_forgotten(tmp_path):
     times = iter([Duel(130, 100), Duel(100, 110), Duel(105, 100), Duel(104, 100)])
     chooser = Chooser(CostTable(tmp_path / "c.json"), lambda first, second: next(times))
-    choice = chooser.choose(PREPARED, WEIGHT, 0.5, 1)
+    choice = chooser.choose(layer(0.5), 1)
     assert (choice.dense_us, choice.sparse_us, choice.kernel) == (100, 100, "dense")
     assert next(times, None) is None
+
+
+def test_the_best_of_several_kernels_wins_and_the_next_is_named(tmp_path):
+    times = iter([Duel(100, 50), Duel(90, 30), Duel(100, 60)])
+    chooser = Chooser(CostTable(tmp_path / "c.json"), lambda first, second: next(times))
+    contenders = layer(0.2, (kernel("a"), kernel("b"), kernel("c")))
+    choice = chooser.choose(contenders, 8)
+    assert (choice.kernel, choice.dense_us, choice.sparse_us) == ("b", 90, 30)
+    assert choice.why == "3.00x dense; a 2.00x"
+    assert chooser.choose(contenders, 8) == choice
+
+
+def test_kernels_for_few_tokens_are_not_measured_with_many(tmp_path):
+    chooser = Chooser(CostTable(tmp_path / "c.json"), lambda first, second: Duel(100, 10))
+    contenders = layer(0.2, (kernel("few", max_tokens=16),))
+    assert chooser.choose(contenders, 16).kernel == "few"
+    choice = chooser.choose(contenders, 17)
+    assert (choice.kernel, choice.why) == ("dense", "no kernel")
+
+
+def test_tuning_off_takes_the_precision_that_was_asked_for(monkeypatch):
+    monkeypatch.setenv("GOSSAMER_TUNE", "off")
+    contenders = layer(0.2, (PANEL, kernel("int8/a", "int8"), kernel("int8/b", "int8")))
+    assert Chooser().choose(contenders, 128).kernel == "int8/a"
 
 
 def test_tuning_off_never_measures_and_is_deterministic(tmp_path, monkeypatch):
@@ -82,10 +122,10 @@ def test_tuning_off_never_measures_and_is_deterministic(tmp_path, monkeypatch):
         raise AssertionError("measured")
 
     chooser = Chooser(CostTable(path), forbidden)
-    kernels = [chooser.choose(PREPARED, WEIGHT, d, t).kernel for d, t in ((0.5, 64), (0.51, 64))]
+    kernels = [chooser.choose(layer(d), t).kernel for d, t in ((0.5, 64), (0.51, 64))]
     assert kernels == ["panel", "dense"]
-    assert chooser.choose(PREPARED, WEIGHT, 0.4, 1).kernel == "dense"
-    assert "GOSSAMER_TUNE=off" in chooser.choose(PREPARED, WEIGHT, 0.1, 1).why
+    assert chooser.choose(layer(0.4), 1).kernel == "dense"
+    assert "GOSSAMER_TUNE=off" in chooser.choose(layer(0.1), 1).why
     chooser.save()
     assert not path.exists()
 
@@ -104,25 +144,25 @@ def test_wrong_tune_setting(monkeypatch):
         "[]",
         "null",
         '{"version": 99, "entries": {}}',
-        '{"version": 1, "entries": {"a": 3}}',
+        '{"version": 2, "entries": {"a": 3}}',
     ],
 )
 def test_a_damaged_cache_is_replaced(tmp_path, text):
     path = tmp_path / "c.json"
     path.write_text(text)
     table = CostTable(path)
-    key = CostKey("panel", 4, 8, 0.1, 16, 1)
+    key = CostKey("panel", 4, 8, "unstructured", 0.1, 16, 1)
     assert table.get(key) is None
     table.put(key, Duel(2.0, 1.0))
     table.save()
     assert CostTable(path).get(key) == Duel(2.0, 1.0)
-    assert json.loads(path.read_text())["version"] == 1
+    assert json.loads(path.read_text())["version"] == 2
 
 
 def test_two_writers_do_not_lose_each_others_measurements(tmp_path):
     path = tmp_path / "c.json"
     one, two = CostTable(path), CostTable(path)
-    key_one, key_two = (CostKey("panel", n, 8, 0.1, 16, 1) for n in (1, 2))
+    key_one, key_two = (CostKey("panel", n, 8, "unstructured", 0.1, 16, 1) for n in (1, 2))
     one.put(key_one, Duel(1, 1))
     two.put(key_two, Duel(2, 2))
     one.save()
@@ -161,8 +201,7 @@ def _rank_main(rank, folder):
         # Rank 1's clock says the opposite; its verdict must not count.
         times = Duel(100, 10) if rank == 0 else Duel(10, 100)
         choices = [
-            Chooser(timer=lambda a, b: times).choose(PREPARED, WEIGHT, 0.1, tokens)
-            for tokens in (1, 128)
+            Chooser(timer=lambda a, b: times).choose(layer(0.1), tokens) for tokens in (1, 128)
         ]
         verdicts = [[choice.kernel, choice.dense_us] for choice in choices]
         Path(f"{folder}/rank-{rank}").write_text(json.dumps(verdicts))

@@ -53,9 +53,19 @@ struct TokenTile {
   int num_tokens, width;
 };
 
-// Floats of scratch one kernel call needs: the panel, one accumulator tile, its bias.
+// Where the accumulators of all rows fit into L2, slab after slab is turned and used up: the panel
+// as a whole never exists. Else it is turned once, and row tiles go over it one by one.
+constexpr int64_t kMaxAccumulatorFloats = 64 * 1024;
+static inline bool goes_by_slabs(const PanelView& view, int width) {
+  return view.num_tiles * view.tile_rows * width <= kMaxAccumulatorFloats;
+}
+
+// Floats of scratch one kernel call needs: panel or slab, accumulators, their bias.
 static inline size_t panel_scratch_floats(const PanelView& view, int width) {
-  return static_cast<size_t>(view.columns + view.tile_rows) * width + view.tile_rows;
+  const bool slabs = goes_by_slabs(view, width);
+  const int64_t columns = slabs ? view.block_columns : view.columns;
+  const int64_t rows = slabs ? view.num_tiles * view.tile_rows : view.tile_rows;
+  return static_cast<size_t>(columns + rows) * width + rows;
 }
 
 // y[tile of tokens, rows of tiles first..last) = act(x W^T + bias). Allocates and throws nothing.

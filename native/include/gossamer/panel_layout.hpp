@@ -15,6 +15,7 @@ struct PanelLayout {
   int64_t rows = 0, columns = 0, kept = 0;
   int64_t block_columns = 0, tile_rows = 0;
   int64_t num_blocks = 0, num_tiles = 0, group_rows = 1;
+  int64_t slab_columns = 0;  // columns of a block that its rows use: what has to stay in L1
   std::vector<PanelBlock> blocks;
   std::vector<uint16_t> row_ids, row_counts, offsets;
   std::vector<float> values;
@@ -35,6 +36,11 @@ const PanelKernels& panel_kernels(Isa isa);
 // Builds the layout in the shape that fits the density. May throw std::bad_alloc.
 PanelLayout pack_panel(const KeptWeight& weight, const PanelShape* shapes);
 
+// Every `tile_rows` rows use the same `used` columns of each `group` columns (V:N:M). Blocks then
+// count used columns only: they are wider and rows in them longer.
+PanelLayout pack_shared_panel(const KeptWeight& weight, const PanelShape* shapes, int64_t tile_rows,
+                              int64_t used, int64_t group);
+
 // The inverse: values back in row-major order and mask bits (zeroed by the caller).
 void unpack_panel(const PanelLayout& layout, float* values, uint8_t* mask_bits);
 
@@ -44,5 +50,7 @@ void run_panel(const PanelLayout& layout, const LinearCall& call, const PanelKer
 
 // Any mask, fp32.
 std::unique_ptr<PackedWeight> pack_panel_weight(const KeptWeight& weight, Isa isa);
+std::unique_ptr<PackedWeight> pack_shared_panel_weight(const KeptWeight& weight, Isa isa,
+                                                       int64_t tile_rows, int64_t used, int64_t group);
 
 }  // namespace gossamer

@@ -92,37 +92,73 @@ constexpr int64_t kRowsTurned = 64;
 
 static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
+// One slab of the panel. Tokens outside and columns inside: the other order walks 64 rows whose
+// lines share a few L1 sets.
+template <int WIDTH>
+static inline void turn_slab(const PanelView& view, const LinearCall& call, TokenTile tokens,
+                             int64_t first_column, float* slab) {
+  const float* x = call.x + tokens.first * call.x_stride + first_column;
+  const int64_t columns = smaller(view.block_columns, view.columns - first_column);
+  for (int t = 0; t < WIDTH; t += 8)
+    tokens8_to_panel(x + t * call.x_stride, call.x_stride, tokens.num_tokens - t, columns, slab + t, WIDTH);
+}
+
+static inline void load_bias(const PanelView& view, const LinearCall& call, int64_t part, float* bias) {
+  const int64_t num_rows = rows_of_tile(view, part);
+  for (int64_t i = 0; i < view.tile_rows; ++i)
+    bias[i] = call.bias && i < num_rows ? call.bias[part * view.tile_rows + i] : 0.0f;
+}
+
+// Activation, and the accumulators of a row tile back to [token][row].
+template <int WIDTH>
+static inline void finish_tile(const PanelView& view, const LinearCall& call, TokenTile tokens, int64_t part,
+                               float* tile, const float* bias) {
+  const int64_t row0 = part * view.tile_rows, num_rows = rows_of_tile(view, part);
+  if (view.num_blocks == 0)
+    for (int64_t i = 0; i < num_rows * WIDTH; ++i) tile[i] = bias[i / WIDTH];
+  activate(tile, num_rows * WIDTH, call.activation);
+  float* y = call.y + tokens.first * call.y_stride + row0;
+  for (int64_t r = 0; r < num_rows; r += kRowsTurned)
+    for (int t = 0; t < tokens.num_tokens; t += 8)
+      tile_to_tokens8(tile + r * WIDTH + t, WIDTH, smaller(8, tokens.num_tokens - t),
+                      smaller(kRowsTurned, num_rows - r), y + t * call.y_stride + r, call.y_stride);
+}
+
 template <class V, int G, int NV, int SETS>
 void panel_tile(const PanelView& view, const LinearCall& call, TokenTile tokens, int64_t first_tile,
                 int64_t last_tile, float* scratch) {
   constexpr int kWidth = NV * V::kLanes;
+  const bool slabs = goes_by_slabs(view, kWidth);
+  const int64_t rows = slabs ? (last_tile - first_tile) * view.tile_rows : view.tile_rows;
   float* panel = scratch;
-  float* tile = panel + view.columns * kWidth;
-  float* bias = tile + view.tile_rows * kWidth;
-  const float* x = call.x + tokens.first * call.x_stride;
-  float* y = call.y + tokens.first * call.y_stride;
-  // Slab by slab, so that the passes over its token groups find it in L1; inside, tokens outside
-  // and columns inside: the other order walks 64 rows whose lines share a few L1 sets.
+  float* tile = panel + (slabs ? view.block_columns : view.columns) * kWidth;
+  float* bias = tile + rows * kWidth;
+  const auto add = [&](int64_t part, int64_t b, const float* slab, float* into, const float* start) {
+    add_block<V, G, NV, SETS>(view, view.blocks[part * view.num_blocks + b], slab, into, b ? nullptr : start);
+  };
+  if (slabs) {
+    for (int64_t part = first_tile; part < last_tile; ++part)
+      load_bias(view, call, part, bias + (part - first_tile) * view.tile_rows);
+    for (int64_t b = 0; b < view.num_blocks; ++b) {
+      turn_slab<kWidth>(view, call, tokens, b * view.block_columns, panel);
+      for (int64_t part = first_tile; part < last_tile; ++part) {
+        const int64_t row = (part - first_tile) * view.tile_rows;
+        add(part, b, panel, tile + row * kWidth, bias + row);
+      }
+    }
+    for (int64_t part = first_tile; part < last_tile; ++part) {
+      const int64_t row = (part - first_tile) * view.tile_rows;
+      finish_tile<kWidth>(view, call, tokens, part, tile + row * kWidth, bias + row);
+    }
+    return;
+  }
   for (int64_t k = 0; k < view.columns; k += view.block_columns)
-    for (int t = 0; t < kWidth; t += 8)
-      tokens8_to_panel(x + t * call.x_stride + k, call.x_stride, tokens.num_tokens - t,
-                       smaller(view.block_columns, view.columns - k), panel + k * kWidth + t, kWidth);
+    turn_slab<kWidth>(view, call, tokens, k, panel + k * kWidth);
   for (int64_t part = first_tile; part < last_tile; ++part) {
-    const int64_t row0 = part * view.tile_rows, num_rows = rows_of_tile(view, part);
-    for (int64_t i = 0; i < view.tile_rows; ++i) bias[i] = 0.0f;
-    if (call.bias)
-      for (int64_t i = 0; i < num_rows; ++i) bias[i] = call.bias[row0 + i];
+    load_bias(view, call, part, bias);
     for (int64_t b = 0; b < view.num_blocks; ++b)
-      add_block<V, G, NV, SETS>(view, view.blocks[part * view.num_blocks + b],
-                                panel + b * view.block_columns * kWidth, tile, b ? nullptr : bias);
-    if (view.num_blocks == 0)
-      for (int64_t i = 0; i < num_rows * kWidth; ++i) tile[i] = bias[i / kWidth];
-    activate(tile, num_rows * kWidth, call.activation);
-    for (int64_t r = 0; r < num_rows; r += kRowsTurned)
-      for (int t = 0; t < tokens.num_tokens; t += 8)
-        tile_to_tokens8(tile + r * kWidth + t, kWidth, smaller(8, tokens.num_tokens - t),
-                        smaller(kRowsTurned, num_rows - r), y + t * call.y_stride + row0 + r,
-                        call.y_stride);
+      add(part, b, panel + b * view.block_columns * kWidth, tile, bias);
+    finish_tile<kWidth>(view, call, tokens, part, tile, bias);
   }
 }
 

@@ -24,6 +24,16 @@ def pack_panel(
     columns: int,
     kernels: str,
 ) -> PackedWeight: ...
+def pack_shared_panel(
+    values: NDArray[np.float32],
+    mask_bits: NDArray[np.uint8],
+    rows: int,
+    columns: int,
+    kernels: str,
+    tile_rows: int,
+    used: int,
+    group: int,
+) -> PackedWeight: ...
 def expand(
     values: int,
     num_values: int,

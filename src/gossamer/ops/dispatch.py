@@ -8,13 +8,13 @@ a callable `(x, bias, activation) -> y`.
 import contextlib
 import contextvars
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
-from gossamer.errors import DenseFallback, KernelMissing, RegistryError
+from gossamer.errors import DenseFallback, InputError, KernelMissing, RegistryError
 from gossamer.formats import unpack
 from gossamer.formats.base import SparseTensor
 from gossamer.registry import Registry
@@ -32,6 +32,9 @@ def linear_{name}(sparse):                      # gossamer.formats.base.SparseTe
 """
 
 
+PRECISIONS = ("fp32", "bf16", "int8", "int4")
+
+
 @dataclass(frozen=True)
 class Kernel:
     """One way to run an operation on the weights it accepts.
@@ -40,18 +43,23 @@ class Kernel:
         name: as `explain` shows it and the cost table files it.
         accepts: whether this kernel can run a weight; cheap, looks at format, pattern and shape.
         prepare: packs a weight it accepts.
-        precision: "fp32" if results are those of fp32 arithmetic; anything else is lossy and runs
-            only where the user asked for it: "bf16", "int8", "int4".
+        precision: "fp32" if results are those of fp32 arithmetic. The others are lossy and run only
+            where the user allowed them.
+        max_tokens: more activation rows than this are not worth a measurement; None = any number.
     """
 
     name: str
     accepts: Callable[[SparseTensor], bool]
-    prepare: "Prepare"
+    prepare: Prepare
     precision: str = "fp32"
+    max_tokens: int | None = None
 
 
-LINEAR: Registry[Prepare] = Registry("linear op for a format", _STUB)
+# The plug-in axis: one kernel per format, which runs any weight in it.
+LINEAR: Registry[Kernel] = Registry("linear op for a format", _STUB)
 _OPS = {"linear": LINEAR}
+# Built-in kernels beside it, for weights with a structure, few tokens or a lower precision.
+_KERNELS: dict[str, list[Kernel]] = {"linear": []}
 
 _strict: contextvars.ContextVar[bool] = contextvars.ContextVar("gossamer_strict", default=False)
 _fallbacks: Counter[str] = Counter()
@@ -65,11 +73,38 @@ class Prepared:
     kernel: str
 
 
-def ops_table(op: str) -> Registry[Prepare]:
+def ops_table(op: str) -> Registry[Kernel]:
     """The registry of one operation."""
     if op not in _OPS:
         raise RegistryError(f"no operation is called {op!r}; known: {', '.join(_OPS)}.")
     return _OPS[op]
+
+
+def add_kernels(op: str, kernels: Iterable[Kernel]) -> None:
+    """Let these run `op` too wherever they accept a weight."""
+    _KERNELS[op].extend(kernels)
+
+
+def built_in_kernels(op: str) -> tuple[Kernel, ...]:
+    """The kernels beside those of the formats, in the order they were added."""
+    return tuple(_KERNELS[op])
+
+
+def candidates(op: str, sparse: SparseTensor, precision: str = "fp32") -> tuple[Kernel, ...]:
+    """Every kernel that can run this weight at `precision` or a higher one.
+
+    The kernel of its format comes first; empty if there is none at all.
+    """
+    if precision not in PRECISIONS:
+        raise InputError(
+            f"precision must be one of {', '.join(PRECISIONS)}; got {precision!r}. It is the lowest"
+            " precision that kernels may compute in."
+        )
+    table = ops_table(op)
+    allowed = PRECISIONS[: PRECISIONS.index(precision) + 1]
+    found = [table.get(sparse.format)] if sparse.format in table else []
+    found += [kernel for kernel in _KERNELS[op] if kernel.accepts(sparse)]
+    return tuple(kernel for kernel in found if kernel.precision in allowed)
 
 
 def prepare(op: str, sparse: SparseTensor, where: str = "weight") -> Prepared:
@@ -79,21 +114,27 @@ def prepare(op: str, sparse: SparseTensor, where: str = "weight") -> Prepared:
     """
     table = ops_table(op)
     if sparse.format in table:
-        run = table.get(sparse.format)(sparse)
-        return Prepared(run, getattr(run, "kernel", f"{op}/{sparse.format}"))
-    report_fallback(where, f"no {op} kernel for format {sparse.format!r}", _STUB, sparse.format)
+        kernel = table.get(sparse.format)
+        return Prepared(kernel.prepare(sparse), kernel.name)
+    report_missing(op, sparse.format, where)
     weight, _ = unpack(sparse)
     return Prepared(_dense_run(weight), "dense")
 
 
-def report_fallback(where: str, reason: str, stub: str = "", name: str = "") -> None:
+def report_missing(op: str, format_name: str, where: str) -> None:
+    """Count a format that no kernel runs; under `strict()` an error with the stub to write."""
+    reason = f"no {op} kernel for format {format_name!r}"
+    if _strict.get():
+        raise KernelMissing(
+            f"{where}: {reason}. Registered: {', '.join(ops_table(op).names())}."
+            f" To add one:\n\n{_STUB.replace('{name}', format_name)}"
+        )
+    report_fallback(where, reason)
+
+
+def report_fallback(where: str, reason: str) -> None:
     """Count a fall back to dense; an error under `strict()`."""
     if _strict.get():
-        if stub:
-            raise KernelMissing(
-                f"{where}: {reason}. Registered: {', '.join(LINEAR.names())}."
-                f" To add one:\n\n{stub.replace('{name}', name)}"
-            )
         raise DenseFallback(f"{where}: {reason}; this is an error under gossamer.strict().")
     _fallbacks[f"{where}: {reason}"] += 1
 

@@ -7,8 +7,9 @@ structure, few tokens or a lower precision stand beside it; `compile` measures w
 
 from gossamer.formats import FORMATS
 from gossamer.formats.base import SparseTensor
+from gossamer.ops import vnm
 from gossamer.ops.canonical import canonical
-from gossamer.ops.dispatch import LINEAR
+from gossamer.ops.dispatch import LINEAR, Kernel, add_kernels
 from gossamer.ops.packed_weight import PackedWeight
 from gossamer.ops.panel import pack_panel
 
@@ -18,5 +19,10 @@ def prepare_panel(sparse: SparseTensor) -> PackedWeight:
     return pack_panel(*canonical(sparse))
 
 
+PANEL = Kernel("panel", lambda sparse: True, prepare_panel)
+
 for _name in FORMATS.names():
-    LINEAR.add(_name, prepare_panel)
+    LINEAR.add(_name, PANEL)
+
+for _family in (vnm,):
+    add_kernels("linear", _family.KERNELS)

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from gossamer.ops.dispatch import Prepared
 from gossamer.prune import Target
 from gossamer.prune.calibration import call_on_batch
 from gossamer.run.choose import Chooser
 from gossamer.run.compiler import compile as compile_model
+from gossamer.run.contenders import Contenders
 from gossamer.run.packed import Choice
 from gossamer.run.timing import Duel, duel
 
@@ -22,9 +22,7 @@ _BUDGET_SECONDS = 1.0
 class _AlwaysDense(Chooser):
     """Makes `compile` give the stock dense twin: same code path, same zeros, no sparse kernel."""
 
-    def choose(
-        self, prepared: Prepared, weight_RK: torch.Tensor, density: float, tokens: int
-    ) -> Choice:
+    def choose(self, contenders: Contenders, tokens: int) -> Choice:
         return Choice(tokens, "dense", None, None, "dense twin")
 
 

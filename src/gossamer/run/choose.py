@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dense or sparse for one layer and token count: measured, recorded, the same on all ranks.
+"""Dense or which kernel for one layer and token count: measured, recorded, the same on all ranks.
 
 Legend: T tokens, R rows (outputs), K columns (inputs).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
 from gossamer import settings
-from gossamer.ops.dispatch import Prepared
+from gossamer.ops.dispatch import PRECISIONS, Kernel
+from gossamer.run.contenders import Contenders
 from gossamer.run.cost_table import CostKey, CostTable
 from gossamer.run.packed import Choice
 from gossamer.run.timing import Duel, duel
@@ -30,7 +31,7 @@ _RULE_FEW_TOKENS = 16
 
 
 class Chooser:
-    """Measures a layer against its dense form, at most once per shape, density and token count.
+    """Measures a layer against its dense form, at most once per kernel, shape, density and tokens.
 
     Args:
         table: where measurements are kept.
@@ -42,20 +43,34 @@ class Chooser:
         self._timer = timer
         self._tune = settings.tuning_enabled()
 
-    def choose(
-        self, prepared: Prepared, weight_RK: torch.Tensor, density: float, tokens: int
-    ) -> Choice:
-        """The faster of dense and sparse. In a process group rank 0 decides for all."""
+    def choose(self, contenders: Contenders, tokens: int) -> Choice:
+        """The fastest of dense and the kernels. In a process group rank 0 decides for all."""
+        kernels = contenders.for_tokens(tokens)
+        if not kernels:
+            return Choice(tokens, "dense", None, None, "no kernel")
         if not self._tune:
-            return _by_rule(prepared.kernel, density, tokens)
-        num_rows, num_columns = weight_RK.shape
-        threads = torch.get_num_threads()
-        key = CostKey(prepared.kernel, num_rows, num_columns, density, tokens, threads)
-        times = self._table.get(key) if _rank() == 0 else None
-        if times is None and _rank() == 0:
-            times = _measure(prepared, weight_RK, tokens, self._timer)
+            return _by_rule(kernels, contenders.density, tokens)
+        times = [self._time(contenders, k, tokens) if _rank() == 0 else None for k in kernels]
+        names = [kernel.name for kernel in kernels]
+        return _by_time(tokens, dict(zip(names, _from_rank_zero(times), strict=True)))
+
+    def _time(self, contenders: Contenders, kernel: Kernel, tokens: int) -> Duel:
+        """Dense against one kernel, from the table or measured now."""
+        num_rows, num_columns = contenders.weight_RK.shape
+        key = CostKey(
+            kernel=kernel.name,
+            rows=num_rows,
+            columns=num_columns,
+            pattern=str(contenders.sparse.pattern),
+            density=contenders.density,
+            tokens=tokens,
+            threads=torch.get_num_threads(),
+        )
+        times = self._table.get(key)
+        if times is None:
+            times = _measure(contenders, kernel, tokens, self._timer)
             self._table.put(key, times)
-        return _by_time(prepared.kernel, tokens, _from_rank_zero(times))
+        return times
 
     def save(self) -> None:
         """Write new measurements to disk."""
@@ -63,49 +78,55 @@ class Chooser:
             self._table.save()
 
 
-def _measure(prepared: Prepared, weight_RK: torch.Tensor, tokens: int, timer: Timer) -> Duel:
+def _measure(contenders: Contenders, kernel: Kernel, tokens: int, timer: Timer) -> Duel:
+    weight_RK, run = contenders.weight_RK, contenders.packed(kernel)
     generator = torch.Generator().manual_seed(0)
     x_TK = torch.randn(tokens, weight_RK.shape[1], generator=generator)
     bias = torch.zeros(weight_RK.shape[0])
-    contenders = (
-        lambda: F.linear(x_TK, weight_RK, bias),
-        lambda: prepared.run(x_TK, bias, "none"),
-    )
+    pair = (lambda: F.linear(x_TK, weight_RK, bias), lambda: run(x_TK, bias, "none"))
     with torch.inference_mode():
-        times = timer(*contenders)
+        times = timer(*pair)
         for _ in range(_MORE_TURNS):
             if not _CLOSE[0] < times.ratio < _CLOSE[1]:
                 break
-            again = timer(*contenders)
+            again = timer(*pair)
             times = Duel(min(times.first_us, again.first_us), min(times.second_us, again.second_us))
     return times
 
 
-def _by_time(kernel: str, tokens: int, times: Duel) -> Choice:
-    wins = times.ratio >= _MARGIN
-    why = f"{times.ratio:.2f}x dense" if wins else f"dense is faster ({times.ratio:.2f}x)"
-    return Choice(tokens, kernel if wins else "dense", times.first_us, times.second_us, why)
+def _by_time(tokens: int, times: dict[str, Duel]) -> Choice:
+    # Each kernel was timed in turn with dense, so ratios compare where times of two moments do not.
+    ranking = sorted(times, key=lambda name: times[name].ratio, reverse=True)
+    best = times[ranking[0]]
+    wins = best.ratio >= _MARGIN
+    why = f"{best.ratio:.2f}x dense" if wins else f"dense is faster ({best.ratio:.2f}x)"
+    if len(ranking) > 1:
+        why += f"; {ranking[1]} {times[ranking[1]].ratio:.2f}x"
+    return Choice(tokens, ranking[0] if wins else "dense", best.first_us, best.second_us, why)
 
 
-def _by_rule(kernel: str, density: float, tokens: int) -> Choice:
+def _by_rule(kernels: tuple[Kernel, ...], density: float, tokens: int) -> Choice:
+    # The lowest precision is what the user asked for; the first kernel of it is the general one.
+    lowest = max(kernels, key=lambda kernel: PRECISIONS.index(kernel.precision))
     limit = _RULE_DENSITY_FEW if tokens < _RULE_FEW_TOKENS else _RULE_DENSITY_MANY
     wins = density <= limit
     sign = "<=" if wins else ">"
     why = f"fixed rule (GOSSAMER_TUNE=off): density {density:.2f} {sign} {limit}"
-    return Choice(tokens, kernel if wins else "dense", None, None, why)
+    return Choice(tokens, lowest.name if wins else "dense", None, None, why)
 
 
 def _rank() -> int:
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+    return dist.get_rank() if _is_distributed() else 0
 
 
-def _from_rank_zero(times: Duel | None) -> Duel:
-    """Rank 0's measurement on every rank: clocks differ, and other kernels round differently."""
-    if not (dist.is_available() and dist.is_initialized()):
-        assert times is not None  # noqa: S101  (a single process always measured)
-        return times
-    payload = torch.zeros(2, dtype=torch.float64)
-    if times is not None:
-        payload[:] = torch.tensor([times.first_us, times.second_us], dtype=torch.float64)
-    dist.broadcast(payload, src=0)
-    return Duel(*payload.tolist())
+def _is_distributed() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def _from_rank_zero(times: Sequence[Duel | None]) -> list[Duel]:
+    """Rank 0's measurements on every rank: clocks differ, and other kernels round differently."""
+    measured = [(t.first_us, t.second_us) if t is not None else (0.0, 0.0) for t in times]
+    payload = torch.tensor(measured, dtype=torch.float64)
+    if _is_distributed():
+        dist.broadcast(payload, src=0)
+    return [Duel(*pair) for pair in payload.tolist()]

@@ -19,9 +19,10 @@ from gossamer.nn import (
     disable_fast_paths,
     replace_module,
 )
-from gossamer.ops.dispatch import prepare, report_fallback
+from gossamer.ops.dispatch import candidates, report_fallback, report_missing
 from gossamer.patterns import Pattern, detect_pattern
 from gossamer.run.choose import Chooser
+from gossamer.run.contenders import Contenders
 from gossamer.run.packed import Choice, PackedLinear
 
 # A dense layer with fewer zeros than this is left alone: no kernel gains from it.
@@ -33,6 +34,8 @@ def compile(
     tokens: int | Sequence[int] = (1, 128),
     threads: int | None = None,
     inplace: bool = False,
+    *,
+    precision: str = "fp32",
     chooser: Chooser | None = None,
 ) -> nn.Module:
     """An inference model whose pruned Linears run on sparse kernels where these measure faster.
@@ -47,6 +50,8 @@ def compile(
         tokens: numbers of tokens (batch x sequence) that will be used.
         threads: threads to measure with; None = torch.get_num_threads().
         inplace: convert `model` itself and free dense weights on the way.
+        precision: the lowest precision kernels may compute in: "fp32", "bf16" (weights), "int8" or
+            "int4" (weights, for few tokens). Lower ones change results: measure the quality.
         chooser: decides dense or sparse; None = measure, or the rule of GOSSAMER_TUNE=off.
     """
     counts = _check_tokens(tokens)
@@ -55,7 +60,7 @@ def compile(
     with _num_threads(threads):
         decide = Chooser() if chooser is None else chooser
         for name, module in list(fast.named_modules()):
-            new = _convert(name or type(module).__name__, module, counts, decide)
+            new = _convert(name or type(module).__name__, module, counts, decide, precision)
             if new is module:
                 continue
             if module is fast:
@@ -67,7 +72,9 @@ def compile(
     return fast
 
 
-def _convert(name: str, module: nn.Module, counts: tuple[int, ...], chooser: Chooser) -> nn.Module:
+def _convert(
+    name: str, module: nn.Module, counts: tuple[int, ...], chooser: Chooser, precision: str
+) -> nn.Module:
     """The inference form of one layer, or the layer itself if there is nothing to gain."""
     if isinstance(module, MaskedConv2d):
         return _stay_dense(module, name, counts, "no sparse convolution kernel yet")
@@ -87,33 +94,25 @@ def _convert(name: str, module: nn.Module, counts: tuple[int, ...], chooser: Cho
     if weight_RK.dtype is not torch.float32 or weight_RK.device.type != "cpu":
         reason = f"kernels are float32 on the CPU, this is {weight_RK.dtype} on {weight_RK.device}"
         return _stay_dense(module, name, counts, reason)
-    return _pack(name, module, weight_RK, mask_RK, pattern, counts, chooser)
+    sparse = pack(weight_RK, mask_RK, pattern)
+    kernels = candidates("linear", sparse, precision)
+    if not kernels:
+        report_missing("linear", sparse.format, name)
+    return _pack(module, Contenders(sparse, weight_RK, kernels), counts, chooser)
 
 
 def _pack(
-    name: str,
-    module: nn.Linear | Linear,
-    weight_RK: torch.Tensor,
-    mask_RK: torch.Tensor,
-    pattern: Pattern,
-    counts: tuple[int, ...],
-    chooser: Chooser,
+    module: nn.Linear | Linear, contenders: Contenders, counts: tuple[int, ...], chooser: Chooser
 ) -> nn.Module:
-    sparse = pack(weight_RK, mask_RK, pattern)
-    prepared = prepare("linear", sparse, name)
-    density = float(mask_RK.sum()) / max(mask_RK.numel(), 1)
-    if prepared.kernel == "dense":
-        choices = [Choice(count, "dense", None, None, "no kernel") for count in counts]
-    else:
-        choices = [chooser.choose(prepared, weight_RK, density, count) for count in counts]
-    if not any(choice.is_sparse for choice in choices):
+    choices = tuple(chooser.choose(contenders, count) for count in counts)
+    sparse, chosen = contenders.sparse, {choice.kernel for choice in choices}
+    if chosen == {"dense"}:
         dense = _as_dense(module)
-        _annotate(dense, pattern, tuple(choices))
+        _annotate(dense, sparse.pattern, choices)
         return dense
-    keep_dense = not all(choice.is_sparse for choice in choices)
-    return PackedLinear(
-        sparse, prepared, module.bias, tuple(choices), weight_RK if keep_dense else None
-    )
+    runs = {k.name: contenders.packed(k) for k in contenders.kernels if k.name in chosen}
+    dense_weight = contenders.weight_RK if "dense" in chosen else None
+    return PackedLinear(sparse, runs, module.bias, choices, dense_weight)
 
 
 def _dense_weight(module: MaskedLinear | Linear) -> torch.Tensor:

@@ -17,7 +17,7 @@ from gossamer import settings
 from gossamer.ops.kernels import active_kernels, cpu_name
 from gossamer.run.timing import Duel
 
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class CostKey:
     kernel: str
     rows: int
     columns: int
+    pattern: str
     density: float
     tokens: int
     threads: int
@@ -35,7 +36,7 @@ class CostKey:
         """The key on disk; density to two digits, since nearby densities cost the same."""
         return (
             f"{cpu_name()}|{active_kernels()}|torch {torch.__version__}|{self.kernel}"
-            f"|{self.rows}x{self.columns}|d={self.density:.2f}|t={self.tokens}|n={self.threads}"
+            f"|{self.rows}x{self.columns}|{self.pattern}|d={self.density:.2f}|t={self.tokens}|n={self.threads}"
         )
 
 

@@ -13,7 +13,7 @@ from gossamer.formats import unpack
 from gossamer.formats.base import SparseTensor
 from gossamer.formats.bits import pack_bits
 from gossamer.nn import Linear
-from gossamer.ops.dispatch import Prepared
+from gossamer.ops.dispatch import Run
 from gossamer.ops.packed_weight import PackedWeight
 from gossamer.patterns import Pattern
 
@@ -38,10 +38,11 @@ class Choice:
 
 
 class PackedLinear(nn.Module):
-    """y = x W^T + b with W packed for a kernel. Inference only.
+    """y = x W^T + b with W packed for the kernels that won. Inference only.
 
-    The packed weight is a copy: later edits of the layer it came from do not reach it. Calls are
-    safe from several threads. A dense weight is held only if some token count runs dense.
+    `runs` holds the packed weight of each kernel named in `choices`. They are copies: later edits
+    of the layer they came from do not reach them. Calls are safe from several threads. A dense
+    weight is held only if some token count runs dense.
     """
 
     bias: nn.Parameter | None
@@ -50,7 +51,7 @@ class PackedLinear(nn.Module):
     def __init__(
         self,
         sparse: SparseTensor,
-        prepared: Prepared,
+        runs: dict[str, Run],
         bias: torch.Tensor | None,
         choices: tuple[Choice, ...],
         dense_weight: torch.Tensor | None,
@@ -59,7 +60,7 @@ class PackedLinear(nn.Module):
         self.out_features, self.in_features = sparse.shape
         self.pattern: Pattern = sparse.pattern
         self.format = sparse.format
-        self.prepared = prepared
+        self.runs = runs
         self.density = sparse.nnz / max(self.out_features * self.in_features, 1)
         # Some layouts give the kept values back; beside any other the source is held.
         self._source = None if self._lossless() is not None else sparse
@@ -78,28 +79,28 @@ class PackedLinear(nn.Module):
                 best = choice
         return best
 
-    def _find_switches(self) -> tuple[int, ...]:
-        """Elements of x at which dense and sparse take turns, from the smallest x on."""
-        switches = []
+    def _find_switches(self) -> tuple[tuple[int, Run | None], ...]:
+        """(elements of x, what runs from there on): None stands for dense."""
+        switches = [(0, self.runs.get(self.choices[0].kernel))]
         for before, after in itertools.pairwise(self.choices):
-            if before.is_sparse != after.is_sparse:
+            if before.kernel != after.kernel:
                 tokens = math.isqrt(before.tokens * after.tokens - 1) + 1
-                switches.append(tokens * self.in_features)
+                switches.append((tokens * self.in_features, self.runs.get(after.kernel)))
         return tuple(switches)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """X [..., in] to [..., out]."""
         # Looked up past nn.Module.__getattr__, which a small dense product would notice.
         bias = self._parameters["bias"]
-        is_sparse = self.choices[0].is_sparse
-        if self._switches:
+        run = self._switches[0][1]
+        if len(self._switches) > 1:
             numel = x.numel()
-            for switch in self._switches:
-                if numel >= switch:
-                    is_sparse = not is_sparse
-            if not is_sparse:
-                return F.linear(x, self._buffers["dense_weight"], bias)  # type: ignore[arg-type]
-        return self.prepared.run(x, bias, "none")
+            for start, later in self._switches:
+                if numel >= start:
+                    run = later
+        if run is None:
+            return F.linear(x, self._buffers["dense_weight"], bias)  # type: ignore[arg-type]
+        return run(x, bias, "none")
 
     def to_compact(self) -> Linear:
         """The compact layer with the same kept values: what `gossamer.save` writes."""
@@ -113,8 +114,8 @@ class PackedLinear(nn.Module):
         return Linear(values, mask_bits, self.in_features, self.bias, pattern=self.pattern)
 
     def _lossless(self) -> PackedWeight | None:
-        run = self.prepared.run
-        return run if isinstance(run, PackedWeight) and run.is_lossless else None
+        packed = (run for run in self.runs.values() if isinstance(run, PackedWeight))
+        return next((weight for weight in packed if weight.is_lossless), None)
 
     def extra_repr(self) -> str:
         """Sizes and the kernel, as nn.Linear prints its own."""

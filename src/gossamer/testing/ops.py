@@ -12,7 +12,7 @@ import torch.nn.functional as F
 import gossamer.ops.linear  # noqa: F401  (registers the built-in kernels)
 from gossamer.errors import KernelError
 from gossamer.formats import FORMATS, pack
-from gossamer.ops.dispatch import Run, activate, ops_table
+from gossamer.ops.dispatch import Kernel, Run, activate, ops_table
 from gossamer.patterns import Pattern
 from gossamer.testing.formats import SAMPLE_PATTERNS, sample_masks
 
@@ -27,23 +27,41 @@ def check_op(operation: str, format: str, patterns: Sequence[Pattern] = SAMPLE_P
     Edge shapes and token counts, bias and activations, strided and many-dimensional activations,
     float32. The bound is a few roundings of the sum of |w||x|, so a lower precision must fail.
     """
-    prepare = ops_table(operation).get(format)
-    chosen = FORMATS.get(format)
+    kernel, chosen = ops_table(operation).get(format), FORMATS.get(format)
+    case = f"op {operation!r} for {format!r}"
     supported = [pattern for pattern in patterns if chosen.supports(pattern)]
-    if not supported:
+    if not _check_weights(kernel, supported, format, case):
         raise KernelError(
-            f"op {operation!r} for {format!r}: the format supports none of"
-            f" {', '.join(map(str, patterns))}. Name the patterns: check_op(..., patterns=[...])."
+            f"{case}: the format supports none of {', '.join(map(str, patterns))}."
+            " Name the patterns: check_op(..., patterns=[...])."
         )
+
+
+def check_kernel(kernel: Kernel, patterns: Sequence[Pattern]) -> None:
+    """The same rules for a built-in kernel of fp32 precision, on the weights it accepts."""
+    if not _check_weights(kernel, patterns, None, f"kernel {kernel.name!r}"):
+        raise KernelError(
+            f"kernel {kernel.name!r}: accepts none of {', '.join(map(str, patterns))}."
+        )
+
+
+def _check_weights(
+    kernel: Kernel, patterns: Sequence[Pattern], format: str | None, case: str
+) -> bool:
+    """Whether any weight was there to check."""
     generator = torch.Generator().manual_seed(4)
-    for pattern in supported:
+    checked = False
+    for pattern in patterns:
         for shape in dict.fromkeys(pattern.padded_shape(shape) for shape in _SHAPES):
             for label, mask_RK in sample_masks(pattern, shape):
                 weight_RK = torch.randn(shape, generator=generator)
-                run = prepare(pack(weight_RK, mask_RK, pattern, format))
-                weight_RK = weight_RK * mask_RK
-                case = f"op {operation!r} for {format!r}, pattern {pattern}, {list(shape)}, {label}"
-                _check_products(run, weight_RK, case, generator)
+                sparse = pack(weight_RK, mask_RK, pattern, format)
+                if not kernel.accepts(sparse):
+                    continue
+                checked = True
+                what = f"{case}, pattern {pattern}, {list(shape)}, {label}"
+                _check_products(kernel.prepare(sparse), weight_RK * mask_RK, what, generator)
+    return checked
 
 
 def _check_products(
