@@ -103,9 +103,9 @@ def measure(mask_RK, tokens, peers, seconds):
     watches |= contenders.csr_contender(w_RK, x_TK)
     watches |= contenders.peer_contenders(peers, w_RK, x_TK)
     watches |= kernels
-    times, rates = contenders.run_race(
-        watches, {mix_of(name) for name in kernels}, seconds, _ROUNDS
-    )
+    mixes = {mix_of(name) for name in kernels}
+    with torch.inference_mode():
+        times, rates = contenders.run_race(watches, mixes, seconds, _ROUNDS)
     fastest = min(kernels, key=times.__getitem__)
     times[GOSSAMER] = times[fastest]
     dense_us = times.pop(contenders.DENSE)

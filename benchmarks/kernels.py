@@ -97,7 +97,8 @@ def measure(layer_shape, tokens, column, peers, seconds):
     for name, watch in others.items():
         watches[PEER, name, name] = watch
         zeros[PEER, name] = 0.0 if "dense" in name else 1 - sparse.nnz / w_RK.numel()
-    times, rates = contenders.run_race(watches, mixes, seconds, _ROUNDS)
+    with torch.inference_mode():
+        times, rates = contenders.run_race(watches, mixes, seconds, _ROUNDS)
 
     fastest = {}
     for (group, text, kernel), us in times.items():

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The roofline picture: rate over flops per byte, under the machine's memory and arithmetic."""
 
+import functools
 import math
 
 import torch
@@ -8,7 +9,8 @@ import torch
 from gossamer.report.charts import WIDTH, Bar, Chart, Label, Line
 from gossamer.report.comparison import Comparison, Figure
 from gossamer.report.page import Page, TextTable
-from gossamer.run.timing import race, stopwatch
+from gossamer.run.timing import race
+from peers.turn import turn
 from support.cases import BLOCK, INT8, NM, PEER, SHARED, UNSTRUCTURED
 
 _HUES = {group: f"hue{i + 1}" for i, group in enumerate((UNSTRUCTURED, NM, SHARED, BLOCK, INT8))}
@@ -23,7 +25,7 @@ _HEADLINE_COLUMN = "87.5-90 %"
 def bandwidth_gbs():
     """GB/s of reading a tensor that fits no cache."""
     data = torch.ones(_READ_BYTES // 4)
-    (us,) = race([stopwatch(data.sum)], budget_seconds=1.0)
+    (us,) = race([functools.partial(turn, data.sum, torch.get_num_threads())], budget_seconds=1.0)
     return _READ_BYTES / us * 1e-3
 
 
@@ -133,7 +135,9 @@ def _headline(cells):
             known = worst.setdefault(cell.row.pattern, cell.row)
             worst[cell.row.pattern] = min(known, cell.row, key=lambda row: row.ratio)
         row = max(worst.values(), key=lambda row: row.ratio)
-        name = f"{row.pattern} {row.sparsity:.1%}, {row.rows}x{row.columns}, {row.tokens} tokens"
+        name = (
+            f"{row.pattern} {row.sparsity:.1%}, {row.rows}x{row.columns}, {row.tokens} tokens, ms"
+        )
         figures.append(Figure(name, "ms", (row.dense_us * 1e-3, row.sparse_us * 1e-3)))
     return Comparison(("torch dense fp32", "gossamer"), tuple(figures))
 
