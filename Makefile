@@ -7,7 +7,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 SOURCES := $(shell find native -type f) $(shell find src -type d -not -name __pycache__) \
   CMakeLists.txt pyproject.toml
 
-.PHONY: quickstart test test-slow native-test lint format bench setup clean
+.PHONY: quickstart test test-slow native-test native-fuzz lint format bench setup clean
 
 setup: $(VENV)/.installed
 
@@ -37,6 +37,11 @@ test-slow: setup
 native-test:
 	native/tests/build_check.sh sanitize build/native-test
 	build/native-test/check_kernels
+
+# The same on random cases: 10^5 on every instruction set, reproducible by seed.
+native-fuzz:
+	native/tests/build_check.sh plain build/native-fuzz
+	OMP_WAIT_POLICY=passive build/native-fuzz/check_kernels --fuzz $(or $(CASES),100000) $(or $(SEED),1)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -8,6 +8,9 @@
 //   native/tests/build_check.sh simde DIR        AVX-512 source on a CPU without it (libsimde-dev)
 //   native/tests/run_in_bochs.sh DIR             AVX-512 machine code on a CPU without it (bochs)
 //
+// check_kernels --fuzz CASES [SEED] runs random cases instead of the fixed walk; a failure prints
+// the seed and number of its case.
+//
 // build_check.sh leaves DIR/check_kernels, which prints one line per family and set and exits with 1 on a
 // failure. It is a script because instruction sets need flags per file; the reference alone is one
 // command:
@@ -15,12 +18,45 @@
 //     native/src/reference/*.cpp native/tests/*.cpp -o check_kernels
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 
 #include "harness.hpp"
 
-int main() {
-  gossamer::check::Tally tally;
-  gossamer::check::check_panel(tally);
+namespace {
+
+using namespace gossamer::check;
+
+struct Family {
+  void (*walk)(Tally&);
+  void (*random_case)(std::mt19937&, Tally&);
+};
+
+const Family families[] = {
+    {check_panel, fuzz_panel},
+};
+
+void fuzz(long cases, unsigned long seed, Tally& tally) {
+  for (long i = 0; i < cases; ++i) {
+    // Each case has its own generator, so that one can be repeated alone.
+    std::mt19937 random(static_cast<unsigned>(seed + i));
+    const int64_t failures = tally.failures();
+    families[i % (sizeof families / sizeof *families)].random_case(random, tally);
+    if (tally.failures() > failures) std::printf("  seed %lu, case %ld\n", seed, i);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Tally tally;
+  if (argc >= 3 && !std::strcmp(argv[1], "--fuzz")) {
+    fuzz(std::atol(argv[2]), argc > 3 ? std::strtoul(argv[3], nullptr, 10) : 1, tally);
+  } else if (argc == 1) {
+    for (const Family& family : families) family.walk(tally);
+  } else {
+    std::fprintf(stderr, "usage: check_kernels [--fuzz CASES [SEED]]\n");
+    return 2;
+  }
   const bool ok = tally.print();
   std::printf(ok ? "check_kernels: ok\n" : "check_kernels: FAILED\n");
   return ok ? EXIT_SUCCESS : EXIT_FAILURE;

@@ -24,4 +24,21 @@ void check_panel(Tally& tally) {
       }
 }
 
+void fuzz_panel(std::mt19937& random, Tally& tally) {
+  const Draw draw = random_draw(random);
+  const Weight weight = random_weight(draw.rows, draw.columns, draw.density, random);
+  const Call call = random_call(random);
+  const unsigned seed = random();
+  // Any mask may be cut as if its rows shared columns: that only changes the shape of the blocks.
+  const int64_t tile_rows = 1 + random() % 70, group = 4 + random() % 40;
+  for (const Isa isa : isas_to_check()) {
+    const auto packed = pack_panel_weight(weight.view(), isa);
+    check_unpack("panel", isa, weight, *packed, tally);
+    check_packed("panel", isa, weight, *packed, call, seed, tally);
+    const auto shared = pack_shared_panel_weight(weight.view(), isa, tile_rows, 4, group);
+    check_unpack("shared panel", isa, weight, *shared, tally);
+    check_packed("shared panel", isa, weight, *shared, call, seed, tally);
+  }
+}
+
 }  // namespace gossamer::check

@@ -144,6 +144,12 @@ void Tally::fail(const std::string& family, Isa isa, const std::string& what) {
   std::printf("FAIL %s: %s\n", e.name.c_str(), what.c_str());
 }
 
+int64_t Tally::failures() const {
+  int64_t sum = 0;
+  for (const Entry& e : entries_) sum += e.failures;
+  return sum;
+}
+
 bool Tally::print() const {
   bool ok = !entries_.empty();
   for (const Entry& e : entries_) {
@@ -166,6 +172,12 @@ Call random_call(std::mt19937& random) {
   call.activation = static_cast<Activation>(draw(4));
   call.scale = scales[draw(3)];
   return call;
+}
+
+Draw random_draw(std::mt19937& random) {
+  static const double densities[] = {0.0, 0.01, 0.05, 0.1, 0.2, 0.5, 0.9, 1.0};
+  const auto size = [&] { return static_cast<int64_t>(random() % (8u << random() % 5)); };
+  return {size(), size(), densities[random() % 8]};
 }
 
 void check_packed(const std::string& family, Isa isa, const Weight& weight, const PackedWeight& packed,

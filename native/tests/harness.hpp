@@ -43,6 +43,7 @@ class Tally {
  public:
   void pass(const std::string& family, Isa isa, double error_of_tolerance);
   void fail(const std::string& family, Isa isa, const std::string& what);
+  int64_t failures() const;
   bool print() const;  // false if anything failed or nothing ran
 
  private:
@@ -67,6 +68,15 @@ void check_packed(const std::string& family, Isa isa, const Weight& weight, cons
 void check_unpack(const std::string& family, Isa isa, const Weight& weight, const PackedWeight& packed,
                   Tally& tally);
 
+// Sizes and density for a random case: small ones and remainders more often than large ones.
+struct Draw {
+  int64_t rows, columns;
+  double density;
+};
+Draw random_draw(std::mt19937& random);
+
+// Per family: a fixed walk over edge sizes, and one random case on every instruction set.
 void check_panel(Tally& tally);
+void fuzz_panel(std::mt19937& random, Tally& tally);
 
 }  // namespace gossamer::check

@@ -12,7 +12,7 @@ GOLDEN = {
         *("MODEL", "--budget", "--format", "--ignore", "--out", "--pattern", "--scorer"),
         *("--sparsity", "--target", "--tokens", "-o"),
     ],
-    "explain": ["MODEL", "--tokens"],
+    "explain": ["MODEL", "--kernel", "--precision", "--tokens"],
     "bench linear": ["--pattern", "--shape", "--sparsity", "--threads", "--tokens"],
     "convert": ["IN", "OUT", "--format"],
     "doctor": [],

@@ -1,8 +1,4 @@
 import copy
-import os
-import signal
-import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -134,58 +130,6 @@ def test_broadcast_rows_are_read_once_each():
     weight, mask = random_layer(8, 16, 0.5)
     x = torch.randn(1, 16).expand(9, 16)
     check_against_float64(weight, mask, x)
-
-
-def test_threads_do_not_change_a_bit():
-    weight, mask = random_layer(700, 300, 0.2)
-    layer = packed(weight, mask)
-    before = torch.get_num_threads()
-    try:
-        for tokens in (3, 64, 130, 400):
-            x = torch.randn(tokens, 300)
-            torch.set_num_threads(1)
-            one = layer(x)
-            torch.set_num_threads(2)
-            assert torch.equal(one, layer(x))
-    finally:
-        torch.set_num_threads(before)
-
-
-def test_calls_from_eight_threads_agree():
-    weight, mask = random_layer(300, 200, 0.2)
-    layer, x = packed(weight, mask), torch.randn(70, 200)
-    wanted, results = layer(x), []
-    workers = [
-        threading.Thread(target=lambda: results.extend(layer(x) for _ in range(20)))
-        for _ in range(8)
-    ]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(60)
-    assert len(results) == 160
-    assert all(torch.equal(result, wanted) for result in results)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_runs_in_a_forked_child():
-    weight, mask = random_layer(300, 200, 0.2)
-    layer, x = packed(weight, mask), torch.randn(200, 200)
-    wanted = layer(x).numpy().tobytes()
-    child = os.fork()
-    if child == 0:
-        # Compared without torch, whose own loops wait for ever for the parent's thread pool.
-        os._exit(0 if layer(x).numpy().tobytes() == wanted else 1)
-    deadline = time.monotonic() + 60
-    done, status = os.waitpid(child, os.WNOHANG)
-    while not done and time.monotonic() < deadline:
-        time.sleep(0.02)
-        done, status = os.waitpid(child, os.WNOHANG)
-    if not done:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    assert done
-    assert os.waitstatus_to_exitcode(status) == 0
 
 
 def test_one_openmp_pool():

@@ -281,3 +281,23 @@ def test_forward_follows_choice_for_at_every_border(tmp_path, panel_only):
         layer(torch.randn(tokens, 7))
     assert calls == [n for n in counts if layer.choice_for(n).is_sparse]
     assert calls == list(range(4, 32))
+
+
+def test_a_forced_kernel_runs_unmeasured_and_others_say_why():
+    model = nn.Sequential(nn.Linear(40, 64), nn.Linear(64, 32))
+    gossamer.sparsify(model, sparsity=0.3)
+    fast = compile(model, tokens=5, kernel="panel")
+    assert [row.kernel for row in explain(fast)] == ["panel", "panel"]
+    assert {row.why for row in explain(fast)} == {"forced"}
+    assert_same_output(fast, model, torch.randn(5, 40))
+    dense = compile(model, tokens=5, kernel="vnm")
+    assert {row.why for row in explain(dense)} == {
+        "vnm does not take unstructured at this precision"
+    }
+    with pytest.raises(InputError, match=r"no kernel is called 'fast'.*panel"):
+        compile(model, kernel="fast")
+
+
+def test_precision_is_checked():
+    with pytest.raises(InputError, match="fp32, bf16, int8, int4; got 'fp8'"):
+        compile(pruned(), precision="fp8")

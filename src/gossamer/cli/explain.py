@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _EXAMPLES = """
 gossamer explain pruned/
 gossamer explain pruned/ --tokens 1 --tokens 512
+gossamer explain pruned/ --precision int8
 gossamer explain pruned/ --json
 """
 
@@ -31,8 +32,18 @@ gossamer explain pruned/ --json
     show_default="1, 128",
     help="Activation rows (batch x sequence) to time; may be repeated.",
 )
+@click.option(
+    "--precision",
+    type=click.Choice(["fp32", "bf16", "int8", "int4"]),
+    default="fp32",
+    show_default=True,
+    help="Lowest precision that kernels may compute in.",
+)
+@click.option("--kernel", help="Force this kernel wherever it accepts a layer.")
 @click.pass_obj
-def explain(out: Output, model: str, tokens: tuple[int, ...]) -> None:
+def explain(
+    out: Output, model: str, tokens: tuple[int, ...], precision: str, kernel: str | None
+) -> None:
     """Time every pruned layer of MODEL against dense, and say which kernel runs it and why.
 
     MODEL is a gossamer artifact, a local Hugging Face directory (zeros of other pruners count) or
@@ -47,7 +58,10 @@ def explain(out: Output, model: str, tokens: tuple[int, ...]) -> None:
     with out.stage("loading"):
         source = load_source(model)
     with out.stage("timing layers"):
-        rows = explain_model(compile_model(source.model, tokens=tokens, inplace=True))
+        fast = compile_model(
+            source.model, tokens=tokens, inplace=True, precision=precision, kernel=kernel
+        )
+        rows = explain_model(fast)
     document = {
         "model": source.name,
         "layers": rows.to_dicts(),

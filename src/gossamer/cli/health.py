@@ -79,15 +79,26 @@ def usable_cores() -> int:
 
 
 def _kernels() -> list[Check]:
+    import gossamer.ops.linear  # noqa: F401  (registers the built-in kernels)
+    from gossamer.ops.dispatch import kernel_names
     from gossamer.ops.kernels import active_kernels, available_kernels
+    from gossamer.run.cost_table import CostTable
 
-    found = Check("kernel sets", ", ".join(available_kernels()))
+    costs = CostTable()
+    found = [
+        Check("kernel sets", ", ".join(available_kernels())),
+        Check("linear kernels", ", ".join(kernel_names("linear"))),
+        Check("measured choices", f"{len(costs)} in {costs.path}"),
+    ]
     active = active_kernels()
     if active != "reference":
-        return [found, Check("active kernels", active)]
+        return [*found, Check("active kernels", active)]
     forced = settings.forced_kernels() is not None
     fix = "Unset GOSSAMER_KERNELS." if forced else "Use a CPU with AVX2 or AVX-512 for speed."
-    return [found, Check("active kernels", "reference (correct, but slow)", ok=not forced, fix=fix)]
+    return [
+        *found,
+        Check("active kernels", "reference (correct, but slow)", ok=not forced, fix=fix),
+    ]
 
 
 def _threads() -> list[Check]:

@@ -90,6 +90,11 @@ def built_in_kernels(op: str) -> tuple[Kernel, ...]:
     return tuple(_KERNELS[op])
 
 
+def kernel_names(op: str) -> tuple[str, ...]:
+    """Every kernel of `op`, each once."""
+    return tuple(dict.fromkeys(kernel.name for kernel in (*ops_table(op), *_KERNELS[op])))
+
+
 def candidates(op: str, sparse: SparseTensor, precision: str = "fp32") -> tuple[Kernel, ...]:
     """Every kernel that can run this weight at `precision` or a higher one.
 

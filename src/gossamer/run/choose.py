@@ -11,7 +11,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from gossamer import settings
-from gossamer.ops.dispatch import PRECISIONS, Kernel
+from gossamer.errors import InputError
+from gossamer.ops.dispatch import PRECISIONS, Kernel, kernel_names
 from gossamer.run.contenders import Contenders
 from gossamer.run.cost_table import CostKey, CostTable
 from gossamer.run.packed import Choice
@@ -76,6 +77,24 @@ class Chooser:
         """Write new measurements to disk."""
         if self._tune and _rank() == 0:
             self._table.save()
+
+
+class Forced(Chooser):
+    """Takes one kernel wherever it accepts the layer, and dense elsewhere; measures nothing."""
+
+    def __init__(self, kernel: str) -> None:
+        super().__init__()
+        known = kernel_names("linear")
+        if kernel not in known:
+            raise InputError(f"compile: no kernel is called {kernel!r}. Known: {', '.join(known)}.")
+        self._kernel = kernel
+
+    def choose(self, contenders: Contenders, tokens: int) -> Choice:
+        """The forced kernel, or dense with the reason."""
+        if any(kernel.name == self._kernel for kernel in contenders.kernels):
+            return Choice(tokens, self._kernel, None, None, "forced")
+        why = f"{self._kernel} does not take {contenders.sparse.pattern} at this precision"
+        return Choice(tokens, "dense", None, None, why)
 
 
 def _measure(contenders: Contenders, kernel: Kernel, tokens: int, timer: Timer) -> Duel:

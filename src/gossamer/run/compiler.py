@@ -21,7 +21,7 @@ from gossamer.nn import (
 )
 from gossamer.ops.dispatch import candidates, report_fallback, report_missing
 from gossamer.patterns import Pattern, detect_pattern
-from gossamer.run.choose import Chooser
+from gossamer.run.choose import Chooser, Forced
 from gossamer.run.contenders import Contenders
 from gossamer.run.packed import Choice, PackedLinear
 
@@ -36,6 +36,7 @@ def compile(
     inplace: bool = False,
     *,
     precision: str = "fp32",
+    kernel: str | None = None,
     chooser: Chooser | None = None,
 ) -> nn.Module:
     """An inference model whose pruned Linears run on sparse kernels where these measure faster.
@@ -52,13 +53,14 @@ def compile(
         inplace: convert `model` itself and free dense weights on the way.
         precision: the lowest precision kernels may compute in: "fp32", "bf16" (weights), "int8" or
             "int4" (weights, for few tokens). Lower ones change results: measure the quality.
+        kernel: force this one wherever it accepts a layer, unmeasured, and dense elsewhere.
         chooser: decides dense or sparse; None = measure, or the rule of GOSSAMER_TUNE=off.
     """
     counts = _check_tokens(tokens)
     fast = model if inplace else _copy_sharing_tensors(model)
     fast.eval().requires_grad_(False)
     with _num_threads(threads):
-        decide = Chooser() if chooser is None else chooser
+        decide = chooser or (Chooser() if kernel is None else Forced(kernel))
         for name, module in list(fast.named_modules()):
             new = _convert(name or type(module).__name__, module, counts, decide, precision)
             if new is module:

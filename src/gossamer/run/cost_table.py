@@ -44,8 +44,11 @@ class CostTable:
     """Times by key, read once and written back atomically."""
 
     def __init__(self, path: Path | None = None) -> None:
-        self._path = settings.cache_dir() / "kernels.json" if path is None else path
-        self._entries = _read(self._path)
+        self.path = settings.cache_dir() / "kernels.json" if path is None else path
+        self._entries = _read(self.path)
+
+    def __len__(self) -> int:
+        return len(self._entries)
 
     def get(self, key: CostKey) -> Duel | None:
         """The measurement filed under `key`, if there is one."""
@@ -58,14 +61,14 @@ class CostTable:
 
     def save(self) -> None:
         """Merge with what other processes wrote meanwhile; a read-only cache is no error."""
-        merged = {**_read(self._path), **self._entries}
+        merged = {**_read(self.path), **self._entries}
         document = {"version": _VERSION, "entries": merged}
         with contextlib.suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=self._path.parent, suffix=".tmp")
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(dir=self.path.parent, suffix=".tmp")
             with os.fdopen(handle, "w") as file:
                 json.dump(document, file, indent=1)
-            Path(name).replace(self._path)
+            Path(name).replace(self.path)
 
 
 def _read(path: Path) -> dict[str, tuple[float, float]]:
