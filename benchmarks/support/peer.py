@@ -19,7 +19,7 @@ TITLES = {
     "scipy": "scipy CSR",
     "deepsparse": "DeepSparse 1.8",
     "sparseprop": "SparseProp",
-    "onnxruntime": "ONNX Runtime dense int8",
+    "onnxruntime": "ORT dense int8",
 }
 _PATIENCE_SECONDS = 120
 
