@@ -52,10 +52,15 @@ format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# From what the machine can do to what the kernels make of it. Real patterns need GOSSAMER_DATA; other
+# engines take part where benchmarks/peers/setup.sh made their environments (GOSSAMER_PEERS).
 bench: setup
 	$(BIN)/python benchmarks/ceilings.py
+	$(BIN)/python benchmarks/kernels.py --quick --html out/kernels.html
+	$(BIN)/python benchmarks/backward.py --quick
 	$(BIN)/python benchmarks/linear.py
 	$(BIN)/python benchmarks/conv.py
+	-$(BIN)/python benchmarks/dlmc.py --quick
 
 clean:
 	rm -rf $(VENV) build out

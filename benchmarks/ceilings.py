@@ -2,9 +2,9 @@
 
     python benchmarks/ceilings.py [--json]
 
-`fma` is pure arithmetic from registers. `panel` is the panel kernel's own mix, one broadcast and
-the FMAs of a token tile with memory operands in L1, on rows that never end. A kernel can be judged
-by its distance to `panel`, whatever the machine does at the moment.
+`fma` is pure arithmetic from registers. Each other one is a kernel's own mix, `panel` for example
+one broadcast and the FMAs of a token tile with memory operands in L1, on rows that never end. A
+kernel can be judged by its distance to its mix, whatever the machine does at the moment.
 """
 
 import argparse

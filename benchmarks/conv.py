@@ -17,12 +17,12 @@ from dataclasses import asdict, dataclass
 
 import torch
 import torch.nn.functional as F
-from gossamer.run.timing import duel
 
 from gossamer.formats.bits import pack_bits
 from gossamer.ops.conv import PackedConv
 from gossamer.ops.conv_settings import ConvSettings
 from gossamer.ops.kernels import active_kernels, cpu_name
+from gossamer.ops.timing import duel
 from gossamer.run.bench import ceilings
 
 # (channels in, channels out, kernel, image, stride)

@@ -49,6 +49,11 @@ def data_dir() -> Path | None:
     return path if path.is_dir() else None
 
 
+def peers_dir() -> Path:
+    """`GOSSAMER_PEERS`: where benchmarks find the environments of other engines."""
+    return Path(os.environ.get("GOSSAMER_PEERS") or Path("build") / "peers")
+
+
 def summary() -> dict[str, str]:
     """All variables with the value in force, for `gossamer doctor`."""
     return {
@@ -56,4 +61,5 @@ def summary() -> dict[str, str]:
         "GOSSAMER_TUNE": "on" if tuning_enabled() else "off",
         "GOSSAMER_CACHE": str(cache_dir()),
         "GOSSAMER_DATA": str(data_dir() or "(none)"),
+        "GOSSAMER_PEERS": str(peers_dir()),
     }

@@ -78,6 +78,7 @@ def test_source_files_named_in_documents_exist():
 
 @pytest.mark.parametrize("script", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda p: p.name)
 def test_benchmark_scripts_import_and_explain_themselves(script, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(script.parent))  # as Python does for a script
     monkeypatch.setattr(sys, "argv", [str(script), "--help"])
     with pytest.raises(SystemExit) as stop:
         runpy.run_path(str(script), run_name="__main__")

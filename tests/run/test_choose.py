@@ -10,7 +10,7 @@ import torch.multiprocessing as mp
 from gossamer.errors import InputError
 from gossamer.formats import pack
 from gossamer.ops.dispatch import Kernel
-from gossamer.ops.timing import Duel, duel
+from gossamer.ops.timing import Duel, duel, race
 from gossamer.patterns import Unstructured
 from gossamer.run.choose import Chooser
 from gossamer.run.contenders import Contenders
@@ -191,6 +191,19 @@ def test_duel_interleaves_and_takes_minima():
     assert result == Duel(1e6, 1e6)
     assert result.ratio == 1.0
     assert Duel(1.0, 0.0).ratio == float("inf")
+
+
+def test_race_takes_the_minimum_of_each_contender_after_an_untimed_round():
+    times = {"a": iter([0.1, 5.0, 3.0, 4.0]), "b": iter([0.1, 1.0, 2.0, float("inf")])}
+    order = []
+
+    def contender(name):
+        return lambda: order.append(name) or next(times[name])
+
+    best = race([contender("a"), contender("b")], budget_seconds=0, min_rounds=3)
+    assert best == [3e6, 1e6]
+    assert order == ["a", "b"] * 4
+    assert race([]) == []
 
 
 def _rank_main(rank, folder):

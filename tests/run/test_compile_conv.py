@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from gossamer.run.timing import Duel
 from torch import nn
 
 import gossamer
 from gossamer.errors import InputError
 from gossamer.nn import Conv2d, MaskedConv2d
+from gossamer.ops.timing import Duel
 from gossamer.run.choose import Chooser
 from gossamer.run.compiler import compile
 from gossamer.run.cost_table import CostTable

@@ -4,10 +4,13 @@
 import math
 
 import pytest
+import torch
 
 from gossamer.errors import InputError, PatternError
+from gossamer.formats import unpack
+from gossamer.ops import _native
 from gossamer.ops.kernels import active_kernels
-from gossamer.run.bench import BenchRow, bench_linear, ceilings
+from gossamer.run.bench import BenchRow, bench_linear, ceilings, mix_of, sample_weight
 
 
 def test_derived_figures():
@@ -72,5 +75,24 @@ def test_a_pattern_that_does_not_fit_is_refused():
 
 def test_ceilings_are_rates():
     found = ceilings(0.01)
-    assert set(found) == {"fma", "panel"}
+    assert set(found) == set(_native.ceiling_mixes()) >= {"fma", "panel"}
     assert all(rate > 0.1 for rate in found.values())
+    assert set(ceilings(0.01, ("panel",))) == {"panel"}
+
+
+def test_a_kernel_is_judged_by_the_mix_of_its_name(monkeypatch):
+    monkeypatch.setattr(_native, "ceiling_mixes", lambda: ["fma", "panel", "int8", "int8-quads"])
+    names = ("panel", "int8", "int8-quads", "int8-pairs", "strip")
+    assert [mix_of(name) for name in names] == ["panel", "int8", "int8-quads", "int8", "panel"]
+
+
+@pytest.mark.parametrize("pattern", ["unstructured", "2:4", "block:4x4"])
+def test_sample_weights_obey_their_pattern(pattern):
+    weight, sparse = sample_weight((16, 32), 0.75, pattern)
+    values, mask = unpack(sparse)
+    assert torch.equal(values, weight)
+    sparse.pattern.validate(mask)
+    assert str(sparse.pattern) == pattern
+    assert sparse.nnz == (256 if pattern == "2:4" else 128)
+    again, _ = sample_weight((16, 32), 0.75, pattern)
+    assert torch.equal(again, weight)

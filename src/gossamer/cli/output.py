@@ -75,8 +75,10 @@ def console(stderr: bool = False) -> "Console":
     """A console on today's stdout or stderr; honours NO_COLOR, TERM and COLUMNS."""
     from rich.console import Console
 
-    made = Console(stderr=stderr)
-    return made if made.is_terminal else Console(stderr=stderr, width=max(made.width, _PIPE_WIDTH))
+    made = Console(stderr=stderr, emoji=False)  # "n:m:g" is no picture
+    if not made.is_terminal:
+        made.width = max(made.width, _PIPE_WIDTH)
+    return made
 
 
 def table(*columns: str) -> "Table":

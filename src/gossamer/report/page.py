@@ -4,7 +4,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gossamer.report.charts import Curve
+from gossamer.report.charts import Chart, Curve
 from gossamer.report.comparison import Comparison, Figure
 from gossamer.run.explanation import Row
 
@@ -43,6 +43,7 @@ class Page:
         machine: from `describe_machine`.
         steps: (what was done, what came of it), in order.
         curves: quantities over training steps.
+        charts: further pictures, shown before the tables.
         tables: further tables.
         notes: limits, fallbacks and what was not measured.
     """
@@ -54,6 +55,7 @@ class Page:
     machine: Mapping[str, str]
     steps: Sequence[tuple[str, str]] = ()
     curves: Sequence[Curve] = ()
+    charts: Sequence[Chart] = ()
     tables: Sequence[TextTable] = ()
     notes: Sequence[str] = field(default_factory=tuple)
 

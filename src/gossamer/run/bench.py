@@ -8,6 +8,7 @@ Legend: T tokens, R rows (outputs), K columns (inputs).
 """
 
 import functools
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,10 +18,11 @@ import torch.nn.functional as F
 import gossamer.ops.linear  # noqa: F401  (registers the built-in kernels)
 from gossamer.errors import InputError
 from gossamer.formats import pack
+from gossamer.formats.base import SparseTensor
 from gossamer.ops import _native
 from gossamer.ops.dispatch import prepare
 from gossamer.ops.kernels import active_kernels
-from gossamer.ops.timing import Duel, duel
+from gossamer.ops.timing import Duel, duel, race, stopwatch
 from gossamer.patterns import Pattern, parse_pattern
 
 _TURNS = 6
@@ -97,18 +99,14 @@ def bench_linear(
             f"bench: expected positive sizes and a sparsity in [0, 1), got shape {list(shape)},"
             f" tokens {tokens}, sparsity {sparsity}."
         )
-    chosen = parse_pattern(pattern) if isinstance(pattern, str) else pattern
-    generator = torch.Generator().manual_seed(seed)
-    w_RK = torch.randn(shape, generator=generator)
+    w_RK, sparse = sample_weight(shape, sparsity, pattern, seed=seed)
+    generator = torch.Generator().manual_seed(seed + 1)
     x_TK = torch.randn(tokens, shape[1], generator=generator)
     bias_R = torch.randn(shape[0], generator=generator)
-    fixed = chosen.fixed_density
-    mask_RK = chosen.project(w_RK.abs(), 1 - sparsity if fixed is None else fixed)
-    w_RK = w_RK * mask_RK
-    sparse = pack(w_RK, mask_RK, chosen)
     prepared = prepare("linear", sparse)
     best = Duel(float("inf"), float("inf"))
     ceiling = 0.0
+    mix = mix_of(prepared.kernel)
     with torch.inference_mode():
         for _ in range(_TURNS):
             turn = duel(
@@ -118,13 +116,13 @@ def bench_linear(
                 max_rounds=1000,
             )
             best = Duel(min(best.first_us, turn.first_us), min(best.second_us, turn.second_us))
-            ceiling = max(ceiling, ceilings(_CEILING_SECONDS)["panel"])
+            ceiling = max(ceiling, *ceilings(_CEILING_SECONDS, (mix,)).values())
     return BenchRow(
         rows=shape[0],
         columns=shape[1],
         tokens=tokens,
-        sparsity=1 - sparse.nnz / mask_RK.numel(),
-        pattern=str(chosen),
+        sparsity=1 - sparse.nnz / w_RK.numel(),
+        pattern=str(sparse.pattern),
         format=sparse.format,
         kernel=prepared.kernel,
         kernels=active_kernels(),
@@ -135,20 +133,44 @@ def bench_linear(
     )
 
 
-def ceilings(budget_seconds: float = 0.3) -> dict[str, float]:
-    """GFLOP/s of one thread: pure FMAs ("fma"), and the panel kernel's mix without row ends."""
+def sample_weight(
+    shape: tuple[int, int],
+    sparsity: float,
+    pattern: str | Pattern = "unstructured",
+    *,
+    seed: int = 0,
+) -> tuple[torch.Tensor, SparseTensor]:
+    """A random weight [R, K] pruned by magnitude to a pattern: dense with its zeros, and packed.
+
+    Patterns with a density of their own ignore `sparsity`.
+    """
+    chosen = parse_pattern(pattern) if isinstance(pattern, str) else pattern
+    w_RK = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    fixed = chosen.fixed_density
+    mask_RK = chosen.project(w_RK.abs(), 1 - sparsity if fixed is None else fixed)
+    w_RK = w_RK * mask_RK
+    return w_RK, pack(w_RK, mask_RK, chosen)
+
+
+def mix_of(kernel: str) -> str:
+    """The instruction mix that bounds a kernel: its own, else its family's, else the panel's."""
+    known = [mix for mix in _native.ceiling_mixes() if kernel.startswith(mix)]
+    return max(known, key=len, default="panel")
+
+
+def ceiling_run(mix: str) -> tuple[Callable[[], object], float]:
+    """About a millisecond of one instruction mix on one thread, and the flops of it."""
     kernels = active_kernels()
-    repeats, flops = {}, {}
-    for mix in ("fma", "panel"):
-        repeats[mix] = max(1, round(_CEILING_FLOPS / _native.run_ceiling(kernels, mix, 1)))
-        flops[mix] = _native.run_ceiling(kernels, mix, repeats[mix])
-    best = duel(
-        lambda: _native.run_ceiling(kernels, "fma", repeats["fma"]),
-        lambda: _native.run_ceiling(kernels, "panel", repeats["panel"]),
-        budget_seconds=budget_seconds,
-        max_rounds=1000,
+    repeats = max(1, round(_CEILING_FLOPS / _native.run_ceiling(kernels, mix, 1)))
+    run = functools.partial(_native.run_ceiling, kernels, mix, repeats)
+    return run, run()
+
+
+def ceilings(budget_seconds: float = 0.3, mixes: Sequence[str] | None = None) -> dict[str, float]:
+    """GFLOP/s of one thread: pure FMAs ("fma"), and the kernels' own mixes without row ends."""
+    names = _native.ceiling_mixes() if mixes is None else list(mixes)
+    runs = [ceiling_run(mix) for mix in names]
+    times = race(
+        [stopwatch(run) for run, _ in runs], budget_seconds=budget_seconds, max_rounds=1000
     )
-    return {
-        "fma": flops["fma"] / best.first_us * 1e-3,
-        "panel": flops["panel"] / best.second_us * 1e-3,
-    }
+    return {mix: flops / us * 1e-3 for mix, (_, flops), us in zip(names, runs, times, strict=True)}

@@ -1,0 +1,33 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Makes the environment of one peer: benchmarks/peers/setup.sh NAME DIR
+# NAME is one of deepsparse, onnxruntime, scipy, sparseprop; the environment is DIR/NAME.
+# Packages come from wherever pip is configured to find them. DeepSparse has a licence of its own
+# ("Neural Magic DeepSparse Community License") and needs Python below 3.12.
+set -eu
+if [ $# -ne 2 ]; then
+  echo "usage: $0 deepsparse|onnxruntime|scipy|sparseprop DIR" >&2
+  exit 2
+fi
+name=$1
+target=$2/$1
+constraints=$(dirname "$0")/../../constraints.txt
+case $name in
+  deepsparse) packages="deepsparse==1.8.0" ;;
+  onnxruntime) packages="onnxruntime onnx" ;;
+  scipy) packages="scipy" ;;
+  # Its build looks for pybind11 in the environment itself; torch is the project's version.
+  sparseprop) packages="torch numpy scipy setuptools wheel pybind11" ;;
+  *) echo "$0: unknown peer '$name'" >&2; exit 2 ;;
+esac
+"${PYTHON:-python3}" -m venv "$target"
+PATH="$(cd "$target" && pwd)/bin:$PATH"
+export PATH
+if [ "$name" = sparseprop ]; then
+  # shellcheck disable=SC2086
+  pip install --quiet -c "$constraints" $packages
+  pip install --quiet --no-build-isolation sparseprop
+else
+  # shellcheck disable=SC2086
+  pip install --quiet $packages
+fi
