@@ -1,11 +1,11 @@
 """One training step of a pruned layer, every way to do it side by side: time and bytes.
 
     python benchmarks/training_step.py [--json] [--tokens 1024] [--pattern unstructured]
-        [--sparsity 0.8 0.9] [--shape 768x768] [--threads 1] [--rounds 15] [--sparseprop PYTHON]
+        [--sparsity 0.8 0.9] [--shape 768x768] [--threads 1] [--rounds 15]
 
 Contenders take turns, minimum of many: a dense layer in fp32 and under bf16 autocast, a masked one,
-a compact one in its three modes, and SparseProp in its own process if an interpreter that has it is
-given. A step is forward and backward with the gradients of input and weights, timed without and
+and a compact one in its three modes (backward.py has the products beside SparseProp). A step is
+forward and backward with the gradients of input and weights, timed without and
 with AdamW. Bytes are measured by walking the storages of weights, gradients, optimizer state and
 positions. The time of a move to another mask of as many weights stands beside a step.
 """
@@ -17,10 +17,8 @@ import itertools
 import json
 import os
 import re
-import subprocess
 import sys
 import time
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -76,33 +74,6 @@ class Contender:
         return sum(storages.values())
 
 
-class SparseProp:
-    """Its layer in a process of its own, one timed step for every line it is sent."""
-
-    WORKER = Path(__file__).parent / "peers" / "sparseprop_worker.py"
-
-    def __init__(self, python, shape, sparsity, tokens):
-        arguments = [*map(str, shape), str(sparsity), str(tokens)]
-        self.process = subprocess.Popen(  # noqa: S603  (the interpreter the user named)
-            [python, str(self.WORKER), *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.products = float("inf")
-
-    def step(self, x, grad):
-        """One timed step over there, without an optimizer."""
-        self.process.stdin.write("step\n")
-        self.process.stdin.flush()
-        self.products = min(self.products, float(self.process.stdout.readline()))
-
-    def close(self):
-        """End the process."""
-        self.process.stdin.close()
-        self.process.wait(60)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true")
@@ -112,7 +83,6 @@ def main():
     parser.add_argument("--pattern", default="unstructured", help="2:8, for one; fixes sparsity")
     parser.add_argument("--sparsity", type=float, nargs="+", default=SPARSITIES)
     parser.add_argument("--shape", nargs="+", default=SHAPES, help="out x in")
-    parser.add_argument("--sparseprop", metavar="PYTHON", help="interpreter that has sparseprop")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     fixed = re.fullmatch(r"(\d+):(\d+)", arguments.pattern)
@@ -162,31 +132,23 @@ def measure(shape, sparsity, arguments):
         model = copy.deepcopy(masked)
         gossamer.compact(model, mode=mode)
         contenders[mode] = Contender(model)
-    rival = None
-    if arguments.sparseprop:
-        rival = SparseProp(arguments.sparseprop, shape, sparsity, arguments.tokens)
-        contenders["sparseprop"] = rival
     x = torch.randn(arguments.tokens, shape[1], requires_grad=True)
     grad = torch.randn(arguments.tokens, shape[0])
     for _ in range(arguments.rounds):
         for contender in contenders.values():
             contender.step(x, grad)
-    if rival is not None:
-        rival.close()
     numel, kept = shape[0] * shape[1], contenders["kernel"].model[0].nnz
-    own = {n: c for n, c in contenders.items() if isinstance(c, Contender)}
-    held = {
-        name: c.state_bytes() / numel for name, c in own.items()
-    }  # before remap drops gradients
+    # Before remap drops the gradients.
+    held = {name: c.state_bytes() / numel for name, c in contenders.items()}
     return {
         "shape": shape,
         "sparsity": 1 - kept / numel,
         "products_ms": {name: c.products * 1e3 for name, c in contenders.items()},
-        "step_ms": {name: c.whole * 1e3 for name, c in own.items()},
-        "remap_ms": remap_time(own["kernel"], x, grad) / 1e3,
+        "step_ms": {name: c.whole * 1e3 for name, c in contenders.items()},
+        "remap_ms": remap_time(contenders["kernel"], x, grad) / 1e3,
         "bytes_per_weight": held,
         "bytes_allowed": 16 * kept / numel + 0.3,
-        "kept_gflops": 6e-9 * kept * arguments.tokens / own["kernel"].products,
+        "kept_gflops": 6e-9 * kept * arguments.tokens / contenders["kernel"].products,
     }
 
 
