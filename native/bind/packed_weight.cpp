@@ -54,11 +54,10 @@ void bind_packed_weight(nb::module_& m) {
       .def_prop_ro("nbytes", &PackedWeight::bytes);
   m.def(
       "pack_panel",
-      [](const Values& values, const Bits& bits, int64_t rows, int64_t columns, const std::string& kernels) {
-        return pack_panel_weight(kept_weight(values, bits, rows, columns), find_isa(kernels));
-      },
+      [](const Values& values, const Bits& bits, int64_t rows, int64_t columns, const std::string& kernels,
+         bool bf16) { return pack_panel_weight(kept_weight(values, bits, rows, columns), find_isa(kernels), bf16); },
       nb::arg("values").noconvert(), nb::arg("mask_bits").noconvert(), nb::arg("rows"),
-      nb::arg("columns"), nb::arg("kernels"));
+      nb::arg("columns"), nb::arg("kernels"), nb::arg("bf16") = false);
   m.def(
       "pack_shared_panel",
       [](const Values& values, const Bits& bits, int64_t rows, int64_t columns, const std::string& kernels,

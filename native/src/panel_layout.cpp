@@ -3,6 +3,7 @@
 #include <numeric>
 #include <utility>
 
+#include "gossamer/bf16.hpp"
 #include "gossamer/panel_layout.hpp"
 
 namespace gossamer {
@@ -98,6 +99,12 @@ PanelLayout cut_panel(int64_t rows, int64_t columns, int64_t kept, const PanelSh
   layout.tile_rows = tile_rows_for(rows);
   layout.num_tiles = (rows + layout.tile_rows - 1) / layout.tile_rows;
   return layout;
+}
+
+void PanelLayout::round_values() {
+  bf16_values.resize(values.size());
+  std::transform(values.begin(), values.end(), bf16_values.begin(), to_bf16);
+  values = {};
 }
 
 PanelLayout pack_panel(const KeptWeight& weight, const PanelShape* shapes) {

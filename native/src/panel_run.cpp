@@ -48,7 +48,7 @@ struct PanelWeight final : PackedWeight {
   void run(const LinearCall& call, int num_threads) const override {
     run_panel(layout, call, kernels, num_threads);
   }
-  bool is_lossless() const override { return true; }
+  bool is_lossless() const override { return layout.bf16_values.empty(); }
   void unpack(float* values, uint8_t* mask_bits) const override {
     unpack_panel(layout, values, mask_bits);
   }
@@ -64,9 +64,11 @@ const PanelKernels& panel_kernels(Isa isa) {
 #endif
 }
 
-std::unique_ptr<PackedWeight> pack_panel_weight(const KeptWeight& weight, Isa isa) {
+std::unique_ptr<PackedWeight> pack_panel_weight(const KeptWeight& weight, Isa isa, bool bf16) {
   const PanelKernels& kernels = panel_kernels(isa);
-  return std::make_unique<PanelWeight>(pack_panel(weight, kernels.shapes), kernels);
+  PanelLayout layout = pack_panel(weight, kernels.shapes);
+  if (bf16) layout.round_values();
+  return std::make_unique<PanelWeight>(std::move(layout), kernels);
 }
 
 std::unique_ptr<PackedWeight> pack_shared_panel_weight(const KeptWeight& weight, Isa isa,

@@ -38,9 +38,21 @@ struct PanelView {
   const PanelBlock* blocks;    // [num_tiles][num_blocks]
   const uint16_t* row_ids;     // row inside its tile; spare entries at the end for the prefetch
   const uint16_t* row_counts;  // kept weights of that row inside the block
-  const float* values;
+  const float* values;  // or, where this is null, bf16_values
   const uint16_t* offsets;
+  const uint16_t* bf16_values;
 };
+
+template <class Value>
+const Value* values_of(const PanelView& view);
+template <>
+inline const float* values_of<float>(const PanelView& view) {
+  return view.values;
+}
+template <>
+inline const uint16_t* values_of<uint16_t>(const PanelView& view) {
+  return view.bf16_values;
+}
 
 static inline int64_t rows_of_tile(const PanelView& view, int64_t tile) {
   const int64_t left = view.rows - tile * view.tile_rows;

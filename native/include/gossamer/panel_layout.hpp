@@ -29,15 +29,19 @@ struct PanelLayout {
   std::vector<PanelBlock> blocks;
   std::vector<uint16_t> row_ids, row_counts, offsets;
   std::vector<float> values;
+  std::vector<uint16_t> bf16_values;  // instead of `values`, once rounded
+
+  // Rounds the values to bf16 and frees them.
+  void round_values();
 
   PanelView view() const {
     return {rows,           columns,           block_columns, tile_rows,     num_blocks,
             num_tiles,      group_rows,        blocks.data(), row_ids.data(), row_counts.data(),
-            values.data(),  offsets.data()};
+            bf16_values.empty() ? values.data() : nullptr, offsets.data(), bf16_values.data()};
   }
   size_t bytes() const {
     return blocks.size() * sizeof(PanelBlock) + values.size() * sizeof(float) +
-           (row_ids.size() + row_counts.size() + offsets.size()) * sizeof(uint16_t);
+           (row_ids.size() + row_counts.size() + offsets.size() + bf16_values.size()) * sizeof(uint16_t);
   }
 };
 
@@ -61,8 +65,8 @@ void unpack_panel(const PanelLayout& layout, float* values, uint8_t* mask_bits);
 void run_panel(const PanelLayout& layout, const LinearCall& call, const PanelKernels& kernels,
                int num_threads);
 
-// Any mask, fp32.
-std::unique_ptr<PackedWeight> pack_panel_weight(const KeptWeight& weight, Isa isa);
+// Any mask; values in fp32 or rounded to bf16, arithmetic in fp32.
+std::unique_ptr<PackedWeight> pack_panel_weight(const KeptWeight& weight, Isa isa, bool bf16 = false);
 std::unique_ptr<PackedWeight> pack_shared_panel_weight(const KeptWeight& weight, Isa isa,
                                                        int64_t tile_rows, int64_t used, int64_t group);
 

@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // The specification of the panel kernel: plain loops over the layout, no intrinsics.
+#include "gossamer/bf16.hpp"
 #include "gossamer/panel.hpp"
 #include "reference/activation.hpp"
 
 namespace gossamer::reference {
 namespace {
+
+float value_at(const PanelView& view, int64_t slot) {
+  return view.values ? view.values[slot] : from_bf16(view.bf16_values[slot]);
+}
 
 void panel(const PanelView& view, const LinearCall& call, TokenTile tile, int64_t first_tile,
            int64_t last_tile, float* scratch) {
@@ -25,7 +30,7 @@ void panel(const PanelView& view, const LinearCall& call, TokenTile tile, int64_
             float sum = scratch[ids[g]];
             for (int64_t j = 0; j < counts[g]; ++j) {
               const int64_t slot = at + j * view.group_rows + g;
-              sum += view.values[slot] * x[b * view.block_columns + view.offsets[slot] / kOffsetUnit];
+              sum += value_at(view, slot) * x[b * view.block_columns + view.offsets[slot] / kOffsetUnit];
             }
             scratch[ids[g]] = sum;
           }

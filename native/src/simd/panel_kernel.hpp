@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The panel kernel, once, over a vector type V that the AVX2 and AVX-512 files supply:
 //   V::Type, V::kLanes, V::zero(), V::broadcast(const float*), V::load(const float*),
-//   V::load4(const float*)   four floats repeated in every 128-bit lane,
+//   V::load4(const float*)   four floats repeated in every 128-bit lane; this and broadcast also from
+//                            bf16 (const uint16_t*),
 //   V::splat(four, i)        the i-th of them everywhere,
 //   V::store(float*, Type), V::fma(a, b or const float* b, c), V::add(a, b)
 #pragma once
@@ -20,11 +21,11 @@ namespace gossamer {
 // so narrow panels use SETS independent accumulators in turn: with 4 chains instead of 8, 32
 // tokens ran at half speed. The order of additions is thus fixed by the layout and the width of
 // the token tile, never by the number of threads.
-template <class V, int G, int NV, int SETS, int SCALE = NV * V::kLanes / 8>
+template <class V, int G, int NV, int SETS, int SCALE = NV * V::kLanes / 8, class Value = float>
 void add_block(const PanelView& view, const PanelBlock& block, const float* slab, float* tile,
                const float* bias) {
   constexpr int kWidth = NV * V::kLanes;
-  const float* value = view.values + block.first_value;
+  const Value* value = values_of<Value>(view) + block.first_value;
   const uint16_t* offset = view.offsets + block.first_value;
   const uint16_t* ids = view.row_ids + block.first_row;
   const uint16_t* counts = view.row_counts + block.first_row;
@@ -125,7 +126,7 @@ static inline void finish_tile(const PanelView& view, const LinearCall& call, To
                       smaller(kRowsTurned, num_rows - r), y + t * call.y_stride + r, call.y_stride);
 }
 
-template <class V, int G, int NV, int SETS>
+template <class V, int G, int NV, int SETS, class Value>
 void panel_tile(const PanelView& view, const LinearCall& call, TokenTile tokens, int64_t first_tile,
                 int64_t last_tile, float* scratch) {
   constexpr int kWidth = NV * V::kLanes;
@@ -135,7 +136,8 @@ void panel_tile(const PanelView& view, const LinearCall& call, TokenTile tokens,
   float* tile = panel + (slabs ? view.block_columns : view.columns) * kWidth;
   float* bias = tile + rows * kWidth;
   const auto add = [&](int64_t part, int64_t b, const float* slab, float* into, const float* start) {
-    add_block<V, G, NV, SETS>(view, view.blocks[part * view.num_blocks + b], slab, into, b ? nullptr : start);
+    add_block<V, G, NV, SETS, kWidth / 8, Value>(view, view.blocks[part * view.num_blocks + b], slab, into,
+                                                 b ? nullptr : start);
   };
   if (slabs) {
     for (int64_t part = first_tile; part < last_tile; ++part)
@@ -198,7 +200,7 @@ double ceiling_panel(int64_t repeats) {
     values[i] = 0.5f;
     offsets[i] = static_cast<uint16_t>((state >> 16) % kColumns * kOffsetUnit);
   }
-  const PanelView view = {1, kColumns, kColumns, 1, 1, 1, 1, nullptr, row_ids, row_counts, values, offsets};
+  const PanelView view = {1, kColumns, kColumns, 1, 1, 1, 1, nullptr, row_ids, row_counts, values, offsets, nullptr};
   alignas(64) static float slab[kColumns * kWidth], tile[kWidth];
   // Written first: untouched pages all map to one page of zeros, which misleads the L1's way
   // prediction and halves the rate.

@@ -103,7 +103,7 @@ double ceiling_sampled(int64_t repeats) {
     state = state * 1664525u + 1013904223u;
     offset = static_cast<uint16_t>((state >> 16) % kColumns * kOffsetUnit);
   }
-  const PanelView view = {1, kColumns, kColumns, 1, 1, 1, 1, nullptr, row_ids, row_counts, nullptr, offsets};
+  const PanelView view = {1, kColumns, kColumns, 1, 1, 1, 1, nullptr, row_ids, row_counts, nullptr, offsets, nullptr};
   alignas(64) static float slab[kColumns * kWidth], tile[kWidth], sums[kWeights + kSpareSlots];
   // Written first: untouched pages all map to one page of zeros, which halves the rate.
   for (float& v : slab) v = 0.25f;

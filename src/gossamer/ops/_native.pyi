@@ -45,6 +45,7 @@ def pack_panel(
     rows: int,
     columns: int,
     kernels: str,
+    bf16: bool = False,
 ) -> PackedWeight: ...
 def pack_shared_panel(
     values: NDArray[np.float32],

@@ -19,10 +19,16 @@ def prepare_panel(sparse: SparseTensor) -> PackedWeight:
     return pack_panel(*canonical(sparse))
 
 
+def _prepare_bf16(sparse: SparseTensor) -> PackedWeight:
+    return pack_panel(*canonical(sparse), bf16=True)
+
+
 PANEL = Kernel("panel", lambda sparse: True, prepare_panel)
+PANEL_BF16 = Kernel("panel-bf16", lambda sparse: True, _prepare_bf16, "bf16")
 
 for _name in FORMATS.names():
     LINEAR.add(_name, PANEL)
 
+add_kernels("linear", (PANEL_BF16,))
 for _family in (strip, nmg, vnm, few, int8):
     add_kernels("linear", _family.KERNELS)
