@@ -18,10 +18,10 @@ link=
 case $mode in
   plain) cxx="$cxx -O3" ;;
   sanitize)
-    cxx="$cxx -O1 -g -fno-sanitize-recover=all -fsanitize=address,undefined,float-cast-overflow"
+    cxx="$cxx -O1 -g1 -fno-sanitize-recover=all -fsanitize=address,undefined,float-cast-overflow"
     ;;
   simde)
-    cxx="$cxx -O3 -DGOSSAMER_EMULATED_AVX512"
+    cxx="$cxx -O1 -DGOSSAMER_EMULATED_AVX512"
     avx512="$avx2 -Wno-psabi -include native/tests/avx512_simde.hpp"
     avx512vnni=$avx512
     ;;
@@ -35,24 +35,28 @@ case $mode in
     ;;
 esac
 
-# Instruction-set flags go to single files, as in CMakeLists.txt.
-objects=
-compile_all() { # SET FLAGS...
-  set_name=$1
+# Instruction-set flags go to single files, as in CMakeLists.txt. One command per line, run side by side.
+commands=$out/commands
+: >"$commands"
+compile_all() { # FOLDER FLAGS...
+  folder=$1
   shift
-  for source in native/src/"$set_name"/*.cpp; do
-    object=$out/${set_name}_$(basename "$source" .cpp).o
-    $cxx "$@" -c "$source" -o "$object"
-    objects="$objects $object"
+  for source in native/"$folder"/*.cpp; do
+    object=$out/$(echo "$folder" | tr / _)_$(basename "$source" .cpp).o
+    echo "$cxx $* -c $source -o $object" >>"$commands"
   done
 }
+rm -f "$out"/*.o
 case $(uname -m) in
   x86_64 | amd64)
     cxx="$cxx -DGOSSAMER_X86"
-    compile_all avx2 $avx2
-    compile_all avx512 $avx512
-    compile_all avx512vnni $avx512vnni
+    compile_all src/avx2 $avx2
+    compile_all src/avx512 $avx512
+    compile_all src/avx512vnni $avx512vnni
     ;;
 esac
-$cxx $link native/tests/*.cpp native/src/*.cpp native/src/reference/*.cpp $objects \
-  -o "$out/check_kernels"
+compile_all src
+compile_all src/reference
+compile_all tests
+xargs -P "$(nproc)" -I COMMAND sh -c COMMAND <"$commands"
+$cxx $link "$out"/*.o -o "$out/check_kernels"

@@ -165,7 +165,7 @@ def peers(tmp_path, monkeypatch):
 def test_a_peer_answers_and_missing_ones_are_named(peers, capsys):
     w, x = torch.randn(3, 4), torch.randn(5, 4)
     ((one, y),) = peers.load(w, x)
-    np.testing.assert_allclose(y, (x @ w.T).numpy(), rtol=1e-6)
+    np.testing.assert_allclose(y, (x @ w.T).numpy(), rtol=1e-5, atol=1e-6)
     assert 0.001 <= one.turn() < 1.0
 
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs native/tests/check_kernels.cpp: kernels without Python, under sanitizers and emulated."""
+"""Runs native/tests/check_kernels.cpp: kernels without Python, under sanitizers and emulated.
+
+Minutes of compiling: `make native-test` runs them, and so does CI.
+"""
 
 import os
 import shutil
@@ -30,6 +33,8 @@ def _check(mode: str, where: Path) -> list[str]:
     return ran.stdout.splitlines()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.skipif(
     not _can_build("int main() {}", "-fopenmp", "-fsanitize=address,undefined"),
     reason=f"{CXX} with OpenMP, AddressSanitizer and UBSan is not installed",
@@ -48,6 +53,8 @@ int main() {}
 """
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.skipif(
     not _can_build(SIMDE, "-fopenmp"),
     reason=f"needs x86-64, {CXX} with OpenMP and SIMDe (Debian: libsimde-dev)",
