@@ -44,7 +44,7 @@ void train_grad_values(const KeptWeight& weight, const SampledCall& call, float*
   const KeptWeight positions = {nullptr, weight.mask_bits, weight.rows, weight.columns};
   const FreshPanel panel = fresh_panel(positions, kernels.shapes, num_threads);
   const PanelView view = panel.layout.view();
-  std::vector<float> sums(panel.layout.offsets.size() + kSpareSlots, 0.0f);
+  std::vector<float> sums(panel.layout.offsets.size(), 0.0f);
   num_threads = usable_threads(num_threads);
   // Threads share the rows, so that every sum runs over the tokens in one order; each part turns the
   // tokens of X again, which costs under 5 %.

@@ -19,12 +19,10 @@ struct SampledCall {
   int64_t grad_stride, tokens;
 };
 
-// sums[slot] += the product of one token tile, for the rows of tiles first..last. Kernels add zeros
-// to up to kSpareSlots slots behind a row, so sums are that much longer than the layout.
+// sums[slot] += the product of one token tile, for the rows of tiles first..last.
 // `scratch` is 64-byte aligned, as large as panel_scratch_floats says. Allocates and throws nothing.
 using SampledKernel = void (*)(const PanelView&, const SampledCall&, TokenTile, int64_t first_tile,
                                int64_t last_tile, float* scratch, float* sums);
-constexpr int kSpareSlots = 3;
 
 struct SampledKernels {
   SampledKernel run;
