@@ -103,7 +103,7 @@ def test_mode_kernel_falls_back_where_it_must():
     x = torch.randn(1, 4, 6, 6)
     with torch.autocast("cpu", torch.bfloat16):
         assert layer(x).dtype is torch.bfloat16
-        with strict(), pytest.raises(DenseFallback, match="autocast wants torch.bfloat16"):
+        with strict(), pytest.raises(DenseFallback, match=r"autocast wants torch\.bfloat16"):
             layer(x)
     with strict(), pytest.raises(DenseFallback, match=r"float32, got torch\.float64"):
         layer.double()(x.double())

@@ -165,7 +165,7 @@ def why_dense(
     """Why the kernels cannot take this call; None if they can."""
     if torch.is_autocast_enabled(x.device.type):
         return f"training kernels are float32, autocast wants {torch.get_autocast_dtype('cpu')}"
-    return why_unusable(x, values, bias) or why_not(_padded(settings))
+    return why_unusable(x, values, bias) or why_not(kernel_settings(settings))
 
 
 def compact_conv(
@@ -185,7 +185,7 @@ def compact_conv(
             f"compact conv: x must be [N, {channels}, H, W] or [{channels}, H, W], got"
             f" {list(x.shape)}."
         )
-    padded = _padded(settings)
+    padded = kernel_settings(settings)
     if padded is not settings:
         height, width = settings.sides()
         mode = "constant" if settings.padding_mode == "zeros" else settings.padding_mode
@@ -202,8 +202,8 @@ def compact_conv(
     return y if x.ndim == 4 else y[0]
 
 
-def _padded(settings: ConvSettings) -> ConvSettings:
-    """What is left of the settings once x is padded, if the kernels do not pad in this way."""
+def kernel_settings(settings: ConvSettings) -> ConvSettings:
+    """Those that the kernels run with: without padding where x is padded before."""
     if settings.even_padding() is not None:
         return settings
     return replace(settings, padding=(0, 0), padding_mode="zeros")
