@@ -4,8 +4,9 @@
 
 Shapes of ResNet-20/56 on CIFAR and of ResNet-50 on ImageNet. Prints every case, losses included,
 and per kind of kernel the worst and the median ratio. With --step forward and backward of
-`gossamer.nn.Conv2d` in mode kernel run against mode jit and against nn.Conv2d instead. The allocator is told to keep freed memory:
-otherwise page faults of new outputs, the same on both sides, hide large layers.
+`gossamer.nn.Conv2d` in mode kernel run against mode jit and against nn.Conv2d instead. The
+allocator is told to keep freed memory: otherwise page faults of new outputs, the same on both
+sides, hide large layers.
 """
 
 import argparse
