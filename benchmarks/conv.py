@@ -1,10 +1,12 @@
 """Sparse convolutions against dense `F.conv2d` (oneDNN): fp32, interleaved, minimum of many.
 
-    python benchmarks/conv.py [--json] [--threads 1] [--seconds 0.25] [--sparsity 0.9]
+    python benchmarks/conv.py [--step] [--json] [--threads 1] [--seconds 0.25] [--sparsity 0.9]
 
 Shapes of ResNet-20/56 on CIFAR and of ResNet-50 on ImageNet. Prints every case, losses included,
-and per kind of kernel the worst and the median ratio. The allocator is told to keep freed memory:
-otherwise page faults of new outputs, the same on both sides, hide large layers.
+and per kind of kernel the worst and the median ratio. With --step forward and backward of
+`gossamer.nn.Conv2d` in mode kernel run against mode jit and against nn.Conv2d instead. The
+allocator is told to keep freed memory: otherwise page faults of new outputs, the same on both
+sides, hide large layers.
 """
 
 import argparse
@@ -16,9 +18,9 @@ import sys
 from dataclasses import asdict, dataclass
 
 import torch
-import torch.nn.functional as F
 
 from gossamer.formats.bits import pack_bits
+from gossamer.nn import Conv2d
 from gossamer.ops.conv import PackedConv
 from gossamer.ops.conv_settings import ConvSettings
 from gossamer.ops.kernels import active_kernels, cpu_name
@@ -38,7 +40,10 @@ GOAL = {1: 3.0, 3: 2.0}
 
 @dataclass
 class Row:
-    """One layer at one batch size; times in microseconds, rates in GFLOP/s."""
+    """One layer at one batch size; times in microseconds, rates in GFLOP/s.
+
+    Of a step the rates are those of its three products, and jit_us is that of mode jit.
+    """
 
     channels: int
     rows: int
@@ -51,6 +56,7 @@ class Row:
     dense_gflops: float
     kept_gflops: float
     ceiling_fraction: float
+    jit_us: float | None = None
 
     @property
     def ratio(self):
@@ -67,7 +73,8 @@ def keep_freed_memory():
         mallopt(mmap_max, 0)
 
 
-def bench(case, batch, sparsity, seconds, ceiling):
+def make(case, batch, sparsity):
+    """Settings, weight, mask and images of a case."""
     channels, rows, kernel, image, stride = case
     settings = ConvSettings(
         channels, rows, (kernel,) * 2, (stride,) * 2, padding=(kernel // 2,) * 2
@@ -75,32 +82,54 @@ def bench(case, batch, sparsity, seconds, ceiling):
     generator = torch.Generator().manual_seed(0)
     mask = torch.rand(settings.matrix_shape, generator=generator) >= sparsity
     matrix = torch.randn(settings.matrix_shape, generator=generator) * mask
-    weight = matrix.view(settings.weight_shape)
+    return settings, matrix, mask, torch.randn(batch, channels, image, image)
+
+
+def bench_forward(case, batch, sparsity, seconds, ceiling):
+    settings, matrix, mask, x = make(case, batch, sparsity)
+    weight, bias = matrix.view(settings.weight_shape), torch.randn(settings.out_channels)
     packed = PackedConv(matrix[mask], pack_bits(mask), settings)
-    x, bias = torch.randn(batch, channels, image, image), torch.randn(rows)
     with torch.inference_mode():
         times = duel(
-            lambda: F.conv2d(x, weight, bias, stride, kernel // 2),
+            lambda: settings.apply(x, weight, bias),
             lambda: packed(x, bias),
             budget_seconds=seconds,
         )
-    height, width = settings.out_size((image, image))
-    work = 2e-3 * batch * height * width
+    return row_of(case, batch, times, mask, 1, settings, ceiling)
+
+
+def bench_step(case, batch, sparsity, seconds, ceiling):
+    settings, matrix, mask, x = make(case, batch, sparsity)
+    stock = settings.build(has_bias=True, dtype=torch.float32).to_empty(device="cpu")
+    with torch.no_grad():
+        stock.weight.copy_(matrix.view(settings.weight_shape))
+        stock.bias.zero_()
+    kernel, jit = (Conv2d.from_dense(stock, mask, mode=mode) for mode in ("kernel", "jit"))
+    x.requires_grad_()
+    grad = torch.randn(stock(x).shape)
+
+    def step(layer):
+        return lambda: torch.autograd.grad(layer(x), (x, *layer.parameters()), grad)
+
+    times = duel(step(stock), step(kernel), budget_seconds=seconds)
+    against_jit = duel(step(jit), step(kernel), budget_seconds=seconds)
+    row = row_of(case, batch, times, mask, 3, settings, ceiling)
+    row.jit_us = against_jit.ratio * row.sparse_us
+    return row
+
+
+def row_of(case, batch, times, mask, products, settings, ceiling):
+    height, width = settings.out_size(case[3:4] * 2)
+    work = 2e-3 * products * batch * height * width
     kept = work * int(mask.sum()) / times.second_us
-    return Row(
-        *case,
-        batch,
-        times.first_us,
-        times.second_us,
-        work * mask.numel() / times.first_us,
-        kept,
-        kept / ceiling,
-    )
+    dense = work * mask.numel() / times.first_us
+    return Row(*case, batch, times.first_us, times.second_us, dense, kept, kept / ceiling)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--step", action="store_true", help="forward and backward")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=0.25, help="time per case")
     parser.add_argument("--sparsity", type=float, default=0.9)
@@ -112,11 +141,13 @@ def main():
     rows = []
     for batch in arguments.batch:
         for case in (*CIFAR, *IMAGENET):
+            bench = bench_step if arguments.step else bench_forward
             row = bench(case, batch, arguments.sparsity, arguments.seconds, ceiling)
             rows.append(row)
+            jit = f" {row.jit_us / row.sparse_us:6.2f}x jit" if row.jit_us else ""
             print(
                 f"batch {batch:2d} {row.channels:4d} -> {row.rows:4d} {row.kernel}x{row.kernel}"
-                f" {row.image:2d}x{row.image:<2d} stride {row.stride}: {row.ratio:6.2f}x dense"
+                f" {row.image:2d}x{row.image:<2d} stride {row.stride}: {row.ratio:6.2f}x dense{jit}"
                 f"  {row.kept_gflops:5.1f} GFLOP/s kept ({row.ceiling_fraction:.0%} of ceiling"
                 f" {ceiling:.0f}), dense {row.dense_gflops:.0f}",
                 file=sys.stderr,
@@ -129,6 +160,7 @@ def main():
         "torch": torch.__version__,
         "threads": arguments.threads,
         "sparsity": arguments.sparsity,
+        "step": arguments.step,
         "load": os.getloadavg()[0],
         "rows": [{**asdict(row), "ratio": row.ratio} for row in rows],
         "summary": summary,
@@ -138,11 +170,12 @@ def main():
         return
     print(f"\n{document['cpu']}, {document['kernels']}, {arguments.threads} thread(s),", end=" ")
     print(f"{arguments.sparsity:.0%} sparse, load {document['load']:.1f}")
-    print("batch  kernel  worst  median   best  goal at 90 %")
+    print(f"batch  kernel  worst  median   best{'' if arguments.step else '  goal at 90 %'}")
     for line in summary:
+        goal = "" if arguments.step else f"  {line['goal']:.1f}"
         print(
             f"{line['batch']:5d}  {line['kernel']}x{line['kernel']:<4d} {line['worst']:6.2f}"
-            f" {line['median']:7.2f} {line['best']:6.2f}  {line['goal']:.1f}"
+            f" {line['median']:7.2f} {line['best']:6.2f}{goal}"
         )
 
 

@@ -5,11 +5,12 @@
 #include <omp.h>
 
 #include <array>
+#include <initializer_list>
 #include <stdexcept>
 
 #include "common.hpp"
 #include "families.hpp"
-#include "gossamer/conv_layout.hpp"
+#include "gossamer/conv_train.hpp"
 
 namespace gossamer::bind {
 namespace {
@@ -41,6 +42,8 @@ ConvGeometry checked_geometry(int64_t rows, int64_t columns, const Pair& kernel,
                                  kernel[1],
                                  stride[0],
                                  stride[1],
+                                 padding[0],
+                                 padding[1],
                                  padding[0],
                                  padding[1],
                                  dilation[0],
@@ -75,6 +78,72 @@ void run(const PackedConv& conv, uintptr_t x, int64_t images, uintptr_t y, uintp
            reinterpret_cast<const float*>(bias), static_cast<Activation>(activation), omp_get_max_threads());
 }
 
+// What the products of a training step share: a weight and images, as addresses.
+struct TrainCall {
+  KeptWeight weight;
+  ConvGeometry geometry;
+  Isa isa;
+};
+
+TrainCall checked_train_call(uintptr_t values, int64_t num_values, const Bits& bits, int64_t columns,
+                             const Pair& kernel_size, const Pair& stride, const Pair& padding, const Pair& dilation,
+                             int64_t groups, const Pair& image, int64_t images, const std::string& kernels) {
+  const int64_t rows = static_cast<int64_t>(bits.shape(0));
+  check_mask(bits, rows, columns, num_values);
+  if (num_values > 0 && !values) throw std::invalid_argument("values must not be null");
+  if (images < 0) throw std::invalid_argument("images must not be negative");
+  return {{reinterpret_cast<const float*>(values), bits.data(), rows, columns},
+          checked_geometry(rows, columns, kernel_size, stride, padding, dilation, groups, image),
+          find_isa(kernels)};
+}
+
+void check_images(std::initializer_list<uintptr_t> addresses, int64_t images) {
+  for (const uintptr_t address : addresses)
+    if (images > 0 && !address) throw std::invalid_argument("images must not be null");
+}
+
+void forward(uintptr_t values, int64_t num_values, const Bits& bits, int64_t columns, const Pair& kernel_size,
+             const Pair& stride, const Pair& padding, const Pair& dilation, int64_t groups, const Pair& image,
+             int64_t images, const std::string& kernels, uintptr_t x, uintptr_t bias, uintptr_t y) {
+  const TrainCall call = checked_train_call(values, num_values, bits, columns, kernel_size, stride, padding,
+                                            dilation, groups, image, images, kernels);
+  check_images({x, y}, images);
+  nb::gil_scoped_release release;
+  train_conv(call.weight, call.geometry, reinterpret_cast<const float*>(x), images,
+             reinterpret_cast<const float*>(bias), reinterpret_cast<float*>(y), call.isa, omp_get_max_threads());
+}
+
+void grad_input(uintptr_t values, int64_t num_values, const Bits& bits, int64_t columns, const Pair& kernel_size,
+                const Pair& stride, const Pair& padding, const Pair& dilation, int64_t groups, const Pair& image,
+                int64_t images, const std::string& kernels, uintptr_t grad, uintptr_t dx) {
+  const TrainCall call = checked_train_call(values, num_values, bits, columns, kernel_size, stride, padding,
+                                            dilation, groups, image, images, kernels);
+  check_images({grad, dx}, images);
+  nb::gil_scoped_release release;
+  train_conv_grad_input(call.weight, call.geometry, reinterpret_cast<const float*>(grad), images,
+                        reinterpret_cast<float*>(dx), call.isa, omp_get_max_threads());
+}
+
+// `values` is written.
+void grad_values(uintptr_t values, int64_t num_values, const Bits& bits, int64_t columns, const Pair& kernel_size,
+                 const Pair& stride, const Pair& padding, const Pair& dilation, int64_t groups, const Pair& image,
+                 int64_t images, const std::string& kernels, uintptr_t grad, uintptr_t x) {
+  const TrainCall call = checked_train_call(values, num_values, bits, columns, kernel_size, stride, padding,
+                                            dilation, groups, image, images, kernels);
+  check_images({grad, x}, images);
+  nb::gil_scoped_release release;
+  train_conv_grad_values(call.weight, call.geometry, reinterpret_cast<const float*>(grad),
+                         reinterpret_cast<const float*>(x), images, reinterpret_cast<float*>(values), call.isa,
+                         omp_get_max_threads());
+}
+
+template <class Function, class... More>
+void def_train(nb::module_& m, const char* name, Function function, const More&... more) {
+  m.def(name, function, nb::arg("values"), nb::arg("num_values"), nb::arg("mask_bits").noconvert(),
+        nb::arg("columns"), nb::arg("kernel_size"), nb::arg("stride"), nb::arg("padding"), nb::arg("dilation"),
+        nb::arg("groups"), nb::arg("image"), nb::arg("images"), nb::arg("kernels"), more...);
+}
+
 }  // namespace
 
 void bind_conv(nb::module_& m) {
@@ -86,6 +155,9 @@ void bind_conv(nb::module_& m) {
   m.def("pack_conv", pack, nb::arg("values").noconvert(), nb::arg("mask_bits").noconvert(), nb::arg("rows"),
         nb::arg("columns"), nb::arg("kernel_size"), nb::arg("stride"), nb::arg("padding"),
         nb::arg("dilation"), nb::arg("groups"), nb::arg("image"), nb::arg("kernels"));
+  def_train(m, "train_conv", forward, nb::arg("x"), nb::arg("bias"), nb::arg("y"));
+  def_train(m, "train_conv_grad_input", grad_input, nb::arg("grad"), nb::arg("dx"));
+  def_train(m, "train_conv_grad_values", grad_values, nb::arg("grad"), nb::arg("x"));
 }
 
 }  // namespace gossamer::bind

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <utility>
 
 #include "gossamer/conv_layout.hpp"
 
@@ -15,20 +16,11 @@ int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit;
 ConvGeometry as_run(ConvGeometry g) {
   const bool pointwise = g.kernel_h == 1 && g.kernel_w == 1 && g.stride_h == 1 && g.stride_w == 1 &&
                          g.pad_h == 0 && g.pad_w == 0;
-  if (pointwise) {
+  if (pointwise && g.pad_end_h == 0 && g.pad_end_w == 0) {
     g.width *= g.height;
     g.height = 1;
   }
   return g;
-}
-
-// The slice of a group: its rows stand together in the mask and its values in row-major order.
-KeptWeight group_of(const KeptWeight& weight, int64_t group, int64_t num_groups, const float** values) {
-  const int64_t rows = weight.rows / num_groups;
-  const uint8_t* bits = weight.mask_bits + group * rows * weight.mask_stride();
-  const KeptWeight part = {*values, bits, rows, weight.columns};
-  for (int64_t i = 0; i < rows * weight.mask_stride(); ++i) *values += __builtin_popcount(bits[i]);
-  return part;
 }
 
 }  // namespace
@@ -46,19 +38,27 @@ bool conv_kernel_fits(const ConvGeometry& geometry) {
   return geometry.kernel_h * geometry.kernel_w <= kMaxConvSlabFloats / 16;
 }
 
-PackedConv::PackedConv(const KeptWeight& weight, const ConvGeometry& geometry, const ConvKernels& kernels)
+PackedConv::PackedConv(const KeptWeight& weight, const ConvGeometry& geometry, const ConvKernels& kernels,
+                       int num_threads)
     : kernels_(kernels), rows_(weight.rows), given_(geometry), geometry_(as_run(geometry)) {
   plan_planes();
   fill_masks();
   const int64_t kernel = geometry_.kernel_h * geometry_.kernel_w;
-  const PanelShape panel_shape = {0.0, block_channels_ * kernel, 1};
-  const float* values = weight.values;
+  std::vector<ConvColumn> columns(weight.columns);
+  for (int64_t k = 0; k < weight.columns; ++k) {
+    const int64_t channel = k / kernel;
+    const int64_t place = channel % block_channels_ * channel_floats_ + places_[k % kernel];
+    columns[k] = {static_cast<int32_t>(channel / block_channels_), static_cast<uint16_t>(4 * place)};
+  }
+  const int64_t rows = weight.rows / geometry.groups;
+  int64_t first_value = 0;
   for (int64_t g = 0; g < geometry.groups; ++g) {
-    groups_.push_back(pack_panel(group_of(weight, g, geometry.groups, &values), &panel_shape));
-    for (uint16_t& offset : groups_.back().offsets) {
-      const int64_t column = offset / kOffsetUnit;
-      offset = static_cast<uint16_t>(4 * (column / kernel * channel_floats_ + places_[column % kernel]));
-    }
+    const KeptWeight part = {weight.values ? weight.values + first_value : nullptr,
+                             weight.mask_bits + g * rows * weight.mask_stride(), rows, weight.columns};
+    groups_.push_back(fresh_conv_panel(part, block_channels_ * kernel, columns, num_threads));
+    FreshPanel& panel = groups_.back();
+    first_value += panel.layout.kept;
+    if (weight.values) panel = {std::move(panel.layout), {}, {}, {}};  // the way back is for gradients
   }
 }
 
@@ -95,8 +95,6 @@ void PackedConv::plan_planes() {
   }
   const int64_t fitting = std::max<int64_t>(kSlabFloats / channel_floats_, 1);
   block_channels_ = std::min(fitting, g.channels);
-  // pack_panel stores column * kOffsetUnit in 16 bits before the places are put in.
-  block_channels_ = std::min(block_channels_, std::max<int64_t>(2047 / (g.kernel_h * g.kernel_w), 1));
 }
 
 void PackedConv::fill_masks() {
@@ -114,7 +112,7 @@ void PackedConv::fill_masks() {
 }
 
 ConvView PackedConv::view(int64_t group) const {
-  return {groups_[group].view(),
+  return {groups_[group].layout.view(),
           geometry_,
           geometry_.out_h(),
           geometry_.out_w(),
@@ -132,7 +130,7 @@ ConvView PackedConv::view(int64_t group) const {
 size_t PackedConv::bytes() const {
   size_t total = planes_.size() * sizeof(ConvPlane) + places_.size() * sizeof(int64_t) +
                  masks_.size() * sizeof(MaskChunk);
-  for (const PanelLayout& layout : groups_) total += layout.bytes();
+  for (const FreshPanel& panel : groups_) total += panel.layout.bytes();
   return total;
 }
 

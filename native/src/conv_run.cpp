@@ -17,6 +17,12 @@ constexpr int64_t kMaxAccumulators = 65536;
 
 }  // namespace
 
+int64_t PackedConv::tiles_together() const {
+  const PanelLayout& layout = groups_[0].layout;
+  const int64_t fitting = kMaxAccumulators / std::max<int64_t>(layout.tile_rows * max_width_, 1);
+  return std::min(std::max<int64_t>(fitting, 1), layout.num_tiles);
+}
+
 void PackedConv::run(const float* x, int64_t images, float* y, const float* bias, Activation activation,
                      int num_threads) const {
   const int64_t num_groups = given_.groups, group_rows = rows_ / num_groups;
@@ -27,13 +33,11 @@ void PackedConv::run(const float* x, int64_t images, float* y, const float* bias
   const int64_t y_size = group_rows * geometry_.out_h() * geometry_.out_w();
   num_threads = usable_threads(num_threads);
   // Pixel tiles share nothing; row tiles of one pixel tile each gather the slab again.
-  const int64_t row_tiles = groups_[0].num_tiles;
+  const int64_t row_tiles = groups_[0].layout.num_tiles;
   const int64_t num_pixel_tiles = images * num_groups * static_cast<int64_t>(tiles.size());
-  const int64_t fitting =
-      std::max<int64_t>(kMaxAccumulators / std::max<int64_t>(groups_[0].tile_rows * max_width_, 1), 1);
   const bool is_even = num_pixel_tiles % num_threads == 0 || num_pixel_tiles >= 4 * num_threads;
-  const int64_t tiles_together = is_even ? std::min(fitting, row_tiles) : 1;
-  const int64_t splits = (row_tiles + tiles_together - 1) / tiles_together;
+  const int64_t together = is_even ? tiles_together() : 1;
+  const int64_t splits = (row_tiles + together - 1) / together;
   const int64_t num_tasks = num_pixel_tiles * splits;
   std::atomic<bool> out_of_memory{false};
   const auto task = [&](int64_t i) {
@@ -41,15 +45,16 @@ void PackedConv::run(const float* x, int64_t images, float* y, const float* bias
     const int64_t image_group = i / splits / static_cast<int64_t>(tiles.size());
     const int64_t group = image_group % num_groups;
     ConvTile tile = tiles[pixels];
-    tile.first_tile = part * tiles_together;
-    tile.last_tile = std::min(tile.first_tile + tiles_together, row_tiles);
+    tile.first_tile = part * together;
+    tile.last_tile = std::min(tile.first_tile + together, row_tiles);
     float* scratch =
         static_cast<float*>(thread_scratch(conv_scratch_floats(views[group], tile) * sizeof(float)));
     if (!scratch) {
       out_of_memory.store(true);
       return;
     }
-    const ConvCall call = {x + image_group * x_size, x, x + images * num_groups * x_size, y + image_group * y_size,
+    const ConvImage image = {x + image_group * x_size, x, x + images * num_groups * x_size};
+    const ConvCall call = {image, y + image_group * y_size,
                            bias ? bias + group * group_rows : nullptr, activation};
     kernels_.run(views[group], call, tile, scratch);
   };

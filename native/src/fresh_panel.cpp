@@ -5,7 +5,7 @@
 #include <cstring>
 #include <utility>
 
-#include "gossamer/fork.hpp"
+#include "in_parallel.hpp"
 #include "mask_bytes.hpp"
 
 namespace gossamer {
@@ -23,52 +23,6 @@ struct ByteRange {
 ByteRange bytes_of_block(const KeptWeight& weight, int64_t block, int64_t block_columns) {
   const int64_t first = block * block_columns / 8;
   return {first, std::min(first + block_columns / 8, weight.mask_stride())};
-}
-
-template <class Body>
-void in_parallel(int64_t count, int num_threads, Body body) {
-  num_threads = usable_threads(num_threads);
-#pragma omp parallel for num_threads(num_threads) if (num_threads > 1 && count > 1)
-  for (int64_t i = 0; i < count; ++i) body(i);
-}
-
-// Orders the rows of every block by falling count and gives each its slots.
-FreshPanel place(PanelLayout layout, std::vector<uint16_t> counts) {
-  FreshPanel panel{std::move(layout), {}, std::move(counts), {}};
-  PanelLayout& to = panel.layout;
-  panel.first_slots.resize(panel.counts.size());
-  const int64_t group = to.group_rows;
-  // Only the last tile can be short of a whole group.
-  const int64_t listed = to.num_tiles ? (to.rows + group - 1) / group * group : 0;
-  to.row_ids.assign(listed * to.num_blocks + group, 0);
-  to.row_counts.resize(listed * to.num_blocks);
-  to.blocks.reserve(to.num_tiles * to.num_blocks);
-  int64_t slot = 0, at = 0;
-  for (int64_t tile = 0; tile < to.num_tiles; ++tile) {
-    const int64_t first = tile * to.tile_rows, num = std::min(to.tile_rows, to.rows - first);
-    const int64_t grouped = (num + group - 1) / group * group;
-    for (int64_t block = 0; block < to.num_blocks; ++block) {
-      const uint16_t* count = panel.counts.data() + block * to.rows + first;
-      int64_t* first_slot = panel.first_slots.data() + block * to.rows + first;
-      int64_t next[kMaxBlockColumns + 2] = {};  // by kMaxBlockColumns - count
-      for (int64_t i = 0; i < num; ++i) ++next[kMaxBlockColumns - count[i] + 1];
-      for (int64_t i = 0; i < kMaxBlockColumns; ++i) next[i + 1] += next[i];
-      uint16_t* ids = to.row_ids.data() + at;
-      for (int64_t i = 0; i < num; ++i) ids[next[kMaxBlockColumns - count[i]]++] = static_cast<uint16_t>(i);
-      for (int64_t i = num; i < grouped; ++i) ids[i] = static_cast<uint16_t>(i);  // spare rows, nothing kept
-      to.blocks.push_back({at, slot, grouped});
-      for (int64_t i = 0; i < grouped; i += group) {
-        for (int64_t g = 0; g < group && i + g < num; ++g) {
-          first_slot[ids[i + g]] = slot + g;
-          to.row_counts[at + i + g] = count[ids[i + g]];
-        }
-        slot += count[ids[i]] * group;
-      }
-      at += grouped;
-    }
-  }
-  to.offsets.resize(slot, 0);
-  return panel;
 }
 
 // Calls visit(row, block, first slot, kept, first value) for every row of every block. Rows come in
@@ -127,11 +81,51 @@ std::vector<uint16_t> count_columns(const KeptWeight& weight, int64_t num_blocks
 
 }  // namespace
 
+FreshPanel place_rows(PanelLayout layout, std::vector<uint16_t> counts) {
+  FreshPanel panel{std::move(layout), {}, std::move(counts), {}};
+  PanelLayout& to = panel.layout;
+  panel.first_slots.resize(panel.counts.size());
+  const int64_t group = to.group_rows;
+  // Only the last tile can be short of a whole group.
+  const int64_t listed = to.num_tiles ? (to.rows + group - 1) / group * group : 0;
+  to.row_ids.assign(listed * to.num_blocks + group, 0);
+  to.row_counts.resize(listed * to.num_blocks);
+  to.blocks.reserve(to.num_tiles * to.num_blocks);
+  int64_t slot = 0, at = 0;
+  const int64_t most = to.block_columns;
+  std::vector<int64_t> next(most + 2);  // by most - count
+  for (int64_t tile = 0; tile < to.num_tiles; ++tile) {
+    const int64_t first = tile * to.tile_rows, num = std::min(to.tile_rows, to.rows - first);
+    const int64_t grouped = (num + group - 1) / group * group;
+    for (int64_t block = 0; block < to.num_blocks; ++block) {
+      const uint16_t* count = panel.counts.data() + block * to.rows + first;
+      int64_t* first_slot = panel.first_slots.data() + block * to.rows + first;
+      std::fill(next.begin(), next.end(), 0);
+      for (int64_t i = 0; i < num; ++i) ++next[most - count[i] + 1];
+      for (int64_t i = 0; i < most; ++i) next[i + 1] += next[i];
+      uint16_t* ids = to.row_ids.data() + at;
+      for (int64_t i = 0; i < num; ++i) ids[next[most - count[i]]++] = static_cast<uint16_t>(i);
+      for (int64_t i = num; i < grouped; ++i) ids[i] = static_cast<uint16_t>(i);  // spare rows, nothing kept
+      to.blocks.push_back({at, slot, grouped});
+      for (int64_t i = 0; i < grouped; i += group) {
+        for (int64_t g = 0; g < group && i + g < num; ++g) {
+          first_slot[ids[i + g]] = slot + g;
+          to.row_counts[at + i + g] = count[ids[i + g]];
+        }
+        slot += count[ids[i]] * group;
+      }
+      at += grouped;
+    }
+  }
+  to.offsets.resize(slot, 0);
+  return panel;
+}
+
 FreshPanel fresh_panel(const KeptWeight& weight, const PanelShape* shapes, int num_threads) {
   std::vector<int64_t> row_start = row_starts(weight);
   PanelLayout layout = cut_panel(weight.rows, weight.columns, row_start[weight.rows], shapes);
   std::vector<uint16_t> counts = count_rows(weight, layout);
-  FreshPanel panel = place(std::move(layout), std::move(counts));
+  FreshPanel panel = place_rows(std::move(layout), std::move(counts));
   panel.row_start = std::move(row_start);
   PanelLayout& to = panel.layout;
   if (weight.values) to.values.resize(to.offsets.size(), 0.0f);
@@ -151,7 +145,7 @@ FreshPanel fresh_transposed_panel(const KeptWeight& weight, const PanelShape* sh
   PanelLayout layout = cut_panel(weight.columns, weight.rows, row_start[weight.rows], shapes);
   const int64_t stride = weight.mask_stride(), block_rows = layout.block_columns;
   std::vector<uint16_t> counts = count_columns(weight, layout.num_blocks, block_rows, num_threads);
-  FreshPanel panel = place(std::move(layout), std::move(counts));
+  FreshPanel panel = place_rows(std::move(layout), std::move(counts));
   PanelLayout& to = panel.layout;
   to.values.resize(to.offsets.size(), 0.0f);
   in_parallel(to.num_blocks, num_threads, [&](int64_t b) {

@@ -44,7 +44,7 @@ void train_grad_values(const KeptWeight& weight, const SampledCall& call, float*
   const KeptWeight positions = {nullptr, weight.mask_bits, weight.rows, weight.columns};
   const FreshPanel panel = fresh_panel(positions, kernels.shapes, num_threads);
   const PanelView view = panel.layout.view();
-  std::vector<float> sums(panel.layout.offsets.size() + kSpareSlots, 0.0f);
+  std::vector<float> sums(panel.layout.offsets.size(), 0.0f);
   num_threads = usable_threads(num_threads);
   // Threads share the rows, so that every sum runs over the tokens in one order; each part turns the
   // tokens of X again, which costs under 5 %.
@@ -52,7 +52,7 @@ void train_grad_values(const KeptWeight& weight, const SampledCall& call, float*
   std::atomic<bool> out_of_memory{false};
 #pragma omp parallel for schedule(static, 1) num_threads(num_threads) if (num_parts > 1)
   for (int64_t part = 0; part < num_parts; ++part) {
-    const size_t bytes = panel_scratch_floats(view, kernels.widths[0]) * sizeof(float);
+    const size_t bytes = sampled_scratch_floats(view, kernels.widths[0]) * sizeof(float);
     float* scratch = static_cast<float*>(thread_scratch(bytes));
     if (!scratch) {
       out_of_memory.store(true);

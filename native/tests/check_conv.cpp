@@ -3,7 +3,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "gossamer/conv_layout.hpp"
+#include "gossamer/conv_train.hpp"
 #include "harness.hpp"
 
 namespace gossamer::check {
@@ -32,6 +32,8 @@ Case random_case(std::mt19937& random) {
   g.stride_w = pointwise ? 1 : draw(1, 3);
   g.pad_h = pointwise ? 0 : draw(0, 3);
   g.pad_w = pointwise ? 0 : draw(0, 3);
+  g.pad_end_h = g.pad_h;
+  g.pad_end_w = g.pad_w;
   g.dilation_h = draw(1, 2);
   g.dilation_w = draw(1, 2);
   g.groups = draw(0, 2) ? 1 : draw(1, 4);
@@ -117,6 +119,65 @@ void check_case(const Case& c, Isa isa, const Weight& weight, unsigned seed, Tal
     tally.pass("conv", isa, worst);
 }
 
+// Both gradients, with 1 and 2 threads, against plain loops in float64.
+void check_gradients(const Case& c, Isa isa, const Weight& weight, unsigned seed, Tally& tally) {
+  const ConvGeometry& g = c.geometry;
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  const int64_t image_floats = g.groups * g.channels * g.height * g.width, out = g.out_h() * g.out_w();
+  std::vector<float> x(static_cast<size_t>(c.images * image_floats)), grad(static_cast<size_t>(c.images * c.rows * out));
+  for (float& v : x) v = normal(random);
+  for (float& v : grad) v = normal(random);
+  std::vector<double> dx(x.size()), dx_size(x.size()), dw, dw_size;
+  for (int64_t r = 0; r < c.rows; ++r)
+    for (int64_t k = 0; k < weight.columns; ++k) {
+      if (!weight.mask[r * weight.columns + k]) continue;
+      const int64_t channel = k / (g.kernel_h * g.kernel_w), position = k % (g.kernel_h * g.kernel_w);
+      const double value = weight.dense[r * weight.columns + k];
+      double sum = 0.0, size = 0.0;
+      for (int64_t image = 0; image < c.images; ++image)
+        for (int64_t o = 0; o < out; ++o) {
+          const int64_t h = o / g.out_w() * g.stride_h + position / g.kernel_w * g.dilation_h - g.pad_h;
+          const int64_t w = o % g.out_w() * g.stride_w + position % g.kernel_w * g.dilation_w - g.pad_w;
+          if (h < 0 || h >= g.height || w < 0 || w >= g.width) continue;
+          const int64_t plane = (image * g.groups + r / (c.rows / g.groups)) * g.channels + channel;
+          const int64_t at = (plane * g.height + h) * g.width + w;
+          const double dy = grad[(image * c.rows + r) * out + o];
+          sum += dy * x[at];
+          size += std::fabs(dy * x[at]);
+          dx[at] += dy * value;
+          dx_size[at] += std::fabs(dy * value);
+        }
+      dw.push_back(sum);
+      dw_size.push_back(size);
+    }
+  double worst = 0.0;
+  const auto compare = [&](const char* name, const std::vector<float> (&got)[2], const std::vector<double>& expected,
+                           const std::vector<double>& sizes, int64_t terms) {
+    for (size_t i = 0; i < expected.size(); ++i) {
+      const double error = std::fabs(got[0][i] - expected[i]), tolerance = (terms + 4) * kRoundoff * sizes[i];
+      if (!(error <= tolerance) || got[0][i] != got[1][i]) {
+        tally.fail("conv", isa, describe(c) + ": " + name + "[" + std::to_string(i) + "] = " +
+                                    std::to_string(got[0][i]) + " and " + std::to_string(got[1][i]) + ", expected " +
+                                    std::to_string(expected[i]));
+        return false;
+      }
+      if (tolerance > 0.0 && error / tolerance > worst) worst = error / tolerance;
+    }
+    return true;
+  };
+  std::vector<float> found_dx[2], found_dw[2];
+  for (int i = 0; i < 2; ++i) {
+    found_dx[i].assign(x.size(), kCanary);
+    found_dw[i].assign(dw.size(), kCanary);
+    train_conv_grad_input(weight.view(), g, grad.data(), c.images, found_dx[i].data(), isa, i + 1);
+    train_conv_grad_values(weight.view(), g, grad.data(), x.data(), c.images, found_dw[i].data(), isa, i + 1);
+  }
+  if (compare("dX", found_dx, dx, dx_size, c.rows * g.kernel_h * g.kernel_w) &&
+      compare("dW", found_dw, dw, dw_size, c.images * out))
+    tally.pass("conv", isa, worst);
+}
+
 }  // namespace
 
 void fuzz_conv(std::mt19937& random, Tally& tally) {
@@ -124,7 +185,10 @@ void fuzz_conv(std::mt19937& random, Tally& tally) {
   const int64_t columns = c.geometry.channels * c.geometry.kernel_h * c.geometry.kernel_w;
   const Weight weight = random_weight(c.rows, columns, c.density, random);
   const unsigned seed = random();
-  for (const Isa isa : isas_to_check()) check_case(c, isa, weight, seed, tally);
+  for (const Isa isa : isas_to_check()) {
+    check_case(c, isa, weight, seed, tally);
+    check_gradients(c, isa, weight, seed, tally);
+  }
 }
 
 void check_conv(Tally& tally) {

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 import gossamer
-from gossamer.errors import InputError, PatternError, WeightIsCompact
+from gossamer.errors import DenseFallback, InputError, PatternError, WeightIsCompact
 from gossamer.nn import Conv2d, MaskedConv2d
 from gossamer.ops import compact as ops
 from gossamer.ops.conv_settings import ConvSettings
+from gossamer.ops.dispatch import strict
 from gossamer.patterns import Unstructured, parse_pattern
 
 OPTIONS = {
@@ -58,6 +59,54 @@ def test_equals_the_dense_layer_in_values_and_gradients(name, mode):
         torch.testing.assert_close(layer(x), dense(x))
         layer.values.mul_(2)
         torch.testing.assert_close(layer.eval()(x), layer.to_dense()(x))
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_mode_kernel_equals_float64_in_values_and_gradients(name):
+    layer, _, _ = make(mode="kernel", dtype=torch.float32, **OPTIONS[name])
+    twin = copy.deepcopy(layer).double()
+    twin.mode = "jit"
+    for shape in ((2, 4, 9, 8), (4, 7, 9), (0, 4, 9, 9)):
+        x = torch.randn(shape)
+        with strict():
+            y, *found = run_with_gradients(layer, x)
+        expected_y, *expected = run_with_gradients(twin, x.double())
+        torch.testing.assert_close(y.double(), expected_y, rtol=1e-5, atol=1e-5)
+        for one, two in zip(found, expected, strict=True):
+            torch.testing.assert_close(one.double(), two, rtol=1e-5, atol=1e-4)
+
+
+def run_with_gradients(layer, x):
+    x = x.detach().requires_grad_()
+    y = layer(x)
+    grad = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y.dtype)
+    return y, *torch.autograd.grad(y, (x, *layer.parameters()), grad)
+
+
+def test_mode_kernel_sees_edits_new_masks_and_frozen_sides():
+    layer, _, mask = make(mode="kernel", dtype=torch.float32, padding=1)
+    x = torch.randn(2, 4, 6, 6)
+    with torch.no_grad():
+        layer.values.mul_(2)
+        torch.testing.assert_close(layer(x), layer.to_dense()(x), rtol=1e-5, atol=1e-5)
+        layer.remap(~mask)
+        layer.values.normal_()
+        torch.testing.assert_close(layer(x), layer.to_dense()(x), rtol=1e-5, atol=1e-5)
+    layer.values.requires_grad_(False)
+    layer(x.requires_grad_()).sum().backward()
+    assert x.grad is not None
+    assert layer.values.grad is None
+
+
+def test_mode_kernel_falls_back_where_it_must():
+    layer, _, _ = make(mode="kernel", dtype=torch.float32, padding=1)
+    x = torch.randn(1, 4, 6, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(x).dtype is torch.bfloat16
+        with strict(), pytest.raises(DenseFallback, match=r"autocast wants torch\.bfloat16"):
+            layer(x)
+    with strict(), pytest.raises(DenseFallback, match=r"float32, got torch\.float64"):
+        layer.double()(x.double())
 
 
 def test_second_derivatives():
@@ -140,7 +189,8 @@ def test_remap_moves_values_and_optimizer_state():
     optimizer.step()
 
 
-def test_compact_takes_the_same_steps_as_masked():
+@pytest.mark.parametrize("mode", ["jit", "kernel"])
+def test_compact_takes_the_same_steps_as_masked(mode):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 4, 3, groups=2))
     gossamer.sparsify(model, sparsity=0.7)
@@ -150,9 +200,10 @@ def test_compact_takes_the_same_steps_as_masked():
     x = torch.randn(2, 3, 8, 8)
     for step in range(4):
         if step == 2:
-            result = gossamer.compact(twin, optimizers[1])
+            result = gossamer.compact(twin, optimizers[1], mode=mode)
             assert result.compacted == ["0", "2"]
             assert isinstance(twin[0], Conv2d)
+            assert twin[0].mode == mode
         for net, optimizer in zip((model, twin), optimizers, strict=True):
             optimizer.zero_grad()
             net(x).square().sum().backward()
@@ -161,7 +212,7 @@ def test_compact_takes_the_same_steps_as_masked():
     torch.testing.assert_close(twin(x), model(x))
 
 
-@pytest.mark.parametrize("mode", ["jit", "resident"])
+@pytest.mark.parametrize("mode", ["jit", "resident", "kernel"])
 def test_saved_and_loaded(tmp_path, mode):
     model = nn.Sequential(nn.Conv2d(4, 8, (3, 1), 2, (1, 0), groups=2), nn.BatchNorm2d(8))
     gossamer.sparsify(model, sparsity=0.6)
@@ -177,11 +228,12 @@ def test_saved_and_loaded(tmp_path, mode):
     dense = nn.Sequential(nn.Conv2d(4, 8, (3, 1), 2, (1, 0), groups=2), nn.BatchNorm2d(8))
     for own in (dense, copy.deepcopy(model)):
         into = gossamer.load(tmp_path / "model", model=own)
-        assert torch.equal(into.eval()(x), model(x))
+        torch.testing.assert_close(into.eval()(x), model(x))
 
 
-def test_float_modes_and_compilers():
-    layer, _, _ = make(dtype=torch.float32, padding=1)
+@pytest.mark.parametrize("mode", ["jit", "kernel"])
+def test_float_modes_and_compilers(mode):
+    layer, _, _ = make(mode=mode, dtype=torch.float32, padding=1)
     x = torch.randn(1, 4, 6, 6)
     with torch.autocast("cpu", torch.bfloat16):
         assert layer(x).dtype is torch.bfloat16

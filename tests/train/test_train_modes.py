@@ -85,6 +85,46 @@ def test_models_without_compact_layers_and_bad_counts():
         choose_modes(model_of(0.1), 0)
 
 
+def convs_of(*densities):
+    torch.manual_seed(0)
+    layers = []
+    for density in densities:
+        conv = nn.Conv2d(4, 4, 3, padding=1)
+        mask = torch.rand(4, 36) < density
+        layers += [gnn.Conv2d.from_dense(conv, mask), nn.BatchNorm2d(4)]
+    return nn.Sequential(*layers)
+
+
+def test_convolutions_are_measured_on_the_images_of_an_example(monkeypatch):
+    monkeypatch.delenv("GOSSAMER_TUNE", raising=False)
+    calls = []
+    model = convs_of(0.2)
+    before = model[1].running_mean.clone()
+    (choice,) = choose_modes(
+        model, 8, example=torch.randn(3, 4, 6, 5), timer=timer_with(30.0, 10.0, calls)
+    )
+    assert model[0].mode == "kernel"
+    assert str(choice) == "0: kernel, kernel is 3.00x jit at 90 pixels"
+    ((jit, kernel),) = calls
+    torch.testing.assert_close(jit, kernel, rtol=1e-5, atol=1e-5)
+    assert model.training
+    assert torch.equal(model[1].running_mean, before)
+
+
+def test_convolutions_without_an_example_or_tuning(monkeypatch):
+    monkeypatch.delenv("GOSSAMER_TUNE", raising=False)
+    model = convs_of(0.2, 0.9)
+    choices = choose_modes(model, 8, timer=lambda *_: pytest.fail("nothing to measure"))
+    assert [choice.mode for choice in choices] == ["jit", "jit"]
+    assert "pass example=" in choices[0].why
+    monkeypatch.setenv("GOSSAMER_TUNE", "off")
+    choices = choose_modes(model, 8, example=torch.randn(1, 4, 16, 16))
+    assert [choice.mode for choice in choices] == ["kernel", "jit"]
+    assert "pixels >= 256 holds" in choices[0].why
+    with pytest.raises(InputError, match="choose_modes: example must be a tensor"):
+        choose_modes(model, 8, example=[1])
+
+
 def test_in_a_process_group_rank_zero_decides(monkeypatch):
     monkeypatch.delenv("GOSSAMER_TUNE", raising=False)
     monkeypatch.setattr(dist, "is_initialized", lambda: True)

@@ -20,11 +20,13 @@ namespace gossamer {
 struct ConvGeometry {
   int64_t channels;  // of one group
   int64_t height, width;
-  int64_t kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
+  int64_t kernel_h, kernel_w, stride_h, stride_w;
+  int64_t pad_h, pad_w, pad_end_h, pad_end_w;  // before and behind the image; negative ones cut it
+  int64_t dilation_h, dilation_w;
   int64_t groups;
 
-  int64_t out_h() const { return (height + 2 * pad_h - dilation_h * (kernel_h - 1) - 1) / stride_h + 1; }
-  int64_t out_w() const { return (width + 2 * pad_w - dilation_w * (kernel_w - 1) - 1) / stride_w + 1; }
+  int64_t out_h() const { return (height + pad_h + pad_end_h - dilation_h * (kernel_h - 1) - 1) / stride_h + 1; }
+  int64_t out_w() const { return (width + pad_w + pad_end_w - dilation_w * (kernel_w - 1) - 1) / stride_w + 1; }
 };
 
 // Image rows of one channel as kernel position (kernel_row, kernel_column) sees them, and
@@ -50,10 +52,14 @@ struct ConvView {
 };
 
 // One group of one image.
+struct ConvImage {
+  const float* x;             // [channels][height][width]
+  const float *begin, *end;  // of the whole batch: what may be read
+};
+
 struct ConvCall {
-  const float* x;  // [channels][height][width]
-  const float *x_begin, *x_end;  // of the whole batch: what may be read
-  float* y;        // [rows][out_h][out_w]
+  ConvImage image;
+  float* y;           // [rows][out_h][out_w]
   const float* bias;  // [rows], may be null
   Activation activation;
 };
@@ -75,8 +81,14 @@ static inline size_t conv_scratch_floats(const ConvView& view, const ConvTile& t
 // y = act(conv(x, W) + bias) of one tile. Allocates and throws nothing; `scratch` is 64-byte aligned.
 using ConvKernel = void (*)(const ConvView&, const ConvCall&, const ConvTile&, float* scratch);
 
+// sums[slot] += the products of one tile for the column blocks first..last: the sampled product of sampled.hpp
+// with pixels for tokens; `grad` is dY [rows][out_h][out_w].
+using ConvGradKernel = void (*)(const ConvView&, const ConvImage&, const float* grad, const ConvTile&, int64_t first_block,
+                                int64_t last_block, float* scratch, float* sums);
+
 struct ConvKernels {
   ConvKernel run;
+  ConvGradKernel add_grad;
   int64_t lanes;  // widths are multiples of it
   int64_t max_width;
 };

@@ -7,14 +7,16 @@
 
 #include "gossamer/conv.hpp"
 #include "gossamer/cpu.hpp"
-#include "gossamer/panel_layout.hpp"
+#include "gossamer/fresh_panel.hpp"
 
 namespace gossamer {
 
-// Immutable once packed: run() may be called from several threads at once.
+// Immutable once packed: it may be used from several threads at once. A weight without values (a null
+// pointer) gives positions only: no run(), but grad_values().
 class PackedConv {
  public:
-  PackedConv(const KeptWeight& weight, const ConvGeometry& geometry, const ConvKernels& kernels);
+  PackedConv(const KeptWeight& weight, const ConvGeometry& geometry, const ConvKernels& kernels,
+             int num_threads = 1);
 
   const ConvGeometry& geometry() const { return given_; }
   int64_t rows() const { return rows_; }
@@ -23,8 +25,13 @@ class PackedConv {
   // May throw std::bad_alloc, nothing else.
   void run(const float* x, int64_t images, float* y, const float* bias, Activation activation,
            int num_threads) const;
+  // (dY patches^T)[mask] with dY [images][rows][out_h][out_w], in the order of the values. May throw
+  // std::bad_alloc.
+  void grad_values(const float* x, const float* grad, int64_t images, float* values, int num_threads) const;
 
  private:
+  // Row tiles whose rows of a pixel tile are held together.
+  int64_t tiles_together() const;
   ConvView view(int64_t group) const;
   void plan_planes();
   void fill_masks();
@@ -41,8 +48,18 @@ class PackedConv {
   };
   std::vector<MaskChunk> masks_;  // aligned: their loads must not cross lines
   int64_t mask_lanes_ = 0;
-  std::vector<PanelLayout> groups_;
+  std::vector<FreshPanel> groups_;
 };
+
+// Where a column of the weight is found: its block and its bytes into the block's slab.
+struct ConvColumn {
+  int32_t block;
+  uint16_t offset;
+};
+
+// The panel of one group, cut into blocks of `block_columns`.
+FreshPanel fresh_conv_panel(const KeptWeight& weight, int64_t block_columns, const std::vector<ConvColumn>& columns,
+                            int num_threads);
 
 // Most floats a channel's planes may take: offsets are 16-bit bytes.
 constexpr int64_t kMaxConvSlabFloats = 16384;

@@ -20,6 +20,8 @@ struct FreshPanel {
   std::vector<int64_t> row_start;    // into the values in row-major order; of untransposed panels only
 };
 
+// Orders the rows of every block by falling count and gives each its slots, which are zeros still.
+FreshPanel place_rows(PanelLayout layout, std::vector<uint16_t> counts);
 
 // The layout of W, equal to that of pack_panel. Without values (a null pointer) it holds positions only.
 // May throw std::bad_alloc.

@@ -19,12 +19,15 @@ struct SampledCall {
   int64_t grad_stride, tokens;
 };
 
-// sums[slot] += the product of one token tile, for the rows of tiles first..last. Kernels add zeros
-// to up to kSpareSlots slots behind a row, so sums are that much longer than the layout.
-// `scratch` is 64-byte aligned, as large as panel_scratch_floats says. Allocates and throws nothing.
+// sums[slot] += the product of one token tile, for the rows of tiles first..last.
+// `scratch` is 64-byte aligned, as large as sampled_scratch_floats says. Allocates and throws nothing.
 using SampledKernel = void (*)(const PanelView&, const SampledCall&, TokenTile, int64_t first_tile,
                                int64_t last_tile, float* scratch, float* sums);
-constexpr int kSpareSlots = 3;
+
+// The whole panel of X and a row tile of dY.
+static inline size_t sampled_scratch_floats(const PanelView& view, int width) {
+  return static_cast<size_t>(view.columns + view.tile_rows) * width;
+}
 
 struct SampledKernels {
   SampledKernel run;

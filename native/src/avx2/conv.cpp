@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "simd/conv_grad_kernel.hpp"
 #include "simd/conv_kernel.hpp"
+#include "simd/sampled_vec256.hpp"
 
 namespace gossamer::avx2 {
 namespace {
@@ -39,8 +41,23 @@ void conv(const ConvView& view, const ConvCall& call, const ConvTile& tile, floa
   }
 }
 
+void add_grad(const ConvView& view, const ConvImage& image, const float* grad, const ConvTile& tile,
+              int64_t first_block, int64_t last_block, float* scratch, float* sums) {
+  const auto run = [&](auto tile_of) { tile_of(view, image, grad, tile, first_block, last_block, scratch, sums); };
+  switch (tile.width) {
+    case 64: return run(conv_grad_tile<SampledVec, 8>);
+    case 56: return run(conv_grad_tile<SampledVec, 7>);
+    case 48: return run(conv_grad_tile<SampledVec, 6>);
+    case 40: return run(conv_grad_tile<SampledVec, 5>);
+    case 32: return run(conv_grad_tile<SampledVec, 4>);
+    case 24: return run(conv_grad_tile<SampledVec, 3>);
+    case 16: return run(conv_grad_tile<SampledVec, 2>);
+    default: return run(conv_grad_tile<SampledVec, 1>);
+  }
+}
+
 }  // namespace
 
-const ConvKernels conv_kernels = {conv, 8, 64};
+const ConvKernels conv_kernels = {conv, add_grad, 8, 64};
 
 }  // namespace gossamer::avx2

@@ -59,7 +59,7 @@ static inline GatherPlan plan_gather(const ConvView& conv, TileStart start, Sour
   }
   const int64_t lanes = conv.max_width + start.column;
   plan.is_run = conv.num_planes == 1 && conv.planes[0].more_rows == 0 && g.stride_w == 1 && g.pad_w == 0 &&
-                g.pad_h == 0 && start.row == 0 && lanes <= g.width;
+                g.pad_h == 0 && start.row == 0 && lanes <= g.width && lanes <= conv.pitch;
   return plan;
 }
 
@@ -99,19 +99,19 @@ static inline void gather_channel(const ConvView& conv, const GatherPlan& plan, 
   }
 }
 
-static inline void gather_block(const ConvView& conv, const ConvCall& call, const GatherPlan& plan, int64_t block,
+static inline void gather_block(const ConvView& conv, const ConvImage& image, const GatherPlan& plan, int64_t block,
                                 float* slab) {
   const int64_t stride = conv.geometry.stride_w, num_lanes = conv.max_width;
   const int64_t first = block * conv.block_channels;
   const int64_t num = smaller(conv.block_channels, conv.geometry.channels - first);
-  const int64_t image = conv.geometry.height * conv.geometry.width;
+  const int64_t pixels = conv.geometry.height * conv.geometry.width;
   for (int64_t c = 0; c < num; ++c, slab += conv.channel_floats) {
-    const float* channel = call.x + (first + c) * image;
+    const float* channel = image.x + (first + c) * pixels;
     // Channels are pages apart, where no hardware prefetcher looks.
     for (int64_t i = 0; i < plan.num_first_plane; i += 2)
-      __builtin_prefetch(channel + kAhead * image + plan.sources[i].from);
-    const bool in_memory = channel + plan.lowest >= call.x_begin &&
-                           channel + plan.highest + 2 * kChunk <= call.x_end;
+      __builtin_prefetch(channel + kAhead * pixels + plan.sources[i].from);
+    const bool in_memory = channel + plan.lowest >= image.begin &&
+                           channel + plan.highest + 2 * kChunk <= image.end;
     if (plan.is_run)
       for (int64_t i = 0; i < num_lanes; i += kChunk)
         _mm256_store_ps(slab + i, _mm256_loadu_ps(channel + plan.sources[0].from + i));
@@ -176,7 +176,7 @@ void conv_tile(const ConvView& conv, const ConvCall& call, const ConvTile& at, f
   for (int64_t i = 0; i < num_bias; ++i)
     bias[i] = call.bias && first_row + i < last_row ? call.bias[first_row + i] : 0.0f;
   for (int64_t b = 0; b < panel.num_blocks; ++b) {
-    gather_block(conv, call, plan, b, slab);
+    gather_block(conv, call.image, plan, b, slab);
     for (int64_t part = at.first_tile; part < at.last_tile; ++part) {
       const int64_t i = part - at.first_tile;
       add_block<V, 1, NV, SETS, 1>(panel, panel.blocks[part * panel.num_blocks + b], slab,

@@ -10,11 +10,27 @@
 
 namespace gossamer {
 
-// Adds one column block to the sums of the kept weights of a row tile; tile[row][NV vectors] is dY.
-template <class V, int NV>
+// Adds `num` <= 4 of `four` and touches nothing behind them: it may be another thread's.
+__attribute__((always_inline)) static inline void add_first(float* sums, __m128 four, int num) {
+  if (num == 4) {
+    _mm_storeu_ps(sums, _mm_add_ps(_mm_loadu_ps(sums), four));
+    return;
+  }
+  if (num >= 2) {
+    __m64* pair = reinterpret_cast<__m64*>(sums);
+    _mm_storel_pi(pair, _mm_add_ps(_mm_loadl_pi(_mm_setzero_ps(), pair), four));
+  }
+  if (num % 2 == 1) {
+    const __m128 last = num == 3 ? _mm_movehl_ps(four, four) : four;
+    _mm_store_ss(sums + num - 1, _mm_add_ss(_mm_load_ss(sums + num - 1), last));
+  }
+}
+
+// Adds one column block to the sums of the kept weights of a row tile; tile[row][NV vectors] is dY. Column
+// offsets are multiplied by SCALE to give bytes into the slab.
+template <class V, int NV, int SCALE = NV * V::kLanes / 8>
 void add_dots(const PanelView& view, const PanelBlock& block, const float* slab, const float* tile, float* sums) {
   constexpr int kWidth = NV * V::kLanes;
-  constexpr int kScale = kWidth / 8;
   const uint16_t* offset = view.offsets + block.first_value;
   const uint16_t* ids = view.row_ids + block.first_row;
   const uint16_t* counts = view.row_counts + block.first_row;
@@ -38,7 +54,7 @@ void add_dots(const PanelView& view, const PanelBlock& block, const float* slab,
       const float* x[4];
 #pragma GCC unroll 4
       for (int w = 0; w < num; ++w)
-        x[w] = reinterpret_cast<const float*>(base + static_cast<size_t>(offset[j + w]) * kScale);
+        x[w] = reinterpret_cast<const float*>(base + static_cast<size_t>(offset[j + w]) * SCALE);
 #pragma GCC unroll 8
       for (int q = 0; q < NV; ++q)
 #pragma GCC unroll 4
@@ -50,7 +66,7 @@ void add_dots(const PanelView& view, const PanelBlock& block, const float* slab,
 #pragma GCC unroll 4
       for (int w = 0; w < 4; ++w)
         all[w] = w >= num ? V::zero() : kChains == 1 ? acc[w][0] : V::add(acc[w][0], acc[w][kChains - 1]);
-      _mm_storeu_ps(sum + j, _mm_add_ps(_mm_loadu_ps(sum + j), V::sum4(all)));
+      add_first(sum + j, V::sum4(all), num);
     };
     int j = 0;
     for (; j + 4 <= count; j += 4) dots(j, 4);
@@ -104,7 +120,7 @@ double ceiling_sampled(int64_t repeats) {
     offset = static_cast<uint16_t>((state >> 16) % kColumns * kOffsetUnit);
   }
   const PanelView view = {1, kColumns, kColumns, 1, 1, 1, 1, nullptr, row_ids, row_counts, nullptr, offsets, nullptr};
-  alignas(64) static float slab[kColumns * kWidth], tile[kWidth], sums[kWeights + kSpareSlots];
+  alignas(64) static float slab[kColumns * kWidth], tile[kWidth], sums[kWeights];
   // Written first: untouched pages all map to one page of zeros, which halves the rate.
   for (float& v : slab) v = 0.25f;
   for (int64_t i = 0; i < repeats; ++i) add_dots<V, NV>(view, {0, 0, 1}, slab, tile, sums);

@@ -12,7 +12,9 @@ from gossamer.formats.bits import pack_bits
 from gossamer.nn.compact import CompactWeight, Mode, values_of
 from gossamer.nn.replace import inherit_hooks
 from gossamer.ops.compact import expand_values
+from gossamer.ops.compact_conv import compact_conv, why_dense
 from gossamer.ops.conv_settings import ConvSettings, Pair
+from gossamer.ops.dispatch import report_fallback
 from gossamer.patterns import Pattern, Unstructured
 
 
@@ -27,11 +29,12 @@ class Conv2d(CompactWeight):
         pattern: the rule the mask obeys.
         mode: "jit" rebuilds the dense weight in each forward; it lives until the backward, which
             needs it. "resident" keeps a dense copy beside the values for calls without gradients,
-            with the rules of `gossamer.nn.Linear`; calls with gradients run as "jit". There is no
-            mode "kernel": training a convolution on sparse kernels is not built yet.
+            with the rules of `gossamer.nn.Linear`; calls with gradients run as "jit". "kernel"
+            multiplies on sparse kernels, forward and backward, and keeps nothing beside values and
+            mask; what they cannot take (other dtypes than float32, other devices than the CPU,
+            autocast) runs as "jit" and is counted as a dense fallback.
+            `gossamer.train.modes.choose_modes` measures which is faster.
     """
-
-    MODES = ("jit", "resident")
 
     def __init__(
         self,
@@ -124,6 +127,11 @@ class Conv2d(CompactWeight):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The convolution of x [N, C, H, W] or [C, H, W]."""
+        if self.mode == "kernel":
+            reason = why_dense(x, self.values, self.bias, self.settings)
+            if reason is None:
+                return compact_conv(x, self.values, self.mask_bits, self.bias, self.settings)
+            report_fallback("compact Conv2d, mode 'kernel'", reason)
         keeps_dense = self.mode == "resident" and not torch.compiler.is_compiling()
         if keeps_dense and not torch.is_grad_enabled():
             weight_RK = self._fresh_dense()

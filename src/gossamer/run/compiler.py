@@ -20,12 +20,13 @@ from gossamer.nn import (
     disable_fast_paths,
     replace_module,
 )
+from gossamer.nn.input_shapes import input_shapes
 from gossamer.ops.dispatch import candidates, report_fallback, report_missing
 from gossamer.patterns import Pattern, detect_pattern
 from gossamer.run.batch_norm import fold_batch_norms
 from gossamer.run.choose import Chooser, Forced
 from gossamer.run.contenders import Contenders
-from gossamer.run.convs import convert_conv, record_inputs
+from gossamer.run.convs import convert_conv
 from gossamer.run.packed import Choice, PackedLinear
 
 # A dense layer with fewer zeros than this is left alone: no kernel gains from it.
@@ -71,7 +72,7 @@ def compile(
     with _num_threads(threads):
         decide = chooser or (Chooser() if kernel is None else Forced(kernel))
         fold_batch_norms(fast, example)
-        shapes = record_inputs(fast, example)
+        shapes = input_shapes(fast, example, (nn.Conv2d, Conv2d), "compile")
         for name, module in list(fast.named_modules()):
             where = name or type(module).__name__
             if isinstance(module, nn.Conv2d | Conv2d):

@@ -2,14 +2,13 @@
 """The convolutions of a model that is compiled: packed where the sparse kernel measures faster."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import nn
 
-from gossamer.errors import InputError
 from gossamer.formats.bits import pack_bits
 from gossamer.nn import Conv2d, MaskedConv2d
+from gossamer.nn.input_shapes import Shapes
 from gossamer.ops.conv import KERNEL, PackedConv, why_not
 from gossamer.ops.conv_settings import ConvSettings
 from gossamer.patterns import Pattern, detect_pattern
@@ -18,37 +17,9 @@ from gossamer.run.cost_table import CostKey
 from gossamer.run.packed import Choice
 from gossamer.run.packed_conv import PackedConv2d
 
-Shapes = dict[int, tuple[int, ...]]  # of the input, by id of the layer
 StayDense = Callable[[nn.Module, str], nn.Module]
 
 NO_EXAMPLE = "the size of its images is not known: pass example=, an input of the model, to compile"
-
-
-def record_inputs(model: nn.Module, example: torch.Tensor | None) -> Shapes:
-    """The input shape of every convolution in a run of `example`."""
-    shapes: Shapes = {}
-    if example is None:
-        return shapes
-    if not isinstance(example, torch.Tensor):
-        raise InputError(
-            f"compile: example must be a tensor that the model takes, got {type(example).__name__}."
-        )
-
-    def note(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        shapes[id(module)] = tuple(inputs[0].shape)
-
-    handles = [
-        module.register_forward_pre_hook(note)
-        for module in model.modules()
-        if isinstance(module, nn.Conv2d | Conv2d)
-    ]
-    try:
-        with torch.no_grad():
-            model(example)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return shapes
 
 
 def convert_conv(

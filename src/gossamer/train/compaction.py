@@ -83,8 +83,7 @@ def compact(
         model: holds layers that `gossamer.sparsify` masked.
         optimizer: holds their weights; it then holds the values, in the same groups, with momentum
             and moments of the kept weights. Layers it does not hold are converted all the same.
-        mode: how compact layers multiply, see `gossamer.nn.Linear`; where a layer has no such mode
-            (`gossamer.nn.Conv2d` has no "kernel") it takes "jit".
+        mode: how compact layers multiply, see `gossamer.nn.Linear` and `gossamer.nn.Conv2d`.
     """
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         raise InputError(f"optimizer: expected a torch optimizer, got {type(optimizer).__name__}.")
@@ -183,7 +182,5 @@ def _compact_layer(
 ) -> CompactWeight:
     bias, pattern = layer.bias, layer.pattern
     if isinstance(layer, MaskedConv2d):
-        settings = ConvSettings.of(layer)
-        possible: Mode = mode if mode in Conv2d.MODES else "jit"
-        return Conv2d(values, mask_bits, settings, bias, pattern=pattern, mode=possible)
+        return Conv2d(values, mask_bits, ConvSettings.of(layer), bias, pattern=pattern, mode=mode)
     return Linear(values, mask_bits, layer.in_features, bias, pattern=pattern, mode=mode)

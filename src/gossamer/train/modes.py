@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mode `jit` or `kernel` for each compact layer: measured on its own mask, the same on all ranks.
-
-Legend: T tokens, R rows (outputs), K columns (inputs).
-"""
+"""Mode `jit` or `kernel` for each compact layer, measured on its own mask, equal on all ranks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,8 +10,11 @@ from torch import nn
 
 from gossamer import settings
 from gossamer.errors import InputError
-from gossamer.nn import Linear, Mode
-from gossamer.ops.compact import compact_linear
+from gossamer.nn import Conv2d, Linear, Mode
+from gossamer.nn.input_shapes import input_shapes
+from gossamer.ops.compact import compact_linear, expand_values
+from gossamer.ops.compact_conv import compact_conv, kernel_settings
+from gossamer.ops.conv import why_not
 from gossamer.ops.timing import Duel, duel
 from gossamer.ops.train_kernels import why_unusable
 
@@ -22,9 +22,23 @@ Timer = Callable[[Callable[[], object], Callable[[], object]], Duel]
 
 # The kernels must win by this much: within it, the choice would be noise.
 _MARGIN = 1.05
-# Without measurements: kept fraction and tokens at which the kernels won on every shape tried.
-_RULE_DENSITY = 0.5
-_RULE_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """Without measurements: kept fraction and inputs at which kernels won on every shape tried."""
+
+    density: float
+    inputs: int
+    unit: str
+
+    def __str__(self) -> str:
+        return f"density <= {self.density} and {self.unit} >= {self.inputs}"
+
+
+_LINEAR_RULE = _Rule(0.5, 16, "tokens")
+_CONV_RULE = _Rule(0.3, 256, "pixels")
+_NO_EXAMPLE = "the size of its images is not known: pass example=, an input of the model"
 
 
 @dataclass(frozen=True)
@@ -41,7 +55,58 @@ class ModeChoice:
         return f"{self.layer}: {self.mode}, {self.why}"
 
 
-def choose_modes(model: nn.Module, tokens: int, *, timer: Timer = duel) -> list[ModeChoice]:
+@dataclass(frozen=True)
+class _Case:
+    """A layer and the shape of its input."""
+
+    layer: Linear | Conv2d
+    shape: tuple[int, ...] | None
+
+    @property
+    def rule(self) -> _Rule:
+        return _LINEAR_RULE if isinstance(self.layer, Linear) else _CONV_RULE
+
+    @property
+    def num_inputs(self) -> int:
+        """Tokens, or pixels of the output in all images."""
+        if self.shape is None:
+            return 0
+        if isinstance(self.layer, Linear):
+            return self.shape[0]
+        size = self.layer.settings.out_size((self.shape[-2], self.shape[-1]))
+        return torch.Size((*self.shape[:-3], *size)).numel()
+
+    @property
+    def key(self) -> object:
+        """Equal for layers that differ in values only."""
+        layer = self.layer
+        what = layer.settings if isinstance(layer, Conv2d) else layer.matrix_shape
+        return what, self.shape, layer.nnz, layer.values.requires_grad, str(layer.pattern)
+
+    def why_jit(self) -> str | None:
+        """Why the kernels are no choice; None if they are."""
+        reason = why_unusable(self.layer.values, self.layer.bias)
+        if reason is None and isinstance(self.layer, Conv2d):
+            reason = why_not(kernel_settings(self.layer.settings))
+        return reason or (_NO_EXAMPLE if self.shape is None else None)
+
+    def multiply(self, x: torch.Tensor, values: torch.Tensor, kernel: bool) -> torch.Tensor:
+        layer, bits = self.layer, self.layer.mask_bits
+        if isinstance(layer, Linear):
+            return compact_linear(x, values, bits, None, layer.in_features, kernel=kernel)
+        if kernel:
+            return compact_conv(x, values, bits, None, layer.settings)
+        weight_RK = expand_values(values, bits, layer.matrix_shape[1])
+        return layer.settings.apply(x, weight_RK.view(layer.weight_shape), None)
+
+
+def choose_modes(
+    model: nn.Module,
+    tokens: int,
+    *,
+    example: torch.Tensor | None = None,
+    timer: Timer = duel,
+) -> list[ModeChoice]:
     """Set the mode of every compact layer to the faster of `jit` and `kernel`, and say why.
 
     A forward and a backward of each layer are timed in both modes, about a tenth of a second per
@@ -49,74 +114,78 @@ def choose_modes(model: nn.Module, tokens: int, *, timer: Timer = duel) -> list[
     measuring by a fixed rule.
 
     Args:
-        model: its layers of type `gossamer.nn.Linear` are changed.
-        tokens: rows of a layer's input in one step, batch times sequence length.
+        model: its layers of type `gossamer.nn.Linear` and `gossamer.nn.Conv2d` are changed.
+        tokens: rows of a Linear's input in one step, batch times sequence length.
+        example: an input of the model, run once to learn the sizes of images. Without it
+            convolutions take mode `jit`. In a process group all ranks give one or none does.
         timer: measures two callables; tests replace it.
     """
     if tokens < 1:
         raise InputError(f"choose_modes: tokens must be at least 1, got {tokens}.")
-    layers = {n or "model": m for n, m in model.named_modules() if isinstance(m, Linear)}
-    usable = {n: m for n, m in layers.items() if why_unusable(m.values, m.bias) is None}
+    shapes = input_shapes(model, example, (Conv2d,), "choose_modes")
+    cases = {
+        name or "model": _Case(
+            layer,
+            (tokens, layer.in_features) if isinstance(layer, Linear) else shapes.get(id(layer)),
+        )
+        for name, layer in model.named_modules()
+        if isinstance(layer, Linear | Conv2d)
+    }
+    usable = {name: case for name, case in cases.items() if case.why_jit() is None}
     times: dict[str, Duel] = {}
     if settings.tuning_enabled():
-        times = _times_of_rank_zero(usable, tokens, timer)
-    choices = [_choice(name, layer, tokens, times.get(name)) for name, layer in layers.items()]
-    for choice, layer in zip(choices, layers.values(), strict=True):
-        layer.mode = choice.mode
-        layer.refresh()
+        times = _times_of_rank_zero(usable, timer)
+    choices = [_choice(name, case, times.get(name)) for name, case in cases.items()]
+    for choice, case in zip(choices, cases.values(), strict=True):
+        case.layer.mode = choice.mode
+        case.layer.refresh()
     return choices
 
 
-def _choice(name: str, layer: Linear, tokens: int, times: Duel | None) -> ModeChoice:
-    reason = why_unusable(layer.values, layer.bias)
+def _choice(name: str, case: _Case, times: Duel | None) -> ModeChoice:
+    reason = case.why_jit()
     if reason is not None:
         return ModeChoice(name, "jit", reason)
+    rule = case.rule
     if times is None:
-        wins = layer.density <= _RULE_DENSITY and tokens >= _RULE_TOKENS
-        rule = f"density <= {_RULE_DENSITY} and tokens >= {_RULE_TOKENS}"
+        wins = case.layer.density <= rule.density and case.num_inputs >= rule.inputs
         why = f"fixed rule (GOSSAMER_TUNE=off): {rule} {'holds' if wins else 'does not hold'}"
         return ModeChoice(name, "kernel" if wins else "jit", why)
     wins = times.ratio >= _MARGIN
-    why = f"kernel is {times.ratio:.2f}x jit at {tokens} tokens"
+    why = f"kernel is {times.ratio:.2f}x jit at {case.num_inputs} {rule.unit}"
     return ModeChoice(name, "kernel" if wins else "jit", why, times.first_us, times.second_us)
 
 
-def _times_of_rank_zero(layers: dict[str, Linear], tokens: int, timer: Timer) -> dict[str, Duel]:
+def _times_of_rank_zero(cases: dict[str, _Case], timer: Timer) -> dict[str, Duel]:
     """Clocks differ between ranks, and the two modes round differently."""
     in_group = dist.is_available() and dist.is_initialized()
-    times = torch.zeros(len(layers), 2, dtype=torch.float64)
+    times = torch.zeros(len(cases), 2, dtype=torch.float64)
     if not in_group or dist.get_rank() == 0:
-        times = torch.tensor(_measure_all(layers, tokens, timer), dtype=torch.float64).view(-1, 2)
+        times = torch.tensor(_measure_all(cases, timer), dtype=torch.float64).view(-1, 2)
     if in_group:
         dist.broadcast(times, src=0)
-    return {name: Duel(*row) for name, row in zip(layers, times.tolist(), strict=True)}
+    return {name: Duel(*row) for name, row in zip(cases, times.tolist(), strict=True)}
 
 
-def _measure_all(layers: dict[str, Linear], tokens: int, timer: Timer) -> list[tuple[float, float]]:
+def _measure_all(cases: dict[str, _Case], timer: Timer) -> list[tuple[float, float]]:
     """Microseconds of (jit, kernel), layers that differ in values only measured once."""
     known: dict[object, Duel] = {}
-    for layer in layers.values():
-        key = _key(layer)
-        if key not in known:
-            known[key] = _measure(layer, tokens, timer)
-    found = [known[_key(layer)] for layer in layers.values()]
+    for case in cases.values():
+        if case.key not in known:
+            known[case.key] = _measure(case, timer)
+    found = [known[case.key] for case in cases.values()]
     return [(times.first_us, times.second_us) for times in found]
 
 
-def _key(layer: Linear) -> object:
-    return layer.matrix_shape, layer.nnz, layer.values.requires_grad, str(layer.pattern)
-
-
-def _measure(layer: Linear, tokens: int, timer: Timer) -> Duel:
+def _measure(case: _Case, timer: Timer) -> Duel:
     generator = torch.Generator().manual_seed(0)
-    x_TK = torch.randn(tokens, layer.in_features, generator=generator).requires_grad_()
-    grad_TR = torch.randn(tokens, layer.out_features, generator=generator)
-    values = layer.values.detach().requires_grad_(layer.values.requires_grad)
-    inputs = [tensor for tensor in (x_TK, values) if tensor.requires_grad]
-
-    def step(kernel: bool) -> object:
-        y = compact_linear(x_TK, values, layer.mask_bits, None, layer.in_features, kernel=kernel)
-        return torch.autograd.grad(y, inputs, grad_TR)
-
+    x = torch.randn(case.shape or (), generator=generator).requires_grad_()
+    values = case.layer.values.detach().requires_grad_(case.layer.values.requires_grad)
+    inputs = [tensor for tensor in (x, values) if tensor.requires_grad]
     with torch.enable_grad(), torch.autocast("cpu", enabled=False):
+        grad = torch.randn(case.multiply(x, values, True).shape, generator=generator)
+
+        def step(kernel: bool) -> object:
+            return torch.autograd.grad(case.multiply(x, values, kernel), inputs, grad)
+
         return timer(lambda: step(False), lambda: step(True))
