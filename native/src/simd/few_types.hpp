@@ -20,7 +20,8 @@ struct Int4 { static constexpr int kBits = 4; static constexpr float kUnit = 0x1
 
 // Asks for values some lines ahead; once per 64 bytes is enough, and more often costs. Indexed fp32 of
 // 4096x4096, 80 % zeros, cold: none 1070, 1024 bytes ahead 1000, 2048 870, 4096 900 us.
-inline void prefetch(const uint8_t* values) {
+// Always inline: GCC 12 takes a function that only prefetches for one without effect and drops the calls.
+__attribute__((always_inline)) inline void prefetch(const uint8_t* values) {
   constexpr int64_t kAhead = 2048;
   _mm_prefetch(reinterpret_cast<const char*>(values) + kAhead, _MM_HINT_T0);
 }
