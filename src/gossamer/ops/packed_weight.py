@@ -80,7 +80,7 @@ class PackedWeight:
         if code is None or not _is_usable(x, bias, self.shape):
             raise _refusal(x, bias, activation, self.shape)
         leading = x.shape[:-1]
-        # x.numel() costs a fifth of leading.numel().
+        # leading.numel() costs six times as much.
         num_tokens = x.numel() // num_columns if num_columns else leading.numel()
         stride = num_columns
         if not x.is_contiguous():
@@ -137,7 +137,7 @@ def _is_usable(x: torch.Tensor, bias: torch.Tensor | None, shape: tuple[int, int
         and x.is_cpu
         and x.layout is torch.strided
         and x.ndim > 0
-        and x.size(-1) == shape[1]
+        and x.shape[-1] == shape[1]
         and not (x.requires_grad and torch.is_grad_enabled())
         and (bias is None or _is_usable_bias(bias, shape[0]))
     )
