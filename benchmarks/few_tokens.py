@@ -28,7 +28,9 @@ from gossamer.patterns import parse_pattern
 SHAPES = ("576x576", "1536x576", "768x768", "3072x768", "4096x4096")
 CASES = (
     ("unstructured", 0.5, "bitmask"),
+    ("unstructured", 0.5, "indexed"),
     ("unstructured", 0.7, "bitmask"),
+    ("unstructured", 0.7, "indexed"),
     ("unstructured", 0.8, "bitmask"),
     ("unstructured", 0.8, "indexed"),
     ("unstructured", 0.9, "bitmask"),

@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "gossamer/big_alloc.hpp"
 #include "gossamer/cpu.hpp"
 #include "gossamer/few.hpp"
 #include "gossamer/packed_weight.hpp"
@@ -21,7 +22,7 @@ struct FewLayout {
   FewView view{};  // its pointers are set by few_view
   int64_t kept = 0;
   bool is_exact = true;  // false where nm fills a group up: the mask cannot be told from it
-  std::vector<uint8_t> positions, values;
+  BigVector<uint8_t> positions, values;
   std::vector<int64_t> row_starts, scale_starts;
   std::vector<float> row_scales;
   std::vector<uint16_t> scales;

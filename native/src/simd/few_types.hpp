@@ -18,10 +18,11 @@ struct Int8 { static constexpr int kBits = 8; };
 // Decoded as nibble << 28, which converts exactly: kUnit is what it must be multiplied by.
 struct Int4 { static constexpr int kBits = 4; static constexpr float kUnit = 0x1p-28f; };
 
-// Asks for values some lines ahead: the processor's own prefetch stops at every page. fp32 2:4
-// cold went from 79 to 61 us at 768x768; 512 and 2048 bytes could not be told apart on a busy machine.
-inline void prefetch(const uint8_t* values) {
-  constexpr int64_t kAhead = 1024;
+// Asks for values some lines ahead; once per 64 bytes is enough, and more often costs. Indexed fp32 of
+// 4096x4096, 80 % zeros, cold: none 1070, 1024 bytes ahead 1000, 2048 870, 4096 900 us.
+// Always inline: GCC 12 takes a function that only prefetches for one without effect and drops the calls.
+__attribute__((always_inline)) inline void prefetch(const uint8_t* values) {
+  constexpr int64_t kAhead = 2048;
   _mm_prefetch(reinterpret_cast<const char*>(values) + kAhead, _MM_HINT_T0);
 }
 
