@@ -83,8 +83,9 @@ constexpr int kColumnsUnrolled = 4;
 // Adds one slab of columns to the accumulators of a row tile, tile[row][NV vectors]. With `bias` they
 // start from it instead of the tile.
 template <class V, int N, int NV, bool CHOICES>
-__attribute__((noinline)) void add_groups(const RowGroupsView& view, const GroupBlock& block, int64_t num_groups, const float* slab,
-                float* tile, const float* bias, LinesAhead& x_ahead, LinesAhead& y_ahead) {
+__attribute__((noinline)) void add_groups(const RowGroupsView& view, const GroupBlock& block, int64_t num_groups,
+                                          const float* slab, float* tile, const float* bias, LinesAhead& x_ahead,
+                                          LinesAhead& y_ahead) {
   constexpr int kWidth = NV * V::kLanes;
   constexpr int kScale = kWidth / 8;
   const float* value = view.values + block.first_column * N;
