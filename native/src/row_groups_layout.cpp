@@ -2,6 +2,7 @@
 #include "gossamer/row_groups_layout.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "gossamer/bitmask.hpp"
@@ -67,6 +68,7 @@ RowGroupsWeight::RowGroupsWeight(const KeptWeight& weight, const RowGroupsShape&
     : kernels(chosen),
       num_kept(shape.num_kept),
       slab_columns(shape.slab_columns),
+      block_rows(shape.block_rows),
       has_own_rows(shape.choices.size() == 1) {
   rows = weight.rows;
   columns = weight.columns;
@@ -137,6 +139,39 @@ RowGroupsWeight::RowGroupsWeight(const KeptWeight& weight, const RowGroupsShape&
   tile_rows.push_back(rows);
   first_rows.push_back(0);
   offsets.resize(offsets.size() + kColumnsAhead, 0);
+}
+
+void RowGroupsWeight::unpack(float* out, uint8_t* mask_bits) const {
+  const int64_t stride = ceil_div(columns, 8), num_choices = static_cast<int64_t>(changed.size());
+  for (size_t tile = 0; tile < tile_groups.size(); ++tile) {
+    const int64_t first = tile_rows[tile], last = tile_rows[tile + 1];
+    std::vector<float> dense(static_cast<size_t>((last - first) * columns), 0.0f);
+    for (int64_t s = 0; s < num_slabs; ++s) {
+      const GroupBlock& block = blocks[tile * num_slabs + s];
+      int64_t column = block.first_column;
+      for (int64_t g = block.first_group; g < block.first_group + tile_groups[tile]; ++g) {
+        const int64_t top = first + first_rows[g], in_block = top % block_rows;
+        // Rows behind the group's span have zeros that are not kept.
+        const int64_t span_rows = std::min(kMaxSpanRows - in_block % kMaxSpanRows, block_rows - in_block);
+        const int64_t end = std::min(top + span_rows, last);
+        for (int64_t c = 0; c < num_choices; ++c)
+          for (int64_t j = 0; j < counts[g * num_choices + c]; ++j, ++column) {
+            const int64_t k = s * slab_columns + offsets[column] / kOffsetUnit;
+            for (int64_t i = 0; i < num_kept; ++i) {
+              const int64_t row = top + choices[c * num_kept + i];
+              if (row >= end) continue;
+              // A row in two groups has its value in one and 0.0 in the other.
+              const float value = values[column * num_kept + i];
+              if (value != 0.0f || std::signbit(value)) dense[(row - first) * columns + k] = value;
+              mask_bits[row * stride + (k >> 3)] |= static_cast<uint8_t>(1u << (k & 7));
+            }
+          }
+      }
+    }
+    for (int64_t row = first; row < last; ++row)
+      for (int64_t k = 0; k < columns; ++k)
+        if (mask_bits[row * stride + (k >> 3)] >> (k & 7) & 1) *out++ = dense[(row - first) * columns + k];
+  }
 }
 
 std::unique_ptr<PackedWeight> pack_block_groups(const KeptWeight& weight, int64_t block_rows, Isa isa) {

@@ -18,7 +18,7 @@ struct RowGroupsShape {
 
 struct RowGroupsWeight final : PackedWeight {
   const RowGroupsKernels& kernels;
-  int64_t num_kept, slab_columns;
+  int64_t num_kept, slab_columns, block_rows;
   int64_t num_slabs = 0, max_tile_rows = 0;
   bool has_own_rows;
   std::vector<uint8_t> choices, changed;
@@ -31,6 +31,8 @@ struct RowGroupsWeight final : PackedWeight {
   RowGroupsView view() const;
   size_t bytes() const override;
   void run(const LinearCall& call, int num_threads) const override;
+  bool is_lossless() const override { return true; }
+  void unpack(float* out, uint8_t* mask_bits) const override;
 };
 
 }  // namespace gossamer

@@ -39,6 +39,7 @@ void check_weight(const char* family, const Weight& weight, Pack pack, std::mt19
   for (const Isa isa : isas_to_check()) {
     const auto packed = pack(weight.view(), isa);
     if (packed->kept != static_cast<int64_t>(weight.kept.size())) tally.fail(family, isa, "wrong count of weights");
+    check_unpack(family, isa, weight, *packed, tally);
     check_packed(family, isa, weight, *packed, call, seed, tally);
   }
 }

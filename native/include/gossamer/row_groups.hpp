@@ -28,7 +28,7 @@ struct GroupBlock {
   int64_t first_column;  // into offsets; times num_kept into values
 };
 
-constexpr int kColumnsAhead = 4;  // how far ahead columns are prefetched
+constexpr int kColumnsAhead = 8;  // how far ahead columns are prefetched
 
 // Plain pointers: see PanelView for why.
 //
@@ -51,11 +51,21 @@ struct RowGroupsView {
   const float* values;             // [column][num_kept]
 };
 
-// Floats of scratch one kernel call needs: the panel, the accumulators of one tile and its bias,
-// with spare rows for a group that ends behind it.
+// Where the accumulators of all rows fit into L2, slab after slab is turned and used up, as in the panel
+// kernel (goes_by_slabs). With one slab there is nothing to gain.
+static inline bool row_groups_go_by_slabs(const RowGroupsView& view, int width) {
+  return view.num_slabs > 1 && view.rows * width <= kMaxAccumulatorFloats;
+}
+
+// Rows of accumulators, with spare ones for a group that ends behind its tile.
+static inline int64_t row_groups_accumulators(const RowGroupsView& view, int width) {
+  return (row_groups_go_by_slabs(view, width) ? view.rows : view.max_tile_rows) + kMaxGroupKept;
+}
+
+// Floats of scratch one kernel call needs: the panel or a slab of it, accumulators and their bias.
 static inline size_t row_groups_scratch_floats(const RowGroupsView& view, int width) {
-  const size_t tile_rows = static_cast<size_t>(view.max_tile_rows) + kMaxGroupKept;
-  return static_cast<size_t>(view.columns) * width + tile_rows * (width + 1);
+  const int64_t columns = row_groups_go_by_slabs(view, width) ? view.slab_columns : view.columns;
+  return static_cast<size_t>(columns * width + row_groups_accumulators(view, width) * (width + 1));
 }
 
 // y[tile of tokens, rows of tiles first..last) = act(x W^T + bias). Allocates and throws nothing.
