@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "gossamer/bf16.hpp"
 #include "gossamer/few_layout.hpp"
 
 namespace gossamer {
@@ -10,25 +11,6 @@ namespace {
 
 // Kernels read whole vectors behind the last value.
 constexpr size_t kSpareBytes = 64;
-
-uint32_t bits_of(float v) {
-  uint32_t bits;
-  std::memcpy(&bits, &v, sizeof bits);
-  return bits;
-}
-
-uint16_t to_bf16(float v) {
-  const uint32_t bits = bits_of(v);
-  if (std::isnan(v)) return static_cast<uint16_t>(bits >> 16 | 0x40);
-  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
-float from_bf16(uint16_t half) {
-  const uint32_t bits = uint32_t{half} << 16;
-  float v;
-  std::memcpy(&v, &bits, sizeof v);
-  return v;
-}
 
 int quantised(float v, float scale, int lowest, int highest) {
   if (scale == 0.0f) return 0;

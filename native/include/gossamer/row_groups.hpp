@@ -28,7 +28,7 @@ struct GroupBlock {
   int64_t first_column;  // into offsets; times num_kept into values
 };
 
-constexpr int kColumnsAhead = 8;  // how far ahead columns are prefetched
+constexpr int kColumnsAhead = 4;  // how far ahead columns are prefetched
 
 // Plain pointers: see PanelView for why.
 //

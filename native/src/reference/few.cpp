@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "gossamer/bf16.hpp"
 #include "gossamer/few.hpp"
 
 namespace gossamer::reference {
@@ -15,13 +16,6 @@ float activate(float v, Activation activation) {
     case Activation::silu: return v / (1.0f + std::exp(-v));
     case Activation::none: break;
   }
-  return v;
-}
-
-float from_bf16(uint16_t half) {
-  const uint32_t bits = uint32_t{half} << 16;
-  float v;
-  std::memcpy(&v, &bits, sizeof v);
   return v;
 }
 

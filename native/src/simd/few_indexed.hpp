@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Few tokens, indexed form. One token: eight activations are loaded one by one into a vector, nine
 // vector loads for eight weights where scalar multiply-adds take sixteen (1.5 times as long); vgatherdps
-// took twice as long, blends of shifted loads or of broadcasts 1 to 20 % longer. More tokens: x is turned feature-major, and a kept weight is one broadcast times a vector of tokens.
+// took twice as long, blends no less. More tokens: x is turned feature-major, and a kept weight is one
+// broadcast times a vector of tokens.
 #pragma once
 #include "simd/few_vec256.hpp"
 #include "simd/transpose8.hpp"
@@ -35,7 +36,7 @@ inline __m256 group_values(const FewView& view, int64_t row, int64_t g) {
   const __m256 w = Vec256::values(D{}, view.values + g * (kIndexedGroup * D::kBits / 8));
   if (!is_int4<D>) return w;
   const uint16_t* scale = view.scales + view.scale_starts[row];
-  return Vec256::mul(w, Vec256::set1(bf16_to_float(scale[(g - view.row_starts[row]) / view.scale_span]) * Int4::kUnit));
+  return Vec256::mul(w, Vec256::set1(from_bf16(scale[(g - view.row_starts[row]) / view.scale_span]) * Int4::kUnit));
 }
 
 template <class D>

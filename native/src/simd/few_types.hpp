@@ -6,6 +6,7 @@
 
 #include <cstring>
 
+#include "gossamer/bf16.hpp"
 #include "gossamer/few.hpp"
 #include "simd/activation.hpp"
 
@@ -28,13 +29,6 @@ __attribute__((always_inline)) inline void prefetch(const uint8_t* values) {
 
 template <class D>
 constexpr bool is_int4 = D::kBits == 4;
-
-inline float bf16_to_float(uint16_t half) {
-  const uint32_t bits = static_cast<uint32_t>(half) << 16;
-  float v;
-  std::memcpy(&v, &bits, sizeof v);
-  return v;
-}
 
 inline uint32_t load_u32(const uint8_t* p) {
   uint32_t word;

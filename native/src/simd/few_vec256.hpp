@@ -97,7 +97,7 @@ struct Vec256 {
   // `at` moves behind them.
   static Type expand(Fp32, uint32_t bits, int s, const uint8_t* values, uint64_t& at) {
     Type packed = _mm256_loadu_ps(reinterpret_cast<const float*>(values) + at);
-    asm("" : "+x"(packed));  // a load of its own: as an operand of vpermps it took 20 % longer
+    asm("" : "+x"(packed));  // a load of its own: as an operand of vpermps it took longer
     const uint32_t mask = bits >> (8 * s) & 255;
     at += static_cast<uint64_t>(__builtin_popcount(mask));
     // 8 bytes per mask: a table of 32 took 8 % longer. Two loads of 16 and one vpshufb for all took 15 %.

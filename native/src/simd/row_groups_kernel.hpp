@@ -208,7 +208,7 @@ void row_groups_tile(const RowGroupsView& view, const LinearCall& call, TokenTil
                     s || !is_started ? nullptr : bias + row, x, y);
   };
   // What is read next and what is written next, spread over `times` groups: from L3 they came at a third
-  // of the rate of L2, and 1024 tokens ran 10 to 45 % slower.
+  // of the rate of L2, which 1024 tokens noticed most.
   const auto x_ahead = [&](int64_t first_token, int64_t first, int64_t columns, int64_t times) {
     const int64_t num_tokens = lesser(kWidth, call.tokens - first_token);
     return LinesAhead::of(call.x + first_token * call.x_stride + first, call.x_stride, num_tokens,
