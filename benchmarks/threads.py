@@ -2,7 +2,9 @@
 
     python benchmarks/threads.py [--json]
 
-Meaningful only on an otherwise idle machine with two free cores; the load is printed.
+Meaningful only on an otherwise idle machine with two free cores; the load is printed. Threads of
+this process are counted after torch alone has worked and again after both have: equal numbers say
+that kernels run in torch's pool and the cores are not oversubscribed.
 """
 
 import argparse
@@ -10,6 +12,7 @@ import functools
 import itertools
 import json
 import os
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -39,11 +42,18 @@ def scaling(call):
     return best.ratio
 
 
+def count_threads():
+    tasks = Path("/proc/self/task")
+    return len(list(tasks.iterdir())) if tasks.exists() else None
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     load = os.getloadavg()[0]
+    with_threads(2, functools.partial(torch.mm, torch.randn(512, 512), torch.randn(512, 512)))
+    threads = {"torch": count_threads()}
     cases = []
     for shape, sparsity in itertools.product(SHAPES, SPARSITIES):
         weight, x = torch.randn(shape), torch.randn(TOKENS, shape[1])
@@ -58,9 +68,12 @@ def main():
                 "dense": scaling(functools.partial(F.linear, x, weight)),
             }
         )
+    threads["both"] = count_threads()
     if arguments.json:
-        print(json.dumps({"cpu": cpu_name(), "load": load, "cases": cases}, indent=1))
+        document = {"cpu": cpu_name(), "load": load, "threads": threads, "cases": cases}
+        print(json.dumps(document, indent=1))
         return
+    print(f"threads of this process: {threads['torch']} after torch, {threads['both']} after both")
     print(f"{cpu_name()}, {active_kernels()}, load before {load:.1f}: 2 threads over 1")
     for case in cases:
         rows, columns = case["shape"]
