@@ -302,3 +302,24 @@ def test_a_forced_kernel_runs_unmeasured_and_others_say_why():
 def test_precision_is_checked():
     with pytest.raises(InputError, match="fp32, bf16, int8, int4; got 'fp8'"):
         compile(pruned(), precision="fp8")
+
+
+def test_lower_precision_runs_only_where_it_is_allowed():
+    model = pruned()
+    fast = compile(model, tokens=16, precision="int8", kernel="int8_panel")
+    assert {row.kernel for row in explain(fast)} == {"int8_panel"}
+    x = torch.randn(16, 40)
+    with torch.no_grad():
+        wanted, found = model.eval()(x), fast(x)
+    error = (found - wanted).norm() / wanted.norm()
+    assert 1e-4 < error < 0.05
+    exact = compile(model, tokens=16, kernel="int8_panel")
+    assert {row.kernel for row in explain(exact)} == {"dense"}
+
+
+def test_a_lossy_layer_gives_its_values_back_exactly():
+    model = pruned()
+    fast = compile(model, tokens=1, precision="int4", kernel="few/indexed-int4")
+    for index in (0, 3):
+        kept = fast[index].to_compact()
+        assert torch.equal(kept.to_dense().weight, model[index].masked_weight())
