@@ -1,21 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The specification of the convolution kernel: plain loops over the layout, no intrinsics.
-#include <cmath>
-
 #include "gossamer/conv.hpp"
+#include "reference/activation.hpp"
 
 namespace gossamer::reference {
 namespace {
-
-float activate(float v, Activation activation) {
-  switch (activation) {
-    case Activation::relu: return v < 0.0f ? 0.0f : v;
-    case Activation::gelu: return 0.5f * v * (1.0f + std::erf(v * 0.70710678118654752f));
-    case Activation::silu: return v / (1.0f + std::exp(-v));
-    case Activation::none: break;
-  }
-  return v;
-}
 
 // What lane `lane` of a plane holds: the image, or zero outside of it.
 float pixel(const ConvView& conv, const float* channel, const ConvPlane& plane, int64_t lane) {

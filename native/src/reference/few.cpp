@@ -1,23 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The specification of the kernels for few tokens: plain loops over the layouts, no intrinsics.
-#include <cmath>
 #include <cstring>
 
 #include "gossamer/bf16.hpp"
 #include "gossamer/few.hpp"
+#include "reference/activation.hpp"
 
 namespace gossamer::reference {
 namespace {
-
-float activate(float v, Activation activation) {
-  switch (activation) {
-    case Activation::relu: return v < 0.0f ? 0.0f : v;
-    case Activation::gelu: return 0.5f * v * (1.0f + std::erf(v * 0.70710678118654752f));
-    case Activation::silu: return v / (1.0f + std::exp(-v));
-    case Activation::none: break;
-  }
-  return v;
-}
 
 // The stored value i, without its scale.
 float stored_value(const FewView& view, int64_t i) {

@@ -5,18 +5,10 @@
 #include <cmath>
 #include <cstring>
 
+#include "reference/activation.hpp"
+
 namespace gossamer::reference {
 namespace {
-
-float activate(float v, Activation activation) {
-  switch (activation) {
-    case Activation::relu: return v < 0.0f ? 0.0f : v;
-    case Activation::gelu: return 0.5f * v * (1.0f + std::erf(v * 0.70710678118654752f));
-    case Activation::silu: return v / (1.0f + std::exp(-v));
-    case Activation::none: break;
-  }
-  return v;
-}
 
 // Quantised activations of one token, as kernels store them; returns its scale.
 float quantise(const Int8View& view, const float* x, uint8_t* q) {
