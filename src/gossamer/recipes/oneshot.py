@@ -28,7 +28,7 @@ _DEFAULTS: dict[str, Any] = {
     "ignore": None,
 }
 
-_CONV_NOTE = "masked; no speed-up yet: sparse convolution kernels are not built"
+_CONV_NOTE = "its kernel depends on the image size: gossamer.compile(model, example=x)"
 
 Evaluate = Callable[[nn.Module], float]
 
