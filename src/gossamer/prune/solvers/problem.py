@@ -17,7 +17,7 @@ import torch
 from gossamer.patterns import Pattern
 
 # What a method must know of a layer's inputs: nothing, the mean square of each, or the Gram matrix.
-Statistics = Literal["none", "squares", "gram"]
+Needed = Literal["none", "squares", "gram"]
 
 
 @dataclass(frozen=True)
