@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import gossamer
+import gossamer.ops.linear
 from gossamer.errors import InputError, KernelError
 from gossamer.formats import pack
 from gossamer.formats.bits import pack_bits

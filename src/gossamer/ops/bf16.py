@@ -42,8 +42,8 @@ def pack_bf16(
         values: row-major kept values, float32 on the CPU.
         mask_bits: packed mask [R, ceil(K/8)].
         shape: (R, K).
-        form: "panel" is for any mask; "pair" for masks whose zeros come in aligned pairs of columns,
-            such as block:RxC with even C, and for dense weights.
+        form: "panel" is for any mask; "pair" for masks whose zeros come in aligned pairs of
+            columns, such as block:RxC with even C, and for dense weights.
     """
     if form not in FORMS:
         raise KernelError(f"bf16 kernel: form must be 'panel' or 'pair', got {form!r}.")
