@@ -8,8 +8,7 @@ namespace {
 
 struct Vec : Bf16Vec512 {
   static __m256i halves(const float* p) { return (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(p)); }
-  // x last: only that operand can come from memory.
-  static Float dot(Float sum, Int x, Int w) { return _mm512_dpbf16_ps(sum, (__m512bh)w, (__m512bh)x); }
+  static Float dot(Float sum, Int x, Int w) { return _mm512_dpbf16_ps(sum, (__m512bh)x, (__m512bh)w); }
 };
 
 // Eight chains: one vdpbf16ps waits five or six cycles for the one before it.
