@@ -6,40 +6,29 @@
 #include <vector>
 
 #include "gossamer/cpu.hpp"
+#include "gossamer/dword_layout.hpp"
 #include "gossamer/int8.hpp"
 #include "gossamer/packed_weight.hpp"
 
 namespace gossamer {
 
 struct Int8Options {
-  Int8Form form;
+  DwordForm form;
   int activation_bits;     // 7 or 8; 0: what the instruction set does best
   float activation_scale;  // 0: one per token
 };
 
-struct Int8Layout {
-  int64_t rows = 0, columns = 0, kept = 0;
-  int64_t block_columns = 0, tile_rows = 0;
-  int64_t num_blocks = 0, num_tiles = 0;
-  Int8Form form = Int8Form::panel;
+struct Int8Layout : DwordLayout {
   int activation_bits = 8;
   float activation_scale = 0.0f;
-  std::vector<Int8Block> blocks;
-  std::vector<uint16_t> row_ids, row_quads, row_pairs, offsets;
-  std::vector<int8_t> weights;
   std::vector<float> row_scales;
   std::vector<int32_t> row_starts;
 
   Int8View view() const {
-    return {rows,           columns,          block_columns,     tile_rows,         num_blocks,
-            num_tiles,      form,             activation_bits,   activation_scale,  blocks.data(),
-            row_ids.data(), row_quads.data(), row_pairs.data(),  weights.data(),    offsets.data(),
-            row_scales.data(), row_starts.data()};
+    return {dword_view(), activation_bits, activation_scale, row_scales.data(), row_starts.data()};
   }
   size_t bytes() const {
-    return blocks.size() * sizeof(Int8Block) + weights.size() +
-           (row_ids.size() + row_quads.size() + row_pairs.size() + offsets.size()) * sizeof(uint16_t) +
-           row_scales.size() * sizeof(float) + row_starts.size() * sizeof(int32_t);
+    return dword_bytes() + row_scales.size() * sizeof(float) + row_starts.size() * sizeof(int32_t);
   }
 };
 

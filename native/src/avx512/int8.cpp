@@ -38,8 +38,8 @@ const int widths[] = {64, 32, 0};
 
 }  // namespace
 
-const Int8Kernels int8_kernels = {run, widths, 384, 384, 7, PairRule::bounded,
-                                  ceiling_int8<Bits7, 1, Int8Form::panel>,
-                                  ceiling_int8<Bits7, 1, Int8Form::quad>};
+const Int8Kernels int8_kernels = {run, widths, {384, 384}, 7, PairRule::bounded,
+                                  ceiling_dwords<Bits7, 1, DwordForm::panel>,
+                                  ceiling_dwords<Bits7, 1, DwordForm::neighbours>};
 
 }  // namespace gossamer::avx512

@@ -32,7 +32,7 @@ const int widths[] = {64, 32, 0};
 
 }  // namespace
 
-const Int8Kernels int8_kernels = {run, widths, 384, 384, 8, PairRule::any, ceiling_int8<Wide, 1, Int8Form::panel>,
-                                  ceiling_int8<Wide, 1, Int8Form::quad>};
+const Int8Kernels int8_kernels = {run, widths, {384, 384}, 8, PairRule::any, ceiling_dwords<Wide, 1, DwordForm::panel>,
+                                  ceiling_dwords<Wide, 1, DwordForm::neighbours>};
 
 }  // namespace gossamer::avx512vnni
