@@ -134,7 +134,8 @@ class Prune(_Data):
         """Settings the method has and nobody gave get their defaults."""
         if not isinstance(data, dict):
             return data
-        return {**default_settings(data), **data}
+        given = {name: value for name, value in data.items() if value is not None}
+        return {**data, **default_settings(data), **given}
 
     @model_validator(mode="after")
     def _check(self) -> "Prune":

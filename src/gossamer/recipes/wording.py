@@ -109,7 +109,7 @@ def _words(path: Path, found: Any) -> str:
 
 def _is_echo(found: Any) -> bool:
     """A list is called too short where its items are in fault; those are told themselves."""
-    return found["type"] == "too_short" and len(found["input"]) >= found["ctx"]["min_length"]
+    return found["type"] == "too_short" and bool(found["input"])
 
 
 def _path(found: Any) -> Path:

@@ -66,20 +66,22 @@ def parse_yaml(raw: bytes, source: str) -> Document:
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = raw[: error.start].count(b"\n") + 1
-        _refuse(source, line, f"is not UTF-8 at byte {error.start}. Save it as UTF-8 text.")
+        bad_line = raw[: error.start].count(b"\n") + 1
+        _refuse(source, bad_line, f"is not UTF-8 at byte {error.start}. Save it as UTF-8 text.")
     builder = _Builder(source)
     try:
         for event in yaml.parse(text, Loader=yaml.SafeLoader):
             builder.take(event)
     except yaml.reader.ReaderError as error:
-        line = text[: error.position].count("\n") + 1
+        bad_line = text[: error.position].count("\n") + 1
         code = int(error.character)
-        _refuse(source, line, f"has the character U+{code:04X}, which YAML forbids. Remove it.")
+        _refuse(source, bad_line, f"has the character U+{code:04X}, which YAML forbids. Remove it.")
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         words = " ".join(part for part in (error.context, error.problem) if part)
-        _refuse(source, None if mark is None else mark.line + 1, f"is not valid YAML: {words}.")
+        hint = " Quote text that holds ': '." if "mapping values" in words else ""
+        line = None if mark is None else mark.line + 1
+        _refuse(source, line, f"is not valid YAML: {words}.{hint}")
     return builder.document()
 
 
