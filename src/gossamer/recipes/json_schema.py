@@ -7,6 +7,7 @@ from gossamer.recipes.method_rules import METHODS, setting_methods
 from gossamer.recipes.schema import Calibration, Prune, Recipe, Stage, Structured
 
 _VARIABLE = {"type": "string", "pattern": r"^\$\{[A-Za-z_][A-Za-z0-9_-]*\}$"}
+_NOTES = ("description", "default", "title")
 
 
 def json_schema() -> dict[str, Any]:
@@ -24,12 +25,9 @@ def json_schema() -> dict[str, Any]:
 
 
 def _or_variable(rule: dict[str, Any]) -> dict[str, Any]:
-    notes = {key: rule[key] for key in ("description", "default", "title") if key in rule}
-    core = {key: value for key, value in rule.items() if key not in notes}
-    if "anyOf" in core:
-        options = core["anyOf"]
-    else:
-        options = [core]
+    notes = {key: value for key, value in rule.items() if key in _NOTES}
+    core = {key: value for key, value in rule.items() if key not in _NOTES}
+    options = core.get("anyOf", [core])
     # One rule may stand without brackets, as in `targets: Linear`.
     bare = [option["items"] for option in options if option.get("type") == "array"]
     return {**notes, "anyOf": [*options, *bare, _VARIABLE]}
