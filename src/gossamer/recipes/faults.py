@@ -52,7 +52,7 @@ def dotted(path: Path) -> str:
         if isinstance(part, int):
             text += f"[{part}]"
         else:
-            shown = part if part.isprintable() and len(part) <= _MAX_SHOWN else show(part)
+            shown = plain(part) if len(part) <= _MAX_SHOWN else show(part)
             text += f".{shown}" if text else shown
     return text
 
@@ -69,6 +69,11 @@ def show(value: Any) -> str:
         return str(value).lower()
     text = ascii(value)
     return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."
+
+
+def plain(text: str) -> str:
+    """A word or path without quotes, safe to print."""
+    return text if text.isprintable() else ascii(text)[1:-1]
 
 
 def near(word: Any, known: Sequence[str]) -> str:

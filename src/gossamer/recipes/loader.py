@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gossamer.errors import RecipeError
-from gossamer.recipes.faults import Fault, RecipeFaults, near, show
+from gossamer.recipes.faults import Fault, RecipeFaults, near, plain, show
 from gossamer.recipes.overrides import apply_overrides
 from gossamer.recipes.schema import Recipe
 from gossamer.recipes.variables import substitute, unused_variables
@@ -82,7 +82,7 @@ def read_source(source: str | os.PathLike[str]) -> tuple[bytes, str]:
     """The bytes of a recipe and what to call it; a plain built-in name wins over a file."""
     if isinstance(source, str) and source in builtin_names():
         return builtin_text(source).encode(), f"{source}.yaml"
-    path, where = Path(source), show(os.fspath(source))[1:-1]
+    path, where = Path(source), plain(str(source))
     try:
         if not path.exists():
             raise RecipeError(_missing(where, path))

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from gossamer.errors import PatternError
 from gossamer.patterns.syntax import LEGAL_FORMS, PatternText, form_of, read_builtin
-from gossamer.recipes.faults import near, show
+from gossamer.recipes.faults import near, plain, show
 
 METHODS: Final = (
     *("magnitude", "random", "wanda", "sparsegpt", "admm", "exact-obs"),
@@ -88,6 +88,8 @@ def read_pattern(text: str) -> PatternText:
 
 def _method_faults(prune: Mapping[str, Any]) -> Found:
     method, kind = prune.get("method"), prune.get("kind", "built-in")
+    if method == "" and kind == "scorer":
+        yield "method", "expected the name of a registered scorer, got ''."
     if isinstance(method, str) and kind == "built-in" and method not in METHODS:
         yield (
             "method",
@@ -107,7 +109,7 @@ def _setting_faults(prune: Mapping[str, Any]) -> Found:
             extra = ", and of any method with refit: true" if name == "match" else ""
             yield (
                 name,
-                f"{name} is a setting of {_listed(methods)}{extra}, not of {show(method)[1:-1]}."
+                f"{name} is a setting of {_listed(methods)}{extra}, not of {plain(method)}."
                 " Remove it.",
             )
 
@@ -139,7 +141,7 @@ def _pattern_faults(prune: Mapping[str, Any]) -> Found:
     if isinstance(budget, str) and budget != "uniform":
         yield (
             "budget",
-            f"{show(budget)[1:-1]} gives each layer its own sparsity, but pattern {pattern.text}"
+            f"{plain(budget)} gives each layer its own sparsity, but pattern {pattern.text}"
             f" fixes it at {1 - fixed:g}. Use uniform, or a pattern such as unstructured.",
         )
 

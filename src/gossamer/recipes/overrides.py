@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gossamer.errors import RecipeError
-from gossamer.recipes.faults import Fault, Path, RecipeFaults, dotted, near, show
+from gossamer.recipes.faults import Fault, Path, RecipeFaults, dotted, near, plain, show
 from gossamer.recipes.yaml_lines import Document, parse_value
 
 
@@ -24,11 +24,11 @@ def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
             path, value = _read(text)
             path = _place(data, path, value)
         except _Refused as error:
-            faults.append(Fault(f"--set {show(text)[1:-1]}", None, "", str(error)))
+            faults.append(Fault(f"--set {plain(text)}", None, "", str(error)))
             continue
         lines = {known: line for known, line in lines.items() if known[: len(path)] != path}
         set_by = {known: by for known, by in set_by.items() if known[: len(path)] != path}
-        set_by[path] = show(text)[1:-1]
+        set_by[path] = plain(text)
     if faults:
         raise RecipeFaults(faults)
     return Document(document.source, data, lines, set_by)

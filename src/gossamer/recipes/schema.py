@@ -43,6 +43,13 @@ def _canonical(text: str) -> str:
         return text
 
 
+def _whole(value: Any) -> Any:
+    """Literals compare by ==, and to Python true is 1 and 8.0 is 8."""
+    if isinstance(value, bool | float):
+        raise PydanticCustomError("int_type", "expected a whole number")
+    return value
+
+
 def _variable(value: Any) -> Any:
     if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
         return tuple(value)
@@ -79,7 +86,7 @@ class Calibration(_Data):
 class Prune(_Data):
     """Zeros in weights. A setting that the method does not have is None."""
 
-    method: Annotated[str, Field(min_length=1, max_length=100)] = Field(
+    method: Annotated[str, Field(max_length=100)] = Field(
         description="What chooses the zeros, and the kept weights where it changes them."
     )
     kind: Literal["built-in", "scorer"] = Field(
@@ -115,7 +122,7 @@ class Prune(_Data):
     block: int | None = Field(
         default=None, ge=1, le=65536, description="Columns that are updated together, lazily."
     )
-    quantise: Literal[4, 8] | None = Field(
+    quantise: Annotated[Literal[4, 8], BeforeValidator(_whole)] | None = Field(
         default=None,
         description="Bits of the kept weights, rounded in the same pass; null: not at all.",
     )
@@ -195,7 +202,9 @@ class Stage(_Data):
 class Recipe(_Data):
     """A whole recipe, variables substituted."""
 
-    gossamer: Literal[1] = Field(description="Version of this schema.")
+    gossamer: Annotated[Literal[1], BeforeValidator(_whole)] = Field(
+        description="Version of this schema."
+    )
     description: Text = Field(default="", description="One line for `gossamer recipe list`.")
     variables: dict[VariableName, Variable] = Field(
         default_factory=dict,

@@ -79,7 +79,7 @@ def _stage_findings(data: dict[str, Any]) -> Iterator[Finding]:
 def _words(path: Path, found: Any) -> str:
     kind, value, context = found["type"], found["input"], found.get("ctx", {})
     name = str(path[-1]) if path else ""
-    if path == ("gossamer",) and kind in ("literal_error", "missing"):
+    if path == ("gossamer",) and kind in ("literal_error", "int_type", "missing"):
         return _version(kind, value)
     if kind == "extra_forbidden":
         known = tuple(_model_at(path[:-1]).model_fields)
