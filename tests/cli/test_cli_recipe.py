@@ -104,6 +104,20 @@ def test_validate_with_overrides(override, code, words, gossamer_cli):
     assert words in ran.out
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [["list"], ["show", "wanda-50"], ["copy", "wanda-50"], ["validate", "wanda-50"], ["schema"]],
+    ids=lambda arguments: arguments[0],
+)
+def test_json_is_one_document_and_quiet_is_silent(arguments, gossamer_cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ran = gossamer_cli("recipe", *arguments, "--json", "-q")
+    assert ran.code == 0
+    assert ran.err == ""
+    assert ran.document["schema"] == 1
+    assert ran.document["command"] == f"recipe {arguments[0]}"
+
+
 def test_schema_is_json_either_way(gossamer_cli):
     plain = json.loads(gossamer_cli("recipe", "schema").out)
     assert gossamer_cli("recipe", "schema", "--json").document["json_schema"] == plain

@@ -48,6 +48,12 @@ def _keyword(key, word, rule, value, root):
         "properties": lambda: all(
             accepts(word[name], item, root) for name, item in mapping.items() if name in word
         ),
+        "patternProperties": lambda: all(
+            accepts(inner, item, root)
+            for pattern, inner in word.items()
+            for name, item in mapping.items()
+            if re.search(pattern, name)
+        ),
         "additionalProperties": lambda: (
             word is not False or set(mapping) <= set(rule["properties"])
         ),

@@ -118,6 +118,14 @@ def test_one_wrong_value_is_one_fault(fields, field, words):
     assert words in message
 
 
+@pytest.mark.parametrize("rule", ["a{99999999999999999999}", "(" * 3000 + ")" * 3000])
+def test_expressions_that_cannot_be_compiled_are_faults(rule):
+    field, message = only(f"method: wanda, sparsity: 0.5, targets: 're:{rule}'")
+    assert field == "targets"
+    assert "is not a regular expression" in message
+    assert len(message) < 300
+
+
 def test_settings_belong_to_their_methods():
     field, message = only("method: wanda, sparsity: 0.5, damping: 0.01")
     assert field == "damping"

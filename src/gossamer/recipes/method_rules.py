@@ -154,7 +154,7 @@ def _rule_faults(name: str, rules: Any) -> Found:
         if isinstance(rule, str) and rule.startswith("re:"):
             try:
                 re.compile(rule.removeprefix("re:"))
-            except re.error as error:
+            except (re.error, OverflowError, RecursionError) as error:
                 yield name, f"{show(rule)} is not a regular expression: {error}."
 
 
