@@ -81,6 +81,7 @@ def test_rules_may_be_one_or_many():
         ("method: wanda", "sparsity", "is missing; pattern unstructured needs one"),
         ("method: wanda, sparsity: 50", "sparsity", "got 50. Write 0.5 for 50 %."),
         ("method: wanda, sparsity: 97.5", "sparsity", "Write 0.975 for 97.5 %."),
+        ("method: wanda, sparsity: 100", "sparsity", "must be in [0, 1), got 100."),
         ("method: wanda, sparsity: 1.0", "sparsity", "got 1.0. At 1.0 nothing would be left"),
         ("method: wanda, sparsity: -0.1", "sparsity", "must be in [0, 1), got -0.1"),
         ("method: wanda, sparsity: .nan", "sparsity", "must be in [0, 1), got nan"),

@@ -63,7 +63,7 @@ def prune_faults(prune: Mapping[str, Any]) -> Found:
 
 def fraction_hint(value: Any, legal: str) -> str:
     """Why a number is no fraction; percentages get the number to write."""
-    if isinstance(value, int | float) and 1 < value <= 100:
+    if isinstance(value, int | float) and 1 < value < 100:
         return f"must be in {legal}, got {value}. Write {value / 100:g} for {value:g} %."
     if value == 1:
         return f"must be in {legal}, got {value}. At 1.0 nothing would be left."
