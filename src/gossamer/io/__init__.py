@@ -5,7 +5,6 @@ No pickle, no code from data: architectures, formats and patterns come from clos
 every byte is checked before it is used.
 """
 
-from gossamer.io.adopt_pruned import adopt_pruned
 from gossamer.io.beside import read_beside
 from gossamer.io.compressed_tensors_writer import save_compressed_tensors
 from gossamer.io.dense_checkpoint import (
@@ -19,6 +18,7 @@ from gossamer.io.gguf_file import load_gguf
 from gossamer.io.huggingface import load_pretrained
 from gossamer.io.manifest import Manifest
 from gossamer.io.opened import open_artifact
+from gossamer.io.pruned_layers import adopt_pruned
 from gossamer.io.reader import load
 from gossamer.io.writer import save
 

@@ -85,12 +85,19 @@ def save_compressed_tensors(
 
 
 def _sparse_matrices(inventory: Inventory) -> dict[str, SparseLayer]:
-    """Sparse weights with two dimensions that own their bytes, by name."""
-    return {
+    """Sparse weights with two dimensions, by name."""
+    sparse = {
         name: slot.layer
         for name, slot in inventory.slots.items()
-        if slot.layer is not None and len(slot.shape) == 2 and name not in inventory.tied
+        if slot.layer is not None and len(slot.shape) == 2
     }
+    for name in sparse:
+        if name in inventory.tied:
+            raise InputError(
+                f"{name}: shares its weight with {inventory.tied[name]}, and sparse-bitmask files"
+                " cannot say that one of the two has a mask. Untie them first."
+            )
+    return sparse
 
 
 def _compressed(name: str, layer: SparseLayer) -> dict[str, torch.Tensor]:

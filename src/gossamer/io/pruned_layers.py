@@ -128,3 +128,7 @@ def _restore(item: _Found) -> None:
         if tensor == "bias" and original is not None and mask is not None:
             original.data.mul_(mask)
         layer._parameters[tensor] = original
+    # Back in the order of an ordinary layer, which optimizers number Parameters by.
+    ordered = {tensor: layer._parameters[tensor] for tensor in _FOLDED}
+    layer._parameters.clear()
+    layer._parameters.update(ordered)
