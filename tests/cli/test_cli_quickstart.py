@@ -10,8 +10,9 @@ import torch
 
 import gossamer
 from gossamer.cli import int8_rival, quickstart_tiny
-from gossamer.cli.minilm import PACKAGE, agreement, average_ranks
+from gossamer.cli.minilm import PACKAGE
 from gossamer.cli.sentences import make_sentences
+from gossamer.recipes.quality import agreement, average_ranks
 from gossamer.zoo import MLP
 
 

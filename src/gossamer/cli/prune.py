@@ -13,6 +13,7 @@ _EXAMPLES = """
 gossamer prune zoo:mlp -o pruned/ --sparsity 0.9
 gossamer prune my-bert/ -o pruned/ --sparsity 0.8 --budget global --ignore 'pooler.*'
 gossamer prune my-bert/ -o pruned/ --pattern 2:4 --target 'encoder.*' --format dense
+gossamer prune my-llama/ -o pruned/ --recipe sparsegpt-50 --data text.txt --set sparsity=0.6
 """
 
 
@@ -23,6 +24,19 @@ gossamer prune my-bert/ -o pruned/ --pattern 2:4 --target 'encoder.*' --format d
 @click.option(
     "-o", "--out", "target", type=click.Path(path_type=Path), required=True, help="Artifact folder."
 )
+@click.option("--recipe", help="A recipe file or a built-in name ('gossamer recipe list').")
+@click.option(
+    "--set", "overrides", multiple=True, help="name=value in the recipe; repeatable.", metavar="K=V"
+)
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    help="Calibration: .txt, .jsonl ({text} or {text_a, text_b, score}), .safetensors (input_ids).",
+)
+@click.option(
+    "--eval", "evaluation", type=click.Path(path_type=Path), help="Like --data, for the quality."
+)
+@click.option("--resume", is_flag=True, help="Go on with a run that was stopped.")
 @click.option("--sparsity", type=Sparsity(), help="Fraction of zeros; not with 2:4 and the like.")
 @click.option(
     "--pattern",
@@ -31,7 +45,10 @@ gossamer prune my-bert/ -o pruned/ --pattern 2:4 --target 'encoder.*' --format d
     help="Which zeros are legal: unstructured, 2:4, 64:2:8, nmg:2:4:16, block:4x4.",
 )
 @click.option(
-    "--scorer", default="magnitude", show_default=True, help="What says a weight matters."
+    "--scorer",
+    default="magnitude",
+    show_default=True,
+    help="magnitude, random; with --data wanda, sparsegpt, admm, exact-obs.",
 )
 @click.option(
     "--budget", default="uniform", show_default=True, help="uniform, global or erk over the layers."
@@ -56,6 +73,11 @@ def prune(  # noqa: PLR0913  (one argument per option)
     out: Output,
     model: str,
     target: Path,
+    recipe: str | None,
+    overrides: tuple[str, ...],
+    data: Path | None,
+    evaluation: Path | None,
+    resume: bool,
     sparsity: float | None,
     pattern: str,
     scorer: str,
@@ -65,27 +87,34 @@ def prune(  # noqa: PLR0913  (one argument per option)
     form: str,
     tokens: int,
 ) -> None:
-    """Prune MODEL in one shot, save it to OUT and show bytes and time beside the dense model.
+    """Prune MODEL, save it to OUT and show quality, bytes and time beside the dense model.
 
     MODEL is a local Hugging Face directory, a gossamer artifact, a gguf file of the Llama family, a
     packaged model (demo:minilm, demo:smollm2), or zoo:mlp and zoo:tiny-encoder.
     OUT gets the weights, the tokenizer if there is one, report.json and card.md; a folder that is
     no artifact is not touched.
-    Quality is not measured here: without recovery training expect it to drop.
+    With --data text the layers are pruned as the text flows through the model, and the quality is
+    measured on --eval, or on the part of --data that calibration did not use. A run that was
+    stopped goes on with --resume.
     """
-    from gossamer.cli.pruning import PruneRequest, run_prune
+    from gossamer.cli.pruning import chosen_recipe, run_prune
+    from gossamer.cli.pruning_input import PruneRequest
 
+    flags = {
+        "sparsity": sparsity,
+        "pattern": pattern,
+        "method": scorer,
+        "budget": budget,
+        "targets": list(targets) or None,
+        "ignore": list(ignore) or None,
+    }
     request = PruneRequest(
         model=model,
         target=target,
-        recipe={
-            "sparsity": sparsity,
-            "pattern": pattern,
-            "scorer": scorer,
-            "budget": budget,
-            "targets": list(targets) or None,
-            "ignore": list(ignore) or None,
-        },
+        recipe=chosen_recipe(recipe, overrides, flags, _given_flags()),
+        data=data,
+        evaluation=evaluation,
+        resume=resume,
         form=form,
         tokens=tokens,
     )
@@ -95,3 +124,11 @@ def prune(  # noqa: PLR0913  (one argument per option)
     for row in rows:
         shown.add_row(*row)
     out.result(outcome.document, outcome.layer_table(), shown, *outcome.remarks)
+
+
+def _given_flags() -> list[str]:
+    """Flags of a one-stage recipe that the user typed."""
+    context = click.get_current_context()
+    names = ("sparsity", "pattern", "scorer", "budget", "targets", "ignore")
+    default = click.core.ParameterSource.DEFAULT
+    return [name for name in names if context.get_parameter_source(name) is not default]

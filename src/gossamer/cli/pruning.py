@@ -1,16 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """The work behind `gossamer prune`: load, prune, time, save."""
 
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from gossamer.cli.example_input import example_input
 from gossamer.cli.output import Output, table
+from gossamer.cli.pruning_input import Prepared, PruneRequest, count_targets, open_journal, prepare
 from gossamer.cli.sources import Source, directory_bytes, load_source
+from gossamer.errors import RecipeError
 from gossamer.io import save
 from gossamer.io.opened import check_replaceable
-from gossamer.recipes.oneshot import sparsify
+from gossamer.prune.calibrated import Journal
+from gossamer.recipes.digest import recipe_content
+from gossamer.recipes.execute import execute
+from gossamer.recipes.loader import load_recipe, make_recipe
+from gossamer.recipes.prune_stage import StageInput
+from gossamer.recipes.schema import Recipe
 from gossamer.report.card import Card, render_card
 from gossamer.report.comparison import Comparison, Figure
 from gossamer.report.machine import describe_machine
@@ -23,21 +29,9 @@ if TYPE_CHECKING:
 
 # Below it the sparse kernels rarely win, so the user hears it before the work starts.
 _MIN_USEFUL_SPARSITY = 0.4
-_LIMITS = (
-    "Quality was not measured: one-shot pruning without recovery training usually costs some.",
-    "Times hold for the machine above; gossamer.compile measures again on yours.",
+_NOT_MEASURED = (
+    "Quality was not measured: one-shot pruning without recovery training usually costs some."
 )
-
-
-@dataclass(frozen=True)
-class PruneRequest:
-    """What the user typed; `recipe` holds the arguments of `gossamer.sparsify`."""
-
-    model: str
-    target: Path
-    recipe: dict[str, Any]
-    form: str
-    tokens: int
 
 
 @dataclass(frozen=True)
@@ -68,39 +62,74 @@ class PruneOutcome:
         return shown
 
 
+def chosen_recipe(
+    name: str | None, overrides: Sequence[str], flags: dict[str, Any], given: Sequence[str]
+) -> Recipe:
+    """The recipe that is named, or one stage made of the flags."""
+    if name is not None:
+        if given:
+            raise RecipeError(
+                f"--{given[0].rstrip('s')}: is part of the recipe {name}. Change it there, or with"
+                " --set."
+            )
+        return load_recipe(name, overrides)
+    if overrides:
+        raise RecipeError("--set: changes a recipe; name one with --recipe, or use the flags.")
+    step = {key: value for key, value in flags.items() if value is not None}
+    return make_recipe({"gossamer": 1, "stages": [{"prune": step}]}, "gossamer prune")
+
+
 def run_prune(request: PruneRequest, out: Output) -> PruneOutcome:
     """Everything `gossamer prune` does; raises before any work if OUT cannot be written."""
     check_replaceable(request.target)
-    sparsity = request.recipe["sparsity"]
-    if sparsity is not None and sparsity < _MIN_USEFUL_SPARSITY:
-        out.note(
-            f"At {sparsity:.0%} zeros dense kernels are usually faster: expect a smaller file and"
-            " no speed-up."
-        )
+    recipe = request.recipe
+    _warn_of_few_zeros(recipe, out)
+    if recipe.needs_data and request.data is None:
+        raise RecipeError("recipe: needs calibration data. Give a text: --data FILE.")
     with out.stage("loading"):
         source = load_source(request.model)
-    example = example_input(source.model, request.tokens)
-    with out.stage("pruning, timing dense and pruned"):
-        data = None if example is None else [example.batch]
-        report = sparsify(source.model, request.recipe, data=data)
-        tokens = request.tokens if example is None else example.tokens
-        fast = compile_model(source.model, tokens=tokens)
-    timed = "no input could be made up" if example is None else example.text
+        prepared = prepare(source, request)
+    journal = open_journal(source, request, prepared)
+    given = StageInput(journal=journal or Journal())
+    num_layers = count_targets(source.model, recipe)
+    with out.stage("pruning, timing dense and pruned", num_layers) as stage:
+        given = replace(given, progress=lambda done: stage.advance())
+        measure = None if prepared.quality is None else prepared.quality.measure
+        report = execute(recipe, source.model, prepared.batches, evaluate=measure, given=given)
+        fast = compile_model(source.model, tokens=prepared.tokens)
     with out.stage("saving"):
-        return _save(source, request, report, explain(fast), timed)
+        outcome = _save(source, request, report, explain(fast), prepared)
+    if journal is not None:
+        journal.remove()
+    return outcome
+
+
+def _warn_of_few_zeros(recipe: Recipe, out: Output) -> None:
+    for stage in recipe.stages:
+        sparsity = stage.prune.sparsity if stage.prune is not None else None
+        if sparsity is not None and sparsity < _MIN_USEFUL_SPARSITY:
+            out.note(
+                f"At {sparsity:.0%} zeros dense kernels are usually faster: expect a smaller file"
+                " and no speed-up."
+            )
 
 
 def _save(
-    source: Source, request: PruneRequest, report: Report, layers: Explanation, timed: str
+    source: Source,
+    request: PruneRequest,
+    report: Report,
+    layers: Explanation,
+    prepared: Prepared,
 ) -> PruneOutcome:
     machine = describe_machine()
-    figures = _figures(report, timed)
-    recipe = {key: value for key, value in request.recipe.items() if value is not None}
+    figures = _figures(report, prepared)
+    recipe = recipe_content(request.recipe)
     content = {
         **report.to_dict(),
         "base": source.name,
         "recipe": recipe,
-        "timed_with": timed,
+        "timed_with": prepared.timed,
+        "quality_data": None if prepared.quality is None else prepared.quality.data,
         "kernels": layers.to_dicts(),
         "machine": machine,
     }
@@ -108,11 +137,11 @@ def _save(
     card = Card(
         title=request.target.resolve().name,
         base=source.name,
-        method={key: str(value) for key, value in recipe.items()},
+        method=method_lines(request.recipe),
         report=report,
         comparison=comparison,
         machine=machine,
-        limits=(*_LIMITS, *report.notes),
+        limits=(*_limits(prepared), *report.notes),
     )
     save(
         source.model,
@@ -127,7 +156,7 @@ def _save(
     shown = Comparison(
         ("dense", "pruned"),
         (
-            _quality(report),
+            figures[0],
             Figure(f"bytes on disk ({request.form})", "bytes", (before, on_disk)),
             *figures[1:],
         ),
@@ -137,16 +166,20 @@ def _save(
     return PruneOutcome(report, shown, document, remarks)
 
 
-def _figures(report: Report, timed: str) -> list[Figure]:
+def _figures(report: Report, prepared: Prepared) -> list[Figure]:
+    measured = prepared.quality
+    name = "quality" if measured is None else f"{measured.name} ({measured.data})"
     return [
-        _quality(report),
+        Figure(name, "score", (report.quality_dense, report.quality_sparse)),
         Figure("bytes of tensors", "bytes", (report.bytes_dense, report.bytes_sparse)),
-        Figure(f"ms per forward ({timed})", "ms", (report.ms_dense, report.ms_sparse)),
+        Figure(f"ms per forward ({prepared.timed})", "ms", (report.ms_dense, report.ms_sparse)),
     ]
 
 
-def _quality(report: Report) -> Figure:
-    return Figure("quality", "score", (report.quality_dense, report.quality_sparse))
+def _limits(prepared: Prepared) -> tuple[str, ...]:
+    measured = prepared.quality
+    quality = _NOT_MEASURED if measured is None else f"Quality was measured on {measured.data}."
+    return quality, "Times hold for the machine above; gossamer.compile measures again on yours."
 
 
 def _speed_remark(layers: Explanation) -> str:
@@ -154,3 +187,13 @@ def _speed_remark(layers: Explanation) -> str:
     if not sparse:
         return "No layer runs faster sparse here: no speed-up is to be expected."
     return f"{len(sparse)} layers run on sparse kernels; 'gossamer explain' says which and why."
+
+
+def method_lines(recipe: Recipe) -> dict[str, str]:
+    """The recipe for the model card: one line per setting, stages numbered if there are several."""
+    lines: dict[str, str] = {}
+    for number, stage in enumerate(recipe.stages, start=1):
+        prefix = "" if len(recipe.stages) == 1 else f"stage {number}: "
+        content = stage.step.model_dump(exclude_none=True)
+        lines |= {f"{prefix}{key}": str(value) for key, value in content.items()}
+    return lines

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from gossamer.cli import int8_rival
-from gossamer.cli.minilm import MiniLM, agreement, embed, load_minilm
+from gossamer.cli.minilm import MiniLM, embed, load_minilm
 from gossamer.cli.output import Output
 from gossamer.cli.progress import Stage
 from gossamer.cli.quickstart_output import (
@@ -26,6 +26,7 @@ from gossamer.cli.sources import directory_bytes, tensor_bytes
 from gossamer.io import load, save
 from gossamer.ops.timing import duel
 from gossamer.recipes.oneshot import sparsify
+from gossamer.recipes.quality import agreement
 from gossamer.report.comparison import Comparison, Figure
 from gossamer.report.machine import describe_machine
 from gossamer.report.page import Page, TextTable

@@ -73,10 +73,9 @@ def read_samples(path: Path) -> Texts:
     return _read_json_lines(path, text)
 
 
-def load_tokenizer(directory: Path | None) -> Any:
-    """The tokenizer beside a model; nothing is downloaded and no code is run."""
-    path = None if directory is None else directory / TOKENIZER_FILE
-    if path is None or not path.is_file():
+def make_tokenizer(content: bytes | None) -> Any:
+    """The tokenizer in the bytes of a tokenizer.json; nothing is downloaded and no code is run."""
+    if content is None:
         raise InputError(
             f"there is no {TOKENIZER_FILE} beside the model, so text cannot be read. Put one there,"
             " or give token ids: a .safetensors file with a tensor input_ids [samples, tokens]."
@@ -89,9 +88,9 @@ def load_tokenizer(directory: Path | None) -> Any:
             " 'gossamer[hf]'."
         ) from error
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_buffer(content)
     except Exception as error:
-        raise InputError(f"{path}: is no tokenizer ({str(error)[:120]}).") from error
+        raise InputError(f"{TOKENIZER_FILE}: is no tokenizer ({str(error)[:120]}).") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -113,11 +112,13 @@ def windows(samples: Texts, tokenizer: Any, num_tokens: int) -> torch.Tensor:
 
 
 def sentences(texts: Sequence[str], tokenizer: Any, max_tokens: int) -> list[torch.Tensor]:
-    """Ids of each text on its own, special tokens included, cut at `max_tokens`."""
-    return [
-        torch.tensor(encoded.ids[:max_tokens], dtype=torch.int64)
-        for encoded in tokenizer.encode_batch(list(texts))
-    ]
+    """Ids of each text on its own, special tokens included, cut to `max_tokens`."""
+    tokenizer.enable_truncation(max_tokens)
+    try:
+        encoded = tokenizer.encode_batch(list(texts))
+    finally:
+        tokenizer.no_truncation()
+    return [torch.tensor(item.ids, dtype=torch.int64) for item in encoded]
 
 
 def padded_batches(

@@ -8,8 +8,9 @@ run was (model, data, recipe) stands in `journal.json`; another run does not tak
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -18,6 +19,7 @@ from torch import nn
 
 from gossamer.errors import ArtifactError, InputError, ResourceError
 from gossamer.formats.bits import pack_bits, unpack_bits
+from gossamer.prune.batches import Batch
 from gossamer.prune.calibrated import Journal
 from gossamer.prune.solvers.problem import LayerSolution
 
@@ -116,9 +118,36 @@ def model_digest(model: nn.Module) -> str:
     for name, tensor in model.state_dict().items():
         if isinstance(tensor, torch.Tensor):
             digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-            flat = tensor.detach().cpu().contiguous().reshape(-1)
-            digest.update(flat.view(torch.uint8).numpy().data)
+            digest.update(_raw(tensor))
     return digest.hexdigest()
+
+
+def data_digest(batches: Sequence[Batch]) -> str:
+    """sha256 of the calibration data."""
+    digest = hashlib.sha256()
+
+    def add(value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            digest.update(f"{value.dtype} {list(value.shape)}".encode())
+            digest.update(_raw(value))
+        elif isinstance(value, Mapping):
+            for key in sorted(value):
+                digest.update(f"{key}:".encode())
+                add(value[key])
+        elif isinstance(value, list | tuple):
+            for item in value:
+                add(item)
+        else:
+            digest.update(repr(value).encode())
+
+    for batch in batches:
+        add(batch.arguments)
+    return digest.hexdigest()
+
+
+def _raw(tensor: torch.Tensor) -> memoryview:
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data
 
 
 def _unpacked(held: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:

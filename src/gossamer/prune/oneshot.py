@@ -36,6 +36,7 @@ class LayerResult:
         nnz: kept weights.
         itemsize: bytes per weight.
         tied: names of layers that share the weight and the mask.
+        mask_digest: sha256 of the mask.
     """
 
     name: str
@@ -45,6 +46,7 @@ class LayerResult:
     nnz: int
     itemsize: int
     tied: tuple[str, ...] = ()
+    mask_digest: str = ""
 
     @property
     def matrix_shape(self) -> tuple[int, int]:
@@ -119,6 +121,7 @@ def _apply(model: nn.Module, target: Target, mask: torch.Tensor, pattern: Patter
         nnz=masked.nnz,
         itemsize=weight.element_size(),
         tied=tuple(name for name, _ in target.twins),
+        mask_digest=masked.mask_digest(),
     )
 
 

@@ -47,7 +47,7 @@ def plan_oneshot(
     rank, share = resolve_scorer(scorer), _budget(budget, rule)
     found = find_targets(model, targets, ignore)
     for target in found:
-        _check_layer(target, rule)
+        check_layer(target, rule)
     contexts = _contexts(model, found, rank, data)
     return Plan(rule, found, _masks(found, contexts, rule, rank, share, density))
 
@@ -84,7 +84,8 @@ def _budget(name: str, pattern: Pattern) -> Budget:
     return budget
 
 
-def _check_layer(target: Target, pattern: Pattern) -> None:
+def check_layer(target: Target, pattern: Pattern) -> None:
+    """Raise unless the weight is finite enough to rank and fits the pattern."""
     where = f"{target.name}.weight"
     weight = target.weight
     check_float_weight(weight, where)

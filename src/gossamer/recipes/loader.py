@@ -5,11 +5,12 @@ Order: size, UTF-8, YAML, overrides, variables, schema. Nothing here imports tor
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from gossamer.errors import RecipeError
-from gossamer.recipes.faults import Fault, RecipeFaults, near, plain, show
+from gossamer.recipes.faults import Fault, RecipeFaults, dotted, near, plain, show
 from gossamer.recipes.overrides import apply_overrides
 from gossamer.recipes.schema import Recipe
 from gossamer.recipes.variables import substitute, unused_variables
@@ -59,6 +60,14 @@ def parse_recipe(raw: bytes, source: str, overrides: Sequence[str] = ()) -> Reci
         faults.append(fault)
     if faults or recipe is None:
         raise RecipeFaults(sorted(dict.fromkeys(faults), key=_order))
+    return recipe
+
+
+def make_recipe(data: Mapping[str, Any], source: str) -> Recipe:
+    """The recipe in a mapping that did not come from a file."""
+    recipe, findings = recipe_findings(dict(data))
+    if findings or recipe is None:
+        raise RecipeFaults([Fault(source, None, dotted(path), text) for path, text in findings])
     return recipe
 
 

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `gossamer prune` reads before it works: calibration data, quality data, an old journal."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import gossamer
+from gossamer.cli.example_input import example_input
+from gossamer.cli.sources import Source
+from gossamer.errors import InputError
+from gossamer.io.samples import TOKENIZER_FILE, Texts, make_tokenizer, read_samples
+from gossamer.ops.kernels import active_kernels
+from gossamer.prune import find_targets
+from gossamer.prune.batches import Batch
+from gossamer.prune.journal import DiskJournal, data_digest, model_digest
+from gossamer.recipes.calibration import Quality, calibration_batches, quality_of
+from gossamer.recipes.digest import recipe_digest
+from gossamer.recipes.schema import Prune, Recipe
+
+
+@dataclass(frozen=True)
+class PruneRequest:
+    """What the user typed."""
+
+    model: str
+    target: Path
+    recipe: Recipe
+    data: Path | None
+    evaluation: Path | None
+    resume: bool
+    form: str
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Inputs of the run.
+
+    Attributes:
+        batches: calibration data, or one made-up batch for timing; None if none could be made.
+        quality: what is measured before and after.
+        tokens: activation rows to compile for.
+        timed: what the times are of.
+    """
+
+    batches: list[Batch] | None
+    quality: Quality | None
+    tokens: int
+    timed: str
+
+
+def prepare(source: Source, request: PruneRequest) -> Prepared:
+    """Read the files of a request for the model of `source`."""
+    settings = request.recipe.calibration
+    samples = None if request.data is None else read_samples(request.data)
+    measured = samples if request.evaluation is None else read_samples(request.evaluation)
+    held_out = request.evaluation is None
+    tokenizer = _tokenizer(source, [samples, measured])
+    quality = None
+    if measured is not None:
+        quality = quality_of(source.model, measured, tokenizer, settings, held_out=held_out)
+    if samples is not None:
+        batches = calibration_batches(source.model, samples, tokenizer, settings)
+        first = batches[0].arguments
+        ids = first["input_ids"] if isinstance(first, dict) else first
+        return Prepared(batches, quality, ids.numel(), f"{ids.shape[0]} x {ids.shape[1]} tokens")
+    example = example_input(source.model, request.tokens)
+    if example is None:
+        return Prepared(None, quality, request.tokens, "no input could be made up")
+    return Prepared([Batch(example.batch)], quality, example.tokens, example.text)
+
+
+def open_journal(source: Source, request: PruneRequest, prepared: Prepared) -> DiskJournal | None:
+    """Where solved layers are noted; None for recipes that are done in a moment."""
+    if not request.recipe.needs_data or prepared.batches is None:
+        return None
+    target = Path(request.target)
+    folder = target.with_name(f"{target.name}.journal")
+    if folder.exists() and not request.resume:
+        raise InputError(
+            f"{folder}: a run that was stopped lies there. Add --resume to go on with it, or delete"
+            " the folder."
+        )
+    return DiskJournal(folder, journal_key(source.model, request.recipe, prepared.batches))
+
+
+def journal_key(model: nn.Module, recipe: Recipe, batches: Sequence[Batch]) -> dict[str, str]:
+    """Everything that decides the result to the last bit."""
+    return {
+        "recipe": recipe_digest(recipe),
+        "model": model_digest(model),
+        "data": data_digest(batches),
+        "gossamer": gossamer.__version__,
+        "torch": torch.__version__,
+        "kernels": active_kernels(),
+        "threads": str(torch.get_num_threads()),
+    }
+
+
+def count_targets(model: nn.Module, recipe: Recipe) -> int:
+    """Layers that all prune stages together visit, for the progress bar."""
+    total = 0
+    for stage in recipe.stages:
+        step = stage.step
+        if isinstance(step, Prune):
+            rules = [None if r is None else list(r) for r in (step.targets, step.ignore)]
+            total += len(find_targets(model, *rules))
+    return total
+
+
+def _tokenizer(source: Source, texts: Sequence[Texts | None]) -> Any:
+    if all(text is None or text.ids_NT is not None for text in texts):
+        return None
+    return make_tokenizer(source.beside.get(TOKENIZER_FILE))

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recipe carried out: dense is evaluated first, every stage is verified, a Report comes out."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from gossamer.errors import GossamerError
+from gossamer.nn import MaskedWeight
+from gossamer.prune import LayerResult, attention_notes
+from gossamer.prune.batches import as_batches
+from gossamer.prune.targets import find_targets
+from gossamer.recipes.beside_dense import time_beside_dense, tokens_seen
+from gossamer.recipes.prune_stage import StageInput, run_prune_stage
+from gossamer.recipes.reporting import Evaluate, make_report, measure_quality
+from gossamer.recipes.schema import Prune, Recipe
+from gossamer.report.report import Report
+
+
+class MaskDrift(GossamerError, RuntimeError):
+    """A mask is not what the stage that made it said: a fault of gossamer or of another tool."""
+
+
+def execute(
+    recipe: Recipe,
+    model: nn.Module,
+    data: Iterable[Any] | None = None,
+    *,
+    evaluate: Evaluate | None = None,
+    given: StageInput | None = None,
+) -> Report:
+    """Carry out all stages of `recipe` on `model`, in place.
+
+    Args:
+        recipe: what to do.
+        model: any module; a failed stage leaves it as the stage before left it.
+        data: calibration batches; the first one also times the model.
+        evaluate: called before the first and after the last stage; its number is the quality.
+        given: journal and progress of the run.
+    """
+    batches = None if data is None else as_batches(data, "the recipe")
+    given = replace(given or StageInput(), batches=batches)
+    quality_dense = measure_quality(evaluate, model, "before")
+    pruned: dict[str, LayerResult] = {}
+    notes: list[str] = []
+    tokens: tuple[int, ...] = ()
+    for stage in recipe.stages:
+        step = stage.step
+        if not isinstance(step, Prune):
+            raise NotImplementedError
+        if batches is not None and not tokens:
+            targets = find_targets(
+                model,
+                None if step.targets is None else list(step.targets),
+                None if step.ignore is None else list(step.ignore),
+            )
+            tokens = tokens_seen(model, targets, batches[0].arguments)
+            notes += attention_notes(model, targets)
+        result = run_prune_stage(model, step, given)
+        pruned |= {layer.name: layer for layer in result.layers}
+        # Of all stages so far: a later one must respect the masks it did not make.
+        verify(model, pruned.values())
+        notes += result.notes
+    quality = measure_quality(evaluate, model, "after")
+    report = make_report(model, list(pruned.values()), notes, quality_dense, quality)
+    if batches is None or not tokens:
+        return report
+    times = time_beside_dense(model, tokens, batches[0].arguments)
+    return replace(report, ms_dense=times.first_us / 1000, ms_sparse=times.second_us / 1000)
+
+
+def verify(model: nn.Module, layers: Iterable[LayerResult]) -> None:
+    """Raise unless every layer is masked as reported: count, pattern, exact zeros, stored bits."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for layer in layers:
+        module = modules.get(layer.name)
+        if not isinstance(module, MaskedWeight):
+            raise MaskDrift(f"{layer.name}: was pruned but is a {type(module).__name__}.")
+        mask_RK = module.mask()
+        layer.pattern.validate(mask_RK, f"{layer.name}, after pruning")
+        outside = int((module.weight_parameter().detach().flatten(1)[~mask_RK] != 0).sum())
+        if int(mask_RK.sum()) != layer.nnz or outside:
+            raise MaskDrift(
+                f"{layer.name}: keeps {int(mask_RK.sum())} weights and has {outside} outside its"
+                f" mask; the stage kept {layer.nnz}."
+            )
+        if module.mask_digest() != layer.mask_digest:
+            raise MaskDrift(f"{layer.name}: its stored mask is not the one the stage made.")
