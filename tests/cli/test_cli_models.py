@@ -55,11 +55,14 @@ def test_prune_writes_artifact_report_and_card(gossamer_cli, tmp_path):
     model = gossamer.load(out)
     assert all(isinstance(layer, MaskedLinear) for layer in model.layers)
     report = json.loads((out / "report.json").read_text())
-    assert report["recipe"] == {
-        "sparsity": 0.9,
+    (stage,) = report["recipe"]["stages"]
+    assert stage["prune"] == {
+        "method": "magnitude",
+        "kind": "built-in",
         "pattern": "unstructured",
-        "scorer": "magnitude",
+        "sparsity": 0.9,
         "budget": "uniform",
+        "refit": False,
     }
     assert [layer["name"] for layer in report["layers"]] == ["layers.0", "layers.1"]
     card = (out / "card.md").read_text()

@@ -11,6 +11,7 @@ GOLDEN = {
     "prune": [
         *("MODEL", "--budget", "--format", "--ignore", "--out", "--pattern", "--scorer"),
         *("--sparsity", "--target", "--tokens", "-o"),
+        *("--data", "--dry-run", "--eval", "--recipe", "--resume", "--set"),
     ],
     "recipe list": [],
     "recipe show": ["NAME"],

@@ -37,6 +37,7 @@ gossamer prune my-llama/ -o pruned/ --recipe sparsegpt-50 --data text.txt --set 
     "--eval", "evaluation", type=click.Path(path_type=Path), help="Like --data, for the quality."
 )
 @click.option("--resume", is_flag=True, help="Go on with a run that was stopped.")
+@click.option("--dry-run", is_flag=True, help="Say what it would do, need and take; write nothing.")
 @click.option("--sparsity", type=Sparsity(), help="Fraction of zeros; not with 2:4 and the like.")
 @click.option(
     "--pattern",
@@ -78,6 +79,7 @@ def prune(  # noqa: PLR0913  (one argument per option)
     data: Path | None,
     evaluation: Path | None,
     resume: bool,
+    dry_run: bool,
     sparsity: float | None,
     pattern: str,
     scorer: str,
@@ -99,6 +101,7 @@ def prune(  # noqa: PLR0913  (one argument per option)
     """
     from gossamer.cli.pruning import chosen_recipe, run_prune
     from gossamer.cli.pruning_input import PruneRequest
+    from gossamer.cli.pruning_plan import plan_prune
 
     flags = {
         "sparsity": sparsity,
@@ -118,6 +121,10 @@ def prune(  # noqa: PLR0913  (one argument per option)
         form=form,
         tokens=tokens,
     )
+    if dry_run:
+        planned = plan_prune(request, out)
+        out.result(planned.document, planned.layer_table(), planned.totals())
+        return
     outcome = run_prune(request, out)
     head, *rows = outcome.comparison.cells()
     shown = table(head[0], *(f">{text}" for text in head[1:]))

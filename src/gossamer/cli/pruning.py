@@ -12,7 +12,6 @@ from gossamer.errors import RecipeError
 from gossamer.io import save
 from gossamer.io.opened import check_replaceable
 from gossamer.prune.calibrated import Journal
-from gossamer.recipes.digest import recipe_content
 from gossamer.recipes.execute import execute
 from gossamer.recipes.loader import load_recipe, make_recipe
 from gossamer.recipes.prune_stage import StageInput
@@ -123,7 +122,7 @@ def _save(
 ) -> PruneOutcome:
     machine = describe_machine()
     figures = _figures(report, prepared)
-    recipe = recipe_content(request.recipe)
+    recipe = request.recipe.model_dump(mode="json", exclude_none=True)
     content = {
         **report.to_dict(),
         "base": source.name,

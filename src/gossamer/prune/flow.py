@@ -56,7 +56,9 @@ def stops(calls: Sequence[Callable[[], Any]], modules: Sequence[nn.Module]) -> I
             waiting = [runner for runner in runners if runner.arrived is not None]
             if not waiting:
                 return
-            module = _busiest(waiting)
+            # All stand at one place, unless the model routes batches differently: then those that
+            # are behind go first, so that the others meet them where their ways join.
+            module = min(waiting, key=lambda runner: runner.num_stops).module()
             here = [i for i, runner in enumerate(runners) if runner.is_at(module)]
             yield Stop(module, [runners[i].input() for i in here], here)
             left.discard(id(module))
@@ -75,6 +77,7 @@ class _Runner:
     def __init__(self, call: Callable[[], Any]) -> None:
         self._greenlet = greenlet.greenlet(lambda _: call())
         self.arrived: tuple[nn.Module, torch.Tensor] | None = None
+        self.num_stops = 0
 
     def go_on(self) -> None:
         """Until the next stop or the end; a batch that waits, or is through, stays as it is."""
@@ -87,13 +90,20 @@ class _Runner:
     def is_at(self, module: nn.Module) -> bool:
         return self.arrived is not None and self.arrived[0] is module
 
+    def module(self) -> nn.Module:
+        return self._place()[0]
+
     def input(self) -> torch.Tensor:
+        return self._place()[1]
+
+    def _place(self) -> tuple[nn.Module, torch.Tensor]:
         if self.arrived is None:
             raise RuntimeError("this batch is not waiting")
-        return self.arrived[1]
+        return self.arrived
 
     def release(self) -> None:
         self.arrived = None
+        self.num_stops += 1
 
     def end(self) -> None:
         """Leave the model where it stands; what the batch holds is freed."""
@@ -112,12 +122,3 @@ def _pause(left: set[int]) -> Callable[[nn.Module, tuple[Any, ...]], None]:
             current.parent.switch((module, args[0]))
 
     return pause
-
-
-def _busiest(waiting: list[_Runner]) -> nn.Module:
-    """Where most batches stand: all of them, unless the model routes batches differently."""
-    counts: dict[int, int] = {}
-    modules = [runner.arrived[0] for runner in waiting if runner.arrived is not None]
-    for module in modules:
-        counts[id(module)] = counts.get(id(module), 0) + 1
-    return max(modules, key=lambda module: counts[id(module)])

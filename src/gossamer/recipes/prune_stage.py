@@ -50,16 +50,7 @@ def run_prune_stage(model: nn.Module, step: Prune, given: StageInput) -> StageRe
     if step.kind == "scorer" or (step.method in _BY_SCORE and not step.refit):
         plan = plan_oneshot(model, **_plan_arguments(step, given.batches))
         return StageResult(apply_plan(model, plan), [])
-    pattern = parse_pattern(step.pattern)
-    targets = find_targets(model, _rules(step.targets), _rules(step.ignore))
-    for target in targets:
-        check_layer(target, pattern)
-    if given.batches is None:
-        raise RecipeError(
-            f"recipe: method {step.method!r} looks at the inputs of every layer and needs"
-            " calibration data: data=[...], or --data FILE on the command line."
-        )
-    counts = _counts(step, pattern, targets)
+    stage = prepare_stage(model, step, given.batches)
     notes: list[str] = []
 
     def progress(done: LayerProgress) -> None:
@@ -67,16 +58,41 @@ def run_prune_stage(model: nn.Module, step: Prune, given: StageInput) -> StageRe
         given.progress(done)
 
     pruning = CalibratedPruning(
-        _method(step),
-        pattern,
+        stage.method,
+        stage.pattern,
         match=step.match or "pruned",
         damping=step.damping or 0.01,
         journal=given.journal,
         progress=progress,
     )
-    solutions = pruning.run(model, given.batches, targets, counts)
-    masks = [solutions[target.name].mask_RK for target in targets]
-    return StageResult(apply_plan(model, Plan(pattern, targets, masks)), notes)
+    solutions = pruning.run(model, stage.batches, stage.targets, stage.counts)
+    masks = [solutions[target.name].mask_RK for target in stage.targets]
+    return StageResult(apply_plan(model, Plan(stage.pattern, stage.targets, masks)), notes)
+
+
+@dataclass(frozen=True)
+class PreparedStage:
+    """A stage whose settings fit the model: what is pruned, how, and how much of each is kept."""
+
+    method: Method
+    pattern: Pattern
+    targets: list[Target]
+    counts: list[int]
+    batches: Sequence[Batch]
+
+
+def prepare_stage(model: nn.Module, step: Prune, batches: Sequence[Batch] | None) -> PreparedStage:
+    """Everything that can be wrong with the settings is found here, before any work."""
+    pattern = parse_pattern(step.pattern)
+    targets = find_targets(model, _rules(step.targets), _rules(step.ignore))
+    for target in targets:
+        check_layer(target, pattern)
+    if batches is None:
+        raise RecipeError(
+            f"recipe: method {step.method!r} looks at the inputs of every layer and needs"
+            " calibration data: data=[...], or --data FILE on the command line."
+        )
+    return PreparedStage(_method(step), pattern, targets, _counts(step, pattern, targets), batches)
 
 
 def _method(step: Prune) -> Method:
