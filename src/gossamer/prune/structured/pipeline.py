@@ -46,6 +46,7 @@ def prune_structured(
     evaluate: Evaluate | None = None,
     teacher: Teacher = "dense",
     rounds: int = 1,
+    fit_batches: int = 16,
 ) -> StructuredResult:
     """Make `model` smaller in place: whole heads and filters go, no gradient step is taken.
 
@@ -70,16 +71,20 @@ def prune_structured(
             square root of the budget.
         rounds: reach the budget in so many geometric steps, with gradients of the slim model.
 
+        fit_batches: reconstruction uses so many batches, evenly spread; it needs a few tokens per
+            input of a layer, the gradients need more.
+
     Raises:
         TargetError: the architecture is not supported.
         ResourceError: nothing allowed fits the budget.
     """
-    if not 0 < budget <= 1 or rounds < 1:
+    if not 0 < budget <= 1:
+        raise InputError(f"budget: expected a fraction above 0 and up to 1, got {budget}.")
+    if rounds < 1 or fit_batches < 1:
         raise InputError(
-            f"budget: expected a fraction above 0 up to 1 and rounds of 1 or more, got {budget} and"
-            f" {rounds}."
+            f"rounds and fit_batches: expected 1 or more, got {rounds} and {fit_batches}."
         )
-    run = _Run(model, list(batches), loss, keep, evaluate, fisher)
+    run = _Run(model, list(batches), loss, keep, evaluate, fisher, fit_batches)
     tables = cost_tables(run.groups, cost, tokens)
     total = sum(float(table[-1]) for table in tables)
     limits = {
@@ -118,7 +123,10 @@ class _Run:
         keep: Keep | None,
         evaluate: Evaluate | None,
         fisher: Fisher,
+        fit_batches: int,
     ) -> None:
+        # Batches are often sorted by length: every part of them must be seen.
+        self.some = batches[:: -(-len(batches) // fit_batches) or 1]
         self.model, self.batches, self.loss = model, batches, loss
         self.keep, self.evaluate, self.fisher = keep, evaluate, fisher
         self.groups = find_units(model)
@@ -179,7 +187,7 @@ class _Run:
         start = time.perf_counter()
         before = [_consumer_state(group) for group in self.groups]
         fits = reconstruct(
-            self.model, self.groups, teacher, find_units(teacher), self.batches, self.loss,
+            self.model, self.groups, teacher, find_units(teacher), self.some, self.loss,
             method=method, keep=self.keep,
         )  # fmt: skip
         seconds = time.perf_counter() - start

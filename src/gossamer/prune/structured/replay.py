@@ -56,13 +56,12 @@ def record_calls(
     loss: Loss,
     keep: Keep | None = None,
 ) -> list[ModelCall]:
-    """Run the model on every batch and record how each block is called."""
+    """Record how each block is called on every batch; the blocks themselves are skipped."""
     calls: list[ModelCall] = []
-    handles = [
-        block.register_forward_pre_hook(_recorder(calls, number), with_kwargs=True)
-        for number, block in enumerate(blocks)
-    ]
     try:
+        for number, block in enumerate(blocks):
+            # On the instance: found before the method of the class.
+            block.forward = _recorder(calls, number)
         with torch.no_grad():
             for batch in batches:
                 first = len(calls)
@@ -70,8 +69,8 @@ def record_calls(
                 if keep is not None:
                     _attach_keep(calls[first:], keep(batch))
     finally:
-        for handle in handles:
-            handle.remove()
+        for block in blocks:
+            block.__dict__.pop("forward", None)
     for call in calls:
         if len(call.rest) != len(blocks):
             raise InputError(
@@ -115,14 +114,15 @@ def watch(
     return seen, result
 
 
-def _recorder(calls: list[ModelCall], number: int) -> Callable[..., None]:
-    def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _recorder(calls: list[ModelCall], number: int) -> Callable[..., torch.Tensor]:
+    def record(*args: Any, **kwargs: Any) -> torch.Tensor:
         kwargs = {name: _without_cache(value) for name, value in kwargs.items()}
         args = tuple(_without_cache(value) for value in args)
-        hidden = args[0] if args else kwargs.pop("hidden_states")
+        hidden: torch.Tensor = args[0] if args else kwargs.pop("hidden_states")
         if number == 0:
             calls.append(ModelCall(hidden.detach()))
         calls[-1].rest.append((args[1:], kwargs))
+        return hidden
 
     return record
 
