@@ -10,6 +10,35 @@ from torch import nn
 from gossamer.errors import TargetError
 
 
+class BiasOnly(nn.Linear):
+    """A Linear of no inputs, whose output is its bias.
+
+    nn.Linear computes the same, but a Conv1D cannot (it flattens its input by a view whose size
+    nothing determines), and ONNX has no products of nothing.
+    """
+
+    @classmethod
+    def of(cls, layer: nn.Module) -> "BiasOnly":
+        """What is left of a layer without its columns."""
+        matrix = matrix_of(layer)
+        bias = layer._parameters.get("bias")
+        with torch.device("meta"):
+            result = cls(1, len(matrix), bias=bias is not None, dtype=matrix.dtype)
+        result.in_features = 0
+        result.weight = nn.Parameter(matrix.detach()[:, :0].clone(), matrix.requires_grad)
+        if bias is not None:
+            result.bias = bias
+        result.training = layer.training
+        return result
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """The bias at every position; what is in `input` does not matter."""
+        shape = (*input.shape[:-1], self.out_features)
+        if self.bias is None:
+            return self.weight.new_zeros(shape)
+        return self.bias.expand(shape)
+
+
 def stores_transposed(layer: nn.Module) -> bool:
     """Whether the layer is a Conv1D of transformers."""
     kind = type(layer)
@@ -18,7 +47,7 @@ def stores_transposed(layer: nn.Module) -> bool:
 
 def is_matrix_layer(layer: nn.Module) -> bool:
     """Whether rows and columns of the layer can be cut: nn.Linear itself, or Conv1D."""
-    return type(layer) is nn.Linear or stores_transposed(layer)
+    return type(layer) in (nn.Linear, BiasOnly) or stores_transposed(layer)
 
 
 def matrix_of(layer: nn.Module) -> torch.Tensor:
@@ -52,20 +81,3 @@ def take_rows(layer: nn.Module, rows: torch.Tensor) -> None:
 def take_columns(layer: nn.Module, columns: torch.Tensor) -> None:
     """Keep these input columns only; the bias stays whole."""
     set_matrix(layer, matrix_of(layer)[:, columns.to(matrix_of(layer).device)])
-
-
-def linear_without_inputs(layer: nn.Module) -> nn.Linear:
-    """A Linear of no inputs that still adds the bias of `layer`.
-
-    A Conv1D cannot: it flattens its input by a view whose size nothing determines.
-    """
-    matrix = matrix_of(layer)
-    bias = layer._parameters.get("bias")
-    with torch.device("meta"):
-        result = nn.Linear(1, len(matrix), bias=bias is not None, dtype=matrix.dtype)
-    result.in_features = 0
-    result.weight = nn.Parameter(matrix.detach()[:, :0].clone(), matrix.requires_grad)
-    if bias is not None:
-        result.bias = bias
-    result.training = layer.training
-    return result

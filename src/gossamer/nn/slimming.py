@@ -14,10 +14,9 @@ from torch import nn
 
 from gossamer.errors import TargetError
 from gossamer.nn.matrix_layer import (
+    BiasOnly,
     is_matrix_layer,
-    linear_without_inputs,
     matrix_of,
-    stores_transposed,
     take_columns,
     take_rows,
 )
@@ -103,10 +102,10 @@ class NoAttention(nn.Module):
             batch, tokens, _ = hidden_states.shape
             nothing = hidden_states.new_zeros(batch, 1, tokens, 1)
             getattr(cache, "self_attention_cache", cache).update(nothing, nothing, self.layer_idx)
-        empty = hidden_states[..., :0]
         if self.output_name is None:
-            return empty, None
-        return self.get_submodule(self.output_name)(empty), None
+            # The output projection behind it reads the shape only.
+            return hidden_states, None
+        return self.get_submodule(self.output_name)(hidden_states), None
 
 
 def find_groups(model: nn.Module) -> list[UnitGroup]:
@@ -138,8 +137,8 @@ def cut_units(group: UnitGroup, kept: Sequence[int]) -> None:
     for producer in group.producers:
         take_rows(producer, group.rows(producer, units))
     take_columns(group.consumer, group.columns(units))
-    if not len(kept) and stores_transposed(group.consumer):
-        _put(group.block, group.consumer_name, linear_without_inputs(group.consumer))
+    if not len(kept):
+        _put(group.block, group.consumer_name, BiasOnly.of(group.consumer))
     if group.kind == "heads":
         _fix_attention(group, len(kept))
 

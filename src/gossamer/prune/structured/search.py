@@ -155,8 +155,10 @@ def _knapsack(
 ) -> list[int]:
     """Counts per group with the largest total value within the budget."""
     unit = _common_unit(costs, options, budget)
-    budget = min(budget, sum(float(cost[option].max()) for cost, option in zip(costs, options, strict=True)))
-    cells = int(budget / unit * (1 + 1e-12)) + 1
+    dearest = sum(float(cost[o].max()) for cost, o in zip(costs, options, strict=True))
+    # Room for the rounding of every group, so that a budget for everything keeps everything.
+    budget = min(budget, dearest + len(costs) * unit)
+    cells = int(budget / unit) + 1
     best = np.zeros(cells)
     picks = []
     for value, cost, option in zip(values, costs, options, strict=True):
@@ -164,7 +166,7 @@ def _knapsack(
         pick = np.zeros(cells, dtype=np.int32)
         for n in option:
             # Rounding up keeps the true cost below what is charged.
-            shift = math.ceil(float(cost[n]) / unit * (1 - 1e-12))
+            shift = math.ceil(float(cost[n]) / unit)
             if shift >= cells:
                 continue
             candidate = best[: cells - shift] + value[n]
@@ -183,7 +185,7 @@ def _knapsack(
     for pick, cost in reversed(picks):
         n = int(pick[at])
         counts.append(n)
-        at -= math.ceil(float(cost[n]) / unit * (1 - 1e-12))
+        at -= math.ceil(float(cost[n]) / unit)
     return counts[::-1]
 
 
@@ -194,7 +196,7 @@ def _common_unit(costs: list[np.ndarray], options: list[np.ndarray], budget: flo
         divisor = int(np.gcd.reduce(listed.astype(np.int64)))
         if divisor and budget / divisor <= STEPS * 10:
             return float(divisor)
-    return max(budget / STEPS, np.finfo(np.float64).tiny)
+    return budget / STEPS if budget > 0 else 1.0
 
 
 def _per_group(name: str, value: int | Sequence[int], groups: int, low: int) -> list[int]:
