@@ -52,9 +52,7 @@ def export_onnx(
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise InputError(
-            "ONNX export needs two packages: pip install onnx onnxscript."
-        ) from error
+        raise InputError("ONNX export needs two packages: pip install onnx onnxscript.") from error
     wrapper = _OneOutput(model, tuple(inputs), output)
     batch, tokens = torch.export.Dim("batch"), torch.export.Dim("tokens")
     shapes = tuple({0: batch, 1: tokens} if name in dynamic else None for name in inputs)

@@ -34,9 +34,8 @@ class BiasOnly(nn.Linear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """The bias at every position; what is in `input` does not matter."""
         shape = (*input.shape[:-1], self.out_features)
-        if self.bias is None:
-            return self.weight.new_zeros(shape)
-        return self.bias.expand(shape)
+        bias = self._parameters["bias"]
+        return self.weight.new_zeros(shape) if bias is None else bias.expand(shape)
 
 
 def stores_transposed(layer: nn.Module) -> bool:

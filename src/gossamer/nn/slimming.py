@@ -163,9 +163,7 @@ def _fix_attention(group: UnitGroup, units: int) -> None:
 
 
 def _heads(name: str, block: nn.Module, family: BlockFamily) -> UnitGroup:
-    gone = bool(family.attention) and isinstance(
-        block.get_submodule(family.attention), NoAttention
-    )
+    gone = bool(family.attention) and isinstance(block.get_submodule(family.attention), NoAttention)
     count = width = 0
     if not gone:
         head_dim = int(_attribute(block, family.head_dim))
@@ -180,9 +178,7 @@ def _heads(name: str, block: nn.Module, family: BlockFamily) -> UnitGroup:
 
 def _filters(name: str, block: nn.Module, family: BlockFamily) -> UnitGroup:
     count = _matrix_shape(name, block, family.down)[1]
-    return UnitGroup(
-        name, block, family, "filters", count, 1, family.down, family.expansions, 1
-    )
+    return UnitGroup(name, block, family, "filters", count, 1, family.down, family.expansions, 1)
 
 
 def _matrix_shape(name: str, block: nn.Module, part: str) -> torch.Size:

@@ -26,8 +26,8 @@ class BlockFamily:
         segments: how many projections are stacked in each of `projections`.
         expansions: layers whose rows are filters: up, or gate and up.
         down: the layer whose columns are filters.
-        norm_first: True if the feed-forward part adds to the sum of block input and attention, False
-            if it adds to its own input; a name is an attribute of the block that says so.
+        norm_first: True if the feed-forward part adds to the sum of block input and attention,
+            False if it adds to its own input; a name is an attribute of the block that says so.
     """
 
     name: str

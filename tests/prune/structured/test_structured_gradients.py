@@ -3,8 +3,7 @@
 
 import pytest
 import torch
-from structured_models import FAMILY_NAMES, FILTERS, HEADS, loss, make_ids, make_model
-from torch import nn
+from structured_models import FAMILY_NAMES, FILTERS, HEADS, UNEVEN, loss, make_ids, make_model
 
 from gossamer.errors import InputError
 from gossamer.prune.structured import (
@@ -13,7 +12,10 @@ from gossamer.prune.structured import (
     fisher_scores,
     mask_gradients,
     scaled_units,
+    slim,
 )
+
+FLOAT32_NORMS = ("llama", "qwen2", "mistral")
 
 
 @pytest.mark.parametrize("name", FAMILY_NAMES)
@@ -22,7 +24,8 @@ def test_gradients_equal_finite_differences(name):
     groups = find_units(model)
     found = mask_gradients(model, groups, [ids], loss)
     assert [tuple(g.shape) for g in found] == [(1, HEADS), (1, FILTERS)] * 3
-    step = 1e-5
+    # Llama's norms compute in float32 whatever the model's type.
+    step, tolerance = (1e-2, 2e-2) if name in FLOAT32_NORMS else (1e-5, 1e-4)
     for number in (0, 3, 4):
         for unit in (0, groups[number].count - 1):
             values = []
@@ -32,20 +35,23 @@ def test_gradients_equal_finite_differences(name):
                 with scaled_units(groups, factors), torch.no_grad():
                     values.append(float(loss(model, ids)))
             slope = (values[0] - values[1]) / (2 * step)
-            assert float(found[number][0, unit]) == pytest.approx(slope, rel=1e-4, abs=1e-9)
+            assert float(found[number][0, unit]) == pytest.approx(
+                slope, rel=tolerance, abs=tolerance**2
+            )
 
 
 @pytest.mark.parametrize("name", ["bert", "opt", "llama", "zoo"])
 def test_per_sample_equals_batches_of_one(name):
     model, ids = make_model(name, torch.float64), make_ids(rows=3)
+    tolerance = 1e-5 if name in FLOAT32_NORMS else 1e-10
     groups = find_units(model)
     together = mask_gradients(model, groups, [ids[:2], ids[2:]], loss, fisher="sample")
     alone = mask_gradients(model, groups, list(ids.split(1)), loss, fisher="batch")
     for one, other in zip(together, alone, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
     batch = mask_gradients(model, groups, [ids], loss, fisher="batch")
     for one, other in zip(batch, alone, strict=True):
-        torch.testing.assert_close(one[0], other.mean(0), rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(one[0], other.mean(0), rtol=tolerance, atol=tolerance)
 
 
 def test_fisher_of_a_known_gradient():
@@ -81,6 +87,18 @@ def test_bad_losses_are_refused_and_hooks_removed(bad_loss, message):
     with pytest.raises(InputError, match=message):
         mask_gradients(model, find_units(model), [make_ids()], bad_loss)
     assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_groups_without_units_have_empty_gradients():
+    model = make_model("zoo")
+    slim(model, UNEVEN)
+    for fisher in ("batch", "sample"):
+        found = mask_gradients(model, find_units(model), [make_ids()], loss, fisher=fisher)
+        rows = 1 if fisher == "batch" else 2
+        assert [tuple(g.shape) for g in found[2:4]] == [(rows, 0)] * 2
+    slim(model, [[]] * 6)
+    with pytest.raises(InputError, match="nothing to prune"):
+        mask_gradients(model, find_units(model), [make_ids()], loss)
 
 
 def test_no_data_and_a_wrong_fisher():
@@ -137,4 +155,3 @@ def test_bad_costs():
             cost_tables(groups, "macs", tokens)
     with pytest.raises(InputError, match="cost"):
         cost_tables(groups, "joules", 1.0)
-    assert isinstance(groups[0].consumer, nn.Linear)

@@ -27,14 +27,11 @@ def random_case(seed, linear):
     if linear:
         units = [head, filter_, head, filter_]
         tables = [
-            u * torch.arange(n + 1, dtype=torch.float64)
-            for u, n in zip(units, sizes, strict=True)
+            u * torch.arange(n + 1, dtype=torch.float64) for u, n in zip(units, sizes, strict=True)
         ]
     else:
         tables = [
-            torch.cat(
-                [torch.zeros(1), torch.randint(0, 9, (n,), generator=g).float()]
-            ).double()
+            torch.cat([torch.zeros(1), torch.randint(0, 9, (n,), generator=g).float()]).double()
             for n in sizes
         ]
     total = sum(float(t.max()) for t in tables)
@@ -196,8 +193,7 @@ def test_rearrangement_never_raises_its_objective():
 
 
 def test_opposite_gradients_go_together_and_orthogonal_ones_stay():
-    gradients = torch.tensor([[3.0, -3.0, 1.0, 0.0], [0.0, 0.0, 0.0, 2.0]])
-    assert rearrange_units(gradients, [0, 1]) == [2, 3]
+    assert rearrange_units(torch.tensor([[3.0, -3.0, 1.0]]), [1]) == [2]
     assert rearrange_units(torch.eye(5) * torch.arange(1.0, 6.0), [2, 3, 4]) == [2, 3, 4]
 
 

@@ -102,7 +102,7 @@ def test_bad_unit_lists_are_refused():
 
 
 def test_foreign_models_are_refused_by_name():
-    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2), 1)
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, batch_first=True), 1)
     with pytest.raises(TargetError, match=r"in_proj_weight.*BERT"):
         find_units(encoder)
     with pytest.raises(TargetError, match=r"in_proj_weight"):

@@ -129,7 +129,7 @@ def test_refit_lowers_the_error_and_keeps_the_teacher(name):
         method="weights",
     )  # fmt: skip
     assert all(fit.error_after <= fit.error_before for fit in fits)
-    assert sum(f.error_after for f in fits) < 0.8 * sum(f.error_before for f in fits)
+    assert sum(f.error_after for f in fits) < 0.9 * sum(f.error_before for f in fits)
     assert all(torch.equal(before[key], value) for key, value in teacher.state_dict().items())
     assert not any(m._forward_hooks or "forward" in m.__dict__ for m in teacher.modules())
 
@@ -137,12 +137,12 @@ def test_refit_lowers_the_error_and_keeps_the_teacher(name):
 def test_padding_does_not_count():
     teacher = make_model("bert")
     results = []
+    mask = torch.ones(8, 9, dtype=torch.long)
+    mask[:, 6:] = 0
     for noise in (0, 7):
         student = copy.deepcopy(teacher)
         slim(student, HALF)
         batches = [make_ids(8, 9, seed) for seed in range(8)]
-        mask = torch.ones(8, 9, dtype=torch.long)
-        mask[:, 6:] = 0
         for ids in batches:
             ids[:, 6:] = 3 + noise
         reconstruct(
@@ -193,9 +193,7 @@ def test_the_better_state_is_kept():
     model = make_model("zoo")
     batches = [make_ids(8, 9, seed) for seed in range(4)]
     options = {"budget": 0.4, "tokens": 9}
-    result = prune_structured(
-        model, batches, loss, evaluate=lambda model: next(scores), **options
-    )
+    result = prune_structured(model, batches, loss, evaluate=lambda model: next(scores), **options)
     kept = {stage.name: stage.kept for stage in result.stages}
     assert kept == {
         "gradients": True, "search": True, "rearrange": False, "slim": True, "tune": False,

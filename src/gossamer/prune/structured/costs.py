@@ -4,6 +4,7 @@
 Embeddings, norms, poolers and heads of tasks are the same for every choice and are not counted.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -82,7 +83,7 @@ def _measure(group: UnitGroup, tokens: int) -> CostTable:
     table = torch.zeros(group.count + 1, dtype=torch.float64)
     points = [(1, micros[0])] if grid[0] != 1 else []
     points += list(zip(grid, micros, strict=True))
-    for (low, first), (high, second) in zip(points, points[1:], strict=False):
+    for (low, first), (high, second) in itertools.pairwise(points):
         table[low : high + 1] = torch.linspace(first, second, high - low + 1, dtype=torch.float64)
     table[points[-1][0]] = points[-1][1]
     return table.cummax(0).values * 1e-6

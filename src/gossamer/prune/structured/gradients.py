@@ -83,7 +83,9 @@ def mask_gradients(
     """
     if fisher not in ("batch", "sample"):
         raise InputError(f"fisher: expected 'batch' or 'sample', got {fisher!r}.")
-    holders = [_Variables(group, fisher) for group in groups]
+    holders = [_Variables(group, fisher) for group in groups if group.count]
+    if not holders:
+        raise InputError("model: no unit is left in any block; there is nothing to prune.")
     handles = [
         holder.group.consumer.register_forward_pre_hook(holder.scale) for holder in holders
     ] + [
@@ -102,9 +104,11 @@ def mask_gradients(
     finally:
         for handle in handles:
             handle.remove()
-    if not rows or not rows[0]:
+    if not rows[0]:
         raise InputError("batches: there is none; gradients need calibration data.")
-    return [torch.cat(seen) for seen in rows]
+    found = iter([torch.cat(seen) for seen in rows])
+    num_samples = sum(len(part) for part in rows[0])
+    return [next(found) if group.count else torch.zeros(num_samples, 0) for group in groups]
 
 
 def fisher_scores(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -120,4 +124,6 @@ def _check_loss(value: Any) -> None:
             "loss: its value has no gradient; it must call the model it is given, without no_grad."
         )
     if not torch.isfinite(value).all():
-        raise InputError(f"loss: is {float(value)} on a calibration batch; check data and weights.")
+        raise InputError(
+            f"loss: is {float(value.detach())} on a calibration batch; check data and weights."
+        )

@@ -19,10 +19,10 @@ REFIT_RIDGES = (1e-4, 1e-3, 1e-2, 1e-1)
 
 @dataclass
 class Sums:
-    """What least squares needs to know of inputs x and targets y; float64."""
+    """What least squares needs of inputs x and targets y, float64: gram [J, J], cross [J, D]."""
 
-    gram_JJ: torch.Tensor
-    cross_JD: torch.Tensor
+    gram: torch.Tensor
+    cross: torch.Tensor
     target: float = 0.0
 
     @classmethod
@@ -34,14 +34,14 @@ class Sums:
     def add(self, x_NK: torch.Tensor, y_ND: torch.Tensor) -> None:
         """Count some tokens in; products in their own precision, sums in float64."""
         x_NJ = torch.cat([x_NK, x_NK.new_ones(len(x_NK), 1)], dim=1)
-        self.gram_JJ += x_NJ.T @ x_NJ
-        self.cross_JD += x_NJ.T @ y_ND
+        self.gram += x_NJ.T @ x_NJ
+        self.cross += x_NJ.T @ y_ND
         self.target += float(y_ND.double().square().sum())
 
     def error(self, weight_DJ: torch.Tensor) -> float:
         """Summed squared error of x -> weight [x, 1] on these tokens, relative to that of 0."""
-        quadratic = float(((weight_DJ @ self.gram_JJ) * weight_DJ).sum())
-        linear = float((weight_DJ * self.cross_JD.T).sum())
+        quadratic = float(((weight_DJ @ self.gram) * weight_DJ).sum())
+        linear = float((weight_DJ * self.cross.T).sum())
         return max(quadratic - 2 * linear + self.target, 0.0) / (self.target or 1.0)
 
 
@@ -60,9 +60,9 @@ def unit_scales(
     if not units:
         return ones_U, ""
     inputs = weight_DK.shape[1]
-    products_KK = (weight_DK.T @ weight_DK) * sums.gram_JJ[:inputs, :inputs]
+    products_KK = (weight_DK.T @ weight_DK) * sums.gram[:inputs, :inputs]
     normal_UU = products_KK.reshape(units, width, units, width).sum((1, 3))
-    cross_KD = sums.cross_JD[:inputs] - torch.outer(sums.gram_JJ[:inputs, -1], bias_D)
+    cross_KD = sums.cross[:inputs] - torch.outer(sums.gram[:inputs, -1], bias_D)
     right_U = (cross_KD * weight_DK.T).sum(1).reshape(units, width).sum(1) - normal_UU @ ones_U
     for step in range(ESCALATIONS + 1):
         strength = ridge * 10**step
@@ -75,9 +75,9 @@ def unit_scales(
 
 def refitted(sums: Sums, weight_DJ: torch.Tensor, ridge: float, has_bias: bool) -> torch.Tensor:
     """The weight [D, J] nearest to `weight_DJ` in the ridge sense that fits the target best."""
-    size = len(sums.gram_JJ) if has_bias else len(sums.gram_JJ) - 1
-    gram = sums.gram_JJ[:size, :size]
-    right = (sums.cross_JD - sums.gram_JJ @ weight_DJ.T)[:size]
+    size = len(sums.gram) if has_bias else len(sums.gram) - 1
+    gram = sums.gram[:size, :size]
+    right = (sums.cross - sums.gram @ weight_DJ.T)[:size]
     result = weight_DJ.clone()
     result[:, :size] += solve_ridge(gram, right, ridge).T
     return result

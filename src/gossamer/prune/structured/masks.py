@@ -16,9 +16,7 @@ from gossamer.nn.slimming import UnitGroup
 
 
 @contextmanager
-def scaled_units(
-    groups: Sequence[UnitGroup], factors: Sequence[torch.Tensor]
-) -> Iterator[None]:
+def scaled_units(groups: Sequence[UnitGroup], factors: Sequence[torch.Tensor]) -> Iterator[None]:
     """Inside, every group's units are multiplied by its factors [units]."""
     handles = [
         group.consumer.register_forward_pre_hook(_scale(group, factor))

@@ -4,7 +4,7 @@
 import copy
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
@@ -27,7 +27,7 @@ from gossamer.prune.structured.units import find_units
 Teacher = Literal["dense", "sqrt"]
 
 
-def prune_structured(
+def prune_structured(  # noqa: PLR0913 (the stages' settings are all named)
     model: nn.Module,
     batches: Iterable[Any],
     loss: Loss,
@@ -106,9 +106,7 @@ def prune_structured(
             run.reconstruct("tune", dense, "scales")
         if refit:
             run.reconstruct("refit", dense, "weights")
-    spent = sum(
-        float(table[group.count]) for table, group in zip(tables, run.groups, strict=True)
-    )
+    spent = sum(float(table[group.count]) for table, group in zip(tables, run.groups, strict=True))
     return run.result(spent / total if total else 1.0)
 
 
@@ -159,9 +157,7 @@ class _Run:
         self._log("search", _objective(gradients, kept), self.score, True, seconds=seconds)
         return kept
 
-    def rearrange(
-        self, gradients: list[torch.Tensor], kept: list[list[int]]
-    ) -> list[list[int]]:
+    def rearrange(self, gradients: list[torch.Tensor], kept: list[list[int]]) -> list[list[int]]:
         start = time.perf_counter()
         other = [rearrange_units(g, units) for g, units in zip(gradients, kept, strict=True)]
         seconds = time.perf_counter() - start

@@ -30,23 +30,24 @@ class ModelCall:
     Attributes:
         hidden: states that enter the next block to be replayed.
         rest: per block, the arguments beside the hidden states.
-        keep_N: bool per token of the flattened batch, None if all count.
+        keep: bool [N] per token of the flattened batch, None if all count.
     """
 
     hidden: torch.Tensor
     rest: list[tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
-    keep_N: torch.Tensor | None = None
+    keep: torch.Tensor | None = None
 
     def run(self, block: nn.Module, number: int) -> torch.Tensor:
         """The hidden states after `block`, the block of that number."""
         args, kwargs = self.rest[number]
         result = block(self.hidden, *args, **kwargs)
-        return result[0] if isinstance(result, tuple) else result
+        after: torch.Tensor = result[0] if isinstance(result, tuple) else result
+        return after
 
     def rows(self, tensor: torch.Tensor) -> torch.Tensor:
         """Rows [N, *] of the tokens that count."""
-        flat = tensor.reshape(-1, tensor.shape[-1])
-        return flat if self.keep_N is None else flat[self.keep_N]
+        flat = tensor.flatten(0, -2)
+        return flat if self.keep is None else flat[self.keep]
 
 
 def record_calls(
@@ -145,4 +146,4 @@ def _attach_keep(calls: list[ModelCall], keep: torch.Tensor | Sequence[torch.Ten
                 f"keep: shape {list(tensor.shape)}, but the model runs"
                 f" {list(call.hidden.shape[:-1])} tokens."
             )
-        call.keep_N = tensor.reshape(-1).to(call.hidden.device) != 0
+        call.keep = tensor.reshape(-1).to(call.hidden.device) != 0

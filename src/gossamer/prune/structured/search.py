@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which units to keep for the most score within a budget: a multiple-choice knapsack, solved exactly.
+"""Which units to keep for the most score within a budget: an exact multiple-choice knapsack.
 
 Per group the option n is "keep the n units with the highest scores". Equal scores: the lower
 index first, and of equal totals the one with fewer units in the later groups.
@@ -39,18 +39,14 @@ def search_units(
     """
     orders, values, options = _options(scores, tables, multiple, minimum)
     costs = [table.double().numpy() for table in tables]
-    least = sum(
-        float(cost[option].min()) for cost, option in zip(costs, options, strict=True)
-    )
+    least = sum(float(cost[option].min()) for cost, option in zip(costs, options, strict=True))
     if math.isnan(budget) or least > budget:
         raise ResourceError(
             f"budget: {budget:g} cannot be met; the cheapest choice that is allowed costs"
             f" {least:g}. Raise the budget, or lower the minimum number of units."
         )
     counts = _knapsack(values, costs, options, budget)
-    return [
-        sorted(order[:count].tolist()) for order, count in zip(orders, counts, strict=True)
-    ]
+    return [sorted(order[:count].tolist()) for order, count in zip(orders, counts, strict=True)]
 
 
 def best_units(
@@ -71,9 +67,7 @@ def best_units(
     return search_units(scores, tables, budget, multiple=multiple, minimum=minimum)
 
 
-def _unit_cost(
-    tables: Sequence[torch.Tensor], is_head: Sequence[bool], kind: bool
-) -> float | None:
+def _unit_cost(tables: Sequence[torch.Tensor], is_head: Sequence[bool], kind: bool) -> float | None:
     """What every unit of a kind costs; None if they differ."""
     own = [t for t, head in zip(tables, is_head, strict=True) if head is kind and len(t) > 1]
     if not own:
@@ -136,7 +130,9 @@ def _options(
     orders, values, options = [], [], []
     for score, table, step, least in zip(scores, tables, multiples, minimums, strict=True):
         if len(table) != len(score) + 1:
-            raise InputError(f"a table of {len(table)} costs for {len(score)} units; one more is due.")
+            raise InputError(
+                f"a table of {len(table)} costs for {len(score)} units; one more is due."
+            )
         if not torch.isfinite(score).all() or (len(score) and score.min() < 0):
             raise InputError("scores: must be finite and not negative; check data and weights.")
         if not torch.isfinite(table).all() or table.min() < 0:
@@ -202,5 +198,7 @@ def _common_unit(costs: list[np.ndarray], options: list[np.ndarray], budget: flo
 def _per_group(name: str, value: int | Sequence[int], groups: int, low: int) -> list[int]:
     values = [value] * groups if isinstance(value, int) else list(value)
     if len(values) != groups or any(not isinstance(v, int) or v < low for v in values):
-        raise InputError(f"{name}: expected a whole number from {low} on, or one per group, got {value}.")
+        raise InputError(
+            f"{name}: expected a whole number from {low} on, or one per group, got {value}."
+        )
     return values

@@ -12,7 +12,6 @@ from gossamer.nn.slimming import cut_units
 from gossamer.prune.structured.units import find_units
 
 
-
 def slim(
     model: nn.Module,
     kept: Sequence[Sequence[int]],

@@ -41,7 +41,7 @@ class SubLayerFit:
     note: str = ""
 
 
-def reconstruct(
+def reconstruct(  # noqa: PLR0913 (two models with their units, and how to run them)
     student: nn.Module,
     groups: Sequence[UnitGroup],
     teacher: nn.Module,
@@ -77,7 +77,7 @@ def reconstruct(
         theirs = record_calls(teacher, blocks, batches, loss, keep)
         if not theirs:
             raise InputError("batches: there is none; reconstruction needs calibration data.")
-        ours = [ModelCall(call.hidden, call.rest, call.keep_N) for call in theirs]
+        ours = [ModelCall(call.hidden, call.rest, call.keep) for call in theirs]
         for number in range(len(blocks)):
             pair = slice(2 * number, 2 * number + 2)
             sums = [_teach(call, number, teacher_groups[pair]) for call in theirs]
@@ -154,6 +154,7 @@ def _student_rows(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Inputs of the consumer and the residual its output is added to."""
     heads = group.kind == "heads"
+    own: dict[str, nn.Module]
     own = {group.kind: group.consumer} if heads else _layers([group], with_attention=True)
     seen, _ = watch(call, group.block, number, own, stop_at=group.kind)
     residual = call.hidden if heads else _ffn_residual(call, group, seen)
@@ -161,7 +162,7 @@ def _student_rows(
 
 
 def _layers(groups: Sequence[UnitGroup], with_attention: bool = False) -> dict[str, nn.Module]:
-    layers = {group.kind: group.consumer for group in groups}
+    layers: dict[str, nn.Module] = {group.kind: group.consumer for group in groups}
     ffn = groups[-1]
     layers["expansion"] = ffn.producers[0]
     if with_attention:

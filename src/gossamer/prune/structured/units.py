@@ -93,6 +93,7 @@ def _unknown(model: nn.Module) -> str:
         )
     kinds = sorted({type(module).__name__ for module in model.modules()})
     return (
-        f"no transformer block of a known family was found; the model holds {', '.join(kinds[:12])}."
+        "no transformer block of a known family was found; the model holds"
+        f" {', '.join(kinds[:12])}."
         f" Supported blocks: {supported}."
     )
