@@ -6,8 +6,8 @@
 
 Every draw takes other pairs of STS-B train: a quarter of them is set aside to choose between the
 states before and after a stage, dev is only looked at for the table. `lost` is in points against
-the dense model (negative: better than dense), `time` is all stages with their evaluation, `speed` dense
-latency / slim latency on one sequence of 128 tokens, both timed in one interleaved race.
+the dense model (negative: better than dense), `time` is all stages with their evaluation, `speed`
+dense latency / slim latency on one sequence of 128 tokens, both timed in one interleaved race.
 """
 
 import copy
