@@ -17,6 +17,7 @@ from gossamer.io.inventory import own_slots
 from gossamer.io.layer_table import CONTAINERS, ENCODER, LAYERS, read_args
 from gossamer.io.manifest import ArchitectureNode, Argument, TorchNode, TransformersNode, ZooNode
 from gossamer.io.skeleton import SkeletonBuilder
+from gossamer.io.slim_blocks import shrink, slim_blocks
 from gossamer.io.transformers_models import (
     TRANSFORMERS_CLASSES,
     build_transformers,
@@ -51,6 +52,9 @@ def describe(model: nn.Module, config: dict[str, Any] | None = None) -> Architec
         return None
     try:
         rebuilt = build(node, max_tensors=2**31, config=config)
+        if not isinstance(node, TorchNode):
+            node = node.model_copy(update={"slim": slim_blocks(model, rebuilt)})
+            shrink(rebuilt, node.slim)
     except ArtifactError:
         # Beyond the limits of the reader, such as ten thousand modules.
         return None
@@ -59,18 +63,25 @@ def describe(model: nn.Module, config: dict[str, Any] | None = None) -> Architec
 
 
 def build(
-    node: ArchitectureNode, *, max_tensors: int, config: dict[str, Any] | None = None
+    node: ArchitectureNode,
+    *,
+    max_tensors: int,
+    config: dict[str, Any] | None = None,
+    device: str = "meta",
 ) -> nn.Module:
-    """The described skeleton on the meta device.
+    """The described skeleton, on the meta device unless told otherwise.
 
     Args:
         node: from a checked manifest.
         max_tensors: refuse to build more tensors than this; pass the number the file names.
         config: the content of config.json, for transformers models.
+        device: for transformers models, whose buffers are computed and not stored.
     """
-    if isinstance(node, TransformersNode):
-        return build_transformers(node.name, config, max_tensors=max_tensors, device="meta")
-    return SkeletonBuilder(max_tensors).build(node)
+    if not isinstance(node, TransformersNode):
+        return SkeletonBuilder(max_tensors).build(node)
+    model = build_transformers(node.name, config, max_tensors=max_tensors, device=device)
+    shrink(model, node.slim)
+    return model
 
 
 def _describe(module: nn.Module, key: str, depth: int) -> TorchNode | ZooNode | None:

@@ -48,6 +48,7 @@ BESIDE_FILES: Final = frozenset(
 COMPANIONS: Final = BESIDE_FILES | {CARD_FILE, ".gitattributes", "README.md"}
 
 MAX_RECIPE: Final = 2**20
+MAX_SLIM_BLOCKS: Final = 10_000
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0, le=2**46)]
@@ -129,6 +130,17 @@ class TorchNode(_Data):
     key: ShortText = ""
 
 
+class SlimBlock(_Data):
+    """How many units are left in one transformer block of a slim model."""
+
+    heads: Annotated[int, Field(ge=0, le=MAX_DIM)]
+    filters: Annotated[int, Field(ge=0, le=MAX_DIM)]
+
+
+# One per block; none for a model that has the size its configuration says.
+SlimBlocks = Annotated[tuple[SlimBlock, ...], Field(max_length=MAX_SLIM_BLOCKS)]
+
+
 class ZooNode(_Data):
     """A model of gossamer.zoo."""
 
@@ -136,6 +148,7 @@ class ZooNode(_Data):
     name: ShortText
     args: dict[ShortText, Argument] = Field(default_factory=dict)
     key: ShortText = ""
+    slim: SlimBlocks = ()
 
 
 class TransformersNode(_Data):
@@ -143,6 +156,7 @@ class TransformersNode(_Data):
 
     kind: Literal["transformers"] = "transformers"
     name: ShortText
+    slim: SlimBlocks = ()
 
 
 PartNode = Annotated[TorchNode | ZooNode, Field(discriminator="kind")]

@@ -21,7 +21,6 @@ from gossamer.io.manifest import CONFIG_FILE, DenseEntry, Manifest, Transformers
 from gossamer.io.opened import OpenArtifact, find_artifact, open_artifact
 from gossamer.io.placing import Placement
 from gossamer.io.tensor_header import dtype_name
-from gossamer.io.transformers_models import build_transformers
 
 
 def load(
@@ -87,10 +86,10 @@ def _load_artifact(
         arrays, _ = artifact.read()
         decoded = decode_all(manifest, arrays, where)
         if model is None and isinstance(manifest.architecture, TransformersNode):
-            target = build_transformers(
-                manifest.architecture.name,
-                artifact.config(),
+            target = build(
+                manifest.architecture,
                 max_tensors=_max_tensors(manifest),
+                config=artifact.config(),
                 device="cpu",
             )
     result = Placement(target, manifest, matched, decoded, in_place=model is not None).run()

@@ -12,6 +12,7 @@ from torch import nn
 from gossamer.errors import ArtifactError
 from gossamer.io.layer_table import CONTAINERS, ENCODER, ENCODER_ARGS, LAYERS, Kind
 from gossamer.io.manifest import Argument, PartNode, TorchNode, ZooNode
+from gossamer.io.slim_blocks import shrink
 from gossamer.zoo import ZOO
 
 MAX_NODES = 10_000
@@ -47,7 +48,9 @@ class SkeletonBuilder:
         if isinstance(node, ZooNode):
             if node.name not in ZOO:
                 raise _unknown(where, "zoo model", node.name, list(ZOO))
-            return self._counted(lambda: ZOO[node.name](**node.args), where)  # type: ignore[arg-type]
+            model = self._counted(lambda: ZOO[node.name](**node.args), where)  # type: ignore[arg-type]
+            shrink(model, node.slim)
+            return model
         if node.name in CONTAINERS:
             return self._container(node, where)
         if node.name == ENCODER:

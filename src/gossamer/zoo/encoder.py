@@ -20,6 +20,7 @@ class EncoderLayer(nn.Module):
     def __init__(self, width: int, num_heads: int, ffn_width: int) -> None:
         super().__init__()
         self.num_heads = num_heads
+        self.head_dim = width // num_heads
         self.attention_norm = nn.LayerNorm(width)
         self.query = nn.Linear(width, width)
         self.key = nn.Linear(width, width)
@@ -33,7 +34,7 @@ class EncoderLayer(nn.Module):
         """The tokens [B, T, D] after one layer; `keep_BT` is False where a token is padding."""
         normed_BTD = self.attention_norm(x_BTD)
         query, key, value = (
-            project(normed_BTD).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            project(normed_BTD).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for project in (self.query, self.key, self.value)
         )
         allowed = None if keep_BT is None else keep_BT[:, None, None, :]

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which heads and filters a model has, or a typed error that says why it cannot be cut."""
+
+from torch import nn
+
+from gossamer.errors import InputError, TargetError
+from gossamer.nn.matrix_layer import is_matrix_layer
+from gossamer.nn.slimming import UnitGroup, find_groups
+from gossamer.nn.unit_families import FAMILIES, family_of
+
+_FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+
+
+def find_units(model: nn.Module) -> list[UnitGroup]:
+    """Groups of units in model order: heads, then filters, of every block.
+
+    Raises:
+        TargetError: unknown architecture, layers that are not plain, shared or computed weights.
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}.")
+    names: dict[int, str] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if family_of(module) is None:
+            continue
+        if id(module) in names:
+            raise TargetError(
+                f"{name}: is the same block as {names[id(module)]}. A block that is used twice has"
+                " one set of units for two places, which is not supported."
+            )
+        names[id(module)] = name
+    if not names:
+        raise TargetError(_unknown(model))
+    for name, module in model.named_modules():
+        if id(module) in names:
+            _check_layers(name, module)
+    groups = find_groups(model)
+    _check_sharing(model, groups)
+    return groups
+
+
+def _check_layers(block_name: str, block: nn.Module) -> None:
+    family = family_of(block)
+    if family is None:
+        return
+    for part in (*family.projections, family.output, *family.expansions, family.down):
+        try:
+            layer = block.get_submodule(part)
+        except AttributeError:
+            continue  # an attention without heads has no projections any more
+        where = f"{block_name}.{part}"
+        if hasattr(layer, "parametrizations") or (
+            layer._parameters.get("weight") is None and hasattr(layer, "weight")
+        ):
+            raise TargetError(
+                f"{where}: its weight is computed (weight_norm, parametrization or"
+                " torch.nn.utils.prune). Make it permanent before units are cut out."
+            )
+        if not is_matrix_layer(layer):
+            raise TargetError(
+                f"{where}: is a {type(layer).__name__}; units can be cut out of torch.nn.Linear and"
+                " transformers' Conv1D only. Make masked or compact layers dense first (to_dense)."
+            )
+
+
+def _check_sharing(model: nn.Module, groups: list[UnitGroup]) -> None:
+    owners: dict[int, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        for key, parameter in module._parameters.items():
+            if parameter is not None:
+                owners.setdefault(id(parameter), []).append(f"{name}.{key}")
+    for group in groups:
+        for layer in (*group.producers, group.consumer):
+            for parameter in layer._parameters.values():
+                if parameter is not None and len(owners[id(parameter)]) > 1:
+                    raise TargetError(
+                        f"{group.name}: {' and '.join(owners[id(parameter)][:3])} are one tensor;"
+                        " cutting one would cut the other. Untie them first."
+                    )
+
+
+def _unknown(model: nn.Module) -> str:
+    supported = ", ".join(family.name for family in FAMILIES)
+    fused = [
+        f"{name or 'the model'} ({type(module).__name__})"
+        for name, module in model.named_modules()
+        if isinstance(module, _FUSED)
+    ]
+    if fused:
+        return (
+            f"{fused[0]}: keeps q, k and v in one Parameter (in_proj_weight) and reads its layers'"
+            f" weights directly, so no head can be cut out. Supported blocks: {supported}."
+        )
+    kinds = sorted({type(module).__name__ for module in model.modules()})
+    return (
+        "no transformer block of a known family was found; the model holds"
+        f" {', '.join(kinds[:12])}."
+        f" Supported blocks: {supported}."
+    )
