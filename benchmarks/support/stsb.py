@@ -11,7 +11,7 @@ import lzma
 import torch
 from torch import nn
 
-from gossamer.cli.minilm import average_ranks
+from gossamer.recipes.quality import rank_correlation
 
 
 def read_pairs(folder, split):
@@ -71,5 +71,4 @@ def spearman(model, batches):
     with torch.inference_mode():
         found = torch.cat([cosines(model, batch) for batch in batches])
     wanted = torch.cat([batch["score"] for batch in batches])
-    ranks = torch.stack([average_ranks(found), average_ranks(wanted)])
-    return 100 * float(torch.corrcoef(ranks)[0, 1])
+    return 100 * rank_correlation(found, wanted)
