@@ -60,27 +60,44 @@ struct Row {
   int64_t num_pairs = 0;
 };
 
-// Pairs are the quad form's: the panel form waits for its shuffles, and gained 2 % from them.
+// Pairs are the quad form's: the others wait for their shuffles, and gained 2 % from them.
 PairRule pair_rule(const Int8Layout& layout, const Int8Kernels& kernels) {
   const bool overflows = kernels.pairs == PairRule::bounded && layout.activation_bits != 7;
-  return layout.form == Int8Form::panel || overflows ? PairRule::none : kernels.pairs;
+  return layout.form != Int8Form::quad || overflows ? PairRule::none : kernels.pairs;
 }
 
 void add_kept(std::vector<Quad>& quads, Int8Form form, int64_t index, int64_t column, int8_t weight) {
-  const auto slot = static_cast<size_t>(form == Int8Form::panel ? index % 4 : column % 4);
-  const auto first = static_cast<uint16_t>(form == Int8Form::panel ? column : column / 4 * 4);
-  const bool opens = form == Int8Form::panel ? slot == 0 : quads.empty() || quads.back().columns[0] != first;
+  const bool any_four = form != Int8Form::quad;
+  const auto slot = static_cast<size_t>(any_four ? index % 4 : column % 4);
+  const auto first = static_cast<uint16_t>(any_four ? column : column / 4 * 4);
+  const bool opens = any_four ? slot == 0 : quads.empty() || quads.back().columns[0] != first;
   if (opens) {
     quads.emplace_back();
     quads.back().columns.fill(first);  // unused slots repeat a column and weigh nothing
   }
-  quads.back().columns[slot] = form == Int8Form::panel ? first : quads.back().columns[slot];
+  quads.back().columns[slot] = any_four ? first : quads.back().columns[slot];
   quads.back().weights[slot] = weight;
+}
+
+Int8Cut token_cut(const KeptWeight& weight, const Int8Kernels& kernels) {
+  const double kept = static_cast<double>(row_starts(weight)[weight.rows]);
+  const bool is_low = kept < kLowInt8Density * double(weight.rows) * double(weight.columns);
+  const int64_t most = is_low ? kernels.low_density_columns : kernels.block_columns;
+  const int64_t num_blocks = std::max<int64_t>((weight.columns + most - 1) / most, 1);
+  const int64_t even = (weight.columns + num_blocks - 1) / num_blocks;
+  Int8Cut cut{std::max<int64_t>((even + 7) / 8 * 8, 8), {}};
+  for (int64_t k = 0; k < cut.block_columns; ++k) cut.offsets.push_back(static_cast<uint16_t>(k * kInt8OffsetUnit));
+  return cut;
 }
 
 }  // namespace
 
 Int8Layout pack_int8(const KeptWeight& weight, const Int8Options& options, const Int8Kernels& kernels) {
+  return pack_int8(weight, options, kernels, token_cut(weight, kernels));
+}
+
+Int8Layout pack_int8(const KeptWeight& weight, const Int8Options& options, const Int8Kernels& kernels,
+                     const Int8Cut& cut) {
   const int64_t rows = weight.rows, columns = weight.columns;
   Int8Layout layout;
   layout.rows = rows;
@@ -92,27 +109,22 @@ Int8Layout pack_int8(const KeptWeight& weight, const Int8Options& options, const
   layout.num_tiles = (rows + layout.tile_rows - 1) / layout.tile_rows;
   const PairRule rule = pair_rule(layout, kernels);
 
-  std::vector<int64_t> cursor(static_cast<size_t>(rows) + 1, 0);
+  layout.block_columns = cut.block_columns;
+  layout.num_blocks = std::max<int64_t>((columns + cut.block_columns - 1) / cut.block_columns, 1);
+
+  std::vector<int64_t> cursor = row_starts(weight);
+  layout.kept = cursor[rows];
   layout.row_scales.assign(rows, 1.0f);
   layout.row_starts.assign(rows, 0);
   std::vector<double> inverse(rows, 0.0);
   for (int64_t r = 0; r < rows; ++r) {
-    int64_t at = cursor[r];
     float top = 0.0f;
-    for (int64_t k = 0; k < columns; ++k)
-      if (weight.keeps(r, k)) top = std::max(top, std::fabs(weight.values[at++]));
-    cursor[r + 1] = at;
+    for (int64_t i = cursor[r]; i < cursor[r + 1]; ++i) top = std::max(top, std::fabs(weight.values[i]));
     if (top > 0.0f) {
       layout.row_scales[r] = static_cast<float>(double(top) / 127);
       inverse[r] = 127 / double(top);
     }
   }
-  layout.kept = cursor[rows];
-  const bool is_low = double(layout.kept) < kLowInt8Density * double(rows) * double(columns);
-  const int64_t most = is_low ? kernels.low_density_columns : kernels.block_columns;
-  layout.num_blocks = std::max<int64_t>((columns + most - 1) / most, 1);
-  const int64_t even = (columns + layout.num_blocks - 1) / layout.num_blocks;
-  layout.block_columns = std::max<int64_t>((even + 7) / 8 * 8, 8);
 
   std::vector<Row> tile_block(layout.tile_rows);
   std::vector<int64_t> order;
@@ -151,8 +163,7 @@ Int8Layout pack_int8(const KeptWeight& weight, const Int8Options& options, const
         layout.row_pairs.push_back(static_cast<uint16_t>(row.num_pairs));
         for (const Quad& quad : row.quads) {
           layout.weights.insert(layout.weights.end(), quad.weights.begin(), quad.weights.end());
-          for (int i = 0; i < (layout.form == Int8Form::panel ? 4 : 1); ++i)
-            layout.offsets.push_back(static_cast<uint16_t>(quad.columns[i] * kInt8OffsetUnit));
+          for (int i = 0; i < quad_offsets(layout.form); ++i) layout.offsets.push_back(cut.offsets[quad.columns[i]]);
         }
       }
     }

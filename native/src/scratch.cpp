@@ -11,11 +11,16 @@ struct Free {
   void operator()(void* p) const { std::free(p); }
 };
 
+struct Buffer {
+  std::unique_ptr<void, Free> memory;
+  size_t capacity = 0;
+};
+
 }  // namespace
 
-void* thread_scratch(size_t bytes) {
-  thread_local std::unique_ptr<void, Free> buffer;
-  thread_local size_t capacity = 0;
+void* thread_scratch(size_t bytes, Scratch use) {
+  thread_local Buffer buffers[2];
+  auto& [buffer, capacity] = buffers[static_cast<int>(use)];
   if (bytes > capacity) {
     const size_t rounded = (bytes + 63) / 64 * 64;
     buffer.reset();

@@ -18,6 +18,8 @@
 // quantised tile of tokens feed it, both with bytes [columns * width]:
 //   panel   [column][token]: any four columns are interleaved on the fly, any mask
 //   quad    [column / 4][token][4]: four neighbours, no shuffles; masks whose zeros come in fours
+// Convolutions have a third one (int8_conv.hpp):
+//   image   as panel, but columns start at any byte and their tokens, pixels, stand in natural order
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -27,11 +29,15 @@
 
 namespace gossamer {
 
-enum class Int8Form : int { panel = 0, quad = 1 };
+enum class Int8Form : int { panel = 0, quad = 1, image = 2 };
+
+// Column offsets of a quad.
+static constexpr int quad_offsets(Int8Form form) { return form == Int8Form::quad ? 1 : 4; }
 
 // 127 * 127 * columns has to stay below 2^31.
 constexpr int64_t kMaxInt8Columns = int64_t{1} << 17;
-// A column offset is stored in bytes of a tile of 32 tokens; wider tiles multiply it.
+// A column offset is stored in bytes of a tile of 32 tokens; wider tiles multiply it. Those of images are
+// just bytes.
 constexpr int kInt8OffsetUnit = 32;
 // Bytes of the tile of tokens that stay in an L1 of 32 KiB: wider tiles are for narrower blocks.
 constexpr int64_t kMaxInt8Slab = 24576;
@@ -50,7 +56,7 @@ struct Int8Block {
 // in L2, rows of a block sorted by their count.
 struct Int8View {
   int64_t rows, columns;
-  int64_t block_columns, tile_rows;  // block_columns is a multiple of 8
+  int64_t block_columns, tile_rows;  // block_columns is a multiple of 8, but for images
   int64_t num_blocks, num_tiles;
   Int8Form form;
   int activation_bits;
@@ -60,7 +66,7 @@ struct Int8View {
   const uint16_t* row_quads;  // quads of that row inside the block
   const uint16_t* row_pairs;  // of which these pairs, in front, may be summed in 16 bits
   const int8_t* weights;      // [quads][4]
-  const uint16_t* offsets;    // [quads][4] or [quads], see Int8Form
+  const uint16_t* offsets;    // [quads][quad_offsets(form)]
   const float* row_scales;    // [rows]
   const int32_t* row_starts;  // [rows], -2^(bits - 1) * sum of the row's weights
 };

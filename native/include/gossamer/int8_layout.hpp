@@ -46,7 +46,16 @@ struct Int8Layout {
 // VNNI is asked of the CPU: Isa::avx512 does without.
 const Int8Kernels& int8_kernels(Isa isa);
 
+// How columns are cut into blocks, and the offset of each column of a block.
+struct Int8Cut {
+  int64_t block_columns;
+  std::vector<uint16_t> offsets;
+};
+
 // Quantises finite values and builds the layout. May throw std::bad_alloc.
+Int8Layout pack_int8(const KeptWeight& weight, const Int8Options& options, const Int8Kernels& kernels,
+                     const Int8Cut& cut);
+// With the cut for tiles of tokens.
 Int8Layout pack_int8(const KeptWeight& weight, const Int8Options& options, const Int8Kernels& kernels);
 
 // What Python holds.

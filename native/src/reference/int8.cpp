@@ -1,40 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 // The specification of the int8 kernels: plain loops over the layout, no intrinsics.
 #include "gossamer/int8.hpp"
-
-#include <cmath>
-#include <cstring>
-
 #include "reference/activation.hpp"
+#include "reference/quantise.hpp"
 
 namespace gossamer::reference {
 namespace {
 
 // Quantised activations of one token, as kernels store them; returns its scale.
 float quantise(const Int8View& view, const float* x, uint8_t* q) {
-  uint32_t largest = 0;
-  for (int64_t k = 0; k < view.columns; ++k) {
-    uint32_t bits;
-    std::memcpy(&bits, x + k, sizeof bits);
-    bits &= 0x7fffffffu;
-    largest = bits > largest ? bits : largest;
-  }
-  const TokenScale token = token_scale(largest, view);
-  const int offset = activation_offset(view.activation_bits);
-  const float limit = static_cast<float>(activation_limit(view.activation_bits));
-  for (int64_t k = 0; k < padded_columns(view); ++k) {
-    float v = k < view.columns ? x[k] * token.inverse : 0.0f;
-    v = v > -limit ? v : -limit;  // NaN becomes a number, too; its token's scale is NaN
-    v = v < limit ? v : limit;
-    q[k] = static_cast<uint8_t>(static_cast<int>(std::nearbyint(v)) + offset);
-  }
+  const TokenScale token = token_scale(largest_of(x, view.columns), view);
+  quantise_run(x, view.columns, token.inverse, view.activation_bits, q);
+  for (int64_t k = view.columns; k < padded_columns(view); ++k)
+    q[k] = static_cast<uint8_t>(activation_offset(view.activation_bits));
   return token.scale;
 }
 
 int32_t dot_quad(const Int8View& view, int64_t quad, const uint8_t* slab) {
   int32_t sum = 0;
   for (int i = 0; i < 4; ++i) {
-    const int64_t column = view.form == Int8Form::panel ? view.offsets[quad * 4 + i] / kInt8OffsetUnit
+    const int64_t column = view.form != Int8Form::quad ? view.offsets[quad * 4 + i] / kInt8OffsetUnit
                                                         : view.offsets[quad] / kInt8OffsetUnit + i;
     sum += view.weights[quad * 4 + i] * slab[column];
   }

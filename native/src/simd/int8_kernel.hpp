@@ -5,7 +5,8 @@
 //   V::low8(a, b), V::high8, V::low16, V::high16   interleave inside 128-bit lanes,
 //   V::dot(sum, x, w)              sum32 += the four products of each dword,
 //   V::dot2(sum, x0, w0, x1, w1)   the same for two quads that may be added in 16 bits,
-//   V::scaled(sum, const float* token_scales, row_scale, bias), V::store(float*, Float)
+//   V::scaled(sum, const float* token_scales, row_scale, bias), V::store(float*, Float),
+//   V::loadu(const void*), V::store_natural(float* row, int q, Float)   for images, see natural_lane
 #pragma once
 #include <immintrin.h>
 
@@ -23,16 +24,18 @@ namespace gossamer {
 // faster with 64 tokens (16 registers are not enough for it) and 8 % faster with 32.
 template <class V, int H, Int8Form FORM>
 struct QuadSource {
-  static constexpr int kScale = H * V::kBytes / kInt8OffsetUnit;
+  static constexpr int kScale = FORM == Int8Form::image ? 1 : H * V::kBytes / kInt8OffsetUnit;
+  static constexpr int kOffsets = quad_offsets(FORM);
   const char* slab;
-  size_t at[FORM == Int8Form::panel ? 4 : 1];  // not pointers: addressing scales by 2 for free
+  size_t at[kOffsets];  // not pointers: addressing scales by 2 for free
 
   __attribute__((always_inline)) QuadSource(const char* base, const uint16_t* offset) : slab(base) {
 #pragma GCC unroll 4
-    for (int i = 0; i < (FORM == Int8Form::panel ? 4 : 1); ++i) at[i] = offset[i];
+    for (int i = 0; i < kOffsets; ++i) at[i] = offset[i];
   }
   __attribute__((always_inline)) typename V::Int vector(int i, int v) const {
-    return V::load(slab + at[i] * kScale + v * V::kBytes);
+    const char* from = slab + at[i] * kScale + v * V::kBytes;
+    return FORM == Int8Form::image ? V::loadu(from) : V::load(from);
   }
   __attribute__((always_inline)) void load(int h, typename V::Int x[4]) const {
     if constexpr (FORM == Int8Form::quad) {
@@ -62,7 +65,7 @@ void add_int8_block(const Int8View& view, const Int8Block& block, const uint8_t*
                     const int32_t* row_starts, const float* row_scales, const float* bias,
                     const float* token_scales) {
   constexpr int kWidth = H * V::kBytes, kLanes = V::kBytes / 4;
-  constexpr int kOffsets = FORM == Int8Form::panel ? 4 : 1;
+  constexpr int kOffsets = quad_offsets(FORM);
   const char* slab = reinterpret_cast<const char*>(slab_bytes);
   const int8_t* weight = view.weights + block.first_quad * 4;
   const uint16_t* offset = view.offsets + block.first_quad * kOffsets;
@@ -107,13 +110,31 @@ void add_int8_block(const Int8View& view, const Int8Block& block, const uint8_t*
     if (row_scales) {
       const auto scale = V::broadcast(row_scales[id]), start = V::broadcast(bias ? bias[id] : 0.0f);
 #pragma GCC unroll 8
-      for (int q = 0; q < 4 * H; ++q)
-        V::store(row + q * kLanes, V::scaled(sum[q], token_scales + q * kLanes, scale, start));
+      for (int q = 0; q < 4 * H; ++q) {
+        const auto y = V::scaled(sum[q], token_scales + q * kLanes, scale, start);
+        if constexpr (FORM == Int8Form::image)
+          V::store_natural(row, q, y);
+        else
+          V::store(row + q * kLanes, y);
+      }
     } else {
 #pragma GCC unroll 8
       for (int q = 0; q < 4 * H; ++q) V::store(row + q * kLanes, sum[q]);
     }
   }
+}
+
+// All column blocks of one row tile: tile[row][width] becomes y before its activation. The slabs of
+// blocks are `slab_bytes` apart.
+template <class V, int H, Int8Form FORM>
+void int8_row_tile(const Int8View& view, int64_t part, const uint8_t* slabs, int64_t slab_bytes, float* tile,
+                   const float* bias, const float* token_scales) {
+  const int64_t row0 = part * view.tile_rows;
+  for (int64_t b = 0; b < view.num_blocks; ++b)
+    add_int8_block<V, H, FORM>(view, view.blocks[part * view.num_blocks + b], slabs + b * slab_bytes, tile,
+                               b == 0 ? view.row_starts + row0 : nullptr,
+                               b == view.num_blocks - 1 ? view.row_scales + row0 : nullptr,
+                               bias ? bias + row0 : nullptr, token_scales);
 }
 
 template <class V, int H, Int8Form FORM>
@@ -129,12 +150,7 @@ void int8_tile(const Int8View& view, const LinearCall& call, TokenTile tokens, i
   float* y = call.y + tokens.first * call.y_stride;
   for (int64_t part = first_tile; part < last_tile; ++part) {
     const int64_t row0 = part * view.tile_rows, num_rows = rows_of_tile(view, part);
-    for (int64_t b = 0; b < view.num_blocks; ++b)
-      add_int8_block<V, H, FORM>(view, view.blocks[part * view.num_blocks + b],
-                                 x + b * view.block_columns * kWidth, tile,
-                                 b == 0 ? view.row_starts + row0 : nullptr,
-                                 b == view.num_blocks - 1 ? view.row_scales + row0 : nullptr,
-                                 call.bias ? call.bias + row0 : nullptr, token_scales);
+    int8_row_tile<V, H, FORM>(view, part, x, view.block_columns * kWidth, tile, call.bias, token_scales);
     for (int64_t r = 0; r < num_rows; r += kRowsTurned) {
       const int64_t rows = num_rows - r < kRowsTurned ? num_rows - r : kRowsTurned;
       activate(tile + r * kWidth, rows * kWidth, call.activation);
@@ -157,7 +173,7 @@ void int8_forms(const Int8View& view, const LinearCall& call, TokenTile tokens, 
 template <class V, int H, Int8Form FORM>
 double ceiling_int8(int64_t repeats) {
   constexpr int kWidth = H * V::kBytes, kColumns = 384, kQuads = 256;
-  constexpr int kOffsets = FORM == Int8Form::panel ? 4 : 1, kStep = 4 / kOffsets;
+  constexpr int kOffsets = quad_offsets(FORM), kStep = 4 / kOffsets;
   static int8_t weights[kQuads * 4];
   static uint16_t offsets[kQuads * kOffsets];
   static const uint16_t row_ids[] = {0, 0}, row_quads[] = {kQuads}, row_pairs[] = {kQuads / 2};

@@ -13,8 +13,14 @@ struct Int8Vec256 {
   using Float = __m256;
   static constexpr int kBytes = 32;
   static Int load(const void* p) { return _mm256_load_si256(static_cast<const __m256i*>(p)); }
+  static Int loadu(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
   static void store(void* p, Int v) { _mm256_store_si256(static_cast<__m256i*>(p), v); }
   static void store(float* p, Float v) { _mm256_store_ps(p, v); }
+  static void store_natural(float* row, int q, Float v) {
+    float* to = row + q / 4 * kBytes + q % 4 * 4;
+    _mm_store_ps(to, _mm256_castps256_ps128(v));
+    _mm_store_ps(to + 16, _mm256_extractf128_ps(v, 1));
+  }
   static Int broadcast(int32_t v) { return _mm256_set1_epi32(v); }
   static Float broadcast(float v) { return _mm256_set1_ps(v); }
   static Int low8(Int a, Int b) { return _mm256_unpacklo_epi8(a, b); }
