@@ -143,9 +143,8 @@ def test_int8_is_offered_where_it_is_allowed(tmp_path):
         expected = model(x)
         error = (fast(x) - expected).abs().max()
         assert 0 < error < 0.05 * expected.abs().max()
-    gossamer.save(fast, tmp_path / "model")
-    exact = gossamer.load(tmp_path / "model").eval()
-    torch.testing.assert_close(exact(x), expected, rtol=1e-4, atol=1e-4)
+    compact = fast[0].to_compact()  # what is saved are the values before they were quantised
+    torch.testing.assert_close(compact.values, fast[0].packed.values)
 
 
 def test_int8_for_real_and_without_tuning(monkeypatch, tmp_path):
