@@ -194,7 +194,8 @@ def main():
             print(
                 f"batch {batch:2d} {row.channels:4d} -> {row.rows:4d} {row.kernel}x{row.kernel}"
                 f" {row.image:2d}x{row.image:<2d} stride {row.stride}: {row.ratio:6.2f}x dense"
-                f"{others}  {row.kept_gflops:5.1f} GFLOP/s kept ({row.ceiling_fraction:.0%} of ceiling"
+                f"{others}  {row.kept_gflops:5.1f} GFLOP/s kept"
+                f" ({row.ceiling_fraction:.0%} of ceiling"
                 f" {ceiling:.0f}), dense {row.dense_gflops:.0f}",
                 file=sys.stderr,
                 flush=True,
