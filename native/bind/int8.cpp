@@ -13,9 +13,9 @@
 namespace gossamer::bind {
 namespace {
 
-Int8Form find_form(const std::string& layout) {
-  if (layout == "panel") return Int8Form::panel;
-  if (layout == "quad") return Int8Form::quad;
+DwordForm find_form(const std::string& layout) {
+  if (layout == "panel") return DwordForm::panel;
+  if (layout == "quad") return DwordForm::neighbours;
   throw std::invalid_argument("layout must be 'panel' or 'quad', got '" + layout + "'");
 }
 

@@ -14,6 +14,7 @@ namespace nb = nanobind;
 using namespace gossamer;
 
 NB_MODULE(_native, m) {
+  bind::bind_bf16_pairs(m);
   bind::bind_bitmask(m);
   bind::bind_few(m);
   bind::bind_conv(m);
@@ -27,6 +28,7 @@ NB_MODULE(_native, m) {
     for (const Isa isa : available_isas()) names.emplace_back(isa_name(isa));
     return names;
   });
+  m.def("available_extensions", available_extensions);
   m.def("ceiling_mixes", ceiling_mixes);
   m.def(
       "run_ceiling",

@@ -3,8 +3,9 @@
 
 #include <stdexcept>
 
-#include "gossamer/int8_layout.hpp"
+#include "gossamer/bf16_pairs_layout.hpp"
 #include "gossamer/few_layout.hpp"
+#include "gossamer/int8_layout.hpp"
 #include "gossamer/panel_layout.hpp"
 #include "gossamer/row_groups_layout.hpp"
 #include "gossamer/train.hpp"
@@ -42,6 +43,8 @@ const Entry entries[] = {
     {"panel", [](Isa isa) { return panel_kernels(isa).ceilings.panel; }},
     {"int8_panel", [](Isa isa) { return int8_kernels(isa).ceiling_panel; }},
     {"int8_quad", [](Isa isa) { return int8_kernels(isa).ceiling_quad; }},
+    {"bf16_panel", [](Isa isa) { return bf16_kernels(isa).ceiling_panel; }},
+    {"bf16_pair", [](Isa isa) { return bf16_kernels(isa).ceiling_pair; }},
     {"strip", [](Isa isa) { return row_groups_kernels(isa).ceiling; }},
     {"nmg", [](Isa isa) { return row_groups_kernels(isa).ceiling; }},
     {"few/bitmask", few_mix<FewForm::bitmask>},

@@ -22,7 +22,29 @@ std::vector<Isa> detect() {
   return isas;
 }
 
+std::vector<std::string> detect_extensions() {
+  std::vector<std::string> names;
+#ifdef GOSSAMER_X86
+  if (available_isas().front() == Isa::avx512) {  // which the files of the extensions use, too
+    if (__builtin_cpu_supports("avx512vnni")) names.emplace_back("avx512vnni");
+    if (__builtin_cpu_supports("avx512bf16")) names.emplace_back("avx512bf16");
+  }
+#endif
+  return names;
+}
+
 }  // namespace
+
+const std::vector<std::string>& available_extensions() {
+  static const std::vector<std::string> names = detect_extensions();
+  return names;
+}
+
+bool has_extension(const std::string& name) {
+  for (const std::string& known : available_extensions())
+    if (known == name) return true;
+  return false;
+}
 
 const char* isa_name(Isa isa) {
   return isa == Isa::avx512 ? "avx512" : isa == Isa::avx2 ? "avx2" : "reference";

@@ -10,8 +10,8 @@ namespace {
 int64_t div_up(int64_t n, int64_t unit) { return n > 0 ? (n + unit - 1) / unit : 0; }
 
 // How columns of one group are cut: whole channels whose slab stays in L1.
-Int8Cut cut_columns(int64_t block_channels, int64_t channel_bytes, const std::vector<int64_t>& places) {
-  Int8Cut cut{block_channels * static_cast<int64_t>(places.size()), {}};
+DwordCut cut_columns(int64_t block_channels, int64_t channel_bytes, const std::vector<int64_t>& places) {
+  DwordCut cut{block_channels * static_cast<int64_t>(places.size()), {}};
   for (int64_t c = 0; c < block_channels; ++c)
     for (const int64_t place : places) cut.offsets.push_back(static_cast<uint16_t>(c * channel_bytes + place));
   return cut;
@@ -58,16 +58,16 @@ Int8Conv::Int8Conv(const KeptWeight& weight, const ConvGeometry& geometry, int a
       horizontal_(geometry.width, geometry.out_w(), geometry.kernel_w, geometry.stride_w, geometry.pad_w,
                   geometry.dilation_w) {
   plan_runs(kernels.widths[0]);
-  const int64_t fitting = std::max<int64_t>(kMaxInt8Slab / channel_bytes_, 1);
+  const int64_t fitting = std::max<int64_t>(kMaxDwordSlab / channel_bytes_, 1);
   const int64_t num_blocks = (geometry.channels + fitting - 1) / fitting;
   block_channels_ = (geometry.channels + num_blocks - 1) / num_blocks;
-  const Int8Cut cut = cut_columns(block_channels_, channel_bytes_, places_);
+  const DwordCut cut = cut_columns(block_channels_, channel_bytes_, places_);
   const int64_t rows = weight.rows / geometry.groups;
   int64_t first_value = 0;
   for (int64_t g = 0; g < geometry.groups; ++g) {
     const KeptWeight part = {weight.values + first_value, weight.mask_bits + g * rows * weight.mask_stride(), rows,
                              weight.columns};
-    groups_.push_back(pack_int8(part, {Int8Form::image, activation_bits, 0.0f}, *kernels.linear, cut));
+    groups_.push_back(pack_int8(part, {DwordForm::image, activation_bits, 0.0f}, *kernels.linear, cut));
     first_value += groups_.back().kept;
   }
 }

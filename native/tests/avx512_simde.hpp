@@ -68,5 +68,24 @@ static inline Lane lane_of(const Vector& v, int i) {
   })
 #endif
 
+#ifndef _mm512_cvtneps_pbh
+static inline __m256i cvtneps_pbh_512(__m512 v) {
+  uint32_t bits[16];
+  uint16_t halves[16];
+  std::memcpy(bits, &v, sizeof bits);
+  for (int i = 0; i < 16; ++i) {
+    const uint32_t b = bits[i], magnitude = b & 0x7fffffffu;
+    const bool is_denormal = magnitude < 0x00800000u, is_nan = magnitude > 0x7f800000u;
+    halves[i] = static_cast<uint16_t>((is_denormal ? b & 0x80000000u
+                                       : is_nan    ? b | 0x400000u
+                                                   : b + 0x7fff + (b >> 16 & 1)) >> 16);
+  }
+  __m256i out;
+  std::memcpy(&out, halves, sizeof out);
+  return out;
+}
+#define _mm512_cvtneps_pbh(v) cvtneps_pbh_512(v)
+#endif
+
 // `asm volatile("" : "+v"(vector))` wants a 512-bit register, which there is none of.
 #define volatile(...) ("" ::: "memory")

@@ -14,6 +14,7 @@ avx2="-mavx2 -mfma -mbmi2"
 avx512="-mavx512f -mavx512bw -mavx512dq -mavx512vl $avx2"
 avx512="$avx512 -mprefer-vector-width=512 -Wno-maybe-uninitialized"
 avx512vnni="$avx512 -mavx512vnni"
+avx512bf16="$avx512 -mavx512bf16"
 link=
 case $mode in
   plain) cxx="$cxx -O3" ;;
@@ -24,6 +25,7 @@ case $mode in
     cxx="$cxx -O1 -DGOSSAMER_EMULATED_AVX512"
     avx512="$avx2 -Wno-psabi -include native/tests/avx512_simde.hpp"
     avx512vnni=$avx512
+    avx512bf16=$avx512
     ;;
   static)
     cxx="$cxx -O3"
@@ -53,6 +55,7 @@ case $(uname -m) in
     compile_all src/avx2 $avx2
     compile_all src/avx512 $avx512
     compile_all src/avx512vnni $avx512vnni
+    compile_all src/avx512bf16 $avx512bf16
     ;;
 esac
 compile_all src

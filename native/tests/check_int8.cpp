@@ -109,14 +109,14 @@ void check_weight(const Weight& weight, std::mt19937& random, Tally& tally) {
   Call call = random_call(random);
   const Input in = random_input(weight, call, random);
   const int bits = random() % 2 ? 7 : 8;
-  const Int8Form form = random() % 2 ? Int8Form::panel : Int8Form::quad;
+  const DwordForm form = random() % 2 ? DwordForm::panel : DwordForm::neighbours;
   const float scale = random() % 4 ? 0.0f : 0.02f;
   const Int8Options options = {form, bits, scale};
   const Int8Weight specified(weight.view(), options, reference::int8_kernels);
   const std::vector<float> wanted = run(specified, in, call, 1);
   const std::string where = "rows " + std::to_string(weight.rows) + " columns " + std::to_string(weight.columns) +
                             " tokens " + std::to_string(call.tokens) + " bits " + std::to_string(bits) +
-                            (form == Int8Form::panel ? " panel" : " quad");
+                            (form == DwordForm::panel ? " panel" : " quad");
   if (scale == 0.0f) {
     Call linear = call;
     linear.activation = Activation::none;

@@ -34,6 +34,7 @@ struct Family {
 const Family families[] = {
     {check_panel, fuzz_panel},
     {check_int8, fuzz_int8},
+    {check_bf16_pairs, fuzz_bf16_pairs},
     {check_row_groups, fuzz_row_groups},
     {check_few, fuzz_few},
     {check_train, fuzz_train},

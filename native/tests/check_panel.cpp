@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "gossamer/bf16.hpp"
 #include "gossamer/panel_layout.hpp"
 #include "harness.hpp"
 
@@ -26,17 +25,6 @@ void check_panel(Tally& tally) {
   for (int i = 0; i < 150; ++i) fuzz_panel(random, tally);
 }
 
-namespace {
-
-// What a layout rounded to bf16 stands for.
-Weight rounded(Weight weight) {
-  for (std::vector<float>* values : {&weight.dense, &weight.kept})
-    for (float& v : *values) v = from_bf16(to_bf16(v));
-  return weight;
-}
-
-}  // namespace
-
 void fuzz_panel(std::mt19937& random, Tally& tally) {
   const Draw draw = random_draw(random);
   const Weight weight = random_weight(draw.rows, draw.columns, draw.density, random);
@@ -49,7 +37,7 @@ void fuzz_panel(std::mt19937& random, Tally& tally) {
     check_unpack("panel", isa, weight, *packed, tally);
     check_packed("panel", isa, weight, *packed, call, seed, tally);
     const auto half = pack_panel_weight(weight.view(), isa, true);
-    check_packed("panel bf16", isa, rounded(weight), *half, call, seed, tally);
+    check_packed("panel bf16", isa, rounded_to_bf16(weight), *half, call, seed, tally);
     const auto shared = pack_shared_panel_weight(weight.view(), isa, tile_rows, 4, group);
     check_unpack("shared panel", isa, weight, *shared, tally);
     check_packed("shared panel", isa, weight, *shared, call, seed, tally);

@@ -6,6 +6,8 @@
 #include <cstring>
 #include <limits>
 
+#include "gossamer/bf16.hpp"
+
 namespace gossamer::check {
 namespace {
 
@@ -38,7 +40,9 @@ Oracle oracle_of(const Weight& weight, const Call& call, const float* x, const f
       double sum = bias ? bias[r] : 0.0, magnitude = std::fabs(sum), kept = 0;
       for (int64_t k = 0; k < weight.columns; ++k) {
         if (!weight.mask[r * weight.columns + k]) continue;
-        const double product = double(weight.dense[r * weight.columns + k]) * x[t * x_stride + k];
+        const float v = x[t * x_stride + k];
+        const double product =
+            double(weight.dense[r * weight.columns + k]) * (call.rounds_to_bf16 ? from_bf16(to_bf16(v)) : v);
         sum += product;
         magnitude += std::fabs(product);
         kept += 1;
@@ -104,6 +108,12 @@ Weight masked_weight(int64_t rows, int64_t columns, const Mask& keeps, std::mt19
       weight.mask_bits[r * stride + k / 8] |= static_cast<uint8_t>(1u << (k % 8));
       weight.kept.push_back(value);
     }
+  return weight;
+}
+
+Weight rounded_to_bf16(Weight weight) {
+  for (std::vector<float>* values : {&weight.dense, &weight.kept})
+    for (float& v : *values) v = from_bf16(to_bf16(v));
   return weight;
 }
 

@@ -27,12 +27,15 @@ using Mask = std::function<bool(int64_t row, int64_t column)>;
 // Normal values where the mask is on.
 Weight masked_weight(int64_t rows, int64_t columns, const Mask& keeps, std::mt19937& random);
 Weight random_weight(int64_t rows, int64_t columns, double density, std::mt19937& random);
+// What a layout rounded to bf16 stands for.
+Weight rounded_to_bf16(Weight weight);
 
 struct Call {
   int64_t tokens, x_pad, y_pad;
   bool has_bias;
   Activation activation;
   float scale;
+  bool rounds_to_bf16;  // x, inside the call
 };
 
 // The instruction sets of this CPU, and AVX-512 where it is emulated.
@@ -80,6 +83,8 @@ void check_panel(Tally& tally);
 void fuzz_panel(std::mt19937& random, Tally& tally);
 void check_int8(Tally& tally);
 void fuzz_int8(std::mt19937& random, Tally& tally);
+void check_bf16_pairs(Tally& tally);
+void fuzz_bf16_pairs(std::mt19937& random, Tally& tally);
 void check_row_groups(Tally& tally);
 void fuzz_row_groups(std::mt19937& random, Tally& tally);
 void check_few(Tally& tally);

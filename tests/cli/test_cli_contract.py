@@ -20,6 +20,7 @@ from gossamer.cli.main import COMMANDS, main
 from gossamer.cli.output import Output, write_json
 from gossamer.zoo import MLP
 
+RECIPE_COMMANDS = ("list", "show", "copy", "validate", "schema")
 HELP_PROBE = """
 import sys
 from gossamer.cli.main import main
@@ -97,6 +98,7 @@ def test_what_libraries_print_does_not_reach_stdout_under_json(capsys):
         ["--version"],
         *([name, "--help"] for name in COMMANDS),
         ["bench", "linear", "--help"],
+        *(["recipe", name, "--help"] for name in RECIPE_COMMANDS),
     ],
     ids=" ".join,
 )
@@ -107,7 +109,12 @@ def test_help_imports_nothing_heavy(arguments):
     assert done.stdout.strip()
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "bench"] + ["bench linear"])
+SINGLE = [name for name in COMMANDS if name not in ("bench", "recipe")]
+
+
+@pytest.mark.parametrize(
+    "name", [*SINGLE, "bench linear", *(f"recipe {name}" for name in RECIPE_COMMANDS)]
+)
 def test_help_has_worked_examples(name, gossamer_cli):
     ran = gossamer_cli(*name.split(), "--help")
     assert ran.code == 0
@@ -141,6 +148,9 @@ BAD_CALLS = [
     (["bench", "linear", "--pattern", "4:2"], 2, "4:2"),
     (["bench", "linear", "--tokens", "0"], 2, "x>=1"),
     (["quickstart", "--model", "huge"], 2, "tiny"),
+    (["recipe", "show", "sparsegtp-50"], 2, "Did you mean 'sparsegpt-50'?"),
+    (["recipe", "copy", "nothing-like-it"], 2, "magnitude-50"),
+    (["recipe", "validate"], 2, "FILE..."),
 ]
 
 

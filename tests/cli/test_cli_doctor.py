@@ -22,6 +22,7 @@ def test_healthy_machine_exits_0_and_shows_everything(gossamer_cli):
     assert ran.code == 0
     checks = ran.document["checks"]
     expected = {"gossamer", "python", "torch", "numpy", "cpu", "kernel sets", "active kernels"}
+    expected |= {"cpu extensions"}
     expected |= {"threads", "OpenMP pools", "GOSSAMER_TUNE", "GOSSAMER_CACHE", "memory", "cache"}
     expected |= {f"self-test {name}" for name in available_kernels()} | {"disk (here)", "BLAS"}
     assert expected <= set(checks)

@@ -13,7 +13,7 @@ from gossamer.cli.bare_checkpoint import is_bare, read_bare
 from gossamer.cli.example_input import example_input
 from gossamer.cli.sources import load_source
 from gossamer.nn import MaskedConv2d, MaskedLinear
-from gossamer.prune.calibration import call_on_batch
+from gossamer.prune.batches import call_on_batch
 from gossamer.zoo import MLP
 
 

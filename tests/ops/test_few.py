@@ -236,6 +236,20 @@ def test_kernels_accept_what_they_can_run():
     assert precisions["few/nm-int4"] == "int4"
 
 
+def test_permutation_serves_any_number_of_tokens_where_it_is_one_instruction(monkeypatch):
+    weight, mask = nm_layer(5, 2, 2, 8)
+    sparse = pack(weight, mask, parse_pattern("2:8"))
+    permute = next(kernel for kernel in KERNELS if kernel.name == "permute")
+    assert permute.max_tokens is None
+    for kernels, offered in (("avx512", True), ("avx2", False), ("reference", False)):
+        monkeypatch.setattr("gossamer.ops.few.active_kernels", lambda name=kernels: name)
+        assert permute.accepts(sparse) is offered
+    x = torch.randn(40, 16)
+    packed = permute.prepare(sparse)
+    assert packed.kernel == "permute"
+    torch.testing.assert_close(packed(x), x @ weight.T)
+
+
 def test_wrong_options_are_refused():
     weight, mask = nm_layer(8, 2, 2, 8)
     for options, found in (

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Text to pattern and back."""
 
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.errors import PatternError
 from gossamer.patterns import NM, NMG, PATTERNS, VNM, Block, Unstructured, parse_pattern
+from gossamer.patterns.syntax import read_builtin
 
 CANONICAL = {
     "unstructured": Unstructured(),
@@ -111,3 +115,34 @@ def test_any_text_gives_a_pattern_or_a_pattern_error(text):
     except PatternError:
         return
     assert parse_pattern(str(pattern)) == pattern
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    text=st.one_of(
+        st.from_regex(r"(nmg:|block:)?[0-9]{1,3}([:x][0-9]{1,3}){0,3}", fullmatch=True),
+        st.sampled_from([*CANONICAL, "unstructured:2", "02:04", "blok:4x4", "", ":"]),
+    )
+)
+def test_the_syntax_without_torch_agrees_with_the_classes(text):
+    try:
+        expected = parse_pattern(text)
+    except PatternError:
+        expected = None
+    try:
+        found = read_builtin(text)
+    except PatternError:
+        found = None
+    if expected is None:
+        assert found is None
+    else:
+        assert found == (str(expected), expected.fixed_density)
+
+
+def test_the_package_is_lazy_and_complete():
+    probe = (
+        "import sys, gossamer.patterns.syntax; before = 'torch' in sys.modules;"
+        "from gossamer.patterns import *; print(before, NM(2, 4), hasattr(gossamer.patterns, 'x'))"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "False 2:4 False\n", done.stderr

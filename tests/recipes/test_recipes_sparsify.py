@@ -10,7 +10,9 @@ import gossamer.nn as gnn
 from gossamer.errors import InputError, RecipeError
 from gossamer.formats import pack
 from gossamer.patterns import Unstructured
+from gossamer.recipes.loader import builtin_text, load_recipe
 from gossamer.recipes.oneshot import sparsify
+from gossamer.recipes.schema import Prune, Recipe, Stage
 from gossamer.report.report import LayerRow, Report, format_bytes
 from gossamer.train.compaction import compact
 
@@ -97,7 +99,7 @@ def test_text_shows_bytes_time_and_quality_beside_sparsity():
         assert any(line.startswith(word) for line in lines)
     assert "not measured" in text
     assert "0.75" in text
-    assert "no speed-up yet" in text
+    assert "compile(model, example=x)" in text
     assert lines[-1].startswith("Speed is unchanged until gossamer.compile(model)")
     head = next(line for line in lines if line.startswith("layer"))
     assert head.index("sparsity") < head.index("dense") < head.index("sparse", 60)
@@ -151,7 +153,12 @@ def test_recipe_mapping_equals_arguments():
 @pytest.mark.parametrize(
     ("recipe", "options", "words"),
     [
-        ("magic.yaml", {}, "expected a mapping.*got str"),
+        ("magic.yaml", {}, "magic.yaml: there is no such file"),
+        (["magnitude-50"], {}, "expected a mapping.*got list"),
+        ("sparsegpt-50", {}, "has method sparsegpt, which is not yet executable here"),
+        ("structured-mac-50", {}, "has a structured stage"),
+        ("structured-sparsegpt", {}, "has 2 stages"),
+        ("magnitude-50", {"sparsity": 0.9}, "0.5 in the recipe and 0.9 in the call"),
         ({"sparcity": 0.5}, {}, "unknown key 'sparcity'. Did you mean 'sparsity'"),
         ({"sparsity": 0.5}, {"sparsity": 0.9}, "0.5 in the recipe and 0.9 in the call"),
         ({3: 0.5}, {}, "unknown key 3"),
@@ -161,6 +168,43 @@ def test_bad_recipes_are_refused(recipe, options, words):
     model = network()
     with pytest.raises(RecipeError, match=words):
         sparsify(model, recipe, **options)
+    assert type(model[3]) is nn.Linear
+
+
+def test_a_built_in_name_a_file_and_a_recipe_equal_the_arguments(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(builtin_text("magnitude-50"))
+    models = [network() for _ in range(4)]
+    expected = sparsify(models[0], sparsity=0.5)
+    for model, recipe in zip(
+        models[1:], ["magnitude-50", file, load_recipe("magnitude-50")], strict=True
+    ):
+        assert sparsify(model, recipe) == expected
+        assert torch.equal(model[3].mask(), models[0][3].mask())
+
+
+def test_rules_and_a_registered_scorer_of_a_recipe_reach_the_pruner():
+    step = Prune(
+        method="random", kind="scorer", pattern="block:4x4", sparsity=0.5, targets=["Linear"]
+    )
+    model = network()
+    report = sparsify(model, Recipe(gossamer=1, stages=(Stage(prune=step),)), ignore=None)
+    assert [row.pattern for row in report.layers] == ["block:4x4"] * 2
+    assert type(model[0]) is nn.Conv2d
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"method": "magnitude", "refit": True}, "refit: true"),
+        ({"method": "magnitude", "budget": "owl"}, "budget owl"),
+    ],
+)
+def test_what_sparsify_does_not_execute_is_refused(settings, words):
+    model = network()
+    recipe = Recipe(gossamer=1, stages=(Stage(prune=Prune(sparsity=0.5, **settings)),))
+    with pytest.raises(RecipeError, match=words):
+        sparsify(model, recipe)
     assert type(model[3]) is nn.Linear
 
 

@@ -13,6 +13,11 @@ const char* isa_name(Isa isa);
 // Best first; the reference is always there.
 const std::vector<Isa>& available_isas();
 
+// Instructions beyond the sets that single families use where the CPU has them: "avx512vnni",
+// "avx512bf16".
+const std::vector<std::string>& available_extensions();
+bool has_extension(const std::string& name);
+
 // Throws std::invalid_argument for a set that is unknown or that this CPU cannot run.
 Isa find_isa(const std::string& name);
 

@@ -20,8 +20,8 @@ const int widths[] = {64, 32, 0};
 
 }  // namespace
 
-const Int8Kernels int8_kernels = {run, widths, 384, 768, 7, PairRule::bounded,
-                                  ceiling_int8<Int8Vec256Bits7, 2, Int8Form::panel>,
-                                  ceiling_int8<Int8Vec256Bits7, 2, Int8Form::quad>};
+const Int8Kernels int8_kernels = {run, widths, {384, 768}, 7, PairRule::bounded,
+                                  ceiling_dwords<Int8Vec256Bits7, 2, DwordForm::panel>,
+                                  ceiling_dwords<Int8Vec256Bits7, 2, DwordForm::neighbours>};
 
 }  // namespace gossamer::avx2

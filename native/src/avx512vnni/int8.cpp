@@ -15,8 +15,8 @@ const int widths[] = {64, 32, 0};
 
 }  // namespace
 
-const Int8Kernels int8_kernels = {run, widths, 384, 384, 8, PairRule::any,
-                                  ceiling_int8<Int8Vec512Vnni, 1, Int8Form::panel>,
-                                  ceiling_int8<Int8Vec512Vnni, 1, Int8Form::quad>};
+const Int8Kernels int8_kernels = {run, widths, {384, 384}, 8, PairRule::any,
+                                  ceiling_dwords<Int8Vec512Vnni, 1, DwordForm::panel>,
+                                  ceiling_dwords<Int8Vec512Vnni, 1, DwordForm::neighbours>};
 
 }  // namespace gossamer::avx512vnni

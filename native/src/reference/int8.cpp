@@ -19,9 +19,9 @@ float quantise(const Int8View& view, const float* x, uint8_t* q) {
 int32_t dot_quad(const Int8View& view, int64_t quad, const uint8_t* slab) {
   int32_t sum = 0;
   for (int i = 0; i < 4; ++i) {
-    const int64_t column = view.form != Int8Form::quad ? view.offsets[quad * 4 + i] / kInt8OffsetUnit
-                                                        : view.offsets[quad] / kInt8OffsetUnit + i;
-    sum += view.weights[quad * 4 + i] * slab[column];
+    const int64_t column = view.form == DwordForm::panel ? view.offsets[quad * 4 + i] / kDwordOffsetUnit
+                                                         : view.offsets[quad] / kDwordOffsetUnit + i;
+    sum += weight_of(view, quad, i) * slab[column];
   }
   return sum;
 }
@@ -39,10 +39,10 @@ void run(const Int8View& view, const LinearCall& call, TokenTile tile, int64_t f
       for (int64_t i = 0; i < rows_of_tile(view, part); ++i)
         sums[i] = static_cast<uint32_t>(view.row_starts[row0 + i]);
       for (int64_t b = 0; b < view.num_blocks; ++b) {
-        const Int8Block& block = view.blocks[part * view.num_blocks + b];
-        int64_t quad = block.first_quad;
+        const DwordBlock& block = view.blocks[part * view.num_blocks + b];
+        int64_t quad = block.first_dword;
         for (int64_t i = block.first_row; i < block.first_row + block.num_rows; ++i)
-          for (int64_t j = 0; j < view.row_quads[i]; ++j)
+          for (int64_t j = 0; j < view.row_dwords[i]; ++j)
             sums[view.row_ids[i]] += static_cast<uint32_t>(dot_quad(view, quad++, q + b * view.block_columns));
       }
       for (int64_t i = 0; i < rows_of_tile(view, part); ++i) {
@@ -71,6 +71,6 @@ const int widths[] = {1, 0};
 
 }  // namespace
 
-const Int8Kernels int8_kernels = {run, widths, 384, 384, 8, PairRule::none, mix, mix};
+const Int8Kernels int8_kernels = {run, widths, {384, 384}, 8, PairRule::none, mix, mix};
 
 }  // namespace gossamer::reference

@@ -19,13 +19,13 @@ uint8_t pixel(const Int8ConvView& conv, const uint8_t* x, int64_t block, int64_t
 // The sum of one row and lane. Unsigned: it may wrap on the way, as it does in the kernels; the end is right.
 void add_block(const Int8ConvView& conv, const uint8_t* x, int64_t lane, int64_t part, int64_t b, uint32_t* sums) {
   const Int8View& product = conv.product;
-  const Int8Block& block = product.blocks[part * product.num_blocks + b];
-  int64_t quad = block.first_quad;
+  const DwordBlock& block = product.blocks[part * product.num_blocks + b];
+  int64_t quad = block.first_dword;
   for (int64_t i = block.first_row; i < block.first_row + block.num_rows; ++i)
-    for (int64_t j = 0; j < product.row_quads[i]; ++j, ++quad)
-      for (int64_t at = quad * 4; at < quad * 4 + 4; ++at)
-        sums[product.row_ids[i]] +=
-            static_cast<uint32_t>(product.weights[at] * pixel(conv, x, b, product.offsets[at], lane));
+    for (int64_t j = 0; j < product.row_dwords[i]; ++j, ++quad)
+      for (int q = 0; q < 4; ++q)
+        sums[product.row_ids[i]] += static_cast<uint32_t>(
+            weight_of(product, quad, q) * pixel(conv, x, b, product.offsets[quad * 4 + q], lane));
 }
 
 void run(const Int8ConvView& conv, const Int8ConvCall& call, const Int8ConvTile& tile, void* scratch) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Activations as the reference kernels quantise them.
+// Activations as the reference kernels quantise them, and the weights they meet.
 #pragma once
 #include <cmath>
 #include <cstring>
@@ -27,6 +27,10 @@ static inline void quantise_run(const float* x, int64_t num, float inverse, int 
     v = v < limit ? v : limit;
     bytes[i] = static_cast<uint8_t>(static_cast<int>(std::nearbyint(v)) + activation_offset(bits));
   }
+}
+
+static inline int weight_of(const DwordView& view, int64_t quad, int lane) {
+  return static_cast<int8_t>(static_cast<uint32_t>(view.weights[quad]) >> (8 * lane));
 }
 
 }  // namespace gossamer::reference

@@ -56,7 +56,7 @@ static inline void copy_runs(const Int8ConvView& conv, const uint8_t* x, int wid
 
 template <class V, int H>
 void int8_conv_tile(const Int8ConvView& conv, const Int8ConvCall& call, const Int8ConvTile& at, void* scratch) {
-  constexpr int kWidth = H * V::kBytes;
+  constexpr int kWidth = kDwordWidth<V, H>;
   OutputChunk chunks[kWidth];
   const int num_chunks = plan_pixels(conv, call, at, chunks);
   if (num_chunks == 0) return;
@@ -75,7 +75,7 @@ void int8_conv_tile(const Int8ConvView& conv, const Int8ConvCall& call, const In
   const int64_t row_pixels = conv.out_h * conv.out_w;
   for (int64_t part = at.first_tile; part < at.last_tile; ++part) {
     const int64_t num_rows = rows_of_tile(product, part);
-    int8_row_tile<V, H, Int8Form::image>(product, part, slabs, conv.block_channels * conv.channel_bytes, tile,
+    int8_row_tile<V, H, DwordForm::image>(product, part, slabs, conv.block_channels * conv.channel_bytes, tile,
                                          call.bias, scales);
     activate(tile, num_rows * kWidth, call.activation);
     store_rows(tile, kWidth, num_rows, chunks, num_chunks, call.y + part * product.tile_rows * row_pixels, row_pixels);

@@ -112,7 +112,7 @@ static void quantise_tokens(const Int8View& view, const LinearCall& call, TokenT
       scales[t + i] = token.scale;
       quantiser.inverse[i] = _mm256_set1_ps(token.inverse);
     }
-    if (view.form == Int8Form::quad) {
+    if (view.form == DwordForm::neighbours) {
       uint8_t* to = tile + t * 4;
       quantise4(quantiser, x, view.columns, [=](int64_t k, __m256i v) __attribute__((always_inline)) {
         _mm_store_si128(reinterpret_cast<__m128i*>(to + k * width), _mm256_castsi256_si128(v));
@@ -128,7 +128,7 @@ static void quantise_tokens(const Int8View& view, const LinearCall& call, TokenT
       });
     }
   }
-  if (view.form == Int8Form::quad) return;
+  if (view.form == DwordForm::neighbours) return;
   for (int half = 0; half < width / 32; ++half) {
     const uint8_t* from[8];
     for (int i = 0; i < 8; ++i) {

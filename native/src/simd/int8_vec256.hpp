@@ -1,32 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // 256-bit integers for the int8 kernels: tiles of 64 tokens with AVX2, of 32 everywhere.
 #pragma once
-#include <immintrin.h>
-
-#include <cstdint>
+#include "simd/dword_vec256.hpp"
 
 namespace gossamer {
 namespace {  // one copy per including file: each is built for another instruction set
 
-struct Int8Vec256 {
-  using Int = __m256i;
-  using Float = __m256;
-  static constexpr int kBytes = 32;
-  static Int load(const void* p) { return _mm256_load_si256(static_cast<const __m256i*>(p)); }
-  static Int loadu(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
-  static void store(void* p, Int v) { _mm256_store_si256(static_cast<__m256i*>(p), v); }
-  static void store(float* p, Float v) { _mm256_store_ps(p, v); }
+struct Int8Vec256 : DwordVec256 {
+  using Sum = Int;
+  static constexpr int kPerDword = 4;
+  static constexpr bool kHasPairs = true;
+  static Int load_sum(const float* p) { return load(p); }
   static void store_natural(float* row, int q, Float v) {
     float* to = row + q / 4 * kBytes + q % 4 * 4;
     _mm_store_ps(to, _mm256_castps256_ps128(v));
     _mm_store_ps(to + 16, _mm256_extractf128_ps(v, 1));
   }
-  static Int broadcast(int32_t v) { return _mm256_set1_epi32(v); }
-  static Float broadcast(float v) { return _mm256_set1_ps(v); }
-  static Int low8(Int a, Int b) { return _mm256_unpacklo_epi8(a, b); }
-  static Int high8(Int a, Int b) { return _mm256_unpackhi_epi8(a, b); }
-  static Int low16(Int a, Int b) { return _mm256_unpacklo_epi16(a, b); }
-  static Int high16(Int a, Int b) { return _mm256_unpackhi_epi16(a, b); }
   static Float scaled(Int sum, const float* token_scales, Float row_scale, Float bias) {
     return _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), _mm256_mul_ps(_mm256_load_ps(token_scales), row_scale), bias);
   }

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from gossamer.io import DetectedMask, read_dense_checkpoint
+from gossamer.io.gguf_file import is_gguf
 from gossamer.io.manifest import CONFIG_FILE, MANIFEST_FILE
 from gossamer.nn import MaskedConv2d, MaskedLinear
 
@@ -21,7 +22,7 @@ def is_bare(path: Path) -> bool:
     """Whether `path` holds tensors and nothing that says what model they belong to."""
     if path.is_dir():
         return not any((path / name).is_file() for name in (MANIFEST_FILE, CONFIG_FILE))
-    return path.is_file()
+    return path.is_file() and not is_gguf(path)
 
 
 def read_bare(path: Path) -> nn.Module:

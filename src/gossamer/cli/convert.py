@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gossamer convert`: packed artifacts to dense checkpoints and back."""
+"""`gossamer convert`: artifacts to dense checkpoints and back, and the files of other tools."""
 
 from pathlib import Path
 
@@ -8,54 +8,68 @@ import click
 from gossamer.cli.command import Command
 from gossamer.cli.output import Output, table
 
+COMPRESSED = "compressed-tensors"
 _EXAMPLES = """
 gossamer convert pruned/ plain/ --format dense
 gossamer convert from-another-pruner/ packed/ --format packed
 gossamer convert model.safetensors packed/
+gossamer convert SmolLM2-135M.Q4_1.gguf smollm2/ --format dense
 """
 
 
 @click.command(
-    cls=Command, examples=_EXAMPLES, short_help="Packed artifacts to dense files and back."
+    cls=Command,
+    examples=_EXAMPLES,
+    short_help="Artifacts to dense files and back; gguf and others in.",
 )
-@click.argument("source", metavar="IN", type=click.Path(path_type=Path))
+@click.argument("source", metavar="IN")
 @click.argument("target", metavar="OUT", type=click.Path(path_type=Path))
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["packed", "dense"]),
+    type=click.Choice(["packed", "dense", COMPRESSED]),
     default="packed",
     show_default=True,
-    help="packed: kept weights only. dense: ordinary safetensors with zeros, for any tool.",
+    help="packed: kept weights only. dense: ordinary safetensors with zeros, for any tool."
+    " compressed-tensors: sparse-bitmask for its versions up to 0.14.",
 )
 @click.pass_obj
-def convert(out: Output, source: Path, target: Path, form: str) -> None:
+def convert(out: Output, source: str, target: Path, form: str) -> None:
     """Write the model in IN to OUT in another form; weights keep their bits.
 
-    IN is a gossamer artifact, a local Hugging Face directory or one safetensors file. Exact zeros
-    that another pruner left are taken as its mask and their pattern is detected.
+    IN is a gossamer artifact, a local Hugging Face directory, one safetensors file, a gguf file of
+    the Llama family (dequantised to fp32) or a packaged model (demo:minilm, demo:smollm2). Masks
+    of compressed-tensors and torch.nn.utils.prune are taken as they are; exact zeros that another
+    pruner left are taken as its mask. Tokenizer files go along.
     """
     from gossamer.cli.bare_checkpoint import is_bare, read_bare
-    from gossamer.cli.sources import directory_bytes, load_source, tensor_bytes
-    from gossamer.io import save
+    from gossamer.cli.sources import Source, directory_bytes, load_source, source_path, tensor_bytes
+    from gossamer.io import read_beside, save, save_compressed_tensors
     from gossamer.io.opened import check_replaceable
     from gossamer.nn import CompactWeight, MaskedWeight
     from gossamer.report.report import format_bytes
 
     check_replaceable(target)
     with out.stage("reading"):
-        bare = is_bare(source)
-        model = read_bare(source) if bare else load_source(str(source), detect_masks=True).model
+        path = source_path(source)
+        bare = is_bare(path)
+        if bare:
+            loaded = Source(read_bare(path), path.name, tensor_bytes(path), read_beside(path))
+        else:
+            loaded = load_source(source, detect_masks=True)
     sparse = {
         name: module
-        for name, module in model.named_modules()
+        for name, module in loaded.model.named_modules()
         if isinstance(module, MaskedWeight | CompactWeight)
     }
     with out.stage("writing"):
-        save(model, target, format=form)
-    before, after = tensor_bytes(source), tensor_bytes(target)
+        if form == COMPRESSED:
+            save_compressed_tensors(loaded.model, target, beside=loaded.beside)
+        else:
+            save(loaded.model, target, format=form, beside=loaded.beside)
+    before, after = tensor_bytes(path), tensor_bytes(target)
     document = {
-        "input": {"path": str(source), "tensor_bytes": before},
+        "input": {"path": source, "tensor_bytes": before},
         "output": {
             "path": str(target),
             "format": form,
@@ -73,6 +87,11 @@ def convert(out: Output, source: Path, target: Path, form: str) -> None:
     patterns = ", ".join(sorted({str(module.pattern) for module in sparse.values()}))
     found = f"{len(sparse)} sparse layers ({patterns})" if sparse else "no sparse layers"
     out.result(document, shown, f"{target}: {form}, {found}.")
+    if form == COMPRESSED:
+        out.note(
+            "compressed-tensors 0.15 and later, current transformers and vLLM reject"
+            " sparse-bitmask; 0.14 and earlier read it, and so does gossamer."
+        )
     if bare:
         out.note("IN names no architecture: load OUT with gossamer.load(path, model=your_model).")
     if not sparse and form == "packed":

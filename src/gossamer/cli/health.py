@@ -81,12 +81,15 @@ def usable_cores() -> int:
 def _kernels() -> list[Check]:
     import gossamer.ops.linear  # noqa: F401  (registers the built-in kernels)
     from gossamer.ops.dispatch import kernel_names
-    from gossamer.ops.kernels import active_kernels, available_kernels
+    from gossamer.ops.kernels import active_kernels, available_extensions, available_kernels
     from gossamer.run.cost_table import CostTable
 
     costs = CostTable()
     found = [
         Check("kernel sets", ", ".join(available_kernels())),
+        Check(
+            "cpu extensions", ", ".join(available_extensions()) or "none of avx512vnni, avx512bf16"
+        ),
         Check("linear kernels", ", ".join(kernel_names("linear"))),
         Check("measured choices", f"{len(costs)} in {costs.path}"),
     ]

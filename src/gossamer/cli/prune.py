@@ -67,8 +67,10 @@ def prune(  # noqa: PLR0913  (one argument per option)
 ) -> None:
     """Prune MODEL in one shot, save it to OUT and show bytes and time beside the dense model.
 
-    MODEL is a local Hugging Face directory, a gossamer artifact, or zoo:mlp and zoo:tiny-encoder.
-    OUT gets the weights, report.json and card.md; a folder that is no artifact is not touched.
+    MODEL is a local Hugging Face directory, a gossamer artifact, a gguf file of the Llama family, a
+    packaged model (demo:minilm, demo:smollm2), or zoo:mlp and zoo:tiny-encoder.
+    OUT gets the weights, the tokenizer if there is one, report.json and card.md; a folder that is
+    no artifact is not touched.
     Quality is not measured here: without recovery training expect it to drop.
     """
     from gossamer.cli.pruning import PruneRequest, run_prune

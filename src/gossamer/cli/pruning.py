@@ -114,7 +114,14 @@ def _save(
         machine=machine,
         limits=(*_LIMITS, *report.notes),
     )
-    save(source.model, request.target, format=request.form, report=content, card=render_card(card))
+    save(
+        source.model,
+        request.target,
+        format=request.form,
+        report=content,
+        card=render_card(card),
+        beside=source.beside,
+    )
     on_disk = directory_bytes(request.target)
     before = report.bytes_dense if source.disk_bytes is None else source.disk_bytes
     shown = Comparison(

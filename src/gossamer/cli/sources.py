@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MODEL on the command line: a directory, an artifact or `zoo:NAME`."""
+"""MODEL on the command line: a directory, an artifact, a gguf file, `demo:NAME` or `zoo:NAME`."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from gossamer.cli.demo_models import DEMO_MODELS, DEMO_PREFIX, demo_path
 from gossamer.errors import ArtifactError, InputError
-from gossamer.io import load
+from gossamer.io import load, read_beside
 from gossamer.zoo import MLP, TinyEncoder
 
 ZOO_PREFIX = "zoo:"
@@ -28,26 +29,36 @@ class Source:
         model: in eval mode.
         name: short, for titles; the last part of a path.
         disk_bytes: bytes of its tensor files, None for a zoo model.
+        beside: tokenizer and the like, for `gossamer.save(..., beside=)`.
     """
 
     model: nn.Module
     name: str
     disk_bytes: int | None
+    beside: dict[str, bytes] = field(default_factory=dict)
 
 
 def load_source(text: str, *, detect_masks: bool = False) -> Source:
     """The model that `text` names; zoo models come with seeded random weights."""
     if text.startswith(ZOO_PREFIX):
         return Source(_from_zoo(text.removeprefix(ZOO_PREFIX)), text, None)
-    path = Path(text)
+    path = source_path(text)
     if not path.exists():
+        known = [ZOO_PREFIX + name for name in _ZOO] + [DEMO_PREFIX + name for name in DEMO_MODELS]
         raise ArtifactError(
             f"{text}: there is no such file or directory. Expected a gossamer artifact, a local"
-            f" Hugging Face directory or one of {', '.join(ZOO_PREFIX + name for name in _ZOO)}."
+            f" Hugging Face directory, a gguf file or one of {', '.join(known)}."
         )
-    return Source(
-        load(path, detect_masks=detect_masks).eval(), path.resolve().name, tensor_bytes(path)
-    )
+    name = text if text.startswith(DEMO_PREFIX) else path.resolve().name
+    model = load(path, detect_masks=detect_masks).eval()
+    return Source(model, name, tensor_bytes(path), read_beside(path))
+
+
+def source_path(text: str) -> Path:
+    """Where the files of `text` are; a packaged model is named `demo:NAME`."""
+    if text.startswith(DEMO_PREFIX):
+        return demo_path(text.removeprefix(DEMO_PREFIX))
+    return Path(text)
 
 
 def tensor_bytes(path: Path) -> int:

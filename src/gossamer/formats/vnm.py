@@ -15,7 +15,8 @@ from gossamer.formats.nibbles import check_spare_bits, pack_fields, packed_width
 from gossamer.formats.nm import check_positions
 from gossamer.patterns.base import Pattern
 from gossamer.patterns.select import keep_largest
-from gossamer.patterns.vnm import NUM_KEPT, NUM_SHARED, VNM
+from gossamer.patterns.syntax import NUM_KEPT, NUM_SHARED
+from gossamer.patterns.vnm import VNM
 
 POSITION_BITS = 2
 

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Artifacts on disk, ordinary safetensors checkpoints and Hugging Face directories.
+"""Artifacts on disk, and the files of other tools: safetensors, Hugging Face directories, gguf.
 
 No pickle, no code from data: architectures, formats and patterns come from closed tables, and
 every byte is checked before it is used.
 """
 
+from gossamer.io.beside import read_beside
+from gossamer.io.compressed_tensors_writer import save_compressed_tensors
 from gossamer.io.dense_checkpoint import (
     AdoptedLayer,
     DenseCheckpoint,
@@ -12,9 +14,11 @@ from gossamer.io.dense_checkpoint import (
     adopt_zeros,
     read_dense_checkpoint,
 )
+from gossamer.io.gguf_file import load_gguf
 from gossamer.io.huggingface import load_pretrained
 from gossamer.io.manifest import Manifest
 from gossamer.io.opened import open_artifact
+from gossamer.io.pruned_layers import adopt_pruned
 from gossamer.io.reader import load
 from gossamer.io.writer import save
 
@@ -23,10 +27,14 @@ __all__ = [
     "DenseCheckpoint",
     "DetectedMask",
     "Manifest",
+    "adopt_pruned",
     "adopt_zeros",
     "load",
+    "load_gguf",
     "load_pretrained",
     "open_artifact",
+    "read_beside",
     "read_dense_checkpoint",
     "save",
+    "save_compressed_tensors",
 ]

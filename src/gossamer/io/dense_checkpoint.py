@@ -20,6 +20,7 @@ from gossamer.io.limits import (
     check_memory,
     check_name,
 )
+from gossamer.io.stored_masks import fold_pruned
 from gossamer.io.strict_json import parse_json
 from gossamer.io.tensor_file import read_tensors
 from gossamer.io.tensor_header import read_header
@@ -65,6 +66,9 @@ def read_dense_checkpoint(
 ) -> DenseCheckpoint:
     """Tensors and detected masks of a safetensors file or a Hugging Face directory.
 
+    A state dict of torch.nn.utils.prune (`weight_orig` and `weight_mask`) gives `weight` and the
+    mask it stores, whatever its sparsity.
+
     Args:
         path: one file, or a directory with `model.safetensors` or a sharded index.
         min_sparsity: floating point tensors of 2 or more dimensions with at least this fraction
@@ -73,9 +77,13 @@ def read_dense_checkpoint(
     """
     _check_min_sparsity(min_sparsity)
     tensors = read_tensors_of(path, max_bytes=max_bytes)
-    masks = {}
+    masks = {
+        name: DetectedMask(mask, detect_pattern(mask), 1 - float(mask.float().mean()))
+        for name, mask in fold_pruned(tensors, str(path)).items()
+        if mask.numel() and tensors[name].is_floating_point()
+    }
     for name, tensor in tensors.items():
-        found = _detect(tensor, min_sparsity)
+        found = None if name in masks else _detect(tensor, min_sparsity)
         if found is not None:
             masks[name] = found
     return DenseCheckpoint(tensors, masks)

@@ -10,9 +10,11 @@ import torch
 from torch import nn
 
 from gossamer.errors import ArtifactError
+from gossamer.io.compressed_tensors import expand_bitmasks
 from gossamer.io.dense_checkpoint import read_tensors_of
 from gossamer.io.limits import MAX_MANIFEST_BYTES, check_memory
 from gossamer.io.manifest import CONFIG_FILE
+from gossamer.io.stored_masks import apply_masks, fold_pruned
 from gossamer.io.strict_json import parse_json
 from gossamer.io.transformers_models import (
     build_transformers,
@@ -32,7 +34,9 @@ def load_pretrained(
     """The model in a local Hugging Face directory (config.json and safetensors), in eval mode.
 
     Every weight the class needs must be there and every weight there must be used: nothing is
-    initialised at random and nothing is dropped.
+    initialised at random and nothing is dropped. Masks that the files hold (sparse-bitmask of
+    compressed-tensors, `weight_orig` and `weight_mask` of torch.nn.utils.prune) come back as
+    masked layers with their patterns detected.
 
     Args:
         directory: as written by `save_pretrained`.
@@ -40,13 +44,39 @@ def load_pretrained(
         max_bytes: refuse models that need more memory; default: what is available.
     """
     folder = Path(directory)
+    where = str(folder)
     config = _read_config(folder)
     name = architecture or _architecture_of(config, folder)
-    model_type = model_type_of(name, config, str(folder))
+    model_type_of(name, config, where)
     tensors = read_tensors_of(folder)
+    masks = expand_bitmasks(tensors, config, where, max_bytes=max_bytes)
+    masks.update(fold_pruned(tensors, where))
+    model = from_tensors(name, config, tensors, where, max_bytes=max_bytes)
+    apply_masks(model, masks, where)
+    return model
+
+
+def from_tensors(
+    name: str,
+    config: dict[str, Any],
+    tensors: dict[str, torch.Tensor],
+    where: str,
+    *,
+    max_bytes: int | None = None,
+) -> nn.Module:
+    """The class `name` of the table with exactly these weights, in eval mode.
+
+    Args:
+        name: a class of `TRANSFORMERS_CLASSES`.
+        config: the content of config.json.
+        tensors: every weight by its name in a state dict.
+        where: what they come from, for messages.
+        max_bytes: refuse models that need more memory; default: what is available.
+    """
+    model_type = model_type_of(name, config, where)
     stored = sum(t.numel() * t.element_size() for t in tensors.values())
     skeleton = build_transformers(name, config, max_tensors=10 * len(tensors) + 100, device="meta")
-    check_memory(_tensor_bytes(skeleton), stored, max_bytes, str(folder))
+    check_memory(_tensor_bytes(skeleton), stored, max_bytes, where)
     kind = getattr(import_transformers(), name)
     with quiet_transformers():
         model, info = kind.from_pretrained(
@@ -56,7 +86,7 @@ def load_pretrained(
             dtype=_widest_float(tensors),
             output_loading_info=True,
         )
-    _check_complete(info, name, folder)
+    _check_complete(info, name, where)
     result: nn.Module = model.eval()
     return result
 
@@ -84,7 +114,7 @@ def _architecture_of(config: dict[str, Any], folder: Path) -> str:
     return name
 
 
-def _check_complete(info: dict[str, Any], name: str, folder: Path) -> None:
+def _check_complete(info: dict[str, Any], name: str, where: str) -> None:
     faults = [
         f"{kind.removesuffix('_keys')}: {', '.join(sorted(map(str, info[kind]))[:10])}"
         for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")
@@ -92,7 +122,7 @@ def _check_complete(info: dict[str, Any], name: str, folder: Path) -> None:
     ]
     if faults:
         raise ArtifactError(
-            f"{folder}: its weights do not fit {name}; {'; '.join(faults)}. Pass architecture= with"
+            f"{where}: its weights do not fit {name}; {'; '.join(faults)}. Pass architecture= with"
             " the class that was saved."
         )
 

@@ -28,12 +28,9 @@ MANIFEST_FILE: Final = "manifest.json"
 CARD_FILE: Final = "card.md"
 CONFIG_FILE: Final = "config.json"
 REPORT_FILE: Final = "report.json"
-# Files that people and other tools put beside a model. They are never opened here.
-COMPANIONS: Final = frozenset(
+# What a model needs beside its weights to be used. Carried along as bytes and hashed, never read.
+BESIDE_FILES: Final = frozenset(
     {
-        CARD_FILE,
-        ".gitattributes",
-        "README.md",
         "added_tokens.json",
         "chat_template.jinja",
         "generation_config.json",
@@ -46,6 +43,9 @@ COMPANIONS: Final = frozenset(
         "vocab.txt",
     }
 )
+# Files that people and other tools put beside a model; those the manifest lists are verified, the
+# others are never opened by a reader.
+COMPANIONS: Final = BESIDE_FILES | {CARD_FILE, ".gitattributes", "README.md"}
 
 MAX_RECIPE: Final = 2**20
 

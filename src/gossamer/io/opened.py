@@ -21,6 +21,7 @@ from gossamer.io.agreement import check_agreement
 from gossamer.io.atomic import find_directory
 from gossamer.io.limits import MAX_MANIFEST_BYTES
 from gossamer.io.manifest import (
+    BESIDE_FILES,
     CARD_FILE,
     COMPANIONS,
     CONFIG_FILE,
@@ -70,14 +71,17 @@ class OpenArtifact:
                 documents[name] = _read_document(self.files[name], entry.sha256, where)
         return arrays, documents
 
+    def document(self, name: str) -> bytes:
+        """The verified bytes of a file that holds no tensors."""
+        sha256 = self.manifest.files[name].sha256
+        return _read_document(self.files[name], sha256, str(self.path / name))
+
     def config(self) -> dict[str, Any] | None:
         """The verified content of config.json, None if there is none."""
         if CONFIG_FILE not in self.files:
             return None
         where = str(self.path / CONFIG_FILE)
-        raw = _read_document(
-            self.files[CONFIG_FILE], self.manifest.files[CONFIG_FILE].sha256, where
-        )
+        raw = self.document(CONFIG_FILE)
         content = parse_json(raw, where, max_bytes=MAX_MANIFEST_BYTES)
         if not isinstance(content, dict):
             raise ArtifactError(f"{where}: must be a JSON object.")
@@ -164,7 +168,7 @@ def _open(folder: Path, stack: ExitStack) -> OpenArtifact:
 
 def _check_files(folder: Path, manifest: Manifest) -> None:
     wanted = set(manifest.files)
-    reserved = wanted & {MANIFEST_FILE, *COMPANIONS}
+    reserved = wanted & {MANIFEST_FILE, *(COMPANIONS - BESIDE_FILES)}
     if reserved:
         raise ArtifactError(f"{folder}: the manifest may not list {sorted(reserved)}.")
     found = set()

@@ -13,6 +13,7 @@ from gossamer.io.architecture import build
 from gossamer.io.decode import Decoded, decode_all
 from gossamer.io.dense_checkpoint import adopt_zeros, read_tensors_of
 from gossamer.io.fitting import check_fit, check_materialised
+from gossamer.io.gguf_file import is_gguf, load_gguf
 from gossamer.io.huggingface import load_pretrained
 from gossamer.io.inventory import unwrap
 from gossamer.io.limits import check_memory
@@ -35,8 +36,9 @@ def load(
     Nothing in the file is executed; every byte is checked before it is used.
 
     Args:
-        path: an artifact of `gossamer.save`, or an ordinary checkpoint (a safetensors file or a
-            Hugging Face directory), whose zeros stay zeros in ordinary layers.
+        path: an artifact of `gossamer.save`, an ordinary checkpoint (a safetensors file or a
+            Hugging Face directory), whose zeros stay zeros in ordinary layers, or a gguf file of
+            the Llama family.
         model: fill this module in place instead of building one; needed where the artifact does
             not describe its architecture. All mismatches are reported at once, and nothing is
             changed unless everything fits. Its training mode is left as it is.
@@ -56,6 +58,10 @@ def load(
     found, has_manifest = find_artifact(path)
     if has_manifest:
         result = _load_artifact(path, model, max_bytes)
+    elif is_gguf(found) and found.is_file():
+        if model is not None:
+            raise InputError(f"{found}: a gguf file describes its own model; pass no model=.")
+        result = load_gguf(found, max_bytes=max_bytes)
     elif model is not None:
         result = _load_checkpoint(found, model, max_bytes)
     elif found.is_dir() and (found / CONFIG_FILE).is_file():

@@ -3,7 +3,8 @@
 
 Classes are taken from a closed table. Of a configuration only the fields that the installed
 configuration class declares are used: `auto_map`, `attn_implementation` (which can name a kernel
-to download), `quantization_config` and everything else is dropped unread.
+to download) and everything else is dropped unread; what `quantization_config` says of a sparse
+format is the business of `compressed_tensors`.
 """
 
 import dataclasses

@@ -13,6 +13,7 @@ from torch import nn
 from gossamer.errors import InputError
 from gossamer.io.architecture import describe
 from gossamer.io.atomic import replace_directory
+from gossamer.io.beside import check_beside
 from gossamer.io.card import default_card
 from gossamer.io.inventory import as_stored, take_inventory, unwrap
 from gossamer.io.manifest import (
@@ -60,6 +61,7 @@ def save(
     report: Mapping[str, Any] | HasDict | None = None,
     recipe: str | None = None,
     card: str | None = None,
+    beside: Mapping[str, bytes] | None = None,
 ) -> Path:
     """Write `model` to the directory `path`; an artifact that is there is replaced atomically.
 
@@ -74,6 +76,7 @@ def save(
         report: goes into report.json.
         recipe: text of the recipe that made the model, kept in the manifest.
         card: Markdown for card.md instead of the default one.
+        beside: files that go along unread, such as tokenizer.json; see `read_beside`.
 
     Returns:
         The directory.
@@ -94,7 +97,7 @@ def save(
     architecture = describe(stored, config)
     pieces, entries = plan_pieces(inventory, kind)
     shards = cut_shards(pieces, SHARD_BYTES)
-    documents = _documents(config, report)
+    documents = {**check_beside(beside or {}), **_documents(config, report)}
     needed = sum(piece.num_bytes + _BYTES_PER_PIECE for piece in pieces)
     needed += sum(len(raw) for raw in documents.values()) + _BYTES_PER_PIECE
 

@@ -18,6 +18,12 @@ def available_kernels() -> tuple[str, ...]:
     return tuple(_native.available_kernels())
 
 
+@functools.cache
+def available_extensions() -> tuple[str, ...]:
+    """Instructions beyond the kernel sets that single kernels use: avx512vnni, avx512bf16."""
+    return tuple(_native.available_extensions())
+
+
 def active_kernels() -> str:
     """The set in use: `GOSSAMER_KERNELS` if given, else the best one."""
     forced = forced_kernels()

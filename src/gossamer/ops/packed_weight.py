@@ -89,7 +89,7 @@ class PackedWeight:
             if x.stride(1) != 1 or x.stride(0) < num_columns:
                 x = x.contiguous()
             stride = x.stride(0)
-        y = x.new_empty((*leading, num_rows))
+        y = x.new_empty(*leading, num_rows)  # a tuple takes 1.5 times as long
         self._native.run(
             x.data_ptr(),
             num_tokens,

@@ -13,7 +13,7 @@ from gossamer.ops.canonical import canonical
 from gossamer.ops.dispatch import Kernel
 from gossamer.ops.packed_weight import PackedWeight, pack_weight
 from gossamer.patterns import VNM
-from gossamer.patterns.vnm import NUM_SHARED
+from gossamer.patterns.syntax import NUM_SHARED
 
 # Accumulators of more rows would leave L2; fewer rows do not pay for fetching their columns.
 _MAX_TILE_ROWS = 512

@@ -4,7 +4,6 @@
 Legend: R rows, K columns; the grid has P = R/rows by Q = K/columns blocks.
 """
 
-import re
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +11,7 @@ import torch
 from gossamer.errors import PatternError
 from gossamer.patterns.base import Pattern, check_density, check_mask, check_scores, kept_count
 from gossamer.patterns.select import keep_largest, summable
+from gossamer.patterns.syntax import check_block, read_block
 
 
 @dataclass(frozen=True)
@@ -22,21 +22,12 @@ class Block(Pattern):
     columns: int
 
     def __post_init__(self) -> None:
-        if self.rows < 1 or self.columns < 1:
-            raise PatternError(
-                f"pattern {self}: block:RxC needs R >= 1 and C >= 1, such as 'block:4x4'."
-            )
+        check_block(self.rows, self.columns)
 
     @classmethod
     def parse(cls, text: str) -> "Block":
         """Read `block:RxC`."""
-        match = re.fullmatch(r"block:([0-9]{1,6})x([0-9]{1,6})", text)
-        if match is None:
-            raise PatternError(
-                f"pattern {text!r}: expected block:RxC with R >= 1 rows (outputs) and C >= 1"
-                " columns (inputs), such as 'block:4x4'."
-            )
-        return cls(int(match[1]), int(match[2]))
+        return cls(*read_block(text))
 
     @property
     def fixed_density(self) -> float | None:

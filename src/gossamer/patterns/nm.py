@@ -4,7 +4,6 @@
 Legend: R rows, K columns, G = K/M groups of a row.
 """
 
-import re
 from dataclasses import dataclass
 
 import torch
@@ -12,8 +11,7 @@ import torch
 from gossamer.errors import PatternError
 from gossamer.patterns.base import Pattern, check_mask, check_scores
 from gossamer.patterns.select import keep_largest
-
-MAX_GROUP = 32
+from gossamer.patterns.syntax import MAX_NM_GROUP, check_nm, read_nm
 
 
 @dataclass(frozen=True)
@@ -24,22 +22,12 @@ class NM(Pattern):
     group: int
 
     def __post_init__(self) -> None:
-        if not 1 <= self.num_kept <= self.group <= MAX_GROUP:
-            raise PatternError(
-                f"pattern {self}: N:M keeps N of M with 1 <= N <= M <= {MAX_GROUP},"
-                f" got N={self.num_kept}, M={self.group}. Write '2:4' to keep 2 of 4."
-            )
+        check_nm(self.num_kept, self.group)
 
     @classmethod
     def parse(cls, text: str) -> "NM":
         """Read `N:M`."""
-        match = re.fullmatch(r"([0-9]{1,6}):([0-9]{1,6})", text)
-        if match is None:
-            raise PatternError(
-                f"pattern {text!r}: expected two numbers N:M with 1 <= N <= M <= {MAX_GROUP},"
-                " such as '2:4' (2 kept of 4), or three V:N:M, such as '64:2:8'."
-            )
-        return cls(int(match[1]), int(match[2]))
+        return cls(*read_nm(text))
 
     @property
     def fixed_density(self) -> float:
@@ -64,7 +52,7 @@ class NM(Pattern):
         """The pattern of nearest density whose M divides `num_columns`, if there is one."""
         candidates = [
             NM(max(1, round(self.fixed_density * group)), group)
-            for group in range(2, MAX_GROUP + 1)
+            for group in range(2, MAX_NM_GROUP + 1)
             if num_columns % group == 0
         ]
         return min(

@@ -6,7 +6,6 @@ g columns, so that a kernel walks them in a fixed (Gray) order without branches.
 Legend: R rows, K columns, T tiles, W = C*g columns of a tile, C row patterns, m rows of a tile.
 """
 
-import re
 from dataclasses import dataclass
 from math import comb
 
@@ -17,12 +16,7 @@ from gossamer.patterns.base import Pattern, check_mask, check_scores
 from gossamer.patterns.gray import gray_order
 from gossamer.patterns.nmg_search import assign_columns
 from gossamer.patterns.select import summable
-
-MAX_GROUP = 32
-# More row patterns make tiles of thousands of columns that no kernel keeps in its cache.
-MAX_ROW_PATTERNS = 256
-# Columns of a tile are stored in 16 signed bits.
-MAX_TILE_COLUMNS = (1 << 15) - 1
+from gossamer.patterns.syntax import check_nmg, read_nmg
 
 
 @dataclass(frozen=True)
@@ -34,28 +28,12 @@ class NMG(Pattern):
     repeats: int
 
     def __post_init__(self) -> None:
-        legal = 1 <= self.num_kept <= self.group <= MAX_GROUP and self.repeats >= 1
-        if not legal or self.num_row_patterns > MAX_ROW_PATTERNS:
-            raise PatternError(
-                f"pattern {self}: nmg:n:m:g needs 1 <= n <= m <= {MAX_GROUP}, g >= 1 and at most"
-                f" {MAX_ROW_PATTERNS} ways to keep n of m, such as 'nmg:2:4:16'."
-            )
-        if self.tile_columns > MAX_TILE_COLUMNS:
-            raise PatternError(
-                f"pattern {self}: a tile would have C(m, n) * g = {self.tile_columns} columns, more"
-                f" than {MAX_TILE_COLUMNS}. Take a smaller g."
-            )
+        check_nmg(self.num_kept, self.group, self.repeats)
 
     @classmethod
     def parse(cls, text: str) -> "NMG":
         """Read `nmg:n:m:g`."""
-        match = re.fullmatch(r"nmg:([0-9]{1,6}):([0-9]{1,6}):([0-9]{1,6})", text)
-        if match is None:
-            raise PatternError(
-                f"pattern {text!r}: expected nmg:n:m:g with 1 <= n <= m and g >= 1, such as"
-                " 'nmg:2:4:16': 2 of 4 outputs kept, each choice in 16 columns of a tile."
-            )
-        return cls(int(match[1]), int(match[2]), int(match[3]))
+        return cls(*read_nmg(text))
 
     @property
     def num_row_patterns(self) -> int:

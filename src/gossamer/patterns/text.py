@@ -8,14 +8,10 @@ from gossamer.patterns.base import Pattern
 from gossamer.patterns.block import Block
 from gossamer.patterns.nm import NM
 from gossamer.patterns.nmg import NMG
+from gossamer.patterns.syntax import LEGAL_FORMS, form_of
 from gossamer.patterns.unstructured import Unstructured
 from gossamer.patterns.vnm import VNM
 from gossamer.registry import Registry
-
-LEGAL_FORMS = (
-    "'unstructured', 'N:M' such as '2:4' (N kept of M), 'V:N:M' such as '64:2:8',"
-    " 'nmg:n:m:g' such as 'nmg:2:4:16', 'block:RxC' such as 'block:4x4'"
-)
 
 _STUB = '''\
 import gossamer
@@ -49,11 +45,8 @@ def parse_pattern(text: str) -> Pattern:
         raise PatternError(
             f"pattern: expected text, got {type(text).__name__}. Legal: {LEGAL_FORMS}."
         )
-    name = text.split(":", 1)[0]
-    if name[:1].isdigit():
-        name = "V:N:M" if text.count(":") == 2 else "N:M"
     try:
-        parse = PATTERNS.get(name)
+        parse = PATTERNS.get(form_of(text))
     except RegistryError as error:
         raise PatternError(f"pattern {text!r}: legal are {LEGAL_FORMS}. {error}") from error
     return parse(text)

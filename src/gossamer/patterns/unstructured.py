@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
-from gossamer.errors import PatternError
 from gossamer.patterns.base import Pattern, check_density, check_mask, check_scores, kept_count
 from gossamer.patterns.select import keep_largest
+from gossamer.patterns.syntax import read_unstructured
 
 
 @dataclass(frozen=True)
@@ -17,8 +17,7 @@ class Unstructured(Pattern):
     @classmethod
     def parse(cls, text: str) -> "Unstructured":
         """Read `unstructured`."""
-        if text != "unstructured":
-            raise PatternError(f"pattern {text!r}: expected 'unstructured' and nothing else.")
+        read_unstructured(text)
         return cls()
 
     @property

@@ -4,7 +4,6 @@
 Legend: R rows, K columns, B = ceil(R/V) row blocks, G = K/M column groups, M columns of a group.
 """
 
-import re
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -13,11 +12,8 @@ import torch
 from gossamer.errors import PatternError
 from gossamer.patterns.base import Pattern, check_mask, check_scores
 from gossamer.patterns.select import keep_largest, summable
+from gossamer.patterns.syntax import MAX_VNM_GROUP, NUM_KEPT, NUM_SHARED, check_vnm, read_vnm
 
-NUM_SHARED = 4
-NUM_KEPT = 2
-# Positions of the shared columns are stored in one byte.
-MAX_GROUP = 256
 # C(8, 4) = 70 sets are tried one by one; C(16, 4) = 1820 would cost more than they gain (< 1.4 %).
 MAX_GROUP_EXACT = 8
 # Row blocks are searched in slices of about this many scores, to bound the working memory.
@@ -32,23 +28,12 @@ class VNM(Pattern):
     group: int
 
     def __post_init__(self) -> None:
-        if self.block_rows < 1 or not NUM_SHARED <= self.group <= MAX_GROUP:
-            raise PatternError(
-                f"pattern {self}: V:2:M needs V >= 1 and {NUM_SHARED} <= M <= {MAX_GROUP},"
-                f" got V={self.block_rows}, M={self.group}. Write '64:2:8' for 64 rows, 2 of 8."
-            )
+        check_vnm(self.block_rows, self.group)
 
     @classmethod
     def parse(cls, text: str) -> "VNM":
         """Read `V:N:M`; N must be 2."""
-        match = re.fullmatch(r"([0-9]{1,6}):([0-9]{1,6}):([0-9]{1,6})", text)
-        if match is None or int(match[2]) != NUM_KEPT:
-            raise PatternError(
-                f"pattern {text!r}: expected V:N:M with V >= 1, N = 2 and {NUM_SHARED} <= M <="
-                f" {MAX_GROUP}, such as '64:2:8': 64 rows share 4 of 8 columns, each keeps 2;"
-                " or N:M, such as '2:4'."
-            )
-        return cls(int(match[1]), int(match[3]))
+        return cls(*read_vnm(text))
 
     @property
     def fixed_density(self) -> float:
@@ -65,7 +50,7 @@ class VNM(Pattern):
         if num_columns % self.group == 0:
             return
         padded = self.padded_shape(shape)[1]
-        groups = [m for m in range(NUM_SHARED, MAX_GROUP + 1) if num_columns % m == 0]
+        groups = [m for m in range(NUM_SHARED, MAX_VNM_GROUP + 1) if num_columns % m == 0]
         nearest = min(groups, key=lambda m: abs(m - self.group), default=None)
         raise PatternError(
             f"{where} {list(shape)}: {self} needs the input size divisible by {self.group}, got"

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The inputs of each layer on a few batches of data, for scorers that look at activations."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
 from gossamer.errors import InputError
+from gossamer.prune.batches import call_on_batch
 from gossamer.prune.targets import Target
 
 # Rows kept per layer: the first ones seen. 4096 x 768 floats are 12 MiB.
@@ -71,12 +72,3 @@ def _recorder(seen: list[torch.Tensor]) -> Callable[[nn.Module, tuple[Any, ...]]
                 seen.append(flat[:missing].clone())
 
     return record
-
-
-def call_on_batch(model: nn.Module, batch: Any) -> Any:
-    """Call the model: a mapping holds keyword arguments, a list or tuple arguments, else one."""
-    if isinstance(batch, Mapping):
-        return model(**batch)
-    if isinstance(batch, (list, tuple)):
-        return model(*batch)
-    return model(batch)

@@ -88,7 +88,10 @@ def why_not_prunable(module: nn.Module) -> str | None:
         return f"{type(module).__name__} is neither Linear nor Conv2d"
     weight = module._parameters.get("weight")
     if weight is None:
-        return "its weight is computed (parametrization, torch.nn.utils.prune); make it permanent"
+        return (
+            "its weight is computed (parametrization, weight_norm, torch.nn.utils.prune); make it"
+            " permanent, or call gossamer.io.adopt_pruned(model) where torch.nn.utils.prune did it"
+        )
     if isinstance(weight, UninitializedParameter):
         return "its weight is not initialised yet; run the model once"
     if type(module).forward not in _KNOWN_FORWARDS or "forward" in module.__dict__:

@@ -10,7 +10,7 @@ from torch import nn
 
 from gossamer.ops.timing import Duel, duel
 from gossamer.prune import Target
-from gossamer.prune.calibration import call_on_batch
+from gossamer.prune.batches import call_on_batch
 from gossamer.run.choose import Chooser
 from gossamer.run.compiler import compile as compile_model
 from gossamer.run.contenders import Contenders

@@ -3,6 +3,7 @@
 
 import difflib
 import itertools
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,8 @@ from gossamer.patterns import Pattern
 from gossamer.prune import LayerResult, Scorer, apply_plan, attention_notes, plan_oneshot
 from gossamer.prune.rules import Rules
 from gossamer.recipes.beside_dense import time_beside_dense, tokens_seen
+from gossamer.recipes.oneshot_stage import oneshot_settings
+from gossamer.recipes.schema import Recipe
 from gossamer.report.report import LayerRow, Report
 
 _DEFAULTS: dict[str, Any] = {
@@ -28,14 +31,14 @@ _DEFAULTS: dict[str, Any] = {
     "ignore": None,
 }
 
-_CONV_NOTE = "masked; no speed-up yet: sparse convolution kernels are not built"
+_CONV_NOTE = "its kernel depends on the image size: gossamer.compile(model, example=x)"
 
 Evaluate = Callable[[nn.Module], float]
 
 
 def sparsify(  # noqa: PLR0913  (the public call: every argument is a word of the vocabulary)
     model: nn.Module,
-    recipe: Mapping[str, Any] | None = None,
+    recipe: Mapping[str, Any] | Recipe | str | os.PathLike[str] | None = None,
     *,
     sparsity: float | None = None,
     pattern: str | Pattern = "unstructured",
@@ -59,8 +62,9 @@ def sparsify(  # noqa: PLR0913  (the public call: every argument is a word of th
     Args:
         model: any module. Default targets: every Linear and Conv2d, except one tied to an embedding
             or whose last path component is lm_head, head or classifier.
-        recipe: a mapping with keys sparsity, pattern, scorer, budget, targets, ignore, used
-            instead of these arguments.
+        recipe: used instead of these arguments: a mapping with keys sparsity, pattern, scorer,
+            budget, targets, ignore; or a recipe with one prune stage (magnitude, random or a
+            registered scorer): a file, a built-in name, or a Recipe.
         sparsity: fraction of zeros in [0, 1); leave it out for patterns that fix it.
         pattern: "unstructured", "2:4", "64:2:8", "nmg:2:4:16", "block:4x4".
         scorer: what says which weights matter, "magnitude" or "random".
@@ -99,14 +103,18 @@ def sparsify(  # noqa: PLR0913  (the public call: every argument is a word of th
     return replace(report, ms_dense=times.first_us / 1000, ms_sparse=times.second_us / 1000)
 
 
-def _settings(recipe: Mapping[str, Any] | None, arguments: dict[str, Any]) -> dict[str, Any]:
+def _settings(
+    recipe: Mapping[str, Any] | Recipe | str | os.PathLike[str] | None, arguments: dict[str, Any]
+) -> dict[str, Any]:
     """The arguments with the recipe's keys filled in; a key given twice is refused."""
     if recipe is None:
         return arguments
+    if isinstance(recipe, Recipe | str | os.PathLike):
+        recipe = oneshot_settings(recipe)
     if not isinstance(recipe, Mapping):
         raise RecipeError(
-            f"recipe: expected a mapping with keys {', '.join(_DEFAULTS)};"
-            f" got {type(recipe).__name__}."
+            f"recipe: expected a mapping with keys {', '.join(_DEFAULTS)}, a file, a built-in name"
+            f" or a Recipe; got {type(recipe).__name__}."
         )
     for key, value in recipe.items():
         if key not in _DEFAULTS:

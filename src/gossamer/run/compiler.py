@@ -59,7 +59,7 @@ def compile(
         tokens: numbers of tokens (batch x sequence) that will be used.
         threads: threads to measure with; None = torch.get_num_threads().
         inplace: convert `model` itself and free dense weights on the way.
-        precision: the lowest precision kernels may compute in: "fp32", "bf16" (weights), "int8" or
+        precision: the lowest precision kernels may compute in: "fp32", "bf16", "int8" or
             "int4" (weights, for few tokens). Lower ones change results: measure the quality.
         kernel: force this one wherever it accepts a layer, unmeasured, and dense elsewhere.
         chooser: decides dense or sparse; None = measure, or the rule of GOSSAMER_TUNE=off.

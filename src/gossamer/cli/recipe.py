@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gossamer recipe`: list, read, copy and check recipes. Nothing here imports torch."""
+
+import json
+from pathlib import Path
+
+import click
+
+from gossamer.cli.command import Command
+from gossamer.cli.output import Output, Verbatim, table
+from gossamer.errors import RecipeError
+
+_LIST = """
+gossamer recipe list
+gossamer recipe list --json
+"""
+_SHOW = """
+gossamer recipe show sparsegpt-50
+gossamer recipe show structured-mac-50
+"""
+_COPY = """
+gossamer recipe copy sparsegpt-50
+gossamer recipe copy sparsegpt-2of4 mine.yaml
+"""
+_VALIDATE = """
+gossamer recipe validate mine.yaml
+gossamer recipe validate recipes/*.yaml --json
+gossamer recipe validate mine.yaml --set sparsity=0.7
+"""
+_SCHEMA = """
+gossamer recipe schema
+gossamer recipe schema > recipe.schema.json
+"""
+
+
+@click.group(short_help="List, read, copy and check recipes.")
+def recipe() -> None:
+    """List, read, copy and check recipes: YAML files that say how a model is pruned."""
+
+
+@recipe.command("list", cls=Command, examples=_LIST, short_help="Built-in recipes.")
+@click.pass_obj
+def list_recipes(out: Output) -> None:
+    """Names and descriptions of the built-in recipes, and whether they need calibration data."""
+    from gossamer.recipes.loader import builtin_names, load_recipe
+
+    shown = table("recipe", "data", "description")
+    rows = []
+    for name in builtin_names():
+        loaded = load_recipe(name)
+        shown.add_row(name, "yes" if loaded.needs_data else "no", loaded.description)
+        rows.append(
+            {"name": name, "description": loaded.description, "needs_data": loaded.needs_data}
+        )
+    out.result({"recipes": rows}, shown)
+
+
+@recipe.command("show", cls=Command, examples=_SHOW, short_help="Print a built-in recipe.")
+@click.argument("name", metavar="NAME")
+@click.pass_obj
+def show(out: Output, name: str) -> None:
+    """Print the file of the built-in recipe NAME, comments included."""
+    from gossamer.recipes.loader import builtin_text
+
+    text = builtin_text(name)
+    out.result({"name": name, "text": text}, Verbatim(text))
+
+
+@recipe.command("copy", cls=Command, examples=_COPY, short_help="Copy a built-in recipe.")
+@click.argument("name", metavar="NAME")
+@click.argument("file", metavar="FILE", required=False, type=click.Path(path_type=Path))
+@click.pass_obj
+def copy(out: Output, name: str, file: Path | None) -> None:
+    """Copy the built-in recipe NAME to FILE, or to NAME.yaml here, for you to edit.
+
+    A file that exists is not overwritten.
+    """
+    from gossamer.recipes.loader import builtin_text
+
+    text = builtin_text(name)
+    target = Path(f"{name}.yaml") if file is None else file
+    if target.is_dir():
+        target = target / f"{name}.yaml"
+    try:
+        with target.open("x", encoding="utf-8") as stream:
+            stream.write(text)
+    except FileExistsError as error:
+        raise RecipeError(
+            f"{target}: exists already and is not overwritten. Name another file, as in"
+            f" 'gossamer recipe copy {name} mine.yaml'."
+        ) from error
+    out.result({"name": name, "file": str(target)}, f"Copied {name} to {target}.")
+
+
+@recipe.command("validate", cls=Command, examples=_VALIDATE, short_help="Check recipe files.")
+@click.argument("files", metavar="FILE...", nargs=-1, required=True)
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A variable, or a field such as stages.0.prune.damping; repeatable.",
+)
+@click.pass_obj
+def validate(out: Output, files: tuple[str, ...], overrides: tuple[str, ...]) -> int:
+    """Check each FILE, or built-in recipe of that name, and tell all faults at once.
+
+    Exit code 0 if all are valid, 2 otherwise.
+    """
+    from gossamer.recipes.faults import RecipeFaults
+    from gossamer.recipes.loader import load_recipe
+
+    lines, rows, valid = [], [], True
+    for file in files:
+        faults: list[dict[str, object]] = []
+        try:
+            load_recipe(file, overrides)
+            lines.append(f"{file}: valid")
+        except RecipeFaults as error:
+            faults += [vars(fault) for fault in error.faults]
+            lines.append(str(error))
+        except RecipeError as error:
+            faults.append({"source": file, "line": None, "path": "", "message": str(error)})
+            lines.append(str(error))
+        rows.append({"file": file, "valid": not faults, "faults": faults})
+        valid = valid and not faults
+    out.result({"valid": valid, "files": rows}, Verbatim("\n".join(lines) + "\n"))
+    return 0 if valid else 2
+
+
+@recipe.command("schema", cls=Command, examples=_SCHEMA, short_help="JSON schema of recipes.")
+@click.pass_obj
+def schema(out: Output) -> None:
+    """Print the JSON schema of recipe files, which editors complete and check them with."""
+    from gossamer.recipes.json_schema import json_schema
+
+    content = json_schema()
+    out.result({"json_schema": content}, Verbatim(json.dumps(content, indent=2) + "\n"))

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calibration and evaluation data from a user's files: text, JSON lines, token tensors.
+
+A decoder reads a text as one stream that is cut into windows of equal length; an encoder reads it
+line by line. Legend: N samples, T tokens.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gossamer.errors import InputError, ResourceError
+from gossamer.io.tensor_file import read_tensors
+from gossamer.io.tensor_header import read_header
+
+TOKENIZER_FILE = "tokenizer.json"
+TEXT_SUFFIXES = (".txt", ".md", ".text")
+MAX_TEXT_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two texts and how alike people find them."""
+
+    first: str
+    second: str
+    score: float
+
+
+@dataclass(frozen=True)
+class Texts:
+    """What a file held.
+
+    Attributes:
+        path: for messages.
+        stream: the text as it stands.
+        texts: one entry per line that is not blank.
+        pairs: of a JSON-lines file with text_a, text_b and score; their texts are in `texts` too.
+        ids_NT: token ids, if the file holds them instead of text.
+    """
+
+    path: Path
+    stream: str = ""
+    texts: tuple[str, ...] = ()
+    pairs: tuple[Pair, ...] = ()
+    ids_NT: torch.Tensor | None = None  # noqa: N815  (shape suffix)
+
+
+def read_samples(path: Path) -> Texts:
+    """What a .txt, .jsonl or .safetensors file holds.
+
+    Lines of a .jsonl file have "text", or "text_a", "text_b" and "score"; a .safetensors file has
+    a tensor `input_ids` [N, T].
+    """
+    if not path.is_file():
+        raise InputError(
+            f"{path}: there is no such file. Give a .txt, .jsonl or .safetensors file."
+        )
+    if path.suffix == ".safetensors":
+        return Texts(path, ids_NT=_read_ids(path))
+    if path.suffix not in (*TEXT_SUFFIXES, ".jsonl"):
+        raise InputError(
+            f"{path}: expected a file that ends with {', '.join(TEXT_SUFFIXES)}, .jsonl or"
+            " .safetensors."
+        )
+    text = _read_text(path)
+    if path.suffix != ".jsonl":
+        return Texts(path, text, tuple(line for line in text.splitlines() if line.strip()))
+    return _read_json_lines(path, text)
+
+
+def load_tokenizer(directory: Path | None) -> Any:
+    """The tokenizer beside a model; nothing is downloaded and no code is run."""
+    path = None if directory is None else directory / TOKENIZER_FILE
+    if path is None or not path.is_file():
+        raise InputError(
+            f"there is no {TOKENIZER_FILE} beside the model, so text cannot be read. Put one there,"
+            " or give token ids: a .safetensors file with a tensor input_ids [samples, tokens]."
+        )
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise ResourceError(
+            "the package tokenizers is not installed. Install the extra [hf]: pip install"
+            " 'gossamer[hf]'."
+        ) from error
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:
+        raise InputError(f"{path}: is no tokenizer ({str(error)[:120]}).") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def windows(samples: Texts, tokenizer: Any, num_tokens: int) -> torch.Tensor:
+    """The text as one stream of ids cut into windows int64 [N, num_tokens]; the rest is dropped."""
+    if samples.ids_NT is not None:
+        stream = samples.ids_NT.reshape(-1)
+    else:
+        stream = torch.tensor(tokenizer.encode(samples.stream).ids, dtype=torch.int64)
+    num_windows = len(stream) // num_tokens
+    if not num_windows:
+        raise InputError(
+            f"{samples.path}: holds {len(stream)} tokens, fewer than one window of {num_tokens}."
+            " Give more text, or shorter windows (calibration.tokens)."
+        )
+    return stream[: num_windows * num_tokens].view(num_windows, num_tokens)
+
+
+def sentences(texts: Sequence[str], tokenizer: Any, max_tokens: int) -> list[torch.Tensor]:
+    """Ids of each text on its own, special tokens included, cut at `max_tokens`."""
+    return [
+        torch.tensor(encoded.ids[:max_tokens], dtype=torch.int64)
+        for encoded in tokenizer.encode_batch(list(texts))
+    ]
+
+
+def padded_batches(
+    ids: Sequence[torch.Tensor], num_tokens: int, padding: int = 0
+) -> Iterator[tuple[list[int], dict[str, torch.Tensor]]]:
+    """Texts of like length together, about `num_tokens` a batch: their numbers, and the inputs."""
+    order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
+    start = 0
+    while start < len(order):
+        stop = start + 1
+        while stop < len(order) and len(ids[order[stop]]) * (stop + 1 - start) <= num_tokens:
+            stop += 1
+        members = order[start:stop]
+        start = stop
+        width = max(1, max(len(ids[i]) for i in members))
+        ids_BT = torch.full((len(members), width), padding, dtype=torch.int64)
+        keep_BT = torch.zeros(len(members), width, dtype=torch.int64)
+        for row, i in enumerate(members):
+            ids_BT[row, : len(ids[i])] = ids[i]
+            keep_BT[row, : len(ids[i])] = 1
+        yield members, {"input_ids": ids_BT, "attention_mask": keep_BT}
+
+
+def draw(total: int, wanted: int, seed: int) -> list[int]:
+    """`wanted` of `total` numbers, without replacement, ascending; all if there are fewer."""
+    if wanted >= total:
+        return list(range(total))
+    generator = torch.Generator().manual_seed(seed)
+    return sorted(torch.randperm(total, generator=generator)[:wanted].tolist())
+
+
+def _read_text(path: Path) -> str:
+    if path.stat().st_size > MAX_TEXT_BYTES:
+        raise InputError(f"{path}: is larger than {MAX_TEXT_BYTES >> 20} MiB. Give a part of it.")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path}: is not UTF-8 text (byte {error.start} is {error.object[error.start]:#04x})."
+            " Convert it first: iconv -t UTF-8."
+        ) from error
+    if not text.strip():
+        raise InputError(f"{path}: is empty. Calibration needs some text.")
+    return text
+
+
+def _read_json_lines(path: Path, text: str) -> Texts:
+    texts: list[str] = []
+    pairs: list[Pair] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            item = json.loads(line)
+        except ValueError as error:
+            raise InputError(f"{path}:{number}: is not JSON ({error}).") from error
+        if isinstance(item, dict) and isinstance(item.get("text"), str):
+            texts.append(item["text"])
+        elif isinstance(item, dict) and {"text_a", "text_b", "score"} <= set(item):
+            try:
+                pair = Pair(str(item["text_a"]), str(item["text_b"]), float(item["score"]))
+            except (TypeError, ValueError) as error:
+                raise InputError(f"{path}:{number}: score is not a number.") from error
+            pairs.append(pair)
+            texts += [pair.first, pair.second]
+        else:
+            raise InputError(
+                f'{path}:{number}: expected {{"text": "..."}} or {{"text_a": "...", "text_b":'
+                f' "...", "score": 3.5}}, got {line[:60]!r}.'
+            )
+    return Texts(path, "\n".join(texts), tuple(texts), tuple(pairs))
+
+
+def _read_ids(path: Path) -> torch.Tensor:
+    with path.open("rb") as file:
+        header = read_header(file, path.stat().st_size, str(path))
+        if "input_ids" not in header.tensors:
+            raise InputError(
+                f"{path}: expected a tensor input_ids [samples, tokens], found"
+                f" {', '.join(sorted(header.tensors)[:5]) or 'none'}."
+            )
+        ids = read_tensors(file, header, str(path))["input_ids"]
+    if ids.ndim != 2 or ids.dtype not in (torch.int64, torch.int32) or not ids.numel():
+        raise InputError(
+            f"{path}: input_ids must be int64 [samples, tokens] and not empty, got {ids.dtype}"
+            f" {list(ids.shape)}."
+        )
+    return ids.long()

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pruning while calibration data flows through the model: statistics, solution, next layer."""
+
+import copy
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import nn
+
+from gossamer.errors import InputError
+from gossamer.nn import MaskedWeight
+from gossamer.patterns import Pattern
+from gossamer.prune.batches import Batch
+from gossamer.prune.flow import Stop, stops
+from gossamer.prune.methods import Method
+from gossamer.prune.solvers.gram import damped
+from gossamer.prune.solvers.problem import LayerProblem, LayerSolution
+from gossamer.prune.statistics import Statistics
+from gossamer.prune.targets import Target
+
+# Which outputs a layer reproduces: its own on the pruned model's inputs, or the dense model's.
+Match = Literal["pruned", "dense"]
+
+
+@dataclass(frozen=True)
+class LayerProgress:
+    """One layer is done.
+
+    Attributes:
+        name: of the layer.
+        index: how many are done.
+        total: how many there are.
+        error: change of its outputs on the calibration data as a part of their square; None where
+            no Gram matrix of its inputs was needed, or its solution was in the journal.
+        seconds: of statistics and solution.
+        notes: of the solver.
+    """
+
+    name: str
+    index: int
+    total: int
+    error: float | None
+    seconds: float
+    notes: tuple[str, ...] = ()
+
+
+class Journal:
+    """What is done already and where more is noted; this one remembers nothing."""
+
+    def recall(self, name: str) -> LayerSolution | None:
+        """The solution of a layer from an earlier, interrupted run."""
+        return None
+
+    def note(self, name: str, solution: LayerSolution) -> None:
+        """Remember a solution."""
+
+
+@dataclass(frozen=True)
+class CalibratedPruning:
+    """Everything that decides the result.
+
+    Attributes:
+        method: how one layer is pruned.
+        pattern: which masks are legal.
+        match: what a layer reproduces.
+        damping: of the inputs' Gram matrix, for match="dense".
+        journal: of an interruptible run.
+        progress: called after each layer.
+    """
+
+    method: Method
+    pattern: Pattern
+    match: Match = "pruned"
+    damping: float = 0.01
+    journal: Journal = field(default_factory=Journal)
+    progress: Callable[[LayerProgress], None] = lambda done: None
+
+    def run(
+        self,
+        model: nn.Module,
+        batches: Sequence[Batch],
+        targets: Sequence[Target],
+        counts: Sequence[int],
+    ) -> dict[str, LayerSolution]:
+        """New weights for all targets, written into the model; an error leaves it as it was.
+
+        Args:
+            model: runs in eval mode without gradients and gets its modes back.
+            batches: calibration data; all are held at once.
+            targets: layers, in any order: data decides in which one they are met.
+            counts: kept weights of each.
+        """
+        teacher = copy.deepcopy(model).eval() if self.match == "dense" else None
+        statistics = Statistics(self.method.statistics, batches)
+        kept = {target.name: count for target, count in zip(targets, counts, strict=True)}
+        solutions: dict[str, LayerSolution] = {}
+        with restored_on_error(targets), evaluating(model), torch.no_grad():
+            statistics.look_ahead(model, targets)
+            for target, stop, dense in _walk(model, teacher, batches, targets):
+                started = time.perf_counter()
+                solution = self.journal.recall(target.name)
+                error = None
+                if solution is None:
+                    problem = self._problem(target, stop, dense, statistics, kept[target.name])
+                    solution = self.method.solve(problem)
+                    _check_inside(problem, solution)
+                    if problem.gram_KK is not None and problem.gram_KK.ndim == 2:
+                        error = problem.error(solution.weight_RK)
+                    self.journal.note(target.name, solution)
+                target.weight.data.copy_(solution.weight_RK.view(target.weight.shape))
+                solutions[target.name] = solution
+                self.progress(
+                    LayerProgress(
+                        target.name,
+                        len(solutions),
+                        len(targets),
+                        error,
+                        time.perf_counter() - started,
+                        solution.notes,
+                    )
+                )
+            missed = [target.name for target in targets if target.name not in solutions]
+            if missed:
+                raise InputError(
+                    f"{missed[0]}: no calibration batch reached this layer ({len(missed)} in all),"
+                    f" so method {self.method.name!r} cannot prune it. Its module may read .weight"
+                    " without calling the layer, as nn.MultiheadAttention does with out_proj. Give"
+                    " other data, or add the layer to ignore=[...]."
+                )
+        return solutions
+
+    def _problem(
+        self,
+        target: Target,
+        stop: Stop,
+        dense: Stop | None,
+        statistics: Statistics,
+        count: int,
+    ) -> LayerProblem:
+        module = target.module
+        weight_RK = target.weight.detach().flatten(1)
+        weight_RK = weight_RK if weight_RK.dtype == torch.float64 else weight_RK.float()
+        allowed_RK = module.mask() if isinstance(module, MaskedWeight) else None
+        if allowed_RK is not None:
+            weight_RK = torch.where(allowed_RK, weight_RK, 0.0)
+        gram_KK = statistics.of(target, stop)
+        if dense is not None and gram_KK is not None and gram_KK.ndim == 2:
+            drift_KK = statistics.drift(target, stop, dense)
+            factor_KK = damped(gram_KK, self.damping).factor_KK
+            # The unpruned weight that best gives the dense model's outputs from these inputs.
+            weight_RK = weight_RK + torch.cholesky_solve((weight_RK @ drift_KK).T, factor_KK).T
+        return LayerProblem(target.name, weight_RK, gram_KK, self.pattern, count, allowed_RK)
+
+
+def _walk(
+    model: nn.Module,
+    teacher: nn.Module | None,
+    batches: Sequence[Batch],
+    targets: Sequence[Target],
+) -> Iterator[tuple[Target, Stop, Stop | None]]:
+    """The targets in the order in which data meets them, beside the dense model's stop if asked."""
+    by_module = {id(target.module): target for target in targets}
+    modules: list[nn.Module] = [target.module for target in targets]
+    flow = stops([batch.call(model) for batch in batches], modules)
+    if teacher is None:
+        for stop in flow:
+            yield by_module[id(stop.module)], stop, None
+        return
+    names = {id(module): name for name, module in teacher.named_modules()}
+    twins = [teacher.get_submodule(target.name) for target in targets]
+    beside = stops([batch.call(teacher) for batch in batches], twins)
+    for stop, dense in zip(flow, beside, strict=True):
+        target = by_module[id(stop.module)]
+        if names[id(dense.module)] != target.name or dense.batches != stop.batches:
+            raise InputError(
+                f"{target.name}: pruned and dense model took different ways through the model, so"
+                " match='dense' cannot compare them. Use match='pruned'."
+            )
+        yield target, stop, dense
+
+
+def _check_inside(problem: LayerProblem, solution: LayerSolution) -> None:
+    if problem.allowed_RK is None:
+        return
+    num_back = int((solution.mask_RK & ~problem.allowed_RK).sum())
+    if num_back:
+        raise InputError(
+            f"{problem.name}: is masked already and keeps {int(problem.allowed_RK.sum())} of"
+            f" {problem.allowed_RK.numel()} weights; keeping {int(solution.mask_RK.sum())}"
+            f" ({problem.pattern}) would bring {num_back} pruned ones back. Ask for a higher"
+            " sparsity, keep the pattern, or start from to_dense()."
+        )
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode inside, every module's own mode afterwards."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+@contextmanager
+def restored_on_error(targets: Sequence[Target]) -> Iterator[None]:
+    """The targets' weights as they were, if the block fails."""
+    before = [target.weight.detach().clone() for target in targets]
+    try:
+        yield
+    except BaseException:
+        with torch.no_grad():
+            for target, weight in zip(targets, before, strict=True):
+                target.weight.data.copy_(weight)
+        raise

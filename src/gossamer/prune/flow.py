@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calibration data flows through a model once, and stops in front of every layer.
+
+All batches run side by side. Each stops in front of the first layer of a list that it meets; when
+all have arrived there, the caller sees what is about to enter the layer and may change its weight.
+Then they go on together, through the changed layer. So every layer is looked at with the inputs
+that the layers before it, already pruned, really give it, and the whole model is computed only
+once. The usual way, a pass for the statistics of a block and another one through the pruned block,
+computes it twice and still sees the inner layers of a block with unpruned neighbours.
+
+Nothing is assumed about the model: no list of blocks, no signatures, no tracing. A batch that
+stands still is a greenlet whose stack holds the intermediate activations.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import greenlet
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Stop:
+    """All batches stand in front of one layer.
+
+    Attributes:
+        module: the layer.
+        inputs: what each batch is about to give it, in the order of the batches.
+        batches: which batches these are.
+    """
+
+    module: nn.Module
+    inputs: list[torch.Tensor]
+    batches: list[int]
+
+
+def stops(calls: Sequence[Callable[[], Any]], modules: Sequence[nn.Module]) -> Iterator[Stop]:
+    """Run `calls` side by side and yield a Stop in front of each of `modules`, each once.
+
+    The body of the loop may change the module's weight; the batches go on when it ends. After the
+    last module nothing more is computed. Modules that no batch reaches are never yielded.
+
+    Args:
+        calls: each runs the model on one batch; grad mode is the caller's.
+        modules: layers that are called as modules with a tensor as first argument.
+    """
+    runners = [_Runner(call) for call in calls]
+    left = {id(module) for module in modules}
+    handles = [module.register_forward_pre_hook(_pause(left)) for module in modules]
+    try:
+        while left:
+            for runner in runners:
+                runner.go_on()
+            waiting = [runner for runner in runners if runner.arrived is not None]
+            if not waiting:
+                return
+            module = _busiest(waiting)
+            here = [i for i, runner in enumerate(runners) if runner.is_at(module)]
+            yield Stop(module, [runners[i].input() for i in here], here)
+            left.discard(id(module))
+            for i in here:
+                runners[i].release()
+    finally:
+        for handle in handles:
+            handle.remove()
+        for runner in runners:
+            runner.end()
+
+
+class _Runner:
+    """One batch on its way through the model."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._greenlet = greenlet.greenlet(lambda _: call())
+        self.arrived: tuple[nn.Module, torch.Tensor] | None = None
+
+    def go_on(self) -> None:
+        """Until the next stop or the end; a batch that waits, or is through, stays as it is."""
+        if self.arrived is not None or self._greenlet.dead:
+            return
+        self._greenlet.parent = greenlet.getcurrent()
+        reached = self._greenlet.switch(None)
+        self.arrived = None if self._greenlet.dead else reached
+
+    def is_at(self, module: nn.Module) -> bool:
+        return self.arrived is not None and self.arrived[0] is module
+
+    def input(self) -> torch.Tensor:
+        if self.arrived is None:
+            raise RuntimeError("this batch is not waiting")
+        return self.arrived[1]
+
+    def release(self) -> None:
+        self.arrived = None
+
+    def end(self) -> None:
+        """Leave the model where it stands; what the batch holds is freed."""
+        self.arrived = None
+        if not self._greenlet.dead:
+            self._greenlet.parent = greenlet.getcurrent()
+            self._greenlet.throw(greenlet.GreenletExit)
+
+
+def _pause(left: set[int]) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+    def pause(module: nn.Module, args: tuple[Any, ...]) -> None:
+        current = greenlet.getcurrent()
+        # A call of the model from elsewhere (an evaluation in the loop's body) has no parent to
+        # report to and goes through.
+        if id(module) in left and current.parent is not None and args:
+            current.parent.switch((module, args[0]))
+
+    return pause
+
+
+def _busiest(waiting: list[_Runner]) -> nn.Module:
+    """Where most batches stand: all of them, unless the model routes batches differently."""
+    counts: dict[int, int] = {}
+    modules = [runner.arrived[0] for runner in waiting if runner.arrived is not None]
+    for module in modules:
+        counts[id(module)] = counts.get(id(module), 0) + 1
+    return max(modules, key=lambda module: counts[id(module)])

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pruning run that was killed goes on with the next layer.
+
+One file per finished layer: kept values and mask bits. A file appears whole or not at all. What the
+run was (model, data, recipe) stands in `journal.json`; another run does not take it up.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from gossamer.errors import ArtifactError, InputError, ResourceError
+from gossamer.formats.bits import pack_bits, unpack_bits
+from gossamer.prune.calibrated import Journal
+from gossamer.prune.solvers.problem import LayerSolution
+
+KEY_FILE = "journal.json"
+
+
+class DiskJournal(Journal):
+    """Solutions in a folder.
+
+    Args:
+        folder: created if it is missing.
+        key: what the run is, by name; values are digests or short texts.
+    """
+
+    def __init__(self, folder: Path, key: Mapping[str, str]) -> None:
+        self.folder = folder
+        self.num_recalled = 0
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._check_key(dict(key))
+        except OSError as error:
+            raise _no_room(folder, error) from error
+
+    def recall(self, name: str) -> LayerSolution | None:
+        """The solution of a layer that an earlier run finished."""
+        path = self._path(name)
+        if not path.exists():
+            return None
+        try:
+            held = load_file(path)
+            weight_RK, mask_RK = _unpacked(held)
+        except (SafetensorError, KeyError, RuntimeError, OSError) as error:
+            raise ArtifactError(
+                f"{path}: cannot be read ({error}). Delete this file to prune {name} again."
+            ) from error
+        notes = bytes(held["notes"].tolist()).decode("utf-8")
+        self.num_recalled += 1
+        return LayerSolution(weight_RK, mask_RK, tuple(notes.splitlines()))
+
+    def note(self, name: str, solution: LayerSolution) -> None:
+        """Write one file, on disk when this returns."""
+        path = self._path(name)
+        temporary = path.with_suffix(".tmp")
+        mask_RK = solution.mask_RK
+        tensors = {
+            "values": solution.weight_RK[mask_RK],
+            "mask_bits": pack_bits(mask_RK),
+            "shape": torch.tensor(mask_RK.shape),
+            "notes": torch.tensor(list("\n".join(solution.notes).encode()), dtype=torch.uint8),
+        }
+        try:
+            save_file(tensors, temporary)
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except (OSError, SafetensorError) as error:
+            temporary.unlink(missing_ok=True)
+            raise _no_room(path, error) from error
+
+    def remove(self) -> None:
+        """Forget everything: the run is complete."""
+        for path in [*self.folder.glob("*.safetensors"), *self.folder.glob("*.tmp")]:
+            path.unlink()
+        (self.folder / KEY_FILE).unlink(missing_ok=True)
+        self.folder.rmdir()
+
+    def _path(self, name: str) -> Path:
+        return self.folder / f"{hashlib.sha256(name.encode()).hexdigest()[:24]}.safetensors"
+
+    def _check_key(self, key: dict[str, str]) -> None:
+        path = self.folder / KEY_FILE
+        if not path.exists():
+            temporary = path.with_suffix(".tmp")
+            temporary.write_text(json.dumps(key, indent=1))
+            temporary.replace(path)
+            return
+        try:
+            old = json.loads(path.read_text())
+        except ValueError as error:
+            raise ArtifactError(f"{path}: is not valid JSON. Delete {self.folder}.") from error
+        changed = [
+            f"{name} was {old.get(name, 'absent')}, is {key.get(name, 'absent')}"
+            for name in sorted({*old, *key})
+            if old.get(name) != key.get(name)
+        ]
+        if changed:
+            raise InputError(
+                f"{self.folder}: belongs to another run: {'; '.join(changed)}. Repeat that run, or"
+                " delete the folder to start anew."
+            )
+
+
+def model_digest(model: nn.Module) -> str:
+    """sha256 of all parameters and buffers, names included."""
+    digest = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        if isinstance(tensor, torch.Tensor):
+            digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+            flat = tensor.detach().cpu().contiguous().reshape(-1)
+            digest.update(flat.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _unpacked(held: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    rows, columns = held["shape"].tolist()
+    mask_RK = unpack_bits(held["mask_bits"], columns)
+    if tuple(mask_RK.shape) != (rows, columns) or int(mask_RK.sum()) != len(held["values"]):
+        raise KeyError("its mask and its values do not agree")
+    weight_RK = torch.zeros(rows, columns, dtype=held["values"].dtype)
+    weight_RK[mask_RK] = held["values"]
+    return weight_RK, mask_RK
+
+
+def _no_room(path: Path, error: Exception) -> ResourceError:
+    return ResourceError(
+        f"{path}: cannot be written ({error}). Free some space or name another --out."
+    )

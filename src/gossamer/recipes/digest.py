@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether two recipes do the same work: one digest, and a list of what differs.
+
+Name and description of a recipe, and whether a value came from a variable, change nothing.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from gossamer.io.strict_json import canonical_json
+from gossamer.recipes.faults import Path, dotted
+from gossamer.recipes.schema import Recipe
+
+_ABSENT = object()
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One value that differs; None where a recipe has no such place."""
+
+    path: str
+    before: Any
+    after: Any
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.before!r} -> {self.after!r}"
+
+
+def recipe_content(recipe: Recipe) -> dict[str, Any]:
+    """Everything that decides the result, defaults included, as plain JSON data."""
+    return recipe.model_dump(mode="json", exclude={"description", "variables"})
+
+
+def recipe_digest(recipe: Recipe) -> str:
+    """SHA-256 of the canonical JSON of `recipe_content`."""
+    return hashlib.sha256(canonical_json(recipe_content(recipe))).hexdigest()
+
+
+def differences(before: Recipe, after: Recipe) -> list[Difference]:
+    """What differs, by dotted path; empty exactly if the digests are equal."""
+    return list(_differ(recipe_content(before), recipe_content(after), ()))
+
+
+def _differ(before: Any, after: Any, path: Path) -> Iterator[Difference]:
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key in dict.fromkeys([*before, *after]):
+            yield from _differ(before.get(key, _ABSENT), after.get(key, _ABSENT), (*path, key))
+    elif isinstance(before, list) and isinstance(after, list):
+        for index in range(max(len(before), len(after))):
+            old = before[index] if index < len(before) else _ABSENT
+            new = after[index] if index < len(after) else _ABSENT
+            yield from _differ(old, new, (*path, index))
+    elif type(before) is not type(after) or before != after:
+        yield Difference(dotted(path), _value(before), _value(after))
+
+
+def _value(value: Any) -> Any:
+    return None if value is _ABSENT else value

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The JSON schema of recipe files, for editors: what `gossamer recipe schema` prints."""
+
+from typing import Any
+
+from gossamer.recipes.method_rules import METHODS, setting_methods
+from gossamer.recipes.schema import Calibration, Prune, Recipe, Stage, Structured
+
+_VARIABLE = {"type": "string", "pattern": r"^\$\{[A-Za-z_][A-Za-z0-9_-]*\}$"}
+_NOTES = ("description", "default", "title")
+
+
+def json_schema() -> dict[str, Any]:
+    """The schema of a file: any value below calibration and stages may also be `${name}`."""
+    schema = Recipe.model_json_schema()
+    definitions = schema["$defs"]
+    for model in (Calibration, Prune, Structured):
+        properties = definitions[model.__name__]["properties"]
+        for name, rule in properties.items():
+            properties[name] = _or_variable(rule)
+    prune = definitions[Prune.__name__]
+    prune["allOf"] = [_built_in_methods(), *_own_settings()]
+    definitions[Stage.__name__] |= {"minProperties": 1, "maxProperties": 1}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def _or_variable(rule: dict[str, Any]) -> dict[str, Any]:
+    notes = {key: value for key, value in rule.items() if key in _NOTES}
+    core = {key: value for key, value in rule.items() if key not in _NOTES}
+    options = core.get("anyOf", [core])
+    # One rule may stand without brackets, as in `targets: Linear`.
+    bare = [option["items"] for option in options if option.get("type") == "array"]
+    return {**notes, "anyOf": [*options, *bare, _VARIABLE]}
+
+
+def _built_in_methods() -> dict[str, Any]:
+    """Without `kind: scorer`, the method is one of ours."""
+    scorer = {"required": ["kind"], "properties": {"kind": {"const": "scorer"}}}
+    method = {"anyOf": [{"enum": list(METHODS)}, _VARIABLE]}
+    return {"if": {"not": scorer}, "then": {"properties": {"method": method}}}
+
+
+def _own_settings() -> list[dict[str, Any]]:
+    """A setting is null where the method is a known one that does not have it."""
+    rules = []
+    for name in Prune.model_fields:
+        methods = setting_methods(name)
+        if not methods:
+            continue
+        others = [method for method in METHODS if method not in methods]
+        lacks: dict[str, Any] = {"properties": {"method": {"enum": others}}}
+        if name == "match":
+            lacks["properties"]["refit"] = {"const": False}
+        rules.append({"if": lacks, "then": {"properties": {name: {"type": "null"}}}})
+    return rules

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a file or a built-in name to a checked `Recipe`; every fault is told at once.
+
+Order: size, UTF-8, YAML, overrides, variables, schema. Nothing here imports torch.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from gossamer.errors import RecipeError
+from gossamer.recipes.faults import Fault, RecipeFaults, near, plain, show
+from gossamer.recipes.overrides import apply_overrides
+from gossamer.recipes.schema import Recipe
+from gossamer.recipes.variables import substitute, unused_variables
+from gossamer.recipes.wording import recipe_findings
+from gossamer.recipes.yaml_lines import MAX_BYTES, Document, parse_yaml
+
+_BUILTIN = Path(__file__).parent / "builtin"
+_SUFFIXES = (".yaml", ".yml")
+
+
+def load_recipe(source: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe in a file, or the built-in one of that name.
+
+    Args:
+        source: a path, or a name that `builtin_names` lists.
+        overrides: "name=value" sets a variable, "stages.0.prune.damping=0.1" a field.
+
+    Raises:
+        RecipeError: with all faults; each has file, line, path, value and what is expected.
+    """
+    raw, where = read_source(source)
+    return parse_recipe(raw, where, overrides)
+
+
+def parse_recipe(raw: bytes, source: str, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe in the bytes of a file; `source` is its name in messages."""
+    document = parse_yaml(raw, source)
+    if document.data is None:
+        raise RecipeFaults([Fault(source, None, "", "is empty; a recipe starts 'gossamer: 1'.")])
+    if not isinstance(document.data, dict):
+        text = f"expected a mapping that starts 'gossamer: 1', got {show(document.data)}."
+        raise RecipeFaults([document.fault((), text)])
+    # Before the overrides: a field that --set replaces may have held the only use.
+    faults = unused_variables(document)
+    document = apply_overrides(document, overrides)
+    data, from_variable, found = substitute(document)
+    faults += found
+    undefined = {fault.path for fault in found}
+    recipe, findings = recipe_findings(data)
+    for path, message in findings:
+        fault = document.fault(path, message)
+        if fault.path in undefined:
+            continue  # The text of an undefined variable is no number either.
+        name = from_variable.get(path)
+        if name is not None:
+            fault = _with_origin(fault, document, name)
+        faults.append(fault)
+    if faults or recipe is None:
+        raise RecipeFaults(sorted(dict.fromkeys(faults), key=_order))
+    return recipe
+
+
+def builtin_names() -> list[str]:
+    """Names of the recipes that come with gossamer."""
+    return sorted(file.stem for file in _BUILTIN.glob("*.yaml"))
+
+
+def builtin_text(name: str) -> str:
+    """The file of a built-in recipe, comments included."""
+    names = builtin_names()
+    if name not in names:
+        raise RecipeError(
+            f"there is no built-in recipe {show(name)}.{near(name, names)} Built in:"
+            f" {', '.join(names)}."
+        )
+    return (_BUILTIN / f"{name}.yaml").read_text(encoding="utf-8")
+
+
+def read_source(source: str | os.PathLike[str]) -> tuple[bytes, str]:
+    """The bytes of a recipe and what to call it; a plain built-in name wins over a file."""
+    if isinstance(source, str) and source in builtin_names():
+        return builtin_text(source).encode(), f"{source}.yaml"
+    path, where = Path(source), plain(str(source))
+    try:
+        if not path.exists():
+            raise RecipeError(_missing(where, path))
+        if not path.is_file():
+            raise RecipeError(f"{where}: is not a file; expected a recipe in YAML.")
+        with path.open("rb") as file:
+            return file.read(MAX_BYTES + 1), where
+    except (OSError, ValueError) as error:
+        if isinstance(error, RecipeError):
+            raise
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise RecipeError(f"{where}: cannot be read ({reason}).") from error
+
+
+def _missing(where: str, path: Path) -> str:
+    names = builtin_names()
+    name = path.name.removesuffix(".yaml").removesuffix(".yml")
+    if name in names:
+        hint = f" {name!r} is a built-in recipe: name it so, or 'gossamer recipe copy {name}'."
+    else:
+        hint = near(name, names) + " Run 'gossamer recipe list'."
+    kind = "" if path.suffix in _SUFFIXES else " or built-in recipe"
+    return f"{where}: there is no such file{kind}.{hint}"
+
+
+def _with_origin(fault: Fault, document: Document, name: str) -> Fault:
+    origin = document.fault(("variables", name), "")
+    if origin.line is None:
+        return Fault(origin.source, None, fault.path, f"{fault.message} (${{{name}}})")
+    text = f"{fault.message} (${{{name}}} of line {origin.line})"
+    return Fault(fault.source, fault.line, fault.path, text)
+
+
+def _order(fault: Fault) -> tuple[int, str]:
+    return (fault.line or 0, fault.path)

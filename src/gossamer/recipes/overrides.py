@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`--set`: one variable or one field of a recipe gets another value.
+
+`sparsity=0.7` sets a variable, `stages.0.prune.damping=0.1` a field. Values are read as in a file.
+"""
+
+import copy
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from gossamer.errors import RecipeError
+from gossamer.recipes.faults import Fault, Path, RecipeFaults, dotted, near, plain, show
+from gossamer.recipes.yaml_lines import Document, parse_value
+
+
+def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
+    """The document with every override carried out, or RecipeFaults with all that cannot be."""
+    data = copy.deepcopy(document.data)
+    lines, set_by = document.lines, document.set_by
+    faults: list[Fault] = []
+    for text in overrides:
+        try:
+            path, value = _read(text)
+            path = _place(data, path, value)
+        except _Refused as error:
+            faults.append(Fault(f"--set {plain(text)}", None, "", str(error)))
+            continue
+        lines = {known: line for known, line in lines.items() if known[: len(path)] != path}
+        set_by = {known: by for known, by in set_by.items() if known[: len(path)] != path}
+        set_by[path] = plain(text)
+    if faults:
+        raise RecipeFaults(faults)
+    return Document(document.source, data, lines, set_by)
+
+
+class _Refused(Exception):
+    """Why one override cannot be carried out."""
+
+
+def _read(text: str) -> tuple[Path, Any]:
+    name, equals, value = text.partition("=")
+    # stages[0].prune and stages.0.prune are the same place.
+    parts = re.sub(r"\[(\d+)\]", r".\1", name.strip()).split(".")
+    if not equals or not all(parts):
+        raise _Refused("expected NAME=VALUE, such as sparsity=0.7 or stages.0.prune.damping=0.1.")
+    try:
+        parsed = parse_value(value)
+    except RecipeError as error:
+        raise _Refused(f"the value cannot be read: {str(error).partition(': ')[2]}") from error
+    is_field = len(parts) > 1
+    path: Path = tuple(int(part) if part.isdecimal() else part for part in parts)
+    return (path if is_field else ("variables", parts[0])), parsed
+
+
+def _place(data: Any, path: Path, value: Any) -> Path:
+    """Put `value` at `path`; sections that are left out are made."""
+    here = data
+    for depth, part in enumerate(path):
+        last = depth == len(path) - 1
+        if isinstance(here, list):
+            if not isinstance(part, int) or part >= len(here):
+                raise _Refused(_no_such_item(path[:depth], part, len(here)))
+        elif isinstance(here, dict):
+            part = str(part)
+            if path[0] == "variables" and depth == 1 and part not in here:
+                known = ", ".join(here) if here else "none"
+                raise _Refused(
+                    f"there is no variable {show(part)}.{near(part, list(here))} Defined: {known}."
+                    " A field is set by its path, such as stages.0.prune.sparsity=0.7."
+                )
+            if not last and here.get(part) is None:
+                here[part] = {}
+        else:
+            raise _Refused(f"{dotted(path[:depth])} is {show(here)} and has no {show(part)}.")
+        if last:
+            here[part] = value
+        else:
+            here = here[part]
+    return tuple(path)
+
+
+def _no_such_item(path: Path, part: str | int, count: int) -> str:
+    return (
+        f"{dotted(path)} has {count} item(s), counted from 0; there is no {show(part)}."
+        f" Write {dotted(path)}.0 for the first."
+    )

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""pydantic's findings in gossamer's words: what is wrong, what is expected, a near match."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from gossamer.recipes.faults import Path, near, show
+from gossamer.recipes.method_rules import SCHEMA_HINT, fraction_hint, prune_faults
+from gossamer.recipes.schema import (
+    ONE_STEP,
+    SCHEMA_VERSION,
+    Calibration,
+    Prune,
+    Recipe,
+    Stage,
+    Structured,
+)
+
+_EXPECTED = {
+    "float_type": "a number",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "tuple_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+    "finite_number": "a finite number",
+}
+_LIMITS = {
+    "greater_than_equal": "at least {ge}",
+    "greater_than": "more than {gt}",
+    "less_than_equal": "at most {le}",
+    "less_than": "less than {lt}",
+    "too_short": "at least {min_length} long",
+    "too_long": "at most {max_length} long",
+    "string_too_short": "at least {min_length} characters long",
+    "string_too_long": "at most {max_length} characters long",
+}
+_FRACTIONS = {("prune", "sparsity"): "[0, 1)", ("structured", "budget"): "(0, 1]"}
+Finding = tuple[Path, str]
+
+
+def recipe_findings(data: dict[str, Any]) -> tuple[Recipe | None, list[Finding]]:
+    """The recipe, or all that is wrong with `data`."""
+    recipe, findings = None, list(_stage_findings(data))
+    try:
+        recipe = Recipe.model_validate(data)
+    except ValidationError as error:
+        # Rules over several fields are told by _stage_findings, fields in fault or not.
+        findings += [
+            (_path(found), _words(_path(found), found))
+            for found in error.errors(include_url=False)
+            if found["type"] != "value_error" and not _is_echo(found)
+        ]
+    return (None if findings else recipe), findings
+
+
+def _stage_findings(data: dict[str, Any]) -> Iterator[Finding]:
+    stages = data.get("stages")
+    for index, stage in enumerate(stages if isinstance(stages, list) else ()):
+        if not isinstance(stage, dict):
+            continue
+        given = [name for name in Stage.model_fields if name in stage]
+        if len(given) != 1 and not stage.keys() - set(Stage.model_fields):
+            has = " and ".join(given) if given else "neither"
+            yield ("stages", index), f"{ONE_STEP}, this one has {has}. Write '- prune:'."
+        elif len(given) == 1 and stage[given[0]] is None:
+            yield ("stages", index, given[0]), f"expected a mapping, got {show(None)}."
+        prune = stage.get("prune")
+        if isinstance(prune, dict):
+            for name, message in prune_faults(prune):
+                yield ("stages", index, "prune", name), message
+
+
+def _words(path: Path, found: Any) -> str:
+    kind, value, context = found["type"], found["input"], found.get("ctx", {})
+    name = str(path[-1]) if path else ""
+    if path == ("gossamer",) and kind in ("literal_error", "int_type", "missing"):
+        return _version(kind, value)
+    if kind == "extra_forbidden":
+        known = tuple(_model_at(path[:-1]).model_fields)
+        hint = near(name, known)
+        return f"unknown key {show(name)}.{hint} Expected one of {', '.join(known)}. {SCHEMA_HINT}"
+    if kind == "missing":
+        field = _model_at(path[:-1]).model_fields[name]
+        return f"is missing. {field.description or ''}".strip()
+    if kind == "literal_error":
+        legal = context["expected"].replace("'", "").replace(" or ", ", ").split(", ")
+        if not isinstance(value, str):
+            return f"expected one of {', '.join(legal)}, got {show(value)}."
+        return (
+            f"unknown {name} {show(value)}.{near(value, legal)} Expected one of"
+            f" {', '.join(legal)}. {SCHEMA_HINT}"
+        )
+    if kind in _LIMITS and path[-2:] in _FRACTIONS:
+        return fraction_hint(value, _FRACTIONS[path[-2:]])  # type: ignore[index]
+    if kind in _LIMITS:
+        return f"must be {_LIMITS[kind].format(**context)}, got {show(value)}."
+    if kind in _EXPECTED:
+        return _type(_EXPECTED[kind], value)
+    if kind == "string_pattern_mismatch":
+        return f"{show(value)} is no name; expected letters, digits, '_' and '-'."
+    return f"{found['msg']}, got {show(value)}."
+
+
+def _is_echo(found: Any) -> bool:
+    """A list is called too short where its items are in fault; those are told themselves."""
+    return found["type"] == "too_short" and bool(found["input"])
+
+
+def _path(found: Any) -> Path:
+    path: Path = found["loc"]
+    return path[:-1] if path[-1:] == ("[key]",) else path
+
+
+def _version(kind: str, value: Any) -> str:
+    want = f"expected 'gossamer: {SCHEMA_VERSION}', the version of the schema"
+    if kind == "missing":
+        return f"is missing; {want}, at the top of every recipe."
+    return f"unknown version {show(value)}; {want}. A newer recipe needs a newer gossamer."
+
+
+def _type(expected: str, value: Any) -> str:
+    hint = ""
+    if isinstance(value, str) and expected in ("a number", "a whole number"):
+        plain = value.strip().removesuffix("%").strip().replace(".", "", 1)
+        if plain.isascii() and plain.isdigit():
+            percent = "%" in value
+            hint = " Write a fraction such as 0.5." if percent else " Remove the quotes."
+    return f"expected {expected}, got {show(value)}.{hint}"
+
+
+def _model_at(path: Path) -> type[BaseModel]:
+    """The model that holds the fields below `path`."""
+    names = [part for part in path if isinstance(part, str)]
+    if not names:
+        return Recipe
+    inner: dict[str, type[BaseModel]] = {
+        "stages": Stage,
+        "prune": Prune,
+        "structured": Structured,
+        "calibration": Calibration,
+    }
+    return inner[names[-1]]
