@@ -4,6 +4,10 @@
 #include <cstdlib>
 #include <memory>
 
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#endif
+
 namespace gossamer {
 namespace {
 
@@ -27,6 +31,14 @@ void* thread_scratch(size_t bytes, Scratch use) {
     buffer.reset(std::aligned_alloc(64, rounded));
     capacity = buffer ? rounded : 0;
   }
+#ifdef __SANITIZE_ADDRESS__
+  // A buffer that has grown would hide what is written behind a smaller request.
+  if (buffer) {
+    auto* begin = static_cast<char*>(buffer.get());
+    __asan_unpoison_memory_region(begin, bytes);
+    __asan_poison_memory_region(begin + bytes, capacity - bytes);
+  }
+#endif
   return buffer.get();
 }
 
