@@ -88,7 +88,8 @@ void Int8Conv::plan_runs(int64_t width) {
   for (int64_t kh = 0; kh < g.kernel_h; ++kh)
     for (int64_t kw = 0; kw < g.kernel_w; ++kw) {
       const int64_t h = kh * g.dilation_h, w = kw * g.dilation_w;
-      const int64_t phase = index_of(vertical_.phases, h % g.stride_h) * static_cast<int64_t>(horizontal_.phases.size()) +
+      const auto num_across = static_cast<int64_t>(horizontal_.phases.size());
+      const int64_t phase = index_of(vertical_.phases, h % g.stride_h) * num_across +
                             index_of(horizontal_.phases, w % g.stride_w);
       positions.push_back({phase, h / g.stride_h * horizontal_.length + w / g.stride_w, kh * g.kernel_w + kw});
     }

@@ -73,7 +73,8 @@ void fuzz_panel(std::mt19937& random, Tally& tally) {
   const Call call = random_call(random);
   const unsigned seed = random();
   // Any mask may be cut as if its rows shared columns: that only changes the shape of the blocks.
-  const int64_t tile_rows = 1 + random() % 70, used = 1 + random() % (1u << random() % 9), group = used + random() % 200;
+  const int64_t tile_rows = 1 + random() % 70, used = 1 + random() % (1u << random() % 9);
+  const int64_t group = used + random() % 200;
   for (const Isa isa : isas_to_check()) {
     const auto packed = pack_panel_weight(weight.view(), isa);
     check_unpack("panel", isa, weight, *packed, tally);

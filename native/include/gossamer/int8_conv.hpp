@@ -85,7 +85,8 @@ static inline int plan_pixels(const Int8ConvView& view, const Int8ConvCall& call
     left = left < last - lane ? left : last - lane;
     for (int64_t i = 0; i < left; i += kChunk)
       chunks[num++] = {image * call.image_floats + row * out_w + column + i,
-                       static_cast<int>(lane - tile.first + i), static_cast<int>(left - i < kChunk ? left - i : kChunk), false};
+                       static_cast<int>(lane - tile.first + i),
+                       static_cast<int>(left - i < kChunk ? left - i : kChunk), false};
     lane += to_next;
   }
   int64_t end = -1, begin = -1;  // of the pixels without a gap from a chunk on

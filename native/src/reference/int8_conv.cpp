@@ -43,7 +43,8 @@ void run(const Int8ConvView& conv, const Int8ConvCall& call, const Int8ConvTile&
         for (int64_t b = 0; b < product.num_blocks; ++b) add_block(conv, call.x, lane, part, b, sums);
         for (int64_t r = 0; r < rows_of_tile(product, part); ++r) {
           const auto sum = static_cast<float>(static_cast<int32_t>(sums[r]));
-          const float v = std::fma(sum, image_scale * product.row_scales[row0 + r], call.bias ? call.bias[row0 + r] : 0.0f);
+          const float bias = call.bias ? call.bias[row0 + r] : 0.0f;
+          const float v = std::fma(sum, image_scale * product.row_scales[row0 + r], bias);
           call.y[(row0 + r) * conv.out_h * conv.out_w + chunks[c].pixel + i] = activate(v, call.activation);
         }
       }
