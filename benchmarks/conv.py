@@ -1,10 +1,11 @@
 """Sparse convolutions against dense `F.conv2d` (oneDNN): fp32, interleaved, minimum of many.
 
-    python benchmarks/conv.py [--step] [--json] [--threads 1] [--seconds 0.25] [--sparsity 0.9]
+    python benchmarks/conv.py [--step | --int8] [--json] [--threads 1] [--seconds 0.25]
 
 Shapes of ResNet-20/56 on CIFAR and of ResNet-50 on ImageNet. Prints every case, losses included,
 and per kind of kernel the worst and the median ratio. With --step forward and backward of
-`gossamer.nn.Conv2d` in mode kernel run against mode jit and against nn.Conv2d instead. The
+`gossamer.nn.Conv2d` in mode kernel run against mode jit and against nn.Conv2d instead. With --int8
+the int8 kernel runs, also against the fp32 one and torch's dense quantised convolution. The
 allocator is told to keep freed memory: otherwise page faults of new outputs, the same on both
 sides, hide large layers.
 """
@@ -22,6 +23,7 @@ import torch
 from gossamer.formats.bits import pack_bits
 from gossamer.nn import Conv2d
 from gossamer.ops.conv import PackedConv
+from gossamer.ops.conv_int8 import PackedInt8Conv
 from gossamer.ops.conv_settings import ConvSettings
 from gossamer.ops.kernels import active_kernels, cpu_name
 from gossamer.ops.timing import duel
@@ -42,7 +44,9 @@ GOAL = {1: 3.0, 3: 2.0}
 class Row:
     """One layer at one batch size; times in microseconds, rates in GFLOP/s.
 
-    Of a step the rates are those of its three products, and jit_us is that of mode jit.
+    Of a step the rates are those of its three products, and jit_us is that of mode jit. Of int8,
+    fp32_us is the sparse fp32 kernel and quantized_us torch's convolution of images quantised
+    before, with a quantised output.
     """
 
     channels: int
@@ -57,6 +61,8 @@ class Row:
     kept_gflops: float
     ceiling_fraction: float
     jit_us: float | None = None
+    fp32_us: float | None = None
+    quantized_us: float | None = None
 
     @property
     def ratio(self):
@@ -98,6 +104,41 @@ def bench_forward(case, batch, sparsity, seconds, ceiling):
     return row_of(case, batch, times, mask, 1, settings, ceiling)
 
 
+def bench_int8(case, batch, sparsity, seconds, ceiling):
+    settings, matrix, mask, x = make(case, batch, sparsity)
+    weight, bias = matrix.view(settings.weight_shape), torch.randn(settings.out_channels)
+    arguments = (matrix[mask], pack_bits(mask), settings)
+    fp32, int8 = PackedConv(*arguments), PackedInt8Conv(*arguments)
+    stock = quantized(settings, weight, bias)
+    q = torch.quantize_per_tensor(x, 0.05, 64, torch.quint8)
+    with torch.inference_mode():
+        times, against_fp32, against_stock = (
+            duel(other, lambda: int8(x, bias), budget_seconds=seconds)
+            for other in (
+                lambda: settings.apply(x, weight, bias),
+                lambda: fp32(x, bias),
+                lambda: stock(q),
+            )
+        )
+    row = row_of(case, batch, times, mask, 1, settings, ceiling)
+    row.fp32_us = against_fp32.ratio * row.sparse_us
+    row.quantized_us = against_stock.ratio * row.sparse_us
+    return row
+
+
+def quantized(settings, weight, bias):
+    """Torch's own int8 convolution with one scale per output channel."""
+    channels = (settings.in_channels, settings.out_channels, settings.kernel_size)
+    stock = torch.ao.nn.quantized.Conv2d(*channels, settings.stride, settings.padding)
+    scales = weight.flatten(1).abs().amax(1).clamp_min(1e-6) / 127
+    zeros = torch.zeros_like(scales, dtype=torch.long)
+    stock.set_weight_bias(
+        torch.quantize_per_channel(weight, scales.double(), zeros, 0, torch.qint8), bias
+    )
+    stock.scale, stock.zero_point = 0.1, 64
+    return stock
+
+
 def bench_step(case, batch, sparsity, seconds, ceiling):
     settings, matrix, mask, x = make(case, batch, sparsity)
     stock = settings.build(has_bias=True, dtype=torch.float32).to_empty(device="cpu")
@@ -129,7 +170,9 @@ def row_of(case, batch, times, mask, products, settings, ceiling):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--step", action="store_true", help="forward and backward")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--step", action="store_true", help="forward and backward")
+    kinds.add_argument("--int8", action="store_true", help="the int8 kernel")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=0.25, help="time per case")
     parser.add_argument("--sparsity", type=float, default=0.9)
@@ -137,18 +180,22 @@ def main():
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     keep_freed_memory()
-    ceiling = arguments.threads * ceilings()["panel"]
+    ceiling = arguments.threads * ceilings()["int8_panel" if arguments.int8 else "panel"]
+    bench = bench_step if arguments.step else bench_int8 if arguments.int8 else bench_forward
     rows = []
     for batch in arguments.batch:
         for case in (*CIFAR, *IMAGENET):
-            bench = bench_step if arguments.step else bench_forward
             row = bench(case, batch, arguments.sparsity, arguments.seconds, ceiling)
             rows.append(row)
-            jit = f" {row.jit_us / row.sparse_us:6.2f}x jit" if row.jit_us else ""
+            peers = {"jit": row.jit_us, "fp32": row.fp32_us, "torch int8": row.quantized_us}
+            others = "".join(
+                f" {us / row.sparse_us:6.2f}x {name}" for name, us in peers.items() if us
+            )
             print(
                 f"batch {batch:2d} {row.channels:4d} -> {row.rows:4d} {row.kernel}x{row.kernel}"
-                f" {row.image:2d}x{row.image:<2d} stride {row.stride}: {row.ratio:6.2f}x dense{jit}"
-                f"  {row.kept_gflops:5.1f} GFLOP/s kept ({row.ceiling_fraction:.0%} of ceiling"
+                f" {row.image:2d}x{row.image:<2d} stride {row.stride}: {row.ratio:6.2f}x dense"
+                f"{others}  {row.kept_gflops:5.1f} GFLOP/s kept"
+                f" ({row.ceiling_fraction:.0%} of ceiling"
                 f" {ceiling:.0f}), dense {row.dense_gflops:.0f}",
                 file=sys.stderr,
                 flush=True,
@@ -161,6 +208,7 @@ def main():
         "threads": arguments.threads,
         "sparsity": arguments.sparsity,
         "step": arguments.step,
+        "int8": arguments.int8,
         "load": os.getloadavg()[0],
         "rows": [{**asdict(row), "ratio": row.ratio} for row in rows],
         "summary": summary,
@@ -170,9 +218,10 @@ def main():
         return
     print(f"\n{document['cpu']}, {document['kernels']}, {arguments.threads} thread(s),", end=" ")
     print(f"{arguments.sparsity:.0%} sparse, load {document['load']:.1f}")
-    print(f"batch  kernel  worst  median   best{'' if arguments.step else '  goal at 90 %'}")
+    has_goal = not (arguments.step or arguments.int8)
+    print(f"batch  kernel  worst  median   best{'  goal at 90 %' if has_goal else ''}")
     for line in summary:
-        goal = "" if arguments.step else f"  {line['goal']:.1f}"
+        goal = f"  {line['goal']:.1f}" if has_goal else ""
         print(
             f"{line['batch']:5d}  {line['kernel']}x{line['kernel']:<4d} {line['worst']:6.2f}"
             f" {line['median']:7.2f} {line['best']:6.2f}{goal}"

@@ -24,4 +24,7 @@ void check_mask(const Bits& bits, int64_t rows, int64_t columns, int64_t num_val
 // The canonical arrays of a weight, checked.
 KeptWeight kept_weight(const Values& values, const Bits& bits, int64_t rows, int64_t columns);
 
+// Throws std::invalid_argument for what int8 kernels cannot compute with; 0 bits stand for the default.
+void check_int8(const Values& values, int64_t columns, int activation_bits);
+
 }  // namespace gossamer::bind

@@ -11,6 +11,7 @@
 #include "common.hpp"
 #include "families.hpp"
 #include "gossamer/conv_train.hpp"
+#include "gossamer/int8_conv_layout.hpp"
 
 namespace gossamer::bind {
 namespace {
@@ -68,7 +69,19 @@ std::unique_ptr<PackedConv> pack(const Values& values, const Bits& bits, int64_t
   return std::make_unique<PackedConv>(weight, geometry, conv_kernels(find_isa(kernels)));
 }
 
-void run(const PackedConv& conv, uintptr_t x, int64_t images, uintptr_t y, uintptr_t bias, int activation) {
+std::unique_ptr<Int8Conv> pack_int8(const Values& values, const Bits& bits, int64_t rows, int64_t columns,
+                                    const Pair& kernel_size, const Pair& stride, const Pair& padding,
+                                    const Pair& dilation, int64_t groups, const Pair& image,
+                                    const std::string& kernels, int activation_bits) {
+  check_int8(values, columns, activation_bits);
+  const KeptWeight weight = kept_weight(values, bits, rows, columns);
+  const ConvGeometry geometry =
+      checked_geometry(rows, columns, kernel_size, stride, padding, dilation, groups, image);
+  return std::make_unique<Int8Conv>(weight, geometry, activation_bits, int8_conv_kernels(find_isa(kernels)));
+}
+
+template <class Conv>
+void run(const Conv& conv, uintptr_t x, int64_t images, uintptr_t y, uintptr_t bias, int activation) {
   if (images < 0) throw std::invalid_argument("images must not be negative");
   if (images == 0) return;
   if (!x || !y) throw std::invalid_argument("x and y must not be null");
@@ -137,6 +150,22 @@ void grad_values(uintptr_t values, int64_t num_values, const Bits& bits, int64_t
                          omp_get_max_threads());
 }
 
+template <class Conv>
+nb::class_<Conv> def_conv(nb::module_& m, const char* name) {
+  return nb::class_<Conv>(m, name)
+      .def("run", run<Conv>, nb::arg("x"), nb::arg("images"), nb::arg("y"), nb::arg("bias"), nb::arg("activation"))
+      .def_prop_ro("out_h", [](const Conv& conv) { return conv.geometry().out_h(); })
+      .def_prop_ro("out_w", [](const Conv& conv) { return conv.geometry().out_w(); })
+      .def_prop_ro("nbytes", &Conv::bytes);
+}
+
+template <class Function, class... More>
+void def_pack(nb::module_& m, const char* name, Function function, const More&... more) {
+  m.def(name, function, nb::arg("values").noconvert(), nb::arg("mask_bits").noconvert(), nb::arg("rows"),
+        nb::arg("columns"), nb::arg("kernel_size"), nb::arg("stride"), nb::arg("padding"), nb::arg("dilation"),
+        nb::arg("groups"), nb::arg("image"), nb::arg("kernels"), more...);
+}
+
 template <class Function, class... More>
 void def_train(nb::module_& m, const char* name, Function function, const More&... more) {
   m.def(name, function, nb::arg("values"), nb::arg("num_values"), nb::arg("mask_bits").noconvert(),
@@ -147,14 +176,10 @@ void def_train(nb::module_& m, const char* name, Function function, const More&.
 }  // namespace
 
 void bind_conv(nb::module_& m) {
-  nb::class_<PackedConv>(m, "PackedConv")
-      .def("run", run, nb::arg("x"), nb::arg("images"), nb::arg("y"), nb::arg("bias"), nb::arg("activation"))
-      .def_prop_ro("out_h", [](const PackedConv& conv) { return conv.geometry().out_h(); })
-      .def_prop_ro("out_w", [](const PackedConv& conv) { return conv.geometry().out_w(); })
-      .def_prop_ro("nbytes", &PackedConv::bytes);
-  m.def("pack_conv", pack, nb::arg("values").noconvert(), nb::arg("mask_bits").noconvert(), nb::arg("rows"),
-        nb::arg("columns"), nb::arg("kernel_size"), nb::arg("stride"), nb::arg("padding"),
-        nb::arg("dilation"), nb::arg("groups"), nb::arg("image"), nb::arg("kernels"));
+  def_conv<PackedConv>(m, "PackedConv");
+  def_conv<Int8Conv>(m, "Int8Conv").def_prop_ro("activation_bits", &Int8Conv::activation_bits);
+  def_pack(m, "pack_conv", pack);
+  def_pack(m, "pack_int8_conv", pack_int8, nb::arg("activation_bits") = 0);
   def_train(m, "train_conv", forward, nb::arg("x"), nb::arg("bias"), nb::arg("y"));
   def_train(m, "train_conv_grad_input", grad_input, nb::arg("grad"), nb::arg("dx"));
   def_train(m, "train_conv_grad_values", grad_values, nb::arg("grad"), nb::arg("x"));

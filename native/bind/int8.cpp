@@ -23,22 +23,26 @@ std::unique_ptr<Int8Weight> pack(const Values& values, const Bits& bits, int64_t
                                  const std::string& kernels, const std::string& layout, int activation_bits,
                                  float activation_scale) {
   const Int8Options options = {find_form(layout), activation_bits, activation_scale};
-  if (activation_bits != 0 && activation_bits != 7 && activation_bits != 8)
-    throw std::invalid_argument("activation_bits must be 7, 8 or 0 for the default, got " +
-                                std::to_string(activation_bits));
   // The reciprocal has to be a number, too.
   if (activation_scale != 0.0f && !(activation_scale >= 0x1p-120f && activation_scale <= 0x1p120f))
     throw std::invalid_argument("activation_scale must be in [2^-120, 2^120], or 0 for one per token");
-  if (columns > kMaxInt8Columns)
-    throw std::invalid_argument("int8 sums are 32 bits wide: columns must be at most 131072, got " +
-                                std::to_string(columns));
+  check_int8(values, columns, activation_bits);
   const KeptWeight weight = kept_weight(values, bits, rows, columns);
-  if (!std::all_of(values.data(), values.data() + values.size(), [](float v) { return std::isfinite(v); }))
-    throw std::invalid_argument("values must be finite to be quantised");
   return std::make_unique<Int8Weight>(weight, options, int8_kernels(find_isa(kernels)));
 }
 
 }  // namespace
+
+void check_int8(const Values& values, int64_t columns, int activation_bits) {
+  if (activation_bits != 0 && activation_bits != 7 && activation_bits != 8)
+    throw std::invalid_argument("activation_bits must be 7, 8 or 0 for the default, got " +
+                                std::to_string(activation_bits));
+  if (columns > kMaxInt8Columns)
+    throw std::invalid_argument("int8 sums are 32 bits wide: columns must be at most 131072, got " +
+                                std::to_string(columns));
+  if (!std::all_of(values.data(), values.data() + values.size(), [](float v) { return std::isfinite(v); }))
+    throw std::invalid_argument("values must be finite to be quantised");
+}
 
 void bind_int8(nb::module_& m) {
   nb::class_<Int8Weight, PackedWeight>(m, "Int8Weight")

@@ -18,10 +18,11 @@ const Bf16Kernels& bf16_kernels(Isa isa) {
 
 Bf16Weight::Bf16Weight(const KeptWeight& weight, DwordForm form, const Bf16Kernels& chosen) : kernels(chosen) {
   const std::vector<int64_t> row_start = row_starts(weight);
-  cut_dwords(layout, weight, row_start[weight.rows], form, kernels.block_columns);
+  const DwordCut cut = token_cut(weight, kernels.block_columns);
+  cut_dwords(layout, weight, row_start[weight.rows], form, cut);
   const auto rounded = [](int64_t, float value) -> uint32_t { return to_bf16(value); };
   const auto as_they_are = [](const std::vector<Dword>&) { return 0; };
-  fill_dwords<2>(layout, weight, row_start, rounded, as_they_are);
+  fill_dwords<2>(layout, weight, row_start, cut, rounded, as_they_are);
   rows = layout.rows;
   columns = layout.columns;
   kept = layout.kept;

@@ -17,9 +17,21 @@ struct Dword {
   std::array<uint16_t, 4> columns{};  // inside the block; neighbours use the first
 };
 
+// For tiles of tokens: even blocks.
+inline DwordCut token_cut(const KeptWeight& weight, const DwordColumns& most_columns) {
+  const int64_t kept = row_starts(weight)[weight.rows];
+  const bool is_low = double(kept) < kLowDwordDensity * double(weight.rows) * double(weight.columns);
+  const int64_t most = is_low ? most_columns.sparse : most_columns.dense;
+  const int64_t num_blocks = std::max<int64_t>((weight.columns + most - 1) / most, 1);
+  const int64_t even = (weight.columns + num_blocks - 1) / num_blocks;
+  DwordCut cut{std::max<int64_t>((even + 7) / 8 * 8, 8), {}};
+  for (int64_t k = 0; k < cut.block_columns; ++k) cut.offsets.push_back(static_cast<uint16_t>(k * kDwordOffsetUnit));
+  return cut;
+}
+
 // Sizes only: no weights yet.
 inline void cut_dwords(DwordLayout& layout, const KeptWeight& weight, int64_t kept, DwordForm form,
-                       const DwordColumns& most_columns) {
+                       const DwordCut& cut) {
   const int64_t rows = weight.rows, columns = weight.columns;
   layout.rows = rows;
   layout.columns = columns;
@@ -27,32 +39,29 @@ inline void cut_dwords(DwordLayout& layout, const KeptWeight& weight, int64_t ke
   layout.form = form;
   layout.tile_rows = tile_rows_for(rows);
   layout.num_tiles = (rows + layout.tile_rows - 1) / layout.tile_rows;
-  const bool is_low = double(kept) < kLowDwordDensity * double(rows) * double(columns);
-  const int64_t most = is_low ? most_columns.sparse : most_columns.dense;
-  layout.num_blocks = std::max<int64_t>((columns + most - 1) / most, 1);
-  const int64_t even = (columns + layout.num_blocks - 1) / layout.num_blocks;
-  layout.block_columns = std::max<int64_t>((even + 7) / 8 * 8, 8);
+  layout.block_columns = cut.block_columns;
+  layout.num_blocks = std::max<int64_t>((columns + cut.block_columns - 1) / cut.block_columns, 1);
 }
 
 // The `index`-th kept weight of a row of a block.
 template <int LANES>
 void add_kept(std::vector<Dword>& dwords, DwordForm form, int64_t index, int64_t column, uint32_t code) {
-  const bool panel = form == DwordForm::panel;
-  const auto lane = static_cast<size_t>((panel ? index : column) % LANES);
-  const auto first = static_cast<uint16_t>(panel ? column : column / LANES * LANES);
-  if (panel ? lane == 0 : dwords.empty() || dwords.back().columns[0] != first) {
+  const bool any_columns = form != DwordForm::neighbours;
+  const auto lane = static_cast<size_t>((any_columns ? index : column) % LANES);
+  const auto first = static_cast<uint16_t>(any_columns ? column : column / LANES * LANES);
+  if (any_columns ? lane == 0 : dwords.empty() || dwords.back().columns[0] != first) {
     dwords.emplace_back();
     dwords.back().columns.fill(first);  // unused lanes repeat a column and weigh nothing
   }
-  if (panel) dwords.back().columns[lane] = first;
+  if (any_columns) dwords.back().columns[lane] = first;
   dwords.back().weights |= code << (32 / LANES * lane);
 }
 
-// Fills a layout that was cut. code(row, value) gives the 32 / LANES bits of a weight, called in
+// Fills a layout that was cut by `cut`. code(row, value) gives the 32 / LANES bits of a weight, called in
 // the order of each row; arrange(dwords) may sort the dwords of a row and gives its pairs.
 template <int LANES, class Code, class Arrange>
-void fill_dwords(DwordLayout& layout, const KeptWeight& weight, std::vector<int64_t> cursor, const Code& code,
-                 const Arrange& arrange) {
+void fill_dwords(DwordLayout& layout, const KeptWeight& weight, std::vector<int64_t> cursor, const DwordCut& cut,
+                 const Code& code, const Arrange& arrange) {
   struct Row {
     std::vector<Dword> dwords;
     int64_t num_pairs = 0;
@@ -89,8 +98,8 @@ void fill_dwords(DwordLayout& layout, const KeptWeight& weight, std::vector<int6
         layout.row_pairs.push_back(static_cast<uint16_t>(row.num_pairs));
         for (const Dword& dword : row.dwords) {
           layout.weights.push_back(static_cast<int32_t>(dword.weights));
-          for (int i = 0; i < (layout.form == DwordForm::panel ? LANES : 1); ++i)
-            layout.offsets.push_back(static_cast<uint16_t>(dword.columns[i] * kDwordOffsetUnit));
+          for (int i = 0; i < dword_offsets(layout.form, LANES); ++i)
+            layout.offsets.push_back(cut.offsets[dword.columns[i]]);
         }
       }
     }

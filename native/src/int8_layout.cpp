@@ -55,18 +55,23 @@ int64_t pair_up(std::vector<Dword>& quads) {
   return num_pairs;
 }
 
-// Pairs are the quad form's: the panel form waits for its shuffles, and gained 2 % from them.
+// Pairs are the quad form's: the others wait for their shuffles, and gained 2 % from them.
 PairRule pair_rule(const Int8Layout& layout, const Int8Kernels& kernels) {
   const bool overflows = kernels.pairs == PairRule::bounded && layout.activation_bits != 7;
-  return layout.form == DwordForm::panel || overflows ? PairRule::none : kernels.pairs;
+  return layout.form != DwordForm::neighbours || overflows ? PairRule::none : kernels.pairs;
 }
 
 }  // namespace
 
 Int8Layout pack_int8(const KeptWeight& weight, const Int8Options& options, const Int8Kernels& kernels) {
+  return pack_int8(weight, options, kernels, token_cut(weight, kernels.block_columns));
+}
+
+Int8Layout pack_int8(const KeptWeight& weight, const Int8Options& options, const Int8Kernels& kernels,
+                     const DwordCut& cut) {
   Int8Layout layout;
   const std::vector<int64_t> row_start = row_starts(weight);
-  cut_dwords(layout, weight, row_start[weight.rows], options.form, kernels.block_columns);
+  cut_dwords(layout, weight, row_start[weight.rows], options.form, cut);
   layout.activation_bits = options.activation_bits ? options.activation_bits : kernels.activation_bits;
   layout.activation_scale = options.activation_scale;
   layout.row_scales.assign(weight.rows, 1.0f);
@@ -91,7 +96,7 @@ Int8Layout pack_int8(const KeptWeight& weight, const Int8Options& options, const
            : rule == PairRule::bounded ? pair_up(quads)
                                        : 0;
   };
-  fill_dwords<kLanes>(layout, weight, row_start, quantise, arrange);
+  fill_dwords<kLanes>(layout, weight, row_start, cut, quantise, arrange);
   return layout;
 }
 

@@ -123,9 +123,9 @@ PanelLayout pack_shared_panel(const KeptWeight& weight, const PanelShape* shapes
   layout.rows = rows;
   layout.columns = columns;
   layout.kept = row_start[rows];
-  layout.group_rows = shape.group_rows;
   layout.block_columns = groups * group;
   layout.slab_columns = groups * used;
+  layout.group_rows = layout.slab_columns * kWidestTile <= kMaxSlabFloats ? 1 : shape.group_rows;
   layout.num_blocks = (columns + layout.block_columns - 1) / layout.block_columns;
   layout.tile_rows = tile_rows;
   layout.num_tiles = (rows + tile_rows - 1) / tile_rows;

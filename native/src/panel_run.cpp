@@ -14,9 +14,9 @@ namespace {
 
 // A tile is worth padding when most of its lanes are used; otherwise a narrower one comes first.
 int tile_width(const int* widths, int64_t slab_columns, int64_t left) {
-  int chosen = widths[0];
+  int chosen = 0;
   for (const int* w = widths; *w; ++w) {
-    if (*w * slab_columns > kMaxSlabFloats) continue;  // the slab would not stay in L1
+    if (w[1] && *w * slab_columns > kMaxSlabFloats) continue;  // the slab would not stay in L1
     chosen = *w;
     if (left * 8 > *w * 5) break;
   }

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "gossamer/conv_train.hpp"
+#include "gossamer/int8_conv_layout.hpp"
 #include "harness.hpp"
 
 namespace gossamer::check {
@@ -178,6 +179,85 @@ void check_gradients(const Case& c, Isa isa, const Weight& weight, unsigned seed
     tally.pass("conv", isa, worst);
 }
 
+struct Int8Set {
+  const char* name;
+  Isa isa;
+  const Int8ConvKernels& kernels;
+};
+
+std::vector<Int8Set> int8_sets() {
+  std::vector<Int8Set> sets;
+  for (const Isa isa : isas_to_check()) sets.push_back({"conv int8", isa, int8_conv_kernels(isa)});
+#ifdef GOSSAMER_EMULATED_AVX512
+  sets.push_back({"conv int8 vnni", Isa::avx512, avx512vnni::int8_conv_kernels});
+#endif
+  return sets;
+}
+
+// The int8 reference against float64 within half a step of both scales for every product.
+std::string fault_of_int8(const Case& c, int bits, const Weight& weight, const std::vector<float>& x,
+                          const std::vector<float>& y, double* worst) {
+  const ConvGeometry& g = c.geometry;
+  const size_t image_floats = x.size() / static_cast<size_t>(c.images);
+  size_t i = 0;
+  for (int64_t image = 0; image < c.images; ++image) {
+    double top = 0.0;
+    for (size_t j = image * image_floats; j < (image + 1) * image_floats; ++j) top = std::fmax(top, std::fabs(x[j]));
+    const double x_step = top / activation_limit(bits) / 2;
+    for (int64_t row = 0; row < c.rows; ++row) {
+      double w_top = 0.0, w_sum = 0.0, kept = 0.0;
+      for (int64_t k = 0; k < weight.columns; ++k) {
+        w_top = std::fmax(w_top, std::fabs(weight.dense[row * weight.columns + k]));
+        w_sum += std::fabs(weight.dense[row * weight.columns + k]);
+        kept += weight.mask[row * weight.columns + k];
+      }
+      const double bound = 1.001 * (w_sum * x_step + kept * (top + x_step) * w_top / 254) + 1e-5 * w_sum * top;
+      for (int64_t o = 0; o < g.out_h() * g.out_w(); ++o, ++i) {
+        double sum, tolerance;
+        oracle(c, weight, x.data(), nullptr, image, row, o / g.out_w(), o % g.out_w(), &sum, &tolerance);
+        const double error = std::fabs(y[i] - sum);
+        if (!(error <= bound)) return "y[" + std::to_string(i) + "] is wrong by " + std::to_string(error);
+        if (bound > 0.0) *worst = std::fmax(*worst, error / bound);
+      }
+    }
+  }
+  return "";
+}
+
+// The same bits as the reference on every instruction set, with 1 and 2 threads.
+void check_int8(Case c, const Weight& weight, unsigned seed, Tally& tally) {
+  const ConvGeometry& g = c.geometry;
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> x(static_cast<size_t>(c.images * g.groups * g.channels * g.height * g.width));
+  std::vector<float> bias(static_cast<size_t>(c.rows));
+  for (float& v : x) v = normal(random);
+  for (float& v : bias) v = normal(random);
+  const int bits = seed % 2 ? 7 : 8;
+  const auto run = [&](const Int8ConvKernels& kernels, bool has_bias, int threads) {
+    const Int8Conv packed(weight.view(), g, bits, kernels);
+    std::vector<float> y(static_cast<size_t>(c.images * c.rows * g.out_h() * g.out_w()), kCanary);
+    packed.run(x.data(), c.images, y.data(), has_bias ? bias.data() : nullptr,
+               c.has_relu ? Activation::relu : Activation::none, threads);
+    return y;
+  };
+  const auto same = [](const std::vector<float>& a, const std::vector<float>& b) {
+    return !std::memcmp(a.data(), b.data(), a.size() * sizeof(float));
+  };
+  double worst = 0.0;
+  const std::string fault = fault_of_int8(c, bits, weight, x, run(reference::int8_conv_kernels, false, 1), &worst);
+  fault.empty() ? tally.pass("conv int8", Isa::reference, worst)
+                : tally.fail("conv int8", Isa::reference, describe(c) + ": " + fault);
+  const std::vector<float> wanted = run(reference::int8_conv_kernels, c.has_bias, 1);
+  for (const Int8Set& set : int8_sets())
+    if (!same(run(set.kernels, c.has_bias, 1), wanted))
+      tally.fail(set.name, set.isa, describe(c) + ": differs from the reference");
+    else if (!same(run(set.kernels, c.has_bias, 2), wanted))
+      tally.fail(set.name, set.isa, describe(c) + ": 2 threads and 1 thread differ");
+    else
+      tally.pass(set.name, set.isa, 0.0);
+}
+
 }  // namespace
 
 void fuzz_conv(std::mt19937& random, Tally& tally) {
@@ -189,6 +269,7 @@ void fuzz_conv(std::mt19937& random, Tally& tally) {
     check_case(c, isa, weight, seed, tally);
     check_gradients(c, isa, weight, seed, tally);
   }
+  check_int8(c, weight, seed, tally);
 }
 
 void check_conv(Tally& tally) {

@@ -126,6 +126,41 @@ def test_without_tuning_a_rule_decides(monkeypatch, tmp_path):
     assert "fixed rule" in explain(fast)[0].why
 
 
+def test_int8_is_offered_where_it_is_allowed(tmp_path):
+    """Measured against dense like the fp32 kernel; the best ratio wins and explain shows both."""
+    ratios = iter([2.0, 3.0, 3.0, 2.0, 0.5, 0.7])  # layers 1 and 2 are alike
+    chooser = Chooser(
+        CostTable(tmp_path / "table.json"), lambda dense, sparse: Duel(10.0 * next(ratios), 10.0)
+    )
+    model, x = pruned(), torch.randn(2, 3, 12, 12)
+    fast = compile(model, chooser=chooser, example=x, precision="int8")
+    rows = explain(fast)
+    assert [row.kernel for row in rows] == ["conv_int8", "conv", "conv", "dense"]
+    assert rows[0].why == "3.00x dense; conv 2.00x"
+    assert rows[1].why == "3.00x dense; conv_int8 2.00x"
+    assert type(fast[4]) is nn.Conv2d
+    with torch.no_grad():
+        expected = model(x)
+        error = (fast(x) - expected).abs().max()
+        assert 0 < error < 0.05 * expected.abs().max()
+    compact = fast[0].to_compact()  # what is saved are the values before they were quantised
+    torch.testing.assert_close(compact(x), model[:2](x), rtol=1e-4, atol=1e-4)
+
+
+def test_int8_for_real_and_without_tuning(monkeypatch, tmp_path):
+    model, x = pruned(sparsity=0.9), torch.randn(1, 3, 16, 16)
+    chooser = Chooser(CostTable(tmp_path / "table.json"))
+    fast = compile(model, chooser=chooser, example=x, precision="int8")
+    assert all(row.kernel in ("conv", "conv_int8", "dense") for row in explain(fast))
+    assert all("conv" in row.why for row in explain(fast))
+    monkeypatch.setenv("GOSSAMER_TUNE", "off")
+    fast = compile(model, example=x, precision="int4")
+    assert {row.kernel for row in explain(fast)} == {"conv_int8"}
+    assert {row.kernel for row in explain(compile(model, example=x, precision="bf16"))} == {"conv"}
+    with pytest.raises(InputError, match="got 'fp8'"):
+        compile(model, example=x, precision="fp8")
+
+
 def test_without_example_convolutions_stay_dense_but_fold(sparse_wins):
     model = pruned()
     fast = compile(model, chooser=sparse_wins)

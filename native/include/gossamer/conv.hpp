@@ -71,6 +71,16 @@ struct ConvTile {
   int64_t first_tile, last_tile;
 };
 
+// Pixels are stored by eight.
+constexpr int kChunk = 8;
+
+// Eight lanes of the accumulators and the pixels they become.
+struct OutputChunk {
+  int64_t pixel;
+  int lane, lanes;  // none for a chunk outside of the image
+  bool is_wide;     // all eight may be written: what is too much is overwritten by the next chunks
+};
+
 // Floats of scratch one kernel call needs: the slab, the accumulators, their bias, and two numbers for
 // every eight lanes of a channel's slab.
 static inline size_t conv_scratch_floats(const ConvView& view, const ConvTile& tile) {

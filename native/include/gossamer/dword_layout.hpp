@@ -8,6 +8,12 @@
 
 namespace gossamer {
 
+// How columns are cut into blocks, and the offset of each column of a block.
+struct DwordCut {
+  int64_t block_columns;
+  std::vector<uint16_t> offsets;
+};
+
 struct DwordLayout {
   int64_t rows = 0, columns = 0, kept = 0;
   int64_t block_columns = 0, tile_rows = 0;

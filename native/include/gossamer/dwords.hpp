@@ -2,10 +2,12 @@
 // Kept weights of a row in dwords, four int8 or two bf16: what one multiply-add
 // instruction takes. What the kernels of both types see of a layout.
 //
-// A dword stands for as many columns as it has lanes. Two forms of the tile of tokens feed it:
+// A dword stands for as many columns as it has lanes. Three forms of the tile of tokens feed it:
 //   panel        [column][token]: any columns are interleaved on the fly, any mask
 //   neighbours   [column / lanes][token][lanes]: adjacent columns, no shuffles; masks whose zeros
 //                come in aligned runs of as many columns
+//   image        as panel, but columns start at any byte and their tokens, pixels, stand in natural
+//                order; convolutions (int8_conv.hpp)
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -15,9 +17,13 @@
 
 namespace gossamer {
 
-enum class DwordForm : int { panel = 0, neighbours = 1 };
+enum class DwordForm : int { panel = 0, neighbours = 1, image = 2 };
 
-// A column offset is stored in bytes of a tile of 32 tokens of one byte; others multiply it.
+// Column offsets of a dword.
+static constexpr int dword_offsets(DwordForm form, int lanes) { return form == DwordForm::neighbours ? 1 : lanes; }
+
+// A column offset is stored in bytes of a tile of 32 tokens of one byte; others multiply it. Those of
+// images are just bytes.
 constexpr int kDwordOffsetUnit = 32;
 // Bytes of the tile of tokens that stay in an L1 of 32 KiB: wider tiles are for narrower blocks.
 constexpr int64_t kMaxDwordSlab = 24576;
@@ -34,7 +40,7 @@ struct DwordBlock {
 // in L2, rows of a block sorted by their count.
 struct DwordView {
   int64_t rows, columns;
-  int64_t block_columns, tile_rows;  // block_columns is a multiple of 8
+  int64_t block_columns, tile_rows;  // block_columns is a multiple of 8, but for images
   int64_t num_blocks, num_tiles;
   DwordForm form;
   const DwordBlock* blocks;    // [num_tiles][num_blocks]
@@ -42,7 +48,7 @@ struct DwordView {
   const uint16_t* row_dwords;  // dwords of that row inside the block
   const uint16_t* row_pairs;   // of which these pairs, in front, may be summed before they are widened
   const int32_t* weights;      // [dwords]; the lane of the lowest column in the lowest bits
-  const uint16_t* offsets;     // [dwords][lanes] or [dwords], see DwordForm
+  const uint16_t* offsets;     // [dwords][dword_offsets(form, lanes)]
 };
 
 static inline int64_t rows_of_tile(const DwordView& view, int64_t tile) {

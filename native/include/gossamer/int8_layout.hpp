@@ -36,6 +36,9 @@ struct Int8Layout : DwordLayout {
 const Int8Kernels& int8_kernels(Isa isa);
 
 // Quantises finite values and builds the layout. May throw std::bad_alloc.
+Int8Layout pack_int8(const KeptWeight& weight, const Int8Options& options, const Int8Kernels& kernels,
+                     const DwordCut& cut);
+// With the cut for tiles of tokens.
 Int8Layout pack_int8(const KeptWeight& weight, const Int8Options& options, const Int8Kernels& kernels);
 
 // What Python holds.

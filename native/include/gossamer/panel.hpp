@@ -18,6 +18,7 @@ namespace gossamer {
 // Wider panels multiply it by width / 8, which x86 addressing does for free (2, 4, 8).
 constexpr int kOffsetUnit = 32;
 constexpr int kMaxSlabFloats = 8192;  // of an L1 of 32 KiB
+constexpr int kWidestTile = 64;       // tokens
 
 struct PanelBlock {
   int64_t first_row;    // into row_ids, row_counts
@@ -30,7 +31,9 @@ struct PanelBlock {
 //
 // Rows of a block stand in groups of 1 or 2 that are walked together; the values and offsets of
 // a group are interleaved, [kept][group_rows], and shorter rows are filled up with zeros to the
-// count of the first, longest one. A group that lacks rows names spare ones behind its tile.
+// count of the first, longest one. A group that lacks rows names spare ones behind its tile, which have
+// accumulators of their own. Tiles of kWidestTile tokens take rows one by one: group_rows is 1 where they
+// may come.
 struct PanelView {
   int64_t rows, columns;
   int64_t block_columns, tile_rows;
@@ -59,6 +62,11 @@ static inline int64_t rows_of_tile(const PanelView& view, int64_t tile) {
   return left < view.tile_rows ? left : view.tile_rows;
 }
 
+// Rows of accumulators of a row tile: its own and those that its last group may lack.
+static inline int64_t accumulator_rows(const PanelView& view) {
+  return (view.tile_rows + view.group_rows - 1) / view.group_rows * view.group_rows;
+}
+
 // One token tile: `num_tokens` of `width` lanes are real, the rest is computed and dropped.
 struct TokenTile {
   int64_t first;
@@ -69,14 +77,14 @@ struct TokenTile {
 // as a whole never exists. Else it is turned once, and row tiles go over it one by one.
 constexpr int64_t kMaxAccumulatorFloats = 64 * 1024;
 static inline bool goes_by_slabs(const PanelView& view, int width) {
-  return view.num_tiles * view.tile_rows * width <= kMaxAccumulatorFloats;
+  return view.num_tiles * accumulator_rows(view) * width <= kMaxAccumulatorFloats;
 }
 
 // Floats of scratch one kernel call needs: panel or slab, accumulators, their bias.
 static inline size_t panel_scratch_floats(const PanelView& view, int width) {
   const bool slabs = goes_by_slabs(view, width);
   const int64_t columns = slabs ? view.block_columns : view.columns;
-  const int64_t rows = slabs ? view.num_tiles * view.tile_rows : view.tile_rows;
+  const int64_t rows = (slabs ? view.num_tiles : 1) * accumulator_rows(view);
   return static_cast<size_t>(columns + rows) * width + rows;
 }
 

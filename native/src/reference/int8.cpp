@@ -1,33 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // The specification of the int8 kernels: plain loops over the layout, no intrinsics.
 #include "gossamer/int8.hpp"
-
-#include <cmath>
-#include <cstring>
-
 #include "reference/activation.hpp"
+#include "reference/quantise.hpp"
 
 namespace gossamer::reference {
 namespace {
 
 // Quantised activations of one token, as kernels store them; returns its scale.
 float quantise(const Int8View& view, const float* x, uint8_t* q) {
-  uint32_t largest = 0;
-  for (int64_t k = 0; k < view.columns; ++k) {
-    uint32_t bits;
-    std::memcpy(&bits, x + k, sizeof bits);
-    bits &= 0x7fffffffu;
-    largest = bits > largest ? bits : largest;
-  }
-  const TokenScale token = token_scale(largest, view);
-  const int offset = activation_offset(view.activation_bits);
-  const float limit = static_cast<float>(activation_limit(view.activation_bits));
-  for (int64_t k = 0; k < padded_columns(view); ++k) {
-    float v = k < view.columns ? x[k] * token.inverse : 0.0f;
-    v = v > -limit ? v : -limit;  // NaN becomes a number, too; its token's scale is NaN
-    v = v < limit ? v : limit;
-    q[k] = static_cast<uint8_t>(static_cast<int>(std::nearbyint(v)) + offset);
-  }
+  const TokenScale token = token_scale(largest_of(x, view.columns), view);
+  quantise_run(x, view.columns, token.inverse, view.activation_bits, q);
+  for (int64_t k = view.columns; k < padded_columns(view); ++k)
+    q[k] = static_cast<uint8_t>(activation_offset(view.activation_bits));
   return token.scale;
 }
 
@@ -36,7 +21,7 @@ int32_t dot_quad(const Int8View& view, int64_t quad, const uint8_t* slab) {
   for (int i = 0; i < 4; ++i) {
     const int64_t column = view.form == DwordForm::panel ? view.offsets[quad * 4 + i] / kDwordOffsetUnit
                                                          : view.offsets[quad] / kDwordOffsetUnit + i;
-    sum += static_cast<int8_t>(static_cast<uint32_t>(view.weights[quad]) >> (8 * i)) * slab[column];
+    sum += weight_of(view, quad, i) * slab[column];
   }
   return sum;
 }

@@ -18,7 +18,7 @@ void panel(const PanelView& view, const LinearCall& call, TokenTile tile, int64_
     float* y = call.y + (tile.first + t) * call.y_stride;
     for (int64_t part = first_tile; part < last_tile; ++part) {
       const int64_t row0 = part * view.tile_rows;
-      for (int64_t i = 0; i < view.tile_rows; ++i)
+      for (int64_t i = 0; i < accumulator_rows(view); ++i)
         scratch[i] = call.bias && i < rows_of_tile(view, part) ? call.bias[row0 + i] : 0.0f;
       for (int64_t b = 0; b < view.num_blocks; ++b) {
         const PanelBlock& block = view.blocks[part * view.num_blocks + b];

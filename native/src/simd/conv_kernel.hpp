@@ -6,11 +6,9 @@
 
 #include "gossamer/conv.hpp"
 #include "simd/panel_kernel.hpp"
+#include "simd/store_pixels.hpp"
 
 namespace gossamer {
-
-constexpr int kChunk = 8;
-constexpr int64_t kAhead = 8;  // channels and rows of y to prefetch
 
 // Where a tile starts.
 struct TileStart {
@@ -124,18 +122,11 @@ static inline void gather_block(const ConvView& conv, const ConvImage& image, co
   }
 }
 
-// Eight lanes of the accumulators and the pixels they become.
-struct OutputChunk {
-  int64_t pixel;
-  int lanes;       // 0 for a chunk outside of the image
-  bool is_wide;    // all eight may be written: what is too much is overwritten by the next chunks
-};
-
 static inline void plan_output(const ConvView& conv, TileStart start, int num_chunks, OutputChunk* chunks) {
   int64_t row = start.row, column = start.column, end = 0;
   for (int i = 0; i < num_chunks; ++i) {
     const int64_t lanes = row < conv.out_h ? smaller(kChunk, conv.out_w - column) : 0;
-    chunks[i] = {row * conv.out_w + column, static_cast<int>(lanes), false};
+    chunks[i] = {row * conv.out_w + column, i * kChunk, static_cast<int>(lanes), false};
     if (lanes > 0) end = chunks[i].pixel + lanes;
     column += kChunk;
     if (column >= conv.pitch) {
@@ -144,20 +135,6 @@ static inline void plan_output(const ConvView& conv, TileStart start, int num_ch
     }
   }
   for (int i = 0; i < num_chunks; ++i) chunks[i].is_wide = chunks[i].pixel + kChunk <= end;
-}
-
-static inline void store_rows(const float* tile, int width, int64_t num_rows, const OutputChunk* chunks, float* y,
-                              int64_t row_pixels) {
-  for (int64_t r = 0; r < num_rows; ++r, tile += width, y += row_pixels)
-    for (int i = 0; i < width / kChunk; ++i) {
-      const float* from = tile + i * kChunk;
-      float* to = y + chunks[i].pixel;
-      __builtin_prefetch(to + kAhead * row_pixels, 1);
-      if (chunks[i].is_wide)
-        _mm256_storeu_ps(to, _mm256_load_ps(from));
-      else
-        for (int lane = 0; lane < chunks[i].lanes; ++lane) to[lane] = from[lane];
-    }
 }
 
 template <class V, int NV, int SETS>
@@ -187,7 +164,8 @@ void conv_tile(const ConvView& conv, const ConvCall& call, const ConvTile& at, f
   plan_output(conv, start, kWidth / kChunk, chunks);
   const int64_t row_pixels = conv.out_h * conv.out_w;
   activate(tiles, (last_row - first_row) * kWidth, call.activation);
-  store_rows(tiles, kWidth, last_row - first_row, chunks, call.y + first_row * row_pixels, row_pixels);
+  store_rows(tiles, kWidth, last_row - first_row, chunks, kWidth / kChunk, call.y + first_row * row_pixels,
+             row_pixels);
 }
 
 }  // namespace gossamer

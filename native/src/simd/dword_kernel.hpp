@@ -2,7 +2,7 @@
 // Products of dwords, four int8 or two bf16, once, over a vector type V that the files of
 // the instruction sets supply:
 //   V::Int, V::Float, V::Sum, V::kBytes, V::kPerDword (four int8 or two bf16), V::kHasPairs,
-//   V::load(const void*), V::broadcast(int32_t), V::broadcast(float), V::store(float*, Float),
+//   V::load(const void*), V::loadu, V::broadcast(int32_t), V::broadcast(float), V::store(float*, Float),
 //   V::low8(a, b), V::high8, V::low16, V::high16   interleave inside 128-bit lanes,
 //   V::dot(sum, x, w)              sum += the products of each dword,
 //   V::dot2(sum, x0, w0, x1, w1)   the same for two dwords that row_pairs allows,
@@ -27,8 +27,8 @@ constexpr int kDwordWidth = H * V::kBytes * V::kPerDword / 4;
 // no faster with 64 tokens (16 registers are not enough for it) and 8 % faster with 32.
 template <class V, int H, DwordForm FORM>
 struct DwordSource {
-  static constexpr int kColumns = FORM == DwordForm::panel ? V::kPerDword : 1;
-  static constexpr int kScale = H * V::kBytes / kDwordOffsetUnit;
+  static constexpr int kColumns = dword_offsets(FORM, V::kPerDword);
+  static constexpr int kScale = FORM == DwordForm::image ? 1 : H * V::kBytes / kDwordOffsetUnit;
   const char* slab;
   size_t at[kColumns];  // not pointers: addressing scales by 2 for free
 
@@ -37,7 +37,8 @@ struct DwordSource {
     for (int i = 0; i < kColumns; ++i) at[i] = offset[i];
   }
   __attribute__((always_inline)) typename V::Int vector(int i, int v) const {
-    return V::load(slab + at[i] * kScale + v * V::kBytes);
+    const char* from = slab + at[i] * kScale + v * V::kBytes;
+    return FORM == DwordForm::image ? V::loadu(from) : V::load(from);
   }
   __attribute__((always_inline)) void load(int h, typename V::Int x[V::kPerDword]) const {
     if constexpr (FORM == DwordForm::neighbours) {

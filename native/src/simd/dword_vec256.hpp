@@ -13,6 +13,7 @@ struct DwordVec256 {
   using Float = __m256;
   static constexpr int kBytes = 32;
   static Int load(const void* p) { return _mm256_load_si256(static_cast<const __m256i*>(p)); }
+  static Int loadu(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
   static void store(void* p, Int v) { _mm256_store_si256(static_cast<__m256i*>(p), v); }
   static void store(float* p, Float v) { _mm256_store_ps(p, v); }
   static Int broadcast(int32_t v) { return _mm256_set1_epi32(v); }

@@ -13,6 +13,7 @@ struct DwordVec512 {
   using Float = __m512;
   static constexpr int kBytes = 64;
   static Int load(const void* p) { return _mm512_load_si512(p); }
+  static Int loadu(const void* p) { return _mm512_loadu_si512(p); }
   static void store(void* p, Int v) { _mm512_store_si512(p, v); }
   static void store(float* p, Float v) { _mm512_store_ps(p, v); }
   static Int broadcast(int32_t v) { return _mm512_set1_epi32(v); }

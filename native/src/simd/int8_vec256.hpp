@@ -11,6 +11,11 @@ struct Int8Vec256 : DwordVec256 {
   static constexpr int kPerDword = 4;
   static constexpr bool kHasPairs = true;
   static Int load_sum(const float* p) { return load(p); }
+  static void store_natural(float* row, int q, Float v) {
+    float* to = row + q / 4 * kBytes + q % 4 * 4;
+    _mm_store_ps(to, _mm256_castps256_ps128(v));
+    _mm_store_ps(to + 16, _mm256_extractf128_ps(v, 1));
+  }
   static Float scaled(Int sum, const float* token_scales, Float row_scale, Float bias) {
     return _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), _mm256_mul_ps(_mm256_load_ps(token_scales), row_scale), bias);
   }

@@ -11,9 +11,36 @@ struct Int8Vec512 : DwordVec512 {
   static constexpr int kPerDword = 4;
   static constexpr bool kHasPairs = true;
   static Int load_sum(const float* p) { return load(p); }
+  static void store_natural(float* row, int q, Float v) {
+    float* to = row + q / 4 * kBytes + q % 4 * 4;
+    _mm_store_ps(to, _mm512_castps512_ps128(v));
+    _mm_store_ps(to + 16, _mm512_extractf32x4_ps(v, 1));
+    _mm_store_ps(to + 32, _mm512_extractf32x4_ps(v, 2));
+    _mm_store_ps(to + 48, _mm512_extractf32x4_ps(v, 3));
+  }
   static Float scaled(Int sum, const float* token_scales, Float row_scale, Float bias) {
     return _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_mul_ps(_mm512_load_ps(token_scales), row_scale), bias);
   }
+};
+
+// Activations of 7 bits, as in int8_vec256.hpp.
+struct Int8Vec512Bits7 : Int8Vec512 {
+  static Int widened(Int sum, Int words) {
+    return _mm512_add_epi32(sum, _mm512_madd_epi16(words, _mm512_set1_epi16(1)));
+  }
+  static Int dot(Int sum, Int x, Int w) { return widened(sum, _mm512_maddubs_epi16(x, w)); }
+  static Int dot2(Int sum, Int x0, Int w0, Int x1, Int w1) {
+    return widened(sum, _mm512_add_epi16(_mm512_maddubs_epi16(x0, w0), _mm512_maddubs_epi16(x1, w1)));
+  }
+};
+
+struct Int8Vec512Bits8 : Int8Vec512 {
+  static Int dot(Int sum, Int x, Int w) {
+    const Int even = _mm512_set1_epi16(0xff);
+    sum = Int8Vec512Bits7::dot(sum, x, _mm512_and_si512(w, even));
+    return Int8Vec512Bits7::dot(sum, x, _mm512_andnot_si512(even, w));
+  }
+  static Int dot2(Int sum, Int x0, Int w0, Int x1, Int w1) { return dot(dot(sum, x0, w0), x1, w1); }
 };
 
 }  // namespace

@@ -24,11 +24,12 @@ struct NothingAhead {
 // 20 %. Not bounded by the last column: a form with two comparisons gained nothing.
 template <int WIDTH>
 struct SlabAhead {
-  const char* first;
+  uintptr_t first;  // no pointer: what is asked for may lie outside x
   int64_t stride, line;
 
   __attribute__((always_inline)) void ask(int64_t group) const {
-    _mm_prefetch(first + group % WIDTH * stride + (line + group / WIDTH) * 64, _MM_HINT_T1);
+    const uintptr_t at = first + static_cast<uintptr_t>(group % WIDTH * stride + (line + group / WIDTH) * 64);
+    _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T1);
   }
 };
 
@@ -130,14 +131,14 @@ template <int WIDTH>
 static inline SlabAhead<WIDTH> slab_ahead(const PanelView& view, const LinearCall& call, TokenTile tokens,
                                           int64_t first_column, int64_t line, const float* slab) {
   const int64_t columns = smaller(view.block_columns, view.columns - first_column);
-  if (tokens.num_tokens < WIDTH || line * 16 >= columns) return {reinterpret_cast<const char*>(slab), 0, 0};
+  if (tokens.num_tokens < WIDTH || line * 16 >= columns) return {reinterpret_cast<uintptr_t>(slab), 0, 0};
   const float* x = call.x + tokens.first * call.x_stride + first_column;
-  return {reinterpret_cast<const char*>(x), call.x_stride * 4, line};
+  return {reinterpret_cast<uintptr_t>(x), call.x_stride * 4, line};
 }
 
 static inline void load_bias(const PanelView& view, const LinearCall& call, int64_t part, float* bias) {
   const int64_t num_rows = rows_of_tile(view, part);
-  for (int64_t i = 0; i < view.tile_rows; ++i) bias[i] = 0.0f;
+  for (int64_t i = 0; i < accumulator_rows(view); ++i) bias[i] = 0.0f;
   if (call.bias)
     for (int64_t i = 0; i < num_rows; ++i) bias[i] = call.bias[part * view.tile_rows + i];
 }
@@ -162,7 +163,7 @@ void panel_tile(const PanelView& view, const LinearCall& call, TokenTile tokens,
                 int64_t last_tile, float* scratch) {
   constexpr int kWidth = NV * V::kLanes;
   const bool slabs = goes_by_slabs(view, kWidth);
-  const int64_t rows = slabs ? (last_tile - first_tile) * view.tile_rows : view.tile_rows;
+  const int64_t tile_rows = accumulator_rows(view), rows = (slabs ? last_tile - first_tile : 1) * tile_rows;
   float* panel = scratch;
   float* tile = panel + (slabs ? view.block_columns : view.columns) * kWidth;
   float* bias = tile + rows * kWidth;
@@ -173,17 +174,17 @@ void panel_tile(const PanelView& view, const LinearCall& call, TokenTile tokens,
   };
   if (slabs) {
     for (int64_t part = first_tile; part < last_tile; ++part)
-      load_bias(view, call, part, bias + (part - first_tile) * view.tile_rows);
+      load_bias(view, call, part, bias + (part - first_tile) * tile_rows);
     for (int64_t b = 0; b < view.num_blocks; ++b) {
       turn_slab<kWidth>(view, call, tokens, b * view.block_columns, panel);
       for (int64_t part = first_tile; part < last_tile; ++part) {
-        const int64_t row = (part - first_tile) * view.tile_rows;
+        const int64_t row = (part - first_tile) * tile_rows;
         add(part, b, panel, tile + row * kWidth, bias + row,
             slab_ahead<kWidth>(view, call, tokens, (b + 1) * view.block_columns, row / G / kWidth, panel));
       }
     }
     for (int64_t part = first_tile; part < last_tile; ++part) {
-      const int64_t row = (part - first_tile) * view.tile_rows;
+      const int64_t row = (part - first_tile) * tile_rows;
       finish_tile<kWidth>(view, call, tokens, part, tile + row * kWidth, bias + row);
     }
     return;

@@ -39,6 +39,32 @@ def pack_conv(
     image: tuple[int, int],
     kernels: str,
 ) -> PackedConv: ...
+
+class Int8Conv:
+    def run(self, x: int, images: int, y: int, bias: int, activation: int) -> None: ...
+    @property
+    def out_h(self) -> int: ...
+    @property
+    def out_w(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def activation_bits(self) -> int: ...
+
+def pack_int8_conv(
+    values: NDArray[np.float32],
+    mask_bits: NDArray[np.uint8],
+    rows: int,
+    columns: int,
+    kernel_size: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+    groups: int,
+    image: tuple[int, int],
+    kernels: str,
+    activation_bits: int = 0,
+) -> Int8Conv: ...
 def train_conv(
     values: int,
     num_values: int,

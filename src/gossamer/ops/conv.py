@@ -6,6 +6,7 @@ once more for every new size of images; the last few are kept.
 """
 
 import weakref
+from typing import TypedDict
 
 import torch
 
@@ -19,6 +20,18 @@ from gossamer.ops.packed_weight import ACTIVATIONS
 KERNEL = "conv"
 _MAX_SIZES = 8
 _MAX_POSITIONS = 1024  # of a kernel: one channel's patches must stay in reach of 16-bit offsets
+
+
+class Geometry(TypedDict):
+    """What a layout is made for, besides the weight."""
+
+    kernel_size: Pair
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+    groups: int
+    image: Pair
+    kernels: str
 
 
 class PackedConv:
@@ -37,16 +50,16 @@ class PackedConv:
     ) -> None:
         if values.dtype is not torch.float32 or values.device.type != "cpu":
             raise KernelError(
-                f"conv kernel: values must be float32 on the CPU, got {values.dtype} on"
+                f"{self.kernel} kernel: values must be float32 on the CPU, got {values.dtype} on"
                 f" {values.device}. Convert with .float(), or keep the layer in mode 'jit'."
             )
         reason = why_not(settings)
         if reason is not None:
-            raise KernelError(f"conv kernel: {reason}.")
-        check_bits(mask_bits, settings.matrix_shape, "conv kernel")
+            raise KernelError(f"{self.kernel} kernel: {reason}.")
+        check_bits(mask_bits, settings.matrix_shape, f"{self.kernel} kernel")
         self.values, self.mask_bits = values.detach().contiguous(), mask_bits.contiguous()
         self.settings = settings
-        self._by_size: dict[Pair, _native.PackedConv] = {}
+        self._by_size: dict[Pair, _native.PackedConv | _native.Int8Conv] = {}
         self.handle = id(self)
         _WEIGHTS[self.handle] = self
 
@@ -102,7 +115,7 @@ class PackedConv:
             and (bias is None or _is_usable_bias(bias, self.settings.out_channels))
         )
 
-    def _pack(self, image: Pair) -> _native.PackedConv:
+    def _pack(self, image: Pair) -> _native.PackedConv | _native.Int8Conv:
         settings = self.settings
         if 0 in image or min(settings.out_size(image)) < 1:
             raise InputError(
@@ -110,22 +123,26 @@ class PackedConv:
                 f" {settings.kernel_size} with padding {settings.padding} and dilation"
                 f" {settings.dilation}."
             )
-        packed = _native.pack_conv(
-            self.values.numpy(),
-            self.mask_bits.numpy(),
-            *settings.matrix_shape,
-            kernel_size=settings.kernel_size,
-            stride=settings.stride,
-            padding=settings.even_padding() or (0, 0),
-            dilation=settings.dilation,
-            groups=settings.groups,
-            image=image,
-            kernels=active_kernels(),
+        packed = self._pack_native(
+            {
+                "kernel_size": settings.kernel_size,
+                "stride": settings.stride,
+                "padding": settings.even_padding() or (0, 0),
+                "dilation": settings.dilation,
+                "groups": settings.groups,
+                "image": image,
+                "kernels": active_kernels(),
+            }
         )
         # A new dict each time: other threads may be reading the old one.
         kept = list(self._by_size.items())[1 - _MAX_SIZES :]
         self._by_size = {**dict(kept), image: packed}
         return packed
+
+    def _pack_native(self, geometry: Geometry) -> _native.PackedConv | _native.Int8Conv:
+        return _native.pack_conv(
+            self.values.numpy(), self.mask_bits.numpy(), *self.settings.matrix_shape, **geometry
+        )
 
 
 def why_not(settings: ConvSettings) -> str | None:

@@ -95,18 +95,23 @@ def kernel_names(op: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(kernel.name for kernel in (*ops_table(op), *_KERNELS[op])))
 
 
+def allowed_precisions(lowest: str) -> tuple[str, ...]:
+    """Those a kernel may compute in if `lowest` is asked for, highest first."""
+    if lowest not in PRECISIONS:
+        raise InputError(
+            f"precision must be one of {', '.join(PRECISIONS)}; got {lowest!r}. It is the lowest"
+            " precision that kernels may compute in."
+        )
+    return PRECISIONS[: PRECISIONS.index(lowest) + 1]
+
+
 def candidates(op: str, sparse: SparseTensor, precision: str = "fp32") -> tuple[Kernel, ...]:
     """Every kernel that can run this weight at `precision` or a higher one.
 
     The kernel of its format comes first; empty if there is none at all.
     """
-    if precision not in PRECISIONS:
-        raise InputError(
-            f"precision must be one of {', '.join(PRECISIONS)}; got {precision!r}. It is the lowest"
-            " precision that kernels may compute in."
-        )
+    allowed = allowed_precisions(precision)
     table = ops_table(op)
-    allowed = PRECISIONS[: PRECISIONS.index(precision) + 1]
     found = [table.get(sparse.format)] if sparse.format in table else []
     found += [kernel for kernel in _KERNELS[op] if kernel.accepts(sparse)]
     return tuple(kernel for kernel in found if kernel.precision in allowed)

@@ -5,6 +5,7 @@ Legend: T tokens, R rows (outputs), K columns (inputs).
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -30,6 +31,15 @@ _MORE_TURNS = 3
 _RULE_DENSITY_MANY = 0.5
 _RULE_DENSITY_FEW = 0.3
 _RULE_FEW_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A kernel's run of one layer; `key` says what its time holds for."""
+
+    kernel: str
+    key: CostKey
+    run: Call
 
 
 class Chooser:
@@ -76,15 +86,19 @@ class Chooser:
             self._table.put(key, times)
         return times
 
-    def choose_between(self, kernel: str, key: CostKey, dense: Call, sparse: Call) -> Choice:
-        """The faster of two callables that do the same; `key` says what the result holds for."""
+    def choose_among(self, sparse: Sequence[Rival], dense: Call) -> Choice:
+        """The fastest of callables that do the same; the lowest precision comes last."""
+        tokens = sparse[0].key.tokens
         if not self._tune:
-            return _by_rule(kernel, key.density, key.tokens)
-        times = None
-        if _rank() == 0:
-            times = self._table.get(key) or _duel(dense, sparse, self._timer)
-            self._table.put(key, times)
-        return _by_time(key.tokens, {kernel: _from_rank_zero([times])[0]})
+            return _by_rule(sparse[-1].kernel, sparse[-1].key.density, tokens)
+        times = [self._time_rival(one, dense) if _rank() == 0 else None for one in sparse]
+        names = [one.kernel for one in sparse]
+        return _by_time(tokens, dict(zip(names, _from_rank_zero(times), strict=True)))
+
+    def _time_rival(self, rival: Rival, dense: Call) -> Duel:
+        times = self._table.get(rival.key) or _duel(dense, rival.run, self._timer)
+        self._table.put(rival.key, times)
+        return times
 
     def save(self) -> None:
         """Write new measurements to disk."""

@@ -76,9 +76,8 @@ def compile(
         for name, module in list(fast.named_modules()):
             where = name or type(module).__name__
             if isinstance(module, nn.Conv2d | Conv2d):
-                new = convert_conv(
-                    module, shapes, decide, _MIN_SPARSITY, _dense_stayer(where, counts)
-                )
+                stay_dense = _dense_stayer(where, counts)
+                new = convert_conv(module, shapes, decide, _MIN_SPARSITY, stay_dense, precision)
             else:
                 new = _convert(where, module, counts, decide, precision)
             if new is module:

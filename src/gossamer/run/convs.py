@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The convolutions of a model that is compiled: packed where the sparse kernel measures faster."""
+"""The convolutions of a model that is compiled: packed where a sparse kernel measures faster."""
 
 from collections.abc import Callable
 
@@ -9,10 +9,12 @@ from torch import nn
 from gossamer.formats.bits import pack_bits
 from gossamer.nn import Conv2d, MaskedConv2d
 from gossamer.nn.input_shapes import Shapes
+from gossamer.ops import conv_int8
 from gossamer.ops.conv import KERNEL, PackedConv, why_not
 from gossamer.ops.conv_settings import ConvSettings
+from gossamer.ops.dispatch import allowed_precisions
 from gossamer.patterns import Pattern, detect_pattern
-from gossamer.run.choose import Chooser
+from gossamer.run.choose import Chooser, Rival
 from gossamer.run.cost_table import CostKey
 from gossamer.run.packed import Choice
 from gossamer.run.packed_conv import PackedConv2d
@@ -28,6 +30,7 @@ def convert_conv(
     chooser: Chooser,
     min_sparsity: float,
     stay_dense: StayDense,
+    precision: str,
 ) -> nn.Module:
     """The inference form of a convolution; the layer itself if it has too few zeros to gain."""
     if isinstance(module, MaskedConv2d | Conv2d):
@@ -50,44 +53,50 @@ def convert_conv(
         return stay_dense(module, f"the convolution kernel cannot run it: {reason_not}")
     if id(module) not in shapes:
         return stay_dense(module, NO_EXAMPLE)
-    packed = PackedConv(weight.flatten(1)[mask_RK], pack_bits(mask_RK), settings)
-    choice = _choose(packed, weight, pattern, shapes[id(module)], chooser)
+    values, mask_bits = weight.flatten(1)[mask_RK], pack_bits(mask_RK)
+    rivals = {KERNEL: PackedConv(values, mask_bits, settings)}
+    if "int8" in allowed_precisions(precision) and conv_int8.why_not(settings, values) is None:
+        rivals[conv_int8.KERNEL] = conv_int8.PackedInt8Conv(values, mask_bits, settings)
+    choice = _choose(rivals, weight, pattern, shapes[id(module)], chooser)
     if choice.is_sparse:
-        return PackedConv2d(packed, dense.bias, pattern, (choice,))
+        return PackedConv2d(rivals[choice.kernel], dense.bias, pattern, (choice,))
     stock = dense.eval().requires_grad_(False)
     stock.pattern, stock.choices = pattern, (choice,)  # type: ignore[assignment]
     return stock
 
 
 def _choose(
-    packed: PackedConv,
+    rivals: dict[str, PackedConv],
     weight: torch.Tensor,
     pattern: Pattern,
     shape: tuple[int, ...],
     chooser: Chooser,
 ) -> Choice:
-    settings = packed.settings
+    settings = rivals[KERNEL].settings
     height, width = settings.out_size((shape[-2], shape[-1]))
-    pixels = max(torch.Size(shape[:-3]).numel(), 1) * height * width
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     bias = torch.zeros(settings.out_channels)
-    density = packed.values.numel() / max(weight.numel(), 1)
     rows, columns = settings.matrix_shape
-    key = CostKey(
-        kernel=_cost_name(settings, shape),
-        rows=rows,
-        columns=columns,
-        pattern=str(pattern),
-        density=density,
-        tokens=pixels,
-        threads=torch.get_num_threads(),
-    )
-    return chooser.choose_between(
-        KERNEL, key, lambda: settings.apply(x, weight, bias), lambda: packed(x, bias)
+
+    def rival(name: str, packed: PackedConv) -> Rival:
+        key = CostKey(
+            kernel=_cost_name(name, settings, shape),
+            rows=rows,
+            columns=columns,
+            pattern=str(pattern),
+            density=packed.values.numel() / max(weight.numel(), 1),
+            tokens=max(torch.Size(shape[:-3]).numel(), 1) * height * width,
+            threads=torch.get_num_threads(),
+        )
+        return Rival(name, key, lambda: packed(x, bias))
+
+    return chooser.choose_among(
+        [rival(name, packed) for name, packed in rivals.items()],
+        lambda: settings.apply(x, weight, bias),
     )
 
 
-def _cost_name(settings: ConvSettings, shape: tuple[int, ...]) -> str:
+def _cost_name(kernel: str, settings: ConvSettings, shape: tuple[int, ...]) -> str:
     """The kernel with everything a measurement depends on, for the cost table."""
     parts = {
         "k": settings.kernel_size,
@@ -97,4 +106,4 @@ def _cost_name(settings: ConvSettings, shape: tuple[int, ...]) -> str:
         "i": shape[-2:],
     }
     texts = [f"{letter}{a}x{b}" for letter, (a, b) in parts.items()]
-    return "/".join([KERNEL, *texts, f"g{settings.groups}"])
+    return "/".join([kernel, *texts, f"g{settings.groups}"])
