@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A layer's empirical Fisher matrix in blocks along its rows, and optimal brain surgery with it.
+
+F = damp I + (sum of g g^T over the passes) / passes, cut to blocks of neighbouring weights of one
+row. The last block of a row is filled up with weights that have neither value nor gradient.
+
+Legend: P backward passes, R rows, K columns, N blocks, B weights of a block.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import pad
+
+# Inverses that are held together: 32 MiB of float64.
+SLICE_NUMBERS = 1 << 22
+
+
+@dataclass(frozen=True)
+class FisherBlocks:
+    """All gradients of one layer, and how they are cut.
+
+    Attributes:
+        gradients_PRK: one matrix per pass.
+        width: B.
+        damping: added to the diagonal, as a part of the mean diagonal of the layer. A part and
+            not a number: gradients of one layer may be a thousand times those of another.
+    """
+
+    gradients_PRK: torch.Tensor  # noqa: N815  (shape suffix)
+    width: int
+    damping: float
+
+    def damp(self) -> float:
+        """What is added to the diagonal."""
+        squares_RK = self.gradients_PRK.square().mean(dim=0, dtype=torch.float64)
+        return self.damping * float(squares_RK.mean())
+
+    def slices(self) -> Iterator[tuple[slice, torch.Tensor]]:
+        """(rows, inverses [N, B, B] of the blocks of these rows).
+
+        They are computed anew for every sweep: a layer's inverses are B times its weights.
+        """
+        num_rows, num_columns = self.gradients_PRK.shape[1:]
+        per_row = -(-num_columns // self.width)
+        height = max(1, SLICE_NUMBERS // max(1, per_row * self.width**2))
+        damp = self.damp()
+        for start in range(0, num_rows, height):
+            rows = slice(start, min(start + height, num_rows))
+            yield rows, inverse_blocks(in_blocks(self.gradients_PRK[:, rows], self.width), damp)
+
+    def neighbours(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of the inverse: its diagonal [R, K], and its entries between each weight and the next."""
+        shape = self.gradients_PRK.shape[1:]
+        diagonal_RK = torch.empty(shape, dtype=torch.float64)
+        next_RK = torch.empty(shape, dtype=torch.float64)
+        for rows, inverse_NBB in self.slices():
+            diagonal_RK[rows] = in_rows(inverse_NBB.diagonal(dim1=1, dim2=2), shape[1])
+            # Zero behind the last weight of a block: blocks do not know each other.
+            beside_NB = pad(inverse_NBB.diagonal(offset=1, dim1=1, dim2=2), (0, 1))
+            next_RK[rows] = in_rows(beside_NB, shape[1])
+        return diagonal_RK, next_RK
+
+    def update(self, weight_RK: torch.Tensor, mask_RK: torch.Tensor) -> torch.Tensor:
+        """The weights that raise the loss least once all weights outside the mask are zero."""
+        result_RK = torch.zeros_like(weight_RK)
+        for rows, inverse_NBB in self.slices():
+            weight_NB = in_blocks(weight_RK[rows].unsqueeze(0).double(), self.width)[0]
+            dropped_NB = in_blocks((~mask_RK[rows]).unsqueeze(0), self.width)[0]
+            moved_RK = in_rows(without(weight_NB, inverse_NBB, dropped_NB), weight_RK.shape[1])
+            result_RK[rows] = moved_RK.to(weight_RK.dtype)
+        return torch.where(mask_RK, result_RK, 0.0)
+
+
+def in_blocks(matrix_PRK: torch.Tensor, width: int) -> torch.Tensor:
+    """[P, N, B]: rows cut into blocks, the last one of each filled up with zeros."""
+    missing = -matrix_PRK.shape[2] % width
+    return pad(matrix_PRK, (0, missing)).reshape(len(matrix_PRK), -1, width)
+
+
+def in_rows(values_NB: torch.Tensor, num_columns: int) -> torch.Tensor:
+    """[R, K] of what `in_blocks` cut."""
+    per_row = -(-num_columns // values_NB.shape[1])
+    return values_NB.reshape(-1, per_row * values_NB.shape[1])[:, :num_columns]
+
+
+def inverse_blocks(gradients_PNB: torch.Tensor, damp: float) -> torch.Tensor:
+    """(damp I + mean of g g^T)^-1 of every block, one rank-one update per gradient.
+
+    In float64 whatever the gradients are: the inverse starts at 1 / damp and comes down by
+    subtraction, which in float32 leaves nothing of weights with large gradients.
+    """
+    num_passes, num_blocks, width = gradients_PNB.shape
+    identity_BB = torch.eye(width, dtype=torch.float64)
+    inverse_NBB = (identity_BB / damp if damp else identity_BB).repeat(num_blocks, 1, 1)
+    for gradient_NB in gradients_PNB.double():
+        column_NB1 = torch.bmm(inverse_NBB, gradient_NB.unsqueeze(2))
+        scale_N11 = num_passes + torch.bmm(gradient_NB.unsqueeze(1), column_NB1)
+        row_N1B = (column_NB1 / scale_N11).transpose(1, 2)
+        inverse_NBB.baddbmm_(column_NB1, row_N1B, alpha=-1)
+    return inverse_NBB
+
+
+def without(
+    weight_NB: torch.Tensor, inverse_NBB: torch.Tensor, dropped_NB: torch.Tensor
+) -> torch.Tensor:
+    """w - F^-1 E_Q ([F^-1]_QQ)^-1 w_Q for the dropped set Q of every block.
+
+    Every block has its own Q: kept weights get the identity's rows and columns in [F^-1]_QQ, and
+    zero on the right, so that all blocks are solved at once.
+    """
+    both_NBB = dropped_NB.unsqueeze(2) & dropped_NB.unsqueeze(1)
+    system_NBB = torch.where(both_NBB, inverse_NBB, 0.0)
+    system_NBB.diagonal(dim1=1, dim2=2).masked_fill_(~dropped_NB, 1.0)
+    right_NB1 = torch.where(dropped_NB, weight_NB, 0.0).unsqueeze(2)
+    # A principal part of a positive definite matrix: its factor exists.
+    factor_NBB = torch.linalg.cholesky(system_NBB)
+    pull_NB1 = torch.cholesky_solve(right_NB1, factor_NBB)
+    return weight_NB - torch.bmm(inverse_NBB, pull_NB1).squeeze(2)
+
+
+def saliency(weight_RK: torch.Tensor, diagonal_RK: torch.Tensor) -> torch.Tensor:
+    """w^2 / (2 [F^-1]_ii): what the loss rises by without one weight, the others making up."""
+    return weight_RK.double().square() / diagonal_RK / 2
