@@ -105,7 +105,7 @@ def inverse_blocks(gradients_PNB: torch.Tensor, damp: float) -> torch.Tensor:
 def without(
     weight_NB: torch.Tensor, inverse_NBB: torch.Tensor, dropped_NB: torch.Tensor
 ) -> torch.Tensor:
-    """w - F^-1 E_Q ([F^-1]_QQ)^-1 w_Q for the dropped set Q of every block.
+    """Weights minus F^-1 E_Q ([F^-1]_QQ)^-1 w_Q, for the dropped set Q of every block.
 
     Every block has its own Q: kept weights get the identity's rows and columns in [F^-1]_QQ, and
     zero on the right, so that all blocks are solved at once.

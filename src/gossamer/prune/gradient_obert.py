@@ -90,7 +90,7 @@ class OBERT:
         the number of passes; it would pay only for many more passes than that.
         The result does not depend on the groups: nothing is written before the last one.
         """
-        num_passes = sum(1 for _ in passes.calls())
+        num_passes = len(passes.batches)
         for group in _groups(problems, num_passes, self.max_bytes):
             held = [
                 torch.empty(

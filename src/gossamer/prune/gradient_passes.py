@@ -28,23 +28,11 @@ class GradientPasses:
         model: at the weights where gradients are taken.
         batches: one backward pass each.
         loss: of the model on one batch.
-        per_sample: one pass for every sample of a batch instead. The square of a batch's mean
-            gradient is not the mean of its samples' squares: samples give the Fisher matrix as
-            it is defined, batches a cheaper and noisier one.
     """
 
     model: nn.Module
     batches: Sequence[Batch]
     loss: Loss
-    per_sample: bool = False
-
-    def calls(self) -> Iterator[Batch]:
-        """What each backward pass runs on."""
-        for batch in self.batches:
-            if self.per_sample:
-                yield from samples_of(batch)
-            else:
-                yield batch
 
     def each(self, targets: Sequence[Target]) -> Iterator[list[torch.Tensor]]:
         """Gradients [R, K] of `targets` for every pass, in float32 or wider.
@@ -57,7 +45,7 @@ class GradientPasses:
             parameter.requires_grad_(False)
         for weight in wanted:
             weight.requires_grad_(True)
-        for number, batch in enumerate(self.calls()):
+        for number, batch in enumerate(self.batches):
             with torch.enable_grad():
                 value = self.loss(self.model, batch)
                 _check_loss(value, number)
@@ -80,11 +68,20 @@ def kept_flags(model: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(flag)
 
 
-def samples_of(batch: Batch) -> list[Batch]:
-    """The batch cut into its samples along the first dimension of its tensors."""
+def in_samples(batches: Sequence[Batch]) -> list[Batch]:
+    """A batch for every sample: views, no copies.
+
+    The square of a batch's mean gradient is not the mean of its samples' squares: samples give the
+    Fisher matrix as it is defined, batches a cheaper and noisier one.
+    """
+    return [sample for batch in batches for sample in _samples_of(batch)]
+
+
+def _samples_of(batch: Batch) -> list[Batch]:
+    """The batch cut along the first dimension of its tensors."""
     found = first_tensor(batch.arguments)
     if found is None or not found.ndim:
-        raise InputError("per_sample: the batch holds no tensor that could be cut into samples.")
+        raise InputError("in_samples: a batch holds no tensor that could be cut into samples.")
     size = len(found)
     return [
         replace(

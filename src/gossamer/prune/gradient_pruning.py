@@ -62,8 +62,9 @@ GRADIENT_METHODS.add("fisher", fisher)
 GRADIENT_METHODS.add("obert", OBERT)
 
 
-def make_gradient_method(name: str, settings: Mapping[str, Any]) -> GradientMethod:
+def make_gradient_method(name: str, settings: Mapping[str, Any] | None = None) -> GradientMethod:
     """The method called `name`; a setting that it does not have is refused."""
+    settings = settings or {}
     build = GRADIENT_METHODS.get(name)
     known = [setting.name for setting in fields(OBERT)] if build is OBERT else []
     unknown = sorted(set(settings) - set(known))
@@ -80,10 +81,7 @@ def prune_by_gradients(
     targets: Sequence[Target],
     counts: Sequence[int],
     pattern: Pattern,
-    method: str,
-    settings: Mapping[str, Any] | None = None,
-    *,
-    per_sample: bool = False,
+    method: str | GradientMethod,
     progress: Callable[[LayerProgress], None] = lambda done: None,
 ) -> dict[str, LayerSolution]:
     """New weights for all targets, written into the model; an error leaves it as it was.
@@ -93,18 +91,16 @@ def prune_by_gradients(
 
     Args:
         model: any module.
-        batches: calibration data.
+        batches: calibration data, one backward pass each; `in_samples` cuts them finer.
         loss: `loss(model, batch)` gives a scalar; see `gossamer.prune.losses`.
         targets: layers.
         counts: kept weights of each; patterns with a fixed density ignore them.
         pattern: which masks are legal.
-        method: of GRADIENT_METHODS: taylor, fisher, obert.
-        settings: of the method.
-        per_sample: a backward pass for every sample, not for every batch.
+        method: taylor, fisher, obert, or what `make_gradient_method` gives.
         progress: called after each layer.
     """
-    prune = make_gradient_method(method, settings or {})
-    passes = GradientPasses(model, batches, loss, per_sample)
+    prune = make_gradient_method(method) if isinstance(method, str) else method
+    passes = GradientPasses(model, batches, loss)
     solutions: dict[str, LayerSolution] = {}
     with restored_on_error(targets), evaluating(model), kept_flags(model):
         problems = _problems(targets, counts, pattern)
@@ -127,17 +123,14 @@ def score_by_gradients(
     batches: Sequence[Batch],
     loss: Loss,
     targets: Sequence[Target],
-    method: str,
-    settings: Mapping[str, Any] | None = None,
-    *,
-    per_sample: bool = False,
+    method: str | GradientMethod,
 ) -> dict[str, torch.Tensor]:
     """Scores [R, K] of all targets, for budgets that rank them together; nothing is changed.
 
     What an earlier mask pruned scores -inf. Arguments as for `prune_by_gradients`.
     """
-    rank = make_gradient_method(method, settings or {})
-    passes = GradientPasses(model, batches, loss, per_sample)
+    rank = make_gradient_method(method) if isinstance(method, str) else method
+    passes = GradientPasses(model, batches, loss)
     found: dict[str, torch.Tensor] = {}
     with evaluating(model), kept_flags(model):
         problems = _problems(targets, [0] * len(targets), Unstructured())
