@@ -14,7 +14,6 @@ from gossamer.patterns import kept_count
 from gossamer.patterns.select import keep_largest
 from gossamer.registry import Registry
 
-
 # What a budget must know of the layers besides their shapes. Outliers and errors are measured on
 # calibration data, see `budgets_measure`.
 BudgetNeeds = Literal["nothing", "scores", "outliers", "errors"]

@@ -3,6 +3,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 from gossamer.errors import InputError
 from gossamer.patterns import kept_count
@@ -51,11 +52,18 @@ def by_sensitivity(layers: Sequence[BudgetLayer], density: float) -> list[int]:
         raise InputError("budget 'sensitivity': needs the error curve of every layer.")
     total = kept_count(density, sum(layer.numel for layer in layers))
     counts = [curve[0][0] for curve in curves]
+    most = sum(curve[-1][0] for curve in curves)
+    if not sum(counts) <= total <= most:
+        raise InputError(
+            f"budget 'sensitivity': the layers were measured from {sum(counts)} to {most} kept"
+            f" weights, but {total} are asked for. A layer that is masked already cannot keep more"
+            " than it has; ask for a higher sparsity."
+        )
     pieces = [
         ((after[1] - before[1]) / (after[0] - before[0]), index, after[0] - before[0])
         for index, curve in enumerate(curves)
         for hull in [lower_hull(curve)]
-        for before, after in zip(hull, hull[1:], strict=False)
+        for before, after in pairwise(hull)
     ]
     left = total - sum(counts)
     # Slopes of one hull ascend, so a stable sort keeps its pieces in order.
@@ -63,11 +71,6 @@ def by_sensitivity(layers: Sequence[BudgetLayer], density: float) -> list[int]:
         bought = min(width, left)
         counts[index] += bought
         left -= bought
-    if left:
-        raise InputError(
-            f"budget 'sensitivity': the curves of the layers go from {sum(c[0][0] for c in curves)}"
-            f" to {sum(c[-1][0] for c in curves)} kept weights, but {total} are asked for."
-        )
     return counts
 
 

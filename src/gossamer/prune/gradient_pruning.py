@@ -148,5 +148,6 @@ def _problems(
     problems = []
     for target, count in zip(targets, counts, strict=True):
         weight_RK, allowed_RK = weight_and_mask(target)
+        pattern.check_shape((weight_RK.shape[0], weight_RK.shape[1]), f"{target.name}.weight")
         problems.append(LayerProblem(target.name, weight_RK, None, pattern, count, allowed_RK))
     return problems
