@@ -6,6 +6,7 @@ import itertools
 import pytest
 import torch
 
+from gossamer.errors import InputError
 from gossamer.patterns import VNM
 from gossamer.prune.gradient_fisher import (
     FisherBlocks,
@@ -67,7 +68,7 @@ def test_both_steps_equal_brute_force(group, rows, width):
     num_columns = 2 * group
     weight = random(rows, num_columns, seed=group)
     gradients = random(9, rows, num_columns, seed=rows)
-    fisher = FisherBlocks(gradients, width, 0.1)
+    fisher = FisherBlocks("layer", gradients, width, 0.1)
     inverse = torch.zeros(rows, num_columns, num_columns, dtype=torch.float64)
     for r in range(rows):
         for k in range(0, num_columns, width):
@@ -103,9 +104,9 @@ def test_both_steps_equal_brute_force(group, rows, width):
 
 def test_costs_of_pairs_equal_small_inverses():
     weight, gradients = random(2, 8, seed=1), random(5, 2, 8, seed=2)
-    fisher = FisherBlocks(gradients, 4, 0.2)
+    fisher = FisherBlocks("layer", gradients, 4, 0.2)
     costs = pair_costs(VNM(2, 8), weight, *fisher.neighbours(), None)
-    inverse = inverse_blocks(in_blocks(gradients, 4), fisher.damp()).view(2, 2, 4, 4)
+    inverse = inverse_blocks(in_blocks(gradients, 4), fisher.damp(), "layer").view(2, 2, 4, 4)
     for r, block, pair in itertools.product(range(2), range(2), range(2)):
         w, a = weight[r, 4 * block : 4 * block + 4], inverse[r, block]
         index = 2 * block + pair
@@ -123,19 +124,37 @@ def test_what_is_pruned_goes_first(seed):
     old = pattern.project(random(8, 16, seed=seed).abs())
     weight = torch.where(old, 1e-9 * random(8, 16, seed=seed), 0.0)
     gradients = random(5, 8, 16, seed=seed + 1) * old
-    mask = choose_by_pairs(pattern, weight, *FisherBlocks(gradients, 8, 0.01).neighbours(), old)
+    mask = choose_by_pairs(
+        pattern, weight, *FisherBlocks("layer", gradients, 8, 0.01).neighbours(), old
+    )
     assert torch.equal(mask, old)
 
 
+def recursive_inverse(gradients, damp):
+    """The textbook way: one rank-one update per gradient."""
+    inverse = torch.eye(gradients.shape[1], dtype=torch.float64) / damp
+    for g in gradients:
+        column = inverse @ g
+        inverse = inverse - torch.outer(column, column) / (len(gradients) + g @ column)
+    return inverse
+
+
 @pytest.mark.parametrize(("passes", "width"), [(1, 1), (1, 4), (3, 8), (40, 8)])
-def test_the_recursion_equals_the_inverse(passes, width):
-    gradients = random(passes, 6, width) * 100
-    inverse = inverse_blocks(gradients.float(), 0.5)
+def test_the_inverse_equals_the_explicit_one_and_the_recursion(passes, width):
+    gradients = (random(passes, 6, width) * 10).float()
+    inverse = inverse_blocks(gradients, 0.5, "layer")
     assert inverse.dtype == torch.float64
     for block in range(6):
-        g = gradients[:, block].float().double()
+        g = gradients[:, block].double()
         fisher = g.T @ g / passes + 0.5 * torch.eye(width, dtype=torch.float64)
-        torch.testing.assert_close(inverse[block], torch.linalg.inv(fisher), rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(inverse[block], torch.linalg.inv(fisher), rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(inverse[block], recursive_inverse(g, 0.5), rtol=1e-9, atol=1e-12)
+
+
+def test_too_little_damping_is_told():
+    gradients = torch.tensor([[[1e12, 1e12, 1.0]]], dtype=torch.float64)
+    with pytest.raises(InputError, match="layer: 1 blocks.*Raise damping"):
+        inverse_blocks(gradients, 1e-12, "layer")
 
 
 def test_the_update_is_the_constrained_minimum():
@@ -143,8 +162,8 @@ def test_the_update_is_the_constrained_minimum():
     gradients, weight = random(6, 3, 5), random(3, 5, seed=1)
     dropped = random(3, 5, seed=2) > 0
     dropped[2] = False
-    inverse = inverse_blocks(gradients, 0.1)
-    new = without(weight, inverse, dropped)
+    inverse = inverse_blocks(gradients, 0.1, "layer")
+    new = without(weight, inverse, dropped, "layer")
     for n in range(3):
         fisher = torch.linalg.inv(inverse[n])
         gone, kept = dropped[n], ~dropped[n]
@@ -165,7 +184,7 @@ def test_rows_are_cut_and_put_together(columns):
 
 def test_slices_do_not_change_the_result(monkeypatch):
     weight, gradients = random(7, 16, seed=1), random(5, 7, 16, seed=2)
-    fisher, pattern = FisherBlocks(gradients, 6, 0.1), VNM(4, 8)
+    fisher, pattern = FisherBlocks("layer", gradients, 6, 0.1), VNM(4, 8)
     mask = choose_by_pairs(pattern, weight, *fisher.neighbours(), None)
     new = fisher.update(weight, mask)
     monkeypatch.setattr("gossamer.prune.gradient_fisher.SLICE_NUMBERS", 1)

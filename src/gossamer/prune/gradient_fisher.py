@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import pad
 
+from gossamer.errors import InputError
+
 # Inverses that are held together: 32 MiB of float64.
 SLICE_NUMBERS = 1 << 22
 
@@ -22,12 +24,14 @@ class FisherBlocks:
     """All gradients of one layer, and how they are cut.
 
     Attributes:
+        name: of the layer, for messages.
         gradients_PRK: one matrix per pass.
         width: B.
         damping: added to the diagonal, as a part of the mean diagonal of the layer. A part and
             not a number: gradients of one layer may be a thousand times those of another.
     """
 
+    name: str
     gradients_PRK: torch.Tensor  # noqa: N815  (shape suffix)
     width: int
     damping: float
@@ -48,7 +52,8 @@ class FisherBlocks:
         damp = self.damp()
         for start in range(0, num_rows, height):
             rows = slice(start, min(start + height, num_rows))
-            yield rows, inverse_blocks(in_blocks(self.gradients_PRK[:, rows], self.width), damp)
+            cut_PNB = in_blocks(self.gradients_PRK[:, rows], self.width)
+            yield rows, inverse_blocks(cut_PNB, damp, self.name)
 
     def neighbours(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Of the inverse: its diagonal [R, K], and its entries between each weight and the next."""
@@ -68,8 +73,8 @@ class FisherBlocks:
         for rows, inverse_NBB in self.slices():
             weight_NB = in_blocks(weight_RK[rows].unsqueeze(0).double(), self.width)[0]
             dropped_NB = in_blocks((~mask_RK[rows]).unsqueeze(0), self.width)[0]
-            moved_RK = in_rows(without(weight_NB, inverse_NBB, dropped_NB), weight_RK.shape[1])
-            result_RK[rows] = moved_RK.to(weight_RK.dtype)
+            moved_NB = without(weight_NB, inverse_NBB, dropped_NB, self.name)
+            result_RK[rows] = in_rows(moved_NB, weight_RK.shape[1]).to(weight_RK.dtype)
         return torch.where(mask_RK, result_RK, 0.0)
 
 
@@ -85,25 +90,24 @@ def in_rows(values_NB: torch.Tensor, num_columns: int) -> torch.Tensor:
     return values_NB.reshape(-1, per_row * values_NB.shape[1])[:, :num_columns]
 
 
-def inverse_blocks(gradients_PNB: torch.Tensor, damp: float) -> torch.Tensor:
-    """(damp I + mean of g g^T)^-1 of every block, one rank-one update per gradient.
+def inverse_blocks(gradients_PNB: torch.Tensor, damp: float, where: str) -> torch.Tensor:
+    """(damp I + mean of g g^T)^-1 of every block, in float64 whatever the gradients are.
 
-    In float64 whatever the gradients are: the inverse starts at 1 / damp and comes down by
-    subtraction, which in float32 leaves nothing of weights with large gradients.
+    By a product and a Cholesky factor. The usual recursion, one rank-one update of the inverse per
+    gradient, gives the same matrix, but reads and writes all of it every time: three times as slow
+    for 64 gradients and blocks of 32. In float32 neither holds where gradients differ by orders of
+    magnitude.
     """
-    num_passes, num_blocks, width = gradients_PNB.shape
-    identity_BB = torch.eye(width, dtype=torch.float64)
-    inverse_NBB = (identity_BB / damp if damp else identity_BB).repeat(num_blocks, 1, 1)
-    for gradient_NB in gradients_PNB.double():
-        column_NB1 = torch.bmm(inverse_NBB, gradient_NB.unsqueeze(2))
-        scale_N11 = num_passes + torch.bmm(gradient_NB.unsqueeze(1), column_NB1)
-        row_N1B = (column_NB1 / scale_N11).transpose(1, 2)
-        inverse_NBB.baddbmm_(column_NB1, row_N1B, alpha=-1)
-    return inverse_NBB
+    num_passes = len(gradients_PNB)
+    gradients_NBP = gradients_PNB.permute(1, 2, 0).double()
+    fisher_NBB = torch.bmm(gradients_NBP, gradients_NBP.transpose(1, 2)).div_(num_passes)
+    # A layer that is pruned as a whole has no gradients: any diagonal serves.
+    fisher_NBB.diagonal(dim1=1, dim2=2).add_(damp or 1.0)
+    return torch.cholesky_inverse(_factor(fisher_NBB, where))
 
 
 def without(
-    weight_NB: torch.Tensor, inverse_NBB: torch.Tensor, dropped_NB: torch.Tensor
+    weight_NB: torch.Tensor, inverse_NBB: torch.Tensor, dropped_NB: torch.Tensor, where: str
 ) -> torch.Tensor:
     """Weights minus F^-1 E_Q ([F^-1]_QQ)^-1 w_Q, for the dropped set Q of every block.
 
@@ -114,10 +118,18 @@ def without(
     system_NBB = torch.where(both_NBB, inverse_NBB, 0.0)
     system_NBB.diagonal(dim1=1, dim2=2).masked_fill_(~dropped_NB, 1.0)
     right_NB1 = torch.where(dropped_NB, weight_NB, 0.0).unsqueeze(2)
-    # A principal part of a positive definite matrix: its factor exists.
-    factor_NBB = torch.linalg.cholesky(system_NBB)
-    pull_NB1 = torch.cholesky_solve(right_NB1, factor_NBB)
+    pull_NB1 = torch.cholesky_solve(right_NB1, _factor(system_NBB, where))
     return weight_NB - torch.bmm(inverse_NBB, pull_NB1).squeeze(2)
+
+
+def _factor(matrix_NBB: torch.Tensor, where: str) -> torch.Tensor:
+    factor_NBB, failed_N = torch.linalg.cholesky_ex(matrix_NBB)
+    if bool(failed_N.any()):
+        raise InputError(
+            f"{where}: {int(failed_N.sum())} blocks of the Fisher matrix have no Cholesky factor: gradients"
+            " differ by too many orders of magnitude for this damping. Raise damping."
+        )
+    return torch.as_tensor(factor_NBB)
 
 
 def saliency(weight_RK: torch.Tensor, diagonal_RK: torch.Tensor) -> torch.Tensor:

@@ -104,7 +104,10 @@ class OBERT:
             for i in group:
                 gradients_PRK = held.pop(0)
                 check_reached(problems[i], gradients_PRK)
-                yield i, FisherBlocks(gradients_PRK, self.fisher_block, self.damping)
+                yield (
+                    i,
+                    FisherBlocks(problems[i].name, gradients_PRK, self.fisher_block, self.damping),
+                )
 
 
 def _groups(problems: Sequence[LayerProblem], num_passes: int, max_bytes: int) -> list[list[int]]:
