@@ -152,8 +152,8 @@ def test_the_inverse_equals_the_explicit_one_and_the_recursion(passes, width):
 
 
 def test_too_little_damping_is_told():
-    gradients = torch.tensor([[[1e12, 1e12, 1.0]]], dtype=torch.float64)
-    with pytest.raises(InputError, match="layer: 1 blocks.*Raise damping"):
+    gradients = torch.tensor([[[1e12, 1e12, 1.0], [1.0, 2.0, 3.0]]], dtype=torch.float64)
+    with pytest.raises(InputError, match=r"layer: 1 of 2 blocks.*Raise damping"):
         inverse_blocks(gradients, 1e-12, "layer")
 
 

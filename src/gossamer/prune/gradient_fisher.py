@@ -124,10 +124,12 @@ def without(
 
 def _factor(matrix_NBB: torch.Tensor, where: str) -> torch.Tensor:
     factor_NBB, failed_N = torch.linalg.cholesky_ex(matrix_NBB)
-    if bool(failed_N.any()):
+    num_failed = int((failed_N != 0).sum())
+    if num_failed:
         raise InputError(
-            f"{where}: {int(failed_N.sum())} blocks of the Fisher matrix have no Cholesky factor: gradients"
-            " differ by too many orders of magnitude for this damping. Raise damping."
+            f"{where}: {num_failed} of {len(failed_N)} blocks of the Fisher matrix have no Cholesky"
+            " factor: gradients differ by too many orders of magnitude for this damping. Raise"
+            " damping."
         )
     return torch.as_tensor(factor_NBB)
 
