@@ -411,6 +411,21 @@ def test_a_pattern_that_does_not_fit_is_refused_before_any_pass():
         prune_by_gradients(model, [], classify, targets_of(model), [1, 1], NM(1, 8), "obert")
 
 
+def test_few_gradients_are_told():
+    model = small_model()
+    targets = targets_of(model)
+    seen = []
+    for method in (OBERT(fisher_block=4), OBERT(fisher_block=5), "fisher"):
+        solutions = prune_by_gradients(
+            *(model, small_data(4), classify, targets, halves(targets), Unstructured(), method),
+            seen.append,
+        )
+        few = isinstance(method, OBERT) and method.fisher_block == 5
+        assert any("4 gradients for Fisher blocks of 5" in n for n in solutions["0"].notes) == few
+    assert [(done.name, done.index, done.total) for done in seen] == 3 * [("0", 1, 2), ("2", 2, 2)]
+    assert all(done.seconds >= 0 and done.notes == () for done in seen if done not in seen[2:4])
+
+
 def test_settings_are_checked():
     with pytest.raises(InputError, match="'taylor' has no setting 'damping'; it has: none"):
         make_gradient_method("taylor", {"damping": 0.1})

@@ -110,7 +110,9 @@ def prune_by_gradients(
             check_inside(problems[index], solution)
             solutions[name] = solution
             seconds = time.perf_counter() - started
-            progress(LayerProgress(name, len(solutions), len(targets), None, seconds))
+            progress(
+                LayerProgress(name, len(solutions), len(targets), None, seconds, solution.notes)
+            )
             started = time.perf_counter()
         for target in targets:
             weight_RK = solutions[target.name].weight_RK
