@@ -58,8 +58,8 @@ class FisherBlocks:
     def neighbours(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Of the inverse: its diagonal [R, K], and its entries between each weight and the next."""
         shape = self.gradients_PRK.shape[1:]
-        diagonal_RK = torch.empty(shape, dtype=torch.float64)
-        next_RK = torch.empty(shape, dtype=torch.float64)
+        diagonal_RK = self.gradients_PRK.new_empty(shape, dtype=torch.float64)
+        next_RK = torch.empty_like(diagonal_RK)
         for rows, inverse_NBB in self.slices():
             diagonal_RK[rows] = in_rows(inverse_NBB.diagonal(dim1=1, dim2=2), shape[1])
             # Zero behind the last weight of a block: blocks do not know each other.

@@ -95,12 +95,8 @@ class OBERT:
         """
         num_passes = len(passes.batches)
         for group in _groups(problems, num_passes, self.max_bytes):
-            held = [
-                torch.empty(
-                    num_passes, *problems[i].weight_RK.shape, dtype=problems[i].weight_RK.dtype
-                )
-                for i in group
-            ]
+            weights = [problems[i].weight_RK for i in group]
+            held = [weight_RK.new_empty(num_passes, *weight_RK.shape) for weight_RK in weights]
             for number, gradients in enumerate(passes.each([targets[i] for i in group])):
                 for gradients_PRK, gradient_RK in zip(held, gradients, strict=True):
                     gradients_PRK[number] = gradient_RK

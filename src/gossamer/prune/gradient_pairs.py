@@ -36,11 +36,10 @@ class PairCosts:
     def given(self, gone_P2: torch.Tensor) -> "PairCosts":
         """The same where the weights `gone` [..., P, 2] must be dropped."""
         first, second = gone_P2.unbind(dim=-1)
-        infinite = torch.tensor(torch.inf, dtype=self.none.dtype)
         return PairCosts(
-            torch.where(first | second, infinite, self.none),
-            torch.where(second, infinite, self.first),
-            torch.where(first, infinite, self.second),
+            self.none.masked_fill(first | second, torch.inf),
+            self.first.masked_fill(second, torch.inf),
+            self.second.masked_fill(first, torch.inf),
             self.both,
         )
 
@@ -125,7 +124,7 @@ def drop_cheapest(costs: PairCosts, num_dropped: int) -> torch.Tensor:
     """
     one = torch.minimum(costs.first, costs.second)
     num_pairs = one.shape[-1]
-    best_N = torch.full((*one.shape[:-1], num_dropped + 1), torch.inf, dtype=one.dtype)
+    best_N = one.new_full((*one.shape[:-1], num_dropped + 1), torch.inf)
     best_N[..., 0] = 0.0
     choices = []
     for pair in range(num_pairs):
@@ -135,7 +134,7 @@ def drop_cheapest(costs: PairCosts, num_dropped: int) -> torch.Tensor:
         ]
         best_N, choice_N = torch.stack(options).min(dim=0)
         choices.append(choice_N.to(torch.int8))
-    left = torch.full((*one.shape[:-1], 1), num_dropped)
+    left = one.new_full((*one.shape[:-1], 1), num_dropped, dtype=torch.int64)
     counts = []
     for choice_N in reversed(choices):
         used = choice_N.gather(-1, left).long()
