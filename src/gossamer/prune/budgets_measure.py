@@ -22,9 +22,9 @@ from gossamer.prune.targets import Target
 
 # An outlier is so many times as large as the mean Wanda score of its block.
 OUTLIER_RATIO = 5.0
-# Curves are measured at these parts of the way from 0 to the asked density, and from there to 1.
-# The first one is the least a layer keeps.
-CURVE_PARTS = (0.25, 0.5, 0.75, 1.0)
+# Curves are measured at these parts of the way from 0 to the asked density, and mirrored from 1 to
+# it: finest where most layers end up. The first one is the least a layer keeps.
+CURVE_PARTS = (0.25, 0.5, 0.7, 0.85, 1.0)
 
 
 def budget_layers(
@@ -167,7 +167,7 @@ def _wanda_scores(target: Target, squares_K: torch.Tensor) -> torch.Tensor:
 def _counts(density: float, numel: int, num_kept: int) -> list[int]:
     """Where a curve is measured: ascending, the last one is everything there is."""
     densities = [part * density for part in CURVE_PARTS]
-    densities += [density + part * (1 - density) for part in CURVE_PARTS[:-1]]
+    densities += [1 - part * (1 - density) for part in CURVE_PARTS[:-1]]
     # Rounded down: the least counts of all layers must fit the total.
     counts = {math.floor(densities[0] * numel), *(kept_count(d, numel) for d in densities[1:])}
     return sorted({min(count, num_kept) for count in counts} | {num_kept})

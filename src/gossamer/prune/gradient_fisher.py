@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from gossamer.errors import InputError
 
-# Inverses that are held together: 32 MiB of float64.
+# Numbers of a slice of rows that are held together: 32 MiB of float64.
 SLICE_NUMBERS = 1 << 22
 
 
@@ -38,17 +38,19 @@ class FisherBlocks:
 
     def damp(self) -> float:
         """What is added to the diagonal."""
-        squares_RK = self.gradients_PRK.square().mean(dim=0, dtype=torch.float64)
-        return self.damping * float(squares_RK.mean())
+        # A norm, not the mean of squares: no second copy of all gradients.
+        norm = float(torch.linalg.vector_norm(self.gradients_PRK, dtype=torch.float64))
+        return self.damping * norm**2 / max(1, self.gradients_PRK.numel())
 
     def slices(self) -> Iterator[tuple[slice, torch.Tensor]]:
         """(rows, inverses [N, B, B] of the blocks of these rows).
 
         They are computed anew for every sweep: a layer's inverses are B times its weights.
         """
-        num_rows, num_columns = self.gradients_PRK.shape[1:]
-        per_row = -(-num_columns // self.width)
-        height = max(1, SLICE_NUMBERS // max(1, per_row * self.width**2))
+        num_passes, num_rows, num_columns = self.gradients_PRK.shape
+        # Per row: the inverses, or its gradients in float64.
+        per_row = (num_columns + self.width) * max(self.width, num_passes)
+        height = max(1, SLICE_NUMBERS // per_row)
         damp = self.damp()
         for start in range(0, num_rows, height):
             rows = slice(start, min(start + height, num_rows))

@@ -33,6 +33,11 @@ class PairCosts:
     second: torch.Tensor
     both: torch.Tensor
 
+    def rows(self, start: int, stop: int) -> "PairCosts":
+        """Those of some rows."""
+        parts = (self.none, self.first, self.second, self.both)
+        return PairCosts(*(part[start:stop] for part in parts))
+
     def given(self, gone_P2: torch.Tensor) -> "PairCosts":
         """The same where the weights `gone` [..., P, 2] must be dropped."""
         first, second = gone_P2.unbind(dim=-1)
@@ -71,9 +76,7 @@ def choose_by_pairs(
     step = max(1, SLICE_NUMBERS // max(1, weight_RK.shape[1] * pattern.group))
     dropped = [
         drop_cheapest(
-            PairCosts(*(part[r : r + step] for part in _parts(costs))).given(
-                gone_RGP2[r : r + step]
-            ),
+            costs.rows(r, r + step).given(gone_RGP2[r : r + step]),
             pattern.group - NUM_KEPT,
         )
         for r in range(0, len(weight_RK), step)
@@ -152,7 +155,3 @@ def _block_sums(pattern: VNM, costs_RGP: torch.Tensor) -> torch.Tensor:
     missing = -len(costs_RGP) % pattern.block_rows
     filled = pad(costs_RGP, (0, 0, 0, 0, 0, missing))
     return filled.reshape(-1, pattern.block_rows, *costs_RGP.shape[1:]).sum(dim=1)
-
-
-def _parts(costs: PairCosts) -> tuple[torch.Tensor, ...]:
-    return costs.none, costs.first, costs.second, costs.both
