@@ -2,6 +2,7 @@
 """Step 1: which weights go. Scorers rank them, budgets share a target, patterns make it legal."""
 
 from gossamer.prune.budgets import BUDGETS, Budget, BudgetLayer
+from gossamer.prune.budgets_from_data import by_sensitivity, outlier_weighted
 from gossamer.prune.oneshot import LayerResult, apply_plan, prune_oneshot
 from gossamer.prune.plan import Plan, check_sparsity, plan_oneshot
 from gossamer.prune.scorers import SCORERS, LayerContext, Scorer, random_scorer, register_scorer
@@ -19,8 +20,10 @@ __all__ = [
     "Target",
     "apply_plan",
     "attention_notes",
+    "by_sensitivity",
     "check_sparsity",
     "find_targets",
+    "outlier_weighted",
     "plan_oneshot",
     "prune_oneshot",
     "random_scorer",

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Literal
 
 import torch
 
@@ -12,6 +13,10 @@ from gossamer.errors import InputError
 from gossamer.patterns import kept_count
 from gossamer.patterns.select import keep_largest
 from gossamer.registry import Registry
+
+# What a budget must know of the layers besides their shapes. Outliers and errors are measured on
+# calibration data, see `budgets_measure`.
+BudgetNeeds = Literal["nothing", "scores", "outliers", "errors"]
 
 
 @dataclass(frozen=True)
@@ -22,11 +27,15 @@ class BudgetLayer:
         name: dotted name.
         shape: shape of the weight, kernel dimensions included.
         scores: of the weights; None unless the budget needs them.
+        outliers: part of the weights of the layer's block that are outliers; likewise.
+        errors: (kept weights, relative change of the outputs) from few to all weights; likewise.
     """
 
     name: str
     shape: tuple[int, ...]
     scores: torch.Tensor | None = None
+    outliers: float | None = None
+    errors: tuple[tuple[int, float], ...] | None = None
 
     @property
     def numel(self) -> int:
@@ -40,7 +49,12 @@ class Budget:
 
     name: str
     allocate: Callable[[Sequence[BudgetLayer], float], list[int]]
-    needs_scores: bool = False
+    needs: BudgetNeeds = "nothing"
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether calibration data must be given."""
+        return self.needs in ("outliers", "errors")
 
     def __call__(self, layers: Sequence[BudgetLayer], density: float) -> list[int]:
         """The counts, checked against the layers' sizes."""
@@ -115,10 +129,10 @@ def erdos_renyi_kernel(layers: Sequence[BudgetLayer], density: float) -> list[in
             break
         dense.update(i for i in open_layers if raw[i] == highest)
     wanted = [float(size) if i in dense else factor * raw[i] * size for i, size in enumerate(sizes)]
-    return _round_to_total(wanted, sizes, total)
+    return round_to_total(wanted, sizes, total)
 
 
-def _round_to_total(wanted: list[float], sizes: list[int], total: int) -> list[int]:
+def round_to_total(wanted: list[float], sizes: list[int], total: int) -> list[int]:
     """Whole numbers near `wanted` that add up to `total`: the largest remainders are rounded up."""
     counts = [min(math.floor(w), size) for w, size in zip(wanted, sizes, strict=True)]
     by_remainder = sorted(
@@ -133,5 +147,5 @@ def _round_to_total(wanted: list[float], sizes: list[int], total: int) -> list[i
 
 
 BUDGETS.add("uniform", Budget("uniform", uniform))
-BUDGETS.add("global", Budget("global", global_ranking, needs_scores=True))
+BUDGETS.add("global", Budget("global", global_ranking, needs="scores"))
 BUDGETS.add("erk", Budget("erk", erdos_renyi_kernel))

@@ -3,7 +3,7 @@
 
 import copy
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
@@ -107,7 +107,7 @@ class CalibratedPruning:
                 if solution is None:
                     problem = self._problem(target, stop, dense, statistics, kept[target.name])
                     solution = self.method.solve(problem)
-                    _check_inside(problem, solution)
+                    check_inside(problem, solution)
                     if problem.gram_KK is not None and problem.gram_KK.ndim == 2:
                         error = problem.error(solution.weight_RK)
                     self.journal.note(target.name, solution)
@@ -123,14 +123,7 @@ class CalibratedPruning:
                         solution.notes,
                     )
                 )
-            missed = [target.name for target in targets if target.name not in solutions]
-            if missed:
-                raise InputError(
-                    f"{missed[0]}: no calibration batch reached this layer ({len(missed)} in all),"
-                    f" so method {self.method.name!r} cannot prune it. Its module may read .weight"
-                    " without calling the layer, as nn.MultiheadAttention does with out_proj. Give"
-                    " other data, or add the layer to ignore=[...]."
-                )
+            check_all_met(targets, solutions, f"method {self.method.name!r} cannot prune it")
         return solutions
 
     def _problem(
@@ -141,12 +134,7 @@ class CalibratedPruning:
         statistics: Statistics,
         count: int,
     ) -> LayerProblem:
-        module = target.module
-        weight_RK = target.weight.detach().flatten(1)
-        weight_RK = weight_RK if weight_RK.dtype == torch.float64 else weight_RK.float()
-        allowed_RK = module.mask() if isinstance(module, MaskedWeight) else None
-        if allowed_RK is not None:
-            weight_RK = torch.where(allowed_RK, weight_RK, 0.0)
+        weight_RK, allowed_RK = weight_and_mask(target)
         gram_KK = statistics.of(target, stop)
         if dense is not None and gram_KK is not None and gram_KK.ndim == 2:
             drift_KK = statistics.drift(target, stop, dense)
@@ -183,7 +171,19 @@ def _walk(
         yield target, stop, dense
 
 
-def _check_inside(problem: LayerProblem, solution: LayerSolution) -> None:
+def weight_and_mask(target: Target) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The weight as [R, K] in float32 or float64, and the mask it has; None for a dense layer."""
+    module = target.module
+    weight_RK = target.weight.detach().flatten(1)
+    weight_RK = weight_RK if weight_RK.dtype == torch.float64 else weight_RK.float()
+    if not isinstance(module, MaskedWeight):
+        return weight_RK, None
+    allowed_RK = module.mask()
+    return torch.where(allowed_RK, weight_RK, 0.0), allowed_RK
+
+
+def check_inside(problem: LayerProblem, solution: LayerSolution) -> None:
+    """Pruned stays pruned: refuse a mask that leaves the one the layer has."""
     if problem.allowed_RK is None:
         return
     num_back = int((solution.mask_RK & ~problem.allowed_RK).sum())
@@ -193,6 +193,18 @@ def _check_inside(problem: LayerProblem, solution: LayerSolution) -> None:
             f" {problem.allowed_RK.numel()} weights; keeping {int(solution.mask_RK.sum())}"
             f" ({problem.pattern}) would bring {num_back} pruned ones back. Ask for a higher"
             " sparsity, keep the pattern, or start from to_dense()."
+        )
+
+
+def check_all_met(targets: Sequence[Target], met: Collection[str], consequence: str) -> None:
+    """Refuse layers that data did not meet."""
+    missed = [target.name for target in targets if target.name not in met]
+    if missed:
+        raise InputError(
+            f"{missed[0]}: no calibration batch reached this layer ({len(missed)} in all),"
+            f" so {consequence}. Its module may read .weight without calling the layer, as"
+            " nn.MultiheadAttention does with out_proj. Give other data, or add the layer to"
+            " ignore=[...]."
         )
 
 

@@ -4,7 +4,7 @@
 import math
 import numbers
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,9 @@ from gossamer.errors import InputError
 from gossamer.nn import MaskedWeight
 from gossamer.nn.mask_rules import check_float_weight
 from gossamer.patterns import Pattern, kept_count, parse_pattern
+from gossamer.prune.batches import Batch, as_batches
 from gossamer.prune.budgets import BUDGETS, Budget, BudgetLayer
+from gossamer.prune.budgets_measure import budget_layers
 from gossamer.prune.calibration import collect_inputs
 from gossamer.prune.rules import Rules
 from gossamer.prune.scorers import LayerContext, Scorer, resolve_scorer
@@ -48,8 +50,14 @@ def plan_oneshot(
     found = find_targets(model, targets, ignore)
     for target in found:
         check_layer(target, rule)
+    batches: list[Batch] = []
+    if share.needs_data:
+        batches = as_batches(data, f"budget {share.name!r}")
+        # An iterator is used up now; the scorer gets what came out of it.
+        data = [batch.arguments for batch in batches]
     contexts = _contexts(model, found, rank, data)
-    return Plan(rule, found, _masks(found, contexts, rule, rank, share, density))
+    layers = budget_layers(model, batches, found, share, density, rule)
+    return Plan(rule, found, _masks(found, contexts, rule, rank, share, density, layers))
 
 
 def check_sparsity(sparsity: Any) -> float:
@@ -128,6 +136,7 @@ def _masks(
     scorer: Scorer,
     budget: Budget,
     density: float,
+    layers: list[BudgetLayer],
 ) -> list[torch.Tensor]:
     def scores_of(index: int) -> torch.Tensor:
         scores, module = scorer(contexts[index]), targets[index].module
@@ -136,11 +145,10 @@ def _masks(
             return scores.masked_fill(~module._mask, -math.inf)
         return scores
 
-    held = [scores_of(i) for i in range(len(targets))] if budget.needs_scores else None
-    layers = [
-        BudgetLayer(t.name, tuple(t.weight.shape), None if held is None else held[i])
-        for i, t in enumerate(targets)
-    ]
+    held = None
+    if budget.needs == "scores":
+        held = [scores_of(i) for i in range(len(targets))]
+        layers = [replace(layer, scores=scores) for layer, scores in zip(layers, held, strict=True)]
     counts = budget(layers, density)
     masks = []
     for index, (target, count) in enumerate(zip(targets, counts, strict=True)):
