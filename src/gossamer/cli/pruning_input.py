@@ -17,8 +17,14 @@ from gossamer.io.samples import TOKENIZER_FILE, Texts, make_tokenizer, read_samp
 from gossamer.ops.kernels import active_kernels
 from gossamer.prune import find_targets
 from gossamer.prune.batches import Batch
+from gossamer.prune.gradient_passes import Loss
 from gossamer.prune.journal import DiskJournal, data_digest, model_digest
-from gossamer.recipes.calibration import Quality, calibration_batches, quality_of
+from gossamer.recipes.calibration import (
+    Quality,
+    calibration_batches,
+    pair_loss,
+    quality_of,
+)
 from gossamer.recipes.digest import recipe_digest
 from gossamer.recipes.schema import Prune, Recipe
 
@@ -43,12 +49,14 @@ class Prepared:
 
     Attributes:
         batches: calibration data, or one made-up batch for timing; None if none could be made.
+        loss: of labelled pairs; None: one that fits the model's outputs.
         quality: what is measured before and after.
         tokens: activation rows to compile for.
         timed: what the times are of.
     """
 
     batches: list[Batch] | None
+    loss: Loss | None
     quality: Quality | None
     tokens: int
     timed: str
@@ -68,11 +76,14 @@ def prepare(source: Source, request: PruneRequest) -> Prepared:
         batches = calibration_batches(source.model, samples, tokenizer, settings)
         first = batches[0].arguments
         ids = first["input_ids"] if isinstance(first, dict) else first
-        return Prepared(batches, quality, ids.numel(), f"{ids.shape[0]} x {ids.shape[1]} tokens")
+        loss = pair_loss if samples.pairs else None
+        return Prepared(
+            batches, loss, quality, ids.numel(), f"{ids.shape[0]} x {ids.shape[1]} tokens"
+        )
     example = example_input(source.model, request.tokens)
     if example is None:
-        return Prepared(None, quality, request.tokens, "no input could be made up")
-    return Prepared([Batch(example.batch)], quality, example.tokens, example.text)
+        return Prepared(None, None, quality, request.tokens, "no input could be made up")
+    return Prepared([Batch(example.batch)], None, quality, example.tokens, example.text)
 
 
 def open_journal(source: Source, request: PruneRequest, prepared: Prepared) -> DiskJournal | None:

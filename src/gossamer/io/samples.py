@@ -133,13 +133,18 @@ def padded_batches(
             stop += 1
         members = order[start:stop]
         start = stop
-        width = max(1, max(len(ids[i]) for i in members))
-        ids_BT = torch.full((len(members), width), padding, dtype=torch.int64)
-        keep_BT = torch.zeros(len(members), width, dtype=torch.int64)
-        for row, i in enumerate(members):
-            ids_BT[row, : len(ids[i])] = ids[i]
-            keep_BT[row, : len(ids[i])] = 1
-        yield members, {"input_ids": ids_BT, "attention_mask": keep_BT}
+        yield members, padded([ids[i] for i in members], padding)
+
+
+def padded(ids: Sequence[torch.Tensor], padding: int = 0) -> dict[str, torch.Tensor]:
+    """input_ids and attention_mask [B, T] of texts of different lengths."""
+    width = max([1, *(len(row) for row in ids)])
+    ids_BT = torch.full((len(ids), width), padding, dtype=torch.int64)
+    keep_BT = torch.zeros(len(ids), width, dtype=torch.int64)
+    for number, row in enumerate(ids):
+        ids_BT[number, : len(row)] = row
+        keep_BT[number, : len(row)] = 1
+    return {"input_ids": ids_BT, "attention_mask": keep_BT}
 
 
 def draw(total: int, wanted: int, seed: int) -> list[int]:

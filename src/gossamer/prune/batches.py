@@ -18,10 +18,12 @@ class Batch:
     Attributes:
         arguments: a mapping holds keyword arguments, a list or tuple arguments, else one argument.
         keep: bool [B, T], False where a position is padding; None if there is none.
+        labels: what a loss compares the output with; None if it needs nothing.
     """
 
     arguments: Any
     keep: torch.Tensor | None = None
+    labels: torch.Tensor | None = None
 
     def run(self, model: nn.Module) -> Any:
         """The model's output on this batch."""

@@ -46,9 +46,15 @@ def tokens_seen(model: nn.Module, targets: list[Target], batch: Any) -> tuple[in
     return tuple(sorted(counts))
 
 
-def time_beside_dense(model: nn.Module, tokens: tuple[int, ...], batch: Any) -> Duel:
-    """One forward, dense against compiled, interleaved. Holds both copies while it measures."""
-    dense = compile_model(model, tokens, chooser=_AlwaysDense())
+def time_beside_dense(
+    model: nn.Module, tokens: tuple[int, ...], batch: Any, dense: nn.Module | None = None
+) -> Duel:
+    """One forward, dense against compiled, interleaved. Holds both copies while it measures.
+
+    `dense` is the model before its shapes changed; without it the model's own dense twin runs.
+    """
+    if dense is None:
+        dense = compile_model(model, tokens, chooser=_AlwaysDense())
     fast = compile_model(model, tokens)
     with torch.inference_mode():
         return duel(

@@ -6,20 +6,31 @@ calibration did not see. An encoder gets sentences and is measured by the rank c
 similarities with people's scores, or, without scores, with those of the dense model.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from gossamer.io.samples import Texts, draw, padded_batches, sentences, windows
+from gossamer.errors import InputError
+from gossamer.io.samples import (
+    Pair,
+    Texts,
+    draw,
+    padded,
+    padded_batches,
+    sentences,
+    windows,
+)
 from gossamer.prune.batches import Batch
-from gossamer.recipes.quality import agreement, embed, pair_correlation, perplexity
+from gossamer.recipes.quality import agreement, embed, mean_vectors, pair_correlation, perplexity
 from gossamer.recipes.schema import Calibration
 
 # Tokens of one batch: long enough for fast products, short enough to be held many times.
 _BATCH_TOKENS = 2048
+# Pairs of one batch give one gradient: about 32 of them.
+_PAIR_TOKENS = 512
 _MAX_EVALUATED = 64
 _MIN_HELD_OUT = 4
 _DECODERS = ("ForCausalLM", "LMHeadModel")
@@ -59,12 +70,38 @@ def calibration_batches(
             Batch({"input_ids": part} if _takes_names(model) else part)
             for part in torch.split(chosen, width)
         ]
+    if samples.pairs:
+        chosen_pairs = draw(len(samples.pairs), settings.samples, settings.seed)
+        return _pair_batches([samples.pairs[i] for i in chosen_pairs], tokenizer, settings.tokens)
     texts = [samples.texts[i] for i in draw(len(samples.texts), settings.samples, settings.seed)]
     ids = sentences(texts, tokenizer, settings.tokens)
     return [
         Batch(inputs, inputs["attention_mask"].bool())
         for _, inputs in padded_batches(ids, _BATCH_TOKENS)
     ]
+
+
+def _pair_batches(pairs: Sequence[Pair], tokenizer: Any, max_tokens: int) -> list[Batch]:
+    """Pairs of like length together: first texts, then second ones; labels are scores in [0, 1]."""
+    first = sentences([pair.first for pair in pairs], tokenizer, max_tokens)
+    second = sentences([pair.second for pair in pairs], tokenizer, max_tokens)
+    top = max(abs(pair.score) for pair in pairs) or 1.0
+    longest = [torch.empty(max(len(a), len(b))) for a, b in zip(first, second, strict=True)]
+    batches = []
+    for members, _ in padded_batches(longest, _PAIR_TOKENS):
+        ids = [first[i] for i in members] + [second[i] for i in members]
+        inputs = padded(ids)
+        labels = torch.tensor([pairs[i].score / top for i in members])
+        batches.append(Batch(inputs, inputs["attention_mask"].bool(), labels))
+    return batches
+
+
+def pair_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+    """Mean squared error of the cosines of pairs against their labels."""
+    if batch.labels is None:
+        raise InputError("the loss of pairs needs their scores.")
+    first_BD, second_BD = mean_vectors(model, batch.arguments).chunk(2)
+    return ((first_BD * second_BD).sum(dim=1) - batch.labels).square().mean()
 
 
 def quality_of(

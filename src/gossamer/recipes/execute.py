@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A recipe carried out: dense is evaluated first, every stage is verified, a Report comes out."""
 
+import copy
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -14,8 +15,9 @@ from gossamer.prune.batches import as_batches
 from gossamer.prune.targets import find_targets
 from gossamer.recipes.beside_dense import time_beside_dense, tokens_seen
 from gossamer.recipes.prune_stage import StageInput, run_prune_stage
-from gossamer.recipes.reporting import Evaluate, make_report, measure_quality
+from gossamer.recipes.reporting import Evaluate, dense_bytes, make_report, measure_quality
 from gossamer.recipes.schema import Prune, Recipe
+from gossamer.recipes.structured_stage import run_structured_stage
 from gossamer.report.report import Report
 
 
@@ -35,44 +37,44 @@ def execute(
 
     Args:
         recipe: what to do.
-        model: any module; a failed stage leaves it as the stage before left it.
+        model: any module; a failed prune stage leaves it as the stage before left it.
         data: calibration batches; the first one also times the model.
         evaluate: called before the first and after the last stage; its number is the quality.
-        given: journal and progress of the run.
+        given: loss, journal and progress of the run.
     """
     batches = None if data is None else as_batches(data, "the recipe")
     given = replace(given or StageInput(), batches=batches)
     quality_dense = measure_quality(evaluate, model, "before")
+    # Slimming changes the shapes: what it is compared with must be kept.
+    is_slim = any(stage.structured is not None for stage in recipe.stages)
+    dense = copy.deepcopy(model) if is_slim else None
+    before = dense_bytes(model)
     pruned: dict[str, LayerResult] = {}
     notes: list[str] = []
-    tokens: tuple[int, ...] = ()
     for stage in recipe.stages:
         step = stage.step
         if not isinstance(step, Prune):
-            raise NotImplementedError
-        if batches is not None and not tokens:
-            targets = find_targets(
-                model,
-                None if step.targets is None else list(step.targets),
-                None if step.ignore is None else list(step.ignore),
-            )
-            tokens = tokens_seen(model, targets, batches[0].arguments)
-            notes += attention_notes(model, targets)
+            notes += run_structured_stage(model, step, given).notes
+            continue
         result = run_prune_stage(model, step, given)
+        notes += result.notes
         pruned |= {layer.name: layer for layer in result.layers}
         # Of all stages so far: a later one must respect the masks it did not make.
         verify(model, pruned.values())
-        notes += result.notes
+    targets = [target for target in find_targets(model) if target.name in pruned or is_slim]
+    notes = [*attention_notes(model, targets), *notes]
     quality = measure_quality(evaluate, model, "after")
     report = make_report(model, list(pruned.values()), notes, quality_dense, quality)
+    report = replace(report, bytes_dense=before)
+    tokens = () if batches is None else tokens_seen(model, targets, batches[0].arguments)
     if batches is None or not tokens:
         return report
-    times = time_beside_dense(model, tokens, batches[0].arguments)
+    times = time_beside_dense(model, tokens, batches[0].arguments, dense)
     return replace(report, ms_dense=times.first_us / 1000, ms_sparse=times.second_us / 1000)
 
 
 def verify(model: nn.Module, layers: Iterable[LayerResult]) -> None:
-    """Raise unless every layer is masked as reported: count, pattern, exact zeros, stored bits."""
+    """Raise unless every layer is masked as reported: count, pattern, exact zeros, digest."""
     modules = dict(model.named_modules(remove_duplicate=False))
     for layer in layers:
         module = modules.get(layer.name)

@@ -14,15 +14,16 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from gossamer.errors import RecipeError
 from gossamer.prune.batches import Batch
 from gossamer.prune.calibrated import evaluating
 from gossamer.prune.flow import stops
 from gossamer.prune.live_memory import LiveBytes
-from gossamer.prune.methods import Method
+from gossamer.prune.methods import METHODS, Method
 from gossamer.prune.moments import gram
 from gossamer.prune.solvers.problem import LayerProblem
 from gossamer.prune.targets import Target
-from gossamer.recipes.prune_stage import PreparedStage, prepare_stage
+from gossamer.recipes.prune_stage import PreparedStage, StageInput, method_of, prepare_stage
 from gossamer.recipes.schema import Prune
 
 # Gram matrix, its damped copy, factor, inverse and its factor; then the weight and what solves it.
@@ -73,7 +74,12 @@ class StagePlan:
 
 def plan_stage(model: nn.Module, step: Prune, batches: Sequence[Batch]) -> StagePlan:
     """Look at one batch; raises what the stage itself would raise before its work."""
-    stage = prepare_stage(model, step, batches)
+    if step.method not in METHODS and not step.refit:
+        raise RecipeError(
+            f"plan: only methods that look at the inputs of layers are planned, not {step.method}."
+        )
+    method = method_of(step)
+    stage = prepare_stage(model, step, StageInput(batches))
     share = _tokens(batches) / _tokens(batches[:1])
     process_bytes = _resident_bytes()
     with evaluating(model), torch.no_grad():
@@ -82,7 +88,7 @@ def plan_stage(model: nn.Module, step: Prune, batches: Sequence[Batch]) -> Stage
         forward = (time.perf_counter() - started) * share
         order, alive, once = _walk(model, batches[0], stage.targets)
     rows = int(_tokens(batches))
-    solve_seconds, gram_seconds = _time_layers(stage.method, stage, rows)
+    solve_seconds, gram_seconds = _time_layers(method, stage, rows)
     kept = {t.name: count for t, count in zip(stage.targets, stage.counts, strict=True)}
     layers = [
         PlannedLayer(
@@ -106,7 +112,7 @@ def plan_stage(model: nn.Module, step: Prune, batches: Sequence[Batch]) -> Stage
         process_bytes,
         int(alive * share) + once,
         copies,
-        _solver_bytes(stage, step),
+        _solver_bytes(stage, method, step),
         seconds,
     )
 
@@ -155,11 +161,11 @@ def _time_layers(
     return solve, gram_seconds
 
 
-def _solver_bytes(stage: PreparedStage, step: Prune) -> int:
+def _solver_bytes(stage: PreparedStage, method: Method, step: Prune) -> int:
     largest = 0
     for target in stage.targets:
         rows, columns = _matrix_shape(target)
-        grams = columns**2 * (_GRAMS_HELD if stage.method.statistics == "gram" else 0)
+        grams = columns**2 * (_GRAMS_HELD if method.statistics == "gram" else 0)
         largest = max(largest, 4 * (grams + _WEIGHTS_HELD * rows * columns))
     return largest + (_REFIT_BYTES if step.refit or step.method in ("admm", "exact-obs") else 0)
 

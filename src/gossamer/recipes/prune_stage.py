@@ -2,7 +2,7 @@
 """One `prune` stage of a recipe, carried out on a model."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
@@ -12,9 +12,19 @@ from gossamer.patterns import Pattern, parse_pattern
 from gossamer.prune import LayerResult, Plan, apply_plan, plan_oneshot
 from gossamer.prune.batches import Batch
 from gossamer.prune.budgets import BUDGETS, BudgetLayer
+from gossamer.prune.budgets_measure import budget_layers
 from gossamer.prune.calibrated import CalibratedPruning, Journal, LayerProgress
+from gossamer.prune.gradient_passes import Loss
+from gossamer.prune.gradient_pruning import (
+    GRADIENT_METHODS,
+    make_gradient_method,
+    prune_by_gradients,
+    score_by_gradients,
+)
+from gossamer.prune.losses import default_loss
 from gossamer.prune.methods import Method, make_method
 from gossamer.prune.plan import check_layer
+from gossamer.prune.solvers.problem import LayerSolution
 from gossamer.prune.targets import Target, find_targets
 from gossamer.recipes.schema import Prune
 
@@ -28,13 +38,28 @@ class StageInput:
 
     Attributes:
         batches: calibration data; None if the user gave none.
+        loss: of a batch, for methods that look at gradients; None: see `prune.losses`.
         journal: remembers solved layers, for runs that can be interrupted.
         progress: called after each layer.
     """
 
     batches: Sequence[Batch] | None = None
+    loss: Loss | None = None
     journal: Journal = field(default_factory=Journal)
     progress: Callable[[LayerProgress], None] = lambda done: None
+
+    def needed_batches(self, asker: str) -> Sequence[Batch]:
+        """The batches, or an error that says how to give some."""
+        if self.batches is None:
+            raise RecipeError(
+                f"recipe: {asker} looks at what data does in the model and needs calibration data:"
+                " data=[...], or --data FILE on the command line."
+            )
+        return self.batches
+
+    def needed_loss(self, model: nn.Module) -> Loss:
+        """The user's loss, or one that fits the model's outputs."""
+        return self.loss or default_loss(model, self.needed_batches("a loss")[0])
 
 
 @dataclass(frozen=True)
@@ -45,57 +70,57 @@ class StageResult:
     notes: list[str]
 
 
-def run_prune_stage(model: nn.Module, step: Prune, given: StageInput) -> StageResult:
-    """Prune `model` in place; an error leaves it as it was."""
-    if step.kind == "scorer" or (step.method in _BY_SCORE and not step.refit):
-        plan = plan_oneshot(model, **_plan_arguments(step, given.batches))
-        return StageResult(apply_plan(model, plan), [])
-    stage = prepare_stage(model, step, given.batches)
-    notes: list[str] = []
-
-    def progress(done: LayerProgress) -> None:
-        notes.extend(f"{done.name}: {note}." for note in done.notes)
-        given.progress(done)
-
-    pruning = CalibratedPruning(
-        stage.method,
-        stage.pattern,
-        match=step.match or "pruned",
-        damping=step.damping or 0.01,
-        journal=given.journal,
-        progress=progress,
-    )
-    solutions = pruning.run(model, stage.batches, stage.targets, stage.counts)
-    masks = [solutions[target.name].mask_RK for target in stage.targets]
-    return StageResult(apply_plan(model, Plan(stage.pattern, stage.targets, masks)), notes)
-
-
 @dataclass(frozen=True)
 class PreparedStage:
-    """A stage whose settings fit the model: what is pruned, how, and how much of each is kept."""
+    """A stage whose settings fit the model: what is pruned, and how much of each is kept."""
 
-    method: Method
     pattern: Pattern
     targets: list[Target]
     counts: list[int]
     batches: Sequence[Batch]
 
 
-def prepare_stage(model: nn.Module, step: Prune, batches: Sequence[Batch] | None) -> PreparedStage:
+def run_prune_stage(model: nn.Module, step: Prune, given: StageInput) -> StageResult:
+    """Prune `model` in place; an error leaves it as it was."""
+    if step.kind == "scorer" or (step.method in _BY_SCORE and not step.refit):
+        plan = plan_oneshot(model, **_plan_arguments(step, given.batches))
+        return StageResult(apply_plan(model, plan), [])
+    stage = prepare_stage(model, step, given)
+    notes: list[str] = []
+
+    def progress(done: LayerProgress) -> None:
+        notes.extend(f"{done.name}: {note}." for note in done.notes)
+        given.progress(done)
+
+    if step.method in GRADIENT_METHODS:
+        solutions = _by_gradients(model, step, stage, replace(given, progress=progress))
+    else:
+        pruning = CalibratedPruning(
+            method_of(step),
+            stage.pattern,
+            match=step.match or "pruned",
+            damping=step.damping or 0.01,
+            journal=given.journal,
+            progress=progress,
+        )
+        solutions = pruning.run(model, stage.batches, stage.targets, stage.counts)
+    masks = [solutions[target.name].mask_RK for target in stage.targets]
+    return StageResult(apply_plan(model, Plan(stage.pattern, stage.targets, masks)), notes)
+
+
+def prepare_stage(model: nn.Module, step: Prune, given: StageInput) -> PreparedStage:
     """Everything that can be wrong with the settings is found here, before any work."""
     pattern = parse_pattern(step.pattern)
     targets = find_targets(model, _rules(step.targets), _rules(step.ignore))
     for target in targets:
         check_layer(target, pattern)
-    if batches is None:
-        raise RecipeError(
-            f"recipe: method {step.method!r} looks at the inputs of every layer and needs"
-            " calibration data: data=[...], or --data FILE on the command line."
-        )
-    return PreparedStage(_method(step), pattern, targets, _counts(step, pattern, targets), batches)
+    batches = given.needed_batches(f"method {step.method!r}")
+    counts = _counts(model, step, pattern, targets, given)
+    return PreparedStage(pattern, targets, counts, batches)
 
 
-def _method(step: Prune) -> Method:
+def method_of(step: Prune) -> Method:
+    """The layer-wise method of a stage with its settings."""
     settings: dict[str, Any] = {}
     if step.damping is not None:
         settings["damping"] = step.damping
@@ -106,7 +131,33 @@ def _method(step: Prune) -> Method:
     return make_method(step.method, settings, refit=step.refit, damping=step.damping or 0.01)
 
 
-def _counts(step: Prune, pattern: Pattern, targets: Sequence[Target]) -> list[int]:
+def _by_gradients(
+    model: nn.Module, step: Prune, stage: PreparedStage, given: StageInput
+) -> dict[str, LayerSolution]:
+    if step.refit:
+        raise RecipeError(
+            f"recipe: refit needs the inputs of every layer, which {step.method} does not look at."
+            " Leave it out."
+        )
+    return prune_by_gradients(
+        model,
+        stage.batches,
+        given.needed_loss(model),
+        stage.targets,
+        stage.counts,
+        stage.pattern,
+        make_gradient_method(step.method),
+        given.progress,
+    )
+
+
+def _counts(
+    model: nn.Module,
+    step: Prune,
+    pattern: Pattern,
+    targets: Sequence[Target],
+    given: StageInput,
+) -> list[int]:
     density = pattern.resolve_density(None if step.sparsity is None else 1.0 - step.sparsity)
     if pattern.fixed_density is not None and step.budget != "uniform":
         raise RecipeError(
@@ -114,13 +165,27 @@ def _counts(step: Prune, pattern: Pattern, targets: Sequence[Target]) -> list[in
             f" {pattern} fixes it at {1 - pattern.fixed_density:g}. Use budget: uniform."
         )
     budget = BUDGETS.get(step.budget)
-    if budget.needs_scores:
+    layers = budget_layers(model, given.batches or [], targets, budget, density, pattern)
+    if budget.needs == "scores":
+        layers = _with_scores(model, step, layers, targets, given)
+    return budget(layers, density)
+
+
+def _with_scores(
+    model: nn.Module,
+    step: Prune,
+    layers: Sequence[BudgetLayer],
+    targets: Sequence[Target],
+    given: StageInput,
+) -> list[BudgetLayer]:
+    if step.method not in GRADIENT_METHODS:
         raise RecipeError(
             f"recipe: budget {step.budget!r} compares the scores of all layers before any is"
             f" pruned, which {step.method} does not have. Use uniform, erk, owl or sensitivity."
         )
-    layers = [BudgetLayer(target.name, tuple(target.weight.shape)) for target in targets]
-    return budget(layers, density)
+    batches, loss = given.needed_batches(f"budget {step.budget!r}"), given.needed_loss(model)
+    scores = score_by_gradients(model, batches, loss, targets, make_gradient_method(step.method))
+    return [replace(layer, scores=scores[layer.name]) for layer in layers]
 
 
 def _plan_arguments(step: Prune, batches: Sequence[Batch] | None) -> dict[str, Any]:

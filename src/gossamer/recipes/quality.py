@@ -49,11 +49,16 @@ def embed(model: nn.Module, ids: Sequence[torch.Tensor]) -> torch.Tensor:
     parts: dict[int, torch.Tensor] = {}
     with _evaluating(model):
         for members, inputs in padded_batches(ids, _BATCH_TOKENS):
-            hidden_BTD = _hidden(model(**inputs))
-            keep_BT1 = inputs["attention_mask"].unsqueeze(-1).to(hidden_BTD.dtype)
-            pooled_BD = (hidden_BTD * keep_BT1).sum(1) / keep_BT1.sum(1)
-            parts |= dict(zip(members, normalize(pooled_BD.float(), dim=1), strict=True))
+            parts |= dict(zip(members, mean_vectors(model, inputs), strict=True))
     return torch.stack([parts[i] for i in range(len(ids))])
+
+
+def mean_vectors(model: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Unit vectors [B, D] of one batch; differentiable."""
+    hidden_BTD = _hidden(model(**inputs))
+    keep_BT1 = inputs["attention_mask"].unsqueeze(-1).to(hidden_BTD.dtype)
+    pooled_BD = (hidden_BTD * keep_BT1).sum(1) / keep_BT1.sum(1)
+    return normalize(pooled_BD.float(), dim=1)
 
 
 def agreement(first_ND: torch.Tensor, second_ND: torch.Tensor) -> float:

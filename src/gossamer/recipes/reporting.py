@@ -42,7 +42,7 @@ def make_report(
     num_pruned = sum(result.numel - result.nnz for result in results)
     num_weights = sum(result.numel for result in results)
     num_parameters = sum(param.numel() for param in model.parameters())
-    bytes_dense = _dense_bytes(model)
+    bytes_dense = dense_bytes(model)
     saved = sum(row.bytes_dense - row.bytes_sparse for row in rows)
     return Report(
         sparsity=num_pruned / num_weights if num_weights else 0.0,
@@ -78,7 +78,7 @@ def _row(result: LayerResult) -> LayerRow:
     )
 
 
-def _dense_bytes(model: nn.Module) -> int:
+def dense_bytes(model: nn.Module) -> int:
     """Bytes a dense checkpoint holds: distinct parameters and saved buffers, masks left out."""
     sparse = [m for m in model.modules() if isinstance(m, MaskedWeight | CompactWeight)]
     masks = {id(module.mask_bits) for module in sparse}

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One `structured` stage of a recipe: whole heads and filters go, the model gets smaller."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from gossamer.prune.batches import Batch
+from gossamer.prune.structured import StructuredResult, prune_structured
+from gossamer.recipes.prune_stage import StageInput
+from gossamer.recipes.schema import Structured
+
+
+@dataclass(frozen=True)
+class SlimResult:
+    """The result of the stage, and its lines for the report."""
+
+    result: StructuredResult
+    notes: list[str]
+
+
+def run_structured_stage(model: nn.Module, step: Structured, given: StageInput) -> SlimResult:
+    """Make `model` smaller in place."""
+    batches = given.needed_batches("structured pruning")
+    loss = given.needed_loss(model)
+    dense = _sizes(model)
+    result = prune_structured(
+        model,
+        batches,
+        loss,
+        budget=step.budget,
+        tokens=mean_tokens(batches),
+        cost=step.cost,
+        fisher=step.fisher,
+        rearrange=step.rearrange,
+        tune=step.tune,
+        refit=step.refit,
+        multiple=step.multiple,
+        min_heads=step.min_units,
+        min_filters=step.min_units,
+        keep=_keep if any(batch.keep is not None for batch in batches) else None,
+    )
+    lines = [
+        f"{block.name}: {len(block.heads)} heads and {len(block.filters)} filters are left."
+        for block in result.blocks
+    ]
+    left = f"{result.fraction:.1%} of the blocks' {step.cost} are left, {_sizes(model) / dense:.1%}"
+    return SlimResult(result, [f"{left} of all parameters.", *lines, *result.notes])
+
+
+def mean_tokens(batches: Sequence[Batch]) -> float:
+    """Tokens of a sequence, padding not counted."""
+    tokens = sequences = 0
+    for batch in batches:
+        first = batch.arguments
+        if isinstance(first, dict):
+            first = next(iter(first.values()))
+        elif isinstance(first, list | tuple):
+            first = first[0]
+        if isinstance(first, torch.Tensor) and first.ndim >= 2:
+            kept = batch.keep
+            tokens += int(kept.sum()) if kept is not None else first.shape[:2].numel()
+            sequences += len(first)
+    return tokens / sequences if sequences else 1.0
+
+
+def _keep(batch: Batch) -> torch.Tensor:
+    if batch.keep is None:
+        first = (
+            batch.arguments["input_ids"] if isinstance(batch.arguments, dict) else batch.arguments
+        )
+        return torch.ones(first.shape[:2], dtype=torch.bool)
+    return batch.keep
+
+
+def _sizes(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
