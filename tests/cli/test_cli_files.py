@@ -50,7 +50,10 @@ def test_a_gguf_file_is_pruned_and_keeps_its_tokenizer(gossamer_cli, tmp_path):
 def test_a_damaged_gguf_file_is_code_three(gossamer_cli, tmp_path):
     path = tiny_gguf().write(tmp_path / "tiny.gguf")
     path.write_bytes(path.read_bytes()[:5000])
-    for arguments in (["convert", path, tmp_path / "o"], ["prune", path, "-o", tmp_path / "o"]):
+    for arguments in (
+        ["convert", path, tmp_path / "o"],
+        ["prune", path, "-o", tmp_path / "o", "--sparsity", "0.5"],
+    ):
         ran = gossamer_cli(*arguments)
         assert ran.code == 3
         assert "truncated" in ran.err

@@ -155,7 +155,7 @@ def test_recipe_mapping_equals_arguments():
     [
         ("magic.yaml", {}, "magic.yaml: there is no such file"),
         (["magnitude-50"], {}, "expected a mapping.*got list"),
-        ("sparsegpt-50", {}, "method 'sparsegpt' looks at the inputs .* needs calibration data"),
+        ("sparsegpt-50", {}, "method 'sparsegpt' looks at what data .* needs calibration data"),
         ("magnitude-50", {"sparsity": 0.9}, "sparsity is given beside a whole recipe"),
         ({"sparcity": 0.5}, {}, "unknown key 'sparcity'. Did you mean 'sparsity'"),
         ({"sparsity": 0.5}, {"sparsity": 0.9}, "0.5 in the recipe and 0.9 in the call"),

@@ -55,18 +55,26 @@ def has_bf16_instructions() -> bool:
     return active_kernels() == "avx512" and "avx512bf16" in available_extensions()
 
 
-def _accepts(sparse: SparseTensor) -> bool:
-    return has_bf16_instructions()
-
-
 def _has_pairs(sparse: SparseTensor) -> bool:
     pattern, (num_rows, num_columns) = sparse.pattern, sparse.shape
     comes_in_pairs = isinstance(pattern, Block) and pattern.columns % 2 == 0
     is_full = sparse.nnz >= _PAIR_DENSITY * num_rows * num_columns
-    return _accepts(sparse) and (comes_in_pairs or is_full)
+    return comes_in_pairs or is_full
 
 
 KERNELS = (
-    Kernel("bf16_panel", _accepts, lambda sparse: pack_bf16(*canonical(sparse)), "bf16"),
-    Kernel("bf16_pair", _has_pairs, lambda sparse: pack_bf16(*canonical(sparse), "pair"), "bf16"),
+    Kernel(
+        "bf16_panel",
+        lambda sparse: True,
+        lambda sparse: pack_bf16(*canonical(sparse)),
+        "bf16",
+        is_offered=has_bf16_instructions,
+    ),
+    Kernel(
+        "bf16_pair",
+        _has_pairs,
+        lambda sparse: pack_bf16(*canonical(sparse), "pair"),
+        "bf16",
+        is_offered=has_bf16_instructions,
+    ),
 )

@@ -46,6 +46,8 @@ class Kernel:
         precision: "fp32" if results are those of fp32 arithmetic. The others are lossy and run only
             where the user allowed them.
         max_tokens: more activation rows than this are not worth a measurement; None = any number.
+        is_offered: whether this CPU has the instructions that make it worth a measurement; it runs
+            without them too.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Kernel:
     prepare: Prepare
     precision: str = "fp32"
     max_tokens: int | None = None
+    is_offered: Callable[[], bool] = lambda: True
 
 
 # The plug-in axis: one kernel per format, which runs any weight in it.
@@ -113,7 +116,7 @@ def candidates(op: str, sparse: SparseTensor, precision: str = "fp32") -> tuple[
     allowed = allowed_precisions(precision)
     table = ops_table(op)
     found = [table.get(sparse.format)] if sparse.format in table else []
-    found += [kernel for kernel in _KERNELS[op] if kernel.accepts(sparse)]
+    found += [k for k in _KERNELS[op] if k.is_offered() and k.accepts(sparse)]
     return tuple(kernel for kernel in found if kernel.precision in allowed)
 
 

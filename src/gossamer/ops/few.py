@@ -94,8 +94,8 @@ def _prepare(form: str, dtype: str, sparse: SparseTensor) -> PackedWeight:
     return pack_few(*canonical(sparse), form=form, dtype=dtype, group=group)
 
 
-def _permutes_fast(sparse: SparseTensor) -> bool:
-    return isinstance(sparse.pattern, NM) and active_kernels() == "avx512"
+def _permutes_fast() -> bool:
+    return active_kernels() == "avx512"
 
 
 def _prepare_permute(sparse: SparseTensor) -> PackedWeight:
@@ -119,5 +119,10 @@ KERNELS: tuple[Kernel, ...] = (
     # The same for any number of tokens, 16 at a time: no transposes, sums stay in registers.
     # AVX-512 picks any of 16 (or, from two registers, 32) activations with one instruction. AVX2
     # needs two for 8 and four for 16: panels were faster there from 8 tokens on, by 1.1 to 4 times.
-    Kernel("permute", _permutes_fast, _prepare_permute),
+    Kernel(
+        "permute",
+        functools.partial(_accepts, "nm"),
+        _prepare_permute,
+        is_offered=_permutes_fast,
+    ),
 )
