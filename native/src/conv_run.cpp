@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <omp.h>
-
 #include <algorithm>
-#include <atomic>
-#include <new>
 
 #include "gossamer/conv_layout.hpp"
 #include "gossamer/fork.hpp"
 #include "gossamer/scratch.hpp"
+#include "run_tasks.hpp"
 
 namespace gossamer {
 namespace {
@@ -39,8 +36,7 @@ void PackedConv::run(const float* x, int64_t images, float* y, const float* bias
   const int64_t together = is_even ? tiles_together() : 1;
   const int64_t splits = (row_tiles + together - 1) / together;
   const int64_t num_tasks = num_pixel_tiles * splits;
-  std::atomic<bool> out_of_memory{false};
-  const auto task = [&](int64_t i) {
+  run_tasks(num_tasks, num_threads, [&](int64_t i) {
     const int64_t part = i % splits, pixels = i / splits % static_cast<int64_t>(tiles.size());
     const int64_t image_group = i / splits / static_cast<int64_t>(tiles.size());
     const int64_t group = image_group % num_groups;
@@ -49,22 +45,13 @@ void PackedConv::run(const float* x, int64_t images, float* y, const float* bias
     tile.last_tile = std::min(tile.first_tile + together, row_tiles);
     float* scratch =
         static_cast<float*>(thread_scratch(conv_scratch_floats(views[group], tile) * sizeof(float)));
-    if (!scratch) {
-      out_of_memory.store(true);
-      return;
-    }
+    if (!scratch) return false;
     const ConvImage image = {x + image_group * x_size, x, x + images * num_groups * x_size};
     const ConvCall call = {image, y + image_group * y_size,
                            bias ? bias + group * group_rows : nullptr, activation};
     kernels_.run(views[group], call, tile, scratch);
-  };
-  if (num_threads <= 1 || num_tasks <= 1) {
-    for (int64_t i = 0; i < num_tasks; ++i) task(i);
-  } else {
-#pragma omp parallel for schedule(dynamic, 1) num_threads(num_threads)
-    for (int64_t i = 0; i < num_tasks; ++i) task(i);
-  }
-  if (out_of_memory.load()) throw std::bad_alloc();
+    return true;
+  });
 }
 
 }  // namespace gossamer

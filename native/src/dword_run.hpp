@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Splits the tokens into tiles and the work over threads.
 #pragma once
-#include <omp.h>
 
-#include <atomic>
-#include <new>
 #include <vector>
 
 #include "gossamer/fork.hpp"
 #include "gossamer/dwords.hpp"
 #include "gossamer/scratch.hpp"
+#include "run_tasks.hpp"
 
 namespace gossamer {
 
@@ -32,27 +30,12 @@ void run_dwords(const View& view, const LinearCall& call, const int* widths, int
     first += num;
   }
   num_threads = usable_threads(num_threads);
-  // Token tiles share nothing; row tiles of one token tile each turn it again.
-  const int64_t num_token_tiles = static_cast<int64_t>(tiles.size());
-  const int64_t splits = num_token_tiles % num_threads == 0 || num_token_tiles >= 4 * num_threads ? 1 : view.num_tiles;
-  const int64_t num_tasks = num_token_tiles * splits;
-  std::atomic<bool> out_of_memory{false};
-  const auto task = [&](int64_t i) {
-    const TokenTile& tile = tiles[i / splits];
-    const int64_t part = i % splits;
-    void* scratch = thread_scratch(scratch_bytes(view, tile.width));
-    if (scratch)
-      kernel(view, call, tile, splits == 1 ? 0 : part, splits == 1 ? view.num_tiles : part + 1, scratch);
-    else
-      out_of_memory.store(true);
-  };
-  if (num_threads <= 1 || num_tasks <= 1) {
-    for (int64_t i = 0; i < num_tasks; ++i) task(i);
-  } else {
-#pragma omp parallel for schedule(dynamic, 1) num_threads(num_threads)
-    for (int64_t i = 0; i < num_tasks; ++i) task(i);
-  }
-  if (out_of_memory.load()) throw std::bad_alloc();
+  run_tiles(static_cast<int64_t>(tiles.size()), view.num_tiles, num_threads,
+            [&](int64_t tile, int64_t first, int64_t last) {
+              void* scratch = thread_scratch(scratch_bytes(view, tiles[tile].width));
+              if (scratch) kernel(view, call, tiles[tile], first, last, scratch);
+              return scratch != nullptr;
+            });
 }
 
 }  // namespace gossamer

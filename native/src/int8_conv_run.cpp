@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <omp.h>
-
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <new>
 
 #include "gossamer/fork.hpp"
 #include "gossamer/int8_conv_layout.hpp"
 #include "gossamer/scratch.hpp"
+#include "run_tasks.hpp"
 
 namespace gossamer {
 namespace {
@@ -16,16 +14,6 @@ namespace {
 // Quantised images that wait for their products: they stay in L2 or in a core's part of L3.
 constexpr int64_t kMaxStrings = int64_t{1} << 20;
 constexpr int64_t kPartChannels = 16;  // what one thread measures or quantises at a time
-
-template <class Task>
-void each(int64_t num_tasks, int num_threads, const Task& task) {
-  if (num_threads <= 1 || num_tasks <= 1) {
-    for (int64_t i = 0; i < num_tasks; ++i) task(i);
-  } else {
-#pragma omp parallel for schedule(dynamic, 1) num_threads(num_threads)
-    for (int64_t i = 0; i < num_tasks; ++i) task(i);
-  }
-}
 
 // Every stride-th byte of `from`; the usual strides with a number the compiler knows.
 void pick_bytes(const uint8_t* from, int64_t stride, int64_t num, uint8_t* to) {
@@ -94,9 +82,10 @@ void Int8Conv::quantise(const float* x, int64_t images, uint8_t* strings, float*
   const Int8ConvView conv = view(0, images);
   std::vector<uint32_t> largest(static_cast<size_t>(images * parts));
   std::vector<float> inverses(static_cast<size_t>(images));
-  each(images * parts, num_threads, [&](int64_t i) {
+  run_tasks(images * parts, num_threads, [&](int64_t i) {
     const int64_t first = i % parts * kPartChannels, num = std::min(kPartChannels, channels - first);
     largest[i] = kernels_.largest(x + (i / parts * channels + first) * pixels, num * pixels);
+    return true;
   });
   for (int64_t image = 0; image < images; ++image) {
     const auto begin = largest.begin() + image * parts;
@@ -104,16 +93,15 @@ void Int8Conv::quantise(const float* x, int64_t images, uint8_t* strings, float*
     scales[image] = scale.scale;
     inverses[image] = scale.inverse;
   }
-  std::atomic<bool> out_of_memory{false};
-  each(images * parts, num_threads, [&](int64_t i) {
+  run_tasks(images * parts, num_threads, [&](int64_t i) {
     const int64_t image = i / parts, first = i % parts * kPartChannels;
     uint8_t* bytes = static_cast<uint8_t*>(thread_scratch(static_cast<size_t>(pixels)));
-    if (!bytes) return out_of_memory.store(true);
+    if (!bytes) return false;
     for (int64_t c = first; c < std::min(first + kPartChannels, channels); ++c)
       place_channel(x + (image * channels + c) * pixels, inverses[image], image, images, bytes,
                     strings + c * conv.num_phases * conv.phase_bytes);
+    return true;
   });
-  if (out_of_memory.load()) throw std::bad_alloc();
 }
 
 void Int8Conv::run(const float* x, int64_t images, float* y, const float* bias, Activation activation,
@@ -124,7 +112,6 @@ void Int8Conv::run(const float* x, int64_t images, float* y, const float* bias, 
   num_threads = usable_threads(num_threads);
   const int64_t together = images_together(images);
   std::vector<float> scales(static_cast<size_t>(together));
-  std::atomic<bool> out_of_memory{false};
   for (int64_t image = 0; image < images; image += together) {
     const int64_t num = std::min(together, images - image);
     std::vector<Int8ConvView> views;
@@ -142,13 +129,13 @@ void Int8Conv::run(const float* x, int64_t images, float* y, const float* bias, 
     // Pixel tiles share nothing; row tiles of one pixel tile each copy its slabs again.
     const bool is_even = num_tiles * num_groups % num_threads == 0 || num_tiles * num_groups >= 4 * num_threads;
     const int64_t splits = is_even ? 1 : row_tiles;
-    each(num_tiles * num_groups * splits, num_threads, [&](int64_t i) {
+    run_tasks(num_tiles * num_groups * splits, num_threads, [&](int64_t i) {
       const int64_t part = i % splits, group = i / splits / num_tiles;
       Int8ConvTile tile = tiles[i / splits % num_tiles];
       tile.first_tile = splits == 1 ? 0 : part;
       tile.last_tile = splits == 1 ? row_tiles : part + 1;
       void* scratch = thread_scratch(int8_conv_scratch_bytes(views[group], tile.width));
-      if (!scratch) return out_of_memory.store(true);
+      if (!scratch) return false;
       const Int8ConvCall call = {strings + group * group_bytes,
                                  scales.data(),
                                  y + (image * rows_ + group * group_rows) * out_pixels,
@@ -156,8 +143,8 @@ void Int8Conv::run(const float* x, int64_t images, float* y, const float* bias, 
                                  bias ? bias + group * group_rows : nullptr,
                                  activation};
       kernels_.run(views[group], call, tile, scratch);
+      return true;
     });
-    if (out_of_memory.load()) throw std::bad_alloc();
   }
 }
 

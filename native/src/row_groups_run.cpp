@@ -1,13 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <omp.h>
-
-#include <atomic>
-#include <new>
-
 #include "gossamer/fork.hpp"
 #include "gossamer/row_groups_layout.hpp"
 #include "gossamer/scratch.hpp"
 #include "row_groups_weight.hpp"
+#include "run_tasks.hpp"
 
 namespace gossamer {
 namespace {
@@ -73,30 +69,12 @@ void RowGroupsWeight::run(const LinearCall& call, int num_threads) const {
   const int max_vectors = kernels.max_vectors[num_kept - kMinGroupKept];
   const std::vector<TokenTile> tiles = token_tiles(call.tokens, kernels.lanes, max_vectors);
   num_threads = usable_threads(num_threads);
-  // Token tiles share nothing; row tiles of one token tile each pay for the transposition again.
-  const int64_t num_token_tiles = static_cast<int64_t>(tiles.size());
-  const int64_t splits =
-      num_token_tiles % num_threads == 0 || num_token_tiles >= 4 * num_threads ? 1 : seen.num_tiles;
-  const int64_t num_tasks = num_token_tiles * splits;
-  std::atomic<bool> out_of_memory{false};
-  const auto task = [&](int64_t i) {
-    const TokenTile& tile = tiles[i / splits];
-    const int64_t part = i % splits;
-    const int64_t first = splits == 1 ? 0 : part, last = splits == 1 ? seen.num_tiles : part + 1;
-    void* scratch = thread_scratch(row_groups_scratch_floats(seen, tile.width) * sizeof(float));
-    if (!scratch) {
-      out_of_memory.store(true);
-      return;
-    }
-    kernels.run(seen, call, tile, first, last, static_cast<float*>(scratch));
-  };
-  if (num_threads <= 1 || num_tasks <= 1) {
-    for (int64_t i = 0; i < num_tasks; ++i) task(i);
-  } else {
-#pragma omp parallel for schedule(dynamic, 1) num_threads(num_threads)
-    for (int64_t i = 0; i < num_tasks; ++i) task(i);
-  }
-  if (out_of_memory.load()) throw std::bad_alloc();
+  run_tiles(static_cast<int64_t>(tiles.size()), seen.num_tiles, num_threads,
+            [&](int64_t tile, int64_t first, int64_t last) {
+              void* scratch = thread_scratch(row_groups_scratch_floats(seen, tiles[tile].width) * sizeof(float));
+              if (scratch) kernels.run(seen, call, tiles[tile], first, last, static_cast<float*>(scratch));
+              return scratch != nullptr;
+            });
 }
 
 }  // namespace gossamer

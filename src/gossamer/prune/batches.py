@@ -29,6 +29,15 @@ class Batch:
         """The model's output on this batch."""
         return call_on_batch(model, self.arguments)
 
+    def first_tensor(self) -> torch.Tensor | None:
+        """The first tensor that the model gets: token ids, or an image."""
+        values = self.arguments
+        if isinstance(values, Mapping):
+            values = list(values.values())
+        elif not isinstance(values, list | tuple):
+            values = [values]
+        return next((value for value in values if isinstance(value, torch.Tensor)), None)
+
     def call(self, model: nn.Module) -> Callable[[], Any]:
         """The same, later."""
         return lambda: self.run(model)

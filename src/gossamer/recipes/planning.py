@@ -178,12 +178,8 @@ def _tokens(batches: Sequence[Batch]) -> float:
     """Positions of the first tensor of each batch, padding included."""
     total = 0
     for batch in batches:
-        value = batch.arguments
-        if isinstance(value, dict):
-            value = next(iter(value.values()))
-        elif isinstance(value, list | tuple):
-            value = value[0]
-        total += value.shape[:2].numel() if isinstance(value, torch.Tensor) else 1
+        first = batch.first_tensor()
+        total += 1 if first is None else first.shape[:2].numel()
     return float(max(total, 1))
 
 

@@ -54,12 +54,8 @@ def mean_tokens(batches: Sequence[Batch]) -> float:
     """Tokens of a sequence, padding not counted."""
     tokens = sequences = 0
     for batch in batches:
-        first = batch.arguments
-        if isinstance(first, dict):
-            first = next(iter(first.values()))
-        elif isinstance(first, list | tuple):
-            first = first[0]
-        if isinstance(first, torch.Tensor) and first.ndim >= 2:
+        first = batch.first_tensor()
+        if first is not None and first.ndim >= 2:
             kept = batch.keep
             tokens += int(kept.sum()) if kept is not None else first.shape[:2].numel()
             sequences += len(first)
@@ -67,11 +63,11 @@ def mean_tokens(batches: Sequence[Batch]) -> float:
 
 
 def _keep(batch: Batch) -> torch.Tensor:
-    if batch.keep is None:
-        first = (
-            batch.arguments["input_ids"] if isinstance(batch.arguments, dict) else batch.arguments
-        )
+    first = batch.first_tensor()
+    if batch.keep is None and first is not None:
         return torch.ones(first.shape[:2], dtype=torch.bool)
+    if batch.keep is None:
+        raise ValueError("a batch without tensors")
     return batch.keep
 
 
