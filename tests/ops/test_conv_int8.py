@@ -35,8 +35,11 @@ def exact(x, weight, bits, s, bias=None):
     row_scale = (top_w.double() / 127).float()
     top_x = x.flatten(1).abs().amax(1)
     top_x = torch.where(top_x > 0, top_x, float(limit))
-    q_w = (weight.double() * (127 / top_w.double()).view(-1, 1, 1, 1)).round()
-    q_x = (x * (limit / top_x).view(-1, 1, 1, 1)).round().double()
+    # A number over a tensor is a product with its reciprocal in torch: two roundings.
+    inverse_w = torch.full_like(top_w, 127.0).double() / top_w.double()
+    inverse_x = torch.full_like(top_x, float(limit)) / top_x
+    q_w = (weight.double() * inverse_w.view(-1, 1, 1, 1)).round()
+    q_x = (x * inverse_x.view(-1, 1, 1, 1)).round().double()
     sums = apply(q_x, q_w, s).float()
     scale = (top_x / limit).view(-1, 1, 1, 1) * row_scale.view(1, -1, 1, 1)
     y = sums.double() * scale.double()  # one rounding, as in an fma
