@@ -146,6 +146,28 @@ def test_refit_in_slices_equals_refit_at_once(monkeypatch):
     torch.testing.assert_close(refit(problem, mask).weight_RK, whole, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_conjugate_gradients_give_what_factors_give(monkeypatch, dtype):
+    problem = problem_of(Unstructured(), shape=(8, 200), dtype=dtype)
+    mask = torch.rand(8, 200, generator=torch.Generator().manual_seed(5)) < 0.8
+    mask[0] = True
+    iterated = refit(problem, mask).weight_RK
+    monkeypatch.setattr("gossamer.prune.solvers.least_squares.MAX_FACTORED", 1000)
+    factored = refit(problem, mask).weight_RK
+    bound = 1e-9 if dtype == torch.float64 else 1e-3
+    torch.testing.assert_close(iterated, factored, rtol=bound, atol=bound)
+    best, found = (damped_cost(problem, weight) for weight in (factored, iterated))
+    assert found <= best * (1 + 1e-4) + 1e-6
+
+
+def test_rows_that_do_not_converge_are_factored(monkeypatch):
+    problem = problem_of(Unstructured(), shape=(4, 200))
+    mask = torch.rand(4, 200, generator=torch.Generator().manual_seed(5)) < 0.8
+    wanted = refit(problem, mask).weight_RK
+    monkeypatch.setattr("gossamer.prune.solvers.least_squares._MAX_STEPS", 1)
+    torch.testing.assert_close(refit(problem, mask).weight_RK, wanted, rtol=1e-8, atol=1e-8)
+
+
 def brute_force(problem, kept):
     """The best mask of every row with `kept` weights, by trying all."""
     columns = problem.weight_RK.shape[1]

@@ -159,7 +159,7 @@ def _or_wanda(solve: Solve) -> Solve:
 def _then_refit(solve: Solve, damping: float) -> Solve:
     def solve_then_refit(problem: LayerProblem) -> LayerSolution:
         solution = solve(problem)
-        fitted = least_squares(problem, solution.mask_RK, damping)
+        fitted = least_squares(problem, solution.mask_RK, damping, solution.weight_RK)
         return LayerSolution(fitted.weight_RK, fitted.mask_RK, (*solution.notes, *fitted.notes))
 
     return solve_then_refit

@@ -45,12 +45,13 @@ class ADMM:
         size_K = gram.matrix_KK.diagonal().sqrt()
         scaled_KK = gram.matrix_KK / size_K / size_K[:, None]
         weight_RK = problem.weight_RK * size_K
-        mask_RK = self._settle(problem, scaled_KK, weight_RK)
-        return refit(problem, mask_RK, self.damping)
+        mask_RK, start_RK = self._settle(problem, scaled_KK, weight_RK)
+        return refit(problem, mask_RK, self.damping, start_RK / size_K)
 
     def _settle(
         self, problem: LayerProblem, gram_KK: torch.Tensor, weight_RK: torch.Tensor
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The mask, and the scaled weights it was found with."""
         values_K, vectors_KK = torch.linalg.eigh(gram_KK)
         wanted_RK = weight_RK @ gram_KK
         legal_RK, dual_RK = weight_RK.clone(), torch.zeros_like(weight_RK)
@@ -68,4 +69,4 @@ class ADMM:
                 break
             if step % _STEPS_PER_GROWTH == _STEPS_PER_GROWTH - 1:
                 penalty *= next(factor for bound, factor in _GROWTH if moved >= bound)
-        return mask_RK
+        return mask_RK, legal_RK
