@@ -62,6 +62,10 @@ class DenseFallback(KernelError):
     """Work fell back to dense under `gossamer.strict()`."""
 
 
+class MaskDrift(GossamerError, RuntimeError):
+    """A mask is not what the stage that made it said: a fault of gossamer or of another tool."""
+
+
 class WeightIsCompact(GossamerError, AttributeError):
     """`.weight` was read on a layer whose kept values are the Parameter."""
 

@@ -4,6 +4,7 @@ import torch
 from gossamer import sparsify
 from gossamer.nn import MaskedWeight
 from gossamer.recipes.loader import builtin_names, load_recipe
+from gossamer.recipes.schema import Prune, Recipe, Stage
 from gossamer.zoo import TinyEncoder
 
 
@@ -37,3 +38,28 @@ def test_every_built_in_recipe_runs(name):
         assert any("heads and" in note for note in report.notes)
         small = sum(p.numel() for p in model.layers.parameters())
         assert small < sum(p.numel() for p in tiny().layers.parameters())
+
+
+def test_layers_that_are_left_alone_by_default_can_be_all_that_is_pruned():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential()
+    model.add_module("head", torch.nn.Linear(16, 8))
+    step = Prune(method="sparsegpt", sparsity=0.5, targets=["head"])
+    recipe = Recipe(gossamer=1, stages=(Stage(prune=step),))
+    report = sparsify(model, recipe, data=[torch.randn(32, 16)])
+    assert report.sparsity == 0.5
+    assert report.ms_sparse is not None
+
+
+def test_a_slim_model_without_a_linear_to_prune_is_reported():
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=40, n_positions=16, n_embd=32, n_layer=2, n_head=4, n_inner=64
+    )
+    model = transformers.GPT2LMHeadModel(config).eval()
+    generator = torch.Generator().manual_seed(1)
+    data = [{"input_ids": torch.randint(40, (4, 12), generator=generator)} for _ in range(4)]
+    report = sparsify(model, "structured-mac-50", data=data)
+    assert report.bytes_sparse < report.bytes_dense
+    assert not report.layers

@@ -9,6 +9,7 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.prune.batches import call_on_batch
+from gossamer.prune.calibrated import evaluating
 from gossamer.prune.targets import Target
 
 # Rows kept per layer: the first ones seen. 4096 x 768 floats are 12 MiB.
@@ -43,17 +44,13 @@ def collect_inputs(
         for target in targets
         for module in (target.module, *(twin for _, twin in target.twins))
     ]
-    modes = {module: module.training for module in model.modules()}
     try:
-        model.eval()
-        with torch.no_grad():
+        with evaluating(model), torch.no_grad():
             for batch in data:
                 call_on_batch(model, batch)
     finally:
         for handle in handles:
             handle.remove()
-        for module, training in modes.items():
-            module.training = training
     for name, seen in rows.items():
         if not seen:
             raise InputError(

@@ -2,15 +2,15 @@
 """The time of a pruned model beside the dense one's, on a batch of the user's own data."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
 from gossamer.ops.timing import Duel, duel
-from gossamer.prune import Target
 from gossamer.prune.batches import call_on_batch
+from gossamer.prune.calibrated import evaluating
 from gossamer.run.choose import Chooser
 from gossamer.run.compiler import compile as compile_model
 from gossamer.run.contenders import Contenders
@@ -26,21 +26,18 @@ class _AlwaysDense(Chooser):
         return Choice(tokens, "dense", None, None, "dense twin")
 
 
-def tokens_seen(model: nn.Module, targets: list[Target], batch: Any) -> tuple[int, ...]:
-    """How many activation rows enter the targets while the model reads one batch."""
+def tokens_seen(model: nn.Module, layers: Iterable[nn.Module], batch: Any) -> tuple[int, ...]:
+    """How many activation rows enter the Linears of `layers` while the model reads one batch."""
     counts: set[int] = set()
     handles = [
-        target.module.register_forward_pre_hook(_counter(counts))
-        for target in targets
-        if isinstance(target.module, nn.Linear)
+        layer.register_forward_pre_hook(_counter(counts))
+        for layer in layers
+        if isinstance(layer, nn.Linear)
     ]
-    training = model.training
     try:
-        model.eval()
-        with torch.no_grad():
+        with evaluating(model), torch.no_grad():
             call_on_batch(model, batch)
     finally:
-        model.train(training)
         for handle in handles:
             handle.remove()
     return tuple(sorted(counts))

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from gossamer.errors import GossamerError
+from gossamer.errors import MaskDrift
 from gossamer.nn import MaskedWeight
 from gossamer.prune import LayerResult, attention_notes
 from gossamer.prune.batches import as_batches
@@ -19,10 +19,6 @@ from gossamer.recipes.reporting import Evaluate, dense_bytes, make_report, measu
 from gossamer.recipes.schema import Prune, Recipe
 from gossamer.recipes.structured_stage import run_structured_stage
 from gossamer.report.report import Report
-
-
-class MaskDrift(GossamerError, RuntimeError):
-    """A mask is not what the stage that made it said: a fault of gossamer or of another tool."""
 
 
 def execute(
@@ -61,13 +57,17 @@ def execute(
         pruned |= {layer.name: layer for layer in result.layers}
         # Of all stages so far: a later one must respect the masks it did not make.
         verify(model, pruned.values())
-    targets = [target for target in find_targets(model) if target.name in pruned or is_slim]
-    notes = [*attention_notes(model, targets), *notes]
+    if pruned:
+        notes = [*attention_notes(model, find_targets(model, list(pruned))), *notes]
     quality = measure_quality(evaluate, model, "after")
     report = make_report(model, list(pruned.values()), notes, quality_dense, quality)
     report = replace(report, bytes_dense=before)
-    tokens = () if batches is None else tokens_seen(model, targets, batches[0].arguments)
-    if batches is None or not tokens:
+    if batches is None:
+        return report
+    # Of pruned layers; a slim model has none, and all of its Linears matter.
+    layers = [m for name, m in model.named_modules() if name in pruned or (is_slim and not pruned)]
+    tokens = tokens_seen(model, layers, batches[0].arguments)
+    if not tokens:
         return report
     times = time_beside_dense(model, tokens, batches[0].arguments, dense)
     return replace(report, ms_dense=times.first_us / 1000, ms_sparse=times.second_us / 1000)

@@ -93,7 +93,7 @@ def sparsify(  # noqa: PLR0913  (the public call: every argument is a word of th
         model, **settings, data=None if batches is None else itertools.chain(first, batches)
     )
     notes = attention_notes(model, plan.targets)
-    tokens = tokens_seen(model, plan.targets, first[0]) if first else ()
+    tokens = tokens_seen(model, [t.module for t in plan.targets], first[0]) if first else ()
     quality_dense = measure_quality(evaluate, model, "before")
     results = apply_plan(model, plan)
     quality = measure_quality(evaluate, model, "after")
