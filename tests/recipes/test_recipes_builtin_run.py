@@ -3,7 +3,10 @@ import torch
 
 from gossamer import sparsify
 from gossamer.nn import MaskedWeight
+from gossamer.prune.journal import DiskJournal
+from gossamer.recipes.execute import execute
 from gossamer.recipes.loader import builtin_names, load_recipe
+from gossamer.recipes.prune_stage import StageInput
 from gossamer.recipes.schema import Prune, Recipe, Stage
 from gossamer.zoo import TinyEncoder
 
@@ -63,3 +66,16 @@ def test_a_slim_model_without_a_linear_to_prune_is_reported():
     report = sparsify(model, "structured-mac-50", data=data)
     assert report.bytes_sparse < report.bytes_dense
     assert not report.layers
+
+
+def test_stages_that_solve_a_layer_twice_keep_their_journals_apart(tmp_path):
+    steps = [Prune(method="sparsegpt", sparsity=sparsity) for sparsity in (0.5, 0.75)]
+    recipe = Recipe(gossamer=1, stages=tuple(Stage(prune=step) for step in steps))
+    data = [torch.randint(50, (6, 12), generator=torch.Generator().manual_seed(1))]
+    plain, journalled = tiny(), tiny()
+    execute(recipe, plain, data)
+    journal = DiskJournal(tmp_path / "journal", {})
+    report = execute(recipe, journalled, data, given=StageInput(journal=journal))
+    assert report.sparsity == 0.75
+    for one, two in zip(plain.parameters(), journalled.parameters(), strict=True):
+        assert torch.equal(one, two)

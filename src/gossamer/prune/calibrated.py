@@ -58,6 +58,10 @@ class Journal:
     def note(self, name: str, solution: LayerSolution) -> None:
         """Remember a solution."""
 
+    def of_stage(self, number: int) -> "Journal":
+        """The part of one stage of a recipe: a later stage may solve the same layers again."""
+        return self
+
 
 @dataclass(frozen=True)
 class CalibratedPruning:

@@ -5,6 +5,7 @@ One file per finished layer: kept values and mask bits. A file appears whole or 
 run was (model, data, recipe) stands in `journal.json`; another run does not take it up.
 """
 
+import copy
 import hashlib
 import json
 import os
@@ -37,6 +38,7 @@ class DiskJournal(Journal):
     def __init__(self, folder: Path, key: Mapping[str, str]) -> None:
         self.folder = folder
         self.num_recalled = 0
+        self._stage = 0
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._check_key(dict(key))
@@ -79,6 +81,12 @@ class DiskJournal(Journal):
             temporary.unlink(missing_ok=True)
             raise _no_room(path, error) from error
 
+    def of_stage(self, number: int) -> "DiskJournal":
+        """The same folder, with the solutions of one stage."""
+        part = copy.copy(self)
+        part._stage = number
+        return part
+
     def remove(self) -> None:
         """Forget everything: the run is complete."""
         for path in [*self.folder.glob("*.safetensors"), *self.folder.glob("*.tmp")]:
@@ -87,7 +95,8 @@ class DiskJournal(Journal):
         self.folder.rmdir()
 
     def _path(self, name: str) -> Path:
-        return self.folder / f"{hashlib.sha256(name.encode()).hexdigest()[:24]}.safetensors"
+        digest = hashlib.sha256(f"{self._stage} {name}".encode()).hexdigest()
+        return self.folder / f"{digest[:24]}.safetensors"
 
     def _check_key(self, key: dict[str, str]) -> None:
         path = self.folder / KEY_FILE

@@ -47,12 +47,13 @@ def execute(
     before = dense_bytes(model)
     pruned: dict[str, LayerResult] = {}
     notes: list[str] = []
-    for stage in recipe.stages:
+    for number, stage in enumerate(recipe.stages):
         step = stage.step
         if not isinstance(step, Prune):
             notes += run_structured_stage(model, step, given).notes
             continue
-        result = run_prune_stage(model, step, given)
+        journal = given.journal.of_stage(number)
+        result = run_prune_stage(model, step, replace(given, journal=journal))
         notes += result.notes
         pruned |= {layer.name: layer for layer in result.layers}
         # Of all stages so far: a later one must respect the masks it did not make.
