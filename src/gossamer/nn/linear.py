@@ -80,7 +80,7 @@ class Linear(CompactWeight):
             return resident_linear(x, self.values, dense, self.mask_bits, self.bias)
         kernel = self.mode == "kernel"
         return compact_linear(
-            x, self.values, self.mask_bits, self.bias, self.in_features, kernel=kernel
+            x, self.values, self.mask_bits, self.bias, self.in_features, sparse=kernel
         )
 
     def extra_repr(self) -> str:

@@ -3,7 +3,7 @@
 
 The dense weight exists only inside a call: forward rebuilds it, multiplies and frees it; backward
 rebuilds it for the input and gathers the gradient of the values from the dense product. With
-`kernel` no dense matrix exists at all: sparse kernels do the same three products in float32 on the
+`sparse` no dense matrix exists at all: sparse kernels do the same three products in float32 on the
 CPU (ops/train_kernels.py), and what they cannot take is computed densely and counted. Three ops are
 closed under differentiation, so second derivatives work too:
 
@@ -12,7 +12,7 @@ closed under differentiation, so second derivatives work too:
     V(g, x) = (g^T x)[mask] dg = L(x, u)     dx = I(g, u)
 
 Legend: T tokens (all leading dimensions), R rows (outputs), K columns (inputs), n kept values.
-Without `kernel` plain torch on any device; opaque to torch.compile and torch.export, which see
+Without `sparse` plain torch on any device; opaque to torch.compile and torch.export, which see
 shapes only.
 """
 
@@ -31,9 +31,9 @@ def _flat(x: torch.Tensor) -> torch.Tensor:
     return x.reshape(x.shape[:-1].numel(), x.shape[-1])
 
 
-def _runs_sparse(kernel: bool, *operands: torch.Tensor | None) -> bool:
+def _runs_sparse(sparse: bool, *operands: torch.Tensor | None) -> bool:
     """Whether sparse kernels are asked for and take these operands; a refusal is counted."""
-    if not kernel:
+    if not sparse:
         return False
     reason = train_kernels.why_unusable(*operands)
     if reason is not None:
@@ -48,9 +48,9 @@ def _linear(
     mask_bits: torch.Tensor,
     bias: torch.Tensor | None,
     in_features: int,
-    kernel: bool = False,
+    sparse: bool = False,
 ) -> torch.Tensor:
-    if _runs_sparse(kernel, x, values, bias):
+    if _runs_sparse(sparse, x, values, bias):
         y_TR = train_kernels.linear(_flat(x), values, mask_bits, bias)
     else:
         y_TR = linear(_flat(x), expand(values, mask_bits, in_features), bias)
@@ -63,9 +63,9 @@ def _grad_input(
     values: torch.Tensor,
     mask_bits: torch.Tensor,
     in_features: int,
-    kernel: bool = False,
+    sparse: bool = False,
 ) -> torch.Tensor:
-    if _runs_sparse(kernel, grad, values):
+    if _runs_sparse(sparse, grad, values):
         dx_TK = train_kernels.grad_input(_flat(grad), values, mask_bits, in_features)
     else:
         dx_TK = _flat(grad) @ expand(values, mask_bits, in_features)
@@ -78,9 +78,9 @@ def _grad_values(
     x: torch.Tensor,
     mask_bits: torch.Tensor,
     num_values: int,
-    kernel: bool = False,
+    sparse: bool = False,
 ) -> torch.Tensor:
-    if _runs_sparse(kernel, grad, x):
+    if _runs_sparse(sparse, grad, x):
         return train_kernels.grad_values(_flat(grad), _flat(x), mask_bits, num_values)
     dense_grad_RK = _flat(grad).T @ _flat(x)
     return gather_kept(dense_grad_RK, mask_bits, num_values)
@@ -131,7 +131,7 @@ def _(
     mask_bits: torch.Tensor,
     bias: torch.Tensor | None,
     in_features: int,
-    kernel: bool = False,
+    sparse: bool = False,
 ) -> torch.Tensor:
     return x.new_empty(*x.shape[:-1], mask_bits.shape[0])
 
@@ -142,7 +142,7 @@ def _(
     values: torch.Tensor,
     mask_bits: torch.Tensor,
     in_features: int,
-    kernel: bool = False,
+    sparse: bool = False,
 ) -> torch.Tensor:
     return grad.new_empty(*grad.shape[:-1], in_features)
 
@@ -153,7 +153,7 @@ def _(
     x: torch.Tensor,
     mask_bits: torch.Tensor,
     num_values: int,
-    kernel: bool = False,
+    sparse: bool = False,
 ) -> torch.Tensor:
     return grad.new_empty(num_values)
 
@@ -170,11 +170,11 @@ def _(
 
 
 def _save_linear(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    x, values, mask_bits, _, in_features, kernel = inputs
+    x, values, mask_bits, _, in_features, sparse = inputs
     needs_x, needs_values = ctx.needs_input_grad[:2]
     # dx needs only the values and dvalues only x: a frozen side frees the other one's input.
     ctx.save_for_backward(x if needs_values else None, values if needs_x else None, mask_bits)
-    ctx.in_features, ctx.num_values, ctx.kernel = in_features, values.numel(), kernel
+    ctx.in_features, ctx.num_values, ctx.sparse = in_features, values.numel(), sparse
 
 
 def _linear_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -182,15 +182,15 @@ def _linear_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None,
     needs_x, needs_values, _, needs_bias = ctx.needs_input_grad[:4]
     dx = dvalues = None
     if needs_x:
-        dx = _grad_input(grad, values, mask_bits, ctx.in_features, ctx.kernel)
+        dx = _grad_input(grad, values, mask_bits, ctx.in_features, ctx.sparse)
     if needs_values:
-        dvalues = _grad_values(grad, x, mask_bits, ctx.num_values, ctx.kernel)
+        dvalues = _grad_values(grad, x, mask_bits, ctx.num_values, ctx.sparse)
     return dx, dvalues, None, _flat(grad).sum(0) if needs_bias else None, None, None
 
 
 def _save_grad_input(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     ctx.save_for_backward(*inputs[:3])
-    ctx.in_features, ctx.kernel = inputs[3:]
+    ctx.in_features, ctx.sparse = inputs[3:]
 
 
 def _grad_input_backward(ctx: Any, h: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -198,15 +198,15 @@ def _grad_input_backward(ctx: Any, h: torch.Tensor) -> tuple[torch.Tensor | None
     needs_grad, needs_values = ctx.needs_input_grad[:2]
     dgrad = dvalues = None
     if needs_grad:
-        dgrad = _linear(h, values, mask_bits, None, ctx.in_features, ctx.kernel)
+        dgrad = _linear(h, values, mask_bits, None, ctx.in_features, ctx.sparse)
     if needs_values:
-        dvalues = _grad_values(grad, h, mask_bits, values.numel(), ctx.kernel)
+        dvalues = _grad_values(grad, h, mask_bits, values.numel(), ctx.sparse)
     return dgrad, dvalues, None, None, None
 
 
 def _save_grad_values(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     ctx.save_for_backward(*inputs[:3])
-    ctx.kernel = inputs[4]
+    ctx.sparse = inputs[4]
 
 
 def _grad_values_backward(ctx: Any, u: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -214,9 +214,9 @@ def _grad_values_backward(ctx: Any, u: torch.Tensor) -> tuple[torch.Tensor | Non
     needs_grad, needs_x = ctx.needs_input_grad[:2]
     dgrad = dx = None
     if needs_grad:
-        dgrad = _linear(x, u, mask_bits, None, x.shape[-1], ctx.kernel)
+        dgrad = _linear(x, u, mask_bits, None, x.shape[-1], ctx.sparse)
     if needs_x:
-        dx = _grad_input(grad, u, mask_bits, x.shape[-1], ctx.kernel)
+        dx = _grad_input(grad, u, mask_bits, x.shape[-1], ctx.sparse)
     return dgrad, dx, None, None, None
 
 
@@ -299,7 +299,7 @@ def compact_linear(
     bias: torch.Tensor | None,
     in_features: int,
     *,
-    kernel: bool = False,
+    sparse: bool = False,
 ) -> torch.Tensor:
     """`x W^T + b` with W rebuilt from its kept values for this call only.
 
@@ -309,10 +309,10 @@ def compact_linear(
         mask_bits: packed mask uint8 [R, ceil(K/8)], as `formats.bits.pack_bits` gives it.
         bias: [R] or None.
         in_features: K.
-        kernel: multiply on sparse kernels instead, forward and backward, where operands allow it.
+        sparse: multiply on sparse kernels instead, forward and backward, where operands allow it.
     """
     x, values, bias = _prepare(x, values, bias, in_features)
-    y: torch.Tensor = _linear(x, values, mask_bits, bias, in_features, kernel)
+    y: torch.Tensor = _linear(x, values, mask_bits, bias, in_features, sparse)
     return y
 
 

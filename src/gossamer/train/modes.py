@@ -93,7 +93,7 @@ class _Case:
     def multiply(self, x: torch.Tensor, values: torch.Tensor, kernel: bool) -> torch.Tensor:
         layer, bits = self.layer, self.layer.mask_bits
         if isinstance(layer, Linear):
-            return compact_linear(x, values, bits, None, layer.in_features, kernel=kernel)
+            return compact_linear(x, values, bits, None, layer.in_features, sparse=kernel)
         if kernel:
             return compact_conv(x, values, bits, None, layer.settings)
         weight_RK = expand_values(values, bits, layer.matrix_shape[1])
