@@ -1,12 +1,12 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # Makes the environment of one peer: benchmarks/peers/setup.sh NAME DIR
-# NAME is one of deepsparse, onnxruntime, scipy, sparseprop; the environment is DIR/NAME.
+# NAME is one of deepsparse, llmcompressor, onnxruntime, scipy, sparseprop; the environment is DIR/NAME.
 # Packages come from wherever pip is configured to find them. DeepSparse has a licence of its own
 # ("Neural Magic DeepSparse Community License") and needs Python below 3.12.
 set -eu
 if [ $# -ne 2 ]; then
-  echo "usage: $0 deepsparse|onnxruntime|scipy|sparseprop DIR" >&2
+  echo "usage: $0 deepsparse|llmcompressor|onnxruntime|scipy|sparseprop DIR" >&2
   exit 2
 fi
 name=$1
@@ -14,6 +14,8 @@ target=$2/$1
 constraints=$(dirname "$0")/../../constraints.txt
 case $name in
   deepsparse) packages="deepsparse==1.8.0" ;;
+  # Without its list of dependencies, which names packages for accelerators.
+  llmcompressor) packages="llmcompressor==0.14.0.1 compressed-tensors==0.19.0" ;;
   onnxruntime) packages="onnxruntime onnx" ;;
   scipy) packages="scipy" ;;
   # Its build looks for pybind11 in the environment itself; torch is the project's version.
@@ -27,6 +29,11 @@ if [ "$name" = sparseprop ]; then
   # shellcheck disable=SC2086
   pip install --quiet -c "$constraints" $packages
   pip install --quiet --no-build-isolation sparseprop
+elif [ "$name" = llmcompressor ]; then
+  pip install --quiet torch==2.13.0
+  # shellcheck disable=SC2086
+  pip install --quiet --no-deps $packages
+  pip install --quiet torch==2.13.0 transformers==5.17.0 datasets loguru pydantic requests pillow
 else
   # shellcheck disable=SC2086
   pip install --quiet $packages
