@@ -79,3 +79,43 @@ def test_stages_that_solve_a_layer_twice_keep_their_journals_apart(tmp_path):
     assert report.sparsity == 0.75
     for one, two in zip(plain.parameters(), journalled.parameters(), strict=True):
         assert torch.equal(one, two)
+
+
+def test_a_structured_stage_takes_back_what_held_out_batches_lose_by(monkeypatch):
+    from gossamer.recipes import structured_stage
+
+    data = [
+        torch.randint(50, (6, 12), generator=torch.Generator().manual_seed(i)) for i in range(8)
+    ]
+    scores = iter([1.0, 2.0, 3.0, 4.0, 5.0])  # every stage loses against the one before it
+    monkeypatch.setattr(structured_stage, "_mean_loss", lambda *_: next(scores))
+    report = sparsify(tiny(), load_recipe("structured-mac-50"), data=data)
+    assert report.notes[-1] == (
+        "Taken back, because held-out batches lost by it: rearrange, tune, refit."
+    )
+
+
+def test_rounds_reach_the_same_budget():
+    data = [
+        torch.randint(50, (6, 12), generator=torch.Generator().manual_seed(i)) for i in range(8)
+    ]
+    model = tiny()
+    report = sparsify(
+        model, load_recipe("structured-mac-50", ["stages.0.structured.rounds=2"]), data=data
+    )
+    assert any("of the blocks' macs are left" in note for note in report.notes)
+    assert float(report.notes[0].split("%")[0]) <= 50.0
+
+
+@pytest.mark.parametrize(
+    ("count", "part", "held"), [(3, 0.25, 0), (8, 0.25, 2), (5, 0.5, 2), (8, 0, 0)]
+)
+def test_held_out_batches_are_spread_and_disjoint(count, part, held):
+    from gossamer.prune.batches import as_batches
+    from gossamer.recipes.structured_stage import hold_out
+
+    batches = as_batches([torch.zeros(1, i + 1) for i in range(count)], "test")
+    used, chosen = hold_out(batches, part)
+    assert len(chosen) == held
+    assert len(used) + len(chosen) == count
+    assert not {id(batch) for batch in used} & {id(batch) for batch in chosen}

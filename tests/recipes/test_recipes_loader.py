@@ -131,7 +131,7 @@ def test_settings_belong_to_their_methods():
     field, message = only("method: wanda, sparsity: 0.5, damping: 0.01")
     assert field == "damping"
     assert message.startswith(
-        "damping is a setting of sparsegpt, admm and exact-obs, not of wanda."
+        "damping is a setting of sparsegpt, admm, exact-obs and obert, not of wanda."
     )
     for name, value in (("block", 64), ("quantise", 8)):
         field, message = only(f"method: admm, sparsity: 0.5, {name}: {value}")

@@ -108,6 +108,8 @@ class CalibratedPruning:
                 started = time.perf_counter()
                 solution = self.journal.recall(target.name)
                 error = None
+                if solution is not None and solution.mask_RK.numel() != target.weight.numel():
+                    solution = None  # a stage before measured, and cut this layer otherwise
                 if solution is None:
                     problem = self._problem(target, stop, dense, statistics, kept[target.name])
                     solution = self.method.solve(problem)

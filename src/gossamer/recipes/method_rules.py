@@ -21,11 +21,13 @@ METHODS: Final = (
 _SOLVERS: Final = ("sparsegpt", "admm", "exact-obs")
 # Setting -> (methods that have it, default).
 _SETTINGS: Final[dict[str, tuple[tuple[str, ...], Any]]] = {
-    "damping": (_SOLVERS, 0.01),
+    "damping": ((*_SOLVERS, "obert"), 0.01),
     "block": (("sparsegpt",), 128),
     "quantise": (("sparsegpt",), None),
     "match": (_SOLVERS, "pruned"),
 }
+# Few gradients make a poorer Fisher matrix than many inputs make a Gram matrix.
+_OBERT_DAMPING: Final = 0.1
 SCHEMA_HINT: Final = "Run 'gossamer recipe schema'."
 
 Found = Iterator[tuple[str, str]]
@@ -40,11 +42,12 @@ def has_setting(name: str, prune: Mapping[str, Any]) -> bool:
 
 def default_settings(prune: Mapping[str, Any]) -> dict[str, Any]:
     """Defaults of the settings that the method has."""
-    return {
+    found = {
         name: default
         for name, (_, default) in _SETTINGS.items()
         if default is not None and has_setting(name, prune)
     }
+    return {**found, "damping": _OBERT_DAMPING} if prune.get("method") == "obert" else found
 
 
 def setting_methods(name: str) -> tuple[str, ...]:

@@ -139,6 +139,7 @@ def _by_gradients(
             f"recipe: refit needs the inputs of every layer, which {step.method} does not look at."
             " Leave it out."
         )
+    settings = {} if step.damping is None else {"damping": step.damping}
     return prune_by_gradients(
         model,
         stage.batches,
@@ -146,7 +147,7 @@ def _by_gradients(
         stage.targets,
         stage.counts,
         stage.pattern,
-        make_gradient_method(step.method),
+        make_gradient_method(step.method, settings),
         given.progress,
     )
 

@@ -176,6 +176,15 @@ class Structured(_Data):
     min_units: int = Field(
         default=1, ge=0, le=65536, description="Heads or filters a layer keeps at least."
     )
+    rounds: int = Field(
+        default=1, ge=1, le=32, description="Geometric steps to the budget, gradients anew in each."
+    )
+    hold_out: float = Field(
+        default=0.25,
+        ge=0.0,
+        le=0.5,
+        description="Part of the batches whose loss decides whether a stage is kept; 0: all are.",
+    )
 
 
 class Stage(_Data):

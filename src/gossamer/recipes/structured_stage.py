@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from gossamer.prune.batches import Batch
+from gossamer.prune.gradient_passes import Loss
 from gossamer.prune.structured import StructuredResult, prune_structured
 from gossamer.recipes.prune_stage import StageInput
 from gossamer.recipes.schema import Structured
@@ -25,6 +26,7 @@ def run_structured_stage(model: nn.Module, step: Structured, given: StageInput) 
     """Make `model` smaller in place."""
     batches = given.needed_batches("structured pruning")
     loss = given.needed_loss(model)
+    batches, held = hold_out(batches, step.hold_out)
     dense = _sizes(model)
     result = prune_structured(
         model,
@@ -41,13 +43,39 @@ def run_structured_stage(model: nn.Module, step: Structured, given: StageInput) 
         min_heads=step.min_units,
         min_filters=step.min_units,
         keep=_keep if any(batch.keep is not None for batch in batches) else None,
+        evaluate=None if not held else lambda state: -_mean_loss(state, held, loss),
+        rounds=step.rounds,
     )
+    undone = [stage.name for stage in result.stages if not stage.kept]
     lines = [
         f"{block.name}: {len(block.heads)} heads and {len(block.filters)} filters are left."
         for block in result.blocks
     ]
     left = f"{result.fraction:.1%} of the blocks' {step.cost} are left, {_sizes(model) / dense:.1%}"
-    return SlimResult(result, [f"{left} of all parameters.", *lines, *result.notes])
+    notes = [f"{left} of all parameters.", *lines, *result.notes]
+    if undone:
+        notes.append(f"Taken back, because held-out batches lost by it: {', '.join(undone)}.")
+    return SlimResult(result, notes)
+
+
+def hold_out(batches: Sequence[Batch], part: float) -> tuple[list[Batch], list[Batch]]:
+    """(batches to work with, batches to choose by), spread evenly; too few of them are not split.
+
+    Reconstruction overfits small samples, and rearranging by a noisy Fisher matrix can lose: what
+    a stage did is judged on data that it has not seen.
+    """
+    count = int(len(batches) * part)
+    if not count:
+        return list(batches), []
+    # Batches are often sorted by length: both parts must see all lengths.
+    chosen = {(2 * i + 1) * len(batches) // (2 * count) for i in range(count)}
+    used = [batch for number, batch in enumerate(batches) if number not in chosen]
+    return used, [batches[number] for number in sorted(chosen)]
+
+
+def _mean_loss(model: nn.Module, batches: Sequence[Batch], loss: Loss) -> float:
+    with torch.no_grad():
+        return sum(float(loss(model, batch)) for batch in batches) / len(batches)
 
 
 def mean_tokens(batches: Sequence[Batch]) -> float:

@@ -44,8 +44,7 @@ def render_card(card: Card) -> str:
     lines = [
         f"# {escape(card.title)}",
         "",
-        f"Pruned from {escape(card.base)}: {report.sparsity:.2%} zeros in {len(report.layers)}"
-        f" layers, {report.global_sparsity:.2%} of all parameters.",
+        f"Pruned from {escape(card.base)}: {_what_is_left(report)}",
         "",
         "## Measured",
         "",
@@ -66,6 +65,16 @@ def render_card(card: Card) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _what_is_left(report: Report) -> str:
+    if not report.layers:
+        left = report.bytes_sparse / report.bytes_dense if report.bytes_dense else 1.0
+        return f"a smaller dense model, {left:.2%} of its bytes are left."
+    return (
+        f"{report.sparsity:.2%} zeros in {len(report.layers)} layers,"
+        f" {report.global_sparsity:.2%} of all parameters."
+    )
 
 
 def escape(text: str) -> str:
