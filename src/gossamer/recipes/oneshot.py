@@ -13,6 +13,7 @@ from torch import nn
 from gossamer.errors import RecipeError
 from gossamer.patterns import Pattern
 from gossamer.prune import Scorer, apply_plan, attention_notes, plan_oneshot
+from gossamer.prune.gradient_pruning import GRADIENT_METHODS
 from gossamer.prune.methods import METHODS
 from gossamer.prune.rules import Rules
 from gossamer.recipes.beside_dense import time_beside_dense, tokens_seen
@@ -85,7 +86,7 @@ def sparsify(  # noqa: PLR0913  (the public call: every argument is a word of th
         loaded = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
         return execute(loaded, model, data, evaluate=evaluate)
     settings = _settings(recipe, arguments)
-    if isinstance(settings["scorer"], str) and settings["scorer"] in METHODS:
+    if settings["scorer"] in METHODS or settings["scorer"] in GRADIENT_METHODS:
         return execute(_as_recipe(settings), model, data, evaluate=evaluate)
     batches = None if data is None else iter(data)
     first = [] if batches is None else list(itertools.islice(batches, 1))
