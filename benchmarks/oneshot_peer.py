@@ -102,6 +102,7 @@ def main():
     options = parser(__doc__.splitlines()[0])
     options.add_argument("--pattern", default="unstructured", choices=["unstructured", "2:4"])
     options.add_argument("--rounds", type=int, default=1)
+    options.add_argument("--windows", type=int, default=64)
     given = options.parse_args()
     folder = settings.data_dir()
     if folder is None or given.peers is None:
@@ -115,9 +116,10 @@ def main():
         place = Path(place)
         windows = place / "windows.safetensors"
         count = len(task.calibration)
-        every = [j * count // 64 for j in range(64)]
+        every = [j * count // given.windows for j in range(given.windows)]
         save_file({"input_ids": task.calibration[every].contiguous()}, windows)
         task.model.save_pretrained(place / "dense")
+        (place / "dense" / "tokenizer.json").write_bytes(task.tokenizer_file)
         for name in ("ours", "peer"):
             (place / name).mkdir()
         costs = {"ours": [], "peer": []}

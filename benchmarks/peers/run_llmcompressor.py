@@ -3,8 +3,9 @@
 
     python run_llmcompressor.py MODEL WINDOWS.safetensors OUT [--pattern 0:0] [--threads 1]
 
-MODEL is a Hugging Face directory, WINDOWS holds `input_ids` [samples, tokens]. The package's
-defaults are kept (block 128, damping 0.01). OUT gets the pruned weights, zeros included.
+MODEL is a Hugging Face directory with tokenizer.json, WINDOWS holds `input_ids` [samples, tokens].
+The package's defaults are kept (block 128, damping 0.01). OUT gets the pruned weights, zeros
+included.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from datasets import Dataset
 from llmcompressor import oneshot
 from llmcompressor.modifiers.pruning import SparseGPTModifier
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 
 def main():
@@ -37,6 +38,8 @@ def main():
     oneshot(
         model=model,
         dataset=Dataset.from_dict(rows),
+        # The data are ids already, but the package wants a tokenizer.
+        processor=PreTrainedTokenizerFast(tokenizer_file=f"{given.model}/tokenizer.json"),
         recipe=SparseGPTModifier(
             sparsity=0.5, mask_structure=given.pattern, targets=["Linear"], ignore=["re:.*lm_head"]
         ),
