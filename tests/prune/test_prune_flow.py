@@ -345,3 +345,18 @@ def test_a_batch_keeps_its_padding():
     batch = as_batches([{"input_ids": mask, "attention_mask": mask}], "test")[0]
     assert torch.equal(batch.keep, mask.bool())
     assert as_batches([Batch(mask)], "test")[0].keep is None
+
+
+def test_decoders_remember_no_keys_and_values_while_data_flows():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 32}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads))
+    caches = []
+    model.model.layers[0].register_forward_pre_hook(
+        lambda _, args, kwargs: caches.append(kwargs.get("past_key_values")), with_kwargs=True
+    )
+    prune(model, [{"input_ids": torch.randint(32, (2, 8))}], match="dense")
+    assert caches
+    assert all(cache is None for cache in caches)
+    assert model.config.use_cache is True

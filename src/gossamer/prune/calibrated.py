@@ -5,7 +5,7 @@ import copy
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -16,6 +16,7 @@ from gossamer.nn import MaskedWeight
 from gossamer.patterns import Pattern
 from gossamer.prune.batches import Batch
 from gossamer.prune.flow import Stop, stops
+from gossamer.prune.live_memory import give_back_free_memory
 from gossamer.prune.methods import Method
 from gossamer.prune.solvers.gram import damped
 from gossamer.prune.solvers.problem import LayerProblem, LayerSolution
@@ -98,11 +99,11 @@ class CalibratedPruning:
             targets: layers, in any order: data decides in which one they are met.
             counts: kept weights of each.
         """
-        teacher = copy.deepcopy(model).eval() if self.match == "dense" else None
         statistics = Statistics(self.method.statistics, batches)
         kept = {target.name: count for target, count in zip(targets, counts, strict=True)}
         solutions: dict[str, LayerSolution] = {}
         with restored_on_error(targets), evaluating(model), torch.no_grad():
+            teacher = copy.deepcopy(model) if self.match == "dense" else None
             statistics.look_ahead(model, targets)
             for target, stop, dense in _walk(model, teacher, batches, targets):
                 started = time.perf_counter()
@@ -118,7 +119,10 @@ class CalibratedPruning:
                         error = problem.error(solution.weight_RK)
                     self.journal.note(target.name, solution)
                 target.weight.data.copy_(solution.weight_RK.view(target.weight.shape))
-                solutions[target.name] = solution
+                # The model holds the weights now; a second copy of all of them is not needed.
+                written_RK = target.weight.detach().flatten(1)
+                solutions[target.name] = replace(solution, weight_RK=written_RK)
+                give_back_free_memory()
                 self.progress(
                     LayerProgress(
                         target.name,
@@ -216,14 +220,24 @@ def check_all_met(targets: Sequence[Target], met: Collection[str], consequence: 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode inside, every module's own mode afterwards."""
+    """Eval mode without caches of keys and values inside, everything as it was afterwards.
+
+    Decoders of transformers remember keys and values of every layer for a next token: with all
+    batches on their way at once, that is more memory than everything else together.
+    """
     modes = {module: module.training for module in model.modules()}
+    configs = [getattr(module, "config", None) for module in modes]
+    caching = {id(c): c for c in configs if getattr(c, "use_cache", None) is True}.values()
     try:
         model.eval()
+        for config in caching:
+            setattr(config, "use_cache", False)  # noqa: B010 (its type is not known here)
         yield
     finally:
         for module, training in modes.items():
             module.training = training
+        for config in caching:
+            setattr(config, "use_cache", True)  # noqa: B010
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many bytes of activations are alive, counted where tensors are made and freed."""
 
+import ctypes
 import weakref
 from typing import Any
 
@@ -42,3 +43,14 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _remove(self, key: int, size: int) -> None:
         self._known.discard(key)
         self.now -= size
+
+
+def give_back_free_memory() -> None:
+    """Let the system have the pages that freed tensors left in the heap.
+
+    glibc keeps blocks of up to 32 MiB for later; with batches of activations freed in another order
+    than they were made, half of the process would soon be holes. Other libraries have no such call.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
