@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The object a training loop holds: it counts steps, lets a schedule move masks, keeps events.
+
+    ctl = gossamer.attach(model, schedule, optimizer, total_steps=n)
+    ...
+    loss = criterion(model(x), y) + ctl.penalty()   # only where penalty() is not None
+    loss.backward(); optimizer.step()
+    ctl.step()
+"""
+
+from typing import Any
+
+import torch
+
+from gossamer.errors import InputError
+from gossamer.prune.schedules.base import Event, Schedule, State
+from gossamer.prune.schedules.layers import release_layers
+from gossamer.prune.schedules.run import Run
+
+_VERSION = 1
+
+
+class Controller:
+    """Moves the masks of a model while it trains.
+
+    Made by `gossamer.attach`. `state_dict` and `load_state_dict` belong beside those of the model
+    and the optimizer, which are loaded first; a resumed run is then the uninterrupted one, bit for
+    bit.
+
+    Attributes:
+        events: everything that happened, oldest first.
+    """
+
+    def __init__(self, run: Run, schedule: Schedule, settings: dict[str, Any]) -> None:
+        self._run = run
+        self._schedule = schedule
+        self._settings = settings
+        self._step = 0
+        schedule.run = run
+        self.events: list[Event] = list(schedule.start())
+        optimizer = run.entries.optimizer
+        self._hooks = [
+            optimizer.register_step_pre_hook(self._before_optimizer),
+            optimizer.register_step_post_hook(self._after_optimizer),
+        ]
+        self._arm()
+
+    @property
+    def step_count(self) -> int:
+        """Calls of `step` so far."""
+        return self._step
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether masks never move again: time for `gossamer.compact(model, optimizer)`."""
+        return self._schedule.is_settled(self._step)
+
+    def step(self) -> list[Event]:
+        """Call it after every optimizer.step(); gives what happened."""
+        if not self._hooks:
+            raise InputError("ctl.step(): the controller is closed. Attach a new one.")
+        if self._step >= self._run.total_steps:
+            raise InputError(
+                f"ctl.step(): all {self._run.total_steps} steps of the schedule are done. Give"
+                " gossamer.attach the total_steps of the whole run."
+            )
+        settled = self.is_settled
+        self._step += 1
+        if settled:
+            return []
+        events = self._schedule.update(self._step)
+        self.events.extend(events)
+        self._arm()
+        return events
+
+    def penalty(self) -> torch.Tensor | None:
+        """What the schedule adds to the loss of this step, if anything."""
+        return None if self.is_settled else self._schedule.penalty()
+
+    def sparsity(self) -> float:
+        """Fraction of zeros in the layers of the schedule."""
+        return self._run.sparsity()
+
+    def close(self) -> None:
+        """Let go of model and optimizer; masks stay as they are. Closing twice is harmless."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        release_layers(self._run.layers)
+
+    def state_dict(self) -> State:
+        """Tensors, numbers, texts, lists and dicts; weights and masks are the model's own."""
+        return {
+            "version": _VERSION,
+            "settings": dict(self._settings),
+            "step": self._step,
+            "masks": self._run.digest(),
+            "patterns": {layer.name: str(layer.module.pattern) for layer in self._run.layers},
+            "events": [event.to_dict() for event in self.events],
+            "schedule": self._schedule.state_dict(),
+            "entries": self._run.entries.state_dict(),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from `state`; model and optimizer must have been loaded before."""
+        self._check(state)
+        step = int(state["step"])
+        for layer in self._run.layers:
+            pattern = self._run.known_pattern(state["patterns"][layer.name])
+            for module in layer.everyone:
+                module.pattern = pattern
+        self._schedule.load_state_dict(state["schedule"], step)
+        parameters = {layer.name: layer.weight for layer in self._run.layers}
+        self._run.entries.load_state_dict(state["entries"], parameters)
+        self._step = step
+        self.events = [Event(**event) for event in state["events"]]
+        self._arm()
+
+    def _check(self, state: State) -> None:
+        missing = {"version", "settings", "step", "masks", "patterns", "events"} - set(state)
+        if missing or state["version"] != _VERSION:
+            raise InputError(
+                "load_state_dict: expected what Controller.state_dict() of this version gives;"
+                f" missing: {', '.join(sorted(missing)) or 'nothing'}, version"
+                f" {state.get('version')!r}, expected {_VERSION}."
+            )
+        changed = [
+            f"{name}: {state['settings'].get(name)!r} then, {self._settings.get(name)!r} now"
+            for name in sorted(self._settings.keys() | state["settings"].keys())
+            if state["settings"].get(name) != self._settings.get(name)
+        ]
+        if changed:
+            raise InputError(
+                "load_state_dict: the schedule is another one than the state was saved with ("
+                + "; ".join(changed)
+                + "). Attach with the same schedule and total_steps."
+            )
+        if state["masks"] != self._run.digest():
+            raise InputError(
+                "load_state_dict: the model's masks are not those the state was saved with. Call"
+                " model.load_state_dict(...) of the same checkpoint first."
+            )
+
+    def _arm(self) -> None:
+        upcoming = self._step + 1
+        wanted = not self.is_settled and self._schedule.wants_gradients(upcoming)
+        self._run.arm(wanted)
+
+    def _before_optimizer(self, *_: Any) -> None:
+        if not self.is_settled:
+            self._schedule.before_optimizer()
+        self._run.entries.before_step()
+
+    def _after_optimizer(self, *_: Any) -> None:
+        self._run.entries.after_step()
+        if not self.is_settled:
+            self._schedule.after_optimizer()

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adam's bias correction for weights that joined late.
+
+Adam divides its moments by 1 - beta^t, with t the steps of the whole Parameter. A weight grown at
+step t starts with zero moments, so at its first update the division does nothing and the update is
+(1 - beta1) / sqrt(1 - beta2) = 3.2 learning rates instead of one. Here the updates of young weights
+are computed again with t counted from their own birth: exactly what Adam does to a new Parameter.
+
+A weight stops being young when the correction of its second moment differs from 1 by less than
+0.1 %; for beta2 = 0.999 that is after 6905 steps.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from gossamer.nn import CompactWeight
+
+_GROWN_UP = 1e-3
+
+
+@dataclass
+class _Young:
+    """Young entries of one Parameter: flat positions and the updates each has had."""
+
+    parameter: nn.Parameter
+    index: torch.Tensor
+    age: torch.Tensor
+    before: torch.Tensor | None = None
+
+
+class YoungWeights:
+    """Which weights of Adam's Parameters are young; `before` and `after` surround its step."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Adam) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._young: dict[str, _Young] = {}
+
+    def add(self, name: str, parameter: nn.Parameter, grown: torch.Tensor) -> None:
+        """Entries of bool `grown` begin; nothing to do before the Parameter's first step."""
+        if not self._optimizer.state.get(parameter):
+            return
+        index = grown.reshape(-1).nonzero().squeeze(1)
+        if not len(index):
+            return
+        age = torch.zeros(len(index), dtype=torch.int32, device=index.device)
+        held = self._young.get(name)
+        if held is None:
+            self._young[name] = _Young(parameter, index, age)
+        else:
+            held.index, held.age = torch.cat([held.index, index]), torch.cat([held.age, age])
+
+    def remove(self, name: str, dropped: torch.Tensor) -> None:
+        """Entries of bool `dropped` are no longer trained."""
+        held = self._young.get(name)
+        if held is not None:
+            self._keep(name, held, ~dropped.reshape(-1)[held.index])
+
+    def clear(self, name: str) -> None:
+        """The state of the whole Parameter starts anew, for all entries at once."""
+        self._young.pop(name, None)
+
+    def before(self) -> None:
+        """Before Adam's step: remember the weights it will change."""
+        for name, held in list(self._young.items()):
+            if held.parameter not in self._optimizer.state and not self._follow(name, held):
+                del self._young[name]
+                continue
+            flat = held.parameter.detach().reshape(-1)
+            held.before = None if held.parameter.grad is None else flat[held.index]
+
+    @torch.no_grad()
+    def after(self) -> None:
+        """After Adam's step: the same step again, with each entry's own age."""
+        for name, held in list(self._young.items()):
+            if held.before is None:
+                continue
+            held.age += 1
+            group = self._group(held.parameter)
+            state = self._optimizer.state[held.parameter]
+            held.parameter.view(-1)[held.index] = _updated(held, state, group)
+            held.before = None
+            self._keep(name, held, float(group["betas"][1]) ** held.age >= _GROWN_UP)
+
+    def state_dict(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Positions and ages by layer."""
+        return {
+            name: {"index": held.index.clone(), "age": held.age.clone()}
+            for name, held in self._young.items()
+        }
+
+    def load_state_dict(
+        self, state: dict[str, dict[str, torch.Tensor]], parameters: dict[str, nn.Parameter]
+    ) -> None:
+        """Positions and ages as they were; `parameters` holds the layers' weights."""
+        self._young = {
+            name: _Young(parameters[name], part["index"].clone(), part["age"].clone())
+            for name, part in state.items()
+        }
+
+    def _follow(self, name: str, held: _Young) -> bool:
+        """After `gossamer.compact`: the same entries among the kept values."""
+        module = self._model.get_submodule(name)
+        if not isinstance(module, CompactWeight) or module.values not in self._optimizer.state:
+            return False
+        rank = module.mask().reshape(-1).cumsum(0) - 1
+        held.index, held.parameter = rank[held.index], module.values
+        return True
+
+    def _group(self, parameter: nn.Parameter) -> dict[str, Any]:
+        groups = self._optimizer.param_groups
+        return next(g for g in groups if any(p is parameter for p in g["params"]))
+
+    def _keep(self, name: str, held: _Young, which: torch.Tensor) -> None:
+        held.index, held.age = held.index[which], held.age[which]
+        if not len(held.index):
+            del self._young[name]
+
+
+def _updated(held: _Young, state: dict[str, Any], group: dict[str, Any]) -> torch.Tensor:
+    rate, (beta1, beta2) = float(group["lr"]), (float(beta) for beta in group["betas"])
+    second = state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"].view(-1)[held.index]
+    first = state["exp_avg"].view(-1)[held.index]
+    age = held.age.double()
+    scale1 = (rate / (1 - beta1**age)).to(first.dtype)
+    scale2 = (1 / (1 - beta2**age).sqrt()).to(first.dtype)
+    old = held.before
+    if old is None:
+        raise RuntimeError("after() without before()")
+    if group.get("decoupled_weight_decay", False):
+        old = old * (1 - rate * group["weight_decay"])
+    return old - scale1 * first / (second.sqrt() * scale2 + group["eps"])
+
+
+def bound_without_ages(beta1: float, beta2: float) -> float:
+    """First update of a weight grown late in plain Adam, in learning rates."""
+    return (1 - beta1) / math.sqrt(1 - beta2)
