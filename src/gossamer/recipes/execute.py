@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from gossamer.errors import MaskDrift
+from gossamer.errors import MaskDrift, RecipeError
 from gossamer.nn import MaskedWeight
 from gossamer.prune import LayerResult, attention_notes
 from gossamer.prune.batches import as_batches
@@ -18,6 +18,7 @@ from gossamer.recipes.prune_stage import StageInput, run_prune_stage
 from gossamer.recipes.reporting import Evaluate, dense_bytes, make_report, measure_quality
 from gossamer.recipes.schema import Prune, Recipe
 from gossamer.recipes.structured_stage import run_structured_stage
+from gossamer.recipes.train_schema import Train
 from gossamer.report.report import Report
 
 
@@ -49,6 +50,11 @@ def execute(
     notes: list[str] = []
     for number, stage in enumerate(recipe.stages):
         step = stage.step
+        if isinstance(step, Train):
+            raise RecipeError(
+                f"stages[{number}].train: a training run has its own data, checkpoints and folder."
+                " Carry it out with 'gossamer train'."
+            )
         if not isinstance(step, Prune):
             notes += run_structured_stage(model, step, given).notes
             continue

@@ -18,10 +18,11 @@ from pydantic_core import PydanticCustomError
 
 from gossamer.errors import PatternError
 from gossamer.recipes.method_rules import default_settings, prune_faults, read_pattern
+from gossamer.recipes.train_schema import Train
 
 SCHEMA_VERSION: Final = 1
 MAX_STAGES: Final = 32
-ONE_STEP: Final = "a stage is one of prune and structured"
+ONE_STEP: Final = "a stage is one of prune, structured and train"
 
 Budget = Literal["uniform", "global", "erk", "owl", "sensitivity"]
 Cost = Literal["macs", "parameters", "latency"]
@@ -183,20 +184,23 @@ class Stage(_Data):
 
     prune: Prune | None = None
     structured: Structured | None = None
+    train: Train | None = None
 
     @model_validator(mode="after")
     def _one(self) -> "Stage":
-        if (self.prune is None) == (self.structured is None):
+        if len(self._given) != 1:
             raise ValueError(ONE_STEP)
         return self
 
     @property
-    def step(self) -> Prune | Structured:
+    def step(self) -> Prune | Structured | Train:
         """What the stage does."""
-        step = self.structured if self.prune is None else self.prune
-        if step is None:
-            raise ValueError(ONE_STEP)
-        return step
+        return self._given[0]
+
+    @property
+    def _given(self) -> list[Prune | Structured | Train]:
+        steps = (self.prune, self.structured, self.train)
+        return [step for step in steps if step is not None]
 
 
 class Recipe(_Data):
@@ -225,8 +229,8 @@ _NEED_NO_DATA: Final = ("magnitude", "random")
 _BUDGETS_WITH_DATA: Final = ("owl", "sensitivity")
 
 
-def _needs_data(step: Prune | Structured) -> bool:
-    if isinstance(step, Structured):
+def _needs_data(step: Prune | Structured | Train) -> bool:
+    if not isinstance(step, Prune):
         return True
     # A registered scorer says itself what it needs, when it runs.
     known = step.kind == "built-in" and step.method not in _NEED_NO_DATA

@@ -28,7 +28,7 @@ def capture_state(loop: "Loop") -> dict[str, Any]:
 def restore_state(loop: "Loop", state: Any, *, keep_settings: bool) -> dict[str, Any]:
     """Bring a loop that was built alike to a captured state; its counters.
 
-    Order: forms of layers, schedule, weights, moments; generators last, because building a model
+    Order: forms of layers, weights, moments, schedule; generators last, because building a model
     draws from them.
     """
     try:
@@ -36,10 +36,10 @@ def restore_state(loop: "Loop", state: Any, *, keep_settings: bool) -> dict[str,
         if counters["compacted"]:
             loop.control.close()
             restore_forms(loop.model, loop.optimizer, state["forms"], state["model"])
-        else:
-            loop.control.load_state_dict(state["control"])
         _load_model(loop, state["model"])
         restore_optimizer(loop.optimizer, state["optimizer"], keep_settings=keep_settings)
+        if not counters["compacted"]:
+            loop.control.load_state_dict(state["control"])
         restore_random(state["random"])
     except (KeyError, TypeError) as error:
         raise ArtifactError(f"checkpoint: {error} is missing or not what belongs there.") from error
