@@ -65,9 +65,10 @@ class OptimizerSettings(_Data):
     )
     momentum: float | None = Field(default=None, ge=0.0, lt=1.0, description="sgd, lars.")
     nesterov: bool | None = Field(default=None, description="sgd.")
-    master: Literal["fp32", "split"] = Field(
+    master: Literal["fp32", "split", "split8"] = Field(
         default="fp32",
-        description="split: weights are bf16, 16 further bits make them exact fp32 masters.",
+        description="split: compact weights are bf16, 16 further bits make them exact fp32;"
+        " split8: 8 further bits.",
     )
     moments: Literal["fp32", "8bit"] = Field(default="fp32", description="How moments are held.")
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from gossamer.errors import ArtifactError, GossamerError
 from gossamer.formats.bits import unpack_bits
+from gossamer.io.tensor_header import DTYPE_NAMES, dtype_name
 from gossamer.nn import CompactWeight, MaskedConv2d, MaskedLinear, MaskedWeight, replace_module
 from gossamer.nn.masked import MaskedOutProj
 from gossamer.patterns.text import parse_pattern
@@ -24,7 +25,12 @@ def layer_forms(model: nn.Module) -> dict[str, Any]:
     for name, module in model.named_modules():
         if isinstance(module, CompactWeight):
             pattern = str(module.pattern)
-            forms[name] = {"form": "compact", "pattern": pattern, "mode": module.mode}
+            forms[name] = {
+                "form": "compact",
+                "pattern": pattern,
+                "mode": module.mode,
+                "dtype": dtype_name(module.values.dtype),
+            }
         elif isinstance(module, MaskedWeight):
             forms[name] = {"form": "masked", "pattern": str(module.pattern)}
     return forms
@@ -55,11 +61,13 @@ def restore_forms(
         now = layer_forms(model)
         if any(now[name]["form"] != entry["form"] for name, entry in forms.items()):
             compact(model, optimizer)
-            modules = dict(model.named_modules())
+        modules = dict(model.named_modules())
         for name, entry in forms.items():
-            module = dict(model.named_modules())[name]
-            if isinstance(module, CompactWeight) and module.mode != entry["mode"]:
+            module = modules[name]
+            if isinstance(module, CompactWeight):
                 module.mode = entry["mode"]
+                # Masters that were split: the Parameter object stays, as the optimizer knows it.
+                module.values.data = module.values.data.to(DTYPE_NAMES[entry["dtype"]])
                 module.refresh()
     except (KeyError, TypeError) as error:
         raise ArtifactError(f"layers: the saved forms are not usable ({error}).") from error

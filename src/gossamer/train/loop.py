@@ -45,6 +45,7 @@ class Surroundings:
         run: what the run is, as JSON data, kept in checkpoints.
         sinks: get every record.
         progress: called with the number of steps done.
+        example: an input of the model, for measuring the modes of convolutions.
     """
 
     evaluate: Evaluate | None = None
@@ -52,6 +53,7 @@ class Surroundings:
     run: Mapping[str, Any] = field(default_factory=dict)
     sinks: tuple[Sink, ...] = ()
     progress: Progress | None = None
+    example: torch.Tensor | None = None
 
 
 _ALONE = Surroundings()
@@ -88,7 +90,7 @@ class Loop:
         self.taken = 0
         self.skipped = 0
         self.quality: dict[str, float] = {}
-        self.compaction = CompactionWatch(settings)
+        self.compaction = CompactionWatch(settings, around.example)
         self._around, self._writer = around, around.writer
         self._in_a_row = 0
         self._last_saved = -1

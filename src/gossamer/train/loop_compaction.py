@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from gossamer.nn import MaskedWeight
+from gossamer.errors import InputError
+from gossamer.nn import CompactWeight, MaskedWeight
 from gossamer.train.compaction import compact
 from gossamer.train.loop_settings import LoopSettings
 from gossamer.train.modes import choose_modes
+from gossamer.train.optim import SmallStateOptimizer
 
 if TYPE_CHECKING:
     from gossamer.train.loop import Loop
@@ -23,10 +25,11 @@ _TIMED_STEPS = 10
 class CompactionWatch:
     """Compacts once, and times the steps before and after."""
 
-    def __init__(self, settings: LoopSettings) -> None:
+    def __init__(self, settings: LoopSettings, example: torch.Tensor | None = None) -> None:
         self.is_done = False
         self.is_moot = False
         self._settings = settings
+        self._example = example
         self._before: deque[float] = deque(maxlen=_TIMED_STEPS)
         self._after: list[float] | None = None
 
@@ -41,8 +44,10 @@ class CompactionWatch:
         loop.control.close()
         result = compact(loop.model, loop.optimizer, mode=self._settings.mode)
         modes: dict[str, str] = {}
+        if self._settings.split_masters:
+            _split_masters(loop)
         if self._settings.compaction == "auto":
-            choices = choose_modes(loop.model, self._settings.tokens)
+            choices = choose_modes(loop.model, self._settings.tokens, example=self._example)
             modes = {choice.layer: choice.mode for choice in choices}
         self.is_done = True
         self._after = []
@@ -71,6 +76,18 @@ class CompactionWatch:
                 "ms_after": statistics.median(self._after[1:]),
                 "bytes_after": training_bytes(loop.model, loop.optimizer),
             }
+
+
+def _split_masters(loop: "Loop") -> None:
+    if not isinstance(loop.optimizer, SmallStateOptimizer):
+        raise InputError(
+            f"split_masters: {type(loop.optimizer).__name__} has no split masters. Use an optimizer"
+            " of gossamer.train.optim."
+        )
+    layers = [m for m in loop.model.modules() if isinstance(m, CompactWeight)]
+    loop.optimizer.split_masters([layer.values for layer in layers])
+    for layer in layers:
+        layer.refresh()
 
 
 def training_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:

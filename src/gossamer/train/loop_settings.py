@@ -32,6 +32,8 @@ class LoopSettings:
         recompute: activation checkpointing.
         compaction: what happens when the masks are final: "auto" compacts and measures the mode of
             each layer, a mode sets it, "off" stays masked.
+        split_masters: compact values become bf16, with the low bits that make them exact in the
+            state of a `gossamer.train.optim` optimizer.
         tokens: activation rows of one batch, for measuring modes.
         log_every: steps between two lines of metrics.
         evaluate_every: steps between two evaluations; 0 evaluates at the end only.
@@ -46,6 +48,7 @@ class LoopSettings:
     precision: Precision = "fp32"
     recompute: bool = False
     compaction: Compaction = "auto"
+    split_masters: bool = False
     tokens: int = 1
     log_every: int = 10
     evaluate_every: int = 0
