@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
+from gossamer.nn import CompactWeight, MaskedWeight
 from gossamer.nn.optimizer_state import check_state
 from gossamer.prune.young_weights import YoungWeights
 
@@ -94,7 +95,9 @@ class OptimizerEntries:
         """What is not in the optimizer's own state."""
         return {} if self._young is None else {"young": self._young.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any], parameters: dict[str, nn.Parameter]) -> None:
-        """As `state_dict` gave it."""
+    def load_state_dict(
+        self, state: dict[str, Any], layers: dict[str, MaskedWeight | CompactWeight]
+    ) -> None:
+        """As `state_dict` gave it; `layers` are those of today, by name."""
         if self._young is not None:
-            self._young.load_state_dict(state.get("young", {}), parameters)
+            self._young.load_state_dict(state.get("young", {}), layers)

@@ -10,14 +10,13 @@ A weight stops being young when the correction of its second moment differs from
 0.1 %; for beta2 = 0.999 that is after 6905 steps.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from gossamer.nn import CompactWeight
+from gossamer.nn import CompactWeight, MaskedWeight
 
 _GROWN_UP = 1e-3
 
@@ -87,28 +86,38 @@ class YoungWeights:
             self._keep(name, held, float(group["betas"][1]) ** held.age >= _GROWN_UP)
 
     def state_dict(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Positions and ages by layer."""
+        """Positions in the dense weight and ages, by layer."""
         return {
-            name: {"index": held.index.clone(), "age": held.age.clone()}
+            name: {"index": self._dense_index(name, held), "age": held.age.clone()}
             for name, held in self._young.items()
         }
 
     def load_state_dict(
-        self, state: dict[str, dict[str, torch.Tensor]], parameters: dict[str, nn.Parameter]
+        self,
+        state: dict[str, dict[str, torch.Tensor]],
+        layers: dict[str, MaskedWeight | CompactWeight],
     ) -> None:
-        """Positions and ages as they were; `parameters` holds the layers' weights."""
-        self._young = {
-            name: _Young(parameters[name], part["index"].clone(), part["age"].clone())
-            for name, part in state.items()
-        }
+        """Positions and ages as they were, in `layers` of today."""
+        self._young = {}
+        for name, part in state.items():
+            index, age, layer = part["index"].clone(), part["age"].clone(), layers[name]
+            if isinstance(layer, CompactWeight):
+                self._young[name] = _Young(layer.values, _ranks(layer)[index], age)
+            else:
+                self._young[name] = _Young(layer.weight_parameter(), index, age)
+
+    def _dense_index(self, name: str, held: _Young) -> torch.Tensor:
+        module = self._model.get_submodule(name)
+        if isinstance(module, CompactWeight) and held.parameter is module.values:
+            return module.mask().reshape(-1).nonzero().squeeze(1)[held.index]
+        return held.index.clone()
 
     def _follow(self, name: str, held: _Young) -> bool:
         """After `gossamer.compact`: the same entries among the kept values."""
         module = self._model.get_submodule(name)
         if not isinstance(module, CompactWeight) or module.values not in self._optimizer.state:
             return False
-        rank = module.mask().reshape(-1).cumsum(0) - 1
-        held.index, held.parameter = rank[held.index], module.values
+        held.index, held.parameter = _ranks(module)[held.index], module.values
         return True
 
     def _group(self, parameter: nn.Parameter) -> dict[str, Any]:
@@ -133,9 +142,10 @@ def _updated(held: _Young, state: dict[str, Any], group: dict[str, Any]) -> torc
         raise RuntimeError("after() without before()")
     if group.get("decoupled_weight_decay", False):
         old = old * (1 - rate * group["weight_decay"])
-    return old - scale1 * first / (second.sqrt() * scale2 + group["eps"])
+    updated: torch.Tensor = old - scale1 * first / (second.sqrt() * scale2 + group["eps"])
+    return updated
 
 
-def bound_without_ages(beta1: float, beta2: float) -> float:
-    """First update of a weight grown late in plain Adam, in learning rates."""
-    return (1 - beta1) / math.sqrt(1 - beta2)
+def _ranks(module: CompactWeight) -> torch.Tensor:
+    """Place of every kept entry among the values."""
+    return module.mask().reshape(-1).cumsum(0) - 1

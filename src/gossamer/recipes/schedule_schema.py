@@ -146,7 +146,9 @@ class Iterative(_Schedule):
     """Train, prune, go back, again: lottery tickets and rewinding."""
 
     kind: Literal["iterative"] = "iterative"
-    budget: Budget = Field(default="global", description=_Schedule.model_fields["budget"].description)
+    budget: Budget = Field(
+        default="global", description=_Schedule.model_fields["budget"].description
+    )
     rounds: int = Field(default=5, ge=1, le=1000, description="How often is pruned.")
     rewind: Literal["init", "step", "lr", "finetune"] = Field(
         default="step",
@@ -166,7 +168,9 @@ class Random(_Schedule):
 
 
 class _BeforeTraining(_Schedule):
-    budget: Budget = Field(default="global", description=_Schedule.model_fields["budget"].description)
+    budget: Budget = Field(
+        default="global", description=_Schedule.model_fields["budget"].description
+    )
     rounds: int = Field(default=1, ge=1, le=10_000, description="Scored and pruned so many times.")
     shuffle_within_layer: bool = Field(
         default=False, description="Ablation: keep the layers' counts, draw the positions."
@@ -239,7 +243,9 @@ class AcDc(_Schedule):
     """Compressed and decompressed phases alternate; ends compressed."""
 
     kind: Literal["acdc"] = "acdc"
-    budget: Budget = Field(default="global", description=_Schedule.model_fields["budget"].description)
+    budget: Budget = Field(
+        default="global", description=_Schedule.model_fields["budget"].description
+    )
     begin: Moment = Field(default=0.1, description="First compression.")
     phase: Moment = Field(default=0.05, description="Length of a phase.")
     last_dense: Moment = Field(default=0.75, description="Begin of the last dense phase.")
@@ -261,7 +267,9 @@ class EarlyBird(_Window):
     """Trains dense until the mask it would get stops changing, then prunes once."""
 
     kind: Literal["early_bird"] = "early_bird"
-    budget: Budget = Field(default="global", description=_Schedule.model_fields["budget"].description)
+    budget: Budget = Field(
+        default="global", description=_Schedule.model_fields["budget"].description
+    )
     form: Literal["weights", "channels"] = Field(
         default="weights", description="Masks by |w|, or whole channels by BatchNorm's |gamma|."
     )

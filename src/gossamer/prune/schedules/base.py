@@ -78,15 +78,15 @@ class Schedule(ABC):
         """What to add to the loss of the next step."""
         return None
 
-    def before_optimizer(self) -> None:
+    def before_optimizer(self) -> None:  # noqa: B027
         """Called inside optimizer.step(), before weights change."""
 
-    def after_optimizer(self) -> None:
+    def after_optimizer(self) -> None:  # noqa: B027
         """Called inside optimizer.step(), after weights have changed."""
 
     def state_dict(self) -> State:
         """What a resumed run needs beside weights, masks, optimizer state and the step."""
         return {}
 
-    def load_state_dict(self, state: State, step: int) -> None:
+    def load_state_dict(self, state: State, step: int) -> None:  # noqa: B027
         """Go on from `state`, `step` steps in."""

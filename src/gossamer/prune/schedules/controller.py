@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The object a training loop holds: it counts steps, lets a schedule move masks, keeps events.
 
-    ctl = gossamer.attach(model, schedule, optimizer, total_steps=n)
-    ...
-    loss = criterion(model(x), y) + ctl.penalty()   # only where penalty() is not None
-    loss.backward(); optimizer.step()
-    ctl.step()
+ctl = gossamer.attach(model, schedule, optimizer, total_steps=n)
+...
+loss = criterion(model(x), y) + ctl.penalty()   # only where penalty() is not None
+loss.backward(); optimizer.step()
+ctl.step()
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 
 from gossamer.errors import InputError
 from gossamer.prune.schedules.base import Event, Schedule, State
-from gossamer.prune.schedules.layers import release_layers
+from gossamer.prune.schedules.layers import release_layers, restore_mask
 from gossamer.prune.schedules.run import Run
 
 _VERSION = 1
@@ -89,35 +89,39 @@ class Controller:
         release_layers(self._run.layers)
 
     def state_dict(self) -> State:
-        """Tensors, numbers, texts, lists and dicts; weights and masks are the model's own."""
+        """Tensors, numbers, texts, lists and dicts; weights are in the model's own."""
+        layers = {layer.name: layer.current for layer in self._run.layers}
         return {
             "version": _VERSION,
             "settings": dict(self._settings),
             "step": self._step,
-            "masks": self._run.digest(),
-            "patterns": {layer.name: str(layer.module.pattern) for layer in self._run.layers},
+            "masks": {name: module.mask_bits.clone() for name, module in layers.items()},
+            "patterns": {name: str(module.pattern) for name, module in layers.items()},
             "events": [event.to_dict() for event in self.events],
             "schedule": self._schedule.state_dict(),
             "entries": self._run.entries.state_dict(),
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from `state`; model and optimizer must have been loaded before."""
+        """Go on from `state`.
+
+        Masks are set as they were. Load the states of model and optimizer before; where the model
+        was compact when it was saved, call `gossamer.compact` after this and load them then.
+        """
         self._check(state)
         step = int(state["step"])
         for layer in self._run.layers:
-            pattern = self._run.known_pattern(state["patterns"][layer.name])
-            for module in layer.everyone:
-                module.pattern = pattern
+            restore_mask(layer, state["masks"][layer.name], state["patterns"][layer.name])
         self._schedule.load_state_dict(state["schedule"], step)
-        parameters = {layer.name: layer.weight for layer in self._run.layers}
-        self._run.entries.load_state_dict(state["entries"], parameters)
+        self._run.entries.load_state_dict(
+            state["entries"], {layer.name: layer.current for layer in self._run.layers}
+        )
         self._step = step
         self.events = [Event(**event) for event in state["events"]]
         self._arm()
 
     def _check(self, state: State) -> None:
-        missing = {"version", "settings", "step", "masks", "patterns", "events"} - set(state)
+        missing = set(self.state_dict()) - set(state)
         if missing or state["version"] != _VERSION:
             raise InputError(
                 "load_state_dict: expected what Controller.state_dict() of this version gives;"
@@ -135,16 +139,17 @@ class Controller:
                 + "; ".join(changed)
                 + "). Attach with the same schedule and total_steps."
             )
-        if state["masks"] != self._run.digest():
+        names = {layer.name for layer in self._run.layers}
+        if names != set(state["masks"]):
             raise InputError(
-                "load_state_dict: the model's masks are not those the state was saved with. Call"
-                " model.load_state_dict(...) of the same checkpoint first."
+                "load_state_dict: the state is of other layers"
+                f" ({', '.join(sorted(names ^ set(state['masks'])))}). Attach to the same model."
             )
 
     def _arm(self) -> None:
         upcoming = self._step + 1
-        wanted = not self.is_settled and self._schedule.wants_gradients(upcoming)
-        self._run.arm(wanted)
+        if not self.is_settled:
+            self._run.arm(self._schedule.wants_gradients(upcoming))
 
     def _before_optimizer(self, *_: Any) -> None:
         if not self.is_settled:

@@ -8,9 +8,11 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from gossamer.errors import InputError
+from gossamer.errors import FormatError, InputError
+from gossamer.formats.bits import unpack_bits
 from gossamer.nn import CompactWeight, MaskedWeight
-from gossamer.patterns import Pattern, Unstructured
+from gossamer.nn.mask_rules import fault_in_stored_mask
+from gossamer.patterns import Pattern, Unstructured, parse_pattern
 from gossamer.prune.oneshot import apply_plan
 from gossamer.prune.plan import Plan, check_layer
 from gossamer.prune.rules import Rules
@@ -22,17 +24,39 @@ _CONTROLLED: "WeakSet[nn.Module]" = WeakSet()
 
 @dataclass(frozen=True, eq=False)
 class SparseLayer:
-    """One weight with a mask.
+    """One weight with a mask, found by name: after `gossamer.compact` nothing holds the dense one.
 
     Attributes:
+        model: holds the layer.
         name: dotted name of the layer.
-        module: the masked layer; twins share its weight and mask.
-        twins: other masked layers that hold the same weight.
+        twins: names of other masked layers that hold the same weight and mask.
     """
 
+    model: nn.Module
     name: str
-    module: MaskedWeight
-    twins: tuple[MaskedWeight, ...] = ()
+    twins: tuple[str, ...] = ()
+
+    @property
+    def current(self) -> MaskedWeight | CompactWeight:
+        """The layer as it is now."""
+        module = self.model.get_submodule(self.name)
+        if not isinstance(module, MaskedWeight | CompactWeight):
+            raise InputError(
+                f"{self.name}: was replaced by a {type(module).__name__} while a controller was"
+                " attached. Call ctl.close() before changing layers."
+            )
+        return module
+
+    @property
+    def module(self) -> MaskedWeight:
+        """The masked layer."""
+        module = self.current
+        if isinstance(module, CompactWeight):
+            raise InputError(
+                f"{self.name}: is compact, but the schedule still moves masks. Call"
+                " gossamer.compact(model, optimizer) when ctl.is_settled says so."
+            )
+        return module
 
     @property
     def weight(self) -> nn.Parameter:
@@ -47,12 +71,13 @@ class SparseLayer:
     @property
     def matrix(self) -> torch.Tensor:
         """The weight as [R, K], zeros where it is pruned."""
-        return self.module.masked_weight().detach().flatten(1)
+        return torch.where(self.mask, self.weight.detach().flatten(1), 0.0)
 
     @property
-    def everyone(self) -> tuple[MaskedWeight, ...]:
-        """The module and its twins."""
-        return (self.module, *self.twins)
+    def everyone(self) -> list[MaskedWeight]:
+        """The masked layer and its twins."""
+        twins = (self.model.get_submodule(name) for name in self.twins)
+        return [self.module, *(twin for twin in twins if isinstance(twin, MaskedWeight))]
 
     def shaped(self, matrix: torch.Tensor) -> torch.Tensor:
         """[R, K] in the shape of the weight."""
@@ -80,27 +105,38 @@ def take_layers(
     # All kept: legal only where any mask is; the schedule gives layers their pattern with the mask.
     masks = [torch.ones_like(t.weight.detach().flatten(1), dtype=torch.bool) for t in found]
     apply_plan(model, Plan(Unstructured(), found, masks))
-    modules = dict(model.named_modules(remove_duplicate=False))
-    layers = []
-    for target in found:
-        names = [target.name, *(name for name, _ in target.twins)]
-        masked = [module for module in (modules[name] for name in names) if _is_masked(module)]
-        layers.append(SparseLayer(target.name, masked[0], tuple(masked[1:])))  # type: ignore[arg-type]
-        _CONTROLLED.update(masked)
+    layers = [SparseLayer(model, t.name, tuple(name for name, _ in t.twins)) for t in found]
+    for layer in layers:
+        _CONTROLLED.update(layer.everyone)
     return layers
 
 
 def release_layers(layers: list[SparseLayer]) -> None:
     """Another controller may take them."""
     for layer in layers:
+        if isinstance(layer.current, CompactWeight):
+            continue
         for module in layer.everyone:
             module.gradient_sum = None
             module.set_reach(None)
             _CONTROLLED.discard(module)
 
 
-def _is_masked(module: nn.Module) -> bool:
-    return isinstance(module, MaskedWeight)
+def restore_mask(layer: SparseLayer, bits: torch.Tensor, pattern_text: str) -> None:
+    """Give a layer the mask of a checkpoint; nothing changes where it has it already."""
+    module, where = layer.current, f"load_state_dict: {layer.name}"
+    pattern = parse_pattern(pattern_text)
+    fault = fault_in_stored_mask(bits, module.matrix_shape, pattern, where)
+    if fault is not None:
+        raise FormatError(fault)
+    if isinstance(module, CompactWeight):
+        if not torch.equal(module.mask_bits.cpu(), bits.cpu()):
+            raise InputError(f"{where}: is compact with another mask than the state's.")
+        return
+    for each in layer.everyone:
+        each.pattern = pattern
+    if not torch.equal(module.mask_bits.cpu(), bits.cpu()):
+        module.set_mask(unpack_bits(bits, module.matrix_shape[1]))
 
 
 def _check_model(model: nn.Module) -> None:

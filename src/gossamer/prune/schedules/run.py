@@ -46,8 +46,9 @@ class Run:
 
     def sparsity(self) -> float:
         """Fraction of zeros in all layers together."""
-        total = sum(layer.mask.numel() for layer in self.layers)
-        kept = sum(int(layer.mask.sum()) for layer in self.layers)
+        current = [layer.current for layer in self.layers]
+        total = sum(module.matrix_shape[0] * module.matrix_shape[1] for module in current)
+        kept = sum(module.nnz for module in current)
         return 1.0 - kept / total if total else 0.0
 
     def event(self, step: int, kind: str, **details: float | int | str | bool) -> Event:
@@ -112,7 +113,7 @@ class Run:
         """sha256 over the masks of all layers."""
         whole = hashlib.sha256()
         for layer in self.layers:
-            whole.update(f"{layer.name}:{layer.module.mask_digest()};".encode())
+            whole.update(f"{layer.name}:{layer.current.mask_digest()};".encode())
         return whole.hexdigest()
 
     def _compare_replicas(self) -> None:
