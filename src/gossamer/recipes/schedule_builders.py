@@ -45,14 +45,19 @@ def _gradual(data: schema.Gradual, density: float, total: int) -> Schedule:
     )
 
 
-def _iterative(data: schema.Iterative, density: float, total: int) -> Schedule:
+def one_training(data: schema.Iterative, total: int) -> tuple[int, int]:
+    """Steps of one training, and the step it goes back to, in a run of `total` steps."""
     rounds, back = data.rounds, 0 if data.rewind == "init" else data.to
     # total = length + rounds * (length - to), with `to` in steps or as a fraction of length.
     if isinstance(back, int):
-        length, to = (total + rounds * back) // (rounds + 1), back
-    else:
-        length = round(total / (1 + rounds * (1 - back)))
-        to = round(back * length)
+        return (total + rounds * back) // (rounds + 1), back
+    length = round(total / (1 + rounds * (1 - back)))
+    return length, round(back * length)
+
+
+def _iterative(data: schema.Iterative, density: float, total: int) -> Schedule:
+    rounds = data.rounds
+    length, to = one_training(data, total)
     if length < 1 or to >= length:
         raise InputError(
             f"schedule iterative: {rounds} rounds that go back to step {to} do not fit into"

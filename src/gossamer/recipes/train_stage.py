@@ -10,7 +10,10 @@ from torch import nn
 
 from gossamer.errors import InputError, RecipeError
 from gossamer.ops.kernels import active_kernels
+from gossamer.recipes.attach import attach
 from gossamer.recipes.digest import content_differences, recipe_content
+from gossamer.recipes.schedule_builders import one_training
+from gossamer.recipes.schedule_schema import Iterative
 from gossamer.recipes.schema import Recipe
 from gossamer.recipes.train_models import build_model, context_of
 from gossamer.recipes.train_optimizer import build_optimizer
@@ -121,10 +124,13 @@ def make_task(request: TrainRequest, saved_tokenizer: bytes | None = None) -> Ta
 def loop_settings(train: Train, task: Task) -> LoopSettings:
     """The recipe in the loop's words."""
     steps = train.num_steps(len(task.batches))
-    warmup = warmup_steps(train, steps)
+    # Rewinding repeats one training, and its learning rate, again and again.
+    length = steps
+    if isinstance(train.schedule, Iterative):
+        length = one_training(train.schedule, steps)[0]
     return LoopSettings(
         steps=steps,
-        rate=LearningRate(train.rate.shape, steps, warmup, train.rate.floor),
+        rate=LearningRate(train.rate.shape, length, warmup_steps(train, length), train.rate.floor),
         accumulate=train.accumulate,
         clip=train.clip,
         precision=train.precision,
@@ -212,8 +218,6 @@ def attach_schedule(
     """The schedule at work; None if the recipe has none."""
     if train.schedule is None:
         return None
-    from gossamer.recipes.attach import attach
-
     control: Control = attach(
         model,
         train.schedule,

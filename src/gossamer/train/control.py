@@ -4,10 +4,26 @@
 `train` never imports `prune`: the loop receives an object that behaves like this.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
+
+
+class ScheduleEvent(Protocol):
+    """Something a schedule did; `details["lr_step"]` sets the position of the learning rate."""
+
+    @property
+    def kind(self) -> str:
+        """One word."""
+
+    @property
+    def sparsity(self) -> float:
+        """Of the layers of the schedule, afterwards."""
+
+    @property
+    def details(self) -> Mapping[str, float | int | str | bool]:
+        """Numbers and texts that belong to the kind."""
 
 
 class Control(Protocol):
@@ -17,7 +33,7 @@ class Control(Protocol):
     def is_settled(self) -> bool:
         """Whether the masks will not move any more."""
 
-    def step(self) -> Any:
+    def step(self) -> Sequence[ScheduleEvent]:
         """Called after every `optimizer.step()`, while gradients are still there."""
 
     def penalty(self) -> torch.Tensor | None:
@@ -26,10 +42,10 @@ class Control(Protocol):
     def sparsity(self) -> float:
         """Fraction of zeros over the layers of the schedule, now."""
 
-    def state_dict(self) -> Mapping[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Everything that decides what the schedule does next."""
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved state, masks included."""
 
     def close(self) -> None:
@@ -37,28 +53,36 @@ class Control(Protocol):
 
 
 class NoControl:
-    """Training without a schedule: masks that are there are held and never move."""
+    """Training without a schedule, or after it: masks that are there are held and never move.
+
+    Args:
+        sparsity: what to tell, of the layers whose schedule is over.
+    """
+
+    def __init__(self, sparsity: float = 0.0) -> None:
+        self._sparsity = sparsity
 
     @property
     def is_settled(self) -> bool:
         """Nothing moves."""
         return True
 
-    def step(self) -> None:
+    def step(self) -> tuple[ScheduleEvent, ...]:
         """Nothing to do."""
+        return ()
 
     def penalty(self) -> None:
         """Nothing to add."""
 
     def sparsity(self) -> float:
-        """No layer belongs to a schedule."""
-        return 0.0
+        """As it was when the schedule ended."""
+        return self._sparsity
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing to keep."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Nothing to take up."""
 
     def close(self) -> None:

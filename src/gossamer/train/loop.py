@@ -8,7 +8,7 @@ Inf gradients are skipped and do not count as steps, so schedules stay in time.
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ from gossamer.errors import InputError, ResourceError
 from gossamer.train.batches import Batches
 from gossamer.train.checkpoint import Checkpoint, Snapshot
 from gossamer.train.checkpoint_async import CheckpointWriter
-from gossamer.train.control import Control, NoControl
+from gossamer.train.control import Control, NoControl, ScheduleEvent
 from gossamer.train.finite import gradient_norm, layers_not_finite, scale_gradients
 from gossamer.train.interrupts import Interrupts, TrainingStopped
 from gossamer.train.loop_compaction import CompactionWatch
@@ -93,6 +93,7 @@ class Loop:
         self.compaction = CompactionWatch(settings, around.example)
         self._around, self._writer = around, around.writer
         self._in_a_row = 0
+        self._rate_shift = 0
         self._last_saved = -1
         self._losses: deque[float] = deque(maxlen=settings.log_every)
         self._recent_ms: deque[float] = deque(maxlen=20)
@@ -102,6 +103,7 @@ class Loop:
         counters = restore_state(self, checkpoint.state, keep_settings=keep_settings)
         self.step, self.taken = counters["step"], counters["taken"]
         self.skipped, self._in_a_row = counters["skipped"], counters["in_a_row"]
+        self._rate_shift = counters["rate_shift"]
         self._losses.extend(counters["losses"])
         self.compaction.is_done = counters["compacted"]
         self._last_saved = self.step
@@ -113,8 +115,10 @@ class Loop:
             "taken": self.taken,
             "skipped": self.skipped,
             "in_a_row": self._in_a_row,
+            "rate_shift": self._rate_shift,
             "losses": list(self._losses),
             "compacted": self.compaction.is_done,
+            "sparsity": self.control.sparsity(),
             "metrics_bytes": next(
                 (s.length for s in self._around.sinks if hasattr(s, "length")), 0
             ),
@@ -180,7 +184,7 @@ class Loop:
     def _one_step(self) -> bool:
         """One optimizer step; False if the batch was skipped."""
         began = time.perf_counter()
-        rate = self.settings.rate.apply(self.optimizer, self.step)
+        rate = self.settings.rate.apply(self.optimizer, self.step + self._rate_shift)
         self.optimizer.zero_grad()
         loss, numbers = self._gradients()
         parameters = [param for group in self.optimizer.param_groups for param in group["params"]]
@@ -200,7 +204,7 @@ class Loop:
         self._losses.append(loss)
         for record in self.compaction.after_step(self, elapsed):
             self._log("compaction-effect", **record)
-        self._log_events(events)
+        self._follow_events(events)
         if self.step % self.settings.log_every == 0 or self.step == self.settings.steps:
             mean = sum(self._losses) / len(self._losses)
             self._log(
@@ -264,11 +268,12 @@ class Loop:
             self._last_saved = -1
             self.save()
 
-    def _log_events(self, events: Any) -> None:
-        for event in events if isinstance(events, list | tuple) else [events]:
-            if event is not None:
-                content = event.to_dict() if hasattr(event, "to_dict") else {"event": str(event)}
-                self._log("schedule", **{k: v for k, v in content.items() if k != "step"})
+    def _follow_events(self, events: Sequence[ScheduleEvent]) -> None:
+        for event in events:
+            self._log("schedule", event=event.kind, sparsity=event.sparsity, **event.details)
+            # Rewinding says whose learning rate comes next.
+            if "lr_step" in event.details:
+                self._rate_shift = int(event.details["lr_step"]) - self.step
 
     def _stop(self, number: int) -> None:
         self.save()

@@ -12,6 +12,7 @@ from torch import nn
 from gossamer.errors import InputError
 from gossamer.nn import CompactWeight, MaskedWeight
 from gossamer.train.compaction import compact
+from gossamer.train.control import NoControl
 from gossamer.train.loop_settings import LoopSettings
 from gossamer.train.modes import choose_modes
 from gossamer.train.optim import SmallStateOptimizer
@@ -42,6 +43,7 @@ class CompactionWatch:
         bytes_before = training_bytes(loop.model, loop.optimizer)
         sparsity = loop.control.sparsity()
         loop.control.close()
+        loop.control = NoControl(sparsity)
         result = compact(loop.model, loop.optimizer, mode=self._settings.mode)
         modes: dict[str, str] = {}
         if self._settings.split_masters:

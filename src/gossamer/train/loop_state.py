@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gossamer.errors import ArtifactError
+from gossamer.train.control import NoControl
 from gossamer.train.layer_forms import layer_forms, restore_forms
 from gossamer.train.optimizer_checkpoint import restore_optimizer
 from gossamer.train.random_state import capture_random, restore_random
@@ -35,6 +36,7 @@ def restore_state(loop: "Loop", state: Any, *, keep_settings: bool) -> dict[str,
         counters: dict[str, Any] = state["counters"]
         if counters["compacted"]:
             loop.control.close()
+            loop.control = NoControl(counters["sparsity"])
             restore_forms(loop.model, loop.optimizer, state["forms"], state["model"])
         _load_model(loop, state["model"])
         restore_optimizer(loop.optimizer, state["optimizer"], keep_settings=keep_settings)
