@@ -32,7 +32,9 @@ class Window:
         """0 at begin, 1 at the end and after."""
         if step >= self.end:
             return 1.0
-        return max(0.0, (step - self.begin) / (self.end - self.begin))
+        if step <= self.begin:
+            return 0.0
+        return (step - self.begin) / (self.end - self.begin)
 
 
 def cubic(initial: float, final: float, progress: float) -> float:
