@@ -303,6 +303,11 @@ def _prepare(
             f"compact linear: the input is {x.dtype}, the values are {values.dtype}."
             " Cast one of them with .to(dtype), or run under torch.autocast."
         )
+    if bias is not None and bias.dtype != x.dtype:
+        raise InputError(
+            f"compact linear: the input is {x.dtype}, the bias is {bias.dtype}."
+            " Cast one of them with .to(dtype), or run under torch.autocast."
+        )
     return x, values, bias
 
 

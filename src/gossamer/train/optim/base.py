@@ -20,13 +20,18 @@ from gossamer.train.optim import halves
 from gossamer.train.optim.codes import BLOCK
 from gossamer.train.optim.dither import offsets
 from gossamer.train.optim.moments import Moment, Spec
-from gossamer.train.optim.state_checks import checked_state, refuse_gradient, refuse_parameter
+from gossamer.train.optim.state_checks import (
+    LOW,
+    MASTER,
+    MASTER_KEYS,
+    checked_state,
+    refuse_gradient,
+    refuse_parameter,
+)
 
 Master = Literal["split", "split8", "fp32"]
 Moments = Literal["fp32", "8bit"]
 
-LOW = "master_low"
-MASTER = "master"
 # Elements of a piece: 256 KiB of float32, whole blocks of 8-bit codes.
 _PIECE = 256 * BLOCK
 
@@ -191,7 +196,7 @@ class SmallStateOptimizer(torch.optim.Optimizer):
         for moment in self.MOMENTS:
             if moment.key in state:
                 mapped |= moment.mapped(state, convert)
-        for key in (LOW, MASTER):
+        for key in MASTER_KEYS:
             if key in state:
                 mapped[key] = convert(state[key])
         return {**state, **mapped}
