@@ -115,7 +115,7 @@ class SmallStateOptimizer(torch.optim.Optimizer):
     def state_spec(self, param: torch.Tensor, group: dict[str, Any]) -> Spec:
         """Keys, shapes and dtypes of the state of a parameter in a group."""
         spec: Spec = {"step": ((), torch.float32)}
-        for moment in self._moments(group):
+        for moment in self.moments_of(group):
             spec |= moment.spec(param, group["moments"] == "8bit")
         if param.dtype in (torch.float32, torch.float64):
             return spec
@@ -124,7 +124,8 @@ class SmallStateOptimizer(torch.optim.Optimizer):
             return {**spec, MASTER: (shape, torch.float32)}
         return {**spec, LOW: (shape, torch.int8 if group["master"] == "split8" else torch.int16)}
 
-    def _moments(self, group: dict[str, Any]) -> tuple[Moment, ...]:
+    def moments_of(self, group: dict[str, Any]) -> tuple[Moment, ...]:
+        """The running averages that a group keeps."""
         return self.MOMENTS
 
     def _pieces(self, param: nn.Parameter, state: dict[str, Any]) -> Iterator[Piece]:
