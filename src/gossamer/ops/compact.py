@@ -237,6 +237,11 @@ def _resident_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | Non
     x, values, dense, mask_bits = ctx.saved_tensors
     needs_x, needs_values, _, _, needs_bias = ctx.needs_input_grad
     dx = None
+    if torch.is_grad_enabled() and values.numel() > 1 and values.stride(0) == 0:
+        raise InputError(
+            "compact linear: second derivatives need the values, which were given up to the dense"
+            " weight. Call take_back_values() on the layer first."
+        )
     if needs_x and torch.is_grad_enabled():
         # Under create_graph the result must depend on the values, which the dense copy hides.
         dx = _grad_input(grad, values, mask_bits, dense.shape[1])
@@ -301,6 +306,11 @@ def _prepare(
     if x.dtype != values.dtype:
         raise InputError(
             f"compact linear: the input is {x.dtype}, the values are {values.dtype}."
+            " Cast one of them with .to(dtype), or run under torch.autocast."
+        )
+    if bias is not None and bias.dtype != x.dtype:
+        raise InputError(
+            f"compact linear: the input is {x.dtype}, the bias is {bias.dtype}."
             " Cast one of them with .to(dtype), or run under torch.autocast."
         )
     return x, values, bias

@@ -15,18 +15,24 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.nn import MaskedWeight
+from gossamer.nn.dense_home import DenseHome
 from gossamer.nn.optimizer_state import Convert
 from gossamer.train.optim import halves
 from gossamer.train.optim.codes import BLOCK
-from gossamer.train.optim.dither import offsets
 from gossamer.train.optim.moments import Moment, Spec
-from gossamer.train.optim.state_checks import checked_state, refuse_gradient, refuse_parameter
+from gossamer.train.optim.pieces import Piece, numbers_of, pieces
+from gossamer.train.optim.state_checks import (
+    LOW,
+    MASTER,
+    MASTER_KEYS,
+    checked_state,
+    refuse_gradient,
+    refuse_parameter,
+)
 
 Master = Literal["split", "split8", "fp32"]
 Moments = Literal["fp32", "8bit"]
 
-LOW = "master_low"
-MASTER = "master"
 # Elements of a piece: 256 KiB of float32, whole blocks of 8-bit codes.
 _PIECE = 256 * BLOCK
 
@@ -104,12 +110,12 @@ class SmallStateOptimizer(torch.optim.Optimizer):
             if key not in state:
                 state[key] = torch.zeros(shape, dtype=dtype, device=param.device)
                 if key == MASTER:
-                    state[key].copy_(param)
+                    state[key].copy_(numbers_of(param))
 
     def state_spec(self, param: torch.Tensor, group: dict[str, Any]) -> Spec:
         """Keys, shapes and dtypes of the state of a parameter in a group."""
         spec: Spec = {"step": ((), torch.float32)}
-        for moment in self._moments(group):
+        for moment in self.moments_of(group):
             spec |= moment.spec(param, group["moments"] == "8bit")
         if param.dtype in (torch.float32, torch.float64):
             return spec
@@ -118,10 +124,11 @@ class SmallStateOptimizer(torch.optim.Optimizer):
             return {**spec, MASTER: (shape, torch.float32)}
         return {**spec, LOW: (shape, torch.int8 if group["master"] == "split8" else torch.int16)}
 
-    def _moments(self, group: dict[str, Any]) -> tuple[Moment, ...]:
+    def moments_of(self, group: dict[str, Any]) -> tuple[Moment, ...]:
+        """The running averages that a group keeps."""
         return self.MOMENTS
 
-    def _pieces(self, param: nn.Parameter, state: dict[str, Any]) -> "Iterator[Piece]":
+    def _pieces(self, param: nn.Parameter, state: dict[str, Any]) -> Iterator[Piece]:
         """The parameter piece by piece; each is written back when the next one is asked for."""
         needs_dither = LOW in state and state[LOW].dtype is torch.int8
         needs_dither |= any(key.endswith("_exponents") for key in state)
@@ -165,6 +172,11 @@ class SmallStateOptimizer(torch.optim.Optimizer):
         return count
 
     def _split_one(self, param: nn.Parameter, group: dict[str, Any]) -> None:
+        if DenseHome.of(param) is not None:
+            raise InputError(
+                f"{type(self).__name__}.split_masters: a parameter of {list(param.shape)} has its"
+                " numbers in a dense weight. Split first, then give_up_values()."
+            )
         master, gradient = param.detach(), param.grad
         if group["master"] == "split":
             weight, low = halves.split(master)
@@ -181,8 +193,8 @@ class SmallStateOptimizer(torch.optim.Optimizer):
         """A copy of the parameter in full precision."""
         state = self.state.get(param, {})
         if LOW in state:
-            return halves.join(param.detach(), state[LOW])
-        return cast("torch.Tensor", state.get(MASTER, param)).detach().clone()
+            return halves.join(numbers_of(param), state[LOW])
+        return cast("torch.Tensor", state.get(MASTER, numbers_of(param))).detach().clone()
 
     def mapped_state(self, param: nn.Parameter, convert: Convert) -> dict[str, Any]:
         """The state of `param` at other positions; 8-bit codes take their exponents along."""
@@ -191,7 +203,7 @@ class SmallStateOptimizer(torch.optim.Optimizer):
         for moment in self.MOMENTS:
             if moment.key in state:
                 mapped |= moment.mapped(state, convert)
-        for key in (LOW, MASTER):
+        for key in MASTER_KEYS:
             if key in state:
                 mapped[key] = convert(state[key])
         return {**state, **mapped}
@@ -203,69 +215,3 @@ class SmallStateOptimizer(torch.optim.Optimizer):
         super().load_state_dict({**state_dict, "state": {}})
         for param, state in restored.items():
             self.state[param] = state
-
-
-class Piece:
-    """A stretch of one parameter in full precision, to be changed in place.
-
-    Attributes:
-        start: index of its first element, a multiple of 256.
-        stop: index after its last element.
-        master: the weights, float32 or float64 [n].
-        grad: the gradient, of the same dtype [n]; not to be changed.
-        offset: for rounding to 8 bits, in [0, 1).
-    """
-
-    __slots__ = ("grad", "master", "offset", "start", "stop")
-
-    def __init__(
-        self,
-        start: int,
-        stop: int,
-        master: torch.Tensor,
-        grad: torch.Tensor,
-        offset: torch.Tensor | float,
-    ) -> None:
-        self.start, self.stop = start, stop
-        self.master, self.grad, self.offset = master, grad, offset
-
-
-def pieces(
-    param: nn.Parameter, state: dict[str, Any], size: int, needs_dither: bool
-) -> Iterator[Piece]:
-    """Read, hand out and write back stretches of `size` elements."""
-    if param.grad is None:
-        return
-    contiguous = param.is_contiguous()
-    weight = param.detach() if contiguous else param.detach().contiguous()
-    flat, grad = weight.view(-1), param.grad.reshape(-1)
-    step = int(state["step"])
-    for start in range(0, flat.numel(), size):
-        stop = min(start + size, flat.numel())
-        part = flat[start:stop]
-        offset: torch.Tensor | float = 0.5
-        if needs_dither:
-            offset = offsets(start, stop - start, step, part.device)
-        low = state[LOW].view(-1)[start:stop] if LOW in state else None
-        if low is not None:
-            master = halves.join(part, low)
-        else:
-            master = state[MASTER].view(-1)[start:stop] if MASTER in state else part
-        yield Piece(start, stop, master, grad[start:stop].to(master.dtype), offset)
-        if low is not None:
-            _write_halves(part, low, master, offset)
-        elif MASTER in state:
-            part.copy_(halves.rounded(master) if part.dtype is torch.bfloat16 else master)
-    if not contiguous:
-        param.copy_(weight)
-
-
-def _write_halves(
-    part: torch.Tensor, low: torch.Tensor, master: torch.Tensor, offset: torch.Tensor | float
-) -> None:
-    if low.dtype is torch.int8:
-        new_part, new_low = halves.split_24(master, offset)
-    else:
-        new_part, new_low = halves.split(master)
-    part.copy_(new_part)
-    low.copy_(new_low)

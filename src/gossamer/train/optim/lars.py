@@ -62,7 +62,8 @@ class LARS(SmallStateOptimizer):
         refuse_number(name, "trust", group["trust"], 0.0)
         super()._check_group(group)
 
-    def _moments(self, group: dict[str, Any]) -> tuple[Moment, ...]:
+    def moments_of(self, group: dict[str, Any]) -> tuple[Moment, ...]:
+        """The running averages that a group keeps."""
         return self.MOMENTS if group["momentum"] else ()
 
     def _step_parameter(self, param: nn.Parameter, group: dict[str, Any]) -> None:

@@ -57,7 +57,8 @@ class SGD(SmallStateOptimizer):
             raise InputError(f"{name}: nesterov needs momentum greater than 0.")
         super()._check_group(group)
 
-    def _moments(self, group: dict[str, Any]) -> tuple[Moment, ...]:
+    def moments_of(self, group: dict[str, Any]) -> tuple[Moment, ...]:
+        """The running averages that a group keeps."""
         return self.MOMENTS if group["momentum"] else ()
 
     def _step_parameter(self, param: nn.Parameter, group: dict[str, Any]) -> None:
