@@ -24,13 +24,12 @@ import gossamer.cli.training  # noqa: F401  (once, before the forks)
 from gossamer.cli.main import main
 from gossamer.io import atomic, tensor_file
 from gossamer.train import checkpoint, compaction
-from gossamer.train.optim import AdamW
 from gossamer.zoo import MLP
 
 STEP: list[tuple[Any, str]] = [
     (MLP, "forward"),
     (torch.autograd, "backward"),
-    (AdamW, "step"),
+    (torch.optim.AdamW, "step"),
     (compaction, "_convert"),
 ]
 DISK: list[tuple[Any, str]] = [

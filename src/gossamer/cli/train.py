@@ -9,10 +9,10 @@ from gossamer.cli.command import Command
 from gossamer.cli.output import Output
 
 _EXAMPLES = """
-gossamer train train-gradual-mlp --data zoo:images -o trained/
-gossamer train train-rigl-mlp --data fashion.npz -o trained/ --set sparsity=0.95 --set steps=2000
-gossamer train train-gradual-gpt --data shakespeare.txt -o gpt/ --dry-run
-gossamer train train-gradual-gpt --data shakespeare.txt -o gpt/ --resume
+gossamer train train-gradual --data zoo:images -o trained/
+gossamer train train-rigl --data fashion.npz -o trained/ --set sparsity=0.95 --set steps=2000
+gossamer train train-gpt --data shakespeare.txt -o gpt/ --dry-run
+gossamer train train-gpt --data shakespeare.txt -o gpt/ --resume
 gossamer train my-recipe.yaml --model my_package.models:build --data images.npz -o mine/
 """
 

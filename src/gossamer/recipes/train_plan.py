@@ -13,7 +13,17 @@ from gossamer.recipes.train_models import build_model
 from gossamer.recipes.train_optimizer import build_optimizer
 from gossamer.recipes.train_schema import Train
 from gossamer.recipes.train_stage import TrainRequest, loop_settings, make_task
+from gossamer.train.memory_formulas import (
+    KINDS,
+    MASK_BYTES,
+    StateCost,
+    dense_cost,
+    moment_bytes,
+    state_cost,
+)
 from gossamer.train.random_state import seed_all, undisturbed_random
+
+_LOW_BYTES = {"fp32": 0, "split": 2, "split8": 1}
 
 
 @dataclass(frozen=True)
@@ -68,50 +78,53 @@ def plan_run(request: TrainRequest, out: str) -> TrainingPlan:
         seconds = time.perf_counter() - began
     parameters = sum(param.numel() for param in model.parameters())
     schedule = train.schedule
-    pruned = kept = 0
+    pruned = 0
     if schedule is not None:
         rules = [None if r is None else list(r) for r in (schedule.targets, schedule.ignore)]
         pruned = sum(target.weight.numel() for target in find_targets(model, *rules))
-        kept = round(pruned * (1 - _sparsity(train)))
-    dense = parameters * (4 + 4 + _moment_bytes(train))
+    dense = dense_cost(weight_bytes=4, master_bytes=0, moment_bytes=_moment_bytes(train))
+    per_parameter = dense.bytes_per_parameter(1.0)
     return TrainingPlan(
         task=task.name,
         steps=settings.steps,
         batches_per_epoch=len(task.batches),
         parameters=parameters,
         pruned=pruned,
-        bytes_by_kind=_bytes_by_kind(train, parameters - pruned, kept, pruned),
-        bytes_dense=dense,
-        checkpoint_bytes=parameters * (4 + _moment_bytes(train)),
+        bytes_by_kind=_bytes_by_kind(train, dense, parameters, pruned),
+        bytes_dense=round(parameters * per_parameter),
+        # Gradients are not saved.
+        checkpoint_bytes=round(parameters * (per_parameter - 4)),
         seconds=seconds * settings.accumulate * settings.steps,
         out=out,
     )
 
 
-def _bytes_by_kind(train: Train, dense: int, kept: int, pruned: int) -> dict[str, int]:
+def _bytes_by_kind(train: Train, dense: StateCost, parameters: int, pruned: int) -> dict[str, int]:
     """Bytes once masks are final; with compaction off, masked layers stay dense."""
+    rest = dense.by_kind(1.0)
     if train.compaction == "off":
-        dense, kept = dense + pruned, 0
-    split = train.optimizer.master != "fp32"
-    low = {"fp32": 0, "split": 2, "split8": 1}[train.optimizer.master]
-    weight = 2 if split else 4
-    resident = pruned * weight if train.compaction == "resident" else 0
-    return {
-        "weights": 4 * dense + weight * kept + resident,
-        "gradients": 4 * dense + weight * kept,
-        "masks": (pruned if train.compaction == "off" else 0) + -(-pruned // 8),
-        "low bits of masters": low * kept,
-        "moments": _moment_bytes(train) * (dense + kept),
+        # One byte and one bit of mask beside every dense weight.
+        sparse = {**rest, "positions": 1 + MASK_BYTES}
+    else:
+        split = train.optimizer.master != "fp32"
+        weight_bytes = 2 if split else 4
+        sparse = state_cost(
+            weight_bytes=weight_bytes,
+            master_bytes=_LOW_BYTES[train.optimizer.master],
+            moment_bytes=_moment_bytes(train),
+            dense_bytes=weight_bytes if train.compaction == "resident" else 0,
+        ).by_kind(1 - _sparsity(train))
+    both = {
+        kind: round(rest.get(kind, 0) * (parameters - pruned) + sparse.get(kind, 0) * pruned)
+        for kind in KINDS
     }
+    return {kind: count for kind, count in both.items() if count}
 
 
-def _moment_bytes(train: Train) -> int:
-    moments = (
-        2 if train.optimizer.name in ("adamw", "lamb") else int(bool(train.optimizer.momentum))
-    )
-    if train.optimizer.name == "lars":
-        moments = 1
-    return moments * (1 if train.optimizer.moments == "8bit" else 4)
+def _moment_bytes(train: Train) -> float:
+    settings = train.optimizer
+    moments = {"adamw": 2, "lamb": 2, "lars": 1, "sgd": int(bool(settings.momentum))}
+    return moment_bytes(moments[settings.name], eight_bit=settings.moments == "8bit")
 
 
 def _sparsity(train: Train) -> float:

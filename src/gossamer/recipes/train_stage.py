@@ -25,10 +25,11 @@ from gossamer.train.learning_rate import LearningRate
 from gossamer.train.loop import Loop, Progress, Surroundings
 from gossamer.train.loop_settings import LoopSettings
 from gossamer.train.metrics import MetricsFile, Sink, TensorBoard
-from gossamer.train.optim import SmallStateOptimizer
+from gossamer.train.optim import LAMB, LARS
 from gossamer.train.random_state import seed_all
 from gossamer.train.run_folder import RunFolder
 from gossamer.train.tasks import Task, image_task, labelled_task, text_task
+from gossamer.zoo import MLP
 
 Say = Callable[[str], None]
 # A user's function of --model: a module for the recipe's task, or a whole task.
@@ -104,7 +105,8 @@ def make_task(request: TrainRequest, saved_tokenizer: bytes | None = None) -> Ta
             " for generated ones."
         )
     if train.task == "images":
-        task = image_task(request.data, train.batch, train.seed)
+        flat = train.model.name == "mlp" if made is None else isinstance(made, MLP)
+        task = image_task(request.data, train.batch, train.seed, flat=flat)
     else:
         make = text_task if train.task == "text" else labelled_task
         task = make(
@@ -168,13 +170,16 @@ def run_training(
         run = _checked(run, checkpoint, request.allow_change, say)
     prepared = prepare(request, task, run, folder, store, checkpoint, progress)
     loop = prepared.loop
-    if checkpoint is not None:
-        loop.restore(checkpoint, keep_settings=request.allow_change)
-        say(f"Going on after step {loop.step} of {loop.settings.steps}.")
-    else:
-        # Two checkpoints stay while a third is written.
-        folder.check_space(3 * 4 * prepared.dense_bytes)
-    loop.train()
+    try:
+        if checkpoint is not None:
+            loop.restore(checkpoint, keep_settings=request.allow_change)
+            say(f"Going on after step {loop.step} of {loop.settings.steps}.")
+        else:
+            # Two checkpoints stay while a third is written.
+            folder.check_space(3 * 4 * prepared.dense_bytes)
+        loop.train()
+    finally:
+        loop.close()
     return prepared
 
 
@@ -199,21 +204,20 @@ def prepare(
     sinks: list[Sink] = [MetricsFile(folder.metrics, _metrics_bytes(checkpoint))]
     if request.tensorboard:
         sinks.append(TensorBoard(folder.path / "tensorboard"))
-    has_conv = any(isinstance(module, nn.Conv2d) for module in model.modules())
     around = Surroundings(
         evaluate=task.evaluate,
         writer=CheckpointWriter(store, asynchronous=train.checkpoint.asynchronous),
         run=run,
         sinks=tuple(sinks),
         progress=progress,
-        example=task.example if has_conv else None,
+        example=task.example,
     )
     loop = Loop(model, optimizer, task.loss, task.batches, settings, control=control, around=around)
     return Trained(loop, task, num_bytes)
 
 
 def attach_schedule(
-    train: Train, task: Task, model: nn.Module, optimizer: SmallStateOptimizer, steps: int
+    train: Train, task: Task, model: nn.Module, optimizer: torch.optim.Optimizer, steps: int
 ) -> Control | None:
     """The schedule at work; None if the recipe has none."""
     if train.schedule is None:
@@ -226,7 +230,7 @@ def attach_schedule(
         data=[task.batches[0]],
         loss=lambda net, batch: _only_loss(task.loss(net, batch)),
     )
-    if train.optimizer.name in ("lamb", "lars"):
+    if isinstance(optimizer, LAMB | LARS):
         optimizer.follow_masks(model)
     return control
 

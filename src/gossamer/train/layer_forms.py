@@ -56,7 +56,7 @@ def restore_forms(
             module = modules.get(name)
             if module is None:
                 raise ArtifactError(f"{name}: the checkpoint has this layer, the model has not.")
-            if not isinstance(module, MaskedWeight | CompactWeight):
+            if not isinstance(module, CompactWeight):
                 _mask(model, module, entry, tensors[f"{name}.mask_bits"])
         now = layer_forms(model)
         if any(now[name]["form"] != entry["form"] for name, entry in forms.items()):
@@ -83,7 +83,10 @@ def _mask(
 ) -> None:
     try:
         pattern = parse_pattern(entry["pattern"])
-        if isinstance(module, nn.Conv2d):
+        if isinstance(module, MaskedWeight):
+            module.pattern = pattern
+            module.set_mask(unpack_bits(bits, module.matrix_shape[1]))
+        elif isinstance(module, nn.Conv2d):
             mask = unpack_bits(bits, module.weight.shape[1:].numel())
             replace_module(model, module, MaskedConv2d.from_dense(module, mask, pattern))
         elif isinstance(module, nn.Linear):

@@ -153,9 +153,10 @@ class Loop:
                 self._writer.wait()
 
     def save(self) -> None:
-        """Write a checkpoint of now, unless there is one."""
+        """Write a checkpoint of now, unless that was tried already."""
         if self._writer is None or self._last_saved == self.step:
             return
+        self._last_saved = self.step
         began = time.perf_counter()
         state = capture_state(self)
         try:
@@ -166,7 +167,6 @@ class Loop:
                 raise
             self._log("checkpoint-failed", error=str(error))
             return
-        self._last_saved = self.step
         stall = time.perf_counter() - began
         self._log("checkpoint", bytes=snapshot.num_bytes, stall_ms=round(1000 * stall, 3))
 
@@ -180,6 +180,13 @@ class Loop:
             self.quality = {name: float(v) for name, v in measure(self.model).items()}
         self.model.train()
         self._log("evaluation", sparsity=self.control.sparsity(), **self.quality)
+
+    def close(self) -> None:
+        """Nothing is logged any more; files are closed, and a checkpoint under way is finished."""
+        for sink in self._around.sinks:
+            sink.close()
+        if self._writer is not None:
+            self._writer.wait()
 
     def _one_step(self) -> bool:
         """One optimizer step; False if the batch was skipped."""

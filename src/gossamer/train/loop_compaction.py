@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.nn import CompactWeight, MaskedWeight
 from gossamer.train.compaction import compact
 from gossamer.train.control import NoControl
 from gossamer.train.loop_settings import LoopSettings
+from gossamer.train.memory import measure
 from gossamer.train.modes import choose_modes
 from gossamer.train.optim import SmallStateOptimizer
 
@@ -40,7 +40,7 @@ class CompactionWatch:
         if self._settings.compaction == "off" or not masked:
             self.is_moot = True
             return None
-        bytes_before = training_bytes(loop.model, loop.optimizer)
+        bytes_before = measure(loop.model, loop.optimizer).total_bytes
         sparsity = loop.control.sparsity()
         loop.control.close()
         loop.control = NoControl(sparsity)
@@ -60,7 +60,7 @@ class CompactionWatch:
             "values": result.num_values,
             "sparsity": sparsity,
             "bytes_before": bytes_before,
-            "bytes_after": training_bytes(loop.model, loop.optimizer),
+            "bytes_after": measure(loop.model, loop.optimizer).total_bytes,
             "modes": modes,
         }
 
@@ -76,7 +76,7 @@ class CompactionWatch:
             yield {
                 "ms_before": before,
                 "ms_after": statistics.median(self._after[1:]),
-                "bytes_after": training_bytes(loop.model, loop.optimizer),
+                "bytes_after": measure(loop.model, loop.optimizer).total_bytes,
             }
 
 
@@ -90,13 +90,3 @@ def _split_masters(loop: "Loop") -> None:
     loop.optimizer.split_masters([layer.values for layer in layers])
     for layer in layers:
         layer.refresh()
-
-
-def training_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Bytes of weights, masks, gradients and optimizer state, each storage once."""
-    tensors: list[torch.Tensor] = [*model.parameters(), *model.buffers()]
-    tensors += [param.grad for param in model.parameters() if param.grad is not None]
-    for state in optimizer.state.values():
-        tensors += [value for value in state.values() if isinstance(value, torch.Tensor)]
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
-    return sum(storages.values())

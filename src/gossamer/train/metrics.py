@@ -28,7 +28,7 @@ class MetricsFile:
 
     Args:
         path: the file.
-        length: bytes to keep of it; None keeps nothing.
+        length: bytes to keep of it; None keeps nothing. Then: bytes written so far.
     """
 
     def __init__(self, path: Path, length: int | None = None) -> None:
@@ -37,21 +37,18 @@ class MetricsFile:
             self._file = path.open("ab")
             held = self._file.tell()
             self._file.truncate(min(held, length or 0))
-            self._file.seek(0, os.SEEK_END)
+            self.length = self._file.seek(0, os.SEEK_END)
         except OSError as error:
             raise self._no_room(error) from error
-
-    @property
-    def length(self) -> int:
-        """Bytes written so far."""
-        return self._file.tell()
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append one line; it is with the system when this returns."""
         plain = {key: _plain(value) for key, value in record.items()}
         try:
-            self._file.write(json.dumps(plain, allow_nan=False).encode("ascii") + b"\n")
+            line = json.dumps(plain, allow_nan=False).encode("ascii") + b"\n"
+            self._file.write(line)
             self._file.flush()
+            self.length += len(line)
         except OSError as error:
             raise self._no_room(error) from error
 

@@ -12,43 +12,45 @@ from gossamer.train.batches import ShuffledBatches, generator_of
 from gossamer.train.tasks.digests import tensors_digest
 from gossamer.train.tasks.image_files import Images, read_images
 from gossamer.train.tasks.task import Task
-from gossamer.zoo import MLP
 
 GENERATED = "zoo:images"
 _EVAL_BATCH = 500
 
 
-def image_task(data: str, batch: int, seed: int) -> Task:
+def image_task(data: str, batch: int, seed: int, *, flat: bool = False) -> Task:
     """Images of a file or folder, or generated ones: `zoo:images`.
 
     Args:
         data: a path that `read_images` takes, or "zoo:images".
         batch: images in a batch.
         seed: of the order of images.
+        flat: images are given to the model as [B, C * H * W], as an MLP takes them.
     """
     images = generated_images() if data == GENERATED else read_images(Path(data))
     mean, std = images.x_train.mean(), images.x_train.std().clamp(min=1e-6)
-    x_train, x_test = (images.x_train - mean) / std, (images.x_test - mean) / std
+    channels, height, width = images.x_train.shape[1:]
+    x_train, x_test = ((x - mean) / std for x in (images.x_train, images.x_test))
+    if flat:
+        x_train, x_test = x_train.flatten(1), x_test.flatten(1)
 
     def take(index: torch.Tensor) -> Any:
         return x_train[index], images.y_train[index]
 
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-        x_BCHW, y_B = batch
-        return cross_entropy(_logits(model, x_BCHW).float(), y_B)
+        x, y_B = batch
+        return cross_entropy(model(x).float(), y_B)
 
     def evaluate(model: nn.Module) -> dict[str, float]:
         right, total = 0, 0.0
-        for x_BCHW, y_B in zip(
+        for x, y_B in zip(
             torch.split(x_test, _EVAL_BATCH), torch.split(images.y_test, _EVAL_BATCH), strict=True
         ):
-            logits = _logits(model, x_BCHW).float()
+            logits = model(x).float()
             right += int((logits.argmax(-1) == y_B).sum())
             total += float(cross_entropy(logits, y_B, reduction="sum"))
         count = len(images.y_test)
         return {"accuracy": right / count, "eval_loss": total / count}
 
-    channels, height, width = x_train.shape[1:]
     return Task(
         name="images",
         batches=ShuffledBatches(len(x_train), batch, seed, take),
@@ -86,8 +88,3 @@ def generated_images(
         return torch.stack(cut) + noise, labels
 
     return Images(*draw(num_train), *draw(num_test))
-
-
-def _logits(model: nn.Module, x_BCHW: torch.Tensor) -> torch.Tensor:
-    logits: torch.Tensor = model(x_BCHW.flatten(1) if isinstance(model, MLP) else x_BCHW)
-    return logits
