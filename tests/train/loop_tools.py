@@ -74,6 +74,16 @@ def train(
     return trained
 
 
+def train_recipe(folder: Path, recipe, data: str):
+    """Run a loaded recipe in this process."""
+    from gossamer.recipes.train_stage import TrainRequest, run_training
+    from gossamer.train.run_folder import RunFolder
+
+    run = RunFolder(folder)
+    with run.opened(resume=False):
+        return run_training(TrainRequest(recipe, data), run, say=str)
+
+
 def state_of(trained) -> dict:
     """Everything that a further step would depend on, as tensors and numbers."""
     from gossamer.train.loop_state import capture_state
