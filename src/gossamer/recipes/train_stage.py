@@ -26,12 +26,14 @@ from gossamer.train.loop import Loop, Progress, Surroundings
 from gossamer.train.loop_settings import LoopSettings
 from gossamer.train.metrics import MetricsFile, Sink, TensorBoard
 from gossamer.train.optim import LAMB, LARS
+from gossamer.train.out_of_memory import memory_for
 from gossamer.train.random_state import seed_all
 from gossamer.train.run_folder import RunFolder
 from gossamer.train.tasks import Task, image_task, labelled_task, text_task
 from gossamer.zoo import MLP
 
 Say = Callable[[str], None]
+_SMALLER = "Use a smaller model or batch, or recompute: true; 'gossamer train --dry-run' says more."
 # A user's function of --model: a module for the recipe's task, or a whole task.
 Given = Callable[[], nn.Module | Task]
 
@@ -164,11 +166,13 @@ def run_training(
     checkpoint = store.newest(say) if request.resume else None
     if request.resume and checkpoint is None:
         say("There is no checkpoint yet: starting from the beginning.")
-    task = make_task(request, _saved_tokenizer(checkpoint))
+    with memory_for("reading the data", "Give less of it, or close other programs."):
+        task = make_task(request, _saved_tokenizer(checkpoint))
     run = _identity(request, task)
     if checkpoint is not None:
         run = _checked(run, checkpoint, request.allow_change, say)
-    prepared = prepare(request, task, run, folder, store, checkpoint, progress)
+    with memory_for("building the model", _SMALLER):
+        prepared = prepare(request, task, run, folder, store, checkpoint, progress)
     loop = prepared.loop
     try:
         if checkpoint is not None:
@@ -177,7 +181,8 @@ def run_training(
         else:
             # Two checkpoints stay while a third is written.
             folder.check_space(3 * 4 * prepared.dense_bytes)
-        loop.train()
+        with memory_for(f"training after step {loop.step}", _SMALLER):
+            loop.train()
     finally:
         loop.close()
     return prepared
