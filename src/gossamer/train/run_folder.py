@@ -10,7 +10,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gossamer.errors import InputError, ResourceError
@@ -48,7 +48,10 @@ class RunFolder:
                 self.checkpoints.mkdir(parents=True, exist_ok=True)
                 for folder in (self.target.parent, self.path, self.checkpoints):
                     _check_writable(folder)
-                yield
+                try:
+                    yield
+                finally:
+                    self._remove_if_empty()
         except OSError as error:
             raise ResourceError(
                 f"{error.filename or self.path}: cannot be written ({error.strerror or error})."
@@ -64,6 +67,12 @@ class RunFolder:
                 f" checkpoints and the artifact, free {free}. Nothing was trained. Free some space"
                 " or choose another folder."
             )
+
+    def _remove_if_empty(self) -> None:
+        """A run that was refused before its first line leaves nothing behind."""
+        with suppress(OSError):
+            self.checkpoints.rmdir()
+            self.path.rmdir()
 
     def _check_not_taken(self, resume: bool) -> None:
         if not resume and self.checkpoints.is_dir() and any(self.checkpoints.iterdir()):
