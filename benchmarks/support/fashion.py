@@ -17,7 +17,7 @@ _MAGIC_IMAGES, _MAGIC_LABELS = 2051, 2049
 
 @dataclass(frozen=True)
 class Images:
-    """Pixels [B, 1, 28, 28] with mean 0 and variance 1, and their classes."""
+    """Pixels [B, 1, 28, 28] in [0, 1], the background is 0, and their classes."""
 
     source: str
     x_train: torch.Tensor
@@ -44,14 +44,15 @@ def load(folder=None, limit=None):
             arrays = [held[name] for name in ("x_train", "y_train", "x_test", "y_test")]
         source = f"subset of {len(arrays[0])} images"
     x_train, y_train, x_test, y_test = arrays
-    pixels = torch.from_numpy(x_train[:limit].astype(np.float32)).view(-1, 1, 28, 28)
-    mean, std = pixels.mean(), pixels.std()
-    test = torch.from_numpy(x_test.astype(np.float32)).view(-1, 1, 28, 28)
+    pixels, test = (
+        torch.from_numpy(x.astype(np.float32)).view(-1, 1, 28, 28) / 255.0
+        for x in (x_train[:limit], x_test)
+    )
     return Images(
         source,
-        (pixels - mean) / std,
+        pixels,
         torch.from_numpy(y_train[:limit].astype(np.int64)).flatten(),
-        (test - mean) / std,
+        test,
         torch.from_numpy(y_test.astype(np.int64)).flatten(),
     )
 

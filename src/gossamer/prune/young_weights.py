@@ -10,6 +10,7 @@ A weight stops being young when the correction of its second moment differs from
 0.1 %; for beta2 = 0.999 that is after 6905 steps.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,7 +84,9 @@ class YoungWeights:
             state = self._optimizer.state[held.parameter]
             held.parameter.view(-1)[held.index] = _updated(held, state, group)
             held.before = None
-            self._keep(name, held, float(group["betas"][1]) ** held.age >= _GROWN_UP)
+            adult = _adult_age(float(group["betas"][1]))
+            if int(held.age.max()) >= adult:
+                self._keep(name, held, held.age < adult)
 
     def state_dict(self) -> dict[str, dict[str, torch.Tensor]]:
         """Positions in the dense weight and ages, by layer."""
@@ -134,9 +137,10 @@ def _updated(held: _Young, state: dict[str, Any], group: dict[str, Any]) -> torc
     rate, (beta1, beta2) = float(group["lr"]), (float(beta) for beta in group["betas"])
     second = state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"].view(-1)[held.index]
     first = state["exp_avg"].view(-1)[held.index]
-    age = held.age.double()
-    scale1 = (rate / (1 - beta1**age)).to(first.dtype)
-    scale2 = (1 / (1 - beta2**age).sqrt()).to(first.dtype)
+    # Ages are few and small: a table of powers is much cheaper than a power for every weight.
+    ages = torch.arange(int(held.age.max()) + 1, dtype=torch.float64, device=held.age.device)
+    scale1 = (rate / (1 - beta1**ages)).to(first.dtype)[held.age]
+    scale2 = (1 / (1 - beta2**ages).sqrt()).to(first.dtype)[held.age]
     old = held.before
     if old is None:
         raise RuntimeError("after() without before()")
@@ -144,6 +148,11 @@ def _updated(held: _Young, state: dict[str, Any], group: dict[str, Any]) -> torc
         old = old * (1 - rate * group["weight_decay"])
     updated: torch.Tensor = old - scale1 * first / (second.sqrt() * scale2 + group["eps"])
     return updated
+
+
+def _adult_age(beta2: float) -> int:
+    """Steps after which beta2^age is below the limit."""
+    return math.ceil(math.log(_GROWN_UP) / math.log(beta2)) if 0.0 < beta2 < 1.0 else 1
 
 
 def _ranks(module: CompactWeight) -> torch.Tensor:

@@ -123,6 +123,7 @@ class Gradual(_Window):
     """Gradual magnitude pruning: sparsity rises along a cubic, fast first."""
 
     kind: Literal["gradual"] = "gradual"
+    budget: Budget = Field(default="erk", description=_Schedule.model_fields["budget"].description)
     initial_sparsity: float = Field(default=0.0, ge=0.0, lt=1.0, description="At `begin`.")
     begin: Moment = Field(default=0.1, description="Nothing is pruned up to here.")
     end: Moment = Field(default=0.7, description="The full sparsity is reached here.")
@@ -228,6 +229,7 @@ class TopKast(_Window):
     """A dense store: the largest weights run, somewhat more of them train."""
 
     kind: Literal["topkast"] = "topkast"
+    budget: Budget = Field(default="erk", description=_Schedule.model_fields["budget"].description)
     exploration: float = Field(
         default=0.1,
         ge=0.0,

@@ -143,7 +143,7 @@ def test_acdc_is_a_sawtooth_and_dense_phases_train_everything():
                 digests.append((step, [m.mask_digest() for m in masked_layers(model).values()]))
 
     run(schedule("acdc"), after=after)
-    inside = [d for step, d in digests if 35 <= step]
+    inside = [d for step, d in digests if step >= 35]
     assert len(inside) == 6
     assert all(digest == inside[0] for digest in inside)
 

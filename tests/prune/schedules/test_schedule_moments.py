@@ -2,6 +2,7 @@
 """When schedules act, against the figures of the papers."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -51,7 +52,7 @@ def test_acdc_phases_alternate_and_end_sparse(phase):
     assert list(found) == sorted(found)
     kinds = list(found.values())
     assert kinds[-1] == "sparse"
-    assert all(a != b for a, b in zip(kinds, kinds[1:], strict=False))
+    assert all(a != b for a, b in pairwise(kinds))
 
 
 def test_random_numbers_depend_on_seed_layer_and_step_only():

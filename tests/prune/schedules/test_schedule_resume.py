@@ -24,7 +24,7 @@ from gossamer.errors import InputError
 from gossamer.nn import CompactWeight
 
 # Around mask updates of the different schedules, in the middle, and near both ends.
-STOPS = (3, 5, 6, 7, 12, 29, 30, 31)
+STOPS = (3, 5, 6, 7, 29, 31)
 
 
 def through_files(state):
@@ -59,8 +59,10 @@ def same(model, optimizer, other, other_optimizer):
             assert value is theirs[key] or torch.equal(value, theirs[key]), key
 
 
-@pytest.mark.parametrize("optimizer_name", ["adamw", "sgd"])
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(
+    ("name", "optimizer_name"),
+    [*((name, "adamw") for name in KINDS), ("rigl", "sgd"), ("topkast", "sgd"), ("acdc", "sgd")],
+)
 def test_a_resumed_run_is_the_same_run(name, optimizer_name):
     saved = {}
 
@@ -88,7 +90,7 @@ def test_a_resumed_run_is_the_same_run(name, optimizer_name):
 @pytest.mark.parametrize("name", ["rigl", "acdc", "topkast"])
 @pytest.mark.parametrize("optimizer_name", ["adamw", "sgd"])
 def test_compaction_after_settling_changes_no_step(name, optimizer_name):
-    model, optimizer, _ = run(schedule(name), optimizer_name, steps=STEPS)
+    model, _, _ = run(schedule(name), optimizer_name)
     states = []
 
     def compacting(step, model, optimizer, ctl, events):
@@ -101,10 +103,10 @@ def test_compaction_after_settling_changes_no_step(name, optimizer_name):
             states.append((*copy.deepcopy(parts), through_files(ctl.state_dict())))
 
     compacted, other, ctl = run(schedule(name), optimizer_name, after=compacting)
-    for mine, theirs in zip((0, 2, 4), (0, 2, 4), strict=True):
-        assert isinstance(compacted[theirs], CompactWeight)
-        expected = model[mine].masked_weight()[model[mine].mask()]
-        assert torch.allclose(compacted[theirs].values, expected, rtol=0, atol=1e-6)
+    for number in (0, 2, 4):
+        assert isinstance(compacted[number], CompactWeight)
+        expected = model[number].masked_weight()[model[number].mask()]
+        assert torch.equal(compacted[number].values, expected)
     ctl.close()
     # And a checkpoint of the compact model goes on as well.
     weights, slots, state = states[0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizer state where masks move: survivors untouched, newcomers start as a fresh weight would."""
+"""Optimizer state where masks move: survivors untouched, newcomers start as fresh weights."""
 
 import copy
 
@@ -234,7 +234,7 @@ def test_rewinding_restores_weights_buffers_and_slots():
                 for p, slots in zip(model.parameters(), first["s"], strict=True):
                     assert optimizer.state[p]["step"] == slots["step"] == 3
 
-    model, _, ctl = run(schedule("iterative_step"), after=after)
+    _, _, ctl = run(schedule("iterative_step"), after=after)
     assert seen == [3, 3, 3]
     masks = [event.sparsity for event in ctl.events if event.kind == "mask"]
     assert masks == pytest.approx([1 - 0.2 ** (r / 3) for r in (1, 2, 3)], abs=1e-3)
