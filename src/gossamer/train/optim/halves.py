@@ -26,14 +26,14 @@ def join(weight: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
 
 def rounded(master: torch.Tensor) -> torch.Tensor:
     """The bfloat16 weight of a float32 master: nearest, halves away from zero; NaN stays NaN."""
-    bits = _bits(master).add(_HALF).bitwise_right_shift_(16)
-    return bits.to(torch.int16).view(torch.bfloat16)
+    return _upper(_bits(master))
 
 
 def split(master: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """bfloat16 weight and int16 low half of a float32 master; `join` gives it back bit by bit."""
+    bits = _bits(master)
     # Conversion to fewer bits keeps the lowest ones.
-    return rounded(master), _bits(master).to(torch.int16)
+    return _upper(bits), bits.to(torch.int16)
 
 
 def split_24(
@@ -51,13 +51,18 @@ def split_24(
     # Never from the largest finite number to infinity, nor from infinity to NaN.
     cut = torch.where(master.abs() < _LARGEST, bits + addend, bits).bitwise_and_(~_LOW_8)
     low = (cut >> 8).to(torch.int8)
-    return rounded(cut.view(torch.float32)), low
+    return _upper(cut), low
 
 
 _LARGEST = 3.4e38
 
 
+def _upper(bits: torch.Tensor) -> torch.Tensor:
+    rounded_bits = bits.add(_HALF).bitwise_right_shift_(16)
+    return rounded_bits.to(torch.int16).view(torch.bfloat16)
+
+
 def _bits(master: torch.Tensor) -> torch.Tensor:
     # A NaN whose lower bits are all set would be rounded up into a zero of the other sign.
-    clean = torch.where(master.isnan(), torch.full_like(master, torch.nan), master)
+    clean = torch.where(master.isnan(), torch.nan, master)
     return clean.view(torch.int32)
