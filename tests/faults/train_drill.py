@@ -216,7 +216,7 @@ def limit_drill(folder: Path) -> None:
                     "limit": limit,
                     "code": code,
                     "newest": None if newest is None else newest.step,
-                    "beside": sorted(p.name for p in store.folder.iterdir()),
+                    "beside": sorted(p.name for p in store.folder.parent.rglob("*")),
                     "resumed": in_child(
                         lambda name=name: main(arguments(folder, "--resume", out=name))
                     ),

@@ -3,6 +3,8 @@
 
 from typing import Any
 
+from pydantic import BaseModel
+
 from gossamer.recipes.method_rules import METHODS, setting_methods
 from gossamer.recipes.schedule_schema import SCHEDULES
 from gossamer.recipes.schema import Calibration, Prune, Recipe, Stage, Structured
@@ -18,9 +20,15 @@ from gossamer.recipes.train_schema import (
 
 _VARIABLE = {"type": "string", "pattern": r"^\$\{[A-Za-z_][A-Za-z0-9_-]*\}$"}
 _NOTES = ("description", "default", "title")
-_TRAINING = (
-    *(Train, Architecture, TrainData, OptimizerSettings, RateSettings),
-    *(CheckpointSettings, EvaluationSettings, *SCHEDULES),
+_TRAINING: tuple[type[BaseModel], ...] = (
+    Train,
+    Architecture,
+    TrainData,
+    OptimizerSettings,
+    RateSettings,
+    CheckpointSettings,
+    EvaluationSettings,
+    *SCHEDULES,
 )
 
 
@@ -28,7 +36,8 @@ def json_schema() -> dict[str, Any]:
     """The schema of a file: any value below calibration and stages may also be `${name}`."""
     schema = Recipe.model_json_schema()
     definitions = schema["$defs"]
-    for model in (Calibration, Prune, Structured, *_TRAINING):
+    models: list[type[BaseModel]] = [Calibration, Prune, Structured, *_TRAINING]
+    for model in models:
         properties = definitions[model.__name__]["properties"]
         for name, rule in properties.items():
             properties[name] = _or_variable(rule)

@@ -53,14 +53,7 @@ class Control(Protocol):
 
 
 class NoControl:
-    """Training without a schedule, or after it: masks that are there are held and never move.
-
-    Args:
-        sparsity: what to tell, of the layers whose schedule is over.
-    """
-
-    def __init__(self, sparsity: float = 0.0) -> None:
-        self._sparsity = sparsity
+    """Training without a schedule: masks that are there are held and never move."""
 
     @property
     def is_settled(self) -> bool:
@@ -75,8 +68,8 @@ class NoControl:
         """Nothing to add."""
 
     def sparsity(self) -> float:
-        """As it was when the schedule ended."""
-        return self._sparsity
+        """No layer belongs to a schedule."""
+        return 0.0
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing to keep."""

@@ -118,7 +118,6 @@ class Loop:
             "rate_shift": self._rate_shift,
             "losses": list(self._losses),
             "compacted": self.compaction.is_done,
-            "sparsity": self.control.sparsity(),
             "metrics_bytes": next(
                 (s.length for s in self._around.sinks if hasattr(s, "length")), 0
             ),

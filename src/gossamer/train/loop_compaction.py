@@ -11,7 +11,6 @@ import torch
 from gossamer.errors import InputError
 from gossamer.nn import CompactWeight, MaskedWeight
 from gossamer.train.compaction import compact
-from gossamer.train.control import NoControl
 from gossamer.train.loop_settings import LoopSettings
 from gossamer.train.memory import measure
 from gossamer.train.modes import choose_modes
@@ -41,9 +40,6 @@ class CompactionWatch:
             self.is_moot = True
             return None
         bytes_before = measure(loop.model, loop.optimizer).total_bytes
-        sparsity = loop.control.sparsity()
-        loop.control.close()
-        loop.control = NoControl(sparsity)
         result = compact(loop.model, loop.optimizer, mode=self._settings.mode)
         modes: dict[str, str] = {}
         if self._settings.split_masters:
@@ -58,7 +54,7 @@ class CompactionWatch:
             "left_masked": sorted(result.left_masked),
             "weights": result.num_weights,
             "values": result.num_values,
-            "sparsity": sparsity,
+            "sparsity": loop.control.sparsity(),
             "bytes_before": bytes_before,
             "bytes_after": measure(loop.model, loop.optimizer).total_bytes,
             "modes": modes,

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gossamer.errors import ArtifactError
-from gossamer.train.control import NoControl
 from gossamer.train.layer_forms import layer_forms, restore_forms
 from gossamer.train.optimizer_checkpoint import restore_optimizer
 from gossamer.train.random_state import capture_random, restore_random
@@ -21,7 +20,7 @@ def capture_state(loop: "Loop") -> dict[str, Any]:
         "forms": layer_forms(loop.model),
         "model": dict(loop.model.state_dict()),
         "optimizer": loop.optimizer.state_dict(),
-        "control": None if loop.compaction.is_done else dict(loop.control.state_dict()),
+        "control": loop.control.state_dict(),
         "random": capture_random(),
     }
 
@@ -35,8 +34,8 @@ def restore_state(loop: "Loop", state: Any, *, keep_settings: bool) -> dict[str,
     try:
         counters: dict[str, Any] = state["counters"]
         if counters["compacted"]:
-            loop.control.close()
-            loop.control = NoControl(counters["sparsity"])
+            # Masks first: the schedule knows its layers as masked ones and follows from there.
+            loop.control.load_state_dict(state["control"])
             restore_forms(loop.model, loop.optimizer, state["forms"], state["model"])
         _load_model(loop, state["model"])
         restore_optimizer(loop.optimizer, state["optimizer"], keep_settings=keep_settings)

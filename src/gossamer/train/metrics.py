@@ -34,7 +34,8 @@ class MetricsFile:
     def __init__(self, path: Path, length: int | None = None) -> None:
         self._path = path
         try:
-            self._file = path.open("ab")
+            # Unbuffered: a line that found no room is not tried again when the file is closed.
+            self._file = path.open("ab", buffering=0)
             held = self._file.tell()
             self._file.truncate(min(held, length or 0))
             self.length = self._file.seek(0, os.SEEK_END)
@@ -46,9 +47,7 @@ class MetricsFile:
         plain = {key: _plain(value) for key, value in record.items()}
         try:
             line = json.dumps(plain, allow_nan=False).encode("ascii") + b"\n"
-            self._file.write(line)
-            self._file.flush()
-            self.length += len(line)
+            self.length += self._file.write(line)
         except OSError as error:
             raise self._no_room(error) from error
 
