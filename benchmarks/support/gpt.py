@@ -48,7 +48,7 @@ def eight_bit_adamw(params):
 
 
 def exact_adamw(params):
-    return AdamW(params, 1e-3)
+    return AdamW(params, 1e-3, fused=True)
 
 
 CASES = {
@@ -68,8 +68,10 @@ def build_gpt(size, case, sparsity, *, recompute=False):
     """The model of a case, pruned by magnitude and compact where it is sparse."""
     model = GPT(VOCABULARY, context=CONTEXT, recompute=recompute, **SIZES[size])
     if CASES[case].mode != "dense":
-        gossamer.sparsify(model, sparsity=sparsity)
-        gossamer.compact(model, mode=CASES[case].mode)
+        # Block by block: masks and values of one block at a time beside the dense weights.
+        for block in model.blocks:
+            gossamer.sparsify(block, sparsity=sparsity)
+            gossamer.compact(block, mode=CASES[case].mode)
     return model
 
 
