@@ -16,6 +16,7 @@ import torch
 import gossamer
 from gossamer.io.lock import exclusive_lock
 from gossamer.nn import CompactWeight
+from gossamer.train.checkpoint import read_checkpoint
 from gossamer.train.metrics import read_metrics
 
 RECIPE = """\
@@ -129,6 +130,9 @@ def task():
 def number():
     return 3
 
+def broken():
+    return 1 / 0
+
 value = 3
 """
 
@@ -164,6 +168,7 @@ def test_a_users_whole_task(gossamer_cli, tmp_path, recipe, user_module):
         ("{module}:nothing", "has no function 'nothing'"),
         ("{module}:value", "has no function 'value'"),
         ("{module}:number", "must return a torch module"),
+        ("{module}:broken", "the function raised ZeroDivisionError"),
         ("no_such_folder", "no such file or directory"),
     ],
 )
@@ -467,3 +472,42 @@ def test_a_signal_saves_and_prints_the_command_that_goes_on(tmp_path, recipe, nu
     assert "Traceback" not in errors
     newest = max(p.name for p in (tmp_path / "out.run" / "checkpoints").iterdir())
     assert f"after step {int(newest.removeprefix('step_'))};" in errors
+
+
+def test_a_second_signal_stops_at_once(tmp_path, recipe):
+    # One step takes long, so that the first signal is still being waited for.
+    (tmp_path / "slow_model.py").write_text(
+        "import time\n"
+        "from torch import nn\n"
+        "class Slow(nn.Sequential):\n"
+        "    def forward(self, x):\n"
+        "        self.calls = getattr(self, 'calls', 0) + 1\n"
+        "        for _ in range(600 if self.calls > 8 else 0):\n"
+        "            time.sleep(0.1)\n"
+        "        return super().forward(x)\n"
+        "def build():\n"
+        "    return Slow(nn.Flatten(), nn.Linear(144, 8), nn.ReLU(), nn.Linear(8, 6))\n"
+    )
+    out = tmp_path / "out"
+    words = ["train", str(recipe), "--data", "zoo:images", "-o", str(out), "-q"]
+    words += ["--set", "stages.0.train.log_every=1", "--model", "slow_model:build"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gossamer.cli.main", *words],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    wait_for_steps(out, process)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    _, errors = process.communicate(timeout=60)
+    assert time.monotonic() - began < 10
+    assert process.returncode == 130
+    assert "stopped at once" in errors
+    folder = tmp_path / "out.run" / "checkpoints" / "step_00000005"
+    assert read_checkpoint(folder).step == 5

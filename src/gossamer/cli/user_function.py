@@ -13,7 +13,7 @@ from typing import Any
 
 from gossamer.cli.demo_models import DEMO_PREFIX
 from gossamer.cli.sources import ZOO_PREFIX, load_source
-from gossamer.errors import InputError
+from gossamer.errors import GossamerError, InputError
 
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
@@ -34,11 +34,27 @@ def load_function(text: str) -> Callable[[], Any]:
             f"--model {text}: the module {name!r} cannot be imported ({error}). Run from the folder"
             " that holds it, or set PYTHONPATH."
         ) from error
+    except Exception as error:
+        raise InputError(
+            f"--model {text}: the module raised {type(error).__name__}: {error}. Add --debug to see"
+            " where."
+        ) from error
     function = getattr(module, attribute, None)
     if not callable(function):
         raise InputError(
             f"--model {text}: {name} has no function {attribute!r}; expected one without arguments"
             " that returns a torch module or a gossamer.train.tasks.Task."
         )
-    made: Callable[[], Any] = function
-    return made
+
+    def call() -> Any:
+        try:
+            return function()
+        except GossamerError:
+            raise
+        except Exception as error:
+            raise InputError(
+                f"--model {text}: the function raised {type(error).__name__}: {error}. Add --debug"
+                " to see where."
+            ) from error
+
+    return call

@@ -16,8 +16,10 @@ from gossamer.prune.schedules.controller import Controller
 from gossamer.prune.schedules.layers import release_layers, take_layers
 from gossamer.prune.schedules.run import Run, default_replicas
 from gossamer.recipes.faults import near, show
+from gossamer.recipes.loader import load_recipe
 from gossamer.recipes.schedule_builders import build
 from gossamer.recipes.schedule_schema import SCHEDULES, Schedule
+from gossamer.recipes.schema import Recipe
 
 _ADAPTER: TypeAdapter[Any] = TypeAdapter(Schedule)
 
@@ -46,7 +48,8 @@ def attach(
 
     Args:
         model: any module; not wrapped in DistributedDataParallel yet.
-        recipe: a mapping with a `kind`, see docs/schedules.md.
+        recipe: a mapping with a `kind`, see docs/schedules.md; or a recipe, its file or built-in
+            name, whose one train stage has a schedule.
         optimizer: trains the model.
         total_steps: optimizer steps of the whole run.
         data: batches, for snip, grasp and synflow.
@@ -86,12 +89,25 @@ def read_schedule(recipe: Any) -> Any:
         return recipe
     if isinstance(recipe, Mapping):
         return _validated(recipe)
-    # RECIPE: a path, a built-in name or a Recipe whose single `train` stage carries a schedule is
-    # read here, once that stage exists: return load_recipe(recipe).<train stage>.schedule.
+    if isinstance(recipe, str | os.PathLike):
+        recipe = load_recipe(recipe)
+    if isinstance(recipe, Recipe):
+        return _schedule_of(recipe)
     raise RecipeError(
         f"attach: expected a schedule as a mapping such as {{'kind': 'gradual', 'sparsity': 0.9}},"
         f" got {type(recipe).__name__}."
     )
+
+
+def _schedule_of(recipe: Recipe) -> Any:
+    found = [stage.train for stage in recipe.stages if stage.train is not None]
+    if len(found) != 1 or found[0].schedule is None:
+        raise RecipeError(
+            f"attach: expected a recipe with one train stage that has a schedule, this one has"
+            f" {len(found)} train stage(s){' without a schedule' if len(found) == 1 else ''}."
+            " Name one such as 'train-gradual', or give the schedule as a mapping."
+        )
+    return found[0].schedule
 
 
 def schedule_kinds() -> list[str]:
