@@ -59,7 +59,7 @@ def train(
     class Killed(Exception):
         pass
 
-    def progress(step: int) -> None:
+    def progress(step: int, steps: int) -> None:
         if step == stop_after:
             raise Killed
 

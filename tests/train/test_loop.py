@@ -9,6 +9,7 @@ import torch
 from loop_tools import RECIPE, same, state_of, train
 from torch import nn
 
+import gossamer
 from gossamer import sparsify
 from gossamer.errors import ArtifactError, InputError, RecipeError, ResourceError
 from gossamer.nn import CompactWeight, Linear, MaskedLinear
@@ -427,6 +428,34 @@ def test_other_settings_resume_to_the_bit(tmp_path, monkeypatch, change):
     name = change.partition(":")[0]
     kept = [line for line in RECIPE.splitlines() if not line.strip().startswith(f"{name}:")]
     check_resume(tmp_path, "\n".join([*kept, f"      {change}"]))
+
+
+@pytest.mark.parametrize("kind", ["gradual", "regrow", "topkast", "acdc", "rigl", "iterative"])
+def test_checkpoints_change_nothing(tmp_path, monkeypatch, kind):
+    monkeypatch.setenv("GOSSAMER_TUNE", "off")
+    text = RECIPE.replace(GRADUAL, SCHEDULES[kind])
+    often = train(tmp_path / "often", text.replace("every: 5", "every: 1"))
+    never = train(tmp_path / "never", text.replace("every: 5", "every: 0"))
+    assert same(state_of(often), state_of(never))
+
+
+def test_epochs_are_counted_in_steps(tmp_path):
+    text = RECIPE.replace("steps: 24", "epochs: 0.5").replace(GRADUAL, "null")
+    assert train(tmp_path / "out", text).loop.step == round(0.5 * (2000 // 32))
+
+
+def test_a_pruned_artifact_is_trained_with_its_masks_held(tmp_path):
+    first = train(tmp_path / "first")
+    gossamer.save(first.loop.model, tmp_path / "artifact")
+    text = RECIPE.replace(GRADUAL, "null")
+    words = {"given": lambda: gossamer.load(tmp_path / "artifact").train(), "given_name": "a"}
+    second = check_resume(tmp_path, text, **words)
+    layers = [
+        [m for m in trained.loop.model.modules() if isinstance(m, CompactWeight)]
+        for trained in (first, second)
+    ]
+    assert [m.mask_digest() for m in layers[0]] == [m.mask_digest() for m in layers[1]]
+    assert not torch.equal(layers[0][0].values, layers[1][0].values)
 
 
 def test_modes_are_recorded_and_not_measured_again(tmp_path, monkeypatch):

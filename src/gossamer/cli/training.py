@@ -3,11 +3,13 @@
 
 import shlex
 import sys
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gossamer.cli.output import Output, table
+from gossamer.cli.progress import Stage
 from gossamer.cli.user_function import load_function
 from gossamer.errors import ResourceError
 from gossamer.io import save
@@ -138,19 +140,16 @@ def resume_command() -> str:
 
 
 def _train(request: TrainRequest, folder: RunFolder, out: Output) -> Trained:
-    done = 0
-    with out.stage("training", _steps_of(request)) as stage:
+    with ExitStack() as stack:
+        stages: list[Stage] = []
 
-        def progress(step: int) -> None:
-            nonlocal done
-            stage.advance(step - done)
-            done = step
+        def progress(step: int, steps: int) -> None:
+            # Begun here: the length may follow from the data, and a resumed run has fewer steps.
+            if not stages:
+                stages.append(stack.enter_context(out.stage("training", steps - step + 1)))
+            stages[0].advance()
 
         return run_training(request, folder, say=out.note, progress=progress)
-
-
-def _steps_of(request: TrainRequest) -> int | None:
-    return request.train.steps
 
 
 def _save(trained: Trained, command: TrainCommand, folder: RunFolder) -> TrainOutcome:

@@ -158,7 +158,7 @@ def run_training(
         request: what to do.
         folder: `RunFolder.opened` is around this call.
         say: gets notices for people.
-        progress: gets the number of steps done.
+        progress: called after every step.
     """
     train = request.train
     store = CheckpointStore(folder.checkpoints, train.checkpoint.keep)

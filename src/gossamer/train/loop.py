@@ -32,7 +32,8 @@ from gossamer.train.recompute import recomputing
 # loss(model, batch) -> the loss, or the loss and numbers to log beside it.
 Objective = Callable[[nn.Module, Any], torch.Tensor | tuple[torch.Tensor, Mapping[str, float]]]
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
-Progress = Callable[[int], None]
+# progress(steps done, steps of the run)
+Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Surroundings:
         writer: where checkpoints go; None writes none.
         run: what the run is, as JSON data, kept in checkpoints.
         sinks: get every record.
-        progress: called with the number of steps done.
+        progress: called after every step.
         example: an input of the model, for measuring the modes of convolutions.
     """
 
@@ -224,7 +225,7 @@ class Loop:
                 **numbers,
             )
         if self._around.progress is not None:
-            self._around.progress(self.step)
+            self._around.progress(self.step, self.settings.steps)
         return True
 
     def _gradients(self) -> tuple[float, dict[str, float]]:
