@@ -4,6 +4,7 @@
 from typing import Any
 
 from gossamer.recipes.method_rules import METHODS, setting_methods
+from gossamer.recipes.recover_schema import Recover
 from gossamer.recipes.schema import Calibration, Prune, Recipe, Stage, Structured
 
 _VARIABLE = {"type": "string", "pattern": r"^\$\{[A-Za-z_][A-Za-z0-9_-]*\}$"}
@@ -14,7 +15,7 @@ def json_schema() -> dict[str, Any]:
     """The schema of a file: any value below calibration and stages may also be `${name}`."""
     schema = Recipe.model_json_schema()
     definitions = schema["$defs"]
-    for model in (Calibration, Prune, Structured):
+    for model in (Calibration, Prune, Structured, Recover):
         properties = definitions[model.__name__]["properties"]
         for name, rule in properties.items():
             properties[name] = _or_variable(rule)

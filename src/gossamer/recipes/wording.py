@@ -8,6 +8,7 @@ from pydantic import BaseModel, ValidationError
 
 from gossamer.recipes.faults import Path, near, show
 from gossamer.recipes.method_rules import SCHEMA_HINT, fraction_hint, prune_faults
+from gossamer.recipes.recover_schema import Recover, recover_faults
 from gossamer.recipes.schema import (
     ONE_STEP,
     SCHEMA_VERSION,
@@ -74,6 +75,10 @@ def _stage_findings(data: dict[str, Any]) -> Iterator[Finding]:
         if isinstance(prune, dict):
             for name, message in prune_faults(prune):
                 yield ("stages", index, "prune", name), message
+        recover = stage.get("recover")
+        if isinstance(recover, dict):
+            for name, message in recover_faults(recover):
+                yield ("stages", index, "recover", name), message
 
 
 def _words(path: Path, found: Any) -> str:
@@ -143,6 +148,7 @@ def _model_at(path: Path) -> type[BaseModel]:
         "stages": Stage,
         "prune": Prune,
         "structured": Structured,
+        "recover": Recover,
         "calibration": Calibration,
     }
     return inner[names[-1]]
