@@ -168,7 +168,7 @@ def _notes(step: Recover, result: Recovery, num_samples: int) -> list[str]:
         notes.append(f"recover: {result.skipped} steps had no finite gradients and were skipped.")
     if step.quantise:
         notes.append(
-            "recover: trained for int8 kernels, gossamer.compile(model, precision='int8'); files and"
-            " fp32 kernels hold the weights as they are before rounding."
+            "recover: trained for int8 kernels, gossamer.compile(model, precision='int8'); files"
+            " and fp32 kernels hold the weights as they are before rounding."
         )
     return notes
