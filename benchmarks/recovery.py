@@ -11,6 +11,7 @@ decides nothing; its time is left out. `--steps` times one training step in each
 """
 
 import copy
+import json
 import sys
 import time
 
@@ -84,7 +85,7 @@ def arguments():
 
 def one_run(task, pruned, samples, sparsity, name, extra, given):
     """One recovery: its curve, and the score on the kernels that the variant is meant for."""
-    more = {key: float(value) for key, value in (text.split("=") for text in given.set)}
+    more = {key: json.loads(value) for key, value in (text.split("=") for text in given.set)}
     step = {
         **TERMS,
         **extra,

@@ -175,7 +175,10 @@ def test_faults_of_structured_stages(fields, field, words):
         ("gossamer: 1\nstages:\n", "r.yaml:2 stages: expected a list, got nothing"),
         ("gossamer: 1\nstages:\n  - prune\n", "stages[0]: expected a mapping, got 'prune'"),
         ("gossamer: 1\nstages:\n  - prune:\n", "stages[0].prune: expected a mapping"),
-        ("gossamer: 1\nstages:\n  - {}\n", "stages[0]: a stage is one of prune, structured and recover"),
+        (
+            "gossamer: 1\nstages:\n  - {}\n",
+            "stages[0]: a stage is one of prune, structured and recover",
+        ),
         ("gossamer: 1\nstages:\n  - pruna: {}\n", "Did you mean 'prune'?"),
         (
             prune("method: wanda, sparsity: 0.5").replace("gossamer: 1", "gossamer: 2"),

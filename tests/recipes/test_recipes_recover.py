@@ -6,11 +6,12 @@ import json
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 import gossamer
 from gossamer import sparsify
 from gossamer.errors import InputError, RecipeError, TargetError
-from gossamer.io.samples import Pair
+from gossamer.io.samples import Pair, draw
 from gossamer.nn import Linear, MaskedLinear
 from gossamer.prune.batches import Batch
 from gossamer.recipes.execute import execute
@@ -75,9 +76,10 @@ def test_a_pruned_model_gets_closer_to_the_dense_one(quantise):
     masked = [m for m in model.modules() if isinstance(m, MaskedLinear)]
     assert len(masked) == len(report.layers)
     assert not any(isinstance(m, FakeInt8) for m in model.modules())
-    for one, two in zip(masked, (m for m in oneshot.modules() if isinstance(m, MaskedLinear))):
+    others = [m for m in oneshot.modules() if isinstance(m, MaskedLinear)]
+    for one, two in zip(masked, others, strict=True):
         assert torch.equal(one.mask(), two.mask())
-        assert torch.equal(one.weight_parameter() != 0, one.mask() & (one.weight_parameter() != 0))
+        assert not one.weight_parameter()[~one.mask()].any()
     assert report.notes[0].startswith("recovered in 40 steps on 5 samples")
     assert any("int8 kernels" in note for note in report.notes) == (quantise == "int8")
     assert all(parameter.requires_grad for parameter in model.parameters())
@@ -103,7 +105,7 @@ def test_frozen_modules_stay_as_they_were():
     for name in names & kept - masked:
         assert torch.equal(model.state_dict()[name], before[name]), name
     assert not torch.equal(model.layers[1].query.weight, before["layers.1.query.weight"])
-    with pytest.raises(TargetError, match="recover.freeze: 'Embeding' matched 0"):
+    with pytest.raises(TargetError, match=r"recover.freeze: 'Embeding' matched 0"):
         execute(recipe(freeze="Embeding"), tiny(), data())
 
 
@@ -154,6 +156,44 @@ def test_labels_are_looked_at_with_hardness():
     assert float((chosen == 0).float().mean()) > 0.9
 
 
+def test_hardness_without_a_task_is_refused():
+    with pytest.raises(RecipeError, match=r"recover.hardness: .* there is none"):
+        execute(recipe(hardness=0.5), tiny(), data())
+
+
+@pytest.mark.parametrize("hardness", [0.0, 1.0])
+def test_a_causal_model_learns_distributions_or_next_tokens(hardness):
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=40,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=32,
+        initializer_range=0.2,
+    )
+    dense = transformers.LlamaForCausalLM(config).eval()
+    ids = torch.randint(40, (24, 12), generator=torch.Generator().manual_seed(1))
+    given = StageInput(samples=samples_of_windows(ids, named=True))
+    batches = [{"input_ids": ids[:8]}]
+
+    def gap(net):
+        with torch.no_grad():
+            logits = net(input_ids=ids).logits
+            if hardness:
+                return float(cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()))
+            wanted = dense(input_ids=ids).logits.softmax(dim=-1)
+            return float((logits.softmax(dim=-1) - wanted).abs().sum())
+
+    settings = {"batch": 6, "hardness": hardness, "hidden": 0.5, "freeze": "Embedding"}
+    oneshot, model = copy.deepcopy(dense), copy.deepcopy(dense)
+    execute(recipe(steps=1, rate=1e-9, **settings), oneshot, batches, given=given)
+    execute(recipe(**settings), model, batches, given=given)
+    assert gap(model) < 0.9 * gap(oneshot)
+
+
 def test_pairs_become_batches_whose_rows_have_numbers():
     pairs = [Pair("a bb", "ccc", 5.0), Pair("a", "bb ccc dddd", 2.5), Pair("a", "b", 0.0)]
     samples = samples_of_pairs(pairs, Words(), 2)
@@ -187,6 +227,7 @@ def test_a_part_is_set_aside_and_never_trained_on():
     train, held = samples.split(0.25, 0)
     assert len(held.numbers) == 10
     assert sorted([*train.numbers, *held.numbers]) == list(range(40))
+    assert held.numbers != draw(40, 10, 0)
     assert samples.split(0.25, 1)[1].numbers != held.numbers
     big = samples_of_texts([torch.ones(2)] * 6000)
     assert len(big.split(0.5, 0)[1].numbers) == 512

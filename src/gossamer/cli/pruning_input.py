@@ -94,7 +94,8 @@ def prepare(source: Source, request: PruneRequest) -> Prepared:
 
 def open_journal(source: Source, request: PruneRequest, prepared: Prepared) -> DiskJournal | None:
     """Where solved layers are noted; None for recipes that are done in a moment."""
-    if not request.recipe.needs_data or prepared.batches is None:
+    has_layers = any(stage.prune is not None for stage in request.recipe.stages)
+    if not has_layers or not request.recipe.needs_data or prepared.batches is None:
         return None
     target = Path(request.target)
     folder = target.with_name(f"{target.name}.journal")

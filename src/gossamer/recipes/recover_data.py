@@ -20,6 +20,7 @@ from gossamer.train.recovery import TrainingBatch
 # Steps whose samples are sorted by length together.
 _STEPS_SORTED = 20
 _MAX_HELD_OUT = 512
+_OTHER_THAN_CALIBRATION = 0x5DEECE66D
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,9 @@ class RecoverySamples:
                 f"recover: needs at least 2 samples, one to choose the best state by; got {total}."
             )
         count = min(max(1, round(total * held_out)), _MAX_HELD_OUT, total - 1)
-        order = torch.randperm(total, generator=torch.Generator().manual_seed(seed)).tolist()
+        # Calibration draws by the same seed; what it fitted the weights to could choose nothing.
+        generator = torch.Generator().manual_seed(seed ^ _OTHER_THAN_CALIBRATION)
+        order = torch.randperm(total, generator=generator).tolist()
         held, rest = sorted(order[:count]), sorted(order[count:])
         numbers = self.numbers
         return (

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from gossamer.errors import RecipeError
 from gossamer.prune.batches import Batch
 from gossamer.prune.gradient_passes import Loss
+from gossamer.prune.losses import default_loss, next_token_loss
 from gossamer.prune.rules import match
 from gossamer.recipes.prune_stage import StageInput
 from gossamer.recipes.recover_data import RecoverySamples, samples_of_batches
@@ -65,7 +67,7 @@ def run_recover_stage(
     objective = Distillation(
         Teacher(teacher),
         _terms(step),
-        task=_task(given.needed_loss(teacher)) if step.hardness else None,
+        task=_task(_labelled_loss(given, teacher, held)) if step.hardness else None,
         hardness=step.hardness,
     )
     objective.teacher.check_apart(model)
@@ -119,6 +121,19 @@ def _schedule(step: Recover) -> Schedule:
         checks=step.checks,
         seed=step.seed,
     )
+
+
+def _labelled_loss(given: StageInput, teacher: nn.Module, samples: RecoverySamples) -> Loss:
+    """The user's loss, or next tokens; the losses that pruning makes up are no task."""
+    if given.loss is not None:
+        return given.loss
+    first = next(samples.in_order(1))
+    if default_loss(teacher, Batch(first.arguments, first.keep)) is not next_token_loss:
+        raise RecipeError(
+            "recover.hardness: mixes in the loss of a task, and there is none: give pairs with"
+            " scores, a causal language model, StageInput(loss=...), or hardness: 0."
+        )
+    return next_token_loss
 
 
 class _Answered(nn.Module):

@@ -82,7 +82,7 @@ def test_memory_is_bounded():
 
 def test_a_teacher_that_shares_parameters_is_refused():
     model = encoder()
-    with pytest.raises(InputError, match="shares .* with the model that is trained"):
+    with pytest.raises(InputError, match=r"shares .* with the model that is trained"):
         Teacher(model).check_apart(model)
     Teacher(model).check_apart(copy.deepcopy(model))
 
@@ -98,9 +98,9 @@ def test_blocks_are_found_and_their_outputs_seen_in_order():
     before = len(seen)
     model(x)
     assert len(seen) == before
-    with pytest.raises(InputError, match="no module 'layers.9'"), captured(model, ["layers.9"]):
+    with pytest.raises(InputError, match=r"no module 'layers.9'"), captured(model, ["layers.9"]):
         pass
-    with pytest.raises(InputError, match="no nn.ModuleList of blocks"):
+    with pytest.raises(InputError, match=r"no nn.ModuleList of blocks"):
         block_names(nn.Sequential(nn.Linear(2, 2)))
 
 

@@ -2,6 +2,7 @@
 """Fake int8 computes what the int8 kernels compute, lets gradients through and keeps zeros."""
 
 import copy
+import itertools
 import math
 
 import pytest
@@ -32,7 +33,7 @@ from gossamer.train.recovery.fake_int8 import (
 
 def pruned(*sizes, sparsity=0.7, seed=0):
     torch.manual_seed(seed)
-    layers = [nn.Linear(a, b) for a, b in zip(sizes, sizes[1:], strict=False)]
+    layers = [nn.Linear(a, b) for a, b in itertools.pairwise(sizes)]
     model = nn.Sequential(*layers).eval()
     gossamer.sparsify(model, sparsity=sparsity, ignore=None)
     return model
@@ -42,9 +43,7 @@ def by_engine(layer, x, bits, scale=None):
     """The layer on the native kernel."""
     mask = layer.mask()
     weight = layer.to_dense().weight.detach()
-    packed = pack_int8(
-        weight[mask], layer.mask_bits, tuple(weight.shape), "panel", bits, scale
-    )
+    packed = pack_int8(weight[mask], layer.mask_bits, tuple(weight.shape), "panel", bits, scale)
     return packed(x, layer.bias.detach())
 
 

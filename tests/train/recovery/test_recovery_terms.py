@@ -47,13 +47,13 @@ def test_vectors_against_float64():
     student, teacher = two(7, 5)
     a, b = student.double(), teacher.double()
     cosines = (a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1))
-    assert float(cosine_term(student, teacher)) == pytest.approx(float(1 - cosines.mean()), rel=1e-5)
+    assert float(cosine_term(student, teacher)) == pytest.approx(
+        float(1 - cosines.mean()), rel=1e-5
+    )
     squares = (a - b).square().mean() / b.square().mean()
     assert float(squares_term(student, teacher)) == pytest.approx(float(squares), rel=1e-5)
     a, b = (x / x.norm(dim=1, keepdim=True) for x in (a, b))
-    total = sum(
-        float(a[i] @ a[j] - b[i] @ b[j]) ** 2 for i in range(7) for j in range(7) if i != j
-    )
+    total = sum(float(a[i] @ a[j] - b[i] @ b[j]) ** 2 for i in range(7) for j in range(7) if i != j)
     assert float(similarity_term(student, teacher)) == pytest.approx(total / 42, rel=1e-5)
 
 
