@@ -53,7 +53,7 @@ def execute(
     for number, stage in enumerate(recipe.stages):
         step = stage.step
         if isinstance(step, Recover):
-            notes += run_recover_stage(model, step, given, teacher or model).notes
+            notes += run_recover_stage(model, step, given, _needed(teacher)).notes
             verify(model, pruned.values())
             continue
         if not isinstance(step, Prune):
@@ -79,6 +79,12 @@ def execute(
         return report
     times = time_beside_dense(model, tokens, batches[0].arguments, dense)
     return replace(report, ms_dense=times.first_us / 1000, ms_sparse=times.second_us / 1000)
+
+
+def _needed(teacher: nn.Module | None) -> nn.Module:
+    if teacher is None:
+        raise RecipeError("recover: there is no dense model to learn from.")
+    return teacher
 
 
 def _teacher(recipe: Recipe, model: nn.Module, given: StageInput) -> nn.Module | None:
