@@ -119,6 +119,7 @@ def test_a_pruned_model_needs_a_teacher():
         execute(alone, model, batches)
     with pytest.raises(InputError, match="with the model that is trained"):
         run_recover_stage(model, alone.stages[0].step, StageInput(batches=_b(batches)), model)
+    assert all(parameter.requires_grad for parameter in model.parameters())
     before = distance(dense, model, batches)
     execute(alone, model, batches, given=StageInput(teacher=copy.deepcopy(dense)))
     assert distance(dense, model, batches) < 0.5 * before

@@ -30,6 +30,7 @@ from gossamer.train.recovery import (
 )
 from gossamer.train.recovery.compact_form import compact_form
 from gossamer.train.recovery.distillation import TaskLoss
+from gossamer.train.recovery.teacher import check_apart
 
 # Batches that choose the scales of int8 activations.
 _CALIBRATED_ON = 8
@@ -62,6 +63,7 @@ def run_recover_stage(
         watch: a score for the curve, see `gossamer.train.recovery.recover`.
         clock: of its minutes.
     """
+    check_apart(teacher, model)
     samples, size = _samples(step, given)
     train, held = samples.split(step.holdout, step.seed)
     objective = Distillation(
@@ -70,7 +72,6 @@ def run_recover_stage(
         task=_task(_labelled_loss(given, teacher, held)) if step.hardness else None,
         hardness=step.hardness,
     )
-    objective.teacher.check_apart(model)
 
     def validate(net: nn.Module) -> float:
         with torch.no_grad():
@@ -78,7 +79,8 @@ def run_recover_stage(
         return sum(losses) / len(losses)
 
     with _trainable(model, step.freeze), compact_form(model, train.mean_tokens(size)):
-        calls = [batch.run for batch in list(held.in_order(size))[:_CALIBRATED_ON]]
+        shown = list(held.in_order(size))
+        calls = [batch.run for batch in shown[:: max(1, len(shown) // _CALIBRATED_ON)]]
         quantised = fake_int8(model, step.scales, calibrate=calls)
         with quantised if step.quantise else nullcontext():
             result = recover(

@@ -17,6 +17,17 @@ from gossamer.train.recovery.blocks import captured
 from gossamer.train.recovery.outputs import vectors_of
 
 
+def check_apart(teacher: nn.Module, student: nn.Module) -> None:
+    """Raise if the student has a Parameter of the teacher's, which will be frozen."""
+    held = {id(parameter) for parameter in teacher.parameters()}
+    for name, parameter in student.named_parameters():
+        if id(parameter) in held:
+            raise InputError(
+                f"teacher: shares {name} with the model that is trained. Give it a copy:"
+                " Teacher(copy.deepcopy(model))."
+            )
+
+
 class Teacher:
     """Holds the model itself, not a copy.
 
@@ -29,16 +40,6 @@ class Teacher:
         self.model = model.eval().requires_grad_(False)
         self._left = memory_bytes
         self._vectors: dict[int, torch.Tensor] = {}
-
-    def check_apart(self, student: nn.Module) -> None:
-        """Raise if the student has a Parameter of the teacher's, which is frozen."""
-        mine = {id(parameter) for parameter in self.model.parameters()}
-        for name, parameter in student.named_parameters():
-            if id(parameter) in mine:
-                raise InputError(
-                    f"teacher: shares {name} with the model that is trained. Give it a copy:"
-                    " Teacher(copy.deepcopy(model))."
-                )
 
     @torch.no_grad()
     def run(self, batch: Batch) -> Any:
