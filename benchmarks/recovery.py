@@ -184,8 +184,8 @@ def shown(document):
     if document["step_times"]:
         return [shown_steps(document["step_times"])]
     made = table(
-        "zeros", "variant", ">one-shot", ">recovered", ">lost", ">on int8", ">lost", ">min", ">CPU min",
-        ">steps", "goal",
+        "zeros", "variant", ">one-shot", ">recovered", ">lost", ">on int8", ">lost",
+        ">min", ">CPU min", ">steps", "goal",
     )  # fmt: skip
     curves = table("zeros", "variant", "Spearman x 100 on dev at minutes (CPU minutes)")
     for run in document["runs"]:
