@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from gossamer.recipes.method_rules import METHODS, setting_methods
+from gossamer.recipes.recover_schema import Recover
 from gossamer.recipes.schedule_schema import SCHEDULES
 from gossamer.recipes.schema import Calibration, Prune, Recipe, Stage, Structured
 from gossamer.recipes.train_schema import (
@@ -36,7 +37,7 @@ def json_schema() -> dict[str, Any]:
     """The schema of a file: any value below calibration and stages may also be `${name}`."""
     schema = Recipe.model_json_schema()
     definitions = schema["$defs"]
-    models: list[type[BaseModel]] = [Calibration, Prune, Structured, *_TRAINING]
+    models: list[type[BaseModel]] = [Calibration, Prune, Structured, Recover, *_TRAINING]
     for model in models:
         properties = definitions[model.__name__]["properties"]
         for name, rule in properties.items():

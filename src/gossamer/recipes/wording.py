@@ -8,6 +8,7 @@ from pydantic import BaseModel, ValidationError
 
 from gossamer.recipes.faults import Path, near, show
 from gossamer.recipes.method_rules import SCHEMA_HINT, fraction_hint, prune_faults
+from gossamer.recipes.recover_schema import Recover, recover_faults
 from gossamer.recipes.schedule_schema import SCHEDULES
 from gossamer.recipes.schema import (
     ONE_STEP,
@@ -93,6 +94,10 @@ def _stage_findings(data: dict[str, Any]) -> Iterator[Finding]:
         if isinstance(prune, dict):
             for name, message in prune_faults(prune):
                 yield ("stages", index, "prune", name), message
+        recover = stage.get("recover")
+        if isinstance(recover, dict):
+            for name, message in recover_faults(recover):
+                yield ("stages", index, "recover", name), message
         train = stage.get("train")
         if isinstance(train, dict):
             for name, message in train_faults(train):
@@ -197,6 +202,7 @@ def _model_at(path: Path) -> type[BaseModel]:
         "stages": Stage,
         "prune": Prune,
         "structured": Structured,
+        "recover": Recover,
         "calibration": Calibration,
         "train": Train,
         "model": Architecture,
