@@ -170,15 +170,20 @@ def main():
 
 def one_run(task, step, where, seed):
     """Quality and CPU seconds of one calibration draw."""
-    model = copy.deepcopy(task.model)
     target = {"pattern": where} if isinstance(where, str) else {"sparsity": where}
-    settings_ = {**step, **target, **({"ignore": task.ignore} if task.ignore else {})}
+    model, seconds = one_pruning(task, {**step, **target}, seed)
+    return task.quality(model), seconds
+
+
+def one_pruning(task, step, seed):
+    """A pruned copy of the model, and the CPU seconds it took."""
+    model = copy.deepcopy(task.model)
+    settings_ = {**step, **({"ignore": task.ignore} if task.ignore else {})}
     recipe = make_recipe({"gossamer": 1, "stages": [{"prune": settings_}]}, "benchmark")
     batches = task.batches(seed)
     started = time.process_time()
     run_prune_stage(model, recipe.stages[0].step, StageInput(batches))
-    seconds = time.process_time() - started
-    return task.quality(model), seconds
+    return model, time.process_time() - started
 
 
 def row_of(task, dense, where, name, goals, runs):

@@ -14,7 +14,18 @@ import gossamer
 from gossamer.patterns import Unstructured
 
 GOLDEN = [
-    *("compact", "compile", "errors", "explain", "load", "nn", "register", "save", "sparsify"),
+    *(
+        "attach",
+        "compact",
+        "compile",
+        "errors",
+        "explain",
+        "load",
+        "nn",
+        "register",
+        "save",
+        "sparsify",
+    ),
     *("strict", "testing"),
 ]
 

@@ -5,6 +5,7 @@
 
 namespace gossamer::bind {
 
+void bind_adamw(nanobind::module_& m);
 void bind_bf16_pairs(nanobind::module_& m);
 void bind_bitmask(nanobind::module_& m);
 void bind_int8(nanobind::module_& m);  // after bind_packed_weight: its class is a base

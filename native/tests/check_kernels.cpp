@@ -37,6 +37,7 @@ const Family families[] = {
     {check_bf16_pairs, fuzz_bf16_pairs},
     {check_row_groups, fuzz_row_groups},
     {check_few, fuzz_few},
+    {check_adamw, fuzz_adamw},
     {check_train, fuzz_train},
     {check_conv, fuzz_conv},
 };

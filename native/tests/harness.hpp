@@ -89,6 +89,8 @@ void check_row_groups(Tally& tally);
 void fuzz_row_groups(std::mt19937& random, Tally& tally);
 void check_few(Tally& tally);
 void fuzz_few(std::mt19937& random, Tally& tally);
+void check_adamw(Tally& tally);
+void fuzz_adamw(std::mt19937& random, Tally& tally);
 void check_train(Tally& tally);
 void fuzz_train(std::mt19937& random, Tally& tally);
 void check_conv(Tally& tally);

@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 
 # Public name -> module that holds it. A submodule is given as itself.
 _HOMES = {
+    "attach": "gossamer.recipes.attach",
     "sparsify": "gossamer.recipes.oneshot",
     "compact": "gossamer.train.compaction",
     "compile": "gossamer.run.compiler",
@@ -25,6 +26,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "attach",
     "compact",
     "compile",
     "errors",
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from gossamer.io.reader import load
     from gossamer.io.writer import save
     from gossamer.ops.dispatch import strict
+    from gossamer.recipes.attach import attach
     from gossamer.recipes.oneshot import sparsify
     from gossamer.run.compiler import compile
     from gossamer.run.explanation import explain

@@ -16,13 +16,18 @@ def tiny():
     return TinyEncoder(50, 3, width=64, num_heads=4, num_layers=2, ffn_width=128).eval()
 
 
-@pytest.mark.parametrize("name", builtin_names())
+# Those that train have their own folder, data and checkpoints: tests/train/test_builtin_recipes.py
+PRUNING = [name for name in builtin_names() if not name.startswith("train-")]
+
+
+@pytest.mark.parametrize("name", PRUNING)
 def test_every_built_in_recipe_runs(name):
     model = tiny()
     generator = torch.Generator().manual_seed(1)
     data = [torch.randint(50, (6, 12), generator=generator) for _ in range(6)]
     # Calls cost as much as arithmetic in so small a model: half of its time cannot be saved.
     overrides = ["stages.0.structured.budget=0.9"] if "latency" in name else []
+    overrides += ["steps=4"] if name.startswith("recover") else []
     recipe = load_recipe(name, overrides)
     report = sparsify(
         model, recipe, data=data, evaluate=lambda net: float(net(data[0]).detach().abs().sum())
@@ -34,9 +39,11 @@ def test_every_built_in_recipe_runs(name):
     masked = [m for m in model.modules() if isinstance(m, MaskedWeight)]
     if any(stage.prune for stage in recipe.stages):
         assert len(masked) == len(report.layers) > 0
-        sparsity = recipe.stages[-1].prune.sparsity
+        sparsity = [stage.prune for stage in recipe.stages if stage.prune][-1].sparsity
         if sparsity is not None:
             assert report.sparsity == pytest.approx(sparsity, abs=0.01)
+    if any(stage.recover for stage in recipe.stages):
+        assert any(note.startswith("recovered in 4 steps") for note in report.notes)
     if any(stage.structured for stage in recipe.stages):
         assert any("heads and" in note for note in report.notes)
         small = sum(p.numel() for p in model.layers.parameters())

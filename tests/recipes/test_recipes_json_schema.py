@@ -41,6 +41,7 @@ def _keyword(key, word, rule, value, root):
         "const": lambda: value == word,
         "enum": lambda: value in word,
         "anyOf": lambda: any(accepts(option, value, root) for option in word),
+        "oneOf": lambda: sum(accepts(option, value, root) for option in word) == 1,
         "allOf": lambda: all(accepts(option, value, root) for option in word),
         "not": lambda: not accepts(word, value, root),
         "if": lambda: not accepts(word, value, root) or accepts(rule["then"], value, root),
@@ -57,6 +58,10 @@ def _keyword(key, word, rule, value, root):
         "additionalProperties": lambda: (
             word is not False or set(mapping) <= set(rule["properties"])
         ),
+        "prefixItems": lambda: all(
+            accepts(inner, item, root)
+            for inner, item in zip(word, value if isinstance(value, list) else [], strict=False)
+        ),
         "items": lambda: all(
             accepts(word, item, root) for item in (value if isinstance(value, list) else [])
         ),
@@ -72,7 +77,10 @@ def _keyword(key, word, rule, value, root):
         "minProperties": lambda: len(mapping) >= word,
         "maxProperties": lambda: len(mapping) <= word,
         **dict.fromkeys(
-            ("title", "description", "default", "then", "$defs", "$schema", "propertyNames"),
+            (
+                *("title", "description", "default", "then", "$defs", "$schema"),
+                *("propertyNames", "discriminator"),
+            ),
             lambda: True,
         ),
     }

@@ -175,7 +175,7 @@ def test_faults_of_structured_stages(fields, field, words):
         ("gossamer: 1\nstages:\n", "r.yaml:2 stages: expected a list, got nothing"),
         ("gossamer: 1\nstages:\n  - prune\n", "stages[0]: expected a mapping, got 'prune'"),
         ("gossamer: 1\nstages:\n  - prune:\n", "stages[0].prune: expected a mapping"),
-        ("gossamer: 1\nstages:\n  - {}\n", "stages[0]: a stage is one of prune and structured"),
+        ("gossamer: 1\nstages:\n  - {}\n", "stages[0]: a stage is one of prune, structured"),
         ("gossamer: 1\nstages:\n  - pruna: {}\n", "Did you mean 'prune'?"),
         (
             prune("method: wanda, sparsity: 0.5").replace("gossamer: 1", "gossamer: 2"),
@@ -339,7 +339,7 @@ def test_models_made_in_python_obey_the_same_rules():
         Prune(method="wanda", sparsity=0.5, damping=0.1)
     with pytest.raises(ValidationError, match="unknown method"):
         Prune(method="wandaa", sparsity=0.5)
-    with pytest.raises(ValidationError, match="one of prune and structured"):
+    with pytest.raises(ValidationError, match="one of prune, structured, recover and train"):
         Stage()
     step = Prune(method="wanda", sparsity=0.5)
     with pytest.raises(ValidationError, match="frozen"):

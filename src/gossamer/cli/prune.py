@@ -36,6 +36,7 @@ gossamer prune my-llama/ -o pruned/ --recipe sparsegpt-50 --data text.txt --set 
 @click.option(
     "--eval", "evaluation", type=click.Path(path_type=Path), help="Like --data, for the quality."
 )
+@click.option("--teacher", help="The dense model, to recover one that is pruned already.")
 @click.option("--resume", is_flag=True, help="Go on with a run that was stopped.")
 @click.option("--dry-run", is_flag=True, help="Say what it would do, need and take; write nothing.")
 @click.option("--sparsity", type=Sparsity(), help="Fraction of zeros; not with 2:4 and the like.")
@@ -78,6 +79,7 @@ def prune(  # noqa: PLR0913  (one argument per option)
     overrides: tuple[str, ...],
     data: Path | None,
     evaluation: Path | None,
+    teacher: str | None,
     resume: bool,
     dry_run: bool,
     sparsity: float | None,
@@ -120,6 +122,7 @@ def prune(  # noqa: PLR0913  (one argument per option)
         resume=resume,
         form=form,
         tokens=tokens,
+        teacher=teacher,
     )
     if dry_run:
         planned = plan_prune(request, out)

@@ -89,7 +89,13 @@ def run_prune(request: PruneRequest, out: Output) -> PruneOutcome:
         source = load_source(request.model)
         prepared = prepare(source, request)
     journal = open_journal(source, request, prepared)
-    given = StageInput(loss=prepared.loss, journal=journal or Journal())
+    given = StageInput(
+        loss=prepared.loss,
+        journal=journal or Journal(),
+        teacher=None if request.teacher is None else load_source(request.teacher).model,
+        samples=prepared.recovery,
+        on_check=lambda check: out.note(f"recover: {check}"),
+    )
     num_layers = count_targets(source.model, recipe)
     with out.stage("pruning, timing dense and pruned", num_layers) as stage:
         given = replace(given, progress=lambda done: stage.advance())

@@ -26,6 +26,7 @@ from gossamer.recipes.calibration import (
     quality_of,
 )
 from gossamer.recipes.digest import recipe_digest
+from gossamer.recipes.recover_data import RecoverySamples, samples_of_file
 from gossamer.recipes.schema import Prune, Recipe
 
 
@@ -41,6 +42,7 @@ class PruneRequest:
     resume: bool
     form: str
     tokens: int
+    teacher: str | None = None
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ class Prepared:
         quality: what is measured before and after.
         tokens: activation rows to compile for.
         timed: what the times are of.
+        recovery: what recover stages train on: all of the data.
     """
 
     batches: list[Batch] | None
@@ -60,6 +63,7 @@ class Prepared:
     quality: Quality | None
     tokens: int
     timed: str
+    recovery: RecoverySamples | None = None
 
 
 def prepare(source: Source, request: PruneRequest) -> Prepared:
@@ -77,9 +81,11 @@ def prepare(source: Source, request: PruneRequest) -> Prepared:
         first = batches[0].arguments
         ids = first["input_ids"] if isinstance(first, dict) else first
         loss = pair_loss if samples.pairs else None
-        return Prepared(
-            batches, loss, quality, ids.numel(), f"{ids.shape[0]} x {ids.shape[1]} tokens"
-        )
+        recovery = None
+        if any(stage.recover is not None for stage in request.recipe.stages):
+            recovery = samples_of_file(source.model, samples, tokenizer, settings.tokens)
+        timed = f"{ids.shape[0]} x {ids.shape[1]} tokens"
+        return Prepared(batches, loss, quality, ids.numel(), timed, recovery)
     example = example_input(source.model, request.tokens)
     if example is None:
         return Prepared(None, None, quality, request.tokens, "no input could be made up")
@@ -88,7 +94,8 @@ def prepare(source: Source, request: PruneRequest) -> Prepared:
 
 def open_journal(source: Source, request: PruneRequest, prepared: Prepared) -> DiskJournal | None:
     """Where solved layers are noted; None for recipes that are done in a moment."""
-    if not request.recipe.needs_data or prepared.batches is None:
+    has_layers = any(stage.prune is not None for stage in request.recipe.stages)
+    if not has_layers or not request.recipe.needs_data or prepared.batches is None:
         return None
     target = Path(request.target)
     folder = target.with_name(f"{target.name}.journal")

@@ -138,7 +138,7 @@ def check_replaceable(target: Path) -> None:
     if MANIFEST_FILE not in found:
         raise ArtifactError(f"{target}: exists and is not a gossamer artifact. {advice}")
     try:
-        manifest = parse_manifest(_read_manifest(target), str(target / MANIFEST_FILE))
+        manifest = parse_manifest(read_manifest(target), str(target / MANIFEST_FILE))
     except (ArtifactError, FileNotFoundError) as error:
         raise ArtifactError(f"{error} {advice}") from error
     foreign = sorted(found - {MANIFEST_FILE, CARD_FILE, *manifest.files})
@@ -151,12 +151,12 @@ def check_replaceable(target: Path) -> None:
 def _open(folder: Path, stack: ExitStack) -> OpenArtifact:
     if not folder.is_dir():
         raise ArtifactError(f"{folder}: expected a directory with {MANIFEST_FILE}.")
-    manifest = parse_manifest(_read_manifest(folder), str(folder / MANIFEST_FILE))
+    manifest = parse_manifest(read_manifest(folder), str(folder / MANIFEST_FILE))
     _check_files(folder, manifest)
     files: dict[str, BinaryIO] = {}
     headers: dict[str, TensorHeader] = {}
     for name, entry in manifest.files.items():
-        files[name] = stack.enter_context(_open_regular(folder / name, entry.size))
+        files[name] = stack.enter_context(open_regular(folder / name, entry.size))
     for name, entry in manifest.files.items():
         if name.endswith(TENSOR_SUFFIX):
             headers[name] = read_header(files[name], entry.size, str(folder / name))
@@ -187,7 +187,8 @@ def _check_files(folder: Path, manifest: Manifest) -> None:
         )
 
 
-def _open_regular(path: Path, size: int | None) -> BinaryIO:
+def open_regular(path: Path, size: int | None) -> BinaryIO:
+    """Open a regular file of `size` bytes, never a link or device; None takes any size."""
     try:
         descriptor = os.open(path, _OPEN_FLAGS)
     except FileNotFoundError:
@@ -205,9 +206,10 @@ def _open_regular(path: Path, size: int | None) -> BinaryIO:
     return file
 
 
-def _read_manifest(folder: Path) -> bytes:
+def read_manifest(folder: Path) -> bytes:
+    """The bytes of the manifest in `folder`, bounded."""
     path = folder / MANIFEST_FILE
-    with _open_regular(path, None) as file:
+    with open_regular(path, None) as file:
         size = os.fstat(file.fileno()).st_size
         if size > MAX_MANIFEST_BYTES:
             raise ArtifactError(f"{path}: {size} bytes; at most {MAX_MANIFEST_BYTES} are allowed.")

@@ -139,7 +139,7 @@ def pack_layer(layer: SparseLayer, format_name: str, where: str) -> SparseTensor
     """The kept weights of a layer in `format_name`; a compact one is not expanded for bitmask."""
     shape, pattern = layer.matrix_shape, layer.pattern
     if isinstance(layer, CompactWeight) and format_name == BITMASK:
-        arrays = {"values": layer.values.detach(), BITMASK: layer.mask_bits}
+        arrays = {"values": layer.kept_values(), BITMASK: layer.mask_bits}
         sparse = SparseTensor(shape, pattern, format_name, arrays)
         validate(sparse, where)
         return sparse

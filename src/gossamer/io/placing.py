@@ -175,6 +175,7 @@ def _without_compact(layer: nn.Module) -> nn.Module:
 
 def _overwrite(layer: CompactWeight, decoded: CompactTensor, mode: Mode) -> None:
     """Give a compact layer of the user's new values and positions; the Parameter object stays."""
+    layer.take_back_values()
     values = layer.values
     values.grad = None
     values.data = decoded.values.to(values.device)

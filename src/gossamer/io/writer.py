@@ -111,7 +111,7 @@ def save(
         for file, raw in documents.items():
             files[file] = _write_bytes(folder / file, raw)
         manifest = Manifest(
-            producer=_producer(),
+            producer=producer(),
             kind=kind,
             files=files,
             tensors=entries,
@@ -172,7 +172,8 @@ def _index(entries: Mapping[str, TensorEntry], total_bytes: int) -> bytes:
     return pretty_json({"metadata": {"total_size": total_bytes}, "weight_map": weight_map})
 
 
-def _producer() -> str:
+def producer() -> str:
+    """Name and version of this gossamer, for manifests."""
     try:
         return f"gossamer {version('gossamer')}"
     except PackageNotFoundError:

@@ -15,6 +15,7 @@ from torch import nn
 
 from gossamer.errors import InputError, WeightIsCompact
 from gossamer.formats.bits import count_bits, pack_bits, unpack_bits
+from gossamer.nn.dense_home import MayGiveUpValues
 from gossamer.nn.mask_rules import (
     check_float_weight,
     check_layer_mask,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 Mode = Literal["jit", "resident", "kernel"]
 
 
-class CompactWeight(nn.Module):
+class CompactWeight(MayGiveUpValues):
     """`values` (Parameter), `mask_bits` (packed, saved), `bias`, `pattern`, `mode`.
 
     Args:
@@ -104,7 +105,7 @@ class CompactWeight(nn.Module):
 
     def dense_weight(self) -> torch.Tensor:
         """A copy of the weight in its own shape, exact zeros included; no gradients."""
-        dense = expand(self.values.detach(), self.mask_bits, self.matrix_shape[1])
+        dense = expand(self.kept_values(), self.mask_bits, self.matrix_shape[1])
         return dense.view(self.weight_shape)
 
     def refresh(self) -> None:
@@ -117,6 +118,8 @@ class CompactWeight(nn.Module):
         return super().train(mode)
 
     def _fresh_dense(self) -> torch.Tensor:
+        if self._home is not None:
+            return self._home.dense_RK
         values, dense = self.values, self._dense
         # Inference tensors count no versions, so their copy is rebuilt each time.
         source = None if values.is_inference() else (values._version, values.data_ptr())
@@ -150,6 +153,7 @@ class CompactWeight(nn.Module):
             dense = expand(vector, old_bits, self.matrix_shape[1])
             return gather_kept(dense, new_bits, num_values)
 
+        given_up = self.take_back_values()
         if optimizer is not None:
             check_state(optimizer, values, where)
             state = convert_state(optimizer, values, moved)
@@ -159,6 +163,8 @@ class CompactWeight(nn.Module):
         values.data = moved(values.data)
         self.mask_bits.copy_(new_bits)
         self.refresh()
+        if given_up:
+            self.give_up_values()
 
     def __getattr__(self, name: str) -> Any:
         if name == "weight":
@@ -186,6 +192,7 @@ class CompactWeight(nn.Module):
         self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any
     ) -> None:
         error_msgs: list[str] = args[-1] if args else kwargs["error_msgs"]
+        given_up = self.take_back_values()
         values = state_dict.get(prefix + "values")
         bits = state_dict.get(prefix + "mask_bits", self.mask_bits)
         if values is not None:
@@ -196,6 +203,8 @@ class CompactWeight(nn.Module):
             fault = f"{prefix}mask_bits: another mask than the layer's came without its values."
         if fault is not None:
             error_msgs.append(fault)
+            if given_up:
+                self.give_up_values()
             return
         if values is not None and values.shape != self.values.shape:
             # A checkpoint may hold another mask; the Parameter object stays.
@@ -203,6 +212,8 @@ class CompactWeight(nn.Module):
             self.values.data = self.values.data.new_empty(values.shape)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         self.refresh()
+        if given_up:
+            self.give_up_values()
 
     def _settings_repr(self) -> str:
         return (

@@ -7,6 +7,7 @@ Legend: R rows (outputs), K columns (inputs), n kept values.
 import torch
 from torch import nn
 
+from gossamer.errors import InputError
 from gossamer.formats.bits import pack_bits
 from gossamer.nn.compact import CompactWeight, Mode, values_of
 from gossamer.nn.replace import inherit_hooks
@@ -25,14 +26,17 @@ class Linear(CompactWeight):
         pattern: the rule the mask obeys.
         mode: "jit" rebuilds the dense weight inside each forward and backward and frees it;
             "resident" keeps a dense copy beside the values (4 bytes per weight more in fp32) and
-            is faster for few tokens. The copy is refreshed at every forward in training; in eval
-            mode when the values were changed by an optimizer, a load or a switch of mode. Edits
-            through `.data` in eval mode need `refresh()`. "kernel" multiplies on sparse kernels,
-            forward and backward, and keeps nothing beside values and mask; other dtypes than
-            float32 and other devices than the CPU run as "jit", counted as dense fallbacks.
-            `gossamer.train.modes.choose_modes` measures which is faster. Under torch.compile and
-            torch.export "resident" runs as "jit".
+            is faster for few tokens; `give_up_values` keeps that copy only. It is refreshed at
+            every forward in training; in eval mode when the values were changed by an optimizer,
+            a load or a switch of mode. Edits through `.data` in eval mode need `refresh()`.
+            "kernel" multiplies on sparse kernels, forward and backward, and keeps nothing beside
+            values and mask; inputs of another dtype than float32 or on another device than the CPU
+            run as "jit", counted as dense fallbacks. `gossamer.train.modes.choose_modes` measures
+            which is faster. Under torch.compile and torch.export "resident" runs as "jit".
+            16-bit values take 32-bit inputs in every mode.
     """
+
+    TRAINS_ON_DENSE = True
 
     def __init__(
         self,
@@ -78,6 +82,11 @@ class Linear(CompactWeight):
         if self.mode == "resident" and not torch.compiler.is_compiling():
             dense = self._fresh_dense()
             return resident_linear(x, self.values, dense, self.mask_bits, self.bias)
+        if self._home is not None:
+            raise InputError(
+                "compact Linear: its values were given up to the dense weight of mode 'resident',"
+                f" and mode {self.mode!r} or a compiler wants them. Call take_back_values() first."
+            )
         kernel = self.mode == "kernel"
         return compact_linear(
             x, self.values, self.mask_bits, self.bias, self.in_features, sparse=kernel

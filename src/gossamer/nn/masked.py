@@ -32,12 +32,27 @@ if TYPE_CHECKING:
 DenseLayer = TypeVar("DenseLayer", nn.Linear, nn.Conv2d)
 
 
+class GradientSum:
+    """The sum of the dense gradients of one weight over backward passes."""
+
+    def __init__(self) -> None:
+        self.total: torch.Tensor | None = None
+
+    def add(self, gradient: torch.Tensor) -> None:
+        """One backward pass more."""
+        gradient = gradient.detach()
+        self.total = gradient.clone() if self.total is None else self.total.add_(gradient)
+
+
 class MaskedWeight(nn.Module):
     """What masked layers share: `weight` (Parameter), `mask_bits` (packed, saved), `pattern`."""
 
     mask_bits: torch.Tensor
     _mask: torch.Tensor
     pattern: Pattern
+    # Set by a controller for the steps whose dense gradient it reads: pruned entries included,
+    # while `.grad` stays that of the pruned layer.
+    gradient_sum: GradientSum | None = None
 
     @classmethod
     def _adopt(cls, layer: nn.Module, mask: torch.Tensor, pattern: Pattern) -> "Self":
@@ -113,8 +128,26 @@ class MaskedWeight(nn.Module):
     def masked_weight(self) -> torch.Tensor:
         """The weight with exact zeros where it is pruned; differentiable."""
         weight = self.weight_parameter()
-        # where, not a product: NaN or Inf in a pruned entry must not leak, and no -0.0 appears.
-        return torch.where(self._mask.view(weight.shape), weight, 0.0)
+        mask, reach = self._mask.view(weight.shape), self._buffers.get("_reach")
+        if reach is not None:
+            masked: torch.Tensor = _Reaching.apply(weight, mask, reach.view(weight.shape))
+        else:
+            # where, not a product: NaN or Inf in a pruned entry must not leak, no -0.0 appears.
+            masked = torch.where(mask, weight, 0.0)
+        if self.gradient_sum is not None and masked.requires_grad:
+            masked.register_hook(self.gradient_sum.add)
+        return masked
+
+    def set_reach(self, reach: torch.Tensor | None) -> None:
+        """Let `.grad` reach the entries of this bool [R, K] besides the kept ones; None: no more.
+
+        For schedules that train weights which do not run yet. It is not saved.
+        """
+        if reach is None:
+            self._buffers.pop("_reach", None)
+            self._non_persistent_buffers_set.discard("_reach")
+        else:
+            self.register_buffer("_reach", reach, persistent=False)
 
     def _zero_pruned(self) -> None:
         # Through .data: don't-cares change, so nothing that autograd saved is invalidated.
@@ -147,6 +180,22 @@ class MaskedWeight(nn.Module):
     def extra_repr(self) -> str:
         """The layer's own settings, its pattern and its density."""
         return f"{super().extra_repr()}, pattern={self.pattern}, density={self.density:.4g}"
+
+
+class _Reaching(torch.autograd.Function):
+    """The masked weight in forward; in backward the gradient at all entries of `reach`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, weight: torch.Tensor, mask: torch.Tensor, reach: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.save_for_backward(reach)
+        return torch.where(mask, weight, 0.0)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (reach,) = ctx.saved_tensors
+        return torch.where(reach, gradients[0], 0.0), None, None
 
 
 class MaskedLinear(MaskedWeight, nn.Linear):

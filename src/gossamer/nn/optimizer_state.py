@@ -3,11 +3,12 @@
 
 Optimizers keep, per Parameter, tensors of the Parameter's shape (momentum, Adam's moments) and
 scalars (the step count). The first follow the weights, the second stay. Anything else cannot be
-mapped and is refused before anything changes.
+mapped and is refused before anything changes. An optimizer that keeps more (8-bit codes with one
+scale for many entries) says itself how its state moves.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -17,8 +18,19 @@ from gossamer.errors import InputError
 Convert = Callable[[torch.Tensor], torch.Tensor]
 
 
+@runtime_checkable
+class MapsItsState(Protocol):
+    """An optimizer that moves the state of a Parameter by itself."""
+
+    def mapped_state(self, param: nn.Parameter, convert: Convert) -> dict[str, Any]:
+        """The state of `param` at other positions; see `convert_state`."""
+        ...
+
+
 def check_state(optimizer: torch.optim.Optimizer, param: nn.Parameter, where: str) -> None:
     """Raise InputError if the state of `param` holds something that cannot be mapped."""
+    if isinstance(optimizer, MapsItsState):
+        return
     for key, value in optimizer.state.get(param, {}).items():
         if not _is_scalar(value) and not _follows(value, param):
             found = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
@@ -33,6 +45,8 @@ def convert_state(
     optimizer: torch.optim.Optimizer, param: nn.Parameter, convert: Convert
 ) -> dict[str, Any]:
     """The state of `param` with `convert` applied to its tensors of the parameter's shape."""
+    if isinstance(optimizer, MapsItsState):
+        return optimizer.mapped_state(param, convert)
     return {
         key: convert(value) if _follows(value, param) else value
         for key, value in optimizer.state.get(param, {}).items()

@@ -148,6 +148,21 @@ def gather(
     itemsize: int,
     dense: int,
 ) -> None: ...
+def adamw_step(
+    weight: int,
+    low: int,
+    grad: int,
+    mean: int,
+    square: int,
+    count: int,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    number: int,
+    kernels: str,
+) -> None: ...
 def train_linear(
     values: int,
     num_values: int,

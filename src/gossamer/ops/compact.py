@@ -11,6 +11,9 @@ closed under differentiation, so second derivatives work too:
     I(g, v) = g W(v)        dg = L(h, v)     dv = V(g, h)
     V(g, x) = (g^T x)[mask] dg = L(x, u)     dx = I(g, u)
 
+Values in 16 bits may meet an input in 32: they are raised inside the call, and their gradient is
+rounded to their own type, so that neither is ever held in 32 bits.
+
 Legend: T tokens (all leading dimensions), R rows (outputs), K columns (inputs), n kept values.
 Without `sparse` plain torch on any device; opaque to torch.compile and torch.export, which see
 shapes only.
@@ -25,6 +28,9 @@ from gossamer.errors import InputError
 from gossamer.ops import train_kernels
 from gossamer.ops.dispatch import report_fallback
 from gossamer.ops.expansion import expand, fill, gather_kept
+
+_WIDE = (torch.float32, torch.float64)
+_NARROW = (torch.bfloat16, torch.float16)
 
 
 def _flat(x: torch.Tensor) -> torch.Tensor:
@@ -50,6 +56,7 @@ def _linear(
     in_features: int,
     sparse: bool = False,
 ) -> torch.Tensor:
+    values = values.to(x.dtype)
     if _runs_sparse(sparse, x, values, bias):
         y_TR = train_kernels.linear(_flat(x), values, mask_bits, bias)
     else:
@@ -65,6 +72,7 @@ def _grad_input(
     in_features: int,
     sparse: bool = False,
 ) -> torch.Tensor:
+    values = values.to(grad.dtype)
     if _runs_sparse(sparse, grad, values):
         dx_TK = train_kernels.grad_input(_flat(grad), values, mask_bits, in_features)
     else:
@@ -94,7 +102,7 @@ def _resident_linear(
     mask_bits: torch.Tensor,
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    y_TR = linear(_flat(x), dense, bias)
+    y_TR = linear(_flat(x), dense.to(x.dtype), bias)
     return y_TR.view(*x.shape[:-1], y_TR.shape[1])
 
 
@@ -175,6 +183,7 @@ def _save_linear(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> Non
     # dx needs only the values and dvalues only x: a frozen side frees the other one's input.
     ctx.save_for_backward(x if needs_values else None, values if needs_x else None, mask_bits)
     ctx.in_features, ctx.num_values, ctx.sparse = in_features, values.numel(), sparse
+    ctx.dtype = values.dtype
 
 
 def _linear_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -184,7 +193,7 @@ def _linear_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None,
     if needs_x:
         dx = _grad_input(grad, values, mask_bits, ctx.in_features, ctx.sparse)
     if needs_values:
-        dvalues = _grad_values(grad, x, mask_bits, ctx.num_values, ctx.sparse)
+        dvalues = _grad_values(grad, x, mask_bits, ctx.num_values, ctx.sparse).to(ctx.dtype)
     return dx, dvalues, None, _flat(grad).sum(0) if needs_bias else None, None, None
 
 
@@ -200,7 +209,7 @@ def _grad_input_backward(ctx: Any, h: torch.Tensor) -> tuple[torch.Tensor | None
     if needs_grad:
         dgrad = _linear(h, values, mask_bits, None, ctx.in_features, ctx.sparse)
     if needs_values:
-        dvalues = _grad_values(grad, h, mask_bits, values.numel(), ctx.sparse)
+        dvalues = _grad_values(grad, h, mask_bits, values.numel(), ctx.sparse).to(values.dtype)
     return dgrad, dvalues, None, None, None
 
 
@@ -228,12 +237,19 @@ def _resident_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | Non
     x, values, dense, mask_bits = ctx.saved_tensors
     needs_x, needs_values, _, _, needs_bias = ctx.needs_input_grad
     dx = None
+    if torch.is_grad_enabled() and values.numel() > 1 and values.stride(0) == 0:
+        raise InputError(
+            "compact linear: second derivatives need the values, which were given up to the dense"
+            " weight. Call take_back_values() on the layer first."
+        )
     if needs_x and torch.is_grad_enabled():
         # Under create_graph the result must depend on the values, which the dense copy hides.
         dx = _grad_input(grad, values, mask_bits, dense.shape[1])
     elif needs_x:
-        dx = (_flat(grad) @ dense).view(*grad.shape[:-1], dense.shape[1])
-    dvalues = _grad_values(grad, x, mask_bits, values.numel()) if needs_values else None
+        dx = (_flat(grad) @ dense.to(grad.dtype)).view(*grad.shape[:-1], dense.shape[1])
+    dvalues = None
+    if needs_values:
+        dvalues = _grad_values(grad, x, mask_bits, values.numel()).to(values.dtype)
     return dx, dvalues, None, None, _flat(grad).sum(0) if needs_bias else None
 
 
@@ -284,9 +300,17 @@ def _prepare(
         if values.dtype is not torch.float64:
             values = values.to(dtype)
             bias = None if bias is None else bias.to(dtype)
+    if x.dtype in _WIDE and values.dtype in _NARROW:
+        # The operations raise the values for themselves; autograd would keep the raised copy.
+        return x, values, None if bias is None else bias.to(x.dtype)
     if x.dtype != values.dtype:
         raise InputError(
             f"compact linear: the input is {x.dtype}, the values are {values.dtype}."
+            " Cast one of them with .to(dtype), or run under torch.autocast."
+        )
+    if bias is not None and bias.dtype != x.dtype:
+        raise InputError(
+            f"compact linear: the input is {x.dtype}, the bias is {bias.dtype}."
             " Cast one of them with .to(dtype), or run under torch.autocast."
         )
     return x, values, bias

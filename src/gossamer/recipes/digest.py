@@ -40,7 +40,12 @@ def recipe_digest(recipe: Recipe) -> str:
 
 def differences(before: Recipe, after: Recipe) -> list[Difference]:
     """What differs, by dotted path; empty exactly if the digests are equal."""
-    return list(_differ(recipe_content(before), recipe_content(after), ()))
+    return content_differences(recipe_content(before), recipe_content(after))
+
+
+def content_differences(before: Any, after: Any) -> list[Difference]:
+    """What differs between two pieces of JSON data."""
+    return list(_differ(before, after, ()))
 
 
 def _differ(before: Any, after: Any, path: Path) -> Iterator[Difference]:

@@ -8,16 +8,19 @@ from typing import Any
 
 from torch import nn
 
-from gossamer.errors import MaskDrift
-from gossamer.nn import MaskedWeight
+from gossamer.errors import MaskDrift, RecipeError
+from gossamer.nn import CompactWeight, MaskedWeight
 from gossamer.prune import LayerResult, attention_notes
 from gossamer.prune.batches import as_batches
 from gossamer.prune.targets import find_targets
 from gossamer.recipes.beside_dense import time_beside_dense, tokens_seen
 from gossamer.recipes.prune_stage import StageInput, run_prune_stage
+from gossamer.recipes.recover_schema import Recover
+from gossamer.recipes.recover_stage import run_recover_stage
 from gossamer.recipes.reporting import Evaluate, dense_bytes, make_report, measure_quality
 from gossamer.recipes.schema import Prune, Recipe
 from gossamer.recipes.structured_stage import run_structured_stage
+from gossamer.recipes.train_schema import Train
 from gossamer.report.report import Report
 
 
@@ -44,11 +47,21 @@ def execute(
     # Slimming changes the shapes: what it is compared with must be kept.
     is_slim = any(stage.structured is not None for stage in recipe.stages)
     dense = copy.deepcopy(model) if is_slim else None
+    teacher = _teacher(recipe, model, given)
     before = dense_bytes(model)
     pruned: dict[str, LayerResult] = {}
     notes: list[str] = []
     for number, stage in enumerate(recipe.stages):
         step = stage.step
+        if isinstance(step, Train):
+            raise RecipeError(
+                f"stages[{number}].train: a training run has its own data, checkpoints and folder."
+                " Carry it out with 'gossamer train'."
+            )
+        if isinstance(step, Recover):
+            notes += run_recover_stage(model, step, given, _needed(teacher)).notes
+            verify(model, pruned.values())
+            continue
         if not isinstance(step, Prune):
             notes += run_structured_stage(model, step, given).notes
             continue
@@ -72,6 +85,26 @@ def execute(
         return report
     times = time_beside_dense(model, tokens, batches[0].arguments, dense)
     return replace(report, ms_dense=times.first_us / 1000, ms_sparse=times.second_us / 1000)
+
+
+def _needed(teacher: nn.Module | None) -> nn.Module:
+    if teacher is None:
+        raise RecipeError("recover: there is no dense model to learn from.")
+    return teacher
+
+
+def _teacher(recipe: Recipe, model: nn.Module, given: StageInput) -> nn.Module | None:
+    """The dense model for recover stages; None if there are none."""
+    if all(stage.recover is None for stage in recipe.stages):
+        return None
+    if given.teacher is not None:
+        return given.teacher
+    if any(isinstance(module, MaskedWeight | CompactWeight) for module in model.modules()):
+        raise RecipeError(
+            "recover: the model is pruned already, so it cannot be its own teacher. Give the dense"
+            " model: --teacher MODEL, or StageInput(teacher=...)."
+        )
+    return copy.deepcopy(model)
 
 
 def verify(model: nn.Module, layers: Iterable[LayerResult]) -> None:

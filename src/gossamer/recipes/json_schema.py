@@ -3,18 +3,42 @@
 
 from typing import Any
 
+from pydantic import BaseModel
+
 from gossamer.recipes.method_rules import METHODS, setting_methods
+from gossamer.recipes.recover_schema import Recover
+from gossamer.recipes.schedule_schema import SCHEDULES
 from gossamer.recipes.schema import Calibration, Prune, Recipe, Stage, Structured
+from gossamer.recipes.train_schema import (
+    Architecture,
+    CheckpointSettings,
+    EvaluationSettings,
+    OptimizerSettings,
+    RateSettings,
+    Train,
+    TrainData,
+)
 
 _VARIABLE = {"type": "string", "pattern": r"^\$\{[A-Za-z_][A-Za-z0-9_-]*\}$"}
 _NOTES = ("description", "default", "title")
+_TRAINING: tuple[type[BaseModel], ...] = (
+    Train,
+    Architecture,
+    TrainData,
+    OptimizerSettings,
+    RateSettings,
+    CheckpointSettings,
+    EvaluationSettings,
+    *SCHEDULES,
+)
 
 
 def json_schema() -> dict[str, Any]:
     """The schema of a file: any value below calibration and stages may also be `${name}`."""
     schema = Recipe.model_json_schema()
     definitions = schema["$defs"]
-    for model in (Calibration, Prune, Structured):
+    models: list[type[BaseModel]] = [Calibration, Prune, Structured, Recover, *_TRAINING]
+    for model in models:
         properties = definitions[model.__name__]["properties"]
         for name, rule in properties.items():
             properties[name] = _or_variable(rule)
@@ -29,7 +53,7 @@ def _or_variable(rule: dict[str, Any]) -> dict[str, Any]:
     core = {key: value for key, value in rule.items() if key not in _NOTES}
     options = core.get("anyOf", [core])
     # One rule may stand without brackets, as in `targets: Linear`.
-    bare = [option["items"] for option in options if option.get("type") == "array"]
+    bare = [option["items"] for option in options if "items" in option]
     return {**notes, "anyOf": [*options, *bare, _VARIABLE]}
 
 

@@ -59,7 +59,7 @@ def prune_faults(prune: Mapping[str, Any]) -> Found:
     """(field, message) of everything that does not go together."""
     yield from _method_faults(prune)
     yield from _setting_faults(prune)
-    yield from _pattern_faults(prune)
+    yield from pattern_faults(prune)
     for name in ("targets", "ignore"):
         yield from _rule_faults(name, prune.get(name))
 
@@ -117,7 +117,8 @@ def _setting_faults(prune: Mapping[str, Any]) -> Found:
             )
 
 
-def _pattern_faults(prune: Mapping[str, Any]) -> Found:
+def pattern_faults(prune: Mapping[str, Any]) -> Found:
+    """(field, message) where pattern, sparsity and budget do not go together."""
     text, sparsity = prune.get("pattern", "unstructured"), prune.get("sparsity")
     if not isinstance(text, str):
         return

@@ -3,7 +3,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -27,6 +27,10 @@ from gossamer.prune.plan import check_layer
 from gossamer.prune.solvers.problem import LayerSolution
 from gossamer.prune.targets import Target, find_targets
 from gossamer.recipes.schema import Prune
+from gossamer.train.recovery import Check
+
+if TYPE_CHECKING:
+    from gossamer.recipes.recover_data import RecoverySamples
 
 # Ranked by their scores alone, layer by layer or over all layers.
 _BY_SCORE = ("magnitude", "random")
@@ -41,12 +45,18 @@ class StageInput:
         loss: of a batch, for methods that look at gradients; None: see `prune.losses`.
         journal: remembers solved layers, for runs that can be interrupted.
         progress: called after each layer.
+        teacher: the dense model, for recovery; None: the model as it is before the first stage.
+        samples: what recovery trains on; None: the calibration batches.
+        on_check: called whenever recovery has looked at the model.
     """
 
     batches: Sequence[Batch] | None = None
     loss: Loss | None = None
     journal: Journal = field(default_factory=Journal)
     progress: Callable[[LayerProgress], None] = lambda done: None
+    teacher: nn.Module | None = None
+    samples: "RecoverySamples | None" = None
+    on_check: Callable[[Check], None] = lambda check: None
 
     def needed_batches(self, asker: str) -> Sequence[Batch]:
         """The batches, or an error that says how to give some."""

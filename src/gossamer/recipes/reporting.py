@@ -38,7 +38,7 @@ def make_report(
     quality_sparse: float | None,
 ) -> Report:
     """The dense and the pruned model side by side; time is added by who measures it."""
-    rows = [_row(result) for result in results]
+    rows = [layer_row(result) for result in results]
     num_pruned = sum(result.numel - result.nnz for result in results)
     num_weights = sum(result.numel for result in results)
     num_parameters = sum(param.numel() for param in model.parameters())
@@ -56,7 +56,8 @@ def make_report(
     )
 
 
-def _row(result: LayerResult) -> LayerRow:
+def layer_row(result: LayerResult) -> LayerRow:
+    """One line of a report: bytes in the smallest format beside dense."""
     shape, pattern = result.matrix_shape, result.pattern
     name = choose_format(shape, result.nnz, result.itemsize, pattern)
     notes = [_CONV_NOTE] if result.kind == "Conv2d" else []

@@ -18,21 +18,17 @@ from pydantic_core import PydanticCustomError
 
 from gossamer.errors import PatternError
 from gossamer.recipes.method_rules import default_settings, prune_faults, read_pattern
+from gossamer.recipes.recover_schema import Recover
+from gossamer.recipes.rules_field import Rules, as_list
+from gossamer.recipes.train_schema import Train
 
 SCHEMA_VERSION: Final = 1
 MAX_STAGES: Final = 32
-ONE_STEP: Final = "a stage is one of prune and structured"
+ONE_STEP: Final = "a stage is one of prune, structured, recover and train"
 
 Budget = Literal["uniform", "global", "erk", "owl", "sensitivity"]
 Cost = Literal["macs", "parameters", "latency"]
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$", max_length=64)]
-
-
-def _as_list(value: Any) -> Any:
-    """One rule may stand without brackets; YAML lists become tuples."""
-    if isinstance(value, str):
-        return (value,)
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _canonical(text: str) -> str:
@@ -59,11 +55,6 @@ def _variable(value: Any) -> Any:
 
 
 Variable = Annotated[Any, BeforeValidator(_variable)]
-Rules = Annotated[
-    tuple[Annotated[str, Field(min_length=1)], ...],
-    Field(min_length=1),
-    BeforeValidator(_as_list),
-]
 Text = Annotated[str, Field(max_length=1000)]
 
 
@@ -187,25 +178,31 @@ class Structured(_Data):
     )
 
 
+Step = Prune | Structured | Recover | Train
+
+
 class Stage(_Data):
     """One step; exactly one of its keys is given."""
 
     prune: Prune | None = None
     structured: Structured | None = None
+    recover: Recover | None = None
+    train: Train | None = None
 
     @model_validator(mode="after")
     def _one(self) -> "Stage":
-        if (self.prune is None) == (self.structured is None):
+        if len(self._given()) != 1:
             raise ValueError(ONE_STEP)
         return self
 
     @property
-    def step(self) -> Prune | Structured:
+    def step(self) -> Step:
         """What the stage does."""
-        step = self.structured if self.prune is None else self.prune
-        if step is None:
-            raise ValueError(ONE_STEP)
-        return step
+        return self._given()[0]
+
+    def _given(self) -> list[Step]:
+        steps = (self.prune, self.structured, self.recover, self.train)
+        return [step for step in steps if step is not None]
 
 
 class Recipe(_Data):
@@ -220,7 +217,7 @@ class Recipe(_Data):
         description="Values for ${name} elsewhere; --set name=value changes one.",
     )
     calibration: Calibration = Calibration()
-    stages: Annotated[tuple[Stage, ...], BeforeValidator(_as_list)] = Field(
+    stages: Annotated[tuple[Stage, ...], BeforeValidator(as_list)] = Field(
         min_length=1, max_length=MAX_STAGES, description="What is done, in this order."
     )
 
@@ -234,8 +231,8 @@ _NEED_NO_DATA: Final = ("magnitude", "random")
 _BUDGETS_WITH_DATA: Final = ("owl", "sensitivity")
 
 
-def _needs_data(step: Prune | Structured) -> bool:
-    if isinstance(step, Structured):
+def _needs_data(step: Step) -> bool:
+    if not isinstance(step, Prune):
         return True
     # A registered scorer says itself what it needs, when it runs.
     known = step.kind == "built-in" and step.method not in _NEED_NO_DATA

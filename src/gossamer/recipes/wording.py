@@ -8,6 +8,8 @@ from pydantic import BaseModel, ValidationError
 
 from gossamer.recipes.faults import Path, near, show
 from gossamer.recipes.method_rules import SCHEMA_HINT, fraction_hint, prune_faults
+from gossamer.recipes.recover_schema import Recover, recover_faults
+from gossamer.recipes.schedule_schema import SCHEDULES
 from gossamer.recipes.schema import (
     ONE_STEP,
     SCHEMA_VERSION,
@@ -16,6 +18,16 @@ from gossamer.recipes.schema import (
     Recipe,
     Stage,
     Structured,
+)
+from gossamer.recipes.train_rules import train_faults
+from gossamer.recipes.train_schema import (
+    Architecture,
+    CheckpointSettings,
+    EvaluationSettings,
+    OptimizerSettings,
+    RateSettings,
+    Train,
+    TrainData,
 )
 
 _EXPECTED = {
@@ -40,7 +52,13 @@ _LIMITS = {
     "string_too_short": "at least {min_length} characters long",
     "string_too_long": "at most {max_length} characters long",
 }
-_FRACTIONS = {("prune", "sparsity"): "[0, 1)", ("structured", "budget"): "(0, 1]"}
+_FRACTIONS = {
+    ("prune", "sparsity"): "[0, 1)",
+    ("structured", "budget"): "(0, 1]",
+    ("schedule", "sparsity"): "[0, 1)",
+}
+_KINDS = {str(kind.model_fields["kind"].default): kind for kind in SCHEDULES}
+_SCHEDULE = "schedule"
 Finding = tuple[Path, str]
 
 
@@ -51,11 +69,13 @@ def recipe_findings(data: dict[str, Any]) -> tuple[Recipe | None, list[Finding]]
         recipe = Recipe.model_validate(data)
     except ValidationError as error:
         # Rules over several fields are told by _stage_findings, fields in fault or not.
+        found_all = [found for found in error.errors(include_url=False) if not _is_echo(found)]
         findings += [
             (_path(found), _words(_path(found), found))
-            for found in error.errors(include_url=False)
-            if found["type"] != "value_error" and not _is_echo(found)
+            for found in found_all
+            if found["type"] != "value_error"
         ]
+        findings += [_schedule_rule(found) for found in found_all if _is_schedule_rule(found)]
     return (None if findings else recipe), findings
 
 
@@ -66,7 +86,7 @@ def _stage_findings(data: dict[str, Any]) -> Iterator[Finding]:
             continue
         given = [name for name in Stage.model_fields if name in stage]
         if len(given) != 1 and not stage.keys() - set(Stage.model_fields):
-            has = " and ".join(given) if given else "neither"
+            has = " and ".join(given) if given else "none of them"
             yield ("stages", index), f"{ONE_STEP}, this one has {has}. Write '- prune:'."
         elif len(given) == 1 and stage[given[0]] is None:
             yield ("stages", index, given[0]), f"expected a mapping, got {show(None)}."
@@ -74,6 +94,14 @@ def _stage_findings(data: dict[str, Any]) -> Iterator[Finding]:
         if isinstance(prune, dict):
             for name, message in prune_faults(prune):
                 yield ("stages", index, "prune", name), message
+        recover = stage.get("recover")
+        if isinstance(recover, dict):
+            for name, message in recover_faults(recover):
+                yield ("stages", index, "recover", name), message
+        train = stage.get("train")
+        if isinstance(train, dict):
+            for name, message in train_faults(train):
+                yield ("stages", index, "train", *name.split(".")), message
 
 
 def _words(path: Path, found: Any) -> str:
@@ -82,12 +110,14 @@ def _words(path: Path, found: Any) -> str:
     if path == ("gossamer",) and kind in ("literal_error", "int_type", "missing"):
         return _version(kind, value)
     if kind == "extra_forbidden":
-        known = tuple(_model_at(path[:-1]).model_fields)
+        known = tuple(_model_at(found["loc"][:-1]).model_fields)
         hint = near(name, known)
         return f"unknown key {show(name)}.{hint} Expected one of {', '.join(known)}. {SCHEMA_HINT}"
     if kind == "missing":
-        field = _model_at(path[:-1]).model_fields[name]
+        field = _model_at(found["loc"][:-1]).model_fields[name]
         return f"is missing. {field.description or ''}".strip()
+    if kind in ("union_tag_not_found", "union_tag_invalid"):
+        return _schedule_kind(value)
     if kind == "literal_error":
         legal = context["expected"].replace("'", "").replace(" or ", ", ").split(", ")
         if not isinstance(value, str):
@@ -114,7 +144,36 @@ def _is_echo(found: Any) -> bool:
 
 def _path(found: Any) -> Path:
     path: Path = found["loc"]
-    return path[:-1] if path[-1:] == ("[key]",) else path
+    if found["type"] in ("union_tag_not_found", "union_tag_invalid"):
+        return (*path, "kind") if isinstance(found["input"], dict) else path
+    path = path[:-1] if path[-1:] == ("[key]",) else path
+    # pydantic names the kind of a schedule as if it were a level of the file.
+    return tuple(
+        part for index, part in enumerate(path) if not index or path[index - 1] != _SCHEDULE
+    )
+
+
+def _schedule_kind(value: Any) -> str:
+    if not isinstance(value, dict):
+        return f"expected a mapping with kind and sparsity, got {show(value)}."
+    listed = ", ".join(_KINDS)
+    if "kind" not in value:
+        return f"is missing; expected one of {listed}. {SCHEMA_HINT}"
+    kind = value["kind"]
+    return f"unknown kind {show(kind)}.{near(kind, tuple(_KINDS))} Expected one of {listed}."
+
+
+def _is_schedule_rule(found: Any) -> bool:
+    return found["type"] == "value_error" and _SCHEDULE in found["loc"]
+
+
+def _schedule_rule(found: Any) -> Finding:
+    """A rule over several fields says `field: what is wrong`."""
+    text = str(found["ctx"]["error"])
+    name, colon, rest = text.partition(": ")
+    if colon and name.isidentifier():
+        return (*_path(found), name), rest
+    return _path(found), text
 
 
 def _version(kind: str, value: Any) -> str:
@@ -143,6 +202,15 @@ def _model_at(path: Path) -> type[BaseModel]:
         "stages": Stage,
         "prune": Prune,
         "structured": Structured,
+        "recover": Recover,
         "calibration": Calibration,
+        "train": Train,
+        "model": Architecture,
+        "data": TrainData,
+        "optimizer": OptimizerSettings,
+        "rate": RateSettings,
+        "checkpoint": CheckpointSettings,
+        "evaluation": EvaluationSettings,
+        **_KINDS,
     }
     return inner[names[-1]]

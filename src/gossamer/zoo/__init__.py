@@ -5,9 +5,14 @@ from typing import Final
 
 from gossamer.zoo.data import Split, accuracy, cluster_problem
 from gossamer.zoo.encoder import TinyEncoder
+from gossamer.zoo.gpt import GPT
 from gossamer.zoo.mlp import MLP
 
 # The closed table a manifest may name. Constructor arguments are checked by the classes.
-ZOO: Final[dict[str, type[MLP] | type[TinyEncoder]]] = {"mlp": MLP, "tiny-encoder": TinyEncoder}
+ZOO: Final[dict[str, type[MLP] | type[TinyEncoder] | type[GPT]]] = {
+    "mlp": MLP,
+    "tiny-encoder": TinyEncoder,
+    "gpt": GPT,
+}
 
-__all__ = ["MLP", "ZOO", "Split", "TinyEncoder", "accuracy", "cluster_problem"]
+__all__ = ["GPT", "MLP", "ZOO", "Split", "TinyEncoder", "accuracy", "cluster_problem"]

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The work behind `gossamer train`: find the model, train, save; or plan and write nothing."""
+
+import shlex
+import sys
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gossamer.cli.output import Output, table
+from gossamer.cli.progress import Stage
+from gossamer.cli.user_function import load_function
+from gossamer.errors import ResourceError
+from gossamer.io import save
+from gossamer.recipes.schema import Recipe
+from gossamer.recipes.train_plan import TrainingPlan, plan_run
+from gossamer.recipes.train_report import (
+    report_content,
+    training_card,
+    training_report,
+    write_page,
+)
+from gossamer.recipes.train_stage import (
+    Trained,
+    TrainRequest,
+    run_training,
+    train_stage,
+)
+from gossamer.report.report import Report, format_bytes
+from gossamer.train.interrupts import TrainingStopped
+from gossamer.train.metrics import read_metrics
+from gossamer.train.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+@dataclass(frozen=True)
+class TrainCommand:
+    """One command line, read."""
+
+    recipe: Recipe
+    target: Path
+    data: str | None
+    evaluation: str | None
+    model: str | None
+    resume: bool
+    allow_change: bool
+    tensorboard: bool
+
+    def request(self) -> TrainRequest:
+        """What the recipe's side needs to know; a user's module is imported here."""
+        given = None if self.model is None else load_function(self.model)
+        return TrainRequest(
+            recipe=self.recipe,
+            data=self.data,
+            evaluation=self.evaluation,
+            given=given,
+            given_name=self.model or "",
+            resume=self.resume,
+            allow_change=self.allow_change,
+            tensorboard=self.tensorboard,
+        )
+
+
+@dataclass(frozen=True)
+class TrainOutcome:
+    """What to show."""
+
+    trained: Trained
+    report: Report
+    document: dict[str, Any]
+    remarks: list[str]
+
+    def table(self) -> "Table":
+        """Quality, bytes and what the compaction saved."""
+        loop, report = self.trained.loop, self.report
+        shown = table("", ">dense", ">trained")
+        for name, value in loop.quality.items():
+            shown.add_row(name, "not measured", f"{value:.4f}")
+        shown.add_row("sparsity of pruned layers", "0", f"{report.sparsity:.4f}")
+        shown.add_row(
+            "bytes of tensors", format_bytes(report.bytes_dense), format_bytes(report.bytes_sparse)
+        )
+        compaction = self.document["training"]["compaction"]
+        if compaction is not None:
+            before, after = (compaction[f"bytes_{when}"] for when in ("before", "after"))
+            shown.add_row("bytes of training state", format_bytes(before), format_bytes(after))
+        effect = self.document["step_ms"]
+        if effect is not None and effect[0] is not None:
+            shown.add_row("ms of a step", f"{effect[0]:.2f}", f"{effect[1]:.2f}")
+        return shown
+
+
+def run_command(command: TrainCommand, out: Output) -> TrainOutcome:
+    """Everything `gossamer train` does."""
+    request = command.request()
+    train_stage(command.recipe)
+    folder = RunFolder(command.target)
+    try:
+        with folder.opened(resume=command.resume):
+            trained = _train(request, folder, out)
+            with out.stage("saving"):
+                outcome = _save(trained, command, folder)
+    except TrainingStopped as error:
+        text = f"{error} Go on with:\n  {resume_command()}"
+        raise TrainingStopped(text, error.exit_code - 128) from error
+    except ResourceError as error:
+        raise ResourceError(f"{error}\nGo on with:\n  {resume_command()}") from error
+    return outcome
+
+
+def plan_training(command: TrainCommand, out: Output) -> TrainingPlan:
+    """Read the data, build the model, time one step; write nothing."""
+    with out.stage("reading data, building the model, timing a step"):
+        request = command.request()
+        return plan_run(request, str(command.target))
+
+
+def plan_table(plan: TrainingPlan) -> "Table":
+    """The plan for people."""
+    shown = table("", ">estimate")
+    shown.add_row("steps", f"{plan.steps:,}")
+    shown.add_row("batches in an epoch", f"{plan.batches_per_epoch:,}")
+    shown.add_row("parameters", f"{plan.parameters:,}")
+    shown.add_row("of them in pruned layers", f"{plan.pruned:,}")
+    for kind, count in plan.bytes_by_kind.items():
+        shown.add_row(f"{kind}, once masks are final", format_bytes(count))
+    shown.add_row("training state, dense", format_bytes(plan.bytes_dense))
+    shown.add_row("one checkpoint, before compaction", format_bytes(plan.checkpoint_bytes))
+    shown.add_row("time at the dense step's speed", f"{plan.seconds:.0f} s")
+    return shown
+
+
+def resume_command() -> str:
+    """The command line that was typed, with --resume."""
+    arguments = [word for word in sys.argv[1:] if word != "--resume"]
+    return shlex.join(["gossamer", *arguments, "--resume"])
+
+
+def _train(request: TrainRequest, folder: RunFolder, out: Output) -> Trained:
+    with ExitStack() as stack:
+        stages: list[Stage] = []
+
+        def progress(step: int, steps: int) -> None:
+            # Begun here: the length may follow from the data, and a resumed run has fewer steps.
+            if not stages:
+                stages.append(stack.enter_context(out.stage("training", steps - step + 1)))
+            stages[0].advance()
+
+        return run_training(request, folder, say=out.note, progress=progress)
+
+
+def _save(trained: Trained, command: TrainCommand, folder: RunFolder) -> TrainOutcome:
+    report = training_report(trained)
+    records = read_metrics(folder.metrics)
+    content = report_content(trained, report, command.recipe, records)
+    save(
+        trained.loop.model.eval(),
+        command.target,
+        report=content,
+        card=training_card(trained, report, command.recipe, folder.target.name),
+        beside=dict(trained.task.beside),
+    )
+    page = write_page(trained, report, records, folder.report)
+    effect = [r for r in records if r["kind"] == "compaction-effect"]
+    times = (effect[-1]["ms_before"], effect[-1]["ms_after"]) if effect else None
+    document = {
+        **content,
+        "out": str(command.target),
+        "run": str(folder.path),
+        "report": str(page),
+        "step_ms": times,
+    }
+    remarks = [f"Saved to {command.target}. Curves: {page}"]
+    return TrainOutcome(trained, report, document, remarks)

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a schedule works on: layers, optimizer, length of the run, other processes.
+
+All masks move through `Run.change`: dropped weights become 0, weights that join start at 0, the
+optimizer's state follows, survivors are not touched, and replicas are compared.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch import nn
+
+from gossamer.errors import DistributedError, InputError
+from gossamer.nn.masked import GradientSum
+from gossamer.patterns import Pattern, Unstructured
+from gossamer.prune.optimizer_entries import OptimizerEntries
+from gossamer.prune.schedules.base import Event
+from gossamer.prune.schedules.layers import SparseLayer
+
+
+@dataclass(eq=False)
+class Run:
+    """One training run.
+
+    Attributes:
+        model: is trained.
+        layers: whose masks move.
+        pattern: the masks' pattern where they are final.
+        entries: the optimizer and its state of single weights.
+        total_steps: optimizer steps of the whole run.
+        replicas: processes with the same weights and other data; masks must be equal there.
+        shards: processes that hold other layers of the same model; global budgets span them.
+    """
+
+    model: nn.Module
+    layers: list[SparseLayer]
+    pattern: Pattern
+    entries: OptimizerEntries
+    total_steps: int
+    replicas: Any = None
+    shards: Any = None
+
+    def sparsity(self) -> float:
+        """Fraction of zeros in all layers together."""
+        current = [layer.current for layer in self.layers]
+        total = sum(module.matrix_shape[0] * module.matrix_shape[1] for module in current)
+        kept = sum(module.nnz for module in current)
+        return 1.0 - kept / total if total else 0.0
+
+    def event(self, step: int, kind: str, **details: float | int | str | bool) -> Event:
+        """What happened, with the sparsity it left."""
+        return Event(step, kind, self.sparsity(), details)
+
+    def change(
+        self,
+        masks: Sequence[torch.Tensor],
+        pattern: Pattern | None = None,
+        reach: Sequence[torch.Tensor] | None = None,
+    ) -> None:
+        """Move all masks.
+
+        Args:
+            masks: bool [R, K] for every layer.
+            pattern: what they obey; any mask is legal if it is left out.
+            reach: bool [R, K], weights that train besides the kept ones.
+        """
+        for layer in self.layers:
+            self.entries.check(layer.name, layer.weight)
+        for number, (layer, mask) in enumerate(zip(self.layers, masks, strict=True)):
+            before = trained_entries(layer)
+            for module in layer.everyone:
+                module.pattern = Unstructured() if pattern is None else pattern
+                module.set_reach(None if reach is None else reach[number])
+            layer.module.set_mask(mask)
+            after = trained_entries(layer)
+            self.entries.move(
+                layer.name,
+                layer.weight,
+                layer.shaped(before & ~after),
+                layer.shaped(after & ~before),
+            )
+        self._compare_replicas()
+
+    def arm(self, wanted: bool) -> None:
+        """Let the next backward pass collect dense gradients, or not."""
+        for layer in self.layers:
+            collected = GradientSum() if wanted else None
+            for module in layer.everyone:
+                module.gradient_sum = collected
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Dense gradients [R, K] of the last backward passes, summed over replicas."""
+        found = []
+        for layer in self.layers:
+            collected = layer.module.gradient_sum
+            if collected is None or collected.total is None:
+                raise InputError(
+                    f"{layer.name}: this step's update needs the gradient of its weight, but no"
+                    " backward pass went through the layer since the last step. Call ctl.step()"
+                    " once per optimizer.step(), after it."
+                )
+            gradient = collected.total.flatten(1)
+            if self.replicas is not None:
+                dist.all_reduce(gradient, group=self.replicas)
+            found.append(gradient)
+        return found
+
+    def digest(self) -> str:
+        """sha256 over the masks of all layers."""
+        whole = hashlib.sha256()
+        for layer in self.layers:
+            whole.update(f"{layer.name}:{layer.current.mask_digest()};".encode())
+        return whole.hexdigest()
+
+    def _compare_replicas(self) -> None:
+        if self.replicas is None:
+            return
+        number = int(self.digest()[:15], 16)
+        device = self.layers[0].mask.device
+        extremes = torch.tensor([number, -number], device=device)
+        dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=self.replicas)
+        if int(extremes[0]) != -int(extremes[1]):
+            raise DistributedError(
+                "masks differ between replicas: they hold other weights or draw other numbers."
+                " Start all ranks from the same weights, attach with the same schedule and seed,"
+                " and let the gradients be reduced (DistributedDataParallel) before each step."
+            )
+
+
+def trained_entries(layer: SparseLayer) -> torch.Tensor:
+    """Bool [R, K]: weights that the optimizer moves."""
+    reach = layer.module._buffers.get("_reach")
+    return layer.mask.clone() if reach is None else layer.mask | reach
+
+
+def default_replicas() -> Any:
+    """All processes, if there are several."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        return dist.group.WORLD
+    return None

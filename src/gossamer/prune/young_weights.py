@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adam's bias correction for weights that joined late.
+
+Adam divides its moments by 1 - beta^t, with t the steps of the whole Parameter. A weight grown at
+step t starts with zero moments, so at its first update the division does nothing and the update is
+(1 - beta1) / sqrt(1 - beta2) = 3.2 learning rates instead of one. Here the updates of young weights
+are computed again with t counted from their own birth: exactly what Adam does to a new Parameter.
+
+A weight stops being young when the correction of its second moment differs from 1 by less than
+0.1 %; for beta2 = 0.999 that is after 6905 steps.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from gossamer.nn import CompactWeight, MaskedWeight
+
+_GROWN_UP = 1e-3
+
+
+@dataclass
+class _Young:
+    """Young entries of one Parameter: flat positions and the updates each has had."""
+
+    parameter: nn.Parameter
+    index: torch.Tensor
+    age: torch.Tensor
+    before: torch.Tensor | None = None
+
+
+class YoungWeights:
+    """Which weights of Adam's Parameters are young; `before` and `after` surround its step."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Adam) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._young: dict[str, _Young] = {}
+
+    def add(self, name: str, parameter: nn.Parameter, grown: torch.Tensor) -> None:
+        """Entries of bool `grown` begin; nothing to do before the Parameter's first step."""
+        if not self._optimizer.state.get(parameter):
+            return
+        index = grown.reshape(-1).nonzero().squeeze(1)
+        if not len(index):
+            return
+        age = torch.zeros(len(index), dtype=torch.int32, device=index.device)
+        held = self._young.get(name)
+        if held is None:
+            self._young[name] = _Young(parameter, index, age)
+        else:
+            held.index, held.age = torch.cat([held.index, index]), torch.cat([held.age, age])
+
+    def remove(self, name: str, dropped: torch.Tensor) -> None:
+        """Entries of bool `dropped` are no longer trained."""
+        held = self._young.get(name)
+        if held is not None:
+            self._keep(name, held, ~dropped.reshape(-1)[held.index])
+
+    def clear(self, name: str) -> None:
+        """The state of the whole Parameter starts anew, for all entries at once."""
+        self._young.pop(name, None)
+
+    def before(self) -> None:
+        """Before Adam's step: remember the weights it will change."""
+        for name, held in list(self._young.items()):
+            if held.parameter not in self._optimizer.state and not self._follow(name, held):
+                del self._young[name]
+                continue
+            flat = held.parameter.detach().reshape(-1)
+            held.before = None if held.parameter.grad is None else flat[held.index]
+
+    @torch.no_grad()
+    def after(self) -> None:
+        """After Adam's step: the same step again, with each entry's own age."""
+        for name, held in list(self._young.items()):
+            if held.before is None:
+                continue
+            held.age += 1
+            group = self._group(held.parameter)
+            state = self._optimizer.state[held.parameter]
+            held.parameter.view(-1)[held.index] = _updated(held, state, group)
+            held.before = None
+            adult = _adult_age(float(group["betas"][1]))
+            if int(held.age.max()) >= adult:
+                self._keep(name, held, held.age < adult)
+
+    def state_dict(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Positions in the dense weight and ages, by layer."""
+        return {
+            name: {"index": self._dense_index(name, held), "age": held.age.clone()}
+            for name, held in self._young.items()
+        }
+
+    def load_state_dict(
+        self,
+        state: dict[str, dict[str, torch.Tensor]],
+        layers: dict[str, MaskedWeight | CompactWeight],
+    ) -> None:
+        """Positions and ages as they were, in `layers` of today."""
+        self._young = {}
+        for name, part in state.items():
+            index, age, layer = part["index"].clone(), part["age"].clone(), layers[name]
+            if isinstance(layer, CompactWeight):
+                self._young[name] = _Young(layer.values, _ranks(layer)[index], age)
+            else:
+                self._young[name] = _Young(layer.weight_parameter(), index, age)
+
+    def _dense_index(self, name: str, held: _Young) -> torch.Tensor:
+        module = self._model.get_submodule(name)
+        if isinstance(module, CompactWeight) and held.parameter is module.values:
+            return module.mask().reshape(-1).nonzero().squeeze(1)[held.index]
+        return held.index.clone()
+
+    def _follow(self, name: str, held: _Young) -> bool:
+        """After `gossamer.compact`: the same entries among the kept values."""
+        module = self._model.get_submodule(name)
+        if not isinstance(module, CompactWeight) or module.values not in self._optimizer.state:
+            return False
+        held.index, held.parameter = _ranks(module)[held.index], module.values
+        return True
+
+    def _group(self, parameter: nn.Parameter) -> dict[str, Any]:
+        groups = self._optimizer.param_groups
+        return next(g for g in groups if any(p is parameter for p in g["params"]))
+
+    def _keep(self, name: str, held: _Young, which: torch.Tensor) -> None:
+        held.index, held.age = held.index[which], held.age[which]
+        if not len(held.index):
+            del self._young[name]
+
+
+def _updated(held: _Young, state: dict[str, Any], group: dict[str, Any]) -> torch.Tensor:
+    rate, (beta1, beta2) = float(group["lr"]), (float(beta) for beta in group["betas"])
+    second = state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"].view(-1)[held.index]
+    first = state["exp_avg"].view(-1)[held.index]
+    # Ages are few and small: a table of powers is much cheaper than a power for every weight.
+    ages = torch.arange(int(held.age.max()) + 1, dtype=torch.float64, device=held.age.device)
+    scale1 = (rate / (1 - beta1**ages)).to(first.dtype)[held.age]
+    scale2 = (1 / (1 - beta2**ages).sqrt()).to(first.dtype)[held.age]
+    old = held.before
+    if old is None:
+        raise RuntimeError("after() without before()")
+    if group.get("decoupled_weight_decay", False):
+        old = old * (1 - rate * group["weight_decay"])
+    updated: torch.Tensor = old - scale1 * first / (second.sqrt() * scale2 + group["eps"])
+    return updated
+
+
+def _adult_age(beta2: float) -> int:
+    """Steps after which beta2^age is below the limit."""
+    return math.ceil(math.log(_GROWN_UP) / math.log(beta2)) if 0.0 < beta2 < 1.0 else 1
+
+
+def _ranks(module: CompactWeight) -> torch.Tensor:
+    """Place of every kept entry among the values."""
+    return module.mask().reshape(-1).cumsum(0) - 1

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the training loop asks of a sparsity schedule; `gossamer.attach` gives one.
+
+`train` never imports `prune`: the loop receives an object that behaves like this.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+
+class ScheduleEvent(Protocol):
+    """Something a schedule did; `details["lr_step"]` sets the position of the learning rate."""
+
+    @property
+    def kind(self) -> str:
+        """One word."""
+
+    @property
+    def sparsity(self) -> float:
+        """Of the layers of the schedule, afterwards."""
+
+    @property
+    def details(self) -> Mapping[str, float | int | str | bool]:
+        """Numbers and texts that belong to the kind."""
+
+
+class Control(Protocol):
+    """A schedule at work on a model and its optimizer."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the masks will not move any more."""
+
+    def step(self) -> Sequence[ScheduleEvent]:
+        """Called after every `optimizer.step()`, while gradients are still there."""
+
+    def penalty(self) -> torch.Tensor | None:
+        """A term to add to the loss, or None."""
+
+    def sparsity(self) -> float:
+        """Fraction of zeros over the layers of the schedule, now."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that decides what the schedule does next."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved state, masks included."""
+
+    def close(self) -> None:
+        """Take hooks off; masks stay."""
+
+
+class NoControl:
+    """Training without a schedule: masks that are there are held and never move."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Nothing moves."""
+        return True
+
+    def step(self) -> tuple[ScheduleEvent, ...]:
+        """Nothing to do."""
+        return ()
+
+    def penalty(self) -> None:
+        """Nothing to add."""
+
+    def sparsity(self) -> float:
+        """No layer belongs to a schedule."""
+        return 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing to keep."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing to take up."""
+
+    def close(self) -> None:
+        """Nothing to take off."""

@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The training loop: steps, schedule, compaction, evaluation, checkpoints.
+
+A run that is killed and resumed takes the same steps to the bit: the batch is a function of its
+number, the learning rate of the step, and everything else is in the checkpoint. Batches with NaN or
+Inf gradients are skipped and do not count as steps, so schedules stay in time.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from gossamer.errors import InputError, ResourceError
+from gossamer.train.batches import Batches
+from gossamer.train.checkpoint import Checkpoint, Snapshot
+from gossamer.train.checkpoint_async import CheckpointWriter
+from gossamer.train.control import Control, NoControl, ScheduleEvent
+from gossamer.train.finite import gradient_norm, layers_not_finite, scale_gradients
+from gossamer.train.interrupts import Interrupts, TrainingStopped
+from gossamer.train.loop_compaction import CompactionWatch
+from gossamer.train.loop_settings import MAX_SKIPPED_IN_A_ROW, LoopSettings, TrainingDiverged
+from gossamer.train.loop_state import capture_state, restore_state
+from gossamer.train.metrics import Sink
+from gossamer.train.random_state import undisturbed_random
+from gossamer.train.recompute import recomputing
+
+# loss(model, batch) -> the loss, or the loss and numbers to log beside it.
+Objective = Callable[[nn.Module, Any], torch.Tensor | tuple[torch.Tensor, Mapping[str, float]]]
+Evaluate = Callable[[nn.Module], Mapping[str, float]]
+# progress(steps done, steps of the run)
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a run reports to, and where it is kept.
+
+    Attributes:
+        evaluate: named numbers of a model, in eval mode and without gradients; they are logged.
+        writer: where checkpoints go; None writes none.
+        run: what the run is, as JSON data, kept in checkpoints.
+        sinks: get every record.
+        progress: called after every step.
+        example: an input of the model, for measuring the modes of convolutions.
+    """
+
+    evaluate: Evaluate | None = None
+    writer: CheckpointWriter | None = None
+    run: Mapping[str, Any] = field(default_factory=dict)
+    sinks: tuple[Sink, ...] = ()
+    progress: Progress | None = None
+    example: torch.Tensor | None = None
+
+
+_ALONE = Surroundings()
+
+
+class Loop:
+    """One training run.
+
+    Args:
+        model: trained in place.
+        optimizer: holds its parameters; its learning rates are the peaks of `settings.rate`.
+        objective: the loss of a batch.
+        batches: the data, by number.
+        settings: how the loop runs.
+        control: the sparsity schedule; None holds the masks that are there.
+        around: what the run reports to, and where it is kept.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        objective: Objective,
+        batches: Batches,
+        settings: LoopSettings,
+        *,
+        control: Control | None = None,
+        around: Surroundings = _ALONE,
+    ) -> None:
+        self.model, self.optimizer = model, optimizer
+        self.objective, self.batches, self.settings = objective, batches, settings
+        self.control: Control = NoControl() if control is None else control
+        self.step = 0
+        self.taken = 0
+        self.skipped = 0
+        self.quality: dict[str, float] = {}
+        self.compaction = CompactionWatch(settings, around.example)
+        self._around, self._writer = around, around.writer
+        self._in_a_row = 0
+        self._rate_shift = 0
+        self._last_saved = -1
+        self._losses: deque[float] = deque(maxlen=settings.log_every)
+        self._recent_ms: deque[float] = deque(maxlen=20)
+
+    def restore(self, checkpoint: Checkpoint, *, keep_settings: bool = False) -> None:
+        """Go on from a checkpoint; with `keep_settings` learning rates stay those of now."""
+        counters = restore_state(self, checkpoint.state, keep_settings=keep_settings)
+        self.step, self.taken = counters["step"], counters["taken"]
+        self.skipped, self._in_a_row = counters["skipped"], counters["in_a_row"]
+        self._rate_shift = counters["rate_shift"]
+        self._losses.extend(counters["losses"])
+        self.compaction.is_done = counters["compacted"]
+        self._last_saved = self.step
+
+    def counters(self) -> dict[str, Any]:
+        """Plain numbers that a checkpoint holds."""
+        return {
+            "step": self.step,
+            "taken": self.taken,
+            "skipped": self.skipped,
+            "in_a_row": self._in_a_row,
+            "rate_shift": self._rate_shift,
+            "losses": list(self._losses),
+            "compacted": self.compaction.is_done,
+            "metrics_bytes": next(
+                (s.length for s in self._around.sinks if hasattr(s, "length")), 0
+            ),
+        }
+
+    def train(self) -> None:
+        """Take all steps that are left, then evaluate and save.
+
+        Raises:
+            TrainingStopped: after SIGINT or SIGTERM, once the state is saved.
+            TrainingDiverged: gradients were not finite three times in a row.
+        """
+        settings = self.settings
+        self.model.train()
+        with Interrupts() as interrupts, recomputing(self.model, settings.recompute):
+            self._compact_if_settled()
+            while self.step < settings.steps:
+                if not self._one_step():
+                    continue
+                every = settings.evaluate_every
+                if every and self.step % every == 0 and self.step < settings.steps:
+                    self.evaluate()
+                self._compact_if_settled()
+                every = settings.checkpoint_every
+                if every and self.step % every == 0:
+                    self.save()
+                if interrupts.number is not None:
+                    self._stop(interrupts.number)
+            self.evaluate()
+            self.save()
+            if self._writer is not None:
+                self._writer.wait()
+
+    def save(self) -> None:
+        """Write a checkpoint of now, unless that was tried already."""
+        if self._writer is None or self._last_saved == self.step:
+            return
+        self._last_saved = self.step
+        began = time.perf_counter()
+        state = capture_state(self)
+        try:
+            snapshot = Snapshot.of(self.step, self._around.run, state, copy=self._writer.copies)
+            self._writer.submit(snapshot)
+        except ResourceError as error:
+            if self.settings.on_full_disk == "stop":
+                raise
+            self._log("checkpoint-failed", error=str(error))
+            return
+        stall = time.perf_counter() - began
+        self._log("checkpoint", bytes=snapshot.num_bytes, stall_ms=round(1000 * stall, 3))
+
+    def evaluate(self) -> None:
+        """Measure the quality; generators go on as if nothing had been drawn."""
+        measure = self._around.evaluate
+        if measure is None:
+            return
+        self.model.eval()
+        with undisturbed_random(), torch.no_grad():
+            self.quality = {name: float(v) for name, v in measure(self.model).items()}
+        self.model.train()
+        self._log("evaluation", sparsity=self.control.sparsity(), **self.quality)
+
+    def close(self) -> None:
+        """Nothing is logged any more; files are closed, and a checkpoint under way is finished."""
+        for sink in self._around.sinks:
+            sink.close()
+        if self._writer is not None:
+            self._writer.wait()
+
+    def _one_step(self) -> bool:
+        """One optimizer step; False if the batch was skipped."""
+        began = time.perf_counter()
+        rate = self.settings.rate.apply(self.optimizer, self.step + self._rate_shift)
+        self.optimizer.zero_grad()
+        loss, numbers = self._gradients()
+        parameters = [param for group in self.optimizer.param_groups for param in group["params"]]
+        norm = gradient_norm(parameters)
+        if not torch.tensor([loss, norm]).isfinite().all():
+            self._skip(loss)
+            return False
+        clip = self.settings.clip
+        if clip is not None and norm > clip:
+            scale_gradients(parameters, clip / norm)
+        self.optimizer.step()
+        self._in_a_row = 0
+        events = self.control.step()
+        self.step += 1
+        elapsed = 1000 * (time.perf_counter() - began)
+        self._recent_ms.append(elapsed)
+        self._losses.append(loss)
+        for record in self.compaction.after_step(self, elapsed):
+            self._log("compaction-effect", **record)
+        self._follow_events(events)
+        if self.step % self.settings.log_every == 0 or self.step == self.settings.steps:
+            mean = sum(self._losses) / len(self._losses)
+            self._log(
+                "step",
+                loss=mean,
+                lr=rate,
+                gradient_norm=norm,
+                sparsity=self.control.sparsity(),
+                ms=round(sum(self._recent_ms) / len(self._recent_ms), 3),
+                skipped=self.skipped,
+                **numbers,
+            )
+        if self._around.progress is not None:
+            self._around.progress(self.step, self.settings.steps)
+        return True
+
+    def _gradients(self) -> tuple[float, dict[str, float]]:
+        """Gradients of all batches of a step, their mean loss, and the objective's numbers."""
+        count, total = self.settings.accumulate, 0.0
+        numbers: dict[str, float] = {}
+        for _ in range(count):
+            batch = self.batches[self.taken]
+            self.taken += 1
+            with torch.autocast("cpu", torch.bfloat16, enabled=self.settings.precision == "bf16"):
+                result = self.objective(self.model, batch)
+            loss, found = result if isinstance(result, tuple) else (result, {})
+            if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+                got = list(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
+                raise InputError(f"objective: must return one number as a tensor, got {got}.")
+            torch.autograd.backward(loss.float() / count)
+            total += float(loss.detach()) / count
+            for name, value in found.items():
+                numbers[name] = numbers.get(name, 0.0) + float(value) / count
+        penalty = self.control.penalty()
+        if penalty is not None:
+            torch.autograd.backward(penalty)
+        return total, numbers
+
+    def _skip(self, loss: float) -> None:
+        """Leave weights and optimizer state as they are; stop if it happens again and again."""
+        layers = layers_not_finite(self.model) or ["the loss, or the norm of all gradients"]
+        self.optimizer.zero_grad()
+        self.skipped += 1
+        self._in_a_row += 1
+        self._log("skipped", batch=self.taken - 1, loss=loss, layers=layers[:8])
+        if self._in_a_row >= MAX_SKIPPED_IN_A_ROW:
+            raise TrainingDiverged(
+                f"step {self.step}: gradients were NaN or Inf {self._in_a_row} times in a row, in"
+                f" {', '.join(layers[:3])}. Weights and optimizer state are those of the last good"
+                " step. Lower the learning rate, clip gradients, or check the data."
+            )
+
+    def _compact_if_settled(self) -> None:
+        watch = self.compaction
+        if watch.is_done or watch.is_moot or not self.control.is_settled:
+            return
+        record = self.compaction.compact(self)
+        if record is not None:
+            self._log("compaction", **record)
+            # Modes are measured: they are written down before a step is taken with them.
+            self._last_saved = -1
+            self.save()
+
+    def _follow_events(self, events: Sequence[ScheduleEvent]) -> None:
+        for event in events:
+            self._log("schedule", event=event.kind, sparsity=event.sparsity, **event.details)
+            # Rewinding says whose learning rate comes next.
+            if "lr_step" in event.details:
+                self._rate_shift = int(event.details["lr_step"]) - self.step
+
+    def _stop(self, number: int) -> None:
+        self.save()
+        if self._writer is not None:
+            self._writer.wait()
+        saved = "its state is saved" if self._writer is not None else "nothing was saved"
+        raise TrainingStopped(f"stopped after step {self.step}; {saved}.", number)
+
+    def _log(self, kind: str, **content: Any) -> None:
+        record = {"kind": kind, "step": self.step, **content}
+        for sink in self._around.sinks:
+            sink.write(record)

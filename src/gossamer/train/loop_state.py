@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that decides the steps to come, taken from a loop and put back into one."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from gossamer.errors import ArtifactError
+from gossamer.train.layer_forms import layer_forms, restore_forms
+from gossamer.train.optimizer_checkpoint import restore_optimizer
+from gossamer.train.random_state import capture_random, restore_random
+
+if TYPE_CHECKING:
+    from gossamer.train.loop import Loop
+
+
+def capture_state(loop: "Loop") -> dict[str, Any]:
+    """Weights, masks and their forms, moments, schedule, generators, counters."""
+    return {
+        "counters": loop.counters(),
+        "forms": layer_forms(loop.model),
+        "model": dict(loop.model.state_dict()),
+        "optimizer": loop.optimizer.state_dict(),
+        "control": loop.control.state_dict(),
+        "random": capture_random(),
+    }
+
+
+def restore_state(loop: "Loop", state: Any, *, keep_settings: bool) -> dict[str, Any]:
+    """Bring a loop that was built alike to a captured state; its counters.
+
+    Order: forms of layers, weights, moments, schedule; generators last, because building a model
+    draws from them.
+    """
+    try:
+        counters: dict[str, Any] = state["counters"]
+        if counters["compacted"]:
+            # Masks first: the schedule knows its layers as masked ones and follows from there.
+            loop.control.load_state_dict(state["control"])
+            restore_forms(loop.model, loop.optimizer, state["forms"], state["model"])
+        _load_model(loop, state["model"])
+        restore_optimizer(loop.optimizer, state["optimizer"], keep_settings=keep_settings)
+        if not counters["compacted"]:
+            loop.control.load_state_dict(state["control"])
+        restore_random(state["random"])
+    except (KeyError, TypeError) as error:
+        raise ArtifactError(f"checkpoint: {error} is missing or not what belongs there.") from error
+    return counters
+
+
+def _load_model(loop: "Loop", tensors: Mapping[str, Any]) -> None:
+    try:
+        loop.model.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise ArtifactError(
+            f"checkpoint: its weights are not those of this model ({str(error)[:300]}). Resume with"
+            " the recipe and the model of that run."
+        ) from error

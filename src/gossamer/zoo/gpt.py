@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A small GPT in plain modules: the language model that training is tested and measured on.
+
+Legend: B batch, T tokens, D width, H heads, V vocabulary.
+"""
+
+import torch
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
+
+from gossamer.errors import InputError
+from gossamer.zoo.arguments import ZooArgs, check_size
+
+MAX_LAYERS = 1024
+_INIT_STD = 0.02
+
+
+class GPTBlock(nn.Module):
+    """Pre-norm causal self-attention and feed-forward, each with a residual connection."""
+
+    def __init__(self, width: int, num_heads: int, ffn_width: int) -> None:
+        super().__init__()
+        self.head_dim = width // num_heads
+        self.attention_norm = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.output = nn.Linear(width, width)
+        self.ffn_norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, ffn_width)
+        self.act = nn.GELU()  # exact: torch computes it twice as fast as the tanh form on a CPU
+        self.down = nn.Linear(ffn_width, width)
+
+    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        """The tokens [B, T, D] after one block."""
+        qkv = self.qkv(self.attention_norm(x_BTD)).unflatten(-1, (3, -1, self.head_dim))
+        query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        mixed = scaled_dot_product_attention(query, key, value, is_causal=True)
+        x_BTD = x_BTD + self.output(mixed.transpose(1, 2).flatten(-2))
+        result: torch.Tensor = x_BTD + self.down(self.act(self.up(self.ffn_norm(x_BTD))))
+        return result
+
+
+class GPT(nn.Module):
+    """Token and position embeddings, causal blocks, a final norm and the language model `head`.
+
+    Blocks hold 12 width^2 weights each: width 512 with 8 layers is 25 million, width 1024 with 24
+    layers is 302 million.
+
+    Args:
+        vocab_size: V; 256 for bytes.
+        width: D.
+        num_heads: H, divides the width.
+        num_layers: blocks.
+        context: most tokens in a sequence.
+        ffn_width: inner width of the feed-forward; 0 means four times the width.
+        tied: the head uses the weight of the token embedding.
+        recompute: blocks keep their input only and run again in backward (activation
+            checkpointing): less memory for a third more arithmetic. A setting of the run, which may
+            be changed at any time and is not recorded with the architecture.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        *,
+        width: int = 128,
+        num_heads: int = 4,
+        num_layers: int = 4,
+        context: int = 256,
+        ffn_width: int = 0,
+        tied: bool = False,
+        recompute: bool = False,
+    ) -> None:
+        super().__init__()
+        self.vocab_size = check_size("GPT: vocab_size", vocab_size)
+        self.width = check_size("GPT: width", width)
+        self.num_heads = check_size("GPT: num_heads", num_heads)
+        self.num_layers = check_size("GPT: num_layers", num_layers, high=MAX_LAYERS)
+        self.context = check_size("GPT: context", context)
+        self.ffn_width = check_size("GPT: ffn_width", ffn_width, low=0) or 4 * width
+        if width % num_heads:
+            raise InputError(f"GPT: width {width} must be divisible by num_heads {num_heads}.")
+        self.tied = bool(tied)
+        self.recompute = bool(recompute)
+        self.tokens = nn.Embedding(vocab_size, width)
+        self.positions = nn.Embedding(context, width)
+        self.blocks = nn.ModuleList(
+            GPTBlock(width, num_heads, self.ffn_width) for _ in range(num_layers)
+        )
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocab_size, bias=False)
+        if self.tied:
+            self.head.weight = self.tokens.weight
+        self._initialise()
+
+    def _initialise(self) -> None:
+        """Small normal weights; what is added to the residual stream is scaled by its depth."""
+        for name, param in self.named_parameters():
+            if param.ndim < 2:
+                continue
+            adds = name.endswith(("output.weight", "down.weight"))
+            std = _INIT_STD / (2 * self.num_layers) ** 0.5 if adds else _INIT_STD
+            nn.init.normal_(param, std=std)
+        for name, param in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(param)
+
+    def zoo_args(self) -> ZooArgs:
+        """The arguments that build this model again."""
+        names = ("vocab_size", "width", "num_heads", "num_layers", "context", "ffn_width", "tied")
+        return {name: getattr(self, name) for name in names}
+
+    def forward(self, ids_BT: torch.Tensor) -> torch.Tensor:
+        """Logits [B, T, V] of the token that follows each of the int64 ids [B, T]."""
+        num_tokens = ids_BT.shape[-1]
+        if num_tokens > self.context:
+            raise InputError(
+                f"GPT: at most {self.context} tokens, got {num_tokens}. Cut the input or build the"
+                " model with a larger context."
+            )
+        where = torch.arange(num_tokens, device=ids_BT.device)
+        x_BTD = self.tokens(ids_BT) + self.positions(where)
+        again = self.recompute and torch.is_grad_enabled()
+        for block in self.blocks:
+            x_BTD = checkpoint(block, x_BTD, use_reentrant=False) if again else block(x_BTD)
+        logits: torch.Tensor = self.head(self.norm(x_BTD))
+        return logits
