@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 import gossamer
 from support import fashion, options
 
-BATCH, RATE, DECAY = 128, 2e-3, 1e-2
+BATCH, RATE, DECAY = 128, 3e-3, 1e-2
 # Everything a method needs beside the sparsity; what is left out is the schedule's default.
 METHODS = {
     "oneshot": {},
