@@ -294,6 +294,15 @@ class EarlyBird(_Window):
         default=1e-4, ge=0.0, description="On BatchNorm gammas while searching; form channels."
     )
 
+    @model_validator(mode="after")
+    def _whole_channels(self) -> "EarlyBird":
+        if self.form == "channels" and (self.pattern, self.budget) != ("unstructured", "global"):
+            raise ValueError(
+                "form: channels are cut whole, by one threshold for all of them; leave out pattern"
+                f" ({self.pattern}) and budget ({self.budget}), or use form weights."
+            )
+        return self
+
 
 Schedule = Annotated[
     OneShot
