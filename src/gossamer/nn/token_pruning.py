@@ -11,7 +11,7 @@ Legend: B batch, T tokens, D width, L layers.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import torch
@@ -41,10 +41,12 @@ class TokenTrace:
     Attributes:
         real: bool [B, T], tokens that are no padding.
         keep: per layer [B, T], what is left after it: bool, or weights between 0 and 1 (soft).
+        importance: per layer [B, T], what thresholds are compared with; without gradient.
     """
 
     real: torch.Tensor
-    keep: list[torch.Tensor]
+    keep: list[torch.Tensor] = field(default_factory=list)
+    importance: list[torch.Tensor] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -136,16 +138,15 @@ class TokenPrunedEncoder(nn.Module):
     ) -> EncoderOutput:
         """The last hidden state [B, T, D]; see `dropped` for tokens that are gone."""
         real_BT = live_tokens(attention_mask, hidden_states)
+        trace = TokenTrace(real_BT)
         run = self._soft if self.phase == "soft" else self._hard
-        output_BTD, keep_BT = run(hidden_states, real_BT)
+        output_BTD = run(hidden_states, trace)
         if self._traces is not None:
-            self._traces.append(TokenTrace(real_BT, keep_BT))
+            self._traces.append(trace)
         return EncoderOutput(output_BTD)
 
-    def _hard(
-        self, x_BTD: torch.Tensor, real_BT: torch.Tensor
-    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        first_BT, live_BT, keeps = first_tokens(real_BT), real_BT, []
+    def _hard(self, x_BTD: torch.Tensor, trace: TokenTrace) -> torch.Tensor:
+        first_BT, live_BT = first_tokens(trace.real), trace.real
         last_BTD = torch.zeros_like(x_BTD)
         for layer, threshold in zip(self.layer, self.thresholds, strict=True):
             between, importance_BT = self._attention(layer, x_BTD, live_BT, None)
@@ -156,18 +157,18 @@ class TokenPrunedEncoder(nn.Module):
                     last_BTD = torch.where(gone_BT1, between, last_BTD)
                 live_BT = stays_BT
             x_BTD = _feed_forward(layer, between)
-            keeps.append(live_BT)
+            trace.keep.append(live_BT)
+            trace.importance.append(importance_BT.detach())
         # Padding is left as the layers made it where nothing is dropped, as in a stock encoder.
         if self.phase == "hard":
             x_BTD = torch.where(live_BT.unsqueeze(-1), x_BTD, last_BTD)
-        return x_BTD, keeps
+        return x_BTD
 
-    def _soft(
-        self, x_BTD: torch.Tensor, real_BT: torch.Tensor
-    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    def _soft(self, x_BTD: torch.Tensor, trace: TokenTrace) -> torch.Tensor:
         if self.temperature <= 0:
             raise InputError(f"temperature: must be above 0, got {self.temperature}.")
-        first_BT, keeps = first_tokens(real_BT), []
+        real_BT = trace.real
+        first_BT = first_tokens(real_BT)
         log_BT = torch.zeros_like(x_BTD[..., 0])
         weight_BT = real_BT.to(x_BTD.dtype)
         gone_BTD = torch.zeros_like(x_BTD)
@@ -179,14 +180,15 @@ class TokenPrunedEncoder(nn.Module):
             before_BT, x_BTD = weight_BT, _feed_forward(layer, between)
             log_BT = log_BT + step_BT if self.soft == "weighted" else step_BT
             weight_BT = log_BT.exp() * real_BT
-            keeps.append(weight_BT)
+            trace.keep.append(weight_BT)
+            trace.importance.append(importance_BT.detach())
             if self.soft == "published":
                 x_BTD = x_BTD * weight_BT.unsqueeze(-1)
             elif self.dropped == "last":
                 gone_BTD = gone_BTD + (before_BT - weight_BT).unsqueeze(-1) * between
         if self.soft == "weighted":
             x_BTD = x_BTD * weight_BT.unsqueeze(-1) + gone_BTD
-        return x_BTD, keeps
+        return x_BTD
 
     def _attention(
         self,

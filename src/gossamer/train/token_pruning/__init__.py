@@ -4,6 +4,7 @@
 from gossamer.train.token_pruning.cost import TokenCost, measure_tokens
 from gossamer.train.token_pruning.objective import kept_fractions, token_penalty
 from gossamer.train.token_pruning.stages import StageResult, TokenPlan, train_token_pruning
+from gossamer.train.token_pruning.start import set_thresholds
 
 __all__ = [
     "StageResult",
@@ -11,6 +12,7 @@ __all__ = [
     "TokenPlan",
     "kept_fractions",
     "measure_tokens",
+    "set_thresholds",
     "token_penalty",
     "train_token_pruning",
 ]

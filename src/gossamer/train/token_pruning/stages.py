@@ -172,7 +172,7 @@ def _optimizer(
         groups.append(
             {"params": [encoder.thresholds], "weight_decay": 0.0, "lr": plan.threshold_lr}
         )
-    optimizer = torch.optim.AdamW(groups, lr=plan.lr)
+    optimizer = torch.optim.AdamW(groups, lr=plan.lr, fused=True)
     warm_up = max(1, steps // 10)
 
     def weights_rate(step: int) -> float:
