@@ -6,7 +6,7 @@ Legend: B batch, T tokens, D width, H heads, C classes.
 
 import torch
 from torch import nn
-from torch.nn.functional import gelu, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 
 from gossamer.errors import InputError
 from gossamer.zoo.arguments import ZooArgs, check_size
@@ -28,6 +28,7 @@ class EncoderLayer(nn.Module):
         self.output = nn.Linear(width, width)
         self.ffn_norm = nn.LayerNorm(width)
         self.up = nn.Linear(width, ffn_width)
+        self.activation = nn.GELU()
         self.down = nn.Linear(ffn_width, width)
 
     def forward(self, x_BTD: torch.Tensor, keep_BT: torch.Tensor | None = None) -> torch.Tensor:
@@ -40,7 +41,7 @@ class EncoderLayer(nn.Module):
         allowed = None if keep_BT is None else keep_BT[:, None, None, :]
         mixed = scaled_dot_product_attention(query, key, value, attn_mask=allowed)
         x_BTD = x_BTD + self.output(mixed.transpose(1, 2).flatten(-2))
-        result: torch.Tensor = x_BTD + self.down(gelu(self.up(self.ffn_norm(x_BTD))))
+        result: torch.Tensor = x_BTD + self.down(self.activation(self.up(self.ffn_norm(x_BTD))))
         return result
 
 
