@@ -4,6 +4,7 @@
 import os
 import signal
 
+import numpy
 import pytest
 import torch
 from loop_tools import RECIPE, same, state_of, train
@@ -14,7 +15,7 @@ from gossamer import sparsify
 from gossamer.errors import ArtifactError, InputError, RecipeError, ResourceError
 from gossamer.nn import CompactWeight, Linear, MaskedLinear
 from gossamer.train.batches import RepeatedBatches, ShuffledBatches, generator_of
-from gossamer.train.checkpoint import CheckpointStore
+from gossamer.train.checkpoint import CheckpointStore, Snapshot
 from gossamer.train.checkpoint_async import CheckpointWriter
 from gossamer.train.interrupts import TrainingStopped
 from gossamer.train.learning_rate import LearningRate
@@ -510,6 +511,50 @@ def test_damage_falls_back_to_the_checkpoint_before(tmp_path):
     resumed = train(tmp_path / "out", resume=True, notes=notes)
     assert any("step 5 instead" in note for note in notes)
     assert same(state_of(whole), state_of(resumed))
+
+
+def test_other_data_is_refused(tmp_path):
+    assert train(tmp_path / "out", stop_after=12) is None
+    path = tmp_path / "other.npz"
+    numpy.savez(
+        path,
+        x_train=numpy.zeros((64, 12, 12), numpy.uint8),
+        y_train=numpy.arange(64) % 6,
+        x_test=numpy.zeros((8, 12, 12), numpy.uint8),
+        y_test=numpy.zeros(8, int),
+    )
+    with pytest.raises(RecipeError, match=r"data: '[0-9a-f]{64}' -> '[0-9a-f]{64}'"):
+        train(tmp_path / "out", data=str(path), resume=True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state: state.pop("counters"),
+        lambda state: state.update(counters=[1]),
+        lambda state: state["counters"].update(step="5"),
+        lambda state: state["counters"].update(taken=-1),
+        lambda state: state["counters"].update(losses=None),
+        lambda state: state.pop("model"),
+        lambda state: state["model"].popitem(),
+        lambda state: state.update(model={"x": 1}),
+        lambda state: state["optimizer"].update(param_groups=[]),
+        lambda state: state["optimizer"].update(state={99: {}}),
+        lambda state: state["optimizer"].update(state=None),
+        lambda state: state.pop("random"),
+        lambda state: state["random"].update(torch=torch.zeros(3, dtype=torch.uint8)),
+        lambda state: state["random"]["python"].update(words=torch.zeros(2)),
+    ],
+)
+def test_checkpoints_that_nobody_wrote_are_refused(tmp_path, change):
+    """Well-formed and hashed, but not what a run saves."""
+    assert train(tmp_path / "out", stop_after=6) is None
+    store = CheckpointStore(tmp_path / "out.run" / "checkpoints")
+    found = store.newest(pytest.fail)
+    change(found.state)
+    store.write(Snapshot.of(found.step, found.run, found.state))
+    with pytest.raises((ArtifactError, InputError)):
+        train(tmp_path / "out", resume=True)
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):

@@ -24,6 +24,7 @@ from gossamer.train.control import Control
 from gossamer.train.learning_rate import LearningRate
 from gossamer.train.loop import Loop, Progress, Surroundings
 from gossamer.train.loop_settings import LoopSettings
+from gossamer.train.loop_state import read_counters
 from gossamer.train.metrics import MetricsFile, Sink, TensorBoard
 from gossamer.train.optim import LAMB, LARS
 from gossamer.train.out_of_memory import memory_for
@@ -33,6 +34,7 @@ from gossamer.train.tasks import Task, image_task, labelled_task, text_task
 from gossamer.zoo import MLP
 
 Say = Callable[[str], None]
+_MAX_SHOWN = 300
 _SMALLER = "Use a smaller model or batch, or recompute: true; 'gossamer train --dry-run' says more."
 # A user's function of --model: a module for the recipe's task, or a whole task.
 Given = Callable[[], nn.Module | Task]
@@ -166,6 +168,8 @@ def run_training(
     checkpoint = store.newest(say) if request.resume else None
     if request.resume and checkpoint is None:
         say("There is no checkpoint yet: starting from the beginning.")
+    # A user's function builds a model in there.
+    seed_all(train.seed)
     with memory_for("reading the data", "Give less of it, or close other programs."):
         task = make_task(request, _saved_tokenizer(checkpoint))
     run = _identity(request, task)
@@ -200,7 +204,7 @@ def prepare(
     """Everything a run needs, seeded, before its first step."""
     train = request.train
     settings = loop_settings(train, task)
-    # After the task: a user's function may draw what it likes.
+    # Again: a user's function may draw what it likes.
     seed_all(train.seed)
     model = build_model(train.model, task.sizes) if task.model is None else task.model
     num_bytes = sum(t.numel() * t.element_size() for t in model.state_dict().values())
@@ -277,7 +281,7 @@ def _checked(
     old = checkpoint.run
     names = ("recipe", "data", "model", "tokenizer")
     changed = [
-        str(difference)
+        _shortened(str(difference))
         for difference in content_differences(
             {name: old.get(name) for name in names}, {name: run[name] for name in names}
         )
@@ -302,6 +306,10 @@ def _checked(
     return {**run, "changes": [*earlier, *mine]}
 
 
+def _shortened(text: str) -> str:
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]} ..."
+
+
 def _saved_tokenizer(checkpoint: Checkpoint | None) -> bytes | None:
     saved = {} if checkpoint is None else checkpoint.run.get("tokenizer") or {}
     text = saved.get("tokenizer.json") if isinstance(saved, dict) else None
@@ -309,8 +317,4 @@ def _saved_tokenizer(checkpoint: Checkpoint | None) -> bytes | None:
 
 
 def _metrics_bytes(checkpoint: Checkpoint | None) -> int:
-    if checkpoint is None:
-        return 0
-    counters = checkpoint.state.get("counters", {})
-    length = counters.get("metrics_bytes", 0)
-    return length if isinstance(length, int) and length >= 0 else 0
+    return 0 if checkpoint is None else int(read_counters(checkpoint.state)["metrics_bytes"])
