@@ -17,7 +17,7 @@ _MAGIC_IMAGES, _MAGIC_LABELS = 2051, 2049
 
 @dataclass(frozen=True)
 class Images:
-    """Pixels [B, 1, 28, 28] in [0, 1], the background is 0, and their classes."""
+    """Pixels [B, 1, 28, 28] without the mean image, variance 1, and their classes."""
 
     source: str
     x_train: torch.Tensor
@@ -48,11 +48,13 @@ def load(folder=None, limit=None):
         torch.from_numpy(x.astype(np.float32)).view(-1, 1, 28, 28) / 255.0
         for x in (x_train[:limit], x_test)
     )
+    mean = pixels.mean(0, keepdim=True)
+    scale = (pixels - mean).std()
     return Images(
         source,
-        pixels,
+        (pixels - mean) / scale,
         torch.from_numpy(y_train[:limit].astype(np.int64)).flatten(),
-        test,
+        (test - mean) / scale,
         torch.from_numpy(y_test.astype(np.int64)).flatten(),
     )
 

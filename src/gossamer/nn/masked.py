@@ -130,12 +130,14 @@ class MaskedWeight(nn.Module):
         weight = self.weight_parameter()
         mask, reach = self._mask.view(weight.shape), self._buffers.get("_reach")
         if reach is not None:
-            masked: torch.Tensor = _Reaching.apply(weight, mask, reach.view(weight.shape))
+            masked: torch.Tensor = _Reaching.apply(  # type: ignore[no-untyped-call]
+                weight, mask, reach.view(weight.shape)
+            )
         else:
             # where, not a product: NaN or Inf in a pruned entry must not leak, no -0.0 appears.
             masked = torch.where(mask, weight, 0.0)
         if self.gradient_sum is not None and masked.requires_grad:
-            masked.register_hook(self.gradient_sum.add)
+            masked.register_hook(self.gradient_sum.add)  # type: ignore[no-untyped-call]
         return masked
 
     def set_reach(self, reach: torch.Tensor | None) -> None:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from torch import nn
 
 from gossamer.errors import InputError, RecipeError
-from gossamer.patterns import Unstructured, parse_pattern
+from gossamer.patterns import parse_pattern
 from gossamer.prune.optimizer_entries import OptimizerEntries
 from gossamer.prune.schedules.controller import Controller
 from gossamer.prune.schedules.layers import release_layers, take_layers
@@ -70,7 +70,7 @@ def attach(
     entries = OptimizerEntries(model, optimizer, made.grows)
     layers = take_layers(
         model,
-        Unstructured() if getattr(schedule, "form", "") == "channels" else pattern,
+        pattern,
         schedule.targets,
         schedule.ignore,
     )

@@ -19,10 +19,9 @@ def build(
 ) -> Schedule:
     """The schedule for a run of `total_steps`; InputError if it does not fit in."""
     density = pattern.resolve_density(None if data.sparsity is None else 1.0 - data.sparsity)
-    maker = _MAKERS[type(data)]
     if isinstance(data, schema.Snip | schema.Grasp | schema.SynFlow):
         return _before_training(data, density, batches, loss)
-    return maker(data, density, total_steps)
+    return _MAKERS[type(data)](data, density, total_steps)
 
 
 def _oneshot(data: schema.OneShot, density: float, total: int) -> Schedule:
@@ -82,7 +81,6 @@ def _before_training(
         density=density,
         budget=data.budget,
         rounds=data.rounds,
-        shuffle=data.shuffle_within_layer,
         seed=data.seed,
         temperature=getattr(data, "temperature", 1.0),
         data=batches,
@@ -141,9 +139,6 @@ _MAKERS: dict[type, Callable[[Any, float, int], Schedule]] = {
     schema.Gradual: _gradual,
     schema.Iterative: _iterative,
     schema.Random: _random,
-    schema.Snip: _random,
-    schema.Grasp: _random,
-    schema.SynFlow: _random,
     schema.SetSchedule: _dynamic,
     schema.RigL: _dynamic,
     schema.TopKast: _topkast,

@@ -47,6 +47,10 @@ def attach_to(model, given, steps=100, **more):
         ({"kind": "rigl", "sparsity": 0.9, "budget": "global"}, "budget: global"),
         ({"kind": "acdc", "sparsity": 0.9, "last_dense": 0.9}, "never goes back"),
         ({"kind": "acdc", "sparsity": 0.9, "phase": 0}, "phase"),
+        (
+            {"kind": "early_bird", "form": "channels", "sparsity": 0.5, "budget": "erk"},
+            "channels are cut whole",
+        ),
     ],
 )
 def test_faults_of_the_schedule(given, words):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Early-Bird's detector, its two forms, and the distributed threshold."""
 
+import copy
 from datetime import timedelta
 from pathlib import Path
 
@@ -102,20 +103,25 @@ def small_cnn():
     )  # fmt: skip
 
 
-def train_cnn(given, steps=30, optimizer_of=torch.optim.AdamW):
+def train_cnn(given, steps=30, optimizer_of=torch.optim.AdamW, resume=None, stop=None):
+    """A run, or the part of it behind the state `resume`; with `stop` also the state there."""
     model = small_cnn()
     optimizer = optimizer_of(model.parameters(), lr=1e-2)
     ctl = gossamer.attach(model, given, optimizer, total_steps=steps)
-    generator = torch.Generator().manual_seed(1)
-    for _ in range(steps):
-        x = torch.randn(16, 1, 8, 8, generator=generator)
+    if resume is not None:
+        for part, state in zip((model, optimizer, ctl), resume, strict=True):
+            part.load_state_dict(state)
+    for step in range(ctl.step_count, steps):
+        if step == stop:
+            resume = copy.deepcopy([part.state_dict() for part in (model, optimizer, ctl)])
+        x = torch.randn(16, 1, 8, 8, generator=torch.Generator().manual_seed(step))
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(x), (x.mean((1, 2, 3)) > 0).long())
         extra = ctl.penalty()
         (loss if extra is None else loss + extra).backward()
         optimizer.step()
         ctl.step()
-    return model, ctl, x
+    return (model, ctl, x) if stop is None else (model, resume)
 
 
 CHANNELS = {"kind": "early_bird", "form": "channels", "sparsity": 0.5, "every": 2, "end": 12}
@@ -136,6 +142,16 @@ def test_cut_channels_are_silent_for_the_rest_of_the_run(optimizer_of):
     model.eval()
     hidden = model[:5](x)
     assert not hidden[:, model[4].weight == 0].any()
+
+
+@pytest.mark.parametrize("stop", [5, 11, 12, 20])
+def test_a_resumed_search_for_channels_is_the_same(stop):
+    given = {**CHANNELS, "threshold": 0.0}
+    model, state = train_cnn(given, stop=stop)
+    resumed, ctl, _ = train_cnn(given, resume=state)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, resumed.state_dict()[name]), name
+    assert [event.step for event in ctl.events if event.kind == "ticket"] == [12]
 
 
 def test_the_penalty_is_l1_of_the_gammas():

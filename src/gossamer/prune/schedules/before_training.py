@@ -71,21 +71,19 @@ class BeforeTraining(Static):
         density: of all layers together, reached in `rounds` rounds: density^(k / rounds) after k.
         budget: how it is shared among layers.
         rounds: how often is scored and pruned.
-        shuffle: keep the counts, draw the positions.
-        seed: of that draw.
+        seed: of the positions that `Shuffled` draws.
         temperature: of GraSP's logits.
         data: batches.
         loss: loss(model, batch) -> a tensor with one number; not needed by SynFlow.
     """
 
-    def __init__(  # noqa: PLR0913  (settings of one method, all by keyword)
+    def __init__(
         self,
         *,
         kind: str,
         density: float,
         budget: str,
         rounds: int,
-        shuffle: bool,
         seed: int,
         temperature: float,
         data: Sequence[Any] | None,
@@ -93,7 +91,7 @@ class BeforeTraining(Static):
     ) -> None:
         self.kind = kind
         self._density, self._budget, self._rounds = density, budget, rounds
-        self._shuffle, self._seed, self._temperature = shuffle, seed, temperature
+        self._seed, self._temperature = seed, temperature
         self._data, self._loss = data, loss
         _check_data(kind, data, loss)
 
