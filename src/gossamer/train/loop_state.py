@@ -59,7 +59,7 @@ def read_counters(state: Any) -> dict[str, Any]:
         and isinstance(found.get("losses"), list)
         and all(isinstance(loss, float) for loss in found["losses"])
     )
-    if not right:
+    if not right or not isinstance(found, dict):
         raise ArtifactError("checkpoint: its counters are not what a run writes.")
     return dict(found)
 
