@@ -144,14 +144,14 @@ SETTINGS = [{"moments": "fp32"}, {"moments": "8bit"}, {"moments": "8bit", "maste
 
 def trained_mlp(settings):
     torch.manual_seed(0)
-    split = cluster_problem(torch.Generator().manual_seed(0), num_train=2048, num_test=512)
+    split = cluster_problem(torch.Generator().manual_seed(0), num_train=1024, num_test=512)
     model = MLP((64, 256, 128, 8))
     gossamer.sparsify(model, sparsity=0.7)
     gossamer.compact(model)
     optimizer = AdamW(model.parameters(), 2e-3, **settings)
     optimizer.split_masters(layer.values for layer in model.layers)
-    for epoch in range(12):
-        order = torch.randperm(2048, generator=torch.Generator().manual_seed(epoch))
+    for epoch in range(10):
+        order = torch.randperm(1024, generator=torch.Generator().manual_seed(epoch))
         for rows in order.split(64):
             optimizer.zero_grad()
             cross_entropy(model(split.x_train[rows]), split.y_train[rows]).backward()
@@ -163,7 +163,7 @@ def trained_mlp(settings):
 
 def test_eight_bit_state_trains_nearly_as_well():
     exact, *eight_bit = [trained_mlp(settings) for settings in SETTINGS]
-    assert exact[1] > 0.85
+    assert exact[1] > 0.7
     for loss, quality in eight_bit:
         assert loss < exact[0] + 0.05
         assert quality > exact[1] - 0.02
