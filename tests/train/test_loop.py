@@ -19,10 +19,11 @@ from gossamer.train.checkpoint import CheckpointStore, Snapshot
 from gossamer.train.checkpoint_async import CheckpointWriter
 from gossamer.train.interrupts import TrainingStopped
 from gossamer.train.learning_rate import LearningRate
-from gossamer.train.loop import Loop, Surroundings
+from gossamer.train.loop import Loop
 from gossamer.train.loop_settings import LoopSettings, TrainingDiverged
 from gossamer.train.metrics import MetricsFile, read_metrics
 from gossamer.train.recompute import recomputing
+from gossamer.train.surroundings import Surroundings
 from gossamer.zoo import TinyEncoder
 
 CONSTANT = LearningRate("constant", 10)
