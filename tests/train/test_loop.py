@@ -432,6 +432,39 @@ def test_other_settings_resume_to_the_bit(tmp_path, monkeypatch, change):
     check_resume(tmp_path, "\n".join([*kept, f"      {change}"]))
 
 
+TEXT = """\
+gossamer: 1
+stages:
+  - train:
+      task: {task}
+      model: {{name: {model}, width: 16, layers: 1, heads: 2, context: 16}}
+      data: {{tokens: {tokens}, vocabulary: 300}}
+      steps: 24
+      batch: 4
+      accumulate: 2
+      precision: bf16
+      recompute: true
+      schedule: {{kind: gradual, sparsity: 0.8, begin: 2, end: 14, every: 3}}
+      checkpoint: {{every: 5}}
+      optimizer: {{name: adamw, master: split, moments: 8bit}}
+"""
+
+
+@pytest.mark.parametrize(("task", "model"), [("text", "gpt"), ("labelled", "encoder")])
+@pytest.mark.parametrize("tokens", ["bytes", "bpe"])
+def test_texts_resume_to_the_bit_with_everything_switched_on(
+    tmp_path, monkeypatch, task, model, tokens
+):
+    if tokens == "bpe":
+        pytest.importorskip("tokenizers")
+    monkeypatch.setenv("GOSSAMER_TUNE", "off")
+    text = TEXT.format(task=task, model=model, tokens=tokens)
+    trained = check_resume(tmp_path, text, data=f"zoo:{task}")
+    layers = [m for m in trained.loop.model.modules() if isinstance(m, CompactWeight)]
+    assert layers
+    assert all(layer.values.dtype == torch.bfloat16 for layer in layers)
+
+
 @pytest.mark.parametrize("kind", ["gradual", "regrow", "topkast", "acdc", "rigl", "iterative"])
 def test_checkpoints_change_nothing(tmp_path, monkeypatch, kind):
     monkeypatch.setenv("GOSSAMER_TUNE", "off")
