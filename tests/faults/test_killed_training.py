@@ -46,7 +46,7 @@ def run_drills(folder: Path, *drills: str) -> dict[str, tuple[list[dict], str]]:
 @pytest.fixture(scope="module")
 def drills(tmp_path_factory):
     folder = tmp_path_factory.mktemp("drills")
-    return run_drills(folder, "kill:1:3", "phases", "limit", "memory")
+    return run_drills(folder, "kill:1:3", "phases", "limit")
 
 
 def check_kills(states, count):
@@ -94,9 +94,10 @@ def test_a_writer_killed_at_any_call_leaves_a_complete_checkpoint(drills):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
-def test_out_of_memory_exits_4_with_size_and_phase(drills):
-    states, errors = drills["memory"]
+def test_out_of_memory_exits_4_with_size_and_phase(tmp_path):
+    states, errors = run_drills(tmp_path, "memory")["memory"]
     assert [state["code"] for state in states] == [4, 4], errors
     assert re.search(r"building the model: out of memory, an allocation of \d+ bytes", errors)
     assert re.search(r"training after step 0: out of memory, an allocation of \d+ bytes", errors)

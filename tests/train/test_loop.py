@@ -451,7 +451,7 @@ stages:
 
 
 @pytest.mark.parametrize(("task", "model"), [("text", "gpt"), ("labelled", "encoder")])
-@pytest.mark.parametrize("tokens", ["bytes", "bpe"])
+@pytest.mark.parametrize("tokens", [pytest.param("bytes", marks=pytest.mark.slow), "bpe"])
 def test_texts_resume_to_the_bit_with_everything_switched_on(
     tmp_path, monkeypatch, task, model, tokens
 ):
@@ -465,7 +465,13 @@ def test_texts_resume_to_the_bit_with_everything_switched_on(
     assert all(layer.values.dtype == torch.bfloat16 for layer in layers)
 
 
-@pytest.mark.parametrize("kind", ["gradual", "regrow", "topkast", "acdc", "rigl", "iterative"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("regrow", "topkast", "rigl"),
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gradual", "acdc", "iterative")),
+    ],
+)
 def test_checkpoints_change_nothing(tmp_path, monkeypatch, kind):
     monkeypatch.setenv("GOSSAMER_TUNE", "off")
     text = RECIPE.replace(GRADUAL, SCHEDULES[kind])
