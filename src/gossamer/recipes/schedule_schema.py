@@ -226,6 +226,12 @@ class RigL(_Dynamic):
     """Sparse from the start: drops small weights, grows where the dense gradient is largest."""
 
     kind: Literal["rigl"] = "rigl"
+    gradient_steps: int = Field(
+        default=1,
+        ge=1,
+        le=10_000,
+        description="The dense gradient is summed over so many steps; small batches want several.",
+    )
 
 
 class TopKast(_Window):
