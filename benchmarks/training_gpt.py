@@ -30,7 +30,6 @@ from support.gpt import CASES, CONTEXT, build_gpt, loss_of, prepare
 from support.options import give, machine, parser, progress
 
 TARGETS = {0.8: 1.4, 0.9: 2.0}
-OVERHEAD_ALLOWED = {"resident": 0.05, "jit": 0.10}
 SPARSE = ("fp32", "exact", "8bit")
 
 

@@ -13,7 +13,7 @@ import gossamer
 from gossamer.errors import InputError
 from gossamer.train.memory import measure
 from gossamer.train.memory_formulas import VARIANTS, moment_bytes, state_cost
-from gossamer.train.optim import LAMB, LARS, SGD, AdamW
+from gossamer.train.optim import LAMB, LARS, SGD, AdamW, halves
 from gossamer.zoo import GPT
 
 SPARSITIES = (0.8, 0.9, 0.95)
@@ -168,3 +168,51 @@ def test_formulas_do_not_import_torch():
     probe = "import sys, gossamer.train.memory_formulas; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60)
     assert done.stdout == "False\n", done.stderr
+
+
+class PublishedSamo:
+    """One layer as arXiv 2302.05045 holds it: dense 16-bit weights, all else compressed."""
+
+    def __init__(self, weight, mask):
+        self.index = mask.flatten().nonzero().squeeze(1).to(torch.int32)
+        self.theta16 = (weight * mask).to(torch.bfloat16)
+        self.theta32 = self.theta16.flatten()[self.index.long()].float()
+        self.mean, self.square = torch.zeros_like(self.theta32), torch.zeros_like(self.theta32)
+        self.grad16 = self.grad32 = self.copy16 = None
+        self.steps = 0
+
+    def step(self, dense_grad, lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, decay=0.01):
+        self.steps += 1
+        self.grad16 = dense_grad.flatten()[self.index.long()].to(torch.bfloat16)
+        self.grad32 = self.grad16.float()
+        self.theta32.mul_(1 - lr * decay)
+        self.mean.lerp_(self.grad32, 1 - beta1)
+        self.square.mul_(beta2).addcmul_(self.grad32, self.grad32, value=1 - beta2)
+        root = (self.square.sqrt() / (1 - beta2**self.steps) ** 0.5).add_(eps)
+        self.theta32.addcdiv_(self.mean, root, value=-lr / (1 - beta1**self.steps))
+        self.copy16 = halves.rounded(self.theta32)
+        self.theta16.view(-1)[self.index.long()] = self.copy16
+
+    def nbytes(self):
+        return sum(t.untyped_storage().nbytes() for t in vars(self).values() if torch.is_tensor(t))
+
+
+@pytest.mark.parametrize("sparsity", SPARSITIES)
+def test_the_published_scheme_holds_24f_plus_2_and_ours_takes_the_same_steps(sparsity):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(300, 200, bias=False))
+    gossamer.sparsify(model, sparsity=sparsity)
+    gossamer.compact(model, mode="resident")
+    layer, optimizer = model[0], AdamW(model.parameters())
+    layer.values.data = layer.values.data.to(torch.bfloat16)
+    published = PublishedSamo(layer.dense_weight().float(), layer.mask())
+    layer.give_up_values()
+    for _ in range(5):
+        grad = torch.randn(200, 300)
+        published.step(grad)
+        layer.values.grad = grad[layer.mask()].to(torch.bfloat16)
+        optimizer.step()
+    assert torch.equal(layer.dense_weight(), published.theta16)
+    use = measure(model, optimizer, accounting="samo")
+    assert published.nbytes() == sum(use.pruned.measured.values())
+    assert published.nbytes() / 60_000 == pytest.approx(24 * (1 - sparsity) + 2, rel=1e-3)

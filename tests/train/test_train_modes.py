@@ -140,3 +140,20 @@ def test_in_a_process_group_rank_zero_decides(monkeypatch):
     choose_modes(model, 8, timer=lambda first, second: pytest.fail("rank 1 must not measure"))
     assert seen == [0]
     assert model[0].mode == "kernel"
+
+
+def test_split_masters_may_run_on_kernels_and_given_up_values_stay_resident(monkeypatch):
+    monkeypatch.delenv("GOSSAMER_TUNE", raising=False)
+    model = model_of(0.1, 0.1, 0.1)
+    for layer in model[:2]:
+        layer.values.data = layer.values.data.to(torch.bfloat16)
+    model[1].bias.data = model[1].bias.data.to(torch.bfloat16)
+    model[2].mode = "resident"
+    model[2].give_up_values()
+    calls = []
+    choices = choose_modes(model, 32, timer=timer_with(30.0, 10.0, calls))
+    assert [choice.mode for choice in choices] == ["kernel", "jit"]
+    assert "float32" in choices[1].why
+    assert model[2].mode == "resident"
+    ((jit, kernel),) = calls
+    torch.testing.assert_close(jit, kernel, rtol=1e-2, atol=1e-4)

@@ -11,6 +11,7 @@ from torch import nn
 from gossamer import settings
 from gossamer.errors import InputError
 from gossamer.nn import Conv2d, Linear, Mode
+from gossamer.nn.dense_home import DenseHome
 from gossamer.nn.input_shapes import input_shapes
 from gossamer.ops.compact import compact_linear, expand_values
 from gossamer.ops.compact_conv import compact_conv, kernel_settings
@@ -85,7 +86,12 @@ class _Case:
 
     def why_jit(self) -> str | None:
         """Why the kernels are no choice; None if they are."""
-        reason = why_unusable(self.layer.values, self.layer.bias)
+        values: torch.Tensor = self.layer.values
+        if isinstance(self.layer, Linear) and values.dtype is torch.bfloat16:
+            # Split masters: a Linear raises 16-bit values to the type of its input, which is that
+            # of its bias.
+            values = values.float()
+        reason = why_unusable(values, self.layer.bias)
         if reason is None and isinstance(self.layer, Conv2d):
             reason = why_not(kernel_settings(self.layer.settings))
         return reason or (_NO_EXAMPLE if self.shape is None else None)
@@ -129,7 +135,8 @@ def choose_modes(
             (tokens, layer.in_features) if isinstance(layer, Linear) else shapes.get(id(layer)),
         )
         for name, layer in model.named_modules()
-        if isinstance(layer, Linear | Conv2d)
+        # Layers that gave up their values have their dense weight only, and stay as they are.
+        if isinstance(layer, Linear | Conv2d) and DenseHome.of(layer.values) is None
     }
     usable = {name: case for name, case in cases.items() if case.why_jit() is None}
     times: dict[str, Duel] = {}

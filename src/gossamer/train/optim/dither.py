@@ -8,15 +8,29 @@ element to element: errors do not pile up as those of random offsets do, a run g
 again, and there is no generator to save.
 """
 
+import functools
+
 import torch
 
 # The plastic number's inverse and its square: the two-dimensional golden ratio.
 _PER_ELEMENT = 0.7548776662466927
 _PER_STEP = 0.5698402909980532
+# Elements of the pattern that is kept; it goes on shifted.
+_PERIOD = 65536
+_UNITS = 2**22
 
 
 def offsets(start: int, count: int, step: int, device: torch.device) -> torch.Tensor:
     """Offsets in [0, 1) of elements start .. start + count - 1 at a step, float32."""
-    index = torch.arange(start, start + count, dtype=torch.float64, device=device)
-    shifted = index.mul_(_PER_ELEMENT).add_(step * _PER_STEP % 1.0)
-    return shifted.frac_().to(torch.float32).clamp_(max=1 - 2**-24)
+    begin = start // _PERIOD * _PERIOD
+    pattern = _pattern(-(-(start + count - begin) // _PERIOD), device)
+    shift = int((begin * _PER_ELEMENT + step * _PER_STEP) % 1.0 * _UNITS) / _UNITS
+    return pattern[start - begin : start - begin + count].add(shift).frac_()
+
+
+@functools.lru_cache(maxsize=8)
+def _pattern(periods: int, device: torch.device) -> torch.Tensor:
+    """Offsets of the first elements at step 0, in units that float32 adds without rounding."""
+    index = torch.arange(periods * _PERIOD, dtype=torch.float64, device=device)
+    units = index.mul_(_PER_ELEMENT).frac_().mul_(_UNITS).floor_()
+    return units.div_(_UNITS).to(torch.float32)

@@ -45,16 +45,11 @@ def split_24(
         master: float32.
         dither: in [0, 1), in units of the last kept bit; 0.5 rounds to nearest.
     """
-    bits = _bits(master)
     addend = torch.as_tensor(dither, device=master.device).mul(_LOW_8 + 1).to(torch.int32)
-    addend = addend.clamp_(0, _LOW_8)
-    # Never from the largest finite number to infinity, nor from infinity to NaN.
-    cut = torch.where(master.abs() < _LARGEST, bits + addend, bits).bitwise_and_(~_LOW_8)
-    low = (cut >> 8).to(torch.int8)
-    return _upper(cut), low
-
-
-_LARGEST = 3.4e38
+    # Infinity stays infinity: at most 255 is added to zeros and cut off again. The largest finite
+    # numbers may be rounded to it, as in bfloat16.
+    cut = _bits(master).add(addend.clamp_(max=_LOW_8)).bitwise_and_(~_LOW_8)
+    return _upper(cut), cut.bitwise_right_shift(8).to(torch.int8)
 
 
 def _upper(bits: torch.Tensor) -> torch.Tensor:
