@@ -75,7 +75,7 @@ def arguments():
     options.add_argument("--at", type=float, help="one sparsity")
     options.add_argument("--only", default="", help="variants whose name holds this word")
     options.add_argument("--minutes", type=float, default=10.0)
-    options.add_argument("--cpu", action="store_true", help="minutes are those of the CPU")
+    options.add_argument("--cpu", action="store_true", help="times are those of the CPU")
     options.add_argument("--rate", type=float, default=5e-4)
     options.add_argument("--batch", type=int, default=32)
     options.add_argument("--set", nargs="*", default=[], help="more settings: hidden=1")
@@ -150,17 +150,22 @@ def step_times(task, pruned, samples, sparsity, given):
         torch.autograd.backward(objective(model, batch)[0])
         model.zero_grad()
 
-    clocks = [stopwatch(lambda model=model: step(model)) for model in forms.values()]
-    best = race(clocks, budget_seconds=given.seconds or 60, min_rounds=5, max_rounds=30)
-    teacher = race(
-        [stopwatch(lambda: objective.teacher.run(batch))], budget_seconds=5, max_rounds=10
+    clock = time.process_time if given.cpu else time.perf_counter
+    calls = [lambda model=model: step(model) for model in forms.values()]
+    calls.append(lambda: objective.teacher.run(batch))
+    best = race(
+        [stopwatch(call, clock) for call in calls],
+        budget_seconds=given.seconds or 60,
+        min_rounds=5,
+        max_rounds=30,
     )
+    milliseconds = [us / 1000 for us in best]
     return {
         "sparsity": sparsity,
         "tokens": int(batch.keep.numel()),
         "threads": threads,
-        "ms": {name: us / 1000 for name, us in zip(forms, best, strict=True)},
-        "teacher_ms": teacher[0] / 1000,
+        "ms": dict(zip(forms, milliseconds[:-1], strict=True)),
+        "teacher_ms": milliseconds[-1],
     }
 
 

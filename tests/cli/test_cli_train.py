@@ -457,7 +457,10 @@ def wait_for_steps(out, process, seconds=100):
     raise AssertionError("the run did not start")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
+)
 def test_a_signal_saves_and_prints_the_command_that_goes_on(tmp_path, recipe, number, code):
     out = tmp_path / "out"
     process = start(recipe, out)

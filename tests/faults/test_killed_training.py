@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training that is killed (F1, F2, F3) or runs out of disk (F7): resumed to the same bytes."""
+"""Training that is killed (F1, F2, F3), runs out of disk (F7) or of memory (F25)."""
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,15 +11,15 @@ from pathlib import Path
 import loop_tools
 import pytest
 import train_drill
-from loop_tools import write_recipe
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 INTERVAL = 5
 
 
-def drill(*words) -> tuple[list[dict], str]:
+def run_drills(folder: Path, *drills: str) -> dict[str, tuple[list[dict], str]]:
+    """Name -> its lines and its messages; all in one process, because imports take longest."""
     run = subprocess.run(
-        [sys.executable, train_drill.__file__, *map(str, words)],
+        [sys.executable, train_drill.__file__, str(folder), *drills],
         capture_output=True,
         text=True,
         timeout=280,
@@ -31,7 +32,21 @@ def drill(*words) -> tuple[list[dict], str]:
         },
     )
     assert run.returncode == 0, run.stderr
-    return [json.loads(line) for line in run.stdout.splitlines()], run.stderr
+    lines: dict[str, list[dict]] = {}
+    for line in map(json.loads, run.stdout.splitlines()):
+        if "drill" in line:
+            lines[line["drill"]] = []
+        else:
+            list(lines.values())[-1].append(line)
+    errors = re.split(r"^drill (\w+)\n", run.stderr, flags=re.M)
+    told = dict(zip(errors[1::2], errors[2::2], strict=True))
+    return {name: (found, told[name]) for name, found in lines.items()}
+
+
+@pytest.fixture(scope="module")
+def drills(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("drills")
+    return run_drills(folder, "kill:1:3", "phases", "limit")
 
 
 def check_kills(states, count):
@@ -44,16 +59,14 @@ def check_kills(states, count):
     assert all(state["steps"][-1] == 24 for state in states)
 
 
-def test_runs_that_were_killed_end_with_the_same_bytes(tmp_path):
-    write_recipe(tmp_path)
-    states, _ = drill("kill", tmp_path, 1, 3)
+def test_runs_that_were_killed_end_with_the_same_bytes(drills):
+    states, _ = drills["kill"]
     check_kills(states, 3)
 
 
 @pytest.mark.slow
 def test_twenty_kills_at_random_moments(tmp_path):
-    write_recipe(tmp_path)
-    states, _ = drill("kill", tmp_path, 7, 20)
+    states, _ = run_drills(tmp_path, "kill:7:20")["kill"]
     check_kills(states, 20)
     # Forward, backward and optimizer take 3 calls a step: what is lost is less than an interval.
     for state in states[::2]:
@@ -61,8 +74,8 @@ def test_twenty_kills_at_random_moments(tmp_path):
         assert (state["newest"] or 0) >= reached - INTERVAL - 2
 
 
-def test_a_writer_killed_at_any_call_leaves_a_complete_checkpoint(tmp_path):
-    states, _ = drill("phases", tmp_path)
+def test_a_writer_killed_at_any_call_leaves_a_complete_checkpoint(drills):
+    states, _ = drills["phases"]
     codes = [state["code"] for state in states]
     assert codes[-2:] == [0, 0]
     assert set(codes[:-2]) == {-9}
@@ -81,10 +94,18 @@ def test_a_writer_killed_at_any_call_leaves_a_complete_checkpoint(tmp_path):
     )
 
 
-def test_full_disk_exits_4_and_leaves_the_old_checkpoint(tmp_path):
-    # Dense checkpoints are larger than compact ones, so some limit lets only the last through.
-    write_recipe(tmp_path)
-    states, errors = drill("limit", tmp_path)
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
+def test_out_of_memory_exits_4_with_size_and_phase(tmp_path):
+    states, errors = run_drills(tmp_path, "memory")["memory"]
+    assert [state["code"] for state in states] == [4, 4], errors
+    assert re.search(r"building the model: out of memory, an allocation of \d+ bytes", errors)
+    assert re.search(r"training after step 0: out of memory, an allocation of \d+ bytes", errors)
+    assert "Traceback" not in errors
+
+
+def test_full_disk_exits_4_and_leaves_the_old_checkpoint(drills):
+    states, errors = drills["limit"]
     assert {state["code"] for state in states} == {4}
     assert {state["resumed"] for state in states} == {0}
     assert all(".tmp-" not in name for state in states for name in state["beside"])

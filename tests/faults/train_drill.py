@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training runs that are killed or run out of disk, each in a forked child; run as a script.
 
-`python train_drill.py kill FOLDER SEED COUNT` prints one JSON line per kill. A moment is the n-th
-call of one of the functions below: model and optimizer inside a step, and every call by which a
-checkpoint or an artifact changes the disk. The child is killed before or after it.
+`python train_drill.py FOLDER kill:SEED:COUNT phases limit memory` prints one JSON line per run. A
+moment is the n-th call of one of the functions below: model and optimizer inside a step, and every
+call by which a checkpoint or an artifact changes the disk. The child is killed before or after it.
 """
 
 import json
@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import torch._dynamo  # seconds of imports that an optimizer asks for; once, before the forks
-from loop_tools import arguments, artifact_bytes
+from loop_tools import arguments, artifact_bytes, write_recipe
 
 import gossamer.cli.training  # noqa: F401  (once, before the forks)
 from gossamer.cli.main import main
@@ -200,7 +200,7 @@ def _is_snapshot(found: checkpoint.Checkpoint) -> bool:
 
 def limit_drill(folder: Path) -> None:
     """A file-size limit that some checkpoint meets."""
-    for number, limit in enumerate((100, 2000, 5000, 9000)):
+    for number, limit in enumerate((2000, 9000)):
         name = f"out{number}"
 
         def work(limit: int = limit, name: str = name) -> int:
@@ -226,12 +226,32 @@ def limit_drill(folder: Path) -> None:
         )
 
 
+def memory_drill(folder: Path) -> None:
+    """Half a GB more than the process holds now is not enough for the model, or for a step."""
+    status = Path("/proc/self/status").read_text()
+    held = 1024 * int(status.split("VmSize:")[1].split()[0])
+    wide = ("--set", "stages.0.train.model.width=16000")
+    deep = ("--set", "stages.0.train.model.width=5200")
+    for number, change in enumerate((wide, deep)):
+        name = f"out{number}"
+
+        def work(change: tuple[str, ...] = change, name: str = name) -> int:
+            resource.setrlimit(resource.RLIMIT_AS, (held + 2**29, held + 2**29))
+            return main(arguments(folder, *change, out=name))
+
+        sys.stdout.write(json.dumps({"code": in_child(work)}) + "\n")
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    where = Path(sys.argv[2])
-    if sys.argv[1] == "kill":
-        kill_drill(where, int(sys.argv[3]), int(sys.argv[4]))
-    elif sys.argv[1] == "phases":
-        phase_drill(where)
-    else:
-        limit_drill(where)
+    for drill in sys.argv[2:]:
+        where = Path(sys.argv[1]) / drill.replace(":", "-")
+        where.mkdir()
+        write_recipe(where)
+        kind, *numbers = drill.split(":")
+        sys.stdout.write(json.dumps({"drill": kind}) + "\n")
+        sys.stderr.write(f"drill {kind}\n")
+        {"kill": kill_drill, "phases": phase_drill, "limit": limit_drill, "memory": memory_drill}[
+            kind
+        ](where, *map(int, numbers))
+        sys.stdout.flush()

@@ -39,7 +39,7 @@ def artifact_bytes(path: Path) -> dict[str, bytes]:
 def request(text: str = RECIPE, *, data: str | None = "zoo:images", **settings):
     """What `gossamer train` would be asked for."""
     from gossamer.recipes.loader import parse_recipe
-    from gossamer.recipes.train_stage import TrainRequest
+    from gossamer.recipes.train_request import TrainRequest
 
     return TrainRequest(recipe=parse_recipe(text.encode(), "recipe.yaml"), data=data, **settings)
 
@@ -76,7 +76,8 @@ def train(
 
 def train_recipe(folder: Path, recipe, data: str):
     """Run a loaded recipe in this process."""
-    from gossamer.recipes.train_stage import TrainRequest, run_training
+    from gossamer.recipes.train_request import TrainRequest
+    from gossamer.recipes.train_stage import run_training
     from gossamer.train.run_folder import RunFolder
 
     run = RunFolder(folder)

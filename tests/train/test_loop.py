@@ -4,6 +4,7 @@
 import os
 import signal
 
+import numpy
 import pytest
 import torch
 from loop_tools import RECIPE, same, state_of, train
@@ -14,14 +15,15 @@ from gossamer import sparsify
 from gossamer.errors import ArtifactError, InputError, RecipeError, ResourceError
 from gossamer.nn import CompactWeight, Linear, MaskedLinear
 from gossamer.train.batches import RepeatedBatches, ShuffledBatches, generator_of
-from gossamer.train.checkpoint import CheckpointStore
+from gossamer.train.checkpoint import CheckpointStore, Snapshot
 from gossamer.train.checkpoint_async import CheckpointWriter
 from gossamer.train.interrupts import TrainingStopped
 from gossamer.train.learning_rate import LearningRate
-from gossamer.train.loop import Loop, Surroundings
+from gossamer.train.loop import Loop
 from gossamer.train.loop_settings import LoopSettings, TrainingDiverged
 from gossamer.train.metrics import MetricsFile, read_metrics
 from gossamer.train.recompute import recomputing
+from gossamer.train.surroundings import Surroundings
 from gossamer.zoo import TinyEncoder
 
 CONSTANT = LearningRate("constant", 10)
@@ -430,7 +432,46 @@ def test_other_settings_resume_to_the_bit(tmp_path, monkeypatch, change):
     check_resume(tmp_path, "\n".join([*kept, f"      {change}"]))
 
 
-@pytest.mark.parametrize("kind", ["gradual", "regrow", "topkast", "acdc", "rigl", "iterative"])
+TEXT = """\
+gossamer: 1
+stages:
+  - train:
+      task: {task}
+      model: {{name: {model}, width: 16, layers: 1, heads: 2, context: 16}}
+      data: {{tokens: {tokens}, vocabulary: 300}}
+      steps: 24
+      batch: 4
+      accumulate: 2
+      precision: bf16
+      recompute: true
+      schedule: {{kind: gradual, sparsity: 0.8, begin: 2, end: 14, every: 3}}
+      checkpoint: {{every: 5}}
+      optimizer: {{name: adamw, master: split, moments: 8bit}}
+"""
+
+
+@pytest.mark.parametrize(("task", "model"), [("text", "gpt"), ("labelled", "encoder")])
+@pytest.mark.parametrize("tokens", [pytest.param("bytes", marks=pytest.mark.slow), "bpe"])
+def test_texts_resume_to_the_bit_with_everything_switched_on(
+    tmp_path, monkeypatch, task, model, tokens
+):
+    if tokens == "bpe":
+        pytest.importorskip("tokenizers")
+    monkeypatch.setenv("GOSSAMER_TUNE", "off")
+    text = TEXT.format(task=task, model=model, tokens=tokens)
+    trained = check_resume(tmp_path, text, data=f"zoo:{task}")
+    layers = [m for m in trained.loop.model.modules() if isinstance(m, CompactWeight)]
+    assert layers
+    assert all(layer.values.dtype == torch.bfloat16 for layer in layers)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("regrow", "topkast", "rigl"),
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gradual", "acdc", "iterative")),
+    ],
+)
 def test_checkpoints_change_nothing(tmp_path, monkeypatch, kind):
     monkeypatch.setenv("GOSSAMER_TUNE", "off")
     text = RECIPE.replace(GRADUAL, SCHEDULES[kind])
@@ -510,6 +551,50 @@ def test_damage_falls_back_to_the_checkpoint_before(tmp_path):
     resumed = train(tmp_path / "out", resume=True, notes=notes)
     assert any("step 5 instead" in note for note in notes)
     assert same(state_of(whole), state_of(resumed))
+
+
+def test_other_data_is_refused(tmp_path):
+    assert train(tmp_path / "out", stop_after=12) is None
+    path = tmp_path / "other.npz"
+    numpy.savez(
+        path,
+        x_train=numpy.zeros((64, 12, 12), numpy.uint8),
+        y_train=numpy.arange(64) % 6,
+        x_test=numpy.zeros((8, 12, 12), numpy.uint8),
+        y_test=numpy.zeros(8, int),
+    )
+    with pytest.raises(RecipeError, match=r"data: '[0-9a-f]{64}' -> '[0-9a-f]{64}'"):
+        train(tmp_path / "out", data=str(path), resume=True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state: state.pop("counters"),
+        lambda state: state.update(counters=[1]),
+        lambda state: state["counters"].update(step="5"),
+        lambda state: state["counters"].update(taken=-1),
+        lambda state: state["counters"].update(losses=None),
+        lambda state: state.pop("model"),
+        lambda state: state["model"].popitem(),
+        lambda state: state.update(model={"x": 1}),
+        lambda state: state["optimizer"].update(param_groups=[]),
+        lambda state: state["optimizer"].update(state={99: {}}),
+        lambda state: state["optimizer"].update(state=None),
+        lambda state: state.pop("random"),
+        lambda state: state["random"].update(torch=torch.zeros(3, dtype=torch.uint8)),
+        lambda state: state["random"]["python"].update(words=torch.zeros(2)),
+    ],
+)
+def test_checkpoints_that_nobody_wrote_are_refused(tmp_path, change):
+    """Well-formed and hashed, but not what a run saves."""
+    assert train(tmp_path / "out", stop_after=6) is None
+    store = CheckpointStore(tmp_path / "out.run" / "checkpoints")
+    found = store.newest(pytest.fail)
+    change(found.state)
+    store.write(Snapshot.of(found.step, found.run, found.state))
+    with pytest.raises((ArtifactError, InputError)):
+        train(tmp_path / "out", resume=True)
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):

@@ -2,7 +2,7 @@
 """Errors as a message and an exit code.
 
 0 ok, 2 usage or recipe, 3 artifact refused, 4 resource or goal not reachable, 5 distributed
-failure, 130 interrupted; 1 is a bug of gossamer.
+failure, 130 interrupted, 143 terminated; 1 is a bug of gossamer.
 """
 
 import errno

@@ -21,12 +21,8 @@ from gossamer.recipes.train_report import (
     training_report,
     write_page,
 )
-from gossamer.recipes.train_stage import (
-    Trained,
-    TrainRequest,
-    run_training,
-    train_stage,
-)
+from gossamer.recipes.train_request import TrainRequest, train_stage
+from gossamer.recipes.train_stage import Trained, run_training
 from gossamer.report.report import Report, format_bytes
 from gossamer.train.interrupts import TrainingStopped
 from gossamer.train.metrics import read_metrics

@@ -89,14 +89,16 @@ def _before_training(
 
 
 def _dynamic(data: schema.SetSchedule | schema.RigL, density: float, total: int) -> Schedule:
-    made = dynamic.RigL if isinstance(data, schema.RigL) else dynamic.SetSchedule
-    return made(
-        density=density,
-        budget=data.budget,
-        window=_window(data, total),
-        drop=data.drop,
-        seed=data.seed,
-    )
+    settings: dict[str, Any] = {
+        "density": density,
+        "budget": data.budget,
+        "window": _window(data, total),
+        "drop": data.drop,
+        "seed": data.seed,
+    }
+    if isinstance(data, schema.RigL):
+        return dynamic.RigL(**settings, gradient_steps=data.gradient_steps)
+    return dynamic.SetSchedule(**settings)
 
 
 def _topkast(data: schema.TopKast, density: float, total: int) -> Schedule:

@@ -202,9 +202,6 @@ class SynFlow(_BeforeTraining):
 
 class _Dynamic(_Window):
     budget: Budget = Field(default="erk", description=_Schedule.model_fields["budget"].description)
-    # Published is 0.75. Under a cosine the learning rate is then 15 % of its peak, with which the
-    # last grown weights hardly train; and masks that settle earlier are compact earlier.
-    end: Moment = Field(default=0.5, description="The last moment at which masks move.")
     drop: float = Field(
         default=0.3, gt=0.0, le=1.0, description="Fraction exchanged first; falls with a cosine."
     )
@@ -226,6 +223,12 @@ class RigL(_Dynamic):
     """Sparse from the start: drops small weights, grows where the dense gradient is largest."""
 
     kind: Literal["rigl"] = "rigl"
+    gradient_steps: int = Field(
+        default=1,
+        ge=1,
+        le=10_000,
+        description="The dense gradient is summed over so many steps; small batches want several.",
+    )
 
 
 class TopKast(_Window):
@@ -247,8 +250,8 @@ class TopKast(_Window):
 class AcDc(_Schedule):
     """Compressed and decompressed phases alternate; ends compressed.
 
-    Published for 100 epochs are phase 0.05, last_dense 0.75 and end 0.85. In runs of a few thousand
-    steps with a falling learning rate that leaves too little to the last sparse phase.
+    Defaults are those published for 100 epochs. Short runs may want an earlier `end`: the learning
+    rate has fallen far by then.
     """
 
     kind: Literal["acdc"] = "acdc"
@@ -256,9 +259,9 @@ class AcDc(_Schedule):
         default="global", description=_Schedule.model_fields["budget"].description
     )
     begin: Moment = Field(default=0.1, description="First compression.")
-    phase: Moment = Field(default=0.1, description="Length of a phase.")
-    last_dense: Moment = Field(default=0.5, description="The last dense phase has begun by here.")
-    end: Moment = Field(default=0.6, description="Last compression.")
+    phase: Moment = Field(default=0.05, description="Length of a phase.")
+    last_dense: Moment = Field(default=0.75, description="The last dense phase has begun by here.")
+    end: Moment = Field(default=0.85, description="Last compression.")
     reset_momentum: bool = Field(
         default=False, description="Clear the optimizer's state at each decompression."
     )

@@ -11,8 +11,9 @@ from gossamer.prune.targets import find_targets
 from gossamer.recipes.method_rules import read_pattern
 from gossamer.recipes.train_models import build_model
 from gossamer.recipes.train_optimizer import build_optimizer
+from gossamer.recipes.train_request import TrainRequest, make_task
 from gossamer.recipes.train_schema import Train
-from gossamer.recipes.train_stage import TrainRequest, loop_settings, make_task
+from gossamer.recipes.train_stage import loop_settings
 from gossamer.train.memory_formulas import (
     KINDS,
     MASK_BYTES,

@@ -8,8 +8,7 @@ Inf gradients are skipped and do not count as steps, so schedules stay in time.
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,44 +17,15 @@ from torch import nn
 from gossamer.errors import InputError, ResourceError
 from gossamer.train.batches import Batches
 from gossamer.train.checkpoint import Checkpoint, Snapshot
-from gossamer.train.checkpoint_async import CheckpointWriter
 from gossamer.train.control import Control, NoControl, ScheduleEvent
 from gossamer.train.finite import gradient_norm, layers_not_finite, scale_gradients
 from gossamer.train.interrupts import Interrupts, TrainingStopped
 from gossamer.train.loop_compaction import CompactionWatch
 from gossamer.train.loop_settings import MAX_SKIPPED_IN_A_ROW, LoopSettings, TrainingDiverged
 from gossamer.train.loop_state import capture_state, restore_state
-from gossamer.train.metrics import Sink
 from gossamer.train.random_state import undisturbed_random
 from gossamer.train.recompute import recomputing
-
-# loss(model, batch) -> the loss, or the loss and numbers to log beside it.
-Objective = Callable[[nn.Module, Any], torch.Tensor | tuple[torch.Tensor, Mapping[str, float]]]
-Evaluate = Callable[[nn.Module], Mapping[str, float]]
-# progress(steps done, steps of the run)
-Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """What a run reports to, and where it is kept.
-
-    Attributes:
-        evaluate: named numbers of a model, in eval mode and without gradients; they are logged.
-        writer: where checkpoints go; None writes none.
-        run: what the run is, as JSON data, kept in checkpoints.
-        sinks: get every record.
-        progress: called after every step.
-        example: an input of the model, for measuring the modes of convolutions.
-    """
-
-    evaluate: Evaluate | None = None
-    writer: CheckpointWriter | None = None
-    run: Mapping[str, Any] = field(default_factory=dict)
-    sinks: tuple[Sink, ...] = ()
-    progress: Progress | None = None
-    example: torch.Tensor | None = None
-
+from gossamer.train.surroundings import Objective, Surroundings
 
 _ALONE = Surroundings()
 

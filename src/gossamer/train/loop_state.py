@@ -32,7 +32,7 @@ def restore_state(loop: "Loop", state: Any, *, keep_settings: bool) -> dict[str,
     draws from them.
     """
     try:
-        counters: dict[str, Any] = state["counters"]
+        counters = read_counters(state)
         if counters["compacted"]:
             # Masks first: the schedule knows its layers as masked ones and follows from there.
             loop.control.load_state_dict(state["control"])
@@ -45,6 +45,23 @@ def restore_state(loop: "Loop", state: Any, *, keep_settings: bool) -> dict[str,
     except (KeyError, TypeError) as error:
         raise ArtifactError(f"checkpoint: {error} is missing or not what belongs there.") from error
     return counters
+
+
+def read_counters(state: Any) -> dict[str, Any]:
+    """The counters of a captured state, if each is the number it should be."""
+    found = state.get("counters") if isinstance(state, dict) else None
+    whole = ("step", "taken", "skipped", "in_a_row", "rate_shift", "metrics_bytes")
+    right = (
+        isinstance(found, dict)
+        and all(type(found.get(name)) is int for name in whole)
+        and all(found[name] >= 0 for name in whole if name != "rate_shift")
+        and isinstance(found.get("compacted"), bool)
+        and isinstance(found.get("losses"), list)
+        and all(isinstance(loss, float) for loss in found["losses"])
+    )
+    if not right or not isinstance(found, dict):
+        raise ArtifactError("checkpoint: its counters are not what a run writes.")
+    return dict(found)
 
 
 def _load_model(loop: "Loop", tensors: Mapping[str, Any]) -> None:

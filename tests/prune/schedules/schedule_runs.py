@@ -26,6 +26,7 @@ KINDS = {
     "synflow": {"rounds": 10},
     "set": {"every": 6, "end": 30},
     "rigl": {"every": 6, "end": 30},
+    "rigl_summed": {"every": 6, "end": 30, "gradient_steps": 4},
     "topkast": {"every": 6, "end": 30, "exploration": 0.2},
     "acdc": {"begin": 4, "phase": 4, "last_dense": 28, "end": 34},
     "early_bird": {"every": 2, "end": 30, "threshold": 0.25},

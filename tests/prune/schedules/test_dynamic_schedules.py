@@ -85,6 +85,27 @@ def test_micro_batches_add_up():
         torch.testing.assert_close(layer.gradient_sum.total, expected[name], rtol=1e-4, atol=1e-6)
 
 
+def test_gradients_are_summed_over_the_steps_before_an_exchange():
+    model = make_model()
+    optimizer = make_optimizer("sgd", model)
+    ctl = attach(model, optimizer, schedule("rigl_summed"))
+    sums, collecting = {}, []
+    for step in range(1, 13):
+        for name, gradient in dense_gradients(model, batch_of(step)).items():
+            if step % 6 in (3, 4, 5, 0):
+                sums[name] = gradient + sums.get(name, 0.0)
+        optimizer.zero_grad()
+        batch_loss(model, batch_of(step)).backward()
+        collecting.append(model[0].gradient_sum is not None)
+        if step % 6 == 0:
+            for name, layer in masked_layers(model).items():
+                torch.testing.assert_close(layer.gradient_sum.total, sums[name])
+            sums = {}
+        optimizer.step()
+        ctl.step()
+    assert collecting == [False, False, True, True, True, True] * 2
+
+
 def test_gradients_that_are_not_finite_postpone_and_then_stop():
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), 0.0)

@@ -99,20 +99,44 @@ class SetSchedule(Dynamic):
 
 
 class RigL(Dynamic):
-    """Grows where the dense gradient is largest; it is computed at these steps only."""
+    """Grows where the dense gradient is largest; it is computed for these steps only.
+
+    Args:
+        density: of all layers together.
+        budget: uniform or erk.
+        window: exchanges happen at its steps; step 0 draws the first mask.
+        drop: fraction exchanged in the beginning.
+        seed: of the first mask.
+        gradient_steps: the gradient is summed over so many steps up to the exchange.
+    """
 
     kind = "rigl"
     _postponed = 0
 
+    def __init__(
+        self,
+        *,
+        density: float,
+        budget: str,
+        window: Window,
+        drop: float,
+        seed: int,
+        gradient_steps: int = 1,
+    ) -> None:
+        super().__init__(density=density, budget=budget, window=window, drop=drop, seed=seed)
+        self._gradient_steps = gradient_steps
+
     def wants_gradients(self, step: int) -> bool:
-        """At update steps, and one step later where gradients were not finite."""
-        return self._is_due(step) or self._postponed > 0
+        """Up to update steps, and one step later where gradients were not finite."""
+        ahead = range(step, step + self._gradient_steps)
+        return self._postponed > 0 or any(self._is_due(later) for later in ahead)
 
     def update(self, step: int) -> list[Event]:
         """Exchange, if it is due and gradients are finite."""
-        if not self.wants_gradients(step):
+        if not self._is_due(step) and not self._postponed:
             return []
         gradients = self.run.gradients()
+        self.run.arm(False)
         broken = [
             layer.name
             for layer, gradient in zip(self.run.layers, gradients, strict=True)
@@ -124,12 +148,14 @@ class RigL(Dynamic):
         return self._exchange(step, [gradient.abs() for gradient in gradients])
 
     def state_dict(self) -> State:
-        """Whether an exchange waits for finite gradients."""
-        return {"postponed": self._postponed}
+        """Whether an exchange waits for finite gradients, and those collected so far."""
+        return {"postponed": self._postponed, "gradients": self.run.partial_gradients()}
 
     def load_state_dict(self, state: State, step: int) -> None:
         """As `state_dict` gave it."""
         self._postponed = int(state["postponed"])
+        if not self.is_settled(step):
+            self.run.restore_gradients(state["gradients"])
 
     def _postpone(self, step: int, name: str) -> Event:
         self._postponed += 1

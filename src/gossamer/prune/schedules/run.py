@@ -15,7 +15,7 @@ from torch import distributed as dist
 from torch import nn
 
 from gossamer.errors import DistributedError, InputError
-from gossamer.nn.masked import GradientSum
+from gossamer.nn.masked import GradientSum, MaskedWeight
 from gossamer.patterns import Pattern, Unstructured
 from gossamer.prune.optimizer_entries import OptimizerEntries
 from gossamer.prune.schedules.base import Event
@@ -86,9 +86,9 @@ class Run:
         self._compare_replicas()
 
     def arm(self, wanted: bool) -> None:
-        """Let the next backward pass collect dense gradients, or not."""
+        """Let the next backward pass add to the dense gradients, or forget them."""
         for layer in self.layers:
-            collected = GradientSum() if wanted else None
+            collected = (layer.module.gradient_sum or GradientSum()) if wanted else None
             for module in layer.everyone:
                 module.gradient_sum = collected
 
@@ -108,6 +108,24 @@ class Run:
                 dist.all_reduce(gradient, group=self.replicas)
             found.append(gradient)
         return found
+
+    def partial_gradients(self) -> dict[str, torch.Tensor]:
+        """What was collected so far, by layer, of this process alone."""
+        found = {}
+        for layer in self.layers:
+            module = layer.current
+            collected = module.gradient_sum if isinstance(module, MaskedWeight) else None
+            if collected is not None and collected.total is not None:
+                found[layer.name] = collected.total.clone()
+        return found
+
+    def restore_gradients(self, partial: dict[str, torch.Tensor]) -> None:
+        """Go on collecting from what `partial_gradients` gave."""
+        self.arm(False)
+        self.arm(bool(partial))
+        for layer in self.layers:
+            if layer.name in partial and layer.module.gradient_sum is not None:
+                layer.module.gradient_sum.total = partial[layer.name].clone()
 
     def digest(self) -> str:
         """sha256 over the masks of all layers."""

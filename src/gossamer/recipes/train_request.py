@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is asked of a training run: the recipe, the data, and the user's own model."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from gossamer.errors import InputError, RecipeError
+from gossamer.recipes.schema import Recipe
+from gossamer.recipes.train_models import context_of
+from gossamer.recipes.train_schema import Train
+from gossamer.train.tasks import Task, image_task, labelled_task, text_task
+from gossamer.zoo import MLP
+
+Say = Callable[[str], None]
+# A user's function of --model: a module for the recipe's task, or a whole task.
+Given = Callable[[], nn.Module | Task]
+
+
+@dataclass(frozen=True)
+class TrainRequest:
+    """What the command line gives beside the recipe.
+
+    Attributes:
+        recipe: has one stage, `train`.
+        data: a file, a folder or `zoo:NAME`; None where the user's function brings its own.
+        evaluation: a file to measure on; None measures on what is held out.
+        given: makes the model or the whole task; None builds what the recipe names.
+        given_name: what --model says, kept in checkpoints.
+        resume: go on with the run that lies there.
+        allow_change: resume although recipe or data changed.
+        tensorboard: also write event files.
+    """
+
+    recipe: Recipe
+    data: str | None
+    evaluation: str | None = None
+    given: Given | None = None
+    given_name: str = ""
+    resume: bool = False
+    allow_change: bool = False
+    tensorboard: bool = False
+
+    @property
+    def train(self) -> Train:
+        """The one stage."""
+        return train_stage(self.recipe)
+
+
+def train_stage(recipe: Recipe) -> Train:
+    """The `train` stage of a recipe that has nothing else."""
+    found = [stage.train for stage in recipe.stages if stage.train is not None]
+    if len(recipe.stages) != 1 or not found:
+        kinds = ", ".join(type(stage.step).__name__.lower() for stage in recipe.stages)
+        raise RecipeError(
+            f"recipe: 'gossamer train' carries out one stage, train; this recipe has {kinds}. Prune"
+            " with 'gossamer prune', then train its artifact: --model FOLDER."
+        )
+    return found[0]
+
+
+def make_task(request: TrainRequest, saved_tokenizer: bytes | None = None) -> Task:
+    """The data of a request, read and checked, with the model if a function gives one."""
+    train = request.train
+    made = None if request.given is None else request.given()
+    if isinstance(made, Task):
+        return made
+    if request.data is None:
+        raise InputError(
+            f"task {train.task}: needs data. Give a file: --data FILE, or --data zoo:{train.task}"
+            " for generated ones."
+        )
+    if train.task == "images":
+        flat = train.model.name == "mlp" if made is None else isinstance(made, MLP)
+        task = image_task(request.data, train.batch, train.seed, flat=flat)
+    else:
+        make = text_task if train.task == "text" else labelled_task
+        task = make(
+            request.data,
+            train.batch,
+            train.seed,
+            context=context_of(train.model),
+            tokens=train.data.tokens,
+            vocabulary=train.data.vocabulary,
+            holdout=train.data.holdout,
+            evaluation=request.evaluation,
+            saved_tokenizer=saved_tokenizer,
+        )
+    return task if made is None else _with_model(task, made)
+
+
+def _with_model(task: Task, model: Any) -> Task:
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"--model: the function must return a torch module or a gossamer.train.tasks.Task, got"
+            f" {type(model).__name__}."
+        )
+    return replace(task, model=model)
