@@ -91,9 +91,9 @@ class EarlyBird(Schedule):
 class EarlyBirdChannels(EarlyBird):
     """The structured form: whole channels, one threshold for all gammas.
 
-    Exactly round(density * channels) are kept, the lower channel wins a tie; each layer keeps at least
-    a tenth of its channels, as one without any would give a constant. A cut channel's gamma and
-    beta are held at 0 for the rest of the run.
+    Exactly round(density * channels) are kept, the lower channel wins a tie; each layer keeps a
+    tenth of its channels at least, as one without any would give a constant. A cut channel's gamma
+    and beta are held at 0 for the rest of the run.
     """
 
     _channels: list[Channels]
