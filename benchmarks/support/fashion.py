@@ -31,7 +31,7 @@ def load(folder=None, limit=None):
     place = Path(folder) if folder else DEBIAN
     if (place / "train-images-idx3-ubyte.gz").exists():
         arrays = _idx(place)
-        source = f"{len(arrays[0])} images"
+        source = f"{len(arrays[0][:limit])} of {len(arrays[0])} images"
     else:
         data = settings.data_dir()
         file = None if data is None else data / "fashion-mnist-subset" / "fashion_3k_1k.npz"

@@ -51,7 +51,7 @@ def original_decisions(masks, size=5, threshold=0.1):
     fifo, decisions = [], []
     for mask in masks:
         fifo = [*fifo, mask][-size:]
-        distances = [float((mask != other).float().mean()) for other in fifo[:-1]]
+        distances = [int((mask != other).sum()) / mask.numel() for other in fifo[:-1]]
         decisions.append(len(fifo) == size and max(distances) <= threshold)
     return decisions
 
@@ -159,6 +159,18 @@ def test_the_penalty_is_l1_of_the_gammas():
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     ctl = gossamer.attach(model, {**CHANNELS, "l1": 1e-3}, optimizer, total_steps=30)
     assert float(ctl.penalty().detach()) == pytest.approx(1e-3 * 20)
+    ctl.close()
+
+
+def test_no_layer_loses_all_its_channels():
+    model = small_cnn()
+    with torch.no_grad():
+        model[1].weight.fill_(1e-3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    given = {**CHANNELS, "sparsity": 0.6, "begin": 1, "end": 1}
+    ctl = gossamer.attach(model, given, optimizer, total_steps=2)
+    ctl.step()
+    assert [int((model[i].weight != 0).sum()) for i in (1, 4)] == [1, 7]
     ctl.close()
 
 

@@ -6,9 +6,12 @@ compares channels by BatchNorm's |gamma| under an L1 penalty. Moments of kept we
 are.
 """
 
+import math
+
 import torch
 
 from gossamer.patterns import Unstructured, kept_count
+from gossamer.patterns.select import keep_largest
 from gossamer.prune.mask_distance import Distance, MaskHistory
 from gossamer.prune.radix_select import keep_largest_across
 from gossamer.prune.schedules.allocation import best_masks, checked_scores, magnitudes
@@ -88,7 +91,8 @@ class EarlyBird(Schedule):
 class EarlyBirdChannels(EarlyBird):
     """The structured form: whole channels, one threshold for all gammas.
 
-    Exactly round(density * channels) are kept, the lower channel wins a tie. A cut channel's gamma
+    Exactly round(density * channels) are kept, the lower channel wins a tie; each layer keeps a
+    tenth of its channels at least, as one without any would give a constant. A cut channel's gamma
     and beta are held at 0 for the rest of the run.
     """
 
@@ -148,7 +152,7 @@ class EarlyBirdChannels(EarlyBird):
 
     def _wanted(self) -> list[torch.Tensor]:
         scores = [
-            checked_scores(part.norm_name, part.gamma.detach().abs()).float()
+            _protected(checked_scores(part.norm_name, part.gamma.detach().abs()).float())
             for part in self._channels
         ]
         total = torch.tensor(sum(len(score) for score in scores))
@@ -175,3 +179,8 @@ class EarlyBirdChannels(EarlyBird):
         self._kept = masks
         for part, kept in zip(self._channels, masks, strict=True):
             part.silence(kept)
+
+
+def _protected(scores: torch.Tensor) -> torch.Tensor:
+    """The best tenth of a layer's channels, one at least, ranks above all others."""
+    return scores.masked_fill(keep_largest(scores, math.ceil(len(scores) / 10)), math.inf)
