@@ -12,6 +12,11 @@ GOLDEN = {
         *("MODEL", "--budget", "--format", "--ignore", "--out", "--pattern", "--scorer"),
         *("--sparsity", "--target", "--tokens", "-o"),
         *("--data", "--dry-run", "--eval", "--recipe", "--resume", "--set"),
+        "--teacher",
+    ],
+    "train": [
+        *("RECIPE", "--allow-recipe-change", "--data", "--dry-run", "--eval", "--model", "--out"),
+        *("--resume", "--set", "--tensorboard", "-o"),
     ],
     "recipe list": [],
     "recipe show": ["NAME"],
