@@ -182,7 +182,9 @@ def _optimizer(
     def thresholds_rate(step: int) -> float:
         return min(1.0, 2 * (steps - step) / steps)
 
-    rates = [weights_rate, weights_rate, thresholds_rate][: len(groups)]
+    rates: list[Callable[[int], float]] = [weights_rate, weights_rate, thresholds_rate][
+        : len(groups)
+    ]
     return weights, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, rates)
 
 
