@@ -182,9 +182,9 @@ def _optimizer(
     def thresholds_rate(step: int) -> float:
         return min(1.0, 2 * (steps - step) / steps)
 
-    rates: list[Callable[[int], float]] = [weights_rate, weights_rate, thresholds_rate][
-        : len(groups)
-    ]
+    rates: list[Callable[[int], float]] = [weights_rate, weights_rate]
+    if soft:
+        rates.append(thresholds_rate)
     return weights, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, rates)
 
 
