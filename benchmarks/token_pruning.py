@@ -59,7 +59,7 @@ def arguments():
     made.add_argument("--temperature", type=float, default=2e-3)
     made.add_argument("--loss", choices=("labels", "teacher"), default="teacher")
     made.add_argument("--normalise", choices=("live", "received"), default="live")
-    made.add_argument("--dropped", choices=("last", "zero"), default="last")
+    made.add_argument("--dropped", choices=("last", "zero"), default="zero")
     made.add_argument("--timed-batches", type=int, default=6)
     made.add_argument("--longer", action="store_true", help="train without dropping, too")
     return made.parse_args()
