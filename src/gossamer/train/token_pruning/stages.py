@@ -143,8 +143,8 @@ def _stage(
         total = task + plan.penalty * token_penalty(traces) if soft else task
         if not bool(torch.isfinite(total)):
             raise GossamerError(
-                f"train_token_pruning: the loss is {float(total.detach())} at step {step} of the {stage}"
-                " stage. Lower lr or threshold_lr, or raise temperature."
+                f"train_token_pruning: the loss is {float(total.detach())} at step {step} of the"
+                f" {stage} stage. Lower lr or threshold_lr, or raise temperature."
             )
         optimizer.zero_grad(set_to_none=True)
         total.backward()  # type: ignore[no-untyped-call]
