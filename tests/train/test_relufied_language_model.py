@@ -55,7 +55,7 @@ def test_short_training_recovers_the_loss_with_four_fifths_zeros():
     windows = held_out[: len(held_out) // WINDOW * WINDOW].view(-1, WINDOW)[:320]
     config = GPT2Config(
         vocab_size=128, n_positions=WINDOW, n_embd=128, n_layer=6, n_head=4,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
     model = train(GPT2LMHeadModel(config), text, 400, 2e-3, 0)
     assert 1e6 < sum(p.numel() for p in model.parameters()) < 2e6

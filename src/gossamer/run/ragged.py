@@ -4,7 +4,8 @@
 It takes the place of the encoder inside its model, so that embeddings, pooler and heads are used as
 they are, and pruned or compiled layers too. Linear layers and norms run on one matrix of all live
 tokens; attention runs on sequences of equal length together. Rows are gathered whenever a token is
-dropped, not only above a share of them: the copy costs a few thousandths of the layer it shortens.
+dropped, not only above a share of them: that takes 0.17 ms beside 14 ms for the products of a layer
+(555 tokens of MiniLM), so it pays from two tokens in a hundred on.
 
 Legend: N rows (live tokens of all sequences), B sequences, T padded tokens, D width, H heads,
 E width of a head.

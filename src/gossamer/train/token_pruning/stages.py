@@ -143,8 +143,8 @@ def _stage(
         total = task + plan.penalty * token_penalty(traces) if soft else task
         if not bool(torch.isfinite(total)):
             raise GossamerError(
-                f"train_token_pruning: the loss is {float(total)} at step {step} of the {stage}"
-                " stage. Lower lr or threshold_lr, or raise temperature."
+                f"train_token_pruning: the loss is {float(total.detach())} at step {step} of the"
+                f" {stage} stage. Lower lr or threshold_lr, or raise temperature."
             )
         optimizer.zero_grad(set_to_none=True)
         total.backward()  # type: ignore[no-untyped-call]
@@ -182,7 +182,9 @@ def _optimizer(
     def thresholds_rate(step: int) -> float:
         return min(1.0, 2 * (steps - step) / steps)
 
-    rates = [weights_rate, weights_rate, thresholds_rate][: len(groups)]
+    rates: list[Callable[[int], float]] = [weights_rate, weights_rate]
+    if soft:
+        rates.append(thresholds_rate)
     return weights, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, rates)
 
 
