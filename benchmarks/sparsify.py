@@ -141,7 +141,7 @@ def main():
     options = parser(__doc__.splitlines()[0])
     options.add_argument("task", choices=sorted(TASKS))
     options.add_argument("--draws", type=int, default=3)
-    options.add_argument("--only", default="", help="methods whose name holds this word")
+    options.add_argument("--only", default="", help="one method, or all whose name holds this word")
     options.add_argument("--at", help="one sparsity or pattern")
     given = options.parse_args()
     folder = settings.data_dir()
@@ -157,7 +157,8 @@ def main():
         if given.at and given.at != str(where):
             continue
         for name, step in METHODS.items():
-            if given.only.lower() in name.lower():
+            is_exact = given.only in METHODS
+            if given.only == name or (not is_exact and given.only.lower() in name.lower()):
                 # Without data every draw is the same.
                 draws = 1 if name == "magnitude" else given.draws
                 runs = [one_run(task, step, where, seed) for seed in range(draws)]
