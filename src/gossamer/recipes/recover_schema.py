@@ -6,7 +6,7 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from gossamer.recipes.rules_field import Rules
+from gossamer.recipes.shared_fields import Rules
 
 TERMS: Final = ("logits", "embeddings", "similarity", "hidden")
 

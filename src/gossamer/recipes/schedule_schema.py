@@ -7,11 +7,12 @@ A moment is a step (a whole number) or a fraction of the run (a number with a po
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from gossamer.errors import PatternError
 from gossamer.recipes.method_rules import pattern_faults, read_pattern
+from gossamer.recipes.shared_fields import PatternName, Rules
 
 Budget = Literal["uniform", "global", "erk"]
 MAX_STEPS = 2**40
@@ -29,26 +30,7 @@ def _moment(value: Any) -> Any:
     return value
 
 
-def _as_list(value: Any) -> Any:
-    if isinstance(value, str):
-        return (value,)
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _canonical(text: str) -> str:
-    try:
-        return read_pattern(text).text
-    except PatternError:
-        return text
-
-
 Moment = Annotated[int | float, BeforeValidator(_moment)]
-Rules = Annotated[
-    tuple[Annotated[str, Field(min_length=1)], ...],
-    Field(min_length=1),
-    BeforeValidator(_as_list),
-]
-PatternName = Annotated[str, Field(max_length=100), AfterValidator(_canonical)]
 
 
 class _Schedule(BaseModel):

@@ -7,7 +7,6 @@ A recipe describes; `calibration` and `stages` hold everything that decides the 
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -16,10 +15,9 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from gossamer.errors import PatternError
-from gossamer.recipes.method_rules import default_settings, prune_faults, read_pattern
+from gossamer.recipes.method_rules import default_settings, prune_faults
 from gossamer.recipes.recover_schema import Recover
-from gossamer.recipes.rules_field import Rules, as_list
+from gossamer.recipes.shared_fields import PatternName, Rules, as_list
 from gossamer.recipes.train_schema import Train
 
 SCHEMA_VERSION: Final = 1
@@ -29,14 +27,6 @@ ONE_STEP: Final = "a stage is one of prune, structured, recover and train"
 Budget = Literal["uniform", "global", "erk", "owl", "sensitivity"]
 Cost = Literal["macs", "parameters", "latency"]
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$", max_length=64)]
-
-
-def _canonical(text: str) -> str:
-    """Equal patterns get equal text; `prune_faults` says what is wrong with the others."""
-    try:
-        return read_pattern(text).text
-    except PatternError:
-        return text
 
 
 def _whole(value: Any) -> Any:
@@ -84,7 +74,7 @@ class Prune(_Data):
         default="built-in",
         description="scorer: method is a name given to gossamer.register.scorer.",
     )
-    pattern: Annotated[str, Field(max_length=100), AfterValidator(_canonical)] = Field(
+    pattern: PatternName = Field(
         default="unstructured",
         description="Which zeros are legal: unstructured, 2:4, 64:2:8, block:4x4.",
     )
