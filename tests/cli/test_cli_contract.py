@@ -226,6 +226,8 @@ def test_ctrl_c_exits_with_130(tmp_path):
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "GOSSAMER_CACHE": str(tmp_path)},
+        # Background jobs of a shell ignore Ctrl-C, and would hand that down.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     # The first progress line says that Python and torch have started.
     line = process.stderr.readline()
