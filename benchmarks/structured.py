@@ -2,7 +2,7 @@
 """Structured pruning of MiniLM: Spearman on STS-B dev after every stage, time, and measured speed.
 
     GOSSAMER_DATA=DIR python benchmarks/structured.py [--json] [--budgets 0.7 0.6 0.5] [--draws 3]
-        [--rounds 1] [--pairs 2048] [--threads 2]
+        [--rounds 1] [--multiple 1] [--pairs 2048] [--threads 2]
 
 Every draw takes other pairs of STS-B train: a quarter of them is set aside to choose between the
 states before and after a stage, dev is only looked at for the table. `lost` is in points against
@@ -37,6 +37,7 @@ def arguments():
     made.add_argument("--draws", type=int, default=3)
     made.add_argument("--rounds", type=int, default=1)
     made.add_argument("--pairs", type=int, default=2048)
+    made.add_argument("--multiple", type=int, default=1, help="kept filters are a multiple of it")
     made.add_argument("--fisher", choices=("batch", "sample"), default="batch")
     made.set_defaults(threads=2)
     return made.parse_args()
@@ -68,6 +69,7 @@ def one_run(minilm, train, dev, budget, seed, given):
         keep=stsb.keep,
         evaluate=evaluate,
         rounds=given.rounds,
+        multiple=given.multiple,
     )
     seconds = time.perf_counter() - start - looking[0]
     names = [s.name for s in result.stages if s.name in ("search", "rearrange", "tune", "refit")]
