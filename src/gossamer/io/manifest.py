@@ -188,29 +188,52 @@ def digest_of(content: dict[str, Any]) -> str:
     return hashlib.sha256(canonical_json(content)).hexdigest()
 
 
-def parse_manifest(raw: bytes, where: str = MANIFEST_FILE) -> Manifest:
-    """The manifest behind `raw`, refused with all faults at once.
+def checked_content(
+    raw: bytes, where: str, form: tuple[str, int], kind: str, advice: str
+) -> dict[str, Any]:
+    """The content of a manifest of any kind without its digest; size, JSON, version, digest.
 
-    Order: size, JSON, format and version, digest, schema, names.
+    Args:
+        raw: the file.
+        where: its name.
+        form: expected format name and version.
+        kind: what it is the manifest of, for errors.
+        advice: what to do about another version.
     """
+    name, known = form
     if not raw.isascii():
         raise ArtifactError(f"{where}: has bytes that are not ASCII; the file is damaged.")
     content = parse_json(raw, where, max_bytes=MAX_MANIFEST_BYTES)
-    if not isinstance(content, dict) or content.get("format") != FORMAT_NAME:
+    if not isinstance(content, dict) or content.get("format") != name:
         raise ArtifactError(
-            f"{where}: is not the manifest of a gossamer artifact (no format {FORMAT_NAME!r})."
+            f"{where}: is not the manifest of a gossamer {kind} (no format {name!r})."
         )
     version = content.get("version")
-    if version != FORMAT_VERSION or isinstance(version, bool):
+    if version != known or isinstance(version, bool):
         raise ArtifactError(
-            f"{where}: artifact version {ascii(version)[:40]} is not known; this gossamer reads"
-            f" version {FORMAT_VERSION}. Upgrade gossamer, or save the model again."
+            f"{where}: {kind} version {ascii(version)[:40]} is not known; this gossamer reads"
+            f" version {known}. {advice}"
         )
     digest = content.pop("digest", None)
     if digest != digest_of(content):
         raise ArtifactError(
             f"{where}: its content does not match its own digest; the file was damaged or edited."
         )
+    return content
+
+
+def parse_manifest(raw: bytes, where: str = MANIFEST_FILE) -> Manifest:
+    """The manifest behind `raw`, refused with all faults at once.
+
+    Order: size, JSON, format and version, digest, schema, names.
+    """
+    content = checked_content(
+        raw,
+        where,
+        (FORMAT_NAME, FORMAT_VERSION),
+        "artifact",
+        "Upgrade gossamer, or save the model again.",
+    )
     try:
         # From JSON and not from the dictionary: strict mode then accepts arrays for tuples.
         return Manifest.model_validate_json(canonical_json(content))

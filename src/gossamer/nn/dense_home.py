@@ -8,6 +8,7 @@ written into it by optimizers that know about it (`gossamer.train.optim`); for o
 seen many times, which torch refuses to write to.
 """
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -56,7 +57,7 @@ class DenseHome:
             delattr(values, _ATTRIBUTE)
 
 
-class MayGiveUpValues(nn.Module):
+class MayGiveUpValues(nn.Module, ABC):
     """The part of a compact layer that lets its values live in the dense weight."""
 
     # Whether mode "resident" multiplies by the dense copy in training, too.
@@ -70,12 +71,13 @@ class MayGiveUpValues(nn.Module):
         super().__init__()
         self._home: DenseHome | None = None
 
+    @abstractmethod
     def _fresh_dense(self) -> torch.Tensor:
-        raise NotImplementedError
+        """The dense weight that products use, made anew if values changed."""
 
+    @abstractmethod
     def refresh(self) -> None:
         """Forget the dense copy."""
-        raise NotImplementedError
 
     def kept_values(self) -> torch.Tensor:
         """The kept values, wherever they live; a copy if that is the dense weight."""

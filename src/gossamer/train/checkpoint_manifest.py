@@ -6,9 +6,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gossamer.errors import ArtifactError
-from gossamer.io.limits import MAX_MANIFEST_BYTES
-from gossamer.io.manifest import FileEntry, FileName, digest_of
-from gossamer.io.strict_json import canonical_json, parse_json, pretty_json
+from gossamer.io.manifest import FileEntry, FileName, checked_content, digest_of
+from gossamer.io.strict_json import canonical_json, pretty_json
 
 FORMAT_NAME: Final = "gossamer-checkpoint"
 FORMAT_VERSION: Final = 1
@@ -47,22 +46,9 @@ def manifest_bytes(manifest: CheckpointManifest) -> bytes:
 
 def parse_manifest(raw: bytes, where: str) -> CheckpointManifest:
     """The manifest behind `raw`, or ArtifactError. Order: size, JSON, version, digest, schema."""
-    if not raw.isascii():
-        raise ArtifactError(f"{where}: has bytes that are not ASCII; the file is damaged.")
-    content = parse_json(raw, where, max_bytes=MAX_MANIFEST_BYTES)
-    if not isinstance(content, dict) or content.get("format") != FORMAT_NAME:
-        raise ArtifactError(f"{where}: is not the manifest of a checkpoint ({FORMAT_NAME}).")
-    version = content.get("version")
-    if version != FORMAT_VERSION or isinstance(version, bool):
-        raise ArtifactError(
-            f"{where}: checkpoint version {ascii(version)[:40]} is not known; this gossamer reads"
-            f" version {FORMAT_VERSION}. Upgrade gossamer."
-        )
-    digest = content.pop("digest", None)
-    if digest != digest_of(content):
-        raise ArtifactError(
-            f"{where}: its content does not match its own digest; the file was damaged or edited."
-        )
+    content = checked_content(
+        raw, where, (FORMAT_NAME, FORMAT_VERSION), "checkpoint", "Upgrade gossamer."
+    )
     try:
         return CheckpointManifest.model_validate_json(canonical_json(content))
     except ValidationError as error:

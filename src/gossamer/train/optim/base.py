@@ -7,6 +7,7 @@ state is all there is: per bfloat16 parameter 2 bytes of weight, 2 of gradient, 
 per moment, or 1 of low bits and 1 per moment.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Literal, cast, get_args
 
@@ -37,7 +38,7 @@ Moments = Literal["fp32", "8bit"]
 _PIECE = 256 * BLOCK
 
 
-class SmallStateOptimizer(torch.optim.Optimizer):
+class SmallStateOptimizer(torch.optim.Optimizer, ABC):
     """Base of AdamW, SGD, LAMB and LARS.
 
     Args:
@@ -92,8 +93,9 @@ class SmallStateOptimizer(torch.optim.Optimizer):
                     self._step_parameter(param, group)
         return loss
 
+    @abstractmethod
     def _step_parameter(self, param: nn.Parameter, group: dict[str, Any]) -> None:
-        raise NotImplementedError
+        """One step of the algorithm for a parameter that has a gradient."""
 
     def _started(self, param: nn.Parameter, group: dict[str, Any]) -> tuple[dict[str, Any], int]:
         """The state of a parameter, made at its first step, and the number of this step."""
