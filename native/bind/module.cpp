@@ -17,6 +17,7 @@ NB_MODULE(_native, m) {
   bind::bind_adamw(m);
   bind::bind_bf16_pairs(m);
   bind::bind_bitmask(m);
+  bind::bind_encoder(m);
   bind::bind_few(m);
   bind::bind_conv(m);
   bind::bind_packed_weight(m);

@@ -12,7 +12,7 @@ cxx="${CXX:-g++} -std=gnu++17 -fno-math-errno -fopenmp -Wall -Wextra -Werror"
 cxx="$cxx -Inative/include -Inative/src"
 avx2="-mavx2 -mfma -mbmi2"
 avx512="-mavx512f -mavx512bw -mavx512dq -mavx512vl $avx2"
-avx512="$avx512 -mprefer-vector-width=512 -Wno-maybe-uninitialized"
+avx512="$avx512 -mprefer-vector-width=512 -Wno-maybe-uninitialized -Wno-uninitialized"
 avx512vnni="$avx512 -mavx512vnni"
 avx512bf16="$avx512 -mavx512bf16"
 link=

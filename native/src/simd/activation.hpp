@@ -32,17 +32,26 @@ static inline float exp_poly(float v) {
   return v > 88.0f ? __builtin_inff() : p * scale;
 }
 
-// erf(v) by Abramowitz and Stegun 7.1.26, absolute error below 2e-7.
+// erf(v), absolute error below 3e-7: v times a polynomial in v^2, fitted over |v| < 3.6 and centred there, so
+// that its terms do not cancel. No division and no exp: half the time of the usual form with both.
 static inline float erf_poly(float v) {
-  const float a = v < 0.0f ? -v : v;
-  const float t = 1.0f / (1.0f + 0.3275911f * a);
-  float p = 1.061405429f;
-  p = p * t - 1.453152027f;
-  p = p * t + 1.421413741f;
-  p = p * t - 0.284496736f;
-  p = p * t + 0.254829592f;
-  const float e = 1.0f - p * t * exp_poly(-a * a);
-  return v < 0.0f ? -e : e;
+  const float c = v < -3.6f ? -3.6f : v > 3.6f ? 3.6f : v;  // keeps NaN
+  const float t = c * c * 0.15432099f - 1.0f;
+  float p = -9.6557924e-4f;
+  p = p * t + 2.6314030e-3f;
+  p = p * t - 2.8441313e-3f;
+  p = p * t + 4.5722118e-3f;
+  p = p * t - 1.1626105e-2f;
+  p = p * t + 2.1246584e-2f;
+  p = p * t - 3.2550626e-2f;
+  p = p * t + 4.8292924e-2f;
+  p = p * t - 6.8029471e-2f;
+  p = p * t + 8.9811884e-2f;
+  p = p * t - 1.1379398e-1f;
+  p = p * t + 1.4381093e-1f;
+  p = p * t - 1.9549051e-1f;
+  p = p * t + 3.9271212e-1f;
+  return c * p;
 }
 
 static inline void activate(float* v, int64_t n, Activation activation) {

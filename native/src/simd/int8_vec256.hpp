@@ -16,6 +16,23 @@ struct Int8Vec256 : DwordVec256 {
     _mm_store_ps(to, _mm256_castps256_ps128(v));
     _mm_store_ps(to + 16, _mm256_extractf128_ps(v, 1));
   }
+  static Int larger_bits(Int bits, const float* p) {
+    return _mm256_max_epi32(bits, _mm256_and_si256(load(p), _mm256_set1_epi32(0x7fffffff)));
+  }
+  static Int rounded(const float* p, const float* inverse, float limit) {
+    const Float v = _mm256_max_ps(_mm256_mul_ps(_mm256_load_ps(p), _mm256_load_ps(inverse)), _mm256_set1_ps(-limit));
+    return _mm256_cvtps_epi32(_mm256_min_ps(v, _mm256_set1_ps(limit)));
+  }
+  static Int bytes_of(const Int v[4], int offset) {
+    const Int bytes = _mm256_packs_epi16(_mm256_packs_epi32(v[0], v[1]), _mm256_packs_epi32(v[2], v[3]));
+    return _mm256_add_epi8(bytes, _mm256_set1_epi8(static_cast<char>(offset)));
+  }
+  static Int dwords_of(const Int v[4], int offset) {
+    const Int byte = _mm256_set1_epi32(255);
+    const Int low = _mm256_or_si256(_mm256_and_si256(v[0], byte), _mm256_slli_epi32(_mm256_and_si256(v[1], byte), 8));
+    const Int high = _mm256_or_si256(_mm256_slli_epi32(_mm256_and_si256(v[2], byte), 16), _mm256_slli_epi32(v[3], 24));
+    return _mm256_add_epi8(_mm256_or_si256(low, high), _mm256_set1_epi8(static_cast<char>(offset)));
+  }
   static Float scaled(Int sum, const float* token_scales, Float row_scale, Float bias) {
     return _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), _mm256_mul_ps(_mm256_load_ps(token_scales), row_scale), bias);
   }

@@ -18,6 +18,25 @@ struct Int8Vec512 : DwordVec512 {
     _mm_store_ps(to + 32, _mm512_extractf32x4_ps(v, 2));
     _mm_store_ps(to + 48, _mm512_extractf32x4_ps(v, 3));
   }
+  // Of panels in float32 (encoder_int8.hpp): the bits of the largest |x|, rounded numbers, and their bytes in
+  // the order that low8 ... high16 interleave to natural order, or as dwords of four columns.
+  static Int larger_bits(Int bits, const float* p) {
+    return _mm512_max_epi32(bits, _mm512_and_si512(_mm512_load_si512(p), _mm512_set1_epi32(0x7fffffff)));
+  }
+  static Int rounded(const float* p, const float* inverse, float limit) {
+    const Float v = _mm512_max_ps(_mm512_mul_ps(_mm512_load_ps(p), _mm512_load_ps(inverse)), _mm512_set1_ps(-limit));
+    return _mm512_cvtps_epi32(_mm512_min_ps(v, _mm512_set1_ps(limit)));
+  }
+  static Int bytes_of(const Int v[4], int offset) {
+    const Int bytes = _mm512_packs_epi16(_mm512_packs_epi32(v[0], v[1]), _mm512_packs_epi32(v[2], v[3]));
+    return _mm512_add_epi8(bytes, _mm512_set1_epi8(static_cast<char>(offset)));
+  }
+  static Int dwords_of(const Int v[4], int offset) {
+    const Int byte = _mm512_set1_epi32(255);
+    const Int low = _mm512_or_si512(_mm512_and_si512(v[0], byte), _mm512_slli_epi32(_mm512_and_si512(v[1], byte), 8));
+    const Int high = _mm512_or_si512(_mm512_slli_epi32(_mm512_and_si512(v[2], byte), 16), _mm512_slli_epi32(v[3], 24));
+    return _mm512_add_epi8(_mm512_or_si512(low, high), _mm512_set1_epi8(static_cast<char>(offset)));
+  }
   static Float scaled(Int sum, const float* token_scales, Float row_scale, Float bias) {
     return _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_mul_ps(_mm512_load_ps(token_scales), row_scale), bias);
   }

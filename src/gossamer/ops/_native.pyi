@@ -260,3 +260,51 @@ def pack_few(
     slots: int,
     window: int,
 ) -> PackedWeight: ...
+
+FloatArray = NDArray[np.float32]
+
+class PanelLinear:
+    @property
+    def rows(self) -> int: ...
+    @property
+    def columns(self) -> int: ...
+    @property
+    def kept(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+def pack_panel_linear(
+    values: NDArray[np.float32],
+    mask_bits: NDArray[np.uint8],
+    rows: int,
+    columns: int,
+    bias: NDArray[np.float32] | None,
+    kernels: str,
+    int8: bool = False,
+    activation_bits: int = 0,
+    activation_scale: float = 0.0,
+) -> PanelLinear: ...
+
+class EncoderModel:
+    def __init__(self, kernels: str, features: int) -> None: ...
+    def add_layer(
+        self,
+        qkv: PanelLinear,
+        out: PanelLinear,
+        up: PanelLinear,
+        down: PanelLinear,
+        attention_gain: NDArray[np.float32],
+        attention_shift: NDArray[np.float32],
+        output_gain: NDArray[np.float32],
+        output_shift: NDArray[np.float32],
+        epsilon: float,
+        heads: int,
+        head_width: int,
+        scale: float,
+        activation: int,
+    ) -> None: ...
+    def run(self, x: int, x_stride: int, y: int, y_stride: int, lengths: list[int]) -> None: ...
+    @property
+    def features(self) -> int: ...
+    @property
+    def num_layers(self) -> int: ...

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/vector.h>
+#include <omp.h>
+
+#include <optional>
+#include <stdexcept>
+
+#include <nanobind/stl/optional.h>
+
+#include "common.hpp"
+#include "families.hpp"
+#include "gossamer/encoder_model.hpp"
+
+namespace gossamer::bind {
+namespace {
+
+std::shared_ptr<PanelLinear> pack(const Values& values, const Bits& bits, int64_t rows, int64_t columns,
+                                  const std::optional<Values>& bias, const std::string& kernels, bool int8,
+                                  int activation_bits, float activation_scale) {
+  if (bias && static_cast<int64_t>(bias->size()) != rows) throw std::invalid_argument("bias must have one value per row");
+  if (int8) check_int8(values, columns, activation_bits);
+  return pack_panel_linear(kept_weight(values, bits, rows, columns), bias ? bias->data() : nullptr,
+                           find_isa(kernels), {int8, activation_bits, activation_scale});
+}
+
+NormWeights norm_of(const Values& gain, const Values& shift, float epsilon) {
+  return {{gain.data(), gain.data() + gain.size()}, {shift.data(), shift.data() + shift.size()}, epsilon};
+}
+
+using Linear = std::shared_ptr<PanelLinear>;
+
+void add_layer(EncoderModel& model, Linear qkv, Linear out, Linear up, Linear down, const Values& attention_gain,
+               const Values& attention_shift, const Values& output_gain, const Values& output_shift,
+               float epsilon, int64_t heads, int64_t head_width, float scale, int activation) {
+  if (activation < 0 || activation > 3) throw std::invalid_argument("unknown activation code");
+  model.add({std::move(qkv), std::move(out), std::move(up), std::move(down),
+             norm_of(attention_gain, attention_shift, epsilon), norm_of(output_gain, output_shift, epsilon), heads,
+             head_width, scale, static_cast<Activation>(activation)});
+}
+
+void run(const EncoderModel& model, uintptr_t x, int64_t x_stride, uintptr_t y, int64_t y_stride,
+         const std::vector<int64_t>& lengths) {
+  for (const int64_t length : lengths)
+    if (length < 0) throw std::invalid_argument("lengths must not be negative");
+  if (!x || !y) throw std::invalid_argument("x and y must not be null");
+  if (x_stride < model.features() || y_stride < model.features())
+    throw std::invalid_argument("a row stride is shorter than its row");
+  nb::gil_scoped_release release;
+  model.run(reinterpret_cast<const float*>(x), x_stride, reinterpret_cast<float*>(y), y_stride, lengths,
+            omp_get_max_threads());
+}
+
+}  // namespace
+
+void bind_encoder(nb::module_& m) {
+  nb::class_<PanelLinear>(m, "PanelLinear")
+      .def_ro("rows", &PanelLinear::rows)
+      .def_ro("columns", &PanelLinear::columns)
+      .def_ro("kept", &PanelLinear::kept)
+      .def_prop_ro("nbytes", &PanelLinear::bytes);
+  m.def("pack_panel_linear", pack, nb::arg("values").noconvert(), nb::arg("mask_bits").noconvert(), nb::arg("rows"),
+        nb::arg("columns"), nb::arg("bias").none().noconvert(), nb::arg("kernels"), nb::arg("int8") = false,
+        nb::arg("activation_bits") = 0, nb::arg("activation_scale") = 0.0f);
+  nb::class_<EncoderModel>(m, "EncoderModel")
+      .def("__init__",
+           [](EncoderModel* self, const std::string& kernels, int64_t features) {
+             if (features < 1) throw std::invalid_argument("features must be positive");
+             new (self) EncoderModel(find_isa(kernels), features);
+           },
+           nb::arg("kernels"), nb::arg("features"))
+      .def("add_layer", add_layer, nb::arg("qkv"), nb::arg("out"), nb::arg("up"), nb::arg("down"),
+           nb::arg("attention_gain").noconvert(), nb::arg("attention_shift").noconvert(),
+           nb::arg("output_gain").noconvert(), nb::arg("output_shift").noconvert(), nb::arg("epsilon"),
+           nb::arg("heads"), nb::arg("head_width"), nb::arg("scale"), nb::arg("activation"))
+      .def("run", run, nb::arg("x"), nb::arg("x_stride"), nb::arg("y"), nb::arg("y_stride"), nb::arg("lengths"))
+      .def_prop_ro("features", &EncoderModel::features)
+      .def_prop_ro("num_layers", &EncoderModel::num_layers);
+}
+
+}  // namespace gossamer::bind

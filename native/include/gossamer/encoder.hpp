@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// A whole encoder on panels: what its kernels see and promise.
+//
+// Activations stay feature-major from the first layer to the last, tile of 64 tokens after tile, [feature][token].
+// So products turn nothing, a norm and a softmax add down the columns without crossing lanes, and attention is
+// broadcasts and FMAs like everything else. The lanes of a tile that hold no token are computed and dropped.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "gossamer/int8.hpp"
+#include "gossamer/linear.hpp"
+#include "gossamer/panel.hpp"
+
+namespace gossamer {
+
+constexpr int kTileTokens = 64;
+
+// Features of tile after tile, a few more in memory than there are: products walk rows in groups and may
+// leave a spare one behind the last.
+struct Panels {
+  float* data;
+  int64_t stride;  // features in memory of a tile
+
+  float* tile(int64_t i) const { return data + i * stride * kTileTokens; }
+};
+
+struct NormView {
+  const float *gain, *shift;  // [features]
+  int64_t features;
+  float epsilon;
+};
+
+// One head of one sequence.
+struct AttentionCall {
+  Panels from;                     // queries, keys and values of all heads
+  int64_t query, key, value;       // first features of this head in them
+  Panels into;
+  int64_t mixed;                   // first feature of this head there
+  int64_t head_width;
+  int64_t first_token, num_tokens;
+  float scale;
+};
+
+// Floats of scratch of one call: the chances of all keys for a block of queries.
+static inline size_t attention_scratch_floats(int64_t num_tokens) {
+  return static_cast<size_t>(num_tokens) * kTileTokens;
+}
+
+// All of them allocate and throw nothing; panels are 64-byte aligned, and one tile may be read behind the last
+// of `from`.
+struct EncoderKernels {
+  // out = act(W in + bias), bias [rows and a spare one]
+  void (*linear)(const PanelView&, const float* in, float* out, const float* bias, Activation);
+  // x = norm(x + delta)
+  void (*add_norm)(float* x, const float* delta, const NormView&);
+  void (*attend)(const AttentionCall&, float* scratch);
+  // Up to 64 tokens [token][feature] to a tile and back. Lanes without a token become zero.
+  void (*to_panel)(const float* x, int64_t stride, int64_t tokens, int64_t features, float* panel);
+  void (*from_panel)(const float* panel, int64_t tokens, int64_t features, float* y, int64_t stride);
+  const PanelShape* shapes;  // of weights in fp32
+};
+
+// The int8 products of a tile: quantise it once, then any number of weights of the same activation bits.
+struct EncoderInt8Kernels {
+  void (*quantise)(const Int8View&, const float* in, uint8_t* bytes, float* token_scales);
+  void (*linear)(const Int8View&, const uint8_t* bytes, const float* token_scales, float* out, const float* bias,
+                 Activation);
+};
+
+namespace reference {
+extern const EncoderKernels encoder_kernels;
+extern const EncoderInt8Kernels encoder_int8_kernels;
+}
+namespace avx2 {
+extern const EncoderKernels encoder_kernels;
+extern const EncoderInt8Kernels encoder_int8_kernels;
+}
+namespace avx512 {
+extern const EncoderKernels encoder_kernels;
+extern const EncoderInt8Kernels encoder_int8_kernels;  // without VNNI
+}
+namespace avx512vnni {
+extern const EncoderInt8Kernels encoder_int8_kernels;
+}
+
+}  // namespace gossamer

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// The weights of an encoder and the driver that runs its layers.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "gossamer/cpu.hpp"
+#include "gossamer/encoder.hpp"
+#include "gossamer/packed_weight.hpp"
+
+namespace gossamer {
+
+const EncoderKernels& encoder_kernels(Isa isa);
+// VNNI is asked of the CPU: Isa::avx512 does without.
+const EncoderInt8Kernels& encoder_int8_kernels(Isa isa);
+
+// A linear layer from panel to panel. Immutable once packed.
+struct PanelLinear {
+  int64_t rows = 0, columns = 0, kept = 0;
+  std::vector<float> bias;  // one more than rows: see EncoderKernels::linear
+
+  virtual ~PanelLinear() = default;
+  virtual size_t bytes() const = 0;
+  virtual size_t scratch_bytes() const = 0;  // 64-byte aligned
+  virtual void run(const float* in, float* out, Activation activation, void* scratch) const = 0;
+};
+
+struct LinearPrecision {
+  bool int8;
+  int activation_bits;     // 7 or 8; 0: what the instruction set does best
+  float activation_scale;  // 0: one per token
+};
+
+// `bias` may be null. May throw std::bad_alloc.
+std::shared_ptr<PanelLinear> pack_panel_linear(const KeptWeight& weight, const float* bias, Isa isa,
+                                               const LinearPrecision& precision);
+
+struct NormWeights {
+  std::vector<float> gain, shift;
+  float epsilon;
+
+  NormView view() const {
+    return {gain.data(), shift.data(), static_cast<int64_t>(gain.size()), epsilon};
+  }
+};
+
+// A post-norm layer, as BERT has it: x = norm(x + out(attention(qkv(x)))), x = norm(x + down(act(up(x)))).
+struct EncoderLayer {
+  std::shared_ptr<PanelLinear> qkv, out, up, down;
+  NormWeights attention_norm, output_norm;
+  int64_t heads, head_width;
+  float scale;
+  Activation activation;
+};
+
+class EncoderModel {
+ public:
+  EncoderModel(Isa isa, int64_t features) : kernels_(encoder_kernels(isa)), features_(features) {}
+  // Throws std::invalid_argument if sizes do not fit.
+  void add(EncoderLayer layer);
+  int64_t features() const { return features_; }
+  int64_t num_layers() const { return static_cast<int64_t>(layers_.size()); }
+  // y = layers(x), [tokens][features] both; sequences stand one after the other. Safe to call from several
+  // threads. May throw std::bad_alloc.
+  void run(const float* x, int64_t x_stride, float* y, int64_t y_stride, const std::vector<int64_t>& lengths,
+           int num_threads) const;
+
+ private:
+  struct Buffers;
+  struct Scratch;
+  void attend(const EncoderLayer& layer, const Buffers& buffers, const std::vector<int64_t>& lengths,
+              int num_threads) const;
+  size_t scratch_bytes() const;
+  void project(const EncoderLayer& layer, const Buffers& buffers, int64_t tile, void* scratch) const;
+  void finish(const EncoderLayer& layer, const Buffers& buffers, int64_t tile, void* scratch) const;
+
+  const EncoderKernels& kernels_;
+  int64_t features_;
+  std::vector<EncoderLayer> layers_;
+};
+
+}  // namespace gossamer

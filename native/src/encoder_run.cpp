@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// Layers of an encoder, tile of tokens by tile of tokens; attention meets all tiles of a sequence, so a layer is
+// two rounds of tasks: (sequence, head), then everything from its output to the next layer's q, k, v for a tile.
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+#include "gossamer/encoder_model.hpp"
+#include "gossamer/fork.hpp"
+#include "gossamer/scratch.hpp"
+#include "run_tasks.hpp"
+
+namespace gossamer {
+namespace {
+
+constexpr int64_t kSpare = 1;  // feature behind the last of a panel
+
+size_t panel_floats(int64_t features) { return static_cast<size_t>(features + kSpare) * kTileTokens; }
+
+void check_size(const char* what, int64_t found, int64_t expected) {
+  if (found != expected)
+    throw std::invalid_argument(std::string(what) + ": expected " + std::to_string(expected) + ", got " +
+                                std::to_string(found));
+}
+
+}  // namespace
+
+struct EncoderModel::Buffers {
+  Panels hidden, qkv, mixed;
+};
+
+void EncoderModel::add(EncoderLayer layer) {
+  const int64_t mixed = layer.heads * layer.head_width;
+  if (layer.heads < 0 || layer.head_width < 1) throw std::invalid_argument("heads and head_width must be positive");
+  check_size("columns of qkv", layer.qkv->columns, features_);
+  check_size("rows of qkv", layer.qkv->rows, 3 * mixed);
+  check_size("columns of out", layer.out->columns, mixed);
+  check_size("rows of out", layer.out->rows, features_);
+  check_size("columns of up", layer.up->columns, features_);
+  check_size("columns of down", layer.down->columns, layer.up->rows);
+  check_size("rows of down", layer.down->rows, features_);
+  for (const NormWeights* norm : {&layer.attention_norm, &layer.output_norm}) {
+    check_size("gains of a norm", static_cast<int64_t>(norm->gain.size()), features_);
+    check_size("shifts of a norm", static_cast<int64_t>(norm->shift.size()), features_);
+  }
+  layers_.push_back(std::move(layer));
+}
+
+// What one thread needs beside the panels: results of products of a tile, and the scratch of a product.
+size_t EncoderModel::scratch_bytes() const {
+  int64_t inner = 0;
+  size_t most = 0;
+  for (const EncoderLayer& layer : layers_) {
+    inner = std::max(inner, layer.up->rows);
+    for (const auto* linear : {&layer.qkv, &layer.out, &layer.up, &layer.down})
+      most = std::max(most, (*linear)->scratch_bytes());
+  }
+  return (panel_floats(inner) + panel_floats(features_)) * sizeof(float) + most;
+}
+
+void EncoderModel::project(const EncoderLayer& layer, const Buffers& buffers, int64_t tile, void* scratch) const {
+  layer.qkv->run(buffers.hidden.tile(tile), buffers.qkv.tile(tile), Activation::none, scratch);
+}
+
+void EncoderModel::finish(const EncoderLayer& layer, const Buffers& buffers, int64_t tile, void* scratch) const {
+  auto* delta = static_cast<float*>(scratch);
+  float* inner = delta + panel_floats(features_);
+  void* rest = inner + panel_floats(layer.up->rows);
+  float* x = buffers.hidden.tile(tile);
+  layer.out->run(buffers.mixed.tile(tile), delta, Activation::none, rest);
+  kernels_.add_norm(x, delta, layer.attention_norm.view());
+  layer.up->run(x, inner, layer.activation, rest);
+  layer.down->run(inner, delta, Activation::none, rest);
+  kernels_.add_norm(x, delta, layer.output_norm.view());
+}
+
+void EncoderModel::attend(const EncoderLayer& layer, const Buffers& buffers, const std::vector<int64_t>& lengths,
+                          int num_threads) const {
+  std::vector<int64_t> first(lengths.size() + 1, 0);
+  for (size_t i = 0; i < lengths.size(); ++i) first[i + 1] = first[i] + lengths[i];
+  const int64_t width = layer.head_width, all = layer.heads * width;
+  run_tasks(static_cast<int64_t>(lengths.size()) * layer.heads, num_threads, [&](int64_t i) {
+    const int64_t sequence = i / layer.heads, feature = i % layer.heads * width;
+    const AttentionCall call = {buffers.qkv,   feature, all + feature,   2 * all + feature,  buffers.mixed,
+                                feature,       width,   first[sequence], lengths[sequence], layer.scale};
+    void* scratch = thread_scratch(attention_scratch_floats(lengths[sequence]) * sizeof(float));
+    if (scratch) kernels_.attend(call, static_cast<float*>(scratch));
+    return scratch != nullptr;
+  });
+}
+
+void EncoderModel::run(const float* x, int64_t x_stride, float* y, int64_t y_stride,
+                       const std::vector<int64_t>& lengths, int num_threads) const {
+  int64_t tokens = 0, mixed = 0;
+  for (const int64_t length : lengths) tokens += length;
+  for (const EncoderLayer& layer : layers_) mixed = std::max(mixed, layer.heads * layer.head_width);
+  const int64_t tiles = (tokens + kTileTokens - 1) / kTileTokens;
+  num_threads = usable_threads(num_threads);
+
+  const size_t hidden_floats = panel_floats(features_) * tiles, qkv_floats = panel_floats(3 * mixed) * tiles;
+  const size_t mixed_floats = panel_floats(mixed) * tiles;
+  auto* memory = static_cast<float*>(thread_scratch(
+      (hidden_floats + qkv_floats + mixed_floats + kTileTokens) * sizeof(float), gossamer::Scratch::images));
+  if (!memory) throw std::bad_alloc();
+  const Buffers buffers = {{memory, features_ + kSpare},
+                           {memory + hidden_floats, 3 * mixed + kSpare},
+                           {memory + hidden_floats + qkv_floats, mixed + kSpare}};
+  const auto tile_tokens = [&](int64_t tile) { return std::min<int64_t>(kTileTokens, tokens - tile * kTileTokens); };
+  const size_t bytes = scratch_bytes();
+  const auto each_tile = [&](auto&& work) {
+    run_tasks(tiles, num_threads, [&](int64_t tile) {
+      void* scratch = thread_scratch(bytes);
+      if (scratch) work(tile, scratch);
+      return scratch != nullptr;
+    });
+  };
+  each_tile([&](int64_t tile, void* scratch) {
+    float* panel = buffers.hidden.tile(tile);
+    kernels_.to_panel(x + tile * kTileTokens * x_stride, x_stride, tile_tokens(tile), features_, panel);
+    // Lanes without a token are computed too: they must hold numbers.
+    std::fill_n(buffers.mixed.tile(tile), panel_floats(mixed), 0.0f);
+    if (!layers_.empty()) project(layers_.front(), buffers, tile, scratch);
+  });
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    attend(layers_[i], buffers, lengths, num_threads);
+    each_tile([&](int64_t tile, void* scratch) {
+      finish(layers_[i], buffers, tile, scratch);
+      if (i + 1 < layers_.size()) project(layers_[i + 1], buffers, tile, scratch);
+    });
+  }
+  each_tile([&](int64_t tile, void*) {
+    kernels_.from_panel(buffers.hidden.tile(tile), tile_tokens(tile), features_, y + tile * kTileTokens * y_stride,
+                        y_stride);
+  });
+}
+
+}  // namespace gossamer

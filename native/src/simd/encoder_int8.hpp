@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// int8 products from panel to panel. A panel is feature-major already, so quantising it is one walk down the
+// columns for the largest values and one for the bytes; nothing is turned.
+#pragma once
+#include "gossamer/encoder.hpp"
+#include "simd/int8_kernel.hpp"
+
+namespace gossamer {
+
+template <class V>
+void encoder_quantise(const Int8View& view, const float* in, uint8_t* bytes, float* token_scales) {
+  constexpr int kLanes = V::kBytes / 4, kVectors = kTileTokens / kLanes;
+  alignas(64) uint32_t largest[kTileTokens];
+  alignas(64) float inverse[kTileTokens];
+  for (int t = 0; t < kVectors; t += 4) {
+    typename V::Int top[4] = {};
+    for (int64_t k = 0; k < view.columns; ++k)
+#pragma GCC unroll 4
+      for (int q = 0; q < 4; ++q) top[q] = V::larger_bits(top[q], in + k * kTileTokens + (t + q) * kLanes);
+#pragma GCC unroll 4
+    for (int q = 0; q < 4; ++q) V::store(static_cast<void*>(largest + (t + q) * kLanes), top[q]);
+  }
+  for (int t = 0; t < kTileTokens; ++t) {
+    const TokenScale token = token_scale(largest[t], view);
+    token_scales[t] = token.scale;
+    inverse[t] = token.inverse;
+  }
+  const float limit = static_cast<float>(activation_limit(view.activation_bits));
+  const int offset = activation_offset(view.activation_bits);
+  if (view.form == DwordForm::panel) {
+    for (int64_t k = 0; k < view.columns; ++k)
+      for (int t = 0; t < kVectors; t += 4) {
+        typename V::Int v[4];
+#pragma GCC unroll 4
+        for (int q = 0; q < 4; ++q)
+          v[q] = V::rounded(in + k * kTileTokens + (t + q) * kLanes, inverse + (t + q) * kLanes, limit);
+        V::store(static_cast<void*>(bytes + k * kTileTokens + t * kLanes), V::bytes_of(v, offset));
+      }
+    return;
+  }
+  for (int64_t k = 0; k < view.columns; k += 4)
+    for (int t = 0; t < kVectors; ++t) {
+      typename V::Int v[4] = {};  // columns behind the last one are zeros
+      for (int64_t i = 0; i < 4 && k + i < view.columns; ++i)
+        v[i] = V::rounded(in + (k + i) * kTileTokens + t * kLanes, inverse + t * kLanes, limit);
+      V::store(static_cast<void*>(bytes + k * kTileTokens + t * V::kBytes), V::dwords_of(v, offset));
+    }
+}
+
+template <class V, int H, DwordForm FORM>
+void int8_panel_to_panel(const Int8View& view, const uint8_t* bytes, const float* token_scales, float* out,
+                         const float* bias) {
+  static_assert(kDwordWidth<V, H> == kTileTokens);
+  for (int64_t part = 0; part < view.num_tiles; ++part)
+    int8_row_tile<V, H, FORM>(view, part, bytes, view.block_columns * kTileTokens,
+                              out + part * view.tile_rows * kTileTokens, bias, token_scales);
+}
+
+template <class V, int H>
+void encoder_int8_linear(const Int8View& view, const uint8_t* bytes, const float* token_scales, float* out,
+                         const float* bias, Activation activation) {
+  const auto run = view.form == DwordForm::panel ? int8_panel_to_panel<V, H, DwordForm::panel>
+                                                 : int8_panel_to_panel<V, H, DwordForm::neighbours>;
+  run(view, bytes, token_scales, out, bias);
+  activate(out, view.rows * kTileTokens, activation);
+}
+
+}  // namespace gossamer

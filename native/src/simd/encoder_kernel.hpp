@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+// The encoder's kernels on panels, once, over the vector types of panel_vec256.hpp and panel_vec512.hpp.
+#pragma once
+#include "gossamer/encoder.hpp"
+#include "simd/panel_kernel.hpp"
+
+namespace gossamer {
+
+// Products. The tile of tokens is a panel already, and the accumulators are the result.
+template <class V, int G, int NV, int SETS>
+void panel_to_panel(const PanelView& view, const float* in, float* out, const float* bias) {
+  for (int64_t part = 0; part < view.num_tiles; ++part) {
+    float* tile = out + part * view.tile_rows * kTileTokens;
+    for (int64_t b = 0; b < view.num_blocks; ++b)
+      add_block<V, G, NV, SETS>(view, view.blocks[part * view.num_blocks + b],
+                                in + b * view.block_columns * kTileTokens, tile,
+                                b ? nullptr : bias + part * view.tile_rows);
+  }
+}
+
+template <class V>
+void encoder_linear(const PanelView& view, const float* in, float* out, const float* bias, Activation activation) {
+  if (view.num_blocks == 0)
+    for (int64_t i = 0; i < view.rows * kTileTokens; ++i) out[i] = bias[i / kTileTokens];
+  constexpr int kVectors = kTileTokens / V::kLanes;
+  panel_to_panel<V, 1, kVectors, kVectors < 8 ? 2 : 1>(view, in, out, bias);
+  activate(out, view.rows * kTileTokens, activation);
+}
+
+// Norms: a lane is a token, so sums go down the features.
+template <class V>
+void encoder_add_norm(float* x, const float* delta, const NormView& norm) {
+  constexpr int kVectors = 4;  // tokens of one walk: as many chains of additions as hide their latency
+  for (int t = 0; t < kTileTokens; t += kVectors * V::kLanes) {
+    typename V::Type mean[kVectors], spread[kVectors];
+#pragma GCC unroll 4
+    for (int q = 0; q < kVectors; ++q) mean[q] = spread[q] = V::zero();
+    const auto at = [=](int64_t k, int q) { return k * kTileTokens + t + q * V::kLanes; };
+    for (int64_t k = 0; k < norm.features; ++k)
+#pragma GCC unroll 4
+      for (int q = 0; q < kVectors; ++q) {
+        const auto v = V::add(V::load(x + at(k, q)), V::load(delta + at(k, q)));
+        V::store(x + at(k, q), v);
+        mean[q] = V::add(mean[q], v);
+      }
+    const auto inverse = V::all(1.0f / static_cast<float>(norm.features));
+#pragma GCC unroll 4
+    for (int q = 0; q < kVectors; ++q) mean[q] = mean[q] * inverse;
+    for (int64_t k = 0; k < norm.features; ++k)
+#pragma GCC unroll 4
+      for (int q = 0; q < kVectors; ++q) {
+        const auto v = V::load(x + at(k, q)) - mean[q];
+        spread[q] = V::fma(v, v, spread[q]);
+      }
+#pragma GCC unroll 4
+    for (int q = 0; q < kVectors; ++q)
+      spread[q] = V::all(1.0f) / V::sqrt(V::fma(spread[q], inverse, V::all(norm.epsilon)));
+    for (int64_t k = 0; k < norm.features; ++k) {
+      const auto gain = V::broadcast(norm.gain + k), shift = V::broadcast(norm.shift + k);
+#pragma GCC unroll 4
+      for (int q = 0; q < kVectors; ++q)
+        V::store(x + at(k, q), V::fma((V::load(x + at(k, q)) - mean[q]) * spread[q], gain, shift));
+    }
+  }
+}
+
+// exp(v) for v <= 0, as exp_poly.
+template <class V>
+__attribute__((always_inline)) static inline typename V::Type exp_below(typename V::Type v) {
+  const auto c = V::max(V::all(-87.0f), v);  // in this order NaN stays
+  const auto shifted = V::fma(c, V::all(1.44269504f), V::all(12582912.0f));
+  const auto n = shifted - V::all(12582912.0f);
+  const auto r = V::fma(n, V::all(2.12194440e-4f), V::fma(n, V::all(-0.693359375f), c));
+  auto p = V::all(1.9875691500e-4f);
+  p = V::fma(p, r, V::all(1.3981999507e-3f));
+  p = V::fma(p, r, V::all(8.3334519073e-3f));
+  p = V::fma(p, r, V::all(4.1665795894e-2f));
+  p = V::fma(p, r, V::all(1.6666665459e-1f));
+  p = V::fma(p, r, V::all(5.0000001201e-1f));
+  p = V::fma(p * r, r, r + V::all(1.0f));
+  return p * V::two_to(shifted);
+}
+
+// Keys of a sequence tile by tile: visit(tile, first lane, last lane, index of the first key).
+template <class Visit>
+__attribute__((always_inline)) static inline void each_run(const AttentionCall& call, const Visit& visit) {
+  for (int64_t done = 0; done < call.num_tokens;) {
+    const int64_t token = call.first_token + done, lane = token % kTileTokens;
+    const int64_t count = smaller(kTileTokens - lane, call.num_tokens - done);
+    visit(token / kTileTokens, lane, lane + count, done);
+    done += count;
+  }
+}
+
+// `count` queries from a lane of a tile on, in NQ vectors: chances[key][NQ vectors], then what they mix.
+template <class V, int NQ>
+struct QueryBlock {
+  static constexpr int kRows = 4;
+  static constexpr int kWidth = NQ * V::kLanes;
+  const AttentionCall& call;
+  const int64_t tile, lane;
+  const int count;
+  float* chances;
+
+  // R keys at a time: as many broadcasts as vectors of queries, all of them in registers.
+  template <int R>
+  __attribute__((always_inline)) void score(const float* keys, float* to, typename V::Type top[NQ]) const {
+    const float* queries = call.from.tile(tile) + call.query * kTileTokens + lane;
+    typename V::Type sum[R][NQ];
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+      for (int q = 0; q < NQ; ++q) sum[r][q] = V::zero();
+    for (int64_t e = 0; e < call.head_width; ++e) {
+      typename V::Type query[NQ];
+#pragma GCC unroll 4
+      for (int q = 0; q < NQ; ++q) query[q] = V::loadu(queries + e * kTileTokens + q * V::kLanes);
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) {
+        const auto key = V::broadcast(keys + e * kTileTokens + r);
+#pragma GCC unroll 4
+        for (int q = 0; q < NQ; ++q) sum[r][q] = V::fma(key, query[q], sum[r][q]);
+      }
+    }
+    const auto scale = V::all(call.scale);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+      for (int q = 0; q < NQ; ++q) {
+        const auto scaled = sum[r][q] * scale;
+        top[q] = V::max(top[q], scaled);
+        V::store(to + r * kWidth + q * V::kLanes, scaled);
+      }
+  }
+
+  // R features of the result at a time.
+  template <int R>
+  __attribute__((always_inline)) void mix(int64_t feature, const typename V::Type inverse[NQ]) const {
+    typename V::Type sum[R][NQ];
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+      for (int q = 0; q < NQ; ++q) sum[r][q] = V::zero();
+    each_run(call, [&](int64_t key_tile, int64_t first, int64_t last, int64_t index) __attribute__((always_inline)) {
+      const float* values = call.from.tile(key_tile) + (call.value + feature) * kTileTokens;
+      const float* chance = chances + index * kWidth;
+      for (int64_t j = first; j < last; ++j, chance += kWidth) {
+        typename V::Type p[NQ];
+#pragma GCC unroll 4
+        for (int q = 0; q < NQ; ++q) p[q] = V::load(chance + q * V::kLanes);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+          const auto value = V::broadcast(values + r * kTileTokens + j);
+#pragma GCC unroll 4
+          for (int q = 0; q < NQ; ++q) sum[r][q] = V::fma(value, p[q], sum[r][q]);
+        }
+      }
+    });
+    float* to = call.into.tile(tile) + (call.mixed + feature) * kTileTokens + lane;
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+      for (int q = 0; q < NQ; ++q)
+        if (count > q * V::kLanes)
+          V::store_first(to + r * kTileTokens + q * V::kLanes, sum[r][q] * inverse[q], count - q * V::kLanes);
+  }
+
+  void run() const {
+    typename V::Type top[NQ], sum[NQ];
+#pragma GCC unroll 4
+    for (int q = 0; q < NQ; ++q) {
+      top[q] = V::all(-__builtin_inff());
+      sum[q] = V::zero();
+    }
+    each_run(call, [&](int64_t key_tile, int64_t first, int64_t last, int64_t index) __attribute__((always_inline)) {
+      const float* keys = call.from.tile(key_tile) + call.key * kTileTokens;
+      float* to = chances + index * kWidth;
+      int64_t j = first;
+      for (; j + kRows <= last; j += kRows, to += kRows * kWidth) score<kRows>(keys + j, to, top);
+      for (; j < last; ++j, to += kWidth) score<1>(keys + j, to, top);
+    });
+    for (int64_t j = 0; j < call.num_tokens; ++j)
+#pragma GCC unroll 4
+      for (int q = 0; q < NQ; ++q) {
+        float* at = chances + j * kWidth + q * V::kLanes;
+        const auto p = exp_below<V>(V::load(at) - top[q]);
+        sum[q] = V::add(sum[q], p);
+        V::store(at, p);
+      }
+#pragma GCC unroll 4
+    for (int q = 0; q < NQ; ++q) sum[q] = V::all(1.0f) / sum[q];
+    int64_t e = 0;
+    for (; e + kRows <= call.head_width; e += kRows) mix<kRows>(e, sum);
+    for (; e < call.head_width; ++e) mix<1>(e, sum);
+  }
+};
+
+// Queries in blocks that do not cross tiles, no wider than what is left asks for.
+template <class V, int NQ>
+void encoder_attend(const AttentionCall& call, float* scratch) {
+  for (int64_t done = 0; done < call.num_tokens;) {
+    const int64_t token = call.first_token + done, lane = token % kTileTokens, tile = token / kTileTokens;
+    int64_t count = smaller(smaller(kTileTokens - lane, call.num_tokens - done), NQ * V::kLanes);
+    if (count <= V::kLanes)
+      QueryBlock<V, 1>{call, tile, lane, static_cast<int>(count), scratch}.run();
+    else if (count <= 2 * V::kLanes)
+      QueryBlock<V, 2>{call, tile, lane, static_cast<int>(count), scratch}.run();
+    else
+      QueryBlock<V, NQ>{call, tile, lane, static_cast<int>(count), scratch}.run();
+    done += count;
+  }
+}
+
+static inline void encoder_to_panel(const float* x, int64_t stride, int64_t tokens, int64_t features, float* panel) {
+  for (int64_t t = 0; t < kTileTokens; t += 8)
+    tokens8_to_panel(x + t * stride, stride, tokens - t, features, panel + t, kTileTokens);
+}
+
+static inline void encoder_from_panel(const float* panel, int64_t tokens, int64_t features, float* y,
+                                      int64_t stride) {
+  for (int64_t r = 0; r < features; r += kRowsTurned)
+    for (int64_t t = 0; t < tokens; t += 8)
+      tile_to_tokens8(panel + r * kTileTokens + t, kTileTokens, smaller(8, tokens - t),
+                      smaller(kRowsTurned, features - r), y + t * stride + r, stride);
+}
+
+}  // namespace gossamer

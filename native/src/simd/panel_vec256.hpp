@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// 256 bits of floats as panel_kernel.hpp and encoder_kernel.hpp use them.
+#pragma once
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace gossamer {
+namespace {  // one copy per including file: each is built for another instruction set
+
+struct PanelVec256 {
+  using Type = __m256;
+  static constexpr int kLanes = 8;
+  static Type zero() { return _mm256_setzero_ps(); }
+  static Type broadcast(const float* p) { return _mm256_broadcast_ss(p); }
+  static Type load4(const float* p) {
+    return _mm256_broadcast_ps(reinterpret_cast<const __m128*>(p));
+  }
+  // A bf16 is the upper half of a float.
+  static Type broadcast(const uint16_t* p) {
+    return _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(static_cast<uint32_t>(*p) << 16)));
+  }
+  static Type load4(const uint16_t* p) {
+    const __m128i four = _mm_cvtepu16_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    return _mm256_castsi256_ps(_mm256_broadcastsi128_si256(_mm_slli_epi32(four, 16)));
+  }
+  __attribute__((always_inline)) static Type splat(Type four, int i) {
+    return i == 0   ? _mm256_permute_ps(four, 0x00)
+           : i == 1 ? _mm256_permute_ps(four, 0x55)
+           : i == 2 ? _mm256_permute_ps(four, 0xaa)
+                    : _mm256_permute_ps(four, 0xff);
+  }
+  static Type load(const float* p) { return _mm256_load_ps(p); }
+  static void store(float* p, Type v) { _mm256_store_ps(p, v); }
+  static Type fma(Type a, const float* b, Type c) { return _mm256_fmadd_ps(a, _mm256_load_ps(b), c); }
+  static Type fma(Type a, Type b, Type c) { return _mm256_fmadd_ps(a, b, c); }
+  static Type add(Type a, Type b) { return _mm256_add_ps(a, b); }
+  static Type loadu(const float* p) { return _mm256_loadu_ps(p); }
+  static Type max(Type a, Type b) { return _mm256_max_ps(a, b); }
+  static Type min(Type a, Type b) { return _mm256_min_ps(a, b); }
+  static Type sqrt(Type v) { return _mm256_sqrt_ps(v); }
+  // 2^n for a whole number n that was added to 1.5 * 2^23, where it sits in the low bits.
+  static Type two_to(Type shifted) {
+    const auto n = _mm256_castps_si256(shifted);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
+  }
+  static Type all(float v) { return _mm256_set1_ps(v); }
+  static void store_first(float* p, Type v, int count) {
+    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    _mm256_maskstore_ps(p, _mm256_cmpgt_epi32(_mm256_set1_epi32(count), lane), v);
+  }
+};
+
+}  // namespace
+}  // namespace gossamer

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// 512 bits of floats as panel_kernel.hpp and encoder_kernel.hpp use them.
+#pragma once
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace gossamer {
+namespace {  // one copy per including file: each is built for another instruction set
+
+struct PanelVec512 {
+  using Type = __m512;
+  static constexpr int kLanes = 16;
+  static Type zero() { return _mm512_setzero_ps(); }
+  static Type broadcast(const float* p) { return _mm512_set1_ps(*p); }
+  static Type load4(const float* p) { return _mm512_broadcast_f32x4(_mm_loadu_ps(p)); }
+  // A bf16 is the upper half of a float.
+  static Type broadcast(const uint16_t* p) {
+    return _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(static_cast<uint32_t>(*p) << 16)));
+  }
+  static Type load4(const uint16_t* p) {
+    const __m128i four = _mm_cvtepu16_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    return _mm512_castsi512_ps(_mm512_broadcast_i32x4(_mm_slli_epi32(four, 16)));
+  }
+  __attribute__((always_inline)) static Type splat(Type four, int i) {
+    return i == 0   ? _mm512_permute_ps(four, 0x00)
+           : i == 1 ? _mm512_permute_ps(four, 0x55)
+           : i == 2 ? _mm512_permute_ps(four, 0xaa)
+                    : _mm512_permute_ps(four, 0xff);
+  }
+  static Type load(const float* p) { return _mm512_load_ps(p); }
+  static void store(float* p, Type v) { _mm512_store_ps(p, v); }
+  static Type fma(Type a, const float* b, Type c) { return _mm512_fmadd_ps(a, _mm512_load_ps(b), c); }
+  static Type fma(Type a, Type b, Type c) { return _mm512_fmadd_ps(a, b, c); }
+  static Type add(Type a, Type b) { return _mm512_add_ps(a, b); }
+  static Type loadu(const float* p) { return _mm512_loadu_ps(p); }
+  static Type max(Type a, Type b) { return _mm512_max_ps(a, b); }
+  static Type min(Type a, Type b) { return _mm512_min_ps(a, b); }
+  static Type sqrt(Type v) { return _mm512_sqrt_ps(v); }
+  // 2^n for a whole number n that was added to 1.5 * 2^23, where it sits in the low bits.
+  static Type two_to(Type shifted) {
+    const auto n = _mm512_castps_si512(shifted);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(127)), 23));
+  }
+  static Type all(float v) { return _mm512_set1_ps(v); }
+  static void store_first(float* p, Type v, int count) {
+    _mm512_mask_storeu_ps(p, count >= 16 ? 0xffff : static_cast<__mmask16>((1u << count) - 1), v);
+  }
+};
+
+}  // namespace
+}  // namespace gossamer

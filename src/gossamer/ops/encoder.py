@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A whole stack of encoder layers in one native call (native/include/gossamer/encoder.hpp).
+
+Legend: N tokens of all sequences, D features.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from gossamer.errors import InputError, KernelError
+from gossamer.formats.bits import check_bits
+from gossamer.ops import _native
+from gossamer.ops.kernels import active_kernels
+from gossamer.ops.packed_weight import ACTIVATIONS
+
+
+@dataclass(frozen=True)
+class KeptLinear:
+    """A linear layer in canonical arrays: row-major kept values, packed mask, bias."""
+
+    values: torch.Tensor
+    mask_bits: torch.Tensor
+    shape: tuple[int, int]
+    bias: torch.Tensor | None
+
+    @property
+    def density(self) -> float:
+        """Kept fraction."""
+        return self.values.numel() / max(self.shape[0] * self.shape[1], 1)
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A LayerNorm over the features."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor
+
+
+@dataclass(frozen=True)
+class EncoderLayer:
+    """One post-norm layer: attention, norm of its sum with the input, the same for feed-forward."""
+
+    qkv: KeptLinear
+    out: KeptLinear
+    up: KeptLinear
+    down: KeptLinear
+    attention_norm: Norm
+    output_norm: Norm
+    epsilon: float
+    heads: int
+    head_width: int
+    scale: float
+    activation: str
+
+
+class PackedEncoder:
+    """Encoder layers packed for the active kernel set; immutable, safe to call from threads.
+
+    Args:
+        layers: from first to last.
+        features: D.
+        precision: "fp32", or "int8": products in int8 arithmetic, everything else in fp32.
+    """
+
+    def __init__(self, layers: Sequence[EncoderLayer], features: int, precision: str) -> None:
+        if precision not in ("fp32", "int8"):
+            raise InputError(
+                f"encoder: precision must be 'fp32' or 'int8', got {precision!r}. Other"
+                " precisions run layer by layer."
+            )
+        self.features = features
+        self.precision = precision
+        self.nbytes = 0
+        self._native = _native.EncoderModel(active_kernels(), features)
+        for layer in layers:
+            self._add(layer)
+
+    def _add(self, layer: EncoderLayer) -> None:
+        packed = [self._pack(part) for part in (layer.qkv, layer.out, layer.up, layer.down)]
+        self.nbytes += sum(part.nbytes for part in packed)
+        norms = (layer.attention_norm, layer.output_norm)
+        self._native.add_layer(
+            *packed,
+            *(_array(part) for norm in norms for part in (norm.weight, norm.bias)),
+            epsilon=layer.epsilon,
+            heads=layer.heads,
+            head_width=layer.head_width,
+            scale=layer.scale,
+            activation=ACTIVATIONS[layer.activation],
+        )
+
+    def _pack(self, linear: KeptLinear) -> _native.PanelLinear:
+        check_bits(linear.mask_bits, linear.shape, "encoder")
+        return _native.pack_panel_linear(
+            _array(linear.values),
+            linear.mask_bits.contiguous().numpy(),
+            *linear.shape,
+            bias=None if linear.bias is None else _array(linear.bias),
+            kernels=active_kernels(),
+            int8=self.precision == "int8",
+        )
+
+    def __call__(self, x_ND: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+        """The last hidden state of sequences of these lengths, one after the other."""
+        if (
+            x_ND.dtype is not torch.float32
+            or not x_ND.is_cpu
+            or x_ND.shape != (sum(lengths), self.features)
+        ):
+            raise InputError(
+                f"encoder: expected float32 hidden states [{sum(lengths)}, {self.features}] on the"
+                f" CPU, got {x_ND.dtype} {list(x_ND.shape)} on {x_ND.device}."
+            )
+        x_ND = x_ND.detach().contiguous()
+        y_ND = torch.empty_like(x_ND)
+        if len(x_ND):
+            stride = self.features
+            self._native.run(x_ND.data_ptr(), stride, y_ND.data_ptr(), stride, list(lengths))
+        return y_ND
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "PackedEncoder":
+        return self  # immutable: copies of a model share it
+
+    def __reduce__(self) -> str:
+        raise KernelError(
+            "a packed encoder lives in one process and cannot be pickled. Save the model with"
+            " gossamer.save and compile it again after loading."
+        )
+
+
+def _array(values: torch.Tensor) -> "_native.FloatArray":
+    if values.dtype is not torch.float32 or values.device.type != "cpu":
+        raise KernelError(
+            f"encoder: weights must be float32 on the CPU, got {values.dtype} on {values.device}."
+        )
+    return values.detach().contiguous().numpy()
