@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <utility>
 
 #include "gossamer/encoder_model.hpp"
 #include "gossamer/int8_layout.hpp"
 #include "gossamer/panel_layout.hpp"
+#include "run_tasks.hpp"
 
 namespace gossamer {
 namespace {
@@ -15,8 +17,11 @@ struct FloatLinear final : PanelLinear {
   FloatLinear(PanelLayout packed, const EncoderKernels& chosen) : layout(std::move(packed)), kernels(chosen) {}
   size_t bytes() const override { return layout.bytes(); }
   size_t scratch_bytes() const override { return 0; }
-  void run(const float* in, float* out, Activation activation, void*) const override {
-    kernels.linear(layout.view(), in, out, bias.data(), activation);
+  void prepare(const float*, void*) const override {}
+  int64_t num_parts() const override { return layout.num_tiles; }
+  void run_part(int64_t part, const float* in, float* out, Activation activation, int64_t tokens,
+                const void*) const override {
+    kernels.linear(layout.view(), part, in, out, bias.data(), activation, tokens);
   }
 };
 
@@ -29,12 +34,16 @@ struct Int8Linear final : PanelLinear {
   size_t scratch_bytes() const override {
     return static_cast<size_t>(padded_columns(layout.view()) + 4) * kTileTokens;
   }
-  void run(const float* in, float* out, Activation activation, void* scratch) const override {
-    const Int8View view = layout.view();
+  void prepare(const float* in, void* scratch) const override {
     auto* token_scales = static_cast<float*>(scratch);
-    auto* tile = reinterpret_cast<uint8_t*>(token_scales + kTileTokens);
-    kernels.quantise(view, in, tile, token_scales);
-    kernels.linear(view, tile, token_scales, out, bias.data(), activation);
+    kernels.quantise(layout.view(), in, reinterpret_cast<uint8_t*>(token_scales + kTileTokens), token_scales);
+  }
+  int64_t num_parts() const override { return layout.num_tiles; }
+  void run_part(int64_t part, const float*, float* out, Activation activation, int64_t tokens,
+                const void* scratch) const override {
+    const auto* token_scales = static_cast<const float*>(scratch);
+    const auto* bytes = reinterpret_cast<const uint8_t*>(token_scales + kTileTokens);
+    kernels.linear(layout.view(), part, bytes, token_scales, out, bias.data(), activation, tokens);
   }
 };
 
@@ -71,6 +80,15 @@ const EncoderInt8Kernels& encoder_int8_kernels(Isa isa) {
 #endif
 }
 
+void PanelLinear::run(const float* in, float* out, Activation activation, int64_t tokens, void* scratch,
+                      int num_threads) const {
+  prepare(in, scratch);
+  run_tasks(num_parts(), num_threads, [&](int64_t part) {
+    run_part(part, in, out, activation, tokens, scratch);
+    return true;
+  });
+}
+
 std::shared_ptr<PanelLinear> pack_panel_linear(const KeptWeight& weight, const float* bias, Isa isa,
                                                const LinearPrecision& precision) {
   const int64_t kept = row_starts(weight)[weight.rows];
@@ -85,8 +103,8 @@ std::shared_ptr<PanelLinear> pack_panel_linear(const KeptWeight& weight, const f
   linear->rows = weight.rows;
   linear->columns = weight.columns;
   linear->kept = kept;
-  linear->bias.assign(weight.rows + 1, 0.0f);
-  if (bias) linear->bias.assign(bias, bias + weight.rows), linear->bias.push_back(0.0f);
+  linear->bias.assign(weight.rows, 0.0f);
+  if (bias) std::copy_n(bias, weight.rows, linear->bias.begin());
   return linear;
 }
 

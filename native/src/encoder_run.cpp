@@ -13,9 +13,7 @@
 namespace gossamer {
 namespace {
 
-constexpr int64_t kSpare = 1;  // feature behind the last of a panel
-
-size_t panel_floats(int64_t features) { return static_cast<size_t>(features + kSpare) * kTileTokens; }
+size_t panel_floats(int64_t features) { return static_cast<size_t>(features) * kTileTokens; }
 
 void check_size(const char* what, int64_t found, int64_t expected) {
   if (found != expected)
@@ -58,20 +56,31 @@ size_t EncoderModel::scratch_bytes() const {
   return (panel_floats(inner) + panel_floats(features_)) * sizeof(float) + most;
 }
 
-void EncoderModel::project(const EncoderLayer& layer, const Buffers& buffers, int64_t tile, void* scratch) const {
-  layer.qkv->run(buffers.hidden.tile(tile), buffers.qkv.tile(tile), Activation::none, scratch);
+// A tile, the tokens in it, and how many threads may share its products.
+struct EncoderModel::TileTask {
+  int64_t tile, tokens;
+  void* scratch;
+  int num_threads;
+};
+
+void EncoderModel::project(const EncoderLayer& layer, const Buffers& buffers, const TileTask& task) const {
+  layer.qkv->run(buffers.hidden.tile(task.tile), buffers.qkv.tile(task.tile), Activation::none, task.tokens,
+                 task.scratch, task.num_threads);
 }
 
-void EncoderModel::finish(const EncoderLayer& layer, const Buffers& buffers, int64_t tile, void* scratch) const {
-  auto* delta = static_cast<float*>(scratch);
+void EncoderModel::finish(const EncoderLayer& layer, const Buffers& buffers, const TileTask& task) const {
+  auto* delta = static_cast<float*>(task.scratch);
   float* inner = delta + panel_floats(features_);
-  void* rest = inner + panel_floats(layer.up->rows);
-  float* x = buffers.hidden.tile(tile);
-  layer.out->run(buffers.mixed.tile(tile), delta, Activation::none, rest);
-  kernels_.add_norm(x, delta, layer.attention_norm.view());
-  layer.up->run(x, inner, layer.activation, rest);
-  layer.down->run(inner, delta, Activation::none, rest);
-  kernels_.add_norm(x, delta, layer.output_norm.view());
+  float* rest = inner + panel_floats(layer.up->rows);
+  const auto product = [&](const PanelLinear& linear, const float* in, float* out, Activation activation) {
+    linear.run(in, out, activation, task.tokens, rest, task.num_threads);
+  };
+  float* x = buffers.hidden.tile(task.tile);
+  product(*layer.out, buffers.mixed.tile(task.tile), delta, Activation::none);
+  kernels_.add_norm(x, delta, layer.attention_norm.view(), task.tokens);
+  product(*layer.up, x, inner, layer.activation);
+  product(*layer.down, inner, delta, Activation::none);
+  kernels_.add_norm(x, delta, layer.output_norm.view(), task.tokens);
 }
 
 void EncoderModel::attend(const EncoderLayer& layer, const Buffers& buffers, const std::vector<int64_t>& lengths,
@@ -100,36 +109,36 @@ void EncoderModel::run(const float* x, int64_t x_stride, float* y, int64_t y_str
   const size_t hidden_floats = panel_floats(features_) * tiles, qkv_floats = panel_floats(3 * mixed) * tiles;
   const size_t mixed_floats = panel_floats(mixed) * tiles;
   auto* memory = static_cast<float*>(thread_scratch(
-      (hidden_floats + qkv_floats + mixed_floats + kTileTokens) * sizeof(float), gossamer::Scratch::images));
+      (hidden_floats + qkv_floats + mixed_floats + kTileTokens) * sizeof(float), Scratch::images));
   if (!memory) throw std::bad_alloc();
-  const Buffers buffers = {{memory, features_ + kSpare},
-                           {memory + hidden_floats, 3 * mixed + kSpare},
-                           {memory + hidden_floats + qkv_floats, mixed + kSpare}};
+  const Buffers buffers = {{memory, features_},
+                           {memory + hidden_floats, 3 * mixed},
+                           {memory + hidden_floats + qkv_floats, mixed}};
   const auto tile_tokens = [&](int64_t tile) { return std::min<int64_t>(kTileTokens, tokens - tile * kTileTokens); };
   const size_t bytes = scratch_bytes();
+  // Threads take tiles, or share the products of one where there are not enough.
+  const bool apart = tiles >= num_threads;
   const auto each_tile = [&](auto&& work) {
-    run_tasks(tiles, num_threads, [&](int64_t tile) {
+    run_tasks(tiles, apart ? num_threads : 1, [&](int64_t tile) {
       void* scratch = thread_scratch(bytes);
-      if (scratch) work(tile, scratch);
+      if (scratch) work(TileTask{tile, tile_tokens(tile), scratch, apart ? 1 : num_threads});
       return scratch != nullptr;
     });
   };
-  each_tile([&](int64_t tile, void* scratch) {
-    float* panel = buffers.hidden.tile(tile);
-    kernels_.to_panel(x + tile * kTileTokens * x_stride, x_stride, tile_tokens(tile), features_, panel);
-    // Lanes without a token are computed too: they must hold numbers.
-    std::fill_n(buffers.mixed.tile(tile), panel_floats(mixed), 0.0f);
-    if (!layers_.empty()) project(layers_.front(), buffers, tile, scratch);
+  each_tile([&](const TileTask& task) {
+    float* panel = buffers.hidden.tile(task.tile);
+    kernels_.to_panel(x + task.tile * kTileTokens * x_stride, x_stride, task.tokens, features_, panel);
+    if (!layers_.empty()) project(layers_.front(), buffers, task);
   });
   for (size_t i = 0; i < layers_.size(); ++i) {
     attend(layers_[i], buffers, lengths, num_threads);
-    each_tile([&](int64_t tile, void* scratch) {
-      finish(layers_[i], buffers, tile, scratch);
-      if (i + 1 < layers_.size()) project(layers_[i + 1], buffers, tile, scratch);
+    each_tile([&](const TileTask& task) {
+      finish(layers_[i], buffers, task);
+      if (i + 1 < layers_.size()) project(layers_[i + 1], buffers, task);
     });
   }
-  each_tile([&](int64_t tile, void*) {
-    kernels_.from_panel(buffers.hidden.tile(tile), tile_tokens(tile), features_, y + tile * kTileTokens * y_stride,
+  each_tile([&](const TileTask& task) {
+    kernels_.from_panel(buffers.hidden.tile(task.tile), task.tokens, features_, y + task.tile * kTileTokens * y_stride,
                         y_stride);
   });
 }

@@ -36,6 +36,7 @@ const Family families[] = {
     {check_int8, fuzz_int8},
     {check_bf16_pairs, fuzz_bf16_pairs},
     {check_row_groups, fuzz_row_groups},
+    {check_encoder, fuzz_encoder},
     {check_few, fuzz_few},
     {check_adamw, fuzz_adamw},
     {check_train, fuzz_train},

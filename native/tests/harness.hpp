@@ -87,6 +87,8 @@ void check_bf16_pairs(Tally& tally);
 void fuzz_bf16_pairs(std::mt19937& random, Tally& tally);
 void check_row_groups(Tally& tally);
 void fuzz_row_groups(std::mt19937& random, Tally& tally);
+void check_encoder(Tally& tally);
+void fuzz_encoder(std::mt19937& random, Tally& tally);
 void check_few(Tally& tally);
 void fuzz_few(std::mt19937& random, Tally& tally);
 void check_adamw(Tally& tally);

@@ -3,7 +3,8 @@
 //
 // Activations stay feature-major from the first layer to the last, tile of 64 tokens after tile, [feature][token].
 // So products turn nothing, a norm and a softmax add down the columns without crossing lanes, and attention is
-// broadcasts and FMAs like everything else. The lanes of a tile that hold no token are computed and dropped.
+// broadcasts and FMAs like everything else. Lanes of a tile that hold no token are computed and dropped, or not
+// computed where there are many.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -16,13 +17,12 @@ namespace gossamer {
 
 constexpr int kTileTokens = 64;
 
-// Features of tile after tile, a few more in memory than there are: products walk rows in groups and may
-// leave a spare one behind the last.
+// Tile after tile.
 struct Panels {
   float* data;
-  int64_t stride;  // features in memory of a tile
+  int64_t features;
 
-  float* tile(int64_t i) const { return data + i * stride * kTileTokens; }
+  float* tile(int64_t i) const { return data + i * features * kTileTokens; }
 };
 
 struct NormView {
@@ -50,10 +50,10 @@ static inline size_t attention_scratch_floats(int64_t num_tokens) {
 // All of them allocate and throw nothing; panels are 64-byte aligned, and one tile may be read behind the last
 // of `from`.
 struct EncoderKernels {
-  // out = act(W in + bias), bias [rows and a spare one]
-  void (*linear)(const PanelView&, const float* in, float* out, const float* bias, Activation);
+  // out = act(W in + bias) for one row tile; bias [rows]
+  void (*linear)(const PanelView&, int64_t part, const float* in, float* out, const float* bias, Activation, int64_t tokens);
   // x = norm(x + delta)
-  void (*add_norm)(float* x, const float* delta, const NormView&);
+  void (*add_norm)(float* x, const float* delta, const NormView&, int64_t tokens);
   void (*attend)(const AttentionCall&, float* scratch);
   // Up to 64 tokens [token][feature] to a tile and back. Lanes without a token become zero.
   void (*to_panel)(const float* x, int64_t stride, int64_t tokens, int64_t features, float* panel);
@@ -64,8 +64,8 @@ struct EncoderKernels {
 // The int8 products of a tile: quantise it once, then any number of weights of the same activation bits.
 struct EncoderInt8Kernels {
   void (*quantise)(const Int8View&, const float* in, uint8_t* bytes, float* token_scales);
-  void (*linear)(const Int8View&, const uint8_t* bytes, const float* token_scales, float* out, const float* bias,
-                 Activation);
+  void (*linear)(const Int8View&, int64_t part, const uint8_t* bytes, const float* token_scales, float* out,
+                 const float* bias, Activation, int64_t tokens);
 };
 
 namespace reference {

@@ -18,12 +18,20 @@ const EncoderInt8Kernels& encoder_int8_kernels(Isa isa);
 // A linear layer from panel to panel. Immutable once packed.
 struct PanelLinear {
   int64_t rows = 0, columns = 0, kept = 0;
-  std::vector<float> bias;  // one more than rows: see EncoderKernels::linear
+  std::vector<float> bias;
 
   virtual ~PanelLinear() = default;
   virtual size_t bytes() const = 0;
   virtual size_t scratch_bytes() const = 0;  // 64-byte aligned
-  virtual void run(const float* in, float* out, Activation activation, void* scratch) const = 0;
+  // out = act(W in + bias) for a tile with so many tokens, row tile by row tile on up to num_threads.
+  void run(const float* in, float* out, Activation activation, int64_t tokens, void* scratch, int num_threads) const;
+
+ protected:
+  // What all row tiles need of the input, into the scratch.
+  virtual void prepare(const float* in, void* scratch) const = 0;
+  virtual int64_t num_parts() const = 0;
+  virtual void run_part(int64_t part, const float* in, float* out, Activation activation, int64_t tokens,
+                        const void* scratch) const = 0;
 };
 
 struct LinearPrecision {
@@ -68,12 +76,12 @@ class EncoderModel {
 
  private:
   struct Buffers;
-  struct Scratch;
   void attend(const EncoderLayer& layer, const Buffers& buffers, const std::vector<int64_t>& lengths,
               int num_threads) const;
   size_t scratch_bytes() const;
-  void project(const EncoderLayer& layer, const Buffers& buffers, int64_t tile, void* scratch) const;
-  void finish(const EncoderLayer& layer, const Buffers& buffers, int64_t tile, void* scratch) const;
+  struct TileTask;
+  void project(const EncoderLayer& layer, const Buffers& buffers, const TileTask& task) const;
+  void finish(const EncoderLayer& layer, const Buffers& buffers, const TileTask& task) const;
 
   const EncoderKernels& kernels_;
   int64_t features_;

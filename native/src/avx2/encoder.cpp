@@ -7,11 +7,11 @@
 namespace gossamer::avx2 {
 namespace {
 
-void int8_linear(const Int8View& view, const uint8_t* bytes, const float* token_scales, float* out,
-                 const float* bias, Activation activation) {
+void int8_linear(const Int8View& view, int64_t part, const uint8_t* bytes, const float* token_scales, float* out,
+                 const float* bias, Activation activation, int64_t tokens) {
   const auto run = view.activation_bits == 7 ? encoder_int8_linear<Int8Vec256Bits7, 2>
                                              : encoder_int8_linear<Int8Vec256Bits8, 2>;
-  run(view, bytes, token_scales, out, bias, activation);
+  run(view, part, bytes, token_scales, out, bias, activation, tokens);
 }
 
 const PanelShape shapes[] = {{0.15, 96, 1}, {0, 128, 1}};

@@ -14,24 +14,25 @@ namespace {
 
 constexpr int64_t W = kTileTokens;
 
-void linear(const PanelView& view, const float* in, float* out, const float* bias, Activation activation) {
-  for (int64_t i = 0; i < view.rows * W; ++i) out[i] = bias[i / W];
-  for (int64_t part = 0; part < view.num_tiles; ++part)
-    for (int64_t b = 0; b < view.num_blocks; ++b) {
-      const PanelBlock& block = view.blocks[part * view.num_blocks + b];
-      int64_t slot = block.first_value;
-      for (int64_t i = block.first_row; i < block.first_row + block.num_rows; ++i) {
-        float* y = out + (part * view.tile_rows + view.row_ids[i]) * W;
-        for (int64_t j = 0; j < view.row_counts[i]; ++j, ++slot) {
-          const float* x = in + (b * view.block_columns + view.offsets[slot] / kOffsetUnit) * W;
-          for (int64_t t = 0; t < W; ++t) y[t] += view.values[slot] * x[t];
-        }
+void linear(const PanelView& view, int64_t part, const float* in, float* out, const float* bias, Activation activation,
+            int64_t) {
+  const int64_t row0 = part * view.tile_rows, last = row0 + rows_of_tile(view, part);
+  for (int64_t i = row0 * W; i < last * W; ++i) out[i] = bias[i / W];
+  for (int64_t b = 0; b < view.num_blocks; ++b) {
+    const PanelBlock& block = view.blocks[part * view.num_blocks + b];
+    int64_t slot = block.first_value;
+    for (int64_t i = block.first_row; i < block.first_row + block.num_rows; ++i) {
+      float* y = out + (row0 + view.row_ids[i]) * W;
+      for (int64_t j = 0; j < view.row_counts[i]; ++j, ++slot) {
+        const float* x = in + (b * view.block_columns + view.offsets[slot] / kOffsetUnit) * W;
+        for (int64_t t = 0; t < W; ++t) y[t] += view.values[slot] * x[t];
       }
     }
-  for (int64_t i = 0; i < view.rows * W; ++i) out[i] = activate(out[i], activation);
+  }
+  for (int64_t i = row0 * W; i < last * W; ++i) out[i] = activate(out[i], activation);
 }
 
-void add_norm(float* x, const float* delta, const NormView& norm) {
+void add_norm(float* x, const float* delta, const NormView& norm, int64_t) {
   for (int64_t i = 0; i < norm.features * W; ++i) x[i] += delta[i];
   for (int64_t t = 0; t < W; ++t) {
     float mean = 0.0f, spread = 0.0f;
@@ -92,32 +93,31 @@ void quantise(const Int8View& view, const float* in, uint8_t* bytes, float* toke
   }
 }
 
-void int8_linear(const Int8View& view, const uint8_t* bytes, const float* token_scales, float* out,
-                 const float* bias, Activation activation) {
-  for (int64_t part = 0; part < view.num_tiles; ++part)
-    for (int64_t t = 0; t < W; ++t) {
-      float* y = out + part * view.tile_rows * W + t;
-      for (int64_t row = 0; row < rows_of_tile(view, part); ++row) {
-        const int64_t r = part * view.tile_rows + row;
-        uint32_t sum = static_cast<uint32_t>(view.row_starts[r]);
-        for (int64_t b = 0; b < view.num_blocks; ++b) {
-          const DwordBlock& block = view.blocks[part * view.num_blocks + b];
-          int64_t quad = block.first_dword;
-          for (int64_t i = block.first_row; i < block.first_row + block.num_rows; quad += view.row_dwords[i++]) {
-            if (view.row_ids[i] != row) continue;
-            for (int64_t j = quad; j < quad + view.row_dwords[i]; ++j)
-              for (int lane = 0; lane < 4; ++lane) {
-                const bool any = view.form == DwordForm::panel;
-                const int64_t offset = any ? view.offsets[j * 4 + lane] : view.offsets[j] + lane * kDwordOffsetUnit;
-                const int64_t column = b * view.block_columns + offset / kDwordOffsetUnit;
-                sum += static_cast<uint32_t>(weight_of(view, j, lane) * bytes[column * W + t]);
-              }
-          }
+void int8_linear(const Int8View& view, int64_t part, const uint8_t* bytes, const float* token_scales, float* out,
+                 const float* bias, Activation activation, int64_t) {
+  for (int64_t t = 0; t < W; ++t) {
+    float* y = out + part * view.tile_rows * W + t;
+    for (int64_t row = 0; row < rows_of_tile(view, part); ++row) {
+      const int64_t r = part * view.tile_rows + row;
+      uint32_t sum = static_cast<uint32_t>(view.row_starts[r]);
+      for (int64_t b = 0; b < view.num_blocks; ++b) {
+        const DwordBlock& block = view.blocks[part * view.num_blocks + b];
+        int64_t quad = block.first_dword;
+        for (int64_t i = block.first_row; i < block.first_row + block.num_rows; quad += view.row_dwords[i++]) {
+          if (view.row_ids[i] != row) continue;
+          for (int64_t j = quad; j < quad + view.row_dwords[i]; ++j)
+            for (int lane = 0; lane < 4; ++lane) {
+              const bool any = view.form == DwordForm::panel;
+              const int64_t offset = any ? view.offsets[j * 4 + lane] : view.offsets[j] + lane * kDwordOffsetUnit;
+              const int64_t column = b * view.block_columns + offset / kDwordOffsetUnit;
+              sum += static_cast<uint32_t>(weight_of(view, j, lane) * bytes[column * W + t]);
+            }
         }
-        const float v = std::fma(static_cast<float>(static_cast<int32_t>(sum)), token_scales[t] * view.row_scales[r], bias[r]);
-        y[row * W] = activate(v, activation);
       }
+      const float v = std::fma(static_cast<float>(static_cast<int32_t>(sum)), token_scales[t] * view.row_scales[r], bias[r]);
+      y[row * W] = activate(v, activation);
     }
+  }
 }
 
 const PanelShape shapes[] = {{0, 96, 1}};

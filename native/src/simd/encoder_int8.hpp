@@ -3,6 +3,7 @@
 // columns for the largest values and one for the bytes; nothing is turned.
 #pragma once
 #include "gossamer/encoder.hpp"
+#include "simd/activate_tokens.hpp"
 #include "simd/int8_kernel.hpp"
 
 namespace gossamer {
@@ -47,22 +48,15 @@ void encoder_quantise(const Int8View& view, const float* in, uint8_t* bytes, flo
     }
 }
 
-template <class V, int H, DwordForm FORM>
-void int8_panel_to_panel(const Int8View& view, const uint8_t* bytes, const float* token_scales, float* out,
-                         const float* bias) {
-  static_assert(kDwordWidth<V, H> == kTileTokens);
-  for (int64_t part = 0; part < view.num_tiles; ++part)
-    int8_row_tile<V, H, FORM>(view, part, bytes, view.block_columns * kTileTokens,
-                              out + part * view.tile_rows * kTileTokens, bias, token_scales);
-}
-
 template <class V, int H>
-void encoder_int8_linear(const Int8View& view, const uint8_t* bytes, const float* token_scales, float* out,
-                         const float* bias, Activation activation) {
-  const auto run = view.form == DwordForm::panel ? int8_panel_to_panel<V, H, DwordForm::panel>
-                                                 : int8_panel_to_panel<V, H, DwordForm::neighbours>;
-  run(view, bytes, token_scales, out, bias);
-  activate(out, view.rows * kTileTokens, activation);
+void encoder_int8_linear(const Int8View& view, int64_t part, const uint8_t* bytes, const float* token_scales,
+                         float* out, const float* bias, Activation activation, int64_t tokens) {
+  static_assert(kDwordWidth<V, H> == kTileTokens);
+  const auto run = view.form == DwordForm::panel ? int8_row_tile<V, H, DwordForm::panel>
+                                                 : int8_row_tile<V, H, DwordForm::neighbours>;
+  float* tile = out + part * view.tile_rows * kTileTokens;
+  run(view, part, bytes, view.block_columns * kTileTokens, tile, bias, token_scales);
+  activate_tokens(tile, rows_of_tile(view, part), activation, tokens);
 }
 
 }  // namespace gossamer

@@ -2,36 +2,41 @@
 // The encoder's kernels on panels, once, over the vector types of panel_vec256.hpp and panel_vec512.hpp.
 #pragma once
 #include "gossamer/encoder.hpp"
+#include "simd/activate_tokens.hpp"
 #include "simd/panel_kernel.hpp"
 
 namespace gossamer {
 
 // Products. The tile of tokens is a panel already, and the accumulators are the result.
-template <class V, int G, int NV, int SETS>
-void panel_to_panel(const PanelView& view, const float* in, float* out, const float* bias) {
-  for (int64_t part = 0; part < view.num_tiles; ++part) {
-    float* tile = out + part * view.tile_rows * kTileTokens;
-    for (int64_t b = 0; b < view.num_blocks; ++b)
-      add_block<V, G, NV, SETS>(view, view.blocks[part * view.num_blocks + b],
-                                in + b * view.block_columns * kTileTokens, tile,
-                                b ? nullptr : bias + part * view.tile_rows);
-  }
+template <class V, int NV, int SETS>
+void panel_to_panel(const PanelView& view, int64_t part, const float* in, float* tile, const float* bias) {
+  for (int64_t b = 0; b < view.num_blocks; ++b)
+    add_block<V, 1, NV, SETS, kTileTokens / 8, float, NothingAhead, kTileTokens>(
+        view, view.blocks[part * view.num_blocks + b], in + b * view.block_columns * kTileTokens, tile,
+        b ? nullptr : bias);
 }
 
+// Short sequences leave most of a tile empty: a quarter or half of it is computed where that is enough.
 template <class V>
-void encoder_linear(const PanelView& view, const float* in, float* out, const float* bias, Activation activation) {
+void encoder_linear(const PanelView& view, int64_t part, const float* in, float* out, const float* bias,
+                    Activation activation, int64_t tokens) {
+  const int64_t row0 = part * view.tile_rows, rows = rows_of_tile(view, part);
+  float* tile = out + row0 * kTileTokens;
   if (view.num_blocks == 0)
-    for (int64_t i = 0; i < view.rows * kTileTokens; ++i) out[i] = bias[i / kTileTokens];
+    for (int64_t i = 0; i < rows * kTileTokens; ++i) tile[i] = bias[row0 + i / kTileTokens];
   constexpr int kVectors = kTileTokens / V::kLanes;
-  panel_to_panel<V, 1, kVectors, kVectors < 8 ? 2 : 1>(view, in, out, bias);
-  activate(out, view.rows * kTileTokens, activation);
+  constexpr int kChains = kVectors < 8 ? 8 : 4;  // of FMAs, at least, where there are registers for them
+  const auto run = tokens * 4 <= kTileTokens   ? panel_to_panel<V, kVectors / 4, 4 * kChains / kVectors / 2>
+                   : tokens * 2 <= kTileTokens ? panel_to_panel<V, kVectors / 2, 2 * kChains / kVectors>
+                                               : panel_to_panel<V, kVectors, kVectors < 8 ? 2 : 1>;
+  run(view, part, in, tile, bias + row0);
+  activate_tokens(tile, rows, activation, tokens);
 }
 
 // Norms: a lane is a token, so sums go down the features.
-template <class V>
-void encoder_add_norm(float* x, const float* delta, const NormView& norm) {
-  constexpr int kVectors = 4;  // tokens of one walk: as many chains of additions as hide their latency
-  for (int t = 0; t < kTileTokens; t += kVectors * V::kLanes) {
+template <class V, int kVectors>
+void add_norm_vectors(float* x, const float* delta, const NormView& norm, int64_t tokens) {
+  for (int t = 0; t < tokens; t += kVectors * V::kLanes) {
     typename V::Type mean[kVectors], spread[kVectors];
 #pragma GCC unroll 4
     for (int q = 0; q < kVectors; ++q) mean[q] = spread[q] = V::zero();
@@ -62,6 +67,14 @@ void encoder_add_norm(float* x, const float* delta, const NormView& norm) {
         V::store(x + at(k, q), V::fma((V::load(x + at(k, q)) - mean[q]) * spread[q], gain, shift));
     }
   }
+}
+
+template <class V>
+void encoder_add_norm(float* x, const float* delta, const NormView& norm, int64_t tokens) {
+  // As many chains of additions as hide their latency, unless there are no tokens for them.
+  const auto run = tokens > 2 * V::kLanes ? add_norm_vectors<V, 4> : tokens > V::kLanes ? add_norm_vectors<V, 2>
+                                                                                        : add_norm_vectors<V, 1>;
+  run(x, delta, norm, tokens);
 }
 
 // exp(v) for v <= 0, as exp_poly.

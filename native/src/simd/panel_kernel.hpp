@@ -40,11 +40,12 @@ struct SlabAhead {
 // so narrow panels use SETS independent accumulators in turn: with 4 chains instead of 8, 32
 // tokens ran at half speed. The order of additions is thus fixed by the layout and the width of
 // the token tile, never by the number of threads.
+//
+// Panels may be wider than the tokens in use: rows are WIDTH floats apart, of which NV vectors count.
 template <class V, int G, int NV, int SETS, int SCALE = NV * V::kLanes / 8, class Value = float,
-          class Ahead = NothingAhead>
+          class Ahead = NothingAhead, int WIDTH = NV * V::kLanes>
 void add_block(const PanelView& view, const PanelBlock& block, const float* slab, float* tile,
                const float* bias, Ahead ahead = {}) {
-  constexpr int kWidth = NV * V::kLanes;
   const Value* value = values_of<Value>(view) + block.first_value;
   const uint16_t* offset = view.offsets + block.first_value;
   const uint16_t* ids = view.row_ids + block.first_row;
@@ -57,7 +58,7 @@ void add_block(const PanelView& view, const PanelBlock& block, const float* slab
     float* row[G];
 #pragma GCC unroll 8
     for (int g = 0; g < G; ++g) {
-      row[g] = tile + static_cast<int64_t>(ids[g]) * kWidth;
+      row[g] = tile + static_cast<int64_t>(ids[g]) * WIDTH;
 #pragma GCC unroll 8
       for (int q = 0; q < NV; ++q) {
         acc[0][g][q] = bias ? V::broadcast(bias + ids[g]) : V::load(row[g] + q * V::kLanes);
@@ -68,9 +69,9 @@ void add_block(const PanelView& view, const PanelBlock& block, const float* slab
 #pragma GCC unroll 8
     for (int g = 0; g < G; ++g) {
       // The next rows are elsewhere in L2: asking for them now is worth 3 %.
-      const char* next = reinterpret_cast<const char*>(tile + static_cast<int64_t>(ids[G + g]) * kWidth);
+      const char* next = reinterpret_cast<const char*>(tile + static_cast<int64_t>(ids[G + g]) * WIDTH);
 #pragma GCC unroll 8
-      for (int line = 0; line < kWidth * 4; line += 64) _mm_prefetch(next + line, _MM_HINT_T0);
+      for (int line = 0; line < NV * V::kLanes * 4; line += 64) _mm_prefetch(next + line, _MM_HINT_T0);
     }
     const auto step = [&](int j, int g, typename V::Type w, int set) __attribute__((always_inline)) {
       const float* x = reinterpret_cast<const float*>(base + static_cast<size_t>(offset[j * G + g]) * SCALE);

@@ -25,11 +25,6 @@ class KeptLinear:
     shape: tuple[int, int]
     bias: torch.Tensor | None
 
-    @property
-    def density(self) -> float:
-        """Kept fraction."""
-        return self.values.numel() / max(self.shape[0] * self.shape[1], 1)
-
 
 @dataclass(frozen=True)
 class Norm:
@@ -55,6 +50,11 @@ class EncoderLayer:
     scale: float
     activation: str
 
+    @property
+    def products(self) -> tuple[KeptLinear, ...]:
+        """Its linear layers, in the order of their use."""
+        return (self.qkv, self.out, self.up, self.down)
+
 
 class PackedEncoder:
     """Encoder layers packed for the active kernel set; immutable, safe to call from threads.
@@ -73,13 +73,17 @@ class PackedEncoder:
             )
         self.features = features
         self.precision = precision
+        self.num_layers = len(layers)
         self.nbytes = 0
+        parts = [part for layer in layers for part in layer.products]
+        numel = sum(part.shape[0] * part.shape[1] for part in parts)
+        self.density = sum(part.values.numel() for part in parts) / max(numel, 1)
         self._native = _native.EncoderModel(active_kernels(), features)
         for layer in layers:
             self._add(layer)
 
     def _add(self, layer: EncoderLayer) -> None:
-        packed = [self._pack(part) for part in (layer.qkv, layer.out, layer.up, layer.down)]
+        packed = [self._pack(part) for part in layer.products]
         self.nbytes += sum(part.nbytes for part in packed)
         norms = (layer.attention_norm, layer.output_norm)
         self._native.add_layer(

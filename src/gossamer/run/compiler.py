@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import gossamer.ops.linear  # noqa: F401  (registers the built-in kernels)
-from gossamer.errors import InputError
+from gossamer.errors import InputError, TargetError
 from gossamer.formats import pack
 from gossamer.nn import (
     Conv2d,
@@ -22,11 +22,14 @@ from gossamer.nn import (
 )
 from gossamer.nn.input_shapes import input_shapes
 from gossamer.ops.dispatch import candidates, report_fallback, report_missing
+from gossamer.ops.encoder import PackedEncoder
 from gossamer.patterns import Pattern, detect_pattern
 from gossamer.run.batch_norm import fold_batch_norms
 from gossamer.run.choose import Chooser, Forced
 from gossamer.run.contenders import Contenders
 from gossamer.run.convs import convert_conv
+from gossamer.run.encoder import choose_encoder, pack_encoder
+from gossamer.run.encoder_layers import find_encoders
 from gossamer.run.packed import Choice, PackedLinear
 
 # A dense layer with fewer zeros than this is left alone: no kernel gains from it.
@@ -48,7 +51,9 @@ def compile(
 
     Every masked or compact Linear, and every plain one with exact zeros, is timed against its dense
     form for each of `tokens` (rows of the activation) on this machine; `explain` shows the result.
-    Convolutions are timed on the image sizes of `example`. A BatchNorm2d that follows one, sparse
+    The layers of a known encoder (BERT, RoBERTa, DistilBERT) are also packed for one native call
+    without padding, which replaces them where it measures faster. Convolutions are timed on the
+    image sizes of `example`. A BatchNorm2d that follows one, sparse
     or dense, is folded into it with its running statistics.
 
     The new model is in eval mode, shares every tensor it does not replace with `model` and takes no
@@ -73,6 +78,7 @@ def compile(
         decide = chooser or (Chooser() if kernel is None else Forced(kernel))
         fold_batch_norms(fast, example)
         shapes = input_shapes(fast, example, (nn.Conv2d, Conv2d), "compile")
+        encoders = _pack_encoders(fast, precision) if kernel is None else []
         for name, module in list(fast.named_modules()):
             where = name or type(module).__name__
             if isinstance(module, nn.Conv2d | Conv2d):
@@ -86,9 +92,29 @@ def compile(
                 fast = new
             else:
                 replace_module(fast, module, new)
+        for stock, packed in encoders:
+            chosen = choose_encoder(stock, packed, counts, decide)
+            if stock is fast:
+                fast = chosen
+            elif chosen is not stock:
+                replace_module(fast, stock, chosen)
         decide.save()
     disable_fast_paths(fast)
     return fast
+
+
+def _pack_encoders(model: nn.Module, precision: str) -> list[tuple[nn.Module, PackedEncoder]]:
+    """Encoders that one native call can run, read before their layers are replaced."""
+    found = []
+    for name, encoder in find_encoders(model):
+        try:
+            packed = pack_encoder(encoder, "int8" if precision in ("int8", "int4") else "fp32")
+        except TargetError as reason:
+            report_fallback(name or type(encoder).__name__, f"runs layer by layer: {reason}")
+            continue
+        if packed.precision != "fp32" or packed.density <= 1 - _MIN_SPARSITY:
+            found.append((encoder, packed))
+    return found
 
 
 def _convert(

@@ -7,37 +7,51 @@ tile is 64 tokens wide whether they are there or not.
 Legend: B sequences, T padded tokens, N live tokens of all sequences, D features.
 """
 
+import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from gossamer import settings
 from gossamer.errors import InputError
 from gossamer.nn.token_attention import live_tokens
 from gossamer.nn.token_pruning import EncoderOutput
 from gossamer.ops.encoder import PackedEncoder
+from gossamer.run.choose import Chooser, Rival
+from gossamer.run.cost_table import CostKey
+from gossamer.run.encoder_layers import read_layers
+from gossamer.run.packed import Choice
+
+# Tokens of a sequence that choices are measured with, and from which on one call wins unmeasured: a
+# third of a tile.
+_SEQUENCE = 128
+_RULE_TOKENS = 24
 
 
 class NativeEncoder(nn.Module):
-    """Runs `packed` where a batch has at least `min_tokens` tokens, `stock` below.
+    """Runs the layers in one native call where `choices` say it is faster, one by one elsewhere.
 
     Attributes:
-        stock: the encoder whose place it takes, its layers packed one by one.
+        layer: the layers one by one, under their old names.
         packed: the same layers for one native call.
-        min_tokens: tokens of a batch, padding not counted, from which `packed` is faster.
+        choices: what was measured at which number of tokens.
+        min_tokens: tokens of a batch from which the native call runs.
     """
 
-    def __init__(self, stock: nn.Module, packed: PackedEncoder, min_tokens: int) -> None:
+    def __init__(
+        self, stock: nn.Module, packed: PackedEncoder, choices: tuple[Choice, ...]
+    ) -> None:
         super().__init__()
-        self.stock = stock
+        # Not registered: its layers are, and names stay what they were.
+        self._stock = (stock,)
+        self.layer: Any = stock.layer
         self.packed = packed
-        self.min_tokens = min_tokens
+        self.choices = tuple(sorted(choices, key=lambda choice: choice.tokens))
+        self.min_tokens = _first_win(self.choices)
         self.config: Any = getattr(stock, "config", None)
-
-    @property
-    def layer(self) -> Any:
-        """The stock layers, where other code looks for them."""
-        return self.stock.layer
 
     def forward(
         self,
@@ -46,14 +60,14 @@ class NativeEncoder(nn.Module):
         **kwargs: Any,
     ) -> Any:
         """The last hidden state [B, T, D], zeros where there was padding."""
-        if _asks_for_more(kwargs) or hidden_states.numel() < self.min_tokens * self.packed.features:
-            return self.stock(hidden_states, attention_mask, **kwargs)
+        batch, tokens, features = hidden_states.shape
+        if batch * tokens < self.min_tokens or _asks_for_more(kwargs):
+            return self._stock[0](hidden_states, attention_mask, **kwargs)
         if hidden_states.requires_grad and torch.is_grad_enabled():
             raise InputError(
                 "a compiled encoder is for inference and gives no gradients. Call it under"
                 " torch.inference_mode(), or train the model it was compiled from."
             )
-        batch, tokens, features = hidden_states.shape
         rows = hidden_states.reshape(batch * tokens, features)
         if attention_mask is None:
             output = self.packed(rows, [tokens] * batch)
@@ -62,11 +76,73 @@ class NativeEncoder(nn.Module):
         lengths = live_BT.sum(dim=1).tolist()
         if sum(lengths) == batch * tokens:
             output = self.packed(rows, lengths)
-            return EncoderOutput(output.view(batch, tokens, features))
-        places = live_BT.flatten().nonzero().flatten()
-        output = rows.new_zeros(rows.shape)
-        output[places] = self.packed(rows[places], lengths)
+        else:
+            places = live_BT.flatten().nonzero().flatten()
+            output = rows.new_zeros(rows.shape)
+            output[places] = self.packed(rows[places], lengths)
         return EncoderOutput(output.view(batch, tokens, features))
+
+    def extra_repr(self) -> str:
+        """What the native call computes in, and from where on."""
+        return f"precision={self.packed.precision}, min_tokens={self.min_tokens}"
+
+
+def pack_encoder(encoder: nn.Module, precision: str) -> PackedEncoder:
+    """The layers of a known encoder for one native call; TargetError if it cannot be done."""
+    layers = read_layers(encoder)
+    return PackedEncoder(layers, layers[0].qkv.shape[1], precision)
+
+
+def choose_encoder(
+    stock: nn.Module, packed: PackedEncoder, counts: Sequence[int], chooser: Chooser
+) -> nn.Module:
+    """`stock`, or a `NativeEncoder` if one native call is faster for one of the token counts.
+
+    Args:
+        stock: the encoder, its layers packed one by one.
+        packed: the same layers as they were before that.
+        counts: tokens of a batch.
+        chooser: decides.
+    """
+    choices = tuple(_choice(stock, packed, count, chooser) for count in counts)
+    if not any(choice.is_sparse for choice in choices):
+        return stock
+    return NativeEncoder(stock, packed, choices)
+
+
+def _choice(stock: nn.Module, packed: PackedEncoder, count: int, chooser: Chooser) -> Choice:
+    name = "encoder" if packed.precision == "fp32" else f"encoder-{packed.precision}"
+    if not settings.tuning_enabled():
+        wins = count >= _RULE_TOKENS
+        why = f"fixed rule (GOSSAMER_TUNE=off): {count} tokens, one call from {_RULE_TOKENS} on"
+        return Choice(count, name if wins else "dense", None, None, why)
+    # Sequences as long as they commonly are: the rest of the tokens are further ones.
+    tokens = min(count, _SEQUENCE)
+    sequences = -(-count // tokens)
+    generator = torch.Generator().manual_seed(0)
+    x_BTD = torch.randn(sequences, tokens, packed.features, generator=generator)
+    rows = x_BTD.view(-1, packed.features)
+    key = CostKey(
+        kernel=name,
+        rows=packed.num_layers,
+        columns=packed.features,
+        pattern=f"{packed.nbytes} bytes",
+        density=packed.density,
+        tokens=count,
+        threads=torch.get_num_threads(),
+    )
+    rival = Rival(name, key, lambda: packed(rows, [tokens] * sequences))
+    choice = chooser.choose_among([rival], lambda: stock(x_BTD, None))
+    why = choice.why.replace("dense is faster", "layer by layer is faster")
+    return replace(choice, why=why.replace("x dense", "x layer by layer"))
+
+
+def _first_win(choices: tuple[Choice, ...]) -> int:
+    """Tokens from which one native call runs: the border to the last count that lost."""
+    lost = [choice.tokens for choice in choices if not choice.is_sparse]
+    won = min(choice.tokens for choice in choices if choice.is_sparse)
+    below = [tokens for tokens in lost if tokens < won]
+    return math.isqrt(max(below) * won - 1) + 1 if below else min(won, _RULE_TOKENS)
 
 
 def _asks_for_more(arguments: dict[str, Any]) -> bool:

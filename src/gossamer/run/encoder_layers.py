@@ -135,9 +135,7 @@ def _kept(where: str, module: nn.Module) -> KeptLinear:
 
 def _stacked(parts: list[KeptLinear]) -> KeptLinear:
     """Layers that read the same input, as one."""
-    biases = [
-        torch.zeros(part.shape[0]) if part.bias is None else part.bias for part in parts
-    ]
+    biases = [torch.zeros(part.shape[0]) if part.bias is None else part.bias for part in parts]
     return KeptLinear(
         torch.cat([part.values for part in parts]),
         torch.cat([part.mask_bits for part in parts]),

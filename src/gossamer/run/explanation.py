@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from gossamer.nn import CompactWeight, MaskedConv2d, MaskedLinear
+from gossamer.run.encoder import NativeEncoder
 from gossamer.run.packed import Choice, PackedLinear
 from gossamer.run.packed_conv import PackedConv2d
 
@@ -65,9 +66,34 @@ def explain(model: nn.Module) -> Explanation:
     """One row per weight layer and measured token count: kernel, times, reason."""
     rows = Explanation()
     for name, module in model.named_modules():
-        if isinstance(module, PackedLinear | PackedConv2d | CompactWeight | nn.Linear | nn.Conv2d):
+        if isinstance(module, NativeEncoder):
+            rows.extend(_encoder_rows(name, module))
+        elif isinstance(
+            module, PackedLinear | PackedConv2d | CompactWeight | nn.Linear | nn.Conv2d
+        ):
             rows.extend(_rows(name or type(module).__name__, module))
     return rows
+
+
+def _encoder_rows(name: str, module: NativeEncoder) -> list[Row]:
+    """The layers as one; rows of single layers, which run below its tokens, follow."""
+    packed = module.packed
+    return [
+        Row(
+            name=name or type(module).__name__,
+            kind=type(module).__name__,
+            shape=(packed.num_layers, packed.features),
+            density=packed.density,
+            pattern="-",
+            format="-",
+            tokens=choice.tokens,
+            kernel=choice.kernel if choice.is_sparse else "layer by layer",
+            dense_us=choice.dense_us,
+            sparse_us=choice.sparse_us,
+            why=choice.why,
+        )
+        for choice in module.choices
+    ]
 
 
 def _rows(name: str, module: nn.Module) -> list[Row]:
