@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Encoders in one native call: the result of the stock layers, whatever the lengths, and clear refusals."""
+"""Encoders in one native call: what the stock layers give, whatever the lengths."""
 
 import copy
-import pickle
 
 import pytest
 import torch
@@ -171,9 +170,7 @@ def test_a_dense_encoder_stays_stock(monkeypatch):
 
 
 def test_what_has_no_native_form_is_named():
-    with pytest.raises(
-        TargetError, match=r"layer 0: its activation NewGELUActivation has no native"
-    ):
+    with pytest.raises(TargetError, match="NewGELUActivation has no native form"):
         read_layers(bert(hidden_act="gelu_new").encoder)
     with pytest.raises(TargetError, match="decoder layer"):
         read_layers(bert(is_decoder=True).encoder)
@@ -191,7 +188,7 @@ def test_bad_calls_are_refused():
     with pytest.raises(InputError, match="precision must be"):
         PackedEncoder(read_layers(bert().encoder), 24, "int3")
     with pytest.raises(KernelError, match="cannot be pickled"):
-        pickle.dumps(packed)
+        packed.__reduce__()
     assert packed(torch.empty(0, 24), []).shape == (0, 24)
 
 

@@ -83,12 +83,17 @@ class PackedEncoder:
             self._add(layer)
 
     def _add(self, layer: EncoderLayer) -> None:
-        packed = [self._pack(part) for part in layer.products]
+        qkv, out, up, down = packed = [self._pack(part) for part in layer.products]
         self.nbytes += sum(part.nbytes for part in packed)
-        norms = (layer.attention_norm, layer.output_norm)
         self._native.add_layer(
-            *packed,
-            *(_array(part) for norm in norms for part in (norm.weight, norm.bias)),
+            qkv,
+            out,
+            up,
+            down,
+            attention_gain=_array(layer.attention_norm.weight),
+            attention_shift=_array(layer.attention_norm.bias),
+            output_gain=_array(layer.output_norm.weight),
+            output_shift=_array(layer.output_norm.bias),
             epsilon=layer.epsilon,
             heads=layer.heads,
             head_width=layer.head_width,

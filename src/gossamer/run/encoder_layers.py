@@ -120,15 +120,14 @@ def _float(where: str, values: torch.Tensor) -> torch.Tensor:
 def _kept(where: str, module: nn.Module) -> KeptLinear:
     if isinstance(module, Linear):
         values, bits = module.values.detach(), module.mask_bits
-        shape = (module.out_features, module.in_features)
-    elif type(module) is nn.Linear or isinstance(module, MaskedLinear):
-        masked = isinstance(module, MaskedLinear)
-        weight = module.masked_weight().detach() if masked else module.weight.detach()
-        mask = module.mask() if masked else weight != 0
-        values, bits = weight[mask], pack_bits(mask)
-        shape = (module.out_features, module.in_features)
+    elif isinstance(module, MaskedLinear):
+        values, bits = module.masked_weight().detach()[module.mask()], pack_bits(module.mask())
+    elif type(module) is nn.Linear:
+        weight = module.weight.detach()
+        values, bits = weight[weight != 0], pack_bits(weight != 0)
     else:
         raise TargetError(f"{where}: {type(module).__name__} is no linear layer this can pack.")
+    shape = (module.out_features, module.in_features)
     bias = None if module.bias is None else _float(where, module.bias)
     return KeptLinear(_float(where, values), bits, shape, bias)
 
