@@ -51,7 +51,7 @@ static inline float erf_poly(float v) {
   p = p * t + 1.4381093e-1f;
   p = p * t - 1.9549051e-1f;
   p = p * t + 3.9271212e-1f;
-  return c * p;
+  return v < -3.6f ? -1.0f : v > 3.6f ? 1.0f : c * p;  // exactly: GELU multiplies by what is left of 1
 }
 
 static inline void activate(float* v, int64_t n, Activation activation) {
