@@ -81,14 +81,15 @@ std::unique_ptr<Int8Conv> pack_int8(const Values& values, const Bits& bits, int6
 }
 
 template <class Conv>
-void run(const Conv& conv, uintptr_t x, int64_t images, uintptr_t y, uintptr_t bias, int activation) {
+void run(const Conv& conv, uintptr_t x, int64_t images, uintptr_t y, uintptr_t bias, int activation,
+         uintptr_t added) {
   if (images < 0) throw std::invalid_argument("images must not be negative");
   if (images == 0) return;
   if (!x || !y) throw std::invalid_argument("x and y must not be null");
   if (activation < 0 || activation > 3) throw std::invalid_argument("unknown activation code");
   nb::gil_scoped_release release;
   conv.run(reinterpret_cast<const float*>(x), images, reinterpret_cast<float*>(y),
-           reinterpret_cast<const float*>(bias), static_cast<Activation>(activation), omp_get_max_threads());
+           reinterpret_cast<const float*>(added), reinterpret_cast<const float*>(bias), static_cast<Activation>(activation), omp_get_max_threads());
 }
 
 // What the products of a training step share: a weight and images, as addresses.
@@ -153,7 +154,8 @@ void grad_values(uintptr_t values, int64_t num_values, const Bits& bits, int64_t
 template <class Conv>
 nb::class_<Conv> def_conv(nb::module_& m, const char* name) {
   return nb::class_<Conv>(m, name)
-      .def("run", run<Conv>, nb::arg("x"), nb::arg("images"), nb::arg("y"), nb::arg("bias"), nb::arg("activation"))
+      .def("run", run<Conv>, nb::arg("x"), nb::arg("images"), nb::arg("y"), nb::arg("bias"), nb::arg("activation"),
+           nb::arg("added") = 0)
       .def_prop_ro("out_h", [](const Conv& conv) { return conv.geometry().out_h(); })
       .def_prop_ro("out_w", [](const Conv& conv) { return conv.geometry().out_w(); })
       .def_prop_ro("nbytes", &Conv::bytes);

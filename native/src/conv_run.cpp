@@ -20,8 +20,8 @@ int64_t PackedConv::tiles_together() const {
   return std::min(std::max<int64_t>(fitting, 1), layout.num_tiles);
 }
 
-void PackedConv::run(const float* x, int64_t images, float* y, const float* bias, Activation activation,
-                     int num_threads) const {
+void PackedConv::run(const float* x, int64_t images, float* y, const float* added, const float* bias,
+                     Activation activation, int num_threads) const {
   const int64_t num_groups = given_.groups, group_rows = rows_ / num_groups;
   const std::vector<ConvTile> tiles = pixel_tiles();
   std::vector<ConvView> views;
@@ -47,7 +47,7 @@ void PackedConv::run(const float* x, int64_t images, float* y, const float* bias
         static_cast<float*>(thread_scratch(conv_scratch_floats(views[group], tile) * sizeof(float)));
     if (!scratch) return false;
     const ConvImage image = {x + image_group * x_size, x, x + images * num_groups * x_size};
-    const ConvCall call = {image, y + image_group * y_size,
+    const ConvCall call = {image, y + image_group * y_size, added ? added + image_group * y_size : nullptr,
                            bias ? bias + group * group_rows : nullptr, activation};
     kernels_.run(views[group], call, tile, scratch);
     return true;

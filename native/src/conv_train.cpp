@@ -109,7 +109,7 @@ void spread(const float* pixels, const Phase& down, const Phase& right, const Co
 void train_conv(const KeptWeight& weight, const ConvGeometry& geometry, const float* x, int64_t images,
                 const float* bias, float* y, Isa isa, int num_threads) {
   PackedConv(weight, geometry, conv_kernels(isa), num_threads)
-      .run(x, images, y, bias, Activation::none, num_threads);
+      .run(x, images, y, nullptr, bias, Activation::none, num_threads);
 }
 
 void train_conv_grad_input(const KeptWeight& weight, const ConvGeometry& g, const float* grad, int64_t images,
@@ -131,7 +131,7 @@ void train_conv_grad_input(const KeptWeight& weight, const ConvGeometry& g, cons
       float* to = is_direct ? dx : pixels.get();
       const OwnedWeight part = turned(weight, g, down, right);
       PackedConv(part.view(), turned_geometry, conv_kernels(isa), num_threads)
-          .run(grad, images, to, nullptr, Activation::none, num_threads);
+          .run(grad, images, to, nullptr, nullptr, Activation::none, num_threads);
       if (!is_direct) spread(to, down, right, g, planes, dx, num_threads);
     }
 }

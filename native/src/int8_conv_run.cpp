@@ -104,8 +104,8 @@ void Int8Conv::quantise(const float* x, int64_t images, uint8_t* strings, float*
   });
 }
 
-void Int8Conv::run(const float* x, int64_t images, float* y, const float* bias, Activation activation,
-                   int num_threads) const {
+void Int8Conv::run(const float* x, int64_t images, float* y, const float* added, const float* bias,
+                   Activation activation, int num_threads) const {
   const int64_t num_groups = geometry_.groups, group_rows = rows_ / num_groups;
   const int64_t out_pixels = vertical_.out * horizontal_.out;
   const int64_t image_floats = num_groups * geometry_.channels * geometry_.height * geometry_.width;
@@ -136,9 +136,11 @@ void Int8Conv::run(const float* x, int64_t images, float* y, const float* bias, 
       tile.last_tile = splits == 1 ? row_tiles : part + 1;
       void* scratch = thread_scratch(int8_conv_scratch_bytes(views[group], tile.width));
       if (!scratch) return false;
+      const int64_t first = (image * rows_ + group * group_rows) * out_pixels;
       const Int8ConvCall call = {strings + group * group_bytes,
                                  scales.data(),
-                                 y + (image * rows_ + group * group_rows) * out_pixels,
+                                 y + first,
+                                 added ? added + first : nullptr,
                                  rows_ * out_pixels,
                                  bias ? bias + group * group_rows : nullptr,
                                  activation};

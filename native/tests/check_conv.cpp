@@ -59,11 +59,11 @@ std::string describe(const Case& c) {
 }
 
 // The sum for one output and the magnitude its rounding errors are measured by.
-void oracle(const Case& c, const Weight& weight, const float* x, const float* bias, int64_t image, int64_t row,
-            int64_t oh, int64_t ow, double* sum, double* tolerance) {
+void oracle(const Case& c, const Weight& weight, const float* x, const float* bias, double added, int64_t image,
+            int64_t row, int64_t oh, int64_t ow, double* sum, double* tolerance) {
   const ConvGeometry& g = c.geometry;
-  double magnitude = bias ? std::fabs(bias[row]) : 0.0, terms = 4;
-  *sum = bias ? bias[row] : 0.0;
+  double magnitude = std::fabs(added) + (bias ? std::fabs(bias[row]) : 0.0), terms = 4;
+  *sum = added + (bias ? bias[row] : 0.0);
   const int64_t first = (image * g.groups + row / (c.rows / g.groups)) * g.channels;
   for (int64_t k = 0; k < weight.columns; ++k) {
     if (!weight.mask[row * weight.columns + k]) continue;
@@ -91,11 +91,14 @@ void check_case(const Case& c, Isa isa, const Weight& weight, unsigned seed, Tal
   for (float& v : x) v = normal(random);
   for (float& v : bias) v = normal(random);
   const float* bias_or_null = c.has_bias ? bias.data() : nullptr;
+  std::vector<float> added(static_cast<size_t>(c.images * c.rows * g.out_h() * g.out_w()));
+  for (float& v : added) v = normal(random);
+  const float* added_or_null = seed / 2 % 2 ? added.data() : nullptr;
   const PackedConv packed(weight.view(), g, conv_kernels(isa));
   std::vector<float> y[2];
   for (int threads = 1; threads <= 2; ++threads) {
     y[threads - 1].assign(static_cast<size_t>(c.images * c.rows * g.out_h() * g.out_w()), kCanary);
-    packed.run(x.data(), c.images, y[threads - 1].data(), bias_or_null,
+    packed.run(x.data(), c.images, y[threads - 1].data(), added_or_null, bias_or_null,
                c.has_relu ? Activation::relu : Activation::none, threads);
   }
   double worst = 0.0;
@@ -105,7 +108,7 @@ void check_case(const Case& c, Isa isa, const Weight& weight, unsigned seed, Tal
       for (int64_t oh = 0; oh < g.out_h(); ++oh)
         for (int64_t ow = 0; ow < g.out_w(); ++ow, ++i) {
           double sum, tolerance;
-          oracle(c, weight, x.data(), bias_or_null, image, row, oh, ow, &sum, &tolerance);
+          oracle(c, weight, x.data(), bias_or_null, added_or_null ? added[i] : 0.0, image, row, oh, ow, &sum, &tolerance);
           const double error = std::fabs(y[0][i] - sum);
           if (!(error <= tolerance)) {
             tally.fail("conv", isa, describe(c) + ": y[" + std::to_string(i) + "] = " + std::to_string(y[0][i]) +
@@ -214,7 +217,7 @@ std::string fault_of_int8(const Case& c, int bits, const Weight& weight, const s
       const double bound = 1.001 * (w_sum * x_step + kept * (top + x_step) * w_top / 254) + 1e-5 * w_sum * top;
       for (int64_t o = 0; o < g.out_h() * g.out_w(); ++o, ++i) {
         double sum, tolerance;
-        oracle(c, weight, x.data(), nullptr, image, row, o / g.out_w(), o % g.out_w(), &sum, &tolerance);
+        oracle(c, weight, x.data(), nullptr, 0.0, image, row, o / g.out_w(), o % g.out_w(), &sum, &tolerance);
         const double error = std::fabs(y[i] - sum);
         if (!(error <= bound)) return "y[" + std::to_string(i) + "] is wrong by " + std::to_string(error);
         if (bound > 0.0) *worst = std::fmax(*worst, error / bound);
@@ -233,11 +236,14 @@ void check_int8(Case c, const Weight& weight, unsigned seed, Tally& tally) {
   std::vector<float> bias(static_cast<size_t>(c.rows));
   for (float& v : x) v = normal(random);
   for (float& v : bias) v = normal(random);
+  std::vector<float> added(static_cast<size_t>(c.images * c.rows * g.out_h() * g.out_w()));
+  for (float& v : added) v = normal(random);
   const int bits = seed % 2 ? 7 : 8;
   const auto run = [&](const Int8ConvKernels& kernels, bool has_bias, int threads) {
+    const bool has_added = has_bias && seed / 2 % 2;
     const Int8Conv packed(weight.view(), g, bits, kernels);
     std::vector<float> y(static_cast<size_t>(c.images * c.rows * g.out_h() * g.out_w()), kCanary);
-    packed.run(x.data(), c.images, y.data(), has_bias ? bias.data() : nullptr,
+    packed.run(x.data(), c.images, y.data(), has_added ? added.data() : nullptr, has_bias ? bias.data() : nullptr,
                c.has_relu ? Activation::relu : Activation::none, threads);
     return y;
   };

@@ -1,5 +1,6 @@
 """Convolutions in compile: packed where faster, BatchNorm folded, saved as compact layers."""
 
+import copy
 import os
 from pathlib import Path
 
@@ -309,7 +310,53 @@ def test_a_real_network(sparse_wins):
     fast = compile(model, chooser=sparse_wins, example=x)
     kinds = [type(module) for module in fast.modules()]
     assert kinds.count(PackedConv2d) == 19
-    assert kinds.count(nn.Identity) == 19
     assert nn.BatchNorm2d not in kinds
     assert MaskedConv2d not in kinds
     assert_same_output(fast, model, x)
+
+
+class Residual(nn.Module):
+    """Everything that can be fused, and a sum that cannot."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.side, self.last = (
+            nn.Conv2d(8, 8, 3, padding=1, bias=False) for _ in range(3)
+        )
+        self.norm = settled(nn.BatchNorm2d(8))
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        y = self.norm(self.body(x))
+        y += self.side(x)
+        y = self.relu(y)
+        return F.relu(self.last(y)) + y.mean(dim=(2, 3), keepdim=True)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_relus_and_residual_sums_are_fused(sparse_wins, precision):
+    torch.manual_seed(0)
+    model = Residual().eval()
+    gossamer.sparsify(model, sparsity=0.7)
+    x = torch.randn(3, 8, 9, 11)
+    fast = compile(model, chooser=sparse_wins, example=x, precision=precision)
+    graph = fast.forward.__self__.graph
+    calls = {str(node.target): node for node in graph.nodes if node.op == "call_module"}
+    assert set(calls) == {"body", "last", "side"}
+    assert [name for name, node in calls.items() if node.kwargs] == ["body", "last"]
+    assert [name for name, node in calls.items() if len(node.args) == 2] == ["body"]
+    tolerance = 1e-5 if precision == "fp32" else 0.2
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), model(x), rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(copy.deepcopy(fast)(x), fast(x), rtol=0, atol=0)
+        # A layer called by itself is the layer alone.
+        torch.testing.assert_close(fast.last(x), model.last(x), rtol=tolerance, atol=tolerance)
+
+
+def test_what_is_added_must_have_the_shape_of_the_result(sparse_wins):
+    model = nn.Sequential(nn.Conv2d(8, 8, 3)).eval()
+    gossamer.sparsify(model, sparsity=0.7)
+    x = torch.randn(1, 8, 9, 11)
+    fast = compile(model, chooser=sparse_wins, example=x)
+    with pytest.raises(InputError, match=r"what is added must be float32 \[1, 8, 7, 9\]"):
+        fast[0](x, x)

@@ -60,6 +60,7 @@ struct ConvImage {
 struct ConvCall {
   ConvImage image;
   float* y;           // [rows][out_h][out_w]
+  const float* added; // to y before its activation, of its shape; may be null
   const float* bias;  // [rows], may be null
   Activation activation;
 };

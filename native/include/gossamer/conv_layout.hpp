@@ -23,8 +23,8 @@ class PackedConv {
   size_t bytes() const;
   // x [images][groups * channels][height][width], y [images][rows][out_h][out_w], contiguous.
   // May throw std::bad_alloc, nothing else.
-  void run(const float* x, int64_t images, float* y, const float* bias, Activation activation,
-           int num_threads) const;
+  void run(const float* x, int64_t images, float* y, const float* added, const float* bias,
+           Activation activation, int num_threads) const;
   // (dY patches^T)[mask] with dY [images][rows][out_h][out_w], in the order of the values. May throw
   // std::bad_alloc.
   void grad_values(const float* x, const float* grad, int64_t images, float* values, int num_threads) const;

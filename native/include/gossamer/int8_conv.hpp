@@ -41,6 +41,7 @@ struct Int8ConvCall {
   const uint8_t* x;           // [channels][num_phases][phase_bytes]
   const float* image_scales;  // [images]
   float* y;                   // [images, image_floats apart][rows][out_h][out_w]
+  const float* added;         // to y before its activation, of its shape; may be null
   int64_t image_floats;
   const float* bias;  // [rows], may be null
   Activation activation;

@@ -35,8 +35,8 @@ class Int8Conv {
   int activation_bits() const { return groups_[0].activation_bits; }
   size_t bytes() const;
   // As PackedConv::run.
-  void run(const float* x, int64_t images, float* y, const float* bias, Activation activation,
-           int num_threads) const;
+  void run(const float* x, int64_t images, float* y, const float* added, const float* bias,
+           Activation activation, int num_threads) const;
 
  private:
   void plan_runs(int64_t width);

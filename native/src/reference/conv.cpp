@@ -54,8 +54,9 @@ void conv(const ConvView& conv, const ConvCall& call, const ConvTile& at, float*
   for (int64_t i = 0; i < num_rows * at.width; ++i) {
     const int64_t row = first_row + i / at.width, lane = at.first + i % at.width;
     const int64_t h = lane / conv.pitch, w = lane % conv.pitch;
-    if (row < panel.rows && h < conv.out_h && w < conv.out_w)
-      call.y[(row * conv.out_h + h) * conv.out_w + w] = activate(sums[i], call.activation);
+    if (row >= panel.rows || h >= conv.out_h || w >= conv.out_w) continue;
+    const int64_t pixel = (row * conv.out_h + h) * conv.out_w + w;
+    call.y[pixel] = activate(sums[i] + (call.added ? call.added[pixel] : 0.0f), call.activation);
   }
 }
 

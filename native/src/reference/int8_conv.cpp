@@ -45,7 +45,8 @@ void run(const Int8ConvView& conv, const Int8ConvCall& call, const Int8ConvTile&
           const auto sum = static_cast<float>(static_cast<int32_t>(sums[r]));
           const float bias = call.bias ? call.bias[row0 + r] : 0.0f;
           const float v = std::fma(sum, image_scale * product.row_scales[row0 + r], bias);
-          call.y[(row0 + r) * conv.out_h * conv.out_w + chunks[c].pixel + i] = activate(v, call.activation);
+          const int64_t pixel = (row0 + r) * conv.out_h * conv.out_w + chunks[c].pixel + i;
+          call.y[pixel] = activate(v + (call.added ? call.added[pixel] : 0.0f), call.activation);
         }
       }
 }

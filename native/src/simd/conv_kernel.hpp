@@ -163,6 +163,9 @@ void conv_tile(const ConvView& conv, const ConvCall& call, const ConvTile& at, f
   OutputChunk chunks[kWidth / kChunk];
   plan_output(conv, start, kWidth / kChunk, chunks);
   const int64_t row_pixels = conv.out_h * conv.out_w;
+  if (call.added)
+    add_rows(tiles, kWidth, last_row - first_row, chunks, kWidth / kChunk, call.added + first_row * row_pixels,
+             row_pixels);
   activate(tiles, (last_row - first_row) * kWidth, call.activation);
   store_rows(tiles, kWidth, last_row - first_row, chunks, kWidth / kChunk, call.y + first_row * row_pixels,
              row_pixels);

@@ -77,6 +77,9 @@ void int8_conv_tile(const Int8ConvView& conv, const Int8ConvCall& call, const In
     const int64_t num_rows = rows_of_tile(product, part);
     int8_row_tile<V, H, DwordForm::image>(product, part, slabs, conv.block_channels * conv.channel_bytes, tile,
                                          call.bias, scales);
+    if (call.added)
+      add_rows(tile, kWidth, num_rows, chunks, num_chunks, call.added + part * product.tile_rows * row_pixels,
+               row_pixels);
     activate(tile, num_rows * kWidth, call.activation);
     store_rows(tile, kWidth, num_rows, chunks, num_chunks, call.y + part * product.tile_rows * row_pixels, row_pixels);
   }

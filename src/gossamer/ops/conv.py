@@ -68,13 +68,20 @@ class PackedConv:
         return (self._by_size.get(image) or self._pack(image)).nbytes
 
     def __call__(
-        self, x: torch.Tensor, bias: torch.Tensor | None = None, activation: str = "none"
+        self,
+        x: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        activation: str = "none",
+        added: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The convolution of x [N, C, H, W] or [C, H, W], as a new tensor; no gradients."""
+        """The convolution of x [N, C, H, W] or [C, H, W], as a new tensor; no gradients.
+
+        `added`, of the shape of the result, is added before the activation.
+        """
         if torch.compiler.is_compiling():
-            y: torch.Tensor = packed_conv(x, bias, self.handle, activation)
+            y: torch.Tensor = packed_conv(x, bias, self.handle, activation, added)
             return y
-        return self.conv(x, bias, activation)
+        return self.conv(x, bias, activation, added)
 
     def __deepcopy__(self, memo: dict[int, object]) -> "PackedConv":
         return self  # immutable: copies of a model share it
@@ -85,7 +92,13 @@ class PackedConv:
             " gossamer.save and compile it again after loading."
         )
 
-    def conv(self, x: torch.Tensor, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
+    def conv(
+        self,
+        x: torch.Tensor,
+        bias: torch.Tensor | None,
+        activation: str,
+        added: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """The eager path of a call: past the op layer, and with few steps, as layers are small."""
         code = ACTIVATIONS.get(activation)
         if code is None or not self._is_usable(x, bias):
@@ -95,12 +108,15 @@ class PackedConv:
         *leading, _, height, width = x.shape
         layout = self._by_size.get((height, width)) or self._pack((height, width))
         y = x.new_empty((*leading, self.settings.out_channels, layout.out_h, layout.out_w))
+        if added is not None:
+            added = _checked_added(added, y)
         layout.run(
             x.data_ptr(),
             leading[0] if leading else 1,
             y.data_ptr(),
             0 if bias is None else bias.data_ptr(),
             code,
+            0 if added is None else added.data_ptr(),
         )
         return y
 
@@ -168,6 +184,15 @@ def _is_usable_bias(bias: torch.Tensor, num_rows: int) -> bool:
     )
 
 
+def _checked_added(added: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    if added.shape != y.shape or added.dtype is not torch.float32 or not added.is_cpu:
+        raise InputError(
+            f"packed conv: what is added must be float32 {list(y.shape)} on the CPU, got"
+            f" {added.dtype} {list(added.shape)} on {added.device}."
+        )
+    return added.contiguous()
+
+
 def _refusal(
     x: torch.Tensor, bias: torch.Tensor | None, activation: str, settings: ConvSettings
 ) -> InputError:
@@ -214,14 +239,24 @@ def _weight(handle: int) -> PackedConv:
 
 @torch.library.custom_op("gossamer::packed_conv", mutates_args=())
 def packed_conv(
-    x: torch.Tensor, bias: torch.Tensor | None, handle: int, activation: str
+    x: torch.Tensor,
+    bias: torch.Tensor | None,
+    handle: int,
+    activation: str,
+    added: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`PackedConv.conv` as an op that torch.compile and export can see."""
-    return _weight(handle).conv(x, bias, activation)
+    return _weight(handle).conv(x, bias, activation, added)
 
 
 @packed_conv.register_fake
-def _(x: torch.Tensor, bias: torch.Tensor | None, handle: int, activation: str) -> torch.Tensor:
+def _(
+    x: torch.Tensor,
+    bias: torch.Tensor | None,
+    handle: int,
+    activation: str,
+    added: torch.Tensor | None = None,
+) -> torch.Tensor:
     settings = _weight(handle).settings
     size = settings.out_size((x.shape[-2], x.shape[-1]))
     return x.new_empty(*x.shape[:-3], settings.out_channels, *size)

@@ -19,12 +19,10 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from gossamer.nn import CompactWeight, Conv2d, MaskedConv2d, MaskedWeight, replace_module
 from gossamer.ops.conv_settings import ConvSettings
+from gossamer.run.same_output import same_output
 
 AnyConv = nn.Conv2d | Conv2d
 Pair = tuple[AnyConv, nn.BatchNorm2d]
-
-# A folded network rounds differently; a wrong pair changes the result by far more.
-_TOLERANCE = 1e-3
 
 
 def fold_batch_norms(model: nn.Module, example: torch.Tensor | None) -> None:
@@ -38,7 +36,7 @@ def fold_batch_norms(model: nn.Module, example: torch.Tensor | None) -> None:
         before, pairs = _run_and_watch(model, example)
         undo = _fold_all(model, pairs)
         with torch.no_grad():
-            if pairs and not _same(before, model(example)):
+            if pairs and not same_output(before, model(example)):
                 for old, new in undo:
                     replace_module(model, new, old)
     else:
@@ -166,17 +164,3 @@ def _sequential_pairs(model: nn.Module) -> Iterator[Pair]:
             for conv, norm in itertools.pairwise(children):
                 if isinstance(conv, AnyConv) and isinstance(norm, nn.BatchNorm2d):
                     yield conv, norm
-
-
-def _same(first: Any, second: Any) -> bool:
-    """Whether two outputs agree within rounding: tensors, or tuples, lists and dicts of them."""
-    if isinstance(first, torch.Tensor):
-        scale = float(first.abs().max()) if first.numel() else 0.0
-        return first.shape == second.shape and torch.allclose(
-            first, second, rtol=0.0, atol=_TOLERANCE * scale, equal_nan=True
-        )
-    if isinstance(first, dict):
-        return all(_same(first[key], second[key]) for key in first)
-    if isinstance(first, list | tuple):
-        return all(_same(a, b) for a, b in zip(first, second, strict=True))
-    return True

@@ -30,6 +30,7 @@ from gossamer.run.contenders import Contenders
 from gossamer.run.convs import convert_conv
 from gossamer.run.encoder import choose_encoder, pack_encoder
 from gossamer.run.encoder_layers import find_encoders
+from gossamer.run.fused_convs import fuse_convs
 from gossamer.run.packed import Choice, PackedLinear
 
 # A dense layer with fewer zeros than this is left alone: no kernel gains from it.
@@ -53,8 +54,9 @@ def compile(
     form for each of `tokens` (rows of the activation) on this machine; `explain` shows the result.
     The layers of a known encoder (BERT, RoBERTa, DistilBERT) are also packed for one native call
     without padding, which replaces them where it measures faster. Convolutions are timed on the
-    image sizes of `example`. A BatchNorm2d that follows one, sparse
-    or dense, is folded into it with its running statistics.
+    image sizes of `example`. A BatchNorm2d that follows one, sparse or dense, is folded into it
+    with its running statistics. ReLUs and residual sums behind sparse ones are computed by their
+    kernel if the model can be traced.
 
     The new model is in eval mode, shares every tensor it does not replace with `model` and takes no
     gradients. Packed weights are copies: compile again after changing the model.
@@ -99,6 +101,7 @@ def compile(
             elif chosen is not stock:
                 replace_module(fast, stock, chosen)
         decide.save()
+    fuse_convs(fast, example)
     disable_fast_paths(fast)
     return fast
 

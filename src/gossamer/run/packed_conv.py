@@ -50,9 +50,11 @@ class PackedConv2d(nn.Module):
         """Kept fraction."""
         return self.packed.values.numel() / max(torch.Size(self.weight_shape).numel(), 1)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The convolution of x [N, C, H, W] or [C, H, W]."""
-        return self.packed(x, self._parameters["bias"])
+    def forward(
+        self, x: torch.Tensor, added: torch.Tensor | None = None, activation: str = "none"
+    ) -> torch.Tensor:
+        """The convolution of x [N, C, H, W] or [C, H, W]; fused_convs.py passes the rest."""
+        return self.packed(x, self._parameters["bias"], activation, added)
 
     def to_compact(self) -> Conv2d:
         """The compact layer with the same kept values: what `gossamer.save` writes."""

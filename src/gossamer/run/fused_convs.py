@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ReLUs and residual sums computed by the sparse convolution before them.
+
+Both are a walk over all pixels that costs as much as a convolution with few kept weights; the
+kernel does them on accumulators that are in cache anyway. What follows a convolution is read from
+the traced graph, which then runs in the place of the model's own `forward`; modules and their
+names stay, and called by themselves they do what they did. A model that cannot be traced, or that
+gives another result for the example, stays as it is.
+"""
+
+import operator
+
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+
+from gossamer.run.packed_conv import PackedConv2d
+from gossamer.run.same_output import same_output
+
+_RELUS = (F.relu, torch.relu, torch.relu_, F.relu_, "relu", "relu_")
+_SUMS = (operator.add, operator.iadd, torch.add, "add", "add_", "__add__", "__iadd__")
+
+
+def fuse_convs(model: nn.Module, example: torch.Tensor | None) -> None:
+    """Let sparse convolutions of `model` take over what follows them."""
+    if example is None or not any(isinstance(module, PackedConv2d) for module in model.modules()):
+        return
+    try:
+        graph = _Tracer().trace(model)
+    except Exception:
+        return
+    if not _fuse(model, graph):
+        return
+    graph.lint()
+    fused = fx.GraphModule(model, graph).eval()
+    with torch.inference_mode():
+        if same_output(model(example), fused(example)):
+            model.forward = fused.forward
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, PackedConv2d) or super().is_leaf_module(m, module_qualified_name)
+
+
+def _fuse(model: nn.Module, graph: fx.Graph) -> bool:
+    """Rewrite the graph; whether there was anything to fuse."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for node in list(graph.nodes):
+        if node.op == "call_module" and type(modules[node.target]) is nn.Identity:
+            node.replace_all_uses_with(node.args[0])  # a BatchNorm that was folded
+            graph.erase_node(node)
+    fused = False
+    for node in list(graph.nodes):
+        if node.op != "call_module" or not isinstance(modules[node.target], PackedConv2d):
+            continue
+        if len(node.args) != 1 or node.kwargs:
+            continue
+        user = _only_user(node)
+        if user is not None and (other := _other_summand(user, node)) is not None:
+            node = _with_summand(graph, node, user, other)
+            user = _only_user(node)
+            fused = True
+        if user is not None and _is_relu(user, modules):
+            node.update_kwarg("activation", "relu")
+            user.replace_all_uses_with(node)
+            graph.erase_node(user)
+            fused = True
+    return fused
+
+
+def _only_user(node: fx.Node) -> fx.Node | None:
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def _is_relu(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    if node.op == "call_module":
+        return type(modules[str(node.target)]) is nn.ReLU
+    return node.op in ("call_function", "call_method") and node.target in _RELUS
+
+
+def _other_summand(node: fx.Node, conv: fx.Node) -> fx.Node | None:
+    """What else a plain sum of two tensors adds to the output of a convolution."""
+    is_sum = node.op in ("call_function", "call_method") and node.target in _SUMS
+    if not is_sum or len(node.args) != 2 or node.kwargs:
+        return None
+    others = [a for a in node.args if a is not conv]
+    return others[0] if len(others) == 1 and isinstance(others[0], fx.Node) else None
+
+
+def _with_summand(graph: fx.Graph, conv: fx.Node, total: fx.Node, other: fx.Node) -> fx.Node:
+    """The convolution in the place of the sum, where the other summand is known."""
+    with graph.inserting_before(total):
+        new = graph.call_module(str(conv.target), (*conv.args, other))
+    total.replace_all_uses_with(new)
+    graph.erase_node(total)
+    graph.erase_node(conv)
+    return new
