@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// 256 bits of floats as panel_kernel.hpp and encoder_kernel.hpp use them.
+// 256 bits of floats as panel_kernel.hpp, encoder_kernel.hpp and neuron_kernel.hpp use them.
 #pragma once
 #include <immintrin.h>
 
@@ -48,6 +48,37 @@ struct PanelVec256 {
   static void store_first(float* p, Type v, int count) {
     const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     _mm256_maskstore_ps(p, _mm256_cmpgt_epi32(_mm256_set1_epi32(count), lane), v);
+  }
+  static Type loadu(const uint16_t* p) {
+    const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+  }
+  static float total(Type v) {
+    __m128 sum = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
+    return _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)));
+  }
+  static int32_t dot_codes(const int8_t* a, const int16_t* b, int64_t count) {
+    __m256i sum[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
+    for (int64_t k = 0; k < count; k += 32)
+#pragma GCC unroll 2
+      for (int q = 0; q < 2; ++q) {
+        const __m256i codes = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(a + k + q * 16)));
+        const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(b + k + q * 16));
+        sum[q] = _mm256_add_epi32(sum[q], _mm256_madd_epi16(codes, x));
+      }
+    const __m256i both = _mm256_add_epi32(sum[0], sum[1]);
+    __m128i four = _mm_add_epi32(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
+    four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
+  }
+  static void storeu(float* p, Type v) { _mm256_storeu_ps(p, v); }
+  static float one(const float* p) { return *p; }
+  static float one(const uint16_t* p) {
+    const uint32_t bits = static_cast<uint32_t>(*p) << 16;
+    float value;
+    __builtin_memcpy(&value, &bits, sizeof value);
+    return value;
   }
 };
 

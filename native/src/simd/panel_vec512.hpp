@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// 512 bits of floats as panel_kernel.hpp and encoder_kernel.hpp use them.
+// 512 bits of floats as panel_kernel.hpp, encoder_kernel.hpp and neuron_kernel.hpp use them.
 #pragma once
 #include <immintrin.h>
 
@@ -45,6 +45,30 @@ struct PanelVec512 {
   static Type all(float v) { return _mm512_set1_ps(v); }
   static void store_first(float* p, Type v, int count) {
     _mm512_mask_storeu_ps(p, count >= 16 ? 0xffff : static_cast<__mmask16>((1u << count) - 1), v);
+  }
+  static Type loadu(const uint16_t* p) {
+    const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+  }
+  static float total(Type v) { return _mm512_reduce_add_ps(v); }
+  static int32_t dot_codes(const int8_t* a, const int16_t* b, int64_t count) {
+    __m512i sum[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
+    for (int64_t k = 0; k < count; k += 64)
+#pragma GCC unroll 2
+      for (int q = 0; q < 2; ++q) {
+        const __m512i codes =
+            _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(a + k + q * 32)));
+        sum[q] = _mm512_add_epi32(sum[q], _mm512_madd_epi16(codes, _mm512_loadu_si512(b + k + q * 32)));
+      }
+    return _mm512_reduce_add_epi32(_mm512_add_epi32(sum[0], sum[1]));
+  }
+  static void storeu(float* p, Type v) { _mm512_storeu_ps(p, v); }
+  static float one(const float* p) { return *p; }
+  static float one(const uint16_t* p) {
+    const uint32_t bits = static_cast<uint32_t>(*p) << 16;
+    float value;
+    __builtin_memcpy(&value, &bits, sizeof value);
+    return value;
   }
 };
 

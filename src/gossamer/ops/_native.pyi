@@ -266,6 +266,7 @@ def pack_few(
 ) -> PackedWeight: ...
 
 FloatArray = NDArray[np.float32]
+IntArray = NDArray[np.int32]
 
 class PanelLinear:
     @property
@@ -312,3 +313,25 @@ class EncoderModel:
     def features(self) -> int: ...
     @property
     def num_layers(self) -> int: ...
+
+class NeuronBlock:
+    def __init__(
+        self,
+        gate: NDArray[np.float32],
+        up: NDArray[np.float32] | None,
+        down: NDArray[np.float32],
+        gate_bias: NDArray[np.float32] | None,
+        up_bias: NDArray[np.float32] | None,
+        shift: float,
+        power: int,
+        bf16: bool,
+        kernels: str,
+    ) -> None: ...
+    def run(self, x: int, y: int) -> int: ...
+    def run_known(self, x: int, known: NDArray[np.int32], y: int) -> int: ...
+    @property
+    def neurons(self) -> int: ...
+    @property
+    def features(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...

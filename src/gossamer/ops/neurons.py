@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Feed-forward blocks whose neurons are mostly zero: only active ones are read.
+
+See native/include/gossamer/neurons.hpp. Legend: N neurons, D features, T tokens.
+"""
+
+import torch
+
+from gossamer.errors import InputError, KernelError
+from gossamer.ops import _native
+from gossamer.ops.kernels import active_kernels
+
+
+class PackedNeurons:
+    """`down(relu(gate(x) - shift)^power * up(x))` for few tokens; immutable, for inference.
+
+    A screen of int8 codes finds the neurons that may be active; those are computed exactly, in
+    fp32 arithmetic. A neuron whose input is above the shift by less than the rounding of its codes
+    can be missed with a chance of about 1e-9; its part of the result is as small as that rounding.
+
+    Args:
+        gate_ND: the rows that decide, float32; in a plain block the first layer.
+        up_ND: the rows they gate, None in a plain block.
+        down_ND: columns of the second layer, neuron by neuron: its weight transposed.
+        gate_bias_N: or None.
+        up_bias_N: or None.
+        shift: neurons up to here are zero.
+        power: 1 for ReLU, 2 for its square.
+        bf16: store the rows in bf16.
+    """
+
+    def __init__(
+        self,
+        gate_ND: torch.Tensor,
+        up_ND: torch.Tensor | None,
+        down_ND: torch.Tensor,
+        *,
+        gate_bias_N: torch.Tensor | None = None,
+        up_bias_N: torch.Tensor | None = None,
+        shift: float = 0.0,
+        power: int = 1,
+        bf16: bool = False,
+    ) -> None:
+        given = {"gate": gate_ND, "up": up_ND, "down": down_ND}
+        for name, weight in given.items():
+            if weight is None:
+                continue
+            if weight.dtype is not torch.float32 or not weight.is_cpu or weight.ndim != 2:
+                raise KernelError(
+                    f"neurons: {name} must be a float32 matrix on the CPU, got {weight.dtype}"
+                    f" {list(weight.shape)} on {weight.device}."
+                )
+            if weight.shape != gate_ND.shape:
+                raise KernelError(
+                    f"neurons: {name} must be {list(gate_ND.shape)} like gate, got"
+                    f" {list(weight.shape)}. Rows are neurons: transpose the second layer."
+                )
+            if not bool(weight.isfinite().all()):
+                raise KernelError(f"neurons: {name} holds NaN or infinity; it has no int8 codes.")
+        self.num_neurons, self.num_features = gate_ND.shape
+        self._native = _native.NeuronBlock(
+            gate=_array(gate_ND),
+            up=None if up_ND is None else _array(up_ND),
+            down=_array(down_ND),
+            gate_bias=None if gate_bias_N is None else _array(gate_bias_N),
+            up_bias=None if up_bias_N is None else _array(up_bias_N),
+            shift=shift,
+            power=power,
+            bf16=bf16,
+            kernels=active_kernels(),
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the packed block in memory."""
+        return self._native.nbytes
+
+    def __call__(
+        self, x: torch.Tensor, known: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, int]:
+        """The block's output for x [..., D], without the bias of `down`; active neurons seen.
+
+        `known`, ascending numbers of neurons, says that all others are zero, as a predictor or the
+        tokens before may know: nothing else is read then, not even the codes.
+        """
+        if x.dtype is not torch.float32 or not x.is_cpu or x.shape[-1:] != (self.num_features,):
+            raise InputError(
+                f"neurons: x must be float32 [..., {self.num_features}] on the CPU, got {x.dtype}"
+                f" {list(x.shape)} on {x.device}."
+            )
+        rows_TD = x.detach().reshape(-1, self.num_features).contiguous()
+        y_TD = torch.empty_like(rows_TD)
+        active = 0
+        numbers = None if known is None else _numbers(known, self.num_neurons)
+        for row, out in zip(rows_TD, y_TD, strict=True):
+            if numbers is None:
+                active += self._native.run(row.data_ptr(), out.data_ptr())
+            else:
+                active += self._native.run_known(row.data_ptr(), numbers, out.data_ptr())
+        return y_TD.view(x.shape), active
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "PackedNeurons":
+        return self  # immutable: copies of a model share it
+
+    def __reduce__(self) -> str:
+        raise KernelError(
+            "packed neurons live in one process and cannot be pickled. Save the model with"
+            " gossamer.save and compile it again after loading."
+        )
+
+
+def _numbers(known: torch.Tensor, num_neurons: int) -> "_native.IntArray":
+    wrong = known.ndim != 1 or known.is_floating_point() or known.dtype is torch.bool
+    if wrong or (len(known) and not 0 <= int(known.min()) <= int(known.max()) < num_neurons):
+        raise InputError(
+            f"neurons: known must be whole numbers in [0, {num_neurons}), ascending; got"
+            f" {known.dtype} {list(known.shape)}."
+        )
+    if bool((known.diff() <= 0).any()):
+        raise InputError("neurons: known must ascend without repetition; sort it first.")
+    return known.to(torch.int32).contiguous().numpy()
+
+
+def _array(values: torch.Tensor) -> "_native.FloatArray":
+    return values.detach().float().contiguous().numpy()
