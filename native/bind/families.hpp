@@ -9,6 +9,7 @@ void bind_adamw(nanobind::module_& m);
 void bind_bf16_pairs(nanobind::module_& m);
 void bind_bitmask(nanobind::module_& m);
 void bind_int8(nanobind::module_& m);  // after bind_packed_weight: its class is a base
+void bind_io_order(nanobind::module_& m);
 void bind_neurons(nanobind::module_& m);
 void bind_nmg(nanobind::module_& m);
 void bind_encoder(nanobind::module_& m);

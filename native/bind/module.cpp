@@ -22,6 +22,7 @@ NB_MODULE(_native, m) {
   bind::bind_conv(m);
   bind::bind_packed_weight(m);
   bind::bind_int8(m);
+  bind::bind_io_order(m);
   bind::bind_neurons(m);
   bind::bind_nmg(m);
   bind::bind_strip(m);

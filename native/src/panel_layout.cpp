@@ -42,9 +42,12 @@ PanelLayout fill(PanelLayout layout, const KeptWeight& weight, const std::vector
       std::iota(order.begin(), order.end(), 0);
       std::stable_sort(order.begin(), order.end(),
                        [&](int64_t a, int64_t b) { return counts[a] > counts[b]; });
+      // The first block starts every accumulator; in later ones rows that keep nothing are left out.
+      int64_t used = grouped;
+      while (block > 0 && used > 0 && counts[order[used - layout.group_rows]] == 0) used -= layout.group_rows;
       layout.blocks.push_back({static_cast<int64_t>(layout.row_ids.size()),
-                               static_cast<int64_t>(layout.values.size()), grouped});
-      for (int64_t i = 0; i < grouped; i += layout.group_rows) {
+                               static_cast<int64_t>(layout.values.size()), used});
+      for (int64_t i = 0; i < used; i += layout.group_rows) {
         const size_t at = layout.values.size();
         const int64_t longest = counts[order[i]];
         layout.values.resize(at + longest * layout.group_rows, 0.0f);

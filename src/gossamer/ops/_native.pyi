@@ -335,3 +335,15 @@ class NeuronBlock:
     def features(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
+
+def count_io(
+    order: list[tuple[int, int]], neurons: int, memory: int, knows_future: bool
+) -> tuple[int, int]: ...
+def anneal_order(
+    order: list[tuple[int, int]],
+    neurons: int,
+    memory: int,
+    moves: int,
+    start: float,
+    seed: int,
+) -> list[tuple[int, int]]: ...
