@@ -197,3 +197,21 @@ def test_a_compiled_encoder_gives_no_gradients(monkeypatch):
     fast = gossamer.compile(bert(), tokens=64)
     with pytest.raises(InputError, match="for inference"):
         fast.encoder(torch.randn(1, 40, 24, requires_grad=True))
+
+
+def test_torch_compile_and_export_see_one_op(monkeypatch):
+    monkeypatch.setenv("GOSSAMER_TUNE", "off")
+    fast = gossamer.compile(bert(), tokens=64)
+    ids = torch.randint(1, 50, (2, 30))
+    with torch.inference_mode():
+        wanted = fast(input_ids=ids).last_hidden_state
+        compiled = torch.compile(fast, backend="eager")
+        torch.testing.assert_close(compiled(input_ids=ids).last_hidden_state, wanted)
+    exported = torch.export.export(fast, (), {"input_ids": ids})
+    assert any("packed_encoder" in str(node.target) for node in exported.graph.nodes)
+    handle = fast.encoder._handle
+    x, mask = torch.randn(2, 20, 24), torch.ones(2, 20, dtype=torch.long)
+    for some in (None, mask):
+        torch.library.opcheck(torch.ops.gossamer.packed_encoder.default, (x, some, handle))
+    with pytest.raises(KernelError, match="no longer exist"):
+        torch.ops.gossamer.packed_encoder(x, None, 1)

@@ -7,7 +7,9 @@ tile is 64 tokens wide whether they are there or not.
 Legend: B sequences, T padded tokens, N live tokens of all sequences, D features.
 """
 
+import copy
 import math
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,7 +18,7 @@ import torch
 from torch import nn
 
 from gossamer import settings
-from gossamer.errors import InputError
+from gossamer.errors import InputError, KernelError
 from gossamer.nn.token_attention import live_tokens
 from gossamer.nn.token_pruning import EncoderOutput
 from gossamer.ops.encoder import PackedEncoder
@@ -53,6 +55,8 @@ class NativeEncoder(nn.Module):
         self._stock = (stock,)
         self.layer: Any = stock.layer
         self.packed = packed
+        self._handle = id(packed)
+        _ENCODERS[self._handle] = packed
         self.choices = tuple(sorted(choices, key=lambda choice: choice.tokens))
         self.min_tokens = _first_win(self.choices)
         self.config: Any = getattr(stock, "config", None)
@@ -64,7 +68,7 @@ class NativeEncoder(nn.Module):
         **kwargs: Any,
     ) -> Any:
         """The last hidden state [B, T, D], zeros where there was padding."""
-        batch, tokens, features = hidden_states.shape
+        batch, tokens = hidden_states.shape[:2]
         if batch * tokens < self.min_tokens or _asks_for_more(kwargs):
             return self._stock[0](hidden_states, attention_mask, **kwargs)
         if hidden_states.requires_grad and torch.is_grad_enabled():
@@ -72,23 +76,63 @@ class NativeEncoder(nn.Module):
                 "a compiled encoder is for inference and gives no gradients. Call it under"
                 " torch.inference_mode(), or train the model it was compiled from."
             )
-        rows = hidden_states.reshape(batch * tokens, features)
-        if attention_mask is None:
-            output = self.packed(rows, [tokens] * batch)
-            return EncoderOutput(output.view(batch, tokens, features))
-        live_BT = live_tokens(attention_mask, hidden_states)
-        lengths = live_BT.sum(dim=1).tolist()
-        if sum(lengths) == batch * tokens:
-            output = self.packed(rows, lengths)
-        else:
-            places = live_BT.flatten().nonzero().flatten()
-            output = rows.new_zeros(rows.shape)
-            output[places] = self.packed(rows[places], lengths)
-        return EncoderOutput(output.view(batch, tokens, features))
+        if torch.compiler.is_compiling():
+            return EncoderOutput(packed_encoder(hidden_states, attention_mask, self._handle))
+        return EncoderOutput(_run_padded(self.packed, hidden_states, attention_mask))
+
+    def to_compact(self) -> nn.Module:
+        """The encoder it was made of, with the layers as they are now: what is saved."""
+        encoder = copy.copy(self._stock[0])
+        encoder.__dict__["_modules"] = {**encoder._modules, "layer": self.layer}
+        return encoder
 
     def extra_repr(self) -> str:
         """What the native call computes in, and from where on."""
         return f"precision={self.packed.precision}, min_tokens={self.min_tokens}"
+
+
+def _run_padded(
+    packed: PackedEncoder, hidden_BTD: torch.Tensor, mask: torch.Tensor | None
+) -> torch.Tensor:
+    """What a padded batch gives, zeros where there was padding; only live tokens are computed."""
+    batch, tokens, features = hidden_BTD.shape
+    rows = hidden_BTD.reshape(batch * tokens, features)
+    if mask is None:
+        return packed(rows, [tokens] * batch).view_as(hidden_BTD)
+    live_BT = live_tokens(mask, hidden_BTD)
+    lengths = live_BT.sum(dim=1).tolist()
+    if sum(lengths) == batch * tokens:
+        return packed(rows, lengths).view_as(hidden_BTD)
+    places = live_BT.flatten().nonzero().flatten()
+    output = rows.new_zeros(rows.shape)
+    output[places] = packed(rows[places], lengths)
+    return output.view_as(hidden_BTD)
+
+
+# Custom ops take tensors and numbers only, so a packed encoder goes through them as a number. The
+# table does not keep encoders alive.
+_ENCODERS: "weakref.WeakValueDictionary[int, PackedEncoder]" = weakref.WeakValueDictionary()
+
+
+@torch.library.custom_op("gossamer::packed_encoder", mutates_args=())
+def packed_encoder(
+    hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, handle: int
+) -> torch.Tensor:
+    """A `NativeEncoder` as an op that torch.compile and export can see."""
+    packed = _ENCODERS.get(handle)
+    if packed is None:
+        raise KernelError(
+            "packed encoder: the weights behind this graph no longer exist; a packed model lives in"
+            " one process. Compile or export the compact model instead."
+        )
+    return _run_padded(packed, hidden_states, attention_mask)
+
+
+@packed_encoder.register_fake
+def _(
+    hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, handle: int
+) -> torch.Tensor:
+    return torch.empty_like(hidden_states, memory_format=torch.contiguous_format)
 
 
 def pack_encoder(encoder: nn.Module, precision: str) -> PackedEncoder:
