@@ -2,7 +2,7 @@
 """The time of a pruned model beside the dense one's, on a batch of the user's own data."""
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import nn
 from gossamer.ops.timing import Duel, duel
 from gossamer.prune.batches import call_on_batch
 from gossamer.prune.calibrated import evaluating
-from gossamer.run.choose import Chooser
+from gossamer.run.choose import Call, Chooser, Rival
 from gossamer.run.compiler import compile as compile_model
 from gossamer.run.contenders import Contenders
 from gossamer.run.packed import Choice
@@ -24,6 +24,9 @@ class _AlwaysDense(Chooser):
 
     def choose(self, contenders: Contenders, tokens: int) -> Choice:
         return Choice(tokens, "dense", None, None, "dense twin")
+
+    def choose_among(self, sparse: Sequence[Rival], dense: Call) -> Choice:
+        return Choice(sparse[0].key.tokens, "dense", None, None, "dense twin")
 
 
 def tokens_seen(model: nn.Module, layers: Iterable[nn.Module], batch: Any) -> tuple[int, ...]:

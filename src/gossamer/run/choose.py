@@ -35,11 +35,15 @@ _RULE_FEW_TOKENS = 16
 
 @dataclass(frozen=True)
 class Rival:
-    """A kernel's run of one layer; `key` says what its time holds for."""
+    """A kernel's run of one layer; `key` says what its time holds for.
+
+    `unmeasured` is the choice where nothing is measured; None for the rule of densities.
+    """
 
     kernel: str
     key: CostKey
     run: Call
+    unmeasured: Choice | None = None
 
 
 class Chooser:
@@ -90,7 +94,8 @@ class Chooser:
         """The fastest of callables that do the same; the lowest precision comes last."""
         tokens = sparse[0].key.tokens
         if not self._tune:
-            return _by_rule(sparse[-1].kernel, sparse[-1].key.density, tokens)
+            lowest = sparse[-1]
+            return lowest.unmeasured or _by_rule(lowest.kernel, lowest.key.density, tokens)
         times = [self._time_rival(one, dense) if _rank() == 0 else None for one in sparse]
         names = [one.kernel for one in sparse]
         return _by_time(tokens, dict(zip(names, _from_rank_zero(times), strict=True)))

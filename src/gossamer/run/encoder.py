@@ -172,10 +172,8 @@ def choose_encoder(
 
 def _choice(stock: nn.Module, packed: PackedEncoder, count: int, chooser: Chooser) -> Choice:
     name = "encoder" if packed.precision == "fp32" else f"encoder-{packed.precision}"
-    if not settings.tuning_enabled():
-        wins = count >= _RULE_TOKENS
-        why = f"fixed rule (GOSSAMER_TUNE=off): {count} tokens, one call from {_RULE_TOKENS} on"
-        return Choice(count, name if wins else "dense", None, None, why)
+    rule = f"fixed rule (GOSSAMER_TUNE=off): {count} tokens, one call from {_RULE_TOKENS} on"
+    kernel = name if count >= _RULE_TOKENS else "dense"
     # Sequences as long as they commonly are: the rest of the tokens are further ones.
     tokens = min(count, _SEQUENCE)
     sequences = -(-count // tokens)
@@ -191,7 +189,8 @@ def _choice(stock: nn.Module, packed: PackedEncoder, count: int, chooser: Choose
         tokens=count,
         threads=torch.get_num_threads(),
     )
-    rival = Rival(name, key, lambda: packed(rows, [tokens] * sequences))
+    unmeasured = Choice(count, kernel, None, None, rule)
+    rival = Rival(name, key, lambda: packed(rows, [tokens] * sequences), unmeasured)
     choice = chooser.choose_among([rival], lambda: stock(x_BTD, None))
     why = choice.why.replace("dense is faster", "layer by layer is faster")
     return replace(choice, why=why.replace("x dense", "x layer by layer"))
