@@ -1,27 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """Accuracy of every schedule on Fashion-MNIST beside dense, at equal steps.
 
-    python benchmarks/schedules.py [--json] [--seeds 3] [--sparsities 0.8 0.9 0.95]
-        [--methods gradual rigl ...] [--epochs 5] [--data DIR] [--threads 2]
+    python benchmarks/schedules.py [--json FILE] [--seeds 3] [--sparsities 0.8 0.9 0.95]
+        [--methods gradual rigl ...] [--epochs 5] [--limit 30000] [--data DIR] [--log FILE]
+    python benchmarks/schedules.py --held-out --methods rigl --set rigl.drop=0.3
 
-An MLP 784-300-100-10 and, for Early-Bird beside late pruning, a CNN with BatchNorm.
-All runs of a seed see the same batches, the same optimizer (AdamW, cosine learning rate) and the
-same number of steps. `lost` is in points of test accuracy against the dense run of the same seed.
+An MLP 784-300-100-10 and, for Early-Bird beside late pruning, a CNN with BatchNorm. All runs of a
+seed see the same batches, the same optimizer and the same number of steps; only the late-pruned
+CNNs train longer. `lost` is in points of accuracy against the dense run of the same seed.
+
+What METHODS sets was chosen with --held-out, on training images that are set aside and not trained
+on. Test images chose nothing. With --log, runs that are in FILE already are not done again.
 """
 
-import math
+import json
 import statistics
-import time
+import sys
 
 import torch
 from rich.table import Table
-from torch import nn
-from torch.nn.functional import cross_entropy
 
-import gossamer
 from support import fashion, options
+from support.fashion_training import BATCH, OPTIMIZERS, Finished, num_steps, train
 
-BATCH, RATE, DECAY = 128, 3e-3, 1e-2
 # Everything a method needs beside the sparsity; what is left out is the schedule's default.
 METHODS = {
     "oneshot": {},
@@ -38,6 +39,8 @@ METHODS = {
 }
 DYNAMIC = ("gradual", "acdc", "topkast", "rigl", "set")
 WITHIN_A_POINT = ("gradual", "rigl")
+# Late pruning has the whole dense run, and then this part of it again to recover.
+AGAIN = 0.7
 
 
 def arguments():
@@ -45,149 +48,89 @@ def arguments():
     made.add_argument("--seeds", type=int, default=3)
     made.add_argument("--sparsities", type=float, nargs="+", default=[0.8, 0.9, 0.95])
     made.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    made.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd")
     made.add_argument("--epochs", type=int, default=5)
     made.add_argument("--limit", type=int, help="so many training images only")
     made.add_argument("--data", help="folder with the four idx files of Fashion-MNIST")
     made.add_argument("--parts", nargs="+", choices=("mlp", "cnn"), default=["mlp", "cnn"])
+    made.add_argument("--held-out", action="store_true", help="test on held-out training images")
+    made.add_argument("--set", nargs="*", default=[], help="other settings: rigl.every=0.05")
+    made.add_argument("--log", metavar="FILE", help="finished runs, as JSON lines")
     given = made.parse_args()
     if given.quick:
         given.seeds, given.epochs, given.limit = 1, 2, 6000
     return given
 
 
-def mlp():
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(784, 300), nn.ReLU(), nn.Linear(300, 100), nn.ReLU(),
-        nn.Linear(100, 10),
-    )  # fmt: skip
+def settings(given):
+    """METHODS with what --set says."""
+    found = {method: dict(own) for method, own in METHODS.items()}
+    for text in given.set:
+        name, _, value = text.partition("=")
+        method, _, key = name.partition(".")
+        if method not in found or not key or not value:
+            sys.exit(f"schedules: --set {text}: expected METHOD.KEY=VALUE, as in rigl.every=0.05.")
+        found[method][key] = json.loads(value)
+    return found
 
 
-def cnn():
-    def stage(inner, outer):
-        return [nn.Conv2d(inner, outer, 3, padding=1, bias=False), nn.BatchNorm2d(outer), nn.ReLU()]
-
-    return nn.Sequential(
-        *stage(1, 16), nn.MaxPool2d(2), *stage(16, 32), nn.MaxPool2d(2), *stage(32, 64),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10),
-    )  # fmt: skip
-
-
-def batch_loss(model, batch):
-    return cross_entropy(model(batch[0]), batch[1])
+def mlp_cases(given):
+    """(method, sparsity, schedule) of one seed."""
+    own = settings(given)
+    yield "dense", 0.0, None
+    for goal in given.sparsities:
+        for method in given.methods:
+            yield method, goal, {"kind": method, "sparsity": goal, **own[method]}
 
 
-def train(make, data, schedule, seed, epochs):
-    """Test accuracy in percent and what happened."""
-    torch.manual_seed(seed)
-    model = make()
-    per_epoch = len(data.x_train) // BATCH
-    steps = epochs * per_epoch
-    decayed = [p for p in model.parameters() if p.ndim > 1]
-    plain = [p for p in model.parameters() if p.ndim < 2]
-    optimizer = torch.optim.AdamW(
-        [{"params": decayed}, {"params": plain, "weight_decay": 0.0}], RATE, weight_decay=DECAY
-    )
-    ctl = None
-    if schedule is not None:
-        first = [(data.x_train[:500], data.y_train[:500])]
-        ctl = gossamer.attach(
-            model, {**schedule, "seed": seed}, optimizer, total_steps=steps, data=first,
-            loss=batch_loss,
-        )  # fmt: skip
-    order = torch.Generator().manual_seed(seed)
-    start, step, position = time.perf_counter(), 0, 0
-    for _ in range(epochs):
-        shuffled = torch.randperm(len(data.x_train), generator=order)
-        for index in shuffled[: per_epoch * BATCH].split(BATCH):
-            for group in optimizer.param_groups:
-                group["lr"] = (
-                    RATE
-                    * min(1.0, (position + 1) / 100)
-                    * (0.5 + 0.5 * math.cos(math.pi * position / steps))
-                )
-            optimizer.zero_grad()
-            loss = batch_loss(model, (data.x_train[index], data.y_train[index]))
-            extra = None if ctl is None else ctl.penalty()
-            (loss if extra is None else loss + extra).backward()
-            optimizer.step()
-            step, position = step + 1, position + 1
-            for event in [] if ctl is None else ctl.step():
-                position = event.details.get("lr_step", position)
-    seconds = time.perf_counter() - start
+def cnn_cases(end):
+    """Name -> schedule and what follows: Early-Bird beside the same pruning after a whole run.
+
+    `end` is the last step of that run.
+    """
+    channels = {"kind": "early_bird", "form": "channels", "sparsity": 0.5}
     return {
-        "accuracy": accuracy(model, data),
-        "sparsity": 0.0 if ctl is None else ctl.sparsity(),
-        "seconds": seconds,
-        "ticket": ticket(ctl, steps),
-    }
-
-
-def ticket(ctl, steps):
-    """When Early-Bird drew, as a fraction of the run."""
-    drawn = [] if ctl is None else [event for event in ctl.events if event.kind == "ticket"]
-    if not drawn:
-        return None
-    return {"at": drawn[0].step / steps, "agreed": drawn[0].details["agreed"]}
-
-
-@torch.inference_mode()
-def accuracy(model, data):
-    model.eval()
-    hits = sum(
-        int((model(x).argmax(1) == y).sum())
-        for x, y in zip(data.x_test.split(1000), data.y_test.split(1000), strict=True)
-    )
-    return 100.0 * hits / len(data.y_test)
-
-
-def mlp_runs(data, given):
-    runs = []
-    for seed in range(given.seeds):
-        dense = train(mlp, data, None, seed, given.epochs)
-        runs.append({"method": "dense", "goal": 0.0, "seed": seed, **dense})
-        options.progress(f"schedules: seed {seed} dense {dense['accuracy']:.2f}")
-        for goal in given.sparsities:
-            for method in given.methods:
-                schedule = {"kind": method, "sparsity": goal, **METHODS[method]}
-                found = train(mlp, data, schedule, seed, given.epochs)
-                runs.append({"method": method, "goal": goal, "seed": seed, **found})
-                options.progress(
-                    f"schedules: seed {seed} {method} {goal:g} {found['accuracy']:.2f}"
-                    f" ({found['seconds']:.0f} s)"
-                )
-    return runs
-
-
-def cnn_runs(data, given):
-    """Early-Bird on channels and weights, beside the same pruning late in the run."""
-    cases = {
-        "dense": None,
-        "early-bird channels 50 %": {"kind": "early_bird", "form": "channels", "sparsity": 0.5},
-        "late channels 50 %": {
-            "kind": "early_bird", "form": "channels", "sparsity": 0.5, "begin": 0.7, "end": 0.7,
-        },
-        "early-bird weights 80 %": {"kind": "early_bird", "sparsity": 0.8},
-        "late weights 80 %": {"kind": "oneshot", "at": 0.7, "budget": "global", "sparsity": 0.8},
+        "dense": (None, 0.0),
+        "early-bird channels 50 %": (channels, 0.0),
+        "late channels 50 %": ({**channels, "begin": end, "end": end}, AGAIN),
+        "early-bird weights 80 %": ({"kind": "early_bird", "sparsity": 0.8}, 0.0),
+        "late weights 80 %": (
+            {"kind": "oneshot", "at": end, "budget": "global", "sparsity": 0.8}, AGAIN,
+        ),
     }  # fmt: skip
-    runs = []
+
+
+def all_runs(data, given):
+    """Results of both parts, seed after seed."""
+    finished, mlp, cnn = Finished(given.log), [], []
+    end = num_steps(data, given.epochs)
+
+    def result(name, **case):
+        case = {**case, "epochs": given.epochs, "optimizer": given.optimizer}
+        found = finished.get({"data": data.source, **case}, lambda: train(data, **case))
+        options.progress(
+            f"schedules: {case['model']} seed {case['seed']} {name} {found['accuracy']:.2f}"
+            f" ({found['cpu_seconds']:.0f} CPU s) {found['ticket'] or ''}"
+        )
+        return found
+
     for seed in range(given.seeds):
-        for name, schedule in cases.items():
-            found = train(cnn, data, schedule, seed, given.epochs)
-            runs.append({"method": name, "seed": seed, **found})
-            options.progress(
-                f"schedules: CNN seed {seed} {name} {found['accuracy']:.2f} {found['ticket'] or ''}"
-            )
-    return runs
+        for method, goal, schedule in mlp_cases(given) if "mlp" in given.parts else ():
+            found = result(f"{method} {goal:g}", model="mlp", schedule=schedule, seed=seed)
+            mlp.append({"method": method, "goal": goal, "seed": seed, **found})
+        for name, (schedule, again) in cnn_cases(end).items() if "cnn" in given.parts else ():
+            found = result(name, model="cnn", schedule=schedule, seed=seed, again=again)
+            cnn.append({"method": name, "seed": seed, **found})
+    return mlp, cnn
 
 
 def spread(values):
     return f"{statistics.mean(values):.2f} +- {(max(values) - min(values)) / 2:.2f}"
 
 
-def mlp_table(runs, given, source):
+def mlp_table(runs, given):
     dense = {run["seed"]: run["accuracy"] for run in runs if run["method"] == "dense"}
-    title = f"MLP 784-300-100-10, Fashion-MNIST ({source}), dense {spread(list(dense.values()))} %"
-    table = Table(title=title)
+    table = Table(title=f"MLP 784-300-100-10, dense {spread(list(dense.values()))} %")
     table.add_column("method")
     for goal in given.sparsities:
         table.add_column(f"{goal:.0%}", justify="right")
@@ -242,19 +185,21 @@ def cnn_table(runs):
 def main():
     given = arguments()
     torch.set_num_threads(given.threads)
-    data = fashion.load(given.data, given.limit)
-    runs = mlp_runs(data, given) if "mlp" in given.parts else []
-    convolutional = cnn_runs(data, given) if "cnn" in given.parts else []
+    data = fashion.load(given.data, given.limit, given.held_out)
+    mlp, cnn = all_runs(data, given)
     document = {
         "machine": options.machine(),
         "data": data.source,
         "epochs": given.epochs,
         "batch": BATCH,
-        "mlp": runs,
-        "cnn": convolutional,
+        "optimizer": given.optimizer,
+        "settings": settings(given),
+        "mlp": mlp,
+        "cnn": cnn,
     }
-    tables = [mlp_table(runs, given, data.source)] if runs else []
-    tables += [cnn_table(convolutional)] if convolutional else []
+    options.progress(f"schedules: Fashion-MNIST, {data.source}, {given.epochs} epochs")
+    tables = [mlp_table(mlp, given)] if mlp else []
+    tables += [cnn_table(cnn)] if cnn else []
     options.give(given, document, *tables)
 
 

@@ -26,12 +26,19 @@ class Images:
     y_test: torch.Tensor
 
 
-def load(folder=None, limit=None):
-    """The images of `folder`, of the Debian package, or the subset under GOSSAMER_DATA."""
+def load(folder=None, limit=None, held_out=False):
+    """The images of `folder`, of the Debian package, or the subset under GOSSAMER_DATA.
+
+    Args:
+        folder: with the four idx files.
+        limit: so many training images only.
+        held_out: the last sixth of the training images takes the place of the test images: settings
+            are chosen there.
+    """
     place = Path(folder) if folder else DEBIAN
     if (place / "train-images-idx3-ubyte.gz").exists():
         arrays = _idx(place)
-        source = f"{len(arrays[0][:limit])} of {len(arrays[0])} images"
+        source = "all of it"
     else:
         data = settings.data_dir()
         file = None if data is None else data / "fashion-mnist-subset" / "fashion_3k_1k.npz"
@@ -42,8 +49,13 @@ def load(folder=None, limit=None):
             )
         with np.load(file) as held:
             arrays = [held[name] for name in ("x_train", "y_train", "x_test", "y_test")]
-        source = f"subset of {len(arrays[0])} images"
+        source = "subset"
+    if held_out:
+        cut = len(arrays[0]) - len(arrays[0]) // 6
+        arrays = [*(a[:cut] for a in arrays[:2]), *(a[cut:] for a in arrays[:2])]
     x_train, y_train, x_test, y_test = arrays
+    source += f", {len(x_train[:limit])} images to train, {len(x_test)} to test"
+    source += " (held out of the training images)" if held_out else ""
     pixels, test = (
         torch.from_numpy(x.astype(np.float32)).view(-1, 1, 28, 28) / 255.0
         for x in (x_train[:limit], x_test)
