@@ -27,10 +27,10 @@ from support.fashion_training import BATCH, OPTIMIZERS, Finished, num_steps, tra
 METHODS = {
     "oneshot": {},
     "gradual": {},
-    "acdc": {},
+    "acdc": {"phase": 0.1, "last_dense": 0.5, "end": 0.6},
     "topkast": {},
-    "rigl": {},
-    "set": {},
+    "rigl": {"every": 0.04, "end": 0.5, "drop": 0.5, "gradient_steps": 10},
+    "set": {"every": 0.04},
     "early_bird": {},
     "snip": {},
     "grasp": {},
