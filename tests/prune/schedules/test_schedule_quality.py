@@ -41,7 +41,7 @@ def student_loss(kind, sparsity, seed, samples, steps, **settings):
         nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(),
         nn.Linear(WIDTH, WIDTH),
     )  # fmt: skip
-    optimizer = torch.optim.AdamW(model.parameters(), 5e-3, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), 5e-3, weight_decay=0.0, fused=True)
     rates = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     ctl = None
     if kind != "dense":
@@ -78,11 +78,10 @@ def test_moving_masks_beat_a_random_one_at_90_percent():
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("sparsity", [0.9, 0.95])
 def test_the_order_of_the_family(sparsity):
+    """Means of five seeds, independent inputs."""
     kinds = ("dense", "gradual", "acdc", "rigl", "set", "topkast", "random")
-    loss = {kind: mean_loss(kind, sparsity, 5, 20_000, 2000) for kind in kinds}
-    loss["uniform"] = mean_loss("random", sparsity, 5, 20_000, 2000, budget="uniform")
-    print(loss)
-    assert loss["dense"] <= 1.05 * min(loss["gradual"], loss["acdc"])
-    assert max(loss["gradual"], loss["acdc"]) <= 1.1 * loss["rigl"]
-    assert loss["rigl"] < loss["set"] < loss["random"]
-    assert loss["topkast"] < loss["random"]
+    loss = {kind: mean_loss(kind, sparsity, 5, steps=1000) for kind in kinds}
+    assert loss["dense"] <= min(loss["gradual"], loss["acdc"]), loss
+    assert max(loss["gradual"], loss["acdc"]) <= loss["rigl"], loss
+    assert loss["rigl"] < loss["set"] < loss["random"], loss
+    assert loss["topkast"] < loss["random"], loss
