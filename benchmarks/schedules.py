@@ -88,11 +88,15 @@ def cnn_cases(end):
 
     `end` is the last step of that run.
     """
-    channels = {"kind": "early_bird", "form": "channels", "sparsity": 0.5}
+    # One threshold for all gammas, as published, starves the first layers in a run this short.
+    channels = {"kind": "early_bird", "form": "channels", "budget": "uniform", "sparsity": 0.5}
+    published = {**channels, "budget": "global"}
     return {
         "dense": (None, 0.0),
         "early-bird channels 50 %": (channels, 0.0),
         "late channels 50 %": ({**channels, "begin": end, "end": end}, AGAIN),
+        "early-bird channels 50 %, global": (published, 0.0),
+        "late channels 50 %, global": ({**published, "begin": end, "end": end}, AGAIN),
         "early-bird weights 80 %": ({"kind": "early_bird", "sparsity": 0.8}, 0.0),
         "late weights 80 %": (
             {"kind": "oneshot", "at": end, "budget": "global", "sparsity": 0.8}, AGAIN,

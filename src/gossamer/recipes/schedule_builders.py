@@ -126,6 +126,7 @@ def _acdc(data: schema.AcDc, density: float, total: int) -> Schedule:
 def _early_bird(data: schema.EarlyBird, density: float, total: int) -> Schedule:
     settings: dict[str, Any] = {
         "density": density,
+        "budget": data.budget,
         "window": _window(data, total),
         "distance": data.distance,
         "threshold": data.threshold,
@@ -133,7 +134,7 @@ def _early_bird(data: schema.EarlyBird, density: float, total: int) -> Schedule:
     }
     if data.form == "channels":
         return early_bird.EarlyBirdChannels(**settings, l1=data.l1)
-    return early_bird.EarlyBird(**settings, budget=data.budget)
+    return early_bird.EarlyBird(**settings)
 
 
 _MAKERS: dict[type, Callable[[Any, float, int], Schedule]] = {

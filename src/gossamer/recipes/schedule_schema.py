@@ -281,10 +281,13 @@ class EarlyBird(_Window):
 
     @model_validator(mode="after")
     def _whole_channels(self) -> "EarlyBird":
-        if self.form == "channels" and (self.pattern, self.budget) != ("unstructured", "global"):
+        if self.form != "channels":
+            return self
+        if self.pattern != "unstructured" or self.budget == "erk":
             raise ValueError(
-                "form: channels are cut whole, by one threshold for all of them; leave out pattern"
-                f" ({self.pattern}) and budget ({self.budget}), or use form weights."
+                "form: channels are cut whole, by one threshold (budget global) or the same part of"
+                f" each layer (uniform); leave out pattern ({self.pattern}) and budget"
+                f" ({self.budget}), or use form weights."
             )
         return self
 

@@ -174,6 +174,24 @@ def test_no_layer_loses_all_its_channels():
     ctl.close()
 
 
+@pytest.mark.parametrize(("sparsity", "kept"), [(0.0, [8, 12]), (0.5, [4, 6]), (0.99, [1, 1])])
+def test_budget_uniform_keeps_the_same_part_of_each_layer(sparsity, kept):
+    model = small_cnn()
+    order = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        # All gammas of the first layer are below all of the second.
+        for i, low in ((1, 0.1), (4, 0.9)):
+            model[i].weight.copy_(low + 0.1 * torch.rand(len(model[i].weight), generator=order))
+    before = [model[i].weight.detach().clone() for i in (1, 4)]
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    given = {**CHANNELS, "sparsity": sparsity, "budget": "uniform", "begin": 1, "end": 1}
+    ctl = gossamer.attach(model, given, optimizer, total_steps=2)
+    ctl.step()
+    for i, gamma, number in zip((1, 4), before, kept, strict=True):
+        assert torch.equal(model[i].weight != 0, keep_largest(gamma, number))
+    ctl.close()
+
+
 def test_channels_need_batch_norm():
     model = nn.Sequential(nn.Linear(4, 4))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

@@ -89,11 +89,13 @@ class EarlyBird(Schedule):
 
 
 class EarlyBirdChannels(EarlyBird):
-    """The structured form: whole channels, one threshold for all gammas.
+    """The structured form: whole channels by |gamma|.
 
-    Exactly round(density * channels) are kept, the lower channel wins a tie; each layer keeps a
-    tenth of its channels at least, as one without any would give a constant. A cut channel's gamma
-    and beta are held at 0 for the rest of the run.
+    Budget global is the published one: one threshold for all gammas. Exactly
+    round(density * channels) are kept, and a tenth of each layer at least, as one without any would
+    give a constant. Early in a run gammas are all near 1, and small differences between whole
+    layers decide; budget uniform then keeps the same part of each layer. The lower channel wins a
+    tie. A cut channel's gamma and beta are held at 0 for the rest of the run.
     """
 
     _channels: list[Channels]
@@ -103,6 +105,7 @@ class EarlyBirdChannels(EarlyBird):
         self,
         *,
         density: float,
+        budget: str,
         window: Window,
         distance: Distance,
         threshold: float,
@@ -111,7 +114,7 @@ class EarlyBirdChannels(EarlyBird):
     ) -> None:
         super().__init__(
             density=density,
-            budget="global",
+            budget=budget,
             window=window,
             distance=distance,
             threshold=threshold,
@@ -151,10 +154,16 @@ class EarlyBirdChannels(EarlyBird):
             self._keep([held[part.norm_name].bool() for part in self._channels])
 
     def _wanted(self) -> list[torch.Tensor]:
-        scores = [
-            _protected(checked_scores(part.norm_name, part.gamma.detach().abs()).float())
+        sizes = [
+            checked_scores(part.norm_name, part.gamma.detach().abs()).float()
             for part in self._channels
         ]
+        if self._budget == "uniform":
+            # One at least: a layer without any would give a constant.
+            return [
+                keep_largest(size, max(1, kept_count(self._density, len(size)))) for size in sizes
+            ]
+        scores = [_protected(size) for size in sizes]
         total = torch.tensor(sum(len(score) for score in scores))
         if self.run.shards is not None:
             torch.distributed.all_reduce(total, group=self.run.shards)
