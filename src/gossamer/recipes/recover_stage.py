@@ -66,7 +66,7 @@ def run_recover_stage(
         clock: of its minutes.
     """
     check_apart(teacher, model)
-    samples, size = _samples(step, given)
+    samples, size = samples_for(given, step.batch, "a recover stage")
     train, held = samples.split(step.holdout, step.seed)
     objective = Distillation(
         Teacher(teacher),
@@ -81,7 +81,10 @@ def run_recover_stage(
         return sum(losses) / len(losses)
 
     checks = _Checks(given.say)
-    with _trainable(model, step.freeze), compact_form(model, train.mean_tokens(size)):
+    with (
+        trainable(model, step.freeze, "recover.freeze"),
+        compact_form(model, train.mean_tokens(size)),
+    ):
         shown = list(held.in_order(size))
         calls = [batch.run for batch in shown[:: max(1, len(shown) // _CALIBRATED_ON)]]
         quantised = fake_int8(model, step.scales, calibrate=calls)
@@ -125,10 +128,11 @@ class _Checks:
         """Nothing is open."""
 
 
-def _samples(step: Recover, given: StageInput) -> tuple[RecoverySamples, int]:
+def samples_for(given: StageInput, batch: int, what: str) -> tuple[RecoverySamples, int]:
+    """What a stage trains on, and how many make a step: `batch`, or a user's batch as it is."""
     if given.samples is not None:
-        return given.samples, step.batch
-    return samples_of_batches(given.needed_batches("a recover stage")), 1
+        return given.samples, batch
+    return samples_of_batches(given.needed_batches(what)), 1
 
 
 def _terms(step: Recover) -> Terms:
@@ -151,6 +155,7 @@ def _schedule(step: Recover) -> Schedule:
         decay=step.decay,
         checks=step.checks,
         checkpoint_every=step.checkpoint.every,
+        on_full_disk=step.checkpoint.on_full_disk,
     )
 
 
@@ -186,7 +191,7 @@ def _task(loss: Loss) -> TaskLoss:
 
 
 @contextmanager
-def _trainable(model: nn.Module, freeze: tuple[str, ...] | None) -> Iterator[None]:
+def trainable(model: nn.Module, freeze: tuple[str, ...] | None, where: str) -> Iterator[None]:
     """Parameters take gradients inside unless frozen; afterwards as before."""
     before = {parameter: parameter.requires_grad for parameter in model.parameters()}
     if not any(before.values()):
@@ -194,7 +199,7 @@ def _trainable(model: nn.Module, freeze: tuple[str, ...] | None) -> Iterator[Non
         model.requires_grad_(True)
     modules = {name: module for name, module in model.named_modules() if name}
     for rule in freeze or ():
-        for name in match(rule, modules, "recover.freeze"):
+        for name in match(rule, modules, where):
             modules[name].requires_grad_(False)
     try:
         yield
@@ -221,5 +226,10 @@ def _notes(step: Recover, loop: Loop, num_samples: int) -> list[str]:
         notes.append(
             "recover: trained for int8 kernels, gossamer.compile(model, precision='int8'); files"
             " and fp32 kernels hold the weights as they are before rounding."
+        )
+    if step.scales != "token":
+        notes.append(
+            f"recover: {step.scales} scales of activations end with the stage; gossamer.compile"
+            " measures every token, which scales: token trains for."
         )
     return notes

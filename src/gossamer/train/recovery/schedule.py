@@ -3,6 +3,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from gossamer.errors import InputError
 from gossamer.train.learning_rate import LearningRate, Shape
@@ -25,6 +26,7 @@ class Schedule:
         clip: largest norm of all gradients together.
         checks: how often the model is validated, evenly spread; the start is one more.
         checkpoint_every: steps between two checkpoints.
+        on_full_disk: "stop", or "go-on" without the checkpoint.
     """
 
     steps: int = 1000
@@ -35,6 +37,7 @@ class Schedule:
     clip: float = 1.0
     checks: int = 8
     checkpoint_every: int = 0
+    on_full_disk: Literal["stop", "go-on"] = "stop"
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.checks < 1:
@@ -63,4 +66,5 @@ class Schedule:
             keep_best=HELD_OUT if keep_best else None,
             evaluate_every=math.ceil(self.steps / self.checks),
             checkpoint_every=self.checkpoint_every,
+            on_full_disk=self.on_full_disk,
         )
