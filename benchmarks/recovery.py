@@ -15,6 +15,7 @@ import copy
 import json
 import sys
 import time
+from pathlib import Path
 
 import torch
 
@@ -67,7 +68,10 @@ def main():
                 document["runs"].append(
                     one_run(task, pruned, samples, sparsity, name, extra, given)
                 )
-    judge(document)
+                judge(document)
+                # Hours on a loaded machine: what is measured is kept as it comes.
+                if given.json not in (None, "-"):
+                    Path(given.json).write_text(json.dumps(document, indent=1) + "\n")
     give(given, document, *shown(document))
 
 
