@@ -79,7 +79,7 @@ def arguments():
     options = parser(__doc__.splitlines()[0])
     options.add_argument("--at", type=float, help="one sparsity")
     options.add_argument("--only", default="", help="variants whose name holds this word")
-    options.add_argument("--steps", type=int, default=80, help="of a recovery, at most")
+    options.add_argument("--steps", type=int, default=50, help="of a recovery, at most")
     options.add_argument("--minutes", type=float, help="of a recovery, at most")
     options.add_argument("--cpu", action="store_true", help="minutes are those of the CPU")
     options.add_argument("--rate", type=float, default=5e-4)
@@ -97,7 +97,7 @@ def one_run(task, pruned, samples, sparsity, name, extra, given):
         **extra,
         "steps": given.steps,
         "minutes": given.minutes,
-        "checks": 4,
+        "checks": 3,
         "rate": given.rate,
         "batch": given.batch,
         "freeze": ["Embedding"],
