@@ -34,6 +34,13 @@ def test_prune_then_recover_in_one_recipe(gossamer_cli, tmp_path, ids):
     layer = gossamer.load(tmp_path / "out").layers[0].query
     assert isinstance(layer, MaskedLinear)
     assert layer.density == 0.5
+    # Curves and metrics stay, checkpoints go, and the artifact knows no clock of the training.
+    run_folder = tmp_path / "out.run"
+    assert sorted(p.name for p in run_folder.iterdir()) == ["metrics_stage_1.jsonl", "report.html"]
+    page = (run_folder / "report.html").read_text()
+    assert "held out loss" in page
+    assert "min " in page
+    assert "minutes" not in (tmp_path / "out" / "report.json").read_text()
 
 
 def test_a_pruned_artifact_is_recovered_with_its_teacher(gossamer_cli, tmp_path, ids):

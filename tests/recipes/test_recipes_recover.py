@@ -18,6 +18,7 @@ from gossamer.recipes.execute import execute
 from gossamer.recipes.loader import make_recipe
 from gossamer.recipes.prune_stage import StageInput
 from gossamer.recipes.recover_data import (
+    SortedBatches,
     samples_of_batches,
     samples_of_pairs,
     samples_of_texts,
@@ -85,6 +86,26 @@ def test_a_pruned_model_gets_closer_to_the_dense_one(quantise):
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
+def test_quality_is_that_of_the_loop_recovery_once_had():
+    # Its own loop reached 0.18, 0.23, 0.25, 0.23 and 0.25 of the distance with seeds 0 to 4; which
+    # batches come when decides the second digit.
+    dense, batches = tiny(), data()
+    oneshot = copy.deepcopy(dense)
+    sparsify(oneshot, make_recipe({"gossamer": 1, "stages": [PRUNE]}, "test"), data=batches)
+    left = []
+    for seed in range(3):
+        model = copy.deepcopy(dense)
+        execute(recipe(seed=seed), model, batches)
+        left.append(distance(dense, model, batches) / distance(dense, oneshot, batches))
+    assert sum(left) / len(left) < 0.26
+    assert max(left) < 0.3
+
+
+def test_scales_that_end_with_the_stage_are_named():
+    report = execute(recipe(quantise="int8", scales="learned", steps=2), tiny(), data())
+    assert any("learned scales of activations end with the stage" in note for note in report.notes)
+
+
 def test_steps_are_reproducible_to_the_bit(monkeypatch):
     monkeypatch.setenv("GOSSAMER_TUNE", "off")
     models = [tiny() for _ in range(2)]
@@ -136,7 +157,7 @@ def test_compact_models_stay_compact():
     step = Recover(logits=1.0, steps=5)
     given = StageInput(batches=_b(batches))
     result = run_recover_stage(model, step, given, dense)
-    assert result.recovery.steps == 5
+    assert result.loop.step == 5
     assert isinstance(model.layers[0].query, Linear)
 
 
@@ -209,14 +230,18 @@ def test_pairs_become_batches_whose_rows_have_numbers():
 def test_every_sample_comes_once_an_epoch_in_another_order(size):
     texts = [torch.full((1 + i % 5,), i) for i in range(50)]
     samples = samples_of_texts(texts)
-    generator = torch.Generator().manual_seed(0)
-    epochs = [list(samples.epoch(size, generator)) for _ in range(2)]
+    batches = SortedBatches(samples, size, 0)
+    epochs = [[batches[e * len(batches) + i] for i in range(len(batches))] for e in range(2)]
     orders = [[n for batch in epoch for n in batch.samples] for epoch in epochs]
     assert orders[0] != orders[1]
     assert all(sorted(order) == list(range(50)) for order in orders)
     assert all(len(batch.samples) <= size for batch in epochs[0])
-    again = list(samples.epoch(size, torch.Generator().manual_seed(0)))
-    assert [batch.samples for batch in again] == [batch.samples for batch in epochs[0]]
+    # By number: in any order, from a fresh object, the same ones.
+    again = SortedBatches(samples, size, 0)
+    for number in (len(batches) + 1, 0, len(batches)):
+        assert again[number].samples == batches[number].samples
+    other = SortedBatches(samples, size, 1)
+    assert [other[i].samples for i in range(len(other))] != [b.samples for b in epochs[0]]
     fixed = [batch.samples for batch in samples.in_order(size)]
     assert fixed == [batch.samples for batch in samples.in_order(size)]
     lengths = [len(texts[n]) for batch in fixed for n in batch]

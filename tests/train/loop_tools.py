@@ -90,7 +90,8 @@ def state_of(trained) -> dict:
     from gossamer.train.loop_state import capture_state
 
     state = capture_state(trained.loop)
-    state["counters"].pop("metrics_bytes")
+    for clocked in ("metrics_bytes", "seconds"):
+        state["counters"].pop(clocked)
     return state
 
 

@@ -3,28 +3,45 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gossamer.cli.output import Output, table
-from gossamer.cli.pruning_input import Prepared, PruneRequest, count_targets, open_journal, prepare
+from gossamer.cli.pruning_input import (
+    Prepared,
+    PruneRequest,
+    count_targets,
+    open_journal,
+    prepare,
+    run_key,
+)
+from gossamer.cli.resuming import told_how_to_resume
 from gossamer.cli.sources import Source, directory_bytes, load_source
 from gossamer.errors import RecipeError
 from gossamer.io import save
 from gossamer.io.opened import check_replaceable
 from gossamer.prune.calibrated import Journal
+from gossamer.prune.journal import model_digest
 from gossamer.recipes.execute import execute
+from gossamer.recipes.kept_run import KeptRun
 from gossamer.recipes.loader import load_recipe, make_recipe
 from gossamer.recipes.prune_stage import StageInput
+from gossamer.recipes.run_curves import curves
 from gossamer.recipes.schema import Recipe
 from gossamer.report.card import Card, render_card
 from gossamer.report.comparison import Comparison, Figure
+from gossamer.report.html import write_html
 from gossamer.report.machine import describe_machine
+from gossamer.report.page import Page
 from gossamer.report.report import Report, format_bytes
 from gossamer.run.compiler import compile as compile_model
 from gossamer.run.explanation import Explanation, explain
+from gossamer.train.metrics import read_metrics
+from gossamer.train.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from torch import nn
 
 # Below it the sparse kernels rarely win, so the user hears it before the work starts.
 _MIN_USEFUL_SPARSITY = 0.4
@@ -85,16 +102,27 @@ def run_prune(request: PruneRequest, out: Output) -> PruneOutcome:
     _warn_of_few_zeros(recipe, out)
     if recipe.needs_data and request.data is None:
         raise RecipeError("recipe: needs calibration data. Give a text: --data FILE.")
+    if all(stage.recover is None for stage in recipe.stages):
+        return _run(request, None, out)
+    folder = RunFolder(request.target)
+    with told_how_to_resume(), folder.opened(resume=request.resume):
+        return _run(request, folder, out)
+
+
+def _run(request: PruneRequest, folder: RunFolder | None, out: Output) -> PruneOutcome:
+    recipe = request.recipe
     with out.stage("loading"):
         source = load_source(request.model)
         prepared = prepare(source, request)
+    teacher = None if request.teacher is None else load_source(request.teacher).model
     journal = open_journal(source, request, prepared)
     given = StageInput(
         loss=prepared.loss,
         journal=journal or Journal(),
-        teacher=None if request.teacher is None else load_source(request.teacher).model,
+        teacher=teacher,
         samples=prepared.recovery,
-        on_check=lambda check: out.note(f"recover: {check}"),
+        kept=None if folder is None else _kept(folder, source, request, prepared, teacher),
+        say=lambda text: out.note(f"recover: {text}"),
     )
     num_layers = count_targets(source.model, recipe)
     with out.stage("pruning, timing dense and pruned", num_layers) as stage:
@@ -104,9 +132,44 @@ def run_prune(request: PruneRequest, out: Output) -> PruneOutcome:
         fast = compile_model(source.model, tokens=prepared.tokens)
     with out.stage("saving"):
         outcome = _save(source, request, report, explain(fast), prepared)
+        if folder is not None:
+            outcome.remarks.append(f"Curves: {_write_page(request, outcome, folder)}")
+            folder.remove_checkpoints()
     if journal is not None:
         journal.remove()
     return outcome
+
+
+def _kept(
+    folder: RunFolder,
+    source: Source,
+    request: PruneRequest,
+    prepared: Prepared,
+    teacher: "nn.Module | None",
+) -> KeptRun:
+    key = run_key(source.model, request.recipe, prepared)
+    return KeptRun(folder, key | ({} if teacher is None else {"teacher": model_digest(teacher)}))
+
+
+def _write_page(request: PruneRequest, outcome: PruneOutcome, folder: RunFolder) -> Path:
+    """The curves of recovery beside what it gave; times stand here, not in the artifact."""
+    found = [
+        curve
+        for number, stage in enumerate(request.recipe.stages)
+        if stage.recover is not None
+        for curve in curves(read_metrics(folder.of_stage(number).metrics))
+    ]
+    page = Page(
+        title=f"Recovered: {request.target.resolve().name}",
+        lead=f"{request.model}, pruned to {outcome.report.sparsity:.0%} zeros in"
+        f" {len(outcome.report.layers)} layers and trained with the dense model as teacher.",
+        comparison=outcome.comparison,
+        layers=(),
+        machine=describe_machine(),
+        curves=found,
+        notes=tuple(outcome.report.notes),
+    )
+    return write_html(page, folder.report)
 
 
 def _warn_of_few_zeros(recipe: Recipe, out: Output) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `gossamer prune` reads before it works: calibration data, quality data, an old journal."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,8 @@ from gossamer.recipes.calibration import (
 from gossamer.recipes.digest import recipe_digest
 from gossamer.recipes.recover_data import RecoverySamples, samples_of_file
 from gossamer.recipes.schema import Prune, Recipe
+
+_DIGESTED_TOGETHER = 64
 
 
 @dataclass(frozen=True)
@@ -104,15 +107,16 @@ def open_journal(source: Source, request: PruneRequest, prepared: Prepared) -> D
             f"{folder}: a run that was stopped lies there. Add --resume to go on with it, or delete"
             " the folder."
         )
-    return DiskJournal(folder, journal_key(source.model, request.recipe, prepared.batches))
+    return DiskJournal(folder, run_key(source.model, request.recipe, prepared))
 
 
-def journal_key(model: nn.Module, recipe: Recipe, batches: Sequence[Batch]) -> dict[str, str]:
+def run_key(model: nn.Module, recipe: Recipe, prepared: Prepared) -> dict[str, str]:
     """Everything that decides the result to the last bit."""
+    recovery = () if prepared.recovery is None else prepared.recovery.in_order(_DIGESTED_TOGETHER)
     return {
         "recipe": recipe_digest(recipe),
         "model": model_digest(model),
-        "data": data_digest(batches),
+        "data": data_digest(itertools.chain(prepared.batches or (), recovery)),
         "gossamer": gossamer.__version__,
         "torch": torch.__version__,
         "kernels": active_kernels(),

@@ -30,9 +30,9 @@ from gossamer.report.comparison import Comparison, Figure
 from gossamer.report.machine import describe_machine
 from gossamer.report.page import Page, TextTable
 from gossamer.report.report import format_bytes
-from gossamer.report.state_bytes import training_state_bytes
 from gossamer.run.explanation import Explanation, explain
 from gossamer.train.compaction import compact
+from gossamer.train.memory import measure
 from gossamer.zoo import MLP, Split, accuracy, cluster_problem
 
 _SIZES = (64, 768, 768, 8)
@@ -91,7 +91,7 @@ def _run_tiny(folder: Path, sparsity: float, out: Output) -> Story:
     with out.stage(f"training a dense MLP, {_DENSE_STEPS} steps", total=_DENSE_STEPS) as stage:
         run.train(_DENSE_STEPS, stage)
     dense, dense_quality = copy.deepcopy(run.model), run.quality()
-    state_dense = training_state_bytes(run.model, run.optimizer)
+    state_dense = measure(run.model, run.optimizer).total_bytes
     steps.append(
         (f"Trained a dense MLP for {_DENSE_STEPS} steps.", f"accuracy {dense_quality:.3f}")
     )
@@ -99,7 +99,7 @@ def _run_tiny(folder: Path, sparsity: float, out: Output) -> Story:
         report = sparsify(run.model, sparsity=sparsity, budget="global")
         pruned_quality = run.quality()
         compaction = compact(run.model, run.optimizer)
-    state_compact = training_state_bytes(run.model, run.optimizer)
+    state_compact = measure(run.model, run.optimizer).total_bytes
     steps += [
         (
             f"Pruned {report.sparsity:.0%} by magnitude, shared over the layers.",

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The work behind `gossamer train`: find the model, train, save; or plan and write nothing."""
 
-import shlex
-import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from gossamer.cli.output import Output, table
 from gossamer.cli.progress import Stage
+from gossamer.cli.resuming import told_how_to_resume
 from gossamer.cli.user_function import load_function
-from gossamer.errors import ResourceError
 from gossamer.io import save
 from gossamer.recipes.schema import Recipe
 from gossamer.recipes.train_plan import TrainingPlan, plan_run
@@ -24,7 +22,6 @@ from gossamer.recipes.train_report import (
 from gossamer.recipes.train_request import TrainRequest, train_stage
 from gossamer.recipes.train_stage import Trained, run_training
 from gossamer.report.report import Report, format_bytes
-from gossamer.train.interrupts import TrainingStopped
 from gossamer.train.metrics import read_metrics
 from gossamer.train.run_folder import RunFolder
 
@@ -94,17 +91,10 @@ def run_command(command: TrainCommand, out: Output) -> TrainOutcome:
     request = command.request()
     train_stage(command.recipe)
     folder = RunFolder(command.target)
-    try:
-        with folder.opened(resume=command.resume):
-            trained = _train(request, folder, out)
-            with out.stage("saving"):
-                outcome = _save(trained, command, folder)
-    except TrainingStopped as error:
-        text = f"{error} Go on with:\n  {resume_command()}"
-        raise TrainingStopped(text, error.exit_code - 128) from error
-    except ResourceError as error:
-        raise ResourceError(f"{error}\nGo on with:\n  {resume_command()}") from error
-    return outcome
+    with told_how_to_resume(), folder.opened(resume=command.resume):
+        trained = _train(request, folder, out)
+        with out.stage("saving"):
+            return _save(trained, command, folder)
 
 
 def plan_training(command: TrainCommand, out: Output) -> TrainingPlan:
@@ -127,12 +117,6 @@ def plan_table(plan: TrainingPlan) -> "Table":
     shown.add_row("one checkpoint, before compaction", format_bytes(plan.checkpoint_bytes))
     shown.add_row("time at the dense step's speed", f"{plan.seconds:.0f} s")
     return shown
-
-
-def resume_command() -> str:
-    """The command line that was typed, with --resume."""
-    arguments = [word for word in sys.argv[1:] if word != "--resume"]
-    return shlex.join(["gossamer", *arguments, "--resume"])
 
 
 def _train(request: TrainRequest, folder: RunFolder, out: Output) -> Trained:

@@ -79,7 +79,7 @@ def in_samples(batches: Sequence[Batch]) -> list[Batch]:
 
 def _samples_of(batch: Batch) -> list[Batch]:
     """The batch cut along the first dimension of its tensors."""
-    found = first_tensor(batch.arguments)
+    found = batch.first_tensor()
     if found is None or not found.ndim:
         raise InputError("in_samples: a batch holds no tensor that could be cut into samples.")
     size = len(found)
@@ -91,18 +91,6 @@ def _samples_of(batch: Batch) -> list[Batch]:
         )
         for sample in range(size)
     ]
-
-
-def first_tensor(arguments: Any) -> torch.Tensor | None:
-    """The first tensor among the arguments of a batch, input_ids before all others."""
-    if isinstance(arguments, torch.Tensor):
-        return arguments
-    if isinstance(arguments, Mapping):
-        ids = arguments.get("input_ids")
-        values = list(arguments.values()) if ids is None else [ids]
-    else:
-        values = list(arguments) if isinstance(arguments, list | tuple) else []
-    return next((value for value in values if isinstance(value, torch.Tensor)), None)
 
 
 def _cut(value: Any, sample: int, size: int) -> Any:

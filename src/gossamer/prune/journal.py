@@ -9,7 +9,7 @@ import copy
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -109,16 +109,21 @@ class DiskJournal(Journal):
             old = json.loads(path.read_text())
         except ValueError as error:
             raise ArtifactError(f"{path}: is not valid JSON. Delete {self.folder}.") from error
-        changed = [
-            f"{name} was {old.get(name, 'absent')}, is {key.get(name, 'absent')}"
-            for name in sorted({*old, *key})
-            if old.get(name) != key.get(name)
-        ]
-        if changed:
-            raise InputError(
-                f"{self.folder}: belongs to another run: {'; '.join(changed)}. Repeat that run, or"
-                " delete the folder to start anew."
-            )
+        check_same_run(self.folder, old, key)
+
+
+def check_same_run(folder: Path, old: Mapping[str, str], key: Mapping[str, str]) -> None:
+    """Raise if what lies in `folder` belongs to a run with another key."""
+    changed = [
+        f"{name} was {old.get(name, 'absent')}, is {key.get(name, 'absent')}"
+        for name in sorted({*old, *key})
+        if old.get(name) != key.get(name)
+    ]
+    if changed:
+        raise InputError(
+            f"{folder}: belongs to another run: {'; '.join(changed)}. Repeat that run, or delete"
+            " the folder to start anew."
+        )
 
 
 def model_digest(model: nn.Module) -> str:
@@ -131,8 +136,8 @@ def model_digest(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def data_digest(batches: Sequence[Batch]) -> str:
-    """sha256 of the calibration data."""
+def data_digest(batches: Iterable[Batch]) -> str:
+    """sha256 of inputs and labels."""
     digest = hashlib.sha256()
 
     def add(value: Any) -> None:
@@ -150,7 +155,7 @@ def data_digest(batches: Sequence[Batch]) -> str:
             digest.update(repr(value).encode())
 
     for batch in batches:
-        add(batch.arguments)
+        add([batch.arguments, batch.labels])
     return digest.hexdigest()
 
 

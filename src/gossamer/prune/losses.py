@@ -29,13 +29,13 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from gossamer.errors import InputError
-from gossamer.prune.batches import Batch
-from gossamer.prune.gradient_passes import Loss, first_tensor
+from gossamer.nn.batch import Batch, first_tensor, named_tensor, rows_of
+from gossamer.prune.gradient_passes import Loss
 
 
 def next_token_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
     """Cross entropy of every token given those before it; padding neither asks nor answers."""
-    ids_BT = first_tensor(batch.arguments)
+    ids_BT = batch.first_tensor()
     logits_BTV = output_of(batch.run(model))
     if ids_BT is None or ids_BT.ndim != 2 or logits_BTV.shape[:-1] != ids_BT.shape:
         found = None if ids_BT is None else list(ids_BT.shape)
@@ -64,7 +64,7 @@ class SampledLabels:
 
     def __call__(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         """Mean over the rows of the logits that are not padding."""
-        logits_TV = _rows(output_of(batch.run(model)), batch).float()
+        logits_TV = rows_of(output_of(batch.run(model)), batch.keep).float()
         with torch.no_grad():
             chances_TV = logits_TV.softmax(dim=-1).cpu()
             labels_T = torch.multinomial(chances_TV, 1, generator=_generator(self.seed, batch))
@@ -83,7 +83,7 @@ class RandomProbe:
 
     def __call__(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         """One random direction in the space of all outputs that are not padding."""
-        rows_TV = _rows(output_of(batch.run(model)), batch)
+        rows_TV = rows_of(output_of(batch.run(model)), batch.keep)
         generator = _generator(self.seed, batch)
         probe_TV = torch.randn(rows_TV.shape, generator=generator).to(rows_TV)
         return (rows_TV * probe_TV).sum() / math.sqrt(max(1, len(rows_TV)))
@@ -102,8 +102,8 @@ class Distillation:
     def __call__(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         """Mean over the entries of all outputs that are not padding."""
         with torch.no_grad():
-            wanted_TV = _rows(output_of(batch.run(self._teacher)), batch)
-        return (_rows(output_of(batch.run(model)), batch) - wanted_TV).square().mean()
+            wanted_TV = rows_of(output_of(batch.run(self._teacher)), batch.keep)
+        return (rows_of(output_of(batch.run(model)), batch.keep) - wanted_TV).square().mean()
 
 
 def default_loss(model: nn.Module, batch: Batch, seed: int = 0) -> Loss:
@@ -117,13 +117,13 @@ def default_loss(model: nn.Module, batch: Batch, seed: int = 0) -> Loss:
         outputs = batch.run(model)
         if _is_causal_language_model(model, batch, output_of(outputs)):
             return next_token_loss
-    return RandomProbe(seed) if _named(outputs, "logits") is None else SampledLabels(seed)
+    return RandomProbe(seed) if named_tensor(outputs, "logits") is None else SampledLabels(seed)
 
 
 def output_of(outputs: Any) -> torch.Tensor:
     """The tensor that matters: logits, else the last hidden state, else the first one."""
     for name in ("logits", "last_hidden_state"):
-        found = _named(outputs, name)
+        found = named_tensor(outputs, name)
         if found is not None:
             return found
     found = first_tensor(outputs)
@@ -135,14 +135,9 @@ def output_of(outputs: Any) -> torch.Tensor:
     return found
 
 
-def _named(outputs: Any, name: str) -> torch.Tensor | None:
-    found = outputs.get(name) if isinstance(outputs, Mapping) else getattr(outputs, name, None)
-    return found if isinstance(found, torch.Tensor) else None
-
-
 def _is_causal_language_model(model: nn.Module, batch: Batch, logits: torch.Tensor) -> bool:
     """Whether logits [B, T, V] over token numbers [B, T] do not look at what comes after."""
-    ids_BT = first_tensor(batch.arguments)
+    ids_BT = batch.first_tensor()
     if ids_BT is None or ids_BT.is_floating_point() or ids_BT.ndim != 2 or ids_BT.shape[1] < 2:
         return False
     if logits.ndim != 3 or logits.shape[:2] != ids_BT.shape:
@@ -172,17 +167,9 @@ def _with_ids(arguments: Any, old: torch.Tensor, new: torch.Tensor) -> Any:
     return [new if value is old else value for value in arguments]
 
 
-def _rows(output: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """[rows, V]: one row per sample or position that is not padding."""
-    keep = batch.keep
-    if keep is not None and output.shape[: keep.ndim] == keep.shape and output.ndim > keep.ndim:
-        return output[keep].reshape(-1, output.shape[-1])
-    return output.reshape(-1, output.shape[-1])
-
-
 def _generator(seed: int, batch: Batch) -> torch.Generator:
     """Depends on the batch's content alone: passes over the same batch must agree."""
-    found = first_tensor(batch.arguments)
+    found = batch.first_tensor()
     held = b"" if found is None else found.detach().cpu().contiguous().view(-1).view(torch.uint8)
     digest = zlib.crc32(held if isinstance(held, bytes) else held.numpy().tobytes())
     return torch.Generator().manual_seed(seed * 0x9E3779B1 + digest)

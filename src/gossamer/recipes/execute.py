@@ -38,7 +38,8 @@ def execute(
         recipe: what to do.
         model: any module; a failed prune stage leaves it as the stage before left it.
         data: calibration batches; the first one also times the model.
-        evaluate: called before the first and after the last stage; its number is the quality.
+        evaluate: called before the first and after the last stage; its number is the quality. Where
+            recovery is kept, also in its checks, for the curve.
         given: loss, journal and progress of the run.
     """
     batches = None if data is None else as_batches(data, "the recipe")
@@ -59,7 +60,11 @@ def execute(
                 " Carry it out with 'gossamer train'."
             )
         if isinstance(step, Recover):
-            notes += run_recover_stage(model, step, given, _needed(teacher)).notes
+            kept = None if given.kept is None else given.kept.of_stage(number)
+            # A curve costs an evaluation per check: only where it is kept.
+            watch = None if kept is None else evaluate
+            of_stage = replace(given, kept=kept)
+            notes += run_recover_stage(model, step, of_stage, _needed(teacher), watch=watch).notes
             verify(model, pruned.values())
             continue
         if not isinstance(step, Prune):

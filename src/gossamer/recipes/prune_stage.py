@@ -27,9 +27,9 @@ from gossamer.prune.plan import check_layer
 from gossamer.prune.solvers.problem import LayerSolution
 from gossamer.prune.targets import Target, find_targets
 from gossamer.recipes.schema import Prune
-from gossamer.train.recovery import Check
 
 if TYPE_CHECKING:
+    from gossamer.recipes.kept_run import KeptRun
     from gossamer.recipes.recover_data import RecoverySamples
 
 # Ranked by their scores alone, layer by layer or over all layers.
@@ -47,7 +47,8 @@ class StageInput:
         progress: called after each layer.
         teacher: the dense model, for recovery; None: the model as it is before the first stage.
         samples: what recovery trains on; None: the calibration batches.
-        on_check: called whenever recovery has looked at the model.
+        kept: where recovery keeps its checkpoints and metrics; None keeps nothing.
+        say: gets a line for people whenever recovery has looked at the model.
     """
 
     batches: Sequence[Batch] | None = None
@@ -56,7 +57,8 @@ class StageInput:
     progress: Callable[[LayerProgress], None] = lambda done: None
     teacher: nn.Module | None = None
     samples: "RecoverySamples | None" = None
-    on_check: Callable[[Check], None] = lambda check: None
+    kept: "KeptRun | None" = None
+    say: Callable[[str], None] = lambda text: None
 
     def needed_batches(self, asker: str) -> Sequence[Batch]:
         """The batches, or an error that says how to give some."""

@@ -13,9 +13,9 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.io.samples import Pair, Texts, padded, sentences, windows
-from gossamer.prune.batches import Batch
+from gossamer.nn.batch import Batch
 from gossamer.recipes.calibration import is_decoder
-from gossamer.train.recovery import TrainingBatch
+from gossamer.train.batches import generator_of
 
 # Steps whose samples are sorted by length together.
 _STEPS_SORTED = 20
@@ -33,7 +33,7 @@ class RecoverySamples:
         numbers: the samples that are used.
     """
 
-    make: Callable[[Sequence[int]], TrainingBatch]
+    make: Callable[[Sequence[int]], Batch]
     lengths: Sequence[int]
     numbers: Sequence[int]
 
@@ -55,17 +55,7 @@ class RecoverySamples:
             replace(self, numbers=[numbers[i] for i in held]),
         )
 
-    def epoch(self, size: int, generator: torch.Generator) -> Iterator[TrainingBatch]:
-        """Every sample once, `size` in a batch."""
-        order = torch.randperm(len(self.numbers), generator=generator).tolist()
-        groups: list[list[int]] = []
-        for start in range(0, len(order), size * _STEPS_SORTED):
-            part = [self.numbers[i] for i in order[start : start + size * _STEPS_SORTED]]
-            groups += _by_length(part, self.lengths, size)
-        for number in torch.randperm(len(groups), generator=generator).tolist():
-            yield self.make(groups[number])
-
-    def in_order(self, size: int) -> Iterator[TrainingBatch]:
+    def in_order(self, size: int) -> Iterator[Batch]:
         """Every sample once, the same batches every time."""
         for group in _by_length(self.numbers, self.lengths, size):
             yield self.make(group)
@@ -74,6 +64,39 @@ class RecoverySamples:
         """Of a batch, padding left out."""
         used = [self.lengths[number] for number in self.numbers]
         return max(1, round(size * sum(used) / max(1, len(used))))
+
+
+class SortedBatches:
+    """Batches by number, of samples whose length is like; see `gossamer.train.batches`.
+
+    Args:
+        samples: all come once in an epoch.
+        size: samples of a batch; the last ones of an epoch may be fewer.
+        seed: decides all orders.
+    """
+
+    def __init__(self, samples: RecoverySamples, size: int, seed: int) -> None:
+        self._samples, self._size, self._seed = samples, size, seed
+        self._epoch = -1
+        self._groups: list[list[int]] = []
+
+    def __len__(self) -> int:
+        return -(-len(self._samples.numbers) // self._size)
+
+    def __getitem__(self, number: int) -> Batch:
+        epoch, place = divmod(number, len(self))
+        if epoch != self._epoch:
+            self._groups, self._epoch = self._ordered(epoch), epoch
+        return self._samples.make(self._groups[place])
+
+    def _ordered(self, epoch: int) -> list[list[int]]:
+        numbers, generator = self._samples.numbers, generator_of(self._seed, epoch)
+        order = torch.randperm(len(numbers), generator=generator).tolist()
+        groups: list[list[int]] = []
+        for start in range(0, len(order), self._size * _STEPS_SORTED):
+            part = [numbers[i] for i in order[start : start + self._size * _STEPS_SORTED]]
+            groups += _by_length(part, self._samples.lengths, self._size)
+        return [groups[i] for i in torch.randperm(len(groups), generator=generator).tolist()]
 
 
 def samples_of_file(
@@ -95,11 +118,11 @@ def samples_of_pairs(pairs: Sequence[Pair], tokenizer: Any, max_tokens: int) -> 
     second = sentences([pair.second for pair in pairs], tokenizer, max_tokens)
     top = max((abs(pair.score) for pair in pairs), default=1.0) or 1.0
 
-    def make(numbers: Sequence[int]) -> TrainingBatch:
+    def make(numbers: Sequence[int]) -> Batch:
         inputs = padded([side[i] for side in (first, second) for i in numbers])
         labels = torch.tensor([pairs[i].score / top for i in numbers])
         rows = tuple(2 * i + side for side in (0, 1) for i in numbers)
-        return TrainingBatch(inputs, inputs["attention_mask"].bool(), labels, rows)
+        return Batch(inputs, inputs["attention_mask"].bool(), labels, rows)
 
     lengths = [2 * max(len(a), len(b)) for a, b in zip(first, second, strict=True)]
     return RecoverySamples(make, lengths, range(len(pairs)))
@@ -108,9 +131,9 @@ def samples_of_pairs(pairs: Sequence[Pair], tokenizer: Any, max_tokens: int) -> 
 def samples_of_texts(ids: Sequence[torch.Tensor]) -> RecoverySamples:
     """Texts on their own."""
 
-    def make(numbers: Sequence[int]) -> TrainingBatch:
+    def make(numbers: Sequence[int]) -> Batch:
         inputs = padded([ids[i] for i in numbers])
-        return TrainingBatch(inputs, inputs["attention_mask"].bool(), None, tuple(numbers))
+        return Batch(inputs, inputs["attention_mask"].bool(), None, tuple(numbers))
 
     return RecoverySamples(make, [len(row) for row in ids], range(len(ids)))
 
@@ -118,9 +141,9 @@ def samples_of_texts(ids: Sequence[torch.Tensor]) -> RecoverySamples:
 def samples_of_windows(ids_NT: torch.Tensor, *, named: bool) -> RecoverySamples:
     """Windows of equal length; `named`: the model takes input_ids by name."""
 
-    def make(numbers: Sequence[int]) -> TrainingBatch:
+    def make(numbers: Sequence[int]) -> Batch:
         chosen = ids_NT[list(numbers)]
-        return TrainingBatch({"input_ids": chosen} if named else chosen, samples=tuple(numbers))
+        return Batch({"input_ids": chosen} if named else chosen, samples=tuple(numbers))
 
     return RecoverySamples(make, [ids_NT.shape[1]] * len(ids_NT), range(len(ids_NT)))
 
@@ -128,10 +151,9 @@ def samples_of_windows(ids_NT: torch.Tensor, *, named: bool) -> RecoverySamples:
 def samples_of_batches(batches: Sequence[Batch]) -> RecoverySamples:
     """A user's batches as they are, one a step."""
 
-    def make(numbers: Sequence[int]) -> TrainingBatch:
+    def make(numbers: Sequence[int]) -> Batch:
         (number,) = numbers
-        batch = batches[number]
-        return TrainingBatch(batch.arguments, batch.keep, batch.labels)
+        return batches[number]
 
     return RecoverySamples(make, [_tokens(batch) for batch in batches], range(len(batches)))
 

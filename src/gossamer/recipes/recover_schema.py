@@ -7,6 +7,7 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from gossamer.recipes.shared_fields import Rules
+from gossamer.recipes.train_schema import CheckpointSettings
 
 TERMS: Final = ("logits", "embeddings", "similarity", "hidden")
 
@@ -32,8 +33,8 @@ class Recover(BaseModel):
     warmup: float = Field(
         default=0.05, ge=0.0, lt=1.0, description="Part of the run in which the rate rises."
     )
-    decay: Literal["linear", "cosine"] = Field(
-        default="linear", description="How the rate then falls to zero."
+    decay: Literal["linear", "cosine", "constant"] = Field(
+        default="linear", description="How the rate then falls to zero; constant: it does not."
     )
     logits: float = Field(
         default=0.0, ge=0.0, le=1e6, description="Weight of matching the teacher's distribution."
@@ -77,6 +78,9 @@ class Recover(BaseModel):
         default=0.1, gt=0.0, le=0.5, description="Part of the data that chooses the best state."
     )
     checks: int = Field(default=8, ge=1, le=10_000, description="How often that is looked at.")
+    checkpoint: CheckpointSettings = Field(
+        default=CheckpointSettings(every=100), description="When the run is saved."
+    )
     seed: int = Field(default=0, ge=0, lt=2**63, description="Of holdout and order.")
 
     @model_validator(mode="after")

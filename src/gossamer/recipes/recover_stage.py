@@ -2,26 +2,26 @@
 """One `recover` stage of a recipe: the pruned model learns from the dense one, masks held."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from gossamer.errors import RecipeError
-from gossamer.prune.batches import Batch
+from gossamer.nn.batch import Batch
 from gossamer.prune.gradient_passes import Loss
 from gossamer.prune.losses import default_loss, next_token_loss
 from gossamer.prune.rules import match
 from gossamer.recipes.prune_stage import StageInput
-from gossamer.recipes.recover_data import RecoverySamples, samples_of_batches
+from gossamer.recipes.recover_data import RecoverySamples, SortedBatches, samples_of_batches
 from gossamer.recipes.recover_schema import Recover
-from gossamer.train.recovery import Batch as AnyBatch
+from gossamer.train.loop import Loop
 from gossamer.train.recovery import (
+    HELD_OUT,
     Distillation,
-    Recovery,
     Schedule,
     Teacher,
     Terms,
@@ -31,6 +31,7 @@ from gossamer.train.recovery import (
 from gossamer.train.recovery.compact_form import compact_form
 from gossamer.train.recovery.distillation import TaskLoss
 from gossamer.train.recovery.teacher import check_apart
+from gossamer.train.surroundings import Surroundings
 
 # Batches that choose the scales of int8 activations.
 _CALIBRATED_ON = 8
@@ -38,9 +39,10 @@ _CALIBRATED_ON = 8
 
 @dataclass(frozen=True)
 class RecoverResult:
-    """What the training did, and what the user should know."""
+    """What the training did: the loop at its end, its checks since it went on, remarks."""
 
-    recovery: Recovery
+    loop: Loop
+    checks: list[dict[str, Any]]
     notes: list[str]
 
 
@@ -50,7 +52,7 @@ def run_recover_stage(
     given: StageInput,
     teacher: nn.Module,
     *,
-    watch: Callable[[nn.Module], float] | None = None,
+    watch: Callable[[nn.Module], Any] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> RecoverResult:
     """Train `model` in place; layers keep their form (masked or compact) and their masks.
@@ -58,13 +60,13 @@ def run_recover_stage(
     Args:
         model: pruned.
         step: the stage.
-        given: its data, and a loss where labels are looked at.
+        given: its data, a loss where labels are looked at, and where the run is kept.
         teacher: the dense model; it is frozen.
-        watch: a score for the curve, see `gossamer.train.recovery.recover`.
+        watch: a score for the curve; it decides nothing and its time does not count.
         clock: of its minutes.
     """
     check_apart(teacher, model)
-    samples, size = _samples(step, given)
+    samples, size = samples_for(given, step.batch, "a recover stage")
     train, held = samples.split(step.holdout, step.seed)
     objective = Distillation(
         Teacher(teacher),
@@ -78,28 +80,59 @@ def run_recover_stage(
             losses = [float(objective(net, batch)[0]) for batch in held.in_order(size)]
         return sum(losses) / len(losses)
 
-    with _trainable(model, step.freeze), compact_form(model, train.mean_tokens(size)):
+    checks = _Checks(given.say)
+    with (
+        trainable(model, step.freeze, "recover.freeze"),
+        compact_form(model, train.mean_tokens(size)),
+    ):
         shown = list(held.in_order(size))
         calls = [batch.run for batch in shown[:: max(1, len(shown) // _CALIBRATED_ON)]]
         quantised = fake_int8(model, step.scales, calibrate=calls)
         with quantised if step.quantise else nullcontext():
-            result = recover(
+            checkpoint, around = None, Surroundings()
+            if given.kept is not None:
+                checkpoint, around = given.kept.opened(step.checkpoint, given.say)
+            loop = recover(
                 model,
                 objective,
-                lambda generator: train.epoch(size, generator),
+                SortedBatches(train, size, step.seed),
                 _schedule(step),
                 validate=validate,
-                watch=watch,
-                on_check=given.on_check,
-                clock=clock,
+                around=replace(
+                    around,
+                    watch=None if watch is None else lambda net: {"score": watch(net)},
+                    sinks=(*around.sinks, checks),
+                    clock=clock,
+                ),
+                checkpoint=checkpoint,
             )
-    return RecoverResult(result, _notes(step, result, len(train.numbers)))
+    return RecoverResult(loop, checks.seen, _notes(step, loop, len(train.numbers)))
 
 
-def _samples(step: Recover, given: StageInput) -> tuple[RecoverySamples, int]:
+@dataclass
+class _Checks:
+    """Takes evaluations out of the records of a run, and tells them."""
+
+    say: Callable[[str], None]
+    seen: list[dict[str, Any]] = field(default_factory=list)
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        if record["kind"] == "evaluation":
+            self.seen.append(dict(record))
+            names = {"held-out loss": HELD_OUT, "score": "score"}
+            known = [f"{text} {record[name]:.4g}" for text, name in names.items() if name in record]
+            start = f"step {record['step']}, {record['minutes']:.1f} min"
+            self.say(", ".join([start, *known]))
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def samples_for(given: StageInput, batch: int, what: str) -> tuple[RecoverySamples, int]:
+    """What a stage trains on, and how many make a step: `batch`, or a user's batch as it is."""
     if given.samples is not None:
-        return given.samples, step.batch
-    return samples_of_batches(given.needed_batches("a recover stage")), 1
+        return given.samples, batch
+    return samples_of_batches(given.needed_batches(what)), 1
 
 
 def _terms(step: Recover) -> Terms:
@@ -121,7 +154,8 @@ def _schedule(step: Recover) -> Schedule:
         warmup=step.warmup,
         decay=step.decay,
         checks=step.checks,
-        seed=step.seed,
+        checkpoint_every=step.checkpoint.every,
+        on_full_disk=step.checkpoint.on_full_disk,
     )
 
 
@@ -130,7 +164,7 @@ def _labelled_loss(given: StageInput, teacher: nn.Module, samples: RecoverySampl
     if given.loss is not None:
         return given.loss
     first = next(samples.in_order(1))
-    if default_loss(teacher, Batch(first.arguments, first.keep)) is not next_token_loss:
+    if default_loss(teacher, first) is not next_token_loss:
         raise RecipeError(
             "recover.hardness: mixes in the loss of a task, and there is none: give pairs with"
             " scores, a causal language model, StageInput(loss=...), or hardness: 0."
@@ -150,14 +184,14 @@ class _Answered(nn.Module):
 
 
 def _task(loss: Loss) -> TaskLoss:
-    def task(outputs: Any, batch: AnyBatch) -> torch.Tensor:
-        return loss(_Answered(outputs), Batch(batch.arguments, batch.keep, batch.labels))
+    def task(outputs: Any, batch: Batch) -> torch.Tensor:
+        return loss(_Answered(outputs), batch)
 
     return task
 
 
 @contextmanager
-def _trainable(model: nn.Module, freeze: tuple[str, ...] | None) -> Iterator[None]:
+def trainable(model: nn.Module, freeze: tuple[str, ...] | None, where: str) -> Iterator[None]:
     """Parameters take gradients inside unless frozen; afterwards as before."""
     before = {parameter: parameter.requires_grad for parameter in model.parameters()}
     if not any(before.values()):
@@ -165,7 +199,7 @@ def _trainable(model: nn.Module, freeze: tuple[str, ...] | None) -> Iterator[Non
         model.requires_grad_(True)
     modules = {name: module for name, module in model.named_modules() if name}
     for rule in freeze or ():
-        for name in match(rule, modules, "recover.freeze"):
+        for name in match(rule, modules, where):
             modules[name].requires_grad_(False)
     try:
         yield
@@ -174,18 +208,28 @@ def _trainable(model: nn.Module, freeze: tuple[str, ...] | None) -> Iterator[Non
             parameter.requires_grad_(needed)
 
 
-def _notes(step: Recover, result: Recovery, num_samples: int) -> list[str]:
-    first, best = result.checks[0], result.best
-    words = f"recovered in {result.steps} steps on {num_samples} samples,"
-    words += f" {result.checks[-1].minutes:.1f} minutes; loss on held-out samples"
-    notes = [f"{words} {first.validation:.4g} -> {best.validation:.4g} (step {best.step})."]
-    if best is first:
-        notes.append("recover: no step made the model better; it is as it was before the stage.")
-    if result.skipped:
-        notes.append(f"recover: {result.skipped} steps had no finite gradients and were skipped.")
+def _notes(step: Recover, loop: Loop, num_samples: int) -> list[str]:
+    notes = [f"recovered in {loop.step} steps on {num_samples} samples."]
+    best = loop.best
+    if best is not None:
+        notes[0] = (
+            f"{notes[0][:-1]}; loss on held-out samples {best.first:.4g} -> {best.value:.4g}"
+            f" (step {best.step})."
+        )
+        if best.step == 0:
+            notes.append(
+                "recover: no step made the model better; it is as it was before the stage."
+            )
+    if loop.skipped:
+        notes.append(f"recover: {loop.skipped} batches had no finite gradients and were skipped.")
     if step.quantise:
         notes.append(
             "recover: trained for int8 kernels, gossamer.compile(model, precision='int8'); files"
             " and fp32 kernels hold the weights as they are before rounding."
+        )
+    if step.scales != "token":
+        notes.append(
+            f"recover: {step.scales} scales of activations end with the stage; gossamer.compile"
+            " measures every token, which scales: token trains for."
         )
     return notes

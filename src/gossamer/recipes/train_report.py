@@ -5,7 +5,6 @@ What goes into the artifact holds no times, so that a resumed run writes the sam
 in metrics.jsonl and on the page beside it.
 """
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,10 @@ from torch import nn
 from gossamer.nn import CompactWeight, Conv2d, MaskedConv2d, MaskedWeight
 from gossamer.prune import LayerResult
 from gossamer.recipes.reporting import layer_row
+from gossamer.recipes.run_curves import Records, curves
 from gossamer.recipes.schema import Recipe
 from gossamer.recipes.train_stage import Trained
 from gossamer.report.card import Card, render_card
-from gossamer.report.charts import Curve
 from gossamer.report.comparison import Comparison, Figure
 from gossamer.report.html import write_html
 from gossamer.report.machine import describe_machine
@@ -25,14 +24,6 @@ from gossamer.report.page import Page
 from gossamer.report.report import Report
 
 _NO_TIME = "The time of a forward pass was not measured; run 'gossamer explain' on the artifact."
-_CURVES = (
-    ("step", "loss", "loss"),
-    ("step", "sparsity", "sparsity"),
-    ("step", "ms", "milliseconds of a step"),
-    ("compaction", "bytes", "bytes of weights, gradients and optimizer state"),
-)
-
-Records = Sequence[Mapping[str, Any]]
 
 
 def training_report(trained: Trained) -> Report:
@@ -113,32 +104,6 @@ def write_page(trained: Trained, report: Report, records: Records, path: Path) -
         notes=tuple(report.notes),
     )
     return write_html(page, path)
-
-
-def curves(records: Records) -> list[Curve]:
-    """Quantities over steps, with the moment of compaction marked."""
-    marks = tuple((r["step"], "compact") for r in records if r["kind"] == "compaction")
-    made = []
-    for kind, name, title in _CURVES:
-        if name == "bytes":
-            points = _byte_points(records)
-        else:
-            points = [(r["step"], r[name]) for r in records if r["kind"] == kind and name in r]
-        numbers = [(x, y) for x, y in points if isinstance(y, int | float)]
-        if len(numbers) > 1:
-            made.append(Curve(title, tuple(numbers), marks))
-    return made
-
-
-def _byte_points(records: Records) -> list[tuple[float, float]]:
-    points: list[tuple[float, float]] = []
-    last = max((r["step"] for r in records), default=0)
-    for record in records:
-        if record["kind"] == "compaction":
-            step = record["step"]
-            points += [(0, record["bytes_before"]), (step, record["bytes_before"])]
-            points += [(step, record["bytes_after"]), (last, record["bytes_after"])]
-    return points
 
 
 def _compaction(records: Records) -> dict[str, Any] | None:

@@ -66,11 +66,12 @@ class Chart:
 
 @dataclass(frozen=True)
 class Curve:
-    """A quantity over steps, with moments worth marking."""
+    """A quantity over steps or another `unit`, with moments worth marking."""
 
     title: str
     points: tuple[tuple[float, float], ...]
     marks: tuple[tuple[float, str], ...] = ()
+    unit: str = "step"
 
 
 def sparsity_chart(rows: Sequence[Row]) -> Chart:
@@ -140,7 +141,7 @@ def curve_chart(curve: Curve, height: float = 220.0) -> Chart:
             Label(left - 8, bottom + 4, f"{low:.3g}", "end"),
             Label(left - 8, top + 4, f"{high:.3g}", "end"),
             Label(left, height - 6, f"{low_x:g}"),
-            Label(right, height - 6, f"step {high_x:g}", "end"),
+            Label(right, height - 6, f"{curve.unit} {high_x:g}", "end"),
         )
     )
     for step, text in curve.marks:

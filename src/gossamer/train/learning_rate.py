@@ -36,8 +36,8 @@ class LearningRate:
         if not 0 <= self.floor <= 1:
             raise InputError(f"learning rate: floor must be in [0, 1], got {self.floor}.")
 
-    def factor(self, step: int) -> float:
-        """The factor of step `step`, counted from 0."""
+    def factor(self, step: float) -> float:
+        """The factor of step `step`, counted from 0; runs by the clock stand between two steps."""
         if step < self.warmup:
             return (step + 1) / self.warmup
         if self.shape == "constant":
@@ -46,7 +46,7 @@ class LearningRate:
         left = 1 - done if self.shape == "linear" else (1 + math.cos(math.pi * done)) / 2
         return self.floor + (1 - self.floor) * left
 
-    def apply(self, optimizer: torch.optim.Optimizer, step: int) -> float:
+    def apply(self, optimizer: torch.optim.Optimizer, step: float) -> float:
         """Set the learning rate of every group for `step`; that of the first."""
         factor = self.factor(step)
         for group in optimizer.param_groups:

@@ -16,14 +16,15 @@ from torch import nn
 
 from gossamer.errors import InputError, ResourceError
 from gossamer.train.batches import Batches
+from gossamer.train.best_state import BestState
 from gossamer.train.checkpoint import Checkpoint, Snapshot
 from gossamer.train.control import Control, NoControl, ScheduleEvent
 from gossamer.train.finite import gradient_norm, layers_not_finite, scale_gradients
 from gossamer.train.interrupts import Interrupts, TrainingStopped
 from gossamer.train.loop_compaction import CompactionWatch
+from gossamer.train.loop_evaluation import EvaluationWatch
 from gossamer.train.loop_settings import MAX_SKIPPED_IN_A_ROW, LoopSettings, TrainingDiverged
 from gossamer.train.loop_state import capture_state, restore_state
-from gossamer.train.random_state import undisturbed_random
 from gossamer.train.recompute import recomputing
 from gossamer.train.surroundings import Objective, Surroundings
 
@@ -60,8 +61,8 @@ class Loop:
         self.step = 0
         self.taken = 0
         self.skipped = 0
-        self.quality: dict[str, float] = {}
         self.compaction = CompactionWatch(settings, around.example)
+        self.evaluation = EvaluationWatch(model, settings, around)
         self._around, self._writer = around, around.writer
         self._in_a_row = 0
         self._rate_shift = 0
@@ -77,7 +78,18 @@ class Loop:
         self._rate_shift = counters["rate_shift"]
         self._losses.extend(counters["losses"])
         self.compaction.is_done = counters["compacted"]
+        self.evaluation.time.seconds = counters["seconds"]
         self._last_saved = self.step
+
+    @property
+    def quality(self) -> dict[str, float]:
+        """What the last evaluation measured."""
+        return self.evaluation.quality
+
+    @property
+    def best(self) -> BestState | None:
+        """The best evaluation so far, where `settings.keep_best` names a number."""
+        return self.evaluation.best
 
     def counters(self) -> dict[str, Any]:
         """Plain numbers that a checkpoint holds."""
@@ -88,6 +100,7 @@ class Loop:
             "in_a_row": self._in_a_row,
             "rate_shift": self._rate_shift,
             "losses": list(self._losses),
+            "seconds": self.evaluation.time.read(),
             "compacted": self.compaction.is_done,
             "metrics_bytes": next(
                 (s.length for s in self._around.sinks if hasattr(s, "length")), 0
@@ -101,26 +114,42 @@ class Loop:
             TrainingStopped: after SIGINT or SIGTERM, once the state is saved.
             TrainingDiverged: gradients were not finite three times in a row.
         """
-        settings = self.settings
-        self.model.train()
-        with Interrupts() as interrupts, recomputing(self.model, settings.recompute):
-            self._compact_if_settled()
-            while self.step < settings.steps:
-                if not self._one_step():
-                    continue
-                every = settings.evaluate_every
-                if every and self.step % every == 0 and self.step < settings.steps:
-                    self.evaluate()
+        watch = self.evaluation
+        self.model.train(self.settings.in_train_mode)
+        watch.time.start()
+        try:
+            with Interrupts() as interrupts, recomputing(self.model, self.settings.recompute):
                 self._compact_if_settled()
-                every = settings.checkpoint_every
-                if every and self.step % every == 0:
+                if self.best is not None and self.best.step < 0:
+                    self.evaluate()
+                    # Modes of layers were measured: as after compaction.
                     self.save()
-                if interrupts.number is not None:
-                    self._stop(interrupts.number)
-            self.evaluate()
-            self.save()
-            if self._writer is not None:
-                self._writer.wait()
+                self._take_steps(interrupts)
+                if watch.last_step != self.step:
+                    self.evaluate()
+                self.save()
+                if self._writer is not None:
+                    self._writer.wait()
+        finally:
+            if self.best is not None:
+                self.best.restore()
+
+    def _take_steps(self, interrupts: Interrupts) -> None:
+        settings, watch = self.settings, self.evaluation
+        every = settings.evaluate_every or settings.steps + 1
+        position = watch.position(self.step)
+        while position < settings.steps:
+            before, is_taken = position, self._one_step(position)
+            position = watch.position(self.step)
+            if not is_taken:
+                continue
+            if before // every < position // every and position < settings.steps:
+                self.evaluate()
+            self._compact_if_settled()
+            if settings.checkpoint_every and self.step % settings.checkpoint_every == 0:
+                self.save()
+            if interrupts.number is not None:
+                self._stop(interrupts.number)
 
     def save(self) -> None:
         """Write a checkpoint of now, unless that was tried already."""
@@ -141,15 +170,10 @@ class Loop:
         self._log("checkpoint", bytes=snapshot.num_bytes, stall_ms=round(1000 * stall, 3))
 
     def evaluate(self) -> None:
-        """Measure the quality; generators go on as if nothing had been drawn."""
-        measure = self._around.evaluate
-        if measure is None:
-            return
-        self.model.eval()
-        with undisturbed_random(), torch.no_grad():
-            self.quality = {name: float(v) for name, v in measure(self.model).items()}
-        self.model.train()
-        self._log("evaluation", sparsity=self.control.sparsity(), **self.quality)
+        """Measure the quality, and log it."""
+        record = self.evaluation.measure(self.step)
+        if record is not None:
+            self._log("evaluation", sparsity=self.control.sparsity(), **record)
 
     def close(self) -> None:
         """Nothing is logged any more; files are closed, and a checkpoint under way is finished."""
@@ -158,10 +182,10 @@ class Loop:
         if self._writer is not None:
             self._writer.wait()
 
-    def _one_step(self) -> bool:
+    def _one_step(self, position: float) -> bool:
         """One optimizer step; False if the batch was skipped."""
         began = time.perf_counter()
-        rate = self.settings.rate.apply(self.optimizer, self.step + self._rate_shift)
+        rate = self.settings.rate.apply(self.optimizer, position + self._rate_shift)
         self.optimizer.zero_grad()
         loss, numbers = self._gradients()
         parameters = [param for group in self.optimizer.param_groups for param in group["params"]]

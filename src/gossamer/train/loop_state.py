@@ -15,12 +15,15 @@ if TYPE_CHECKING:
 
 def capture_state(loop: "Loop") -> dict[str, Any]:
     """Weights, masks and their forms, moments, schedule, generators, counters."""
+    memory = _memory(loop)
     return {
         "counters": loop.counters(),
         "forms": layer_forms(loop.model),
         "model": dict(loop.model.state_dict()),
         "optimizer": loop.optimizer.state_dict(),
         "control": loop.control.state_dict(),
+        "best": None if loop.best is None else loop.best.state_dict(),
+        "objective": None if memory is None else memory.state_dict(),
         "random": capture_random(),
     }
 
@@ -33,14 +36,22 @@ def restore_state(loop: "Loop", state: Any, *, keep_settings: bool) -> dict[str,
     """
     try:
         counters = read_counters(state)
-        if counters["compacted"]:
+        forms = state["forms"]
+        # Or compact from the start; then their modes are those of the checkpoint.
+        is_compact = counters["compacted"] or any(f["form"] == "compact" for f in forms.values())
+        if is_compact:
             # Masks first: the schedule knows its layers as masked ones and follows from there.
             loop.control.load_state_dict(state["control"])
-            restore_forms(loop.model, loop.optimizer, state["forms"], state["model"])
+            restore_forms(loop.model, loop.optimizer, forms, state["model"])
         _load_model(loop, state["model"])
         restore_optimizer(loop.optimizer, state["optimizer"], keep_settings=keep_settings)
-        if not counters["compacted"]:
+        if not is_compact:
             loop.control.load_state_dict(state["control"])
+        if loop.best is not None:
+            loop.best.load_state_dict(state["best"])
+        memory = _memory(loop)
+        if memory is not None:
+            memory.load_state_dict(state["objective"])
         restore_random(state["random"])
     except (KeyError, TypeError) as error:
         raise ArtifactError(f"checkpoint: {error} is missing or not what belongs there.") from error
@@ -58,10 +69,17 @@ def read_counters(state: Any) -> dict[str, Any]:
         and isinstance(found.get("compacted"), bool)
         and isinstance(found.get("losses"), list)
         and all(isinstance(loss, float) for loss in found["losses"])
+        and isinstance(found.get("seconds"), list)
+        and [type(part) for part in found["seconds"]] == [float, float]
     )
     if not right or not isinstance(found, dict):
         raise ArtifactError("checkpoint: its counters are not what a run writes.")
     return dict(found)
+
+
+def _memory(loop: "Loop") -> Any:
+    """The objective, if it has a state: a teacher that remembers, a loss with parameters."""
+    return loop.objective if hasattr(loop.objective, "load_state_dict") else None
 
 
 def _load_model(loop: "Loop", tensors: Mapping[str, Any]) -> None:

@@ -6,6 +6,7 @@ OUT.run/metrics.jsonl                one line per event
 OUT.run/report.html                  curves, once it is done
 """
 
+import copy
 import os
 import shutil
 import uuid
@@ -57,6 +58,21 @@ class RunFolder:
                 f"{error.filename or self.path}: cannot be written ({error.strerror or error})."
                 " Check its permissions, or choose another -o."
             ) from error
+
+    def of_stage(self, number: int) -> "RunFolder":
+        """The part of one stage of a recipe: checkpoints and metrics of its own."""
+        part = copy.copy(self)
+        part.checkpoints = self.checkpoints / f"stage_{number}"
+        part.metrics = self.path / f"metrics_stage_{number}.jsonl"
+        return part
+
+    def remove_checkpoints(self) -> None:
+        """The run is complete: metrics and report stay."""
+        # Renamed first: checkpoints that are half deleted must not look like a run to go on with.
+        doomed = self.checkpoints.with_name(f"{self.checkpoints.name}.done")
+        shutil.rmtree(doomed, ignore_errors=True)
+        self.checkpoints.rename(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
 
     def check_space(self, needed: int) -> None:
         """Refuse at once if the disk has not `needed` bytes and a tenth more."""

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a training loop is given beside model, optimizer and data."""
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,7 @@ from torch import nn
 
 from gossamer.train.checkpoint_async import CheckpointWriter
 from gossamer.train.metrics import Sink
+from gossamer.train.stopwatch import Clock
 
 # loss(model, batch) -> the loss, or the loss and numbers to log beside it.
 Objective = Callable[[nn.Module, Any], torch.Tensor | tuple[torch.Tensor, Mapping[str, float]]]
@@ -24,16 +26,20 @@ class Surroundings:
 
     Attributes:
         evaluate: named numbers of a model, in eval mode and without gradients; they are logged.
+        watch: more of them, for curves: they decide nothing, and their time does not count.
         writer: where checkpoints go; None writes none.
         run: what the run is, as JSON data, kept in checkpoints.
         sinks: get every record.
         progress: called after every step.
         example: an input of the model, for measuring the modes of convolutions.
+        clock: seconds, for minutes.
     """
 
     evaluate: Evaluate | None = None
+    watch: Evaluate | None = None
     writer: CheckpointWriter | None = None
     run: Mapping[str, Any] = field(default_factory=dict)
     sinks: tuple[Sink, ...] = ()
     progress: Progress | None = None
     example: torch.Tensor | None = None
+    clock: Clock = time.monotonic

@@ -10,9 +10,10 @@ from torch import nn
 
 import gossamer
 from gossamer.errors import InputError
-from gossamer.train.recovery import Distillation, Teacher, Terms, TrainingBatch
+from gossamer.nn.batch import rows_of
+from gossamer.train.recovery import Batch, Distillation, Teacher, Terms
 from gossamer.train.recovery.blocks import block_names, captured
-from gossamer.train.recovery.outputs import logits_of, rows_of, vectors_of
+from gossamer.train.recovery.outputs import logits_of, vectors_of
 from gossamer.train.recovery.teacher import check_apart
 from gossamer.train.recovery.terms import cosine_term, hidden_term, logits_term, similarity_term
 from gossamer.zoo import TinyEncoder
@@ -42,7 +43,7 @@ def batch_of(rows, samples=None):
     ids = torch.tensor([row + [0] * (width - len(row)) for row in rows])
     keep = torch.tensor([[True] * len(row) + [False] * (width - len(row)) for row in rows])
     inputs = {"input_ids": ids, "attention_mask": keep.long()}
-    return TrainingBatch(inputs, keep, samples=samples)
+    return Batch(inputs, keep, samples=samples)
 
 
 def test_the_teacher_is_frozen_and_in_eval_mode():
@@ -50,7 +51,7 @@ def test_the_teacher_is_frozen_and_in_eval_mode():
     teacher = Teacher(model)
     assert not model.training
     assert not any(parameter.requires_grad for parameter in model.parameters())
-    batch = TrainingBatch(torch.randint(30, (2, 5)))
+    batch = Batch(torch.randint(30, (2, 5)))
     assert not teacher.run(batch).requires_grad
 
 
@@ -107,7 +108,7 @@ def test_blocks_are_found_and_their_outputs_seen_in_order():
 
 def test_every_term_is_weighted_and_named():
     dense, student = encoder(), encoder(1)
-    batch = TrainingBatch(torch.randint(30, (6, 5)))
+    batch = Batch(torch.randint(30, (6, 5)))
     terms = Terms(logits=2.0, embeddings=3.0, similarity=5.0, hidden=7.0, temperature=4.0)
     loss, parts = Distillation(Teacher(dense), terms)(student, batch)
     with torch.no_grad(), captured(student, block_names(student)) as mine:
@@ -133,7 +134,7 @@ def test_every_term_is_weighted_and_named():
 @pytest.mark.parametrize("hardness", [0.0, 0.25, 1.0])
 def test_hardness_mixes_in_the_task(hardness):
     dense, student = encoder(), encoder(1)
-    batch = TrainingBatch(torch.randint(30, (6, 5)), labels=torch.randint(4, (6,)))
+    batch = Batch(torch.randint(30, (6, 5)), labels=torch.randint(4, (6,)))
 
     def task(outputs, given):
         return nn.functional.cross_entropy(outputs, given.labels)
@@ -152,7 +153,7 @@ def test_the_loss_is_zero_for_the_teacher_itself_pruned_by_nothing():
     dense = encoder()
     student = copy.deepcopy(dense)
     gossamer.sparsify(student, sparsity=0.0)
-    batch = TrainingBatch(torch.randint(30, (6, 5)))
+    batch = Batch(torch.randint(30, (6, 5)))
     terms = Terms(logits=1.0, embeddings=1.0, similarity=1.0, hidden=1.0)
     loss, _ = Distillation(Teacher(dense), terms)(student, batch)
     assert float(loss.detach()) == pytest.approx(0, abs=1e-5)
@@ -162,7 +163,7 @@ def test_padding_does_not_count():
     rows = [[1, 2, 3], [4]]
     batch = batch_of(rows)
     more = {name: nn.functional.pad(value, (0, 4)) for name, value in batch.arguments.items()}
-    padded = TrainingBatch(more, nn.functional.pad(batch.keep, (0, 4)))
+    padded = Batch(more, nn.functional.pad(batch.keep, (0, 4)))
     terms = Terms(embeddings=1.0, similarity=1.0)
     objective = Distillation(Teacher(Speaker()), terms)
     losses = [float(objective(Speaker(1), one)[0].detach()) for one in (batch, padded)]

@@ -1,18 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The short loop: rates, limits, the best state, bits, faults."""
+"""Recovery on the training loop: rates, limits, the best state, bits, kills, faults."""
 
 import copy
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
+from loop_tools import same
 from torch import nn
 
 import gossamer
 from gossamer.errors import InputError
 from gossamer.nn import Linear, MaskedLinear
-from gossamer.train.recovery import Distillation, Schedule, Teacher, Terms, TrainingBatch, recover
+from gossamer.train.batches import ShuffledBatches
+from gossamer.train.checkpoint import CheckpointStore
+from gossamer.train.checkpoint_async import CheckpointWriter
+from gossamer.train.loop_settings import TrainingDiverged
+from gossamer.train.recovery import (
+    HELD_OUT,
+    Batch,
+    Distillation,
+    Schedule,
+    Teacher,
+    Terms,
+    fake_int8,
+    recover,
+)
 from gossamer.train.recovery.compact_form import compact_form
+from gossamer.train.surroundings import Surroundings
 
 
 def dense_model():
@@ -28,40 +44,36 @@ def pruned_model():
 
 def batches(count=6):
     generator = torch.Generator().manual_seed(3)
-    return [TrainingBatch(torch.randn(32, 24, generator=generator)) for _ in range(count)]
-
-
-def shuffled(data):
-    def epoch(generator):
-        return [data[i] for i in torch.randperm(len(data), generator=generator).tolist()]
-
-    return epoch
+    return [Batch(torch.randn(32, 24, generator=generator)) for _ in range(count)]
 
 
 def objective():
     return Distillation(Teacher(dense_model()), Terms(logits=1.0))
 
 
+class Checks:
+    """Takes evaluations out of the records of a run."""
+
+    def __init__(self):
+        self.seen = []
+
+    def write(self, record):
+        if record["kind"] == "evaluation":
+            self.seen.append(record)
+
+    def close(self):
+        pass
+
+
 def test_the_rate_rises_then_falls_to_zero():
-    schedule = Schedule(steps=100, rate=2.0, warmup=0.1)
-    rates = [schedule.rate_at(step / 100) for step in range(101)]
-    assert rates[0] == pytest.approx(0.2)
-    assert rates[5] == pytest.approx(1.0)
-    assert max(rates) == rates[10] == pytest.approx(2.0)
-    assert rates[55] == pytest.approx(1.0)
-    assert rates[100] == pytest.approx(0.0)
-    cosine = Schedule(steps=100, rate=2.0, warmup=0.0, decay="cosine")
-    assert cosine.rate_at(0.0) == pytest.approx(2.0)
-    assert cosine.rate_at(0.5) == pytest.approx(1.0)
-    assert cosine.rate_at(0.25) == pytest.approx(1 + math.cos(math.pi / 4))
-
-
-def test_progress_is_of_the_limit_that_is_nearer():
-    schedule = Schedule(steps=10, minutes=2.0)
-    assert schedule.progress(5, 30.0) == 0.5
-    assert schedule.progress(1, 90.0) == 0.75
-    assert schedule.progress(99, 0.0) == 1.0
-    assert Schedule(steps=10).progress(0, 1e9) == 0.0
+    rate = Schedule(steps=100, rate=2.0, warmup=0.1).loop_settings(keep_best=False).rate
+    factors = [rate.factor(step) for step in range(101)]
+    assert factors[0] == pytest.approx(0.1)
+    assert max(factors) == factors[9] == pytest.approx(1.0)
+    assert factors[55] == pytest.approx(0.5)
+    assert factors[100] == pytest.approx(0.0)
+    # A run by the clock stands between two steps.
+    assert rate.factor(55.5) == pytest.approx((factors[55] + factors[56]) / 2)
 
 
 def test_recovery_wins_back_quality_and_holds_masks():
@@ -76,36 +88,25 @@ def test_recovery_wins_back_quality_and_holds_masks():
         with torch.no_grad():
             return float(goal(net, held)[0])
 
-    schedule = Schedule(steps=80, rate=0.01, checks=4)
-    result = recover(model, goal, shuffled(data), schedule, validate=validate)
-    assert [check.step for check in result.checks] == [0, 20, 40, 60, 80]
-    assert result.steps == 80
-    assert result.best.validation < 0.3 * result.checks[0].validation
-    assert validate(model) == pytest.approx(result.best.validation)
+    schedule, checks = Schedule(steps=80, rate=0.01, checks=4), Checks()
+    around = Surroundings(sinks=(checks,))
+    loop = recover(model, goal, data, schedule, validate=validate, around=around)
+    assert [check["step"] for check in checks.seen] == [0, 20, 40, 60, 80]
+    assert loop.step == 80
+    assert loop.best.first == checks.seen[0][HELD_OUT]
+    assert loop.best.value < 0.3 * loop.best.first
+    assert validate(model) == pytest.approx(loop.best.value)
+    minutes = [check["minutes"] for check in checks.seen]
+    assert minutes == sorted(minutes)
     assert [layer.mask_digest() for layer in (model[0], model[2])] == digests
     assert all(parameter.grad is None for parameter in model.parameters())
-    assert result.checks[0].loss is None
-    assert result.checks[1].parts["logits"] == pytest.approx(result.checks[1].loss, rel=1e-5)
-
-
-def test_equal_seeds_give_equal_bits_and_other_seeds_others():
-    def trained(seed):
-        model = pruned_model()
-        gossamer.compact(model)
-        schedule = Schedule(steps=12, rate=0.01, seed=seed)
-        recover(model, objective(), shuffled(batches()), schedule)
-        return model.state_dict()
-
-    first, again, other = trained(0), trained(0), trained(1)
-    assert all(torch.equal(first[name], again[name]) for name in first)
-    assert any(not torch.equal(first[name], other[name]) for name in first)
 
 
 def test_compact_and_masked_layers_take_the_same_steps():
     masked, compacted = pruned_model(), pruned_model()
     gossamer.compact(compacted)
     for model in (masked, compacted):
-        recover(model, objective(), shuffled(batches()), Schedule(steps=5, rate=0.01))
+        recover(model, objective(), batches(), Schedule(steps=5, rate=0.01))
     for one, two in zip(masked, compacted, strict=True):
         if isinstance(one, MaskedLinear):
             torch.testing.assert_close(
@@ -122,24 +123,22 @@ def test_the_best_state_is_kept_though_later_ones_are_worse():
     result = recover(
         model,
         lambda net, x: net(x).sum(),
-        lambda generator: [torch.ones(1, 1)],
+        [torch.ones(1, 1)],
         schedule,
         validate=lambda net: abs(float(net[0].weight.detach()) - 1.0),
     )
     assert 0 < result.best.step < 40
+    assert result.step == 40
     assert float(model[0].weight.detach()) == pytest.approx(1.0, abs=0.1)
 
 
 def test_without_validation_the_last_state_is_kept():
     model = nn.Sequential(nn.Linear(1, 1, bias=False))
-    result = recover(
-        model,
-        lambda net, x: net(x).sum(),
-        lambda generator: [torch.ones(1, 1)],
-        Schedule(steps=3, checks=2),
+    loop = recover(
+        model, lambda net, x: net(x).sum(), [torch.ones(1, 1)], Schedule(steps=3, checks=2)
     )
-    assert result.best is result.checks[-1]
-    assert result.best.step == 3
+    assert loop.best is None
+    assert loop.step == 3
 
 
 def test_time_limits_count_training_and_not_watching():
@@ -151,20 +150,20 @@ def test_time_limits_count_training_and_not_watching():
 
     def watch(net):
         now[0] += 1000.0
-        return 5.0
+        return {"score": 5.0}
 
-    model = nn.Sequential(nn.Linear(1, 1)).train()
-    result = recover(
+    model, checks = nn.Sequential(nn.Linear(1, 1)).train(), Checks()
+    loop = recover(
         model,
         loss,
-        lambda generator: [torch.ones(1, 1)],
+        [torch.ones(1, 1)],
         Schedule(steps=1000, minutes=1.0, checks=2),
-        watch=watch,
-        clock=lambda: now[0],
+        validate=lambda net: 0.0,
+        around=Surroundings(watch=watch, sinks=(checks,), clock=lambda: now[0]),
     )
-    assert result.steps == 6
-    assert result.checks[-1].minutes == pytest.approx(1.0)
-    assert [check.score for check in result.checks] == [5.0] * 3
+    assert loop.step == 6
+    assert [check["minutes"] for check in checks.seen] == [0.0, 0.5, 1.0]
+    assert [check["score"] for check in checks.seen] == [5.0] * 3
     assert model.training
 
 
@@ -178,28 +177,23 @@ def test_bad_gradients_are_skipped_and_three_in_a_row_end_the_run():
         return y * math.nan if len(calls) in (2, 3, 5) else y
 
     data = [torch.ones(1, 2)]
-    result = recover(model, loss, lambda generator: data, Schedule(steps=6))
-    assert result.skipped == 3
+    loop = recover(model, loss, data, Schedule(steps=6))
+    assert (loop.skipped, loop.step) == (3, 6)
     assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(InputError, match=r"3 steps in a row .* 0.weight, loss nan"):
-        recover(
-            model,
-            lambda net, x: net(x).sum() * math.nan,
-            lambda generator: data,
-            Schedule(steps=6),
-        )
+    with pytest.raises(TrainingDiverged, match=r"3 times in a row, in 0.weight"):
+        recover(model, lambda net, x: net(x).sum() * math.nan, data, Schedule(steps=6))
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
 def test_an_error_leaves_the_best_state():
     model = pruned_model()
     gossamer.compact(model)
-    goal, data = objective(), batches()
-    best = {}
+    goal, calls, best = objective(), [], {}
 
-    def keep(check):
-        best.update({n: p.detach().clone() for n, p in model.named_parameters()})
+    def validate(net):
+        best.update({n: p.detach().clone() for n, p in net.named_parameters()})
+        return -len(calls)
 
     def loss(net, batch):
         if len(calls) == 7:
@@ -207,34 +201,78 @@ def test_an_error_leaves_the_best_state():
         calls.append(batch)
         return goal(net, batch)
 
-    calls = []
     with pytest.raises(RuntimeError, match="power cut"):
-        recover(model, loss, shuffled(data), Schedule(steps=20, checks=4), on_check=keep)
+        recover(model, loss, batches(), Schedule(steps=20, checks=4), validate=validate)
+    assert len(calls) == 7
     assert all(torch.equal(best[n], p) for n, p in model.named_parameters())
+
+
+@pytest.mark.parametrize("quantise", [False, True])
+@pytest.mark.parametrize("stop_at", [1, 6, 9])
+def test_a_run_goes_on_from_its_checkpoint_to_the_same_bits(tmp_path, stop_at, quantise):
+    # Other rows together give other last bits of a teacher: what it said must be in there too.
+    generator = torch.Generator().manual_seed(5)
+    rows = torch.randn(60, 24, generator=generator)
+
+    def take(indices):
+        order = tuple(indices.tolist())
+        return Batch(rows[indices], samples=order)
+
+    held = Batch(rows[:16], samples=tuple(range(16)))
+
+    def run(store, stop=None):
+        model = pruned_model()
+        gossamer.compact(model)
+        # What one process measured another need not find.
+        model[0].mode = "jit" if stop is None else "kernel"
+        goal = Distillation(Teacher(dense_model()), Terms(embeddings=1.0, distance="squares"))
+
+        def validate(net):
+            with torch.no_grad():
+                return float(goal(net, held)[0])
+
+        def progress(step, steps):
+            if step == stop:
+                raise KeyboardInterrupt
+
+        around = Surroundings(writer=CheckpointWriter(store), progress=progress)
+        schedule = Schedule(steps=12, rate=0.01, checks=3, checkpoint_every=5)
+        data = ShuffledBatches(len(rows), 16, 0, take)
+        checkpoint = store.newest(pytest.fail)
+        scales = fake_int8(model, "learned", calibrate=[held.run]) if quantise else nullcontext()
+        with scales:
+            try:
+                loop = recover(
+                    model, goal, data, schedule,
+                    validate=validate, around=around, checkpoint=checkpoint,
+                )  # fmt: skip
+            except KeyboardInterrupt:
+                return None
+            return {n: p.clone() for n, p in model.state_dict().items()}, loop.best.state_dict()
+
+    whole = run(CheckpointStore(tmp_path / "whole"), stop=100)
+    store = CheckpointStore(tmp_path / "killed")
+    assert run(store, stop=stop_at) is None
+    assert store.steps()[-1] == stop_at // 5 * 5
+    assert same(run(store), whole)
 
 
 def test_bad_input_is_named():
     model = nn.Sequential(nn.Linear(2, 2))
-    with pytest.raises(InputError, match="holds no batch"):
-        recover(model, lambda net, x: net(x).sum(), lambda generator: [], Schedule())
+    with pytest.raises(InputError, match="no batch to train on"):
+        recover(model, lambda net, x: net(x).sum(), [], Schedule())
     with pytest.raises(InputError, match="no parameter of the model takes gradients"):
-        recover(
-            model.requires_grad_(False),
-            lambda net, x: net(x).sum(),
-            lambda generator: [],
-            Schedule(),
-        )
+        recover(model.requires_grad_(False), lambda net, x: net(x).sum(), [], Schedule())
     for settings, words in [
-        ({"steps": 0}, "steps must be at least 1"),
-        ({"checks": 0}, "checks must be at least 1"),
+        ({"steps": 0}, "must be at least 1"),
+        ({"checks": 0}, "must be at least 1"),
         ({"rate": 0.0}, "rate must be above 0"),
-        ({"minutes": 0.0}, "minutes must be above 0"),
         ({"warmup": 1.0}, "warmup must be in"),
-        ({"decay": "step"}, "decay must be linear or cosine"),
-        ({"weight_decay": -1.0}, "weight_decay must not be negative"),
     ]:
         with pytest.raises(InputError, match=words):
             Schedule(**settings)
+    with pytest.raises(InputError, match="minutes: must be more than 0"):
+        Schedule(minutes=0.0).loop_settings(keep_best=False)
 
 
 def test_masked_layers_are_compact_inside_and_the_same_objects_afterwards():

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.train.recovery.outputs import first_tensor
+from gossamer.nn.batch import first_tensor
 
 
 def block_names(model: nn.Module) -> list[str]:

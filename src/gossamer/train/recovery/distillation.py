@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.train.recovery.batches import Batch
+from gossamer.nn.batch import Batch, rows_of
 from gossamer.train.recovery.blocks import block_names, captured
-from gossamer.train.recovery.outputs import logits_of, rows_of, vectors_of
+from gossamer.train.recovery.outputs import logits_of, vectors_of
 from gossamer.train.recovery.teacher import Teacher
 from gossamer.train.recovery.terms import (
     cosine_term,
@@ -89,6 +89,14 @@ class Distillation:
             parts["task"], weights["task"] = self._task(outputs, batch), self._hardness
         loss = torch.stack([weights[name] * part for name, part in parts.items()]).sum()
         return loss, {name: float(part.detach()) for name, part in parts.items()}
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """What the teacher said, for checkpoints."""
+        return self.teacher.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Go on with what it said."""
+        self.teacher.load_state_dict(state)
 
     def _soft(
         self, outputs: Any, hidden: list[torch.Tensor], batch: Batch

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from gossamer.errors import InputError
+from gossamer.nn.batch import first_tensor, named_tensor
 
 
 def logits_of(outputs: Any) -> torch.Tensor:
@@ -37,29 +38,11 @@ def vectors_of(outputs: Any, keep: torch.Tensor | None) -> torch.Tensor:
     return pooled_BD
 
 
-def rows_of(tensor: torch.Tensor, keep: torch.Tensor | None) -> torch.Tensor:
-    """[rows, D]: one row per sample or position that is not padding."""
-    fits = keep is not None and tensor.ndim > keep.ndim and tensor.shape[: keep.ndim] == keep.shape
-    if keep is not None and fits:
-        return tensor[keep].reshape(-1, tensor.shape[-1])
-    return tensor.reshape(-1, tensor.shape[-1])
-
-
-def first_tensor(outputs: Any) -> torch.Tensor | None:
-    """A tensor, or the first one in a tuple or mapping."""
-    if isinstance(outputs, torch.Tensor):
-        return outputs
-    values = outputs.values() if isinstance(outputs, Mapping) else outputs
-    if isinstance(outputs, Mapping | list | tuple):
-        return next((value for value in values if isinstance(value, torch.Tensor)), None)
-    return None
-
-
 def _tensor(outputs: Any, name: str, term: str) -> torch.Tensor:
-    found = outputs.get(name) if isinstance(outputs, Mapping) else getattr(outputs, name, None)
-    if found is None and (isinstance(outputs, torch.Tensor) or not isinstance(outputs, Mapping)):
+    found = named_tensor(outputs, name)
+    if found is None and not isinstance(outputs, Mapping):
         found = first_tensor(outputs)
-    if not isinstance(found, torch.Tensor):
+    if found is None:
         kind = type(outputs).__name__
         raise InputError(
             f"distillation of {term}: the model's output ({kind}) has no {name}. Give this term"

@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gossamer.errors import InputError
+from gossamer.train.learning_rate import LearningRate, Shape
+from gossamer.train.loop_settings import LoopSettings
+
+HELD_OUT = "held_out_loss"
 
 
 @dataclass(frozen=True)
@@ -18,52 +22,49 @@ class Schedule:
             in minutes the result depends on the machine's speed.
         rate: highest learning rate.
         warmup: fraction of the run in which the rate rises.
-        decay: "linear" or "cosine", to zero.
+        decay: how it falls to zero; "constant" does not.
         clip: largest norm of all gradients together.
-        weight_decay: of AdamW.
         checks: how often the model is validated, evenly spread; the start is one more.
-        seed: of the order of samples.
+        checkpoint_every: steps between two checkpoints.
+        on_full_disk: "stop", or "go-on" without the checkpoint.
     """
 
     steps: int = 1000
     minutes: float | None = None
     rate: float = 3e-4
     warmup: float = 0.05
-    decay: Literal["linear", "cosine"] = "linear"
+    decay: Shape = "linear"
     clip: float = 1.0
-    weight_decay: float = 0.0
     checks: int = 8
-    seed: int = 0
+    checkpoint_every: int = 0
+    on_full_disk: Literal["stop", "go-on"] = "stop"
 
     def __post_init__(self) -> None:
-        for name in ("steps", "checks"):
-            if getattr(self, name) < 1:
-                raise InputError(f"recovery: {name} must be at least 1, got {getattr(self, name)}.")
-        for name in ("rate", "clip", "minutes"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise InputError(f"recovery: {name} must be above 0, got {value}.")
+        if self.steps < 1 or self.checks < 1:
+            raise InputError(
+                "recovery: steps and checks must be at least 1, got"
+                f" {self.steps} and {self.checks}."
+            )
+        if not self.rate > 0:
+            raise InputError(f"recovery: rate must be above 0, got {self.rate}.")
         if not 0 <= self.warmup < 1:
             raise InputError(f"recovery: warmup must be in [0, 1), got {self.warmup}.")
-        if self.decay not in ("linear", "cosine"):
-            raise InputError(f"recovery: decay must be linear or cosine, got {self.decay!r}.")
-        if self.weight_decay < 0:
-            raise InputError(
-                f"recovery: weight_decay must not be negative, got {self.weight_decay}."
-            )
 
-    def progress(self, step: int, seconds: float) -> float:
-        """How much of the run is over, in [0, 1]."""
-        by_time = 0.0 if self.minutes is None else seconds / (60 * self.minutes)
-        return min(1.0, max(step / self.steps, by_time))
+    def loop_settings(self, *, keep_best: bool) -> LoopSettings:
+        """The same in the loop's words.
 
-    def rate_at(self, progress: float) -> float:
-        """The learning rate of the step that starts at `progress`."""
-        # The first step is taken at 1/steps of the run: a rate of 0 would waste it.
-        progress = max(progress, min(1.0 / self.steps, self.warmup))
-        if progress < self.warmup:
-            return self.rate * progress / self.warmup
-        left = (1.0 - progress) / (1.0 - self.warmup)
-        if self.decay == "cosine":
-            left = 0.5 * (1.0 - math.cos(math.pi * left))
-        return self.rate * left
+        The model is trained in eval mode: without dropout, and with the running statistics it has,
+        it can match a teacher exactly. Its layers have their form already.
+        """
+        return LoopSettings(
+            steps=self.steps,
+            minutes=self.minutes,
+            rate=LearningRate(self.decay, self.steps, round(self.warmup * self.steps)),
+            clip=self.clip,
+            in_train_mode=False,
+            compaction="off",
+            keep_best=HELD_OUT if keep_best else None,
+            evaluate_every=math.ceil(self.steps / self.checks),
+            checkpoint_every=self.checkpoint_every,
+            on_full_disk=self.on_full_disk,
+        )

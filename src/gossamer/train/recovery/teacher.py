@@ -5,14 +5,14 @@ On a CPU the dense teacher costs more than a step of a 90 % sparse student, so v
 that come again in the next epoch are kept.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.train.recovery.batches import Batch
+from gossamer.nn.batch import Batch
 from gossamer.train.recovery.blocks import captured
 from gossamer.train.recovery.outputs import vectors_of
 
@@ -56,13 +56,33 @@ class Teacher:
     @torch.no_grad()
     def vectors(self, batch: Batch) -> torch.Tensor:
         """One vector [B, D] per sample, from memory where all are known."""
-        samples = getattr(batch, "samples", None)
+        samples = batch.samples
         if samples is not None and all(sample in self._vectors for sample in samples):
             return torch.stack([self._vectors[sample] for sample in samples])
         vectors_BD = vectors_of(self.run(batch), batch.keep)
         if samples is not None and len(samples) == len(vectors_BD):
             self._remember(samples, vectors_BD)
         return vectors_BD
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """All vectors that are remembered.
+
+        In another batch, with other padding, the same sample gives other last bits: a run that is
+        resumed goes on with the vectors it had.
+        """
+        if not self._vectors:
+            return {}
+        return {
+            "samples": torch.tensor(list(self._vectors)),
+            "vectors": torch.stack(list(self._vectors.values())),
+        }
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Remember those of `state` instead."""
+        self._left += sum(vector_D.nbytes for vector_D in self._vectors.values())
+        self._vectors = {}
+        if state:
+            self._remember(state["samples"].tolist(), state["vectors"])
 
     def _remember(self, samples: Sequence[int], vectors_BD: torch.Tensor) -> None:
         for sample, vector_D in zip(samples, vectors_BD, strict=True):
