@@ -5,39 +5,19 @@
 #include <vector>
 
 #include "gossamer/fork.hpp"
+#include "kept_columns.hpp"
 
 namespace gossamer {
 namespace {
 
 int64_t row_bytes(int64_t columns) { return (columns + 7) / 8; }
 
-int64_t count_row(const uint8_t* bits, int64_t bytes) {
-  int64_t kept = 0, i = 0;
-  for (; i + 8 <= bytes; i += 8) {
-    uint64_t word;
-    std::memcpy(&word, bits + i, 8);
-    kept += __builtin_popcountll(word);
-  }
-  for (; i < bytes; ++i) kept += __builtin_popcount(bits[i]);
-  return kept;
-}
-
-// Calls visit(column) for every kept column of one row, in order.
-template <class Visit>
-void each_kept(const uint8_t* bits, int64_t bytes, Visit visit) {
-  for (int64_t i = 0; i < bytes; i += 8) {
-    uint64_t word = 0;
-    std::memcpy(&word, bits + i, static_cast<size_t>(bytes - i < 8 ? bytes - i : 8));
-    for (; word; word &= word - 1) visit(i * 8 + __builtin_ctzll(word));
-  }
-}
-
 // Calls body(row, first kept value of the row), rows shared among threads.
 template <class Body>
 void each_row(const uint8_t* mask_bits, int64_t rows, int64_t columns, int num_threads, Body body) {
   const int64_t bytes = row_bytes(columns);
   std::vector<int64_t> start(static_cast<size_t>(rows) + 1, 0);
-  for (int64_t r = 0; r < rows; ++r) start[r + 1] = start[r] + count_row(mask_bits + r * bytes, bytes);
+  for (int64_t r = 0; r < rows; ++r) start[r + 1] = start[r] + count_bits(mask_bits + r * bytes, bytes);
   // Below this a second thread costs more than it saves.
   if (rows * columns < 65536) num_threads = 1;
 #pragma omp parallel for num_threads(usable_threads(num_threads)) if (usable_threads(num_threads) > 1)
@@ -51,8 +31,7 @@ void expand(const void* values, const uint8_t* mask_bits, int64_t rows, int64_t 
     const T* value = static_cast<const T*>(values) + first;
     T* row = static_cast<T*>(dense) + r * columns;
     std::memset(row, 0, static_cast<size_t>(columns) * sizeof(T));
-    const int64_t bytes = row_bytes(columns);
-    each_kept(mask_bits + r * bytes, bytes, [&](int64_t k) { row[k] = *value++; });
+    each_kept_column({nullptr, mask_bits, rows, columns}, r, [&](int64_t k) { row[k] = *value++; });
   });
 }
 
@@ -62,15 +41,14 @@ void gather(const void* dense, const uint8_t* mask_bits, int64_t rows, int64_t c
   each_row(mask_bits, rows, columns, num_threads, [&](int64_t r, int64_t first) {
     T* value = static_cast<T*>(values) + first;
     const T* row = static_cast<const T*>(dense) + r * columns;
-    const int64_t bytes = row_bytes(columns);
-    each_kept(mask_bits + r * bytes, bytes, [&](int64_t k) { *value++ = row[k]; });
+    each_kept_column({nullptr, mask_bits, rows, columns}, r, [&](int64_t k) { *value++ = row[k]; });
   });
 }
 
 }  // namespace
 
 int64_t count_mask(const uint8_t* mask_bits, int64_t rows, int64_t columns) {
-  return count_row(mask_bits, rows * row_bytes(columns));
+  return count_bits(mask_bits, rows * row_bytes(columns));
 }
 
 void expand_mask(const void* values, const uint8_t* mask_bits, int64_t rows, int64_t columns,

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "gossamer/few_layout.hpp"
+#include "mask_bytes.hpp"
 
 namespace gossamer {
 
@@ -17,8 +18,7 @@ FewLayout pack_bitmask(const KeptWeight& weight, const FewOptions& options) {
   layout.row_starts.push_back(0);
   // Scales belong to columns here, so that a step has one of them: as many columns as keep about
   // scale_group values.
-  int64_t kept = 0;
-  for (int64_t i = 0; i < weight.rows * weight.mask_stride(); ++i) kept += __builtin_popcount(weight.mask_bits[i]);
+  const int64_t kept = count_bits(weight.mask_bits, weight.rows * weight.mask_stride());
   const double density = kept ? double(kept) / (double(weight.rows) * double(weight.columns)) : 1.0;
   const double span = std::min(double(options.scale_group) / density, double(weight.columns));
   view.scale_span = std::max<int64_t>(static_cast<int64_t>(span / kFewStep + 0.5), 1) * kFewStep;

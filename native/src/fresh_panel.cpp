@@ -49,14 +49,17 @@ void each_row_of_block(const FreshPanel& panel, int num_threads, Visit visit) {
 }
 
 // The kept weights of each (block, row).
-std::vector<uint16_t> count_rows(const KeptWeight& weight, const PanelLayout& layout) {
+std::vector<uint16_t> count_rows(const KeptWeight& weight, const PanelLayout& layout, int num_threads) {
   std::vector<uint16_t> counts(layout.num_blocks * weight.rows);
-  for (int64_t r = 0; r < weight.rows; ++r)
-    for (int64_t b = 0; b < layout.num_blocks; ++b) {
-      const ByteRange range = bytes_of_block(weight, b, layout.block_columns);
-      const uint8_t* bits = weight.mask_bits + r * weight.mask_stride();
-      counts[b * weight.rows + r] = static_cast<uint16_t>(count_bits(bits + range.first, range.last - range.first));
-    }
+  in_parallel(layout.num_tiles, num_threads, [&](int64_t tile) {
+    const int64_t first = tile * layout.tile_rows, last = std::min(first + layout.tile_rows, layout.rows);
+    for (int64_t r = first; r < last; ++r)
+      for (int64_t b = 0; b < layout.num_blocks; ++b) {
+        const ByteRange range = bytes_of_block(weight, b, layout.block_columns);
+        const uint8_t* bits = weight.mask_bits + r * weight.mask_stride();
+        counts[b * weight.rows + r] = static_cast<uint16_t>(count_bits(bits + range.first, range.last - range.first));
+      }
+  });
   return counts;
 }
 
@@ -121,10 +124,10 @@ FreshPanel place_rows(PanelLayout layout, std::vector<uint16_t> counts) {
   return panel;
 }
 
-FreshPanel fresh_panel(const KeptWeight& weight, const PanelShape* shapes, int num_threads) {
+FreshPanel fresh_panel(const KeptWeight& weight, const PanelShape* shapes, int num_threads, int64_t parts) {
   std::vector<int64_t> row_start = row_starts(weight);
-  PanelLayout layout = cut_panel(weight.rows, weight.columns, row_start[weight.rows], shapes);
-  std::vector<uint16_t> counts = count_rows(weight, layout);
+  PanelLayout layout = cut_panel(weight.rows, weight.columns, row_start[weight.rows], shapes, parts);
+  std::vector<uint16_t> counts = count_rows(weight, layout, num_threads);
   FreshPanel panel = place_rows(std::move(layout), std::move(counts));
   panel.row_start = std::move(row_start);
   PanelLayout& to = panel.layout;

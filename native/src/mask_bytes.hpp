@@ -49,17 +49,31 @@ static inline int decode(const uint8_t* bits, int64_t num_bytes, uint16_t* offse
   return static_cast<int>(end - offsets);
 }
 
-// Without the popcount instruction, which the baseline lacks: the library's function takes three times as long.
+// Bits of each byte of a word.
+static inline uint64_t counts_of_bytes(const uint8_t* bits) {
+  uint64_t word;
+  std::memcpy(&word, bits, 8);
+  word -= word >> 1 & 0x5555555555555555;
+  word = (word & 0x3333333333333333) + (word >> 2 & 0x3333333333333333);
+  return (word + (word >> 4)) & 0x0f0f0f0f0f0f0f0f;
+}
+
+static inline int64_t sum_of_bytes(uint64_t word) {
+  const uint64_t low = word & 0x00ff00ff00ff00ff, high = word >> 8 & 0x00ff00ff00ff00ff;
+  return static_cast<int64_t>((low + high) * 0x0001000100010001 >> 48);
+}
+
+// Without the popcount instruction, which the baseline lacks: the library's function takes three times as long
+// for a word, and twenty times for a byte.
 static inline int64_t count_bits(const uint8_t* bits, int64_t num_bytes) {
+  constexpr int64_t kWords = 31;  // a byte holds the sum of so many counts
   int64_t kept = 0, i = 0;
-  for (; i + 8 <= num_bytes; i += 8) {
-    uint64_t word;
-    std::memcpy(&word, bits + i, 8);
-    word -= word >> 1 & 0x5555555555555555;
-    word = (word & 0x3333333333333333) + (word >> 2 & 0x3333333333333333);
-    word = (word + (word >> 4)) & 0x0f0f0f0f0f0f0f0f;
-    kept += static_cast<int64_t>(word * 0x0101010101010101 >> 56);
+  for (; i + kWords * 8 <= num_bytes; i += kWords * 8) {
+    uint64_t sums = 0;
+    for (int64_t w = 0; w < kWords; ++w) sums += counts_of_bytes(bits + i + w * 8);
+    kept += sum_of_bytes(sums);
   }
+  for (; i + 8 <= num_bytes; i += 8) kept += sum_of_bytes(counts_of_bytes(bits + i));
   for (; i < num_bytes; ++i) kept += table.count[bits[i]];
   return kept;
 }

@@ -5,6 +5,7 @@
 
 #include "gossamer/bf16.hpp"
 #include "gossamer/panel_layout.hpp"
+#include "mask_bytes.hpp"
 
 namespace gossamer {
 namespace {
@@ -76,21 +77,19 @@ PanelLayout fill(PanelLayout layout, const KeptWeight& weight, const std::vector
 std::vector<int64_t> row_starts(const KeptWeight& weight) {
   const int64_t stride = weight.mask_stride();
   std::vector<int64_t> start(static_cast<size_t>(weight.rows) + 1, 0);
-  for (int64_t r = 0; r < weight.rows; ++r) {
-    int64_t count = 0;
-    for (int64_t b = 0; b < stride; ++b) count += __builtin_popcount(weight.mask_bits[r * stride + b]);
-    start[r + 1] = start[r] + count;
-  }
+  for (int64_t r = 0; r < weight.rows; ++r)
+    start[r + 1] = start[r] + count_bits(weight.mask_bits + r * stride, stride);
   return start;
 }
 
-int64_t tile_rows_for(int64_t rows) {
+int64_t tile_rows_for(int64_t rows, int64_t parts) {
   // At least two tiles where there are rows for it, so that two threads can share one token tile.
-  const int64_t tiles = std::max<int64_t>((rows + kMaxTileRows - 1) / kMaxTileRows, rows >= 128 ? 2 : 1);
+  const int64_t least = std::max<int64_t>((rows + kMaxTileRows - 1) / kMaxTileRows, rows >= 128 ? 2 : 1);
+  const int64_t tiles = (least + parts - 1) / parts * parts;
   return std::max<int64_t>(((rows + tiles - 1) / tiles + 15) / 16 * 16, 16);
 }
 
-PanelLayout cut_panel(int64_t rows, int64_t columns, int64_t kept, const PanelShape* shapes) {
+PanelLayout cut_panel(int64_t rows, int64_t columns, int64_t kept, const PanelShape* shapes, int64_t parts) {
   const PanelShape& shape = shape_for(shapes, density_of(rows, columns, kept));
   PanelLayout layout;
   layout.rows = rows;
@@ -99,7 +98,7 @@ PanelLayout cut_panel(int64_t rows, int64_t columns, int64_t kept, const PanelSh
   layout.group_rows = shape.group_rows;
   layout.block_columns = layout.slab_columns = shape.block_columns;
   layout.num_blocks = (columns + layout.block_columns - 1) / layout.block_columns;
-  layout.tile_rows = tile_rows_for(rows);
+  layout.tile_rows = tile_rows_for(rows, parts);
   layout.num_tiles = (rows + layout.tile_rows - 1) / layout.tile_rows;
   return layout;
 }

@@ -42,10 +42,10 @@ void train_grad_values(const KeptWeight& weight, const SampledCall& call, float*
                        int num_threads) {
   const SampledKernels& kernels = sampled_kernels(isa);
   const KeptWeight positions = {nullptr, weight.mask_bits, weight.rows, weight.columns};
-  const FreshPanel panel = fresh_panel(positions, kernels.shapes, num_threads);
+  num_threads = usable_threads(num_threads);
+  const FreshPanel panel = fresh_panel(positions, kernels.shapes, num_threads, num_threads);
   const PanelView view = panel.layout.view();
   std::vector<float> sums(panel.layout.offsets.size(), 0.0f);
-  num_threads = usable_threads(num_threads);
   // Threads share the rows, so that every sum runs over the tokens in one order; each part turns the
   // tokens of X again, which costs under 5 %.
   const int64_t num_parts = num_threads < view.num_tiles ? num_threads : view.num_tiles;

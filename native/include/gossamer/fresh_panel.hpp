@@ -24,8 +24,8 @@ struct FreshPanel {
 FreshPanel place_rows(PanelLayout layout, std::vector<uint16_t> counts);
 
 // The layout of W, equal to that of pack_panel. Without values (a null pointer) it holds positions only.
-// May throw std::bad_alloc.
-FreshPanel fresh_panel(const KeptWeight& weight, const PanelShape* shapes, int num_threads);
+// `parts` as for cut_panel. May throw std::bad_alloc.
+FreshPanel fresh_panel(const KeptWeight& weight, const PanelShape* shapes, int num_threads, int64_t parts = 1);
 
 // The layout of the transposed weight, [columns][rows].
 FreshPanel fresh_transposed_panel(const KeptWeight& weight, const PanelShape* shapes, int num_threads);

@@ -15,8 +15,9 @@ namespace gossamer {
 // lost 5 %).
 constexpr int64_t kMaxTileRows = 512;
 
-// Rows of a tile of a weight with this many: even tiles, a multiple of 16 rows each.
-int64_t tile_rows_for(int64_t rows);
+// Rows of a tile of a weight with this many: even tiles, a multiple of 16 rows each. Where there are rows enough,
+// `parts` divides the number of tiles.
+int64_t tile_rows_for(int64_t rows, int64_t parts = 1);
 
 // Where the values of each row begin; the last entry is the number of kept weights.
 std::vector<int64_t> row_starts(const KeptWeight& weight);
@@ -47,8 +48,8 @@ struct PanelLayout {
 
 const PanelKernels& panel_kernels(Isa isa);
 
-// How a [rows][columns] weight is cut into tiles and blocks; holds no weights yet.
-PanelLayout cut_panel(int64_t rows, int64_t columns, int64_t kept, const PanelShape* shapes);
+// How a [rows][columns] weight is cut into tiles and blocks; holds no weights yet. `parts` get as many tiles each.
+PanelLayout cut_panel(int64_t rows, int64_t columns, int64_t kept, const PanelShape* shapes, int64_t parts = 1);
 
 // Builds the layout in the shape that fits the density. May throw std::bad_alloc.
 PanelLayout pack_panel(const KeptWeight& weight, const PanelShape* shapes);
