@@ -44,7 +44,7 @@ def fused_adamw(params):
 
 
 def eight_bit_adamw(params):
-    return AdamW(params, 1e-3, moments="8bit", master="split8")
+    return AdamW(params, 1e-3, moments="8bit", master="split8", fused=True)
 
 
 def exact_adamw(params):

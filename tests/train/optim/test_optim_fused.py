@@ -9,8 +9,8 @@ from torch import nn
 
 import gossamer
 from gossamer.errors import InputError
-from gossamer.ops import _native
-from gossamer.ops.adamw import adamw_step
+from gossamer.ops import _native, adamw
+from gossamer.ops.adamw import Moment
 from gossamer.train.optim import AdamW
 
 SETTINGS = (3e-3, 0.9, 0.999, 1e-8, 0.1)
@@ -24,6 +24,10 @@ def tensors(count, dtype, seed=0):
     if dtype is torch.bfloat16:
         low = torch.randint(-(2**15), 2**15, (count,), generator=generator, dtype=torch.int16)
     return weight.to(dtype), low, grad.to(dtype), mean * 0.1, square
+
+
+def adamw_step(weight, low, grad, mean, square, settings, number):
+    adamw.adamw_step(weight, low, grad, Moment(mean), Moment(square), settings, number)
 
 
 def masters(weight, low):
@@ -151,7 +155,7 @@ def test_saved_state_goes_on_to_the_same_bits():
 
 def test_what_it_cannot_do_is_refused_or_done_the_plain_way():
     with pytest.raises(InputError, match="fused needs"):
-        AdamW([nn.Parameter(torch.ones(2))], moments="8bit", fused=True)
+        AdamW([nn.Parameter(torch.ones(2))], master="fp32", fused=True)
     turned = nn.Parameter(torch.randn(5, 6).t())
     straight = nn.Parameter(turned.detach().contiguous())
     for param, fused in ((turned, True), (straight, False)):
@@ -164,8 +168,29 @@ def test_what_it_cannot_do_is_refused_or_done_the_plain_way():
     assert bool((wide < 1).all())
 
 
-def test_bad_arguments_are_refused_natively():
-    with pytest.raises(ValueError, match="counted from 1"):
-        _native.adamw_step(0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, "reference")
-    with pytest.raises(ValueError, match="not be null"):
-        _native.adamw_step(0, 0, 0, 0, 0, 4, 1, 0, 0, 0, 0, 1, "reference")
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"number": 0}, "counted from 1"),
+        ({"grad": 0}, "not be null"),
+        ({"low_bits": 16}, "not be null"),
+        ({"low_bits": 4}, "low_bits must be"),
+        ({"mean_exponents": 8}, "both moments"),
+        ({"mean_exponents": 8, "square_exponents": 8}, "needs a dither"),
+        ({"count": -1}, "not be negative"),
+    ],
+)
+def test_bad_arguments_are_refused_natively(wrong, said):
+    names = ["weight", "grad", "mean", "square"]
+    zeros = [
+        "low",
+        "low_bits",
+        "mean_exponents",
+        "square_exponents",
+        "dither_pattern",
+        "dither_shifts",
+    ]
+    rates = dict.fromkeys(["lr", "beta1", "beta2", "eps", "weight_decay"], 0.5)
+    good = {**dict.fromkeys(names, 8), **dict.fromkeys(zeros, 0), **rates, "number": 1, "count": 4}
+    with pytest.raises(ValueError, match=said):
+        _native.adamw_step(**{**good, **wrong}, kernels="reference")

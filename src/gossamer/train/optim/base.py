@@ -132,9 +132,12 @@ class SmallStateOptimizer(torch.optim.Optimizer, ABC):
 
     def _pieces(self, param: nn.Parameter, state: dict[str, Any]) -> Iterator[Piece]:
         """The parameter piece by piece; each is written back when the next one is asked for."""
-        needs_dither = LOW in state and state[LOW].dtype is torch.int8
-        needs_dither |= any(key.endswith("_exponents") for key in state)
-        return pieces(param, state, _PIECE, needs_dither)
+        return pieces(param, state, _PIECE, self._needs_dither(state))
+
+    def _needs_dither(self, state: dict[str, Any]) -> bool:
+        """Whether something in the state is rounded to 8 bits."""
+        is_short = LOW in state and state[LOW].dtype is torch.int8
+        return is_short or any(key.endswith("_exponents") for key in state)
 
     def follow_masks(self, model: nn.Module) -> None:
         """Let norms leave out pruned entries of the masked layers of `model`, wherever masks move.

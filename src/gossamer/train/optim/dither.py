@@ -12,6 +12,8 @@ import functools
 
 import torch
 
+from gossamer.ops.adamw import Dither
+
 # The plastic number's inverse and its square: the two-dimensional golden ratio.
 _PER_ELEMENT = 0.7548776662466927
 _PER_STEP = 0.5698402909980532
@@ -24,8 +26,17 @@ def offsets(start: int, count: int, step: int, device: torch.device) -> torch.Te
     """Offsets in [0, 1) of elements start .. start + count - 1 at a step, float32."""
     begin = start // _PERIOD * _PERIOD
     pattern = _pattern(-(-(start + count - begin) // _PERIOD), device)
-    shift = int((begin * _PER_ELEMENT + step * _PER_STEP) % 1.0 * _UNITS) / _UNITS
-    return pattern[start - begin : start - begin + count].add(shift).frac_()
+    return pattern[start - begin : start - begin + count].add(_shift(begin, step)).frac_()
+
+
+def native_dither(count: int, step: int) -> Dither:
+    """The same offsets of elements 0 .. count - 1, as native code wants them."""
+    shifts = [_shift(begin, step) for begin in range(0, count, _PERIOD)]
+    return Dither(_pattern(1, torch.device("cpu")), torch.tensor(shifts))
+
+
+def _shift(begin: int, step: int) -> float:
+    return int((begin * _PER_ELEMENT + step * _PER_STEP) % 1.0 * _UNITS) / _UNITS
 
 
 @functools.lru_cache(maxsize=8)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from gossamer.ops.adamw import Moment as NativeMoment
 from gossamer.train.optim import codes
 
 Spec = dict[str, tuple[tuple[int, ...], torch.dtype]]
@@ -36,6 +37,10 @@ class Moment:
             return {self.key: (shape, wide)}
         blocks = (codes.num_blocks(param.numel()),)
         return {self.key: (shape, self._code_dtype), self.key + _EXPONENTS: (blocks, torch.int8)}
+
+    def arrays(self, state: dict[str, Any]) -> NativeMoment:
+        """The state as it is: numbers, or codes with exponents."""
+        return NativeMoment(state[self.key], state.get(self.key + _EXPONENTS))
 
     def read(self, state: dict[str, Any], start: int, stop: int) -> torch.Tensor:
         """Entries start .. stop - 1 of the flat moment: a view of numbers, or decoded codes."""
