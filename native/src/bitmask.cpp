@@ -25,24 +25,30 @@ void each_row(const uint8_t* mask_bits, int64_t rows, int64_t columns, int num_t
 }
 
 template <class T>
-void expand(const void* values, const uint8_t* mask_bits, int64_t rows, int64_t columns, void* dense,
-            int num_threads) {
-  each_row(mask_bits, rows, columns, num_threads, [&](int64_t r, int64_t first) {
-    const T* value = static_cast<const T*>(values) + first;
-    T* row = static_cast<T*>(dense) + r * columns;
-    std::memset(row, 0, static_cast<size_t>(columns) * sizeof(T));
-    each_kept_column({nullptr, mask_bits, rows, columns}, r, [&](int64_t k) { row[k] = *value++; });
-  });
+void expand_row(const void* values, const uint8_t* bits, int64_t columns, void* row) {
+  const T* value = static_cast<const T*>(values);
+  T* to = static_cast<T*>(row);
+  std::memset(to, 0, static_cast<size_t>(columns) * sizeof(T));
+  each_kept_column({nullptr, bits, 1, columns}, 0, [&](int64_t k) { to[k] = *value++; });
 }
 
 template <class T>
-void gather(const void* dense, const uint8_t* mask_bits, int64_t rows, int64_t columns, void* values,
-            int num_threads) {
-  each_row(mask_bits, rows, columns, num_threads, [&](int64_t r, int64_t first) {
-    T* value = static_cast<T*>(values) + first;
-    const T* row = static_cast<const T*>(dense) + r * columns;
-    each_kept_column({nullptr, mask_bits, rows, columns}, r, [&](int64_t k) { *value++ = row[k]; });
-  });
+void gather_row(const void* row, const uint8_t* bits, int64_t columns, void* values) {
+  T* value = static_cast<T*>(values);
+  const T* from = static_cast<const T*>(row);
+  each_kept_column({nullptr, bits, 1, columns}, 0, [&](int64_t k) { *value++ = from[k]; });
+}
+
+template <class T>
+constexpr BitmaskKernels plain = {expand_row<T>, gather_row<T>};
+
+const BitmaskKernels& kernels_of(int itemsize, Isa isa) {
+#ifdef GOSSAMER_X86
+  if (isa == Isa::avx512 && itemsize == 2) return avx512::bitmask_kernels_2;
+  if (isa == Isa::avx512 && itemsize == 4) return avx512::bitmask_kernels_4;
+#endif
+  (void)isa;
+  return itemsize == 2 ? plain<uint16_t> : itemsize == 4 ? plain<uint32_t> : plain<uint64_t>;
 }
 
 }  // namespace
@@ -52,15 +58,21 @@ int64_t count_mask(const uint8_t* mask_bits, int64_t rows, int64_t columns) {
 }
 
 void expand_mask(const void* values, const uint8_t* mask_bits, int64_t rows, int64_t columns,
-                 int itemsize, void* dense, int num_threads) {
-  const auto run = itemsize == 2 ? expand<uint16_t> : itemsize == 4 ? expand<uint32_t> : expand<uint64_t>;
-  run(values, mask_bits, rows, columns, dense, num_threads);
+                 int itemsize, void* dense, Isa isa, int num_threads) {
+  const BitmaskKernels& kernels = kernels_of(itemsize, isa);
+  each_row(mask_bits, rows, columns, num_threads, [&](int64_t r, int64_t first) {
+    kernels.expand(static_cast<const char*>(values) + first * itemsize, mask_bits + r * row_bytes(columns), columns,
+                   static_cast<char*>(dense) + r * columns * itemsize);
+  });
 }
 
 void gather_mask(const void* dense, const uint8_t* mask_bits, int64_t rows, int64_t columns,
-                 int itemsize, void* values, int num_threads) {
-  const auto run = itemsize == 2 ? gather<uint16_t> : itemsize == 4 ? gather<uint32_t> : gather<uint64_t>;
-  run(dense, mask_bits, rows, columns, values, num_threads);
+                 int itemsize, void* values, Isa isa, int num_threads) {
+  const BitmaskKernels& kernels = kernels_of(itemsize, isa);
+  each_row(mask_bits, rows, columns, num_threads, [&](int64_t r, int64_t first) {
+    kernels.gather(static_cast<const char*>(dense) + r * columns * itemsize, mask_bits + r * row_bytes(columns), columns,
+                   static_cast<char*>(values) + first * itemsize);
+  });
 }
 
 }  // namespace gossamer

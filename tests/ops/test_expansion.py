@@ -18,10 +18,14 @@ def layer(rows, columns, density, dtype=torch.float32, seed=0):
     return weight, mask
 
 
+@pytest.mark.parametrize("kernels", _native.available_kernels())
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(0, 0), (0, 9), (9, 0), (1, 1), (5, 64), (4, 65), (300, 301)])
+@pytest.mark.parametrize(
+    "shape", [(0, 0), (0, 9), (9, 0), (1, 1), (3, 8), (3, 15), (5, 64), (4, 65), (300, 301)]
+)
 @pytest.mark.parametrize("density", [0.0, 0.3, 1.0])
-def test_round_trip(shape, density, dtype):
+def test_round_trip(shape, density, dtype, kernels, monkeypatch):
+    monkeypatch.setattr("gossamer.ops.expansion.active_kernels", lambda: kernels)
     weight, mask = layer(*shape, density, dtype)
     bits, values = pack_bits(mask), weight[mask]
     dense = expand(values, bits, shape[1])
@@ -42,6 +46,27 @@ def test_native_equals_torch(rows, columns, density, seed):
     assert torch.equal(native, strided)
     assert torch.equal(gather_kept(weight, bits, values.numel()), values)
     assert torch.equal(gather_kept(weight.T.contiguous().T, bits, values.numel()), values)
+
+
+@pytest.mark.parametrize("kernels", _native.available_kernels())
+@pytest.mark.parametrize("itemsize", [2, 4, 8])
+def test_nothing_is_touched_behind_the_ends(itemsize, kernels):
+    kind = {2: np.uint16, 4: np.uint32, 8: np.uint64}[itemsize]
+    random = np.random.default_rng(0)
+    for columns in range(1, 40):
+        mask = random.random((2, columns)) < 0.5
+        bits = np.packbits(mask, axis=1, bitorder="little")
+        kept = int(mask.sum())
+        dense, values = (np.full(size + 20, 7, kind) for size in (2 * columns, kept))
+        values[:kept] = np.arange(1, kept + 1)
+        address = values.ctypes.data, kept, bits, columns, itemsize, dense.ctypes.data
+        _native.expand(*address, kernels)
+        assert (dense[2 * columns :] == 7).all()
+        assert (dense[: 2 * columns].reshape(mask.shape)[mask] == values[:kept]).all()
+        values[:kept] = 0
+        _native.gather(*address, kernels)
+        assert (values[kept:] == 7).all()
+        assert (values[:kept] == np.arange(1, kept + 1)).all()
 
 
 def test_threads_do_not_matter():
@@ -70,11 +95,11 @@ def test_binding_refuses_wrong_arguments(move):
     address = values.ctypes.data, dense.ctypes.data
     for num_values, columns, itemsize in ((2, 3, 4), (3, 9, 4), (3, 2, 4), (3, 3, 3)):
         with pytest.raises(ValueError, match=r"mask_bits|itemsize"):
-            move(address[0], num_values, bits, columns, itemsize, address[1])
+            move(address[0], num_values, bits, columns, itemsize, address[1], "reference")
     with pytest.raises(ValueError, match="null"):
-        move(0, 3, bits, 3, 4, address[1])
+        move(0, 3, bits, 3, 4, address[1], "reference")
     with pytest.raises(ValueError, match="null"):
-        move(address[0], 3, bits, 3, 4, 0)
+        move(address[0], 3, bits, 3, 4, 0, "reference")
     with pytest.raises(TypeError):
-        move(address[0], 3, bits.astype(np.int64), 3, 4, address[1])
+        move(address[0], 3, bits.astype(np.int64), 3, 4, address[1], "reference")
     assert (dense == 5).all()

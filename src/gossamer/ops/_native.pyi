@@ -143,6 +143,7 @@ def expand(
     columns: int,
     itemsize: int,
     dense: int,
+    kernels: str,
 ) -> None: ...
 def gather(
     values: int,
@@ -151,6 +152,7 @@ def gather(
     columns: int,
     itemsize: int,
     dense: int,
+    kernels: str,
 ) -> None: ...
 def adamw_step(
     weight: int,

@@ -11,6 +11,7 @@ import torch
 
 from gossamer.formats.bits import unpack_bits
 from gossamer.ops import _native
+from gossamer.ops.kernels import active_kernels
 
 _NATIVE_SIZES = (2, 4, 8)
 
@@ -32,6 +33,7 @@ def fill(dense_RK: torch.Tensor, values: torch.Tensor, mask_bits: torch.Tensor) 
             dense_RK.shape[1],
             values.element_size(),
             dense_RK.data_ptr(),
+            active_kernels(),
         )
     else:
         dense_RK.zero_().masked_scatter_(unpack_bits(mask_bits, dense_RK.shape[1]), values)
@@ -49,6 +51,7 @@ def gather_kept(dense_RK: torch.Tensor, mask_bits: torch.Tensor, num_values: int
         dense_RK.shape[1],
         dense_RK.element_size(),
         dense_RK.data_ptr(),
+        active_kernels(),
     )
     return values
 
