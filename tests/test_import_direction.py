@@ -22,6 +22,7 @@ LAYERS = (
     {"prune", "train", "run"},
     {"report"},
     {"recipes"},
+    {"search"},
     {"cli"},
 )
 RANK = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}

@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 # Public name -> module that holds it. A submodule is given as itself.
 _HOMES = {
     "attach": "gossamer.recipes.attach",
+    "shrink": "gossamer.search.shrinking",
     "sparsify": "gossamer.recipes.oneshot",
     "compact": "gossamer.train.compaction",
     "compile": "gossamer.run.compiler",
@@ -35,6 +36,7 @@ __all__ = [
     "nn",
     "register",
     "save",
+    "shrink",
     "sparsify",
     "strict",
     "testing",
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from gossamer.recipes.oneshot import sparsify
     from gossamer.run.compiler import compile
     from gossamer.run.explanation import explain
+    from gossamer.search.shrinking import shrink
     from gossamer.train.compaction import compact
 
 

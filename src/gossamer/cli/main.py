@@ -14,7 +14,17 @@ from gossamer.cli.failures import explain_failure
 from gossamer.cli.output import write_json
 
 # Modules are imported when their command is looked up; none of them imports torch at its top.
-COMMANDS = ("quickstart", "prune", "train", "recipe", "explain", "bench", "convert", "doctor")
+COMMANDS = (
+    "quickstart",
+    "shrink",
+    "prune",
+    "train",
+    "recipe",
+    "explain",
+    "bench",
+    "convert",
+    "doctor",
+)
 _GROUPS = ("recipe", "bench")
 
 _HELP = """Sparse neural networks that are really smaller and faster.

@@ -65,6 +65,20 @@ def replace_directory(
         raise _explain(error, target, needed_bytes) from error
 
 
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a small file so that it is complete or absent, whenever the process is killed."""
+    unfinished = path.with_name(f"{path.name}.tmp")
+    try:
+        with unfinished.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        raise ResourceError(f"{path}: could not be written ({error.strerror}).") from error
+
+
 def find_directory(path: os.PathLike[str] | str) -> Path:
     """The directory at `path`, or the complete one an interrupted replacement left beside it."""
     target = Path(os.path.realpath(path))

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gossamer shrink`: the smallest, fastest model within a quality the user names."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gossamer.cli.command import Command
+from gossamer.cli.output import Output, table
+
+_EXAMPLES = """
+gossamer shrink demo:minilm --data pairs.jsonl --max-loss 1% -o small/
+gossamer shrink my-bert/ --data sentences.txt --max-loss 0.5% --max-latency 5ms -o small/
+gossamer shrink my-bert/ --data train.jsonl --choose dev.jsonl --report test.jsonl -o small/
+"""
+_UNITS = {
+    "loss": {"%": 0.01, "": 1.0},
+    "latency": {"ms": 1.0, "s": 1e3, "us": 1e-3},
+    "bytes": {"B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30},
+    "time": {"min": 1.0, "s": 1 / 60, "h": 60.0},
+}
+
+
+class Quantity(click.ParamType):  # type: ignore[type-arg]  # generic in new click only
+    """A positive number with its unit: `1%`, `5ms`, `40MB`, `20min`."""
+
+    def __init__(self, kind: str) -> None:
+        self.name = kind
+        self._units = _UNITS[kind]
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """The number in the base unit."""
+        if isinstance(value, float | int):
+            return float(value)
+        match = re.fullmatch(r"([0-9.]+(?:e-?\d+)?)\s*([A-Za-z%]*)", value)
+        known = ", ".join(repr(unit) for unit in self._units if unit)
+        if match is None or match[2] not in self._units:
+            self.fail(
+                f"{value!r}: expected a number with one of the units {known}, as in"
+                f" {2}{next(iter(self._units))}."
+            )
+        try:
+            number = float(match[1]) * self._units[match[2]]
+        except ValueError:
+            self.fail(f"{value!r} is no number.")
+        if not number > 0:
+            self.fail(f"must be positive, got {value}.")
+        return number
+
+
+@click.command(
+    cls=Command, examples=_EXAMPLES, short_help="The fastest model within a quality you name."
+)
+@click.argument("model", metavar="MODEL")
+@click.option(
+    "--data", type=click.Path(path_type=Path), required=True,
+    help="Sentences (.txt), pairs with scores (.jsonl) or, for a language model, a text.",
+)  # fmt: skip
+@click.option(
+    "-o", "--out", "target", type=click.Path(path_type=Path), required=True, help="Artifact folder."
+)
+@click.option(
+    "--max-loss", type=Quantity("loss"), default="1%", show_default=True,
+    help="Points of a score, or growth of a perplexity.",
+)  # fmt: skip
+@click.option("--max-latency", type=Quantity("latency"), help="Of one sequence of 128 tokens.")
+@click.option("--max-bytes", type=Quantity("bytes"), help="Of the tensor files.")
+@click.option(
+    "--budget", type=Quantity("time"), default="20min", show_default=True,
+    help="No new candidate is begun after that.",
+)  # fmt: skip
+@click.option("--choose", type=click.Path(path_type=Path), help="Data to choose by.")
+@click.option("--report", type=click.Path(path_type=Path), help="Data for the final figure.")
+@click.pass_obj
+def shrink(  # noqa: PLR0913  (one argument per option)
+    out: Output,
+    model: str,
+    data: Path,
+    target: Path,
+    max_loss: float,
+    max_latency: float | None,
+    max_bytes: float | None,
+    budget: float,
+    choose: Path | None,
+    report: Path | None,
+) -> None:
+    """Try what makes MODEL smaller and faster, keep the best, or say: stay dense.
+
+    Dense int8, slim models, one-shot sparse masks and recovered ones are made from part of DATA,
+    compared on another part, and the one that is taken is measured on a third. A search that was
+    stopped goes on: finished candidates stay in OUT.work. Exit code 4 if nothing meets the limits;
+    OUT is then the nearest model.
+    """
+    from gossamer.cli.shrinking import run_shrink
+    from gossamer.search.front import Limits
+    from gossamer.search.page import HEAD, rows_of, verdict
+
+    limits = Limits(max_loss, max_latency, None if max_bytes is None else int(max_bytes))
+    result = run_shrink(out, model, data, target, limits, budget, choose, report)
+    shown = table(*(column if i in (0, 6) else f">{column}" for i, column in enumerate(HEAD)))
+    for row in rows_of(result.points, result.chosen, result.front):
+        shown.add_row(*row)
+    name = result.quality_name
+    final = (
+        f"{verdict(result, limits)}\n"
+        f"On data that nothing was chosen by: {name} {result.quality:.2f}, dense"
+        f" {result.dense_quality:.2f}.\nSaved to {result.path}, with report.html."
+    )
+    out.result(result.to_dict(), shown, final)
+    if not result.met:
+        raise SystemExit(4)

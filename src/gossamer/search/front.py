@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of the models that were tried is the one to take."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gossamer.search.trial import Point
+
+# Times this close are the same: then the smaller one is taken.
+_SAME_TIME = 1.03
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the user asked for; None is no limit."""
+
+    max_loss: float
+    max_ms: float | None = None
+    max_bytes: int | None = None
+
+    def met_by(self, point: Point) -> bool:
+        """Whether the point is good, fast and small enough."""
+        return self.excess(point) <= 0
+
+    def excess(self, point: Point) -> float:
+        """How far it is beyond the worst limit, as a part of it; 0 or less if all are met."""
+        parts = [(point.lost - self.max_loss) / max(self.max_loss, 1e-4)]
+        if self.max_ms is not None:
+            parts.append(point.ms / self.max_ms - 1)
+        if self.max_bytes is not None:
+            parts.append(point.size / self.max_bytes - 1)
+        return max(parts)
+
+
+def front(points: Sequence[Point]) -> list[Point]:
+    """Points that no other one beats in quality, time and bytes at once, fastest first."""
+    return sorted(
+        (p for p in points if not any(_beats(other, p) for other in points)), key=lambda p: p.ms
+    )
+
+
+def best(points: Sequence[Point], limits: Limits) -> Point | None:
+    """The fastest point within the limits; among equally fast ones the smallest."""
+    allowed = [point for point in points if limits.met_by(point)]
+    if not allowed:
+        return None
+    fastest = min(point.ms for point in allowed)
+    return min((p for p in allowed if p.ms <= fastest * _SAME_TIME), key=lambda p: (p.size, p.lost))
+
+
+def nearest(points: Sequence[Point], limits: Limits) -> Point:
+    """The point that is least beyond the limits."""
+    return min(points, key=limits.excess)
+
+
+def _beats(one: Point, other: Point) -> bool:
+    at_least = one.lost <= other.lost and one.ms <= other.ms and one.size <= other.size
+    better = one.lost < other.lost or one.ms < other.ms or one.size < other.size
+    return at_least and better

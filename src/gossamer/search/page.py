@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report of a search: the front as a picture, every measurement as a table."""
+
+import math
+from collections.abc import Sequence
+
+from gossamer.report.charts import WIDTH, Bar, Chart, Label, Line
+from gossamer.report.comparison import Comparison, Figure
+from gossamer.report.machine import describe_machine
+from gossamer.report.page import Page, TextTable
+from gossamer.report.report import format_bytes
+from gossamer.search.front import Limits
+from gossamer.search.shrinking import ShrinkResult
+from gossamer.search.trial import Point
+
+_HEIGHT, _LEFT, _BOTTOM = 320.0, 60.0, 290.0
+_DOT = 9.0
+
+
+def search_page(result: ShrinkResult, limits: Limits, title: str, timed: str) -> Page:
+    """Everything a reader needs to agree or disagree with the choice."""
+    dense = result.points[0]
+    comparison = Comparison(
+        ("dense", result.chosen.name),
+        (
+            Figure(
+                f"{result.quality_name}, data nothing was chosen by",
+                "score",
+                (result.dense_quality, result.quality),
+            ),
+            Figure("bytes of tensor files", "bytes", (dense.size, result.chosen.size)),
+            Figure(
+                f"ms, {timed}",
+                "ms",
+                (result.chosen.ms * result.chosen.speedup, result.chosen.ms),
+            ),
+        ),
+    )
+    return Page(
+        title=title,
+        lead=verdict(result, limits),
+        comparison=comparison,
+        layers=(),
+        machine=describe_machine(),
+        charts=[front_chart(result, limits)],
+        tables=[_table(result)],
+        notes=_notes(result),
+    )
+
+
+def verdict(result: ShrinkResult, limits: Limits) -> str:
+    """The outcome in one sentence."""
+    chosen = result.chosen
+    figures = f"{chosen.speedup:.2f}x dense fp32, {chosen.lost:+.2%} of the quality lost"
+    if not result.met:
+        return f"Nothing met all limits. Nearest: {chosen.name} ({figures})."
+    if chosen.name == "dense fp32":
+        return f"Stay dense: nothing faster loses at most {limits.max_loss:.2%}."
+    if chosen.is_dense:
+        return f"Stay dense, in int8 ({figures}): no pruned model within the limits is faster."
+    return f"{chosen.name}: {figures}."
+
+
+def front_chart(result: ShrinkResult, limits: Limits) -> Chart:
+    """Quality against time; a dot per model, the front joined, the limit dashed."""
+    chart = Chart(
+        "Quality lost against time (left and low is better)",
+        _HEIGHT,
+        legend=(("dense", "dense"), ("pruned", "sparse")),
+    )
+    points = result.points
+    widest = max(point.ms for point in points) * 1.1
+    highest = max(*(point.lost for point in points), limits.max_loss) * 1.15
+    lowest = min(0.0, *(point.lost for point in points)) * 1.15
+
+    def place(ms: float, lost: float) -> tuple[float, float]:
+        x = _LEFT + (WIDTH - _LEFT - 20) * ms / widest
+        return x, _BOTTOM - (_BOTTOM - 16) * (lost - lowest) / (highest - lowest or 1.0)
+
+    chart.lines.append(Line(((_LEFT, 10.0), (_LEFT, _BOTTOM), (WIDTH - 20, _BOTTOM)), "axis"))
+    chart.lines.append(Line((place(0, limits.max_loss), place(widest, limits.max_loss)), "mark"))
+    chart.lines.append(Line(tuple(place(p.ms, p.lost) for p in result.front), "curve"))
+    for point in points:
+        x, y = place(point.ms, point.lost)
+        kind = "dense" if point.is_dense else "sparse"
+        text = (
+            f"{point.name}: {point.ms:.2f} ms, {point.lost:+.2%} lost, {format_bytes(point.size)}"
+        )
+        chart.bars.append(Bar(x - _DOT / 2, y - _DOT / 2, _DOT, _DOT, kind, text))
+        if point == result.chosen:
+            chart.labels.append(Label(x + _DOT, y - _DOT, f"taken: {point.name}"))
+    chart.labels.append(Label(WIDTH - 24, _BOTTOM + 20, f"{widest:.1f} ms", "end value"))
+    chart.labels.append(Label(_LEFT - 6, 20, f"{highest:.1%}", "end value"))
+    chart.labels.append(Label(_LEFT - 6, _BOTTOM, f"{lowest:.1%}", "end value"))
+    return chart
+
+
+def rows_of(points: Sequence[Point], chosen: Point, on_front: Sequence[Point]) -> list[list[str]]:
+    """One line per model, in the order of the search."""
+    return [
+        [
+            point.name,
+            f"{point.quality:.2f}" if math.isfinite(point.quality) else "-",
+            f"{point.lost:+.2%}",
+            f"{point.ms:.2f}",
+            f"{point.speedup:.2f}x",
+            format_bytes(point.size),
+            "taken" if point == chosen else "front" if point in on_front else "",
+        ]
+        for point in points
+    ]
+
+
+HEAD = ("model", "quality", "lost", "ms", "over dense", "bytes", "")
+
+
+def _table(result: ShrinkResult) -> TextTable:
+    rows = rows_of(result.points, result.chosen, result.front)
+    return TextTable(
+        "Everything that was tried, in order",
+        HEAD,
+        tuple(tuple(row) for row in rows),
+        f"Quality is {result.quality_name} on the data choices were made by. Times of one row were"
+        " taken in turn with dense fp32; those of two rows were not.",
+    )
+
+
+def _notes(result: ShrinkResult) -> list[str]:
+    notes = [f"The search took {result.seconds / 60:.1f} minutes."]
+    if result.out_of_time:
+        notes.append("The budget ended before the ideas did: more time may find a better model.")
+    return notes
