@@ -24,6 +24,7 @@ GOLDEN = [
         "nn",
         "register",
         "save",
+        "shrink",
         "sparsify",
     ),
     *("strict", "testing"),
