@@ -30,7 +30,7 @@ def model():
     torch.manual_seed(0)
     config = BertConfig(
         vocab_size=12, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
-        intermediate_size=64, max_position_embeddings=160,
+        intermediate_size=64, max_position_embeddings=160, initializer_range=0.5,
     )  # fmt: skip
     return BertModel(config).eval()
 

@@ -108,7 +108,8 @@ def shrink(  # noqa: PLR0913  (one argument per option)
     final = (
         f"{verdict(result, limits)}\n"
         f"On data that nothing was chosen by: {name} {result.quality:.2f}, dense"
-        f" {result.dense_quality:.2f}.\nSaved to {result.path}, with report.html."
+        f" {result.dense_quality:.2f}.\n"
+        f"Saved to {result.path}; {result.work}/report.html shows the search."
     )
     out.result(result.to_dict(), shown, final)
     if not result.met:

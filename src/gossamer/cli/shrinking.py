@@ -51,5 +51,5 @@ def run_shrink(
         on_trial=told,
     )
     page = search_page(result, limits, f"{source.name}, shrunk", "1 x 128 tokens")
-    write_html(page, target / "report.html")
+    write_html(page, result.work / "report.html")
     return result

@@ -39,6 +39,7 @@ class ShrinkResult:
         chosen: the point to take; the nearest one if nothing met the limits.
         met: whether it is within the limits.
         path: its artifact.
+        work: folder of all candidates, where a stopped search goes on.
         quality_name: what quality is.
         dense_quality: of the dense model, on the data that nothing was chosen by.
         quality: of the chosen model, on the same data.
@@ -50,6 +51,7 @@ class ShrinkResult:
     chosen: Point
     met: bool
     path: Path
+    work: Path
     quality_name: str
     dense_quality: float
     quality: float
@@ -72,6 +74,7 @@ class ShrinkResult:
         return {
             **asdict(self),
             "path": str(self.path),
+            "work": str(self.work),
             "stay_dense": self.stay_dense,
             "front": [point.name for point in self.front],
         }
@@ -139,8 +142,8 @@ def shrink(  # noqa: PLR0913  (one argument per thing a user may ask for)
         shutil.rmtree(target)
     shutil.copytree(workshop.path(taken.candidate), target)
     return ShrinkResult(
-        taken, chosen is not None, target, work.choosing.name, before, quality, tuple(points),
-        time.perf_counter() - start, out_of_time,
+        taken, chosen is not None, target, folder, work.choosing.name, before, quality,
+        tuple(points), time.perf_counter() - start, out_of_time,
     )  # fmt: skip
 
 
