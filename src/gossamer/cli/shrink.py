@@ -87,7 +87,7 @@ def shrink(  # noqa: PLR0913  (one argument per option)
     budget: float,
     choose: Path | None,
     report: Path | None,
-) -> None:
+) -> int:
     """Try what makes MODEL smaller and faster, keep the best, or say: stay dense.
 
     Dense int8, slim models, one-shot sparse masks and recovered ones are made from part of DATA,
@@ -112,5 +112,4 @@ def shrink(  # noqa: PLR0913  (one argument per option)
         f"Saved to {result.path}; {result.work}/report.html shows the search."
     )
     out.result(result.to_dict(), shown, final)
-    if not result.met:
-        raise SystemExit(4)
+    return 0 if result.met else 4
