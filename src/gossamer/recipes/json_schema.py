@@ -7,8 +7,10 @@ from pydantic import BaseModel
 
 from gossamer.recipes.method_rules import METHODS, setting_methods
 from gossamer.recipes.recover_schema import Recover
+from gossamer.recipes.relufy_schema import Relufy
 from gossamer.recipes.schedule_schema import SCHEDULES
 from gossamer.recipes.schema import Calibration, Prune, Recipe, Stage, Structured
+from gossamer.recipes.tokens_schema import Tokens
 from gossamer.recipes.train_schema import (
     Architecture,
     CheckpointSettings,
@@ -37,7 +39,8 @@ def json_schema() -> dict[str, Any]:
     """The schema of a file: any value below calibration and stages may also be `${name}`."""
     schema = Recipe.model_json_schema()
     definitions = schema["$defs"]
-    models: list[type[BaseModel]] = [Calibration, Prune, Structured, Recover, *_TRAINING]
+    steps: tuple[type[BaseModel], ...] = (Prune, Structured, Recover, Tokens, Relufy)
+    models = (Calibration, *steps, *_TRAINING)
     for model in models:
         properties = definitions[model.__name__]["properties"]
         for name, rule in properties.items():
