@@ -2,7 +2,7 @@
 """Learned token pruning of MiniLM: quality against kept tokens and measured latency.
 
     GOSSAMER_DATA=DIR python benchmarks/token_pruning.py [--task sst2|stsb] [--json [FILE]]
-        [--keep 0.75 0.65] [--scales 0.8 1 1.2] [--soft-steps 150] [--hard-steps 150] [--longer]
+        [--keep 0.85 0.75] [--scales 0.8 1 1.2] [--soft-steps 60] [--hard-steps 140] [--longer]
 
 SST-2 is a classifier on [CLS], trained first without dropping and kept in --work; STS-B are the
 embeddings as packaged. For every number of --keep thresholds start from hand-set ones, where each
@@ -48,7 +48,7 @@ def arguments():
     made = options.parser("Learned token pruning of MiniLM.")
     made.add_argument("--task", choices=("sst2", "stsb"), default="sst2")
     made.add_argument(
-        "--keep", type=float, nargs="*", default=[0.75, 0.65],
+        "--keep", type=float, nargs="*", default=[0.85, 0.75],
         help="share of its tokens a layer keeps at the start of training; one training run each",
     )  # fmt: skip
     made.add_argument(
@@ -57,15 +57,15 @@ def arguments():
     )  # fmt: skip
     made.add_argument("--penalty", type=float, default=0.003)
     made.add_argument("--dense-steps", type=int, default=400, help="of the SST-2 classifier")
-    made.add_argument("--soft-steps", type=int, default=150)
-    made.add_argument("--hard-steps", type=int, default=150)
+    made.add_argument("--soft-steps", type=int, default=60)
+    made.add_argument("--hard-steps", type=int, default=140)
     made.add_argument("--lr", type=float, default=1e-4)
     made.add_argument("--threshold-lr", type=float, default=1e-4)
-    made.add_argument("--temperature", type=float, default=2e-3)
+    made.add_argument("--temperature", type=float, default=5e-4)
     made.add_argument("--normalise", choices=("live", "received"), default="live")
     made.add_argument("--dropped", choices=("last", "zero"), default="zero")
     made.add_argument("--timed-batches", type=int, default=4)
-    made.add_argument("--rounds", type=int, default=11, help="of timing")
+    made.add_argument("--rounds", type=int, default=10, help="of timing")
     made.add_argument("--longer", action="store_true", help="train without dropping, too")
     made.add_argument(
         "--work", type=Path, default=settings.cache_dir() / "token_pruning",
