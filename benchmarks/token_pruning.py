@@ -2,14 +2,15 @@
 """Learned token pruning of MiniLM: quality against kept tokens and measured latency.
 
     GOSSAMER_DATA=DIR python benchmarks/token_pruning.py [--task sst2|stsb] [--json [FILE]]
-        [--keep 0.85 0.75] [--scales 0.8 1 1.2] [--soft-steps 60] [--hard-steps 140] [--longer]
+        [--keep 0.8 0.7] [--scales 0.6 0.8 1 1.25] [--soft-steps 40] [--hard-steps 120] [--longer]
 
-SST-2 is a classifier on [CLS], trained first without dropping and kept in --work; STS-B are the
+SST-2 is a classifier on [CLS], trained first without dropping; STS-B are the
 embeddings as packaged. For every number of --keep thresholds start from hand-set ones, where each
 layer keeps that share of the tokens it gets, and are trained with the weights, the model without
 dropping as teacher; then weights are trained alone. Learned thresholds are also measured times
-`scales`, a knob that needs no training. `lost` is against the model without dropping or, with
---longer, the same model trained for as many steps more on labels, whichever is better.
+`scales`, a knob that needs no training. What is trained is kept in --work, so a run that was
+stopped goes on. `lost` is against the model without dropping or, with --longer, the same model
+trained for as many steps more on labels, whichever is better.
 
 Latency is a pass over held-out texts in their natural order, 32 at a time and one at a time, in
 milliseconds of processor time: padded (stock transformers), packed without dropping, packed with
@@ -27,6 +28,7 @@ import torch
 from rich.table import Table
 from torch import nn
 
+import gossamer
 from gossamer import settings
 from gossamer.cli.minilm import load_minilm
 from gossamer.nn.token_pruning import add_token_pruning, token_encoder
@@ -42,34 +44,37 @@ from support import options, stsb
 from support.token_tasks import SIZE, show, sst2_task, stsb_task, train_without_dropping
 
 SPEED_GOAL, LOSS_GOAL = 1.5, 1.0
+# Options that decide what is learned.
+DECISIVE = ("task", "quick", "dense_steps", "penalty", "soft_steps", "hard_steps", "lr",
+            "threshold_lr", "temperature", "normalise", "dropped")  # fmt: skip
 
 
 def arguments():
     made = options.parser("Learned token pruning of MiniLM.")
     made.add_argument("--task", choices=("sst2", "stsb"), default="sst2")
     made.add_argument(
-        "--keep", type=float, nargs="*", default=[0.85, 0.75],
+        "--keep", type=float, nargs="*", default=[0.8],
         help="share of its tokens a layer keeps at the start of training; one training run each",
     )  # fmt: skip
     made.add_argument(
-        "--scales", type=float, nargs="+", default=[0.8, 1.0, 1.2],
+        "--scales", type=float, nargs="+", default=[0.6, 0.8, 1.0, 1.25],
         help="learned thresholds times these are measured, without more training",
     )  # fmt: skip
     made.add_argument("--penalty", type=float, default=0.003)
     made.add_argument("--dense-steps", type=int, default=400, help="of the SST-2 classifier")
-    made.add_argument("--soft-steps", type=int, default=60)
-    made.add_argument("--hard-steps", type=int, default=140)
+    made.add_argument("--soft-steps", type=int, default=40)
+    made.add_argument("--hard-steps", type=int, default=120)
     made.add_argument("--lr", type=float, default=1e-4)
     made.add_argument("--threshold-lr", type=float, default=1e-4)
     made.add_argument("--temperature", type=float, default=5e-4)
     made.add_argument("--normalise", choices=("live", "received"), default="live")
     made.add_argument("--dropped", choices=("last", "zero"), default="zero")
-    made.add_argument("--timed-batches", type=int, default=4)
+    made.add_argument("--timed-batches", type=int, default=2)
     made.add_argument("--rounds", type=int, default=10, help="of timing")
     made.add_argument("--longer", action="store_true", help="train without dropping, too")
     made.add_argument(
         "--work", type=Path, default=settings.cache_dir() / "token_pruning",
-        help="where the classifier is kept (%(default)s)",
+        help="where what is trained is kept (%(default)s)",
     )  # fmt: skip
     return made.parse_args()
 
@@ -86,9 +91,13 @@ def fresh(model):
 
 
 def with_pruning(task, keep, given):
-    """Thresholds and weights learned from one start."""
+    """Thresholds and weights learned from one start, or read where an earlier run left them."""
     model = fresh(task.model)
     add_token_pruning(model, 0.0, normalise=given.normalise, dropped=given.dropped)
+    place = given.work / "-".join(f"{getattr(given, name)}" for name in DECISIVE) / f"{keep:g}"
+    if place.is_dir():
+        options.progress(f"keep {keep:g} is read from {place}")
+        return gossamer.load(place, model=model)
     layers = len(token_encoder(model).layer)
     kept = [keep ** (layer + 1) for layer in range(layers)]
     set_thresholds(model, task.train[:10], task.call, kept)
@@ -102,6 +111,7 @@ def with_pruning(task, keep, given):
         final_temperature=given.temperature / 5,
     )
     train_token_pruning(model, task.train, task.loss, plan, on_step=show(f"keep {keep:g}"))
+    gossamer.save(model, place)
     return model
 
 

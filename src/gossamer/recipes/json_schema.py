@@ -23,6 +23,14 @@ from gossamer.recipes.train_schema import (
 
 _VARIABLE = {"type": "string", "pattern": r"^\$\{[A-Za-z_][A-Za-z0-9_-]*\}$"}
 _NOTES = ("description", "default", "title")
+_STAGES: tuple[type[BaseModel], ...] = (
+    Calibration,
+    Prune,
+    Structured,
+    Recover,
+    Tokens,
+    Relufy,
+)
 _TRAINING: tuple[type[BaseModel], ...] = (
     Train,
     Architecture,
@@ -39,9 +47,7 @@ def json_schema() -> dict[str, Any]:
     """The schema of a file: any value below calibration and stages may also be `${name}`."""
     schema = Recipe.model_json_schema()
     definitions = schema["$defs"]
-    steps: tuple[type[BaseModel], ...] = (Prune, Structured, Recover, Tokens, Relufy)
-    models = (Calibration, *steps, *_TRAINING)
-    for model in models:
+    for model in (*_STAGES, *_TRAINING):
         properties = definitions[model.__name__]["properties"]
         for name, rule in properties.items():
             properties[name] = _or_variable(rule)
