@@ -2,12 +2,13 @@
 """Learned token pruning of MiniLM: quality against kept tokens and measured latency.
 
     GOSSAMER_DATA=DIR python benchmarks/token_pruning.py [--task sst2|stsb] [--json [FILE]]
-        [--keep 0.8 0.7] [--scales 0.6 0.8 1 1.25] [--soft-steps 40] [--hard-steps 120] [--longer]
+        [--kept 1 0.95 0.7 0.45 0.25 0.04]
+        [--scales 0.7 1 1.3] [--soft-steps 20] [--hard-steps 60] [--longer]
 
 SST-2 is a classifier on [CLS], trained first without dropping; STS-B are the
-embeddings as packaged. For every number of --keep thresholds start from hand-set ones, where each
-layer keeps that share of the tokens it gets, and are trained with the weights, the model without
-dropping as teacher; then weights are trained alone. Learned thresholds are also measured times
+embeddings as packaged. Thresholds start from hand-set ones, with which the shares --kept of the tokens
+are left after each layer, and are trained with the weights, the model without dropping as teacher;
+then weights are trained alone. Learned thresholds are also measured times
 `scales`, a knob that needs no training. What is trained is kept in --work, so a run that was
 stopped goes on. `lost` is against the model without dropping or, with --longer, the same model
 trained for as many steps more on labels, whichever is better.
@@ -53,17 +54,17 @@ def arguments():
     made = options.parser("Learned token pruning of MiniLM.")
     made.add_argument("--task", choices=("sst2", "stsb"), default="sst2")
     made.add_argument(
-        "--keep", type=float, nargs="*", default=[0.8],
-        help="share of its tokens a layer keeps at the start of training; one training run each",
+        "--kept", type=float, nargs=6,
+        help="tokens left after each layer at the start of training; the default is the task's",
     )  # fmt: skip
     made.add_argument(
-        "--scales", type=float, nargs="+", default=[0.6, 0.8, 1.0, 1.25],
+        "--scales", type=float, nargs="+", default=[0.7, 1.0, 1.3],
         help="learned thresholds times these are measured, without more training",
     )  # fmt: skip
     made.add_argument("--penalty", type=float, default=0.003)
-    made.add_argument("--dense-steps", type=int, default=400, help="of the SST-2 classifier")
-    made.add_argument("--soft-steps", type=int, default=40)
-    made.add_argument("--hard-steps", type=int, default=120)
+    made.add_argument("--dense-steps", type=int, default=200, help="of the SST-2 classifier")
+    made.add_argument("--soft-steps", type=int, default=20)
+    made.add_argument("--hard-steps", type=int, default=60)
     made.add_argument("--lr", type=float, default=1e-4)
     made.add_argument("--threshold-lr", type=float, default=1e-4)
     made.add_argument("--temperature", type=float, default=5e-4)
@@ -90,16 +91,16 @@ def fresh(model):
     return made
 
 
-def with_pruning(task, keep, given):
-    """Thresholds and weights learned from one start, or read where an earlier run left them."""
+def with_pruning(task, given):
+    """Thresholds and weights, learned now or read where an earlier run left them."""
     model = fresh(task.model)
     add_token_pruning(model, 0.0, normalise=given.normalise, dropped=given.dropped)
-    place = given.work / "-".join(f"{getattr(given, name)}" for name in DECISIVE) / f"{keep:g}"
+    kept = given.kept or task.kept
+    options_used = "-".join(f"{getattr(given, name)}" for name in DECISIVE)
+    place = given.work / options_used / "-".join(f"{part:g}" for part in kept)
     if place.is_dir():
-        options.progress(f"keep {keep:g} is read from {place}")
+        options.progress(f"the pruned model is read from {place}")
         return gossamer.load(place, model=model)
-    layers = len(token_encoder(model).layer)
-    kept = [keep ** (layer + 1) for layer in range(layers)]
     set_thresholds(model, task.train[:10], task.call, kept)
     plan = TokenPlan(
         penalty=given.penalty,
@@ -110,7 +111,7 @@ def with_pruning(task, keep, given):
         temperature=given.temperature,
         final_temperature=given.temperature / 5,
     )
-    train_token_pruning(model, task.train, task.loss, plan, on_step=show(f"keep {keep:g}"))
+    train_token_pruning(model, task.train, task.loss, plan, on_step=show("pruned"))
     gossamer.save(model, place)
     return model
 
@@ -124,25 +125,23 @@ def packed(model):
 def curve(task, given):
     """Rows without times, and the packed model of each."""
     rows, models = [], []
-    for keep in given.keep:
-        model = with_pruning(task, keep, given)
-        learned = token_encoder(model).thresholds.detach().clone()
-        for scale in given.scales:
-            token_encoder(model).thresholds.data = scale * learned
-            fast = packed(model)
-            cost = measure_tokens(model, task.dev[::3], task.call)
-            rows.append(
-                {
-                    "keep": keep,
-                    "scale": scale,
-                    "kept": cost.kept,
-                    "macs": cost.macs,
-                    "score": task.score(fast, task.dev),
-                    "thresholds": token_encoder(model).thresholds.tolist(),
-                }
-            )
-            options.progress(f"{rows[-1]}")
-            models.append(fast)
+    model = with_pruning(task, given)
+    learned = token_encoder(model).thresholds.detach().clone()
+    for scale in given.scales:
+        token_encoder(model).thresholds.data = scale * learned
+        fast = packed(model)
+        cost = measure_tokens(model, task.dev[::3], task.call)
+        rows.append(
+            {
+                "scale": scale,
+                "kept": cost.kept,
+                "macs": cost.macs,
+                "score": task.score(fast, task.dev),
+                "thresholds": token_encoder(model).thresholds.tolist(),
+            }
+        )
+        options.progress(f"{rows[-1]}")
+        models.append(fast)
     return rows, models
 
 
@@ -207,12 +206,11 @@ def summary(document, name):
         f" {padded:.1f} ms, packed {dense:.1f} ms; goal: {SPEED_GOAL}x at under"
         f" {LOSS_GOAL:g} point lost"
     )
-    for column in ("keep", "thresholds x", "% tokens kept per layer", "MACs", document["unit"],
+    for column in ("thresholds x", "% tokens kept per layer", "MACs", document["unit"],
                    "lost", "ms", "x padded", "x packed"):  # fmt: skip
         table.add_column(column, justify="right")
     for row in document["rows"]:
         table.add_row(
-            f"{row['keep']:g}",
             f"{row['scale']:g}",
             " ".join(f"{100 * part:.0f}" for part in row["kept"]),
             f"{row['macs']:.2f}",
