@@ -5,13 +5,13 @@
         [--kept 1 0.95 0.7 0.45 0.25 0.04]
         [--scales 0.7 1 1.3] [--soft-steps 20] [--hard-steps 60] [--longer]
 
-SST-2 is a classifier on [CLS], trained first without dropping; STS-B are the
-embeddings as packaged. Thresholds start from hand-set ones, with which the shares --kept of the tokens
-are left after each layer, and are trained with the weights, the model without dropping as teacher;
-then weights are trained alone. Learned thresholds are also measured times
-`scales`, a knob that needs no training. What is trained is kept in --work, so a run that was
-stopped goes on. `lost` is against the model without dropping or, with --longer, the same model
-trained for as many steps more on labels, whichever is better.
+SST-2 is a classifier on [CLS], trained first without dropping; STS-B are the embeddings as
+packaged. Thresholds start from hand-set ones, with which the shares --kept of the tokens are left
+after each layer, and are trained with the weights, the model without dropping as teacher; then
+weights are trained alone. Learned thresholds are also measured times `scales`, a knob that needs no
+training. What is trained is kept in --work, so a run that was stopped goes on. `lost` is against
+the model without dropping or, with --longer, the same model trained for as many steps more on
+labels, whichever is better.
 
 Latency is a pass over held-out texts in their natural order, 32 at a time and one at a time, in
 milliseconds of processor time: padded (stock transformers), packed without dropping, packed with
@@ -62,7 +62,7 @@ def arguments():
         help="learned thresholds times these are measured, without more training",
     )  # fmt: skip
     made.add_argument("--penalty", type=float, default=0.003)
-    made.add_argument("--dense-steps", type=int, default=200, help="of the SST-2 classifier")
+    made.add_argument("--dense-steps", type=int, default=400, help="of the SST-2 classifier")
     made.add_argument("--soft-steps", type=int, default=20)
     made.add_argument("--hard-steps", type=int, default=60)
     made.add_argument("--lr", type=float, default=1e-4)
