@@ -4,8 +4,8 @@
 import torch
 from torch import nn
 
+from gossamer.nn.batch import Batch
 from gossamer.nn.relufication import ShiftedReLU, choose_shifts, fold_shifts, relufy
-from gossamer.prune.batches import Batch
 from gossamer.recipes.prune_stage import StageInput
 from gossamer.recipes.relufy_schema import Relufy
 from gossamer.train.activation_sparsity import measure_activation_sparsity

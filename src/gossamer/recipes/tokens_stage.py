@@ -8,6 +8,7 @@ from torch import nn
 
 from gossamer.nn.token_pruning import add_token_pruning
 from gossamer.recipes.prune_stage import StageInput
+from gossamer.recipes.recover_data import SortedBatches
 from gossamer.recipes.recover_stage import samples_for, trainable
 from gossamer.recipes.tokens_schema import Tokens
 from gossamer.train.recovery import Batch, Distillation, Teacher, Terms
@@ -29,8 +30,8 @@ def run_tokens_stage(
     """Give `model` token pruning and train it in place; returns what the user should know."""
     check_apart(teacher, model)
     samples, size = samples_for(given, step.batch, "a tokens stage")
-    generator = torch.Generator().manual_seed(step.seed)
-    batches = list(samples.epoch(size, generator))
+    ordered = SortedBatches(samples, size, step.seed)
+    batches = [ordered[number] for number in range(len(ordered))]
     encoder = add_token_pruning(model, normalise=step.normalise, dropped=step.dropped)
     kept = [step.keep ** (layer + 1) for layer in range(len(encoder.layer))]
     set_thresholds(model, batches[:_SHOWN], _run, kept)
