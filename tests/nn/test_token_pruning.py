@@ -261,3 +261,16 @@ def test_what_is_refused():
     decoder = BertModel(BertConfig(**SIZES, is_decoder=True))
     with pytest.raises(TargetError, match="decoder"):
         add_token_pruning(decoder)
+
+
+@pytest.mark.parametrize("soft", ["weighted", "published"])
+def test_soft_weights_never_become_denormal(soft):
+    model = tiny_bert().float()
+    encoder = add_token_pruning(model, 0.9, soft=soft)
+    encoder.phase, encoder.temperature = "soft", 1e-5
+    _, trace = traced(model, batch_of([9, 4, 1]))
+    for weights in trace.keep:
+        live = weights[trace.real]
+        assert float(live.min()) > 1e-14
+        assert float(live.min()) < 1e-12
+        assert bool((weights[~trace.real] == 0).all())

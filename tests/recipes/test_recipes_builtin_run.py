@@ -16,8 +16,10 @@ def tiny():
     return TinyEncoder(50, 3, width=64, num_heads=4, num_layers=2, ffn_width=128).eval()
 
 
-# Those that train have their own folder, data and checkpoints: tests/train/test_builtin_recipes.py
-PRUNING = [name for name in builtin_names() if not name.startswith("train-")]
+# Those that train have their own folder, data and checkpoints: tests/train/test_builtin_recipes.py;
+# those that leave the bytes as they are: tests/recipes/test_recipes_{tokens,relufy}.py
+ELSEWHERE = ("train-", "tokens-", "relufy-")
+PRUNING = [name for name in builtin_names() if not name.startswith(ELSEWHERE)]
 
 
 @pytest.mark.parametrize("name", PRUNING)

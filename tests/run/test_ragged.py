@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
+import gossamer
 import gossamer.run.ragged as ragged
 from gossamer.errors import InputError, TargetError
 from gossamer.nn.token_pruning import add_token_pruning, token_encoder
@@ -176,3 +177,22 @@ def test_what_is_refused():
     model.train()
     with pytest.raises(InputError, match="dropout"):
         model(**inputs(live_of([2])))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_compiling_keeps_what_drops_tokens(packed, monkeypatch):
+    monkeypatch.setenv("GOSSAMER_TUNE", "off")
+    model = tiny_bert(dtype=torch.float32)
+    add_token_pruning(model, 0.2)
+    gossamer.sparsify(model, sparsity=0.9)
+    gossamer.compact(model)
+    batch = inputs(live_of([9, 4, 7, 30]))
+    with torch.no_grad():
+        wanted = model(**batch).last_hidden_state
+        if packed:
+            run_packed(model)
+        fast = gossamer.compile(model, tokens=(128,))
+        found = fast(**batch).last_hidden_state
+    assert type(fast.encoder) is type(model.encoder)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    assert bool((wanted[3] == 0).all(dim=1).any())  # tokens really are dropped

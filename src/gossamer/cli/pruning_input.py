@@ -58,7 +58,7 @@ class Prepared:
         quality: what is measured before and after.
         tokens: activation rows to compile for.
         timed: what the times are of.
-        recovery: what recover stages train on: all of the data.
+        recovery: what recover and tokens stages train on: all of the data.
     """
 
     batches: list[Batch] | None
@@ -85,7 +85,7 @@ def prepare(source: Source, request: PruneRequest) -> Prepared:
         ids = first["input_ids"] if isinstance(first, dict) else first
         loss = pair_loss if samples.pairs else None
         recovery = None
-        if any(stage.recover is not None for stage in request.recipe.stages):
+        if any(stage.recover or stage.tokens for stage in request.recipe.stages):
             recovery = samples_of_file(source.model, samples, tokenizer, settings.tokens)
         timed = f"{ids.shape[0]} x {ids.shape[1]} tokens"
         return Prepared(batches, loss, quality, ids.numel(), timed, recovery)

@@ -18,6 +18,7 @@ from gossamer.io.layer_table import CONTAINERS, ENCODER, LAYERS, read_args
 from gossamer.io.manifest import ArchitectureNode, Argument, TorchNode, TransformersNode, ZooNode
 from gossamer.io.skeleton import SkeletonBuilder
 from gossamer.io.slim_blocks import shrink, slim_blocks
+from gossamer.io.token_encoders import prune_tokens, token_pruning_of
 from gossamer.io.transformers_models import (
     TRANSFORMERS_CLASSES,
     build_transformers,
@@ -55,6 +56,9 @@ def describe(model: nn.Module, config: dict[str, Any] | None = None) -> Architec
         if not isinstance(node, TorchNode):
             node = node.model_copy(update={"slim": slim_blocks(model, rebuilt)})
             shrink(rebuilt, node.slim)
+        if isinstance(node, TransformersNode):
+            node = node.model_copy(update={"tokens": token_pruning_of(model)})
+            prune_tokens(rebuilt, node.tokens)
     except ArtifactError:
         # Beyond the limits of the reader, such as ten thousand modules.
         return None
@@ -81,6 +85,7 @@ def build(
         return SkeletonBuilder(max_tensors).build(node)
     model = build_transformers(node.name, config, max_tensors=max_tensors, device=device)
     shrink(model, node.slim)
+    prune_tokens(model, node.tokens)
     return model
 
 

@@ -102,14 +102,15 @@ def _as_stored(module: nn.Module, done: dict[int, nn.Module]) -> nn.Module:
                 f"{type(module).__name__}.to_compact() must return a module, got {type(stored)}."
             )
     else:
-        children = {
-            key: None if child is None else _as_stored(child, done)
-            for key, child in module._modules.items()
-        }
         stored = module
-        if any(child is not module._modules[key] for key, child in children.items()):
-            stored = copy.copy(module)
-            stored.__dict__["_modules"] = children
+    # What an encoder was made of may hold inference layers itself.
+    children = {
+        key: None if child is None else _as_stored(child, done)
+        for key, child in stored._modules.items()
+    }
+    if any(child is not stored._modules[key] for key, child in children.items()):
+        stored = copy.copy(stored)
+        stored.__dict__["_modules"] = children
     done[id(module)] = stored
     return stored
 

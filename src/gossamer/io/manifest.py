@@ -21,6 +21,7 @@ from gossamer.io.limits import (
 )
 from gossamer.io.strict_json import canonical_json, parse_json, pretty_json
 from gossamer.nn import Mode
+from gossamer.nn.token_pruning import Phase, Soft
 
 FORMAT_NAME: Final = "gossamer-artifact"
 FORMAT_VERSION: Final = 1
@@ -151,12 +152,21 @@ class ZooNode(_Data):
     slim: SlimBlocks = ()
 
 
+class TokenPruning(_Data):
+    """An encoder that drops tokens; see `gossamer.nn.token_pruning`."""
+
+    phase: Phase
+    soft: Soft
+    temperature: Annotated[float, Field(gt=0, le=1e6)]
+
+
 class TransformersNode(_Data):
     """A whole transformers model of a known family; its configuration is `config.json`."""
 
     kind: Literal["transformers"] = "transformers"
     name: ShortText
     slim: SlimBlocks = ()
+    tokens: TokenPruning | None = None
 
 
 PartNode = Annotated[TorchNode | ZooNode, Field(discriminator="kind")]

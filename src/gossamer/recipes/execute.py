@@ -17,9 +17,13 @@ from gossamer.recipes.beside_dense import time_beside_dense, tokens_seen
 from gossamer.recipes.prune_stage import StageInput, run_prune_stage
 from gossamer.recipes.recover_schema import Recover
 from gossamer.recipes.recover_stage import run_recover_stage
+from gossamer.recipes.relufy_schema import Relufy
+from gossamer.recipes.relufy_stage import run_relufy_stage
 from gossamer.recipes.reporting import Evaluate, dense_bytes, make_report, measure_quality
-from gossamer.recipes.schema import Prune, Recipe
+from gossamer.recipes.schema import Recipe, Structured
 from gossamer.recipes.structured_stage import run_structured_stage
+from gossamer.recipes.tokens_schema import Tokens
+from gossamer.recipes.tokens_stage import run_tokens_stage
 from gossamer.recipes.train_schema import Train
 from gossamer.report.report import Report
 
@@ -59,21 +63,24 @@ def execute(
                 f"stages[{number}].train: a training run has its own data, checkpoints and folder."
                 " Carry it out with 'gossamer train'."
             )
-        if isinstance(step, Recover):
+        if isinstance(step, Structured):
+            notes += run_structured_stage(model, step, given).notes
+            continue
+        if isinstance(step, Tokens):
+            notes += run_tokens_stage(model, step, given, _needed(teacher))
+        elif isinstance(step, Relufy):
+            notes += run_relufy_stage(model, step, given)
+        elif isinstance(step, Recover):
             kept = None if given.kept is None else given.kept.of_stage(number)
             # A curve costs an evaluation per check: only where it is kept.
             watch = None if kept is None else evaluate
             of_stage = replace(given, kept=kept)
             notes += run_recover_stage(model, step, of_stage, _needed(teacher), watch=watch).notes
-            verify(model, pruned.values())
-            continue
-        if not isinstance(step, Prune):
-            notes += run_structured_stage(model, step, given).notes
-            continue
-        journal = given.journal.of_stage(number)
-        result = run_prune_stage(model, step, replace(given, journal=journal))
-        notes += result.notes
-        pruned |= {layer.name: layer for layer in result.layers}
+        else:
+            journal = given.journal.of_stage(number)
+            result = run_prune_stage(model, step, replace(given, journal=journal))
+            notes += result.notes
+            pruned |= {layer.name: layer for layer in result.layers}
         # Of all stages so far: a later one must respect the masks it did not make.
         verify(model, pruned.values())
     if pruned:
@@ -94,19 +101,19 @@ def execute(
 
 def _needed(teacher: nn.Module | None) -> nn.Module:
     if teacher is None:
-        raise RecipeError("recover: there is no dense model to learn from.")
+        raise RecipeError("there is no dense model to learn from.")
     return teacher
 
 
 def _teacher(recipe: Recipe, model: nn.Module, given: StageInput) -> nn.Module | None:
-    """The dense model for recover stages; None if there are none."""
-    if all(stage.recover is None for stage in recipe.stages):
+    """The dense model for recover and tokens stages; None if there are none."""
+    if all(stage.recover is None and stage.tokens is None for stage in recipe.stages):
         return None
     if given.teacher is not None:
         return given.teacher
     if any(isinstance(module, MaskedWeight | CompactWeight) for module in model.modules()):
         raise RecipeError(
-            "recover: the model is pruned already, so it cannot be its own teacher. Give the dense"
+            "the model is pruned already, so it cannot be its own teacher. Give the dense"
             " model: --teacher MODEL, or StageInput(teacher=...)."
         )
     return copy.deepcopy(model)

@@ -7,8 +7,10 @@ from pydantic import BaseModel
 
 from gossamer.recipes.method_rules import METHODS, setting_methods
 from gossamer.recipes.recover_schema import Recover
+from gossamer.recipes.relufy_schema import Relufy
 from gossamer.recipes.schedule_schema import SCHEDULES
 from gossamer.recipes.schema import Calibration, Prune, Recipe, Stage, Structured
+from gossamer.recipes.tokens_schema import Tokens
 from gossamer.recipes.train_schema import (
     Architecture,
     CheckpointSettings,
@@ -21,6 +23,14 @@ from gossamer.recipes.train_schema import (
 
 _VARIABLE = {"type": "string", "pattern": r"^\$\{[A-Za-z_][A-Za-z0-9_-]*\}$"}
 _NOTES = ("description", "default", "title")
+_STAGES: tuple[type[BaseModel], ...] = (
+    Calibration,
+    Prune,
+    Structured,
+    Recover,
+    Tokens,
+    Relufy,
+)
 _TRAINING: tuple[type[BaseModel], ...] = (
     Train,
     Architecture,
@@ -37,8 +47,7 @@ def json_schema() -> dict[str, Any]:
     """The schema of a file: any value below calibration and stages may also be `${name}`."""
     schema = Recipe.model_json_schema()
     definitions = schema["$defs"]
-    models: list[type[BaseModel]] = [Calibration, Prune, Structured, Recover, *_TRAINING]
-    for model in models:
+    for model in (*_STAGES, *_TRAINING):
         properties = definitions[model.__name__]["properties"]
         for name, rule in properties.items():
             properties[name] = _or_variable(rule)

@@ -17,12 +17,14 @@ from pydantic_core import PydanticCustomError
 
 from gossamer.recipes.method_rules import default_settings, prune_faults
 from gossamer.recipes.recover_schema import Recover
+from gossamer.recipes.relufy_schema import Relufy
 from gossamer.recipes.shared_fields import PatternName, Rules, as_list
+from gossamer.recipes.tokens_schema import Tokens
 from gossamer.recipes.train_schema import Train
 
 SCHEMA_VERSION: Final = 1
 MAX_STAGES: Final = 32
-ONE_STEP: Final = "a stage is one of prune, structured, recover and train"
+ONE_STEP: Final = "a stage is one of prune, structured, recover, tokens, relufy and train"
 
 Budget = Literal["uniform", "global", "erk", "owl", "sensitivity"]
 Cost = Literal["macs", "parameters", "latency"]
@@ -168,7 +170,7 @@ class Structured(_Data):
     )
 
 
-Step = Prune | Structured | Recover | Train
+Step = Prune | Structured | Recover | Tokens | Relufy | Train
 
 
 class Stage(_Data):
@@ -177,6 +179,8 @@ class Stage(_Data):
     prune: Prune | None = None
     structured: Structured | None = None
     recover: Recover | None = None
+    tokens: Tokens | None = None
+    relufy: Relufy | None = None
     train: Train | None = None
 
     @model_validator(mode="after")
@@ -191,7 +195,7 @@ class Stage(_Data):
         return self._given()[0]
 
     def _given(self) -> list[Step]:
-        steps = (self.prune, self.structured, self.recover, self.train)
+        steps = (getattr(self, name) for name in type(self).model_fields)
         return [step for step in steps if step is not None]
 
 

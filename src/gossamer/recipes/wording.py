@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """pydantic's findings in gossamer's words: what is wrong, what is expected, a near match."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 from gossamer.recipes.faults import Path, near, show
 from gossamer.recipes.method_rules import SCHEMA_HINT, fraction_hint, prune_faults
 from gossamer.recipes.recover_schema import Recover, recover_faults
+from gossamer.recipes.relufy_schema import Relufy
 from gossamer.recipes.schedule_schema import SCHEDULES
 from gossamer.recipes.schema import (
     ONE_STEP,
@@ -19,6 +20,7 @@ from gossamer.recipes.schema import (
     Stage,
     Structured,
 )
+from gossamer.recipes.tokens_schema import Tokens, tokens_faults
 from gossamer.recipes.train_rules import train_faults
 from gossamer.recipes.train_schema import (
     Architecture,
@@ -79,6 +81,14 @@ def recipe_findings(data: dict[str, Any]) -> tuple[Recipe | None, list[Finding]]
     return (None if findings else recipe), findings
 
 
+_FAULTS: dict[str, Callable[[Mapping[str, Any]], Iterator[tuple[str, str]]]] = {
+    "prune": prune_faults,
+    "recover": recover_faults,
+    "tokens": tokens_faults,
+    "train": train_faults,
+}
+
+
 def _stage_findings(data: dict[str, Any]) -> Iterator[Finding]:
     stages = data.get("stages")
     for index, stage in enumerate(stages if isinstance(stages, list) else ()):
@@ -90,18 +100,10 @@ def _stage_findings(data: dict[str, Any]) -> Iterator[Finding]:
             yield ("stages", index), f"{ONE_STEP}, this one has {has}. Write '- prune:'."
         elif len(given) == 1 and stage[given[0]] is None:
             yield ("stages", index, given[0]), f"expected a mapping, got {show(None)}."
-        prune = stage.get("prune")
-        if isinstance(prune, dict):
-            for name, message in prune_faults(prune):
-                yield ("stages", index, "prune", name), message
-        recover = stage.get("recover")
-        if isinstance(recover, dict):
-            for name, message in recover_faults(recover):
-                yield ("stages", index, "recover", name), message
-        train = stage.get("train")
-        if isinstance(train, dict):
-            for name, message in train_faults(train):
-                yield ("stages", index, "train", *name.split(".")), message
+        for step, faults in _FAULTS.items():
+            if isinstance(stage.get(step), dict):
+                for name, message in faults(stage[step]):
+                    yield ("stages", index, step, *name.split(".")), message
 
 
 def _words(path: Path, found: Any) -> str:
@@ -203,6 +205,8 @@ def _model_at(path: Path) -> type[BaseModel]:
         "prune": Prune,
         "structured": Structured,
         "recover": Recover,
+        "tokens": Tokens,
+        "relufy": Relufy,
         "calibration": Calibration,
         "train": Train,
         "model": Architecture,

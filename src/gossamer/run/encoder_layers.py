@@ -13,8 +13,10 @@ from torch import nn
 from gossamer.errors import TargetError
 from gossamer.formats.bits import pack_bits
 from gossamer.nn import Linear, MaskedLinear
+from gossamer.nn.token_pruning import TokenPrunedEncoder
 from gossamer.nn.unit_families import BlockFamily, family_of
 from gossamer.ops.encoder import EncoderLayer, KeptLinear, Norm
+from gossamer.run.ragged import RaggedEncoder
 
 # Where the norms and the activation of a family of post-norm encoders are.
 _PARTS = {
@@ -36,12 +38,16 @@ _ACTIVATIONS = {
 
 
 def find_encoders(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Modules whose list `layer` holds the layers of a known family of encoders."""
+    """Modules whose list `layer` holds the layers of a known family of encoders.
+
+    Not those that drop tokens between layers or run packed: one call would compute all tokens.
+    """
     return [
         (name, module)
         for name, module in model.named_modules()
         if isinstance(layers := getattr(module, "layer", None), nn.ModuleList)
         and len(layers)
+        and not isinstance(module, TokenPrunedEncoder | RaggedEncoder)
         and all((family := family_of(each)) and family.name in _PARTS for each in layers)
     ]
 

@@ -11,6 +11,7 @@ Legend: N rows (live tokens of all sequences), B sequences, T padded tokens, D w
 E width of a head.
 """
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -57,6 +58,14 @@ class RaggedEncoder(nn.Module):
             self.normalise, self.keeps_last = encoder.normalise, encoder.dropped == "last"
         self.config: Any = getattr(encoder, "config", None)
         self.training = encoder.training
+        # In a tuple, so that it is no submodule: its layers are this one's.
+        self._made_of = (encoder,)
+
+    def to_compact(self) -> nn.Module:
+        """The encoder it was made of, with the layers as they are now: what is saved."""
+        encoder = copy.copy(self._made_of[0])
+        encoder.__dict__["_modules"] = {**encoder._modules, "layer": self.layer}
+        return encoder
 
     def forward(
         self,

@@ -66,6 +66,9 @@ class RaggedBatch:
 
     def _sorted_rows(self, kept_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         count = len(self.lengths)
+        if count == 1:
+            index_N = kept_N.nonzero().flatten()
+            return index_N, self.lengths.new_full((1,), len(index_N))
         sequence_N = torch.arange(count, device=kept_N.device).repeat_interleave(self.lengths)
         index_N = kept_N.nonzero().flatten()
         sequence_N = sequence_N[index_N]
