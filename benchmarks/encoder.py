@@ -53,6 +53,7 @@ from support.encoder_page import Row, case_table, encoder_page, judge
 from support.encoder_roof import least_ms, measure_roof, work_of
 from support.options import give, machine, parser, progress
 
+QUICK_SPARSITIES = (0.8, 0.9)
 _REAL_SPARSITIES = (0.5, 0.6, 0.7, 0.8)
 # Engines that make use of zeros; others get the dense weights only.
 _SPARSE_ENGINES = ("deepsparse",)
@@ -66,7 +67,11 @@ def main():
     versions, rows, models, held = {}, [], {}, None
     for name, batch, threads in cases:
         if name != held:
-            models, scores = real_models() if given.minilm else (random_models(SHAPES[name]), {})
+            models, scores = (
+                real_models(given.quick)
+                if given.minilm
+                else (random_models(SHAPES[name], given.quick), {})
+            )
             held = name
         torch.set_num_threads(threads)
         title = "MiniLM" if given.minilm else SHAPES[name].title
@@ -190,11 +195,12 @@ def has_bf16():
     return "avx512bf16" in _native.available_extensions()
 
 
-def random_models(shape):
-    return {sparsity: random_encoder(shape, sparsity) for sparsity in (0.0, *SPARSITIES)}
+def random_models(shape, quick):
+    sparsities = QUICK_SPARSITIES if quick else SPARSITIES
+    return {sparsity: random_encoder(shape, sparsity) for sparsity in (0.0, *sparsities)}
 
 
-def real_models():
+def real_models(quick):
     """MiniLM by sparsity, and Spearman x 100 by (precision, sparsity)."""
     from sparsify import METHODS, MiniLM, one_pruning
 
@@ -202,10 +208,10 @@ def real_models():
     if folder is None:
         sys.exit("encoder: set GOSSAMER_DATA to the folder that holds stsb.")
     torch.set_num_threads(1)
-    task = MiniLM(folder, quick=False)
+    task = MiniLM(folder, quick)
     models = {0.0: task.model}
     scores = {("fp32", 0.0): task.quality(task.model)}
-    for sparsity in _REAL_SPARSITIES:
+    for sparsity in _REAL_SPARSITIES[:: 3 if quick else 1]:
         step = {**METHODS["SparseGPT, match dense"], "sparsity": sparsity}
         models[sparsity], _ = one_pruning(task, step, seed=0)
         for precision in ("fp32", "int8"):
