@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Encoders end to end, from token ids to the last hidden state, beside other engines.
 
-    python benchmarks/encoder.py [--model minilm bert] [--batch 1 8] [--threads 1 2] [--quick]
+    python benchmarks/encoder.py [--model minilm bert | tiny] [--batch 1 8] [--threads 1 2] [--quick]
         [--json [FILE]] [--html FILE] [--peers DIR] [--engines onnxruntime openvino deepsparse]
     GOSSAMER_DATA=DIR python benchmarks/encoder.py --minilm
 
@@ -118,7 +118,7 @@ def main():
 
 def arguments():
     options = parser(__doc__.splitlines()[0], several_threads=True)
-    options.add_argument("--model", nargs="+", choices=list(SHAPES), default=list(SHAPES))
+    options.add_argument("--model", nargs="+", choices=list(SHAPES), default=["minilm", "bert"])
     options.add_argument("--batch", nargs="+", type=int, default=[1, 8])
     options.add_argument("--engines", nargs="*", choices=list(PRECISIONS), default=list(PRECISIONS))
     options.add_argument("--html", type=Path, metavar="FILE", help="a page with pictures")

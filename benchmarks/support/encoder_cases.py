@@ -25,7 +25,8 @@ class Shape:
 
 MINILM = Shape("MiniLM-L6", 384, 1536, 6, 12)
 BERT = Shape("BERT-base", 768, 3072, 12, 12)
-SHAPES = {"minilm": MINILM, "bert": BERT}
+TINY = Shape("tiny", 64, 128, 2, 2)  # to see in a minute that every engine runs
+SHAPES = {"minilm": MINILM, "bert": BERT, "tiny": TINY}
 
 # Speed-up over ONNX Runtime fp32 dense by (shape, batch): fp32 by sparsity, and int8 at 90 %.
 _FP32_GOALS = {
