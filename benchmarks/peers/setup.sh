@@ -1,22 +1,24 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # Makes the environment of one peer: benchmarks/peers/setup.sh NAME DIR
-# NAME is one of deepsparse, llmcompressor, onnxruntime, scipy, sparseprop; the environment is DIR/NAME.
+# NAME is one of deepsparse, llmcompressor, onnxruntime, openvino, scipy, sparseprop; the environment is DIR/NAME.
 # Packages come from wherever pip is configured to find them. DeepSparse has a licence of its own
 # ("Neural Magic DeepSparse Community License") and needs Python below 3.12.
 set -eu
 if [ $# -ne 2 ]; then
-  echo "usage: $0 deepsparse|llmcompressor|onnxruntime|scipy|sparseprop DIR" >&2
+  echo "usage: $0 deepsparse|llmcompressor|onnxruntime|openvino|scipy|sparseprop DIR" >&2
   exit 2
 fi
 name=$1
 target=$2/$1
 constraints=$(dirname "$0")/../../constraints.txt
 case $name in
-  deepsparse) packages="deepsparse==1.8.0" ;;
+  # It holds onnx at 1.14, and this is the newest onnxruntime whose quantisation tool knows that.
+  deepsparse) packages="deepsparse==1.8.0 onnxruntime==1.17.3" ;;
   # Without its list of dependencies, which names packages for accelerators.
   llmcompressor) packages="llmcompressor==0.14.0.1 compressed-tensors==0.19.0" ;;
   onnxruntime) packages="onnxruntime onnx" ;;
+  openvino) packages="openvino nncf onnx" ;;
   scipy) packages="scipy" ;;
   # Its build looks for pybind11 in the environment itself; torch is the project's version.
   sparseprop) packages="torch numpy scipy setuptools wheel pybind11" ;;

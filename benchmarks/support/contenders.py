@@ -19,7 +19,7 @@ from gossamer.cli.int8_rival import dense_int8
 from gossamer.ops import dispatch
 from gossamer.ops.timing import race
 from gossamer.run.bench import ceiling_run
-from peers.turn import turn
+from gossamer.run.engine_scripts.turn import turn
 from support.options import progress
 
 DENSE = "torch dense fp32"

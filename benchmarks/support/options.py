@@ -14,8 +14,8 @@ from gossamer.cli.output import console
 from gossamer.report.machine import describe_machine
 
 
-def parser(description):
-    """--json, --quick, --threads, --seconds and --peers."""
+def parser(description, several_threads=False):
+    """--json, --quick, --threads (or several of them), --seconds and --peers."""
     made = argparse.ArgumentParser(description=description)
     made.add_argument(
         "--json",
@@ -25,7 +25,10 @@ def parser(description):
         help="one JSON document to FILE, or to stdout instead of the tables",
     )
     made.add_argument("--quick", action="store_true", help="fewer cases, less time for each")
-    made.add_argument("--threads", type=int, default=1)
+    if several_threads:
+        made.add_argument("--threads", type=int, nargs="+")
+    else:
+        made.add_argument("--threads", type=int, default=1)
     made.add_argument("--seconds", type=float, help="time per race; more gives steadier minima")
     made.add_argument(
         "--peers",

@@ -98,6 +98,7 @@ def test_what_libraries_print_does_not_reach_stdout_under_json(capsys):
         ["--version"],
         *([name, "--help"] for name in COMMANDS),
         ["bench", "linear", "--help"],
+        ["bench", "model", "--help"],
         *(["recipe", name, "--help"] for name in RECIPE_COMMANDS),
     ],
     ids=" ".join,
@@ -113,7 +114,8 @@ SINGLE = [name for name in COMMANDS if name not in ("bench", "recipe")]
 
 
 @pytest.mark.parametrize(
-    "name", [*SINGLE, "bench linear", *(f"recipe {name}" for name in RECIPE_COMMANDS)]
+    "name",
+    [*SINGLE, "bench linear", "bench model", *(f"recipe {name}" for name in RECIPE_COMMANDS)],
 )
 def test_help_has_worked_examples(name, gossamer_cli):
     ran = gossamer_cli(*name.split(), "--help")
@@ -147,6 +149,7 @@ BAD_CALLS = [
     (["bench", "linear", "--shape", "0x7"], 2, "is no shape"),
     (["bench", "linear", "--pattern", "4:2"], 2, "4:2"),
     (["bench", "linear", "--tokens", "0"], 2, "x>=1"),
+    (["bench", "model", "zoo:mlp"], 2, "gossamer bench linear"),
     (["quickstart", "--model", "huge"], 2, "tiny"),
     (["recipe", "show", "sparsegtp-50"], 2, "Did you mean 'sparsegpt-50'?"),
     (["recipe", "copy", "nothing-like-it"], 2, "magnitude-50"),

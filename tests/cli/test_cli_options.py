@@ -24,6 +24,10 @@ GOLDEN = {
     "recipe validate": ["FILE...", "--set"],
     "recipe schema": [],
     "explain": ["MODEL", "--kernel", "--precision", "--tokens"],
+    "bench model": [
+        *("MODEL", "--against", "--batch", "--html", "--peers", "--precision", "--seconds"),
+        *("--sequence", "--threads"),
+    ],
     "bench linear": ["--pattern", "--shape", "--sparsity", "--threads", "--tokens"],
     "convert": ["IN", "OUT", "--format"],
     "doctor": [],

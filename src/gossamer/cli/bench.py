@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gossamer.cli.bench_model import bench_model
 from gossamer.cli.command import Command
 from gossamer.cli.output import Output, table
 from gossamer.cli.parameters import POSITIVE, Shape, Sparsity
@@ -21,9 +22,12 @@ gossamer bench linear --pattern 2:4 --threads 2 --json
 """
 
 
-@click.group(short_help="Time sparse layers against dense ones.")
+@click.group(short_help="Time sparse layers and models against dense ones.")
 def bench() -> None:
-    """Time sparse layers against dense ones on this machine."""
+    """Time sparse layers and models against dense ones on this machine."""
+
+
+bench.add_command(bench_model)
 
 
 @bench.command("linear", cls=Command, examples=_EXAMPLES, short_help="Linear layers.")

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How every contender is timed in its turn, here and in the processes of the peers."""
+"""How every contender is timed in its turn, here and in the processes of other engines."""
 
 import time
+from collections.abc import Callable
 
 # The first call of a turn refills the caches that the contender before has emptied.
 _MIN_CALLS, _MAX_CALLS = 2, 20
 _TURN_SECONDS = 0.01
 
 
-def turn(call, threads):
+def turn(call: Callable[[], object], threads: int) -> float:
     """The fastest of a few calls in a row, in seconds.
 
     On one thread the time is that of the processor: on a busy machine a call of 50 ms never runs
