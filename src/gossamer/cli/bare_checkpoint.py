@@ -12,6 +12,7 @@ from torch import nn
 from gossamer.io import DetectedMask, read_dense_checkpoint
 from gossamer.io.gguf_file import is_gguf
 from gossamer.io.manifest import CONFIG_FILE, MANIFEST_FILE
+from gossamer.io.onnx_file import is_onnx
 from gossamer.nn import MaskedConv2d, MaskedLinear
 from gossamer.nn.replace import submodule_at
 
@@ -23,7 +24,7 @@ def is_bare(path: Path) -> bool:
     """Whether `path` holds tensors and nothing that says what model they belong to."""
     if path.is_dir():
         return not any((path / name).is_file() for name in (MANIFEST_FILE, CONFIG_FILE))
-    return path.is_file() and not is_gguf(path)
+    return path.is_file() and not is_gguf(path) and not is_onnx(path)
 
 
 def read_bare(path: Path) -> nn.Module:

@@ -22,7 +22,7 @@ ONNX_SUFFIX = ".onnx"
 OPSETS = range(11, 24)
 MAX_FILE_BYTES = 2**31
 MAX_NODES = 100_000
-MAX_NAME = 512
+MAX_NAME = 256
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _INTERNAL = {
     "AutoPad", "DynamicQuantizeDequantize", "FlatSoftmax", "QuantizeDequantize", "ZeroPad",
@@ -60,6 +60,7 @@ def read_onnx(path: Path, max_bytes: int | None = None) -> Graph:
             known.add(value)
         _place(graph, node, proto, opset, tensors)
     _check_values(graph, known)
+    graph.shared = {name for name in constants if len(graph.users.get(name, ())) > 1}
     return graph
 
 
@@ -89,7 +90,7 @@ def _parse(path: Path) -> Any:
 
 def _opset(model: Any, where: str) -> int:
     versions = {entry.domain or "ai.onnx": entry.version for entry in model.opset_import}
-    found = versions.get("ai.onnx")
+    found = versions.get("ai.onnx", 0)
     if found not in OPSETS:
         raise ArtifactError(
             f"{where}: opset {found} cannot be read; expected {OPSETS[0]} to {OPSETS[-1]}. Export"

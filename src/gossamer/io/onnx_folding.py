@@ -9,6 +9,7 @@ from gossamer.errors import ArtifactError, GossamerError
 from gossamer.io.onnx_graph import Graph, Node
 from gossamer.nn.graph import OPERATORS
 from gossamer.nn.graph.elementwise import BROADCASTING, UNARY
+from gossamer.nn.graph.shaping import broadcast
 
 # Elements that may be made of constants beyond what the file holds: masks and position tables.
 _BUDGET = 2**24
@@ -18,7 +19,15 @@ _NEVER_LARGER = {
     "Split", "Squeeze", "Transpose", "Trilu", "Unsqueeze", "CumSum", "ArgMax", "ReduceMax",
     "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "Softmax",
 }  # fmt: skip
-_KEEP_NAME = {"Cast", "DequantizeLinear", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
+_KEEP_NAME = {
+    "Cast",
+    "DequantizeLinear",
+    "Identity",
+    "Reshape",
+    "Squeeze",
+    "Transpose",
+    "Unsqueeze",
+}
 
 
 def simplify(graph: Graph) -> None:
@@ -75,13 +84,13 @@ def _largest_result(node: Node, given: list[torch.Tensor]) -> int | None:
     if node.operator in _NEVER_LARGER or node.operator == "Concat":
         return total
     if node.operator in BROADCASTING:
-        return math.prod(torch.broadcast_shapes(*(tensor.shape for tensor in given)))
+        return math.prod(broadcast(*(tensor.shape for tensor in given)))
     if node.operator == "ConstantOfShape":
-        return abs(math.prod(given[0].tolist()))
+        return abs(math.prod(int(size) for size in given[0].tolist()))
     if node.operator == "Expand":
-        return abs(math.prod(torch.broadcast_shapes(given[0].shape, given[1].tolist())))
+        return abs(math.prod(broadcast(given[0].shape, given[1].tolist())))
     if node.operator == "Gather":
-        axis = int(node.attributes.get("axis", 0))
+        axis = node.whole("axis", 0)
         return given[0].numel() // max(1, given[0].shape[axis]) * given[1].numel()
     if node.operator == "Range":
         first, last, step = (float(tensor) for tensor in given)

@@ -29,6 +29,16 @@ class Node:
         """The name of an input, empty if it is absent."""
         return self.inputs[place] if place < len(self.inputs) else ""
 
+    def number(self, name: str, default: float) -> float:
+        """An attribute that is a number; its type was checked when it was read."""
+        value = self.attributes.get(name, default)
+        return float(value) if isinstance(value, int | float) else default
+
+    def whole(self, name: str, default: int) -> int:
+        """An attribute that is a whole number."""
+        value = self.attributes.get(name, default)
+        return value if isinstance(value, int) else default
+
 
 @dataclass
 class Graph:
@@ -41,6 +51,7 @@ class Graph:
         constants: tensors by the name of their value.
         origins: what a constant was called in the file, where it was made from another one.
         scales: of constants that are dequantised weights.
+        shared: names of constants that several nodes of the file use.
     """
 
     where: str
@@ -49,6 +60,7 @@ class Graph:
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
     scales: dict[str, torch.Tensor] = field(default_factory=dict)
+    shared: set[str] = field(default_factory=set)
     producer: dict[str, Node] = field(default_factory=dict)
     users: dict[str, list[Node]] = field(default_factory=dict)
     _fresh: int = 0
@@ -97,8 +109,8 @@ class Graph:
 
         Exporters store equal tensors once: a parameter that others use too names nobody.
         """
-        own = [name for name in parameters if name and len(self.users.get(name, ())) == 1]
-        return "\n".join([*(self.origins.get(name, name) for name in own), node.name])
+        names = [self.origins.get(name, name) for name in parameters if name]
+        return "\n".join([*(name for name in names if name not in self.shared), node.name])
 
     def sole_user(self, value: str) -> Node | None:
         """The only node that uses a value that is no result; None if there are others."""

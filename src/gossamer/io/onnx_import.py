@@ -2,10 +2,8 @@
 """Encoders and CNNs in ONNX files as torch modules whose layers can be pruned and compiled."""
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from gossamer.errors import ArtifactError, InputError
@@ -16,35 +14,9 @@ from gossamer.io.onnx_layers import make_layers
 from gossamer.io.onnx_names import constant_keys, layer_paths
 from gossamer.io.onnx_patterns import find_gelus, find_layer_norms, fold_batch_norms
 from gossamer.io.onnx_quantised import find_integer_products, join_pairs
-from gossamer.nn.graph import GraphModule, Plan, Step
+from gossamer.nn.graph import GraphModule, Plan, Step, StoredScales
 from gossamer.nn.graph.module import CONSTANTS
 from gossamer.nn.graph.plan import ABSENT
-
-
-@dataclass(frozen=True)
-class StoredScales:
-    """How a layer was quantised in the file; its weight is dequantised here.
-
-    Attributes:
-        weight: one scale, or one per output.
-        activation: scale of its input, None where that is found at run time or unknown.
-        zero_point: of its input.
-    """
-
-    weight: torch.Tensor
-    activation: float | None
-    zero_point: int | None
-
-
-class OnnxModel(GraphModule):
-    """A graph from an ONNX file.
-
-    Attributes:
-        stored_scales: of layers that were quantised in the file, by name. They are notes: what runs
-            in int8 is decided by `gossamer.compile(model, precision="int8")`.
-    """
-
-    stored_scales: dict[str, StoredScales]
 
 
 def load_onnx(
@@ -52,7 +24,7 @@ def load_onnx(
     *,
     activation_rounding: bool = True,
     max_bytes: int | None = None,
-) -> OnnxModel:
+) -> GraphModule:
     """The model in an ONNX file (opsets 11 to 23), in eval mode.
 
     Products with constant weights are `nn.Linear` and `nn.Conv2d` layers under the names of their
@@ -90,7 +62,7 @@ def load_onnx(
     return _build(graph)
 
 
-def _build(graph: Graph) -> OnnxModel:
+def _build(graph: Graph) -> GraphModule:
     nodes = graph.nodes()
     layered = [node for node in nodes if node.layer is not None]
     paths = layer_paths([node.name for node in layered], CONSTANTS)
@@ -125,7 +97,7 @@ def _build(graph: Graph) -> OnnxModel:
     tensors = {
         key: graph.constants[name].contiguous() for key, name in zip(keys, constants, strict=True)
     }
-    model = OnnxModel(plan, layers, tensors, graph.where)
+    model = GraphModule(plan, layers, tensors, graph.where)
     model.stored_scales = _scales(graph, path_of)
     return model.eval()
 

@@ -51,7 +51,7 @@ def _gemm(graph: Graph, node: Node, shared: dict[str, nn.Parameter]) -> None:
         return
     if bias and not _is_bias(graph, bias, weight, dim=0 if turned else 1):
         return
-    alpha, beta = (float(node.attributes.get(name, 1.0)) for name in ("alpha", "beta"))
+    alpha, beta = (node.number(name, 1.0) for name in ("alpha", "beta"))
     values = graph.constants[weight] if turned else graph.constants[weight].T
     key = f"{weight}:{turned}:{alpha}"
     if key not in shared:

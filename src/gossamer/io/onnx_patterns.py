@@ -29,8 +29,10 @@ def find_layer_norms(graph: Graph) -> None:
         known = gain in graph.constants and (not shift or shift in graph.constants)
         if known and graph.constants[gain].ndim == 1 and node.attributes.get("axis", -1) == -1:
             bias = graph.constants[shift] if shift else None
-            epsilon = float(node.attributes.get("epsilon", 1e-5))
-            new = Node("LayerNorm", node.inputs[:1], node.outputs, {}, graph.title(node, gain, shift))
+            epsilon = node.number("epsilon", 1e-5)
+            new = Node(
+                "LayerNorm", node.inputs[:1], node.outputs, {}, graph.title(node, gain, shift)
+            )
             new.layer = _norm_layer(graph.constants[gain], bias, epsilon)
             graph.remove(node)
             graph.add(new)
@@ -104,7 +106,7 @@ def _is_vector(graph: Graph, value: str) -> bool:
 
 
 def find_gelus(graph: Graph) -> None:
-    """x / 2 * (1 + erf(x / sqrt 2)), in whatever order it is multiplied."""
+    """X / 2 * (1 + erf(x / sqrt 2)), in whatever order it is multiplied."""
     for erf in graph.nodes("Erf"):
         x = _scaled(graph, erf.inputs[0], math.sqrt(0.5))
         one = graph.sole_user(erf.outputs[0])
@@ -128,7 +130,7 @@ def _put_gelu(graph: Graph, last: Node, x: str, approximate: str) -> None:
 
 
 def _scaled(graph: Graph, value: str, factor: float) -> str | None:
-    """x if `value` is x times `factor`."""
+    """X if `value` is x times `factor`."""
     node = graph.maker(value, "Mul", "Div")
     if node is None:
         return None
@@ -198,7 +200,7 @@ def fold_batch_norms(graph: Graph) -> None:
         if any(t.shape != (weight.shape[0],) for t in (gain, shift, mean, variance)):
             continue
         bias = graph.constants[conv.inputs[2]] if conv.input(2) else None
-        epsilon = float(norm.attributes.get("epsilon", 1e-5))
+        epsilon = norm.number("epsilon", 1e-5)
         folded = fuse_conv_bn_weights(weight, bias, mean, variance, epsilon, gain, shift)
         names = [
             graph.constant(tensor.detach(), like)

@@ -119,7 +119,9 @@ def join_pairs(graph: Graph, *, rounding: bool) -> None:
             graph.remove(node)
             if rounding:
                 graph.add(
-                    Node("DynamicQuantizeDequantize", source.inputs[:1], node.outputs, {}, node.name)
+                    Node(
+                        "DynamicQuantizeDequantize", source.inputs[:1], node.outputs, {}, node.name
+                    )
                 )
             else:
                 graph.alias(node.outputs[0], source.inputs[0])

@@ -10,15 +10,15 @@ LOWERED = frozenset({"QLinearMatMul", "QLinearConv"})
 UNIQUE_OUTPUTS = {"Split": 0, "DynamicQuantizeLinear": 3}
 # Attributes that may be there with the value that means "as ever".
 _NEUTRAL = {"block_size": 0, "output_dtype": 0, "precision": 0}
+_QUANTISING = ("QuantizeLinear", "DequantizeLinear")
 _WITH_ROWS = ("Softmax", "LogSoftmax")
 
 
 def normalise(node: Node, opset: int) -> None:
     """Rewrite a node of any opset as the table means it."""
     for name, value in _NEUTRAL.items():
-        if node.operator in ("QuantizeLinear", "DequantizeLinear"):
-            if node.attributes.get(name, None) == value:
-                del node.attributes[name]
+        if node.operator in _QUANTISING and node.attributes.get(name) == value:
+            del node.attributes[name]
     if node.operator == "Split":
         node.attributes["num_outputs"] = len(node.outputs)
     if node.operator == "BatchNormalization":
@@ -75,7 +75,9 @@ def _lower_conv(node: Node, graph: Graph) -> list[Node]:
         # The bias is int32 in units of x_scale * w_scale.
         unit, bias = graph.value(), graph.value()
         nodes.append(Node("Mul", [x_scale, w_scale], [unit], {}, node.name))
-        nodes.append(Node("DequantizeLinear", [node.inputs[8], unit], [bias], {"axis": 0}, node.name))
+        nodes.append(
+            Node("DequantizeLinear", [node.inputs[8], unit], [bias], {"axis": 0}, node.name)
+        )
         inputs.append(bias)
     nodes.append(Node("Conv", inputs, [product], node.attributes, node.name))
     return nodes

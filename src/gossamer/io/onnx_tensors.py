@@ -85,7 +85,7 @@ class TensorReader:
                 f"{where}: {count} values, but indices of shape {list(places.shape)}; expected"
                 f" [{count}] or [{count}, {len(dims)}]."
             )
-        if count and not (0 <= int(places.min()) and int(places.max()) < total):
+        if count and not (int(places.min()) >= 0 and int(places.max()) < total):
             raise ArtifactError(f"{where}: an index lies outside of the shape {dims}.")
         if count > 1 and not bool((places[1:] > places[:-1]).all()):
             raise ArtifactError(f"{where}: its indices are not ascending.")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models that are a graph of operators: data, run by a closed table of torch functions."""
 
-from gossamer.nn.graph.module import GraphModule, Outputs
+from gossamer.nn.graph.module import GraphModule, Outputs, StoredScales
 from gossamer.nn.graph.plan import Plan, PlanInput, Step
 from gossamer.nn.graph.table import OPERATORS, Attribute, Operator
 
@@ -14,4 +14,5 @@ __all__ = [
     "Plan",
     "PlanInput",
     "Step",
+    "StoredScales",
 ]

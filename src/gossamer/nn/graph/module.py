@@ -3,6 +3,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,6 +31,21 @@ class Outputs(tuple[torch.Tensor, ...]):
         raise AttributeError(f"there is no output {name!r}; there are {', '.join(self.names)}")
 
 
+@dataclass(frozen=True)
+class StoredScales:
+    """How a layer was quantised where it comes from; its weight is dequantised here.
+
+    Attributes:
+        weight: one scale, or one per output.
+        activation: scale of its input, None where that is found at run time or unknown.
+        zero_point: of its input.
+    """
+
+    weight: torch.Tensor
+    activation: float | None
+    zero_point: int | None
+
+
 class GraphModule(nn.Module):
     """Runs a plan. Replace its layers as in any model; the plan finds them by name.
 
@@ -38,6 +54,8 @@ class GraphModule(nn.Module):
     Attributes:
         plan: the steps.
         constants: tensors that belong to no layer, as buffers.
+        stored_scales: of layers that were quantised, by name. They are notes and are not saved:
+            what runs in int8 is decided by `gossamer.compile(model, precision="int8")`.
     """
 
     def __init__(
@@ -51,13 +69,16 @@ class GraphModule(nn.Module):
         check_plan(plan, set(layers), where)
         _check_paths([*layers, *(f"{CONSTANTS}.{name}" for name in plan.constants)], where)
         self.plan = plan
+        self.stored_scales: dict[str, StoredScales] = {}
         self.constants = nn.Module()
         for name in plan.constants:
             self.constants.register_buffer(name, constants[name])
         for path, layer in layers.items():
             parent_path, _, key = path.rpartition(".")
             submodule_at(self, parent_path).add_module(key, layer)
-        self._paths = tuple(() if s.layer is None else tuple(s.layer.split(".")) for s in plan.steps)
+        self._paths = tuple(
+            () if s.layer is None else tuple(s.layer.split(".")) for s in plan.steps
+        )
         self._dead = _last_uses(plan)
 
     def forward(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> Any:

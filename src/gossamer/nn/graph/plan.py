@@ -16,7 +16,7 @@ ABSENT = -1  # an optional input that is not there
 
 @dataclass(frozen=True)
 class PlanInput:
-    """One argument of the model; None in `dims` stands for any size, None as `dims` for any rank."""
+    """One argument; None in `dims` stands for any size, None as `dims` for any rank."""
 
     name: str
     dtype: str

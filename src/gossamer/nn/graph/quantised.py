@@ -55,9 +55,7 @@ def _codes(x: Tensor, scale: Tensor, zero: Tensor | None, axis: int) -> Tensor:
     return codes.clamp(bounds.min, bounds.max)
 
 
-def dequantise(
-    x: Tensor, scale: Tensor, zero: Tensor | None = None, /, *, axis: int = 1
-) -> Tensor:
+def dequantise(x: Tensor, scale: Tensor, zero: Tensor | None = None, /, *, axis: int = 1) -> Tensor:
     """The operator DequantizeLinear."""
     if x.dtype not in _QUANTISED:
         raise InputError(f"DequantizeLinear: the input is {x.dtype}, expected one of {_QUANTISED}.")
@@ -82,7 +80,9 @@ def _quantise_dequantise(
     if rounding:
         return (_codes(x, scale, zero, axis) - shift) * steps
     bounds = torch.iinfo(torch.uint8 if zero is None else zero.dtype)
-    return torch.minimum(torch.maximum(x, (bounds.min - shift) * steps), (bounds.max - shift) * steps)
+    return torch.minimum(
+        torch.maximum(x, (bounds.min - shift) * steps), (bounds.max - shift) * steps
+    )
 
 
 def _dynamic(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -110,8 +110,12 @@ def _matmul_integer(
     return (_shifted(a, a_zero, -2) @ _shifted(b, b_zero, -1)).to(torch.int32)
 
 
-def _conv_integer(
-    x: Tensor, weight: Tensor, x_zero: Tensor | None = None, w_zero: Tensor | None = None, /,
+def _conv_integer(  # noqa: PLR0913 - the operator's own
+    x: Tensor,
+    weight: Tensor,
+    x_zero: Tensor | None = None,
+    w_zero: Tensor | None = None,
+    /,
     *,
     auto_pad: str = "NOTSET",
     dilations: tuple[int, ...] | None = None,
@@ -121,8 +125,13 @@ def _conv_integer(
     strides: tuple[int, ...] | None = None,
 ) -> Tensor:
     total = conv(
-        _shifted(x, x_zero, 1), _shifted(weight, w_zero, 0),
-        auto_pad=auto_pad, dilations=dilations, group=group, pads=pads, strides=strides,
+        _shifted(x, x_zero, 1),
+        _shifted(weight, w_zero, 0),
+        auto_pad=auto_pad,
+        dilations=dilations,
+        group=group,
+        pads=pads,
+        strides=strides,
     )
     return total.to(torch.int32)
 

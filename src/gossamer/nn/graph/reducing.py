@@ -39,9 +39,7 @@ def _reduction(function: Callable[[Tensor, list[int], bool], Tensor]) -> Callabl
 
 
 def _extreme(find: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def place(
-        x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0
-    ) -> Tensor:
+    def place(x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
         if select_last_index:
             return x.shape[axis] - 1 - find(x.flip(axis), dim=axis, keepdim=bool(keepdims))
         return find(x, dim=axis, keepdim=bool(keepdims))
@@ -117,7 +115,9 @@ REDUCING: dict[str, Callable[..., Any]] = {
     "LayerNormalization": _layer_norm,
     "LogSoftmax": _log_softmax,
     "MatMul": lambda a, b: torch.matmul(a, b),
-    "ReduceL2": _reduction(lambda x, dims, keep: torch.linalg.vector_norm(x, dim=dims, keepdim=keep)),
+    "ReduceL2": _reduction(
+        lambda x, dims, keep: torch.linalg.vector_norm(x, dim=dims, keepdim=keep)
+    ),
     "ReduceMax": _reduction(lambda x, dims, keep: x.amax(dims, keepdim=keep)),
     "ReduceMean": _reduction(lambda x, dims, keep: x.mean(dims, keepdim=keep)),
     "ReduceMin": _reduction(lambda x, dims, keep: x.amin(dims, keepdim=keep)),

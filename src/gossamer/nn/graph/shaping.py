@@ -25,6 +25,11 @@ def check_made(sizes: Sequence[int], what: str) -> None:
         )
 
 
+def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
+    """The shape that tensors of these shapes have together."""
+    return tuple(torch.broadcast_shapes(*map(tuple, shapes)))  # type: ignore[no-untyped-call]
+
+
 def _shape(x: Tensor, *, start: int = 0, end: int | None = None) -> Tensor:
     return torch.tensor(x.shape[start:end], dtype=torch.int64)
 
@@ -95,7 +100,7 @@ def _split(
         chosen.append(x.shape[axis] - sum(chosen))
     if len(chosen) != num_outputs:
         raise InputError(f"Split: {len(chosen)} sizes for {num_outputs} outputs.")
-    return x.split(chosen, dim=axis)
+    return torch.split(x, chosen, dim=axis)
 
 
 def _slice(
@@ -133,7 +138,7 @@ def _gather(x: Tensor, indices: Tensor, /, *, axis: int = 0) -> Tensor:
             f" {size} entries."
         )
     found = x.index_select(axis, flat)
-    return found.reshape(*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+    return found.reshape([*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]])
 
 
 def _gather_elements(x: Tensor, indices: Tensor, /, *, axis: int = 0) -> Tensor:
@@ -156,7 +161,7 @@ def _gather_nd(x: Tensor, indices: Tensor, /, *, batch_dims: int = 0) -> Tensor:
 
 
 def _expand(x: Tensor, shape: Tensor, /) -> Tensor:
-    sizes = torch.broadcast_shapes(x.shape, shape.tolist())
+    sizes = broadcast(x.shape, shape.tolist())
     check_made(sizes, "Expand")
     return x.expand(sizes)
 

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from gossamer.errors import InputError
 
 _CONV: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-_MAX: dict[int, Callable[..., Any]] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
-_AVERAGE: dict[int, Callable[..., Any]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
+_MAX: dict[int, Callable[..., Tensor]] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
+_AVERAGE: dict[int, Callable[..., Tensor]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 _AUTO = ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
 
 Sizes = tuple[int, ...]
@@ -58,7 +58,7 @@ def _rank(x: Tensor, what: str) -> int:
     return x.ndim - 2
 
 
-def conv(
+def conv(  # noqa: PLR0913 - the operator's own
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -80,9 +80,7 @@ def conv(
     return _CONV[rank](x, weight, bias, strides, 0, dilations, group)
 
 
-def _auto_pad(
-    x: Tensor, *, mode: str, kernel: Sizes, strides: Sizes, dilations: Sizes
-) -> Tensor:
+def _auto_pad(x: Tensor, *, mode: str, kernel: Sizes, strides: Sizes, dilations: Sizes) -> Tensor:
     """What SAME_UPPER and SAME_LOWER put in front of a convolution."""
     return padded(x, _resolved(x, mode, None, kernel, strides, dilations), 0.0)
 
@@ -103,8 +101,15 @@ def _max_pool(
     strides: Sizes | None = None,
 ) -> Tensor:
     if not x.is_floating_point():  # quantised images: 8 bits are exact in float32
-        return _max_pool(x.float(), kernel_shape=kernel_shape, auto_pad=auto_pad, ceil_mode=ceil_mode,
-            dilations=dilations, pads=pads, strides=strides).to(x.dtype)
+        return _max_pool(
+            x.float(),
+            kernel_shape=kernel_shape,
+            auto_pad=auto_pad,
+            ceil_mode=ceil_mode,
+            dilations=dilations,
+            pads=pads,
+            strides=strides,
+        ).to(x.dtype)
     rank = _rank(x, "MaxPool")
     ones = (1,) * rank
     strides, dilations = strides or ones, dilations or ones
@@ -113,8 +118,7 @@ def _max_pool(
     if padding is None:
         _no_ceil(ceil_mode, around)
         x, padding = padded(x, around, float("-inf")), (0,) * rank
-    result: Tensor = _MAX[rank](x, kernel_shape, strides, padding, dilations, bool(ceil_mode))
-    return result
+    return _MAX[rank](x, kernel_shape, strides, padding, dilations, bool(ceil_mode))
 
 
 def _average_pool(
