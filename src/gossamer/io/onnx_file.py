@@ -83,13 +83,29 @@ def _parse(path: Path) -> Any:
         model.ParseFromString(path.read_bytes())
     except (DecodeError, RecursionError, ValueError) as error:
         raise ArtifactError(f"{path}: is no ONNX file or was truncated ({error}).") from error
+    _check_texts(model.graph, path)
     if not model.HasField("graph") or not model.graph.output:
         raise ArtifactError(f"{path}: holds no graph with outputs; it is no ONNX model.")
     return model
 
 
+def _check_texts(graph: Any, path: Path) -> None:
+    """Names that are not UTF-8 come as bytes."""
+    texts = [entry.name for part in (graph.initializer, graph.input, graph.output) for entry in part]
+    texts += [entry.values.name for entry in graph.sparse_initializer]
+    for node in graph.node:
+        texts += [node.op_type, node.domain, node.name, *node.input, *node.output]
+        texts += [entry.name for entry in node.attribute]
+        texts += [text for entry in node.metadata_props for text in (entry.key, entry.value)]
+    for entry in graph.initializer:
+        texts += [text for pair in entry.external_data for text in (pair.key, pair.value)]
+    bad = next((text for text in texts if not isinstance(text, str)), None)
+    if bad is not None:
+        raise ArtifactError(f"{path}: the name {ascii(bad)[:80]} is not UTF-8.")
+
+
 def _opset(model: Any, where: str) -> int:
-    versions = {entry.domain or "ai.onnx": entry.version for entry in model.opset_import}
+    versions = {str(entry.domain) or "ai.onnx": entry.version for entry in model.opset_import}
     found = versions.get("ai.onnx", 0)
     if found not in OPSETS:
         raise ArtifactError(
