@@ -90,7 +90,9 @@ def bert_file(model: torch.nn.Module, path: Path, opset: int = 11, *, sparse: bo
     zero, one = make.const([0], kind="int64"), make.const([1], kind="int64")
     places = make.op("Slice", places, zero, length, one)
     positions = weights.plain("embeddings.position_embeddings.weight")
-    x = weights.norm(make.op("Add", x, make.op("Gather", positions, places)), "embeddings.LayerNorm")
+    x = weights.norm(
+        make.op("Add", x, make.op("Gather", positions, places)), "embeddings.LayerNorm"
+    )
     wide = make.op("Cast", _unsqueeze(make, mask, [1, 2]), to=TensorProto.FLOAT)
     bias = make.op("Mul", make.op("Sub", make.const(1.0, kind="float32"), wide),
                    make.const(-10000.0, kind="float32"))  # fmt: skip

@@ -54,7 +54,9 @@ def test_an_encoder_is_recognised_and_computes_the_same(tmp_path, opset):
         expected, found = stock(**inputs).last_hidden_state, model(**inputs)
     live = inputs["attention_mask"].bool()
     torch.testing.assert_close(found[live], expected[live], rtol=1e-5, atol=1e-5)
-    names = {name: type(m) for name, m in model.named_modules() if name and type(m) is not nn.Module}
+    names = {
+        name: type(m) for name, m in model.named_modules() if name and type(m) is not nn.Module
+    }
     for name, kind in names.items():
         assert kind is nn.GELU or type(stock.get_submodule(name)) is kind, name
     stock_layers = [n for n, m in stock.named_modules() if isinstance(m, nn.Linear | nn.LayerNorm)]
@@ -209,7 +211,9 @@ def test_what_only_looks_like_gelu_or_layer_norm_is_computed_as_it_is(tmp_path):
     one = make.op("Add", make.op("Erf", scaled), make.const(1.0, kind="float32"))
     third = make.op("Mul", make.op("Mul", x, one), make.const(0.3, kind="float32"))
     centred = make.op("Sub", third, make.op("ReduceMean", third, axes=[-1]))
-    spread = make.op("ReduceMean", make.op("Pow", centred, make.const(3.0, kind="float32")), axes=[-1])
+    spread = make.op(
+        "ReduceMean", make.op("Pow", centred, make.const(3.0, kind="float32")), axes=[-1]
+    )
     root = make.op("Sqrt", make.op("Add", spread, make.const(5.0, kind="float32")))
     normed = make.op("Mul", make.op("Div", centred, root), make.const(np.ones(4), kind="float32"))
     make.result(make.op("Add", normed, make.const(np.ones(4), kind="float32")), "y")
@@ -248,7 +252,9 @@ def test_linear_layers_of_matmul_and_gemm(tmp_path):
     torch.manual_seed(0)
     weight, bias = torch.randn(4, 3), torch.randn(3)
     shared = make.const(weight, "w")
-    scaled = make.op("Gemm", x, shared, make.const(bias, "bias"), alpha=0.5, beta=2.0, name="scaled")
+    scaled = make.op(
+        "Gemm", x, shared, make.const(bias, "bias"), alpha=0.5, beta=2.0, name="scaled"
+    )
     plain = make.op("MatMul", x, shared, name="/part/plain/MatMul")
     wide = make.op("Add", plain, make.const(torch.randn(2, 1, 3), "wide"))
     left = make.op("MatMul", make.const(torch.randn(5, 3), "left"), make.op("Transpose", scaled))
@@ -333,7 +339,9 @@ def test_other_floats_stay_what_they_are(tmp_path, kind):
 def test_inputs_are_checked_by_name_type_and_shape(tmp_path):
     model = load_onnx(bert_file(tiny_bert(), tmp_path / "m.onnx"))
     inputs = some_tokens()
-    with pytest.raises(InputError, match="expected the inputs input_ids, attention_mask, got input"):
+    with pytest.raises(
+        InputError, match="expected the inputs input_ids, attention_mask, got input"
+    ):
         model(inputs["input_ids"])
     with pytest.raises(InputError, match=r"input_ids: expected int64, got torch\.float32"):
         model(inputs["input_ids"].float(), inputs["attention_mask"])

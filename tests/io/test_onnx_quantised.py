@@ -10,8 +10,8 @@ import gossamer
 from gossamer.io import adopt_zeros, load_onnx
 
 pytest.importorskip("onnx")
-from onnx import TensorProto  # noqa: E402
-from onnx_tools import Maker, run_reference  # noqa: E402
+from onnx import TensorProto
+from onnx_tools import Maker, run_reference
 
 rng = np.random.default_rng(0)
 
@@ -52,7 +52,9 @@ def test_pairs_around_a_product(tmp_path, per_channel):
     zeros = np.zeros_like(steps, dtype=np.int8)
     stored = make.const(weight, "fc.weight_quantized")
     real = make.op("DequantizeLinear", stored, make.const(steps), make.const(zeros), axis=1)
-    y = make.op("Add", make.op("MatMul", rounded, real), make.const(np.ones(8), "fc.bias", "float32"))
+    y = make.op(
+        "Add", make.op("MatMul", rounded, real), make.const(np.ones(8), "fc.bias", "float32")
+    )
     make.result(y, "y")
     path = make.write(tmp_path / "m.onnx")
     model = compare(path, {"x": rng.normal(size=(5, 16)).astype(np.float32)}, 1e-4)

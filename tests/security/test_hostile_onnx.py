@@ -65,7 +65,9 @@ def test_unknown_operators_are_named_with_their_node_and_the_known_ones(tmp_path
     for domain, kind in (("", "Loop"), ("", "If"), ("com.microsoft", "Attention"), ("", "NoSuch")):
         make = linear()
         make.nodes.append(helper.make_node(kind, ["x"], ["z"], name="bad one", domain=domain))
-        with pytest.raises(ArtifactError, match=rf"'bad one' is of the operator '.*{kind}'.*MatMul"):
+        with pytest.raises(
+            ArtifactError, match=rf"'bad one' is of the operator '.*{kind}'.*MatMul"
+        ):
             load_onnx(write(make.model(), tmp_path))
 
 

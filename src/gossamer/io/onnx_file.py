@@ -91,7 +91,9 @@ def _parse(path: Path) -> Any:
 
 def _check_texts(graph: Any, path: Path) -> None:
     """Names that are not UTF-8 come as bytes."""
-    texts = [entry.name for part in (graph.initializer, graph.input, graph.output) for entry in part]
+    texts = [
+        entry.name for part in (graph.initializer, graph.input, graph.output) for entry in part
+    ]
     texts += [entry.values.name for entry in graph.sparse_initializer]
     for node in graph.node:
         texts += [node.op_type, node.domain, node.name, *node.input, *node.output]
