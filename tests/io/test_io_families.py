@@ -45,7 +45,7 @@ def test_gpt2_is_loaded_and_compiled_and_says_why_it_is_not_pruned(tmp_path, sha
     stock.save_pretrained(tmp_path / "hf", max_shard_size=shards)
     model = load(tmp_path / "hf")
     assert torch.equal(output(gossamer.compile(model, tokens=6)), output(stock))
-    with pytest.raises(TargetError, match="Conv1D.*structured stage"):
+    with pytest.raises(TargetError, match=r"Conv1D.*structured stage"):
         gossamer.sparsify(model, sparsity=0.5)
 
 
