@@ -15,7 +15,10 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 rng = np.random.default_rng(0)
-INTERNAL = {"AutoPad", "ZeroPad", "FlatSoftmax", "QuantizeDequantize", "DynamicQuantizeDequantize"}
+INTERNAL = {
+    "AutoPad", "ZeroPad", "FlatSoftmax", "QuantizeDequantize", "DynamicQuantizeDequantize",
+    "ScaledAttention",
+}  # fmt: skip
 
 
 def reference(kind, inputs, attributes, outputs=1, opset=18):

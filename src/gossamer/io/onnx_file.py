@@ -25,7 +25,8 @@ MAX_NODES = 100_000
 MAX_NAME = 256
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _INTERNAL = {
-    "AutoPad", "DynamicQuantizeDequantize", "FlatSoftmax", "QuantizeDequantize", "ZeroPad",
+    "AutoPad", "DynamicQuantizeDequantize", "FlatSoftmax", "QuantizeDequantize",
+    "ScaledAttention", "ZeroPad",
 }  # fmt: skip
 SUPPORTED = tuple(sorted({*OPERATORS, *LOWERED, "Constant"} - _INTERNAL))
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from torch import nn
 
 from gossamer.errors import ArtifactError, InputError
+from gossamer.io.onnx_attention import find_attention
 from gossamer.io.onnx_file import read_onnx
 from gossamer.io.onnx_folding import simplify
 from gossamer.io.onnx_graph import Graph
@@ -50,6 +51,7 @@ def load_onnx(
         simplify,
         find_layer_norms,
         find_gelus,
+        find_attention,
         fold_batch_norms,
         make_layers,
     )

@@ -76,6 +76,15 @@ def _gemm(
     return product if c is None else product + beta * c
 
 
+def _attention(
+    query: Tensor, keys: Tensor, value: Tensor, bias: Tensor | None = None, /, *, scale: float
+) -> Tensor:
+    """softmax(query keys * scale + bias) value, keys turned already: [..., features, tokens]."""
+    return F.scaled_dot_product_attention(
+        query, keys.transpose(-1, -2), value, attn_mask=bias, scale=scale
+    )
+
+
 def _layer_norm(
     x: Tensor,
     scale: Tensor,
@@ -123,5 +132,6 @@ REDUCING: dict[str, Callable[..., Any]] = {
     "ReduceMin": _reduction(lambda x, dims, keep: x.amin(dims, keepdim=keep)),
     "ReduceProd": _reduction(_product),
     "ReduceSum": _reduction(lambda x, dims, keep: x.sum(dims, keepdim=keep, dtype=x.dtype)),
+    "ScaledAttention": _attention,
     "Softmax": _softmax,
 }
