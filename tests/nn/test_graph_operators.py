@@ -169,7 +169,7 @@ def test_the_old_softmax_takes_everything_from_the_axis_on_as_a_row():
 
 
 def test_negative_pads_cut():
-    (found,) = ours("Pad", [A, whole(0, -1, 2, 1, 0, -1), np.float32(5)], {})
+    (found,) = ours("Pad", [A, whole(0, -1, 2, 1, 0, -1), np.asarray(5, dtype=np.float32)], {})
     expected = np.pad(A[:, 1:, :-1], ((0, 1), (0, 0), (2, 0)), constant_values=5)
     np.testing.assert_array_equal(found.numpy(), expected)
 
@@ -232,9 +232,17 @@ def test_gather_is_take(data):
     places = data.draw(st.lists(st.integers(-size, size - 1), max_size=4))
     form = data.draw(st.sampled_from([(-1,), (-1, 1), (1, -1)]))
     indices = np.array(places, dtype=np.int64).reshape(form if places else (0,))
+    if len(places) == 1 and data.draw(st.booleans()):
+        indices = indices.reshape(())
     x = np.arange(np.prod(shape), dtype=np.int64).reshape(shape)
     (found,) = ours("Gather", [x, indices], {"axis": axis})
     np.testing.assert_array_equal(found.numpy(), np.take(x, indices, axis=axis))
+
+
+@pytest.mark.parametrize("place", [3, -4, [0, 3], [-4, 0]])
+def test_gather_outside_is_refused(place):
+    with pytest.raises(InputError, match="but the dimension has 3 entries"):
+        ours("Gather", [real(3, 2), np.array(place, dtype=np.int64)], {})
 
 
 @settings(max_examples=100, deadline=None)

@@ -129,16 +129,24 @@ def _slice(
 def _gather(x: Tensor, indices: Tensor, /, *, axis: int = 0) -> Tensor:
     axis += x.ndim if axis < 0 else 0
     size = x.shape[axis]
+    if not indices.ndim:  # a size of a shape, most of the time
+        place = int(indices)
+        _check_places(place, place, size)
+        return x.select(axis, place)
     flat = indices.reshape(-1)
-    if flat.numel() and bool((flat < 0).any()):
-        flat = torch.where(flat < 0, flat + size, flat)
-    if flat.numel() and not 0 <= int(flat.min()) <= int(flat.max()) < size:
-        raise InputError(
-            f"Gather: indices from {int(flat.min())} to {int(flat.max())}, but the dimension has"
-            f" {size} entries."
-        )
+    if flat.numel():
+        low, high = (int(bound) for bound in flat.aminmax())
+        _check_places(low, high, size)
+        flat = torch.where(flat < 0, flat + size, flat) if low < 0 else flat
     found = x.index_select(axis, flat)
     return found.reshape([*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]])
+
+
+def _check_places(low: int, high: int, size: int) -> None:
+    if not -size <= low <= high < size:
+        raise InputError(
+            f"Gather: indices from {low} to {high}, but the dimension has {size} entries."
+        )
 
 
 def _gather_elements(x: Tensor, indices: Tensor, /, *, axis: int = 0) -> Tensor:
