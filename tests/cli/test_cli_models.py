@@ -41,6 +41,46 @@ def tiny_bert(folder):
     return model
 
 
+def test_an_onnx_file_is_a_model(gossamer_cli, tmp_path):
+    onnx = pytest.importorskip("onnx")
+    torch.manual_seed(0)
+    weight, table = torch.randn(32, 48), torch.randn(20, 32)
+    weight[weight.abs() < 0.7] = 0
+    tensors = {"fc.weight": weight, "table": table}
+    nodes = [
+        onnx.helper.make_node("Gather", ["table", "input_ids"], ["x"]),
+        onnx.helper.make_node("MatMul", ["x", "fc.weight"], ["y"]),
+    ]
+    ids = onnx.helper.make_tensor_value_info("input_ids", onnx.TensorProto.INT64, ["b", "t"])
+    result = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)
+    stored = [onnx.numpy_helper.from_array(t.numpy(), name) for name, t in tensors.items()]
+    graph = onnx.helper.make_graph(nodes, "g", [ids], [result], stored)
+    opset = onnx.helper.make_opsetid("", 13)
+    path = tmp_path / "model.onnx"
+    model = onnx.helper.make_model(graph, opset_imports=[opset])
+    path.write_bytes(model.SerializeToString())
+    (tmp_path / "tokenizer.json").write_text("{}")
+    example = example_input(load_source(str(path)).model, 300)
+    assert example.kwargs["input_ids"].shape == (2, 128)
+    assert int(example.kwargs["input_ids"].max()) < 20
+    assert gossamer_cli("convert", path, tmp_path / "packed", "--json").code == 0
+    assert (tmp_path / "packed" / "tokenizer.json").is_file()
+    again = gossamer.load(tmp_path / "packed")
+    assert isinstance(again.fc, MaskedLinear)
+    ids = torch.tensor([[3, 4]])
+    assert torch.allclose(again(ids), table[ids] @ weight, atol=1e-5)
+    ran = gossamer_cli("prune", path, "-o", tmp_path / "out", "--sparsity", "0.9", "--json")
+    assert ran.code == 0, ran.err
+    assert ran.document["ms_sparse"] > 0
+    ran = gossamer_cli("explain", path, "--tokens", "64", "--json")
+    assert ran.code == 0, ran.err
+    assert [row["name"] for row in ran.document["layers"]] == ["fc"]
+    path.write_bytes(b"nothing")
+    ran = gossamer_cli("explain", path)
+    assert ran.code == 3
+    assert "is no ONNX file" in ran.err
+
+
 def test_prune_writes_artifact_report_and_card(gossamer_cli, tmp_path):
     out = tmp_path / "out"
     ran = gossamer_cli("prune", "zoo:mlp", "-o", out, "--sparsity", "0.9", "--json")

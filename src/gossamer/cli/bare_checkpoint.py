@@ -12,7 +12,9 @@ from torch import nn
 from gossamer.io import DetectedMask, read_dense_checkpoint
 from gossamer.io.gguf_file import is_gguf
 from gossamer.io.manifest import CONFIG_FILE, MANIFEST_FILE
+from gossamer.io.onnx_file import is_onnx
 from gossamer.nn import MaskedConv2d, MaskedLinear
+from gossamer.nn.replace import submodule_at
 
 # Lookup tables have two dimensions as well, but no kernel multiplies by them.
 _LOOKUP = ("emb", "wte", "wpe")
@@ -22,7 +24,7 @@ def is_bare(path: Path) -> bool:
     """Whether `path` holds tensors and nothing that says what model they belong to."""
     if path.is_dir():
         return not any((path / name).is_file() for name in (MANIFEST_FILE, CONFIG_FILE))
-    return path.is_file() and not is_gguf(path)
+    return path.is_file() and not is_gguf(path) and not is_onnx(path)
 
 
 def read_bare(path: Path) -> nn.Module:
@@ -41,7 +43,7 @@ def read_bare(path: Path) -> nn.Module:
         path_name, _, attribute = name.rpartition(".")
         if path_name in layers:
             continue
-        parent = _descend(root, path_name)
+        parent = submodule_at(root, path_name)
         if tensor.is_floating_point():
             parent.register_parameter(attribute, nn.Parameter(tensor, requires_grad=False))
         else:
@@ -50,7 +52,7 @@ def read_bare(path: Path) -> nn.Module:
         parent_name, _, key = layer.rpartition(".")
         weight = checkpoint.tensors[f"{layer}.weight"]
         bias = checkpoint.tensors.get(f"{layer}.bias")
-        _descend(root, parent_name).add_module(key, _masked(weight, bias, found))
+        submodule_at(root, parent_name).add_module(key, _masked(weight, bias, found))
     return root
 
 
@@ -75,15 +77,3 @@ def _masked(weight: torch.Tensor, bias: torch.Tensor | None, found: DetectedMask
     if isinstance(dense, nn.Linear):
         return MaskedLinear.from_dense(dense, found.mask, found.pattern)
     return MaskedConv2d.from_dense(dense, found.mask, found.pattern)
-
-
-def _descend(root: nn.Module, path: str) -> nn.Module:
-    """The module at `path`, made on the way where it is not there."""
-    module = root
-    for key in path.split(".") if path else []:
-        child = module._modules.get(key)
-        if child is None:
-            child = nn.Module()
-            module.add_module(key, child)
-        module = child
-    return module

@@ -13,6 +13,7 @@ _EXAMPLES = """
 gossamer convert pruned/ plain/ --format dense
 gossamer convert from-another-pruner/ packed/ --format packed
 gossamer convert model.safetensors packed/
+gossamer convert model.onnx packed/
 gossamer convert SmolLM2-135M.Q4_1.gguf smollm2/ --format dense
 """
 
@@ -38,9 +39,9 @@ def convert(out: Output, source: str, target: Path, form: str) -> None:
     """Write the model in IN to OUT in another form; weights keep their bits.
 
     IN is a gossamer artifact, a local Hugging Face directory, one safetensors file, a gguf file of
-    the Llama family (dequantised to fp32) or a packaged model (demo:minilm, demo:smollm2). Masks
-    of compressed-tensors and torch.nn.utils.prune are taken as they are; exact zeros that another
-    pruner left are taken as its mask. Tokenizer files go along.
+    the Llama family (dequantised to fp32), an ONNX file of an encoder or CNN, or a packaged model
+    (demo:minilm, demo:smollm2). Masks of compressed-tensors and torch.nn.utils.prune are taken as
+    they are; exact zeros that another pruner left are taken as its mask. Tokenizer files go along.
     """
     from gossamer.cli.bare_checkpoint import is_bare, read_bare
     from gossamer.cli.sources import Source, directory_bytes, load_source, source_path, tensor_bytes

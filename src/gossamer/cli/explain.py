@@ -46,9 +46,10 @@ def explain(
 ) -> None:
     """Time every pruned layer of MODEL against dense, and say which kernel runs it and why.
 
-    MODEL is a gossamer artifact, a local Hugging Face directory (zeros of other pruners count) or
-    zoo:NAME. The answer to "I pruned it, why is it not faster?".
+    MODEL is a gossamer artifact, a local Hugging Face directory or ONNX file (zeros of other
+    pruners count) or zoo:NAME. The answer to "I pruned it, why is it not faster?".
     """
+    from gossamer.cli.example_input import example_input
     from gossamer.cli.sources import load_source
     from gossamer.ops.dispatch import fallbacks
     from gossamer.report.machine import describe_machine
@@ -57,9 +58,15 @@ def explain(
 
     with out.stage("loading"):
         source = load_source(model)
+        example = example_input(source.model, max(tokens))
     with out.stage("timing layers"):
         fast = compile_model(
-            source.model, tokens=tokens, inplace=True, precision=precision, kernel=kernel
+            source.model,
+            tokens=tokens,
+            inplace=True,
+            precision=precision,
+            kernel=kernel,
+            example=None if example is None else example.image,
         )
         rows = explain_model(fast)
     document = {

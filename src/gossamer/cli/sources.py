@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MODEL on the command line: a directory, an artifact, a gguf file, `demo:NAME` or `zoo:NAME`."""
+"""MODEL on the command line: a directory, an artifact, a file, `demo:NAME` or `zoo:NAME`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -47,7 +47,7 @@ def load_source(text: str, *, detect_masks: bool = False) -> Source:
         known = [ZOO_PREFIX + name for name in _ZOO] + [DEMO_PREFIX + name for name in DEMO_MODELS]
         raise ArtifactError(
             f"{text}: there is no such file or directory. Expected a gossamer artifact, a local"
-            f" Hugging Face directory, a gguf file or one of {', '.join(known)}."
+            f" Hugging Face directory, a gguf or ONNX file or one of {', '.join(known)}."
         )
     name = text if text.startswith(DEMO_PREFIX) else path.resolve().name
     model = load(path, detect_masks=detect_masks).eval()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Artifacts on disk, and the files of other tools: safetensors, Hugging Face directories, gguf.
+"""Artifacts on disk, and the files of other tools: Hugging Face directories, gguf, ONNX.
 
 No pickle, no code from data: architectures, formats and patterns come from closed tables, and
 every byte is checked before it is used.
@@ -17,6 +17,7 @@ from gossamer.io.dense_checkpoint import (
 from gossamer.io.gguf_file import load_gguf
 from gossamer.io.huggingface import load_pretrained
 from gossamer.io.manifest import Manifest
+from gossamer.io.onnx_import import load_onnx
 from gossamer.io.opened import open_artifact
 from gossamer.io.pruned_layers import adopt_pruned
 from gossamer.io.reader import load
@@ -31,6 +32,7 @@ __all__ = [
     "adopt_zeros",
     "load",
     "load_gguf",
+    "load_onnx",
     "load_pretrained",
     "open_artifact",
     "read_beside",

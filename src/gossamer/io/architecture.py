@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Model to data and back, through closed tables: torch.nn layers, zoo models, transformers.
+"""Model to data and back, through closed tables: torch.nn layers, zoo models, transformers, graphs.
 
 A description is of the dense skeleton; which of its layers are masked or compact is said by the
 tensors. Skeletons are built on the meta device, so no size in a file costs memory before it has
@@ -13,9 +13,17 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from gossamer.errors import ArtifactError
 from gossamer.io.fitting import all_slots, tied_names
+from gossamer.io.graph_architecture import build_graph, describe_graph
 from gossamer.io.inventory import own_slots
 from gossamer.io.layer_table import CONTAINERS, ENCODER, LAYERS, read_args
-from gossamer.io.manifest import ArchitectureNode, Argument, TorchNode, TransformersNode, ZooNode
+from gossamer.io.manifest import (
+    ArchitectureNode,
+    Argument,
+    GraphNode,
+    TorchNode,
+    TransformersNode,
+    ZooNode,
+)
 from gossamer.io.skeleton import SkeletonBuilder
 from gossamer.io.slim_blocks import shrink, slim_blocks
 from gossamer.io.token_encoders import prune_tokens, token_pruning_of
@@ -25,6 +33,7 @@ from gossamer.io.transformers_models import (
     is_transformers,
 )
 from gossamer.nn import Conv2d, Linear, MaskedConv2d, MaskedLinear
+from gossamer.nn.graph import GraphModule
 from gossamer.zoo import ZOO
 
 # Two levels of JSON per nested container must stay below the limit of the manifest.
@@ -47,13 +56,15 @@ def describe(model: nn.Module, config: dict[str, Any] | None = None) -> Architec
     node: ArchitectureNode | None
     if is_transformers(model):
         node = TransformersNode(name=name) if name in TRANSFORMERS_CLASSES else None
+    elif isinstance(model, GraphModule):
+        node = describe_graph(model, lambda layer, path: _describe(layer, path, 0))
     else:
         node = _describe(model, "", 0)
     if node is None:
         return None
     try:
         rebuilt = build(node, max_tensors=2**31, config=config)
-        if not isinstance(node, TorchNode):
+        if isinstance(node, ZooNode | TransformersNode):
             node = node.model_copy(update={"slim": slim_blocks(model, rebuilt)})
             shrink(rebuilt, node.slim)
         if isinstance(node, TransformersNode):
@@ -81,6 +92,8 @@ def build(
         config: the content of config.json, for transformers models.
         device: for transformers models, whose buffers are computed and not stored.
     """
+    if isinstance(node, GraphNode):
+        return build_graph(node, SkeletonBuilder(max_tensors))
     if not isinstance(node, TransformersNode):
         return SkeletonBuilder(max_tensors).build(node)
     model = build_transformers(node.name, config, max_tensors=max_tensors, device=device)

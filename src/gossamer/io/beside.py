@@ -13,6 +13,7 @@ from gossamer.io.gguf_file import is_gguf
 from gossamer.io.gguf_tokenizer import gguf_tokenizer_files
 from gossamer.io.limits import MAX_MANIFEST_BYTES
 from gossamer.io.manifest import BESIDE_FILES
+from gossamer.io.onnx_file import is_onnx
 from gossamer.io.opened import find_artifact, open_artifact
 
 MAX_BESIDE_BYTES = MAX_MANIFEST_BYTES
@@ -23,10 +24,13 @@ def read_beside(path: os.PathLike[str] | str) -> dict[str, bytes]:
 
     Args:
         path: an artifact, whose manifest verifies the files it lists; a Hugging Face directory; a
-            gguf file, whose tokenizer becomes tokenizer.json; any other file has nothing beside it.
+            gguf file, whose tokenizer becomes tokenizer.json; an ONNX file, whose folder has
+            them; any other file has nothing beside it.
     """
     found, has_manifest = find_artifact(path)
-    if found.is_file():
+    if is_onnx(found) and found.is_file():
+        found = found.parent
+    elif found.is_file():
         return gguf_tokenizer_files(found) if is_gguf(found) else {}
     verified: dict[str, bytes] = {}
     if has_manifest:

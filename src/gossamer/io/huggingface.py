@@ -77,6 +77,7 @@ def from_tensors(
     stored = sum(t.numel() * t.element_size() for t in tensors.values())
     skeleton = build_transformers(name, config, max_tensors=10 * len(tensors) + 100, device="meta")
     check_memory(_tensor_bytes(skeleton), stored, max_bytes, where)
+    _check_types(tensors, skeleton, where)
     kind = getattr(import_transformers(), name)
     with quiet_transformers():
         model, info = kind.from_pretrained(
@@ -85,6 +86,7 @@ def from_tensors(
             state_dict=tensors,
             dtype=_widest_float(tensors),
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are reported, and refused below with both shapes
         )
     _check_complete(info, name, where)
     result: nn.Module = model.eval()
@@ -117,14 +119,32 @@ def _architecture_of(config: dict[str, Any], folder: Path) -> str:
 def _check_complete(info: dict[str, Any], name: str, where: str) -> None:
     faults = [
         f"{kind.removesuffix('_keys')}: {', '.join(sorted(map(str, info[kind]))[:10])}"
-        for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")
+        for kind in ("missing_keys", "unexpected_keys")
         if info.get(kind)
+    ]
+    faults += [
+        f"{key} is {list(found)}, expected {list(expected)}"
+        for key, found, expected in sorted(info.get("mismatched_keys", ()))[:10]
     ]
     if faults:
         raise ArtifactError(
             f"{where}: its weights do not fit {name}; {'; '.join(faults)}. Pass architecture= with"
             " the class that was saved."
         )
+
+
+def _check_types(tensors: dict[str, torch.Tensor], skeleton: nn.Module, where: str) -> None:
+    """Integers in the place of a weight would be cast without a word."""
+    wanted = {**skeleton.state_dict()}
+    base = f"{getattr(skeleton, 'base_model_prefix', '')}."
+    wanted |= {name.removeprefix(base): tensor for name, tensor in wanted.items()}
+    for name, tensor in tensors.items():
+        slot = wanted.get(name, wanted.get(name.removeprefix(base)))
+        if slot is not None and slot.is_floating_point() and not tensor.is_floating_point():
+            raise ArtifactError(
+                f"{where}: {name} is {tensor.dtype}, expected floating point weights. Quantised"
+                " checkpoints must be dequantised by the tool that wrote them."
+            )
 
 
 def _widest_float(tensors: dict[str, torch.Tensor]) -> torch.dtype:

@@ -169,8 +169,55 @@ class TransformersNode(_Data):
     tokens: TokenPruning | None = None
 
 
+class GraphInput(_Data):
+    """One argument of a graph; null in `dims` stands for any size, null as `dims` for any rank."""
+
+    name: ShortText
+    dtype: ShortText
+    dims: Annotated[tuple[int | None, ...], Field(max_length=MAX_DIMS)] | None
+
+
+class GraphConstant(_Data):
+    """A tensor of a graph that belongs to no layer."""
+
+    name: ShortText
+    shape: Shape
+    dtype: ShortText
+
+
+class GraphStep(_Data):
+    """An operator of the closed table, or the layer called `layer`; values are numbered."""
+
+    operator: ShortText
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    attributes: dict[ShortText, Argument] = Field(default_factory=dict)
+    layer: ShortText | None = None
+    origin: ShortText = ""
+
+
+class GraphOutput(_Data):
+    """One result of a graph."""
+
+    name: ShortText
+    value: int
+
+
+class GraphNode(_Data):
+    """A graph of operators, as imported from ONNX; `key` of a layer is its path."""
+
+    kind: Literal["graph"] = "graph"
+    inputs: tuple[GraphInput, ...]
+    constants: tuple[GraphConstant, ...]
+    layers: tuple[TorchNode, ...]
+    steps: tuple[GraphStep, ...]
+    outputs: tuple[GraphOutput, ...]
+
+
 PartNode = Annotated[TorchNode | ZooNode, Field(discriminator="kind")]
-ArchitectureNode = Annotated[TorchNode | ZooNode | TransformersNode, Field(discriminator="kind")]
+ArchitectureNode = Annotated[
+    TorchNode | ZooNode | TransformersNode | GraphNode, Field(discriminator="kind")
+]
 
 
 class Manifest(_Data):

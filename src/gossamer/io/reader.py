@@ -18,6 +18,8 @@ from gossamer.io.huggingface import load_pretrained
 from gossamer.io.inventory import unwrap
 from gossamer.io.limits import check_memory
 from gossamer.io.manifest import CONFIG_FILE, DenseEntry, Manifest, TransformersNode
+from gossamer.io.onnx_file import is_onnx
+from gossamer.io.onnx_import import load_onnx
 from gossamer.io.opened import OpenArtifact, find_artifact, open_artifact
 from gossamer.io.placing import Placement
 from gossamer.io.tensor_header import dtype_name
@@ -36,8 +38,8 @@ def load(
 
     Args:
         path: an artifact of `gossamer.save`, an ordinary checkpoint (a safetensors file or a
-            Hugging Face directory), whose zeros stay zeros in ordinary layers, or a gguf file of
-            the Llama family.
+            Hugging Face directory), whose zeros stay zeros in ordinary layers, a gguf file of
+            the Llama family, or an ONNX file (see `load_onnx`).
         model: fill this module in place instead of building one; needed where the artifact does
             not describe its architecture. All mismatches are reported at once, and nothing is
             changed unless everything fits. Its training mode is left as it is.
@@ -61,6 +63,10 @@ def load(
         if model is not None:
             raise InputError(f"{found}: a gguf file describes its own model; pass no model=.")
         result = load_gguf(found, max_bytes=max_bytes)
+    elif is_onnx(found) and found.is_file():
+        if model is not None:
+            raise InputError(f"{found}: an ONNX file describes its own model; pass no model=.")
+        result = load_onnx(found, max_bytes=max_bytes)
     elif model is not None:
         result = _load_checkpoint(found, model, max_bytes)
     elif found.is_dir() and (found / CONFIG_FILE).is_file():

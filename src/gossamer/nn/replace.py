@@ -30,6 +30,18 @@ def replace_module(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
                 parent._modules[key] = new
 
 
+def submodule_at(root: nn.Module, path: str) -> nn.Module:
+    """The module at the dotted `path` below `root`, made on the way where it is not there."""
+    module = root
+    for key in path.split(".") if path else []:
+        child = module._modules.get(key)
+        if child is None:
+            child = nn.Module()
+            module.add_module(key, child)
+        module = child
+    return module
+
+
 def inherit_hooks(new: nn.Module, old: nn.Module) -> None:
     """Give `new` the mode and the call hooks of `old`; handles that users hold keep working."""
     new.training = old.training

@@ -223,6 +223,11 @@ def _twins(
 
 def _nothing_found(modules: dict[str, nn.Module]) -> str:
     skipped = [name for name, module in modules.items() if isinstance(module, PRUNABLE)]
+    if any(type(module).__name__ == "Conv1D" for module in modules.values()):
+        return (
+            "the blocks of this model are made of transformers' Conv1D, whose weights are pruned in"
+            " whole heads and filters only (a structured stage), not one by one."
+        )
     if skipped:
         return (
             "no layer is left to prune: heads and layers tied to an embedding are left out by"

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of layers and constants that people can read and torch accepts."""
+
+import re
+from collections.abc import Sequence
+
+from torch import nn
+
+_PARAMETER = re.compile(r"^(?P<layer>.+?)\.(?P<name>weight|bias|gamma|beta)(?:_[a-z0-9_]+)?$")
+# What exporters call values that had no name: they say nothing.
+_NAMELESS = re.compile(r"^(?:onnx::.*|val_\d+|_?\d+|.*_output_\d+|'.*|)$")
+_MAX_KEY = 100
+_MAX_PATH = 200
+
+
+def layer_paths(candidates: Sequence[str], reserved: str) -> list[str]:
+    """One path per layer, all different and none inside of another.
+
+    Args:
+        candidates: per layer, what it might be called, best first, one per line: names of
+            parameters, then the name of the node.
+        reserved: a first part that belongs to somebody else.
+    """
+    wanted = [_path(lines.split("\n"), reserved) for lines in candidates]
+    inner = {path[:end] for path in wanted for end in _ends(path)}
+    taken: set[str] = set()
+    result = []
+    for path in wanted:
+        # A name that is the folder of another layer moves into that folder.
+        own = f"{path}.layer" if path in inner else path
+        number = 1
+        while own in taken or own in inner:
+            number += 1
+            own = f"{path}_{number}"
+        taken.add(own)
+        result.append(own)
+    return result
+
+
+def constant_keys(names: Sequence[str]) -> list[str]:
+    """One attribute name per constant, all different."""
+    result: dict[str, None] = {}
+    for name in names:
+        base = "value" if _NAMELESS.match(name) else _key(name)
+        key, number = base, 1
+        while key in result:
+            number += 1
+            key = f"{base}_{number}"
+        result[key] = None
+    return list(result)
+
+
+def _path(lines: list[str], reserved: str) -> str:
+    *parameters, node = lines
+    for name in parameters:
+        found = _PARAMETER.match(name)
+        if found is not None and not _NAMELESS.match(name):
+            return _clean(found["layer"].split("."), reserved)
+    parts = [part for part in re.split(r"[/.]", node) if part]
+    # The last part of a node's name is its operator: /encoder/query/MatMul.
+    if node.startswith("/") and len(parts) > 1:
+        parts.pop()
+    return _clean(parts, reserved)
+
+
+def _clean(parts: list[str], reserved: str) -> str:
+    keys = [_key(part) for part in parts] or ["layer"]
+    if keys[0] == reserved:
+        keys[0] += "_"
+    path = ".".join(keys)
+    return path if len(path) <= _MAX_PATH else keys[-1]
+
+
+def _key(part: str) -> str:
+    key = re.sub(r"[^A-Za-z0-9_]+", "_", part)[:_MAX_KEY].strip("_") or "layer"
+    return f"{key}_" if hasattr(nn.Module, key) or key == "training" else key
+
+
+def _ends(path: str) -> list[int]:
+    return [place for place, letter in enumerate(path) if letter == "."]
