@@ -47,7 +47,7 @@ struct FewIntWeight final : PackedWeight {
 }  // namespace
 
 FewIntKernel few_int_kernel(Isa isa) {
-#ifdef GOSSAMER_X86
+#if defined(GOSSAMER_X86) && !defined(GOSSAMER_EMULATED_AVX512)
   if (isa == Isa::avx512 && has_extension("avx512vbmi2")) return avx512vbmi2::few_int_kernel;
 #endif
   return (void)isa, reference::few_int_kernel;

@@ -159,10 +159,13 @@ void run(const FewIntView& view, const LinearCall& call, int64_t first_row, int6
                                  : (view.masks ? run_rows<false, false> : run_rows<false, true>);
   for (int64_t first = 0; first < call.tokens; first += kIntTokens) {
     const int64_t left = call.tokens - first, tokens = left < kIntTokens ? left : kIntTokens;
-    for (int64_t t = 0; t < tokens; ++t)
+    for (int64_t t = 0; t < tokens; ++t) {
       for (int64_t s = 0; s < view.steps; ++s)
         x.scales[t * stride + s] = quantise_step(call.x + (first + t) * call.x_stride + s * kIntStep,
                                                  view.columns - s * kIntStep, x.bytes + (t * view.steps + s) * kIntStep);
+      // Multiplied along with the others: what was there may be denormal, which takes 100 cycles.
+      for (int64_t s = view.steps; s < stride; ++s) x.scales[t * stride + s] = 0.0f;
+    }
     rows(view, call, first_row, last_row, first, tokens, x, factors);
   }
   for (int64_t t = 0; t < call.tokens; ++t)

@@ -28,6 +28,7 @@ from gossamer.run.decoder_weights import Matrix, decoder_shape, joined, rope_ang
 from gossamer.run.sampling import Sampler, Sampling
 
 DTYPES = few.DTYPES
+_Arrays = tuple[torch.Tensor, torch.Tensor, tuple[int, int]]
 # Kept fraction below which an index per kept weight is smaller than a bit per weight.
 _INDEXED_BELOW = 0.25
 
@@ -230,10 +231,10 @@ class _Packer:
     reads_rows: bool = False
 
     def __call__(self, matrix: Matrix) -> PackedLayer:
-        arrays = (
-            matrix.weight_RK[matrix.mask_RK],
-            pack_bits(matrix.mask_RK),
-            (matrix.weight_RK.shape[0], matrix.weight_RK.shape[1]),
+        arrays: _Arrays = (
+            matrix.weight[matrix.mask],
+            pack_bits(matrix.mask),
+            (matrix.weight.shape[0], matrix.weight.shape[1]),
         )
         if self.dtype in few_int.DTYPES and few_int.is_fast():
             packed = few_int.pack_few_int(*arrays, dtype=self.dtype, scale_group=self.scale_group)
@@ -243,7 +244,7 @@ class _Packer:
             many = pack_panel(*arrays, bf16=self.dtype == "bf16")
         return PackedLayer(self._pack_few(matrix, arrays), many, matrix.bias)
 
-    def _pack_few(self, matrix: Matrix, arrays: Any) -> PackedWeight:
+    def _pack_few(self, matrix: Matrix, arrays: _Arrays) -> PackedWeight:
         form, group = "bitmask", None
         if not self.reads_rows:
             if matrix.group is not None:

@@ -29,21 +29,21 @@ class Matrix:
     """One or more layers that read the same input, as one weight: rows behind one another.
 
     Attributes:
-        weight_RK: float32, exact zeros where nothing is kept.
-        mask_RK: bool; all True for a dense layer.
+        weight: float32 [R, K], exact zeros where nothing is kept.
+        mask: bool [R, K]; all True for a dense layer.
         bias: float32 or None.
         pattern: the one that all layers have, or None.
     """
 
-    weight_RK: torch.Tensor
-    mask_RK: torch.Tensor
+    weight: torch.Tensor
+    mask: torch.Tensor
     bias: torch.Tensor | None
     pattern: Pattern | None
 
     @property
     def density(self) -> float:
         """Kept fraction."""
-        return float(self.mask_RK.float().mean()) if self.mask_RK.numel() else 1.0
+        return float(self.mask.float().mean()) if self.mask.numel() else 1.0
 
     @property
     def group(self) -> tuple[int, int] | None:
@@ -124,13 +124,11 @@ def joined(layers: list[nn.Module], where: str) -> Matrix:
     biases = [part.bias for part in parts]
     bias = None
     if any(b is not None for b in biases):
-        bias = torch.cat(
-            [torch.zeros(len(p.weight_RK)) if p.bias is None else p.bias for p in parts]
-        )
+        bias = torch.cat([torch.zeros(len(p.weight)) if p.bias is None else p.bias for p in parts])
     patterns = {part.pattern for part in parts}
     return Matrix(
-        torch.cat([part.weight_RK for part in parts]),
-        torch.cat([part.mask_RK for part in parts]),
+        torch.cat([part.weight for part in parts]),
+        torch.cat([part.mask for part in parts]),
         bias,
         patterns.pop() if len(patterns) == 1 else None,
     )
