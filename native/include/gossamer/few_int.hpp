@@ -32,16 +32,9 @@ struct FewIntView {
   int64_t span, scales_of_row;  // int4: steps that share a scale
 };
 
-// Up to 16 tokens, quantised: q + 128 as bytes, columns behind the last are 128 (which weighs nothing,
-// since no weight is there), and what a step must be multiplied by.
-struct QuantisedTokens {
-  uint8_t* bytes;        // [tokens][steps * 64]
-  float* scales;         // [tokens][scale_stride]
-  int64_t scale_stride;  // steps, a multiple of 16
-};
-
+// Of 16 tokens: their activations as bytes, q + 128 (columns behind the last are 128, which weighs nothing,
+// since no weight is there), what a step must be multiplied by, and the same for one row.
 static inline int64_t int_scale_stride(const FewIntView& view) { return (view.steps + 15) / 16 * 16; }
-// Scales of one row times those of 16 tokens, and the tokens.
 static inline size_t few_int_scratch_bytes(const FewIntView& view) {
   return static_cast<size_t>(kIntTokens * (view.steps * kIntStep + 2 * 4 * int_scale_stride(view)));
 }
