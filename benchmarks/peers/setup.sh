@@ -15,7 +15,7 @@ constraints=$(dirname "$0")/../../constraints.txt
 case $name in
   deepsparse) packages="deepsparse==1.8.0" ;;
   # Built from source for this processor, which takes minutes; OMP and all its kernels are its defaults.
-  llamacpp) packages="llama-cpp-python==0.3.36" ;;
+  llamacpp) packages="llama-cpp-python==0.3.36 psutil" ;;
   # Without its list of dependencies, which names packages for accelerators.
   llmcompressor) packages="llmcompressor==0.14.0.1 compressed-tensors==0.19.0" ;;
   onnxruntime) packages="onnxruntime onnx" ;;

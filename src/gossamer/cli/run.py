@@ -119,9 +119,12 @@ def chat(out: Output, system: str | None, **settings: Any) -> None:
 
 def _open(out: Output, settings: dict[str, Any]) -> "TextModel":
     from gossamer.cli.text_model import TextModel
+    from gossamer.run.sampling import Sampling
 
+    names = ("temperature", "top_k", "top_p", "seed")
+    sampling = Sampling(**{name: settings.pop(name) for name in names})
     with out.stage("loading and packing"):
-        model = TextModel.open(**settings)
+        model = TextModel.open(sampling=sampling, **settings)
     out.note(model.summary)
     return model
 

@@ -38,19 +38,15 @@ class TextModel:
     def open(
         cls,
         model: str,
+        sampling: Sampling,
         *,
         dtype: str,
         head_dtype: str | None,
         context: int | None,
         max_tokens: int,
-        temperature: float,
-        top_k: int | None,
-        top_p: float,
-        seed: int,
         threads: int | None,
     ) -> "TextModel":
         """The model that `model` names on the command line, packed."""
-        sampling = Sampling(temperature, top_k, top_p, seed)
         if threads is not None:
             torch.set_num_threads(threads)
         source = load_source(model)

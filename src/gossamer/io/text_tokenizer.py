@@ -77,9 +77,7 @@ class TextTokenizer:
         def refuse(message: str) -> None:
             raise TemplateError(message)
 
-        environment = ImmutableSandboxedEnvironment(  # noqa: S701  (plain text, not HTML)
-            trim_blocks=True, lstrip_blocks=True
-        )
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         given: dict[str, Any] = {
             "messages": [dict(turn) for turn in turns],
             "add_generation_prompt": True,
