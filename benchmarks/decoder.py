@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generation with SmolLM2-135M on one or two threads: gossamer, llama.cpp and transformers in turns.
+"""Generation with SmolLM2-135M: gossamer, llama.cpp and transformers in turns.
 
     python benchmarks/decoder.py [--model DIR] [--threads 1] [--rounds 8] [--quality] [--json]
 
@@ -7,7 +7,7 @@
 packaged model is pruned by magnitude, which is as fast and not as good. All contenders make one
 turn in every round: a prompt of 128 tokens, 8 tokens on an empty context, 8 after 128. With one
 thread the figure is CPU time, minimum over all turns, which other work on the machine disturbs
-least; with two it is wall time. llama.cpp runs where benchmarks/peers/setup.sh llamacpp DIR was run.
+least; with two it is wall time. llama.cpp runs where `peers/setup.sh llamacpp DIR` was run.
 """
 
 import gc
@@ -47,6 +47,8 @@ def timed(call):
 
 
 class Gossamer:
+    """Ours: a packed engine and one session."""
+
     def __init__(self, title, model, dtype, head=None):
         before = psutil.Process().memory_info().rss
         self.title = title
@@ -57,16 +59,20 @@ class Gossamer:
         self._session = self.engine.session()
 
     def prompt(self):
+        """(wall, cpu) of the prompt."""
         self._session.prompt([TOKEN + 1])
         return [timed(lambda: self._session.prompt([TOKEN] * PROMPT))]
 
     def generate(self, after):
+        """(wall, cpu) of every new token."""
         self._session.prompt([TOKEN + 1])
         self._session.prompt([TOKEN] * max(after, 1))
         return [timed(lambda: self._session.append(TOKEN)) for _ in range(NEW)]
 
 
 class Transformers:
+    """The dense model in torch, with its own cache."""
+
     def __init__(self, title, model, dtype):
         self.title = title
         self._model = model.to(dtype)
@@ -80,10 +86,12 @@ class Transformers:
         ).past_key_values
 
     def prompt(self):
+        """(wall, cpu) of the prompt."""
         with torch.inference_mode():
             return [timed(lambda: self._forward(PROMPT))]
 
     def generate(self, after):
+        """(wall, cpu) of every new token."""
         with torch.inference_mode():
             cache = self._forward(max(after, 1))
             return [timed(lambda: self._forward(1, cache)) for _ in range(NEW)]
@@ -150,7 +158,7 @@ def main():
     if given.transformers:
         contenders.append(Transformers("transformers bf16", dense, torch.bfloat16))
     gc.collect()
-    with LlamaCpp.start(given.peers, demo_path("smollm2"), given.threads, CONTEXT) as peer:
+    with LlamaCpp.start(given.peers, demo_path("smollm2"), given.threads) as peer:
         if peer is not None:
             contenders.append(peer)
         times = race(contenders, given.rounds, given.threads)

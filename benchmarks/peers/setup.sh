@@ -1,12 +1,13 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # Makes the environment of one peer: benchmarks/peers/setup.sh NAME DIR
-# NAME is one of deepsparse, llamacpp, llmcompressor, onnxruntime, scipy, sparseprop; the environment is DIR/NAME.
+# NAME is one of deepsparse, llamacpp, llmcompressor, onnxruntime, scipy, sparseprop, xllamacpp; the
+# environment is DIR/NAME.
 # Packages come from wherever pip is configured to find them. DeepSparse has a licence of its own
 # ("Neural Magic DeepSparse Community License") and needs Python below 3.12.
 set -eu
 if [ $# -ne 2 ]; then
-  echo "usage: $0 deepsparse|llamacpp|llmcompressor|onnxruntime|scipy|sparseprop DIR" >&2
+  echo "usage: $0 deepsparse|llamacpp|llmcompressor|onnxruntime|scipy|sparseprop|xllamacpp DIR" >&2
   exit 2
 fi
 name=$1
@@ -14,8 +15,9 @@ target=$2/$1
 constraints=$(dirname "$0")/../../constraints.txt
 case $name in
   deepsparse) packages="deepsparse==1.8.0" ;;
-  # Built from source for this processor, which takes minutes; OMP and all its kernels are its defaults.
-  llamacpp) packages="llama-cpp-python==0.3.36 psutil" ;;
+  # Built from source for this processor, which takes long; xllamacpp is a wheel of llama.cpp for AVX2.
+  llamacpp) packages="llama-cpp-python==0.3.36" ;;
+  xllamacpp) packages="xllamacpp" ;;
   # Without its list of dependencies, which names packages for accelerators.
   llmcompressor) packages="llmcompressor==0.14.0.1 compressed-tensors==0.19.0" ;;
   onnxruntime) packages="onnxruntime onnx" ;;

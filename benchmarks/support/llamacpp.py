@@ -14,8 +14,7 @@ _SCRIPT = Path(__file__).resolve().parent.parent / "peers" / "run_llamacpp.py"
 class LlamaCpp:
     """A running llama.cpp with one gguf file."""
 
-    def __init__(self, python, model, threads, context):
-        self.title = "llama.cpp Q4_1"
+    def __init__(self, python, model, threads):
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
         self._process = subprocess.Popen(  # noqa: S603  (our script, the user's environment)
             [str(python), str(_SCRIPT)],
@@ -25,22 +24,25 @@ class LlamaCpp:
             text=True,
             env=environment,
         )
-        settings = {"model": str(model), "threads": threads, "context": context}
-        self.resident = self._ask({"load": settings})["resident_bytes"]
+        loaded = self._ask({"load": {"model": str(model), "threads": threads}})
+        self.resident, self.build = loaded["resident_bytes"], loaded["build"]
+        # Whether it was built for this processor, or for any with AVX2.
+        self.title = f"llama.cpp Q4_1, {'AVX-512' if 'AVX512' in self.build else 'AVX2'} build"
         # Every tensor is read once per token; embeddings are the head, too.
         self.bytes_per_token = Path(model).stat().st_size
         self.bits = 5.0  # Q4_1: 4 bits and two 16-bit numbers for 32 weights
 
     @classmethod
     @contextlib.contextmanager
-    def start(cls, folder, model, threads, context):
+    def start(cls, folder, model, threads):
         """The contender, or None where it is not installed."""
-        python = Path(folder or ".") / "llamacpp" / "bin" / "python"
-        if not python.exists():
+        folders = [Path(folder or ".") / name for name in ("llamacpp", "xllamacpp")]
+        python = next((f / "bin/python" for f in folders if (f / "bin/python").exists()), None)
+        if python is None:
             print(f"llama.cpp: not installed; peers/setup.sh llamacpp {folder}", file=sys.stderr)
             yield None
             return
-        peer = cls(python, model, threads, context)
+        peer = cls(python, model, threads)
         try:
             yield peer
         finally:

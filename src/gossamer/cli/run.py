@@ -81,7 +81,7 @@ def _options(command: Any) -> Any:
 @_options
 @click.option("--prompt", required=True, help="The text to continue.")
 @click.pass_obj
-def complete(out: Output, prompt: str, **settings: Any) -> None:
+def complete(out: Output, /, prompt: str, **settings: Any) -> None:
     """Continue PROMPT with MODEL, as it is: no chat template."""
     model = _open(out, settings)
     pieces = []
@@ -98,7 +98,7 @@ def complete(out: Output, prompt: str, **settings: Any) -> None:
 @_options
 @click.option("--system", help="What the model is told first.")
 @click.pass_obj
-def chat(out: Output, system: str | None, **settings: Any) -> None:
+def chat(out: Output, /, system: str | None, **settings: Any) -> None:
     """Talk to MODEL, which needs a chat template; an empty line or Ctrl-D ends.
 
     Keys and values of the talk are kept, so an answer reads only what is new.
