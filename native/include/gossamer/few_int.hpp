@@ -36,7 +36,8 @@ struct FewIntView {
 // since no weight is there), what a step must be multiplied by, and the same for one row.
 static inline int64_t int_scale_stride(const FewIntView& view) { return (view.steps + 15) / 16 * 16; }
 static inline size_t few_int_scratch_bytes(const FewIntView& view) {
-  return static_cast<size_t>(kIntTokens * (view.steps * kIntStep + 2 * 4 * int_scale_stride(view)));
+  const int64_t steps = view.steps ? view.steps : 1;  // no scratch at all would look like no memory
+  return static_cast<size_t>(kIntTokens * (steps * kIntStep + 2 * 4 * int_scale_stride(view)));
 }
 
 // y[all tokens, first_row..last_row) = act(x W^T + bias). Allocates and throws nothing. `scratch` is
