@@ -347,7 +347,6 @@ def anneal_order(
     start: float,
     seed: int,
 ) -> list[tuple[int, int]]: ...
-
 def pack_few_int(
     values: NDArray[np.float32],
     mask_bits: NDArray[np.uint8],
