@@ -1,12 +1,13 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # Makes the environment of one peer: benchmarks/peers/setup.sh NAME DIR
-# NAME is one of deepsparse, llmcompressor, onnxruntime, openvino, scipy, sparseprop; the environment is DIR/NAME.
+# NAME is one of deepsparse, llamacpp, llmcompressor, onnxruntime, openvino, scipy, sparseprop,
+# xllamacpp; the environment is DIR/NAME.
 # Packages come from wherever pip is configured to find them. DeepSparse has a licence of its own
 # ("Neural Magic DeepSparse Community License") and needs Python below 3.12.
 set -eu
 if [ $# -ne 2 ]; then
-  echo "usage: $0 deepsparse|llmcompressor|onnxruntime|openvino|scipy|sparseprop DIR" >&2
+  echo "usage: $0 deepsparse|llamacpp|llmcompressor|onnxruntime|openvino|scipy|sparseprop|xllamacpp DIR" >&2
   exit 2
 fi
 name=$1
@@ -15,6 +16,9 @@ constraints=$(dirname "$0")/../../constraints.txt
 case $name in
   # It holds onnx at 1.14, and this is the newest onnxruntime whose quantisation tool knows that.
   deepsparse) packages="deepsparse==1.8.0 onnxruntime==1.17.3" ;;
+  # Built from source for this processor, which takes long; xllamacpp is a wheel of llama.cpp for AVX2.
+  llamacpp) packages="llama-cpp-python==0.3.36" ;;
+  xllamacpp) packages="xllamacpp" ;;
   # Without its list of dependencies, which names packages for accelerators.
   llmcompressor) packages="llmcompressor==0.14.0.1 compressed-tensors==0.19.0" ;;
   onnxruntime) packages="onnxruntime onnx" ;;
@@ -31,6 +35,11 @@ if [ "$name" = sparseprop ]; then
   # shellcheck disable=SC2086
   pip install --quiet -c "$constraints" $packages
   pip install --quiet --no-build-isolation sparseprop
+elif [ "$name" = llamacpp ]; then
+  CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF -DLLAMA_CURL=OFF -DLLAMA_BUILD_TOOLS=OFF"
+  CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-1}
+  export CMAKE_ARGS CMAKE_BUILD_PARALLEL_LEVEL
+  pip install --quiet $packages
 elif [ "$name" = llmcompressor ]; then
   pip install --quiet torch==2.13.0
   # shellcheck disable=SC2086

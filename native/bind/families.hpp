@@ -14,6 +14,8 @@ void bind_neurons(nanobind::module_& m);
 void bind_nmg(nanobind::module_& m);
 void bind_encoder(nanobind::module_& m);
 void bind_few(nanobind::module_& m);
+void bind_decoder(nanobind::module_& m);  // after bind_packed_weight
+void bind_few_int(nanobind::module_& m);
 void bind_conv(nanobind::module_& m);
 void bind_packed_weight(nanobind::module_& m);
 void bind_strip(nanobind::module_& m);

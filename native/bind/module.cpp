@@ -24,6 +24,8 @@ NB_MODULE(_native, m) {
   bind::bind_int8(m);
   bind::bind_io_order(m);
   bind::bind_neurons(m);
+  bind::bind_few_int(m);
+  bind::bind_decoder(m);
   bind::bind_nmg(m);
   bind::bind_strip(m);
   bind::bind_train(m);

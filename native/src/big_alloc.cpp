@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <mutex>
 #endif
 
 namespace gossamer {
@@ -18,17 +19,14 @@ size_t whole_pages(size_t bytes) {
   return (bytes + page - 1) / page * page;
 }
 
-}  // namespace
-
-// Mapped directly: malloc would hand the advised range to others after a free. What the alignment
-// leaves over at both ends is given back.
-void* big_alloc(size_t bytes) {
-  if (bytes < kHugePage) return ::operator new(bytes);
-  const size_t size = whole_pages(bytes), reserved = size + kHugePage;
+// `size` bytes, a multiple of the page size, at a multiple of `alignment`. Mapped directly: malloc would
+// hand the advised range to others after a free. What the alignment leaves over at both ends is given back.
+char* map_aligned(size_t size, size_t alignment) {
+  const size_t reserved = size + alignment;
   void* mapped = mmap(nullptr, reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapped == MAP_FAILED) throw std::bad_alloc();
   char* begin = static_cast<char*>(mapped);
-  const size_t before = (kHugePage - reinterpret_cast<uintptr_t>(begin) % kHugePage) % kHugePage;
+  const size_t before = (alignment - reinterpret_cast<uintptr_t>(begin) % alignment) % alignment;
   if (before) munmap(begin, before);
   munmap(begin + before + size, reserved - before - size);
 #ifdef MADV_HUGEPAGE
@@ -37,8 +35,52 @@ void* big_alloc(size_t bytes) {
   return begin + before;
 }
 
+// Address space that arrays are cut from one behind the other; what is not written to takes no memory.
+// It starts at a multiple of its size, so that an array finds it.
+constexpr size_t kArena = size_t{64} << 20;
+struct Arena {
+  alignas(64) size_t used = 64;
+  size_t arrays = 0;
+};
+std::mutex arena_lock;
+Arena* newest_arena = nullptr;
+
+size_t arena_bytes(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+void* arena_alloc(size_t bytes) {
+  const std::lock_guard<std::mutex> guard(arena_lock);
+  if (!newest_arena || newest_arena->used + arena_bytes(bytes) > kArena)
+    newest_arena = new (map_aligned(kArena, kArena)) Arena;
+  char* array = reinterpret_cast<char*>(newest_arena) + newest_arena->used;
+  newest_arena->used += arena_bytes(bytes);
+  ++newest_arena->arrays;
+  return array;
+}
+
+void arena_free(char* array, size_t bytes) noexcept {
+  const std::lock_guard<std::mutex> guard(arena_lock);
+  auto* arena = reinterpret_cast<Arena*>(reinterpret_cast<uintptr_t>(array) / kArena * kArena);
+  if (--arena->arrays == 0) {
+    if (arena == newest_arena) newest_arena = nullptr;
+    munmap(arena, kArena);
+    return;
+  }
+  // Its whole pages go back now, others wait for their neighbours.
+  const uintptr_t page = whole_pages(1), begin = (reinterpret_cast<uintptr_t>(array) + page - 1) / page * page;
+  const uintptr_t end = (reinterpret_cast<uintptr_t>(array) + bytes) / page * page;
+  if (begin < end) (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+}
+
+}  // namespace
+
+void* big_alloc(size_t bytes) {
+  if (bytes < kShared) return ::operator new(bytes);
+  return bytes < kHugePage ? arena_alloc(bytes) : map_aligned(whole_pages(bytes), kHugePage);
+}
+
 void big_free(void* memory, size_t bytes) noexcept {
-  if (bytes < kHugePage) return ::operator delete(memory);
+  if (bytes < kShared) return ::operator delete(memory);
+  if (bytes < kHugePage) return arena_free(static_cast<char*>(memory), bytes);
   munmap(memory, whole_pages(bytes));
 }
 #else

@@ -28,6 +28,9 @@ std::vector<std::string> detect_extensions() {
   if (available_isas().front() == Isa::avx512) {  // which the files of the extensions use, too
     if (__builtin_cpu_supports("avx512vnni")) names.emplace_back("avx512vnni");
     if (__builtin_cpu_supports("avx512bf16")) names.emplace_back("avx512bf16");
+    if (__builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vbmi2") &&
+        __builtin_cpu_supports("avx512vnni"))
+      names.emplace_back("avx512vbmi2");  // with what came with it
   }
 #endif
   return names;

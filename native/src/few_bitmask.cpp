@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "few_value.hpp"
 #include "gossamer/few_layout.hpp"
 #include "mask_bytes.hpp"
 
@@ -52,6 +53,17 @@ void unpack_bitmask(const FewLayout& layout, float* values, uint8_t* mask_bits) 
     std::memcpy(mask_bits + r * stride, layout.positions.data() + r * layout.view.mask_stride,
                 static_cast<size_t>(stride));
   if (layout.kept) std::memcpy(values, layout.values.data(), static_cast<size_t>(layout.kept) * 4);
+}
+
+void read_bitmask_row(const FewLayout& layout, int64_t row, float* out) {
+  const FewView view = few_view(layout);
+  const int64_t scales = row * ceil_div(view.columns, view.scale_span);
+  int64_t at = view.row_starts[row];
+  for (int64_t k = 0; k < view.columns; ++k) {
+    const bool keeps = view.positions[row * view.mask_stride + k / 8] >> (k % 8) & 1;
+    out[k] = keeps ? stored_value(view, at++) * scale_of(view, scales + k / view.scale_span) : 0.0f;
+    if (view.type == ValueType::int8) out[k] *= view.row_scales[row];
+  }
 }
 
 }  // namespace gossamer

@@ -1,15 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <omp.h>
-
 #include <algorithm>
-#include <atomic>
 #include <cmath>
-#include <new>
 #include <string>
 
 #include "gossamer/few_layout.hpp"
-#include "gossamer/fork.hpp"
-#include "gossamer/scratch.hpp"
+#include "row_parts.hpp"
 
 namespace gossamer {
 namespace {
@@ -57,24 +52,14 @@ struct FewWeight final : PackedWeight {
 
   void run(const LinearCall& call, int num_threads) const override {
     const FewView view = few_view(layout);
-    const int64_t worth = std::max<int64_t>(static_cast<int64_t>(bytes() / kBytesPerThread), 1);
-    const int64_t units = ceil_div(rows, kRowUnit);
-    const int64_t parts = std::min({int64_t{usable_threads(num_threads)}, worth, std::max<int64_t>(units, 1)});
-    std::atomic<bool> out_of_memory{false};
-    const auto part = [&](int64_t i) {
-      float* scratch =
-          static_cast<float*>(thread_scratch(few_scratch_floats(view, call.tokens) * sizeof(float)));
-      if (!scratch) return out_of_memory.store(true);
-      kernel(view, call, units * i / parts * kRowUnit, std::min(units * (i + 1) / parts * kRowUnit, rows), scratch);
-    };
-    if (parts == 1) {
-      part(0);
-    } else {
-#pragma omp parallel for schedule(static, 1) num_threads(static_cast<int>(parts))
-      for (int64_t i = 0; i < parts; ++i) part(i);
-    }
-    if (out_of_memory.load()) throw std::bad_alloc();
+    run_row_parts(rows, kRowUnit, bytes(), kBytesPerThread, few_scratch_floats(view, call.tokens) * sizeof(float),
+                  num_threads, [&](int64_t first, int64_t last, void* scratch) {
+                    kernel(view, call, first, last, static_cast<float*>(scratch));
+                  });
   }
+
+  bool can_read_rows() const override { return form == FewForm::bitmask; }
+  void read_row(int64_t row, float* out) const override { read_bitmask_row(layout, row, out); }
 
   bool is_lossless() const override { return layout.view.type == ValueType::fp32 && layout.is_exact; }
 

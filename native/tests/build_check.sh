@@ -15,6 +15,7 @@ avx512="-mavx512f -mavx512bw -mavx512dq -mavx512vl $avx2"
 avx512="$avx512 -mprefer-vector-width=512 -Wno-maybe-uninitialized -Wno-uninitialized"
 avx512vnni="$avx512 -mavx512vnni"
 avx512bf16="$avx512 -mavx512bf16"
+avx512vbmi2="$avx512vnni -mavx512vbmi -mavx512vbmi2 -Wno-uninitialized"
 link=
 case $mode in
   plain) cxx="$cxx -O3" ;;
@@ -56,6 +57,8 @@ case $(uname -m) in
     compile_all src/avx512 $avx512
     compile_all src/avx512vnni $avx512vnni
     compile_all src/avx512bf16 $avx512bf16
+    # SIMDe does not have these.
+    [ "$mode" = simde ] || compile_all src/avx512vbmi2 $avx512vbmi2
     ;;
 esac
 compile_all src

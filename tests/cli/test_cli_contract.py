@@ -110,7 +110,7 @@ def test_help_imports_nothing_heavy(arguments):
     assert done.stdout.strip()
 
 
-SINGLE = [name for name in COMMANDS if name not in ("bench", "recipe")]
+SINGLE = [name for name in COMMANDS if name not in ("bench", "recipe", "run")]
 
 
 @pytest.mark.parametrize(

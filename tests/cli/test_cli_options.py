@@ -6,6 +6,10 @@ import click
 from gossamer.cli.main import COMMANDS, cli
 
 COMMON = ["--debug", "--help", "--json", "--quiet", "-q"]
+TEXT = [
+    *("MODEL", "--context", "--dtype", "--head-dtype", "--max-tokens", "--seed", "--temperature"),
+    *("--threads", "--top-k", "--top-p"),
+]
 GOLDEN = {
     "quickstart": ["--model", "--out", "--sparsity"],
     "prune": [
@@ -18,6 +22,8 @@ GOLDEN = {
         *("RECIPE", "--allow-recipe-change", "--data", "--dry-run", "--eval", "--model", "--out"),
         *("--resume", "--set", "--tensorboard", "-o"),
     ],
+    "run complete": ["--prompt", *TEXT],
+    "run chat": ["--system", *TEXT],
     "recipe list": [],
     "recipe show": ["NAME"],
     "recipe copy": ["NAME", "FILE"],

@@ -241,7 +241,7 @@ def test_offered_only_where_the_cpu_has_the_instruction(monkeypatch):
         monkeypatch.setattr(bf16, "active_kernels", lambda active=active: active)
         monkeypatch.setattr(bf16, "available_extensions", lambda extensions=extensions: extensions)
         assert not names & {kernel.name for kernel in candidates("linear", sparse, "bf16")}
-    assert set(available_extensions()) <= {"avx512vnni", "avx512bf16"}
+    assert set(available_extensions()) <= {"avx512vnni", "avx512bf16", "avx512vbmi2"}
 
 
 def test_compile_offers_it_where_bf16_is_allowed(with_instructions):

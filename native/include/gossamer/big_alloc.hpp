@@ -11,8 +11,11 @@
 namespace gossamer {
 
 // Throws std::bad_alloc. From kHugePage bytes on the memory starts at a multiple of that and is offered
-// to the system for huge pages, except for what does not fill one at the end; below it is plain memory.
+// to the system for huge pages, except for what does not fill one at the end. Arrays from kShared bytes on
+// share huge pages: the layers of a small model are smaller than one, and all of them are streamed.
+// Below it is plain memory.
 constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kShared = size_t{32} << 10;
 void* big_alloc(size_t bytes);
 void big_free(void* memory, size_t bytes) noexcept;
 

@@ -14,7 +14,7 @@ const char* isa_name(Isa isa);
 const std::vector<Isa>& available_isas();
 
 // Instructions beyond the sets that single families use where the CPU has them: "avx512vnni",
-// "avx512bf16".
+// "avx512bf16", "avx512vbmi2".
 const std::vector<std::string>& available_extensions();
 bool has_extension(const std::string& name);
 

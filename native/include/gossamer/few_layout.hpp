@@ -56,6 +56,9 @@ void unpack_bitmask(const FewLayout& layout, float* values, uint8_t* mask_bits);
 void unpack_indexed(const FewLayout& layout, float* values, uint8_t* mask_bits);
 void unpack_nm(const FewLayout& layout, float* values, uint8_t* mask_bits);
 
+// One row of the bitmask form as the kernel multiplies it.
+void read_bitmask_row(const FewLayout& layout, int64_t row, float* out);
+
 // What is wrong with a weight for `options`, or an empty string.
 std::string few_refusal(const KeptWeight& weight, int64_t num_values, const FewOptions& options);
 

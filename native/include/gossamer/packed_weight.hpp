@@ -33,6 +33,10 @@ struct PackedWeight {
   // bits zeroed.
   virtual bool is_lossless() const { return false; }
   virtual void unpack(float* values, uint8_t* mask_bits) const { (void)values, (void)mask_bits; }
+  // Whether read_row may be called: one row as run() multiplies it, zeros included, as tables of
+  // embeddings are read.
+  virtual bool can_read_rows() const { return false; }
+  virtual void read_row(int64_t row, float* out) const { (void)row, (void)out; }
 };
 
 }  // namespace gossamer

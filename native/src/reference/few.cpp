@@ -2,36 +2,11 @@
 // The specification of the kernels for few tokens: plain loops over the layouts, no intrinsics.
 #include <cstring>
 
-#include "gossamer/bf16.hpp"
-#include "gossamer/few.hpp"
+#include "few_value.hpp"
 #include "reference/activation.hpp"
 
 namespace gossamer::reference {
 namespace {
-
-// The stored value i, without its scale.
-float stored_value(const FewView& view, int64_t i) {
-  switch (view.type) {
-    case ValueType::fp32: {
-      float v;
-      std::memcpy(&v, view.values + 4 * i, sizeof v);
-      return v;
-    }
-    case ValueType::bf16: {
-      uint16_t half;
-      std::memcpy(&half, view.values + 2 * i, sizeof half);
-      return from_bf16(half);
-    }
-    case ValueType::int8: return static_cast<int8_t>(view.values[i]);
-    case ValueType::int4: break;
-  }
-  const int nibble = view.values[i / 2] >> (i % 2 * 4) & 15;
-  return static_cast<float>(nibble < 8 ? nibble : nibble - 16);
-}
-
-float scale_of(const FewView& view, int64_t index) {
-  return view.type == ValueType::int4 ? from_bf16(view.scales[index]) : 1.0f;
-}
 
 float bitmask_dot(const FewView& view, int64_t row, const float* x) {
   const int64_t scales = row * ceil_div(view.columns, view.scale_span);

@@ -88,7 +88,8 @@ def _kernels() -> list[Check]:
     found = [
         Check("kernel sets", ", ".join(available_kernels())),
         Check(
-            "cpu extensions", ", ".join(available_extensions()) or "none of avx512vnni, avx512bf16"
+            "cpu extensions",
+            ", ".join(available_extensions()) or "none of avx512vnni, avx512bf16, avx512vbmi2",
         ),
         Check("linear kernels", ", ".join(kernel_names("linear"))),
         Check("measured choices", f"{len(costs)} in {costs.path}"),

@@ -19,13 +19,14 @@ COMMANDS = (
     "shrink",
     "prune",
     "train",
+    "run",
     "recipe",
     "explain",
     "bench",
     "convert",
     "doctor",
 )
-_GROUPS = ("recipe", "bench")
+_GROUPS = ("recipe", "bench", "run")
 
 _HELP = """Sparse neural networks that are really smaller and faster.
 

@@ -354,3 +354,50 @@ def anneal_order(
     start: float,
     seed: int,
 ) -> list[tuple[int, int]]: ...
+def pack_few_int(
+    values: NDArray[np.float32],
+    mask_bits: NDArray[np.uint8],
+    rows: int,
+    columns: int,
+    kernels: str,
+    dtype: str,
+    scale_group: int,
+) -> PackedWeight: ...
+
+class Decoder:
+    def add_layer(
+        self,
+        attention_norm: NDArray[np.float32],
+        qkv: tuple[object, object, object],
+        out: tuple[object, object, object],
+        ffn_norm: NDArray[np.float32],
+        gate_up: tuple[object, object, object],
+        down: tuple[object, object, object],
+    ) -> None: ...
+
+def make_decoder(
+    *,
+    kernels: str,
+    width: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    ffn: int,
+    vocab: int,
+    context: int,
+    eps: float,
+    embedding: PackedWeight,
+    head: tuple[object, object, object],
+    final_norm: NDArray[np.float32],
+    cosines: NDArray[np.float32],
+    sines: NDArray[np.float32],
+) -> Decoder: ...
+
+class DecoderSession:
+    def __init__(self, decoder: Decoder) -> None: ...
+    def step(self, ids: NDArray[np.int32], all: bool, logits: NDArray[np.float32]) -> None: ...
+    def truncate(self, length: int) -> None: ...
+    @property
+    def length(self) -> int: ...
+    @property
+    def cache_bytes(self) -> int: ...

@@ -20,7 +20,7 @@ def available_kernels() -> tuple[str, ...]:
 
 @functools.cache
 def available_extensions() -> tuple[str, ...]:
-    """Instructions beyond the kernel sets that single kernels use: avx512vnni, avx512bf16."""
+    """Instructions beyond the sets that single kernels use: avx512vnni, -bf16, -vbmi2."""
     return tuple(_native.available_extensions())
 
 

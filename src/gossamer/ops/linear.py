@@ -7,7 +7,7 @@ structure, few tokens or a lower precision stand beside it; `compile` measures w
 
 from gossamer.formats import FORMATS
 from gossamer.formats.base import SparseTensor
-from gossamer.ops import bf16, few, int8, nmg, strip, vnm
+from gossamer.ops import bf16, few, few_int, int8, nmg, strip, vnm
 from gossamer.ops.canonical import canonical
 from gossamer.ops.dispatch import LINEAR, Kernel, add_kernels
 from gossamer.ops.packed_weight import PackedWeight
@@ -30,5 +30,5 @@ for _name in FORMATS.names():
     LINEAR.add(_name, PANEL)
 
 add_kernels("linear", (PANEL_BF16,))
-for _family in (strip, nmg, vnm, few, bf16, int8):
+for _family in (strip, nmg, vnm, few, few_int, bf16, int8):
     add_kernels("linear", _family.KERNELS)

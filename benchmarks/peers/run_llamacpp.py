@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""llama.cpp in its own environment: one JSON line asks, one JSON line answers.
+
+    {"load": {"model": "m.gguf", "threads": 1}} -> {"resident_bytes": 1, "build": "CPU : AVX2 ..."}
+    {"prompt": 128}                            -> {"wall": [s], "cpu": [s]}    128 tokens at once
+    {"generate": {"after": 128, "tokens": 8}}  -> {"wall": [s, ...], "cpu": [s, ...]}  one per token
+
+Its C functions are called directly, with their default settings and a context of 512, and only the
+decode call is timed. The library is that of llama-cpp-python (built from source for this CPU) or of
+xllamacpp (a wheel, built for AVX2). Tokens are the same everywhere: speed does not depend on them.
+"""
+
+import ctypes
+import importlib.util
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+TOKEN = 500
+
+
+class Settings(ctypes.Structure):
+    """What the default settings come in: larger than they are, and passed on as they came."""
+
+    _fields_ = (("content", ctypes.c_uint64 * 64),)
+
+
+class Batch(ctypes.Structure):
+    """llama_batch: tokens of one sequence leave all but the first two empty."""
+
+    _fields_ = (
+        ("count", ctypes.c_int32),
+        ("tokens", ctypes.c_void_p),
+        ("rest", ctypes.c_void_p * 5),
+    )
+
+
+def library():
+    """The llama.cpp of this environment."""
+    for package, pattern in (("llama_cpp", "lib/libllama.so"), ("xllamacpp", "xllamacpp*.so")):
+        found = importlib.util.find_spec(package)
+        for file in Path(found.submodule_search_locations[0]).glob(pattern) if found else ():
+            return ctypes.CDLL(str(file))
+    raise RuntimeError("neither llama-cpp-python nor xllamacpp is installed")
+
+
+class Model:
+    """A gguf file and one sequence."""
+
+    def __init__(self, model, threads):
+        self._lib = lib = library()
+        for name in ("model_load_from_file", "init_from_model", "get_memory", "get_logits"):
+            getattr(lib, f"llama_{name}").restype = ctypes.c_void_p
+        for name in ("model_default_params", "context_default_params"):
+            getattr(lib, f"llama_{name}").restype = Settings
+        lib.llama_batch_get_one.restype = Batch
+        lib.llama_print_system_info.restype = ctypes.c_char_p
+        self.build = lib.llama_print_system_info().decode()
+        lib.llama_backend_init()
+        settings = lib.llama_model_default_params()
+        loaded = ctypes.c_void_p(lib.llama_model_load_from_file(model.encode(), settings))
+        settings = lib.llama_context_default_params()
+        self._context = ctypes.c_void_p(lib.llama_init_from_model(loaded, settings))
+        lib.llama_set_n_threads(self._context, threads, threads)
+
+    def clear(self):
+        """Forget the sequence."""
+        memory = ctypes.c_void_p(self._lib.llama_get_memory(self._context))
+        self._lib.llama_memory_clear(memory, True)
+
+    def decode(self, count):
+        """(wall, cpu) seconds of so many more tokens."""
+        tokens = (ctypes.c_int32 * count)(*[TOKEN] * count)
+        wall, cpu = time.perf_counter(), time.process_time()
+        batch = self._lib.llama_batch_get_one(tokens, count)
+        if self._lib.llama_decode(self._context, batch):
+            raise RuntimeError("llama_decode failed")
+        self._lib.llama_get_logits(self._context)  # waits for the result
+        return time.perf_counter() - wall, time.process_time() - cpu
+
+
+def answer(model, question):
+    """The times a question asks for."""
+    model.clear()
+    if "prompt" in question:
+        times = [model.decode(question["prompt"])]
+    else:
+        wanted = question["generate"]
+        model.decode(wanted["after"])
+        times = [model.decode(1) for _ in range(wanted["tokens"])]
+    return {"wall": [wall for wall, _ in times], "cpu": [cpu for _, cpu in times]}
+
+
+def resident_bytes():
+    """Memory of this process that is not shared with others, files included."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Rss:"))
+
+
+model = None
+for line in sys.stdin:
+    question = json.loads(line)
+    try:
+        if "load" in question:
+            before = resident_bytes()
+            model = Model(**question["load"])
+            model.decode(1)
+            reply = {"resident_bytes": resident_bytes() - before, "build": model.build}
+        else:
+            reply = answer(model, question)
+    except Exception as error:
+        reply = {"error": f"{type(error).__name__}: {error}"}
+    answers.write(json.dumps(reply) + "\n")
+    answers.flush()

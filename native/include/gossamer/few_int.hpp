@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// y = x W^T for few tokens in integers. Activations are quantised inside the call, 64 columns of a token
+// sharing a scale; weights are int8 (one scale per row) or int4 (one scale per run of columns), kept ones
+// behind one another beside their mask bits, or all of them without a mask. Where `few.hpp` spends its
+// time on turning small values into floats, 64 columns are expanded and multiplied by two instructions
+// here, and the bytes of the weight are what is left.
+//
+// Sums of 64 columns are exact integers; they are scaled and added up in fp32, lane by lane, so every
+// instruction set gives the same result within rounding. A NaN or an infinity makes all outputs of its
+// token NaN.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "gossamer/linear.hpp"
+
+namespace gossamer {
+
+constexpr int64_t kIntStep = 64;      // columns of a step
+constexpr int64_t kIntTokens = 16;    // tokens whose activations are quantised and used together
+constexpr int64_t kIntRowUnit = 16;   // rows whose values start at a known place
+constexpr float kIntScaleUnit = 16;   // int4 values are multiplied as 16 times what they are
+
+struct FewIntView {
+  int64_t rows, columns, steps;
+  bool is_int4;
+  const uint64_t* masks;        // [rows][steps]; null if all weights are kept
+  const uint8_t* values;        // every step starts at a byte; int4: low nibble first
+  const int64_t* unit_starts;   // first byte of every kIntRowUnit rows
+  const float* row_scales;      // int8
+  const uint16_t* scales;       // int4, bf16: [rows][scales_of_row]
+  int64_t span, scales_of_row;  // int4: steps that share a scale
+};
+
+// Of 16 tokens: their activations as bytes, q + 128 (columns behind the last are 128, which weighs nothing,
+// since no weight is there), what a step must be multiplied by, and the same for one row.
+static inline int64_t int_scale_stride(const FewIntView& view) { return (view.steps + 15) / 16 * 16; }
+static inline size_t few_int_scratch_bytes(const FewIntView& view) {
+  const int64_t steps = view.steps ? view.steps : 1;  // no scratch at all would look like no memory
+  return static_cast<size_t>(kIntTokens * (steps * kIntStep + 2 * 4 * int_scale_stride(view)));
+}
+
+// y[all tokens, first_row..last_row) = act(x W^T + bias). Allocates and throws nothing. `scratch` is
+// 64-byte aligned; first_row is a multiple of kIntRowUnit.
+using FewIntKernel = void (*)(const FewIntView&, const LinearCall&, int64_t first_row, int64_t last_row,
+                              void* scratch);
+
+namespace reference { extern const FewIntKernel few_int_kernel; }
+namespace avx512vbmi2 { extern const FewIntKernel few_int_kernel; }
+
+}  // namespace gossamer

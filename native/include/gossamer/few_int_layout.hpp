@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// The arrays a FewIntView points to, and how a weight gets into them.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gossamer/big_alloc.hpp"
+#include "gossamer/cpu.hpp"
+#include "gossamer/few_int.hpp"
+#include "gossamer/packed_weight.hpp"
+
+namespace gossamer {
+
+struct FewIntLayout {
+  FewIntView shape{};  // its pointers are set by view()
+  BigVector<uint64_t> masks;
+  BigVector<uint8_t> values;
+  std::vector<int64_t> unit_starts;
+  std::vector<float> row_scales;
+  BigVector<uint16_t> scales;
+
+  FewIntView view() const;
+};
+
+// Rounding as in few_layout.hpp: symmetric, to nearest, ties to even. `scale_group`: kept int4 values that
+// share a scale; a scale serves as many steps as keep about that many, at least one. A weight that keeps
+// everything has no mask. Values must be finite.
+FewIntLayout pack_few_int_layout(const KeptWeight& weight, bool is_int4, int64_t scale_group);
+
+// The kernel for an instruction set: AVX-512 with VBMI2 and VNNI, or the reference.
+FewIntKernel few_int_kernel(Isa isa);
+
+std::unique_ptr<PackedWeight> pack_few_int_weight(const KeptWeight& weight, bool is_int4, int64_t scale_group,
+                                                  FewIntKernel kernel);
+
+}  // namespace gossamer

@@ -1,0 +1,153 @@
+import json
+import sys
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import gossamer
+from gossamer.cli.main import main
+from gossamer.io.text_tokenizer import TextTokenizer
+
+transformers = pytest.importorskip("transformers")
+tokenizers = pytest.importorskip("tokenizers")
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def tokenizer_files(template=TEMPLATE):
+    """One token per character of a small alphabet, and an end."""
+    letters = [*"abcdefghijklmnopqrstuvwxyz <>", "[end]"]
+    vocabulary = {letter: number for number, letter in enumerate(letters)}
+    model = tokenizers.models.BPE(vocabulary, [], unk_token="<")  # noqa: S106  (a token of text)
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.add_special_tokens(["[end]"])
+    config = {"eos_token": {"content": "[end]"}}
+    if template is not None:
+        config["chat_template"] = template
+    return {
+        "tokenizer.json": tokenizer.to_str().encode(),
+        "tokenizer_config.json": json.dumps(config).encode(),
+    }
+
+
+def artifact(path, beside):
+    config = transformers.LlamaConfig(
+        vocab_size=30,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        model = transformers.LlamaForCausalLM(config).eval()
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.data.normal_(0, 0.5)
+    gossamer.sparsify(model, sparsity=0.5, ignore=["lm_head"])
+    gossamer.save(model, path, beside=beside)
+    return str(path)
+
+
+@pytest.fixture
+def model(tmp_path):
+    return artifact(tmp_path / "model", tokenizer_files())
+
+
+def test_complete_gives_text_and_figures(model, capsys):
+    words = ["run", "complete", model, "--prompt", "abc", "--max-tokens", "5", "--json", "-q"]
+    assert main(words) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["command"] == "run complete"
+    assert document["prompt_tokens"] == 3
+    assert 1 <= document["new_tokens"] <= 5
+    assert isinstance(document["text"], str)
+    assert document["bits_per_weight"] < 10
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out)["text"] == document["text"]
+
+
+def test_complete_streams_to_stdout(model, capsys):
+    words = ["run", "complete", model, "--prompt", "abc", "--max-tokens", "5"]
+    assert main([*words, "--temperature", "1", "--top-k", "9", "--top-p", "0.9"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.endswith("\n")
+    assert "bits per weight" in captured.err
+    assert "new tokens" in captured.err
+
+
+def test_chat_keeps_the_talk(model, monkeypatch, capsys):
+    lines = iter(["hello\n", "again\n", ""])
+    monkeypatch.setattr(sys.stdin, "readline", lambda: next(lines), raising=False)
+    monkeypatch.setattr("gossamer.cli.run._ask", lambda out: next(lines).strip())
+    assert main(["run", "chat", model, "--max-tokens", "4", "--json", "--system", "be"]) == 0
+    turns = json.loads(capsys.readouterr().out)["turns"]
+    roles = [turn["role"] for turn in turns]
+    assert roles == ["system", "user", "assistant", "user", "assistant"]
+    assert turns[1]["content"] == "hello"
+
+
+def test_a_model_without_a_tokenizer_is_refused(tmp_path, capsys):
+    bare = artifact(tmp_path / "bare", {})
+    assert main(["run", "complete", bare, "--prompt", "abc"]) == 3
+    assert "has no tokenizer" in capsys.readouterr().err
+
+
+def test_a_model_without_a_template_cannot_chat(tmp_path, monkeypatch, capsys):
+    plain = artifact(tmp_path / "plain", tokenizer_files(template=None))
+    monkeypatch.setattr("gossamer.cli.run._ask", lambda out: "hello")
+    assert main(["run", "chat", plain]) == 2
+    assert "no chat template" in capsys.readouterr().err
+
+
+def test_an_empty_or_too_long_prompt_is_refused(model, capsys):
+    assert main(["run", "complete", model, "--prompt", ""]) == 2
+    assert "prompt is empty" in capsys.readouterr().err
+    assert main(["run", "complete", model, "--prompt", "a" * 65]) == 2
+    assert "65 tokens, the context is 64" in capsys.readouterr().err
+
+
+def test_another_architecture_is_named(capsys):
+    assert main(["run", "complete", "zoo:mlp", "--prompt", "a"]) != 0
+    assert "tokenizer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.__init__.__globals__ }}",
+        "{{ raise_exception('no') }}",
+        "{% if %}",
+    ],
+)
+def test_a_template_cannot_leave_its_sandbox(template):
+    tokenizer = TextTokenizer(tokenizer_files(template), "model")
+    with pytest.raises(gossamer.errors.InputError, match="chat template refuses"):
+        tokenizer.chat([{"role": "user", "content": "x"}])
+
+
+def test_chats_are_formatted_and_ends_found():
+    tokenizer = TextTokenizer(tokenizer_files(), "model")
+    text = tokenizer.chat([{"role": "user", "content": "hi"}])
+    assert text == "<user>hi[end]<assistant>"
+    ids = tokenizer.encode(text, special=True)
+    assert tokenizer.ends == (29,)
+    assert ids.count(29) == 1
+    assert tokenizer.decode(tokenizer.encode("abc")).replace(" ", "") == "abc"
+    step = tokenizer.decoder()
+    assert "".join(step(i) for i in tokenizer.encode("abc")).replace(" ", "") == "abc"
+
+
+def test_help_names_the_commands():
+    from gossamer.cli.run import run
+
+    shown = CliRunner().invoke(run, ["--help"]).output
+    assert "complete" in shown
+    assert "chat" in shown
