@@ -14,8 +14,18 @@ from gossamer.cli.failures import explain_failure
 from gossamer.cli.output import write_json
 
 # Modules are imported when their command is looked up; none of them imports torch at its top.
-COMMANDS = ("quickstart", "prune", "train", "recipe", "explain", "bench", "convert", "doctor")
-_GROUPS = ("recipe", "bench")
+COMMANDS = (
+    "quickstart",
+    "prune",
+    "train",
+    "recipe",
+    "run",
+    "explain",
+    "bench",
+    "convert",
+    "doctor",
+)
+_GROUPS = ("recipe", "run", "bench")
 
 _HELP = """Sparse neural networks that are really smaller and faster.
 

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the next token is taken from logits: the likeliest one, or drawn.
+
+Legend: V vocabulary.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from gossamer.errors import InputError, KernelError
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Settings of a draw.
+
+    Attributes:
+        temperature: logits are divided by it; 0 takes the likeliest token always.
+        top_k: only so many of the likeliest tokens; None = all.
+        top_p: only the likeliest tokens whose probabilities add up to this; 1 = all.
+        seed: of the draws. The same seed gives the same tokens.
+    """
+
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < float("inf"):
+            raise InputError(f"sampling: temperature must be 0 or more, got {self.temperature}.")
+        if self.top_k is not None and self.top_k < 1:
+            raise InputError(f"sampling: top_k must be at least 1 or None, got {self.top_k}.")
+        if not 0 < self.top_p <= 1:
+            raise InputError(f"sampling: top_p must be in (0, 1], got {self.top_p}.")
+
+
+class Sampler:
+    """Draws one token after the other."""
+
+    def __init__(self, settings: Sampling) -> None:
+        self._settings = settings
+        self._generator = torch.Generator().manual_seed(settings.seed)
+
+    def __call__(self, logits_V: torch.Tensor) -> int:
+        """The next token."""
+        likeliest = int(logits_V.argmax())
+        # argmax finds a NaN before anything else.
+        if not torch.isfinite(logits_V[likeliest]):
+            raise KernelError(
+                f"decoder: the logits hold {float(logits_V[likeliest])}: the weights or the"
+                " activations of this model are not finite."
+            )
+        if self._settings.temperature == 0:
+            return likeliest
+        kept_V = probabilities(logits_V, self._settings)
+        return int(torch.multinomial(kept_V, 1, generator=self._generator))
+
+
+def probabilities(logits_V: torch.Tensor, settings: Sampling) -> torch.Tensor:
+    """What a token is drawn from; tokens that are cut off have 0."""
+    values, tokens = (logits_V.double() / settings.temperature).sort(descending=True, stable=True)
+    chances = values.softmax(0)
+    before = chances.cumsum(0) - chances
+    kept = before < settings.top_p  # the one that crosses the border stays
+    if settings.top_k is not None:
+        kept[settings.top_k :] = False
+    chances = torch.where(kept, chances, 0.0)
+    return torch.zeros_like(chances).scatter(0, tokens, chances / chances.sum())
