@@ -23,6 +23,14 @@ GOLDEN = {
     "recipe copy": ["NAME", "FILE"],
     "recipe validate": ["FILE...", "--set"],
     "recipe schema": [],
+    "run encode": [
+        *("MODEL", "FILE", "--batch", "--max-tokens", "--no-normalise", "--normalise", "--out"),
+        *("--pooling", "--precision", "--threads", "-o"),
+    ],
+    "run serve": [
+        *("MODEL", "--host", "--max-batch-tokens", "--max-queue", "--pooling", "--port"),
+        *("--precision", "--threads", "--timeout"),
+    ],
     "explain": ["MODEL", "--kernel", "--precision", "--tokens"],
     "bench linear": ["--pattern", "--shape", "--sparsity", "--threads", "--tokens"],
     "convert": ["IN", "OUT", "--format"],

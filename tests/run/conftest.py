@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import pytest
-
-
 import text_models
 
 

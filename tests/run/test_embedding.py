@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Texts to vectors: against a plain transformers forward in float64, one text at a time."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -140,8 +142,6 @@ def test_vector_files_hold_exactly_what_was_written(tmp_path):
             write(["a", "b"], vectors[:2])
             write(["c", "d\n", "\u00fc"], vectors[2:])
     assert np.array_equal(np.load(tmp_path / "v.npy", allow_pickle=False), vectors.numpy())
-    import json
-
     lines = [json.loads(line) for line in (tmp_path / "v.jsonl").read_text().splitlines()]
     assert [line["text"] for line in lines] == ["a", "b", "c", "d\n", "\u00fc"]
     found = np.array([line["vector"] for line in lines], dtype=np.float32)
@@ -151,11 +151,13 @@ def test_vector_files_hold_exactly_what_was_written(tmp_path):
 def test_a_vector_file_is_complete_or_as_it_was(tmp_path):
     target = tmp_path / "v.npy"
     target.write_bytes(b"old")
-    with (
-        pytest.raises(InputError, match="NaN or infinite"),
-        open_vectors(target, 2) as write,
-    ):
-        write(["a"], torch.zeros(1, 3))
-        write(["b"], torch.full((1, 3), torch.nan))
+
+    def write_badly():
+        with open_vectors(target, 2) as write:
+            write(["a"], torch.zeros(1, 3))
+            write(["b"], torch.full((1, 3), torch.nan))
+
+    with pytest.raises(InputError, match="NaN or infinite"):
+        write_badly()
     assert target.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [target]

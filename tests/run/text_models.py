@@ -13,7 +13,10 @@ from transformers import (
     LlamaForCausalLM,
 )
 
-WORDS = "the a dog cat runs sleeps eats fast slow red blue house sun moon and".split()
+WORDS = [
+    *("the", "a", "dog", "cat", "runs", "sleeps", "eats", "fast"),
+    *("slow", "red", "blue", "house", "sun", "moon", "and"),
+]
 POSITIONS = 48
 TEMPLATE = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}</s>{% endfor %}"
@@ -29,7 +32,9 @@ def save_encoder(folder, seed=0):
 
 def save_classifier(folder):
     torch.manual_seed(1)
-    config = _bert(id2label={0: "good", 1: "bad", 2: "odd"}, label2id={"good": 0, "bad": 1, "odd": 2})
+    config = _bert(
+        id2label={0: "good", 1: "bad", 2: "odd"}, label2id={"good": 0, "bad": 1, "odd": 2}
+    )
     _save(BertForSequenceClassification(config), folder, word_tokenizer())
     return folder
 
@@ -63,7 +68,7 @@ def save_decoder(folder, template=True):
 
 def word_tokenizer():
     vocabulary = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))  # noqa: S106
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]

@@ -63,8 +63,8 @@ def build_app(service: Service, limits: Limits | None = None) -> FastAPI:
     )
     for router in routers:
         app.include_router(router)
-    install_faults(app, bounds)
-    paths = [getattr(route, "path", "") for route in app.routes]
+    paths = [route.path for router in routers for route in router.routes]  # type: ignore[attr-defined]
+    install_faults(app, bounds, paths)
     app.add_middleware(Guard, limits=bounds, metrics=metrics, endpoints=paths)
     return app
 

@@ -4,7 +4,6 @@
 Nothing waits for company: an idle server runs a lone request at once.
 """
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -14,11 +13,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from gossamer.errors import GossamerError, KernelError
+from gossamer.errors import KernelError
+from gossamer.run.server.failure import as_failure
 from gossamer.run.server.limits import Limits, QueueFull
 from gossamer.run.server.metrics import Metrics
 
-_log = logging.getLogger(__name__)
 RunBatch = Callable[[Sequence[torch.Tensor]], torch.Tensor]
 
 
@@ -94,9 +93,7 @@ class Batcher:
                 if not bool(torch.isfinite(rows).all()):
                     raise KernelError("the model gives numbers that are NaN or infinite.")
             except Exception as error:
-                if not isinstance(error, GossamerError):
-                    _log.exception("a batch of %d texts failed", len(ids))
-                self._fail([ticket for ticket, _ in batch], error)
+                self._fail([ticket for ticket, _ in batch], as_failure(error, f"{len(ids)} texts"))
             else:
                 _deliver(batch, rows)
 

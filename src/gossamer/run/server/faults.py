@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whatever goes wrong in a request, as one JSON form: what is wrong, where, what was expected."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -49,8 +50,8 @@ def overloaded(limits: Limits) -> JSONResponse:
     return fault(503, message, headers={"Retry-After": "1"})
 
 
-def install_faults(app: FastAPI, limits: Limits) -> None:
-    """Give every error of `app` the one form."""
+def install_faults(app: FastAPI, limits: Limits, paths: Sequence[str]) -> None:
+    """Give every error of `app` the one form; whoever asks for another path is told `paths`."""
 
     @app.exception_handler(RequestValidationError)
     async def malformed(_: Request, error: RequestValidationError) -> JSONResponse:
@@ -65,10 +66,8 @@ def install_faults(app: FastAPI, limits: Limits) -> None:
     async def http(request: Request, error: HTTPException) -> JSONResponse:
         message = str(error.detail)
         if error.status_code in (404, 405):
-            served = ", ".join(sorted(path for path in _paths(app)))
-            message = (
-                f"{ascii(request.url.path)[1:-1][:80]}: {message}. This model serves {served}."
-            )
+            where = ascii(request.url.path)[1:-1][:80]
+            message = f"{where}: {message}. This model serves {', '.join(sorted(paths))}."
         return fault(error.status_code, message, headers=dict(error.headers or {}))
 
     @app.exception_handler(QueueFull)
@@ -85,6 +84,11 @@ def install_faults(app: FastAPI, limits: Limits) -> None:
         # Nobody reads it; the number shows in the metrics.
         return fault(499, "the client has gone.")
 
+    @app.exception_handler(Exception)
+    async def bug(_: Request, error: Exception) -> JSONResponse:
+        # The server logs the traceback.
+        return fault(500, f"this is a bug of gossamer ({type(error).__name__}).")
+
     @app.exception_handler(OtherModel)
     async def other(_: Request, error: OtherModel) -> JSONResponse:
         return fault(404, str(error), "model")
@@ -92,10 +96,6 @@ def install_faults(app: FastAPI, limits: Limits) -> None:
     @app.exception_handler(GossamerError)
     async def refused(_: Request, error: GossamerError) -> JSONResponse:
         return fault(422 if isinstance(error, InputError) else 500, str(error))
-
-
-def _paths(app: FastAPI) -> list[str]:
-    return [path for route in app.routes if (path := getattr(route, "path", "")) != "/openapi.json"]
 
 
 def _path(item: Any) -> str:

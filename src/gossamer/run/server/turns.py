@@ -5,19 +5,16 @@ A text whose client reads slowly waits while the others go on; its tokens fill a
 """
 
 import asyncio
-import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from gossamer.errors import GossamerError
 from gossamer.run.generation import GenerationOptions, TokenGenerator
+from gossamer.run.server.failure import as_failure
 from gossamer.run.server.limits import Limits, QueueFull
 from gossamer.run.server.metrics import Metrics
-
-_log = logging.getLogger(__name__)
 
 
 class TokenStream:
@@ -144,9 +141,7 @@ class TurnTaker:
         try:
             token = next(stream.tokens, None)
         except Exception as caught:
-            error = caught
-            if not isinstance(caught, GossamerError):
-                _log.exception("generating a text failed")
+            error = as_failure(caught, "a text")
         with self._changed:
             if error is not None:
                 stream.error = error
