@@ -18,6 +18,7 @@ from gossamer.run.server.limits import Limits
 from gossamer.run.server.service import Service, make_service
 
 NAME = "tiny"
+CAT = 4 + WORDS.index("cat")
 
 
 @pytest.fixture(autouse=True)
@@ -47,13 +48,14 @@ class Gate:
 
     def __init__(self, embedder):
         self.open, self.entered = threading.Event(), threading.Event()
-        self.sizes = []
+        self.sizes, self.batches = [], []
         self._embedder = embedder
         self.tokens = embedder.tokens
 
     def vectors(self, ids):
         self.entered.set()
         self.sizes.append(len(ids))
+        self.batches.append([int(text[1]) for text in ids])
         assert self.open.wait(60)
         return self._embedder.vectors(ids)
 
@@ -107,6 +109,21 @@ def test_a_batch_is_no_larger_than_allowed_and_requests_may_span_several(service
         assert gate.sizes == [2, 2, 2]
         alone = [call(url, "/embed", {"input": text}).document["vectors"][0] for text in texts]
     np.testing.assert_allclose(document["vectors"], alone, rtol=1e-4, atol=1e-5)
+
+
+def test_a_long_request_lets_others_in_between(service):
+    gate, running = gated(service, max_batch_tokens=12)
+    with running as url, ThreadPoolExecutor(2) as pool:
+        long = pool.submit(call, url, "/embed", {"input": ["dog"] * 40})  # 4 of 3 tokens in a batch
+        assert gate.entered.wait(30)
+        short = pool.submit(call, url, "/embed", {"input": ["cat", "sun"]})
+        wait_for(lambda: metric(url, "gossamer_queue_length") == 2)
+        gate.open.set()
+        vectors = long.result(60).document["vectors"]
+        assert short.result(60).status == 200
+    # The batch that runs, one more of the long request, then the short one.
+    assert [CAT in batch for batch in gate.batches] == [False, False, True] + [False] * 8
+    np.testing.assert_allclose(vectors, [vectors[0]] * 40, rtol=1e-4, atol=1e-5)
 
 
 def test_a_full_queue_is_503_and_the_rest_is_answered(service):

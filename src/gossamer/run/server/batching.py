@@ -113,6 +113,9 @@ class Batcher:
                 ticket.taken += 1
                 if ticket.taken == len(ticket.ids):
                     self._queue.popleft()
+            if self._queue and self._queue[0].taken:
+                # What is left of a long request stands back: others get a batch in between.
+                self._queue.rotate(-1)
             return batch
 
     def _fail(self, tickets: Sequence[Ticket], error: Exception) -> None:

@@ -13,6 +13,10 @@ from gossamer.run.server.limits import Limits
 from gossamer.run.server.metrics import Metrics
 
 
+class _NotRead(Exception):
+    """A client does not read what it asked for."""
+
+
 class Guard:
     """ASGI middleware.
 
@@ -42,7 +46,10 @@ class Guard:
             if message["type"] == "http.response.start":
                 status = message["status"]
             # A client that does not read fills the system's buffers, and then waits here.
-            await asyncio.wait_for(send(message), self._limits.timeout_seconds)
+            try:
+                await asyncio.wait_for(send(message), self._limits.timeout_seconds)
+            except asyncio.TimeoutError:  # a class of its own in Python 3.10
+                raise _NotRead from None
             if message["type"] == "http.response.body" and not message.get("more_body", False):
                 whole = True
 
@@ -53,6 +60,9 @@ class Guard:
                 )
             else:
                 await self._app(scope, self._bounded(receive), watched)
+        except _NotRead:
+            # Nothing more can be said to this client; uvicorn closes the connection.
+            pass
         finally:
             endpoint = scope["path"] if scope["path"] in self._endpoints else "other"
             shown = str(status) if whole else "unfinished"
@@ -73,7 +83,7 @@ class Guard:
                 return await receive()
             try:
                 message = await asyncio.wait_for(receive(), self._limits.timeout_seconds)
-            except TimeoutError:
+            except asyncio.TimeoutError:
                 seconds = self._limits.timeout_seconds
                 close = {"Connection": "close"}
                 raise HTTPException(408, f"body: incomplete after {seconds:g} s.", close) from None

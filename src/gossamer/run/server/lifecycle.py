@@ -108,6 +108,7 @@ def _server(app: FastAPI, limits: Limits, ready: Callable[[], None]) -> uvicorn.
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         backlog=_BACKLOG,
         limit_concurrency=_CONNECTIONS_PER_PLACE * limits.max_queue + _SPARE_CONNECTIONS,
         timeout_graceful_shutdown=math.ceil(limits.timeout_seconds),

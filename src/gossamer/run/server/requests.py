@@ -74,13 +74,9 @@ class Body(BaseModel):
 
 
 class TextsBody(Body):
-    """Of /classify."""
+    """Of /embed and /classify."""
 
     input: Inputs
-
-
-class EmbedBody(TextsBody):
-    """Of /embed."""
 
 
 class EmbeddingsBody(TextsBody):

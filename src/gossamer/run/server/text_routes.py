@@ -15,7 +15,7 @@ from gossamer.run.classification import Classifier
 from gossamer.run.server.batching import Batcher
 from gossamer.run.server.faults import check_model
 from gossamer.run.server.limits import Limits
-from gossamer.run.server.requests import EmbedBody, EmbeddingsBody, TextsBody
+from gossamer.run.server.requests import EmbeddingsBody, TextsBody
 from gossamer.run.server.waiting import while_connected
 from gossamer.run.text_tokens import TextTokens
 
@@ -54,7 +54,7 @@ def embedding_routes(texts: BatchedTexts) -> APIRouter:
     router = APIRouter()
 
     @router.post("/embed")
-    async def embed(body: EmbedBody, request: Request) -> dict[str, Any]:
+    async def embed(body: TextsBody, request: Request) -> dict[str, Any]:
         vectors, num_tokens = await texts.rows(body, request)
         return {"model": texts.name, "vectors": vectors.tolist(), "tokens": num_tokens}
 

@@ -47,7 +47,10 @@ class TokenStream:
                 if self.ended:
                     return None
                 self._news.clear()
-            await asyncio.wait_for(self._news.wait(), timeout_seconds)
+            try:
+                await asyncio.wait_for(self._news.wait(), timeout_seconds)
+            except asyncio.TimeoutError as error:  # a class of its own in Python 3.10
+                raise TimeoutError from error
 
     def drop(self) -> None:
         """The client has enough or has gone."""
