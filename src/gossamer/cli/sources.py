@@ -49,16 +49,21 @@ def load_source(text: str, *, detect_masks: bool = False) -> Source:
             f"{text}: there is no such file or directory. Expected a gossamer artifact, a local"
             f" Hugging Face directory, a gguf or ONNX file or one of {', '.join(known)}."
         )
-    name = text if text.startswith(DEMO_PREFIX) else path.resolve().name
+    name = text if is_demo(text) else path.resolve().name
     model = load(path, detect_masks=detect_masks).eval()
     return Source(model, name, tensor_bytes(path), read_beside(path))
 
 
 def source_path(text: str) -> Path:
-    """Where the files of `text` are; a packaged model is named `demo:NAME`."""
-    if text.startswith(DEMO_PREFIX):
+    """Where the files of `text` are."""
+    if is_demo(text):
         return demo_path(text.removeprefix(DEMO_PREFIX))
     return Path(text)
+
+
+def is_demo(text: str) -> bool:
+    """Whether `text` is a packaged model: `demo:NAME`, or NAME where no file is called so."""
+    return text.startswith(DEMO_PREFIX) or (text in DEMO_MODELS and not Path(text).exists())
 
 
 def tensor_bytes(path: Path) -> int:

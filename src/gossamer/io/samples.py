@@ -19,6 +19,7 @@ from gossamer.io.tensor_header import read_header
 
 TOKENIZER_FILE = "tokenizer.json"
 TEXT_SUFFIXES = (".txt", ".md", ".text")
+TEXT_COLUMNS = ("text", "sentence")
 MAX_TEXT_BYTES = 1 << 30
 
 
@@ -51,23 +52,25 @@ class Texts:
 
 
 def read_samples(path: Path) -> Texts:
-    """What a .txt, .jsonl or .safetensors file holds.
+    """What a .txt, .jsonl, .tsv or .safetensors file holds.
 
-    Lines of a .jsonl file have "text", or "text_a", "text_b" and "score"; a .safetensors file has
-    a tensor `input_ids` [N, T].
+    Lines of a .jsonl file have "text", or "text_a", "text_b" and "score"; the first line of a .tsv
+    file names a column `text` or `sentence`; a .safetensors file has a tensor `input_ids` [N, T].
     """
     if not path.is_file():
         raise InputError(
-            f"{path}: there is no such file. Give a .txt, .jsonl or .safetensors file."
+            f"{path}: there is no such file. Give a .txt, .jsonl, .tsv or .safetensors file."
         )
     if path.suffix == ".safetensors":
         return Texts(path, ids_NT=_read_ids(path))
-    if path.suffix not in (*TEXT_SUFFIXES, ".jsonl"):
+    if path.suffix not in (*TEXT_SUFFIXES, ".jsonl", ".tsv"):
         raise InputError(
-            f"{path}: expected a file that ends with {', '.join(TEXT_SUFFIXES)}, .jsonl or"
+            f"{path}: expected a file that ends with {', '.join(TEXT_SUFFIXES)}, .jsonl, .tsv or"
             " .safetensors."
         )
     text = _read_text(path)
+    if path.suffix == ".tsv":
+        return _read_table(path, text)
     if path.suffix != ".jsonl":
         return Texts(path, text, tuple(line for line in text.splitlines() if line.strip()))
     return _read_json_lines(path, text)
@@ -166,8 +169,31 @@ def _read_text(path: Path) -> str:
             " Convert it first: iconv -t UTF-8."
         ) from error
     if not text.strip():
-        raise InputError(f"{path}: is empty. Calibration needs some text.")
+        raise InputError(f"{path}: is empty; expected some text.")
     return text
+
+
+def _read_table(path: Path, text: str) -> Texts:
+    """One column of a table with tabs; a quotation mark is a character like any other."""
+    head, *lines = text.split("\n")
+    names = [name.strip().lower() for name in head.split("\t")]
+    column = next((names.index(name) for name in TEXT_COLUMNS if name in names), None)
+    if column is None:
+        raise InputError(
+            f"{path}:1: expected a column {' or '.join(TEXT_COLUMNS)}, found"
+            f" {', '.join(names[:8])!r}. Put a line with the names of the columns on top."
+        )
+    texts = []
+    for number, line in enumerate(lines, start=2):
+        if not line.strip():
+            continue
+        cells = line.rstrip("\r").split("\t")
+        if len(cells) <= column or not cells[column].strip():
+            raise InputError(
+                f"{path}:{number}: has no text in column {column + 1}, {names[column]!r}."
+            )
+        texts.append(cells[column])
+    return Texts(path, "\n".join(texts), tuple(texts))
 
 
 def _read_json_lines(path: Path, text: str) -> Texts:

@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy, normalize
 from gossamer.errors import InputError
 from gossamer.io.samples import Pair, padded_batches, sentences
 from gossamer.prune.calibrated import evaluating
+from gossamer.run.embedding import pool
 
 _BATCH_TOKENS = 4096
 
@@ -56,9 +57,7 @@ def embed(model: nn.Module, ids: Sequence[torch.Tensor]) -> torch.Tensor:
 def mean_vectors(model: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
     """Unit vectors [B, D] of one batch; differentiable."""
     hidden_BTD = _hidden(model(**inputs))
-    keep_BT1 = inputs["attention_mask"].unsqueeze(-1).to(hidden_BTD.dtype)
-    pooled_BD = (hidden_BTD * keep_BT1).sum(1) / keep_BT1.sum(1)
-    return normalize(pooled_BD.float(), dim=1)
+    return normalize(pool(hidden_BTD, inputs["attention_mask"]), dim=1)
 
 
 def agreement(first_ND: torch.Tensor, second_ND: torch.Tensor) -> float:

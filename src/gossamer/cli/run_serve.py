@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gossamer run serve`: a model behind HTTP."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from gossamer.cli.command import Command
+from gossamer.cli.output import Output
+from gossamer.cli.parameters import POSITIVE
+from gossamer.errors import ResourceError
+
+if TYPE_CHECKING:
+    from gossamer.run.embedding import Pooling
+
+_EXAMPLES = """
+gossamer run serve pruned/
+gossamer run serve minilm --port 9000 --precision int8 --threads 2
+gossamer run serve demo:smollm2 --max-queue 32 --timeout 120
+"""
+
+
+@click.command(
+    "serve", cls=Command, examples=_EXAMPLES, short_help="Answer over HTTP; also as OpenAI does."
+)
+@click.argument("model", metavar="MODEL")
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address to listen on; others than the loopback are open to the network.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8000,
+    show_default=True,
+    help="0 takes a free one.",
+)
+@click.option(
+    "--max-queue",
+    type=POSITIVE,
+    default=256,
+    show_default=True,
+    help="Requests that may wait; others get 503.",
+)
+@click.option(
+    "--max-batch-tokens",
+    type=POSITIVE,
+    default=4096,
+    show_default=True,
+    help="Tokens of one call of the model.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True, max=86400),
+    default=60.0,
+    show_default=True,
+    help="Seconds for an answer, or for the next token of a text.",
+)
+@click.option(
+    "--precision",
+    type=click.Choice(["fp32", "int8"]),
+    default="fp32",
+    show_default=True,
+    help="Lowest precision that kernels may compute in.",
+)
+@click.option(
+    "--pooling",
+    type=click.Choice(["mean", "cls"]),
+    default="mean",
+    show_default=True,
+    help="Of embeddings: mean of all tokens, or the first token.",
+)
+@click.option("--threads", type=POSITIVE, help="[default: as torch has it]")
+@click.pass_obj
+def serve(  # noqa: PLR0913  (one argument per option)
+    out: Output,
+    model: str,
+    host: str,
+    port: int,
+    max_queue: int,
+    max_batch_tokens: int,
+    timeout: float,
+    precision: str,
+    pooling: "Pooling",
+    threads: int | None,
+) -> None:
+    """Answer /embed, /classify, /v1/embeddings, /v1/completions or /v1/chat/completions.
+
+    Which of them depends on MODEL: a gossamer artifact, a local Hugging Face directory, a gguf file
+    or a packaged model such as minilm. /health and /metrics are always there. Stops on Ctrl-C or
+    SIGTERM when the requests that run are finished.
+    """
+    _require_extra()
+    import torch
+
+    from gossamer.cli.sources import load_source
+    from gossamer.run.server.app import build_app
+    from gossamer.run.server.lifecycle import is_loopback, open_socket, run_server, url_of
+    from gossamer.run.server.limits import Limits
+    from gossamer.run.server.service import make_service
+
+    limits = Limits(max_queue=max_queue, max_batch_tokens=max_batch_tokens, timeout_seconds=timeout)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    listener = open_socket(host, port)
+    with listener:
+        url = url_of(listener)
+        with out.stage("loading"):
+            source = load_source(model)
+        with out.stage("choosing kernels"):
+            service = make_service(
+                source.model, source.beside, source.name, precision=precision, pooling=pooling
+            )
+        if not is_loopback(host):
+            out.note(
+                f"warning: {host} can be reached from other machines, and there is no"
+                " authentication: whoever reaches this port can use the model."
+            )
+        app = build_app(service, limits)
+        run_server(app, listener, limits, lambda: out.note(f"serving {service.name} on {url}"))
+    out.result({"model": service.name, "url": url})
+
+
+def _require_extra() -> None:
+    from importlib.util import find_spec
+
+    for name in ("fastapi", "uvicorn", "prometheus_client"):
+        if find_spec(name) is None:
+            raise ResourceError(
+                f"{name} is not installed. Install the extra [serve]: pip install"
+                " 'gossamer[serve]'."
+            )

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the files beside a chat model say about text: how messages are set, where answers end.
+
+A chat template is a program of the jinja language. transformers runs it in jinja's sandbox, which
+reaches neither files nor Python.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gossamer.errors import ArtifactError, InputError
+
+_CONFIG = "tokenizer_config.json"
+_TEMPLATE = "chat_template.jinja"
+_GENERATION = "generation_config.json"
+
+
+class ChatTemplate:
+    """Messages as one prompt, the way a model was trained on them.
+
+    Args:
+        beside: files beside the weights, by name.
+    """
+
+    def __init__(self, beside: Mapping[str, bytes]) -> None:
+        config = _read(beside, _CONFIG)
+        self._tokens = {
+            name: value["content"] if isinstance(value, dict) else value
+            for name, value in config.items()
+            if name.endswith("_token") and isinstance(value, str | dict)
+        }
+        self._template = _template(beside, config)
+
+    def __bool__(self) -> bool:
+        return self._template is not None
+
+    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """The prompt whose continuation is the answer; InputError if the template refuses."""
+        from transformers.utils import chat_template_utils
+
+        if self._template is None:
+            raise InputError(
+                "messages: this model has no chat template. Use /v1/completions with a prompt, or"
+                f" put a {_TEMPLATE} beside the model."
+            )
+        try:
+            render: Any = chat_template_utils.render_jinja_template
+            rendered, _ = render(
+                conversations=[[dict(message) for message in messages]],
+                chat_template=self._template,
+                add_generation_prompt=True,
+                **self._tokens,
+            )
+        except Exception as error:
+            raise InputError(
+                f"messages: the chat template of this model refuses them ({str(error)[:200]})."
+            ) from error
+        text: str = rendered[0]
+        return text
+
+
+def end_tokens(beside: Mapping[str, bytes], config: Any) -> frozenset[int]:
+    """Tokens that end an answer: what generation_config.json says, or else config.json."""
+    found = _read(beside, _GENERATION).get("eos_token_id", getattr(config, "eos_token_id", None))
+    numbers = found if isinstance(found, list) else [found]
+    return frozenset(number for number in numbers if type(number) is int)
+
+
+def _template(beside: Mapping[str, bytes], config: Mapping[str, Any]) -> str | None:
+    if _TEMPLATE in beside:
+        return beside[_TEMPLATE].decode("utf-8", "replace")
+    found = config.get("chat_template")
+    if isinstance(found, list):
+        named = {item.get("name"): item.get("template") for item in found if isinstance(item, dict)}
+        found = named.get("default")
+    return found if isinstance(found, str) else None
+
+
+def _read(beside: Mapping[str, bytes], name: str) -> dict[str, Any]:
+    try:
+        content = json.loads(beside.get(name, b"{}"))
+    except ValueError as error:
+        raise ArtifactError(f"{name}: is not JSON ({error}).") from error
+    if not isinstance(content, dict):
+        raise ArtifactError(f"{name}: must be a JSON object.")
+    return content

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""New tokens behind a prompt, one by one: what a server or a chat needs from an engine."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from gossamer.errors import InputError
+from gossamer.run.sampling import Sampler, Sampling
+from gossamer.run.text_tokens import num_positions
+
+_CLASSES = ("ForCausalLM", "LMHeadModel")
+
+
+@dataclass(frozen=True)
+class GenerationOptions:
+    """How a text goes on.
+
+    Attributes:
+        max_new_tokens: at most so many.
+        sampling: how tokens are drawn; the likeliest always unless told otherwise.
+        stop: tokens that end the text; they are not given.
+    """
+
+    max_new_tokens: int
+    sampling: Sampling = field(default_factory=Sampling)
+    stop: frozenset[int] = frozenset()
+
+
+class TokenGenerator(Protocol):
+    """An engine. Iterators of several texts may be advanced in turns, by one thread."""
+
+    @property
+    def context(self) -> int:
+        """The most tokens of a text, prompt included."""
+
+    def generate(self, ids: Sequence[int], options: GenerationOptions) -> Iterator[int]:
+        """New tokens behind `ids`; work is done when the next one is asked for."""
+
+
+def is_generator(model: nn.Module) -> bool:
+    """Whether `model` gives logits of the next token."""
+    return type(model).__name__.endswith(_CLASSES)
+
+
+def make_generator(model: nn.Module) -> TokenGenerator:
+    """The engine for `model`: the one place where it is chosen."""
+    if not is_generator(model):
+        raise InputError(
+            f"{type(model).__name__}: generates no text; expected a model that ends with"
+            f" {' or '.join(_CLASSES)}."
+        )
+    return TransformersGenerator(model)
+
+
+class TransformersGenerator:
+    """Any causal model of transformers, compiled or not, with its own cache of keys and values."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self.context = num_positions(model.config)
+
+    def generate(self, ids: Sequence[int], options: GenerationOptions) -> Iterator[int]:
+        """New tokens behind `ids`, at most up to the end of the context."""
+        draw = Sampler(options.sampling)
+        cache: Any = None
+        pending, held = list(ids), 0
+        for _ in range(min(options.max_new_tokens, self.context - len(ids))):
+            # Not around the yield: the mode would hold for whoever asks for tokens.
+            with torch.inference_mode():
+                output: Any = self._model(
+                    input_ids=torch.tensor([pending]),
+                    past_key_values=cache,
+                    use_cache=True,
+                    # Of a long prompt, logits of the last token alone.
+                    logits_to_keep=1,
+                )
+                token = draw(output.logits[0, -1].float())
+            cache, held = output.past_key_values, held + len(pending)
+            if token in options.stop:
+                return
+            yield token
+            pending = [token]

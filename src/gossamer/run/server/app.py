@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The application: routes for what a model can do, health and metrics."""
+
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import APIRouter, FastAPI
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import Response
+
+from gossamer.run.server.batching import Batcher, RunBatch
+from gossamer.run.server.faults import install_faults
+from gossamer.run.server.guard import Guard
+from gossamer.run.server.limits import Limits
+from gossamer.run.server.metrics import Metrics
+from gossamer.run.server.service import Service
+from gossamer.run.server.text_routes import BatchedTexts, classification_routes, embedding_routes
+from gossamer.run.server.turns import TurnTaker
+from gossamer.run.server.writing_routes import writing_routes
+from gossamer.run.text_tokens import TextTokens
+
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def build_app(service: Service, limits: Limits | None = None) -> FastAPI:
+    """An ASGI application; its worker threads live from its start to its shutdown."""
+    bounds = limits or Limits()
+    metrics = Metrics()
+    workers: list[Batcher | TurnTaker] = []
+    turn = threading.Lock()
+
+    def batched(tokens: TextTokens, run: RunBatch) -> BatchedTexts:
+        batcher = Batcher(run, bounds, metrics, turn)
+        workers.append(batcher)
+        return BatchedTexts(service.name, tokens, batcher, bounds)
+
+    routers = [_status_routes(service, metrics, workers)]
+    if (embedder := service.embedder) is not None:
+        texts = batched(embedder.tokens, embedder.vectors)
+        routers.append(embedding_routes(texts))
+    if (classifier := service.classifier) is not None:
+        texts = batched(classifier.tokens, classifier.scores)
+        routers.append(classification_routes(texts, classifier))
+    if (writer := service.writer) is not None:
+        turns = TurnTaker(writer.engine, bounds, metrics)
+        workers.append(turns)
+        routers.append(writing_routes(writer, turns, bounds, service.name))
+    metrics.watch_queue(lambda: sum(map(len, workers)))
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        for worker in workers:
+            worker.start()
+        yield
+        for worker in workers:
+            await run_in_threadpool(worker.close)
+
+    # Pages that describe the interface would load scripts from elsewhere.
+    app = FastAPI(
+        title=f"gossamer: {service.name}", docs_url=None, redoc_url=None, lifespan=lifespan
+    )
+    for router in routers:
+        app.include_router(router)
+    paths = [route.path for router in routers for route in router.routes]  # type: ignore[attr-defined]
+    install_faults(app, bounds, paths)
+    app.add_middleware(Guard, limits=bounds, metrics=metrics, endpoints=paths)
+    return app
+
+
+def _status_routes(service: Service, metrics: Metrics, workers: list[Any]) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/health")
+    async def health() -> dict[str, Any]:
+        return {"status": "ok", "model": service.name, "queue_length": sum(map(len, workers))}
+
+    @router.get("/metrics", response_model=None)
+    async def read_metrics() -> Response:
+        return Response(metrics.text(), media_type=_METRICS_TYPE)
+
+    return router

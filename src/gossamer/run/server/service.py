@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model can do for clients: embed, classify, or write."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from gossamer.run.chat_template import ChatTemplate, end_tokens
+from gossamer.run.classification import Classifier, is_classifier
+from gossamer.run.compiler import compile as compile_model
+from gossamer.run.embedding import Embedder, Pooling
+from gossamer.run.generation import TokenGenerator, is_generator, make_generator
+from gossamer.run.text_tokens import TextTokens
+
+# Tokens of a call that kernels are chosen for: a sentence and a full batch; a step and a prompt.
+_ENCODER_TOKENS = (32, 1024)
+_DECODER_TOKENS = (1, 128)
+
+
+@dataclass(frozen=True)
+class Writer:
+    """What text generation needs besides the engine.
+
+    Attributes:
+        engine: gives tokens.
+        tokens: the tokenizer.
+        template: sets messages as a prompt.
+        ends: tokens that end a text.
+    """
+
+    engine: TokenGenerator
+    tokens: TextTokens
+    template: ChatTemplate
+    ends: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Service:
+    """A model under a name; what it cannot do is None."""
+
+    name: str
+    embedder: Embedder | None = None
+    classifier: Classifier | None = None
+    writer: Writer | None = None
+
+
+def make_service(
+    model: nn.Module,
+    beside: Mapping[str, bytes],
+    name: str,
+    *,
+    precision: str = "fp32",
+    pooling: Pooling = "mean",
+) -> Service:
+    """Compile `model` in place and say what it serves.
+
+    Args:
+        model: of transformers.
+        beside: files beside its weights, by name; tokenizer.json is needed.
+        name: what clients call it.
+        precision: the lowest one that kernels may compute in.
+        pooling: of embeddings.
+    """
+    generates = is_generator(model)
+    counts = _DECODER_TOKENS if generates else _ENCODER_TOKENS
+    fast: Any = compile_model(model, tokens=counts, inplace=True, precision=precision)
+    if generates:
+        tokens = TextTokens(beside, fast.config)
+        ends = end_tokens(beside, fast.config)
+        return Service(
+            name, writer=Writer(make_generator(fast), tokens, ChatTemplate(beside), ends)
+        )
+    classifier = Classifier(fast, beside) if is_classifier(fast) else None
+    return Service(name, Embedder(fast, beside, pooling=pooling), classifier)
