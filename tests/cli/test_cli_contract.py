@@ -21,7 +21,7 @@ from gossamer.cli.output import Output, write_json
 from gossamer.zoo import MLP
 
 RECIPE_COMMANDS = ("list", "show", "copy", "validate", "schema")
-RUN_COMMANDS = ("encode", "serve")
+RUN_COMMANDS = ("encode", "chat", "complete", "serve")
 HELP_PROBE = """
 import sys
 from gossamer.cli.main import main

@@ -8,11 +8,17 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from gossamer.errors import InputError
+from gossamer.errors import InputError, TargetError
+from gossamer.run.compiler import compile as compile_model
+from gossamer.run.decoder import DecoderEngine, Session
 from gossamer.run.sampling import Sampler, Sampling
 from gossamer.run.text_tokens import num_positions
 
 _CLASSES = ("ForCausalLM", "LMHeadModel")
+# Keys and values of a session are held for all of it.
+_NATIVE_CONTEXT = 2048
+_MAX_FREE_SESSIONS = 4
+_COMPILED_TOKENS = (1, 128)
 
 
 @dataclass(frozen=True)
@@ -46,14 +52,43 @@ def is_generator(model: nn.Module) -> bool:
     return type(model).__name__.endswith(_CLASSES)
 
 
-def make_generator(model: nn.Module) -> TokenGenerator:
-    """The engine for `model`: the one place where it is chosen."""
+def make_generator(model: nn.Module, precision: str = "fp32") -> TokenGenerator:
+    """The engine for `model`: the one place where it is chosen.
+
+    Llama, Qwen2 and Mistral models run in one native call per token; any other model is compiled
+    in place, layer by layer.
+    """
     if not is_generator(model):
         raise InputError(
             f"{type(model).__name__}: generates no text; expected a model that ends with"
             f" {' or '.join(_CLASSES)}."
         )
-    return TransformersGenerator(model)
+    context = min(num_positions(model.config), _NATIVE_CONTEXT)
+    try:
+        return NativeGenerator(DecoderEngine(model, precision, context=context))
+    except (InputError, TargetError):
+        fast = compile_model(model, tokens=_COMPILED_TOKENS, inplace=True, precision=precision)
+        return TransformersGenerator(fast)
+
+
+class NativeGenerator:
+    """The native decoder; sessions hold keys and values and are used again when a text is done."""
+
+    def __init__(self, engine: DecoderEngine) -> None:
+        self._engine = engine
+        self._free: list[Session] = []
+        self.context = engine.shape.context
+
+    def generate(self, ids: Sequence[int], options: GenerationOptions) -> Iterator[int]:
+        """New tokens behind `ids`, at most up to the end of the context."""
+        session = self._free.pop() if self._free else self._engine.session()
+        try:
+            yield from self._engine.stream(
+                ids, options.max_new_tokens, options.sampling, tuple(options.stop), session
+            )
+        finally:
+            if len(self._free) < _MAX_FREE_SESSIONS:
+                self._free.append(session)
 
 
 class TransformersGenerator:

@@ -14,9 +14,8 @@ from gossamer.run.embedding import Embedder, Pooling
 from gossamer.run.generation import TokenGenerator, is_generator, make_generator
 from gossamer.run.text_tokens import TextTokens
 
-# Tokens of a call that kernels are chosen for: a sentence and a full batch; a step and a prompt.
+# Tokens of a call that kernels are chosen for: a sentence and a full batch.
 _ENCODER_TOKENS = (32, 1024)
-_DECODER_TOKENS = (1, 128)
 
 
 @dataclass(frozen=True)
@@ -63,14 +62,11 @@ def make_service(
         precision: the lowest one that kernels may compute in.
         pooling: of embeddings.
     """
-    generates = is_generator(model)
-    counts = _DECODER_TOKENS if generates else _ENCODER_TOKENS
-    fast: Any = compile_model(model, tokens=counts, inplace=True, precision=precision)
-    if generates:
-        tokens = TextTokens(beside, fast.config)
-        ends = end_tokens(beside, fast.config)
-        return Service(
-            name, writer=Writer(make_generator(fast), tokens, ChatTemplate(beside), ends)
-        )
+    config: Any = model.config
+    if is_generator(model):
+        tokens, ends = TextTokens(beside, config), end_tokens(beside, config)
+        engine = make_generator(model, precision)
+        return Service(name, writer=Writer(engine, tokens, ChatTemplate(beside), ends))
+    fast: Any = compile_model(model, tokens=_ENCODER_TOKENS, inplace=True, precision=precision)
     classifier = Classifier(fast, beside) if is_classifier(fast) else None
     return Service(name, Embedder(fast, beside, pooling=pooling), classifier)
