@@ -81,10 +81,13 @@ class NativeGenerator:
 
     def generate(self, ids: Sequence[int], options: GenerationOptions) -> Iterator[int]:
         """New tokens behind `ids`, at most up to the end of the context."""
+        room = min(options.max_new_tokens, self.context - len(ids))
+        if room <= 0:
+            return
         session = self._free.pop() if self._free else self._engine.session()
         try:
             yield from self._engine.stream(
-                ids, options.max_new_tokens, options.sampling, tuple(options.stop), session
+                ids, room, options.sampling, tuple(options.stop), session
             )
         finally:
             if len(self._free) < _MAX_FREE_SESSIONS:
