@@ -72,7 +72,7 @@ class EncoderEngine:
         folder = Path(self._folder.name)
         paths = {key: str(folder / f"{key}.npy") for key in ("ids", "y")}
         paths["arrays"] = str(folder / "arrays.npz")
-        np.savez(paths["arrays"], **arrays)  # type: ignore[arg-type]
+        np.savez(paths["arrays"], **arrays)  # type: ignore[arg-type]  # numpy types its options
         np.save(paths["ids"], ids_BT.numpy())
         case = {**paths, "name": name, "precision": precision, "threads": self._threads}
         self._process.ask("load", case)
