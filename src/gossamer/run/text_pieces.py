@@ -10,7 +10,7 @@ class TextPieces:
 
     Args:
         tokenizer: of the package tokenizers.
-        stop: the text ends before the first of these.
+        stop: the text ends before whichever of these is complete first.
     """
 
     def __init__(self, tokenizer: Any, stop: Sequence[str] = ()) -> None:
