@@ -6,6 +6,8 @@ Multiply-adds at the measured peak or bytes at the measured read bandwidth, whic
 
 from dataclasses import dataclass
 
+import torch
+
 from gossamer.run.bench import ceilings
 from support.roofline import bandwidth_gbs
 
@@ -19,7 +21,7 @@ class Roof:
     Attributes:
         fma_gflops: fp32 multiply-adds in registers.
         int8_gops: the int8 mix on data in L1.
-        bandwidth_gbs: reading what fits no cache, on all threads.
+        bandwidth_gbs: reading what fits no cache.
     """
 
     fma_gflops: float
@@ -28,7 +30,8 @@ class Roof:
 
 
 def measure_roof():
-    """A second or two of measuring."""
+    """A second or two of measuring, on one thread: by the time of the processor (see `turn.py`)."""
+    torch.set_num_threads(1)
     rates = ceilings(0.5, ("fma", "int8_panel", "int8_quad"))
     int8 = max(rates["int8_panel"], rates["int8_quad"])
     return Roof(rates["fma"], int8, bandwidth_gbs())
@@ -61,5 +64,6 @@ def least_ms(work, roof, precision, sparsity, threads):
     kept = work.weights * (1 - sparsity)
     rates = {"fp32": roof.fma_gflops, "bf16": 2 * roof.fma_gflops, "int8": roof.int8_gops}
     products = 2 * kept * work.tokens / rates[precision]
-    arithmetic = (products + work.attention_flops / roof.fma_gflops) / threads
-    return max(arithmetic, kept * _VALUE_BYTES[precision] / roof.bandwidth_gbs) * 1e-6
+    arithmetic = products + work.attention_flops / roof.fma_gflops
+    memory = kept * _VALUE_BYTES[precision] / roof.bandwidth_gbs
+    return max(arithmetic, memory) / threads * 1e-6
