@@ -12,6 +12,10 @@ TEXT = [
 ]
 GOLDEN = {
     "quickstart": ["--model", "--out", "--sparsity"],
+    "shrink": [
+        *("MODEL", "--budget", "--choose", "--data", "--max-bytes", "--max-latency", "--max-loss"),
+        *("--out", "--report", "-o"),
+    ],
     "prune": [
         *("MODEL", "--budget", "--format", "--ignore", "--out", "--pattern", "--scorer"),
         *("--sparsity", "--target", "--tokens", "-o"),
