@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import (
     BertConfig,
+    BertForSequenceClassification,
     BertModel,
     DistilBertConfig,
     DistilBertModel,
@@ -22,6 +23,7 @@ from gossamer.ops.encoder import PackedEncoder
 from gossamer.ops.kernels import available_kernels
 from gossamer.run.encoder import NativeEncoder, pack_encoder
 from gossamer.run.encoder_layers import find_encoders, read_layers
+from gossamer.run.short_forward import short_forward
 
 SIZES = {"vocab_size": 50, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3}
 BERT = {**SIZES, "intermediate_size": 40, "max_position_embeddings": 200}
@@ -215,3 +217,39 @@ def test_torch_compile_and_export_see_one_op(monkeypatch):
         torch.library.opcheck(torch.ops.gossamer.packed_encoder.default, (x, some, handle))
     with pytest.raises(KernelError, match="no longer exist"):
         torch.ops.gossamer.packed_encoder(x, None, 1)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_the_short_way_gives_what_the_long_one_does(wrapped, monkeypatch):
+    monkeypatch.setenv("GOSSAMER_TUNE", "off")
+    torch.manual_seed(0)
+    config = BertConfig(**BERT)
+    model = (BertForSequenceClassification if wrapped else BertModel)(config).eval()
+    gossamer.sparsify(model, sparsity=0.7)
+    fast = gossamer.compile(model, tokens=64)
+    inner = fast.bert if wrapped else fast
+    assert inner.forward.__func__ is short_forward
+    ids = torch.randint(1, 50, (2, 30))
+    live = torch.arange(30) < torch.tensor([30, 11])[:, None]
+    calls = [
+        {"input_ids": ids},
+        {"input_ids": ids, "attention_mask": live.long()},
+        {"input_ids": ids, "attention_mask": live, "token_type_ids": torch.ones_like(ids)},
+        {"input_ids": ids, "output_hidden_states": True},
+        {"input_ids": ids, "return_dict": False},
+        {"inputs_embeds": torch.randn(2, 30, 24)},
+    ]
+    for call in calls:
+        with torch.inference_mode():
+            wanted, got = model(**call), fast(**call)
+        assert type(got) is type(wanted)
+        first, second = (
+            output[0] if wrapped or "attention_mask" not in call else output[0][live]
+            for output in (wanted, got)
+        )
+        torch.testing.assert_close(second, first, rtol=1e-4, atol=1e-5)
+        if not wrapped:
+            torch.testing.assert_close(got[1], wanted[1], rtol=1e-4, atol=1e-5)
+    with torch.inference_mode():
+        twice = copy.deepcopy(fast)(**calls[0])
+        torch.testing.assert_close(twice[0], fast(**calls[0])[0])

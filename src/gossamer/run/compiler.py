@@ -32,6 +32,7 @@ from gossamer.run.encoder import choose_encoder, pack_encoder
 from gossamer.run.encoder_layers import find_encoders
 from gossamer.run.fused_convs import fuse_convs
 from gossamer.run.packed import Choice, PackedLinear
+from gossamer.run.short_forward import shorten_forward
 
 # A dense layer with fewer zeros than this is left alone: no kernel gains from it.
 _MIN_SPARSITY = 0.1
@@ -102,6 +103,7 @@ def compile(
                 replace_module(fast, stock, chosen)
         decide.save()
     fuse_convs(fast, example)
+    shorten_forward(fast)
     disable_fast_paths(fast)
     return fast
 
