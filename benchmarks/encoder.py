@@ -25,8 +25,6 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
-os.environ.setdefault("GOSSAMER_TUNE", "off")
-
 import torch
 
 import gossamer
@@ -61,6 +59,7 @@ _SPARSE_ENGINES = ("deepsparse",)
 
 
 def main():
+    os.environ.setdefault("GOSSAMER_TUNE", "off")
     given = arguments()
     shape_names = ["minilm"] if given.minilm else given.model
     cases = [(n, b, t) for n in shape_names for b in given.batch for t in given.threads]

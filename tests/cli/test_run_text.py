@@ -85,7 +85,7 @@ def test_complete_streams_to_stdout(model, capsys):
 def test_chat_keeps_the_talk(model, monkeypatch, capsys):
     lines = iter(["hello\n", "again\n", ""])
     monkeypatch.setattr(sys.stdin, "readline", lambda: next(lines), raising=False)
-    monkeypatch.setattr("gossamer.cli.run._ask", lambda out: next(lines).strip())
+    monkeypatch.setattr("gossamer.cli.run_text._ask", lambda out: next(lines).strip())
     assert main(["run", "chat", model, "--max-tokens", "4", "--json", "--system", "be"]) == 0
     turns = json.loads(capsys.readouterr().out)["turns"]
     roles = [turn["role"] for turn in turns]
@@ -101,7 +101,7 @@ def test_a_model_without_a_tokenizer_is_refused(tmp_path, capsys):
 
 def test_a_model_without_a_template_cannot_chat(tmp_path, monkeypatch, capsys):
     plain = artifact(tmp_path / "plain", tokenizer_files(template=None))
-    monkeypatch.setattr("gossamer.cli.run._ask", lambda out: "hello")
+    monkeypatch.setattr("gossamer.cli.run_text._ask", lambda out: "hello")
     assert main(["run", "chat", plain]) == 2
     assert "no chat template" in capsys.readouterr().err
 
