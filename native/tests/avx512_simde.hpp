@@ -68,6 +68,71 @@ static inline Lane lane_of(const Vector& v, int i) {
   })
 #endif
 
+// For panels of encoders, neurons and masks.
+#ifndef _mm512_cvtps_epi32
+#define _mm512_cvtps_epi32(v) \
+  by_lane_512<__m512i, int32_t>([in = (v)](int i) { return static_cast<int32_t>(__builtin_lrintf(lane_of<float>(in, i))); })
+#endif
+#ifndef _mm512_reduce_add_ps
+static inline float reduce_add_ps_512(__m512 v) {
+  float sum = 0.0f;
+  for (int i = 0; i < 16; ++i) sum += lane_of<float>(v, i);
+  return sum;
+}
+#define _mm512_reduce_add_ps(v) reduce_add_ps_512(v)
+#endif
+#ifndef _mm512_reduce_add_epi32
+static inline int32_t reduce_add_epi32_512(__m512i v) {
+  uint32_t sum = 0;
+  for (int i = 0; i < 16; ++i) sum += lane_of<uint32_t>(v, i);
+  return static_cast<int32_t>(sum);
+}
+#define _mm512_reduce_add_epi32(v) reduce_add_epi32_512(v)
+#endif
+#ifndef _mm512_maskz_loadu_ps
+#define _mm512_maskz_loadu_ps(mask, p)                                                                     \
+  by_lane_512<__m512, float>([from = static_cast<const float*>(p), bits = static_cast<unsigned>(mask)](int i) { \
+    return bits >> i & 1 ? from[i] : 0.0f;                                                                 \
+  })
+#endif
+#ifndef _mm512_mask_storeu_ps
+static inline void mask_storeu_ps_512(void* p, unsigned mask, __m512 v) {
+  for (int i = 0; i < 16; ++i)
+    if (mask >> i & 1) static_cast<float*>(p)[i] = lane_of<float>(v, i);
+}
+#define _mm512_mask_storeu_ps(p, mask, v) mask_storeu_ps_512(p, mask, v)
+#endif
+#ifndef _mm512_cvtepi32_epi16
+static inline __m256i cvtepi32_epi16_512(__m512i v) {
+  uint16_t halves[16];
+  for (int i = 0; i < 16; ++i) halves[i] = static_cast<uint16_t>(lane_of<uint32_t>(v, i));
+  __m256i out;
+  std::memcpy(&out, halves, sizeof out);
+  return out;
+}
+#define _mm512_cvtepi32_epi16(v) cvtepi32_epi16_512(v)
+#endif
+
+#ifndef _mm256_maskz_loadu_epi16
+static inline __m256i maskz_loadu_epi16_256(unsigned mask, const void* p) {
+  uint16_t halves[16];
+  for (int i = 0; i < 16; ++i) halves[i] = mask >> i & 1 ? static_cast<const uint16_t*>(p)[i] : uint16_t{0};
+  __m256i out;
+  std::memcpy(&out, halves, sizeof out);
+  return out;
+}
+#define _mm256_maskz_loadu_epi16(mask, p) maskz_loadu_epi16_256(mask, p)
+#endif
+#ifndef _mm256_mask_storeu_epi16
+static inline void mask_storeu_epi16_256(void* p, unsigned mask, __m256i v) {
+  uint16_t halves[16];
+  std::memcpy(halves, &v, sizeof halves);
+  for (int i = 0; i < 16; ++i)
+    if (mask >> i & 1) static_cast<uint16_t*>(p)[i] = halves[i];
+}
+#define _mm256_mask_storeu_epi16(p, mask, v) mask_storeu_epi16_256(p, mask, v)
+#endif
+
 #ifndef _mm512_cvtneps_pbh
 static inline __m256i cvtneps_pbh_512(__m512 v) {
   uint32_t bits[16];
