@@ -98,7 +98,7 @@ std::shared_ptr<PanelLinear> pack_panel_linear(const KeptWeight& weight, const f
     linear = std::make_shared<Int8Linear>(pack_int8(weight, options, int8_kernels(isa)), encoder_int8_kernels(isa));
   } else {
     const EncoderKernels& kernels = encoder_kernels(isa);
-    linear = std::make_shared<FloatLinear>(pack_panel(weight, kernels.shapes), kernels);
+    linear = std::make_shared<FloatLinear>(pack_panel(weight, kernels.shapes, true), kernels);
   }
   linear->rows = weight.rows;
   linear->columns = weight.columns;

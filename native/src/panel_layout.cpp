@@ -24,7 +24,8 @@ double density_of(int64_t rows, int64_t columns, int64_t kept) {
 }
 
 // The weight in the cut of `layout`.
-PanelLayout fill(PanelLayout layout, const KeptWeight& weight, const std::vector<int64_t>& row_start) {
+PanelLayout fill(PanelLayout layout, const KeptWeight& weight, const std::vector<int64_t>& row_start,
+                 bool skip_empty_rows = false) {
   const int64_t rows = weight.rows, columns = weight.columns;
   layout.values.reserve(layout.kept);
   layout.offsets.reserve(layout.kept);
@@ -43,9 +44,9 @@ PanelLayout fill(PanelLayout layout, const KeptWeight& weight, const std::vector
       std::iota(order.begin(), order.end(), 0);
       std::stable_sort(order.begin(), order.end(),
                        [&](int64_t a, int64_t b) { return counts[a] > counts[b]; });
-      // The first block starts every accumulator; in later ones rows that keep nothing are left out.
+      // The first block starts every accumulator; in later ones rows that keep nothing can be left out.
       int64_t used = grouped;
-      while (block > 0 && used > 0 && counts[order[used - layout.group_rows]] == 0) used -= layout.group_rows;
+      while (skip_empty_rows && block > 0 && used > 0 && counts[order[used - layout.group_rows]] == 0) used -= layout.group_rows;
       layout.blocks.push_back({static_cast<int64_t>(layout.row_ids.size()),
                                static_cast<int64_t>(layout.values.size()), used});
       for (int64_t i = 0; i < used; i += layout.group_rows) {
@@ -109,9 +110,10 @@ void PanelLayout::round_values() {
   values = {};
 }
 
-PanelLayout pack_panel(const KeptWeight& weight, const PanelShape* shapes) {
+PanelLayout pack_panel(const KeptWeight& weight, const PanelShape* shapes, bool skip_empty_rows) {
   const std::vector<int64_t> row_start = row_starts(weight);
-  return fill(cut_panel(weight.rows, weight.columns, row_start[weight.rows], shapes), weight, row_start);
+  return fill(cut_panel(weight.rows, weight.columns, row_start[weight.rows], shapes), weight, row_start,
+              skip_empty_rows);
 }
 
 PanelLayout pack_shared_panel(const KeptWeight& weight, const PanelShape* shapes, int64_t tile_rows,

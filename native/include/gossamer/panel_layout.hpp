@@ -51,8 +51,9 @@ const PanelKernels& panel_kernels(Isa isa);
 // How a [rows][columns] weight is cut into tiles and blocks; holds no weights yet. `parts` get as many tiles each.
 PanelLayout cut_panel(int64_t rows, int64_t columns, int64_t kept, const PanelShape* shapes, int64_t parts = 1);
 
-// Builds the layout in the shape that fits the density. May throw std::bad_alloc.
-PanelLayout pack_panel(const KeptWeight& weight, const PanelShape* shapes);
+// Builds the layout in the shape that fits the density. May throw std::bad_alloc. Layouts made anew in training
+// (fresh_panel.hpp) list every row in every block; without the empty ones a kernel does less.
+PanelLayout pack_panel(const KeptWeight& weight, const PanelShape* shapes, bool skip_empty_rows = false);
 
 // Every `tile_rows` rows use the same `used` columns of each `group` columns (V:N:M). Blocks then
 // count used columns only: they are wider and rows in them longer.

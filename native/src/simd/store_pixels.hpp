@@ -16,7 +16,8 @@ static inline void add_rows(float* tile, int width, int64_t num_rows, const Outp
     for (int i = 0; i < num_chunks; ++i) {
       float* to = tile + chunks[i].lane;
       const float* from = added + chunks[i].pixel;
-      if (chunks[i].is_wide)
+      // Not wider than the chunk: lanes behind it may be pixels of the next one.
+      if (chunks[i].lanes == kChunk)
         _mm256_storeu_ps(to, _mm256_add_ps(_mm256_loadu_ps(to), _mm256_loadu_ps(from)));
       else
         for (int lane = 0; lane < chunks[i].lanes; ++lane) to[lane] += from[lane];
