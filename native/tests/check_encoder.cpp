@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A whole encoder against one written down in double: sequences of all remainders, 1 against 2 threads, and int8
-// against fp32 within what quantisation allows. int8 sums are exact, so all sets agree on them closely.
+// against it within what quantisation allows.
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -156,18 +156,22 @@ void check_case(int64_t features, int64_t heads, int64_t head_width, int64_t inn
         y.assign(std::max<int64_t>(tokens * stride, 1), -7.0f);
         model.run(x.data(), features, y.data(), stride, lengths, threads);
       }
-      // Norms bring every value to about 1; what two layers make of roundings, and of 1 in 127, was measured.
-      const double tolerance = int8 ? 0.5 : 2e-4;
-      double worst = 0.0;
+      // Norms bring every value to about 1. Of fp32 the largest error counts; of int8 the mean square, since two
+      // layers of such random weights make much of single roundings to 1 in 127.
+      double worst = 0.0, squares = 0.0;
       bool inside = true;
       for (int64_t t = 0; t < tokens; ++t)
         for (int64_t k = 0; k < stride; ++k) {
           const float got = results[0][t * stride + k];
-          if (k < features)
-            worst = std::max(worst, std::fabs(got - wanted[t * features + k]) / tolerance);
-          else
+          if (k >= features) {
             inside = inside && got == -7.0f;
+            continue;
+          }
+          const double error = std::fabs(got - wanted[t * features + k]);
+          worst = std::max(worst, std::isnan(error) ? INFINITY : error / 2e-4);
+          squares += error * error;
         }
+      if (int8) worst = std::sqrt(squares / double(std::max<int64_t>(tokens * features, 1))) / 0.35;
       const std::string family = int8 ? "encoder int8" : "encoder";
       if (results[0] != results[1])
         tally.fail(family, isa, "two threads differ from one: " + what);
