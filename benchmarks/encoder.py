@@ -59,8 +59,8 @@ _SPARSE_ENGINES = ("deepsparse",)
 
 
 def main():
-    os.environ.setdefault("GOSSAMER_TUNE", "off")
     given = arguments()
+    os.environ.setdefault("GOSSAMER_TUNE", "off")
     shape_names = ["minilm"] if given.minilm else given.model
     cases = [(n, b, t) for n in shape_names for b in given.batch for t in given.threads]
     before, roof = machine(), measure_roof()

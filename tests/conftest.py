@@ -8,5 +8,6 @@ torch.set_num_threads(1)
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory, monkeypatch):
-    """Measured choices go to a folder of the test run, never to the user's."""
+    """Measured choices go to a folder of the test run, never to the user's; measuring is on."""
+    monkeypatch.delenv("GOSSAMER_TUNE", raising=False)
     monkeypatch.setenv("GOSSAMER_CACHE", str(tmp_path_factory.getbasetemp() / "gossamer-cache"))
