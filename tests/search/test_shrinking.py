@@ -2,6 +2,7 @@
 """A whole search on a tiny encoder: made, measured, chosen, resumed, refused."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,9 +10,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import BertConfig, BertModel
 
 import gossamer
-from gossamer.errors import InputError
+from gossamer.errors import ArtifactError, InputError
 from gossamer.search import shrinking, trial
-from gossamer.search.candidates import Candidate
+from gossamer.search.candidates import Candidate, one_shot
 from gossamer.search.workload import make_workload
 
 WORDS = ("red", "green", "blue", "cat", "dog", "bird", "runs", "sleeps", "eats", "fast")
@@ -124,8 +125,32 @@ def test_another_search_in_the_folder_is_refused(model, sentences, tokenizer, tm
     search(model, sentences, tokenizer, tmp_path / "out", budget_minutes=1e-9)
     other = tmp_path / "other.txt"
     other.write_text(sentences.read_text() + "\nred cat\n")
-    with pytest.raises(InputError, match="holds the search of another model"):
+    with pytest.raises(InputError, match="belongs to another run: data was"):
         search(model, other, tokenizer, tmp_path / "out")
+
+
+def test_a_folder_that_is_no_artifact_is_left_alone(model, sentences, tokenizer, tmp_path):
+    out = tmp_path / "mine"
+    out.mkdir()
+    (out / "thesis.txt").write_text("years")
+    with pytest.raises(ArtifactError, match="not a gossamer artifact"):
+        search(model, sentences, tokenizer, out)
+    assert (out / "thesis.txt").read_text() == "years"
+    assert not (tmp_path / "mine.work").exists()
+
+
+def test_pruned_models_are_measured_compiled(model, sentences, tokenizer, tmp_path, few_ideas):
+    seen = []
+
+    def measure(fast):
+        seen.append({type(module).__name__ for module in fast.modules()})
+        return 1.0
+
+    work = make_workload(model, tokenizer, shrinking._texts(sentences))
+    work = replace(work, choosing=replace(work.choosing, measure=measure))
+    trial.Workshop(work, tmp_path, 1.0).try_out(one_shot(0.9))
+    assert len(seen) == 2
+    assert all("MaskedLinear" not in kinds for kinds in seen)
 
 
 def test_parts_of_the_data_do_not_meet(model, sentences, tokenizer):

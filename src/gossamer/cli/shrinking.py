@@ -5,7 +5,6 @@ from pathlib import Path
 
 from gossamer.cli.output import Output
 from gossamer.cli.sources import load_source
-from gossamer.io.opened import check_replaceable
 from gossamer.io.samples import TOKENIZER_FILE, make_tokenizer
 from gossamer.report.html import write_html
 from gossamer.search.front import Limits
@@ -25,7 +24,6 @@ def run_shrink(
     report: Path | None,
 ) -> ShrinkResult:
     """Load, search, write the report."""
-    check_replaceable(target)
     with out.stage("loading"):
         source = load_source(model)
 

@@ -15,9 +15,10 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.io import load
-from gossamer.io.atomic import write_whole
+from gossamer.io.atomic import replace_directory, write_whole
+from gossamer.io.opened import check_replaceable
 from gossamer.io.samples import Texts, read_samples
-from gossamer.prune.journal import model_digest
+from gossamer.prune.journal import check_same_run, model_digest
 from gossamer.recipes.calibration import is_decoder
 from gossamer.search.candidates import DENSE, SPARSITIES, Candidate, one_shot, recovered, slim
 from gossamer.search.front import Limits, best, front, nearest
@@ -113,6 +114,8 @@ def shrink(  # noqa: PLR0913  (one argument per thing a user may ask for)
         on_trial: called after each candidate.
     """
     _check(max_loss, max_ms, max_bytes, budget_minutes)
+    target = Path(out)
+    check_replaceable(target)
     start = time.perf_counter()
     work = make_workload(
         model.eval(), tokenizer, _texts(data), choose=_optional(choose), report=_optional(report)
@@ -125,8 +128,11 @@ def shrink(  # noqa: PLR0913  (one argument per thing a user may ask for)
     points: list[Point] = []
     out_of_time = False
     for candidate in _candidates(work, points, limits):
-        known = (folder / f"{candidate.name}.trial.json").exists()
-        if not known and time.perf_counter() - start > budget_minutes * 60 and points:
+        if (
+            not workshop.knows(candidate)
+            and time.perf_counter() - start > budget_minutes * 60
+            and points
+        ):
             out_of_time = True
             break
         trial = workshop.try_out(candidate)
@@ -137,10 +143,9 @@ def shrink(  # noqa: PLR0913  (one argument per thing a user may ask for)
     result = compiled(load(workshop.path(taken.candidate)).eval(), work, taken.precision)
     with torch.inference_mode():
         quality, before = work.reporting.measure(result), work.reporting.measure(model)
-    target = Path(out)
-    if target.exists():
-        shutil.rmtree(target)
-    shutil.copytree(workshop.path(taken.candidate), target)
+    source = workshop.path(taken.candidate)
+    with replace_directory(target, taken.size, check_replaceable) as unfinished:
+        shutil.copytree(source, unfinished, dirs_exist_ok=True)
     return ShrinkResult(
         taken, chosen is not None, target, folder, work.choosing.name, before, quality,
         tuple(points), time.perf_counter() - start, out_of_time,
@@ -187,11 +192,7 @@ def _claim(folder: Path, work: Workload) -> None:
     key = {"model": model_digest(work.model), "data": digest.hexdigest()}
     place = folder / _KEY
     if place.exists():
-        if json.loads(place.read_text()) != key:
-            raise InputError(
-                f"{folder}: holds the search of another model or other data. Delete it, or choose"
-                " another --out."
-            )
+        check_same_run(folder, json.loads(place.read_text()), key)
         return
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(place, json.dumps(key).encode())

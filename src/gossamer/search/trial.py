@@ -96,9 +96,16 @@ class Workshop:
         """Its artifact."""
         return self.folder / candidate
 
+    def knows(self, candidate: Candidate) -> bool:
+        """Whether an earlier run has measured it."""
+        return self._result(candidate).exists()
+
+    def _result(self, candidate: Candidate) -> Path:
+        return self.folder / f"{candidate.name}.{_RESULT}"
+
     def try_out(self, candidate: Candidate) -> Trial:
         """Make it unless an earlier run did, and measure it in every precision."""
-        done = self.folder / f"{candidate.name}.{_RESULT}"
+        done = self._result(candidate)
         if done.exists():
             return _read(done)
         start = time.perf_counter()
@@ -143,13 +150,7 @@ class Workshop:
 
 def compiled(model: nn.Module, work: Workload, precision: str) -> nn.Module:
     """The model as it would be run."""
-    if precision == "fp32" and not any(bool((p == 0).any()) for p in _matrices(model)):
-        return model
     return compile_model(model, tokens=(1, work.tokens), precision=precision)
-
-
-def _matrices(model: nn.Module) -> list[torch.Tensor]:
-    return [m.weight for m in model.modules() if type(m) is nn.Linear]
 
 
 def _call(model: nn.Module, timed: dict[str, torch.Tensor]) -> Callable[[], Any]:
