@@ -4,8 +4,8 @@
     python benchmarks/active_neurons.py [--json] [--threads 1] [--seconds 4] [--copies 3]
 
 Random weights; the shift of the ReLU makes the wanted share of neurons zero. Every call takes the
-next of several copies of the block and another token, so that no row waits in a cache: repeating
-one token would show ten times these gains. Contenders take turns; best call each.
+next of several copies of the block and another token, so that no row waits in a cache, as it
+would if one token were repeated. Contenders take turns; best call each.
 `known` is given the active neurons, as a predictor would; the others find them by a screen of int8
 codes. `of bytes` is what the bytes alone allow the latter: codes of all gates, rows of active ones.
 """

@@ -5,7 +5,7 @@
 
 namespace gossamer {
 
-// Activations of the lanes in use: their time is that of a product at 95 %.
+// Activations of the lanes in use.
 static inline void activate_tokens(float* panel, int64_t rows, Activation activation, int64_t tokens) {
   if (activation == Activation::none) return;
   if (tokens > kTileTokens / 2) return activate(panel, rows * kTileTokens, activation);

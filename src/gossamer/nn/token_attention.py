@@ -28,14 +28,14 @@ def live_tokens(mask: torch.Tensor | None, hidden_BTD: torch.Tensor) -> torch.Te
     flat = mask[:, 0, 0] if mask.ndim == 4 else mask
     if flat.shape[-1:] != (tokens,) or flat.ndim != 2 or flat.shape[0] not in (1, batch):
         raise InputError(
-            f"token pruning: expected an attention mask [B, T] or [B, 1, T, T] for hidden states"
+            f"encoder: expected an attention mask [B, T] or [B, 1, T, T] for hidden states"
             f" {list(hidden_BTD.shape)}, got {list(mask.shape)}."
         )
     live_BT = (flat == 0 if added else flat.bool()).expand(batch, tokens)
     empty = (~live_BT.any(dim=1)).nonzero().flatten().tolist()
     if empty:
         raise InputError(
-            f"token pruning: sequence {empty[0]} of the batch has no token that is not padding."
+            f"encoder: sequence {empty[0]} of the batch has no token that is not padding."
             " Leave it out."
         )
     return live_BT

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """ReLUs and residual sums computed by the sparse convolution before them.
 
-Both are a walk over all pixels that costs as much as a convolution with few kept weights; the
-kernel does them on accumulators that are in cache anyway. What follows a convolution is read from
-the traced graph, which then runs in the place of the model's own `forward`; modules and their
-names stay, and called by themselves they do what they did. A model that cannot be traced, or that
-gives another result for the example, stays as it is.
+Both are a walk over all pixels; the kernel does them on accumulators that are in cache anyway.
+What follows a convolution is read from the traced graph, which then runs in the place of the
+model's own `forward`; modules and their names stay, and called by themselves they do what they did.
+A model that cannot be traced, or that gives another result for the example, stays as it is.
 """
 
 import operator

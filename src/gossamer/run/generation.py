@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError, TargetError
+from gossamer.ops.dispatch import report_fallback
 from gossamer.run.compiler import compile as compile_model
 from gossamer.run.decoder import DecoderEngine, Session
 from gossamer.run.sampling import Sampler, Sampling
@@ -66,7 +67,8 @@ def make_generator(model: nn.Module, precision: str = "fp32") -> TokenGenerator:
     context = min(num_positions(model.config), _NATIVE_CONTEXT)
     try:
         return NativeGenerator(DecoderEngine(model, precision, context=context))
-    except (InputError, TargetError):
+    except (InputError, TargetError) as reason:
+        report_fallback(type(model).__name__, f"generates layer by layer: {reason}")
         fast = compile_model(model, tokens=_COMPILED_TOKENS, inplace=True, precision=precision)
         return TransformersGenerator(fast)
 

@@ -2,8 +2,8 @@
 """The plain call of a BERT or RoBERTa model around a native encoder, without its detours.
 
 `model(input_ids, attention_mask)` of transformers builds a mask of all pairs of tokens and asks its
-configuration dozens of things: with a fast encoder that is up to a tenth of the call. Here it is
-embeddings, encoder, pooler. Every other call goes the model's own way.
+configuration dozens of things, which shows beside a fast encoder. Here it is embeddings, encoder,
+pooler. Every other call goes the model's own way.
 """
 
 import importlib
