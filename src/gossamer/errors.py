@@ -32,6 +32,10 @@ class RecipeError(InputError):
     """A recipe is malformed."""
 
 
+class ClusterError(InputError):
+    """The description of a cluster is malformed."""
+
+
 class FormatError(GossamerError, ValueError):
     """Arrays break the rules of their sparse format."""
 

@@ -100,7 +100,7 @@ def test_an_empty_file_is_nothing(raw):
         (b"a: 1\nb: *x\n", "r.yaml:2: YAML anchors and aliases"),
         (b"a: &a [x]\nb: &b [*a,*a]\nc: [*b,*b]\n", "anchors and aliases"),
         (b"a: !!python/object/apply:os.system ['true']\n", "python/object/apply:os.system"),
-        (b"a: !!python/name:os.system\n", "recipes are plain data"),
+        (b"a: !!python/name:os.system\n", "such files are plain data"),
         (b"a: ! x\n", "the YAML tag"),
         (b"!!map\na: 1\n", "the YAML tag"),
         (b"a: 1\nb: 2\na: 3\n", "r.yaml:3 a: the key stands here twice, first in line 1"),

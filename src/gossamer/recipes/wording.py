@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from gossamer.recipes.faults import Path, near, show
+from gossamer.recipes.field_words import LIMITS, field_words
 from gossamer.recipes.method_rules import SCHEMA_HINT, fraction_hint, prune_faults
 from gossamer.recipes.recover_schema import Recover, recover_faults
 from gossamer.recipes.relufy_schema import Relufy
@@ -32,28 +33,6 @@ from gossamer.recipes.train_schema import (
     TrainData,
 )
 
-_EXPECTED = {
-    "float_type": "a number",
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "bool_type": "true or false",
-    "string_type": "text",
-    "tuple_type": "a list",
-    "dict_type": "a mapping",
-    "model_type": "a mapping",
-    "model_attributes_type": "a mapping",
-    "finite_number": "a finite number",
-}
-_LIMITS = {
-    "greater_than_equal": "at least {ge}",
-    "greater_than": "more than {gt}",
-    "less_than_equal": "at most {le}",
-    "less_than": "less than {lt}",
-    "too_short": "at least {min_length} long",
-    "too_long": "at most {max_length} long",
-    "string_too_short": "at least {min_length} characters long",
-    "string_too_long": "at most {max_length} characters long",
-}
 _FRACTIONS = {
     ("prune", "sparsity"): "[0, 1)",
     ("structured", "budget"): "(0, 1]",
@@ -107,36 +86,18 @@ def _stage_findings(data: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _words(path: Path, found: Any) -> str:
-    kind, value, context = found["type"], found["input"], found.get("ctx", {})
+    kind, value = found["type"], found["input"]
     name = str(path[-1]) if path else ""
     if path == ("gossamer",) and kind in ("literal_error", "int_type", "missing"):
         return _version(kind, value)
-    if kind == "extra_forbidden":
-        known = tuple(_model_at(found["loc"][:-1]).model_fields)
-        hint = near(name, known)
-        return f"unknown key {show(name)}.{hint} Expected one of {', '.join(known)}. {SCHEMA_HINT}"
-    if kind == "missing":
-        field = _model_at(found["loc"][:-1]).model_fields[name]
-        return f"is missing. {field.description or ''}".strip()
     if kind in ("union_tag_not_found", "union_tag_invalid"):
         return _schedule_kind(value)
-    if kind == "literal_error":
-        legal = context["expected"].replace("'", "").replace(" or ", ", ").split(", ")
-        if not isinstance(value, str):
-            return f"expected one of {', '.join(legal)}, got {show(value)}."
-        return (
-            f"unknown {name} {show(value)}.{near(value, legal)} Expected one of"
-            f" {', '.join(legal)}. {SCHEMA_HINT}"
-        )
-    if kind in _LIMITS and path[-2:] in _FRACTIONS:
+    if kind in LIMITS and path[-2:] in _FRACTIONS:
         return fraction_hint(value, _FRACTIONS[path[-2:]])  # type: ignore[index]
-    if kind in _LIMITS:
-        return f"must be {_LIMITS[kind].format(**context)}, got {show(value)}."
-    if kind in _EXPECTED:
-        return _type(_EXPECTED[kind], value)
-    if kind == "string_pattern_mismatch":
-        return f"{show(value)} is no name; expected letters, digits, '_' and '-'."
-    return f"{found['msg']}, got {show(value)}."
+    fields = (
+        _model_at(found["loc"][:-1]).model_fields if kind in ("extra_forbidden", "missing") else {}
+    )
+    return field_words(name, found, fields, SCHEMA_HINT)
 
 
 def _is_echo(found: Any) -> bool:
@@ -183,16 +144,6 @@ def _version(kind: str, value: Any) -> str:
     if kind == "missing":
         return f"is missing; {want}, at the top of every recipe."
     return f"unknown version {show(value)}; {want}. A newer recipe needs a newer gossamer."
-
-
-def _type(expected: str, value: Any) -> str:
-    hint = ""
-    if isinstance(value, str) and expected in ("a number", "a whole number"):
-        plain = value.strip().removesuffix("%").strip().replace(".", "", 1)
-        if plain.isascii() and plain.isdigit():
-            percent = "%" in value
-            hint = " Write a fraction such as 0.5." if percent else " Remove the quotes."
-    return f"expected {expected}, got {show(value)}.{hint}"
 
 
 def _model_at(path: Path) -> type[BaseModel]:

@@ -62,7 +62,7 @@ class Document:
 def parse_yaml(raw: bytes, source: str) -> Document:
     """The one document in `raw`, or RecipeFaults."""
     if len(raw) > MAX_BYTES:
-        _refuse(source, None, f"has more than {MAX_BYTES} bytes, the most a recipe may have.")
+        _refuse(source, None, f"has more than {MAX_BYTES} bytes, the most such a file may have.")
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -131,7 +131,7 @@ class _Builder:
         if isinstance(event, yaml.DocumentStartEvent):
             self.num_documents += 1
             if self.num_documents > 1:
-                _refuse(self.source, line, "holds a second YAML document; one recipe per file.")
+                _refuse(self.source, line, "holds a second YAML document; one per file.")
         elif isinstance(event, yaml.NodeEvent):
             self._check_node(event, line)
             if isinstance(event, yaml.ScalarEvent):
@@ -155,15 +155,15 @@ class _Builder:
             _refuse(
                 self.source,
                 line,
-                f"YAML anchors and aliases ({show(sign + str(event.anchor))}) are not allowed in"
-                " recipes. Use variables: and ${name}.",
+                f"YAML anchors and aliases ({show(sign + str(event.anchor))}) are not allowed."
+                " Recipes have variables: and ${name} instead.",
             )
         tag = getattr(event, "tag", None)
         if tag is not None:
             _refuse(
                 self.source,
                 line,
-                f"the YAML tag {show(tag)} is not allowed: recipes are plain data. Remove it.",
+                f"the YAML tag {show(tag)} is not allowed: such files are plain data. Remove it.",
             )
         if len(self.stack) >= MAX_DEPTH:
             _refuse(self.source, line, f"is nested deeper than {MAX_DEPTH} levels.")

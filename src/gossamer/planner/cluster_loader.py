@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a file or a built-in name to a checked `Cluster`; every fault is told at once, by line."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from gossamer.errors import ClusterError
+from gossamer.planner.cluster_schema import Cluster, Compute, Link, Links, Memory
+from gossamer.planner.cluster_schema import CompactSpeed as Speed
+from gossamer.recipes.faults import Fault, RecipeFaults, near, plain, show
+from gossamer.recipes.faults import Path as FieldPath
+from gossamer.recipes.field_words import field_words
+from gossamer.recipes.yaml_lines import MAX_BYTES, parse_yaml
+
+_BUILTIN = Path(__file__).parent / "clusters"
+_HINT = "See 'gossamer plan --help'."
+_MODELS: dict[str, type[BaseModel]] = {
+    "memory": Memory,
+    "compute": Compute,
+    "links": Links,
+    "inside": Link,
+    "between": Link,
+    "compact": Speed,
+}
+
+
+class ClusterFaults(ClusterError):
+    """All faults of one description."""
+
+    def __init__(self, faults: tuple[Fault, ...]) -> None:
+        self.faults = faults
+        super().__init__("\n".join(str(fault) for fault in faults))
+
+
+def builtin_clusters() -> list[str]:
+    """Names of the clusters that come with gossamer."""
+    return sorted(file.stem for file in _BUILTIN.glob("*.yaml"))
+
+
+def load_cluster(source: str | os.PathLike[str]) -> Cluster:
+    """The cluster in a file, or the built-in one of that name.
+
+    Raises:
+        ClusterError: with all faults; each has file, line, path, value and what is expected.
+    """
+    if isinstance(source, str) and source in builtin_clusters():
+        return parse_cluster((_BUILTIN / f"{source}.yaml").read_bytes(), f"{source}.yaml")
+    where = plain(str(source))
+    try:
+        with Path(source).open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+    except FileNotFoundError as error:
+        names = builtin_clusters()
+        raise ClusterError(
+            f"{where}: there is no such file or built-in cluster.{near(str(source), names)} Built"
+            f" in: {', '.join(names)}."
+        ) from error
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ClusterError(f"{where}: cannot be read ({reason}).") from error
+    return parse_cluster(raw, where)
+
+
+def parse_cluster(raw: bytes, source: str) -> Cluster:
+    """The cluster in the bytes of a file; `source` is its name in messages."""
+    try:
+        document = parse_yaml(raw, source)
+    except RecipeFaults as error:
+        raise ClusterFaults(error.faults) from error
+    if not isinstance(document.data, dict):
+        text = f"expected a mapping that starts 'gossamer-cluster: 1', got {show(document.data)}."
+        raise ClusterFaults((document.fault((), text),))
+    try:
+        return Cluster.model_validate(document.data)
+    except ValidationError as error:
+        found = [document.fault(path, text) for path, text in _findings(error)]
+        raise ClusterFaults(tuple(sorted(found, key=lambda f: (f.line or 0, f.path)))) from error
+
+
+def _findings(error: ValidationError) -> Iterator[tuple[FieldPath, str]]:
+    for found in error.errors(include_url=False):
+        path: FieldPath = found["loc"]
+        if found["type"] == "value_error":
+            # A rule over several fields says `field: what is wrong`.
+            name, _, text = str(found["ctx"]["error"]).partition(": ")
+            yield (*path, *name.split(".")), text
+        elif path == ("gossamer-cluster",):
+            value = "nothing" if found["type"] == "missing" else show(found["input"])
+            yield path, f"expected 'gossamer-cluster: 1' at the top of the file, got {value}."
+        else:
+            yield path, field_words(str(path[-1]), found, _fields(path[:-1]), _HINT)
+
+
+def _fields(path: FieldPath) -> Any:
+    names = [part for part in path if isinstance(part, str)]
+    return (_MODELS[names[-1]] if names else Cluster).model_fields
