@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A step of a pipeline by events: for work without a fixed order, and for ranks that share cores.
+
+Message-driven (AxoNN): the first rank lets P microbatches in; every rank runs whichever message,
+forward or backward, arrived first; each backward that comes home lets the next one in. The last
+rank runs forward and backward of a microbatch at once.
+"""
+
+import heapq
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gossamer.planner.schedules import Action, Kind, Pipeline, rank_order
+from gossamer.planner.simulation import Costs, Noise, Played, Span, held_at_once
+
+
+def play_events(
+    pipeline: Pipeline, costs: Costs, *, replicas: int, seed: int, cores: int | None
+) -> Played:
+    """Play one step; replicas are independent unless they share cores."""
+    if cores is not None:
+        return _Game(pipeline, costs, replicas, seed, cores).play()
+    games = [_Game(pipeline, costs, 1, seed + index, None).play() for index in range(replicas)]
+    slowest = max(games, key=lambda game: game.seconds)
+    return Played(
+        seconds=slowest.seconds,
+        finished=slowest.finished,
+        busy=tuple(np.mean([game.busy for game in games], axis=0).tolist()),
+        most_held=tuple(np.max([game.most_held for game in games], axis=0).tolist()),
+        spans=games[0].spans,
+    )
+
+
+@dataclass
+class _Rank:
+    """A process: what it could do, and what it is doing."""
+
+    pipe: int
+    number: int
+    order: deque[Action] = field(default_factory=deque)
+    arrived: deque[Action] = field(default_factory=deque)
+    ready: set[Action] = field(default_factory=set)
+    running: bool = False
+    done: list[Action] = field(default_factory=list)
+    busy: float = 0.0
+    free_at: float = 0.0
+
+
+class _Game:
+    def __init__(
+        self, pipeline: Pipeline, costs: Costs, replicas: int, seed: int, cores: int | None
+    ) -> None:
+        self.pipeline, self.costs = pipeline, costs
+        self.noise = Noise(costs.jitter, seed)
+        self.by_message = pipeline.schedule == "message-driven"
+        self.cores = cores
+        self.queue: deque[tuple[_Rank, Action]] = deque()
+        self.events: list[tuple[float, int, _Rank, Action, bool]] = []
+        self.count = 0
+        self.link_free: dict[tuple[int, int, int], float] = {}
+        self.spans: list[Span] = []
+        self.ranks = [
+            [_Rank(pipe, number) for number in range(pipeline.ranks)] for pipe in range(replicas)
+        ]
+        self.entered = [0] * replicas
+
+    def play(self) -> Played:
+        for pipe, ranks in enumerate(self.ranks):
+            if self.by_message:
+                for _ in range(min(self.pipeline.ranks, self.pipeline.microbatches)):
+                    self._enter(pipe, 0.0)
+            else:
+                for rank in ranks:
+                    rank.order.extend(rank_order(self.pipeline, rank.number))
+                    self._offer(rank, 0.0)
+        while self.events:
+            now, _, rank, action, is_message = heapq.heappop(self.events)
+            if is_message:
+                self._take(rank, action, now)
+            else:
+                self._finish(rank, action, now)
+        everyone = [rank for ranks in self.ranks for rank in ranks]
+        slowest = max(self.ranks, key=lambda ranks: max(rank.free_at for rank in ranks))
+        numbers = range(self.pipeline.ranks)
+        return Played(
+            seconds=max(rank.free_at for rank in everyone),
+            finished=tuple(rank.free_at for rank in slowest),
+            busy=tuple(float(np.mean([ranks[n].busy for ranks in self.ranks])) for n in numbers),
+            most_held=tuple(
+                max(held_at_once(ranks[n].done) for ranks in self.ranks) for n in numbers
+            ),
+            spans=tuple(self.spans),
+        )
+
+    def _enter(self, pipe: int, now: float) -> None:
+        """Let the next microbatch into the first stage."""
+        number = self.entered[pipe]
+        if number < self.pipeline.microbatches:
+            self.entered[pipe] += 1
+            self._take(self.ranks[pipe][0], Action(Kind.FORWARD, 0, number), now)
+
+    def _take(self, rank: _Rank, action: Action, now: float) -> None:
+        """The input of an action is there."""
+        if self.by_message:
+            rank.arrived.append(action)
+        else:
+            rank.ready.add(action)
+        self._offer(rank, now)
+
+    def _offer(self, rank: _Rank, now: float) -> None:
+        """Start the next action of a rank, if it has one and a core is free."""
+        action = None if rank.running else self._next(rank)
+        if action is None:
+            return
+        rank.running = True
+        if self.cores == 0:
+            self.queue.append((rank, action))
+        else:
+            self._start(rank, action, now)
+
+    def _next(self, rank: _Rank) -> Action | None:
+        if self.by_message:
+            if not rank.arrived:
+                return None
+            # Of two that wait, the backward one: it frees memory and lets a microbatch in.
+            backward = (a for a in rank.arrived if a.kind is Kind.BACKWARD)
+            action = next(backward, rank.arrived[0])
+            rank.arrived.remove(action)
+            return action
+        if not rank.order:
+            return None
+        action = rank.order[0]
+        first = 0 if action.kind is Kind.FORWARD else self.pipeline.stages - 1
+        needs = action._replace(kind=Kind.BACKWARD) if action.kind is Kind.INPUT else action
+        if action.kind is Kind.WEIGHT or action.stage == first or needs in rank.ready:
+            return rank.order.popleft()
+        return None
+
+    def _start(self, rank: _Rank, action: Action, now: float) -> None:
+        if self.cores is not None:
+            self.cores -= 1
+        work = self.costs.of(action)
+        if self.by_message and self._is_last(action):
+            work += self.costs.of(action._replace(kind=Kind.BACKWARD))
+        work *= self.costs.slow_ranks.get(rank.number, 1.0) * self.noise.factor()
+        rank.busy += work
+        if rank.pipe == 0:
+            self.spans.append(Span(rank.number, action, now, now + work))
+        self._push(now + work, rank, action, is_message=False)
+
+    def _finish(self, rank: _Rank, action: Action, now: float) -> None:
+        rank.running, rank.free_at = False, now
+        rank.done.append(action)
+        if self.by_message and self._is_last(action):
+            action = action._replace(kind=Kind.BACKWARD)
+            rank.done.append(action)
+        self._give(rank, action, now)
+        if self.cores is not None:
+            self.cores += 1
+            if self.queue:
+                self._start(*self.queue.popleft(), now)
+        self._offer(rank, now)
+
+    def _give(self, rank: _Rank, action: Action, now: float) -> None:
+        """Send what an action made to the stage that waits for it."""
+        forward = action.kind is Kind.FORWARD
+        stage = action.stage + (1 if forward else -1)
+        if action.kind is Kind.WEIGHT or stage == self.pipeline.stages:
+            return
+        if stage < 0:
+            if self.by_message:
+                self._enter(rank.pipe, now)
+            return
+        target = Action(Kind.FORWARD if forward else Kind.BACKWARD, stage, action.microbatch)
+        other = self.ranks[rank.pipe][stage % self.pipeline.ranks]
+        if other is rank:
+            self._take(rank, target, now)
+            return
+        ends = rank.number, other.number
+        link = (rank.pipe, *ends)
+        leave = max(now, self.link_free.get(link, 0.0))
+        taken = self.costs.message * self.costs.slow_links.get(ends, 1.0) * self.noise.factor()
+        self.link_free[link] = leave + taken
+        self._push(leave + taken + self.costs.latency, other, target, is_message=True)
+
+    def _is_last(self, action: Action) -> bool:
+        return action.kind is Kind.FORWARD and action.stage == self.pipeline.stages - 1
+
+    def _push(self, when: float, rank: _Rank, action: Action, *, is_message: bool) -> None:
+        self.count += 1
+        heapq.heappush(self.events, (when, self.count, rank, action, is_message))
