@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every legal layout of a number of ranks, with its memory, time and traffic."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+from gossamer.planner.cluster_schema import Cluster
+from gossamer.planner.model_shape import ModelShape
+from gossamer.planner.rank_memory import RankMemory, rank_memory
+from gossamer.planner.schedules import ScheduleName, schedule_fault
+from gossamer.planner.simulation import Played, simulate
+from gossamer.planner.stages import Stage, cut_stages
+from gossamer.planner.states import State
+from gossamer.planner.step_time import Machine, StepTime, Traffic
+from gossamer.planner.workload import Grid, Layout, Workload
+
+DEFAULT_SCHEDULES: Final[tuple[ScheduleName, ...]] = ("1f1b", "interleaved", "zero-bubble")
+_CHUNKS: Final = {"interleaved": (2,), "zero-bubble": (1, 2)}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to train.
+
+    Attributes:
+        state: how weights are held.
+        layout: grid, schedule and microbatches.
+        memory: of the fullest rank, without the runtime's own.
+        time: of a step, in closed form.
+        traffic: of the busiest rank.
+        limit: bytes that a plan may fill.
+        simulated: seconds of a step with the pipeline played event by event, if it was.
+    """
+
+    state: str
+    layout: Layout
+    memory: RankMemory
+    time: StepTime
+    traffic: Traffic
+    limit: float
+    simulated: float | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether the fullest rank has room."""
+        return self.memory.total <= self.limit
+
+    @property
+    def seconds(self) -> float:
+        """Of a step: simulated where it was, else in closed form."""
+        return self.time.total if self.simulated is None else self.simulated
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "state": self.state,
+            "data": self.layout.grid.data,
+            "pipeline": self.layout.grid.pipeline,
+            "shard": self.layout.grid.shard,
+            "schedule": self.layout.schedule,
+            "chunks": self.layout.chunks,
+            "microbatch": self.layout.microbatch,
+            "microbatches": self.layout.microbatches,
+            "fits": self.fits,
+            "seconds": self.seconds,
+            "time": {**asdict(self.time), "total": self.time.total},
+            "simulated_seconds": self.simulated,
+            "memory": {**asdict(self.memory), "total": self.memory.total},
+            "traffic": {**asdict(self.traffic), "total": self.traffic.total},
+        }
+
+
+def divisors(number: int) -> list[int]:
+    """All of them, rising."""
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
+def layouts(
+    ranks: int,
+    work: Workload,
+    schedules: Sequence[ScheduleName] = DEFAULT_SCHEDULES,
+    max_shard: int | None = None,
+) -> Iterator[Layout]:
+    """Every grid, schedule and microbatch that divides ranks and batch."""
+    for pipeline in divisors(ranks):
+        for shard in divisors(ranks // pipeline):
+            if max_shard is not None and shard > max_shard:
+                continue
+            grid = Grid(ranks // pipeline // shard, pipeline, shard)
+            if work.batch % grid.batch_ways == 0:
+                yield from _of_grid(grid, work, schedules)
+
+
+def _of_grid(grid: Grid, work: Workload, schedules: Sequence[ScheduleName]) -> Iterator[Layout]:
+    local = work.batch // grid.batch_ways
+    if work.microbatch is None:
+        sizes = [2**k for k in range(local.bit_length()) if local % 2**k == 0]
+    else:
+        sizes = [work.microbatch] if local % work.microbatch == 0 else []
+    # Without a pipeline there is nothing to order.
+    names = schedules if grid.pipeline > 1 else schedules[:1]
+    for size in sizes:
+        for name in names:
+            for chunks in _CHUNKS.get(name, (1,)) if grid.pipeline > 1 else (1,):
+                if schedule_fault(name, grid.pipeline, local // size, chunks) is None:
+                    yield Layout(grid, name, chunks, size, local // size)
+
+
+class Evaluator:
+    """Evaluates layouts of one model, cluster and state; stages are cut once."""
+
+    def __init__(self, shape: ModelShape, cluster: Cluster, state: State, work: Workload) -> None:
+        self.shape, self.cluster, self.state, self.work = shape, cluster, state, work
+        self.machine = Machine(cluster, state, work)
+        self._cut: dict[int, list[Stage] | None] = {}
+
+    def stages(self, layout: Layout) -> list[Stage] | None:
+        """The stages of a layout; None if the model has too few units."""
+        if layout.stages not in self._cut:
+            self._cut[layout.stages] = cut_stages(
+                self.shape, layout.stages, self.machine.unit_cost, self.work.cut
+            )
+        return self._cut[layout.stages]
+
+    def evaluate(self, layout: Layout) -> Candidate | None:
+        """Memory, time and traffic in closed form; None where the model cannot be cut so."""
+        stages = self.stages(layout)
+        if stages is None:
+            return None
+        time, traffic = self.machine.step(self.shape, stages, layout)
+        memory = rank_memory(
+            self.shape,
+            stages,
+            self.state,
+            self.work,
+            layout,
+            on_kernels=self.machine.on_kernels,
+        )
+        limit = self.cluster.memory.bytes_for_training
+        return Candidate(self.state.name, layout, memory, time, traffic, limit)
+
+    def play(self, layout: Layout, *, jitter: float = 0.0, seed: int = 0) -> Played:
+        """The pipeline of a layout, event by event."""
+        stages = self.stages(layout) or []
+        costs = replace(self.machine.costs(self.shape, stages, layout), jitter=jitter)
+        shared = self.cluster.shared_cores
+        # Replicas behave alike unless noise or cores tell them apart.
+        several = jitter or shared is not None
+        return simulate(
+            layout.pipeline,
+            costs,
+            replicas=layout.grid.batch_ways if several else 1,
+            seed=seed,
+            cores=shared,
+        )
+
+    def simulated(self, found: Candidate, *, jitter: float = 0.0, seed: int = 0) -> Candidate:
+        """The candidate with its pipeline played instead of calculated."""
+        played = self.play(found.layout, jitter=jitter, seed=seed)
+        time = found.time
+        rest = time.shard + time.all_reduce + time.optimizer + time.compression
+        return replace(found, simulated=played.seconds + rest)

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model cut into stages, and what each of them holds and computes."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Literal
+
+from gossamer.planner.model_shape import ModelShape, Unit
+
+Cut = Literal["cost", "even"]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Sums over the units of a stage; counts may be fractions where ends are spread evenly.
+
+    Attributes:
+        prunable: entries that a mask may cover.
+        rest: other parameters.
+        flops_prunable: forward operations per token in products with prunable weights.
+        flops_rest: other forward operations per token.
+        flops_again: forward operations per token that recomputation repeats.
+        blocks: layers.
+        saved: numbers per token that the backward pass needs, without recomputation.
+        saved_block: the same of one layer.
+        saved_end: the same of what is not a layer, the head in the first place.
+        output: numbers per token that go to the next stage.
+        largest: entries of the largest prunable weight.
+    """
+
+    prunable: float
+    rest: float
+    flops_prunable: float
+    flops_rest: float
+    flops_again: float
+    blocks: float
+    saved: float
+    saved_block: float
+    saved_end: float
+    output: float
+    largest: int
+
+
+def cut_stages(
+    shape: ModelShape, count: int, cost: Callable[[Unit], float], how: Cut = "cost"
+) -> list[Stage] | None:
+    """The model in `count` stages, or None if it has fewer units.
+
+    Args:
+        shape: of the model.
+        count: stages.
+        cost: of a unit, what is balanced.
+        how: "cost" makes the most expensive stage as cheap as contiguous units allow; "even" is the
+            assumption of published models: equal numbers of half layers, rounded up, and ends that
+            are spread over all stages.
+    """
+    if how == "even":
+        return _even(shape, count)
+    if count > len(shape.units):
+        return None
+    return [_stage(shape, part) for part in balanced_parts(shape.units, count, cost)]
+
+
+def balanced_parts(
+    units: Sequence[Unit], count: int, cost: Callable[[Unit], float]
+) -> list[Sequence[Unit]]:
+    """Contiguous parts, none empty, whose largest sum of costs is the smallest possible."""
+    sums = [0.0, *accumulate(cost(unit) for unit in units)]
+    n = len(units)
+    # best[i]: smallest largest sum of the first i units in k parts; cut[k][i]: where the last part
+    # of that starts. The two curves over j are monotone, so they cross once.
+    best = sums[:]
+    cuts: list[list[int]] = []
+    for k in range(2, count + 1):
+        following, starts = [0.0] * (n + 1), [0] * (n + 1)
+        j = k - 1
+        for i in range(k, n + 1):
+            while j + 1 < i and best[j + 1] <= sums[i] - sums[j + 1]:
+                j += 1
+            options = [x for x in (j, j + 1) if k - 1 <= x < i]
+            starts[i] = min(options, key=lambda x, i=i: max(best[x], sums[i] - sums[x]))  # type: ignore[misc]
+            following[i] = max(best[starts[i]], sums[i] - sums[starts[i]])
+        best = following
+        cuts.append(starts)
+    ends = [n]
+    for starts in reversed(cuts):
+        ends.append(starts[ends[-1]])
+    ends.append(0)
+    ends.reverse()
+    return [units[a:b] for a, b in zip(ends[:-1], ends[1:], strict=True)]
+
+
+def _stage(shape: ModelShape, units: Sequence[Unit]) -> Stage:
+    blocks = [unit for unit in units if unit.is_block]
+    ends = [unit for unit in units if not unit.is_block]
+    per_layer = sum(unit.is_block for unit in shape.units) / max(shape.blocks, 1)
+    count = len(blocks) / max(per_layer, 1)
+    saved = sum(unit.saved for unit in blocks)
+    return Stage(
+        prunable=sum(unit.prunable for unit in units),
+        rest=sum(unit.rest for unit in units),
+        flops_prunable=sum(unit.flops_prunable for unit in units),
+        flops_rest=sum(unit.flops_rest for unit in units),
+        flops_again=sum(unit.flops_prunable + unit.flops_rest for unit in blocks),
+        blocks=count,
+        saved=saved + sum(unit.saved for unit in ends),
+        saved_block=saved / count if count else 0.0,
+        saved_end=sum(unit.saved for unit in ends),
+        output=units[-1].output,
+        largest=max(unit.largest for unit in units),
+    )
+
+
+def _even(shape: ModelShape, count: int) -> list[Stage] | None:
+    halves = 2 * shape.blocks
+    if not 1 <= count <= halves:
+        return None
+    imbalance = -(-halves // count) / (halves / count)
+    whole = _stage(shape, shape.units)
+    share = imbalance / count
+    inner = [unit for unit in shape.units if unit.is_block][-1]
+    stage = Stage(
+        prunable=whole.prunable * share,
+        rest=whole.rest * share,
+        flops_prunable=whole.flops_prunable * share,
+        flops_rest=whole.flops_rest * share,
+        flops_again=whole.flops_again * share,
+        blocks=whole.blocks * share,
+        saved=whole.saved * share,
+        saved_block=whole.saved_block,
+        saved_end=whole.saved_end,
+        output=inner.output,
+        largest=whole.largest,
+    )
+    return [stage] * count

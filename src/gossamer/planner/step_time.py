@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Seconds of a training step in closed form, and its traffic.
+
+Compute is m microbatches on the slowest stage; the bubble is what the others add before the first
+and after the last of them: (P - 1) (t_f + t_b) for equal stages, divided by the chunks of a rank,
+and (P - 1) (t_f + t_i - t_w) where gradients of weights fill it. Messages between stages wait for
+nobody and hide behind nothing, as in AxoNN's model; `simulation.py` overlaps them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from gossamer.planner.cluster_schema import GB, Cluster, CompactSpeed, Link
+from gossamer.planner.model_shape import ModelShape, Unit
+from gossamer.planner.simulation import Costs
+from gossamer.planner.stages import Stage
+from gossamer.planner.states import State
+from gossamer.planner.workload import Grid, Layout, Workload
+
+# DDP sends gradients in buckets of this size; the last one has no backward pass to hide behind.
+BUCKET_BYTES = 25 * 2**20
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of a step, by what they are spent on.
+
+    Attributes:
+        compute: of the slowest stage.
+        bubble: waiting for the pipeline to fill and to empty.
+        p2p: activations and their gradients between stages.
+        shard: gathering sharded weights and scattering their gradients.
+        all_reduce: of gradients between replicas, as far as it is not hidden.
+        optimizer: the update.
+        compression: between dense and compressed weights and gradients.
+    """
+
+    compute: float
+    bubble: float = 0.0
+    p2p: float = 0.0
+    shard: float = 0.0
+    all_reduce: float = 0.0
+    optimizer: float = 0.0
+    compression: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Of everything."""
+        return (
+            self.compute
+            + self.bubble
+            + self.p2p
+            + self.shard
+            + self.all_reduce
+            + self.optimizer
+            + self.compression
+        )
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that the busiest rank sends in a step."""
+
+    p2p: float
+    shard: float
+    all_reduce: float
+
+    @property
+    def total(self) -> float:
+        """Of everything."""
+        return self.p2p + self.shard + self.all_reduce
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A cluster as one state of training sees it."""
+
+    cluster: Cluster
+    state: State
+    work: Workload
+
+    @property
+    def speedup(self) -> float:
+        """Of products with pruned weights; 1 where they are dense."""
+        table = self.cluster.compute.compact
+        if not (self.state.uses_kernels and table):
+            return 1.0
+        return max(1.0, interpolate(table, self.work.density))
+
+    @property
+    def on_kernels(self) -> bool:
+        """Whether sparse kernels run the products."""
+        return self.speedup > 1.0
+
+    def forward_flops(self, part: Unit | Stage) -> float:
+        """Operations per token that a forward pass costs, as dense ones."""
+        return part.flops_prunable / self.speedup + part.flops_rest
+
+    def unit_cost(self, unit: Unit) -> float:
+        """What stages are balanced by: operations of forward and backward."""
+        again = bool(self.work.recompute) and unit.is_block
+        return (4 if again else 3) * self.forward_flops(unit)
+
+    def costs(self, shape: ModelShape, stages: Sequence[Stage], layout: Layout) -> Costs:
+        """Seconds of the stages and messages of one microbatch."""
+        tokens = layout.microbatch * shape.tokens
+        per_flop = tokens / self.cluster.compute.flops
+        forward = [self.forward_flops(stage) * per_flop for stage in stages]
+        gained = [stage.flops_prunable * (1 - 1 / self.speedup) for stage in stages]
+        again = [
+            (stage.flops_again - less) * per_flop if self.work.recompute else 0.0
+            for stage, less in zip(stages, gained, strict=True)
+        ]
+        link = pipeline_link(self.cluster, layout.grid)
+        message = self._message(shape, stages, layout)
+        return Costs(
+            forward=forward,
+            backward_input=[f + more for f, more in zip(forward, again, strict=True)],
+            backward_weight=forward,
+            message=message / (link.gb_s * GB),
+            latency=link.latency_us * 1e-6,
+        )
+
+    def _message(self, shape: ModelShape, stages: Sequence[Stage], layout: Layout) -> float:
+        inner = max((stage.output for stage, _ in pairwise(stages)), default=0.0)
+        return layout.microbatch * shape.tokens * inner * self.state.number
+
+    def step(
+        self, shape: ModelShape, stages: Sequence[Stage], layout: Layout
+    ) -> tuple[StepTime, Traffic]:
+        """Seconds and bytes of a step."""
+        costs, grid, m = self.costs(shape, stages, layout), layout.grid, layout.microbatches
+        by_rank = _by_rank(costs, grid.pipeline)
+        whole = [f + i + w for f, i, w in by_rank]
+        slowest = max(whole)
+        # 4 messages of an interior stage in each chunk: two come, two go.
+        messages = 4 * m * layout.chunks if grid.pipeline > 1 else 0
+        message = self._message(shape, stages, layout)
+        fullest = [stages[rank :: grid.pipeline] for rank in range(grid.pipeline)]
+        moved = max(self._moved(part) for part in fullest)
+        sent = max(self._sent(part) for part in fullest)
+        bandwidth = self.cluster.compute.memory_gb_s * GB
+        crowd = self._crowd(grid)
+        reduced = reduce_seconds(self.cluster, grid, sent / grid.shard)
+        backward = max(i + w for _, i, w in by_rank)
+        shard_bytes = 3 * m * sent * (grid.shard - 1) / grid.shard
+        time = StepTime(
+            compute=m * slowest * crowd,
+            bubble=_bubble(layout, by_rank),
+            p2p=messages * (costs.message + costs.latency),
+            shard=shard_bytes / shard_bandwidth(self.cluster, grid),
+            all_reduce=exposed(
+                reduced, sent / grid.shard, self.cluster.links.overlap * backward * crowd
+            ),
+            optimizer=moved[0] / grid.shard / bandwidth * crowd,
+            compression=0.0 if self.on_kernels else m * moved[1] / bandwidth * crowd,
+        )
+        return time, Traffic(
+            p2p=messages / 2 * message,
+            shard=shard_bytes,
+            all_reduce=2 * sent / grid.shard * (1 - 1 / grid.data),
+        )
+
+    def _crowd(self, grid: Grid) -> float:
+        """How much slower ranks are that share cores, all computing at once."""
+        cores = self.cluster.shared_cores
+        return 1.0 if cores is None else max(1.0, grid.ranks / cores)
+
+    def _moved(self, stages: Sequence[Stage]) -> tuple[float, float]:
+        """Bytes moved by the optimizer, and by compression of one microbatch."""
+        prunable = sum(stage.prunable for stage in stages)
+        rest = sum(stage.rest for stage in stages)
+        density = self._density
+        optimizer = prunable * self.state.optimizer.per_parameter(density)
+        optimizer += rest * self.state.rest_optimizer.per_parameter(1.0)
+        return optimizer, prunable * self.state.compress.per_parameter(density)
+
+    def _sent(self, stages: Sequence[Stage]) -> float:
+        """Bytes of the gradients of one rank."""
+        prunable = sum(stage.prunable for stage in stages)
+        rest = sum(stage.rest for stage in stages)
+        return prunable * self._density * self.state.number + rest * self.state.rest_number
+
+    @property
+    def _density(self) -> float:
+        return self.work.density if self.state.is_sparse else 1.0
+
+
+def interpolate(table: Sequence[CompactSpeed], density: float) -> float:
+    """The speed-up at a density: linear between measured ones, constant beyond."""
+    points = sorted((row.density, row.speedup) for row in table)
+    if density <= points[0][0]:
+        return points[0][1]
+    for (low, left), (high, right) in pairwise(points):
+        if density <= high:
+            return left + (right - left) * (density - low) / (high - low)
+    return points[-1][1]
+
+
+def pipeline_link(cluster: Cluster, grid: Grid) -> Link:
+    """Between neighbouring stages, which are neighbouring ranks."""
+    per_node = cluster.ranks_per_node
+    in_node = grid.pipeline <= per_node and per_node % grid.pipeline == 0
+    return cluster.links.inside if in_node else cluster.links.between
+
+
+def reduce_seconds(cluster: Cluster, grid: Grid, payload: float) -> float:
+    """A ring all-reduce of `payload` bytes over the replicas, nothing hidden."""
+    if grid.data == 1:
+        return 0.0
+    volume = 2 * payload * (1 - 1 / grid.data)
+    stride, per_node = grid.pipeline * grid.shard, cluster.ranks_per_node
+    links = cluster.links
+    steps = 2 * (grid.data - 1)
+    if stride * grid.data <= per_node:
+        bandwidth, latency = links.inside.gb_s, links.inside.latency_us
+    else:
+        # As many rings leave a node as it has ranks of different stages and shards.
+        bandwidth = links.node_gb_s / min(per_node, stride)
+        latency = links.between.latency_us
+    return volume / (bandwidth * GB * links.ring_efficiency) + steps * latency * 1e-6
+
+
+def shard_bandwidth(cluster: Cluster, grid: Grid) -> float:
+    """Bytes per second of the rings that gather shards."""
+    links, per_node = cluster.links, cluster.ranks_per_node
+    if grid.pipeline * grid.shard <= per_node:
+        return links.inside.gb_s * GB * links.ring_efficiency
+    return links.node_gb_s / min(per_node, grid.pipeline) * GB * links.ring_efficiency
+
+
+def exposed(seconds: float, payload: float, hidden_behind: float) -> float:
+    """What is left of a reduction that starts while the last backward pass still runs."""
+    if not payload:
+        return 0.0
+    last_bucket = seconds * min(1.0, BUCKET_BYTES / payload)
+    return max(seconds - hidden_behind, last_bucket) if hidden_behind else seconds
+
+
+def _by_rank(costs: Costs, ranks: int) -> list[tuple[float, float, float]]:
+    return [
+        (
+            sum(costs.forward[rank::ranks]),
+            sum(costs.backward_input[rank::ranks]),
+            sum(costs.backward_weight[rank::ranks]),
+        )
+        for rank in range(ranks)
+    ]
+
+
+def _bubble(layout: Layout, by_rank: Sequence[tuple[float, float, float]]) -> float:
+    whole = [sum(parts) for parts in by_rank]
+    if layout.schedule == "zero-bubble":
+        gaps = [max(0.0, f + i - w) for f, i, w in by_rank]
+        return (sum(gaps) - max(gaps)) / layout.chunks
+    return (sum(whole) - max(whole)) / layout.chunks
