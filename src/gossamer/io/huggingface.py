@@ -24,6 +24,9 @@ from gossamer.io.transformers_models import (
     quiet_transformers,
 )
 
+# Layers a config.json may ask for where no file says how many tensors there are.
+_MAX_SKELETON_TENSORS = 10_000
+
 
 def load_pretrained(
     directory: os.PathLike[str] | str,
@@ -54,6 +57,13 @@ def load_pretrained(
     model = from_tensors(name, config, tensors, where, max_bytes=max_bytes)
     apply_masks(model, masks, where)
     return model
+
+
+def pretrained_skeleton(folder: Path) -> nn.Module:
+    """The class that config.json names, on the meta device; weights need not be there."""
+    config = _read_config(folder)
+    name = _architecture_of(config, folder)
+    return build_transformers(name, config, max_tensors=_MAX_SKELETON_TENSORS, device="meta")
 
 
 def from_tensors(

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`load`: a saved model back, in the state it was saved in."""
 
+import math
 import os
 from pathlib import Path
 
@@ -14,10 +15,10 @@ from gossamer.io.decode import Decoded, decode_all
 from gossamer.io.dense_checkpoint import adopt_zeros, read_tensors_of
 from gossamer.io.fitting import check_fit, check_materialised
 from gossamer.io.gguf_file import is_gguf, load_gguf
-from gossamer.io.huggingface import load_pretrained
+from gossamer.io.huggingface import load_pretrained, pretrained_skeleton
 from gossamer.io.inventory import unwrap
 from gossamer.io.limits import check_memory
-from gossamer.io.manifest import CONFIG_FILE, DenseEntry, Manifest, TransformersNode
+from gossamer.io.manifest import CONFIG_FILE, DenseEntry, Manifest, SparseEntry, TransformersNode
 from gossamer.io.onnx_file import is_onnx
 from gossamer.io.onnx_import import load_onnx
 from gossamer.io.opened import OpenArtifact, find_artifact, open_artifact
@@ -79,6 +80,22 @@ def load(
     if detect_masks:
         adopt_zeros(unwrap(result))
     return result
+
+
+def load_skeleton(path: os.PathLike[str] | str) -> tuple[nn.Module, float | None]:
+    """The model of an artifact or of a Hugging Face directory on the meta device: no weights.
+
+    Returns:
+        The module, dense, and the kept fraction of its masked layers; None if it has none.
+    """
+    found, has_manifest = find_artifact(path)
+    if not has_manifest:
+        return pretrained_skeleton(found), None
+    with open_artifact(path) as artifact:
+        masks = [e for e in artifact.manifest.tensors.values() if isinstance(e, SparseEntry)]
+        entries = sum(math.prod(entry.shape) for entry in masks)
+        kept = sum(entry.mask.nnz for entry in masks)
+        return _skeleton(artifact), kept / entries if entries else None
 
 
 def _load_artifact(

@@ -112,8 +112,9 @@ class Evaluator:
     """Evaluates layouts of one model, cluster and state; stages are cut once."""
 
     def __init__(self, shape: ModelShape, cluster: Cluster, state: State, work: Workload) -> None:
-        self.shape, self.cluster, self.state, self.work = shape, cluster, state, work
-        self.machine = Machine(cluster, state, work)
+        self.shape, self.cluster, self.work = shape, cluster, work
+        self.state = state.on(cluster)
+        self.machine = Machine(cluster, self.state, work)
         self._cut: dict[int, list[Stage] | None] = {}
 
     def stages(self, layout: Layout) -> list[Stage] | None:
@@ -125,9 +126,9 @@ class Evaluator:
         return self._cut[layout.stages]
 
     def evaluate(self, layout: Layout) -> Candidate | None:
-        """Memory, time and traffic in closed form; None where the model cannot be cut so."""
+        """Memory, time and traffic in closed form; None where that cannot be."""
         stages = self.stages(layout)
-        if stages is None:
+        if stages is None or (layout.grid.shard > 1 and not self.state.can_shard):
             return None
         time, traffic = self.machine.step(self.shape, stages, layout)
         memory = rank_memory(

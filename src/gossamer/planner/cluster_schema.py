@@ -104,7 +104,7 @@ class Links(_Data):
 
 
 class Cluster(_Data):
-    """Equal nodes with equal ranks; neighbouring stages of a pipeline are neighbouring ranks."""
+    """Equal nodes with equal ranks, counted through shards, then stages, then replicas."""
 
     version: Annotated[Literal[1], BeforeValidator(_whole)] = Field(
         alias="gossamer-cluster", description="'gossamer-cluster: 1' at the top."

@@ -28,6 +28,7 @@ class Unit:
         output: numbers per token that go to the next unit.
         largest: entries of the largest prunable weight: scratch of a dense copy.
         is_block: blocks are recomputed, what comes before and after them is not.
+        tied: parameters it shares with the first unit, which another stage holds once more.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Unit:
     output: float
     largest: int
     is_block: bool = True
+    tied: int = 0
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ def gpt_shape(sizes: GPTSizes, name: str = "gpt") -> ModelShape:
     embedding = Unit("embedding", 0, (V + s) * h, 0.0, 0.0, 0.0, h, 0, is_block=False)
     head = Unit(
         "head", 0, 0 if sizes.tied else V * h, 0.0, 2.0 * h * V, _LOGITS_SAVED * V, V, 0,
-        is_block=False,
+        is_block=False, tied=V * h if sizes.tied else 0,
     )  # fmt: skip
     blocks = (attention, feed_forward) * sizes.layers
     return ModelShape(name, (embedding, *blocks, head), s, sizes.layers)

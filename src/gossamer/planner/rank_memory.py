@@ -8,9 +8,10 @@ from gossamer.planner.model_shape import ModelShape
 from gossamer.planner.stages import Stage
 from gossamer.planner.states import State
 from gossamer.planner.workload import Layout, Workload
-from gossamer.train.memory_formulas import Kind, StateCost
+from gossamer.train.memory_formulas import Kind
 
 _WEIGHTS: tuple[Kind, ...] = ("weights", "positions", "dense copies")
+_GRADIENTS: tuple[Kind, ...] = ("gradients",)
 _STATE: tuple[Kind, ...] = ("masters", "moments", "other")
 
 
@@ -66,12 +67,11 @@ def rank_memory(
         layout: where.
         on_kernels: sparse kernels run the products, so that no dense weight is ever built.
     """
-    P = layout.grid.pipeline
-    ranks = [
-        _one_rank(shape, stages[rank::P], state, work, layout, held(layout, rank), on_kernels)
-        for rank in range(P)
-    ]
-    return max(ranks, key=lambda memory: memory.total)
+    P, fullest = layout.grid.pipeline, _Fullest(shape, state, work, layout, on_kernels)
+    return max(
+        (fullest.rank(stages[rank::P], held(layout, rank)) for rank in range(P)),
+        key=lambda memory: memory.total,
+    )
 
 
 def held(layout: Layout, rank: int) -> float:
@@ -89,66 +89,62 @@ def held(layout: Layout, rank: int) -> float:
     return min(m * v, (v - 1) * per_round + P) / v
 
 
-def _one_rank(
-    shape: ModelShape,
-    stages: Sequence[Stage],
-    state: State,
-    work: Workload,
-    layout: Layout,
-    in_flight: float,
-    on_kernels: bool,
-) -> RankMemory:
-    shard, density = layout.grid.shard, work.density if state.is_sparse else 1.0
-    prunable = sum(stage.prunable for stage in stages)
-    rest = sum(stage.rest for stage in stages)
+class _Fullest:
+    """Bytes of the ranks of one layout; what they have in common is worked out once."""
 
-    def bytes_of(kinds: tuple[Kind, ...]) -> float:
-        return _bytes(state.pruned, kinds, density) * prunable + _bytes(
-            state.rest, kinds, 1.0
-        ) * rest
+    def __init__(
+        self,
+        shape: ModelShape,
+        state: State,
+        work: Workload,
+        layout: Layout,
+        on_kernels: bool,
+    ) -> None:
+        self.state, self.layout, self.on_kernels = state, layout, on_kernels
+        self.density = work.density if state.is_sparse else 1.0
+        pruned, rest = state.pruned.by_kind(self.density), state.rest.by_kind(1.0)
+        self.per_entry = [
+            (sum(pruned[kind] for kind in kinds), sum(rest[kind] for kind in kinds))
+            for kinds in (_WEIGHTS, _GRADIENTS, _STATE)
+        ]
+        self.interval = work.interval(shape.blocks)
+        self.token_bytes = layout.microbatch * shape.tokens * state.activation
+        self.inner = max(unit.output for unit in shape.units if unit.is_block)
+        self.buckets = layout.grid.data > 1 and work.buckets
 
-    weights, gradients = bytes_of(_WEIGHTS), bytes_of(("gradients",))
-    largest = max(stage.largest for stage in stages)
-    scratch = 0.0
-    if state.is_sparse and not on_kernels:
-        # A dense gradient always, and a dense weight where none is resident.
-        copies = 1 if state.pruned.per_weight.get("weights") else 2
-        scratch += copies * largest * state.number
-    if shard > 1:
-        # One unit at a time is gathered from its shards.
-        scratch += 2 * largest * density * state.number
-    sent = prunable * density * state.number + rest * state.rest_number
-    several = layout.grid.data > 1 and work.buckets
-    return RankMemory(
-        weights=weights / shard,
-        gradients=gradients / shard,
-        state=bytes_of(_STATE) / shard,
-        activations=_activations(shape, stages, state, work, layout, in_flight),
-        scratch=scratch,
-        buffers=sent / shard if several else 0.0,
-    )
+    def rank(self, stages: Sequence[Stage], in_flight: float) -> RankMemory:
+        shard, state = self.layout.grid.shard, self.state
+        prunable = sum(stage.prunable for stage in stages)
+        rest = sum(stage.rest for stage in stages)
+        weights, gradients, moments = (
+            (of_pruned * prunable + of_rest * rest) / shard for of_pruned, of_rest in self.per_entry
+        )
+        sent = (prunable * self.density * state.number + rest * state.rest_number) / shard
+        return RankMemory(
+            weights=weights,
+            gradients=gradients,
+            state=moments,
+            activations=self._activations(stages, in_flight),
+            scratch=self._scratch(max(stage.largest for stage in stages)),
+            buffers=sent if self.buckets else 0.0,
+        )
 
+    def _scratch(self, largest: int) -> float:
+        state, copies = self.state, 0.0
+        if state.is_sparse and not self.on_kernels:
+            # A dense gradient always, and a dense weight where none is resident.
+            copies += 1 if state.pruned.per_weight.get("weights") else 2
+        if self.layout.grid.shard > 1:
+            # One unit at a time is gathered from its shards, with its gradient.
+            copies += 2 * self.density
+        return copies * largest * state.number
 
-def _bytes(cost: StateCost, kinds: tuple[Kind, ...], density: float) -> float:
-    by_kind = cost.by_kind(density)
-    return sum(by_kind[kind] for kind in kinds)
-
-
-def _activations(
-    shape: ModelShape,
-    stages: Sequence[Stage],
-    state: State,
-    work: Workload,
-    layout: Layout,
-    in_flight: float,
-) -> float:
-    tokens = layout.microbatch * shape.tokens * state.number
-    interval = work.interval(shape.blocks)
-    if not interval:
-        return in_flight * sum(stage.saved for stage in stages) * tokens
-    inner = max(unit.output for unit in shape.units if unit.is_block)
-    kept = in_flight * sum(stage.blocks for stage in stages) / interval * inner
-    again = max(
-        max(min(interval, stage.blocks) * stage.saved_block, stage.saved_end) for stage in stages
-    )
-    return (kept + again) * tokens
+    def _activations(self, stages: Sequence[Stage], in_flight: float) -> float:
+        if not self.interval:
+            return in_flight * sum(stage.saved for stage in stages) * self.token_bytes
+        kept = in_flight * sum(stage.blocks for stage in stages) / self.interval * self.inner
+        again = max(
+            max(min(self.interval, stage.blocks) * stage.saved_block, stage.saved_end)
+            for stage in stages
+        )
+        return (kept + again) * self.token_bytes

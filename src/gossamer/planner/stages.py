@@ -45,7 +45,7 @@ class Stage:
 def cut_stages(
     shape: ModelShape, count: int, cost: Callable[[Unit], float], how: Cut = "cost"
 ) -> list[Stage] | None:
-    """The model in `count` stages, or None if it has fewer units.
+    """The model in `count` stages, or None if it has fewer layers.
 
     Args:
         shape: of the model.
@@ -57,7 +57,7 @@ def cut_stages(
     """
     if how == "even":
         return _even(shape, count)
-    if count > len(shape.units):
+    if count > sum(unit.is_block for unit in shape.units):
         return None
     return [_stage(shape, part) for part in balanced_parts(shape.units, count, cost)]
 
@@ -97,9 +97,10 @@ def _stage(shape: ModelShape, units: Sequence[Unit]) -> Stage:
     per_layer = sum(unit.is_block for unit in shape.units) / max(shape.blocks, 1)
     count = len(blocks) / max(per_layer, 1)
     saved = sum(unit.saved for unit in blocks)
+    apart = len(units) < len(shape.units)
     return Stage(
         prunable=sum(unit.prunable for unit in units),
-        rest=sum(unit.rest for unit in units),
+        rest=sum(unit.rest for unit in units) + (sum(unit.tied for unit in units) if apart else 0),
         flops_prunable=sum(unit.flops_prunable for unit in units),
         flops_rest=sum(unit.flops_rest for unit in units),
         flops_again=sum(unit.flops_prunable + unit.flops_rest for unit in blocks),

@@ -6,7 +6,7 @@ the optimizer in a step, and between dense and compressed forms in every microba
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from gossamer.errors import InputError
@@ -36,13 +36,15 @@ class State:
         name: a key of `VARIANTS`.
         pruned: bytes held of weights that a mask covers.
         rest: bytes held of other parameters.
-        number: bytes of an activation, and of a gradient of a kept entry that is sent.
+        number: bytes of a weight in a product, and of a gradient of a kept entry that is sent.
         rest_number: bytes of a gradient of other parameters that is sent.
+        activation: bytes of an activation.
         is_sparse: whether masks make anything smaller.
         optimizer: bytes moved in a step.
         rest_optimizer: the same for other parameters.
         compress: bytes moved in a microbatch between dense and compressed weights and gradients.
         uses_kernels: whether products may run on sparse kernels, where the cluster has them.
+        can_shard: whether the state may be divided among ranks as FSDP does.
     """
 
     name: str
@@ -50,11 +52,17 @@ class State:
     rest: StateCost
     number: int
     rest_number: int
+    activation: int
     is_sparse: bool
     optimizer: Moved
     rest_optimizer: Moved
     compress: Moved = Moved()
     uses_kernels: bool = False
+    can_shard: bool = True
+
+    def on(self, cluster: Cluster) -> "State":
+        """As it is run there: on CPUs 16-bit weights meet 32-bit activations."""
+        return replace(self, activation=4) if cluster.device == "cpu" else self
 
 
 def _state(name: str, rest: str, number: int, optimizer: Moved, **more: object) -> State:
@@ -64,6 +72,7 @@ def _state(name: str, rest: str, number: int, optimizer: Moved, **more: object) 
         rest=VARIANTS[rest],
         number=number,
         rest_number=2 if rest == _MIXED else 4,
+        activation=number,
         is_sparse=name != rest,
         optimizer=optimizer,
         rest_optimizer=_DENSE_MOVED[rest],
@@ -81,8 +90,10 @@ _JIT = Moved(per_kept=3 * 2 + 2, per_weight=3 * (2 + _F) + 2)
 STATES: Final[Mapping[str, State]] = {
     _MIXED: _state(_MIXED, _MIXED, 2, _DENSE_MOVED[_MIXED]),
     # Gathers the kept entries of each dense gradient; scatters new weights into the dense ones.
-    "samo": _state("samo", _MIXED, 2, Moved(34, 6), compress=Moved(8, 2)),
-    "resident": _state("resident", _MIXED, 2, Moved(22, 2 + _F), compress=Moved(4, 2 + _F)),
+    "samo": _state("samo", _MIXED, 2, Moved(34, 6), compress=Moved(8, 2), can_shard=False),
+    "resident": _state(
+        "resident", _MIXED, 2, Moved(22, 2 + _F), compress=Moved(4, 2 + _F), can_shard=False
+    ),
     "exact": _state("exact", _FP32, 2, Moved(26), compress=_JIT, uses_kernels=True),
     "8bit": _state("8bit", _FP32, 2, Moved(12.05), compress=_JIT, uses_kernels=True),
     _FP32: _state(_FP32, _FP32, 4, _DENSE_MOVED[_FP32]),

@@ -124,7 +124,7 @@ class Machine:
 
     def _message(self, shape: ModelShape, stages: Sequence[Stage], layout: Layout) -> float:
         inner = max((stage.output for stage, _ in pairwise(stages)), default=0.0)
-        return layout.microbatch * shape.tokens * inner * self.state.number
+        return layout.microbatch * shape.tokens * inner * self.state.activation
 
     def step(
         self, shape: ModelShape, stages: Sequence[Stage], layout: Layout
@@ -199,9 +199,9 @@ def interpolate(table: Sequence[CompactSpeed], density: float) -> float:
 
 
 def pipeline_link(cluster: Cluster, grid: Grid) -> Link:
-    """Between neighbouring stages, which are neighbouring ranks."""
-    per_node = cluster.ranks_per_node
-    in_node = grid.pipeline <= per_node and per_node % grid.pipeline == 0
+    """Between neighbouring stages; ranks count through shards, then stages, then replicas."""
+    per_node, together = cluster.ranks_per_node, grid.pipeline * grid.shard
+    in_node = together <= per_node and per_node % together == 0
     return cluster.links.inside if in_node else cluster.links.between
 
 
@@ -225,9 +225,8 @@ def reduce_seconds(cluster: Cluster, grid: Grid, payload: float) -> float:
 def shard_bandwidth(cluster: Cluster, grid: Grid) -> float:
     """Bytes per second of the rings that gather shards."""
     links, per_node = cluster.links, cluster.ranks_per_node
-    if grid.pipeline * grid.shard <= per_node:
-        return links.inside.gb_s * GB * links.ring_efficiency
-    return links.node_gb_s / min(per_node, grid.pipeline) * GB * links.ring_efficiency
+    in_node = per_node % grid.shard == 0
+    return (links.inside.gb_s if in_node else links.node_gb_s) * GB * links.ring_efficiency
 
 
 def exposed(seconds: float, payload: float, hidden_behind: float) -> float:

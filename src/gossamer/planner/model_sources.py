@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the command line and `gossamer.plan` may name: shapes, recipes, artifacts, modules."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from gossamer.errors import InputError
+from gossamer.io.reader import load_skeleton
+from gossamer.io.transformers_models import config_of
+from gossamer.planner.model_shape import NAMED_SHAPES, GPTSizes, ModelShape, gpt_shape
+from gossamer.planner.model_tracing import trace_shape
+from gossamer.recipes.loader import builtin_names, load_recipe
+from gossamer.recipes.method_rules import read_pattern
+from gossamer.recipes.train_models import build_model, context_of
+from gossamer.recipes.train_request import TrainRequest, make_task, train_stage
+from gossamer.recipes.train_schema import Train
+from gossamer.zoo import GPT, MLP, TinyEncoder
+
+_POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx")
+_DEFAULT_TOKENS = 512
+_BYTES = 256
+
+
+@dataclass(frozen=True)
+class Described:
+    """A model and what its source says of the training.
+
+    Attributes:
+        shape: of the model.
+        batch: samples of a step; None if nothing says it.
+        sparsity: of pruned weights; None if nothing says it.
+        recompute: as in `Workload`.
+    """
+
+    shape: ModelShape
+    batch: int | None = None
+    sparsity: float | None = None
+    recompute: int | Literal["sqrt"] = 0
+
+
+def describe(
+    source: str | nn.Module | GPTSizes | ModelShape,
+    *,
+    tokens: int | None = None,
+    data: str | None = None,
+    overrides: Sequence[str] = (),
+) -> Described:
+    """The shape behind a name, a path or a module.
+
+    Args:
+        source: "gpt3-13b" and the like, a recipe with a train stage, an artifact, a Hugging Face
+            directory, a module, or sizes.
+        tokens: of a sample, where the source leaves it open.
+        data: as in `gossamer train`: sizes of inputs and outputs, for recipes on images or labels.
+        overrides: of a recipe, as in `gossamer train --set`.
+    """
+    if isinstance(source, ModelShape):
+        return Described(source)
+    if isinstance(source, GPTSizes):
+        return Described(gpt_shape(source), recompute="sqrt")
+    if isinstance(source, nn.Module):
+        return Described(_trace(source, type(source).__name__, tokens))
+    if source in NAMED_SHAPES:
+        return Described(gpt_shape(NAMED_SHAPES[source], source), recompute="sqrt")
+    if source in builtin_names() or Path(source).suffix in (".yaml", ".yml"):
+        return _from_recipe(source, data, overrides)
+    if not Path(source).exists():
+        raise InputError(
+            f"{source}: there is no such file, directory or built-in recipe. Expected a recipe, an"
+            f" artifact, a Hugging Face directory or one of {', '.join(NAMED_SHAPES)}."
+        )
+    model, density = load_skeleton(source)
+    shape = _trace(model, Path(source).resolve().name, tokens)
+    return Described(shape, sparsity=None if density is None else 1 - density)
+
+
+def _from_recipe(source: str, data: str | None, overrides: Sequence[str]) -> Described:
+    recipe = load_recipe(source, overrides)
+    train = train_stage(recipe)
+    sizes = _sizes(TrainRequest(recipe, data))
+    with torch.device("meta"):
+        model = build_model(train.model, sizes)
+    schedule = train.schedule
+    rules: dict[str, Any] = {}
+    if schedule is not None:
+        rules = {"targets": schedule.targets, "ignore": schedule.ignore}
+    name = source if source in builtin_names() else Path(source).stem
+    if train.task == "images":
+        example = _image_size(train, sizes)
+        shape = trace_shape(model, example, name=name, tokens=1, ids=False, **rules)
+    else:
+        length = context_of(train.model)
+        example = torch.Size([length])
+        shape = trace_shape(model, example, name=name, tokens=length, ids=True, **rules)
+    return Described(
+        shape,
+        batch=train.batch * train.accumulate,
+        sparsity=_sparsity(train),
+        recompute=1 if train.recompute else 0,
+    )
+
+
+def _sizes(request: TrainRequest) -> Mapping[str, int]:
+    train = request.train
+    if request.data is not None:
+        return make_task(request).sizes
+    if train.task != "text":
+        raise InputError(
+            f"task {train.task}: sizes of inputs and outputs come from the data. Give them: --data"
+            f" FILE, or --data zoo:{train.task}."
+        )
+    words = train.data
+    return {"vocabulary": _BYTES if words.tokens == "bytes" else words.vocabulary}
+
+
+def _image_size(train: Train, sizes: Mapping[str, int]) -> torch.Size:
+    if train.model.name == "mlp":
+        return torch.Size([sizes["inputs"]])
+    return torch.Size([sizes["channels"], sizes["height"], sizes["width"]])
+
+
+def _sparsity(train: Train) -> float | None:
+    if train.schedule is None:
+        return None
+    fixed = read_pattern(train.schedule.pattern).fixed_density
+    return train.schedule.sparsity if fixed is None else 1 - fixed
+
+
+def _trace(model: nn.Module, name: str, tokens: int | None) -> ModelShape:
+    """A module whose inputs are known from its class."""
+    config = config_of(model)
+    if config is not None:
+        limit = min((config[key] for key in _POSITIONS if config.get(key)), default=_DEFAULT_TOKENS)
+        length = min(_DEFAULT_TOKENS, limit) if tokens is None else tokens
+    elif isinstance(model, GPT):
+        limit = model.context
+        length = model.context if tokens is None else tokens
+    elif isinstance(model, TinyEncoder):
+        limit = model.max_tokens
+        length = model.max_tokens if tokens is None else tokens
+    elif isinstance(model, MLP):
+        return trace_shape(model, torch.Size(model.sizes[:1]), name=name, tokens=1, ids=False)
+    else:
+        raise InputError(
+            f"{name}: no input can be made up for a {type(model).__name__}; expected a zoo model"
+            " or one of transformers. Trace it yourself: gossamer.planner.model_tracing."
+        )
+    if not 1 <= length <= limit:
+        raise InputError(f"tokens: {name} takes 1 to {limit}, got {length}.")
+    return trace_shape(model, torch.Size([length]), name=name, tokens=length, ids=True)
