@@ -22,6 +22,7 @@ LAYERS = (
     {"prune", "train", "run"},
     {"report"},
     {"recipes"},
+    {"planner"},
     {"search"},
     {"cli"},
 )

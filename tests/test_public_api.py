@@ -22,6 +22,7 @@ GOLDEN = [
         "explain",
         "load",
         "nn",
+        "plan",
         "register",
         "save",
         "shrink",
@@ -80,6 +81,7 @@ def use_every_name(folder):
     assert isinstance(model[0], gossamer.nn.Linear)
     gossamer.testing.check_format("bitmask", patterns=[Unstructured()])
     assert callable(gossamer.register.scorer)
+    assert gossamer.plan("gpt3-xl", "dgx-like", batch=128).states[0].best is not None
     with pytest.raises(gossamer.errors.GossamerError):
         gossamer.sparsify(model, sparsity=50)
 

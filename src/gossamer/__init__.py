@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 # Public name -> module that holds it. A submodule is given as itself.
 _HOMES = {
     "attach": "gossamer.recipes.attach",
+    "plan": "gossamer.planner.planning",
     "shrink": "gossamer.search.shrinking",
     "sparsify": "gossamer.recipes.oneshot",
     "compact": "gossamer.train.compaction",
@@ -34,6 +35,7 @@ __all__ = [
     "explain",
     "load",
     "nn",
+    "plan",
     "register",
     "save",
     "shrink",
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from gossamer.io.reader import load
     from gossamer.io.writer import save
     from gossamer.ops.dispatch import strict
+    from gossamer.planner.planning import plan
     from gossamer.recipes.attach import attach
     from gossamer.recipes.oneshot import sparsify
     from gossamer.run.compiler import compile

@@ -26,6 +26,10 @@ GOLDEN = {
         *("RECIPE", "--allow-recipe-change", "--data", "--dry-run", "--eval", "--model", "--out"),
         *("--resume", "--set", "--tensorboard", "-o"),
     ],
+    "plan": [
+        *("RECIPE_OR_MODEL", "--batch", "--calibrate", "--cluster", "--data", "--microbatch"),
+        *("--out", "--ranks", "--schedule", "--set", "--sparsity", "--state", "--tokens"),
+    ],
     "run complete": ["--prompt", *TEXT],
     "run chat": ["--system", *TEXT],
     "recipe list": [],

@@ -19,6 +19,7 @@ COMMANDS = (
     "shrink",
     "prune",
     "train",
+    "plan",
     "run",
     "recipe",
     "explain",

@@ -131,9 +131,8 @@ class _Trace:
             output = self.fake(sample)
             output = getattr(output, "logits", output)
             if not isinstance(output, torch.Tensor):
-                raise InputError(
-                    f"model: expected a tensor or .logits from forward, got {type(output).__name__}."
-                )
+                kind = type(output).__name__
+                raise InputError(f"model: expected a tensor or .logits from forward, got {kind}.")
             rows = output.flatten(0, -2)
             nn.functional.cross_entropy(rows, torch.zeros(rows.shape[0], dtype=torch.long))
         self._close(output)
@@ -259,8 +258,6 @@ def _weights_in(
     if last and module is None:
         # A tied head holds nothing of its own.
         embedded = [m for m in model.modules() if isinstance(m, nn.Embedding)]
-        tied = sum(
-            held.pop(id(p), 0) for m in embedded for p in m.parameters(recurse=False)
-        )
+        tied = sum(held.pop(id(p), 0) for m in embedded for p in m.parameters(recurse=False))
     sizes = [prunable[id(child)] for child in chosen if id(child) in prunable]
     return sum(sizes), max(sizes, default=0), sum(held.values()), tied

@@ -147,7 +147,7 @@ def _plan_state(
             f"batch: {work.batch} samples in microbatches of {work.microbatch or 'any size'} cannot"
             f" be shared by {ranks} ranks. Choose a batch that a divisor of {ranks} divides."
         )
-    candidates.sort(key=lambda one: (not one.fits, one.time.total))
+    candidates.sort(key=lambda one: (not one.fits, one.time.total, one.memory.total))
     fitting = [one for one in candidates if one.fits]
     if evaluator.cluster.shared_cores is not None:
         # Ranks that share cores have no closed form worth the name.
@@ -155,7 +155,7 @@ def _plan_state(
     else:
         played = [evaluator.simulated(one) for one in fitting[:_PLAYED]]
         played += [one for one in candidates if one not in fitting[:_PLAYED]]
-    played.sort(key=lambda one: (not one.fits, one.simulated is None, one.seconds))
+    played.sort(key=_order)
     best = None
     if fitting:
         best = played[0]
@@ -165,6 +165,10 @@ def _plan_state(
             key=lambda one: (one.layout.grid.pipeline, one.time.total),
         )
     return StatePlan(evaluator.state, best, tuple(played), evaluator)
+
+
+def _order(one: Candidate) -> tuple[bool, bool, float, float]:
+    return not one.fits, one.simulated is None, one.seconds, one.memory.total
 
 
 def plan(

@@ -212,9 +212,7 @@ def _next_input(pipeline: Pipeline, action: Action) -> tuple[Kind, int, int] | N
     """What an action gives to another one, if it does."""
     if action.kind is Kind.FORWARD:
         following = action.stage + 1
-        return (
-            (Kind.FORWARD, following, action.microbatch) if following < pipeline.stages else None
-        )
+        return (Kind.FORWARD, following, action.microbatch) if following < pipeline.stages else None
     if action.kind is Kind.WEIGHT or action.stage == 0:
         return None
     return Kind.BACKWARD, action.stage - 1, action.microbatch

@@ -3,7 +3,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Literal
 
 from gossamer.planner.model_shape import ModelShape, Unit
@@ -88,7 +88,7 @@ def balanced_parts(
         ends.append(starts[ends[-1]])
     ends.append(0)
     ends.reverse()
-    return [units[a:b] for a, b in zip(ends[:-1], ends[1:], strict=True)]
+    return [units[a:b] for a, b in pairwise(ends)]
 
 
 def _stage(shape: ModelShape, units: Sequence[Unit]) -> Stage:

@@ -149,7 +149,9 @@ class Machine:
             compute=m * slowest * crowd,
             bubble=_bubble(layout, by_rank),
             p2p=messages * (costs.message + costs.latency),
-            shard=shard_bytes / shard_bandwidth(self.cluster, grid),
+            shard=self._shard_seconds(
+                shard_bytes, layout, max(sum(max(1.0, s.blocks) for s in part) for part in fullest)
+            ),
             all_reduce=exposed(
                 reduced, sent / grid.shard, self.cluster.links.overlap * backward * crowd
             ),
@@ -161,6 +163,13 @@ class Machine:
             shard=shard_bytes,
             all_reduce=2 * sent / grid.shard * (1 - 1 / grid.data),
         )
+
+    def _shard_seconds(self, volume: float, layout: Layout, blocks: float) -> float:
+        """Every block is gathered twice and scattered once per microbatch, in rings."""
+        shard = layout.grid.shard
+        bandwidth, latency = shard_link(self.cluster, layout.grid)
+        steps = 3 * layout.microbatches * blocks * (shard - 1)
+        return volume / bandwidth + steps * latency
 
     def _crowd(self, grid: Grid) -> float:
         """How much slower ranks are that share cores, all computing at once."""
@@ -222,11 +231,12 @@ def reduce_seconds(cluster: Cluster, grid: Grid, payload: float) -> float:
     return volume / (bandwidth * GB * links.ring_efficiency) + steps * latency * 1e-6
 
 
-def shard_bandwidth(cluster: Cluster, grid: Grid) -> float:
-    """Bytes per second of the rings that gather shards."""
-    links, per_node = cluster.links, cluster.ranks_per_node
-    in_node = per_node % grid.shard == 0
-    return (links.inside.gb_s if in_node else links.node_gb_s) * GB * links.ring_efficiency
+def shard_link(cluster: Cluster, grid: Grid) -> tuple[float, float]:
+    """Bytes per second of the rings that gather shards, and seconds of one of their steps."""
+    links, in_node = cluster.links, cluster.ranks_per_node % grid.shard == 0
+    link = links.inside if in_node else links.between
+    bandwidth = links.inside.gb_s if in_node else links.node_gb_s
+    return bandwidth * GB * links.ring_efficiency, link.latency_us * 1e-6
 
 
 def exposed(seconds: float, payload: float, hidden_behind: float) -> float:

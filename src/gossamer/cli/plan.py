@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gossamer plan`: what training would cost on a described cluster; nothing is run."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from gossamer.cli.command import Command
+from gossamer.cli.output import Output, Verbatim, table
+from gossamer.cli.parameters import POSITIVE, Sparsity
+from gossamer.planner.schedules import SCHEDULES
+
+if TYPE_CHECKING:
+    from gossamer.planner.planning import Plan
+    from gossamer.planner.schedules import ScheduleName
+
+_EXAMPLES = """
+gossamer plan gpt3-13b --cluster summit --ranks 1024 --batch 2048
+gossamer plan train-gpt --cluster workstations --set sparsity=0.95
+gossamer plan my-recipe.yaml --cluster mine.yaml --out plan.html
+gossamer plan pruned/ --cluster dgx-like --batch 256 --json
+gossamer plan --calibrate mine.yaml
+"""
+_STATES = ("dense, mixed precision", "samo", "resident", "exact", "8bit", "dense fp32", "fp32")
+
+
+@click.command(
+    cls=Command, examples=_EXAMPLES, short_help="Memory, time and traffic on a cluster, forecast."
+)
+@click.argument("source", metavar="RECIPE_OR_MODEL", required=False)
+@click.option(
+    "--cluster",
+    default="workstations",
+    show_default=True,
+    metavar="NAME|FILE",
+    help="summit, dgx-like, workstations, or a file.",
+)
+@click.option("--batch", type=POSITIVE, help="Samples of a step over all ranks.")
+@click.option("--microbatch", type=POSITIVE, help="Samples in a pipeline; default: the best.")
+@click.option("--sparsity", type=Sparsity(), help="Of pruned weights; default: recipe's, or 0.9.")
+@click.option("--tokens", type=POSITIVE, help="Of a sample, where the model leaves it open.")
+@click.option("--ranks", type=POSITIVE, help="Use so many; default: all.")
+@click.option("--state", "states", multiple=True, type=click.Choice(_STATES), help="Repeatable.")
+@click.option(
+    "--schedule",
+    "schedules",
+    multiple=True,
+    type=click.Choice(SCHEDULES),
+    help="Of pipelines; repeatable. Default: 1f1b, interleaved and zero-bubble.",
+)
+@click.option("--data", metavar="DATA", help="Sizes for recipes on images or labels, as in train.")
+@click.option("--set", "overrides", multiple=True, metavar="K=V", help="In the recipe; repeatable.")
+@click.option(
+    "--out", "target", type=click.Path(path_type=Path), help="Also write a report: plan.html."
+)
+@click.option(
+    "--calibrate",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Measure this machine and write it as a cluster to FILE.",
+)
+@click.pass_obj
+def plan(  # noqa: PLR0913  (one argument per option)
+    out: Output,
+    source: str | None,
+    cluster: str,
+    batch: int | None,
+    microbatch: int | None,
+    sparsity: float | None,
+    tokens: int | None,
+    ranks: int | None,
+    states: tuple[str, ...],
+    schedules: "tuple[ScheduleName, ...]",
+    data: str | None,
+    overrides: tuple[str, ...],
+    target: Path | None,
+    calibrate: Path | None,
+) -> None:
+    """Compare every grid of data, pipeline and shard ranks for dense, SAMO and compact training.
+
+    RECIPE_OR_MODEL is a recipe with a train stage, an artifact, a Hugging Face directory (weights
+    are not needed) or gpt3-xl, gpt3-2.7b, gpt3-6.7b, gpt3-13b. A cluster file says nodes, memory,
+    FLOP/s and links; start from one that --calibrate writes.
+    """
+    from gossamer.planner.cluster_loader import load_cluster
+
+    if calibrate is not None:
+        _calibrate(out, calibrate)
+        return
+    if source is None:
+        raise click.UsageError("RECIPE_OR_MODEL is missing, or --calibrate FILE.")
+    # Before torch is loaded: faults of the file are told at once.
+    described_cluster = load_cluster(cluster)
+    from gossamer.planner.candidates import DEFAULT_SCHEDULES
+    from gossamer.planner.model_sources import describe
+    from gossamer.planner.planning import DEFAULT_SPARSITY, plan_workload
+    from gossamer.planner.states import find_state
+    from gossamer.planner.workload import Workload
+
+    found = describe(source, tokens=tokens, data=data, overrides=overrides)
+    sparsities = (sparsity, found.sparsity, DEFAULT_SPARSITY)
+    made = plan_workload(
+        found.shape,
+        described_cluster,
+        Workload(
+            batch=batch or found.batch or ranks or described_cluster.ranks,
+            sparsity=next(value for value in sparsities if value is not None),
+            microbatch=microbatch,
+            recompute=found.recompute,
+        ),
+        ranks=ranks,
+        states=[find_state(name) for name in states] or None,
+        schedules=schedules or DEFAULT_SCHEDULES,
+    )
+    _show(out, made, cluster, target)
+
+
+def _show(out: Output, made: "Plan", cluster: str, target: Path | None) -> None:
+    from gossamer.planner.explaining import FORECAST, HEAD, plan_page, reasons, rows
+
+    shown = table(*HEAD)
+    for row in rows(made):
+        shown.add_row(*row)
+    document = {**made.to_dict(), "reasons": reasons(made)}
+    if target is not None:
+        from gossamer.report.html import write_html
+
+        document["report"] = str(write_html(plan_page(made, Path(cluster).stem), target))
+        out.note(f"report: {target}")
+    out.result(document, shown, "\n".join([*reasons(made), FORECAST]))
+
+
+def _calibrate(out: Output, target: Path) -> None:
+    from gossamer.errors import InputError
+
+    if target.exists():
+        raise InputError(f"{target}: exists already and is not overwritten. Name another file.")
+    from gossamer.planner.calibration import calibrate, cluster_text
+
+    with out.stage("measuring this machine"):
+        measured = calibrate()
+    text = cluster_text(measured)
+    target.write_text(text, encoding="utf-8")
+    document = {"file": str(target), "cluster": measured.model_dump(by_alias=True)}
+    out.result(document, Verbatim(text))

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""This machine as a cluster: short measurements of what a plan needs to know."""
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import yaml
+from torch import nn
+
+from gossamer.planner.cluster_schema import (
+    GB,
+    SCHEMA_VERSION,
+    Cluster,
+    CompactSpeed,
+    Compute,
+    Link,
+    Links,
+    Memory,
+)
+from gossamer.recipes.oneshot import sparsify
+from gossamer.train.compaction import compact
+from gossamer.zoo.gpt import GPTBlock
+
+DENSITIES: Final = (0.05, 0.1, 0.2, 0.5)
+_HEAD = 64
+_LOOPBACK_BYTES = 1 << 26
+_PING_PONGS = 200
+_ADAM_ENTRIES = 1 << 22
+# Gradient read; weight and two moments read and written.
+_ADAM_MOVED = 28
+
+
+def calibrate(
+    *,
+    width: int = 512,
+    tokens: int = 1024,
+    repeats: int = 5,
+    densities: tuple[float, ...] = DENSITIES,
+) -> Cluster:
+    """Measure training steps, memory and loopback; about half a minute.
+
+    Args:
+        width: of the transformer block that is trained.
+        tokens: of its input.
+        repeats: of every measurement; dense and compact in turn, the best counts.
+        densities: of compact blocks.
+    """
+    overhead = _resident()  # torch and gossamer, before there is a model
+    rate, speeds = measure_blocks(width, tokens, repeats, densities)
+    bandwidth, latency = measure_loopback()
+    loopback = Link(gb_s=bandwidth / GB, latency_us=latency * 1e6)
+    ranks = max(1, (os.cpu_count() or 1) // torch.get_num_threads())
+    return Cluster.model_validate(
+        {
+            "gossamer-cluster": SCHEMA_VERSION,
+            "description": f"This machine, {torch.get_num_threads()} thread(s) per rank",
+            "figures": "measured",
+            "device": "cpu",
+            "nodes": 1,
+            "ranks_per_node": ranks,
+            "memory": Memory(
+                gb=_total_memory() / ranks / GB, usable=0.9, overhead_gb=overhead / GB
+            ),
+            "compute": Compute(
+                tflops=rate / 1e12, memory_gb_s=measure_optimizer(repeats) / GB, compact=speeds
+            ),
+            "links": Links(inside=loopback, between=loopback, node_gb_s=loopback.gb_s),
+        }
+    )
+
+
+def measure_blocks(
+    width: int, tokens: int, repeats: int, densities: tuple[float, ...]
+) -> tuple[float, tuple[CompactSpeed, ...]]:
+    """Operations per second of a dense block, and how much faster its products are compact.
+
+    The speed-up is that of the products alone: what norms, attention and activations take is not
+    gained, so it is put on the side that stays.
+    """
+    x = torch.randn(1, tokens, width)
+    blocks = [_block(width, None), *(_block(width, density) for density in densities)]
+    seconds = _best([lambda b=block: _train(b, x) for block in blocks], repeats)  # type: ignore[misc]
+    products = 3 * 2.0 * 12 * width * width * tokens
+    attention = 3 * 4.0 * width * tokens * tokens
+    rate = (products + attention) / seconds[0]
+    speeds = []
+    for density, taken in zip(densities, seconds[1:], strict=True):
+        left = max(taken * rate - attention, products / 100)
+        speeds.append(CompactSpeed(density=density, speedup=round(products / left, 3)))
+    return rate, tuple(speeds)
+
+
+def measure_optimizer(repeats: int) -> float:
+    """Bytes per second that AdamW moves."""
+    weight = nn.Parameter(torch.randn(_ADAM_ENTRIES))
+    weight.grad = torch.randn(_ADAM_ENTRIES)
+    optimizer = torch.optim.AdamW([weight])
+    (seconds,) = _best([optimizer.step], repeats)
+    return _ADAM_MOVED * _ADAM_ENTRIES / seconds
+
+
+def measure_loopback() -> tuple[float, float]:
+    """Bytes per second of one TCP flow on this machine, and seconds of a message one way."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        echo = threading.Thread(target=_echo, args=(server,), daemon=True)
+        echo.start()
+        with socket.create_connection(server.getsockname()) as client:
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            began = time.perf_counter()
+            for _ in range(_PING_PONGS):
+                client.sendall(b"x")
+                client.recv(1)
+            latency = (time.perf_counter() - began) / _PING_PONGS / 2
+            began = time.perf_counter()
+            client.sendall(bytes(_LOOPBACK_BYTES))
+            client.recv(1)
+            bandwidth = _LOOPBACK_BYTES / (time.perf_counter() - began)
+        echo.join()
+    return bandwidth, latency
+
+
+def cluster_text(cluster: Cluster) -> str:
+    """The description as a file that `load_cluster` reads."""
+    content = _rounded(cluster.model_dump(by_alias=True, exclude_none=True))
+    return yaml.safe_dump(content, sort_keys=False, width=100)
+
+
+def _block(width: int, density: float | None) -> nn.Module:
+    torch.manual_seed(0)
+    block: nn.Module = GPTBlock(width, max(1, width // _HEAD), 4 * width)
+    if density is not None:
+        sparsify(block, sparsity=1 - density)
+        compact(block, mode="kernel")
+    return block
+
+
+def _train(block: nn.Module, x: torch.Tensor) -> None:
+    """Forward and backward, the gradient of the input included, as inside a model."""
+    block.zero_grad()
+    x = x.detach().requires_grad_()
+    block(x).square().mean().backward()
+
+
+def _best(steps: list[Callable[[], Any]], repeats: int) -> list[float]:
+    """The shortest time of each step, taken in turn; the first round only warms up."""
+    best = [float("inf")] * len(steps)
+    for round_number in range(repeats + 1):
+        for index, step in enumerate(steps):
+            began = time.perf_counter()
+            step()
+            taken = time.perf_counter() - began
+            if round_number:
+                best[index] = min(best[index], taken)
+    return best
+
+
+def _echo(server: socket.socket) -> None:
+    connection, _ = server.accept()
+    with connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for _ in range(_PING_PONGS):
+            connection.recv(1)
+            connection.sendall(b"x")
+        left = _LOOPBACK_BYTES
+        while left:
+            left -= len(connection.recv(min(left, 1 << 20)))
+        connection.sendall(b"x")
+
+
+def _total_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _resident() -> int:
+    """Bytes this process holds now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1]) if Path("/proc").exists() else 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _rounded(value: Any) -> Any:
+    """Four digits are more than a measurement has."""
+    if isinstance(value, float):
+        return float(f"{value:.4g}")
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(item) for item in value]
+    return value

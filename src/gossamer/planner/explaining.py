@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plan in sentences, as a table and as a page."""
+
+from collections.abc import Iterator
+from operator import attrgetter
+
+from gossamer.planner.candidates import Candidate
+from gossamer.planner.pictures import memory_chart, time_chart, timeline_chart
+from gossamer.planner.planning import Plan, StatePlan
+from gossamer.report.comparison import Comparison, Figure
+from gossamer.report.page import Page, TextTable
+
+FORECAST = "A forecast: nothing was run. Times come from a model of the cluster, not from a clock."
+HEAD = (
+    *("state", "data x pipe x shard", "schedule", "microbatches", ">GB", ">s a step", ">compute"),
+    *(">bubble", ">network", ">other", ">MB sent"),
+)
+
+
+def rows(plan: Plan) -> Iterator[tuple[str, ...]]:
+    """One row per state: the layout that was chosen, or the leanest one that does not fit."""
+    for found in plan.states:
+        one = found.best
+        if one is None:
+            lean = found.leanest
+            needs = f"{lean.memory.total / 1e9:.3g}"
+            yield (found.state.name, str(lean.layout.grid), "does not fit", "", needs, *("",) * 6)
+        else:
+            yield (found.state.name, *_cells(one))
+
+
+def candidate_rows(found: StatePlan, most: int = 12) -> Iterator[tuple[str, ...]]:
+    """The fastest layouts of a state, and the fewest stages that do not fit."""
+    for one in found.candidates[:most]:
+        yield ("" if one.fits else "too big", *_cells(one))
+
+
+def _cells(one: Candidate) -> tuple[str, ...]:
+    layout, time = one.layout, one.time
+    chunks = f", {layout.chunks} chunks" if layout.chunks > 1 else ""
+    network = time.p2p + time.shard + time.all_reduce
+    parts = (time.compute, time.bubble, network, time.optimizer + time.compression)
+    return (
+        str(layout.grid),
+        f"{layout.schedule}{chunks}" if layout.grid.pipeline > 1 else "-",
+        f"{layout.microbatches} of {layout.microbatch}",
+        f"{one.memory.total / 1e9:.3g}",
+        f"{one.seconds:.3g}",
+        *(f"{part:.3g}" for part in parts),
+        f"{one.traffic.total / 1e6:.3g}",
+    )
+
+
+def reasons(plan: Plan) -> list[str]:
+    """Why these layouts: what fits, and what the next best would cost."""
+    limit = plan.cluster.memory.bytes_for_training / 1e9
+    said = []
+    for found in plan.states:
+        name = found.state.name
+        if found.best is None:
+            lean = found.leanest
+            said.append(
+                f"{name}: no layout of {plan.ranks} ranks fits; the leanest ({lean.layout.grid})"
+                f" needs {lean.memory.total / 1e9:.3g} of {limit:.3g} GB."
+            )
+            continue
+        best = found.best
+        said.append(f"{name}: {_stages_reason(found, best, limit)}{_next_best(found, best)}")
+    dense, *others = [found.best for found in plan.states]
+    for one in others:
+        if dense is not None and one is not None:
+            cut = 1 - one.seconds / dense.seconds
+            word = "less" if cut >= 0 else "more"
+            said.append(
+                f"{one.state} takes {abs(cut):.0%} {word} time than dense,"
+                f" {one.memory.total / dense.memory.total:.0%} of its memory and"
+                f" {one.traffic.total / max(dense.traffic.total, 1):.0%} of its traffic."
+            )
+    return said
+
+
+def _stages_reason(found: StatePlan, best: Candidate, limit: float) -> str:
+    stages = best.layout.grid.pipeline
+    fewer = [
+        one
+        for one in found.candidates
+        if one.layout.grid.pipeline < stages and one.layout.grid.shard == best.layout.grid.shard
+    ]
+    if not fewer:
+        return "needs no pipeline." if stages == 1 else f"{stages} stages."
+    fitting = [one for one in fewer if one.fits]
+    if not fitting:
+        lean = min(fewer, key=lambda one: one.memory.total)
+        return (
+            f"{stages} stages are the fewest that fit: {lean.layout.grid.pipeline} need"
+            f" {lean.memory.total / 1e9:.3g} of {limit:.3g} GB."
+        )
+    quick = min(fitting, key=lambda one: one.seconds)
+    return (
+        f"{stages} stages, although {quick.layout.grid.pipeline} would fit: that takes"
+        f" {quick.seconds:.3g} s."
+    )
+
+
+def _next_best(found: StatePlan, best: Candidate) -> str:
+    others = [one for one in found.candidates if one.fits and one.layout.grid != best.layout.grid]
+    if not others:
+        return ""
+    second = min(others, key=lambda one: one.seconds)
+    return f" Next grid: {second.layout.grid}, {second.seconds:.3g} s."
+
+
+def plan_page(plan: Plan, name: str) -> Page:
+    """The plan as a report."""
+    bests = {found.state.name: found.best for found in plan.states if found.best is not None}
+    charts = []
+    if bests:
+        charts += [time_chart(bests), memory_chart(bests)]
+    for found in plan.states:
+        if found.best is not None and found.best.layout.grid.pipeline > 1:
+            played = found.evaluator.play(found.best.layout)
+            charts.append(timeline_chart(played, f"One step of the pipeline, {found.state.name}"))
+    head = tuple(column.lstrip(">") for column in HEAD)
+    tables = [TextTable("Chosen", head, tuple(rows(plan)), FORECAST)]
+    tables += [
+        TextTable(
+            f"Layouts of {found.state.name}",
+            ("fits", *head[1:]),
+            tuple(candidate_rows(found)),
+            f"{len(found.candidates)} legal layouts were compared.",
+        )
+        for found in plan.states
+    ]
+    return Page(
+        title=f"Plan: {plan.shape.name} on {name}",
+        lead=f"{FORECAST} {plan.shape.parameters / 1e6:,.1f} M parameters,"
+        f" {plan.work.sparsity:.0%} of {plan.shape.prunable / 1e6:,.1f} M pruned,"
+        f" {plan.work.batch} samples of {plan.shape.tokens} tokens a step on {plan.ranks} ranks.",
+        comparison=_comparison(plan),
+        layers=(),
+        machine={
+            "cluster": plan.cluster.description or name,
+            "figures": plan.cluster.figures,
+            "ranks": str(plan.ranks),
+        },
+        charts=charts,
+        tables=tables,
+        notes=[FORECAST, *reasons(plan)],
+    )
+
+
+def _comparison(plan: Plan) -> Comparison:
+    bests = [found.best for found in plan.states]
+    return Comparison(
+        tuple(found.state.name for found in plan.states),
+        (
+            Figure("ms a step", "ms", tuple(_of(b, "seconds", 1e3) for b in bests)),
+            Figure("bytes of a rank", "bytes", tuple(_of(b, "memory.total") for b in bests)),
+            Figure("bytes sent by a rank", "bytes", tuple(_of(b, "traffic.total") for b in bests)),
+        ),
+    )
+
+
+def _of(best: Candidate | None, name: str, factor: float = 1.0) -> float | None:
+    return None if best is None else float(attrgetter(name)(best)) * factor

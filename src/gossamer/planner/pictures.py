@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans as pictures: where time and memory go, who works when, how it scales."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+
+from gossamer.planner.candidates import Candidate
+from gossamer.planner.schedules import Kind
+from gossamer.planner.simulation import Played
+from gossamer.report.charts import WIDTH, Bar, Chart, Label, Line
+
+_HUES = ("hue1", "hue2", "hue3", "hue4", "hue5", "hue6", "dense")
+_ROW, _BAR, _LEFT, _RIGHT = 26.0, 16.0, 190.0, 90.0
+_KINDS = {Kind.FORWARD: "hue1", Kind.BACKWARD: "hue3", Kind.INPUT: "hue3", Kind.WEIGHT: "hue4"}
+_MAX_RANKS = 32
+_MAX_SPANS = 4000
+
+
+def time_chart(found: Mapping[str, Candidate]) -> Chart:
+    """Seconds of a step of the best layout of each state, by part."""
+    rows = {name: asdict(one.time) for name, one in found.items()}
+    return _stacked("Seconds of a step, in closed form (forecast)", rows, lambda x: f"{x:.3g} s")
+
+
+def memory_chart(found: Mapping[str, Candidate]) -> Chart:
+    """Bytes of the fullest rank, by part."""
+    rows = {name: asdict(one.memory) for name, one in found.items()}
+    return _stacked("Bytes of the fullest rank (forecast)", rows, lambda x: f"{x / 1e9:.3g} GB")
+
+
+def timeline_chart(played: Played, title: str) -> Chart:
+    """Who works when: a row per rank, a bar per forward and backward."""
+    ranks = min(_MAX_RANKS, len(played.finished))
+    chart = Chart(
+        title,
+        ranks * 18.0 + 24,
+        legend=(("forward", "hue1"), ("backward", "hue3"), ("weights", "hue4")),
+    )
+    scale = (WIDTH - 70) / (played.seconds or 1)
+    for rank in range(ranks):
+        chart.labels.append(Label(52, rank * 18.0 + 14, f"rank {rank}", "end"))
+        chart.bars.append(Bar(60, rank * 18.0 + 4, WIDTH - 70, 12, "track"))
+    spans = sorted(played.spans, key=lambda span: span.start)
+    for span in [span for span in spans if span.rank < ranks][:_MAX_SPANS]:
+        width = max(0.6, (span.end - span.start) * scale - 0.6)
+        text = f"{span.action.kind.value}{span.action.microbatch}, stage {span.action.stage}"
+        chart.bars.append(
+            Bar(60 + span.start * scale, span.rank * 18.0 + 4, width, 12,
+                _KINDS[span.action.kind], text)
+        )  # fmt: skip
+    chart.labels.append(Label(WIDTH - 10, chart.height - 4, f"{played.seconds:.3g} s", "end"))
+    return chart
+
+
+def scaling_chart(
+    title: str, curves: Mapping[str, Sequence[tuple[int, float]]], height: float = 360.0
+) -> Chart:
+    """Seconds of a step over ranks, both on logarithmic axes; a straight line scales perfectly."""
+    hues = dict(zip(curves, ("dense", *_HUES), strict=False))
+    chart = Chart(title, height, legend=tuple((name, hues[name]) for name in curves))
+    points = [point for curve in curves.values() for point in curve]
+    xs = [math.log2(ranks) for ranks, _ in points]
+    ys = [math.log2(seconds) for _, seconds in points]
+    left, right, top, bottom = 70.0, WIDTH - 30, 20.0, height - 34
+
+    def place(ranks: float, seconds: float) -> tuple[float, float]:
+        across = (math.log2(ranks) - min(xs)) / (max(xs) - min(xs) or 1)
+        up = (math.log2(seconds) - min(ys)) / (max(ys) - min(ys) or 1)
+        return left + across * (right - left), bottom - up * (bottom - top)
+
+    chart.lines.append(Line(((left, top), (left, bottom), (right, bottom)), "axis"))
+    for ranks in sorted({ranks for ranks, _ in points}):
+        x, _ = place(ranks, 2 ** min(ys))
+        chart.labels.append(Label(x, height - 12, f"{ranks}", "value"))
+    for seconds in (2 ** min(ys), 2 ** max(ys)):
+        _, y = place(2 ** min(xs), seconds)
+        chart.labels.append(Label(left - 8, y + 4, f"{seconds:.3g} s", "end"))
+    for name, curve in curves.items():
+        placed = tuple(place(*point) for point in curve)
+        chart.lines.append(Line(placed, hues[name]))
+        for (x, y), (ranks, seconds) in zip(placed, curve, strict=True):
+            title_text = f"{name}, {ranks} ranks: {seconds:.3g} s"
+            chart.bars.append(Bar(x - 3.5, y - 3.5, 7, 7, hues[name], title_text))
+    return chart
+
+
+def _stacked(
+    title: str, rows: Mapping[str, Mapping[str, float]], text: Callable[[float], str]
+) -> Chart:
+    parts = [part for part in next(iter(rows.values())) if any(row[part] for row in rows.values())]
+    hues = dict(zip(parts, _HUES, strict=False))
+    chart = Chart(
+        title,
+        len(rows) * _ROW + 6,
+        legend=tuple((part.replace("_", "-"), hues[part]) for part in parts),
+    )
+    longest = max(sum(row.values()) for row in rows.values()) or 1.0
+    span = WIDTH - _LEFT - _RIGHT
+    for index, (name, row) in enumerate(rows.items()):
+        top, x = index * _ROW + 4, _LEFT
+        chart.labels.append(Label(_LEFT - 10, top + 12, name, "end"))
+        for part in parts:
+            width = span * row[part] / longest
+            if width:
+                chart.bars.append(
+                    Bar(x, top, width, _BAR, hues[part], f"{part}: {text(row[part])}")
+                )
+            x += width
+        chart.labels.append(Label(x + 8, top + 12, text(sum(row.values())), "value"))
+    return chart
