@@ -104,6 +104,9 @@ def _of_grid(grid: Grid, work: Workload, schedules: Sequence[ScheduleName]) -> I
     for size in sizes:
         for name in names:
             for chunks in _CHUNKS.get(name, (1,)) if grid.pipeline > 1 else (1,):
+                # Rounds shorter than the pipeline leave chunks waiting for each other.
+                if chunks > 1 and local // size < grid.pipeline:
+                    continue
                 if schedule_fault(name, grid.pipeline, local // size, chunks) is None:
                     yield Layout(grid, name, chunks, size, local // size)
 

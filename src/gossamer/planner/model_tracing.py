@@ -131,8 +131,8 @@ class _Trace:
             output = self.fake(sample)
             output = getattr(output, "logits", output)
             if not isinstance(output, torch.Tensor):
-                kind = type(output).__name__
-                raise InputError(f"model: expected a tensor or .logits from forward, got {kind}.")
+                got = type(output).__name__
+                raise InputError(f"model: expected a tensor or .logits from forward, got {got}.")
             rows = output.flatten(0, -2)
             nn.functional.cross_entropy(rows, torch.zeros(rows.shape[0], dtype=torch.long))
         self._close(output)

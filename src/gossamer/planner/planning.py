@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 Choice = Literal["fastest", "smallest-pipeline"]
-# As many of the fastest layouts in closed form are played event by event.
-_PLAYED = 4
+# At most so many of the fastest layouts in closed form are played event by event.
+_PLAYED = 16
 DEFAULT_SPARSITY = 0.9
 
 
@@ -153,8 +153,8 @@ def _plan_state(
         # Ranks that share cores have no closed form worth the name.
         played = [evaluator.simulated(one) for one in candidates]
     else:
-        played = [evaluator.simulated(one) for one in fitting[:_PLAYED]]
-        played += [one for one in candidates if one not in fitting[:_PLAYED]]
+        played = _play_fastest(evaluator, fitting)
+        played += [one for one in candidates if one not in fitting[: len(played)]]
     played.sort(key=_order)
     best = None
     if fitting:
@@ -165,6 +165,16 @@ def _plan_state(
             key=lambda one: (one.layout.grid.pipeline, one.time.total),
         )
     return StatePlan(evaluator.state, best, tuple(played), evaluator)
+
+
+def _play_fastest(evaluator: Evaluator, fitting: Sequence[Candidate]) -> list[Candidate]:
+    """Play layouts, fastest first, until the next one's closed form is beaten."""
+    played: list[Candidate] = []
+    for one in fitting[:_PLAYED]:
+        if played and min(found.seconds for found in played) <= one.time.total:
+            break
+        played.append(evaluator.simulated(one))
+    return played
 
 
 def _order(one: Candidate) -> tuple[bool, bool, float, float]:
