@@ -16,25 +16,22 @@ MAX_LAYERS = 400
 
 def render_html(page: Page) -> str:
     """The page as HTML with inline SVG."""
-    environment = Environment(
-        loader=PackageLoader("gossamer.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     names = list(dict.fromkeys(row.name for row in page.layers))
     shown = set(names[:MAX_LAYERS])
     layers = [row for row in page.layers if row.name in shown]
-    return environment.get_template("report.html.j2").render(
-        page=page,
-        tiles=tiles(page.comparison),
-        cells=page.comparison.cells(),
-        charts=_charts(layers),
-        curves=[curve_chart(curve) for curve in page.curves],
-        layers=layers,
-        hidden_layers=len(names) - len(shown),
-        width=WIDTH,
+    return (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            page=page,
+            tiles=tiles(page.comparison),
+            cells=page.comparison.cells(),
+            charts=_charts(layers),
+            curves=[curve_chart(curve) for curve in page.curves],
+            layers=layers,
+            hidden_layers=len(names) - len(shown),
+            width=WIDTH,
+        )
     )
 
 
@@ -44,6 +41,21 @@ def write_html(page: Page, path: Path) -> Path:
     unfinished = path.with_name(f".{path.name}.tmp")
     unfinished.write_text(render_html(page), encoding="utf-8")
     return unfinished.replace(path)
+
+
+def render_svg(chart: Chart) -> str:
+    """One chart as an SVG file of its own."""
+    return _environment().get_template("chart.svg.j2").render(chart=chart, width=WIDTH)
+
+
+def _environment() -> Environment:
+    return Environment(
+        loader=PackageLoader("gossamer.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
 
 
 def _charts(layers: Sequence[Row]) -> list[Chart]:
