@@ -3,9 +3,12 @@
 
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,10 +55,12 @@ def calibrate(
         densities: of compact blocks.
     """
     overhead = _resident()  # torch and gossamer, before there is a model
-    rate, speeds = measure_blocks(width, tokens, repeats, densities)
+    ranks = max(1, (os.cpu_count() or 1) // torch.get_num_threads())
+    with _busy_neighbours(ranks - 1, width, tokens):
+        rate, speeds = measure_blocks(width, tokens, repeats, densities)
+        moved = measure_optimizer(repeats)
     bandwidth, latency = measure_loopback()
     loopback = Link(gb_s=bandwidth / GB, latency_us=latency * 1e6)
-    ranks = max(1, (os.cpu_count() or 1) // torch.get_num_threads())
     return Cluster.model_validate(
         {
             "gossamer-cluster": SCHEMA_VERSION,
@@ -67,9 +72,7 @@ def calibrate(
             "memory": Memory(
                 gb=_total_memory() / ranks / GB, usable=0.9, overhead_gb=overhead / GB
             ),
-            "compute": Compute(
-                tflops=rate / 1e12, memory_gb_s=measure_optimizer(repeats) / GB, compact=speeds
-            ),
+            "compute": Compute(tflops=rate / 1e12, memory_gb_s=moved / GB, compact=speeds),
             "links": Links(inside=loopback, between=loopback, node_gb_s=loopback.gb_s),
         }
     )
@@ -94,6 +97,35 @@ def measure_blocks(
         left = max(taken * rate - attention, products / 100)
         speeds.append(CompactSpeed(density=density, speedup=round(products / left, 3)))
     return rate, tuple(speeds)
+
+
+@contextmanager
+def _busy_neighbours(count: int, width: int, tokens: int) -> Iterator[None]:
+    """Other ranks that train meanwhile: cores share caches, memory and clock."""
+    code = f"from gossamer.planner.calibration import train_on; train_on({width}, {tokens})"
+    threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
+    command = [sys.executable, "-c", code]
+    started = [
+        subprocess.Popen(command, env={**os.environ, **threads}, stdout=subprocess.PIPE)  # noqa: S603
+        for _ in range(count)
+    ]
+    try:
+        for process in started:
+            process.stdout.readline()  # type: ignore[union-attr]
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+
+
+def train_on(width: int, tokens: int) -> None:
+    """Train a dense block until somebody ends this process."""
+    block, x = _block(width, None), torch.randn(1, tokens, width)
+    sys.stdout.write("training\n")
+    sys.stdout.flush()
+    while True:
+        _train(block, x)
 
 
 def measure_optimizer(repeats: int) -> float:
