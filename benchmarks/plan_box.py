@@ -6,6 +6,7 @@ compact replicas (DDP), and the dense model in four stages (1F1B), on links of -
 grid pays where memory for less than four stages of the dense model is not there.
 """
 
+import argparse
 import ctypes
 import json
 import os
@@ -23,9 +24,15 @@ import gossamer
 from gossamer.planner.calibration import calibrate
 from gossamer.planner.candidates import Evaluator
 from gossamer.planner.cluster_schema import Link as PlannedLink
+from gossamer.planner.explaining import reasons
 from gossamer.planner.model_sources import describe
+from gossamer.planner.planning import plan_workload
 from gossamer.planner.states import find_state
 from gossamer.planner.workload import Grid, Layout, Workload
+from gossamer.testing import Cluster, Link
+from gossamer.train.distributed.gradients import average, replicated
+from gossamer.train.distributed.pipeline import Pipeline
+from gossamer.train.distributed.schedules import PipelineSettings
 from gossamer.zoo import GPT
 from support.options import give, machine, parser, progress
 
@@ -34,9 +41,10 @@ HOSTS = 4
 # name -> (state, data, pipeline, samples of a microbatch)
 CASES = {
     "dense, 4 replicas": ("dense fp32", 4, 1, 4),
+    "dense, 2 x 2 stages": ("dense fp32", 2, 2, 2),
     "dense, 4 stages": ("dense fp32", 1, 4, 2),
     "compact, 4 replicas": ("fp32", 4, 1, 4),
-    "compact, 2 x 2": ("fp32", 2, 2, 2),
+    "compact, 2 x 2 stages": ("fp32", 2, 2, 2),
 }
 
 
@@ -49,7 +57,7 @@ def main():
     arguments.add_argument("--batch", type=int, default=16)
     arguments.add_argument("--steps", type=int, default=2)
     arguments.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
-    arguments.add_argument("--rank", metavar="CASE", help=argparse_hidden())
+    arguments.add_argument("--rank", metavar="CASE", help=argparse.SUPPRESS)
     arguments = arguments.parse_args()
     torch.set_num_threads(1)
     if arguments.rank:
@@ -64,13 +72,11 @@ def main():
         rows.append(row)
         progress(json.dumps(row))
     document = {"machine": machine(), "cluster": cluster.model_dump(by_alias=True), "rows": rows}
-    give(arguments, document, table(rows, arguments))
-
-
-def argparse_hidden():
-    import argparse
-
-    return argparse.SUPPRESS
+    shown = [table(rows, arguments)]
+    if set(CASES) <= set(arguments.cases):
+        document["limit"] = limit = grid_pays(rows, cluster, arguments)
+        shown.append(limit["text"])
+    give(arguments, document, *shown)
 
 
 def build(arguments, device="cpu"):
@@ -93,7 +99,7 @@ def box(arguments):
         repeats=2 if arguments.quick else 3,
         densities=(1 - SPARSITY,),
     )
-    # What TCP leaves of a link (specs of Ethernet: 1448 of 1538 bytes).
+    # What is left for data: 1448 of the 1538 bytes that a full TCP frame takes on Ethernet.
     rate = PlannedLink(gb_s=arguments.rate / 8e3 * 1448 / 1538, latency_us=300)
     links = found.links.model_copy(
         update={
@@ -133,10 +139,41 @@ def forecast(name, cluster, arguments):
     }
 
 
+def grid_pays(rows, cluster, arguments):
+    """What the plan takes under a limit that leaves dense no less than four stages, and its gain.
+
+    The limit lies between the forecast of dense in two stages and those of dense in four and of
+    compact replicas; no measurement has a part in it.
+    """
+    said = {row["case"]: row["forecast"] for row in rows}
+    found = {row["case"]: row["measured"] for row in rows}
+    small = max(said["dense, 4 stages"]["bytes"], said["compact, 4 replicas"]["bytes"])
+    bound = (small + said["dense, 2 x 2 stages"]["bytes"]) / 2
+    memory = cluster.memory.model_copy(update={"gb": bound / 1e9, "usable": 1.0})
+    plan = plan_workload(
+        describe(build(arguments, "meta")).shape,
+        cluster.model_copy(update={"memory": memory}),
+        Workload(arguments.batch, SPARSITY, microbatch=2),
+        states=[find_state("dense fp32"), find_state("fp32")],
+        schedules=("1f1b",),
+        max_shard=1,
+        choice="smallest-pipeline",
+    )
+    grids = [str(one.best.layout.grid) for one in plan.states]
+    times = [
+        f["dense, 4 stages"]["seconds"] / f["compact, 4 replicas"]["seconds"] for f in (said, found)
+    ]
+    peaks = {name: f"{one['bytes'] / 1e6:.0f}" for name, one in found.items()}
+    text = (
+        f"Limit {bound / 1e6:.0f} MB a rank: the plan takes {grids[0]} for dense and {grids[1]} for"
+        f" compact (data x pipeline x shard). Step of dense over compact: {times[0]:.2f} forecast,"
+        f" {times[1]:.2f} measured. Measured peaks in MB: {peaks}."
+    )
+    return {"bytes": bound, "grids": grids, "ratios": times, "reasons": reasons(plan), "text": text}
+
+
 def measured(name, arguments):
     """Start the ranks of a case on the hosts of a box."""
-    from gossamer.testing import Cluster, Link
-
     command = [sys.executable, str(Path(__file__).resolve()), "--rank", name]
     for option in ("width", "layers", "context", "batch", "steps"):
         command += [f"--{option}", str(getattr(arguments, option))]
@@ -166,12 +203,9 @@ def rank(arguments):
     dist.init_process_group("gloo")
     before = status("VmRSS")
     torch.manual_seed(0)
-    model = build(arguments)
-    if state == "fp32":
-        gossamer.sparsify(model, sparsity=SPARSITY)
-        gossamer.compact(model, mode="kernel")
     ids = torch.randint(256, (arguments.batch, arguments.context + 1))
-    step = replicas(model, ids, data, pipeline, microbatch)
+    # Nobody else may hold the model: a pipeline lets go of what is not its own.
+    step = replicas(trained(arguments, state), ids, data, pipeline, microbatch)
     forget_peak()
     seconds, loss = [], 0.0
     for number in range(arguments.steps + 1):
@@ -186,33 +220,35 @@ def rank(arguments):
     dist.destroy_process_group()
 
 
+def trained(arguments, state):
+    """The model as it is trained: compact models are pruned at their first weights."""
+    model = build(arguments)
+    if state == "fp32":
+        gossamer.sparsify(model, sparsity=SPARSITY)
+        gossamer.compact(model, mode="kernel")
+    return model
+
+
 def replicas(model, ids, data, pipeline, microbatch):
     """A function that takes one optimizer step of this rank and returns the loss."""
     world = torch.arange(HOSTS).view(data, pipeline)
     here = dist.get_rank()
     share = ids.chunk(data)[here // pipeline]
     if pipeline == 1:
-        return replica(nn.parallel.DistributedDataParallel(model), share, microbatch)
-    from gossamer.train.distributed.pipeline import Pipeline
-    from gossamer.train.distributed.schedules import PipelineSettings
-
+        return replica(replicated(model, dist.group.WORLD, "full"), share, microbatch)
     groups = [dist.new_group(row.tolist()) for row in world]
     columns = [dist.new_group(column.tolist()) for column in world.T]
     settings = PipelineSettings(num_microbatches=len(share) // microbatch, schedule="1f1b")
     pipe = Pipeline(
         model, loss_of, (share[:microbatch, :-1],), settings, group=groups[here // pipeline]
     )
+    del model
     optimizer = torch.optim.AdamW(pipe.parameters())
 
     def step():
         loss = pipe.step(share[:, :-1], target=share[:, 1:])
         if data > 1:
-            flat = torch.cat([p.grad.flatten() for p in pipe.parameters()])
-            dist.all_reduce(flat, group=columns[here % pipeline])
-            start = 0
-            for param in pipe.parameters():
-                param.grad.copy_(flat[start : start + param.numel()].view_as(param) / data)
-                start += param.numel()
+            average(pipe.parameters(), columns[here % pipeline], "full")
         optimizer.step()
         return loss
 

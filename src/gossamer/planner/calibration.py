@@ -54,7 +54,7 @@ def calibrate(
         repeats: of every measurement; dense and compact in turn, the best counts.
         densities: of compact blocks.
     """
-    overhead = _resident()  # torch and gossamer, before there is a model
+    overhead = _runtime_bytes()
     ranks = max(1, (os.cpu_count() or 1) // torch.get_num_threads())
     with _busy_neighbours(ranks - 1, width, tokens):
         rate, speeds = measure_blocks(width, tokens, repeats, densities)
@@ -209,8 +209,12 @@ def _total_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _resident() -> int:
-    """Bytes this process holds now."""
+def _runtime_bytes() -> int:
+    """Bytes of a process that has trained something tiny: torch, gossamer, their libraries."""
+    for density in (None, DENSITIES[0]):
+        block = _block(_HEAD, density)
+        _train(block, torch.randn(1, 1, _HEAD))
+        torch.optim.AdamW(block.parameters()).step()
     pages = int(Path("/proc/self/statm").read_text().split()[1]) if Path("/proc").exists() else 0
     return pages * os.sysconf("SC_PAGE_SIZE")
 

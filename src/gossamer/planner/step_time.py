@@ -134,8 +134,9 @@ class Machine:
         by_rank = _by_rank(costs, grid.pipeline)
         whole = [f + i + w for f, i, w in by_rank]
         slowest = max(whole)
-        # 4 messages of an interior stage in each chunk: two come, two go.
-        messages = 4 * m * layout.chunks if grid.pipeline > 1 else 0
+        # Two come and two go at an interior stage; of two stages each is an end.
+        passed = 0 if grid.pipeline == 1 else 2 if layout.stages == 2 else 4
+        messages = passed * m * layout.chunks
         message = self._message(shape, stages, layout)
         fullest = [stages[rank :: grid.pipeline] for rank in range(grid.pipeline)]
         moved = max(self._moved(part) for part in fullest)
