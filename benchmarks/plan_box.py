@@ -16,6 +16,9 @@ import time
 from pathlib import Path
 
 import torch
+from gossamer.train.distributed.gradients import average, replicated
+from gossamer.train.distributed.pipeline import Pipeline
+from gossamer.train.distributed.schedules import PipelineSettings
 from rich.table import Table
 from torch import distributed as dist
 from torch import nn
@@ -30,9 +33,6 @@ from gossamer.planner.planning import plan_workload
 from gossamer.planner.states import find_state
 from gossamer.planner.workload import Grid, Layout, Workload
 from gossamer.testing import Cluster, Link
-from gossamer.train.distributed.gradients import average, replicated
-from gossamer.train.distributed.pipeline import Pipeline
-from gossamer.train.distributed.schedules import PipelineSettings
 from gossamer.zoo import GPT
 from support.options import give, machine, parser, progress
 
