@@ -16,9 +16,6 @@ import time
 from pathlib import Path
 
 import torch
-from gossamer.train.distributed.gradients import average, replicated
-from gossamer.train.distributed.pipeline import Pipeline
-from gossamer.train.distributed.schedules import PipelineSettings
 from rich.table import Table
 from torch import distributed as dist
 from torch import nn
@@ -32,7 +29,6 @@ from gossamer.planner.model_sources import describe
 from gossamer.planner.planning import plan_workload
 from gossamer.planner.states import find_state
 from gossamer.planner.workload import Grid, Layout, Workload
-from gossamer.testing import Cluster, Link
 from gossamer.zoo import GPT
 from support.options import give, machine, parser, progress
 
@@ -174,6 +170,8 @@ def grid_pays(rows, cluster, arguments):
 
 def measured(name, arguments):
     """Start the ranks of a case on the hosts of a box."""
+    from gossamer.testing import Cluster, Link
+
     command = [sys.executable, str(Path(__file__).resolve()), "--rank", name]
     for option in ("width", "layers", "context", "batch", "steps"):
         command += [f"--{option}", str(getattr(arguments, option))]
@@ -231,6 +229,10 @@ def trained(arguments, state):
 
 def replicas(model, ids, data, pipeline, microbatch):
     """A function that takes one optimizer step of this rank and returns the loss."""
+    from gossamer.train.distributed.gradients import average, replicated
+    from gossamer.train.distributed.pipeline import Pipeline
+    from gossamer.train.distributed.schedules import PipelineSettings
+
     world = torch.arange(HOSTS).view(data, pipeline)
     here = dist.get_rank()
     share = ids.chunk(data)[here // pipeline]
