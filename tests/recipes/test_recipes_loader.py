@@ -339,7 +339,7 @@ def test_models_made_in_python_obey_the_same_rules():
         Prune(method="wanda", sparsity=0.5, damping=0.1)
     with pytest.raises(ValidationError, match="unknown method"):
         Prune(method="wandaa", sparsity=0.5)
-    with pytest.raises(ValidationError, match=r"one of prune, .*, relufy and train"):
+    with pytest.raises(ValidationError, match=r"one of prune, .*, relufy, round and train"):
         Stage()
     step = Prune(method="wanda", sparsity=0.5)
     with pytest.raises(ValidationError, match="frozen"):

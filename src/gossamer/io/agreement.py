@@ -6,6 +6,7 @@ from collections.abc import Container
 from gossamer.errors import ArtifactError, PatternError
 from gossamer.formats import FORMATS, VALUE_DTYPES
 from gossamer.formats.bits import row_bytes
+from gossamer.io.codes import VALUES, check_coded, stored_arrays
 from gossamer.io.limits import checked_bytes
 from gossamer.io.manifest import (
     DenseEntry,
@@ -15,7 +16,7 @@ from gossamer.io.manifest import (
     TensorEntry,
     TiedEntry,
 )
-from gossamer.io.packing import MASK_ARRAY, SEPARATOR, array_key
+from gossamer.io.piece import MASK_ARRAY, SEPARATOR, array_key
 from gossamer.io.tensor_header import DTYPE_NAMES, StoredTensor, TensorHeader, dtype_name
 from gossamer.patterns import Pattern, parse_pattern
 
@@ -63,12 +64,16 @@ def memory_needed(manifest: Manifest) -> int:
             continue
         itemsize = DTYPE_NAMES[entry.dtype].itemsize
         dense = checked_bytes(entry.shape, itemsize, name)
+        numel = dense // itemsize
         if isinstance(entry, DenseEntry):
             total += dense
+            if entry.codes is not None:
+                # Codes, their scales spread over the columns, and the product.
+                temporary = max(temporary, 2 * dense + 2 * numel)
             continue
-        numel = dense // itemsize
         # Expanding needs the dense weight and a bool mask; a masked layer keeps both.
-        temporary = max(temporary, dense + 2 * numel)
+        factor = 1 if entry.codes is None else 3
+        temporary = max(temporary, factor * dense + 2 * numel)
         kept = dense + numel if entry.holder == "masked" else entry.mask.nnz * itemsize
         total += kept + numel // 8
     return total + temporary
@@ -89,7 +94,7 @@ def parse_mask_pattern(mask: MaskEntry, where: str) -> Pattern:
 
 def _keys_of(name: str, entry: TensorEntry) -> list[str]:
     if isinstance(entry, DenseEntry):
-        return [name]
+        return [array_key(name, array) for array in stored_arrays(entry)] or [name]
     if isinstance(entry, SparseEntry):
         return [array_key(name, array) for array in entry.arrays]
     return [] if entry.mask is None else [array_key(name, MASK_ARRAY)]
@@ -106,8 +111,10 @@ def _check_entry(
         raise ArtifactError(f"{where}: dtype {entry.dtype!a} is not known.")
     checked_bytes(entry.shape, dtype.itemsize, where)
     stored = headers[entry.file].tensors
+    check_coded(name, entry, stored, where)
     if isinstance(entry, DenseEntry):
-        _expect(stored[name], entry.dtype, entry.shape, where)
+        if entry.codes is None:
+            _expect(stored[name], entry.dtype, entry.shape, where)
         return
     if entry.format not in FORMATS:
         raise ArtifactError(
@@ -121,8 +128,8 @@ def _check_entry(
         )
     if (entry.mode is None) != (entry.holder == "masked"):
         raise ArtifactError(f"{where}: compact weights have a mode, masked ones do not.")
-    values = stored.get(array_key(name, "values"))
-    if values is None or values.dtype is not dtype:
+    values = stored.get(array_key(name, VALUES))
+    if entry.codes is None and (values is None or values.dtype is not dtype):
         raise ArtifactError(f"{where}: its values must be stored as {entry.dtype}.")
 
 

@@ -9,8 +9,10 @@ from gossamer.errors import ArtifactError, FormatError, PatternError, RegistryEr
 from gossamer.formats import SparseTensor, unpack, validate
 from gossamer.formats.bits import check_bits, count_bits, pack_bits, unpack_bits
 from gossamer.io.agreement import parse_mask_pattern
+from gossamer.io.codes import decode_dense, decode_sparse, stored_arrays
 from gossamer.io.manifest import DenseEntry, Manifest, MaskEntry, SparseEntry
-from gossamer.io.packing import BITMASK, MASK_ARRAY, array_key
+from gossamer.io.packing import BITMASK
+from gossamer.io.piece import MASK_ARRAY, array_key
 from gossamer.nn.mask_rules import mask_digest
 from gossamer.ops.expansion import gather
 from gossamer.patterns import Pattern
@@ -53,8 +55,14 @@ def decode_all(manifest: Manifest, arrays: Arrays, where: str) -> dict[str, Deco
     decoded: dict[str, Decoded] = {}
     for name, entry in manifest.tensors.items():
         place = f"{where}: tensor {name!a}"
-        if isinstance(entry, DenseEntry):
+        if isinstance(entry, DenseEntry) and entry.codes is None:
             decoded[name] = arrays.pop(name)
+        elif isinstance(entry, DenseEntry):
+            own = {array: arrays.pop(array_key(name, array)) for array in stored_arrays(entry)}
+            try:
+                decoded[name] = decode_dense(entry, own, place)
+            except FormatError as error:
+                raise ArtifactError(str(error)) from error
         elif isinstance(entry, SparseEntry):
             own = {array: arrays.pop(array_key(name, array)) for array in entry.arrays}
             decoded[name] = _decode_sparse(entry, own, place)
@@ -71,13 +79,16 @@ def _decode_sparse(entry: SparseEntry, arrays: Arrays, where: str) -> Decoded:
     columns = torch.Size(entry.shape[1:]).numel()
     sparse = SparseTensor((rows, columns), pattern, entry.format, arrays)
     try:
-        validate(sparse, where)
+        if entry.codes is not None:
+            weight, mask = decode_sparse(entry, sparse, where)
+        else:
+            validate(sparse, where)
+            if entry.format == BITMASK and entry.holder == "compact":
+                _check_mask(entry.mask, arrays[BITMASK], sparse.shape, where)
+                return CompactTensor(arrays["values"], arrays[BITMASK], columns, pattern)
+            weight, mask = unpack(sparse)
     except (FormatError, PatternError, RegistryError) as error:
         raise ArtifactError(str(error)) from error
-    if entry.format == BITMASK and entry.holder == "compact":
-        _check_mask(entry.mask, arrays[BITMASK], sparse.shape, where)
-        return CompactTensor(arrays["values"], arrays[BITMASK], columns, pattern)
-    weight, mask = unpack(sparse)
     bits_RB = pack_bits(mask)
     _check_mask(entry.mask, bits_RB, sparse.shape, where)
     if entry.holder == "compact":

@@ -79,19 +79,32 @@ class MaskEntry(_Data):
     sha256: Sha256
 
 
+class CodesEntry(_Data):
+    """Weights stored as small integers and scales; see `gossamer.formats.grid`.
+
+    `shape` is that of the integers: the weight as a matrix, or the values of a sparse format.
+    """
+
+    bits: Literal[8, 4]
+    span: Annotated[int, Field(ge=1, le=MAX_DIM)]
+    shape: Shape
+
+
 class DenseEntry(_Data):
-    """A tensor stored under its own name."""
+    """A tensor stored under its own name, or as `<name>::codes` and `<name>::scales`."""
 
     kind: Literal["dense"] = "dense"
     file: FileName
     shape: Shape
     dtype: ShortText
+    codes: CodesEntry | None = None
 
 
 class SparseEntry(_Data):
     """The weight of a masked or compact layer, stored as the arrays `<name>::<array>`.
 
-    `shape` is the weight's own shape; the arrays describe it as [first, product of the rest].
+    `shape` is the weight's own shape; the arrays describe it as [first, product of the rest]. With
+    `codes`, the arrays `codes` and `scales` stand for `values`.
     """
 
     kind: Literal["sparse"] = "sparse"
@@ -103,6 +116,7 @@ class SparseEntry(_Data):
     mask: MaskEntry
     holder: Literal["masked", "compact"]
     mode: Mode | None = None
+    codes: CodesEntry | None = None
 
 
 class TiedEntry(_Data):

@@ -5,8 +5,6 @@ Sizes are known from formulas before anything is packed, so free space is checke
 cut first; then one shard at a time is packed, written and freed.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
@@ -14,33 +12,24 @@ import torch
 from gossamer.errors import InputError
 from gossamer.formats import FORMATS, SparseTensor, choose_format, pack, validate
 from gossamer.formats.bits import row_bytes
+from gossamer.io.codes import coded_dense, coded_sparse, grid_of, scale_bytes
 from gossamer.io.inventory import Inventory, Slot, SparseLayer
-from gossamer.io.manifest import DenseEntry, MaskEntry, SparseEntry, TensorEntry, TiedEntry
+from gossamer.io.manifest import (
+    CodesEntry,
+    DenseEntry,
+    MaskEntry,
+    SparseEntry,
+    TensorEntry,
+    TiedEntry,
+)
+from gossamer.io.piece import MASK_ARRAY, SEPARATOR, Arrays, Piece, array_key
 from gossamer.io.tensor_header import dtype_name
 from gossamer.nn import CompactWeight
 
 SHARD_BYTES = 2 * 2**30
-SEPARATOR = "::"
-MASK_ARRAY = "mask_bits"
 BITMASK = "bitmask"
 
 ArtifactKind = Literal["packed", "dense"]
-Arrays = dict[str, torch.Tensor]
-
-
-@dataclass(frozen=True)
-class Piece:
-    """One tensor to store: its bytes by formula, its arrays when asked, its manifest entry."""
-
-    name: str
-    num_bytes: int
-    arrays: Callable[[], Arrays]
-    entry: Callable[[str, tuple[str, ...]], TensorEntry]
-
-
-def array_key(name: str, array: str) -> str:
-    """The key of one packed array in a file: `<tensor>::<array>`."""
-    return f"{name}{SEPARATOR}{array}"
 
 
 def plan_pieces(
@@ -77,8 +66,10 @@ def cut_shards(pieces: list[Piece], shard_bytes: int) -> list[list[Piece]]:
 
 
 def _piece(slot: Slot, kind: ArtifactKind) -> Piece:
-    if slot.layer is None or kind == "dense":
+    if kind == "dense":
         return _dense_piece(slot)
+    if slot.layer is None:
+        return coded_dense(slot) or _dense_piece(slot)
     return _sparse_piece(slot, slot.layer)
 
 
@@ -96,13 +87,22 @@ def _dense_piece(slot: Slot) -> Piece:
 
 def _sparse_piece(slot: Slot, layer: SparseLayer) -> Piece:
     matrix, nnz, pattern = layer.matrix_shape, layer.nnz, layer.pattern
-    itemsize = slot.tensor.element_size()
+    grid = grid_of(dense_weight(layer))
+    itemsize = slot.tensor.element_size() if grid is None else 1
     format_name = choose_format(matrix, nnz, itemsize, pattern)
     num_bytes = FORMATS.get(format_name).nbytes(matrix, nnz, itemsize, pattern)
+    if grid is not None:
+        num_bytes += scale_bytes(matrix, grid)
+    codes: list[CodesEntry] = []
 
     def arrays() -> Arrays:
-        sparse = pack_layer(layer, format_name, slot.name)
-        return {array_key(slot.name, array): data for array, data in sparse.arrays.items()}
+        if grid is None:
+            stored = dict(pack_layer(layer, format_name, slot.name).arrays)
+        else:
+            weight_RK = dense_weight(layer).reshape(matrix)
+            stored, entry = coded_sparse(weight_RK, layer.mask(), pattern, format_name, grid)
+            codes[:] = [entry]
+        return {array_key(slot.name, array): data for array, data in stored.items()}
 
     def entry(file: str, keys: tuple[str, ...]) -> TensorEntry:
         return SparseEntry(
@@ -114,6 +114,7 @@ def _sparse_piece(slot: Slot, layer: SparseLayer) -> Piece:
             mask=_mask_entry(layer),
             holder="compact" if isinstance(layer, CompactWeight) else "masked",
             mode=layer.mode if isinstance(layer, CompactWeight) else None,
+            codes=codes[0] if codes else None,
         )
 
     return Piece(slot.name, num_bytes, arrays, entry)

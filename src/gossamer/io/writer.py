@@ -32,11 +32,11 @@ from gossamer.io.opened import check_replaceable
 from gossamer.io.packing import (
     SHARD_BYTES,
     ArtifactKind,
-    Piece,
     check_kind,
     cut_shards,
     plan_pieces,
 )
+from gossamer.io.piece import Piece
 from gossamer.io.strict_json import pretty_json
 from gossamer.io.tensor_file import HashingFile, write_tensors
 from gossamer.io.transformers_models import config_of

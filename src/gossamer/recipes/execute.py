@@ -20,6 +20,8 @@ from gossamer.recipes.recover_stage import run_recover_stage
 from gossamer.recipes.relufy_schema import Relufy
 from gossamer.recipes.relufy_stage import run_relufy_stage
 from gossamer.recipes.reporting import Evaluate, dense_bytes, make_report, measure_quality
+from gossamer.recipes.round_schema import Round
+from gossamer.recipes.round_stage import run_round_stage
 from gossamer.recipes.schema import Recipe, Structured
 from gossamer.recipes.structured_stage import run_structured_stage
 from gossamer.recipes.tokens_schema import Tokens
@@ -70,6 +72,8 @@ def execute(
             notes += run_tokens_stage(model, step, given, _needed(teacher))
         elif isinstance(step, Relufy):
             notes += run_relufy_stage(model, step, given)
+        elif isinstance(step, Round):
+            notes += run_round_stage(model, step)
         elif isinstance(step, Recover):
             kept = None if given.kept is None else given.kept.of_stage(number)
             # A curve costs an evaluation per check: only where it is kept.

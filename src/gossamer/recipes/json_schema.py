@@ -8,6 +8,7 @@ from pydantic import BaseModel
 from gossamer.recipes.method_rules import METHODS, setting_methods
 from gossamer.recipes.recover_schema import Recover
 from gossamer.recipes.relufy_schema import Relufy
+from gossamer.recipes.round_schema import Round
 from gossamer.recipes.schedule_schema import SCHEDULES
 from gossamer.recipes.schema import Calibration, Prune, Recipe, Stage, Structured
 from gossamer.recipes.tokens_schema import Tokens
@@ -30,6 +31,7 @@ _STAGES: tuple[type[BaseModel], ...] = (
     Recover,
     Tokens,
     Relufy,
+    Round,
 )
 _TRAINING: tuple[type[BaseModel], ...] = (
     Train,

@@ -18,13 +18,14 @@ from pydantic_core import PydanticCustomError
 from gossamer.recipes.method_rules import default_settings, prune_faults
 from gossamer.recipes.recover_schema import Recover
 from gossamer.recipes.relufy_schema import Relufy
+from gossamer.recipes.round_schema import Round
 from gossamer.recipes.shared_fields import PatternName, Rules, as_list
 from gossamer.recipes.tokens_schema import Tokens
 from gossamer.recipes.train_schema import Train
 
 SCHEMA_VERSION: Final = 1
 MAX_STAGES: Final = 32
-ONE_STEP: Final = "a stage is one of prune, structured, recover, tokens, relufy and train"
+ONE_STEP: Final = "a stage is one of prune, structured, recover, tokens, relufy, round and train"
 
 Budget = Literal["uniform", "global", "erk", "owl", "sensitivity"]
 Cost = Literal["macs", "parameters", "latency"]
@@ -170,7 +171,7 @@ class Structured(_Data):
     )
 
 
-Step = Prune | Structured | Recover | Tokens | Relufy | Train
+Step = Prune | Structured | Recover | Tokens | Relufy | Round | Train
 
 
 class Stage(_Data):
@@ -181,6 +182,7 @@ class Stage(_Data):
     recover: Recover | None = None
     tokens: Tokens | None = None
     relufy: Relufy | None = None
+    round: Round | None = None
     train: Train | None = None
 
     @model_validator(mode="after")
@@ -227,7 +229,7 @@ _BUDGETS_WITH_DATA: Final = ("owl", "sensitivity")
 
 def _needs_data(step: Step) -> bool:
     if not isinstance(step, Prune):
-        return True
+        return not isinstance(step, Round)
     # A registered scorer says itself what it needs, when it runs.
     known = step.kind == "built-in" and step.method not in _NEED_NO_DATA
     return known or step.refit or step.budget in _BUDGETS_WITH_DATA

@@ -11,6 +11,7 @@ from gossamer.recipes.field_words import LIMITS, field_words
 from gossamer.recipes.method_rules import SCHEMA_HINT, fraction_hint, prune_faults
 from gossamer.recipes.recover_schema import Recover, recover_faults
 from gossamer.recipes.relufy_schema import Relufy
+from gossamer.recipes.round_schema import Round, round_faults
 from gossamer.recipes.schedule_schema import SCHEDULES
 from gossamer.recipes.schema import (
     ONE_STEP,
@@ -64,6 +65,7 @@ _FAULTS: dict[str, Callable[[Mapping[str, Any]], Iterator[tuple[str, str]]]] = {
     "prune": prune_faults,
     "recover": recover_faults,
     "tokens": tokens_faults,
+    "round": round_faults,
     "train": train_faults,
 }
 
@@ -158,6 +160,7 @@ def _model_at(path: Path) -> type[BaseModel]:
         "recover": Recover,
         "tokens": Tokens,
         "relufy": Relufy,
+        "round": Round,
         "calibration": Calibration,
         "train": Train,
         "model": Architecture,

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights rounded to int8 or int4, where they stay float: files then hold them as integers.
+
+The grids are those of the kernels (`formats/grid.py`), so `compile(precision="int8")`, or "int4"
+for few tokens, computes with the very weights that were rounded here. Masks are respected.
+"""
+
+from typing import Literal
+
+import torch
+from torch import nn
+
+from gossamer.errors import InputError
+from gossamer.formats.grid import Grid, int4_grid, on_grid, row_grid
+from gossamer.nn.compact import CompactWeight
+from gossamer.nn.masked import MaskedWeight
+from gossamer.ops.expansion import gather
+
+Rounding = Literal["int8", "int4"]
+# Rows of a table are looked up, not multiplied: short spans cost bytes only.
+_TABLE_SPAN = 32
+
+
+def can_round(layer: nn.Module) -> bool:
+    """Whether `round_layer` takes it."""
+    return isinstance(layer, MaskedWeight | CompactWeight) or type(layer) in (
+        nn.Linear,
+        nn.Conv2d,
+        nn.Embedding,
+    )
+
+
+@torch.no_grad()
+def round_layer(layer: nn.Module, to: Rounding) -> None:
+    """Put the weight of a Linear, Conv2d or Embedding on the grid of `to`, in place.
+
+    Raises:
+        InputError: another layer, a weight that is not float32, or not finite.
+    """
+    if to not in ("int8", "int4"):
+        raise InputError(f"rounding: must be 'int8' or 'int4', got {to!r}.")
+    if not can_round(layer):
+        raise InputError(f"rounding: a {type(layer).__name__} is no Linear, Conv2d or Embedding.")
+    if isinstance(layer, CompactWeight):
+        layer.take_back_values()
+        weight = layer.dense_weight()
+        rounded = _rounded(weight, _grid(layer, weight, to, layer.density))
+        layer.values.copy_(gather(rounded.flatten(1), layer.mask()))
+        layer.refresh()
+        return
+    parameter = layer._parameters["weight"]
+    if parameter is None:
+        raise InputError(f"rounding: this {type(layer).__name__} has no weight of its own.")
+    if isinstance(layer, MaskedWeight):
+        weight, density = layer.masked_weight().detach(), layer.density
+    else:
+        weight, density = parameter.detach(), _density(parameter)
+    parameter.copy_(_rounded(weight, _grid(layer, weight, to, density)))
+
+
+def _rounded(weight: torch.Tensor, grid: Grid) -> torch.Tensor:
+    if weight.dtype is not torch.float32:
+        raise InputError(
+            f"rounding: weights must be float32, got {weight.dtype}. Call model.float() first."
+        )
+    return on_grid(weight.flatten(1), grid).view_as(weight)
+
+
+def _grid(layer: nn.Module, weight: torch.Tensor, to: Rounding, density: float) -> Grid:
+    num_columns = weight.shape[1:].numel()
+    if to == "int8":
+        return row_grid(num_columns)
+    if isinstance(layer, nn.Embedding):
+        return Grid(4, _TABLE_SPAN)
+    return int4_grid(num_columns, density)
+
+
+def _density(weight: torch.Tensor) -> float:
+    # `compile` packs an ordinary layer by its exact zeros, if they are many.
+    return float((weight != 0).float().mean()) if weight.numel() else 1.0

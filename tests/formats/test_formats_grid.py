@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Grids of int8 and int4 weights: exact, found again, and the same as the kernels'."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gossamer.errors import FormatError, InputError
+from gossamer.formats.bits import pack_bits
+from gossamer.formats.grid import (
+    Grid,
+    check_scales,
+    decode,
+    encode,
+    find_grid,
+    int4_grid,
+    on_grid,
+    pack_codes,
+    row_grid,
+    unpack_codes,
+)
+from gossamer.ops.few_int import pack_few_int
+from gossamer.ops.int8 import pack_int8
+
+
+def _weight(rows, columns, seed=0, zeros=0.0):
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(rows, columns, generator=generator)
+    return weight * (torch.rand(rows, columns, generator=generator) >= zeros)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 5), st.integers(1, 150), st.sampled_from([8, 4]), st.integers(1, 160),
+    st.integers(0, 99), st.floats(1e-30, 1e30),
+)  # fmt: skip
+def test_rounding_is_near_idempotent_and_stored_to_the_bit(rows, columns, bits, span, seed, size):
+    weight, grid = _weight(rows, columns, seed, 0.3) * size, Grid(bits, span)
+    rounded = on_grid(weight, grid)
+    codes, scales = encode(rounded, grid)
+    assert torch.equal(decode(codes, scales, grid).view(torch.int32), rounded.view(torch.int32))
+    assert torch.equal(on_grid(rounded, grid), rounded)
+    assert bool((rounded[weight == 0] == 0).all())
+    # In exact arithmetic: half a step, and the clipping of the largest by a rounded scale.
+    steps = scales.double().repeat_interleave(span, dim=1)[:, :columns]
+    assert bool(((rounded.double() - weight.double()).abs() <= 0.51 * steps + 1e-300).all())
+    check_scales(scales, grid, "here")
+    stored = pack_codes(codes, bits)
+    assert torch.equal(unpack_codes(stored, tuple(codes.shape), grid, "here"), codes)
+
+
+@pytest.mark.parametrize("shape", [(0, 7), (3, 0), (0, 0)])
+def test_empty_weights(shape):
+    weight = torch.empty(shape)
+    assert on_grid(weight, row_grid(shape[1])).shape == shape
+    assert find_grid(weight) is None
+
+
+def test_what_is_on_a_grid_is_found():
+    weight = _weight(20, 200, zeros=0.5)
+    for grid in (row_grid(200), Grid(4, 64), Grid(4, 32), Grid(4, 16), int4_grid(200, 0.2)):
+        found = find_grid(on_grid(weight, grid))
+        assert found is not None
+        assert found.bits == grid.bits
+        assert found.num_spans(200) == grid.num_spans(200)
+    assert find_grid(weight) is None
+
+
+@pytest.mark.parametrize("value", [-0.0, float("nan"), float("inf"), 1e-40])
+def test_one_strange_weight_keeps_it_off_the_grid(value):
+    weight = on_grid(_weight(20, 200), row_grid(200))
+    weight[13, 5] = value
+    assert find_grid(weight) is None
+
+
+def test_weights_without_a_scale_are_refused():
+    for bad in (float("nan"), float("inf")):
+        with pytest.raises(InputError, match="finite"):
+            on_grid(torch.tensor([[1.0, bad]]), Grid(8, 2))
+
+
+@pytest.mark.parametrize("zeros", [0.0, 0.5, 0.8, 0.95])
+def test_the_kernels_find_the_same_weights(zeros):
+    weight = _weight(33, 448, zeros=zeros)
+    mask = weight != 0
+    density = float(mask.float().mean())
+    for dtype, grid in (("int8", row_grid(448)), ("int4", int4_grid(448, density))):
+        rounded = on_grid(weight, grid)
+        packed = pack_few_int(rounded[mask], pack_bits(mask), (33, 448), dtype)
+        # One-hot tokens read the columns: activations of one value are exact in int8.
+        columns = packed(torch.eye(448)).t()
+        assert torch.allclose(columns, rounded, rtol=1e-6, atol=0)
+    rounded = on_grid(weight, row_grid(448))
+    panel = pack_int8(rounded[mask], pack_bits(mask), (33, 448))
+    assert torch.allclose(panel(torch.eye(448)).t(), rounded, rtol=1e-6, atol=0)
+
+
+def test_bad_codes_and_scales_are_refused():
+    grid8, grid4 = Grid(8, 4), Grid(4, 4)
+    with pytest.raises(FormatError, match="below -127"):
+        unpack_codes(torch.tensor([[-128, 0]], dtype=torch.int8), (1, 2), grid8, "here")
+    with pytest.raises(FormatError, match="below -7"):
+        unpack_codes(torch.tensor([0x80], dtype=torch.uint8), (1, 2), grid4, "here")
+    with pytest.raises(FormatError, match="padding"):
+        unpack_codes(torch.tensor([0x8F], dtype=torch.uint8), (1, 1), grid4, "here")
+    with pytest.raises(FormatError, match="bytes of uint8"):
+        unpack_codes(torch.zeros(3, dtype=torch.uint8), (1, 2), grid4, "here")
+    with pytest.raises(FormatError, match="must be int8"):
+        unpack_codes(torch.zeros(1, 2), (1, 2), grid8, "here")
+    for bad in (float("nan"), float("inf"), -1.0, 3e38):
+        with pytest.raises(FormatError, match="scale"):
+            check_scales(torch.tensor([[bad]], dtype=torch.bfloat16), grid8, "here")
