@@ -104,8 +104,9 @@ class SmolLM2:
 
     unit = "ratio"
 
-    def __init__(self, folder, quick):
+    def __init__(self, folder, quick, calibration_windows=64):
         source = load_source("demo:smollm2")
+        self.calibration_windows = calibration_windows
         self.model = source.model
         self.ignore = None
         self.tokenizer_file = source.beside[TOKENIZER_FILE]
@@ -122,7 +123,7 @@ class SmolLM2:
 
     def batches(self, seed):
         """Windows of one draw."""
-        chosen = self.calibration[draw(len(self.calibration), 64, seed)]
+        chosen = self.calibration[draw(len(self.calibration), self.calibration_windows, seed)]
         return as_batches([{"input_ids": part} for part in chosen.split(4)], "benchmark")
 
     def quality(self, model):

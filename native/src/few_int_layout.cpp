@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "gossamer/bf16.hpp"
 #include "mask_bytes.hpp"
@@ -54,23 +55,52 @@ float largest_of(const Steps& steps, int64_t first, int64_t last) {
 void add_int8(const Steps& steps, FewIntLayout& layout) {
   const float scale = largest_of(steps, 0, layout.shape.steps) / 127.0f;
   layout.row_scales.push_back(scale);
-  for (const float v : steps.values) layout.values.push_back(static_cast<uint8_t>(quantised(v, scale, -127, 127)));
+  for (const float v : steps.values) layout.values.push_back(static_cast<uint8_t>(quantised(v, scale, -127, 127) + 128));
+}
+
+// The scale with the least squared error among some: the largest weight is level 4 to 8, or is clipped.
+// A group that lies on the levels of a scale already, gets that scale.
+uint16_t int4_scale(const Steps& steps, int64_t first, int64_t last) {
+  const float largest = largest_of(steps, first, last);
+  uint16_t best = 0;
+  float least = std::numeric_limits<float>::infinity();
+  for (const float divisor : {7.0f, 8.0f, 9.0f, 10.0f, 6.0f, 5.0f, 4.0f}) {
+    const uint16_t half = to_bf16(largest / divisor);
+    const float scale = from_bf16(half), inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+    float error = 0.0f;
+    for (int64_t i = steps.starts[first]; i < steps.starts[last]; ++i) {
+      const float level = std::clamp(std::nearbyint(steps.values[i] * inverse), -8.0f, 7.0f);
+      error += (steps.values[i] - level * scale) * (steps.values[i] - level * scale);
+    }
+    if (error < least) least = error, best = half;
+  }
+  return best;
+}
+
+// Values of a step from byte `at` of the layout on: in one half of every byte, or two of them in a byte.
+enum class Nibbles { low, high, both };
+void put_int4(const Steps& steps, int64_t step, float scale, Nibbles where, size_t at, FewIntLayout& layout) {
+  for (int64_t i = 0; i < steps.starts[step + 1] - steps.starts[step]; ++i) {
+    const int q = quantised(steps.values[steps.starts[step] + i], scale, -8, 7) + 8;
+    const size_t byte = at + static_cast<size_t>(where == Nibbles::both ? i / 2 : i);
+    const bool is_high = where == Nibbles::high || (where == Nibbles::both && i % 2);
+    if (byte >= layout.values.size()) layout.values.resize(byte + 1, 0);
+    layout.values[byte] |= static_cast<uint8_t>(is_high ? q << 4 : q);
+  }
 }
 
 void add_int4(const Steps& steps, FewIntLayout& layout) {
   const int64_t num_steps = layout.shape.steps, span = layout.shape.span;
+  std::vector<float> scales;
   for (int64_t first = 0; first < num_steps; first += span) {
-    const int64_t last = std::min(first + span, num_steps);
-    const uint16_t half = to_bf16(largest_of(steps, first, last) / 7.0f);
-    layout.scales.push_back(half);
-    for (int64_t s = first; s < last; ++s)
-      for (int64_t i = steps.starts[s]; i < steps.starts[s + 1]; ++i) {
-        const int q = quantised(steps.values[i], from_bf16(half), -8, 7) & 15;
-        if ((i - steps.starts[s]) % 2)
-          layout.values.back() |= static_cast<uint8_t>(q << 4);
-        else
-          layout.values.push_back(static_cast<uint8_t>(q));
-      }
+    layout.scales.push_back(int4_scale(steps, first, std::min(first + span, num_steps)));
+    scales.push_back(from_bf16(layout.scales.back()));
+  }
+  for (int64_t s = 0; s < num_steps; s += 2) {
+    const size_t at = layout.values.size();
+    const bool is_pair = s + 1 < num_steps;
+    put_int4(steps, s, scales[s / span], is_pair ? Nibbles::low : Nibbles::both, at, layout);
+    if (is_pair) put_int4(steps, s + 1, scales[(s + 1) / span], Nibbles::high, at, layout);
   }
 }
 

@@ -17,27 +17,31 @@
 namespace gossamer {
 
 constexpr int64_t kIntStep = 64;      // columns of a step
-constexpr int64_t kIntTokens = 16;    // tokens whose activations are quantised and used together
+constexpr int64_t kIntTokens = 16;    // tokens that are multiplied side by side
+constexpr int64_t kIntPass = 64;      // tokens that share one unpacking of the weights
 constexpr int64_t kIntRowUnit = 16;   // rows whose values start at a known place
-constexpr float kIntScaleUnit = 16;   // int4 values are multiplied as 16 times what they are
 
+// int8 values of a step follow those of the step before. int4: steps 2p and 2p + 1 of a row share their bytes,
+// one has the low and the other the high nibbles, so that no bits move between bytes when they are read (the
+// shorter one is filled up, 3 % at half zeros); the last of an odd number of steps has two values in a byte,
+// low nibble first.
 struct FewIntView {
   int64_t rows, columns, steps;
   bool is_int4;
   const uint64_t* masks;        // [rows][steps]; null if all weights are kept
-  const uint8_t* values;        // every step starts at a byte; int4: low nibble first
+  const uint8_t* values;        // value + 128, int4: + 8, see below
   const int64_t* unit_starts;   // first byte of every kIntRowUnit rows
   const float* row_scales;      // int8
   const uint16_t* scales;       // int4, bf16: [rows][scales_of_row]
   int64_t span, scales_of_row;  // int4: steps that share a scale
 };
 
-// Of 16 tokens: their activations as bytes, q + 128 (columns behind the last are 128, which weighs nothing,
-// since no weight is there), what a step must be multiplied by, and the same for one row.
+// What a kernel needs besides: activations of a pass as bytes with the scales of their steps, 16 rows of
+// weights unpacked, and numbers for every step of one row.
 static inline int64_t int_scale_stride(const FewIntView& view) { return (view.steps + 15) / 16 * 16; }
 static inline size_t few_int_scratch_bytes(const FewIntView& view) {
-  const int64_t steps = view.steps ? view.steps : 1;  // no scratch at all would look like no memory
-  return static_cast<size_t>(kIntTokens * (steps * kIntStep + 2 * 4 * int_scale_stride(view)));
+  const int64_t steps = int_scale_stride(view) + 16;  // no scratch at all would look like no memory
+  return static_cast<size_t>(steps * ((kIntPass + kIntRowUnit) * kIntStep + (kIntPass + kIntTokens) * 4));
 }
 
 // y[all tokens, first_row..last_row) = act(x W^T + bias). Allocates and throws nothing. `scratch` is

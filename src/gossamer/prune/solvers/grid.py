@@ -1,35 +1,64 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A quantisation grid per row, fixed before pruning, on which zero is exact."""
+"""The levels that integer kernels store weights on, for joint pruning and quantisation.
 
-from dataclasses import dataclass
+8 bits: one scale per row. 4 bits: one bf16 scale for every 64 columns of a row, taken when the pass
+reaches them, from weights that carry all corrections so far. Both are symmetric, so zero is exact,
+and packing the result (`ops/few_int.py`) finds the same levels again.
+
+Legend: R rows, K columns, B columns of one group of levels.
+"""
 
 import torch
 
 from gossamer.errors import InputError
 
+COLUMNS = 64
+# Highest level -> divisors of the largest weight that are tried for a scale.
+_DIVISORS = {127: (127.0,), 7: (10.0, 9.0, 8.0, 7.0, 6.0)}
 
-@dataclass(frozen=True)
+
 class Grid:
-    """Levels `scale * (q - zero)`, q = 0 .. 2^bits - 1, one scale and zero point per row."""
+    """Levels `scale * q`, q = -2^(bits-1) .. 2^(bits-1) - 1, zero among them.
 
-    scale_R: torch.Tensor  # noqa: N815  (shape suffix)
-    zero_R: torch.Tensor  # noqa: N815
-    bits: int
+    Attributes:
+        scale_R: of every row, for the columns that were begun last.
+    """
 
-    @classmethod
-    def of_rows(cls, weight_RK: torch.Tensor, bits: int) -> "Grid":
-        """The grid from each row's smallest to its largest weight; zero is always inside."""
-        if not 2 <= bits <= 8:
-            raise InputError(f"bits: joint quantisation needs 2 to 8 bits, got {bits}.")
-        low_R = weight_RK.amin(dim=1).clamp(max=0.0)
-        high_R = weight_RK.amax(dim=1).clamp(min=0.0)
-        levels = 2**bits - 1
-        scale_R = (high_R - low_R) / levels
-        # A row of zeros: any scale represents it.
-        scale_R = torch.where(scale_R > 0, scale_R, 1.0)
-        return cls(scale_R, torch.round(-low_R / scale_R), bits)
+    def __init__(self, weight_RK: torch.Tensor, bits: int) -> None:
+        if bits not in (4, 8):
+            raise InputError(f"bits: joint quantisation needs 4 or 8 bits, got {bits}.")
+        self._is_grouped = bits == 4
+        self._highest = 2 ** (bits - 1) - 1
+        self.scale_R = self._best_scale(weight_RK.T)
+
+    def begins_at(self, column: int) -> bool:
+        """Whether another scale serves the columns from this one on."""
+        return self._is_grouped and column % COLUMNS == 0
+
+    def begin(self, kept_BR: torch.Tensor) -> None:
+        """Take the scales for the next columns; weights that are dropped are zeros."""
+        self.scale_R = self._best_scale(kept_BR)
 
     def round(self, column_R: torch.Tensor) -> torch.Tensor:
         """The nearest level of every row for one weight each."""
-        levels_R = torch.round(column_R / self.scale_R) + self.zero_R
-        return self.scale_R * (levels_R.clamp(0, 2**self.bits - 1) - self.zero_R)
+        return _nearest(column_R, self.scale_R, self._highest)
+
+    def _best_scale(self, kept_BR: torch.Tensor) -> torch.Tensor:
+        """The scale with the least squared error of those tried; small ones clip the largest."""
+        largest_R = kept_BR.abs().amax(dim=0)
+        best_R = torch.ones_like(largest_R)  # rows of zeros: any scale represents them
+        least_R = torch.full_like(largest_R, torch.inf)
+        for divisor in _DIVISORS[self._highest]:
+            scale_R = largest_R / divisor
+            if self._is_grouped:
+                scale_R = scale_R.bfloat16().to(scale_R.dtype)
+            scale_R = torch.where(scale_R > 0, scale_R, 1.0)
+            error_R = (kept_BR - _nearest(kept_BR, scale_R, self._highest)).square_().sum(dim=0)
+            better_R = error_R < least_R
+            best_R = torch.where(better_R, scale_R, best_R)
+            least_R = torch.where(better_R, error_R, least_R)
+        return best_R
+
+
+def _nearest(weight: torch.Tensor, scale_R: torch.Tensor, highest: int) -> torch.Tensor:
+    return (weight / scale_R).round_().clamp_(-highest - 1, highest).mul_(scale_R)

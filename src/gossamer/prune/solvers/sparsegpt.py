@@ -16,7 +16,7 @@ import torch
 
 from gossamer.patterns import Pattern, kept_count
 from gossamer.prune.solvers.gram import damped, damping_note
-from gossamer.prune.solvers.grid import Grid
+from gossamer.prune.solvers.grid import COLUMNS, Grid
 from gossamer.prune.solvers.problem import LayerProblem, LayerSolution
 
 
@@ -27,7 +27,7 @@ class SparseGPT:
     Attributes:
         damping: added to the diagonal of the Gram matrix, as a part of its mean.
         block: columns of a lazy block.
-        bits: of joint quantisation; None leaves kept weights in floating point.
+        bits: of joint quantisation, 4 or 8; None leaves kept weights in floating point.
     """
 
     damping: float = 0.01
@@ -44,7 +44,7 @@ class SparseGPT:
         weight_KR = problem.weight_RK.T.contiguous()
         weight_KR[gram.dead_K] = 0.0
         mask_KR = torch.ones_like(weight_KR, dtype=torch.bool)
-        grid = None if self.bits is None else Grid.of_rows(problem.weight_RK, self.bits)
+        grid = None if self.bits is None else Grid(problem.weight_RK, self.bits)
         choose = _Choice(problem, upper_KK)
         cost = 0.0
         for first, last in choose.lazy_blocks(self.block):
@@ -125,6 +125,11 @@ def _walk(
     for i, scale in enumerate(diagonal):
         if i % step == 0:
             mask_BR[i : i + step] = choose.mask(weight_BR[i : i + step], first + i)
+        if grid is not None and grid.begins_at(first + i):
+            # Behind `known` nothing is decided yet; the largest weights are likely to stay.
+            known, group = i // step * step + step, weight_BR[i : i + COLUMNS].clone()
+            group[: known - i] *= mask_BR[i : min(known, i + COLUMNS)]
+            grid.begin(group)
         column_R = weight_BR[i]
         kept_R = column_R if grid is None else grid.round(column_R)
         final_R = torch.where(mask_BR[i], kept_R, 0.0)
