@@ -4,6 +4,8 @@
     {"load": {"model": "m.gguf", "threads": 1}} -> {"resident_bytes": 1, "build": "CPU : AVX2 ..."}
     {"prompt": 128}                            -> {"wall": [s], "cpu": [s]}    128 tokens at once
     {"generate": {"after": 128, "tokens": 8}}  -> {"wall": [s, ...], "cpu": [s, ...]}  one per token
+    {"likelihood": [[5, 6, 7], ...]}           -> {"sum": 1.0}   negative log, of at most 512 tokens
+    {"quantise": {"model": "m.gguf", "out": "n.gguf", "type": 2}} -> {}   type: its llama_ftype
 
 Its C functions are called directly, with their default settings and a context of 512, and only the
 decode call is timed. The library is that of llama-cpp-python (built from source for this CPU) or of
@@ -17,6 +19,8 @@ import os
 import sys
 import time
 from pathlib import Path
+
+import numpy as np
 
 answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
@@ -48,6 +52,19 @@ def library():
     raise RuntimeError("neither llama-cpp-python nor xllamacpp is installed")
 
 
+def quantise(model, out, type):
+    """Another type for the weights of a file, whatever they are in."""
+    lib = library()
+    lib.llama_model_quantize_default_params.restype = Settings
+    settings = lib.llama_model_quantize_default_params()
+    # int32: threads, type, two types of single tensors; then a byte: may be quantised already.
+    numbers = ctypes.cast(ctypes.byref(settings), ctypes.POINTER(ctypes.c_int32))
+    numbers[0], numbers[1] = 1, type
+    ctypes.cast(ctypes.byref(settings), ctypes.POINTER(ctypes.c_bool))[16] = True
+    if lib.llama_model_quantize(model.encode(), out.encode(), ctypes.byref(settings)):
+        raise RuntimeError("llama_model_quantize failed")
+
+
 class Model:
     """A gguf file and one sequence."""
 
@@ -63,6 +80,9 @@ class Model:
         lib.llama_backend_init()
         settings = lib.llama_model_default_params()
         loaded = ctypes.c_void_p(lib.llama_model_load_from_file(model.encode(), settings))
+        lib.llama_model_get_vocab.restype = ctypes.c_void_p
+        vocab = ctypes.c_void_p(lib.llama_model_get_vocab(loaded))
+        self._vocab_size = lib.llama_vocab_n_tokens(vocab)
         settings = lib.llama_context_default_params()
         self._context = ctypes.c_void_p(lib.llama_init_from_model(loaded, settings))
         lib.llama_set_n_threads(self._context, threads, threads)
@@ -82,9 +102,28 @@ class Model:
         self._lib.llama_get_logits(self._context)  # waits for the result
         return time.perf_counter() - wall, time.process_time() - cpu
 
+    def likelihood(self, ids):
+        """Negative log-likelihood of all but the first token."""
+        self.clear()
+        tokens = (ctypes.c_int32 * len(ids))(*ids)
+        batch = self._lib.llama_batch_get_one(tokens, len(ids))
+        wanted = (ctypes.c_int8 * len(ids))(*[1] * len(ids))
+        batch.rest[4] = ctypes.addressof(wanted)
+        if self._lib.llama_decode(self._context, batch):
+            raise RuntimeError("llama_decode failed")
+        address = self._lib.llama_get_logits(self._context)
+        floats = ctypes.c_float * (len(ids) * self._vocab_size)
+        logits = np.frombuffer(floats.from_address(address), np.float32)
+        logits = logits.reshape(len(ids), -1)[:-1].astype(np.float64)
+        largest = logits.max(axis=1)
+        totals = largest + np.log(np.exp(logits - largest[:, None]).sum(axis=1))
+        return float((totals - logits[np.arange(len(ids) - 1), ids[1:]]).sum())
+
 
 def answer(model, question):
-    """The times a question asks for."""
+    """What a question asks for."""
+    if "likelihood" in question:
+        return {"sum": sum(model.likelihood(ids) for ids in question["likelihood"])}
     model.clear()
     if "prompt" in question:
         times = [model.decode(question["prompt"])]
@@ -110,6 +149,9 @@ for line in sys.stdin:
             model = Model(**question["load"])
             model.decode(1)
             reply = {"resident_bytes": resident_bytes() - before, "build": model.build}
+        elif "quantise" in question:
+            quantise(**question["quantise"])
+            reply = {}
         else:
             reply = answer(model, question)
     except Exception as error:

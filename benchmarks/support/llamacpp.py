@@ -12,10 +12,11 @@ _SCRIPT = Path(__file__).resolve().parent.parent / "peers" / "run_llamacpp.py"
 
 
 class LlamaCpp:
-    """A running llama.cpp with one gguf file."""
+    """A llama.cpp process, with one gguf file where it is to run one."""
 
-    def __init__(self, python, model, threads):
+    def __init__(self, python, threads):
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        self._threads = threads
         self._process = subprocess.Popen(  # noqa: S603  (our script, the user's environment)
             [str(python), str(_SCRIPT)],
             stdin=subprocess.PIPE,
@@ -24,30 +25,44 @@ class LlamaCpp:
             text=True,
             env=environment,
         )
-        loaded = self._ask({"load": {"model": str(model), "threads": threads}})
+
+    def load(self, model, title="Q4_1", bits=5.0):
+        """Open a file; Q4_1 has 4 bits and two 16-bit numbers for 32 weights."""
+        loaded = self._ask({"load": {"model": str(model), "threads": self._threads}})
         self.resident, self.build = loaded["resident_bytes"], loaded["build"]
         # Whether it was built for this processor, or for any with AVX2.
-        self.title = f"llama.cpp Q4_1, {'AVX-512' if 'AVX512' in self.build else 'AVX2'} build"
+        build = "AVX-512" if "AVX512" in self.build else "AVX2"
+        self.title = f"llama.cpp {title}, {build} build"
         # Every tensor is read once per token; embeddings are the head, too.
         self.bytes_per_token = Path(model).stat().st_size
-        self.bits = 5.0  # Q4_1: 4 bits and two 16-bit numbers for 32 weights
+        self.bits = bits
 
     @classmethod
     @contextlib.contextmanager
-    def start(cls, folder, model, threads):
-        """The contender, or None where it is not installed."""
+    def start(cls, folder, model, threads, **named):
+        """The contender, or None where it is not installed; model None: no file is open."""
         folders = [Path(folder or ".") / name for name in ("llamacpp", "xllamacpp")]
-        python = next((f / "bin/python" for f in folders if (f / "bin/python").exists()), None)
-        if python is None:
+        pythons = [f / "bin/python" for f in folders if any(f.glob("lib/*/site-packages/*llama*"))]
+        if not pythons:
             print(f"llama.cpp: not installed; peers/setup.sh llamacpp {folder}", file=sys.stderr)
             yield None
             return
-        peer = cls(python, model, threads)
+        peer = cls(pythons[0], threads)
         try:
+            if model is not None:
+                peer.load(model, **named)
             yield peer
         finally:
             peer._process.stdin.close()
             peer._process.wait(timeout=30)
+
+    def quantise(self, model, out, type):
+        """Write `model` with weights of another llama_ftype."""
+        self._ask({"quantise": {"model": str(model), "out": str(out), "type": type}})
+
+    def likelihood(self, ids_NT):
+        """Sum of negative log-likelihoods of all but the first token of every window."""
+        return self._ask({"likelihood": ids_NT.tolist()})["sum"]
 
     def prompt(self):
         """(wall, cpu) of a prompt of 128 tokens."""

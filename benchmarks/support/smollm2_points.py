@@ -3,9 +3,9 @@
 
     GOSSAMER_DATA=DIR python benchmarks/support/smollm2_points.py FOLDER [NAME ...]
 
-Calibrated on 32 windows of 512 tokens of the first 60 % of WikiText-2 valid (`sparsify.py` with half
-the windows). What the integer kernels run in int4 is rounded in the same pass; int8 is rounded by
-them.
+Calibrated on 32 windows of 512 tokens of the first 60 % of WikiText-2 valid (`sparsify.py` with
+half the windows). What the integer kernels run in int4 is rounded in the same pass; int8 is rounded
+by them.
 """
 
 import sys
@@ -34,7 +34,9 @@ POINTS = {
 def make(folder, names=tuple(POINTS)):
     """Artifacts that are missing, one after the other; a run that was stopped goes on."""
     missing = [name for name in names if not (folder / name / "manifest.json").exists()]
-    task = SmolLM2(settings.data_dir(), quick=False, calibration_windows=WINDOWS) if missing else None
+    if not missing:
+        return
+    task = SmolLM2(settings.data_dir(), quick=False, calibration_windows=WINDOWS)
     for name in missing:
         started = time.monotonic()
         model, seconds = one_pruning(task, POINTS[name], seed=0)

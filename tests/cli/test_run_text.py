@@ -7,7 +7,6 @@ from click.testing import CliRunner
 
 import gossamer
 from gossamer.cli.main import main
-from gossamer.io.text_tokenizer import TextTokenizer
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
@@ -108,41 +107,18 @@ def test_a_model_without_a_template_cannot_chat(tmp_path, monkeypatch, capsys):
 
 def test_an_empty_or_too_long_prompt_is_refused(model, capsys):
     assert main(["run", "complete", model, "--prompt", ""]) == 2
-    assert "prompt is empty" in capsys.readouterr().err
+    assert "has no tokens" in capsys.readouterr().err
     assert main(["run", "complete", model, "--prompt", "a" * 65]) == 2
-    assert "65 tokens, the context is 64" in capsys.readouterr().err
+    assert "has 65 tokens; expected at most 64" in capsys.readouterr().err
+    assert main(["run", "complete", model, "--prompt", "a" * 20, "--context", "20"]) == 2
+    assert "leaves no room for an answer" in capsys.readouterr().err
+    assert main(["run", "complete", model, "--prompt", "a", "--context", "65"]) == 2
+    assert "between 1 and the 64 positions" in capsys.readouterr().err
 
 
 def test_another_architecture_is_named(capsys):
     assert main(["run", "complete", "zoo:mlp", "--prompt", "a"]) != 0
     assert "tokenizer" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{{ ''.__class__.__mro__ }}",
-        "{{ messages.__init__.__globals__ }}",
-        "{{ raise_exception('no') }}",
-        "{% if %}",
-    ],
-)
-def test_a_template_cannot_leave_its_sandbox(template):
-    tokenizer = TextTokenizer(tokenizer_files(template), "model")
-    with pytest.raises(gossamer.errors.InputError, match="chat template refuses"):
-        tokenizer.chat([{"role": "user", "content": "x"}])
-
-
-def test_chats_are_formatted_and_ends_found():
-    tokenizer = TextTokenizer(tokenizer_files(), "model")
-    text = tokenizer.chat([{"role": "user", "content": "hi"}])
-    assert text == "<user>hi[end]<assistant>"
-    ids = tokenizer.encode(text, special=True)
-    assert tokenizer.ends == (29,)
-    assert ids.count(29) == 1
-    assert tokenizer.decode(tokenizer.encode("abc")).replace(" ", "") == "abc"
-    step = tokenizer.decoder()
-    assert "".join(step(i) for i in tokenizer.encode("abc")).replace(" ", "") == "abc"
 
 
 def test_help_names_the_commands():

@@ -102,9 +102,14 @@ def test_chat_template_and_end_tokens(decoder_folder, model):
     assert template
     text = template.render([{"role": "user", "content": "Hi"}])
     assert text == "<user>Hi</s><assistant>"
-    assert end_tokens(beside, model.config) == {byte_tokenizer().token_to_id("</s>")}
+    tokenizer = byte_tokenizer()
+    end = tokenizer.token_to_id("</s>")
+    assert end_tokens(beside, model.config, tokenizer) == {end}
     more = {"generation_config.json": b'{"eos_token_id": [3, 4]}'}
-    assert end_tokens(more, model.config) == {3, 4}
+    assert end_tokens(more, model.config, tokenizer) == {3, 4}
+    assert end_tokens({**beside, **more}, model.config, tokenizer) == {3, 4, end}
+    odd = {"tokenizer_config.json": b'{"eos_token": {"content": 5}, "bos_token": null}'}
+    assert end_tokens({**odd, **more}, model.config, tokenizer) == {3, 4}
 
 
 def test_templates_of_other_forms():

@@ -1,37 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A language model with its tokenizer: text in, pieces of text out."""
+"""A language model named on the command line: text in, pieces of text and figures out."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from gossamer.cli.sources import load_source
-from gossamer.errors import ArtifactError, InputError
-from gossamer.io.text_tokenizer import TextTokenizer
-from gossamer.run.decoder import DecoderEngine
+from gossamer.errors import ArtifactError
+from gossamer.io.samples import TOKENIZER_FILE
+from gossamer.run.generation import GenerationOptions, NativeGenerator
 from gossamer.run.sampling import Sampling
-
-# More than most talks need; keys and values of all of it are held.
-DEFAULT_CONTEXT = 2048
+from gossamer.run.writer import Writer, make_writer
 
 
 class TextModel:
-    """An engine, a tokenizer and one sequence that goes on."""
+    """A writer, how it draws, and what was measured last."""
 
-    def __init__(
-        self,
-        engine: DecoderEngine,
-        tokenizer: TextTokenizer,
-        sampling: Sampling,
-        max_tokens: int,
-    ) -> None:
-        self._engine = engine
-        self._tokenizer = tokenizer
-        self._sampling = sampling
-        self._max_tokens = max_tokens
-        self._session = engine.session()
+    def __init__(self, writer: Writer, sampling: Sampling, max_tokens: int) -> None:
+        self._writer = writer
+        self._options = GenerationOptions(max_tokens, sampling, writer.ends)
         self._last: dict[str, float] = {}
 
     @classmethod
@@ -46,30 +35,31 @@ class TextModel:
         max_tokens: int,
         threads: int | None,
     ) -> "TextModel":
-        """The model that `model` names on the command line, packed."""
+        """The model that `model` names, packed."""
         if threads is not None:
             torch.set_num_threads(threads)
         source = load_source(model)
-        if not source.beside:
+        if TOKENIZER_FILE not in source.beside:
             raise ArtifactError(
                 f"{model}: has no tokenizer beside its weights, so text cannot be read. Put its"
-                " tokenizer.json and tokenizer_config.json there."
+                f" {TOKENIZER_FILE} and tokenizer_config.json there."
             )
-        tokenizer = TextTokenizer(source.beside, model)
-        most = getattr(getattr(source.model, "config", None), "max_position_embeddings", None)
-        if context is None and isinstance(most, int):
-            context = min(DEFAULT_CONTEXT, most)
-        engine = DecoderEngine(source.model, dtype, head_dtype=head_dtype, context=context)
-        return cls(engine, tokenizer, sampling, max_tokens)
+        writer = make_writer(
+            source.model, source.beside, precision=dtype, head_dtype=head_dtype, context=context
+        )
+        return cls(writer, sampling, max_tokens)
 
     @property
     def summary(self) -> str:
         """Bytes and kernels in one line."""
-        size = self._engine.size
+        engine = self._writer.engine
+        if not isinstance(engine, NativeGenerator):
+            return "not a model of the native decoder: runs layer by layer in transformers"
+        size = engine.engine.size
         return (
             f"{size.kept / size.weights:.0%} of {size.weights / 1e6:.1f} M weights kept,"
             f" {size.bits_per_weight:.2f} bits per weight, {size.bytes_per_token / 1e6:.1f} MB read"
-            f" per token, kernels {', '.join(self._engine.kernels)}"
+            f" per token, kernels {', '.join(engine.engine.kernels)}"
         )
 
     @property
@@ -83,49 +73,41 @@ class TextModel:
 
     def measured(self) -> dict[str, Any]:
         """For --json."""
-        size = self._engine.size
+        engine = self._writer.engine
+        if not isinstance(engine, NativeGenerator):
+            return {**self._last}
+        size = engine.engine.size
         return {
             "bits_per_weight": size.bits_per_weight,
             "bytes_per_token": size.bytes_per_token,
             "resident_bytes": size.resident_bytes,
-            "cache_bytes": self._session.nbytes,
-            "kernels": self._engine.kernels,
+            "kernels": engine.engine.kernels,
             **self._last,
         }
 
     def complete(self, text: str) -> Iterator[str]:
         """What follows `text`."""
-        return self._run(self._tokenizer.encode(text))
+        return self._run(self._writer.prompt_ids(text))
 
-    def answer(self, turns: Sequence[dict[str, str]]) -> Iterator[str]:
+    def answer(self, turns: Sequence[Mapping[str, str]]) -> Iterator[str]:
         """The next turn of the assistant."""
-        return self._run(self._tokenizer.encode(self._tokenizer.chat(turns), special=True))
+        return self._run(self._writer.chat_ids(turns))
 
     def _run(self, ids: list[int]) -> Iterator[str]:
-        if not ids:
-            raise InputError("the prompt is empty; it needs at least one token.")
         start = time.perf_counter()
-        first = start
-        tokens: list[int] = []
-        decode = self._tokenizer.decoder()
-        stream = self._engine.stream(
-            ids,
-            self._max_tokens,
-            self._sampling,
-            stop=self._tokenizer.ends,
-            session=self._session,
-        )
-        for token in stream:
-            if not tokens:
+        first, count = start, 0
+        pieces = self._writer.pieces()
+        for token in self._writer.tokens_behind(ids, self._options):
+            if not count:
                 first = time.perf_counter()
-            tokens.append(token)
-            yield decode(token)
+            count += 1
+            yield pieces.add(token)
         end = time.perf_counter()
         # The first token comes out of the prompt.
-        rate = (len(tokens) - 1) / (end - first) if len(tokens) > 1 else 0.0
+        rate = (count - 1) / (end - first) if count > 1 else 0.0
         self._last = {
             "prompt_tokens": len(ids),
-            "prompt_seconds": (first if tokens else end) - start,
-            "new_tokens": len(tokens),
+            "prompt_seconds": (first if count else end) - start,
+            "new_tokens": count,
             "tokens_per_second": rate,
         }

@@ -14,6 +14,7 @@ from gossamer.errors import ArtifactError, InputError
 _CONFIG = "tokenizer_config.json"
 _TEMPLATE = "chat_template.jinja"
 _GENERATION = "generation_config.json"
+_MAX_CHARACTERS = 10_000_000
 
 
 class ChatTemplate:
@@ -25,11 +26,7 @@ class ChatTemplate:
 
     def __init__(self, beside: Mapping[str, bytes]) -> None:
         config = _read(beside, _CONFIG)
-        self._tokens = {
-            name: value["content"] if isinstance(value, dict) else value
-            for name, value in config.items()
-            if name.endswith("_token") and isinstance(value, str | dict)
-        }
+        self._tokens = _special_tokens(config)
         self._template = _template(beside, config)
 
     def __bool__(self) -> bool:
@@ -41,7 +38,7 @@ class ChatTemplate:
 
         if self._template is None:
             raise InputError(
-                "messages: this model has no chat template. Use /v1/completions with a prompt, or"
+                "messages: this model has no chat template. Let it complete a prompt instead, or"
                 f" put a {_TEMPLATE} beside the model."
             )
         try:
@@ -57,14 +54,32 @@ class ChatTemplate:
                 f"messages: the chat template of this model refuses them ({str(error)[:200]})."
             ) from error
         text: str = rendered[0]
+        if len(text) > _MAX_CHARACTERS:
+            raise InputError(f"messages: the chat template makes {len(text)} characters of them.")
         return text
 
 
-def end_tokens(beside: Mapping[str, bytes], config: Any) -> frozenset[int]:
-    """Tokens that end an answer: what generation_config.json says, or else config.json."""
+def end_tokens(beside: Mapping[str, bytes], config: Any, tokenizer: Any) -> frozenset[int]:
+    """Tokens that end an answer.
+
+    What generation_config.json says, or else config.json; and the end that the tokenizer names,
+    which is the one of a turn in models that were tuned for chats.
+    """
     found = _read(beside, _GENERATION).get("eos_token_id", getattr(config, "eos_token_id", None))
-    numbers = found if isinstance(found, list) else [found]
+    numbers = list(found) if isinstance(found, list) else [found]
+    end = _special_tokens(_read(beside, _CONFIG)).get("eos_token")
+    numbers.append(None if end is None else tokenizer.token_to_id(end))
     return frozenset(number for number in numbers if type(number) is int)
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """By name; files write their text, or an object with it."""
+    texts = {
+        name: value.get("content") if isinstance(value, dict) else value
+        for name, value in config.items()
+        if name.endswith("_token")
+    }
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
 def _template(beside: Mapping[str, bytes], config: Mapping[str, Any]) -> str | None:

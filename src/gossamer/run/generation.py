@@ -53,31 +53,52 @@ def is_generator(model: nn.Module) -> bool:
     return type(model).__name__.endswith(_CLASSES)
 
 
-def make_generator(model: nn.Module, precision: str = "fp32") -> TokenGenerator:
+def make_generator(
+    model: nn.Module,
+    precision: str = "fp32",
+    *,
+    head_dtype: str | None = None,
+    context: int | None = None,
+) -> TokenGenerator:
     """The engine for `model`: the one place where it is chosen.
 
     Llama, Qwen2 and Mistral models run in one native call per token; any other model is compiled
     in place, layer by layer.
+
+    Args:
+        model: gives logits of the next token.
+        precision: the lowest one that kernels may store weights and compute in.
+        head_dtype: the same for embeddings and head of the native decoder; None: `precision`, but
+            not below int8.
+        context: the most tokens of a text; None: what the model can read, of the native decoder at
+            most 2048, since keys and values of all of it are held.
     """
     if not is_generator(model):
         raise InputError(
             f"{type(model).__name__}: generates no text; expected a model that ends with"
             f" {' or '.join(_CLASSES)}."
         )
-    context = min(num_positions(model.config), _NATIVE_CONTEXT)
+    most = num_positions(model.config)
+    if context is not None and not 1 <= context <= most:
+        raise InputError(
+            f"context must be between 1 and the {most} positions of this model, got {context}."
+        )
     try:
-        return NativeGenerator(DecoderEngine(model, precision, context=context))
+        native = min(most, _NATIVE_CONTEXT) if context is None else context
+        return NativeGenerator(
+            DecoderEngine(model, precision, head_dtype=head_dtype, context=native)
+        )
     except (InputError, TargetError) as reason:
         report_fallback(type(model).__name__, f"generates layer by layer: {reason}")
         fast = compile_model(model, tokens=_COMPILED_TOKENS, inplace=True, precision=precision)
-        return TransformersGenerator(fast)
+        return TransformersGenerator(fast, most if context is None else context)
 
 
 class NativeGenerator:
     """The native decoder; sessions hold keys and values and are used again when a text is done."""
 
     def __init__(self, engine: DecoderEngine) -> None:
-        self._engine = engine
+        self.engine = engine
         self._free: list[Session] = []
         self.context = engine.shape.context
 
@@ -86,9 +107,9 @@ class NativeGenerator:
         room = min(options.max_new_tokens, self.context - len(ids))
         if room <= 0:
             return
-        session = self._free.pop() if self._free else self._engine.session()
+        session = self._free.pop() if self._free else self.engine.session()
         try:
-            yield from self._engine.stream(
+            yield from self.engine.stream(
                 ids, room, options.sampling, tuple(options.stop), session
             )
         finally:
@@ -99,9 +120,9 @@ class NativeGenerator:
 class TransformersGenerator:
     """Any causal model of transformers, compiled or not, with its own cache of keys and values."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, context: int) -> None:
         self._model = model
-        self.context = num_positions(model.config)
+        self.context = context
 
     def generate(self, ids: Sequence[int], options: GenerationOptions) -> Iterator[int]:
         """New tokens behind `ids`, at most up to the end of the context."""

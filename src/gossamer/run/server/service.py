@@ -7,32 +7,14 @@ from typing import Any
 
 from torch import nn
 
-from gossamer.run.chat_template import ChatTemplate, end_tokens
 from gossamer.run.classification import Classifier, is_classifier
 from gossamer.run.compiler import compile as compile_model
 from gossamer.run.embedding import Embedder, Pooling
-from gossamer.run.generation import TokenGenerator, is_generator, make_generator
-from gossamer.run.text_tokens import TextTokens
+from gossamer.run.generation import is_generator
+from gossamer.run.writer import Writer, make_writer
 
 # Tokens of a call that kernels are chosen for: a sentence and a full batch.
 _ENCODER_TOKENS = (32, 1024)
-
-
-@dataclass(frozen=True)
-class Writer:
-    """What text generation needs besides the engine.
-
-    Attributes:
-        engine: gives tokens.
-        tokens: the tokenizer.
-        template: sets messages as a prompt.
-        ends: tokens that end a text.
-    """
-
-    engine: TokenGenerator
-    tokens: TextTokens
-    template: ChatTemplate
-    ends: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -62,11 +44,8 @@ def make_service(
         precision: the lowest one that kernels may compute in.
         pooling: of embeddings.
     """
-    config: Any = model.config
     if is_generator(model):
-        tokens, ends = TextTokens(beside, config), end_tokens(beside, config)
-        engine = make_generator(model, precision)
-        return Service(name, writer=Writer(engine, tokens, ChatTemplate(beside), ends))
+        return Service(name, writer=make_writer(model, beside, precision=precision))
     fast: Any = compile_model(model, tokens=_ENCODER_TOKENS, inplace=True, precision=precision)
     classifier = Classifier(fast, beside) if is_classifier(fast) else None
     return Service(name, Embedder(fast, beside, pooling=pooling), classifier)

@@ -18,11 +18,11 @@ from gossamer.run.sampling import Sampling
 from gossamer.run.server.faults import check_model
 from gossamer.run.server.limits import Limits
 from gossamer.run.server.requests import ChatBody, CompletionBody, GenerationBody
-from gossamer.run.server.service import Writer
 from gossamer.run.server.turns import TokenStream, TurnTaker
 from gossamer.run.server.waiting import while_connected
 from gossamer.run.server.wire import Wire
 from gossamer.run.text_pieces import TextPieces
+from gossamer.run.writer import Writer
 
 # What clients of OpenAI's interface expect where they say nothing.
 _COMPLETION_TOKENS = 16
@@ -68,17 +68,17 @@ def writing_routes(writer: Writer, turns: TurnTaker, limits: Limits, name: str) 
             raise InputError(f"prompt: expected one prompt, got {len(body.prompt)}.")
         prompt = body.prompt[0]
         if isinstance(prompt, str):
-            ids = (await run_in_threadpool(writer.tokens.whole, [prompt], "prompt"))[0].tolist()
+            ids = await run_in_threadpool(writer.prompt_ids, prompt)
         else:
             ids = writer.tokens.checked(prompt, "prompt").tolist()
         return await answer(body, request, ids, body.max_tokens or _COMPLETION_TOKENS, Wire(name))
 
     @router.post("/v1/chat/completions", response_model=None)
     async def chat(body: ChatBody, request: Request) -> Response:
-        ids = await run_in_threadpool(_chat_ids, writer, body)
-        wanted = body.max_completion_tokens or body.max_tokens
-        room = writer.engine.context - len(ids)
-        return await answer(body, request, ids, wanted or max(room, 1), Wire(name, chat=True))
+        messages = [{"role": m.role, "content": m.content} for m in body.messages]
+        ids = await run_in_threadpool(writer.chat_ids, messages)
+        wanted = body.max_completion_tokens or body.max_tokens or writer.room(ids)
+        return await answer(body, request, ids, wanted, Wire(name, chat=True))
 
     async def answer(
         body: GenerationBody, request: Request, ids: Sequence[int], most: int, wire: Wire
@@ -91,8 +91,7 @@ def writing_routes(writer: Writer, turns: TurnTaker, limits: Limits, name: str) 
                 f" {context} that this model can read. Shorten the prompt or ask for fewer."
             )
         stream = turns.submit(ids, GenerationOptions(most, _sampling(body), writer.ends))
-        pieces = TextPieces(writer.tokens.tokenizer, body.stop or ())
-        text = _Text(stream, pieces, most, limits.timeout_seconds)
+        text = _Text(stream, writer.pieces(body.stop or ()), most, limits.timeout_seconds)
         if body.stream:
             with_usage = body.stream_options is not None and body.stream_options.include_usage
             return _EventStream(stream, _events(text, wire, len(ids), with_usage))
@@ -143,15 +142,6 @@ async def _events(
 
 def _event(content: dict[str, Any]) -> str:
     return f"data: {json.dumps(content)}\n\n"
-
-
-def _chat_ids(writer: Writer, body: ChatBody) -> list[int]:
-    messages = [{"role": m.role, "content": m.content} for m in body.messages]
-    # The template sets special tokens itself.
-    prompt = writer.template.render(messages)
-    ids = writer.tokens.tokenizer.encode(prompt, add_special_tokens=False).ids
-    found: list[int] = writer.tokens.checked(ids, "messages").tolist()
-    return found
 
 
 def _sampling(body: GenerationBody) -> Sampling:
