@@ -122,16 +122,16 @@ def test_joint_quantisation_to_4_bits_has_16_levels_in_64_columns_of_a_row(patte
             scales = (kept.min() / torch.arange(1, 9)).bfloat16().double()
             levels = group / scales[:, None]
             fits = (levels - levels.round()).abs().amax(dim=1) < 1e-9
-            assert (fits & (levels.abs().amax(dim=1) <= 8)).any()
+            assert (fits & (levels.abs().amax(dim=1) <= 7)).any()
 
 
 def test_joint_quantisation_to_8_bits_has_one_scale_per_row():
     problem = problem_of(Unstructured())
     solution = SparseGPT(bits=8)(problem)
-    scale_R = problem.weight_RK.abs().amax(dim=1) / 127
+    scale_R = (problem.weight_RK.abs().amax(dim=1) / 127).bfloat16().double()
     levels = solution.weight_RK / scale_R[:, None]
     torch.testing.assert_close(levels, levels.round(), rtol=0, atol=1e-9)
-    assert levels.abs().max() <= 128
+    assert levels.abs().max() <= 127
 
 
 def test_joint_quantisation_loses_less_than_rounding_afterwards():

@@ -33,6 +33,7 @@ from gossamer.io.transformers_models import (
     is_transformers,
 )
 from gossamer.nn import Conv2d, Linear, MaskedConv2d, MaskedLinear
+from gossamer.nn.conv1d import conv1d_paths, conv1d_to_linear
 from gossamer.nn.graph import GraphModule
 from gossamer.zoo import ZOO
 
@@ -64,6 +65,9 @@ def describe(model: nn.Module, config: dict[str, Any] | None = None) -> Architec
         return None
     try:
         rebuilt = build(node, max_tensors=2**31, config=config)
+        if isinstance(node, TransformersNode) and conv1d_paths(rebuilt) and not conv1d_paths(model):
+            node = node.model_copy(update={"linear": True})
+            conv1d_to_linear(rebuilt)
         if isinstance(node, ZooNode | TransformersNode):
             node = node.model_copy(update={"slim": slim_blocks(model, rebuilt)})
             shrink(rebuilt, node.slim)
@@ -97,6 +101,8 @@ def build(
     if not isinstance(node, TransformersNode):
         return SkeletonBuilder(max_tensors).build(node)
     model = build_transformers(node.name, config, max_tensors=max_tensors, device=device)
+    if node.linear:
+        conv1d_to_linear(model)
     shrink(model, node.slim)
     prune_tokens(model, node.tokens)
     return model

@@ -23,6 +23,7 @@ from gossamer.io.transformers_models import (
     model_type_of,
     quiet_transformers,
 )
+from gossamer.nn.conv1d import conv1d_to_linear
 
 # Layers a config.json may ask for where no file says how many tensors there are.
 _MAX_SKELETON_TENSORS = 10_000
@@ -39,7 +40,8 @@ def load_pretrained(
     Every weight the class needs must be there and every weight there must be used: nothing is
     initialised at random and nothing is dropped. Masks that the files hold (sparse-bitmask of
     compressed-tensors, `weight_orig` and `weight_mask` of torch.nn.utils.prune) come back as
-    masked layers with their patterns detected.
+    masked layers with their patterns detected. The Conv1D layers of GPT-2 become Linears, which can
+    be pruned weight by weight.
 
     Args:
         directory: as written by `save_pretrained`.
@@ -99,8 +101,7 @@ def from_tensors(
             ignore_mismatched_sizes=True,  # they are reported, and refused below with both shapes
         )
     _check_complete(info, name, where)
-    result: nn.Module = model.eval()
-    return result
+    return conv1d_to_linear(model.eval())
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

@@ -181,6 +181,8 @@ class TransformersNode(_Data):
     name: ShortText
     slim: SlimBlocks = ()
     tokens: TokenPruning | None = None
+    # Whether its Conv1D layers are Linears here.
+    linear: bool = False
 
 
 class GraphInput(_Data):

@@ -5,6 +5,8 @@ Sizes are known from formulas before anything is packed, so free space is checke
 cut first; then one shard at a time is packed, written and freed.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal, get_args
 
 import torch
@@ -145,6 +147,18 @@ def pack_layer(layer: SparseLayer, format_name: str, where: str) -> SparseTensor
         validate(sparse, where)
         return sparse
     return pack(dense_weight(layer).reshape(shape), layer.mask(), pattern, format_name)
+
+
+def transposed(inventory: Inventory, paths: Sequence[str]) -> Inventory:
+    """The same with the weights of some layers dense and turned around."""
+    slots = dict(inventory.slots)
+    for path in paths:
+        slot = slots.get(f"{path}.weight")
+        if slot is not None:
+            dense = slot.tensor if slot.layer is None else dense_weight(slot.layer)
+            turned = dense.detach().t().contiguous()
+            slots[slot.name] = replace(slot, tensor=turned, layer=None)
+    return replace(inventory, slots=slots)
 
 
 def dense_weight(layer: SparseLayer) -> torch.Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.io.architecture import describe
+from gossamer.io.architecture import build, describe
 from gossamer.io.atomic import replace_directory
 from gossamer.io.beside import check_beside
 from gossamer.io.card import default_card
@@ -25,6 +25,7 @@ from gossamer.io.manifest import (
     FileEntry,
     Manifest,
     TensorEntry,
+    TransformersNode,
     manifest_bytes,
     parse_manifest,
 )
@@ -35,11 +36,13 @@ from gossamer.io.packing import (
     check_kind,
     cut_shards,
     plan_pieces,
+    transposed,
 )
 from gossamer.io.piece import Piece
 from gossamer.io.strict_json import pretty_json
 from gossamer.io.tensor_file import HashingFile, write_tensors
 from gossamer.io.transformers_models import config_of
+from gossamer.nn.conv1d import conv1d_paths
 
 INDEX_FILE = "model.safetensors.index.json"
 # Room for headers, manifest and card in the free-space check.
@@ -95,6 +98,11 @@ def save(
     inventory = take_inventory(stored)
     config = config_of(stored)
     architecture = describe(stored, config)
+    if kind == "dense" and isinstance(architecture, TransformersNode) and architecture.linear:
+        # What any tool reads has the layers that transformers itself would have.
+        architecture = architecture.model_copy(update={"linear": False})
+        published = build(architecture, max_tensors=2**31, config=config)
+        inventory = transposed(inventory, conv1d_paths(published))
     pieces, entries = plan_pieces(inventory, kind)
     shards = cut_shards(pieces, SHARD_BYTES)
     documents = {**check_beside(beside or {}), **_documents(config, report)}

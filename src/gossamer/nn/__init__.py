@@ -2,6 +2,7 @@
 """Modules that hold sparse weights: masked while the mask moves, compact once it is fixed."""
 
 from gossamer.nn.compact import CompactWeight, Mode
+from gossamer.nn.conv1d import conv1d_to_linear
 from gossamer.nn.conv2d import Conv2d
 from gossamer.nn.fastpath import disable_fast_paths
 from gossamer.nn.linear import Linear
@@ -17,6 +18,7 @@ __all__ = [
     "MaskedOutProj",
     "MaskedWeight",
     "Mode",
+    "conv1d_to_linear",
     "disable_fast_paths",
     "inherit_hooks",
     "replace_module",

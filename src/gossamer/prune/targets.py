@@ -225,8 +225,9 @@ def _nothing_found(modules: dict[str, nn.Module]) -> str:
     skipped = [name for name, module in modules.items() if isinstance(module, PRUNABLE)]
     if any(type(module).__name__ == "Conv1D" for module in modules.values()):
         return (
-            "the blocks of this model are made of transformers' Conv1D, whose weights are pruned in"
-            " whole heads and filters only (a structured stage), not one by one."
+            "the blocks of this model are made of transformers' Conv1D, which has no masked form."
+            " Make them Linears first, which compute the same: gossamer.nn.conv1d_to_linear(model);"
+            " gossamer.load does that. Whole heads and filters can be pruned as it is."
         )
     if skipped:
         return (

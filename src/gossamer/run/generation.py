@@ -109,9 +109,7 @@ class NativeGenerator:
             return
         session = self._free.pop() if self._free else self.engine.session()
         try:
-            yield from self.engine.stream(
-                ids, room, options.sampling, tuple(options.stop), session
-            )
+            yield from self.engine.stream(ids, room, options.sampling, tuple(options.stop), session)
         finally:
             if len(self._free) < _MAX_FREE_SESSIONS:
                 self._free.append(session)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The levels that integer kernels store weights on, for joint pruning and quantisation.
 
-8 bits: one scale per row. 4 bits: one bf16 scale for every 64 columns of a row, taken when the pass
-reaches them, from weights that carry all corrections so far. Both are symmetric, so zero is exact,
-and packing the result (`ops/few_int.py`) finds the same levels again.
+8 bits: one scale per row. 4 bits: one scale for every 64 columns of a row, taken when the pass
+reaches them, from weights that carry all corrections so far. Scales are bf16. Both are symmetric,
+so zero is exact; files (`formats/grid.py`) and kernels (`ops/few_int.py`) find the levels again.
 
 Legend: R rows, K columns, B columns of one group of levels.
 """
@@ -14,11 +14,11 @@ from gossamer.errors import InputError
 
 COLUMNS = 64
 # Highest level -> divisors of the largest weight that are tried for a scale.
-_DIVISORS = {127: (127.0,), 7: (10.0, 9.0, 8.0, 7.0, 6.0)}
+_DIVISORS = {127: (127.0,), 7: (9.0, 8.0, 7.0, 6.0)}
 
 
 class Grid:
-    """Levels `scale * q`, q = -2^(bits-1) .. 2^(bits-1) - 1, zero among them.
+    """Levels `scale * q`, where q is between -127 and 127, or between -7 and 7.
 
     Attributes:
         scale_R: of every row, for the columns that were begun last.
@@ -49,9 +49,7 @@ class Grid:
         best_R = torch.ones_like(largest_R)  # rows of zeros: any scale represents them
         least_R = torch.full_like(largest_R, torch.inf)
         for divisor in _DIVISORS[self._highest]:
-            scale_R = largest_R / divisor
-            if self._is_grouped:
-                scale_R = scale_R.bfloat16().to(scale_R.dtype)
+            scale_R = (largest_R / divisor).bfloat16().to(largest_R.dtype)
             scale_R = torch.where(scale_R > 0, scale_R, 1.0)
             error_R = (kept_BR - _nearest(kept_BR, scale_R, self._highest)).square_().sum(dim=0)
             better_R = error_R < least_R
@@ -61,4 +59,4 @@ class Grid:
 
 
 def _nearest(weight: torch.Tensor, scale_R: torch.Tensor, highest: int) -> torch.Tensor:
-    return (weight / scale_R).round_().clamp_(-highest - 1, highest).mul_(scale_R)
+    return (weight / scale_R).round_().clamp_(-highest, highest).mul_(scale_R)
