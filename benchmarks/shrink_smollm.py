@@ -32,12 +32,11 @@ from support.smollm2_points import POINTS, make
 LLAMA_TYPES = {"Q8_0": 7, "Q4_0": 2, "Q4_K_M": 15, "Q3_K_M": 12, "Q2_K": 10}
 # Title -> (model, dtype of the layers); embeddings and head are int8.
 OURS = {
-    "dense int8": (None, "int8"),
-    "dense int4": (None, "int4"),
-    "dense int4, calibrated": ("dense-int4", "int4"),
-    "30 % int8": ("30", "int8"),
+    "dense int8": ("dense-int8", "int8"),
+    "dense int4": ("dense-int4", "int4"),
+    "30 % int8": ("30-int8", "int8"),
     "30 % int4": ("30-int4", "int4"),
-    "50 % int8": ("50", "int8"),
+    "50 % int8": ("50-int8", "int8"),
     "50 % int4": ("50-int4", "int4"),
     "2:4 int4": ("2of4-int4", "int4"),
 }
@@ -67,14 +66,13 @@ def our_points(given):
     """Engines of all models that are there, with their bytes."""
     rows = []
     for title, (name, dtype) in OURS.items():
-        path = demo_path("smollm2") if name is None else given.folder / name
+        path = given.folder / name
         if not path.exists():
             progress(f"{title}: {path} is not there")
             continue
         engine = Gossamer(f"gossamer {title}", functools.partial(load, path), dtype)
-        file = math.nan if name is None else weight_bytes(path)
         packed = engine.engine.size.resident_bytes
-        rows.append((engine, {"file_bytes": file, "packed_bytes": packed}))
+        rows.append((engine, {"file_bytes": weight_bytes(path), "packed_bytes": packed}))
     return rows
 
 
@@ -121,13 +119,9 @@ def on_front(point, others, bytes_of):
     """Whether nothing is at least as good in everything and better in something."""
 
     def costs(one):
-        # A model without a file of its own is as large as what it was made from: no contender.
-        size = math.inf if math.isnan(one[bytes_of]) else one[bytes_of]
-        return one["perplexity"], size, -one["generation"]
+        return one["perplexity"], one[bytes_of], -one["generation"]
 
     mine = costs(point)
-    if math.inf in mine:
-        return False
     return not any(
         all(a <= b for a, b in zip(costs(other), mine, strict=True)) and costs(other) != mine
         for other in others

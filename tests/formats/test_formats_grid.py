@@ -111,3 +111,26 @@ def test_bad_codes_and_scales_are_refused():
     for bad in (float("nan"), float("inf"), -1.0, 3e38):
         with pytest.raises(FormatError, match="scale"):
             check_scales(torch.tensor([[bad]], dtype=torch.bfloat16), grid8, "here")
+
+
+@pytest.mark.parametrize("largest", [7, 5, 1])
+def test_int4_whose_largest_weight_is_any_code_is_stored_to_the_bit(largest):
+    generator = torch.Generator().manual_seed(largest)
+    codes = torch.randint(-largest, largest + 1, (9, 200), generator=generator)
+    scales = torch.rand(9, 4, generator=generator).bfloat16().float().repeat_interleave(64, 1)
+    weight = codes * scales[:, :200]
+    grid = find_grid(weight)
+    assert grid is not None
+    assert grid.bits == 4
+    assert torch.equal(decode(*encode(weight, grid), grid), weight)
+
+
+def test_what_sparsegpt_rounds_is_stored_as_int4():
+    from gossamer.patterns import Unstructured
+    from gossamer.prune.solvers import LayerProblem, SparseGPT
+
+    generator = torch.Generator().manual_seed(0)
+    weight, x = (torch.randn(n, 192, generator=generator) for n in (24, 400))
+    problem = LayerProblem("layer", weight, x.T @ x / 400, Unstructured(), weight.numel() // 2)
+    found = SparseGPT(bits=4)(problem).weight_RK
+    assert find_grid(found) == Grid(4, 64)

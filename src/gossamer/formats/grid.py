@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights that are small integers times a scale: rounded on request, stored without loss.
 
-A grid has one scale for `span` neighbouring columns of a row. Scales are bfloat16 and the largest
-weight of a span is the largest code, so that code x scale is exact in float32 and kernels that
-quantise such a weight again (`ops/int8.py`, `ops/few_int.py`) find the same codes and scales.
+A grid has one scale for `span` neighbouring columns of a row. Scales are bfloat16, so that
+code x scale is exact in float32. Rounding makes the largest weight of a span the largest code;
+solvers that round as they go (`prune/solvers/grid.py`) may leave it at a smaller one of int4.
+Kernels that quantise such a weight again (`ops/int8.py`, `ops/few_int.py`) find the same weights.
 
 Legend: R rows, K columns, G spans of a row.
 """
@@ -82,7 +83,17 @@ def find_grid(weight_RK: torch.Tensor) -> Grid | None:
 
 def encode(weight_RK: torch.Tensor, grid: Grid) -> tuple[torch.Tensor, torch.Tensor]:
     """(codes int8 [R, K], scales bfloat16 [R, G]) of weights that are on the grid."""
-    scales_RG = (_tops(weight_RK, grid) / grid.limit).to(SCALE_DTYPE)
+    tops_RG = _tops(weight_RK, grid)
+    scales_RG = (tops_RG / grid.limit).to(SCALE_DTYPE)
+    # Of int4, the largest weight of a span may be any code.
+    for largest in range(grid.limit - 1, 0, -1) if grid.bits == 4 else ():
+        wrong_RG = _tops(
+            decode(_codes(weight_RK, scales_RG, grid), scales_RG, grid) - weight_RK, grid
+        )
+        if not bool(wrong_RG.any()):
+            break
+        other_RG = (tops_RG / largest).to(SCALE_DTYPE)
+        scales_RG = torch.where(wrong_RG > 0, other_RG, scales_RG)
     return _codes(weight_RK, scales_RG, grid), scales_RG
 
 

@@ -59,4 +59,5 @@ class Grid:
 
 
 def _nearest(weight: torch.Tensor, scale_R: torch.Tensor, highest: int) -> torch.Tensor:
-    return (weight / scale_R).round_().clamp_(-highest, highest).mul_(scale_R)
+    # Adding 0 makes 0.0 of -0.0, which integers do not have.
+    return (weight / scale_R).round_().clamp_(-highest, highest).mul_(scale_R).add_(0.0)
