@@ -2,7 +2,7 @@
 """Generation with SmolLM2-135M: gossamer, llama.cpp and transformers in turns.
 
     python benchmarks/decoder.py [--model DIR] [--threads 1] [--rounds 8] [--json]
-    python benchmarks/decoder.py --large [--threads 1]
+    python benchmarks/decoder.py --large int4 int8 [--threads 1]
 
 --model is a pruned SmolLM2 (gossamer prune demo:smollm2 --recipe sparsegpt-50 ...); without it the
 packaged model is pruned by magnitude, which is as fast and not as good (for quality see
@@ -57,12 +57,12 @@ def main():
     options.add_argument("--model", type=Path)
     options.add_argument("--rounds", type=int, default=8)
     options.add_argument("--transformers", action="store_true")
-    options.add_argument("--large", action="store_true")
+    options.add_argument("--large", nargs="+", choices=("int4", "int8"), metavar="DTYPE")
     options.add_argument("--wait", action="store_true")
     given = options.parse_args()
     torch.set_num_threads(given.threads)
     if given.large:
-        contenders = [large_contender(dtype) for dtype in ("int4", "int8")]
+        contenders = [large_contender(dtype) for dtype in given.large]
         times, rate = raced(given, contenders)
     else:
         contenders = smollm2(given)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import gossamer
-from gossamer.errors import InputError, KernelError
+from gossamer.errors import GossamerError, InputError, KernelError
 from gossamer.ops.kernels import available_kernels
 from gossamer.run.decoder import DecoderEngine
 from gossamer.run.sampling import Sampling
@@ -279,8 +279,30 @@ def test_weights_and_logits_that_are_not_finite():
     model.model.layers[1].mlp.up_proj.weight[0, 0] = float("nan")
     with pytest.raises(InputError, match=r"model.layers.1.mlp holds weights that are NaN"):
         DecoderEngine(model)
+    for dtype in ("fp32", "int8", "int4"):
+        model = MODELS["llama"]()
+        model.model.layers[0].input_layernorm.weight[3] = float("nan")
+        engine = DecoderEngine(model, dtype)
+        for prompt in ([1], [1] * 20):
+            with pytest.raises(KernelError, match="not finite"):
+                engine.generate(prompt, 3)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("num_key_value_heads", 1),
+        ("num_key_value_heads", 3),
+        ("num_attention_heads", 0),
+        ("num_attention_heads", 16),
+        ("intermediate_size", 8),
+        ("hidden_size", 8),
+        ("vocab_size", 5),
+        ("vocab_size", 999),
+    ],
+)
+def test_a_configuration_that_lies_is_refused(field, value):
     model = MODELS["llama"]()
-    model.model.norm.weight[3] = float("nan")
-    engine = DecoderEngine(model, "fp32")
-    with pytest.raises(KernelError, match="not finite"):
-        engine.generate([1], 3)
+    setattr(model.config, field, value)
+    with pytest.raises(GossamerError, match="do not agree|every column of a head"):
+        DecoderEngine(model, "int8", context=16)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Option types shared by the commands; each refuses a bad value with what it wants instead."""
+"""Options and their types that commands share; each refuses a bad value with what it wants."""
 
 import re
 from typing import Any
@@ -45,3 +45,19 @@ class Sparsity(click.ParamType):  # type: ignore[type-arg]  # generic in new cli
 
 
 POSITIVE = click.IntRange(min=1)
+
+precision_option = click.option(
+    "--precision",
+    type=click.Choice(["fp32", "int8"]),
+    default="fp32",
+    show_default=True,
+    help="Lowest precision that kernels may compute in.",
+)
+pooling_option = click.option(
+    "--pooling",
+    type=click.Choice(["mean", "cls"]),
+    default="mean",
+    show_default=True,
+    help="Of embeddings: mean of all tokens, or the first token.",
+)
+threads_option = click.option("--threads", type=POSITIVE, help="[default: as torch has it]")

@@ -12,7 +12,12 @@ import click
 
 from gossamer.cli.command import Command
 from gossamer.cli.output import Output, table
-from gossamer.cli.parameters import POSITIVE
+from gossamer.cli.parameters import (
+    POSITIVE,
+    pooling_option,
+    precision_option,
+    threads_option,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -40,25 +45,13 @@ gossamer run encode pruned/ reviews.tsv --pooling cls --no-normalise | head
     help="A .npy matrix, or .jsonl with the texts.  [default: JSON lines on stdout]",
 )
 @click.option("--batch", type=POSITIVE, default=32, show_default=True, help="Texts per call.")
-@click.option(
-    "--pooling",
-    type=click.Choice(["mean", "cls"]),
-    default="mean",
-    show_default=True,
-    help="Mean of all tokens, or the first token.",
-)
+@pooling_option
 @click.option(
     "--normalise/--no-normalise", default=True, show_default=True, help="Vectors of length 1."
 )
-@click.option(
-    "--precision",
-    type=click.Choice(["fp32", "int8"]),
-    default="fp32",
-    show_default=True,
-    help="Lowest precision that kernels may compute in.",
-)
+@precision_option
 @click.option("--max-tokens", type=POSITIVE, help="Cut longer texts.  [default: as the model can]")
-@click.option("--threads", type=POSITIVE, help="[default: as torch has it]")
+@threads_option
 @click.pass_obj
 def encode(  # noqa: PLR0913  (one argument per option)
     out: Output,

@@ -7,7 +7,12 @@ import click
 
 from gossamer.cli.command import Command
 from gossamer.cli.output import Output
-from gossamer.cli.parameters import POSITIVE
+from gossamer.cli.parameters import (
+    POSITIVE,
+    pooling_option,
+    precision_option,
+    threads_option,
+)
 from gossamer.errors import ResourceError
 
 if TYPE_CHECKING:
@@ -58,21 +63,9 @@ gossamer run serve demo:smollm2 --max-queue 32 --timeout 120
     show_default=True,
     help="Seconds for an answer, or for the next token of a text.",
 )
-@click.option(
-    "--precision",
-    type=click.Choice(["fp32", "int8"]),
-    default="fp32",
-    show_default=True,
-    help="Lowest precision that kernels may compute in.",
-)
-@click.option(
-    "--pooling",
-    type=click.Choice(["mean", "cls"]),
-    default="mean",
-    show_default=True,
-    help="Of embeddings: mean of all tokens, or the first token.",
-)
-@click.option("--threads", type=POSITIVE, help="[default: as torch has it]")
+@precision_option
+@pooling_option
+@threads_option
 @click.pass_obj
 def serve(  # noqa: PLR0913  (one argument per option)
     out: Output,

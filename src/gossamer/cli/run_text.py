@@ -8,7 +8,7 @@ import click
 
 from gossamer.cli.command import Command
 from gossamer.cli.output import Output, Verbatim
-from gossamer.cli.parameters import POSITIVE
+from gossamer.cli.parameters import POSITIVE, threads_option
 
 if TYPE_CHECKING:
     from gossamer.cli.text_model import TextModel
@@ -61,7 +61,7 @@ def _options(command: Any) -> Any:
                 help="Draw from the likeliest tokens that add up to this.",
             ),
             click.option("--seed", type=int, default=0, show_default=True, help="Of the draws."),
-            click.option("--threads", type=POSITIVE, help="Default: torch's."),
+            threads_option,
         )
     ):
         command = option(command)

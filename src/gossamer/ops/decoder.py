@@ -125,7 +125,9 @@ class NativeDecoder:
                     block.down.native(),
                 )
         except ValueError as error:
-            raise KernelError(f"{error}.") from error
+            raise KernelError(
+                f"{error}. The configuration of this model and its weights do not agree."
+            ) from error
 
 
 class NativeSession:
