@@ -8,11 +8,13 @@ llama.cpp's files, which its own quantiser makes. All start from the same packag
 perplexity is that of the engines themselves on the same windows of 512 tokens of WikiText-2 valid,
 behind the part that calibration saw. `file` is the weights on disk, `packed` what the engine keeps
 of them in memory (for llama.cpp the file). A point is on the front if no other one is at least as
-good in perplexity, bytes and generated tokens per second, and better in one of them.
+good in perplexity, bytes and generated tokens per second, and better in one of them. `solved` int4
+is rounded while the layer is solved for, `rounded` afterwards.
 """
 
 import contextlib
 import functools
+import json
 import math
 from pathlib import Path
 
@@ -33,13 +35,26 @@ LLAMA_TYPES = {"Q8_0": 7, "Q4_0": 2, "Q4_K_M": 15, "Q3_K_M": 12, "Q2_K": 10}
 # Title -> (model, dtype of the layers); embeddings and head are int8.
 OURS = {
     "dense int8": ("dense-int8", "int8"),
-    "dense int4": ("dense-int4", "int4"),
+    "dense int4, solved": ("dense-int4", "int4"),
+    "dense int4, rounded": ("dense-int4-after", "int4"),
     "30 % int8": ("30-int8", "int8"),
-    "30 % int4": ("30-int4", "int4"),
+    "30 % int4, solved": ("30-int4", "int4"),
     "50 % int8": ("50-int8", "int8"),
-    "50 % int4": ("50-int4", "int4"),
-    "2:4 int4": ("2of4-int4", "int4"),
+    "50 % int4, solved": ("50-int4", "int4"),
+    "50 % int4, rounded": ("50-int4-after", "int4"),
+    "2:4 int4, solved": ("2of4-int4", "int4"),
 }
+
+
+def perplexity(folder, engine, windows):
+    """Of an engine; what was computed before is read from the folder."""
+    file, key = folder / "perplexity.json", f"{engine.title}, {len(windows)} windows"
+    known = json.loads(file.read_text()) if file.exists() else {}
+    if key not in known:
+        known[key] = math.exp(engine.likelihood(windows) / (windows.numel() - len(windows)))
+        file.write_text(json.dumps(known, indent=1))
+        progress(f"{key}: perplexity {known[key]:.2f}")
+    return known[key]
 
 
 def gguf_files(folder, peers):
@@ -95,9 +110,7 @@ def main():
             size = weight_bytes(path)
             rows.append((peer, {"file_bytes": size, "packed_bytes": size}))
         for engine, row in rows:
-            tokens = windows.numel() - len(windows)
-            row["perplexity"] = math.exp(engine.likelihood(windows) / tokens)
-            progress(f"{engine.title}: perplexity {row['perplexity']:.2f}")
+            row["perplexity"] = perplexity(given.folder, engine, windows)
         if given.wait:
             progress("ready to race; press Enter")
             input()

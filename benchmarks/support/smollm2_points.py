@@ -4,8 +4,8 @@
     GOSSAMER_DATA=DIR python benchmarks/support/smollm2_points.py FOLDER [NAME ...]
 
 Calibrated on 32 windows of 512 tokens of the first 60 % of WikiText-2 valid (`sparsify.py` with
-half the windows). int4 is rounded in the same pass, int8 afterwards; the table of embeddings, which
-is the head too, is int8 always. Files hold integers.
+half the windows). int4 is rounded in the same pass or afterwards, int8 afterwards; the table of
+embeddings, which is the head too, is int8 always. Files hold integers.
 """
 
 import copy
@@ -24,15 +24,18 @@ from sparsify import SmolLM2, one_pruning
 
 _SOLVER = {"method": "sparsegpt"}
 WINDOWS = 32
-# Name -> step of the recipe, None if nothing is pruned or calibrated.
+_JOINT = {**_SOLVER, "quantise": 4}
+# Name -> (step of the recipe, None if nothing is pruned or calibrated; rounded to afterwards).
 POINTS = {
-    "50-int4": {**_SOLVER, "sparsity": 0.5, "quantise": 4},
-    "50-int8": {**_SOLVER, "sparsity": 0.5},
-    "30-int4": {**_SOLVER, "sparsity": 0.3, "quantise": 4},
-    "dense-int4": {**_SOLVER, "sparsity": 0.0, "quantise": 4},
-    "30-int8": {**_SOLVER, "sparsity": 0.3},
-    "2of4-int4": {**_SOLVER, "pattern": "2:4", "quantise": 4},
-    "dense-int8": None,
+    "50-int4": ({**_JOINT, "sparsity": 0.5}, None),
+    "50-int4-after": ({**_SOLVER, "sparsity": 0.5}, "int4"),
+    "50-int8": ({**_SOLVER, "sparsity": 0.5}, "int8"),
+    "30-int4": ({**_JOINT, "sparsity": 0.3}, None),
+    "dense-int4": ({**_JOINT, "sparsity": 0.0}, None),
+    "dense-int4-after": (None, "int4"),
+    "dense-int8": (None, "int8"),
+    "30-int8": ({**_SOLVER, "sparsity": 0.3}, "int8"),
+    "2of4-int4": ({**_JOINT, "pattern": "2:4"}, None),
 }
 
 
@@ -54,11 +57,12 @@ def make(folder, names=tuple(POINTS)):
     task = SmolLM2(settings.data_dir(), quick=False, calibration_windows=WINDOWS)
     for name in missing:
         started = time.monotonic()
-        model, seconds = copy.deepcopy(task.model), 0.0
-        if POINTS[name] is not None:
-            model, seconds = one_pruning(task, POINTS[name], seed=0)
+        (step, dtype), seconds = POINTS[name], 0.0
+        model = copy.deepcopy(task.model) if step is None else None
+        if step is not None:
+            model, seconds = one_pruning(task, step, seed=0)
         beside = {"tokenizer.json": task.tokenizer_file}
-        save(rounded(model, name.split("-")[1]), folder / name, beside=beside)
+        save(rounded(model, dtype), folder / name, beside=beside)
         print(f"{name}: {seconds:.0f} s of CPU, {time.monotonic() - started:.0f} s", flush=True)
 
 
