@@ -40,12 +40,12 @@ POINTS = {
 
 
 def rounded(model, dtype):
-    """The model with its layers on a grid, unless the solver did that, and its table in int8."""
+    """The model with its layers on a grid, None: as they are, and its table in int8."""
     for name, layer in model.named_modules():
-        if isinstance(layer, nn.Embedding) or (
-            dtype == "int8" and can_round(layer) and name != "lm_head"
-        ):
+        if isinstance(layer, nn.Embedding):
             round_layer(layer, "int8")
+        elif dtype is not None and can_round(layer) and name != "lm_head":
+            round_layer(layer, dtype)
     return model
 
 
