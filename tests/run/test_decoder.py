@@ -304,5 +304,5 @@ def test_weights_and_logits_that_are_not_finite():
 def test_a_configuration_that_lies_is_refused(field, value):
     model = MODELS["llama"]()
     setattr(model.config, field, value)
-    with pytest.raises(GossamerError, match="do not agree|every column of a head"):
+    with pytest.raises(GossamerError, match=r"do not agree|every column of a head"):
         DecoderEngine(model, "int8", context=16)
