@@ -82,7 +82,7 @@ def raced(given, contenders):
 
 def report(given, contenders, times, read_rate):
     shown = table("engine", ">prompt t/s", ">empty t/s", ">after 128 t/s", ">GB/s", ">bits/weight",
-                  ">MB/token", ">resident MB", ">load s", ">x llama.cpp")  # fmt: skip
+                  ">MB/token", ">resident MB", ">pack s", ">x llama.cpp")  # fmt: skip
     rival = next((o.title for o in contenders if isinstance(o, LlamaCpp)), None)
     document = {"machine": machine(), "threads": given.threads, "read_gb_per_second": read_rate}
     document["engines"] = {}
