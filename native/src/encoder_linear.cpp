@@ -17,6 +17,7 @@ struct FloatLinear final : PanelLinear {
   FloatLinear(PanelLayout packed, const EncoderKernels& chosen) : layout(std::move(packed)), kernels(chosen) {}
   size_t bytes() const override { return layout.bytes(); }
   size_t scratch_bytes() const override { return 0; }
+  bool is_int8() const override { return false; }
   void prepare(const float*, void*) const override {}
   int64_t num_parts() const override { return layout.num_tiles; }
   void run_part(int64_t part, const float* in, float* out, Activation activation, int64_t tokens,
@@ -34,6 +35,7 @@ struct Int8Linear final : PanelLinear {
   size_t scratch_bytes() const override {
     return static_cast<size_t>(padded_columns(layout.view()) + 4) * kTileTokens;
   }
+  bool is_int8() const override { return true; }
   void prepare(const float* in, void* scratch) const override {
     auto* token_scales = static_cast<float*>(scratch);
     kernels.quantise(layout.view(), in, reinterpret_cast<uint8_t*>(token_scales + kTileTokens), token_scales);

@@ -47,6 +47,15 @@ static inline size_t attention_scratch_floats(int64_t num_tokens) {
   return static_cast<size_t>(num_tokens) * kTileTokens;
 }
 
+// Keys of one int8 call with what vectors write behind them, and its bytes: scales, scores and chances of a block of
+// queries, bytes of all three.
+static inline int64_t int8_attention_room(int64_t num_tokens) { return (num_tokens + 63) / 32 * 32; }
+static inline size_t int8_attention_scratch_bytes(int64_t num_tokens, int64_t head_width) {
+  const auto room = static_cast<size_t>(int8_attention_room(num_tokens)), width = static_cast<size_t>(head_width);
+  const size_t quads = (width + 3) / 4;
+  return 4 * (room * 2 + kTileTokens + room * kTileTokens * 5 / 4 + quads * (kTileTokens + room) + width) + width * room;
+}
+
 // All of them allocate and throw nothing; panels are 64-byte aligned, and one tile may be read behind the last
 // of `from`.
 struct EncoderKernels {
@@ -66,6 +75,7 @@ struct EncoderInt8Kernels {
   void (*quantise)(const Int8View&, const float* in, uint8_t* bytes, float* token_scales);
   void (*linear)(const Int8View&, int64_t part, const uint8_t* bytes, const float* token_scales, float* out,
                  const float* bias, Activation, int64_t tokens);
+  void (*attend)(const AttentionCall&, void* scratch);  // null: fp32 is as fast
 };
 
 namespace reference {

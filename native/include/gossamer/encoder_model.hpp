@@ -23,6 +23,7 @@ struct PanelLinear {
   virtual ~PanelLinear() = default;
   virtual size_t bytes() const = 0;
   virtual size_t scratch_bytes() const = 0;  // 64-byte aligned
+  virtual bool is_int8() const = 0;
   // out = act(W in + bias) for a tile with so many tokens, row tile by row tile on up to num_threads.
   void run(const float* in, float* out, Activation activation, int64_t tokens, void* scratch, int num_threads) const;
 
@@ -53,7 +54,7 @@ struct NormWeights {
   }
 };
 
-// A post-norm layer, as BERT has it: x = norm(x + out(attention(qkv(x)))), x = norm(x + down(act(up(x)))).
+// Attention computes in int8 where qkv does and there is a kernel for it. A post-norm layer, as BERT has it: x = norm(x + out(attention(qkv(x)))), x = norm(x + down(act(up(x)))).
 struct EncoderLayer {
   std::shared_ptr<PanelLinear> qkv, out, up, down;
   NormWeights attention_norm, output_norm;
@@ -64,7 +65,8 @@ struct EncoderLayer {
 
 class EncoderModel {
  public:
-  EncoderModel(Isa isa, int64_t features) : kernels_(encoder_kernels(isa)), features_(features) {}
+  EncoderModel(Isa isa, int64_t features) 
+      : kernels_(encoder_kernels(isa)), int8_kernels_(encoder_int8_kernels(isa)), features_(features) {}
   // Throws std::invalid_argument if sizes do not fit.
   void add(EncoderLayer layer);
   int64_t features() const { return features_; }
@@ -75,6 +77,14 @@ class EncoderModel {
            int num_threads) const;
 
  private:
+  // Sequences that fill whole tiles together, and where they begin.
+  struct Group {
+    int64_t first_token;
+    std::vector<int64_t> lengths;
+  };
+  static std::vector<Group> groups_of(const std::vector<int64_t>& lengths);
+  void run_group(const float* x, int64_t x_stride, float* y, int64_t y_stride, const std::vector<int64_t>& lengths,
+                 int num_threads) const;
   struct Buffers;
   void attend(const EncoderLayer& layer, const Buffers& buffers, const std::vector<int64_t>& lengths,
               int num_threads) const;
@@ -84,6 +94,7 @@ class EncoderModel {
   void finish(const EncoderLayer& layer, const Buffers& buffers, const TileTask& task) const;
 
   const EncoderKernels& kernels_;
+  const EncoderInt8Kernels& int8_kernels_;
   int64_t features_;
   std::vector<EncoderLayer> layers_;
 };

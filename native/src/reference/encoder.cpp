@@ -125,6 +125,6 @@ const PanelShape shapes[] = {{0, 96, 1}};
 }  // namespace
 
 const EncoderKernels encoder_kernels = {linear, add_norm, attend, to_panel, from_panel, shapes};
-const EncoderInt8Kernels encoder_int8_kernels = {quantise, int8_linear};
+const EncoderInt8Kernels encoder_int8_kernels = {quantise, int8_linear, nullptr};
 
 }  // namespace gossamer::reference
