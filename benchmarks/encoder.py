@@ -4,7 +4,8 @@
     python benchmarks/encoder.py [--model minilm bert | tiny] [--batch 1 8] [--threads 1 2]
         [--sparsity 0.5 0.8 0.9 0.95] [--quick] [--json [FILE]] [--html FILE]
         [--peers DIR] [--engines onnxruntime openvino deepsparse]
-    GOSSAMER_DATA=DIR python benchmarks/encoder.py --minilm
+    GOSSAMER_DATA=DIR python benchmarks/encoder.py --minilm --prepare FOLDER
+    GOSSAMER_DATA=DIR python benchmarks/encoder.py --minilm --prepared FOLDER
 
 Sequences of 128 tokens, random weights, random unstructured masks on all linear layers. All engines
 of a case take turns, minimum of many; on one thread by the time of the processor (see `turn.py`).
@@ -14,11 +15,15 @@ time that kept weights need at the measured FMA rate (int8: of the kernels' own 
 bandwidth, over the time taken. gossamer runs what `compile` gives under GOSSAMER_TUNE=off.
 
 --minilm takes the real MiniLM instead, pruned on 512 pairs of STS-B train ("SparseGPT, match
-dense"), with Spearman x 100 on STS-B dev beside each row. Quality of engines other than gossamer is
-not computed: their fp32 is the same function, and the int8 of each is another quantisation.
+dense"), with Spearman x 100 on STS-B dev beside each row. Pruning and scoring take minutes, the
+race seconds: --prepare does the first and stops, --prepared does the second. Prunings that FOLDER
+holds are used again, scores are always those of the kernels that --prepare ran. Quality of engines
+other than gossamer is not computed: their fp32 is the same function, and the int8 of each is
+another quantisation.
 """
 
 import copy
+import json
 import os
 import sys
 from contextlib import ExitStack
@@ -56,11 +61,19 @@ _QUICK_SPARSITIES = (0.8, 0.9)
 _REAL_SPARSITIES = (0.5, 0.6, 0.7, 0.8)
 # Engines that make use of zeros; others get the dense weights only.
 _SPARSE_ENGINES = ("deepsparse",)
+_SCORES = "scores.json"
 
 
 def main():
     given = arguments()
     os.environ.setdefault("GOSSAMER_TUNE", "off")
+    if given.prepare:
+        prepare_real(given.prepare, given.quick)
+    else:
+        race_all(given)
+
+
+def race_all(given):
     shape_names = ["minilm"] if given.minilm else given.model
     cases = [(n, b, t) for n in shape_names for b in given.batch for t in given.threads]
     before, roof = machine(), measure_roof()
@@ -68,7 +81,7 @@ def main():
     for name, batch, threads in cases:
         if name != held:
             models, scores = (
-                real_models(given.quick)
+                real_models(given.prepared)
                 if given.minilm
                 else (random_models(SHAPES[name], given.sparsity), {})
             )
@@ -126,8 +139,12 @@ def arguments():
     options.add_argument("--engines", nargs="*", choices=list(PRECISIONS), default=list(PRECISIONS))
     options.add_argument("--html", type=Path, metavar="FILE", help="a page with pictures")
     options.add_argument("--minilm", action="store_true", help="the real MiniLM, with its quality")
+    options.add_argument("--prepare", type=Path, metavar="FOLDER", help="prune and score, no race")
+    options.add_argument("--prepared", type=Path, metavar="FOLDER", help="what --prepare made")
     options.add_argument("--rounds", type=int, default=5, help="turns of every engine, at least")
     given = options.parse_args()
+    if given.minilm != bool(given.prepare or given.prepared):
+        options.error("--minilm goes with --prepare FOLDER or --prepared FOLDER")
     given.sparsity = given.sparsity or (_QUICK_SPARSITIES if given.quick else SPARSITIES)
     given.threads = given.threads or ([1] if given.quick else [1, 2])
     given.seconds = given.seconds or (5.0 if given.quick else 20.0)
@@ -210,25 +227,41 @@ def random_models(shape, sparsities):
     return {sparsity: random_encoder(shape, sparsity) for sparsity in (0.0, *sparsities)}
 
 
-def real_models(quick):
-    """MiniLM by sparsity, and Spearman x 100 by (precision, sparsity)."""
+def prepare_real(folder, quick):
+    """Prunings of MiniLM, and Spearman x 100 by "precision sparsity", into a folder."""
     from sparsify import METHODS, MiniLM, one_pruning
 
-    folder = settings.data_dir()
-    if folder is None:
+    data = settings.data_dir()
+    if data is None:
         sys.exit("encoder: set GOSSAMER_DATA to the folder that holds stsb.")
     torch.set_num_threads(1)
-    task = MiniLM(folder, quick)
-    models = {0.0: task.model}
-    scores = {("fp32", 0.0): task.quality(task.model)}
-    for sparsity in _REAL_SPARSITIES[:: 3 if quick else 1]:
-        step = {**METHODS["SparseGPT, match dense"], "sparsity": sparsity}
-        models[sparsity], _ = one_pruning(task, step, seed=0)
+    folder.mkdir(parents=True, exist_ok=True)
+    task = MiniLM(data, quick)
+    scores = {"fp32 0.0": task.quality(task.model)}
+    for sparsity in _REAL_SPARSITIES:
+        path = _pruned(folder, sparsity)
+        if not path.exists():
+            step = {**METHODS["SparseGPT, match dense"], "sparsity": sparsity}
+            gossamer.save(one_pruning(task, step, seed=0)[0], path)
         for precision in ("fp32", "int8"):
-            fast = gossamer.compile(models[sparsity], SEQUENCE, precision=precision)
-            scores[precision, sparsity] = task.quality(fast)
-            progress(f"{sparsity:.0%} {precision}: Spearman {scores[precision, sparsity]:.2f}")
-    return models, scores
+            fast = gossamer.compile(gossamer.load(path), SEQUENCE, precision=precision)
+            scores[f"{precision} {sparsity}"] = task.quality(fast)
+            progress(f"{sparsity:.0%} {precision}: {scores[f'{precision} {sparsity}']:.2f}")
+    (folder / _SCORES).write_text(json.dumps(scores, indent=1))
+
+
+def real_models(folder):
+    """MiniLM by sparsity, and Spearman x 100 by (precision, sparsity), as they were prepared."""
+    from gossamer.cli.sources import load_source
+
+    stored = json.loads((folder / _SCORES).read_text())
+    scores = {(p, float(s)): value for p, s, value in ((*k.split(), v) for k, v in stored.items())}
+    models = {0.0: load_source("demo:minilm").model}
+    return models | {s: gossamer.load(_pruned(folder, s)) for s in _REAL_SPARSITIES}, scores
+
+
+def _pruned(folder, sparsity):
+    return folder / f"minilm_{sparsity}"
 
 
 if __name__ == "__main__":
