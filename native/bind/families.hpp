@@ -17,6 +17,7 @@ void bind_few(nanobind::module_& m);
 void bind_decoder(nanobind::module_& m);  // after bind_packed_weight
 void bind_few_int(nanobind::module_& m);
 void bind_conv(nanobind::module_& m);
+void bind_conv_net(nanobind::module_& m);
 void bind_packed_weight(nanobind::module_& m);
 void bind_strip(nanobind::module_& m);
 void bind_train(nanobind::module_& m);

@@ -20,6 +20,7 @@ NB_MODULE(_native, m) {
   bind::bind_encoder(m);
   bind::bind_few(m);
   bind::bind_conv(m);
+  bind::bind_conv_net(m);
   bind::bind_packed_weight(m);
   bind::bind_int8(m);
   bind::bind_io_order(m);

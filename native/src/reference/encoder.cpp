@@ -107,9 +107,10 @@ void int8_linear(const Int8View& view, int64_t part, const uint8_t* bytes, const
           if (view.row_ids[i] != row) continue;
           for (int64_t j = quad; j < quad + view.row_dwords[i]; ++j)
             for (int lane = 0; lane < 4; ++lane) {
-              const bool any = view.form == DwordForm::panel;
-              const int64_t offset = any ? view.offsets[j * 4 + lane] : view.offsets[j] + lane * kDwordOffsetUnit;
-              const int64_t column = b * view.block_columns + offset / kDwordOffsetUnit;
+              const bool any = view.form != DwordForm::neighbours;
+              const int64_t unit = view.form == DwordForm::image ? W : kDwordOffsetUnit;
+              const int64_t offset = any ? view.offsets[j * 4 + lane] : view.offsets[j] + lane * unit;
+              const int64_t column = b * view.block_columns + offset / unit;
               sum += static_cast<uint32_t>(weight_of(view, j, lane) * bytes[column * W + t]);
             }
         }

@@ -52,8 +52,9 @@ template <class V, int H>
 void encoder_int8_linear(const Int8View& view, int64_t part, const uint8_t* bytes, const float* token_scales,
                          float* out, const float* bias, Activation activation, int64_t tokens) {
   static_assert(kDwordWidth<V, H> == kTileTokens);
-  const auto run = view.form == DwordForm::panel ? int8_row_tile<V, H, DwordForm::panel>
-                                                 : int8_row_tile<V, H, DwordForm::neighbours>;
+  const auto run = view.form == DwordForm::panel   ? int8_row_tile<V, H, DwordForm::panel>
+                   : view.form == DwordForm::image ? int8_row_tile<V, H, DwordForm::image>
+                                                   : int8_row_tile<V, H, DwordForm::neighbours>;
   float* tile = out + part * view.tile_rows * kTileTokens;
   run(view, part, bytes, view.block_columns * kTileTokens, tile, bias, token_scales);
   activate_tokens(tile, rows_of_tile(view, part), activation, tokens);

@@ -25,7 +25,7 @@ def fuse_convs(model: nn.Module, example: torch.Tensor | None) -> None:
     if example is None or not any(isinstance(module, PackedConv2d) for module in model.modules()):
         return
     try:
-        graph = _Tracer().trace(model)
+        graph = ConvTracer().trace(model)
     except Exception:
         return
     if not _fuse(model, graph):
@@ -37,7 +37,9 @@ def fuse_convs(model: nn.Module, example: torch.Tensor | None) -> None:
             model.forward = fused.forward
 
 
-class _Tracer(fx.Tracer):
+class ConvTracer(fx.Tracer):
+    """Sparse convolutions are nodes, not what they are made of."""
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return isinstance(m, PackedConv2d) or super().is_leaf_module(m, module_qualified_name)
 
@@ -60,7 +62,7 @@ def _fuse(model: nn.Module, graph: fx.Graph) -> bool:
             node = _with_summand(graph, node, user, other)
             user = _only_user(node)
             fused = True
-        if user is not None and _is_relu(user, modules):
+        if user is not None and is_relu(user, modules):
             node.update_kwarg("activation", "relu")
             user.replace_all_uses_with(node)
             graph.erase_node(user)
@@ -72,16 +74,22 @@ def _only_user(node: fx.Node) -> fx.Node | None:
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
-def _is_relu(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
+def is_relu(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    """Whether a node is a ReLU."""
     if node.op == "call_module":
         return type(modules[str(node.target)]) is nn.ReLU
     return node.op in ("call_function", "call_method") and node.target in _RELUS
 
 
+def is_plain_sum(node: fx.Node) -> bool:
+    """Whether a node adds two things and does nothing else."""
+    is_sum = node.op in ("call_function", "call_method") and node.target in _SUMS
+    return is_sum and len(node.args) == 2 and not node.kwargs
+
+
 def _other_summand(node: fx.Node, conv: fx.Node) -> fx.Node | None:
     """What else a plain sum of two tensors adds to the output of a convolution."""
-    is_sum = node.op in ("call_function", "call_method") and node.target in _SUMS
-    if not is_sum or len(node.args) != 2 or node.kwargs:
+    if not is_plain_sum(node):
         return None
     others = [a for a in node.args if a is not conv]
     return others[0] if len(others) == 1 and isinstance(others[0], fx.Node) else None

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ResNet-20 trained on with the dense network as teacher: a task for `gossamer train --model`."""
+
+import os
+from pathlib import Path
+
+import torch
+from torch.nn.functional import cross_entropy, pad
+
+from gossamer.train.batches import ShuffledBatches, generator_of
+from gossamer.train.recovery.terms import logits_term
+from gossamer.train.tasks import Task
+from support.cifar import accuracy, load, normalised
+from support.resnets import trained_resnet20
+
+BATCH, SEED = 128, 0
+HELD_OUT = 5000  # training images that choose nothing but are watched during the run
+_SHIFT = 4
+_TEMPERATURE, _TEACHER_SHARE = 4.0, 0.7
+
+
+class Augmented:
+    """Batches by number: shuffled, shifted by up to 4 pixels, every other one mirrored."""
+
+    def __init__(self, x_N3HW, labels_N):
+        self._x, self._labels = x_N3HW, labels_N
+        self._order = ShuffledBatches(len(x_N3HW), BATCH, SEED, lambda index: index)
+
+    def __len__(self):
+        return len(self._order)
+
+    def __getitem__(self, number):
+        index = self._order[number]
+        generator = generator_of(SEED, number)
+        x = pad(normalised(self._x[index]), (_SHIFT,) * 4)
+        shifts = torch.randint(2 * _SHIFT + 1, (len(x), 2), generator=generator).tolist()
+        side = self._x.shape[-1]
+        cut = torch.stack(
+            [
+                image[:, down : down + side, right : right + side]
+                for image, (down, right) in zip(x, shifts, strict=True)
+            ]
+        )
+        mirrored = torch.rand(len(x), generator=generator) < 0.5
+        cut[mirrored] = cut[mirrored].flip(-1)
+        # Dense convolutions of this size are faster so.
+        return cut.contiguous(memory_format=torch.channels_last), self._labels[index]
+
+
+def distilled_resnet20():
+    """The task; the environment names the images: GOSSAMER_CIFAR=cifar10.npz."""
+    data = load(Path(os.environ["GOSSAMER_CIFAR"]))
+    teacher = trained_resnet20().requires_grad_(False)
+    held = data.x_train[-HELD_OUT:], data.y_train[-HELD_OUT:]
+    batches = Augmented(data.x_train[:-HELD_OUT], data.y_train[:-HELD_OUT])
+
+    def loss(model, batch):
+        x, labels = batch
+        logits = model(x)
+        with torch.inference_mode():
+            wanted = teacher(x)
+        taught = logits_term(logits, wanted.clone(), _TEMPERATURE)
+        return _TEACHER_SHARE * taught + (1 - _TEACHER_SHARE) * cross_entropy(logits, labels)
+
+    return Task(
+        name="CIFAR-10",
+        batches=batches,
+        loss=loss,
+        evaluate=lambda model: {"accuracy": accuracy(model, *held) / 100},
+        tokens=BATCH,
+        example=batches[0][0],
+        model=trained_resnet20(),
+    )

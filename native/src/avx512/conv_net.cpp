@@ -1,0 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "simd/conv_net_loops.hpp"
+
+namespace gossamer::avx512 {
+
+const ConvNetKernels conv_net_kernels = kConvNetLoops;
+
+}  // namespace gossamer::avx512

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels of conv_net.hpp as plain loops of fixed length, which the compiler turns into the vectors of the file
+// that includes this. Static, so that every file keeps its own.
+#pragma once
+#include "gossamer/conv_net.hpp"
+
+namespace gossamer {
+namespace {
+
+constexpr int kLanes = kTileTokens;
+
+template <class T>
+__attribute__((always_inline)) inline void copy_row(T* to, const T* from) {
+  __builtin_memcpy(to, from, kLanes * sizeof(T));
+}
+
+// Rows are written in order and whole: what is too much is overwritten by the next part or row.
+template <class T>
+void gather_lanes(const ShiftedLanes<T>* positions, int64_t num_positions, int64_t channels, T* panel) {
+  for (int64_t c = 0; c < channels; ++c)
+    for (int64_t p = 0; p < num_positions; ++p, panel += kLanes) {
+      const ShiftedLanes<T>& at = positions[p];
+      copy_row(panel, at.first + c * at.first_step + at.from);
+      if (at.from == 0) continue;
+      const T* rest = at.second + c * at.second_step;
+      T* to = panel + kLanes - at.from;
+      // By vectors: rows are short, and most of the time little is missing.
+      constexpr int kPart = 64 / sizeof(T);
+      for (int i = 0; i < at.from; i += kPart) __builtin_memcpy(to + i, rest + i, 64);
+    }
+}
+
+template <class T>
+void largest_lanes(const T* panel, int64_t num_positions, int64_t channels, const uint32_t* mask, T zero, T* out) {
+  for (int64_t c = 0; c < channels; ++c, out += kLanes) {
+    alignas(64) T top[kLanes];
+    copy_row(top, panel);
+    for (int64_t p = 0; p < num_positions; ++p, panel += kLanes)
+      for (int i = 0; i < kLanes; ++i) top[i] = top[i] > panel[i] || top[i] != top[i] ? top[i] : panel[i];
+    for (int i = 0; i < kLanes; ++i) out[i] = mask[i] ? top[i] : zero;
+  }
+}
+
+template <class T>
+void every_other_lane(const T* from, int64_t num, T* to) {
+  for (int64_t i = 0; i < num; ++i) to[i] = from[2 * i];
+}
+
+template <bool ADDED, bool RELU>
+void finish_rows(float* tile, int64_t rows, const float* added, const uint32_t* mask) {
+  for (int64_t r = 0; r < rows; ++r, tile += kLanes, added += ADDED ? kLanes : 0)
+    for (int i = 0; i < kLanes; ++i) {
+      float v = tile[i];
+      if (ADDED) v += added[i];
+      if (RELU) v = v < 0.0f ? 0.0f : v;  // NaN stays
+      tile[i] = mask[i] ? v : 0.0f;
+    }
+}
+
+void finish_tile(float* tile, int64_t rows, const AddedRows<float>& added, bool relu, const uint32_t* mask) {
+  const auto plain = relu ? finish_rows<false, true> : finish_rows<false, false>;
+  if (!added.rows) return plain(tile, rows, nullptr, mask);
+  const int64_t last = added.first + added.count;
+  plain(tile, added.first, nullptr, mask);
+  (relu ? finish_rows<true, true> : finish_rows<true, false>)(tile + added.first * kLanes, added.count, added.rows, mask);
+  plain(tile + last * kLanes, rows - last, nullptr, mask);
+}
+
+// Nearest, ties to even: numbers this large have no bits behind the point.
+__attribute__((always_inline)) inline uint8_t byte_of(float v, float inverse, float low, float high, int zero) {
+  constexpr float kMagic = 12582912.0f;
+  float scaled = v * inverse;
+  scaled = scaled < high ? scaled : high;  // NaN: the highest
+  scaled = scaled > low ? scaled : low;
+  const float shifted = scaled + kMagic;
+  int32_t bits;
+  __builtin_memcpy(&bits, &shifted, sizeof bits);
+  return static_cast<uint8_t>(bits - 0x4b400000 + zero);
+}
+
+template <bool ADDED, bool RELU>
+void finish_byte_rows(const float* tile, int64_t rows, const uint8_t* added, float scale, int zero,
+                      const uint32_t* mask, const ByteCode& code, uint8_t* out) {
+  const float low = static_cast<float>(-code.zero), high = static_cast<float>(code.most - code.zero);
+  const float inverse = code.inverse;
+  const int to_zero = code.zero;
+  for (int64_t r = 0; r < rows; ++r, tile += kLanes, out += kLanes, added += ADDED ? kLanes : 0)
+    for (int i = 0; i < kLanes; ++i) {
+      float v = tile[i];
+      if (ADDED) v += static_cast<float>(added[i] - zero) * scale;
+      if (RELU) v = v < 0.0f ? 0.0f : v;
+      out[i] = mask[i] ? byte_of(v, inverse, low, high, to_zero) : static_cast<uint8_t>(to_zero);
+    }
+}
+
+void finish_byte_tile(const float* tile, int64_t rows, const AddedRows<uint8_t>& added, bool relu, const uint32_t* mask,
+                      const ByteCode& code, uint8_t* out) {
+  const auto plain = relu ? finish_byte_rows<false, true> : finish_byte_rows<false, false>;
+  if (!added.rows) return plain(tile, rows, nullptr, 0.0f, 0, mask, code, out);
+  const int64_t last = added.first + added.count;
+  plain(tile, added.first, nullptr, 0.0f, 0, mask, code, out);
+  (relu ? finish_byte_rows<true, true> : finish_byte_rows<true, false>)(
+      tile + added.first * kLanes, added.count, added.rows, added.scale, added.zero, mask, code,
+      out + added.first * kLanes);
+  plain(tile + last * kLanes, rows - last, nullptr, 0.0f, 0, mask, code, out + last * kLanes);
+}
+
+void floats_to_bytes(const float* x, int64_t num, const ByteCode& code, uint8_t* out) {
+  const float low = static_cast<float>(-code.zero), high = static_cast<float>(code.most - code.zero);
+  for (int64_t i = 0; i < num; ++i) out[i] = byte_of(x[i], code.inverse, low, high, code.zero);
+}
+
+constexpr ConvNetKernels kConvNetLoops = {
+    {gather_lanes<float>, largest_lanes<float>, every_other_lane<float>},
+    {gather_lanes<uint8_t>, largest_lanes<uint8_t>, every_other_lane<uint8_t>},
+    finish_tile, finish_byte_tile, floats_to_bytes};
+
+}  // namespace
+}  // namespace gossamer
