@@ -13,6 +13,8 @@ namespace {
 // Activations of the images that are run together: they stay in L2.
 constexpr int64_t kMaxBytesTogether = int64_t{1} << 20;
 constexpr int64_t kMaxTogether = 64;
+constexpr int64_t kBlockColumns = 112;  // 28 KiB of lanes
+constexpr size_t kMaxPositions = 1024;  // offsets of a block are 16 bits
 constexpr int64_t kMaxLanes = int64_t{1} << 28;
 
 void require(bool fits, const char* what) {
@@ -77,7 +79,7 @@ void ConvNet::check_positions(const NetConv& conv, int64_t channels) const {
   require(conv.from != conv.to && conv.to != 0, "a step needs a value of its own to write");
   require(values_[conv.from].shape == values_[conv.to].shape, "a step reads and writes images of one size");
   require(conv.phases > 0 && channels == conv.phases * (channels / conv.phases), "phases must divide the channels");
-  require(!conv.positions.empty(), "a kernel needs positions");
+  require(!conv.positions.empty() && conv.positions.size() <= kMaxPositions, "a kernel needs positions, not too many");
   const int64_t pad = shape_of(conv.from).pad;
   for (const NetPosition& at : conv.positions) {
     require(at.phase >= 0 && at.phase < conv.phases, "a position names an unknown phase");
@@ -112,7 +114,10 @@ void ConvNet::add_conv(const NetConv& conv, const KeptWeight& weight, const floa
     // Bytes of an input that is never negative start at zero: nothing to take back.
     if (values_[conv.from].zero == 0) std::fill(step.quads.row_starts.begin(), step.quads.row_starts.end(), 0);
   } else {
-    step.panel = pack_panel(weight, encoder_kernels(isa_).shapes, true);
+    // Blocks of whole channels: their lanes are gathered into L1 just before they are used up.
+    const auto num_positions = static_cast<int64_t>(conv.positions.size());
+    const PanelShape shape[] = {{0, std::max<int64_t>(kBlockColumns / num_positions, 1) * num_positions, 1}};
+    step.panel = pack_panel(weight, shape, true);
   }
 }
 

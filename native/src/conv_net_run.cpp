@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Groups of images through all steps of a network; tiles of a step are tasks, or groups are where there are enough.
 #include <algorithm>
-#include <cmath>
+#include <cstring>
 #include <limits>
 #include <type_traits>
 
@@ -14,6 +14,7 @@ namespace gossamer {
 namespace {
 
 constexpr int64_t W = kTileTokens;
+constexpr int64_t kZeroLanes = W + 2 * kLaneSlack;  // a row of zeros and what may be read around it
 
 int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b < 0); }
 
@@ -34,7 +35,7 @@ struct ConvNet::Group {
   T* memory;
 
   T* value(int64_t v) const {
-    T* at = memory;
+    T* at = memory + kLaneSlack;
     for (int64_t slot = 0; slot < net.slots_[v]; ++slot) at += slot_size(slot);
     return at;
   }
@@ -55,8 +56,11 @@ struct ConvNet::Group {
   void phases(const Step& step) const;
   void largest(const Step& step) const;
   bool conv_tile(const Step& step, int64_t t, int64_t first_part, int64_t last_part) const;
-  void multiply(const Step& step, const T* in, int64_t part, int64_t t, float* scratch) const;
-  const T* gathered(const NetConv& conv, int64_t t, T* panel, T* zeros) const;
+  static size_t table_bytes(const NetConv& conv);
+  ShiftedLanes<T>* positions(const NetConv& conv, int64_t t, char* scratch) const;
+  void gather(const NetConv& conv, const ShiftedLanes<T>* table, int64_t first, int64_t num, T* panel,
+              ShiftedLanes<T>* moved) const;
+  AddedRows<T> added(const NetConv& conv, int64_t t, int64_t first, int64_t last) const;
   template <class Row>
   void each_row(int64_t v, const Row& row) const;
 };
@@ -136,70 +140,113 @@ void ConvNet::Group<T>::write_means(float* y) const {
   }
 }
 
-// What the kernel's positions see from a tile, or the tile itself where that is the same.
+// Whether the kernel sees a tile as it lies there.
+bool ConvNet::is_pointwise(const NetConv& conv) {
+  const NetPosition& at = conv.positions[0];
+  return conv.phases == 1 && conv.positions.size() == 1 && at.rows == 0 && at.columns == 0;
+}
+
+// Where the kernel's positions find the lanes of a tile; the row of zeros stands in front of the table.
 template <class T>
-const T* ConvNet::Group<T>::gathered(const NetConv& conv, int64_t t, T* panel, T* zeros) const {
-  const int64_t rows = net.values_[conv.from].channels, num = tiles(conv.from), pitch = net.shape_of(conv.from).pitch();
-  const auto num_positions = static_cast<int64_t>(conv.positions.size());
-  if (conv.phases == 1 && num_positions == 1 && conv.positions[0].rows == 0 && conv.positions[0].columns == 0)
-    return tile(conv.from, t);
-  std::fill_n(zeros, 2 * W, zero(conv.from));
-  auto* at = reinterpret_cast<ShiftedLanes<T>*>(zeros + 2 * W);
-  for (int64_t p = 0; p < num_positions; ++p) {
-    const NetPosition& position = conv.positions[p];
-    const int64_t lane = t * W + position.rows * pitch + position.columns, first = floor_div(lane, W);
+ShiftedLanes<T>* ConvNet::Group<T>::positions(const NetConv& conv, int64_t t, char* scratch) const {
+  T* zeros = reinterpret_cast<T*>(scratch);
+  std::fill_n(zeros, kZeroLanes, zero(conv.from));
+  auto* table = reinterpret_cast<ShiftedLanes<T>*>(zeros + kZeroLanes);
+  const int64_t num = tiles(conv.from), pitch = net.shape_of(conv.from).pitch();
+  for (size_t p = 0; p < conv.positions.size(); ++p) {
+    const NetPosition& at = conv.positions[p];
+    const int64_t lane = t * W + at.rows * pitch + at.columns, first = floor_div(lane, W);
     const auto exists = [&](int64_t i) { return i >= 0 && i < num; };
-    const auto row = [&](int64_t i) -> const T* { return exists(i) ? tile(conv.from, i) + position.phase * W : zeros; };
+    const auto row = [&](int64_t i) { return exists(i) ? tile(conv.from, i) + at.phase * W : zeros + kLaneSlack; };
     const auto step = [&](int64_t i) { return exists(i) ? conv.phases * W : 0; };
-    at[p] = {row(first), row(first + 1), step(first), step(first + 1), static_cast<int>(lane - first * W)};
+    table[p] = {row(first), row(first + 1), step(first), step(first + 1), static_cast<int>(lane - first * W)};
   }
-  lanes.gather(at, num_positions, rows / conv.phases, panel);
-  return panel;
+  return table;
 }
 
 template <class T>
-void ConvNet::Group<T>::multiply(const Step& step, const T* in, int64_t part, int64_t t, float* scratch) const {
-  const NetConv& conv = step.conv;
-  const int64_t tokens = std::min(W, net.shape_of(conv.to).lanes(images) - t * W);
-  const int64_t row0 = part * (kBytes ? step.quads.tile_rows : step.panel.tile_rows);
-  const int64_t tile_rows = kBytes ? rows_of_tile(step.quads.view(), part) : rows_of_tile(step.panel.view(), part);
-  AddedRows<T> added = {nullptr, 0, 0, 1.0f, 0};
-  if (conv.added >= 0) {
-    const NetValue& other = net.values_[conv.added];
-    const int64_t first = std::max(conv.added_first, row0);
-    const int64_t last = std::min(conv.added_first + other.channels, row0 + tile_rows);
-    if (first < last)
-      added = {tile(conv.added, t) + (first - conv.added_first) * W, first - row0, last - first, other.scale, other.zero};
-  }
-  T* out = tile(conv.to, t) + row0 * W;
-  if constexpr (kBytes) {
-    alignas(64) float scales[W];
-    std::fill_n(scales, W, net.values_[conv.from].scale);
-    encoder_int8_kernels(net.isa_).linear(step.quads.view(), part, in, scales, scratch - row0 * W, step.bias.data(),
-                                          Activation::none, tokens);
-    kernels.finish_bytes(scratch, tile_rows, added, conv.relu, mask(conv.to, t), code(conv.to), out);
-  } else {
-    encoder_kernels(net.isa_).linear(step.panel.view(), part, in, tile(conv.to, t), step.bias.data(), Activation::none,
-                                     tokens);
-    kernels.finish(out, tile_rows, added, conv.relu, mask(conv.to, t));
-  }
+size_t ConvNet::Group<T>::table_bytes(const NetConv& conv) {
+  return (kZeroLanes * sizeof(T) + conv.positions.size() * sizeof(ShiftedLanes<T>) + 63) / 64 * 64;
 }
 
-// Scratch: sums of a row tile (bytes only), a row of zeros and the positions, the gathered panel.
+// The lanes of channels first..first + num beneath each other.
 template <class T>
-bool ConvNet::Group<T>::conv_tile(const Step& step, int64_t t, int64_t first_part, int64_t last_part) const {
+void ConvNet::Group<T>::gather(const NetConv& conv, const ShiftedLanes<T>* table, int64_t first, int64_t num, T* panel,
+                               ShiftedLanes<T>* moved) const {
+  for (size_t p = 0; p < conv.positions.size(); ++p) {
+    moved[p] = table[p];
+    moved[p].first += first * table[p].first_step;
+    moved[p].second += first * table[p].second_step;
+  }
+  lanes.gather(moved, static_cast<int64_t>(conv.positions.size()), num, panel);
+}
+
+// The part of a value that is added to rows first..last.
+template <class T>
+AddedRows<T> ConvNet::Group<T>::added(const NetConv& conv, int64_t t, int64_t first, int64_t last) const {
+  if (conv.added < 0) return {nullptr, 0, 0, 1.0f, 0};
+  const NetValue& other = net.values_[conv.added];
+  const int64_t from = std::max(conv.added_first, first), to = std::min(conv.added_first + other.channels, last);
+  if (from >= to) return {nullptr, 0, 0, 1.0f, 0};
+  return {tile(conv.added, t) + (from - conv.added_first) * W, from - first, to - from, other.scale, other.zero};
+}
+
+// fp32: block after block of columns is gathered into L1 and multiplied by all rows.
+template <>
+bool ConvNet::Group<float>::conv_tile(const Step& step, int64_t t, int64_t first_part, int64_t last_part) const {
   const NetConv& conv = step.conv;
+  const PanelView view = step.panel.view();
   const auto num_positions = static_cast<int64_t>(conv.positions.size());
-  const int64_t sums = kBytes ? step.quads.tile_rows * W : 0;
-  const size_t table = 2 * W * sizeof(T) + num_positions * sizeof(ShiftedLanes<T>);
-  const size_t ahead = (table + 63) / 64 * 64;
-  const size_t panel = (net.values_[conv.from].channels / conv.phases * num_positions * W + kLaneSlack) * sizeof(T);
-  auto* scratch = static_cast<char*>(thread_scratch(sums * sizeof(float) + ahead + panel));
+  const int64_t channels = net.values_[conv.from].channels / conv.phases, block_channels = view.block_columns / num_positions;
+  const int64_t tokens = std::min(W, net.shape_of(conv.to).lanes(images) - t * W);
+  const bool as_it_lies = is_pointwise(conv);
+  const size_t table = table_bytes(conv), slab_bytes = static_cast<size_t>(view.block_columns * W) * sizeof(float);
+  auto* scratch = as_it_lies ? nullptr : static_cast<char*>(thread_scratch(2 * table + slab_bytes));
+  if (!as_it_lies && !scratch) return false;
+  const ShiftedLanes<float>* from = as_it_lies ? nullptr : positions(conv, t, scratch);
+  auto* moved = reinterpret_cast<ShiftedLanes<float>*>(scratch + table);
+  auto* slab = reinterpret_cast<float*>(scratch + 2 * table);
+  float* out = tile(conv.to, t);
+  for (int64_t b = 0; b < view.num_blocks; ++b) {
+    const int64_t first = b * block_channels;
+    if (!as_it_lies) gather(conv, from, first, std::min(block_channels, channels - first), slab, moved);
+    const float* in = as_it_lies ? tile(conv.from, t) + first * W : slab;
+    for (int64_t part = first_part; part < last_part; ++part)
+      encoder_kernels(net.isa_).block(view, part, b, in, out, step.bias.data(), tokens);
+  }
+  const int64_t first = first_part * view.tile_rows, last = std::min(last_part * view.tile_rows, view.rows);
+  kernels.finish(out + first * W, last - first, added(conv, t, first, last), conv.relu, mask(conv.to, t));
+  return true;
+}
+
+// Bytes: a whole panel of them is small. Sums of a row tile become bytes while they are in L2.
+template <>
+bool ConvNet::Group<uint8_t>::conv_tile(const Step& step, int64_t t, int64_t first_part, int64_t last_part) const {
+  const NetConv& conv = step.conv;
+  const Int8View view = step.quads.view();
+  const int64_t channels = net.values_[conv.from].channels / conv.phases;
+  const int64_t tokens = std::min(W, net.shape_of(conv.to).lanes(images) - t * W);
+  const size_t sum_bytes = static_cast<size_t>(view.tile_rows * W) * sizeof(float), table = table_bytes(conv);
+  const bool as_it_lies = is_pointwise(conv);
+  auto* scratch = static_cast<char*>(
+      thread_scratch(sum_bytes + 2 * table + (as_it_lies ? 0 : static_cast<size_t>(view.columns * W))));
   if (!scratch) return false;
-  char* zeros = scratch + sums * sizeof(float);
-  const T* in = gathered(conv, t, reinterpret_cast<T*>(zeros + ahead), reinterpret_cast<T*>(zeros));
-  for (int64_t part = first_part; part < last_part; ++part)
-    multiply(step, in, part, t, reinterpret_cast<float*>(scratch));
+  auto* sums = reinterpret_cast<float*>(scratch);
+  auto* panel = reinterpret_cast<uint8_t*>(scratch + sum_bytes + 2 * table);
+  if (!as_it_lies)
+    gather(conv, positions(conv, t, scratch + sum_bytes), 0, channels, panel,
+           reinterpret_cast<ShiftedLanes<uint8_t>*>(scratch + sum_bytes + table));
+  const uint8_t* in = as_it_lies ? tile(conv.from, t) : panel;
+  alignas(64) float scales[W];
+  std::fill_n(scales, W, net.values_[conv.from].scale);
+  for (int64_t part = first_part; part < last_part; ++part) {
+    const int64_t first = part * view.tile_rows, num = rows_of_tile(view, part);
+    // The kernel writes where the rows of this part are in a whole tile.
+    encoder_int8_kernels(net.isa_).linear(view, part, in, scales, sums - first * W, step.bias.data(), Activation::none,
+                                          tokens);
+    kernels.finish_bytes(sums, num, added(conv, t, first, first + num), conv.relu, mask(conv.to, t), code(conv.to),
+                         tile(conv.to, t) + first * W);
+  }
   return true;
 }
 
@@ -214,12 +261,13 @@ void ConvNet::Group<T>::largest(const Step& step) const {
   const NetConv& window = step.conv;
   const auto num_positions = static_cast<int64_t>(window.positions.size());
   const int64_t channels = net.values_[window.to].channels;
-  const size_t table = (2 * W * sizeof(T) + num_positions * sizeof(ShiftedLanes<T>) + 63) / 64 * 64;
+  const size_t table = table_bytes(window);
   run_tasks(tiles(window.to), threads, [&](int64_t t) {
-    auto* zeros = static_cast<char*>(
-        thread_scratch(table + static_cast<size_t>(channels * num_positions * W + kLaneSlack) * sizeof(T)));
-    if (!zeros) return false;
-    const T* panel = gathered(window, t, reinterpret_cast<T*>(zeros + table), reinterpret_cast<T*>(zeros));
+    auto* scratch =
+        static_cast<char*>(thread_scratch(table + static_cast<size_t>(channels * num_positions * W) * sizeof(T)));
+    if (!scratch) return false;
+    T* panel = reinterpret_cast<T*>(scratch + table);
+    lanes.gather(positions(window, t, scratch), num_positions, channels, panel);
     lanes.largest(panel, num_positions, channels, mask(window.to, t), zero(window.to), tile(window.to, t));
     return true;
   });
@@ -266,7 +314,7 @@ void ConvNet::run_groups(const float* x, int64_t images, float* y, int num_threa
     else
       lanes = &kernels.floats;
     Group<T> group = {*this, kernels, *lanes, num, apart ? 1 : num_threads, nullptr};
-    int64_t elements = 0;
+    int64_t elements = kLaneSlack;
     for (size_t slot = 0; slot < slot_elements_.size(); ++slot) elements += group.slot_size(static_cast<int64_t>(slot));
     group.memory = static_cast<T*>(thread_scratch(static_cast<size_t>(elements) * sizeof(T), Scratch::images));
     if (!group.memory) return false;
@@ -289,9 +337,13 @@ void ConvNet::run(const float* x, int64_t images, float* y, int num_threads) con
   // Bytes have no NaN: an image that held one must show it.
   for (int64_t image = 0; image < images; ++image) {
     const float* pixels = x + image * input_size();
-    float sum = 0.0f;
-    for (int64_t i = 0; i < input_size(); ++i) sum += pixels[i] * 0.0f;
-    if (sum != 0.0f || std::isnan(sum))
+    uint32_t worst = 0;
+    for (int64_t i = 0; i < input_size(); ++i) {
+      uint32_t bits;
+      std::memcpy(&bits, pixels + i, sizeof bits);
+      worst |= (bits & 0x7f800000u) == 0x7f800000u ? 1u : 0u;
+    }
+    if (worst)
       std::fill_n(y + image * result_size(), result_size(), std::numeric_limits<float>::quiet_NaN());
   }
 }

@@ -14,7 +14,7 @@
 
 namespace gossamer {
 
-// What may be read and written behind a panel or a row of zeros, in elements.
+// What may be read in front of and behind rows, in elements: lanes that are then left out.
 constexpr int64_t kLaneSlack = 64;
 
 // The lanes that a kernel position sees from one tile: of the first row those from `from` on, then those of the
@@ -44,7 +44,7 @@ struct ByteCode {
 // All of them allocate and throw nothing. Masks [64] have all bits where a lane is a pixel.
 template <class T>
 struct LaneKernels {
-  // panel [channel][position][64], and up to kLaneSlack elements behind it
+  // panel [channel][position][64]
   void (*gather)(const ShiftedLanes<T>* positions, int64_t num_positions, int64_t channels, T* panel);
   // out [channel][64] = the largest of the positions
   void (*largest)(const T* panel, int64_t num_positions, int64_t channels, const uint32_t* mask, T zero, T* out);

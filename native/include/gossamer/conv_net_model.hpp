@@ -89,6 +89,7 @@ class ConvNet {
   int64_t value_elements(int64_t value, int64_t images) const;
   void check_value(int64_t value) const;
   void check_positions(const NetConv& conv, int64_t channels) const;
+  static bool is_pointwise(const NetConv& conv);
   Step& new_step(Step::Kind kind, const NetConv& conv);
   void place_values();
   template <class T>

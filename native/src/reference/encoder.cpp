@@ -14,21 +14,26 @@ namespace {
 
 constexpr int64_t W = kTileTokens;
 
-void linear(const PanelView& view, int64_t part, const float* in, float* out, const float* bias, Activation activation,
-            int64_t) {
+void add_block(const PanelView& view, int64_t part, int64_t b, const float* slab, float* out, const float* bias, int64_t) {
   const int64_t row0 = part * view.tile_rows, last = row0 + rows_of_tile(view, part);
-  for (int64_t i = row0 * W; i < last * W; ++i) out[i] = bias[i / W];
-  for (int64_t b = 0; b < view.num_blocks; ++b) {
-    const PanelBlock& block = view.blocks[part * view.num_blocks + b];
-    int64_t slot = block.first_value;
-    for (int64_t i = block.first_row; i < block.first_row + block.num_rows; ++i) {
-      float* y = out + (row0 + view.row_ids[i]) * W;
-      for (int64_t j = 0; j < view.row_counts[i]; ++j, ++slot) {
-        const float* x = in + (b * view.block_columns + view.offsets[slot] / kOffsetUnit) * W;
-        for (int64_t t = 0; t < W; ++t) y[t] += view.values[slot] * x[t];
-      }
+  for (int64_t i = row0 * W; b == 0 && i < last * W; ++i) out[i] = bias[i / W];
+  const PanelBlock& block = view.blocks[part * view.num_blocks + b];
+  int64_t slot = block.first_value;
+  for (int64_t i = block.first_row; i < block.first_row + block.num_rows; ++i) {
+    float* y = out + (row0 + view.row_ids[i]) * W;
+    for (int64_t j = 0; j < view.row_counts[i]; ++j, ++slot) {
+      const float* x = slab + view.offsets[slot] / kOffsetUnit * W;
+      for (int64_t t = 0; t < W; ++t) y[t] += view.values[slot] * x[t];
     }
   }
+}
+
+void linear(const PanelView& view, int64_t part, const float* in, float* out, const float* bias, Activation activation,
+            int64_t tokens) {
+  const int64_t row0 = part * view.tile_rows, last = row0 + rows_of_tile(view, part);
+  for (int64_t i = row0 * W; view.num_blocks == 0 && i < last * W; ++i) out[i] = bias[i / W];
+  for (int64_t b = 0; b < view.num_blocks; ++b)
+    add_block(view, part, b, in + b * view.block_columns * W, out, bias, tokens);
   for (int64_t i = row0 * W; i < last * W; ++i) out[i] = activate(out[i], activation);
 }
 
@@ -125,7 +130,7 @@ const PanelShape shapes[] = {{0, 96, 1}};
 
 }  // namespace
 
-const EncoderKernels encoder_kernels = {linear, add_norm, attend, to_panel, from_panel, shapes};
+const EncoderKernels encoder_kernels = {linear, add_block, add_norm, attend, to_panel, from_panel, shapes};
 const EncoderInt8Kernels encoder_int8_kernels = {quantise, int8_linear, nullptr};
 
 }  // namespace gossamer::reference

@@ -14,20 +14,58 @@ __attribute__((always_inline)) inline void copy_row(T* to, const T* from) {
   __builtin_memcpy(to, from, kLanes * sizeof(T));
 }
 
-// Rows are written in order and whole: what is too much is overwritten by the next part or row.
+// 64 bytes of lanes.
+template <class T>
+struct Part;
+template <>
+struct Part<float> {
+  typedef float Lanes __attribute__((vector_size(64)));
+  typedef int32_t Mask __attribute__((vector_size(64)));
+};
+template <>
+struct Part<uint8_t> {
+  typedef uint8_t Lanes __attribute__((vector_size(64)));
+  typedef int8_t Mask __attribute__((vector_size(64)));
+};
+
+// One position of all channels. WHOLE parts come from the first row alone, the next one from both. Rows are put
+// together in registers: storing both ends of a row over each other cost three times as much.
+template <class T, int WHOLE>
+void gather_position(const ShiftedLanes<T>& at, int64_t channels, T* to, int64_t to_step) {
+  constexpr int kPart = 64 / sizeof(T), kParts = kLanes / kPart;
+  using Lanes = typename Part<T>::Lanes;
+  const int from_first = kLanes - at.from;
+  typename Part<T>::Mask is_first;
+  for (int i = 0; i < kPart; ++i) is_first[i] = WHOLE * kPart + i < from_first ? -1 : 0;
+  for (int64_t c = 0; c < channels; ++c, to += to_step) {
+    const T* first = at.first + c * at.first_step + at.from;
+    const T* second = at.second + c * at.second_step - from_first;
+#pragma GCC unroll 4
+    for (int i = 0; i < kParts; ++i) {
+      Lanes lanes, others;
+      __builtin_memcpy(&lanes, (i <= WHOLE ? first : second) + i * kPart, sizeof lanes);
+      if (i == WHOLE) {
+        __builtin_memcpy(&others, second + i * kPart, sizeof others);
+        lanes = is_first ? lanes : others;
+      }
+      __builtin_memcpy(to + i * kPart, &lanes, sizeof lanes);
+    }
+  }
+}
+
 template <class T>
 void gather_lanes(const ShiftedLanes<T>* positions, int64_t num_positions, int64_t channels, T* panel) {
-  for (int64_t c = 0; c < channels; ++c)
-    for (int64_t p = 0; p < num_positions; ++p, panel += kLanes) {
-      const ShiftedLanes<T>& at = positions[p];
-      copy_row(panel, at.first + c * at.first_step + at.from);
-      if (at.from == 0) continue;
-      const T* rest = at.second + c * at.second_step;
-      T* to = panel + kLanes - at.from;
-      // By vectors: rows are short, and most of the time little is missing.
-      constexpr int kPart = 64 / sizeof(T);
-      for (int i = 0; i < at.from; i += kPart) __builtin_memcpy(to + i, rest + i, 64);
-    }
+  constexpr int kPart = 64 / sizeof(T), kParts = kLanes / kPart;
+  for (int64_t p = 0; p < num_positions; ++p, panel += kLanes) {
+    const ShiftedLanes<T>& at = positions[p];
+    const int whole = (kLanes - at.from) / kPart;
+    const auto run = whole == kParts ? gather_position<T, kParts>
+                     : whole == 0    ? gather_position<T, 0>
+                     : whole == 1    ? gather_position<T, 1>
+                     : whole == 2    ? gather_position<T, 2>
+                                     : gather_position<T, 3>;
+    run(at, channels, panel, num_positions * kLanes);
+  }
 }
 
 template <class T>

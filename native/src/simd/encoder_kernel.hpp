@@ -9,14 +9,31 @@ namespace gossamer {
 
 // Products. The tile of tokens is a panel already, and the accumulators are the result.
 template <class V, int NV, int SETS>
-void panel_to_panel(const PanelView& view, int64_t part, const float* in, float* tile, const float* bias) {
-  for (int64_t b = 0; b < view.num_blocks; ++b)
-    add_block<V, 1, NV, SETS, kTileTokens / 8, float, NothingAhead, kTileTokens>(
-        view, view.blocks[part * view.num_blocks + b], in + b * view.block_columns * kTileTokens, tile,
-        b ? nullptr : bias);
+void panel_block(const PanelView& view, int64_t part, int64_t b, const float* slab, float* tile, const float* bias) {
+  add_block<V, 1, NV, SETS, kTileTokens / 8, float, NothingAhead, kTileTokens>(
+      view, view.blocks[part * view.num_blocks + b], slab, tile, b ? nullptr : bias);
 }
 
+template <class V>
+using PanelBlockRun = void (*)(const PanelView&, int64_t, int64_t, const float*, float*, const float*);
+
 // Short sequences leave most of a tile empty: a quarter or half of it is computed where that is enough.
+template <class V>
+PanelBlockRun<V> panel_block_for(int64_t tokens) {
+  constexpr int kVectors = kTileTokens / V::kLanes;
+  constexpr int kChains = kVectors < 8 ? 8 : 4;  // of FMAs, at least, where there are registers for them
+  return tokens * 4 <= kTileTokens   ? panel_block<V, kVectors / 4, 4 * kChains / kVectors / 2>
+         : tokens * 2 <= kTileTokens ? panel_block<V, kVectors / 2, 2 * kChains / kVectors>
+                                     : panel_block<V, kVectors, kVectors < 8 ? 2 : 1>;
+}
+
+template <class V>
+void encoder_block(const PanelView& view, int64_t part, int64_t block, const float* slab, float* out, const float* bias,
+                   int64_t tokens) {
+  const int64_t row0 = part * view.tile_rows;
+  panel_block_for<V>(tokens)(view, part, block, slab, out + row0 * kTileTokens, bias + row0);
+}
+
 template <class V>
 void encoder_linear(const PanelView& view, int64_t part, const float* in, float* out, const float* bias,
                     Activation activation, int64_t tokens) {
@@ -24,12 +41,8 @@ void encoder_linear(const PanelView& view, int64_t part, const float* in, float*
   float* tile = out + row0 * kTileTokens;
   if (view.num_blocks == 0)
     for (int64_t i = 0; i < rows * kTileTokens; ++i) tile[i] = bias[row0 + i / kTileTokens];
-  constexpr int kVectors = kTileTokens / V::kLanes;
-  constexpr int kChains = kVectors < 8 ? 8 : 4;  // of FMAs, at least, where there are registers for them
-  const auto run = tokens * 4 <= kTileTokens   ? panel_to_panel<V, kVectors / 4, 4 * kChains / kVectors / 2>
-                   : tokens * 2 <= kTileTokens ? panel_to_panel<V, kVectors / 2, 2 * kChains / kVectors>
-                                               : panel_to_panel<V, kVectors, kVectors < 8 ? 2 : 1>;
-  run(view, part, in, tile, bias + row0);
+  for (int64_t b = 0; b < view.num_blocks; ++b)
+    panel_block_for<V>(tokens)(view, part, b, in + b * view.block_columns * kTileTokens, tile, bias + row0);
   activate_tokens(tile, rows, activation, tokens);
 }
 
