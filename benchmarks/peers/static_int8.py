@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Static int8 of a network by ONNX Runtime's own tool: weights per channel, activations calibrated."""
+"""Static int8 of a network by ONNX Runtime's own tool: weights per channel."""
 
 from onnxruntime.quantization import (
     CalibrationDataReader,

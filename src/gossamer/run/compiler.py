@@ -27,6 +27,7 @@ from gossamer.patterns import Pattern, detect_pattern
 from gossamer.run.batch_norm import fold_batch_norms
 from gossamer.run.choose import Chooser, Forced
 from gossamer.run.contenders import Contenders
+from gossamer.run.conv_net import use_conv_net
 from gossamer.run.convs import convert_conv
 from gossamer.run.encoder import choose_encoder, pack_encoder
 from gossamer.run.encoder_layers import find_encoders
@@ -57,7 +58,9 @@ def compile(
     without padding, which replaces them where it measures faster. Convolutions are timed on the
     image sizes of `example`. A BatchNorm2d that follows one, sparse or dense, is folded into it
     with its running statistics. ReLUs and residual sums behind sparse ones are computed by their
-    kernel if the model can be traced.
+    kernel if the model can be traced; residual networks and the like run as one native call for
+    images of the example's size, where that measures faster. With `precision="int8"` that call has
+    scales of activations measured on `example`: give a batch of typical images.
 
     The new model is in eval mode, shares every tensor it does not replace with `model` and takes no
     gradients. Packed weights are copies: compile again after changing the model.
@@ -103,6 +106,9 @@ def compile(
                 replace_module(fast, stock, chosen)
         decide.save()
     fuse_convs(fast, example)
+    if kernel is None:
+        with _num_threads(threads):
+            use_conv_net(fast, example, precision)
     shorten_forward(fast)
     disable_fast_paths(fast)
     return fast

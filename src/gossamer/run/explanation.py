@@ -4,9 +4,12 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from gossamer.nn import CompactWeight, MaskedConv2d, MaskedLinear
+from gossamer.ops.conv_net import ConvStep
+from gossamer.run.conv_net import NetForward
 from gossamer.run.encoder import NativeEncoder
 from gossamer.run.packed import Choice, PackedLinear
 from gossamer.run.packed_conv import PackedConv2d
@@ -66,6 +69,9 @@ def explain(model: nn.Module) -> Explanation:
     """One row per weight layer and measured token count: kernel, times, reason."""
     rows = Explanation()
     for name, module in model.named_modules():
+        forward = module.__dict__.get("forward")
+        if isinstance(forward, NetForward) and forward.choice is not None:
+            rows.append(_net_row(name, module, forward, forward.choice))
         if isinstance(module, NativeEncoder):
             rows.extend(_encoder_rows(name, module))
         elif isinstance(
@@ -73,6 +79,25 @@ def explain(model: nn.Module) -> Explanation:
         ):
             rows.extend(_rows(name or type(module).__name__, module))
     return rows
+
+
+def _net_row(name: str, module: nn.Module, forward: NetForward, choice: Choice) -> Row:
+    """The body as one; rows of single layers, which run images of other sizes, follow."""
+    convs = [step for step in forward.net.plan.steps if isinstance(step, ConvStep)]
+    numel = sum(torch.Size(step.settings.weight_shape).numel() for step in convs)
+    return Row(
+        name=name or type(module).__name__,
+        kind=type(forward).__name__,
+        shape=(len(convs), *forward.net.plan.values[0].size),
+        density=sum(step.values.numel() for step in convs) / max(numel, 1),
+        pattern="-",
+        format="-",
+        tokens=choice.tokens,
+        kernel=choice.kernel,
+        dense_us=choice.dense_us,
+        sparse_us=choice.sparse_us,
+        why=choice.why,
+    )
 
 
 def _encoder_rows(name: str, module: NativeEncoder) -> list[Row]:

@@ -41,6 +41,7 @@ class ConvTracer(fx.Tracer):
     """Sparse convolutions are nodes, not what they are made of."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Whether a module stays a node."""
         return isinstance(m, PackedConv2d) or super().is_leaf_module(m, module_qualified_name)
 
 
