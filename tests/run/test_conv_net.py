@@ -17,6 +17,7 @@ from gossamer.ops.kernels import available_kernels
 from gossamer.run.compiler import compile
 from gossamer.run.conv_net import NetForward, net_forward
 from gossamer.run.explanation import explain
+from gossamer.run.packed import PackedLinear
 
 
 class Net(nn.Module):
@@ -147,7 +148,9 @@ def test_nan_shows_in_its_own_image_only(kernels):
 def test_compile_uses_a_net_and_other_sizes_go_layer_by_layer(monkeypatch):
     monkeypatch.setenv("GOSSAMER_TUNE", "off")
     model, x = pruned(0.9), torch.randn(2, 3, 32, 32)
+    model.head.weight[:, ::2] = 0  # a sparse layer behind the net
     fast = compile(model, example=x)
+    assert isinstance(fast.head, PackedLinear)
     assert isinstance(fast.forward, NetForward)
     rows = explain(fast)
     assert rows[0].kernel == "conv_net"

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+from gossamer.run.packed import PackedLinear
 from gossamer.run.packed_conv import PackedConv2d
 from gossamer.run.same_output import same_output
 
@@ -38,11 +39,12 @@ def fuse_convs(model: nn.Module, example: torch.Tensor | None) -> None:
 
 
 class ConvTracer(fx.Tracer):
-    """Sparse convolutions are nodes, not what they are made of."""
+    """Sparse layers are nodes, not what they are made of."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Whether a module stays a node."""
-        return isinstance(m, PackedConv2d) or super().is_leaf_module(m, module_qualified_name)
+        sparse = isinstance(m, PackedConv2d | PackedLinear)
+        return sparse or super().is_leaf_module(m, module_qualified_name)
 
 
 def _fuse(model: nn.Module, graph: fx.Graph) -> bool:

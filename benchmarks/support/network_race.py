@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One pruned network in every engine, in turns: milliseconds, and the error against dense torch."""
+
+import contextlib
+import copy
+import functools
+import math
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import gossamer
+from gossamer.io.onnx_export import export_onnx
+from gossamer.nn import CompactWeight, MaskedWeight, replace_module
+from gossamer.ops.timing import race
+from gossamer.run.engine_process import EngineFailed
+from gossamer.run.engine_scripts.turn import turn
+from support.network_peers import PRECISIONS, NetworkEngine
+from support.options import progress
+
+ENGINES = ("onnxruntime", "openvino", "deepsparse")
+# Those of the oldest engine.
+_IR, _OPSET = 8, 13
+
+
+@dataclass
+class Contender:
+    """Something that turns images into logits.
+
+    Attributes:
+        engine: as people call it.
+        precision: fp32 or int8.
+        error: largest difference to dense torch fp32, over its largest value.
+        watch: seconds of one turn.
+        answer: the logits of other images.
+    """
+
+    engine: str
+    precision: str
+    error: float
+    watch: object
+    answer: object
+
+
+def dense_copy(model):
+    """The network with stock layers, zeros included."""
+    dense = copy.deepcopy(model)
+    for module in list(dense.modules()):
+        if isinstance(module, CompactWeight | MaskedWeight):
+            replace_module(dense, module, module.to_dense())
+    return dense.eval().requires_grad_(False)
+
+
+class Contenders(contextlib.ExitStack):
+    """All engines with one network at one batch size; a context.
+
+    Args:
+        model: pruned.
+        x: a batch of images.
+        calibration: images that scales of int8 are measured on, a whole number of batches.
+        threads: of each engine.
+        peers: the folder of their environments.
+    """
+
+    def __init__(self, model, x, calibration, threads, peers):
+        super().__init__()
+        self._dense = dense_copy(model)
+        self._x, self._calibration, self._threads = x, calibration, threads
+        with torch.inference_mode():
+            self._expected = self._dense(x)
+        self.found = [self._own("torch", "fp32", self._dense)]
+        for precision in PRECISIONS:
+            fast = gossamer.compile(model, example=calibration, precision=precision)
+            self.found.append(self._own("gossamer", precision, fast))
+        self._add_peers(Path(peers))
+
+    def race(self, seconds):
+        """Milliseconds of all, in turns."""
+        best = race([c.watch for c in self.found], budget_seconds=seconds, min_rounds=3)
+        return [us / 1e3 for us in best]
+
+    def _own(self, engine, precision, model):
+        x = self._x
+
+        def run(images=x):
+            with torch.inference_mode():
+                return model(images)
+
+        watch = functools.partial(turn, run, self._threads)
+        return Contender(engine, precision, self._error(run()), watch, run)
+
+    def _add_peers(self, folder):
+        with tempfile.TemporaryDirectory() as place:
+            graph = Path(place) / "net.onnx"
+            export(self._dense, self._x, graph)
+            for name in ENGINES:
+                python = folder / name / "bin" / "python"
+                if not python.exists():
+                    progress(f"{name}: not installed; benchmarks/peers/setup.sh {name} {folder}")
+                    continue
+                engine = self.enter_context(NetworkEngine(name, python, self._threads))
+                for precision in PRECISIONS:
+                    self._add_peer(engine, graph, precision)
+
+    def _add_peer(self, engine, graph, precision):
+        try:
+            y = engine.load(precision, graph, self._x, self._calibration, precision)
+        except EngineFailed as failure:
+            progress(f"{str(failure)[:200]}; left out")
+            return
+        self.found.append(
+            Contender(
+                engine.title,
+                precision,
+                self._error(torch.from_numpy(y)),
+                lambda: engine.turn(precision),
+                lambda images: torch.from_numpy(engine.logits(precision, images)),
+            )
+        )
+
+    def _error(self, y):
+        top = float(self._expected.abs().max())
+        return float((y - self._expected).abs().max()) / top if top else math.nan
+
+
+def export(dense, x, path):
+    """Write the network for engines of different ages."""
+    import onnx
+
+    # The exporter says which optional packages it does without.
+    with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stderr(nowhere):
+        export_onnx(dense, {"x": x}, path)
+    model = onnx.load(path)
+    _make_older(model)
+    onnx.save(model, path)
+
+
+def _make_older(model):
+    """Lower the version of a graph of convolutions: only means are written differently."""
+    import onnx
+
+    constants = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
+    for node in model.graph.node:
+        if node.op_type == "ReduceMean" and len(node.input) == 2:
+            axes = constants[node.input.pop()]
+            del node.attribute[:]
+            node.attribute.append(onnx.helper.make_attribute("keepdims", 0))
+            node.attribute.append(onnx.helper.make_attribute("axes", axes.tolist()))
+    model.ir_version = _IR
+    model.opset_import[0].version = _OPSET
+    onnx.checker.check_model(model)
