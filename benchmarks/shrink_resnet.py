@@ -5,9 +5,9 @@
         [--batch 1] [--seconds 6] [--json FILE] [--peers DIR] [--no-training]
 
 CIFAR is the file that `support/cifar.py` unpacks. The trained network of GOSSAMER_DATA is pruned by
-`gossamer train` with the recipe `support/resnet20_gradual.yaml`, its dense self as teacher; WORK/run
+`gossamer train` with `support/resnet20_gradual.yaml`, its dense self as teacher; WORK/run
 holds the artifact. A killed run goes on where it stopped when the command is given again; about
-four core minutes an epoch. Then one race of the same artifact, dense and pruned, in all engines, and
+four core minutes an epoch. Then a race of the artifact, dense and pruned, in all engines, and
 the accuracy of each on the 10 000 test images, which nothing was chosen by. Goals: within one point
 of dense, 2x ONNX Runtime fp32, faster than its int8.
 """
@@ -67,7 +67,7 @@ def train(given):
     given.work.mkdir(parents=True, exist_ok=True)
     here = str(Path(__file__).resolve().parent)
     command = [
-        *(sys.executable, "-m", "gossamer", "train", str(RECIPE)),
+        *(str(Path(sys.executable).parent / "gossamer"), "train", str(RECIPE)),
         *("--model", "support.cifar_task:distilled_resnet20", "-o", str(folder)),
         *("--set", f"sparsity={given.sparsity}", "--set", f"epochs={given.epochs}"),
     ]

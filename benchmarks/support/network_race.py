@@ -2,7 +2,6 @@
 """One pruned network in every engine, in turns: milliseconds, and the error against dense torch."""
 
 import contextlib
-import copy
 import functools
 import math
 import os
@@ -14,8 +13,8 @@ import torch
 
 import gossamer
 from gossamer.io.onnx_export import export_onnx
-from gossamer.nn import CompactWeight, MaskedWeight, replace_module
 from gossamer.ops.timing import race
+from gossamer.run.bench_encoder import dense_copy
 from gossamer.run.engine_process import EngineFailed
 from gossamer.run.engine_scripts.turn import turn
 from support.network_peers import PRECISIONS, NetworkEngine
@@ -43,15 +42,6 @@ class Contender:
     error: float
     watch: object
     answer: object
-
-
-def dense_copy(model):
-    """The network with stock layers, zeros included."""
-    dense = copy.deepcopy(model)
-    for module in list(dense.modules()):
-        if isinstance(module, CompactWeight | MaskedWeight):
-            replace_module(dense, module, module.to_dense())
-    return dense.eval().requires_grad_(False)
 
 
 class Contenders(contextlib.ExitStack):

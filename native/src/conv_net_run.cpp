@@ -14,6 +14,8 @@ namespace gossamer {
 namespace {
 
 constexpr int64_t W = kTileTokens;
+// Products below which threads would wait for each other longer than they work.
+constexpr int64_t kMinShared = int64_t{1} << 20;
 constexpr int64_t kZeroLanes = W + 2 * kLaneSlack;  // a row of zeros and what may be read around it
 
 int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b < 0); }
@@ -79,7 +81,7 @@ template <class T>
 void ConvNet::Group<T>::read(const float* x) const {
   const LaneShape& shape = net.shape_of(0);
   const int64_t channels = net.values_[0].channels, num = tiles(0), pixels = shape.height * shape.width;
-  run_tasks(channels, threads, [&](int64_t c) {
+  run_tasks(channels, 4 * channels * num * W < kMinShared ? 1 : threads, [&](int64_t c) {
     auto* lane = static_cast<float*>(thread_scratch(static_cast<size_t>(num * W) * (sizeof(float) + 1)));
     if (!lane) return false;
     std::fill_n(lane, num * W, 0.0f);
@@ -252,7 +254,9 @@ bool ConvNet::Group<uint8_t>::conv_tile(const Step& step, int64_t t, int64_t fir
 
 template <class T>
 void ConvNet::Group<T>::conv(const Step& step) const {
-  run_tiles(tiles(step.conv.to), kBytes ? step.quads.num_tiles : step.panel.num_tiles, threads,
+  const int64_t products = (kBytes ? step.quads.kept : step.panel.kept) * tiles(step.conv.to) * W;
+  run_tiles(tiles(step.conv.to), kBytes ? step.quads.num_tiles : step.panel.num_tiles,
+            products < kMinShared ? 1 : threads,
             [&](int64_t t, int64_t first, int64_t last) { return conv_tile(step, t, first, last); });
 }
 
@@ -279,7 +283,8 @@ void ConvNet::Group<T>::phases(const Step& step) const {
   const LaneShape& large = net.shape_of(from);
   const auto num_phases = static_cast<int64_t>(step.phases.size());
   const int64_t from_lanes = tiles(from) * W, to_lanes = tiles(to) * W;
-  run_tasks(net.values_[from].channels, threads, [&](int64_t c) {
+  const int64_t elements = net.values_[from].channels * from_lanes;
+  run_tasks(net.values_[from].channels, 4 * elements < kMinShared ? 1 : threads, [&](int64_t c) {
     auto* whole = static_cast<T*>(thread_scratch(static_cast<size_t>(from_lanes + to_lanes) * sizeof(T)));
     if (!whole) return false;
     T* part = whole + from_lanes;

@@ -45,7 +45,7 @@ GOLDEN = {
         *("MODEL", "--host", "--max-batch-tokens", "--max-queue", "--pooling", "--port"),
         *("--precision", "--threads", "--timeout"),
     ],
-    "explain": ["MODEL", "--kernel", "--precision", "--tokens"],
+    "explain": ["--html", "--profile", "MODEL", "--kernel", "--precision", "--tokens"],
     "bench model": [
         *("MODEL", "--against", "--batch", "--html", "--peers", "--precision", "--seconds"),
         *("--sequence", "--threads"),

@@ -162,7 +162,9 @@ def test_int8_for_real_and_without_tuning(monkeypatch, tmp_path):
     monkeypatch.setenv("GOSSAMER_TUNE", "off")
     fast = compile(model, example=x, precision="int4")
     assert {row.kernel for row in layer_rows(fast)} == {"conv_int8"}
-    assert {row.kernel for row in layer_rows(compile(model, example=x, precision="bf16"))} == {"conv"}
+    assert {row.kernel for row in layer_rows(compile(model, example=x, precision="bf16"))} == {
+        "conv"
+    }
     with pytest.raises(InputError, match="got 'fp8'"):
         compile(model, example=x, precision="fp8")
 

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """`gossamer explain`: what would run each layer here, and why."""
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gossamer.cli.command import Command
 from gossamer.cli.output import Output, table
 from gossamer.cli.parameters import POSITIVE
+from gossamer.errors import InputError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -18,6 +20,7 @@ _EXAMPLES = """
 gossamer explain pruned/
 gossamer explain pruned/ --tokens 1 --tokens 512
 gossamer explain pruned/ --precision int8
+gossamer explain pruned/ --profile --html layers.html
 gossamer explain pruned/ --json
 """
 
@@ -40,15 +43,29 @@ gossamer explain pruned/ --json
     help="Lowest precision that kernels may compute in.",
 )
 @click.option("--kernel", help="Force this kernel wherever it accepts a layer.")
+@click.option("--profile", is_flag=True, help="Also time every layer inside a whole forward.")
+@click.option(
+    "--html",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Also write the profile as a page with bars; needs --profile.",
+)
 @click.pass_obj
 def explain(
-    out: Output, model: str, tokens: tuple[int, ...], precision: str, kernel: str | None
+    out: Output,
+    model: str,
+    tokens: tuple[int, ...],
+    precision: str,
+    kernel: str | None,
+    profile: bool,
+    html: Path | None,
 ) -> None:
     """Time every pruned layer of MODEL against dense, and say which kernel runs it and why.
 
     MODEL is a gossamer artifact, a local Hugging Face directory or ONNX file (zeros of other
     pruners count) or zoo:NAME. The answer to "I pruned it, why is it not faster?".
     """
+    if html is not None and not profile:
+        raise InputError("--html: is the page of a profile; give --profile, too.")
     from gossamer.cli.example_input import example_input
     from gossamer.cli.sources import load_source
     from gossamer.ops.dispatch import fallbacks
@@ -63,19 +80,32 @@ def explain(
         fast = compile_model(
             source.model,
             tokens=tokens,
-            inplace=True,
+            inplace=not profile,
             precision=precision,
             kernel=kernel,
             example=None if example is None else example.image,
         )
         rows = explain_model(fast)
-    document = {
+    document: dict[str, Any] = {
         "model": source.name,
         "layers": rows.to_dicts(),
         "fallbacks": fallbacks(),
         "machine": describe_machine(),
     }
-    out.result(document, layer_table(rows), _verdict(rows))
+    parts: list[Any] = [layer_table(rows), _verdict(rows)]
+    if profile:
+        if example is None:
+            raise InputError(f"--profile: no input can be made up for {source.name}.")
+        from gossamer.cli.layer_profile import profile_model, profile_table, write_profile
+
+        with out.stage("timing whole forwards"):
+            times = profile_model(source.model, fast, example)
+        document["profile"] = times.to_dict()
+        parts += [profile_table(times), f"One forward of {example.text}."]
+        if html is not None:
+            write_profile(source.name, times, rows, document["machine"], example.text, html)
+            document["html"] = str(html)
+    out.result(document, *parts)
 
 
 def layer_table(rows: "list[Row]") -> "Table":

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from gossamer.nn import Linear, MaskedLinear, replace_module
+from gossamer.nn import Conv2d, Linear, MaskedConv2d, MaskedLinear, replace_module
 from gossamer.ops.timing import Stopwatch, race
 from gossamer.run.encoder_arrays import Arrays
 from gossamer.run.encoder_engines import EncoderEngine, EngineFailed
@@ -121,9 +121,9 @@ def relative_error(found: Hidden, expected: Hidden) -> float:
 
 
 def dense_copy(model: nn.Module) -> nn.Module:
-    """The model with stock linear layers, zeros included: what runs without sparse kernels."""
+    """The model with stock layers, zeros included: what runs without sparse kernels."""
     dense = copy.deepcopy(model)
     for module in list(dense.modules()):
-        if isinstance(module, Linear | MaskedLinear):
+        if isinstance(module, Linear | Conv2d | MaskedLinear | MaskedConv2d):
             replace_module(dense, module, module.to_dense())
     return dense.eval().requires_grad_(False)

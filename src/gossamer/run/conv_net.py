@@ -45,8 +45,12 @@ class NetForward:
         plain = x.ndim == 4 and x.shape[1:] == self._shape and x.dtype is torch.float32 and x.is_cpu
         if not plain or torch.compiler.is_compiling() or x.requires_grad:
             return self.layered(x)
+        return self.rest(self.features(x))
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        """What the net gives, in the shape that the rest expects."""
         features = self.net(x)
-        return self.rest(features[:, :, None, None] if self._keeps_pixels else features)
+        return features[:, :, None, None] if self._keeps_pixels else features
 
 
 def use_conv_net(model: nn.Module, example: torch.Tensor | None, precision: str) -> None:
@@ -63,10 +67,7 @@ def use_conv_net(model: nn.Module, example: torch.Tensor | None, precision: str)
         made = net_forward(model, example, precision)
         if made is None:
             return
-        fp32, wanted = made
-        # Both precisions run the same steps: fp32 shows whether they are the right ones.
-        if not same_output(model(example), fp32(example)):
-            return
+        _, wanted = made
         wanted.choice = _choose(model, wanted, example)
     if wanted.choice.is_sparse:
         model.forward = wanted
@@ -75,7 +76,7 @@ def use_conv_net(model: nn.Module, example: torch.Tensor | None, precision: str)
 def net_forward(
     model: nn.Module, example: torch.Tensor, precision: str
 ) -> tuple[NetForward, NetForward] | None:
-    """Forwards in fp32 and in `precision`; None if the model has no part that a net could run."""
+    """Forwards in fp32 and in `precision`; None if no part of the model gives the same as a net."""
     layered = model.forward
     own = model.__dict__.pop("forward", None)  # traced is what the class computes
     try:
@@ -93,30 +94,43 @@ def net_forward(
     keeps_pixels = lowering.mean and (last.op == "call_module" or bool(keeps))
     rest = rest_of(graph, last, model).forward
     fp32 = NetForward(PackedConvNet(plan), rest, layered, keeps_pixels)
+    reference = _Reference(model, graph, [last, *lowering.tops])
+    reference.run(example)
+    # Both precisions run the same steps: fp32 shows whether they are the right ones.
+    if not same_output(reference.found[last.name], fp32.features(example)):
+        return None
     if precision not in ("int8", "int4"):
         return fp32, fp32
-    tops = _Tops(model, graph, lowering.tops).of(example, lowering.tops)
+    tops = [_top(reference.found[node.name]) for node in lowering.tops]
     return fp32, NetForward(PackedConvNet(plan, tops), rest, layered, keeps_pixels)
 
 
-class _Tops(fx.Interpreter):
-    """Runs a model and keeps the largest magnitude of some nodes."""
+class _Reference(fx.Interpreter):
+    """Runs a model in fp32, its sparse convolutions dense, and keeps what some nodes gave."""
 
     def __init__(self, model: nn.Module, graph: fx.Graph, nodes: list[fx.Node]) -> None:
         super().__init__(fx.GraphModule(model, graph))
-        # The module's graph is a copy.
-        self._found = {node.name: 0.0 for node in nodes}
+        self._names = {node.name for node in nodes}  # the module's graph is a copy
+        self.found: dict[str, torch.Tensor] = {}
+
+    def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A module, but for sparse convolutions, which may compute in int8."""
+        module = self.fetch_attr(target)
+        if not isinstance(module, PackedConv2d):
+            return super().call_module(target, args, kwargs)
+        return module.settings.apply(args[0], module.to_compact().to_dense().weight, module.bias)
 
     def run_node(self, n: fx.Node) -> Any:
+        """One node."""
         y = super().run_node(n)
-        if n.name in self._found:
-            self._found[n.name] = float(y.abs().amax()) if y.numel() else 0.0
+        if n.name in self._names:
+            # A later node may be one that changes its input in place.
+            self.found[n.name] = y.clone()
         return y
 
-    def of(self, example: torch.Tensor, nodes: list[fx.Node]) -> list[float]:
-        """Of one run."""
-        self.run(example)
-        return [self._found[node.name] for node in nodes]
+
+def _top(x: torch.Tensor) -> float:
+    return float(x.abs().amax()) if x.numel() else 0.0
 
 
 def _choose(model: nn.Module, net: NetForward, example: torch.Tensor) -> Choice:
