@@ -42,6 +42,7 @@ const Family families[] = {
     {check_adamw, fuzz_adamw},
     {check_train, fuzz_train},
     {check_conv, fuzz_conv},
+    {check_conv_net, fuzz_conv_net},
 };
 
 void fuzz(long cases, unsigned long seed, Tally& tally) {
