@@ -28,6 +28,7 @@ from gossamer.errors import InputError
 from gossamer.ops import train_kernels
 from gossamer.ops.dispatch import report_fallback
 from gossamer.ops.expansion import expand, fill, gather_kept
+from gossamer.ops.wanted_gradients import wanted_gradients
 
 _WIDE = (torch.float32, torch.float64)
 _NARROW = (torch.bfloat16, torch.float16)
@@ -188,7 +189,7 @@ def _save_linear(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> Non
 
 def _linear_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     x, values, mask_bits = ctx.saved_tensors
-    needs_x, needs_values, _, needs_bias = ctx.needs_input_grad[:4]
+    needs_x, needs_values, _, needs_bias = wanted_gradients(ctx)[:4]
     dx = dvalues = None
     if needs_x:
         dx = _grad_input(grad, values, mask_bits, ctx.in_features, ctx.sparse)
@@ -204,7 +205,7 @@ def _save_grad_input(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) ->
 
 def _grad_input_backward(ctx: Any, h: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     grad, values, mask_bits = ctx.saved_tensors
-    needs_grad, needs_values = ctx.needs_input_grad[:2]
+    needs_grad, needs_values = wanted_gradients(ctx)[:2]
     dgrad = dvalues = None
     if needs_grad:
         dgrad = _linear(h, values, mask_bits, None, ctx.in_features, ctx.sparse)
@@ -220,7 +221,7 @@ def _save_grad_values(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -
 
 def _grad_values_backward(ctx: Any, u: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     grad, x, mask_bits = ctx.saved_tensors
-    needs_grad, needs_x = ctx.needs_input_grad[:2]
+    needs_grad, needs_x = wanted_gradients(ctx)[:2]
     dgrad = dx = None
     if needs_grad:
         dgrad = _linear(x, u, mask_bits, None, x.shape[-1], ctx.sparse)
@@ -235,7 +236,7 @@ def _save_resident(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> N
 
 def _resident_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     x, values, dense, mask_bits = ctx.saved_tensors
-    needs_x, needs_values, _, _, needs_bias = ctx.needs_input_grad
+    needs_x, needs_values, _, _, needs_bias = wanted_gradients(ctx)
     dx = None
     if torch.is_grad_enabled() and values.numel() > 1 and values.stride(0) == 0:
         raise InputError(

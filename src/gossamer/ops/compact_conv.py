@@ -21,6 +21,7 @@ from gossamer.ops import conv_train
 from gossamer.ops.conv import why_not
 from gossamer.ops.conv_settings import ConvSettings
 from gossamer.ops.train_kernels import why_unusable
+from gossamer.ops.wanted_gradients import wanted_gradients
 
 
 def _numbers(settings: ConvSettings) -> list[int]:
@@ -113,7 +114,7 @@ def _save_conv(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 def _conv_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     x, values, mask_bits = ctx.saved_tensors
-    needs_x, needs_values, _, needs_bias = ctx.needs_input_grad[:4]
+    needs_x, needs_values, _, needs_bias = wanted_gradients(ctx)[:4]
     dx = dvalues = None
     if needs_x:
         dx = _grad_input(grad, values, mask_bits, ctx.numbers, *ctx.image)
@@ -129,7 +130,7 @@ def _save_grad_input(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) ->
 
 def _grad_input_backward(ctx: Any, h: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     grad, values, mask_bits = ctx.saved_tensors
-    needs_grad, needs_values = ctx.needs_input_grad[:2]
+    needs_grad, needs_values = wanted_gradients(ctx)[:2]
     dgrad = dvalues = None
     if needs_grad:
         dgrad = _conv(h, values, mask_bits, None, ctx.numbers)
@@ -145,7 +146,7 @@ def _save_grad_values(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -
 
 def _grad_values_backward(ctx: Any, u: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     grad, x, mask_bits = ctx.saved_tensors
-    needs_grad, needs_x = ctx.needs_input_grad[:2]
+    needs_grad, needs_x = wanted_gradients(ctx)[:2]
     dgrad = dx = None
     if needs_grad:
         dgrad = _conv(x, u, mask_bits, None, ctx.numbers)

@@ -45,6 +45,17 @@ class EncoderLayer(nn.Module):
         return result
 
 
+class MeanPool(nn.Module):
+    """The mean of the tokens of each text."""
+
+    def forward(self, x_BTD: torch.Tensor, keep_BT: torch.Tensor | None = None) -> torch.Tensor:
+        """[B, D]; `keep_BT` is False where a token is padding."""
+        if keep_BT is None:
+            return x_BTD.mean(dim=1)
+        weight_BT1 = keep_BT.unsqueeze(-1).to(x_BTD.dtype)
+        return (x_BTD * weight_BT1).sum(dim=1) / weight_BT1.sum(dim=1).clamp(min=1)
+
+
 class TinyEncoder(nn.Module):
     """Token and position embeddings, encoder layers, mean pooling and a classifier `head`.
 
@@ -80,6 +91,7 @@ class TinyEncoder(nn.Module):
             EncoderLayer(width, num_heads, ffn_width) for _ in range(num_layers)
         )
         self.norm = nn.LayerNorm(width)
+        self.pool = MeanPool()
         self.head = nn.Linear(width, num_classes) if num_classes else nn.Identity()
 
     def zoo_args(self) -> ZooArgs:
@@ -91,9 +103,17 @@ class TinyEncoder(nn.Module):
         """Logits [B, C], or the pooled embedding [B, D] without classes.
 
         Args:
-            ids_BT: int64 token ids.
+            ids_BT: int64 token ids; hidden states [B, T, D] in their place are taken as embedded
+                already, which is what a stage of a pipeline is given.
             keep_BT: bool, False where a token is padding; None if there is no padding.
         """
+        x_BTD = ids_BT if ids_BT.is_floating_point() else self._embed(ids_BT)
+        for layer in self.layers:
+            x_BTD = layer(x_BTD, keep_BT)
+        result: torch.Tensor = self.head(self.pool(self.norm(x_BTD), keep_BT))
+        return result
+
+    def _embed(self, ids_BT: torch.Tensor) -> torch.Tensor:
         num_tokens = ids_BT.shape[1]
         if num_tokens > self.max_tokens:
             raise InputError(
@@ -101,14 +121,5 @@ class TinyEncoder(nn.Module):
                 " build the model with a larger max_tokens."
             )
         where = torch.arange(num_tokens, device=ids_BT.device)
-        x_BTD = self.tokens(ids_BT) + self.positions(where)
-        for layer in self.layers:
-            x_BTD = layer(x_BTD, keep_BT)
-        x_BTD = self.norm(x_BTD)
-        if keep_BT is None:
-            pooled_BD = x_BTD.mean(dim=1)
-        else:
-            weight_BT1 = keep_BT.unsqueeze(-1).to(x_BTD.dtype)
-            pooled_BD = (x_BTD * weight_BT1).sum(dim=1) / weight_BT1.sum(dim=1).clamp(min=1)
-        result: torch.Tensor = self.head(pooled_BD)
-        return result
+        x_BTD: torch.Tensor = self.tokens(ids_BT) + self.positions(where)
+        return x_BTD

@@ -111,7 +111,19 @@ class GPT(nn.Module):
         return {name: getattr(self, name) for name in names}
 
     def forward(self, ids_BT: torch.Tensor) -> torch.Tensor:
-        """Logits [B, T, V] of the token that follows each of the int64 ids [B, T]."""
+        """Logits [B, T, V] of the token that follows each of the int64 ids [B, T].
+
+        Hidden states [B, T, D] in their place are taken as embedded already: that is what a stage
+        of a pipeline is given.
+        """
+        x_BTD = ids_BT if ids_BT.is_floating_point() else self._embed(ids_BT)
+        again = self.recompute and torch.is_grad_enabled()
+        for block in self.blocks:
+            x_BTD = checkpoint(block, x_BTD, use_reentrant=False) if again else block(x_BTD)
+        logits: torch.Tensor = self.head(self.norm(x_BTD))
+        return logits
+
+    def _embed(self, ids_BT: torch.Tensor) -> torch.Tensor:
         num_tokens = ids_BT.shape[-1]
         if num_tokens > self.context:
             raise InputError(
@@ -119,9 +131,5 @@ class GPT(nn.Module):
                 " model with a larger context."
             )
         where = torch.arange(num_tokens, device=ids_BT.device)
-        x_BTD = self.tokens(ids_BT) + self.positions(where)
-        again = self.recompute and torch.is_grad_enabled()
-        for block in self.blocks:
-            x_BTD = checkpoint(block, x_BTD, use_reentrant=False) if again else block(x_BTD)
-        logits: torch.Tensor = self.head(self.norm(x_BTD))
-        return logits
+        x_BTD: torch.Tensor = self.tokens(ids_BT) + self.positions(where)
+        return x_BTD
