@@ -74,7 +74,7 @@ def train_alone(case):
         loss = loss_of(model(ids), target)
         loss.backward()
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
     return losses, dict(model.named_parameters(remove_duplicate=False)), model
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every schedule on several processes gives what one process gives."""
 
+import multiprocessing
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -63,7 +64,11 @@ def worker(rank, folder, cases):
 
 
 def run_ranks(folder, cases):
-    context = mp.spawn(worker, (str(folder), cases), nprocs=WORLD, join=False)
+    # One import of torch for all ranks.
+    multiprocessing.set_forkserver_preload(["gossamer.train.distributed.pipeline", "gossamer.zoo"])
+    context = mp.start_processes(
+        worker, (str(folder), cases), nprocs=WORLD, join=False, start_method="forkserver"
+    )
     try:
         while not context.join(timeout=120):
             pass
