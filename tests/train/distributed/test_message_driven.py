@@ -18,7 +18,7 @@ class Chain:
     """
 
     def __init__(self, num_stages, num_microbatches):
-        numbers = random.Random(0)
+        numbers = random.Random(0)  # noqa: S311
         self.weights = [numbers.uniform(0.5, 1.5) for _ in range(num_stages)]
         self.inputs = [numbers.uniform(-1, 1) for _ in range(num_microbatches)]
         self.saved = {}
@@ -64,7 +64,7 @@ def run(num_stages, num_microbatches, slack, seed, conditions):
 def check_seeds(seeds):
     expected = {}
     for seed in seeds:
-        numbers = random.Random(seed)
+        numbers = random.Random(seed)  # noqa: S311
         size = numbers.randint(1, 6), numbers.randint(1, 12)
         slack = numbers.choice((0, 0, 1, 2, 5))
         weather = rough_weather(numbers.choice((0.01, 1.0, 10.0)), stall_rate=numbers.random() / 4)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import pytest
 from hypothesis import given
@@ -16,7 +16,7 @@ def dearest(costs, bounds):
 def brute_force(costs, num_parts):
     places = combinations(range(1, len(costs)), num_parts - 1)
     cuts = ((0, *place, len(costs)) for place in places)
-    return min(dearest(costs, list(zip(cut, cut[1:], strict=False))) for cut in cuts)
+    return min(dearest(costs, list(pairwise(cut))) for cut in cuts)
 
 
 @given(st.data())

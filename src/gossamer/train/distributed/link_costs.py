@@ -85,7 +85,7 @@ def _formulas() -> dict[Any, Any]:
         return 2 * int(x[0] * out_shape[2] * out_shape[3] * values[0])
 
     def attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-        return int(sdpa_flop_count(query, key, value))
+        return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
 
     return {
         ops.compact_linear: compact,

@@ -21,6 +21,7 @@ class ScheduleMessageDriven(PipelineScheduleSingle):
         stage: of this rank.
         n_microbatches: of a step.
         loss_fn: of the last stage's output and a target.
+        scale_grads: divide gradients by the number of microbatches.
         slack: microbatches that a stage may hold beyond the bound of 1F1B.
     """
 
@@ -30,9 +31,10 @@ class ScheduleMessageDriven(PipelineScheduleSingle):
         n_microbatches: int,
         loss_fn: Callable[..., Any],
         *,
+        scale_grads: bool = True,
         slack: int = DEFAULT_SLACK,
     ) -> None:
-        super().__init__(stage, n_microbatches, loss_fn)
+        super().__init__(stage, n_microbatches, loss_fn, scale_grads=scale_grads)
         self._slack = slack
 
     def _step_microbatches(
@@ -44,10 +46,11 @@ class ScheduleMessageDriven(PipelineScheduleSingle):
         return_outputs: bool = True,
         loss_kwargs: dict[str, Any] | None = None,
     ) -> None:
-        args, kwargs = self._check_inputs(arg_mbs, kwarg_mbs, target_mbs, losses)
+        base: Any = self  # torch's side of this class has no types
+        args, kwargs = base._check_inputs(arg_mbs, kwarg_mbs, target_mbs, losses)
         first_target = target_mbs[0] if target_mbs is not None else None
-        self._initialize_stage(args[0], kwargs[0], first_target, loss_kwargs)  # type: ignore[no-untyped-call]
-        stage, count = self._stage, self._n_microbatches
+        base._initialize_stage(args[0], kwargs[0], first_target, loss_kwargs)
+        stage, count = base._stage, self._n_microbatches
 
         def run(work: Work) -> None:
             index = work.microbatch
@@ -55,9 +58,9 @@ class ScheduleMessageDriven(PipelineScheduleSingle):
                 output = stage.forward_one_chunk(
                     index, args[index], kwargs[index], save_forward_output=return_outputs
                 )
-                self._maybe_compute_loss(stage, output, target_mbs, index, loss_kwargs)
+                base._maybe_compute_loss(stage, output, target_mbs, index, loss_kwargs)
             else:
-                loss = self._maybe_get_loss(stage, index)
+                loss = base._maybe_get_loss(stage, index)
                 stage.backward_one_chunk(index, loss=loss, last_backward=index == count - 1)
 
         decide = MessageDriven(stage.stage_index, stage.num_stages, count, self._slack)
@@ -72,5 +75,5 @@ class ScheduleMessageDriven(PipelineScheduleSingle):
             elif (arrival := messages.next(wait=True)) is not None:
                 decide.arrive(arrival)
         messages.finish()
-        self._update_losses(stage, losses)
+        base._update_losses(stage, losses)
         stage.perform_reduce_grad(count if self.scale_grads else 1)

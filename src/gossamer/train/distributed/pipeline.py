@@ -142,6 +142,9 @@ class Pipeline:
             **keywords,
         )
         self._targets = []
+        for parameter in self.parameters():
+            if parameter.grad is not None:
+                parameter.grad.div_(self.settings.num_microbatches)
         sum_tied_gradients(self.cut.tied, self.modules, self.rank_of, self.group)
         mean = torch.stack(losses).detach().mean() if has_last else None
         last = self.rank_of(self.cut.num_stages - 1)

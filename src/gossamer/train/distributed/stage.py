@@ -32,17 +32,21 @@ class Stage(PipelineStage):
         return output
 
     def backward_one_chunk(
-        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, **kwargs: Any
+        self,
+        bwd_chunk_id: int,
+        loss: Any = None,
+        full_backward: bool = True,
+        last_backward: Any = False,
     ) -> None:
         """The gradients of a microbatch, or of its input alone."""
         start = time.time()
-        super().backward_one_chunk(bwd_chunk_id, loss, full_backward, **kwargs)
+        super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
         self._note("backward" if full_backward else "input", bwd_chunk_id, start)
 
-    def backward_weight_one_chunk(self, bwd_chunk_id: int, **kwargs: Any) -> None:
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: Any = False) -> None:
         """The gradients of the weights, after those of the input."""
         start = time.time()
-        super().backward_weight_one_chunk(bwd_chunk_id, **kwargs)
+        super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
         self._note("weight", bwd_chunk_id, start)
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:

@@ -6,6 +6,7 @@ and add in the order of ranks: the same bits everywhere, so the copies never dri
 """
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -51,7 +52,8 @@ def _sum_over(
     ranks: list[int], me: int, gradient: torch.Tensor, group: dist.ProcessGroup | None
 ) -> None:
     own = gradient.contiguous()
-    gradients, works = {me: own}, []
+    gradients = {me: own}
+    works: list[Any] = []
     for other in ranks:
         if other == me:
             continue
