@@ -108,7 +108,7 @@ def test_schedules_equal_one_process(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_all_schedules_grids_and_forms_equal_one_process(tmp_path, monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     run_ranks(tmp_path, FULL)

@@ -21,7 +21,6 @@ class ScheduleMessageDriven(PipelineScheduleSingle):
         stage: of this rank.
         n_microbatches: of a step.
         loss_fn: of the last stage's output and a target.
-        scale_grads: divide gradients by the number of microbatches.
         slack: microbatches that a stage may hold beyond the bound of 1F1B.
     """
 
@@ -31,10 +30,9 @@ class ScheduleMessageDriven(PipelineScheduleSingle):
         n_microbatches: int,
         loss_fn: Callable[..., Any],
         *,
-        scale_grads: bool = True,
         slack: int = DEFAULT_SLACK,
     ) -> None:
-        super().__init__(stage, n_microbatches, loss_fn, scale_grads=scale_grads)
+        super().__init__(stage, n_microbatches, loss_fn, scale_grads=False)
         self._slack = slack
 
     def _step_microbatches(

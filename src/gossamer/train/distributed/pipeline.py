@@ -142,6 +142,7 @@ class Pipeline:
             **keywords,
         )
         self._targets = []
+        # Not by the schedule: it would divide a weight that two stages of a rank share twice.
         for parameter in self.parameters():
             if parameter.grad is not None:
                 parameter.grad.div_(self.settings.num_microbatches)

@@ -105,13 +105,11 @@ def make_schedule(settings: PipelineSettings, stages: list[Any], loss: Any) -> A
     """The schedule object of a rank that has `stages`."""
     name, count = settings.schedule, settings.num_microbatches
     schedule = schedule_named(name)
-    # torch divides by the microbatches stage by stage, and a weight that two stages of a rank share
-    # would be divided twice: the pipeline does it.
-    common = {"loss_fn": loss, "scale_grads": False}
     if name == "message-driven":
-        return ScheduleMessageDriven(stages[0], count, slack=settings.slack, **common)
+        return ScheduleMessageDriven(stages[0], count, loss, slack=settings.slack)
     if name == "1f1b" and count < stages[0].num_stages:
         # torch refuses; with so few microbatches no stage ever has to hold one back, so all
         # forwards come first, which is GPipe.
-        return ScheduleGPipe(stages[0], count, **common)
-    return schedule.make(stages if schedule.several else stages[0], count, **common)
+        return ScheduleGPipe(stages[0], count, loss_fn=loss, scale_grads=False)
+    given = stages if schedule.several else stages[0]
+    return schedule.make(given, count, loss_fn=loss, scale_grads=False)
