@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conformance suites for plug-ins: the checks that gossamer's own formats and ops must pass."""
+"""Conformance suites for plug-ins, and a cluster in a box for tests of distributed training."""
 
+from gossamer.testing.cluster import Cluster, why_no_namespaces
+from gossamer.testing.cluster_links import Link, Traffic
 from gossamer.testing.formats import check_format
 from gossamer.testing.ops import check_op
 
-__all__ = ["check_format", "check_op"]
+__all__ = ["Cluster", "Link", "Traffic", "check_format", "check_op", "why_no_namespaces"]
