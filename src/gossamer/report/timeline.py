@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who worked when in a pipeline, as a chart: a row per stage, a bar per piece of work."""
+
+from collections.abc import Sequence
+
+from gossamer.report.charts import WIDTH, Bar, Chart, Label
+from gossamer.train.distributed.timeline import Span
+
+_HUES = {"forward": "hue1", "backward": "hue3", "input": "hue3", "weight": "hue4"}
+_WORDS = {"forward": "forward", "backward": "backward", "input": "backward", "weight": "weights"}
+_LEFT, _RIGHT, _ROW, _BAR = 70.0, 10.0, 22.0, 16.0
+_LETTER = 7.5
+# A step of a thousand microbatches still gives a page that opens at once.
+MAX_SPANS = 4000
+
+
+def timeline_chart(spans: Sequence[Span], title: str, seconds: float | None = None) -> Chart:
+    """One step of a pipeline.
+
+    Args:
+        spans: of all stages, on one clock.
+        title: of the chart.
+        seconds: length of the axis, for charts that are compared; None is up to the last span.
+    """
+    shown = sorted(spans, key=lambda span: span.start)[:MAX_SPANS]
+    stages = sorted({span.stage for span in shown})
+    begin = min((span.start for span in shown), default=0.0)
+    length = seconds or max((span.stop - begin for span in shown), default=0.0) or 1.0
+    kinds = dict.fromkeys(span.kind for span in shown)
+    legend = dict.fromkeys((_WORDS[kind], _HUES[kind]) for kind in kinds)
+    chart = Chart(title, len(stages) * _ROW + 24, legend=tuple(legend))
+    across = WIDTH - _LEFT - _RIGHT
+    tops = {stage: row * _ROW + 4 for row, stage in enumerate(stages)}
+    for stage, top in tops.items():
+        chart.labels.append(Label(_LEFT - 10, top + 12, f"stage {stage}", "end"))
+        chart.bars.append(Bar(_LEFT, top, across, _BAR, "track"))
+    for span in shown:
+        x = _LEFT + (span.start - begin) / length * across
+        width = max(0.5, (span.stop - span.start) / length * across - 0.5)
+        text = f"{span.kind} {span.microbatch}: {(span.stop - span.start) * 1e3:.3g} ms"
+        chart.bars.append(Bar(x, tops[span.stage], width, _BAR, _HUES[span.kind], text))
+        number = str(span.microbatch)
+        if width > _LETTER * len(number) + 2:
+            middle = x + (width - _LETTER * len(number)) / 2
+            chart.labels.append(Label(middle, tops[span.stage] + 12, number, "inside"))
+    chart.labels.append(Label(WIDTH - _RIGHT, chart.height - 6, f"{length * 1e3:.0f} ms", "end"))
+    return chart
