@@ -6,6 +6,7 @@ from datetime import timedelta
 from functools import cache
 from pathlib import Path
 
+import pipeline_extras
 import pytest
 import torch
 import torch.distributed as dist
@@ -40,7 +41,7 @@ FULL = (
 )
 
 
-def worker(rank, folder, cases):
+def worker(rank, folder, cases, extras):
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
@@ -59,15 +60,17 @@ def worker(rank, folder, cases):
             found = {name: value.detach() for name, value in parameters.items()}
             found |= {"losses": torch.tensor(losses, dtype=torch.float64), "output": output}
             save_file(found, Path(folder) / f"{case}-{rank}.safetensors")
+        if extras:
+            pipeline_extras.run_all(pairs[rank // 2], replicas[rank % 2])
     finally:
         dist.destroy_process_group()
 
 
-def run_ranks(folder, cases):
+def run_ranks(folder, cases, *, extras=False):
     # One import of torch for all ranks.
     multiprocessing.set_forkserver_preload(["gossamer.train.distributed.pipeline", "gossamer.zoo"])
     context = mp.start_processes(
-        worker, (str(folder), cases), nprocs=WORLD, join=False, start_method="forkserver"
+        worker, (str(folder), cases, extras), nprocs=WORLD, join=False, start_method="forkserver"
     )
     try:
         while not context.join(timeout=120):
@@ -102,7 +105,7 @@ def check(folder, case):
 @pytest.mark.timeout(300)
 def test_schedules_equal_one_process(tmp_path, monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    run_ranks(tmp_path, QUICK)
+    run_ranks(tmp_path, QUICK, extras=True)
     for case in QUICK:
         check(tmp_path, case)
 

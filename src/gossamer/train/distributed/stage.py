@@ -17,7 +17,7 @@ class Stage(PipelineStage):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.spans: list[Span] = []
-        self._buffers_before: list[tuple[torch.Tensor, int, torch.Tensor]] = []
+        self._buffers_before: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def clear_runtime_states(self) -> None:
         """Start a step."""
@@ -60,13 +60,13 @@ class Stage(PipelineStage):
     def _forward_metadata_inference(self, *args: Any, **kwargs: Any) -> Any:
         # torch finds shapes by running the stage on uninitialised numbers: statistics of batch
         # norms must not remember them.
-        self._buffers_before = [(b, b._version, b.clone()) for b in self.submod.buffers()]
+        self._buffers_before = [(b, b.clone()) for b in self.submod.buffers()]
         return super()._forward_metadata_inference(*args, **kwargs)
 
     def _post_metadata_inference_cleanup(self) -> None:
         super()._post_metadata_inference_cleanup()
-        for buffer, version, kept in self._buffers_before:
-            if buffer._version != version:
+        for buffer, kept in self._buffers_before:
+            if not torch.equal(buffer, kept):
                 buffer.copy_(kept)
         self._buffers_before = []
 
