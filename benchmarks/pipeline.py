@@ -1,10 +1,13 @@
-"""Message-driven against 1F1B: even stages, one slow link, a jittering host; 4 hosts in a box.
+"""Message-driven against 1F1B: even stages, a bad link, a jittering host; 4 hosts in a box.
 
-    python benchmarks/pipeline.py [--conditions even slow jitter cpu] [--rounds 10] [--svg FILE]
+    python benchmarks/pipeline.py [--conditions even far full jitter cpu] [--rounds 10] [--svg FILE]
     python benchmarks/pipeline.py --simulate
 
+"far": messages from and to one host take 20 ms more. "full": the cable of one host carries 100
+Mbit/s, less than the pipeline would like to send. "jitter": a tenth of one host's work takes longer.
+
 Hosts are network namespaces with their own links (root on Linux), otherwise processes on the
-loopback, where a slow link cannot be had. Stages sleep instead of computing, so that four hosts do
+loopback, where a bad link cannot be had. Stages sleep instead of computing, so that four hosts do
 not fight for two cores; "cpu" computes a real GPT on two hosts instead and wants a quiet machine.
 All schedules run in turn on the same processes, and the slowest rank's time of a step counts.
 """
@@ -39,8 +42,9 @@ MICROBATCHES = 16
 FORWARD_SECONDS = 0.010
 JITTER_SECONDS = 0.060
 MESSAGE_FLOATS = 64 * 1024  # 256 KiB: 2 ms at 1 Gbit/s, 21 ms at 100 Mbit/s
-FAST, SLOW = 1000.0, 100.0
-SLOW_HOST = 2
+FAST_MBIT, FULL_MBIT = 1000.0, 100.0
+FAR_MS = 20.0
+BAD_HOST = 2
 JITTERING_HOST = 1
 CONTENDERS = {
     "1f1b": PipelineSettings(MICROBATCHES, "1f1b"),
@@ -56,10 +60,12 @@ def num_hosts(condition):
 
 
 def links(condition):
-    rates = [FAST] * num_hosts(condition)
-    if condition == "slow":
-        rates[SLOW_HOST] = SLOW
-    return [Link(rate) for rate in rates]
+    cables = [Link(FAST_MBIT)] * num_hosts(condition)
+    if condition == "full":
+        cables[BAD_HOST] = Link(FULL_MBIT)
+    if condition == "far":
+        cables[BAD_HOST] = Link(FAST_MBIT, delay_ms=FAR_MS)
+    return cables
 
 
 def model_of(condition):
@@ -119,8 +125,8 @@ def measure(condition, rounds):
             if one.exit_code:
                 sys.exit(one.output)
         ranks = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("*.json"))]
-        if condition == "slow" and not cluster.isolated:
-            sys.exit("a slow link needs namespaces: run as root on Linux")
+        if condition in ("far", "full") and not cluster.isolated:
+            sys.exit("a bad link needs namespaces: run as root on Linux")
     spans = {
         name: [Span(*span) for rank in ranks for span in rank["spans"][name]] for name in CONTENDERS
     }
@@ -160,7 +166,7 @@ class FixedOrder:
 
 
 def conditions(condition, seed):
-    """The same conditions in virtual time."""
+    """The same conditions in virtual time; links have delays there and no limit."""
 
     def duration(stage, direction, microbatch, _):
         late = 0.0
@@ -171,8 +177,8 @@ def conditions(condition, seed):
 
     def delay(stage, direction, microbatch, _):
         ends = (stage, stage + (1 if direction == "forward" else -1))
-        rate = SLOW if condition == "slow" and SLOW_HOST in ends else FAST
-        return MESSAGE_FLOATS * 32 / (rate * 1e6)
+        far = FAR_MS / 1e3 if condition == "far" and BAD_HOST in ends else 0.0
+        return far + MESSAGE_FLOATS * 32 / (FAST_MBIT * 1e6)
 
     return Conditions(duration, delay)
 
@@ -212,7 +218,7 @@ def show(condition, seconds, spans):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--conditions", nargs="+", default=["even", "slow", "jitter"])
+    parser.add_argument("--conditions", nargs="+", default=["even", "far", "jitter"])
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument(
         "--simulate", action="store_true", help="in virtual time, without processes"

@@ -67,6 +67,10 @@ def keywords_and_containers(group):
     expected.backward()
     assert abs(found - float(expected.detach())) < 1e-12
     gradients_equal(pipeline, alone)
+    work = {(span.stage, span.kind, span.microbatch) for span in pipeline.timeline()}
+    kinds = ("forward", "input", "weight")
+    # The first stage has no input to differentiate; torch still announces it.
+    assert work == {(stage, kind, k) for stage in range(2) for kind in kinds for k in range(3)}
     output = pipeline.predict(ids[:5], keep_BT=keep[:5])
     torch.testing.assert_close(output, alone(ids[:5], keep[:5]).detach(), rtol=0, atol=1e-12)
 

@@ -34,7 +34,7 @@ from gossamer.train.distributed.schedules import (
 )
 from gossamer.train.distributed.stage import Stage
 from gossamer.train.distributed.tied_gradients import sum_tied_gradients
-from gossamer.train.distributed.timeline import Span
+from gossamer.train.distributed.timeline import Span, spans_from_tensor, spans_to_tensor
 
 Loss = Callable[[Any, Any], torch.Tensor]
 
@@ -96,6 +96,14 @@ class Pipeline:
     def spans(self) -> list[Span]:
         """What the stages of this rank did in the last step."""
         return [span for stage in self._stages for span in stage.spans]
+
+    def timeline(self) -> list[Span]:
+        """What all stages did in the last step, on every rank; hosts should agree on the time."""
+        found: list[Span] = []
+        for rank in range(self.num_ranks):
+            own = spans_to_tensor(self.spans).to(self.device) if rank == self.rank else None
+            found += spans_from_tensor(broadcast_tensor(own, rank, self.group, self.device))
+        return found
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Parameters of this rank by their names in the whole model, each once."""

@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every stage did when: spans of time, recorded by stages and by the fake network alike."""
 
-from typing import Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, get_args
+
+import torch
 
 # "backward" is a whole one; zero-bubble schedules split it into "input" and "weight".
 Kind = Literal["forward", "backward", "input", "weight"]
+
+
+_KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 class Span(NamedTuple):
@@ -25,7 +31,21 @@ class Span(NamedTuple):
     stop: float
 
 
-def most_held(spans: list[Span], stage: int) -> int:
+def spans_to_tensor(spans: Sequence[Span]) -> torch.Tensor:
+    """float64 [spans, 5], to be sent."""
+    rows = [[s.stage, _KINDS.index(s.kind), s.microbatch, s.start, s.stop] for s in spans]
+    return torch.tensor(rows, dtype=torch.float64).reshape(len(rows), 5)
+
+
+def spans_from_tensor(rows: torch.Tensor) -> list[Span]:
+    """What `spans_to_tensor` was given."""
+    return [
+        Span(int(stage), _KINDS[int(kind)], int(microbatch), start, stop)
+        for stage, kind, microbatch, start, stop in rows.tolist()
+    ]
+
+
+def most_held(spans: Sequence[Span], stage: int) -> int:
     """Most microbatches that a stage held between forward and the end of their backward."""
     changes = []
     for span in spans:
