@@ -4,7 +4,8 @@
     python benchmarks/pipeline.py --simulate
 
 "far": messages from and to one host take 20 ms more. "full": the cable of one host carries 100
-Mbit/s, less than the pipeline would like to send. "jitter": a tenth of one host's work takes longer.
+Mbit/s, less than the pipeline would like to send. "jitter": a tenth of one host's work takes 60 ms
+more, or 120 ms in a backward.
 
 Hosts are network namespaces with their own links (root on Linux), otherwise processes on the
 loopback, where a bad link cannot be had. Stages sleep instead of computing, so that four hosts do
