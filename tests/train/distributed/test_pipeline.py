@@ -2,6 +2,7 @@
 """Every schedule on several processes gives what one process gives."""
 
 import multiprocessing
+import os
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -11,8 +12,12 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from pipeline_worker import Case, batch_of, train_alone, train_on_ranks
+from pipeline_worker import Case, batch_of, build, loss_of, train_alone, train_on_ranks
 from safetensors.torch import load_file, save_file
+
+from gossamer.errors import DistributedError
+from gossamer.train.distributed.pipeline import Pipeline
+from gossamer.train.distributed.schedules import PipelineSettings
 
 WORLD = 4
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble", "zero-bubble-v", "message-driven")
@@ -117,3 +122,41 @@ def test_all_schedules_grids_and_forms_equal_one_process(tmp_path, monkeypatch):
     run_ranks(tmp_path, FULL)
     for case in FULL:
         check(tmp_path, case)
+
+
+def deserter(rank, folder):
+    """Rank 1 goes in the middle of a step; rank 0 writes down what it was told."""
+    torch.set_num_threads(1)
+    rendezvous = (Path(folder) / "rendezvous").as_uri()
+    patience = timedelta(seconds=60)
+    dist.init_process_group(
+        "gloo", init_method=rendezvous, rank=rank, world_size=2, timeout=patience
+    )
+    calls = []
+
+    def loss(output, target):
+        calls.append(target)
+        if len(calls) == 8:  # shapes, a whole step of 4, and into the next
+            os._exit(0)
+        return loss_of(output, target)
+
+    settings = PipelineSettings(4, "message-driven")
+    pipeline = Pipeline(build("compact"), loss, (batch_of(0, 1)[0],), settings)
+    ids, target = batch_of(0, 4)
+    pipeline.step(ids, target=target)
+    try:
+        pipeline.step(ids, target=target)
+    except DistributedError as error:
+        (Path(folder) / "told").write_text(str(error))
+    os._exit(0)  # without a farewell to a group that is broken
+
+
+@pytest.mark.slow
+def test_a_lost_neighbour_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    context = mp.start_processes(
+        deserter, (str(tmp_path),), nprocs=2, join=False, start_method="forkserver"
+    )
+    while not context.join(timeout=60):
+        pass
+    assert (tmp_path / "told").read_text().startswith("pipeline: stage 0 lost a neighbour: ")
