@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gossamer.recipes.digest import differences, recipe_content, recipe_digest
+from gossamer.recipes.digest import content_differences, differences, recipe_content, recipe_digest
 from gossamer.recipes.loader import builtin_names, load_recipe, parse_recipe
 
 PLAIN = b"gossamer: 1\nstages: [{prune: {method: wanda, sparsity: 0.5}}]\n"
@@ -68,3 +68,9 @@ def test_added_and_lost_items_are_told():
     assert differences(two, one)[0].after is None
     paths = [found.path for found in differences(one, load_recipe("structured-sparsegpt"))]
     assert "stages[1]" in paths
+
+
+def test_a_field_that_did_not_exist_yet_is_no_difference() -> None:
+    old, new = {"stages": [{"kind": "train"}]}, {"stages": [{"kind": "train", "round": None}]}
+    assert content_differences(old, new) == []
+    assert content_differences(new, {"stages": [{"kind": "train", "round": 8}]}) != []

@@ -29,8 +29,11 @@ class Difference:
 
 
 def recipe_content(recipe: Recipe) -> dict[str, Any]:
-    """Everything that decides the result, defaults included, as plain JSON data."""
-    return recipe.model_dump(mode="json", exclude={"description", "variables"})
+    """Everything that decides the result, defaults included, as plain JSON data.
+
+    What is None is left out: a field that a later version adds does not change older recipes.
+    """
+    return recipe.model_dump(mode="json", exclude={"description", "variables"}, exclude_none=True)
 
 
 def recipe_digest(recipe: Recipe) -> str:
@@ -51,7 +54,7 @@ def content_differences(before: Any, after: Any) -> list[Difference]:
 def _differ(before: Any, after: Any, path: Path) -> Iterator[Difference]:
     if isinstance(before, dict) and isinstance(after, dict):
         for key in dict.fromkeys([*before, *after]):
-            yield from _differ(before.get(key, _ABSENT), after.get(key, _ABSENT), (*path, key))
+            yield from _differ(_named(before, key), _named(after, key), (*path, key))
     elif isinstance(before, list) and isinstance(after, list):
         for index in range(max(len(before), len(after))):
             old = before[index] if index < len(before) else _ABSENT
@@ -59,6 +62,11 @@ def _differ(before: Any, after: Any, path: Path) -> Iterator[Difference]:
             yield from _differ(old, new, (*path, index))
     elif type(before) is not type(after) or before != after:
         yield Difference(dotted(path), _value(before), _value(after))
+
+
+def _named(values: dict[str, Any], key: str) -> Any:
+    value = values.get(key)
+    return _ABSENT if value is None else value
 
 
 def _value(value: Any) -> Any:
