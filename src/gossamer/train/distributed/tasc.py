@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TASC: only the blocks of a gradient that matter most are all-reduced, the same ones on all ranks.
+
+    wrapped = DistributedDataParallel(model)
+    tasc = attach(wrapped, density=0.05)
+    optimizer = RowSGD(model.parameters(), tasc, lr=0.1, momentum=0.9)
+
+A block is a row of a matrix, an output channel, or a run of kept values of a compact layer. It
+scores ||a||^2 / n * (1 + Tr(H) / 2n), where a is all that this rank has not sent of it yet. Scores
+of all ranks are added by the same all-reduce that carries the blocks, and decide what the next step
+sends; so there are no indices, no second collective, and the union of all ranks' choices is the
+choice. What is not sent stays in a local residual and goes along later; no block waits longer than
+`max_age` steps.
+
+Per step and rank a ring carries 2 (W-1)/W * density * elements, scores and biases included. The
+residual is one more copy of the gradient.
+
+Legend: R blocks of all parameters, N elements of a block, W ranks.
+"""
+
+import warnings
+from collections.abc import Iterator
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import GradBucket
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from gossamer.errors import ArtifactError, DistributedError, InputError
+from gossamer.train.distributed.tasc_blocks import Cut, Residual, cut_parameters
+from gossamer.train.distributed.tasc_forecast import Forecast, measure_forecast
+from gossamer.train.distributed.tasc_packet import Entry, Packet, Part
+from gossamer.train.distributed.tasc_structure import choose_blocks
+
+VERSION = 1
+
+
+def attach(ddp: DistributedDataParallel, **settings: Any) -> "Tasc":
+    """Let a DDP model communicate by TASC; before its first backward. Settings are those of `Tasc`.
+
+    `static_graph`, `gradient_as_bucket_view` and `no_sync` work as with stock DDP.
+    """
+    tasc = Tasc(ddp.module, group=ddp.process_group, **settings)
+    ddp.register_comm_hook(tasc, tasc_hook)
+    return tasc
+
+
+def tasc_hook(state: "Tasc", bucket: GradBucket) -> Future[torch.Tensor]:
+    """The communication hook of DDP; `attach` registers it."""
+    return state.reduce(bucket)
+
+
+class Tasc:
+    """What TASC knows of a model: residuals of this rank; scores, ages and structure of all.
+
+    Args:
+        model: the module inside DDP.
+        density: elements sent per step as a part of all, scores and biases included.
+        max_age: most steps whose gradients may wait in a block.
+        start: dense steps before the first structured one. At least 2: DDP makes its buckets
+            anew after the first.
+        min_gain: dense communication goes on where a measured forecast promises less; 0 does not
+            measure.
+        group: the ranks; None for all.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        density: float = 0.05,
+        max_age: int = 100,
+        start: int = 100,
+        min_gain: float = 1.2,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        params, cuts = dict(model.named_parameters()), cut_parameters(model)
+        self._total = sum(cut.blocked + cut.tail for cut in cuts.values())
+        self._num_blocks = sum(cut.num_blocks for cut in cuts.values())
+        always = sum(cut.tail for cut in cuts.values()) + self._num_blocks
+        _check_settings(density, max_age, start, always, self._total)
+        self.budget = int(density * self._total) - always
+        self.density, self.max_age, self.start, self.min_gain = density, max_age, start, min_gain
+        self._group = group
+        self._num_ranks = dist.get_world_size(group)
+        self._entries: dict[int, Entry] = {}
+        at = 0
+        for name, cut in cuts.items():
+            span, residual = slice(at, at + cut.num_blocks), Residual(cut, params[name])
+            self._entries[id(params[name])] = Entry(name, cut, span, residual)
+            at = span.stop
+        sizes = [torch.full((cut.num_blocks,), cut.block_size) for cut in cuts.values()]
+        self._sizes_R = torch.cat([torch.zeros(0, dtype=torch.int64), *sizes])
+        self._ages_R = torch.zeros(at, dtype=torch.int64)
+        self._scores_R = torch.zeros(at, dtype=torch.float64)
+        self._curvature_R = torch.zeros(at, dtype=torch.float64)
+        self.step = 0
+        self.forecast: Forecast | None = None
+        # Of the step that is under way, or was last:
+        self._chosen_R: torch.Tensor | None = None  # None: dense
+        self._waited_R = self._ages_R
+        self._fresh_R = torch.zeros_like(self._scores_R)
+        self._packets: list[Packet] = []
+        self._failed = self._differs = False
+        self._open = False  # buckets are on their way, or not accounted for
+        self._expects_first_bucket = True
+
+    @property
+    def active(self) -> bool:
+        """Whether steps after `start` are structured: the forecast has not spoken against it."""
+        return self.forecast is None or self.forecast.gain >= self.min_gain
+
+    def sent(self, param: nn.Parameter) -> tuple[Cut, torch.Tensor, torch.Tensor] | None:
+        """How a parameter is cut, its blocks sent last, and how many steps each had waited.
+
+        None if all of it was sent, as in every step. A block sent in every step has waited 1.
+        """
+        entry = self._entries.get(id(param))
+        if entry is None or self._chosen_R is None or not entry.cut.num_blocks:
+            return None
+        rows = self._chosen_R[entry.span].nonzero().view(-1)
+        return entry.cut, rows, self._waited_R[entry.span][rows]
+
+    def residuals(self) -> dict[str, torch.Tensor]:
+        """What this rank has not sent [R, N], by the name of the parameter."""
+        self._settle()
+        return {e.name: e.residual.held_RN for e in self._entries.values() if e.cut.num_blocks}
+
+    def structure(self) -> torch.Tensor | None:
+        """True for the blocks of all parameters that the last step sent; None if all were."""
+        return None if self._chosen_R is None else self._chosen_R.clone()
+
+    def blocks(self) -> Iterator[tuple[str, Cut, slice]]:
+        """Names of parameters, how they are cut and where their blocks are in `structure()`."""
+        for entry in self._entries.values():
+            yield entry.name, entry.cut, entry.span
+
+    def set_curvature(self, traces_R: torch.Tensor) -> None:
+        """Take over traces of the Hessian, one per block, the same on all ranks."""
+        self._curvature_R = traces_R.double().clamp(min=0).cpu()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and plain values, by parameter. Residuals are this rank's own: save all ranks."""
+        self._settle()
+        parameters = {
+            entry.name: {
+                "residual": entry.residual.held_RN.clone(),
+                "ages": self._ages_R[entry.span].clone(),
+                "scores": self._scores_R[entry.span].clone(),
+                "curvature": self._curvature_R[entry.span].clone(),
+            }
+            for entry in self._entries.values()
+        }
+        forecast = None if self.forecast is None else self.forecast.as_dict()
+        return {
+            "version": VERSION,
+            "step": self.step,
+            "forecast": forecast,
+            "parameters": parameters,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state_dict` was taken; ArtifactError if it is of another model."""
+        held = state["parameters"]
+        names = {entry.name for entry in self._entries.values()}
+        if state["version"] != VERSION or set(held) != names:
+            odd = ", ".join(sorted(set(held) ^ names)[:3]) or "none"
+            raise ArtifactError(
+                f"TASC state of version {state['version']}: expected version {VERSION} and the"
+                f" parameters of this model; on one side only: {odd}."
+            )
+        for entry in self._entries.values():
+            expected, found = entry.residual.held_RN.shape, held[entry.name]["residual"].shape
+            if found != expected:
+                raise ArtifactError(
+                    f"TASC state, {entry.name}: expected blocks {list(expected)}, got"
+                    f" {list(found)}. The model, or the masks of its layers, were others."
+                )
+        for entry in self._entries.values():
+            mine = held[entry.name]
+            entry.residual.held_RN.copy_(mine["residual"])
+            self._ages_R[entry.span] = mine["ages"]
+            self._scores_R[entry.span] = mine["scores"]
+            self._curvature_R[entry.span] = mine["curvature"]
+        self.step, forecast = state["step"], state["forecast"]
+        self.forecast = None if forecast is None else Forecast(**forecast)
+        self._open, self._expects_first_bucket, self._chosen_R = False, True, None
+
+    def reduce(self, bucket: GradBucket) -> Future[torch.Tensor]:
+        """Communicate a bucket of gradients; their mean, with zeros where nothing was sent."""
+        if self._expects_first_bucket:
+            self._begin_step()
+        self._expects_first_bucket = bucket.is_last()
+        # A sparse gradient has a bucket of its own, and is small as it is.
+        if self._chosen_R is None or bucket.buffer().is_sparse:
+            return self._reduce_dense(bucket)
+        return self._reduce_chosen(bucket, self._chosen_R)
+
+    def _begin_step(self) -> None:
+        self._settle()
+        self.step += 1
+        self._open = True
+        self._ages_R += 1
+        self._waited_R = self._ages_R.clone()
+        self._chosen_R = None
+        if self.step <= self.start or not self._num_blocks:
+            return
+        if self.forecast is None and self.min_gain > 0:
+            residuals = [entry.residual for entry in self._entries.values()]
+            self.forecast = measure_forecast(residuals, self._total, self.density, self._group)
+            if not self.active:
+                warnings.warn(f"TASC: {self.forecast}. Gradients stay dense.", stacklevel=2)
+        if self.active:
+            self._chosen_R = choose_blocks(
+                self._scores_R * (1 + self._curvature_R / (2 * self._sizes_R)),
+                self._sizes_R,
+                self._ages_R,
+                budget=self.budget,
+                max_age=self.max_age,
+            )
+
+    def _reduce_dense(self, bucket: GradBucket) -> Future[torch.Tensor]:
+        buffer = bucket.buffer()
+        scored = self.step >= self.start and not buffer.is_sparse
+        parts = list(self._parts(bucket)) if scored else []
+        buffer.div_(self._num_ranks)
+
+        def finish(done: Future[list[torch.Tensor]]) -> torch.Tensor:
+            # All ranks know the mean itself, so its scores need not travel.
+            for part in parts:
+                scores_R = part.in_blocks.square().mean(1).double()
+                self._failed |= not bool(torch.isfinite(scores_R.sum()))
+                self._fresh_R[part.entry.span] = scores_R
+            return done.value()[0]
+
+        work = dist.all_reduce(buffer, group=self._group, async_op=True)
+        return cast("Future[torch.Tensor]", work.get_future().then(finish))
+
+    def _reduce_chosen(self, bucket: GradBucket, chosen_R: torch.Tensor) -> Future[torch.Tensor]:
+        buffer, packet = bucket.buffer(), Packet(list(self._parts(bucket, chosen_R)))
+        self._packets.append(packet)
+
+        def finish(_: Future[list[torch.Tensor]]) -> torch.Tensor:
+            if not packet.is_finite:
+                self._failed = True
+                return buffer.fill_(float("nan"))
+            self._differs |= not packet.agrees(self._num_ranks)
+            buffer.zero_()
+            packet.unpack(self._num_ranks, self._fresh_R)
+            return buffer
+
+        work = dist.all_reduce(packet.buffer, group=self._group, async_op=True)
+        return cast("Future[torch.Tensor]", work.get_future().then(finish))
+
+    def _parts(self, bucket: GradBucket, chosen_R: torch.Tensor | None = None) -> Iterator[Part]:
+        """The parameters of a bucket, their pieces of its buffer, and their chosen blocks."""
+        at, buffer, none = 0, bucket.buffer(), torch.zeros(0, dtype=torch.int64)
+        for param in bucket.parameters():
+            entry = self._entries.get(id(param))
+            if entry is None:
+                raise InputError("TASC: DDP reduces a parameter that the model does not have.")
+            rows = none if chosen_R is None else chosen_R[entry.span].nonzero().view(-1)
+            yield Part(entry, buffer[at : at + param.numel()], rows)
+            at += param.numel()
+
+    def _settle(self) -> None:
+        """Account for a step whose collectives have ended: it counts for all buckets or for none.
+
+        A step with a number that is not finite anywhere counts for none: what was sent goes back to
+        the residuals, ages go on, and DDP gave NaN to all ranks, as it does without TASC.
+        """
+        if not self._open:
+            return
+        self._open = False
+        packets, self._packets = self._packets, []
+        failed, self._failed = self._failed, False
+        if self._differs:
+            raise DistributedError(
+                f"TASC: step {self.step}: ranks sent different blocks. They must have the same"
+                " model, settings and restored state, and use the same parameters in each step."
+            )
+        if failed:
+            for packet in packets:
+                packet.give_back()
+            return
+        if self._chosen_R is None:
+            self._ages_R.zero_()
+        else:
+            self._ages_R[self._chosen_R] = 0
+        if self.step >= self.start:
+            self._scores_R, self._fresh_R = self._fresh_R, self._scores_R
+
+
+def _check_settings(density: float, max_age: int, start: int, always: int, total: int) -> None:
+    if not 0 < density <= 1:
+        raise InputError(f"TASC: density must be in (0, 1], got {density}.")
+    if max_age < 1:
+        raise InputError(f"TASC: max_age must be at least 1, got {max_age}.")
+    if start < 2:
+        raise InputError(f"TASC: start must be at least 2 dense steps, got {start}.")
+    if int(density * total) <= always < total:
+        raise InputError(
+            f"TASC: density {density} leaves nothing for blocks: biases, norms and scores alone are"
+            f" {always / total:.4f} of the {total} elements. Ask for more."
+        )
