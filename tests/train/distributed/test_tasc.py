@@ -2,6 +2,7 @@
 """TASC on one rank, bucket by bucket: what is sent and what is left add up, and can be saved."""
 
 import json
+from contextlib import nullcontext
 from datetime import timedelta
 
 import pytest
@@ -15,9 +16,12 @@ import gossamer.nn as gnn
 from gossamer.errors import ArtifactError, DistributedError, InputError
 from gossamer.patterns import Unstructured
 from gossamer.train.compaction import compact
+from gossamer.train.distributed import tasc as tasc_module
 from gossamer.train.distributed.row_optim import RowAdamW, RowSGD
 from gossamer.train.distributed.tasc import Tasc, tasc_hook
+from gossamer.train.distributed.tasc_blocks import Cut, Residual
 from gossamer.train.distributed.tasc_curvature import CurvatureProbe
+from gossamer.train.distributed.tasc_forecast import Forecast, measure_forecast
 from gossamer.train.state_tree import decode, encode
 
 
@@ -214,20 +218,31 @@ def test_wrong_settings_are_named(wrong, message):
         made(**wrong)
 
 
-def test_a_forecast_without_gain_keeps_gradients_dense():
-    # On one rank a dense all-reduce is free: no structure can pay.
+@pytest.mark.parametrize(("seconds", "structured"), [(0.9, False), (0.7, True)])
+def test_a_forecast_decides_and_is_kept(monkeypatch, seconds, structured):
+    forecast = Forecast(1.0, 0.1, seconds)
+    monkeypatch.setattr(tasc_module, "measure_forecast", lambda *_: forecast)
     params, tasc = made(min_gain=1.2)
-    reduce(tasc, params, gradients_of(params, 0))
-    reduce(tasc, params, gradients_of(params, 1))
-    with pytest.warns(UserWarning, match="stay dense"):
-        gradients = gradients_of(params, 2)
-        results = reduce(tasc, params, gradients)
-    assert all(torch.equal(a, b) for a, b in zip(results, gradients, strict=True))
-    assert not tasc.active
+    gradients = gradients_of(params, 2)
+    for step in range(3):
+        with nullcontext() if structured or step < 2 else pytest.warns(match="stay dense"):
+            results = reduce(tasc, params, gradients)
+    sent_all = all(torch.equal(a, b) for a, b in zip(results, gradients, strict=True))
+    assert sent_all is not structured
+    assert tasc.active is structured
     others, restored = made(min_gain=1.2)
     restored.load_state_dict(tasc.state_dict())
     reduce(restored, others, gradients)
-    assert restored.structure() is None
+    assert (restored.structure() is not None) is structured
+
+
+def test_a_forecast_is_measured_and_changes_nothing():
+    _, tasc = made(min_gain=1.2)
+    residual = Residual(Cut(3, 4, 0), torch.zeros(()))
+    residual.held_RN.fill_(2.0)
+    forecast = measure_forecast([residual], 12, 0.5, None)
+    assert min(forecast.dense_seconds, forecast.packed_seconds, forecast.local_seconds) > 0
+    assert torch.equal(residual.held_RN, torch.full((3, 4), 2.0))
 
 
 def test_one_probe_is_exact_where_the_hessian_is_diagonal():

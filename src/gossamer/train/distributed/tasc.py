@@ -85,7 +85,7 @@ class Tasc:
         self.budget = int(density * self._total) - always
         self.density, self.max_age, self.start, self.min_gain = density, max_age, start, min_gain
         self._group = group
-        self._num_ranks = dist.get_world_size(group)
+        self._num_ranks = self._count_ranks()
         self._entries: dict[int, Entry] = {}
         at = 0
         for name, cut in cuts.items():
@@ -236,8 +236,7 @@ class Tasc:
                 self._fresh_R[part.entry.span] = scores_R
             return done.value()[0]
 
-        work = dist.all_reduce(buffer, group=self._group, async_op=True)
-        return cast("Future[torch.Tensor]", work.get_future().then(finish))
+        return self._all_reduce(buffer).then(finish)
 
     def _reduce_chosen(self, bucket: GradBucket, chosen_R: torch.Tensor) -> Future[torch.Tensor]:
         buffer, packet = bucket.buffer(), Packet(list(self._parts(bucket, chosen_R)))
@@ -252,8 +251,17 @@ class Tasc:
             packet.unpack(self._num_ranks, self._fresh_R)
             return buffer
 
-        work = dist.all_reduce(packet.buffer, group=self._group, async_op=True)
-        return cast("Future[torch.Tensor]", work.get_future().then(finish))
+        return self._all_reduce(packet.buffer).then(finish)
+
+    # Nothing else in this class knows a process group, so ranks can be simulated in one process.
+
+    def _count_ranks(self) -> int:
+        return dist.get_world_size(self._group)
+
+    def _all_reduce(self, tensor: torch.Tensor) -> Future[list[torch.Tensor]]:
+        """Add up over all ranks, in place."""
+        work = dist.all_reduce(tensor, group=self._group, async_op=True)
+        return cast("Future[list[torch.Tensor]]", work.get_future())
 
     def _parts(self, bucket: GradBucket, chosen_R: torch.Tensor | None = None) -> Iterator[Part]:
         """The parameters of a bucket, their pieces of its buffer, and their chosen blocks."""
