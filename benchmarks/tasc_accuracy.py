@@ -49,6 +49,7 @@ class Runs:
         }
 
     def get(self, **settings):
+        """The result of a run."""
         key = json.dumps(settings)
         if key not in self._done:
             options.progress(key)

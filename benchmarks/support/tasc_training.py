@@ -47,6 +47,7 @@ class Mean:
         self._dtype = dtype
 
     def reduce(self, grads_W):
+        """The mean of all ranks' gradients [W, ...]."""
         total = [g[0].to(self._dtype) / len(g) for g in grads_W]
         for rank in range(1, len(grads_W[0])):
             total = [
@@ -68,6 +69,7 @@ class PowerSGD:
         )
 
     def reduce(self, grads_W):
+        """What all ranks get."""
         bucket = GradientBucket(self._params, [g.mean(0) for g in grads_W])
         flat = powerSGD_hook.powerSGD_hook(self._state, bucket).wait()
         pieces = flat.split([p.numel() for p in self._params])
@@ -82,6 +84,7 @@ class TopK:
         self.union = []
 
     def reduce(self, grads_W):
+        """The mean of what the ranks sent."""
         self._step += 1
         if self._step <= START:
             return [g.mean(0) for g in grads_W]
@@ -112,9 +115,11 @@ class Structured:
 
     @property
     def tasc(self) -> SimulatedRank:
+        """One of the ranks; their structure is the same."""
         return self.ranks.ranks[0]
 
     def reduce(self, grads_W):
+        """The mean of the blocks that were sent."""
         if self._generator is not None:
             for rank in self.ranks.ranks:
                 rank._settle()

@@ -14,8 +14,8 @@ from gossamer.nn.compact import CompactWeight
 # Kept values have no rows; runs of this many travel together. Below some 100 the scores of the
 # blocks, which travel too, would be felt beside a density of a few percent.
 VALUES_PER_BLOCK = 256
-# Rows that are added and measured at a time: 512 KiB of float32 stay in the second-level cache.
-_CHUNK_ELEMENTS = 1 << 17
+# Rows that are added and measured at a time: 1 MiB of float32 stays in the second-level cache.
+_CHUNK_ELEMENTS = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -68,24 +68,30 @@ class Residual:
         shape = (cut.num_blocks, cut.block_size)
         self.held_RN = torch.zeros(shape, dtype=dtype, device=like.device)
         self._chunk = max(1, _CHUNK_ELEMENTS // cut.block_size)
-        self._scratch = torch.empty(
-            (min(self._chunk, cut.num_blocks), cut.block_size), dtype=dtype, device=like.device
-        )
 
-    def absorb(self, gradient_RN: torch.Tensor, scores_R: torch.Tensor) -> None:
-        """Add a gradient; `scores_R` becomes the mean square of each block afterwards.
+    def absorb(self, gradient_RN: torch.Tensor, scores_R: torch.Tensor) -> torch.Tensor:
+        """Add a gradient; its own mean square in each block.
 
         Blocks near one in which a number is not finite keep what they had, and the score of that
         one is not finite.
+
+        Args:
+            gradient_RN: what is added.
+            scores_R: becomes the mean square of each block afterwards.
         """
+        fresh_R = torch.empty_like(scores_R)
         for start in range(0, self.cut.num_blocks, self._chunk):
             span = slice(start, min(start + self._chunk, self.cut.num_blocks))
-            held_RN, gradient = self.held_RN[span], gradient_RN[span]
-            sum_RN = torch.add(held_RN, gradient, out=self._scratch[: len(held_RN)])
-            scores = torch.linalg.vector_norm(sum_RN, dim=1, out=scores_R[span]).square_()
-            if torch.isfinite(scores.sum()):
-                held_RN.copy_(sum_RN)
-        scores_R.div_(self.cut.block_size)
+            held_RN, chunk_RN = self.held_RN[span], gradient_RN[span].to(self.held_RN.dtype)
+            # Measuring the gradient first says whether it may be added, and brings it into cache.
+            torch.linalg.vector_norm(chunk_RN, dim=1, out=fresh_R[span])
+            if torch.isfinite(fresh_R[span].sum()):
+                held_RN.add_(chunk_RN)
+                torch.linalg.vector_norm(held_RN, dim=1, out=scores_R[span])
+            else:
+                scores_R[span] = fresh_R[span]
+        scores_R.square_().div_(self.cut.block_size)
+        return fresh_R.square_().div_(self.cut.block_size)
 
     def take(self, rows: torch.Tensor, out: torch.Tensor) -> None:
         """Move blocks out of the residual into `out` [rows * N]."""

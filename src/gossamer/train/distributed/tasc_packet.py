@@ -84,12 +84,11 @@ class Packet:
     def _fill(
         self, part: Part, sent: torch.Tensor, tail: torch.Tensor, scores: torch.Tensor
     ) -> None:
-        residual, gradient_RN = part.entry.residual, part.in_blocks
-        residual.absorb(gradient_RN, scores)
+        residual = part.entry.residual
+        fresh_R = residual.absorb(part.in_blocks, scores)
         residual.take(part.rows, sent)
         # In blocks that are sent about one gradient more will wait next time.
-        sent_RN = gradient_RN.index_select(0, part.rows).to(scores.dtype)
-        scores.index_copy_(0, part.rows, sent_RN.square_().mean(1))
+        scores.index_copy_(0, part.rows, fresh_R.index_select(0, part.rows))
         tail.copy_(part.flat[part.entry.cut.blocked :])
 
     @property
