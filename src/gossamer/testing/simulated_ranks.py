@@ -2,10 +2,11 @@
 """Ranks of TASC in one process: as many as wanted, at the cost of their arithmetic."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
+from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 
 from gossamer.train.distributed.tasc import Tasc
@@ -30,10 +31,8 @@ class GradientBucket:
 
     def gradients(self) -> list[torch.Tensor]:
         """Views of the buffer in the shapes of the parameters."""
-        pieces = self._buffer.split([param.numel() for param in self._params])
-        return [
-            piece.view(param.shape) for piece, param in zip(pieces, self._params, strict=True)
-        ]
+        pieces = torch.split(self._buffer, [param.numel() for param in self._params])
+        return [piece.view(param.shape) for piece, param in zip(pieces, self._params, strict=True)]
 
     def index(self) -> int:
         """All simulated steps have one bucket, or name them otherwise."""
@@ -99,7 +98,7 @@ class SimulatedRanks:
         """One step: the means that all ranks get, from the gradients of each."""
         buckets = [GradientBucket(self.params, mine) for mine in gradients]
         futures = [
-            rank.reduce(bucket)  # type: ignore[arg-type]  (a bucket in all that is used)
+            rank.reduce(cast("GradBucket", bucket))  # a bucket in all that is used
             for rank, bucket in zip(self.ranks, buckets, strict=True)
         ]
         for future in futures:

@@ -237,7 +237,6 @@ def test_a_forecast_decides_and_is_kept(monkeypatch, seconds, structured):
 
 
 def test_a_forecast_is_measured_and_changes_nothing():
-    _, tasc = made(min_gain=1.2)
     residual = Residual(Cut(3, 4, 0), torch.zeros(()))
     residual.held_RN.fill_(2.0)
     forecast = measure_forecast([residual], 12, 0.5, None)

@@ -88,9 +88,9 @@ class Tasc:
         self._num_ranks = self._count_ranks()
         self._entries: dict[int, Entry] = {}
         at = 0
-        for name, cut in cuts.items():
+        for index, (name, cut) in enumerate(cuts.items()):
             span, residual = slice(at, at + cut.num_blocks), Residual(cut, params[name])
-            self._entries[id(params[name])] = Entry(name, cut, span, residual)
+            self._entries[id(params[name])] = Entry(name, index, cut, span, residual)
             at = span.stop
         sizes = [torch.full((cut.num_blocks,), cut.block_size) for cut in cuts.values()]
         self._sizes_R = torch.cat([torch.zeros(0, dtype=torch.int64), *sizes])

@@ -23,6 +23,7 @@ class Entry:
     """A parameter: where its blocks stand among all, and what waits in them on this rank."""
 
     name: str
+    index: int
     cut: Cut
     span: slice
     residual: Residual
@@ -52,7 +53,9 @@ class Packet:
     """Takes what is chosen out of residuals; after the all-reduce puts the mean into gradients."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
-        self._parts = parts
+        # In the order of the model: a bucket's own order is another before DDP has made its buckets
+        # anew, and in a ring the place of a number decides in which order ranks are added.
+        self._parts = sorted(parts, key=lambda part: part.entry.index)
         self._num_sent = sum(part.num_sent for part in parts)
         self._num_numbers = self._num_sent + sum(part.entry.cut.tail for part in parts)
         num_scores = sum(part.entry.cut.num_blocks for part in parts)
