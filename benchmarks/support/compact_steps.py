@@ -81,6 +81,7 @@ def main(settings):
     end = time.monotonic() + settings["seconds"]
     for turn in range(settings["rounds"] + 1):
         for contender in contenders:
+            contender.step(ids, synchronised=False)  # caches hold the other one's weights
             for synchronised in (False, True):
                 key = f"{contender.name} {'sync' if synchronised else 'alone'}"
                 own = found.setdefault(key, {"reduced": [], "stepped": [], "bytes": []})
