@@ -225,17 +225,19 @@ def main():
         "--simulate", action="store_true", help="in virtual time, without processes"
     )
     parser.add_argument("--svg", type=Path, help="write the last step of every condition here")
+    parser.add_argument("--json", type=Path, help="write the seconds of every step here")
     parser.add_argument("--work", help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.work:
         work(arguments.work, arguments.rounds, arguments.folder)
         return
-    charts = []
+    charts, steps = [], {}
     for condition in arguments.conditions:
         run = simulate if arguments.simulate else measure
         seconds, spans = run(condition, arguments.rounds)
         show(condition, seconds, spans)
+        steps[condition] = seconds
         pair = ("1f1b", "messages +1")
         longest = max(
             max(s.stop for s in spans[name]) - min(s.start for s in spans[name]) for name in pair
@@ -243,6 +245,8 @@ def main():
         charts += [timeline_chart(spans[name], f"{condition}: {name}", longest) for name in pair]
     if arguments.svg:
         arguments.svg.write_text(render_svg(charts))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(steps, indent=2))
 
 
 if __name__ == "__main__":
