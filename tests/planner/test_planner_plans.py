@@ -1,20 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans: memory, time and traffic of layouts, the published figures, and what is refused."""
 
-from itertools import combinations, pairwise
-
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import gossamer
 from gossamer.errors import InputError
 from gossamer.planner.candidates import Evaluator, divisors, layouts
 from gossamer.planner.cluster_loader import load_cluster
 from gossamer.planner.explaining import plan_page, reasons, rows
-from gossamer.planner.model_shape import NAMED_SHAPES, GPTSizes, Unit, gpt_shape
+from gossamer.planner.model_shape import NAMED_SHAPES, GPTSizes, gpt_shape
 from gossamer.planner.planning import plan_workload
-from gossamer.planner.stages import balanced_parts
 from gossamer.planner.states import STATES, find_state
 from gossamer.planner.step_time import exposed, interpolate, reduce_seconds
 from gossamer.planner.workload import Grid, Workload
@@ -82,21 +77,6 @@ def test_parameters_and_operations_follow_the_formulas():
     assert shape.parameters == 12 * n * h * h + 13 * n * h + (50257 + 2048) * h
     assert shape.flops_per_token == 24 * n * h * h + 4 * 2048 * h * n + 2 * h * 50257
     assert shape.all_pruned().prunable == shape.parameters
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=7), st.integers(1, 7))
-def test_stages_are_balanced_as_well_as_can_be(costs, count):
-    if count > len(costs):
-        return
-    units = [Unit(str(i), c, 0, 0, 0, 0, 0, 0) for i, c in enumerate(costs)]
-    parts = balanced_parts(units, count, lambda unit: unit.prunable)
-    assert [unit for part in parts for unit in part] == units
-    assert all(parts)
-    found = max(sum(unit.prunable for unit in part) for part in parts)
-    ways = ((0, *cuts, len(costs)) for cuts in combinations(range(1, len(costs)), count - 1))
-    best = min(max(sum(costs[a:b]) for a, b in pairwise(w)) for w in ways)
-    assert found == best
 
 
 def test_layouts_are_all_grids_that_divide_ranks_and_batch():

@@ -3,10 +3,10 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from typing import Literal
 
 from gossamer.planner.model_shape import ModelShape, Unit
+from gossamer.train.distributed.partition import partition
 
 Cut = Literal["cost", "even"]
 
@@ -59,36 +59,8 @@ def cut_stages(
         return _even(shape, count)
     if count > sum(unit.is_block for unit in shape.units):
         return None
-    return [_stage(shape, part) for part in balanced_parts(shape.units, count, cost)]
-
-
-def balanced_parts(
-    units: Sequence[Unit], count: int, cost: Callable[[Unit], float]
-) -> list[Sequence[Unit]]:
-    """Contiguous parts, none empty, whose largest sum of costs is the smallest possible."""
-    sums = [0.0, *accumulate(cost(unit) for unit in units)]
-    n = len(units)
-    # best[i]: smallest largest sum of the first i units in k parts; cut[k][i]: where the last part
-    # of that starts. The two curves over j are monotone, so they cross once.
-    best = sums[:]
-    cuts: list[list[int]] = []
-    for k in range(2, count + 1):
-        following, starts = [0.0] * (n + 1), [0] * (n + 1)
-        j = k - 1
-        for i in range(k, n + 1):
-            while j + 1 < i and best[j + 1] <= sums[i] - sums[j + 1]:
-                j += 1
-            options = [x for x in (j, j + 1) if k - 1 <= x < i]
-            starts[i] = min(options, key=lambda x, i=i: max(best[x], sums[i] - sums[x]))  # type: ignore[misc]
-            following[i] = max(best[starts[i]], sums[i] - sums[starts[i]])
-        best = following
-        cuts.append(starts)
-    ends = [n]
-    for starts in reversed(cuts):
-        ends.append(starts[ends[-1]])
-    ends.append(0)
-    ends.reverse()
-    return [units[a:b] for a, b in pairwise(ends)]
+    bounds = partition([cost(unit) for unit in shape.units], count)
+    return [_stage(shape, shape.units[start:stop]) for start, stop in bounds]
 
 
 def _stage(shape: ModelShape, units: Sequence[Unit]) -> Stage:
