@@ -40,7 +40,8 @@ class Texts:
         path: for messages.
         stream: the text as it stands.
         texts: one entry per line that is not blank.
-        pairs: of a JSON-lines file with text_a, text_b and score; their texts are in `texts` too.
+        pairs: with text_a, text_b and score; their texts are in `texts` too.
+        labels: a class per text; empty if there are none.
         ids_NT: token ids, if the file holds them instead of text.
     """
 
@@ -49,6 +50,7 @@ class Texts:
     texts: tuple[str, ...] = ()
     pairs: tuple[Pair, ...] = ()
     ids_NT: torch.Tensor | None = None  # noqa: N815  (shape suffix)
+    labels: tuple[int, ...] = ()
 
 
 def read_samples(path: Path) -> Texts:

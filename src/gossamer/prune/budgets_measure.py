@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
+from gossamer.errors import PatternError
 from gossamer.patterns import Pattern, Unstructured, kept_count
 from gossamer.prune.batches import Batch
 from gossamer.prune.budgets import Budget, BudgetLayer
@@ -117,6 +118,35 @@ def layers_with_errors(
 
     _meet(model, batches, targets, "gram", measure)
     return [BudgetLayer(t.name, tuple(t.weight.shape), errors=curves[t.name]) for t in targets]
+
+
+def pattern_errors(
+    model: nn.Module,
+    batches: Sequence[Batch],
+    targets: Sequence[Target],
+    choices: Sequence[tuple[Pattern, float]],
+) -> list[float]:
+    """The mean relative change of the targets' outputs under each (pattern, density), by Wanda.
+
+    Every layer is measured alone, as in `layers_with_errors`: a forecast of what a method would do
+    to the model, in seconds. Infinite where a pattern does not fit one of the layers.
+    """
+    prune = wanda()
+    sums = [0.0] * len(choices)
+
+    def measure(target: Target, moments: torch.Tensor) -> None:
+        weight_RK, allowed_RK = weight_and_mask(target)
+        for number, (pattern, density) in enumerate(choices):
+            count = kept_count(density, weight_RK.numel())
+            try:
+                pattern.check_shape((weight_RK.shape[0], weight_RK.shape[1]))
+                problem = LayerProblem(target.name, weight_RK, moments, pattern, count, allowed_RK)
+                sums[number] += problem.error(prune(problem).weight_RK)
+            except PatternError:
+                sums[number] = math.inf
+
+    _meet(model, batches, targets, "gram", measure)
+    return [total / max(len(targets), 1) for total in sums]
 
 
 def block_of(name: str) -> str:

@@ -45,12 +45,20 @@ class Quality:
         lower_is_better: perplexity, as opposed to a correlation.
         measure: the number for a model.
         data: what it was measured on.
+        whole: what a hundred per cent are in the unit of the number; None where only ratios mean
+            something, as for a perplexity.
     """
 
     name: str
     lower_is_better: bool
     measure: Callable[[nn.Module], float]
     data: str
+    whole: float | None = None
+
+    def lost(self, dense: float, quality: float) -> float:
+        """What is given up, as a fraction: of the whole, or of the dense number."""
+        worse = quality - dense if self.lower_is_better else dense - quality
+        return worse / (dense if self.whole is None else self.whole)
 
 
 def is_decoder(model: nn.Module) -> bool:
@@ -136,6 +144,7 @@ def quality_of(
             False,
             lambda m: 100 * pair_correlation(m, samples.pairs, tokenizer, settings.tokens),
             where,
+            100.0,
         )
     texts = samples.texts[: 4 * _MAX_EVALUATED]
     if len(texts) < _MIN_HELD_OUT:
@@ -146,6 +155,7 @@ def quality_of(
         False,
         lambda m: agreement(dense_ND, embed(m, sentences(texts, tokenizer, settings.tokens))),
         f"{len(texts)} lines, {samples.path.name}",
+        1.0,
     )
 
 

@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a search may try, cheapest first.
+"""What a search may try: recipes, made on the dense model or on an earlier candidate.
 
-A candidate is a recipe; the model it makes is measured in every precision. Rungs of successive
-halving: one-shot masks first, then short recovery of the best of them, then long recovery.
+The weights of a candidate end on the int8 grid, so that its file holds integers; embeddings are
+rounded first, so that everything after lives with it.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gossamer.patterns import Pattern, parse_pattern
 from gossamer.recipes.loader import make_recipe
 from gossamer.recipes.schema import Recipe
 
 DENSE = "dense"
-SPARSITIES = (0.5, 0.7, 0.8, 0.9, 0.95)
+DENSE_INT8 = "dense-int8"
 
 
 @dataclass(frozen=True)
@@ -21,38 +23,122 @@ class Candidate:
 
     Attributes:
         name: short, and the name of its folder.
-        recipe: None leaves the model dense.
-        after: the candidate whose idea it carries on, for the report.
+        recipe: None leaves the model as it is.
+        after: the candidate whose model the recipe starts from; None: the dense one.
+        precisions: of the kernels it is measured with.
+        steps: of training in it.
     """
 
     name: str
     recipe: Recipe | None
     after: str | None = None
+    precisions: tuple[str, ...] = ("fp32", "int8")
+    steps: int = 0
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether no weight is taken out."""
+        return self.name in (DENSE, DENSE_INT8)
 
 
-def one_shot(sparsity: float) -> Candidate:
-    """SparseGPT that aims at the dense model's outputs."""
-    name = f"oneshot-{sparsity * 100:.0f}"
-    return Candidate(name, _recipe(name, [_prune(sparsity)]))
+@dataclass(frozen=True)
+class Mask:
+    """Zeros to try: a pattern and how many."""
+
+    pattern: str
+    sparsity: float
+
+    @property
+    def name(self) -> str:
+        """`80`, `4of16` or `block1x4-80`: also a folder's name."""
+        if self.pattern == "unstructured":
+            return f"{self.sparsity * 100:.0f}"
+        plain = self.pattern.replace(":", "of" if self.pattern[0].isdigit() else "")
+        return plain if self.rule.fixed_density else f"{plain}-{self.sparsity * 100:.0f}"
+
+    @property
+    def rule(self) -> Pattern:
+        """The pattern itself."""
+        return parse_pattern(self.pattern)
 
 
-def slim(fraction: float) -> Candidate:
+# One-shot masks; most of them are only forecast.
+MASKS = (
+    *(Mask("unstructured", sparsity) for sparsity in (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95)),
+    Mask("2:4", 0.5),
+    Mask("4:16", 0.75),
+    Mask("block:1x4", 0.7),
+)
+
+
+def dense() -> Candidate:
+    """The model itself."""
+    return Candidate(DENSE, None, precisions=("fp32",))
+
+
+def dense_int8() -> Candidate:
+    """All weights, in int8."""
+    stage = {"round": {"layers": "int8", "embeddings": "int8"}}
+    return Candidate(DENSE_INT8, _recipe(DENSE_INT8, [stage]), precisions=("int8",))
+
+
+def slim(fraction: float, *, table: str) -> Candidate:
     """Heads and filters cut out until this fraction of the multiplications is left."""
     name = f"slim-{fraction * 100:.0f}"
     step = {"structured": {"budget": fraction, "multiple": 32}}
-    return Candidate(name, _recipe(name, [step]))
+    return Candidate(name, _recipe(name, [_tables(table), step, _rounded()]))
 
 
-def recovered(sparsity: float, steps: int, *, int8: bool, decoder: bool, after: str) -> Candidate:
-    """The same mask, then training with the dense model as teacher."""
-    name = f"recovered-{sparsity * 100:.0f}-{'int8' if int8 else 'fp32'}-{steps}"
-    aim = {"logits": 1.0} if decoder else {"embeddings": 1.0, "similarity": 10.0}
-    step = {"steps": steps, "freeze": "Embedding", "quantise": "int8" if int8 else None, **aim}
-    return Candidate(name, _recipe(name, [_prune(sparsity), {"recover": step}]), after)
+def one_shot(mask: Mask, *, table: str) -> Candidate:
+    """SparseGPT that aims at the dense model's outputs."""
+    name = f"oneshot-{mask.name}"
+    fixed = mask.rule.fixed_density is not None
+    step = {
+        "method": "sparsegpt",
+        "pattern": mask.pattern,
+        "sparsity": None if fixed else mask.sparsity,
+        "match": "dense",
+    }
+    return Candidate(name, _recipe(name, [_tables(table), {"prune": step}, _rounded()]))
 
 
-def _prune(sparsity: float) -> dict[str, Any]:
-    return {"prune": {"method": "sparsegpt", "sparsity": sparsity, "match": "dense"}}
+def recovered(
+    after: str, mask: Mask, steps: int, rate: float, terms: Mapping[str, float], *, int8: bool
+) -> Candidate:
+    """Training with the dense model as teacher, from where `after` stands; masks are held."""
+    name = f"recovered-{mask.name}-{steps}-r{rate:g}"
+    step = {
+        **terms,
+        "steps": steps,
+        "rate": rate,
+        "freeze": "Embedding",
+        "quantise": "int8" if int8 else None,
+        "checks": 4,
+    }
+    return Candidate(name, _recipe(name, [{"recover": step}, _rounded()]), after, steps=steps)
+
+
+def fewer_tokens(keep: float, steps: int, terms: Mapping[str, float], *, table: str) -> Candidate:
+    """All weights, but an encoder that learns which tokens it can do without."""
+    name = f"tokens-{keep * 100:.0f}"
+    wanted = {key: terms.get(key, 0.0) for key in ("embeddings", "logits")}
+    step = {
+        **wanted,
+        "keep": keep,
+        "soft_steps": steps // 2,
+        "hard_steps": steps - steps // 2,
+        "freeze": "Embedding",
+    }
+    stages = [_tables(table), {"tokens": step}, _rounded()]
+    return Candidate(name, _recipe(name, stages), precisions=("fp32",), steps=steps)
+
+
+def _tables(to: str) -> dict[str, Any]:
+    return {"round": {"layers": None, "embeddings": to}}
+
+
+def _rounded() -> dict[str, Any]:
+    return {"round": {"layers": "int8"}}
 
 
 def _recipe(name: str, stages: list[dict[str, Any]]) -> Recipe:

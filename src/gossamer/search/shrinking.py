@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`gossamer.shrink`: tries what could make a model smaller and faster, and keeps the best."""
 
-import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,19 +16,17 @@ from gossamer.errors import InputError
 from gossamer.io import load
 from gossamer.io.atomic import replace_directory, write_whole
 from gossamer.io.opened import check_replaceable
-from gossamer.io.samples import Texts, read_samples
+from gossamer.io.samples import Texts
 from gossamer.prune.journal import check_same_run, model_digest
-from gossamer.recipes.calibration import is_decoder
-from gossamer.search.candidates import DENSE, SPARSITIES, Candidate, one_shot, recovered, slim
+from gossamer.search.candidates import MASKS, Candidate
+from gossamer.search.forecast import Forecast, forecast
 from gossamer.search.front import Limits, best, front, nearest
+from gossamer.search.load_workload import load_workload
+from gossamer.search.rungs import Search
 from gossamer.search.trial import Point, Trial, Workshop, compiled
-from gossamer.search.workload import Workload, make_workload
+from gossamer.search.workload import Workload
 
 _KEY = "search.json"
-# A one-shot mask that lost more than this is past saving by a short recovery.
-_HOPELESS = 0.25
-_SHORT, _LONG = 300, 1500
-_CARRIED_ON = 2
 
 
 @dataclass(frozen=True)
@@ -45,6 +42,8 @@ class ShrinkResult:
         dense_quality: of the dense model, on the data that nothing was chosen by.
         quality: of the chosen model, on the same data.
         points: everything measured, in the order of the search.
+        forecasts: what masks were forecast to take and to break.
+        skipped: what was not tried, and why.
         seconds: of the search.
         out_of_time: whether the budget ended before the ideas did.
     """
@@ -57,6 +56,8 @@ class ShrinkResult:
     dense_quality: float
     quality: float
     points: tuple[Point, ...]
+    forecasts: tuple[Forecast, ...]
+    skipped: tuple[str, ...]
     seconds: float
     out_of_time: bool
 
@@ -83,7 +84,7 @@ class ShrinkResult:
 
 def shrink(  # noqa: PLR0913  (one argument per thing a user may ask for)
     model: nn.Module,
-    data: Path | str | Texts,
+    data: Path | str | Texts | Sequence[Any],
     out: Path | str,
     *,
     tokenizer: Any = None,
@@ -91,105 +92,97 @@ def shrink(  # noqa: PLR0913  (one argument per thing a user may ask for)
     max_ms: float | None = None,
     max_bytes: int | None = None,
     budget_minutes: float = 20.0,
-    choose: Path | str | Texts | None = None,
-    report: Path | str | Texts | None = None,
+    choose: Any = None,
+    report: Any = None,
+    metric: Callable[[nn.Module, Any], float] | None = None,
+    contenders: Callable[[Workload], Sequence[Point]] | None = None,
     beside: dict[str, bytes] | None = None,
     on_trial: Callable[[Trial], None] = lambda trial: None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> ShrinkResult:
     """Find the fastest model that loses at most `max_loss`, or say that dense is best.
 
     Args:
-        model: a transformers encoder or decoder, float32 on the CPU; it is not changed.
-        data: a text, or JSON lines of sentences or of pairs with scores.
+        model: float32 on the CPU; it is not changed. A transformers encoder, decoder or sequence
+            classifier for text, any module for images and batches.
+        data: a file (text, JSON lines, CSV, TSV; .npz for images), what it holds, or batches.
         out: folder; candidates live in `out`.work, so that a stopped search goes on from there.
         tokenizer: of the model, from the `tokenizers` package.
         max_loss: quality that may be lost, as a fraction: 0.01 is one point of a score in points,
             or a perplexity 1 % higher.
-        max_ms: of the timed call, one sequence of 128 tokens.
+        max_ms: of the timed call: one sequence of 128 tokens, one image, the first batch.
         max_bytes: of the tensor files.
-        budget_minutes: no new candidate is begun after that.
+        budget_minutes: no new candidate is begun that would take longer than what is left.
         choose: data to choose by; None sets some of `data` aside.
         report: data for the final figure; None sets some of `data` aside.
+        metric: (model, part of the data) -> number, instead of the built-in one; see the docs.
+        contenders: models of other engines to compare with, measured on the same data.
         beside: tokenizer and the like, saved with the artifacts.
         on_trial: called after each candidate.
+        say: gets a line whenever training has looked at a model.
     """
     _check(max_loss, max_ms, max_bytes, budget_minutes)
     target = Path(out)
     check_replaceable(target)
     start = time.perf_counter()
-    work = make_workload(
-        model.eval(), tokenizer, _texts(data), choose=_optional(choose), report=_optional(report)
-    )
+    work = load_workload(model.eval(), tokenizer, data, choose=choose, report=report, metric=metric)
     folder = Path(f"{out}.work")
-    _claim(folder, work)
-    dense_quality = work.choosing.measure(model)
-    workshop = Workshop(work, folder, dense_quality, beside)
+    key = {"model": model_digest(work.model), "data": work.digest}
+    _claim(folder, key)
+    with torch.inference_mode():
+        dense_quality = work.choosing.measure(model)
+    workshop = Workshop(work, folder, dense_quality, key, beside, say)
     limits = Limits(max_loss, max_ms, max_bytes)
-    points: list[Point] = []
+    found: dict[str, Forecast] = {}
+
+    def forecasts() -> dict[str, Forecast]:
+        found.update(forecast(work, MASKS, folder))
+        return found
+
+    search = Search(work, limits, forecasts, MASKS)
     out_of_time = False
-    for candidate in _candidates(work, points, limits):
-        if (
-            not workshop.knows(candidate)
-            and time.perf_counter() - start > budget_minutes * 60
-            and points
-        ):
+    pace: dict[str, float] = {}
+    for candidate in search.candidates():
+        left = budget_minutes * 60 - (time.perf_counter() - start)
+        if search.points and not workshop.knows(candidate) and _needs(candidate, pace) > left:
             out_of_time = True
-            break
+            continue
         trial = workshop.try_out(candidate)
-        points += trial.points
+        _note_pace(pace, trial)
+        search.points += trial.points
         on_trial(trial)
-    chosen = best(points, limits)
-    taken = chosen or nearest(points, limits)
-    result = compiled(load(workshop.path(taken.candidate)).eval(), work, taken.precision)
+    others = tuple(contenders(work)) if contenders is not None else ()
+    points = (*search.points, *others)
+    chosen = best(search.points, limits)
+    taken = chosen or nearest(search.points, limits)
+    source = workshop.path(taken.candidate)
+    result = compiled(load(source).eval(), work, taken.precision)
     with torch.inference_mode():
         quality, before = work.reporting.measure(result), work.reporting.measure(model)
-    source = workshop.path(taken.candidate)
     with replace_directory(target, taken.size, check_replaceable) as unfinished:
         shutil.copytree(source, unfinished, dirs_exist_ok=True)
     return ShrinkResult(
-        taken, chosen is not None, target, folder, work.choosing.name, before, quality,
-        tuple(points), time.perf_counter() - start, out_of_time,
+        taken, chosen is not None, target, folder, work.choosing.name, before, quality, points,
+        tuple(found.values()), tuple(search.skipped), time.perf_counter() - start, out_of_time,
     )  # fmt: skip
 
 
-def _candidates(work: Workload, points: list[Point], limits: Limits) -> Iterator[Candidate]:
-    """What to try next; `points` grows while it is asked."""
-    decoder = is_decoder(work.model)
-    yield Candidate(DENSE, None)
-    if not decoder:
-        yield slim(0.5)
-    for sparsity in SPARSITIES:
-        yield one_shot(sparsity)
-    # The sparsest masks that are not past saving and would be faster than what is good enough now.
-    for steps in (_SHORT, _LONG):
-        for sparsity in _worth_recovering(points, limits, steps):
-            yield recovered(
-                sparsity, steps, int8=True, decoder=decoder, after=f"oneshot-{sparsity * 100:.0f}"
-            )
+def _needs(candidate: Candidate, pace: dict[str, float]) -> float:
+    """Seconds that the candidate will take, by those before it; 0 if nothing is known yet."""
+    if candidate.steps:
+        return candidate.steps * pace.get("step", 0.0) + pace.get("other", 0.0)
+    return 0.0 if candidate.is_dense else pace.get("other", 0.0)
 
 
-def _worth_recovering(points: list[Point], limits: Limits, steps: int) -> list[float]:
-    before = "oneshot" if steps == _SHORT else "recovered"
-    good = best(points, limits)
-    found = []
-    for sparsity in sorted(SPARSITIES, reverse=True):
-        # Recovery changes values, not their number: the time is that of the one-shot mask.
-        same = [p for p in points if p.candidate == f"oneshot-{sparsity * 100:.0f}"]
-        tried = [p for p in points if p.candidate.startswith(f"{before}-{sparsity * 100:.0f}")]
-        if not tried or min(p.lost for p in tried) > _HOPELESS:
-            continue
-        if good is not None and min(p.ms for p in same) >= good.ms:
-            continue
-        found.append(sparsity)
-    return found[:_CARRIED_ON]
+def _note_pace(pace: dict[str, float], trial: Trial) -> None:
+    if trial.steps:
+        pace["step"] = trial.seconds / trial.steps
+    elif not trial.points[0].is_dense:
+        pace["other"] = trial.seconds
 
 
-def _claim(folder: Path, work: Workload) -> None:
+def _claim(folder: Path, key: dict[str, str]) -> None:
     """Make the folder this search's, or make sure that it is."""
-    digest = hashlib.sha256()
-    for text in work.training.texts:
-        digest.update(text.encode())
-    key = {"model": model_digest(work.model), "data": digest.hexdigest()}
     place = folder / _KEY
     if place.exists():
         check_same_run(folder, json.loads(place.read_text()), key)
@@ -205,11 +198,3 @@ def _check(
     for name, value in {**limits, "budget_minutes": budget_minutes}.items():
         if value is not None and not value > 0:
             raise InputError(f"shrink: {name} must be positive, got {value}.")
-
-
-def _texts(data: Path | str | Texts) -> Texts:
-    return data if isinstance(data, Texts) else read_samples(Path(data))
-
-
-def _optional(data: Path | str | Texts | None) -> Texts | None:
-    return None if data is None else _texts(data)

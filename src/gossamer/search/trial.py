@@ -3,43 +3,48 @@
 
 import copy
 import json
+import math
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 from gossamer.io import load, save
 from gossamer.io.atomic import write_whole
+from gossamer.nn.token_pruning import TokenPrunedEncoder
 from gossamer.ops.timing import duel
-from gossamer.recipes.calibration import calibration_batches, pair_loss
+from gossamer.prune.journal import DiskJournal
 from gossamer.recipes.execute import execute
+from gossamer.recipes.kept_run import KeptRun
 from gossamer.recipes.prune_stage import StageInput
-from gossamer.recipes.recover_data import samples_of_file
 from gossamer.run.compiler import compile as compile_model
-from gossamer.search.candidates import DENSE, Candidate
+from gossamer.run.ragged import run_packed
+from gossamer.search.candidates import DENSE, DENSE_INT8, Candidate
 from gossamer.search.workload import Workload
+from gossamer.train.run_folder import RunFolder
 
-PRECISIONS = ("fp32", "int8")
 _RESULT = "trial.json"
+_JOURNAL = ".journal"
 _TIMED_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class Point:
-    """A model that can be run: an artifact and the precision of its kernels.
+    """A model that can be run: an artifact and the precision of its kernels, or another's engine.
 
     Attributes:
-        candidate: that made it.
+        candidate: that made it, or the title of an engine.
         precision: of its kernels.
         quality: on the data that choices are made by.
         lost: of the dense model's quality, as a fraction.
         ms: of the timed call.
         speedup: over the dense fp32 model, measured in turn with it.
         size: bytes of its tensor files.
+        is_ours: whether there is an artifact to take; otherwise it is here to be compared with.
     """
 
     candidate: str
@@ -49,16 +54,19 @@ class Point:
     ms: float
     speedup: float
     size: int
+    is_ours: bool = True
 
     @property
     def name(self) -> str:
-        """Candidate and precision."""
+        """Candidate and precision; the dense model in int8 says it once."""
+        if self.candidate == DENSE_INT8:
+            return f"{DENSE} {self.precision}"
         return f"{self.candidate} {self.precision}"
 
     @property
     def is_dense(self) -> bool:
         """Whether no weight was taken out."""
-        return self.candidate == DENSE
+        return self.candidate in (DENSE, DENSE_INT8) or not self.is_ours
 
 
 @dataclass(frozen=True)
@@ -68,6 +76,7 @@ class Trial:
     candidate: str
     seconds: float
     points: tuple[Point, ...]
+    steps: int = 0
 
 
 class Workshop:
@@ -75,9 +84,11 @@ class Workshop:
 
     Args:
         workload: the search.
-        folder: one artifact per candidate, with its measurements in it.
+        folder: one artifact per candidate, with its measurements beside it.
         dense_quality: on the data that choices are made by.
+        key: what the search is, for runs that go on.
         beside: tokenizer and the like, saved with every artifact.
+        say: gets a line whenever training has looked at the model.
     """
 
     def __init__(
@@ -85,12 +96,16 @@ class Workshop:
         workload: Workload,
         folder: Path,
         dense_quality: float,
+        key: dict[str, str],
         beside: dict[str, bytes] | None = None,
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.workload = workload
         self.folder = folder
         self.dense_quality = dense_quality
+        self.key = key
         self.beside = beside or {}
+        self.say = say
 
     def path(self, candidate: str) -> Path:
         """Its artifact."""
@@ -99,9 +114,6 @@ class Workshop:
     def knows(self, candidate: Candidate) -> bool:
         """Whether an earlier run has measured it."""
         return self._result(candidate).exists()
-
-    def _result(self, candidate: Candidate) -> Path:
-        return self.folder / f"{candidate.name}.{_RESULT}"
 
     def try_out(self, candidate: Candidate) -> Trial:
         """Make it unless an earlier run did, and measure it in every precision."""
@@ -112,56 +124,77 @@ class Workshop:
         path = self.path(candidate.name)
         if not path.exists():
             self._make(candidate, path)
-        points = tuple(self._measure(candidate, path, precision) for precision in PRECISIONS)
-        trial = Trial(candidate.name, time.perf_counter() - start, points)
+        points = tuple(
+            self._measure(candidate, path, precision) for precision in candidate.precisions
+        )
+        trial = Trial(candidate.name, time.perf_counter() - start, points, candidate.steps)
         write_whole(done, json.dumps(asdict(trial), indent=1).encode())
+        self._forget_run(candidate)
         return trial
+
+    def _result(self, candidate: Candidate) -> Path:
+        return self.folder / f"{candidate.name}.{_RESULT}"
 
     def _make(self, candidate: Candidate, path: Path) -> None:
         work = self.workload
-        model = copy.deepcopy(work.model)
-        if candidate.recipe is not None:
-            batches = calibration_batches(model, work.training, work.tokenizer, work.calibration)
+        if candidate.after is None:
+            model = copy.deepcopy(work.model)
+        else:
+            model = load(self.path(candidate.after)).eval()
+        if candidate.recipe is None:
+            save(model, path, beside=self.beside)
+            return
+        run = RunFolder(path)
+        key = {**self.key, "candidate": candidate.name, "recipe": repr(candidate.recipe)}
+        with run.opened(resume=True):
             given = StageInput(
-                loss=pair_loss if work.training.pairs else None,
-                teacher=work.model,
-                samples=samples_of_file(
-                    model, work.training, work.tokenizer, work.calibration.tokens
-                ),
+                loss=work.loss,
+                journal=DiskJournal(self.path(f"{candidate.name}{_JOURNAL}"), key),
+                teacher=copy.deepcopy(work.model),
+                samples=work.samples() if candidate.steps else None,
+                kept=KeptRun(run, key) if candidate.steps else None,
+                say=lambda text: self.say(f"{candidate.name}: {text}"),
             )
+            batches = work.batches() if candidate.recipe.needs_data else None
             execute(candidate.recipe, model, batches, given=given)
-        save(model, path, beside=self.beside)
+            save(model, path, beside=self.beside)
+
+    def _forget_run(self, candidate: Candidate) -> None:
+        """Checkpoints and solved layers are of no use once the artifact is there."""
+        shutil.rmtree(self.path(f"{candidate.name}{_JOURNAL}"), ignore_errors=True)
+        shutil.rmtree(self.path(f"{candidate.name}.run"), ignore_errors=True)
 
     def _measure(self, candidate: Candidate, path: Path, precision: str) -> Point:
         work = self.workload
         model = compiled(load(path).eval(), work, precision)
         with torch.inference_mode():
-            quality = work.choosing.measure(model)
+            # The dense model itself has been measured already.
+            as_it_is = candidate.recipe is None
+            quality = self.dense_quality if as_it_is else work.choosing.measure(model)
             times = duel(
-                _call(work.model, work.timed),
-                _call(model, work.timed),
-                budget_seconds=_TIMED_SECONDS,
+                work.timed.call(work.model), work.timed.call(model), budget_seconds=_TIMED_SECONDS
             )
+        lost = work.lost(self.dense_quality, quality)
         return Point(
-            candidate.name, precision, quality, work.lost(self.dense_quality, quality),
-            times.second_us / 1e3, times.ratio, _bytes(path),
+            candidate.name, precision, quality, lost if math.isfinite(lost) else math.inf,
+            times.second_us / 1e3, times.ratio, tensor_bytes(path),
         )  # fmt: skip
 
 
 def compiled(model: nn.Module, work: Workload, precision: str) -> nn.Module:
     """The model as it would be run."""
-    return compile_model(model, tokens=(1, work.tokens), precision=precision)
+    fast = compile_model(model, tokens=work.tokens, precision=precision, example=work.example)
+    if any(isinstance(module, TokenPrunedEncoder) for module in fast.modules()):
+        run_packed(fast)
+    return fast
 
 
-def _call(model: nn.Module, timed: dict[str, torch.Tensor]) -> Callable[[], Any]:
-    return lambda: model(**timed)
-
-
-def _bytes(path: Path) -> int:
+def tensor_bytes(path: Path) -> int:
+    """Bytes of the tensor files of an artifact."""
     return sum(file.stat().st_size for file in path.glob("*.safetensors"))
 
 
 def _read(path: Path) -> Trial:
     document = json.loads(path.read_text())
-    points = tuple(Point(**point) for point in document["points"])
-    return Trial(document["candidate"], document["seconds"], points)
+    points = tuple(Point(**point) for point in document.pop("points"))
+    return Trial(**document, points=points)

@@ -53,7 +53,10 @@ def read_images(path: Path) -> Images:
     parts = []
     for kind in ("train", "test"):
         x, y = arrays[f"x_{kind}"], arrays[f"y_{kind}"]
-        parts += [_pixels(x, f"{path}: x_{kind}"), _labels(y, len(x), f"{path}: y_{kind}")]
+        parts += [
+            image_pixels(x, f"{path}: x_{kind}"),
+            image_labels(y, len(x), f"{path}: y_{kind}"),
+        ]
     images = Images(*parts)
     if images.x_train.shape[1:] != images.x_test.shape[1:]:
         raise InputError(
@@ -109,7 +112,8 @@ def _read_idx(folder: Path, name: str) -> np.ndarray:
     return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
 
 
-def _pixels(x: np.ndarray, where: str) -> torch.Tensor:
+def image_pixels(x: np.ndarray, where: str) -> torch.Tensor:
+    """float32 [N, C, H, W]; whole numbers become parts of the largest of their type."""
     if x.ndim not in (3, 4) or not x.size or x.dtype.kind not in "uif":
         raise InputError(
             f"{where}: expected numbers [N, H, W] or [N, C, H, W], got {x.dtype} {list(x.shape)}."
@@ -123,7 +127,8 @@ def _pixels(x: np.ndarray, where: str) -> torch.Tensor:
     return pixels[:, None] if pixels.ndim == 3 else pixels
 
 
-def _labels(y: np.ndarray, count: int, where: str) -> torch.Tensor:
+def image_labels(y: np.ndarray, count: int, where: str) -> torch.Tensor:
+    """int64 [N], one for each of `count` images."""
     if y.shape != (count,) or y.dtype.kind not in "ui" or (count and int(y.min()) < 0):
         raise InputError(
             f"{where}: expected whole numbers from 0, one for each of {count} images, got {y.dtype}"

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a mask would cost and break, before anything is solved or trained.
+
+Milliseconds: a mask by magnitude, which takes no time to make, packed and timed as the real one
+will be; the time of a model depends on where its zeros are allowed, not on which weights they hit.
+Unstructured ones are timed at both ends, between which time goes with the kept weights.
+Error: one pass of calibration data says how much each layer's outputs would change; it orders masks
+by the quality they leave, and does not say how much that is.
+"""
+
+import copy
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from gossamer.io.atomic import write_whole
+from gossamer.ops.timing import race, stopwatch
+from gossamer.prune.budgets_measure import pattern_errors
+from gossamer.prune.targets import find_targets
+from gossamer.recipes.oneshot import sparsify
+from gossamer.search.candidates import Mask
+from gossamer.search.trial import compiled
+from gossamer.search.workload import Workload
+
+_FILE = "forecast.json"
+_TIMED_SECONDS = 0.5
+# A mask must be this much worse in both to be left out: forecasts are no measurements.
+_MARGIN = 1.05
+_ANY = "unstructured"
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Of one mask.
+
+    Attributes:
+        mask: its name.
+        ms: of the timed call, with int8 kernels allowed.
+        error: mean relative change of the layers' outputs.
+    """
+
+    mask: str
+    ms: float
+    error: float
+
+
+def forecast(work: Workload, masks: Sequence[Mask], folder: Path) -> dict[str, Forecast]:
+    """By the name of the mask; what an earlier run of this search found is read back.
+
+    Masks that do not fit the model are left out.
+    """
+    place = folder / _FILE
+    if place.exists():
+        found = [Forecast(**each) for each in json.loads(place.read_text())]
+        return {each.mask: each for each in found}
+    targets = find_targets(work.model)
+    choices = [(mask.rule, 1 - mask.sparsity) for mask in masks]
+    errors = pattern_errors(work.model, work.batches(), targets, choices)
+    known = {m: error for m, error in zip(masks, errors, strict=True) if math.isfinite(error)}
+    times = _times(work, list(known))
+    made = [Forecast(mask.name, times[mask.name], error) for mask, error in known.items()]
+    write_whole(place, json.dumps([asdict(each) for each in made], indent=1).encode())
+    return {each.mask: each for each in made}
+
+
+def worth_trying(found: dict[str, Forecast], masks: Sequence[Mask]) -> list[Mask]:
+    """Masks that no other one beats in time and error at once, gentlest first."""
+    known = [mask for mask in masks if mask.name in found]
+    left = [
+        mask
+        for mask in known
+        if not any(_beats(found[other.name], found[mask.name]) for other in known)
+    ]
+    return sorted(left, key=lambda mask: found[mask.name].error)
+
+
+def _beats(one: Forecast, other: Forecast) -> bool:
+    return one.ms * _MARGIN <= other.ms and one.error * _MARGIN <= other.error
+
+
+def _times(work: Workload, masks: Sequence[Mask]) -> dict[str, float]:
+    """Milliseconds by mask: between two unstructured masks they lie on a line."""
+    plain = sorted((m for m in masks if m.pattern == _ANY), key=lambda mask: mask.sparsity)
+    ends = {mask.sparsity: _milliseconds(work, mask) for mask in plain[:: max(len(plain) - 1, 1)]}
+    times = {}
+    for mask in masks:
+        if mask.pattern == _ANY:
+            times[mask.name] = _on_line(mask.sparsity, ends)
+        else:
+            times[mask.name] = _milliseconds(work, mask)
+    return times
+
+
+def _on_line(place: float, ends: dict[float, float]) -> float:
+    (low, first), (high, last) = min(ends.items()), max(ends.items())
+    return first if low == high else first + (last - first) * (place - low) / (high - low)
+
+
+def _milliseconds(work: Workload, mask: Mask) -> float:
+    model = copy.deepcopy(work.model)
+    fixed = mask.rule.fixed_density is not None
+    sparsify(model, sparsity=None if fixed else mask.sparsity, pattern=mask.pattern)
+    # The lowest precision that candidates are measured with: fp32 kernels take part in it.
+    fast = compiled(model, work, "int8")
+    with torch.inference_mode():
+        best = race([stopwatch(work.timed.call(fast))], budget_seconds=_TIMED_SECONDS)
+    return best[0] / 1e3

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Searches on images with labels. Legend: N images, C channels, H height, W width."""
+
+import hashlib
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from gossamer.errors import InputError
+from gossamer.nn.batch import Batch
+from gossamer.prune.calibrated import evaluating
+from gossamer.prune.losses import output_of
+from gossamer.recipes.calibration import Quality
+from gossamer.recipes.recover_data import RecoverySamples
+from gossamer.search.text_workload import label_loss, user_quality
+from gossamer.search.workload import Workload, split_numbers
+from gossamer.train.tasks.image_files import image_labels, image_pixels
+
+_CALIBRATED, _CALIBRATION_BATCH = 512, 64
+_EVALUATED = 256
+_PAIRS = (("x", "y"), ("x_train", "y_train"))
+_TEST = ("x_test", "y_test")
+_EXPECTED = "Give a .npz file with x [N, H, W] or [N, C, H, W] and y [N], or x_train and y_train."
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """float32 [N, C, H, W], int64 labels [N]; `test`: the rest of a file that has two parts."""
+
+    name: str
+    pixels: torch.Tensor
+    labels: torch.Tensor
+    test: "ImageSet | None" = None
+
+    def part(self, numbers: Sequence[int]) -> "ImageSet":
+        """Some of them."""
+        chosen = list(numbers)
+        return ImageSet(self.name, self.pixels[chosen], self.labels[chosen])
+
+
+def read_image_set(path: Path) -> ImageSet:
+    """Images of a .npz file, never pickled: whole numbers become parts of their largest."""
+    try:
+        with np.load(path, allow_pickle=False) as held:
+            names = next((pair for pair in _PAIRS if set(pair) <= set(held.files)), None)
+            if names is None:
+                found = ", ".join(held.files[:6]) or "nothing"
+                raise InputError(f"{path}: found {found}. {_EXPECTED}")
+            test = _made(path, held, _TEST) if set(_TEST) <= set(held.files) else None
+            whole = _made(path, held, names)
+    except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{path}: cannot be read ({str(error)[:120]}). {_EXPECTED}") from error
+    return ImageSet(path.name, whole.pixels, whole.labels, test)
+
+
+def _made(path: Path, held: Any, names: tuple[str, str]) -> ImageSet:
+    pixels, labels = held[names[0]], held[names[1]]
+    return ImageSet(
+        path.name,
+        image_pixels(pixels, f"{path}: {names[0]}"),
+        image_labels(labels, len(pixels), f"{path}: {names[1]}"),
+    )
+
+
+def image_workload(
+    model: nn.Module,
+    data: ImageSet,
+    *,
+    choose: ImageSet | None = None,
+    report: ImageSet | None = None,
+    metric: Callable[[nn.Module, Any], float] | None = None,
+) -> Workload:
+    """Accuracy of a classifier; the final figure is of x_test and y_test, if the file has them."""
+    report = report or data.test
+    numbers = split_numbers(
+        len(data.labels), choose=choose is None, report=report is None, where=data.name
+    )
+    training, first, second = (data.part(part) for part in numbers)
+    example = training.pixels[:1]
+    digest = hashlib.sha256(training.pixels.numpy().tobytes() + training.labels.numpy().tobytes())
+    return Workload(
+        model=model,
+        batches=lambda: _batches(training),
+        samples=lambda: _samples(training),
+        loss=label_loss,
+        terms={"logits": 1.0, "hardness": 0.5},
+        choosing=_quality(choose or first, metric),
+        reporting=_quality(report or second, metric),
+        timed=Batch(example),
+        timed_text=f"1 image of {' x '.join(map(str, example.shape[1:]))}",
+        tokens=1,
+        digest=digest.hexdigest(),
+        example=example,
+    )
+
+
+def _quality(data: ImageSet, metric: Callable[[nn.Module, Any], float] | None) -> Quality:
+    if metric is not None:
+        return user_quality(metric, data, data.name)
+    where = f"{len(data.labels)} images, {data.name}"
+    return Quality("accuracy (%)", False, lambda m: _accuracy(m, data), where, 100.0)
+
+
+def _accuracy(model: nn.Module, data: ImageSet) -> float:
+    right = 0
+    with evaluating(model), torch.no_grad():
+        for x, y in zip(data.pixels.split(_EVALUATED), data.labels.split(_EVALUATED), strict=True):
+            right += int((output_of(model(x)).argmax(dim=-1) == y).sum())
+    return 100 * right / len(data.labels)
+
+
+def _batches(data: ImageSet) -> list[Batch]:
+    count = min(len(data.labels), _CALIBRATED)
+    return [
+        Batch(data.pixels[start : start + _CALIBRATION_BATCH],
+              labels=data.labels[start : start + _CALIBRATION_BATCH])
+        for start in range(0, count, _CALIBRATION_BATCH)
+    ]  # fmt: skip
+
+
+def _samples(data: ImageSet) -> RecoverySamples:
+    def make(numbers: Sequence[int]) -> Batch:
+        chosen = list(numbers)
+        return Batch(data.pixels[chosen], None, data.labels[chosen], tuple(chosen))
+
+    area = data.pixels.shape[-2:].numel()
+    return RecoverySamples(make, [area] * len(data.labels), range(len(data.labels)))

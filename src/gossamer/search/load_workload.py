@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what a user gives as data to a workload: text, images or batches."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from gossamer.errors import InputError
+from gossamer.io.samples import Texts, read_samples
+from gossamer.search.batch_workload import batch_workload
+from gossamer.search.image_workload import ImageSet, image_workload, read_image_set
+from gossamer.search.text_workload import text_workload
+from gossamer.search.workload import Workload
+
+_IMAGES = ".npz"
+
+
+def load_workload(
+    model: nn.Module,
+    tokenizer: Any,
+    data: Any,
+    *,
+    choose: Any = None,
+    report: Any = None,
+    metric: Callable[[nn.Module, Any], float] | None = None,
+) -> Workload:
+    """Files are read; all three parts must be of one kind."""
+    parts = [None if part is None else _read(part) for part in (data, choose, report)]
+    kinds = {type(part) for part in parts if part is not None}
+    if len(kinds) != 1:
+        raise InputError(
+            "shrink: the data to fit, to choose by and to report must be of one kind, got"
+            f" {', '.join(sorted(kind.__name__ for kind in kinds))}."
+        )
+    first, second, third = parts
+    if isinstance(first, Texts):
+        return text_workload(
+            model,
+            tokenizer,
+            first,
+            choose=second,
+            report=third,
+            metric=metric,  # type: ignore[arg-type]
+        )
+    if isinstance(first, ImageSet):
+        return image_workload(model, first, choose=second, report=third, metric=metric)  # type: ignore[arg-type]
+    return batch_workload(model, first, choose=second, report=third, metric=metric)  # type: ignore[arg-type]
+
+
+def _read(data: Any) -> Texts | ImageSet | list[Any]:
+    if isinstance(data, Texts | ImageSet):
+        return data
+    if isinstance(data, str | Path):
+        path = Path(data)
+        return read_image_set(path) if path.suffix == _IMAGES else read_samples(path)
+    if isinstance(data, Sequence):
+        return list(data)
+    raise InputError(
+        f"shrink: data must be a file or a list of batches, got {type(data).__name__}."
+    )
