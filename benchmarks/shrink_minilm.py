@@ -3,11 +3,11 @@
 
     GOSSAMER_DATA=DIR python benchmarks/shrink_minilm.py WORK [--budget 40] [--race-only]
 
-The search fits and recovers on STS-B train, whose scores it may learn from, and chooses on a part of
-train that it sets aside; nothing is chosen by dev, which gives the figures. Where the folder also has
-`sts-test.csv.xz`, dev chooses and test gives the figures. A search that was stopped goes on; --race-only
-takes the model that WORK/model holds. All times are of one interleaved loop, one sequence of 128
-tokens, one thread.
+The search fits and recovers on STS-B train, whose scores it may learn from, and chooses on a part
+of train that it sets aside; nothing is chosen by dev, which gives the figures. Where the folder
+also has `sts-test.csv.xz`, dev chooses and test gives the figures. A search that was stopped goes
+on; --race-only takes the model that WORK/model holds. All times are of one interleaved loop, one
+sequence of 128 tokens, one thread.
 """
 
 import sys
@@ -20,6 +20,7 @@ from gossamer import settings
 from gossamer.cli.output import table
 from gossamer.cli.sources import load_source
 from gossamer.io.samples import TOKENIZER_FILE, Pair, Texts, make_tokenizer
+from gossamer.search.candidates import Mask
 from gossamer.search.contenders import EngineContenders
 from gossamer.search.load_workload import load_workload
 from gossamer.search.trial import tensor_bytes
@@ -27,8 +28,8 @@ from support import stsb
 from support.options import give, machine, parser, progress
 from support.shrunk import final_race, search_rows
 
-# Lost on the part that chooses; half of what may be lost in the end, since the best of several tries
-# on few pairs looks better than it is.
+# Lost on the part that chooses; half of what may be lost in the end, since the best of several
+# tries on few pairs looks better than it is.
 MAX_LOSS = 0.005
 GOALS = {"lost": 1.0, "faster": 1.5, "smaller": 3.0}
 
@@ -48,7 +49,8 @@ def main():
     if not given.race_only:
         result = gossamer.shrink(
             source.model, train, given.work / "model", tokenizer=tokenizer, max_loss=MAX_LOSS,
-            budget_minutes=given.budget, choose=choose, report=report, beside=source.beside,
+            masks=[Mask("unstructured", sparsity) for sparsity in given.sparsities],
+            budget_minutes=given.budget, valid_data=choose, test_data=report, beside=source.beside,
             on_trial=told, say=progress,
         )  # fmt: skip
         document |= {"search": result.to_dict(), "precision": result.chosen.precision}
@@ -68,6 +70,7 @@ def arguments():
     options = parser(__doc__.splitlines()[0])
     options.add_argument("work", type=Path, help="folder for candidates and the model")
     options.add_argument("--budget", type=float, default=40, help="minutes of the search")
+    options.add_argument("--sparsities", type=float, nargs="+", default=[0.8, 0.85, 0.9])
     options.add_argument("--race-only", action="store_true", help="take the model that is there")
     options.add_argument("--search-only", action="store_true", help="race later, in a quiet hour")
     return options.parse_args()

@@ -13,7 +13,7 @@ from gossamer.cli.output import Output, table
 _EXAMPLES = """
 gossamer shrink demo:minilm --data pairs.jsonl --max-loss 1% -o small/
 gossamer shrink my-bert/ --data sentences.txt --max-loss 0.5% --max-latency 5ms -o small/
-gossamer shrink my-bert/ --data train.jsonl --choose dev.jsonl --report test.jsonl -o small/
+gossamer shrink my-bert/ --data train.csv --valid-data dev.csv --test-data test.csv -o small/
 """
 _UNITS = {
     "loss": {"%": 0.01, "": 1.0},
@@ -57,8 +57,8 @@ class Quantity(click.ParamType):  # type: ignore[type-arg]  # generic in new cli
 )
 @click.argument("model", metavar="MODEL")
 @click.option(
-    "--data", type=click.Path(path_type=Path), required=True,
-    help="Sentences (.txt), pairs with scores (.jsonl) or, for a language model, a text.",
+    "--data", required=True, metavar="FILE",
+    help="Text, JSON lines, CSV, TSV or .npz images; or module:function, your own batches.",
 )  # fmt: skip
 @click.option(
     "-o", "--out", "target", type=click.Path(path_type=Path), required=True, help="Artifact folder."
@@ -73,34 +73,48 @@ class Quantity(click.ParamType):  # type: ignore[type-arg]  # generic in new cli
     "--budget", type=Quantity("time"), default="20min", show_default=True,
     help="No new candidate is begun after that.",
 )  # fmt: skip
-@click.option("--choose", type=click.Path(path_type=Path), help="Data to choose by.")
-@click.option("--report", type=click.Path(path_type=Path), help="Data for the final figure.")
+@click.option("--valid-data", metavar="FILE", help="Data to choose by; a part of DATA if left out.")
+@click.option(
+    "--test-data", metavar="FILE", help="Data for the final figure; a part of DATA if left out."
+)
+@click.option(
+    "--metric",
+    metavar="MODULE:FUNCTION",
+    help="Your own quality, of a model and a part of the data.",
+)
+@click.option(
+    "--also", multiple=True, metavar="MODEL", help="A smaller dense model to compare with."
+)
+@click.option(
+    "--engines/--no-engines", default=True, show_default=True,
+    help="Compare with int8 of other engines that are installed.",
+)  # fmt: skip
 @click.pass_obj
-def shrink(  # noqa: PLR0913  (one argument per option)
+def shrink(
     out: Output,
+    /,
     model: str,
-    data: Path,
+    data: str,
     target: Path,
     max_loss: float,
     max_latency: float | None,
     max_bytes: float | None,
     budget: float,
-    choose: Path | None,
-    report: Path | None,
+    **more: Any,
 ) -> int:
     """Try what makes MODEL smaller and faster, keep the best, or say: stay dense.
 
-    Dense int8, slim models, one-shot sparse masks and recovered ones are made from part of DATA,
+    Dense int8, sparse masks, recovered, slim and token-pruned models are made from part of DATA,
     compared on another part, and the one that is taken is measured on a third. A search that was
     stopped goes on: finished candidates stay in OUT.work. Exit code 4 if nothing meets the limits;
     OUT is then the nearest model.
     """
-    from gossamer.cli.shrinking import run_shrink
+    from gossamer.cli.shrinking import ShrinkRequest, run_shrink
     from gossamer.search.front import Limits
     from gossamer.search.page import HEAD, rows_of, verdict
 
     limits = Limits(max_loss, max_latency, None if max_bytes is None else int(max_bytes))
-    result = run_shrink(out, model, data, target, limits, budget, choose, report)
+    result = run_shrink(out, ShrinkRequest(model, data, target, limits, budget, **more))
     shown = table(*(column if i in (0, 6) else f">{column}" for i, column in enumerate(HEAD)))
     for row in rows_of(result.points, result.chosen, result.front):
         shown.add_row(*row)

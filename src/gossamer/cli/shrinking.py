@@ -1,31 +1,57 @@
 # SPDX-License-Identifier: Apache-2.0
 """The work behind `gossamer shrink`."""
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gossamer.cli.output import Output
-from gossamer.cli.sources import load_source
+from gossamer.cli.sources import Source, load_source
+from gossamer.cli.user_function import find_function, is_function
 from gossamer.io.samples import TOKENIZER_FILE, make_tokenizer
 from gossamer.report.html import write_html
+from gossamer.search.contenders import EngineContenders, dense_point, engine_points
 from gossamer.search.front import Limits
+from gossamer.search.load_workload import load_workload
 from gossamer.search.page import search_page
 from gossamer.search.shrinking import ShrinkResult, shrink
-from gossamer.search.trial import Trial
+from gossamer.search.trial import Point, Trial
+from gossamer.search.workload import Workload
+
+_DATA = "one without arguments that returns a list of batches"
+_METRIC = "one that takes a model and a part of the data and returns a number"
 
 
-def run_shrink(
-    out: Output,
-    model: str,
-    data: Path,
-    target: Path,
-    limits: Limits,
-    budget_minutes: float,
-    choose: Path | None,
-    report: Path | None,
-) -> ShrinkResult:
+@dataclass(frozen=True)
+class ShrinkRequest:
+    """What was asked for on the command line."""
+
+    model: str
+    data: str
+    target: Path
+    limits: Limits
+    budget_minutes: float
+    valid_data: str | None = None
+    test_data: str | None = None
+    metric: str | None = None
+    also: Sequence[str] = ()
+    engines: bool = True
+
+
+def run_shrink(out: Output, request: ShrinkRequest) -> ShrinkResult:
     """Load, search, write the report."""
     with out.stage("loading"):
-        source = load_source(model)
+        source = load_source(request.model)
+        parts = [
+            None if text is None else _data(text, option)
+            for text, option in (
+                (request.data, "--data"),
+                (request.valid_data, "--valid-data"),
+                (request.test_data, "--test-data"),
+            )
+        ]
+        metric = request.metric and find_function(request.metric, "--metric", _METRIC)
 
     def told(trial: Trial) -> None:
         for point in trial.points:
@@ -34,20 +60,56 @@ def run_shrink(
                 f" {point.speedup:.2f}x dense ({trial.seconds:.0f} s)"
             )
 
+    limits = request.limits
     result = shrink(
         source.model,
-        data,
-        target,
-        tokenizer=make_tokenizer(source.beside.get(TOKENIZER_FILE)),
+        parts[0],  # type: ignore[arg-type]
+        request.target,
+        tokenizer=_tokenizer(source, parts[0]),
         max_loss=limits.max_loss,
         max_ms=limits.max_ms,
         max_bytes=limits.max_bytes,
-        budget_minutes=budget_minutes,
-        choose=choose,
-        report=report,
+        budget_minutes=request.budget_minutes,
+        valid_data=parts[1],
+        test_data=parts[2],
+        metric=metric or None,
+        contenders=_contenders(out, request, parts),
         beside=source.beside,
         on_trial=told,
+        say=out.note,
     )
-    page = search_page(result, limits, f"{source.name}, shrunk", "1 x 128 tokens")
+    page = search_page(result, limits, f"{source.name}, shrunk")
     write_html(page, result.work / "report.html")
     return result
+
+
+def _data(text: str, option: str) -> Any:
+    if is_function(text) and not Path(text).exists():
+        return find_function(text, option, _DATA)()
+    return Path(text)
+
+
+def _tokenizer(source: Source, data: Any) -> Any:
+    if not isinstance(data, Path) or data.suffix == ".npz":
+        return None
+    return make_tokenizer(source.beside.get(TOKENIZER_FILE))
+
+
+def _contenders(
+    out: Output, request: ShrinkRequest, parts: Sequence[Any]
+) -> Callable[[Workload, Point], list[Point]]:
+    def contenders(work: Workload, dense: Point) -> list[Point]:
+        points = []
+        for text in request.also:
+            source = load_source(text)
+            tokenizer = _tokenizer(source, parts[0])
+            other = load_workload(
+                source.model, tokenizer, parts[0], choose=parts[1], report=parts[2]
+            )
+            points.append(dense_point(source.name, other, dense))
+        if request.engines:
+            with EngineContenders(say=out.note) as engines:
+                points += engine_points(work, dense, engines)
+        return points
+
+    return contenders

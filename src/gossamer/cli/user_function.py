@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`--model`: files and packaged models, or `module:function`, the user's own code.
+"""`module:function`, the user's own code, where an option takes it; `--model` takes files, too.
 
 Only what is typed on the command line is ever imported; no file, recipe or artifact names code.
 """
 
+import functools
 import importlib
 import re
 import sys
@@ -21,8 +22,28 @@ _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 def load_function(text: str) -> Callable[[], Any]:
     """Makes the model that `text` names, or what the user's function returns."""
     is_source = text.startswith((ZOO_PREFIX, DEMO_PREFIX)) or Path(text).exists()
-    if is_source or _FUNCTION.fullmatch(text) is None:
+    if is_source or not is_function(text):
         return lambda: load_source(text).model.train()
+    expected = "one without arguments that returns a torch module or a gossamer.train.tasks.Task"
+    return find_function(text, "--model", expected)
+
+
+def is_function(text: str) -> bool:
+    """Whether `text` looks like `module:function`."""
+    return _FUNCTION.fullmatch(text) is not None
+
+
+def find_function(text: str, option: str, expected: str) -> Callable[..., Any]:
+    """The user's function; what it raises is told as a mistake of the user's.
+
+    Args:
+        text: `module:function`.
+        option: it was given with.
+        expected: what kind of function, for messages.
+    """
+    where = f"{option} {text}"
+    if not is_function(text):
+        raise InputError(f"{where}: expected module:function, {expected}.")
     name, _, attribute = text.partition(":")
     # As `python -m` does: modules of the folder one stands in are found first.
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
@@ -31,29 +52,26 @@ def load_function(text: str) -> Callable[[], Any]:
         module = importlib.import_module(name)
     except ImportError as error:
         raise InputError(
-            f"--model {text}: the module {name!r} cannot be imported ({error}). Run from the folder"
+            f"{where}: the module {name!r} cannot be imported ({error}). Run from the folder"
             " that holds it, or set PYTHONPATH."
         ) from error
     except Exception as error:
         raise InputError(
-            f"--model {text}: the module raised {type(error).__name__}: {error}. Add --debug to see"
-            " where."
+            f"{where}: the module raised {type(error).__name__}: {error}. Add --debug to see where."
         ) from error
     function = getattr(module, attribute, None)
     if not callable(function):
-        raise InputError(
-            f"--model {text}: {name} has no function {attribute!r}; expected one without arguments"
-            " that returns a torch module or a gossamer.train.tasks.Task."
-        )
+        raise InputError(f"{where}: {name} has no function {attribute!r}; expected {expected}.")
 
-    def call() -> Any:
+    @functools.wraps(function)
+    def call(*arguments: Any) -> Any:
         try:
-            return function()
+            return function(*arguments)
         except GossamerError:
             raise
         except Exception as error:
             raise InputError(
-                f"--model {text}: the function raised {type(error).__name__}: {error}. Add --debug"
+                f"{where}: the function raised {type(error).__name__}: {error}. Add --debug"
                 " to see where."
             ) from error
 

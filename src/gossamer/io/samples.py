@@ -5,7 +5,6 @@ A decoder reads a text as one stream that is cut into windows of equal length; a
 line by line. Legend: N samples, T tokens.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +13,21 @@ from typing import Any
 import torch
 
 from gossamer.errors import InputError, ResourceError
+from gossamer.io.sample_tables import (
+    Row,
+    json_rows,
+    kind_of,
+    label_in,
+    pair_in,
+    table_rows,
+    text_in,
+)
 from gossamer.io.tensor_file import read_tensors
 from gossamer.io.tensor_header import read_header
 
 TOKENIZER_FILE = "tokenizer.json"
 TEXT_SUFFIXES = (".txt", ".md", ".text")
-TEXT_COLUMNS = ("text", "sentence")
+TABLE_SUFFIXES = (".csv", ".tsv")
 MAX_TEXT_BYTES = 1 << 30
 
 
@@ -53,29 +61,30 @@ class Texts:
     labels: tuple[int, ...] = ()
 
 
-def read_samples(path: Path) -> Texts:
-    """What a .txt, .jsonl, .tsv or .safetensors file holds.
+def read_samples(path: Path, *, labelled: bool = False) -> Texts:
+    """What a .txt, .jsonl, .csv, .tsv or .safetensors file holds.
 
-    Lines of a .jsonl file have "text", or "text_a", "text_b" and "score"; the first line of a .tsv
-    file names a column `text` or `sentence`; a .safetensors file has a tensor `input_ids` [N, T].
+    Lines of a .jsonl file have "text" (or "sentence"), maybe with a "label", or "text_a", "text_b"
+    and "score"; the first line of a table names such columns; a .safetensors file has a tensor
+    `input_ids` [N, T]. Labels are looked at only if `labelled`.
     """
     if not path.is_file():
         raise InputError(
-            f"{path}: there is no such file. Give a .txt, .jsonl, .tsv or .safetensors file."
+            f"{path}: there is no such file. Give a .txt, .jsonl, .csv, .tsv or .safetensors file."
         )
     if path.suffix == ".safetensors":
         return Texts(path, ids_NT=_read_ids(path))
-    if path.suffix not in (*TEXT_SUFFIXES, ".jsonl", ".tsv"):
+    if path.suffix not in (*TEXT_SUFFIXES, *TABLE_SUFFIXES, ".jsonl"):
         raise InputError(
-            f"{path}: expected a file that ends with {', '.join(TEXT_SUFFIXES)}, .jsonl, .tsv or"
-            " .safetensors."
+            f"{path}: expected a file that ends with {', '.join(TEXT_SUFFIXES)}, .jsonl, .csv, .tsv"
+            " or .safetensors."
         )
     text = _read_text(path)
-    if path.suffix == ".tsv":
-        return _read_table(path, text)
-    if path.suffix != ".jsonl":
-        return Texts(path, text, tuple(line for line in text.splitlines() if line.strip()))
-    return _read_json_lines(path, text)
+    if path.suffix in TABLE_SUFFIXES:
+        return _read_rows(path, table_rows(path, text), labelled)
+    if path.suffix == ".jsonl":
+        return _read_rows(path, json_rows(path, text), labelled)
+    return Texts(path, text, tuple(line for line in text.splitlines() if line.strip()))
 
 
 def make_tokenizer(content: bytes | None) -> Any:
@@ -175,54 +184,24 @@ def _read_text(path: Path) -> str:
     return text
 
 
-def _read_table(path: Path, text: str) -> Texts:
-    """One column of a table with tabs; a quotation mark is a character like any other."""
-    head, *lines = text.split("\n")
-    names = [name.strip().lower() for name in head.split("\t")]
-    column = next((names.index(name) for name in TEXT_COLUMNS if name in names), None)
-    if column is None:
-        raise InputError(
-            f"{path}:1: expected a column {' or '.join(TEXT_COLUMNS)}, found"
-            f" {', '.join(names[:8])!r}. Put a line with the names of the columns on top."
-        )
-    texts = []
-    for number, line in enumerate(lines, start=2):
-        if not line.strip():
-            continue
-        cells = line.rstrip("\r").split("\t")
-        if len(cells) <= column or not cells[column].strip():
-            raise InputError(
-                f"{path}:{number}: has no text in column {column + 1}, {names[column]!r}."
-            )
-        texts.append(cells[column])
-    return Texts(path, "\n".join(texts), tuple(texts))
-
-
-def _read_json_lines(path: Path, text: str) -> Texts:
+def _read_rows(path: Path, rows: Iterator[Row], labelled: bool) -> Texts:
+    """Pairs where a row has two texts and a score; all texts have a label, or none has."""
     texts: list[str] = []
     pairs: list[Pair] = []
-    for number, line in enumerate(text.splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            item = json.loads(line)
-        except ValueError as error:
-            raise InputError(f"{path}:{number}: is not JSON ({error}).") from error
-        if isinstance(item, dict) and isinstance(item.get("text"), str):
-            texts.append(item["text"])
-        elif isinstance(item, dict) and {"text_a", "text_b", "score"} <= set(item):
-            try:
-                pair = Pair(str(item["text_a"]), str(item["text_b"]), float(item["score"]))
-            except (TypeError, ValueError) as error:
-                raise InputError(f"{path}:{number}: score is not a number.") from error
+    labels: list[int] = []
+    for number, row in rows:
+        where, kind = f"{path}:{number}", kind_of(list(row))
+        if kind == "pair":
+            pair = Pair(*pair_in(row, where))
             pairs.append(pair)
             texts += [pair.first, pair.second]
-        else:
-            raise InputError(
-                f'{path}:{number}: expected {{"text": "..."}} or {{"text_a": "...", "text_b":'
-                f' "...", "score": 3.5}}, got {line[:60]!r}.'
-            )
-    return Texts(path, "\n".join(texts), tuple(texts), tuple(pairs))
+            continue
+        texts.append(text_in(row, None, where))
+        if labelled and kind == "label":
+            labels.append(label_in(row, where))
+    if labels and (pairs or len(labels) != len(texts)):
+        raise InputError(f"{path}: {len(labels)} of {len(texts)} texts have a label; expected all.")
+    return Texts(path, "\n".join(texts), tuple(texts), tuple(pairs), labels=tuple(labels))
 
 
 def _read_ids(path: Path) -> torch.Tensor:

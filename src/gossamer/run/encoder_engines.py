@@ -4,6 +4,7 @@
 import importlib.util
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -66,20 +67,50 @@ class EncoderEngine:
         self.close()
 
     def load(
-        self, name: str, arrays: Arrays, ids_BT: torch.Tensor, precision: str
+        self,
+        name: str,
+        arrays: Arrays,
+        ids_BT: torch.Tensor,
+        precision: str,
+        calibration: Mapping[str, torch.Tensor] | None = None,
     ) -> npt.NDArray[np.float32]:
-        """Compile an encoder under a name; gives the last hidden state [B, T, D]."""
+        """Compile an encoder under a name; gives the last hidden state [B, T, D].
+
+        Args:
+            name: to ask for it by.
+            arrays: the encoder.
+            ids_BT: what it is timed with; all its inputs have this shape.
+            precision: one that PRECISIONS says.
+            calibration: ids and mask [N, T] that int8 is calibrated by; None: random ids.
+        """
         folder = Path(self._folder.name)
         paths = {key: str(folder / f"{key}.npy") for key in ("ids", "y")}
         paths["arrays"] = str(folder / "arrays.npz")
         np.savez(paths["arrays"], **arrays)  # type: ignore[arg-type]  # numpy types its options
         np.save(paths["ids"], ids_BT.numpy())
         case = {**paths, "name": name, "precision": precision, "threads": self._threads}
+        if calibration is not None:
+            case["calibration"] = self._file(calibration)
         self._process.ask("load", case)
         Path(paths["arrays"]).unlink()
         self.version = self._process.ask("version", None)["version"]
         hidden: npt.NDArray[np.float32] = np.load(paths["y"])
         return hidden
+
+    def encode(
+        self, name: str, ids_NT: torch.Tensor, mask_NT: torch.Tensor
+    ) -> npt.NDArray[np.float32]:
+        """The last hidden states [N, T, D] of any number of sequences of the loaded length."""
+        answer = Path(self._folder.name) / "y.npy"
+        inputs = self._file({"ids": ids_NT, "mask": mask_NT})
+        self._process.ask("encode", {"name": name, "inputs": inputs, "y": str(answer)})
+        hidden: npt.NDArray[np.float32] = np.load(answer)
+        return hidden
+
+    def _file(self, tensors: Mapping[str, torch.Tensor]) -> str:
+        path = Path(self._folder.name) / "inputs.npz"
+        np.savez(path, **{name: tensor.numpy() for name, tensor in tensors.items()})  # type: ignore[arg-type]
+        return str(path)
 
     def turn(self, name: str) -> float:
         """Seconds of the fastest call of one turn of the encoder under this name."""

@@ -73,5 +73,6 @@ def _digest(batches: Sequence[Batch]) -> str:
     for batch in batches:
         found = batch.first_tensor()
         if found is not None:
-            digest.update(found.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+            flat = found.detach().cpu().contiguous().view(-1).view(torch.uint8)
+            digest.update(flat.numpy().tobytes())
     return digest.hexdigest()

@@ -32,7 +32,7 @@ class Candidate:
     name: str
     recipe: Recipe | None
     after: str | None = None
-    precisions: tuple[str, ...] = ("fp32", "int8")
+    precisions: tuple[str, ...] = ("int8",)
     steps: int = 0
 
     @property

@@ -23,10 +23,10 @@ from gossamer.prune.budgets_measure import pattern_errors
 from gossamer.prune.targets import find_targets
 from gossamer.recipes.oneshot import sparsify
 from gossamer.search.candidates import Mask
-from gossamer.search.trial import compiled
+from gossamer.search.trial import compiled, fair_clock
 from gossamer.search.workload import Workload
 
-_FILE = "forecast.json"
+FORECAST_FILE = "forecast.json"
 _TIMED_SECONDS = 0.5
 # A mask must be this much worse in both to be left out: forecasts are no measurements.
 _MARGIN = 1.05
@@ -53,7 +53,7 @@ def forecast(work: Workload, masks: Sequence[Mask], folder: Path) -> dict[str, F
 
     Masks that do not fit the model are left out.
     """
-    place = folder / _FILE
+    place = folder / FORECAST_FILE
     if place.exists():
         found = [Forecast(**each) for each in json.loads(place.read_text())]
         return {each.mask: each for each in found}
@@ -107,5 +107,6 @@ def _milliseconds(work: Workload, mask: Mask) -> float:
     # The lowest precision that candidates are measured with: fp32 kernels take part in it.
     fast = compiled(model, work, "int8")
     with torch.inference_mode():
-        best = race([stopwatch(work.timed.call(fast))], budget_seconds=_TIMED_SECONDS)
+        watch = stopwatch(work.timed.call(fast), fair_clock())
+        best = race([watch], budget_seconds=_TIMED_SECONDS)
     return best[0] / 1e3

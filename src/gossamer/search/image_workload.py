@@ -112,7 +112,9 @@ def _quality(data: ImageSet, metric: Callable[[nn.Module, Any], float] | None) -
 def _accuracy(model: nn.Module, data: ImageSet) -> float:
     right = 0
     with evaluating(model), torch.no_grad():
-        for x, y in zip(data.pixels.split(_EVALUATED), data.labels.split(_EVALUATED), strict=True):
+        for x, y in zip(
+            torch.split(data.pixels, _EVALUATED), torch.split(data.labels, _EVALUATED), strict=True
+        ):
             right += int((output_of(model(x)).argmax(dim=-1) == y).sum())
     return 100 * right / len(data.labels)
 

@@ -2,6 +2,7 @@
 """From what a user gives as data to a workload: text, images or batches."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,19 +35,14 @@ def load_workload(
             "shrink: the data to fit, to choose by and to report must be of one kind, got"
             f" {', '.join(sorted(kind.__name__ for kind in kinds))}."
         )
-    first, second, third = parts
+    # One kind: what the first part is, the others are.
+    first: Any = parts[0]
+    make: Callable[..., Workload] = batch_workload
     if isinstance(first, Texts):
-        return text_workload(
-            model,
-            tokenizer,
-            first,
-            choose=second,
-            report=third,
-            metric=metric,  # type: ignore[arg-type]
-        )
-    if isinstance(first, ImageSet):
-        return image_workload(model, first, choose=second, report=third, metric=metric)  # type: ignore[arg-type]
-    return batch_workload(model, first, choose=second, report=third, metric=metric)  # type: ignore[arg-type]
+        make = partial(text_workload, tokenizer=tokenizer)
+    elif isinstance(first, ImageSet):
+        make = image_workload
+    return make(model, first, choose=parts[1], report=parts[2], metric=metric)
 
 
 def _read(data: Any) -> Texts | ImageSet | list[Any]:
@@ -54,7 +50,7 @@ def _read(data: Any) -> Texts | ImageSet | list[Any]:
         return data
     if isinstance(data, str | Path):
         path = Path(data)
-        return read_image_set(path) if path.suffix == _IMAGES else read_samples(path)
+        return read_image_set(path) if path.suffix == _IMAGES else read_samples(path, labelled=True)
     if isinstance(data, Sequence):
         return list(data)
     raise InputError(

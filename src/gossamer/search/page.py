@@ -9,7 +9,7 @@ from gossamer.report.comparison import Comparison, Figure
 from gossamer.report.machine import describe_machine
 from gossamer.report.page import Page, TextTable
 from gossamer.report.report import format_bytes
-from gossamer.search.front import Limits
+from gossamer.search.front import Limits, best
 from gossamer.search.shrinking import ShrinkResult
 from gossamer.search.trial import Point
 
@@ -17,7 +17,7 @@ _HEIGHT, _LEFT, _BOTTOM = 320.0, 60.0, 290.0
 _DOT = 9.0
 
 
-def search_page(result: ShrinkResult, limits: Limits, title: str, timed: str) -> Page:
+def search_page(result: ShrinkResult, limits: Limits, title: str) -> Page:
     """Everything a reader needs to agree or disagree with the choice."""
     dense = result.points[0]
     comparison = Comparison(
@@ -30,7 +30,7 @@ def search_page(result: ShrinkResult, limits: Limits, title: str, timed: str) ->
             ),
             Figure("bytes of tensor files", "bytes", (dense.size, result.chosen.size)),
             Figure(
-                f"ms, {timed}",
+                f"ms, {result.timed}",
                 "ms",
                 (result.chosen.ms * result.chosen.speedup, result.chosen.ms),
             ),
@@ -43,7 +43,7 @@ def search_page(result: ShrinkResult, limits: Limits, title: str, timed: str) ->
         layers=(),
         machine=describe_machine(),
         charts=[front_chart(result, limits)],
-        tables=[_table(result)],
+        tables=[_table(result), _forecasts(result)],
         notes=_notes(result),
     )
 
@@ -58,6 +58,9 @@ def verdict(result: ShrinkResult, limits: Limits) -> str:
         return f"Stay dense: nothing faster loses at most {limits.max_loss:.2%}."
     if chosen.is_dense:
         return f"Stay dense, in int8 ({figures}): no pruned model within the limits is faster."
+    rival = best([p for p in result.points if not p.is_ours], limits)
+    if rival is not None and rival.ms < chosen.ms:
+        return f"{rival.name} is faster ({rival.ms:.2f} ms); of ours, {chosen.name}: {figures}."
     return f"{chosen.name}: {figures}."
 
 
@@ -105,10 +108,16 @@ def rows_of(points: Sequence[Point], chosen: Point, on_front: Sequence[Point]) -
             f"{point.ms:.2f}",
             f"{point.speedup:.2f}x",
             format_bytes(point.size),
-            "taken" if point == chosen else "front" if point in on_front else "",
+            _mark(point, chosen, on_front),
         ]
         for point in points
     ]
+
+
+def _mark(point: Point, chosen: Point, on_front: Sequence[Point]) -> str:
+    if point == chosen:
+        return "taken"
+    return "front" if point in on_front else ""
 
 
 HEAD = ("model", "quality", "lost", "ms", "over dense", "bytes", "")
@@ -122,6 +131,17 @@ def _table(result: ShrinkResult) -> TextTable:
         tuple(tuple(row) for row in rows),
         f"Quality is {result.quality_name} on the data choices were made by. Times of one row were"
         " taken in turn with dense fp32; those of two rows were not.",
+    )
+
+
+def _forecasts(result: ShrinkResult) -> TextTable:
+    rows = tuple((f.mask, f"{f.ms:.2f}", f"{f.error:.1%}") for f in result.forecasts)
+    return TextTable(
+        "Forecasts",
+        ("mask", "ms", "change of outputs"),
+        rows,
+        "Time of a mask by magnitude, and the mean change of the layers' outputs on calibration"
+        " data: what decided the order of the search. " + " ".join(result.skipped),
     )
 
 

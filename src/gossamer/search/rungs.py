@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """What to try next: successive halving over masks, cheapest first.
 
-Rung 0 is dense. Rung 1 makes the masks that forecasts leave, without training. Every rung after it
-trains half as many of them three times as long, from where the rung before stopped. Only masks that
-would be faster (or, where bytes are limited, smaller) than the best model so far go on.
+Rung 0 is dense. Rung 1 makes the masks that forecasts leave, without training, fastest first until
+one is good enough: the others are slower. Every rung after it trains half as many of them three
+times as long, from where the rung before stopped. Only masks that would be faster (or, where bytes
+are limited, smaller) than the best model so far go on.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from gossamer.search.candidates import (
+    DENSE,
+    DENSE_INT8,
     Candidate,
     Mask,
     dense,
@@ -27,12 +30,13 @@ from gossamer.search.workload import Workload
 # A mask that lost more than this without training is past saving.
 _HOPELESS = 0.25
 # Steps of training, and the masks that get them.
-_RUNGS = ((100, 4), (300, 2), (1000, 1))
+RUNGS = ((100, 4), (300, 2), (1000, 1))
 # The first recovery is made with all three; the best serves all others.
 _RATES = (5e-4, 1e-3, 2.5e-4)
-# Forecast times this much above the best model's are not tried.
-_SLOWER = 1.0
-_TOKENS_KEPT = 0.8
+# Part of the multiplications that a slim model has.
+_SLIM = 0.5
+# Of its tokens, a layer passes on; the part of the dense time that is left at best.
+_TOKENS_KEPT, _TOKENS_TIME = 0.8, 0.35
 _TOKEN_STEPS = 200
 
 
@@ -45,7 +49,6 @@ class Search:
         limits: of the user.
         forecasts: by mask, asked for once dense is measured.
         masks: that may be tried.
-        rungs: (steps, masks) of recovery.
         points: everything measured.
         skipped: masks that were left out, and why.
     """
@@ -54,7 +57,6 @@ class Search:
     limits: Limits
     forecasts: Callable[[], dict[str, Forecast]]
     masks: tuple[Mask, ...]
-    rungs: tuple[tuple[int, int], ...] = _RUNGS
     points: list[Point] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
 
@@ -65,44 +67,61 @@ class Search:
         # A decoder's table is its output layer, too.
         table = "int8" if self.work.kind == "decoder" else "int4"
         found = self.forecasts()
-        if self.work.kind == "encoder":
-            yield slim(0.5, table=table)
-        masks = worth_trying(found, self.masks)
-        tried_names = {mask.name for mask in masks}
-        self.skipped += [
-            f"{mask.name}: another mask is forecast to be faster and gentler."
-            for mask in self.masks
-            if mask.name in found and mask.name not in tried_names
-        ]
         tried: list[Mask] = []
-        for mask in masks:
-            reason = self._hopeless(mask, found, tried)
+        for mask in self._in_order(found):
+            reason = self._reason_against(mask, found, tried)
             if reason is not None:
                 self.skipped.append(f"{mask.name}: {reason}")
                 continue
             tried.append(mask)
             yield one_shot(mask, table=table)
-        if self.work.kind == "encoder":
-            yield fewer_tokens(_TOKENS_KEPT, _TOKEN_STEPS, self.work.terms, table=table)
         yield from self._recoveries(tried)
+        if self.work.kind == "encoder":
+            yield from self._without_masks(table)
 
-    def _hopeless(self, mask: Mask, found: dict[str, Forecast], tried: list[Mask]) -> str | None:
+    def _in_order(self, found: dict[str, Forecast]) -> list[Mask]:
+        """Fastest first; those that another one beats in time and error are left out."""
+        masks = worth_trying(found, self.masks)
+        self.skipped += [
+            f"{mask.name}: another mask is forecast to be faster and gentler."
+            for mask in self.masks
+            if mask.name in found and mask not in masks
+        ]
+        return sorted(masks, key=lambda mask: found[mask.name].ms)
+
+    def _reason_against(
+        self, mask: Mask, found: dict[str, Forecast], tried: list[Mask]
+    ) -> str | None:
         good = best(self.points, self.limits)
         ms = found[mask.name].ms
-        if good is not None and self.limits.max_bytes is None and ms > good.ms * _SLOWER:
-            return f"forecast at {ms:.2f} ms, slower than {good.name} ({good.ms:.2f} ms)."
+        if good is not None and self.limits.max_bytes is None and ms >= good.ms:
+            return f"forecast at {ms:.2f} ms, no faster than {good.name} ({good.ms:.2f} ms)."
         for other in tried:
             lost = self._lost(f"oneshot-{other.name}")
             if lost > _HOPELESS and found[other.name].error <= found[mask.name].error:
                 return f"{other.name} is gentler and lost {lost:.0%} already."
         return None
 
+    def _without_masks(self, table: str) -> Iterator[Candidate]:
+        """Fewer heads and filters, or fewer tokens: tried if they could be faster at best."""
+        times = {point.candidate: point.ms for point in self.points}
+        good = best(self.points, self.limits)
+        fastest = float("inf") if good is None else good.ms
+        if times.get(DENSE_INT8, 0.0) * _SLIM < fastest:
+            yield slim(_SLIM, table=table)
+        else:
+            self.skipped.append(f"slim-{_SLIM:.0%}: could not be faster than the best so far.")
+        if times.get(DENSE, 0.0) * _TOKENS_TIME < fastest:
+            yield fewer_tokens(_TOKENS_KEPT, _TOKEN_STEPS, self.work.terms, table=table)
+        else:
+            self.skipped.append("tokens: could not be faster than the best so far.")
+
     def _recoveries(self, masks: list[Mask]) -> Iterator[Candidate]:
         now = {mask: f"oneshot-{mask.name}" for mask in masks}
         rate: float | None = None
-        for number, (steps, size) in enumerate(self.rungs):
+        for number, (steps, size) in enumerate(RUNGS):
             # The last rung trains as the int8 kernels compute.
-            int8 = number == len(self.rungs) - 1
+            int8 = number == len(RUNGS) - 1
             for mask in self._carried_on(now, size):
                 rates = _RATES if rate is None else (rate,)
                 made = [

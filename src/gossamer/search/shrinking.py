@@ -18,8 +18,8 @@ from gossamer.io.atomic import replace_directory, write_whole
 from gossamer.io.opened import check_replaceable
 from gossamer.io.samples import Texts
 from gossamer.prune.journal import check_same_run, model_digest
-from gossamer.search.candidates import MASKS, Candidate
-from gossamer.search.forecast import Forecast, forecast
+from gossamer.search.candidates import MASKS, Candidate, Mask
+from gossamer.search.forecast import FORECAST_FILE, Forecast, forecast
 from gossamer.search.front import Limits, best, front, nearest
 from gossamer.search.load_workload import load_workload
 from gossamer.search.rungs import Search
@@ -46,6 +46,7 @@ class ShrinkResult:
         skipped: what was not tried, and why.
         seconds: of the search.
         out_of_time: whether the budget ended before the ideas did.
+        timed: what the milliseconds are of.
     """
 
     chosen: Point
@@ -60,6 +61,7 @@ class ShrinkResult:
     skipped: tuple[str, ...]
     seconds: float
     out_of_time: bool
+    timed: str = ""
 
     @property
     def stay_dense(self) -> bool:
@@ -92,10 +94,11 @@ def shrink(  # noqa: PLR0913  (one argument per thing a user may ask for)
     max_ms: float | None = None,
     max_bytes: int | None = None,
     budget_minutes: float = 20.0,
-    choose: Any = None,
-    report: Any = None,
+    valid_data: Any = None,
+    test_data: Any = None,
     metric: Callable[[nn.Module, Any], float] | None = None,
-    contenders: Callable[[Workload], Sequence[Point]] | None = None,
+    masks: Sequence[Mask] = MASKS,
+    contenders: Callable[[Workload, Point], Sequence[Point]] | None = None,
     beside: dict[str, bytes] | None = None,
     on_trial: Callable[[Trial], None] = lambda trial: None,
     say: Callable[[str], None] = lambda text: None,
@@ -113,10 +116,11 @@ def shrink(  # noqa: PLR0913  (one argument per thing a user may ask for)
         max_ms: of the timed call: one sequence of 128 tokens, one image, the first batch.
         max_bytes: of the tensor files.
         budget_minutes: no new candidate is begun that would take longer than what is left.
-        choose: data to choose by; None sets some of `data` aside.
-        report: data for the final figure; None sets some of `data` aside.
+        valid_data: to choose by; None sets some of `data` aside.
+        test_data: for the final figure; None sets some of `data` aside.
         metric: (model, part of the data) -> number, instead of the built-in one; see the docs.
-        contenders: models of other engines to compare with, measured on the same data.
+        masks: zeros that may be tried.
+        contenders: (search, dense point) -> models of others to compare with, on the same data.
         beside: tokenizer and the like, saved with the artifacts.
         on_trial: called after each candidate.
         say: gets a line whenever training has looked at a model.
@@ -125,7 +129,9 @@ def shrink(  # noqa: PLR0913  (one argument per thing a user may ask for)
     target = Path(out)
     check_replaceable(target)
     start = time.perf_counter()
-    work = load_workload(model.eval(), tokenizer, data, choose=choose, report=report, metric=metric)
+    work = load_workload(
+        model.eval(), tokenizer, data, choose=valid_data, report=test_data, metric=metric
+    )
     folder = Path(f"{out}.work")
     key = {"model": model_digest(work.model), "data": work.digest}
     _claim(folder, key)
@@ -135,23 +141,28 @@ def shrink(  # noqa: PLR0913  (one argument per thing a user may ask for)
     limits = Limits(max_loss, max_ms, max_bytes)
     found: dict[str, Forecast] = {}
 
+    def time_left() -> float:
+        return budget_minutes * 60 - (time.perf_counter() - start)
+
     def forecasts() -> dict[str, Forecast]:
-        found.update(forecast(work, MASKS, folder))
+        if time_left() <= 0 and not (folder / FORECAST_FILE).exists():
+            return {}
+        found.update(forecast(work, masks, folder))
         return found
 
-    search = Search(work, limits, forecasts, MASKS)
+    search = Search(work, limits, forecasts, tuple(masks))
     out_of_time = False
     pace: dict[str, float] = {}
     for candidate in search.candidates():
-        left = budget_minutes * 60 - (time.perf_counter() - start)
-        if search.points and not workshop.knows(candidate) and _needs(candidate, pace) > left:
+        is_new = not workshop.knows(candidate)
+        if search.points and is_new and _needs(candidate, pace) >= time_left():
             out_of_time = True
             continue
         trial = workshop.try_out(candidate)
         _note_pace(pace, trial)
         search.points += trial.points
         on_trial(trial)
-    others = tuple(contenders(work)) if contenders is not None else ()
+    others = () if contenders is None else tuple(contenders(work, search.points[0]))
     points = (*search.points, *others)
     chosen = best(search.points, limits)
     taken = chosen or nearest(search.points, limits)
@@ -164,6 +175,7 @@ def shrink(  # noqa: PLR0913  (one argument per thing a user may ask for)
     return ShrinkResult(
         taken, chosen is not None, target, folder, work.choosing.name, before, quality, points,
         tuple(found.values()), tuple(search.skipped), time.perf_counter() - start, out_of_time,
+        work.timed_text,
     )  # fmt: skip
 
 

@@ -37,9 +37,9 @@ _LABELS = {"hardness": 0.5}
 
 def text_workload(
     model: nn.Module,
-    tokenizer: Any,
     data: Texts,
     *,
+    tokenizer: Any,
     choose: Texts | None = None,
     report: Texts | None = None,
     metric: Measure | None = None,

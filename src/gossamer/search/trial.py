@@ -16,7 +16,7 @@ from torch import nn
 from gossamer.io import load, save
 from gossamer.io.atomic import write_whole
 from gossamer.nn.token_pruning import TokenPrunedEncoder
-from gossamer.ops.timing import duel
+from gossamer.ops.timing import Clock, duel
 from gossamer.prune.journal import DiskJournal
 from gossamer.recipes.execute import execute
 from gossamer.recipes.kept_run import KeptRun
@@ -30,6 +30,7 @@ from gossamer.train.run_folder import RunFolder
 _RESULT = "trial.json"
 _JOURNAL = ".journal"
 _TIMED_SECONDS = 1.0
+_SEED = 0
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,9 @@ class Workshop:
             return
         run = RunFolder(path)
         key = {**self.key, "candidate": candidate.name, "recipe": repr(candidate.recipe)}
-        with run.opened(resume=True):
+        # Stages have seeds of their own; what has none must not depend on what ran before.
+        with run.opened(resume=True), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(_SEED)
             given = StageInput(
                 loss=work.loss,
                 journal=DiskJournal(self.path(f"{candidate.name}{_JOURNAL}"), key),
@@ -171,9 +174,8 @@ class Workshop:
             # The dense model itself has been measured already.
             as_it_is = candidate.recipe is None
             quality = self.dense_quality if as_it_is else work.choosing.measure(model)
-            times = duel(
-                work.timed.call(work.model), work.timed.call(model), budget_seconds=_TIMED_SECONDS
-            )
+            calls = work.timed.call(work.model), work.timed.call(model)
+            times = duel(*calls, budget_seconds=_TIMED_SECONDS, clock=fair_clock())
         lost = work.lost(self.dense_quality, quality)
         return Point(
             candidate.name, precision, quality, lost if math.isfinite(lost) else math.inf,
@@ -187,6 +189,11 @@ def compiled(model: nn.Module, work: Workload, precision: str) -> nn.Module:
     if any(isinstance(module, TokenPrunedEncoder) for module in fast.modules()):
         run_packed(fast)
     return fast
+
+
+def fair_clock() -> Clock:
+    """Of the processor on one thread: on a busy machine long calls never run undisturbed."""
+    return time.process_time if torch.get_num_threads() == 1 else time.perf_counter
 
 
 def tensor_bytes(path: Path) -> int:

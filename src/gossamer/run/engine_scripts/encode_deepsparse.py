@@ -12,7 +12,6 @@ from pathlib import Path
 
 os.environ["NM_DISABLE_ANALYTICS"] = "1"
 
-import numpy as np
 from deepsparse import compile_model
 from encoder_graph import save_encoder, weight_products
 from encoders import serve
@@ -24,18 +23,16 @@ from onnxruntime.quantization import (
 )
 
 logging.disable(logging.WARNING)
-_CALIBRATION_BATCHES = 2
 
 
-def prepare(arrays, ids, precision, threads):
-    mask = np.ones_like(ids)
+def prepare(arrays, ids, precision, threads, calibration):
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "encoder.onnx")
         save_encoder(arrays, ids.shape, path)
         if precision == "int8":
-            path = _quantised(path, ids, len(arrays["word"]))
+            path = _quantised(path, calibration)
         engine = compile_model(path, batch_size=len(ids), num_cores=threads)
-    return lambda: engine.run([ids, mask])[0]
+    return lambda inputs: engine.run([inputs["ids"], inputs["mask"]])[0]
 
 
 class _Batches(CalibrationDataReader):
@@ -46,17 +43,12 @@ class _Batches(CalibrationDataReader):
         return self._left.pop() if self._left else None
 
 
-def _quantised(path, ids, words):
-    random = np.random.default_rng(0)
-    batches = [
-        ids,
-        *(random.integers(0, words, ids.shape) for _ in range(_CALIBRATION_BATCHES - 1)),
-    ]
+def _quantised(path, calibration):
     to = path.replace(".onnx", "_int8.onnx")
     quantize_static(
         path,
         to,
-        _Batches({"ids": batch, "mask": np.ones_like(ids)} for batch in batches),
+        _Batches(calibration),
         quant_format=QuantFormat.QOperator,
         activation_type=QuantType.QUInt8,
         weight_type=QuantType.QInt8,

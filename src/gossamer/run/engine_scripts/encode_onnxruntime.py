@@ -5,7 +5,6 @@ import logging
 import tempfile
 from pathlib import Path
 
-import numpy as np
 import onnxruntime
 from encoder_graph import save_encoder
 from encoders import serve
@@ -14,7 +13,7 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 logging.disable(logging.WARNING)
 
 
-def prepare(arrays, ids, precision, threads):
+def prepare(arrays, ids, precision, threads, calibration):
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -29,8 +28,7 @@ def prepare(arrays, ids, precision, threads):
             )
             path = int8
         session = onnxruntime.InferenceSession(path, options, ["CPUExecutionProvider"])
-    inputs = {"ids": ids, "mask": np.ones_like(ids)}
-    return lambda: session.run(None, inputs)[0]
+    return lambda inputs: session.run(None, inputs)[0]
 
 
 serve("onnxruntime", prepare)

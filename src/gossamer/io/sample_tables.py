@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Texts in tables and JSON lines: sentences, pairs with scores, texts with labels.
+
+The names of columns say what a row is; tables and JSON lines know the same ones.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from gossamer.errors import InputError
+
+TEXT_NAMES = ("text", "sentence")
+PAIR_NAMES = (("text_a", "text_b"), ("sentence1", "sentence2"))
+SCORE_NAME = "score"
+LABEL_NAME = "label"
+MAX_CLASSES = 10_000
+
+Row = tuple[int, Mapping[str, Any]]
+
+
+def table_rows(path: Path, text: str) -> Iterator[Row]:
+    """(line, cells by the name of their column) of a .csv or .tsv file.
+
+    A .csv file is quoted as spreadsheets do it; in a .tsv file a quotation mark is a character like
+    any other.
+    """
+    if path.suffix == ".tsv":
+        reader = csv.reader(io.StringIO(text), delimiter="\t", quoting=csv.QUOTE_NONE)
+    else:
+        reader = csv.reader(io.StringIO(text), strict=True)
+    try:
+        names = [name.strip().lower() for name in next(reader)]
+        if kind_of(names) is None:
+            raise InputError(
+                f"{path}:1: expected a column {' or '.join(TEXT_NAMES)}, or two"
+                f" ({', '.join(PAIR_NAMES[0])}) and {SCORE_NAME}; found"
+                f" {', '.join(names[:8])!r}. Put a line with the names of the columns on top."
+            )
+        for cells in reader:
+            if any(cell.strip() for cell in cells):
+                filled = [*cells, *[""] * len(names)]
+                yield reader.line_num, dict(zip(names, filled, strict=False))
+    except csv.Error as error:
+        raise InputError(f"{path}:{reader.line_num}: is no table ({error}).") from error
+
+
+def json_rows(path: Path, text: str) -> Iterator[Row]:
+    """(line, object) of a .jsonl file."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            item = json.loads(line)
+        except ValueError as error:
+            raise InputError(f"{path}:{number}: is not JSON ({error}).") from error
+        if not isinstance(item, dict) or kind_of(list(item)) is None:
+            raise InputError(
+                f'{path}:{number}: expected {{"text": "..."}}, maybe with "label": 1, or'
+                f' {{"text_a": "...", "text_b": "...", "score": 3.5}}, got {line[:60]!r}.'
+            )
+        yield number, item
+
+
+def kind_of(names: list[str]) -> str | None:
+    """What a row with these columns is: "pair", "label", "text", or nothing that is known."""
+    has = set(names)
+    if SCORE_NAME in has and any(set(pair) <= has for pair in PAIR_NAMES):
+        return "pair"
+    if not has & set(TEXT_NAMES):
+        return None
+    return "label" if LABEL_NAME in has else "text"
+
+
+def pair_in(row: Mapping[str, Any], where: str) -> tuple[str, str, float]:
+    """Two texts and their score."""
+    first, second = next(pair for pair in PAIR_NAMES if set(pair) <= set(row))
+    try:
+        score = float(row[SCORE_NAME])
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{where}: score is not a number.") from error
+    return text_in(row, first, where), text_in(row, second, where), score
+
+
+def text_in(row: Mapping[str, Any], name: str | None, where: str) -> str:
+    """The text in a column; None takes the first that is known."""
+    column = name or next(each for each in TEXT_NAMES if each in row)
+    found = row.get(column)
+    if not isinstance(found, str) or not found.strip():
+        raise InputError(f"{where}: has no text in column {column!r}.")
+    return found
+
+
+def label_in(row: Mapping[str, Any], where: str) -> int:
+    """A class, counted from 0."""
+    found = row[LABEL_NAME]
+    number = int(found) if isinstance(found, str) and found.strip().isdecimal() else found
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < MAX_CLASSES:
+        raise InputError(
+            f"{where}: label must be a whole number in [0, {MAX_CLASSES}), got {found!r}."
+        )
+    return number
