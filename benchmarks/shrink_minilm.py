@@ -23,6 +23,7 @@ from gossamer.io.samples import TOKENIZER_FILE, Pair, Texts, make_tokenizer
 from gossamer.search.candidates import Mask
 from gossamer.search.contenders import EngineContenders
 from gossamer.search.load_workload import load_workload
+from gossamer.search.rungs import RATES
 from gossamer.search.trial import tensor_bytes
 from support import stsb
 from support.options import give, machine, parser, progress
@@ -48,11 +49,20 @@ def main():
     document = {"machine": machine(), "figures on": "test" if has_test else "dev"}
     if not given.race_only:
         result = gossamer.shrink(
-            source.model, train, given.work / "model", tokenizer=tokenizer, max_loss=MAX_LOSS,
+            source.model,
+            train,
+            given.work / "model",
+            tokenizer=tokenizer,
+            max_loss=MAX_LOSS,
             masks=[Mask("unstructured", sparsity) for sparsity in given.sparsities],
-            budget_minutes=given.budget, valid_data=choose, test_data=report, beside=source.beside,
-            on_trial=told, say=progress,
-        )  # fmt: skip
+            rates=given.rates,
+            budget_minutes=given.budget,
+            valid_data=choose,
+            test_data=report,
+            beside=source.beside,
+            on_trial=told,
+            say=progress,
+        )
         document |= {"search": result.to_dict(), "precision": result.chosen.precision}
         progress(f"{result.chosen.name}: {result.quality:.2f}, dense {result.dense_quality:.2f}")
         if given.search_only:
@@ -71,6 +81,7 @@ def arguments():
     options.add_argument("work", type=Path, help="folder for candidates and the model")
     options.add_argument("--budget", type=float, default=40, help="minutes of the search")
     options.add_argument("--sparsities", type=float, nargs="+", default=[0.8, 0.85, 0.9])
+    options.add_argument("--rates", type=float, nargs="+", default=RATES, help="at most three")
     options.add_argument("--race-only", action="store_true", help="take the model that is there")
     options.add_argument("--search-only", action="store_true", help="race later, in a quiet hour")
     return options.parse_args()

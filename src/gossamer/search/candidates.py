@@ -103,31 +103,38 @@ def one_shot(mask: Mask, *, table: str) -> Candidate:
 
 
 def recovered(
-    after: str, mask: Mask, steps: int, rate: float, terms: Mapping[str, float], *, int8: bool
+    after: str, mask: Mask, steps: int, rate: float, aim: Mapping[str, Any], *, int8: bool
 ) -> Candidate:
-    """Training with the dense model as teacher, from where `after` stands; masks are held."""
+    """Training with the dense model as teacher, from where `after` stands; masks are held.
+
+    Args:
+        after: the candidate that it starts from.
+        mask: that it has.
+        steps: of the optimizer.
+        rate: of learning.
+        aim: what is matched of the teacher, and what is frozen.
+        int8: train as the int8 kernels compute.
+    """
     name = f"recovered-{mask.name}-{steps}-r{rate:g}"
     step = {
-        **terms,
+        **aim,
         "steps": steps,
         "rate": rate,
-        "freeze": "Embedding",
         "quantise": "int8" if int8 else None,
         "checks": 4,
     }
     return Candidate(name, _recipe(name, [{"recover": step}, _rounded()]), after, steps=steps)
 
 
-def fewer_tokens(keep: float, steps: int, terms: Mapping[str, float], *, table: str) -> Candidate:
+def fewer_tokens(keep: float, steps: int, aim: Mapping[str, Any], *, table: str) -> Candidate:
     """All weights, but an encoder that learns which tokens it can do without."""
     name = f"tokens-{keep * 100:.0f}"
-    wanted = {key: terms.get(key, 0.0) for key in ("embeddings", "logits")}
+    wanted = {key: aim[key] for key in ("embeddings", "logits", "freeze") if key in aim}
     step = {
         **wanted,
         "keep": keep,
         "soft_steps": steps // 2,
         "hard_steps": steps - steps // 2,
-        "freeze": "Embedding",
     }
     stages = [_tables(table), {"tokens": step}, _rounded()]
     return Candidate(name, _recipe(name, stages), precisions=("fp32",), steps=steps)

@@ -31,8 +31,8 @@ from gossamer.search.workload import Workload
 _HOPELESS = 0.25
 # Steps of training, and the masks that get them.
 RUNGS = ((100, 4), (300, 2), (1000, 1))
-# The first recovery is made with all three; the best serves all others.
-_RATES = (5e-4, 1e-3, 2.5e-4)
+# Learning rates: the first recovery is made with each; the best serves all others.
+RATES = (5e-4, 1e-3, 2.5e-4)
 # Part of the multiplications that a slim model has.
 _SLIM = 0.5
 # Of its tokens, a layer passes on; the part of the dense time that is left at best.
@@ -49,6 +49,7 @@ class Search:
         limits: of the user.
         forecasts: by mask, asked for once dense is measured.
         masks: that may be tried.
+        rates: of learning, for the first recovery.
         points: everything measured.
         skipped: masks that were left out, and why.
     """
@@ -57,6 +58,7 @@ class Search:
     limits: Limits
     forecasts: Callable[[], dict[str, Forecast]]
     masks: tuple[Mask, ...]
+    rates: tuple[float, ...] = RATES
     points: list[Point] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
 
@@ -112,7 +114,7 @@ class Search:
         else:
             self.skipped.append(f"slim-{_SLIM:.0%}: could not be faster than the best so far.")
         if times.get(DENSE, 0.0) * _TOKENS_TIME < fastest:
-            yield fewer_tokens(_TOKENS_KEPT, _TOKEN_STEPS, self.work.terms, table=table)
+            yield fewer_tokens(_TOKENS_KEPT, _TOKEN_STEPS, self.work.aim, table=table)
         else:
             self.skipped.append("tokens: could not be faster than the best so far.")
 
@@ -123,9 +125,9 @@ class Search:
             # The last rung trains as the int8 kernels compute.
             int8 = number == len(RUNGS) - 1
             for mask in self._carried_on(now, size):
-                rates = _RATES if rate is None else (rate,)
+                rates = self.rates if rate is None else (rate,)
                 made = [
-                    recovered(now[mask], mask, steps, each, self.work.terms, int8=int8)
+                    recovered(now[mask], mask, steps, each, self.work.aim, int8=int8)
                     for each in rates
                 ]
                 yield from made

@@ -22,7 +22,7 @@ from gossamer.search.candidates import MASKS, Candidate, Mask
 from gossamer.search.forecast import FORECAST_FILE, Forecast, forecast
 from gossamer.search.front import Limits, best, front, nearest
 from gossamer.search.load_workload import load_workload
-from gossamer.search.rungs import Search
+from gossamer.search.rungs import RATES, Search
 from gossamer.search.trial import Point, Trial, Workshop, compiled
 from gossamer.search.workload import Workload
 
@@ -98,6 +98,7 @@ def shrink(  # noqa: PLR0913  (one argument per thing a user may ask for)
     test_data: Any = None,
     metric: Callable[[nn.Module, Any], float] | None = None,
     masks: Sequence[Mask] = MASKS,
+    rates: Sequence[float] = RATES,
     contenders: Callable[[Workload, Point], Sequence[Point]] | None = None,
     beside: dict[str, bytes] | None = None,
     on_trial: Callable[[Trial], None] = lambda trial: None,
@@ -120,6 +121,7 @@ def shrink(  # noqa: PLR0913  (one argument per thing a user may ask for)
         test_data: for the final figure; None sets some of `data` aside.
         metric: (model, part of the data) -> number, instead of the built-in one; see the docs.
         masks: zeros that may be tried.
+        rates: of learning, for the first recovery; the best of them serves all others.
         contenders: (search, dense point) -> models of others to compare with, on the same data.
         beside: tokenizer and the like, saved with the artifacts.
         on_trial: called after each candidate.
@@ -150,7 +152,7 @@ def shrink(  # noqa: PLR0913  (one argument per thing a user may ask for)
         found.update(forecast(work, masks, folder))
         return found
 
-    search = Search(work, limits, forecasts, tuple(masks))
+    search = Search(work, limits, forecasts, tuple(masks), tuple(rates))
     out_of_time = False
     pace: dict[str, float] = {}
     for candidate in search.candidates():

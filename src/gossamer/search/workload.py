@@ -61,6 +61,12 @@ class Workload:
     tokenizer: Any = None
     texts: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def aim(self) -> dict[str, Any]:
+        """Settings of a recovery: its terms, and tables of embeddings held as they are."""
+        has_table = any(isinstance(module, nn.Embedding) for module in self.model.modules())
+        return {**self.terms, **({"freeze": "Embedding"} if has_table else {})}
+
     def lost(self, dense: float, quality: float) -> float:
         """The quality given up, as a fraction: of the whole of a score, of a perplexity."""
         return self.choosing.lost(dense, quality)
