@@ -135,9 +135,10 @@ def test_minilm_end_to_end(gossamer_cli, tmp_path, monkeypatch):
     assert 0.3 < score["values"][1] < 0.95
     assert size["gains"][1] > 1.4
     assert [figure["name"] for figure in times] == ["ms, 1 x 128 tokens", "ms, 8 x 128 tokens"]
-    agreements = [point["agreement"] for point in document["trade_off"]]
-    assert agreements == sorted(agreements, reverse=True)
-    assert agreements[0] > document["agreement_of_word_embeddings"] + 0.1
+    found = {point["candidate"]: point for point in document["shrink"]["points"]}
+    assert found["dense"]["quality"] == pytest.approx(1.0)
+    assert found["dense-int8"]["quality"] > document["agreement_of_word_embeddings"] + 0.1
+    assert found["dense-int8"]["size"] < found["dense"]["size"] / 3.5
     assert any("not accuracy" in note for note in document["notes"])
     assert "accuracy (" not in (folder / "report.html").read_text()
     assert sum(row["density"] == pytest.approx(0.2, abs=1e-3) for row in document["layers"]) == 72

@@ -3,7 +3,7 @@
 
 import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +29,6 @@ from gossamer.ops.timing import duel
 from gossamer.prune.batches import Batch
 from gossamer.recipes.calibration import calibration_batches
 from gossamer.recipes.oneshot import sparsify
-from gossamer.recipes.prune_stage import StageInput, run_prune_stage
 from gossamer.recipes.quality import agreement
 from gossamer.recipes.schema import Calibration, Prune, Recipe
 from gossamer.recipes.schema import Stage as RecipeStage
@@ -38,6 +37,10 @@ from gossamer.report.machine import describe_machine
 from gossamer.report.page import Page, TextTable
 from gossamer.report.report import Report
 from gossamer.run.explanation import explain
+from gossamer.search.candidates import Mask
+from gossamer.search.front import Limits
+from gossamer.search.page import HEAD, front_chart, rows_of, verdict
+from gossamer.search.shrinking import ShrinkResult, shrink
 
 _TARGETS = "encoder.layer.*"
 _NUM_SENTENCES = 240
@@ -45,7 +48,11 @@ _NUM_SENTENCES = 240
 _NUM_CALIBRATION = 256
 _LENGTH = 128
 _BATCHES = (1, 8)
-_OTHER_SPARSITIES = (0.5, 0.9)
+# The short form of shrink: what may be lost, what is tried, for how long.
+SHRUNK_FOLDER = "shrunk"
+_MAX_LOSS = 0.1
+_MASKS = tuple(Mask("unstructured", sparsity) for sparsity in (0.7, 0.8))
+_BUDGET_MINUTES = 1.5
 _ABOUT = 0.01
 _QUALITY = "agreement with dense (rank correlation)"
 _WARNING = (
@@ -98,13 +105,19 @@ def _run_minilm(folder: Path, sparsity: float, out: Output) -> Story:
     with out.stage("timing dense, pruned and dense int8"):
         fast = compile_afresh(loaded, tuple(batch * _LENGTH for batch in _BATCHES))
         comparison = _compare(bench, fast, folder)
-    with out.stage("trying other sparsities", total=len(_OTHER_SPARSITIES)) as stage:
-        trade_off = _trade_off(bench, sparsity, comparison, stage)
-    return _tell(comparison, report, fast, trade_off, bench.floor())
+    # Dense twice, masks, and what training there is time for.
+    with out.stage("gossamer shrink, its short form", total=2 + len(_MASKS)) as stage:
+        others = make_sentences(_NUM_SENTENCES + _NUM_CALIBRATION, _generator())[_NUM_SENTENCES:]
+        found = _shrink(bench, others, folder, stage)
+    return _tell(comparison, report, fast, found, bench.floor())
+
+
+def _generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
 
 
 def _make_bench(minilm: MiniLM) -> _Bench:
-    every = make_sentences(_NUM_SENTENCES + _NUM_CALIBRATION, torch.Generator().manual_seed(0))
+    every = make_sentences(_NUM_SENTENCES + _NUM_CALIBRATION, _generator())
     sentences, others = every[:_NUM_SENTENCES], every[_NUM_SENTENCES:]
     samples = Texts(Path("sentences"), "", tuple(others))
     settings = Calibration(samples=len(others), tokens=_LENGTH)
@@ -143,21 +156,19 @@ def _compare(bench: _Bench, fast: nn.Module, folder: Path) -> Comparison:
     return Comparison(("dense", "pruned", int8_rival.NAME), tuple(figures))
 
 
-def _trade_off(
-    bench: _Bench, sparsity: float, comparison: Comparison, stage: Stage
-) -> list[tuple[float, float, float]]:
-    """(sparsity, agreement, speed-up at 1 x 128), ascending, the chosen one among them."""
-    score, speed = comparison.figures[0].values[1], comparison.figures[2].gain(1)
-    points = [(sparsity, score or 0.0, speed or 0.0)]
-    for other in _OTHER_SPARSITIES:
-        if abs(other - sparsity) > 1e-9:
-            model = copy.deepcopy(bench.dense.model)
-            run_prune_stage(model, _step(other), StageInput(bench.calibration))
-            fast = compile_afresh(model, (_LENGTH,))
-            times = duel(_forward(bench.dense.model, 1), _forward(fast, 1), budget_seconds=1.5)
-            points.append((other, bench.agreement(fast), times.ratio))
-        stage.advance()
-    return sorted(points)
+def _shrink(bench: _Bench, others: Sequence[str], folder: Path, stage: Stage) -> ShrinkResult:
+    """`gossamer shrink` in its short form: two masks, a minute and a half, training if there is time."""
+    texts = tuple(bench.sentences) + tuple(others)
+    return shrink(
+        bench.dense.model,
+        Texts(Path("sentences"), "\n".join(texts), texts),
+        folder / SHRUNK_FOLDER,
+        tokenizer=bench.dense.tokenizer,
+        max_loss=_MAX_LOSS,
+        masks=_MASKS,
+        budget_minutes=_BUDGET_MINUTES,
+        on_trial=lambda trial: stage.advance(),
+    )
 
 
 def _forward(model: nn.Module, batch: int) -> Callable[[], object]:
@@ -175,15 +186,18 @@ def _tell(
     comparison: Comparison,
     report: Report,
     fast: nn.Module,
-    trade_off: list[tuple[float, float, float]],
+    found: ShrinkResult,
     floor: float,
 ) -> Story:
     layers = explain(fast)
+    limits = Limits(_MAX_LOSS)
+    rows = rows_of(found.points, found.chosen, found.front)
     table = TextTable(
-        "How far to go",
-        ("sparsity of the encoder", "agreement with dense", "speed-up, 1 x 128 tokens"),
-        tuple((f"{s:.0%}", f"{score:.3f}", f"{speed:.2f}x") for s, score, speed in trade_off),
-        f"For scale: the mean of the word embeddings, without any encoder, agrees by {floor:.3f}.",
+        f"gossamer shrink: at most {_MAX_LOSS:.0%} of the agreement may be lost",
+        HEAD,
+        tuple(tuple(row) for row in rows),
+        f"{verdict(found, limits)} For scale: the mean of the word embeddings, without any encoder,"
+        f" agrees by {floor:.3f}. Given your data and more time, it also trains what it pruned.",
     )
     notes = (
         _WARNING,
@@ -210,17 +224,12 @@ def _tell(
             (f"Embedded {_NUM_SENTENCES} sentences with every model.", ""),
         ),
         tables=(table,),
+        charts=[front_chart(found, limits)],
         notes=notes,
     )
-    extra = {
-        "trade_off": [
-            {"sparsity": s, "agreement": score, "speed_up": speed} for s, score, speed in trade_off
-        ],
-        "agreement_of_word_embeddings": floor,
-    }
-    return Story(
-        page, layers, extra, [_WARNING, _rival_line(comparison), _trade_off_line(trade_off)]
-    )
+    extra = {"shrink": found.to_dict(), "agreement_of_word_embeddings": floor}
+    shrunk = f"gossamer shrink, short form: {verdict(found, limits)}"
+    return Story(page, layers, extra, [_WARNING, _rival_line(comparison), shrunk])
 
 
 def _rival_line(comparison: Comparison) -> str:
@@ -236,8 +245,3 @@ def _rival_line(comparison: Comparison) -> str:
         f"Dense int8 agrees better ({rival:.3f}): at this sparsity the model is worth it only"
         " for its speed. Recovery training can change that; the tiny quickstart shows it."
     )
-
-
-def _trade_off_line(points: list[tuple[float, float, float]]) -> str:
-    parts = [f"{s:.0%}: {score:.2f} at {speed:.1f}x" for s, score, speed in points]
-    return f"Agreement and speed-up by sparsity: {'; '.join(parts)}."
