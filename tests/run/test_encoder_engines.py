@@ -27,18 +27,18 @@ ENGINE = """
 import sys
 from encoders import serve
 
-def prepare(arrays, ids, precision, threads):
+def prepare(arrays, ids, precision, threads, calibration):
     print("a banner")
     if precision == "refused":
         raise ValueError("unknown precision")
     if precision == "dies":
         sys.exit(3)
     calls = []
-    def run():
+    def run(inputs):
         calls.append(1)
         if precision == "dies later" and len(calls) > 1:
             sys.exit(4)
-        return arrays["word"][ids] * threads
+        return arrays["word"][inputs["ids"]] * threads * inputs["mask"][..., None]
     return run
 
 serve("numpy", prepare)
@@ -67,6 +67,15 @@ def test_an_engine_computes_is_timed_and_forgets(engine, arrays):
     engine.drop("a")
     with pytest.raises(EngineFailed, match="ONNX Runtime: KeyError"):
         engine.turn("a")
+
+
+def test_any_number_of_sequences_with_padding(engine, arrays):
+    engine.load("a", arrays, IDS, "fp32", calibration={"ids": IDS, "mask": torch.ones_like(IDS)})
+    ids = torch.randint(3, 50, (5, 5))
+    mask = (torch.arange(5) < torch.tensor([5, 1, 3, 2, 4])[:, None]).long()
+    hidden = engine.encode("a", ids, mask)
+    expected = arrays["word"][ids.numpy()] * 3 * mask.numpy()[..., None]
+    np.testing.assert_allclose(hidden, expected)
 
 
 def test_a_refusal_leaves_the_engine_alive(engine, arrays):
