@@ -27,7 +27,7 @@ from gossamer.search.rungs import RATES
 from gossamer.search.trial import tensor_bytes
 from support import stsb
 from support.options import give, machine, parser, progress
-from support.shrunk import final_race, search_rows
+from support.shrunk import Known, final_race, search_rows
 
 # Lost on the part that chooses; half of what may be lost in the end, since the best of several
 # tries on few pairs looks better than it is.
@@ -69,8 +69,9 @@ def main():
             give(given, document, search_rows(result))
             return
     work = load_workload(source.model, tokenizer, train, choose=choose, report=report)
-    with EngineContenders(given.peers, given.threads) as engines:
-        rows = final_race(work, given.work / "model", engines, given.seconds or 20)
+    known = Known(work, given.work / "model", given.work / "qualities.json")
+    with EngineContenders(given.peers, given.threads, progress, given.engines) as engines:
+        rows = final_race(work, given.work / "model", engines, given.seconds or 20, known)
     document["race"] = rows
     judge(document, given.work / "model", source.model)
     give(given, document, shown(document))
@@ -82,6 +83,7 @@ def arguments():
     options.add_argument("--budget", type=float, default=40, help="minutes of the search")
     options.add_argument("--sparsities", type=float, nargs="+", default=[0.8, 0.85, 0.9])
     options.add_argument("--rates", type=float, nargs="+", default=RATES, help="at most three")
+    options.add_argument("--engines", nargs="*", default=["onnxruntime", "openvino"])
     options.add_argument("--race-only", action="store_true", help="take the model that is there")
     options.add_argument("--search-only", action="store_true", help="race later, in a quiet hour")
     return options.parse_args()

@@ -70,6 +70,7 @@ def test_a_search_makes_measures_and_chooses(model, sentences, tokenizer, tmp_pa
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     gossamer.load(result.path)
     json.dumps(result.to_dict())
+    assert "no model met all limits" in (result.path / "card.md").read_text()
     assert not list(result.work.glob("*.run")) + list(result.work.glob("*.journal"))
 
 

@@ -157,7 +157,7 @@ def _compare(bench: _Bench, fast: nn.Module, folder: Path) -> Comparison:
 
 
 def _shrink(bench: _Bench, others: Sequence[str], folder: Path, stage: Stage) -> ShrinkResult:
-    """`gossamer shrink` in its short form: two masks, a minute and a half, training if there is time."""
+    """`gossamer shrink` in its short form: two masks, and what there is time for."""
     texts = tuple(bench.sentences) + tuple(others)
     return shrink(
         bench.dense.model,

@@ -66,6 +66,7 @@ class EngineContenders:
         folder: environments by name; None = GOSSAMER_PEERS.
         threads: of every engine.
         say: gets a line when an engine refuses.
+        names: of the engines that are asked, if they are there.
     """
 
     def __init__(
@@ -73,10 +74,11 @@ class EngineContenders:
         folder: Path | None = None,
         threads: int | None = None,
         say: Callable[[str], None] = lambda text: None,
+        names: Sequence[str] = tuple(PRECISIONS),
     ) -> None:
         self._say = say
         self._threads = threads or torch.get_num_threads()
-        found = {name: find_engine(name, folder) for name in PRECISIONS}
+        found = {name: find_engine(name, folder) for name in names}
         self._pythons = {name: python for name, python in found.items() if python is not None}
         self._open: list[EncoderEngine] = []
 

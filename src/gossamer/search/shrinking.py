@@ -15,10 +15,12 @@ from torch import nn
 from gossamer.errors import InputError
 from gossamer.io import load
 from gossamer.io.atomic import replace_directory, write_whole
+from gossamer.io.manifest import CARD_FILE
 from gossamer.io.opened import check_replaceable
 from gossamer.io.samples import Texts
 from gossamer.prune.journal import check_same_run, model_digest
 from gossamer.search.candidates import MASKS, Candidate, Mask
+from gossamer.search.card import card_text
 from gossamer.search.forecast import FORECAST_FILE, Forecast, forecast
 from gossamer.search.front import Limits, best, front, nearest
 from gossamer.search.load_workload import load_workload
@@ -172,13 +174,15 @@ def shrink(  # noqa: PLR0913  (one argument per thing a user may ask for)
     result = compiled(load(source).eval(), work, taken.precision)
     with torch.inference_mode():
         quality, before = work.reporting.measure(result), work.reporting.measure(model)
-    with replace_directory(target, taken.size, check_replaceable) as unfinished:
-        shutil.copytree(source, unfinished, dirs_exist_ok=True)
-    return ShrinkResult(
+    found_it = ShrinkResult(
         taken, chosen is not None, target, folder, work.choosing.name, before, quality, points,
         tuple(found.values()), tuple(search.skipped), time.perf_counter() - start, out_of_time,
         work.timed_text,
     )  # fmt: skip
+    with replace_directory(target, taken.size, check_replaceable) as unfinished:
+        shutil.copytree(source, unfinished, dirs_exist_ok=True)
+        (unfinished / CARD_FILE).write_text(card_text(found_it), encoding="utf-8")
+    return found_it
 
 
 def _needs(candidate: Candidate, pace: dict[str, float]) -> float:
