@@ -64,6 +64,7 @@ class Known:
         self._found = json.loads(file.read_text()) if file.exists() else {}
 
     def of(self, name, model):
+        """Measured unless it is known."""
         key = f"{name} {self._digest}" if name == "shrunk" else name
         if key not in self._found:
             with torch.inference_mode():

@@ -28,7 +28,7 @@ def _start(out, data):
 
 def _state(folder):
     """What a search has left so far: changes whenever a file comes or goes."""
-    return {str(path.relative_to(folder)) for path in folder.rglob("*")} if folder.exists() else ()
+    return [sorted(files) for _, _, files in os.walk(folder)]
 
 
 def _killed(out, data, changes):
