@@ -110,7 +110,7 @@ def judge(document, path, model):
     rivals = [
         row
         for row in document["race"]
-        if "int8" in row["name"] and row["quality"] >= ours["quality"]
+        if row["name"].endswith("int8") and row["quality"] >= ours["quality"]
     ]
     rival = min(rivals or [dense], key=lambda row: row["ms"])
     half = 2 * sum(parameter.numel() for parameter in model.parameters())
@@ -132,9 +132,10 @@ def shown(document):
     rows = document["race"]
     first = next((row for row in rows if row["name"] == "ONNX Runtime fp32"), rows[0])
     for row in rows:
+        score = "" if row["quality"] is None else f"{row['quality']:.2f}"
         size = "" if row["bytes"] is None else f"{row['bytes'] / 1e6:.1f}"
         made.add_row(
-            row["name"], f"{row['quality']:.2f}", f"{row['ms']:.2f}",
+            row["name"], score, f"{row['ms']:.2f}",
             f"{first['ms'] / row['ms']:.2f}x", size,
         )  # fmt: skip
     found, met = document["found"], document["met"]
