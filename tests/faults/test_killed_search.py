@@ -50,7 +50,7 @@ def _killed(out, data, changes):
 
 
 def _artifacts(out):
-    """Every candidate, to the byte; which one is taken depends on times, which are measured anew."""
+    """Every candidate, to the byte; which one is taken depends on times, measured anew."""
     return {
         str(path.relative_to(f"{out}.work")): path.read_bytes()
         for path in sorted(Path(f"{out}.work").glob("*/*"))
