@@ -143,6 +143,19 @@ FAMILIES: tuple[BlockFamily, ...] = (
         down="down",
         norm_first=True,
     ),
+    BlockFamily(
+        name="zoo.GPT",
+        block="gossamer.zoo.gpt.GPTBlock",
+        projections=("qkv",),
+        key="qkv",
+        output="output",
+        attention="",
+        head_dim="head_dim",
+        segments=3,
+        expansions=("up",),
+        down="down",
+        norm_first=True,
+    ),
 )  # fmt: skip
 _BY_BLOCK = {family.block: family for family in FAMILIES}
 

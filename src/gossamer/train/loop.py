@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from gossamer.errors import InputError, ResourceError
+from gossamer.errors import ResourceError
+from gossamer.train.alone import Agreement, Alone, Processes
 from gossamer.train.batches import Batches
 from gossamer.train.best_state import BestState
 from gossamer.train.checkpoint import Checkpoint, Snapshot
 from gossamer.train.control import Control, NoControl, ScheduleEvent
-from gossamer.train.finite import gradient_norm, layers_not_finite, scale_gradients
+from gossamer.train.finite import layers_not_finite, scale_gradients
 from gossamer.train.interrupts import Interrupts, TrainingStopped
 from gossamer.train.loop_compaction import CompactionWatch
 from gossamer.train.loop_evaluation import EvaluationWatch
@@ -42,6 +43,7 @@ class Loop:
         settings: how the loop runs.
         control: the sparsity schedule; None holds the masks that are there.
         around: what the run reports to, and where it is kept.
+        processes: who carries out the steps; None: this process alone.
     """
 
     def __init__(
@@ -54,10 +56,12 @@ class Loop:
         *,
         control: Control | None = None,
         around: Surroundings = _ALONE,
+        processes: Processes | None = None,
     ) -> None:
         self.model, self.optimizer = model, optimizer
         self.objective, self.batches, self.settings = objective, batches, settings
         self.control: Control = NoControl() if control is None else control
+        self.processes: Processes = Alone() if processes is None else processes
         self.step = 0
         self.taken = 0
         self.skipped = 0
@@ -67,6 +71,7 @@ class Loop:
         self._in_a_row = 0
         self._rate_shift = 0
         self._last_saved = -1
+        self._was_settled = False
         self._losses: deque[float] = deque(maxlen=settings.log_every)
         self._recent_ms: deque[float] = deque(maxlen=20)
 
@@ -119,7 +124,9 @@ class Loop:
         watch.time.start()
         try:
             with Interrupts() as interrupts, recomputing(self.model, self.settings.recompute):
+                self._was_settled = self.control.is_settled
                 self._compact_if_settled()
+                self.processes.arrange(self)
                 if self.best is not None and self.best.step < 0:
                     self.evaluate()
                     # Modes of layers were measured: as after compaction.
@@ -130,6 +137,7 @@ class Loop:
                 self.save()
                 if self._writer is not None:
                     self._writer.wait()
+                self.processes.dissolve(self)
         finally:
             if self.best is not None:
                 self.best.restore()
@@ -139,17 +147,27 @@ class Loop:
         every = settings.evaluate_every or settings.steps + 1
         position = watch.position(self.step)
         while position < settings.steps:
-            before, is_taken = position, self._one_step(position)
+            before, is_taken = position, self._one_step(position, interrupts.number or 0)
             position = watch.position(self.step)
             if not is_taken:
                 continue
             if before // every < position // every and position < settings.steps:
                 self.evaluate()
-            self._compact_if_settled()
+            self._settle()
             if settings.checkpoint_every and self.step % settings.checkpoint_every == 0:
                 self.save()
-            if interrupts.number is not None:
-                self._stop(interrupts.number)
+            stop = self.processes.asked_to_stop(interrupts.number or 0)
+            if stop:
+                self._stop(stop)
+
+    def _settle(self) -> None:
+        """Once the masks are final: other forms of layers, and another place for them."""
+        if self._was_settled or not self.control.is_settled:
+            return
+        self._was_settled = True
+        self.processes.dissolve(self)
+        self._compact_if_settled()
+        self.processes.arrange(self)
 
     def save(self) -> None:
         """Write a checkpoint of now, unless that was tried already."""
@@ -158,6 +176,9 @@ class Loop:
         self._last_saved = self.step
         began = time.perf_counter()
         state = capture_state(self)
+        if state is None:
+            self.processes.saved()
+            return
         try:
             snapshot = Snapshot.of(self.step, self._around.run, state, copy=self._writer.copies)
             self._writer.submit(snapshot)
@@ -166,14 +187,19 @@ class Loop:
                 raise
             self._log("checkpoint-failed", error=str(error))
             return
+        finally:
+            self.processes.saved()
         stall = time.perf_counter() - began
         self._log("checkpoint", bytes=snapshot.num_bytes, stall_ms=round(1000 * stall, 3))
 
     def evaluate(self) -> None:
         """Measure the quality, and log it."""
-        record = self.evaluation.measure(self.step)
+        record = self.processes.evaluated(self, self._measure)
         if record is not None:
             self._log("evaluation", sparsity=self.control.sparsity(), **record)
+
+    def _measure(self, model: nn.Module) -> dict[str, Any] | None:
+        return self.evaluation.measure(self.step, model)
 
     def close(self) -> None:
         """Nothing is logged any more; files are closed, and a checkpoint under way is finished."""
@@ -182,17 +208,17 @@ class Loop:
         if self._writer is not None:
             self._writer.wait()
 
-    def _one_step(self, position: float) -> bool:
+    def _one_step(self, position: float, signal: int) -> bool:
         """One optimizer step; False if the batch was skipped."""
         began = time.perf_counter()
         rate = self.settings.rate.apply(self.optimizer, position + self._rate_shift)
         self.optimizer.zero_grad()
-        loss, numbers = self._gradients()
-        parameters = [param for group in self.optimizer.param_groups for param in group["params"]]
-        norm = gradient_norm(parameters)
+        agreed = self._gradients(signal)
+        loss, norm = agreed.loss, agreed.norm
         if not torch.tensor([loss, norm]).isfinite().all():
             self._skip(loss)
             return False
+        parameters = [param for group in self.optimizer.param_groups for param in group["params"]]
         clip = self.settings.clip
         if clip is not None and norm > clip:
             scale_gradients(parameters, clip / norm)
@@ -216,37 +242,32 @@ class Loop:
                 sparsity=self.control.sparsity(),
                 ms=round(sum(self._recent_ms) / len(self._recent_ms), 3),
                 skipped=self.skipped,
-                **numbers,
+                **agreed.numbers,
             )
         if self._around.progress is not None:
             self._around.progress(self.step, self.settings.steps)
         return True
 
-    def _gradients(self) -> tuple[float, dict[str, float]]:
+    def _gradients(self, signal: int) -> Agreement:
         """Gradients of all batches of a step, their mean loss, and the objective's numbers."""
         count, total = self.settings.accumulate, 0.0
         numbers: dict[str, float] = {}
-        for _ in range(count):
+        for index in range(count):
             batch = self.batches[self.taken]
             self.taken += 1
-            with torch.autocast("cpu", torch.bfloat16, enabled=self.settings.precision == "bf16"):
-                result = self.objective(self.model, batch)
-            loss, found = result if isinstance(result, tuple) else (result, {})
-            if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-                got = list(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
-                raise InputError(f"objective: must return one number as a tensor, got {got}.")
-            torch.autograd.backward(loss.float() / count)
-            total += float(loss.detach()) / count
+            loss, found = self.processes.backward(self, batch, is_last=index == count - 1)
+            total += loss
             for name, value in found.items():
-                numbers[name] = numbers.get(name, 0.0) + float(value) / count
+                numbers[name] = numbers.get(name, 0.0) + value
         penalty = self.control.penalty()
         if penalty is not None:
             torch.autograd.backward(penalty)
-        return total, numbers
+        return self.processes.agree(self, total, numbers, signal)
 
     def _skip(self, loss: float) -> None:
         """Leave weights and optimizer state as they are; stop if it happens again and again."""
-        layers = layers_not_finite(self.model) or ["the loss, or the norm of all gradients"]
+        layers = self.processes.collected(layers_not_finite(self.model))
+        layers = layers or ["the loss, or the norm of all gradients"]
         self.optimizer.zero_grad()
         self.skipped += 1
         self._in_a_row += 1
@@ -270,6 +291,8 @@ class Loop:
             self.save()
 
     def _follow_events(self, events: Sequence[ScheduleEvent]) -> None:
+        if events:
+            self.processes.changed(self)
         for event in events:
             self._log("schedule", event=event.kind, sparsity=event.sparsity, **event.details)
             # Rewinding says whose learning rate comes next.

@@ -21,7 +21,7 @@ class EvaluationWatch:
         self.last_step = -1
         self.best = None if settings.keep_best is None else BestState(model, settings.keep_best)
         self.time = Stopwatch(around.clock)
-        self._model, self._settings, self._around = model, settings, around
+        self._settings, self._around = settings, around
 
     def position(self, step: int) -> float:
         """Steps taken, or as many as the minutes that are over stand for, if those are more."""
@@ -30,11 +30,10 @@ class EvaluationWatch:
             return step
         return max(step, min(steps, steps * self.time.read()[0] / (60 * minutes)))
 
-    def measure(self, step: int) -> dict[str, Any] | None:
+    def measure(self, step: int, model: nn.Module) -> dict[str, Any] | None:
         """The numbers of now, with minutes; generators go on as if nothing had been drawn."""
         if self._around.evaluate is None and self._around.watch is None:
             return None
-        model = self._model
         found: dict[str, float] = {}
         model.eval()
         with undisturbed_random(), torch.no_grad():

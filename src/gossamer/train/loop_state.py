@@ -13,14 +13,21 @@ if TYPE_CHECKING:
     from gossamer.train.loop import Loop
 
 
-def capture_state(loop: "Loop") -> dict[str, Any]:
-    """Weights, masks and their forms, moments, schedule, generators, counters."""
+def capture_state(loop: "Loop") -> dict[str, Any] | None:
+    """Weights, masks and their forms, moments, schedule, generators, counters.
+
+    None in a process that does not write files.
+    """
     memory = _memory(loop)
+    states = loop.processes.states(loop)
+    if states is None:
+        return None
+    model, optimizer = states
     return {
         "counters": loop.counters(),
         "forms": layer_forms(loop.model),
-        "model": dict(loop.model.state_dict()),
-        "optimizer": loop.optimizer.state_dict(),
+        "model": model,
+        "optimizer": optimizer,
         "control": loop.control.state_dict(),
         "best": None if loop.best is None else loop.best.state_dict(),
         "objective": None if memory is None else memory.state_dict(),

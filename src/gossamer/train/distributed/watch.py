@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Heartbeats, the one cause of a failure, and an end for all ranks within a bound.
+
+Every rank says in the store that it lives and which step it is at, and looks after the next rank;
+so a stopped or dead one is noticed by one other, whatever the number of ranks. A collective that
+fails only says that a peer is gone: the survivors then wait a moment, see who has fallen silent,
+and name it.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from gossamer.errors import DistributedError, GossamerError
+from gossamer.train.interrupts import TrainingStopped
+
+_CAUSE = "cause"
+# What is left of an ending process after this is not waited for.
+_LAST_SECONDS = 10.0
+_LOST_PEER = ("gloo", "connection", "timed out", "timeout", "broken pipe", "socket", "nccl", "recv")
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why a run failed, as the first rank that knew it says."""
+
+    rank: int
+    text: str
+    exit_code: int
+
+
+class Watch:
+    """Signs of life of this rank, and of the next one.
+
+    Args:
+        store: shared by all ranks.
+        rank: of this process.
+        world: number of ranks.
+        interval: seconds between two signs.
+        limit: seconds of silence after which a rank is lost.
+    """
+
+    def __init__(
+        self, store: dist.Store, rank: int, world: int, *, interval: float, limit: float
+    ) -> None:
+        self.step = 0
+        self._store, self._rank, self._world = store, rank, world
+        self._interval, self._limit = interval, limit
+        self._done = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin to send signs of life."""
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """The run is over, or its end has begun."""
+        self._done.set()
+        if self._thread is not None:
+            self._thread.join(timeout=self._interval)
+
+    def tell(self, cause: Cause) -> Cause:
+        """Make it the cause, unless there is one already; the one that holds."""
+        content = json.dumps([cause.rank, cause.text, cause.exit_code])
+        try:
+            held = self._store.compare_set(_CAUSE, "", content)
+        except RuntimeError:
+            return cause
+        return Cause(*json.loads(held))
+
+    def cause(self) -> Cause | None:
+        """The cause that a rank told."""
+        with suppress(RuntimeError):
+            if self._store.check([_CAUSE]):
+                return Cause(*json.loads(self._store.get(_CAUSE)))
+        return None
+
+    def lost_peer(self, error: BaseException) -> Cause:
+        """Who is gone, after a collective failed here; takes one and a half intervals at most."""
+        with suppress(RuntimeError):
+            self._store.set(f"failing/{self._rank}", "1")
+            before = {rank: self._beat(rank) for rank in range(self._world)}
+            end = time.monotonic() + 1.5 * self._interval
+            while time.monotonic() < end:
+                found = self.cause()
+                if found is not None:
+                    return found
+                time.sleep(min(0.05, self._interval / 10))
+            silent = [
+                rank
+                for rank, beat in before.items()
+                if rank != self._rank
+                and not self._store.check([f"failing/{rank}"])
+                and self._beat(rank) == beat
+            ]
+            if silent:
+                return self.tell(self._silence(silent[0]))
+            return self.tell(self._failed(error))
+        text = (
+            f"the store of the run is gone, and with it rank 0, at step {self.step}. All ranks"
+            " ended; go on with --resume."
+        )
+        return Cause(1 if self._world > 1 else 0, text, DistributedError.exit_code)
+
+    def _failed(self, error: BaseException) -> Cause:
+        text = f"rank {self._rank} failed at step {self.step}: {str(error)[:300]}"
+        return Cause(self._rank, text, DistributedError.exit_code)
+
+    def _silence(self, rank: int) -> Cause:
+        beat = self._beat(rank)
+        step = beat.partition(" ")[2] or "0"
+        text = (
+            f"rank {rank} stopped answering after step {step}. All ranks ended; go on with"
+            " --resume, or let torchrun start them again with --max-restarts."
+        )
+        return Cause(self._rank, text, DistributedError.exit_code)
+
+    def _beat(self, rank: int) -> str:
+        key = f"beat/{rank}"
+        return self._store.get(key).decode() if self._store.check([key]) else ""
+
+    def _run(self) -> None:
+        next_rank = (self._rank + 1) % self._world
+        seen, since, count = "", time.monotonic(), 0
+        last_look = since
+        while not self._done.wait(self._interval):
+            try:
+                count += 1
+                self._store.set(f"beat/{self._rank}", f"{count} {self.step}")
+                now, beat = time.monotonic(), self._beat(next_rank)
+                # A pause of this process itself is no silence of the other.
+                if beat != seen or now - last_look > 2 * self._interval:
+                    seen, since = beat, now
+                last_look = now
+                found = self.cause()
+                if found is None and now - since > self._limit:
+                    found = self.tell(self._silence(next_rank))
+            except RuntimeError:
+                found = Cause(1, "the store of the run is gone, and with it rank 0.", 5)
+            if found is not None and not self._done.wait(2 * self._interval):
+                self._end(found)
+
+    def _end(self, cause: Cause) -> None:
+        """The main thread did not notice by itself: it may be inside anything."""
+        if cause.rank == self._rank:
+            sys.stderr.write(f"gossamer: {cause.text}\n")
+            sys.stderr.flush()
+        os._exit(cause.exit_code)
+
+
+@contextmanager
+def end_together(watch: Watch) -> Iterator[None]:
+    """Turn whatever ends the block into one told cause and silent ends of all other ranks."""
+    try:
+        yield
+    except (TrainingStopped, SystemExit):
+        watch.stop()
+        raise
+    except BaseException as error:
+        # torchrun asks the others to end as soon as one is gone; naming it comes first.
+        with suppress(ValueError):
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        cause = watch.lost_peer(error) if _is_lost_peer(error) else watch.tell(_own(watch, error))
+        watch.stop()
+        _last_call()
+        if cause.rank != watch._rank:
+            raise SystemExit(cause.exit_code) from None
+        if isinstance(error, GossamerError) or not _is_lost_peer(error):
+            raise
+        raise DistributedError(cause.text) from error
+
+
+def _own(watch: Watch, error: BaseException) -> Cause:
+    code = error.exit_code if isinstance(error, GossamerError) else DistributedError.exit_code
+    return Cause(watch._rank, f"step {watch.step}: {str(error)[:300]}", code)
+
+
+def _is_lost_peer(error: BaseException) -> bool:
+    if isinstance(error, GossamerError) or not isinstance(error, RuntimeError):
+        return False
+    text = str(error).lower()
+    return isinstance(error, dist.DistError) or any(word in text for word in _LOST_PEER)
+
+
+def _last_call() -> None:
+    """End this process for good if its clean-up hangs on a broken connection."""
+
+    def end() -> None:
+        time.sleep(_LAST_SECONDS)
+        os._exit(DistributedError.exit_code)
+
+    threading.Thread(target=end, name="last-call", daemon=True).start()
