@@ -19,6 +19,8 @@ def structure_copy(model: nn.Module) -> nn.Module:
         twin.__dict__ = {
             key: copy.copy(value) if isinstance(value, dict) else value
             for key, value in module.__dict__.items()
+            # A forward on the instance is bound to the module it was put on.
+            if key != "forward"
         }
         made[id(module)] = twin
     for twin in made.values():

@@ -179,7 +179,8 @@ def _cut_layer(
 ) -> nn.Module:
     """The layer without bias, with some of its rows and columns."""
     if isinstance(layer, Linear):
-        mask_bits, width = layer.mask_bits, layer.matrix_shape[1]
+        # A tensor of its own: the whole model's buffer is emptied where it is not used.
+        mask_bits, width = layer.mask_bits.detach(), layer.matrix_shape[1]
 
         def kept() -> tuple[torch.Tensor, torch.Tensor]:
             mask_RK = unpack_bits(mask_bits, width)

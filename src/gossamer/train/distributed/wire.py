@@ -29,11 +29,11 @@ def gather_json(content: Any, group: dist.ProcessGroup | None = None) -> list[An
     longest = int(sizes.max())
     padded = torch.zeros(longest, dtype=torch.uint8)
     padded[: raw.numel()] = raw
-    gathered = torch.empty(len(sizes) * longest, dtype=torch.uint8)
-    dist.all_gather_into_tensor(gathered, padded, group)
-    rows = gathered.view(len(sizes), longest).numpy()
+    rows = [torch.empty_like(padded) for _ in sizes]
+    dist.all_gather(rows, padded, group)
     return [
-        json.loads(bytes(row[:size])) for row, size in zip(rows, sizes.tolist(), strict=True)
+        json.loads(bytes(row[:size].numpy()))
+        for row, size in zip(rows, sizes.tolist(), strict=True)
     ]
 
 

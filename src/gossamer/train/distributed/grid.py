@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The steps of a training loop on a grid of processes.
+
+While masks move, every rank has the whole model and DDP joins all of them: a schedule then sees the
+same weights and gradients everywhere and moves the same masks. Once they are final, the compact
+model is laid out on the grid. What a step decides (skip, clip, stop) is decided on numbers that all
+ranks have agreed on.
+"""
+
+import signal
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_leaves, tree_map
+
+from gossamer.errors import InputError
+from gossamer.nn import MaskedWeight
+from gossamer.train.alone import Agreement, backward_once
+from gossamer.train.batches import generator_of
+from gossamer.train.distributed.gathering import (
+    gather,
+    make_whole,
+    whole_model_state,
+    whole_optimizer_state,
+)
+from gossamer.train.distributed.gradients import Wire, replicated
+from gossamer.train.distributed.layout import Layout, lay_out
+from gossamer.train.distributed.mask_digest import check_masks
+from gossamer.train.distributed.session import Session
+from gossamer.train.distributed.wire import broadcast_json, gather_json
+from gossamer.train.recompute import recomputing
+
+if TYPE_CHECKING:
+    from gossamer.train.loop import Loop
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@dataclass(frozen=True)
+class GridSettings:
+    """How the grid works.
+
+    Attributes:
+        wire: how gradients travel between replicas: as they are, or rounded to bf16.
+        microbatches: of a batch in a pipeline.
+        schedule: of the pipeline.
+        seed: of what differs between ranks, such as dropout.
+    """
+
+    wire: Wire = "full"
+    microbatches: int = 1
+    schedule: str = "1f1b"
+    seed: int = 0
+
+
+class Grid:
+    """All processes of a session, as a `Loop` uses them.
+
+    Args:
+        session: they are there.
+        settings: how they work together.
+    """
+
+    def __init__(self, session: Session, settings: GridSettings | None = None) -> None:
+        self.session, self.settings = session, settings or GridSettings()
+        self.layout: Layout | None = None
+        self._model: nn.Module | None = None
+        self._copies: dict[nn.Parameter, int] = {}
+        self._part, self._num_parts = 0, 1
+        self._stop = 0
+        self._stack = ExitStack()
+
+    @property
+    def is_lead(self) -> bool:
+        """Whether this process writes files."""
+        return self.session.is_lead
+
+    def arrange(self, loop: "Loop") -> None:
+        """DDP over all ranks while masks move; the grid once they are final."""
+        session, sizes = self.session, self.session.sizes
+        check_masks(loop.model, f"after step {loop.step}", session.patient)
+        place = session.place
+        self._part, self._num_parts = place.data * sizes.shard + place.shard, sizes.num_parts
+        if not loop.control.is_settled:
+            self._arrange_replicas(loop)
+            return
+        if sizes.pipeline > 1:
+            raise InputError("mesh.pipeline: is not there yet.")
+        self.layout = layout = lay_out(session, loop.model, loop.optimizer, None)
+        self._copies = {piece.trained: piece.copies for piece in layout.pieces}
+        self._model = layout.modules[0]
+        self._stack.enter_context(recomputing(self._model, loop.settings.recompute))
+        if sizes.shard == 1 and sizes.data > 1:
+            self._model = replicated(self._model, session.group("data"), self.settings.wire)
+
+    def _arrange_replicas(self, loop: "Loop") -> None:
+        world = self.session.sizes.num_ranks
+        batch = _samples(loop.batches[loop.taken])
+        if batch % world == 0:
+            self._part, self._num_parts = self.session.rank, world
+        # Otherwise ranks of one pipeline, or of shared heads, compute the same: the mean stays.
+        self._copies = {p: world for g in loop.optimizer.param_groups for p in g["params"]}
+        everyone = self.session.group("data") if world == self.session.sizes.data else None
+        group = everyone or dist.group.WORLD
+        assert group is not None
+        self._model = replicated(loop.model, group, self.settings.wire)
+
+    def dissolve(self, loop: "Loop") -> None:
+        """The model is whole on the leading rank, as if it had trained alone."""
+        self._model = None
+        self._stack.close()
+        if self.layout is None:
+            return
+        gathered = gather(self.session, self.layout, loop.model, loop.optimizer)
+        if gathered is not None:
+            make_whole(loop.model, loop.optimizer, self.layout, gathered)
+        self.layout = None
+
+    def backward(
+        self, loop: "Loop", batch: Any, *, is_last: bool
+    ) -> tuple[float, dict[str, float]]:
+        """This rank's share of one batch; gradients are added up behind the last one."""
+        model = self._model
+        assert model is not None
+        share = _cut_batch(batch, self._part, self._num_parts)
+        waits = isinstance(model, DistributedDataParallel) and not is_last
+        with _own_random(self.settings.seed, loop.taken, self._part):
+            with model.no_sync() if waits else nullcontext():  # type: ignore[operator]
+                result = backward_once(loop.objective, model, share, loop)
+        if is_last and self.layout is not None:
+            self.layout.collect_gradients()
+        return result
+
+    def agree(
+        self, loop: "Loop", loss: float, numbers: Mapping[str, float], signal: int
+    ) -> Agreement:
+        """Means over the batch, the norm of all gradients, and whether anyone was asked to stop."""
+        self.session.watch.step = loop.step
+        names = sorted(numbers)
+        world = self.session.sizes.num_ranks
+        mine = [
+            loss / world,
+            self._square(loop),
+            *(float(signal == number) for number in _SIGNALS),
+            *(numbers[name] / world for name in names),
+        ]
+        total = torch.tensor(mine, dtype=torch.float64)
+        dist.all_reduce(total)
+        found = total.tolist()
+        asked = [n for n, votes in zip(_SIGNALS, found[2:4], strict=True) if votes]
+        self._stop = int(asked[0]) if asked else 0
+        return Agreement(found[0], found[1] ** 0.5, dict(zip(names, found[4:], strict=True)))
+
+    def _square(self, loop: "Loop") -> float:
+        """Of this rank's gradients; what several ranks have counts in parts."""
+        total = 0.0
+        for group in loop.optimizer.param_groups:
+            for param in group["params"]:
+                if param.grad is not None and param.grad.numel():
+                    norm = float(torch.linalg.vector_norm(param.grad, dtype=torch.float64))
+                    total += norm**2 / self._copies[param]
+        return total
+
+    def asked_to_stop(self, signal: int) -> int:
+        """What was agreed in this step: a signal that came later is for the next one."""
+        return self._stop
+
+    def changed(self, loop: "Loop") -> None:
+        """Masks that moved must be the same everywhere."""
+        check_masks(loop.model, f"after step {loop.step}")
+
+    def collected(self, names: list[str]) -> list[str]:
+        """The names that any rank gives, in the order of ranks."""
+        return list(dict.fromkeys(name for found in gather_json(names) for name in found))
+
+    def evaluated(self, loop: "Loop", measure: Callable[[nn.Module], Any]) -> Any:
+        """Every rank runs the evaluation: a model may need all of them for one output."""
+        model = self._model
+        assert model is not None
+        if isinstance(model, DistributedDataParallel):
+            model = model.module
+        found = measure(model)
+        return broadcast_json(found, self.session.patient)
+
+    def states(self, loop: "Loop") -> tuple[dict[str, Any], dict[str, Any]] | None:
+        """Of the whole model, whatever the grid."""
+        if self.layout is None:
+            if not self.is_lead:
+                return None
+            return dict(loop.model.state_dict()), loop.optimizer.state_dict()
+        gathered = gather(self.session, self.layout, loop.model, loop.optimizer)
+        if gathered is None:
+            return None
+        model = whole_model_state(loop.model, gathered)
+        return model, whole_optimizer_state(loop.optimizer, self.layout, gathered)
+
+    def saved(self) -> None:
+        """Nobody goes on before the leading rank has written: its disk may be slow, or full."""
+        dist.barrier(self.session.patient)
+
+    def traffic(self) -> dict[str, int]:
+        """Bytes that this rank sends in a step, by purpose."""
+        return {}
+
+
+def _samples(batch: Any) -> int:
+    sizes = {leaf.shape[0] for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)}
+    if len(sizes) != 1:
+        raise InputError(
+            f"mesh: a batch must be tensors with samples along their first dimension; found sizes"
+            f" {sorted(sizes)}."
+        )
+    return int(sizes.pop())
+
+
+def _cut_batch(batch: Any, part: int, count: int) -> Any:
+    """Part number `part` of `count` equal ones."""
+    total = _samples(batch)
+    if total % count:
+        raise InputError(
+            f"batch: {total} samples cannot be shared by {count} data and shard ranks. Use a batch"
+            f" that {count} divides."
+        )
+    each = total // count
+
+    def cut(leaf: Any) -> Any:
+        is_tensor = isinstance(leaf, torch.Tensor)
+        return leaf[part * each : (part + 1) * each] if is_tensor else leaf
+
+    return tree_map(cut, batch)
+
+
+class _own_random:  # noqa: N801  (used like a function)
+    """Draws within differ from rank to rank; afterwards generators are equal again."""
+
+    def __init__(self, seed: int, number: int, part: int) -> None:
+        self._seed = generator_of(seed, number, part).initial_seed()
+
+    def __enter__(self) -> None:
+        self._before = torch.get_rng_state()
+        torch.manual_seed(self._seed)
+
+    def __exit__(self, *_: object) -> None:
+        torch.set_rng_state(self._before)
