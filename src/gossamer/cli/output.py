@@ -45,6 +45,10 @@ class Output:
         self._document = dict(document)
         self._shown = list(shown)
 
+    def silence(self) -> None:
+        """Say nothing: another process of the same run speaks."""
+        self.quiet, self.json, self._shown = True, False, []
+
     def note(self, text: str) -> None:
         """A line for people, on stderr, unless quiet."""
         if not self.quiet:

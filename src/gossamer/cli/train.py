@@ -13,6 +13,7 @@ gossamer train train-gradual --data zoo:images -o trained/
 gossamer train train-rigl --data fashion.npz -o trained/ --set sparsity=0.95 --set steps=2000
 gossamer train train-gpt --data shakespeare.txt -o gpt/ --dry-run
 gossamer train train-gpt --data shakespeare.txt -o gpt/ --resume
+torchrun --nproc-per-node 4 -m gossamer train train-gpt --data shakespeare.txt -o gpt/ --set stages.0.train.mesh.data=4
 gossamer train my-recipe.yaml --model my_package.models:build --data images.npz -o mine/
 """
 
@@ -86,4 +87,7 @@ def train(  # noqa: PLR0913  (one argument per option)
         out.result(planned.document, plan_table(planned))
         return
     outcome = run_command(command, out)
+    if outcome is None:
+        out.silence()
+        return
     out.result(outcome.document, outcome.table(), *outcome.remarks)

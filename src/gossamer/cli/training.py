@@ -2,7 +2,7 @@
 """The work behind `gossamer train`: find the model, train, save; or plan and write nothing."""
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from gossamer.cli.progress import Stage
 from gossamer.cli.resuming import told_how_to_resume
 from gossamer.cli.user_function import load_function
 from gossamer.io import save
+from gossamer.recipes.mesh_schema import Mesh
 from gossamer.recipes.schema import Recipe
 from gossamer.recipes.train_plan import TrainingPlan, plan_run
 from gossamer.recipes.train_report import (
@@ -22,6 +23,14 @@ from gossamer.recipes.train_report import (
 from gossamer.recipes.train_request import TrainRequest, train_stage
 from gossamer.recipes.train_stage import Trained, run_training
 from gossamer.report.report import Report, format_bytes
+from gossamer.train.distributed.grid import Grid, GridSettings
+from gossamer.train.distributed.mesh_sizes import picture, split_batch
+from gossamer.train.distributed.session import (
+    Timeouts,
+    joined,
+    restarts,
+    world_of_environment,
+)
 from gossamer.train.metrics import read_metrics
 from gossamer.train.run_folder import RunFolder
 
@@ -86,13 +95,41 @@ class TrainOutcome:
         return shown
 
 
-def run_command(command: TrainCommand, out: Output) -> TrainOutcome:
-    """Everything `gossamer train` does."""
+def run_command(command: TrainCommand, out: Output) -> TrainOutcome | None:
+    """Everything `gossamer train` does; None on a rank that does not lead."""
+    mesh = train_stage(command.recipe).mesh
+    if world_of_environment() is None and (mesh is None or mesh.sizes.num_ranks == 1):
+        return _run_here(command, out, None)
+    mesh = mesh or Mesh()
+    timeouts = Timeouts(mesh.start_timeout, mesh.timeout, mesh.heartbeat)
+    with joined(mesh.sizes, timeouts) as session:
+        train = train_stage(command.recipe)
+        settings = GridSettings(
+            wire=mesh.wire,
+            microbatches=mesh.num_microbatches(train.batch),
+            schedule=mesh.schedule,
+            seed=train.seed,
+        )
+        if session.is_lead:
+            split = split_batch(mesh.sizes, train.batch, settings.microbatches)
+            out.note(picture(mesh.sizes, split))
+        else:
+            out.quiet = True
+        # What torchrun started again goes on where the last checkpoint was taken.
+        command = replace(command, resume=command.resume or restarts() > 0)
+        return _run_here(command, out, Grid(session, settings))
+
+
+def _run_here(command: TrainCommand, out: Output, grid: Grid | None) -> TrainOutcome | None:
     request = command.request()
-    train_stage(command.recipe)
     folder = RunFolder(command.target)
-    with told_how_to_resume(), folder.opened(resume=command.resume):
-        trained = _train(request, folder, out)
+    is_lead = grid is None or grid.is_lead
+    with told_how_to_resume(), ExitStack() as stack:
+        if is_lead:
+            stack.enter_context(folder.opened(resume=command.resume))
+        trained = _train(request, folder, out, grid)
+        if not is_lead:
+            return None
         with out.stage("saving"):
             return _save(trained, command, folder)
 
@@ -119,7 +156,9 @@ def plan_table(plan: TrainingPlan) -> "Table":
     return shown
 
 
-def _train(request: TrainRequest, folder: RunFolder, out: Output) -> Trained:
+def _train(
+    request: TrainRequest, folder: RunFolder, out: Output, grid: Grid | None
+) -> Trained:
     with ExitStack() as stack:
         stages: list[Stage] = []
 
@@ -129,7 +168,7 @@ def _train(request: TrainRequest, folder: RunFolder, out: Output) -> Trained:
                 stages.append(stack.enter_context(out.stage("training", steps - step + 1)))
             stages[0].advance()
 
-        return run_training(request, folder, say=out.note, progress=progress)
+        return run_training(request, folder, say=out.note, progress=progress, grid=grid)
 
 
 def _save(trained: Trained, command: TrainCommand, folder: RunFolder) -> TrainOutcome:

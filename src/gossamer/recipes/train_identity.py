@@ -10,6 +10,7 @@ from gossamer.ops.kernels import active_kernels
 from gossamer.recipes.digest import content_differences, recipe_content
 from gossamer.recipes.train_request import Say, TrainRequest
 from gossamer.train.checkpoint import Checkpoint
+from gossamer.train.distributed.mesh_sizes import AXES, MeshSizes
 from gossamer.train.tasks import Task
 
 _MAX_SHOWN = 300
@@ -17,8 +18,9 @@ _MAX_SHOWN = 300
 
 def run_identity(request: TrainRequest, task: Task) -> dict[str, Any]:
     """Everything that decides the result to the last bit."""
+    recipe, mesh = _without_mesh(recipe_content(request.recipe))
     return {
-        "recipe": recipe_content(request.recipe),
+        "recipe": recipe,
         "data": task.digest,
         "model": request.given_name,
         "tokenizer": {name: raw.decode("utf-8") for name, raw in task.beside.items()},
@@ -26,9 +28,21 @@ def run_identity(request: TrainRequest, task: Task) -> dict[str, Any]:
             "torch": str(torch.__version__),
             "kernels": active_kernels(),
             "threads": torch.get_num_threads(),
+            **({} if mesh is None else {"mesh": mesh}),
         },
         "changes": [],
     }
+
+
+def _without_mesh(recipe: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
+    """A run may go on with another grid: it decides last bits only, like a machine."""
+    mesh = None
+    for stage in recipe["stages"]:
+        train = stage.get("train")
+        found = None if train is None else train.pop("mesh", None)
+        if found is not None:
+            mesh = str(MeshSizes(**{axis: found[axis] for axis in AXES}))
+    return recipe, mesh
 
 
 def check_identity(

@@ -7,7 +7,9 @@ They work on the raw mapping of a file, so that they are told beside the faults 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from gossamer.errors import InputError
 from gossamer.recipes.faults import show
+from gossamer.train.distributed.mesh_sizes import AXES, MeshSizes, split_batch
 
 # Task -> models that fit it; the first one is the default.
 TASK_MODELS: Final[dict[str, tuple[str, ...]]] = {
@@ -39,6 +41,7 @@ def train_faults(train: Mapping[str, Any]) -> Found:
     yield from _model_faults(train)
     yield from _optimizer_faults(train)
     yield from _moment_faults(train)
+    yield from _mesh_faults(train)
 
 
 def _length_faults(train: Mapping[str, Any]) -> Found:
@@ -112,3 +115,24 @@ def _moment_faults(train: Mapping[str, Any]) -> Found:
                     f"{section}.{name}",
                     f"step {show(moment)} lies past the end of a run of {steps} steps.",
                 )
+
+
+def _mesh_faults(train: Mapping[str, Any]) -> Found:
+    mesh = train.get("mesh")
+    if not isinstance(mesh, Mapping):
+        return
+    given = {axis: mesh.get(axis, 1) for axis in AXES}
+    if not all(type(size) is int and size > 0 for size in given.values()):
+        return
+    sizes = MeshSizes(**given)
+    batch, micro = train.get("batch", 64), mesh.get("microbatches") or 1
+    if type(batch) is int and type(micro) is int and batch > 0:
+        try:
+            split_batch(sizes, batch, micro)
+        except InputError as error:
+            field, _, text = str(error).partition(": ")
+            yield field, text
+    model = train.get("model")
+    layers = model.get("layers") if isinstance(model, Mapping) else None
+    if type(layers) is int and sizes.pipeline > layers:
+        yield "mesh.pipeline", f"{sizes.pipeline} stages are more than the model's {layers} layers."

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from gossamer.recipes.mesh_schema import Mesh
 from gossamer.recipes.schedule_schema import Moment, Schedule, step_of
 from gossamer.recipes.train_rules import train_faults
 
@@ -137,6 +138,9 @@ class Train(_Data):
     checkpoint: CheckpointSettings = CheckpointSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     log_every: int = Field(default=10, ge=1, le=MAX_STEPS, description="Steps between two lines.")
+    mesh: Mesh | None = Field(
+        default=None, description="The grid of processes under torchrun; null: one process."
+    )
     seed: int = Field(
         default=0, ge=0, lt=2**63, description="Of weights, dropout and the order of data."
     )

@@ -19,6 +19,9 @@ from gossamer.recipes.train_schema import Train, warmup_steps
 from gossamer.train.checkpoint import Checkpoint, CheckpointStore
 from gossamer.train.checkpoint_async import CheckpointWriter
 from gossamer.train.control import Control
+from gossamer.train.distributed.grid import Grid
+from gossamer.train.distributed.mask_digest import check_alike
+from gossamer.train.distributed.shared_checkpoint import shared_checkpoint
 from gossamer.train.learning_rate import LearningRate
 from gossamer.train.loop import Loop
 from gossamer.train.loop_settings import LoopSettings
@@ -65,7 +68,8 @@ def loop_settings(train: Train, task: Task) -> LoopSettings:
         recompute=train.recompute,
         compaction=train.compaction,
         split_masters=train.optimizer.master != "fp32",
-        tokens=task.tokens,
+        # Of one process: modes are measured on them.
+        tokens=max(1, task.tokens // (1 if train.mesh is None else train.mesh.sizes.num_parts)),
         log_every=train.log_every,
         evaluate_every=train.evaluation.every,
         checkpoint_every=train.checkpoint.every,
@@ -74,20 +78,30 @@ def loop_settings(train: Train, task: Task) -> LoopSettings:
 
 
 def run_training(
-    request: TrainRequest, folder: RunFolder, *, say: Say, progress: Progress | None = None
+    request: TrainRequest,
+    folder: RunFolder,
+    *,
+    say: Say,
+    progress: Progress | None = None,
+    grid: Grid | None = None,
 ) -> Trained:
-    """Train in a folder that is held open; the model at the end.
+    """Train in a folder that is held open; the model at the end, whole on the leading rank.
 
     Args:
         request: what to do.
-        folder: `RunFolder.opened` is around this call.
+        folder: `RunFolder.opened` is around this call, on the leading rank.
         say: gets notices for people.
         progress: called after every step.
+        grid: the processes, if there are several; all of them call this.
     """
     train = request.train
     store = CheckpointStore(folder.checkpoints, train.checkpoint.keep)
-    store.remove_leftovers()
-    checkpoint = store.newest(say) if request.resume else None
+    checkpoint = None
+    if grid is None or grid.is_lead:
+        store.remove_leftovers()
+        checkpoint = store.newest(say) if request.resume else None
+    if grid is not None:
+        checkpoint = shared_checkpoint(grid.session, checkpoint)
     if request.resume and checkpoint is None:
         say("There is no checkpoint yet: starting from the beginning.")
     # A user's function builds a model in there.
@@ -95,16 +109,18 @@ def run_training(
     with memory_for("reading the data", "Give less of it, or close other programs."):
         task = make_task(request, saved_tokenizer(checkpoint))
     run = run_identity(request, task)
+    if grid is not None:
+        check_alike(run, grid.session.patient)
     if checkpoint is not None:
         run = check_identity(run, checkpoint, request.allow_change, say)
     with memory_for("building the model", _SMALLER):
-        prepared = prepare(request, task, run, folder, store, checkpoint, progress)
+        prepared = prepare(request, task, run, folder, store, checkpoint, progress, grid)
     loop = prepared.loop
     try:
         if checkpoint is not None:
             loop.restore(checkpoint, keep_settings=request.allow_change)
             say(f"Going on after step {loop.step} of {loop.settings.steps}.")
-        else:
+        elif grid is None or grid.is_lead:
             # Two checkpoints stay while a third is written.
             folder.check_space(3 * 4 * prepared.dense_bytes)
         with memory_for(f"training after step {loop.step}", _SMALLER):
@@ -114,7 +130,7 @@ def run_training(
     return prepared
 
 
-def prepare(
+def prepare(  # noqa: PLR0913  (each is made elsewhere)
     request: TrainRequest,
     task: Task,
     run: Mapping[str, Any],
@@ -122,6 +138,7 @@ def prepare(
     store: CheckpointStore,
     checkpoint: Checkpoint | None,
     progress: Progress | None,
+    grid: Grid | None = None,
 ) -> Trained:
     """Everything a run needs, seeded, before its first step."""
     train = request.train
@@ -132,8 +149,11 @@ def prepare(
     num_bytes = sum(t.numel() * t.element_size() for t in model.state_dict().values())
     optimizer = build_optimizer(train.optimizer, model)
     control = attach_schedule(train, task, model, optimizer, settings.steps)
-    sinks: list[Sink] = [MetricsFile(folder.metrics, _metrics_bytes(checkpoint))]
-    if request.tensorboard:
+    is_lead = grid is None or grid.is_lead
+    sinks: list[Sink] = []
+    if is_lead:
+        sinks.append(MetricsFile(folder.metrics, _metrics_bytes(checkpoint)))
+    if is_lead and request.tensorboard:
         sinks.append(TensorBoard(folder.path / "tensorboard"))
     around = Surroundings(
         evaluate=task.evaluate,
@@ -143,7 +163,16 @@ def prepare(
         progress=progress,
         example=task.example,
     )
-    loop = Loop(model, optimizer, task.loss, task.batches, settings, control=control, around=around)
+    loop = Loop(
+        model,
+        optimizer,
+        task.loss,
+        task.batches,
+        settings,
+        control=control,
+        around=around,
+        processes=grid,
+    )
     return Trained(loop, task, num_bytes)
 
 

@@ -52,7 +52,8 @@ class Watch:
         self, store: dist.Store, rank: int, world: int, *, interval: float, limit: float
     ) -> None:
         self.step = 0
-        self._store, self._rank, self._world = store, rank, world
+        self.rank = rank
+        self._store, self._world = store, world
         self._interval, self._limit = interval, limit
         self._done = threading.Event()
         self._thread: threading.Thread | None = None
@@ -87,7 +88,7 @@ class Watch:
     def lost_peer(self, error: BaseException) -> Cause:
         """Who is gone, after a collective failed here; takes one and a half intervals at most."""
         with suppress(RuntimeError):
-            self._store.set(f"failing/{self._rank}", "1")
+            self._store.set(f"failing/{self.rank}", "1")
             before = {rank: self._beat(rank) for rank in range(self._world)}
             end = time.monotonic() + 1.5 * self._interval
             while time.monotonic() < end:
@@ -98,7 +99,7 @@ class Watch:
             silent = [
                 rank
                 for rank, beat in before.items()
-                if rank != self._rank
+                if rank != self.rank
                 and not self._store.check([f"failing/{rank}"])
                 and self._beat(rank) == beat
             ]
@@ -112,8 +113,8 @@ class Watch:
         return Cause(1 if self._world > 1 else 0, text, DistributedError.exit_code)
 
     def _failed(self, error: BaseException) -> Cause:
-        text = f"rank {self._rank} failed at step {self.step}: {str(error)[:300]}"
-        return Cause(self._rank, text, DistributedError.exit_code)
+        text = f"rank {self.rank} failed at step {self.step}: {str(error)[:300]}"
+        return Cause(self.rank, text, DistributedError.exit_code)
 
     def _silence(self, rank: int) -> Cause:
         beat = self._beat(rank)
@@ -122,20 +123,20 @@ class Watch:
             f"rank {rank} stopped answering after step {step}. All ranks ended; go on with"
             " --resume, or let torchrun start them again with --max-restarts."
         )
-        return Cause(self._rank, text, DistributedError.exit_code)
+        return Cause(self.rank, text, DistributedError.exit_code)
 
     def _beat(self, rank: int) -> str:
         key = f"beat/{rank}"
         return self._store.get(key).decode() if self._store.check([key]) else ""
 
     def _run(self) -> None:
-        next_rank = (self._rank + 1) % self._world
+        next_rank = (self.rank + 1) % self._world
         seen, since, count = "", time.monotonic(), 0
         last_look = since
         while not self._done.wait(self._interval):
             try:
                 count += 1
-                self._store.set(f"beat/{self._rank}", f"{count} {self.step}")
+                self._store.set(f"beat/{self.rank}", f"{count} {self.step}")
                 now, beat = time.monotonic(), self._beat(next_rank)
                 # A pause of this process itself is no silence of the other.
                 if beat != seen or now - last_look > 2 * self._interval:
@@ -151,7 +152,7 @@ class Watch:
 
     def _end(self, cause: Cause) -> None:
         """The main thread did not notice by itself: it may be inside anything."""
-        if cause.rank == self._rank:
+        if cause.rank == self.rank:
             sys.stderr.write(f"gossamer: {cause.text}\n")
             sys.stderr.flush()
         os._exit(cause.exit_code)
@@ -162,8 +163,10 @@ def end_together(watch: Watch) -> Iterator[None]:
     """Turn whatever ends the block into one told cause and silent ends of all other ranks."""
     try:
         yield
-    except (TrainingStopped, SystemExit):
+    except TrainingStopped as error:
         watch.stop()
+        if watch.rank:
+            raise SystemExit(error.exit_code) from None
         raise
     except BaseException as error:
         # torchrun asks the others to end as soon as one is gone; naming it comes first.
@@ -172,7 +175,7 @@ def end_together(watch: Watch) -> Iterator[None]:
         cause = watch.lost_peer(error) if _is_lost_peer(error) else watch.tell(_own(watch, error))
         watch.stop()
         _last_call()
-        if cause.rank != watch._rank:
+        if cause.rank != watch.rank:
             raise SystemExit(cause.exit_code) from None
         if isinstance(error, GossamerError) or not _is_lost_peer(error):
             raise
@@ -181,7 +184,7 @@ def end_together(watch: Watch) -> Iterator[None]:
 
 def _own(watch: Watch, error: BaseException) -> Cause:
     code = error.exit_code if isinstance(error, GossamerError) else DistributedError.exit_code
-    return Cause(watch._rank, f"step {watch.step}: {str(error)[:300]}", code)
+    return Cause(watch.rank, f"step {watch.step}: {str(error)[:300]}", code)
 
 
 def _is_lost_peer(error: BaseException) -> bool:
