@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gossamer train` on several processes of this machine, which tests kill, stop and count."""
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from grid_ranks import free_port
+
+RECIPE = """\
+gossamer: 1
+stages:
+  - train:
+      task: images
+      model: {{name: mlp, width: 16, layers: 2}}
+      steps: {steps}
+      batch: 32
+      schedule: {{kind: gradual, sparsity: 0.8, begin: 2, end: 14, every: 3}}
+      checkpoint: {{every: 5}}
+      evaluation: {{every: 10}}
+      log_every: 1
+      mesh: {{{mesh}, heartbeat: 0.5, timeout: {timeout}, start_timeout: 60}}
+"""
+
+
+def write_recipe(folder: Path, mesh: str, *, steps: int = 24, timeout: float = 8) -> None:
+    (folder / "recipe.yaml").write_text(RECIPE.format(mesh=mesh, steps=steps, timeout=timeout))
+
+
+@dataclass
+class Run:
+    """Processes that were started together."""
+
+    folder: Path
+    ranks: list[subprocess.Popen]
+
+    def metrics(self) -> str:
+        path = self.folder / "out.run" / "metrics.jsonl"
+        return path.read_text() if path.exists() else ""
+
+    def wait_for(self, text: str, seconds: float = 60) -> None:
+        """Until the metrics hold `text`."""
+        end = time.monotonic() + seconds
+        while text not in self.metrics():
+            assert time.monotonic() < end, f"{text!r} did not come: {self.metrics()[-300:]}"
+            assert all(rank.poll() is None for rank in self.ranks), self.errors()
+            time.sleep(0.01)
+
+    def ended(self, seconds: float = 60) -> list[int]:
+        """Exit codes; nobody is left over."""
+        end = time.monotonic() + seconds
+        try:
+            return [rank.wait(max(0.1, end - time.monotonic())) for rank in self.ranks]
+        finally:
+            self.clean_up()
+
+    def errors(self) -> str:
+        """What all ranks wrote to stderr."""
+        return "".join((self.folder / f"stderr{i}").read_text() for i in range(len(self.ranks)))
+
+    def clean_up(self) -> None:
+        for rank in self.ranks:
+            if rank.poll() is None:
+                rank.kill()
+                rank.wait()
+
+
+def launch(folder: Path, world: int, *extra: str, port: int | None = None, **environment) -> Run:
+    """`gossamer train` of the recipe in `folder`, once per rank, as torchrun would start it."""
+    ranks = []
+    common = {
+        **os.environ,
+        "GLOO_SOCKET_IFNAME": "lo",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port or free_port()),
+        "WORLD_SIZE": str(world),
+        "OMP_NUM_THREADS": "1",
+        "GOSSAMER_TUNE": "off",
+    }
+    arguments = ["train", str(folder / "recipe.yaml"), "--data", "zoo:images"]
+    command = [sys.executable, "-m", "gossamer", *arguments, "-o", str(folder / "out"), *extra]
+    for rank in range(world):
+        own = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank), **environment}
+        with (folder / f"stderr{rank}").open("w") as errors:
+            ranks.append(
+                subprocess.Popen(command, env=own, stdout=subprocess.DEVNULL, stderr=errors)
+            )
+    return Run(folder, ranks)
