@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import torch.multiprocessing as mp
 
-SECONDS = 120
+SECONDS = 600
 
 
 def free_port() -> int:

@@ -10,22 +10,31 @@ from gossamer.train.distributed.mesh_sizes import MeshSizes
 from gossamer.train.distributed.session import Timeouts, joined
 
 TIMEOUTS = Timeouts(start=60, step=60, heartbeat=1)
+# Grid, microbatches, schedule.
 GRIDS = [
-    (2, 1, 1, 1),
-    (2, 1, 2, 1),
-    (1, 1, 1, 2),
-    (2, 1, 1, 2),
-    (1, 1, 2, 1),
-    (1, 1, 2, 2),
+    ((2, 1, 1, 1), 1, "1f1b"),
+    ((2, 1, 2, 1), 1, "1f1b"),
+    ((1, 1, 1, 2), 1, "1f1b"),
+    ((2, 1, 1, 2), 1, "1f1b"),
+    ((1, 1, 2, 2), 1, "1f1b"),
+    ((1, 2, 1, 1), 4, "1f1b"),
+    ((1, 2, 1, 1), 1, "gpipe"),
+    ((1, 2, 1, 1), 4, "interleaved"),
+    ((1, 2, 1, 1), 4, "zero-bubble-v"),
+    ((2, 2, 1, 1), 2, "message-driven"),
+    ((2, 2, 1, 1), 2, "zero-bubble"),
+    ((1, 4, 1, 1), 8, "1f1b"),
+    ((1, 4, 1, 1), 4, "message-driven"),
+    ((1, 2, 1, 2), 2, "gpipe"),
+    ((1, 2, 2, 1), 2, "1f1b"),
 ]
 
 
-def train_on(mesh: tuple[int, ...], kind: str, accumulate: int) -> None:
+def train_on(mesh, microbatches, schedule, kind, accumulate) -> None:
     sizes = MeshSizes(*mesh)
     with joined(sizes, TIMEOUTS) as session:
-        loop = tiny.make_loop(
-            tiny.build(kind), Grid(session, GridSettings()), accumulate=accumulate
-        )
+        settings = GridSettings(microbatches=microbatches, schedule=schedule)
+        loop = tiny.make_loop(tiny.build(kind), Grid(session, settings), accumulate=accumulate)
         loop.train()
         if session.is_lead:
             expected = tiny.alone(kind, accumulate=accumulate)
@@ -37,11 +46,21 @@ def train_on(mesh: tuple[int, ...], kind: str, accumulate: int) -> None:
                     assert float((moments[index][key] - value).abs().max()) < 1e-12
 
 
-@pytest.mark.timeout(300)
-def test_every_grid_equals_one_process():
+def run(grids, kinds) -> None:
     cases = [
-        (MeshSizes(*mesh).num_ranks, mesh, kind, 1 + (kind == "tied"))
-        for mesh in GRIDS
-        for kind in ("compact", "dense", "tied")
+        (MeshSizes(*mesh).num_ranks, mesh, *how, kind, 1 + (kind == "tied"))
+        for mesh, *how in grids
+        for kind in kinds
     ]
-    run_on_ranks(train_on, cases, 4)
+    run_on_ranks(train_on, cases, max(case[0] for case in cases))
+
+
+@pytest.mark.timeout(600)
+def test_a_grid_equals_one_process():
+    run([GRIDS[1], GRIDS[3], GRIDS[9]], ["compact"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_every_grid_and_schedule_equals_one_process():
+    run(GRIDS, ["compact", "dense", "tied"])

@@ -127,7 +127,7 @@ def _mine(
 def _is_giver(piece: Piece, layout: Layout, place: Any) -> bool:
     if piece.share is None and place.shard or piece.positions is None and place.tensor:
         return False
-    return layout.plan is None or min(layout.plan.ranks_of(piece.name)) == place.pipeline
+    return bool(layout.holders.get(piece.name, [place.pipeline])[0] == place.pipeline)
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

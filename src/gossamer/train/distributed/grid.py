@@ -17,22 +17,27 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._pytree import tree_leaves, tree_map
 
 from gossamer.errors import InputError
-from gossamer.nn import MaskedWeight
 from gossamer.train.alone import Agreement, backward_once
-from gossamer.train.batches import generator_of
 from gossamer.train.distributed.gathering import (
     gather,
     make_whole,
     whole_model_state,
     whole_optimizer_state,
 )
-from gossamer.train.distributed.gradients import Wire, replicated
+from gossamer.train.distributed.gradients import Wire, average, replicated
 from gossamer.train.distributed.layout import Layout, lay_out
 from gossamer.train.distributed.mask_digest import check_masks
+from gossamer.train.distributed.pipeline import Pipeline
+from gossamer.train.distributed.pipelined_loss import (
+    PipelinedModel,
+    inputs_of,
+    loss_of_output,
+)
+from gossamer.train.distributed.schedules import PipelineSettings
 from gossamer.train.distributed.session import Session
+from gossamer.train.distributed.shares import cut_batch, num_samples, own_random
 from gossamer.train.distributed.wire import broadcast_json, gather_json
 from gossamer.train.recompute import recomputing
 
@@ -90,18 +95,41 @@ class Grid:
         if not loop.control.is_settled:
             self._arrange_replicas(loop)
             return
-        if sizes.pipeline > 1:
-            raise InputError("mesh.pipeline: is not there yet.")
-        self.layout = layout = lay_out(session, loop.model, loop.optimizer, None)
+        make = (lambda model: self._pipeline(loop, model)) if sizes.pipeline > 1 else None
+        self.layout = layout = lay_out(session, loop.model, loop.optimizer, make)
         self._copies = {piece.trained: piece.copies for piece in layout.pieces}
-        self._model = layout.modules[0]
-        self._stack.enter_context(recomputing(self._model, loop.settings.recompute))
-        if sizes.shard == 1 and sizes.data > 1:
-            self._model = replicated(self._model, session.group("data"), self.settings.wire)
+        for module in layout.modules:
+            self._stack.enter_context(recomputing(module, loop.settings.recompute))
+        if layout.pipeline is not None:
+            self._model = PipelinedModel(layout.pipeline)
+            self._model.train(loop.settings.in_train_mode)
+        elif sizes.shard == 1 and sizes.data > 1:
+            self._model = replicated(layout.modules[0], session.group("data"), self.settings.wire)
+        else:
+            self._model = layout.modules[0]
+
+    def _pipeline(self, loop: "Loop", model: nn.Module) -> Pipeline:
+        """The stages of `model`, cut by what one microbatch costs."""
+        if loop.settings.precision == "bf16":
+            raise InputError(
+                "mesh.pipeline: precision bf16 and a pipeline do not go together. Use precision:"
+                " fp32, or data, shard and tensor."
+            )
+        count = self.settings.microbatches
+        share = cut_batch(loop.batches[loop.taken], self._part, self._num_parts)
+        args, keywords = inputs_of(loop.objective, cut_batch(share, 0, count))
+        return Pipeline(
+            model,
+            lambda output, batch: loss_of_output(loop.objective, output, batch),
+            args,
+            PipelineSettings(num_microbatches=count, schedule=self.settings.schedule),
+            keywords=keywords,
+            group=self.session.group("pipeline"),
+        )
 
     def _arrange_replicas(self, loop: "Loop") -> None:
         world = self.session.sizes.num_ranks
-        batch = _samples(loop.batches[loop.taken])
+        batch = num_samples(loop.batches[loop.taken])
         if batch % world == 0:
             self._part, self._num_parts = self.session.rank, world
         # Otherwise ranks of one pipeline, or of shared heads, compute the same: the mean stays.
@@ -126,16 +154,41 @@ class Grid:
         self, loop: "Loop", batch: Any, *, is_last: bool
     ) -> tuple[float, dict[str, float]]:
         """This rank's share of one batch; gradients are added up behind the last one."""
-        model = self._model
+        model, layout = self._model, self.layout
         assert model is not None
-        share = _cut_batch(batch, self._part, self._num_parts)
-        waits = isinstance(model, DistributedDataParallel) and not is_last
-        with _own_random(self.settings.seed, loop.taken, self._part):
-            with model.no_sync() if waits else nullcontext():  # type: ignore[operator]
-                result = backward_once(loop.objective, model, share, loop)
-        if is_last and self.layout is not None:
-            self.layout.collect_gradients()
+        share = cut_batch(batch, self._part, self._num_parts)
+        with own_random(self.settings.seed, loop.taken, self._part):
+            if layout is not None and layout.pipeline is not None:
+                result = self._pipeline_step(loop, layout.pipeline, share)
+            else:
+                waits = isinstance(model, DistributedDataParallel) and not is_last
+                with model.no_sync() if waits else nullcontext():  # type: ignore[operator]
+                    result = backward_once(loop.objective, model, share, loop)
+        if is_last and layout is not None:
+            self._finish_gradients(layout)
         return result
+
+    def _pipeline_step(
+        self, loop: "Loop", pipeline: Pipeline, share: Any
+    ) -> tuple[float, dict[str, float]]:
+        """All microbatches of one batch; gradients of the batches before are added."""
+        count = loop.settings.accumulate
+        before = {param: param.grad for param in pipeline.parameters()}
+        inputs, keywords = inputs_of(loop.objective, share)
+        loss = pipeline.step(*inputs, target=share, **keywords)
+        for param, grad in before.items():
+            if param.grad is not None:
+                param.grad /= count
+                if grad is not None:
+                    param.grad += grad
+        return loss / count, {}
+
+    def _finish_gradients(self, layout: Layout) -> None:
+        sizes = self.session.sizes
+        layout.collect_gradients()
+        if layout.pipeline is not None and sizes.data > 1 and sizes.shard == 1:
+            held = (piece.trained for piece in layout.pieces)
+            average(held, self.session.group("data"), self.settings.wire)
 
     def agree(
         self, loop: "Loop", loss: float, numbers: Mapping[str, float], signal: int
@@ -207,44 +260,3 @@ class Grid:
     def traffic(self) -> dict[str, int]:
         """Bytes that this rank sends in a step, by purpose."""
         return {}
-
-
-def _samples(batch: Any) -> int:
-    sizes = {leaf.shape[0] for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)}
-    if len(sizes) != 1:
-        raise InputError(
-            f"mesh: a batch must be tensors with samples along their first dimension; found sizes"
-            f" {sorted(sizes)}."
-        )
-    return int(sizes.pop())
-
-
-def _cut_batch(batch: Any, part: int, count: int) -> Any:
-    """Part number `part` of `count` equal ones."""
-    total = _samples(batch)
-    if total % count:
-        raise InputError(
-            f"batch: {total} samples cannot be shared by {count} data and shard ranks. Use a batch"
-            f" that {count} divides."
-        )
-    each = total // count
-
-    def cut(leaf: Any) -> Any:
-        is_tensor = isinstance(leaf, torch.Tensor)
-        return leaf[part * each : (part + 1) * each] if is_tensor else leaf
-
-    return tree_map(cut, batch)
-
-
-class _own_random:  # noqa: N801  (used like a function)
-    """Draws within differ from rank to rank; afterwards generators are equal again."""
-
-    def __init__(self, seed: int, number: int, part: int) -> None:
-        self._seed = generator_of(seed, number, part).initial_seed()
-
-    def __enter__(self) -> None:
-        self._before = torch.get_rng_state()
-        torch.manual_seed(self._seed)
-
-    def __exit__(self, *_: object) -> None:
-        torch.set_rng_state(self._before)

@@ -19,8 +19,8 @@ from gossamer.errors import InputError
 from gossamer.nn.optimizer_state import check_state, convert_state
 from gossamer.train.distributed.mesh_sizes import MeshSizes
 from gossamer.train.distributed.pieces import Piece
+from gossamer.train.distributed.pipeline import Pipeline
 from gossamer.train.distributed.session import Session
-from gossamer.train.distributed.stage_plan import StagePlan
 from gossamer.train.distributed.structure_copy import structure_copy
 from gossamer.train.distributed.tensor_parallel import Cuts, share_units
 from gossamer.train.optim import LAMB, LARS
@@ -32,14 +32,16 @@ class Layout:
 
     Attributes:
         modules: what it computes with: the model, or its stages of a pipeline.
-        plan: the stages of all ranks; None without a pipeline.
+        pipeline: how its stages run; None without a pipeline.
+        holders: of parameters that several stages use, the ranks of the pipeline that have them.
         pieces: what it trains, in the order of the whole model.
         order: names of the whole optimizer's parameters, group by group.
         shapes: of all parameters of the whole model.
     """
 
     modules: list[nn.Module]
-    plan: StagePlan | None
+    pipeline: Pipeline | None
+    holders: dict[str, list[int]]
     pieces: list[Piece]
     order: list[list[str]]
     shapes: dict[str, torch.Size]
@@ -64,7 +66,7 @@ def lay_out(
     session: Session,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    plan_stages: Callable[[nn.Module], StagePlan] | None,
+    make_pipeline: Callable[[nn.Module], Pipeline] | None,
 ) -> Layout:
     """Cut `model` for this rank; `model` and `optimizer` are changed in place.
 
@@ -72,7 +74,7 @@ def lay_out(
         session: the grid.
         model: whole, on every rank the same.
         optimizer: of the whole model, with its state.
-        plan_stages: cuts a model into stages; None without a pipeline.
+        make_pipeline: cuts a model into stages; None without a pipeline.
     """
     sizes = session.sizes
     names = {param: name for name, param in model.named_parameters()}
@@ -83,18 +85,19 @@ def lay_out(
     cuts: Cuts = {}
     if sizes.tensor > 1:
         cuts = share_units(local, session.group("tensor"))
-    plan, modules = None, [local]
-    if plan_stages is not None:
-        plan = plan_stages(local)
-        modules = plan.modules(local, session.place.pipeline)
-    used = _used(modules, names, cuts, sizes, plan)
+    pipeline, holders, modules = None, {}, [local]
+    if make_pipeline is not None:
+        pipeline = make_pipeline(local)
+        modules = list(pipeline.modules.values())
+        holders = _holders(pipeline, local, names)
+    used = _used(modules, names, cuts, sizes, holders)
     if sizes.shard > 1:
         _shard(session, modules, used)
     places = {name: index for index, name in enumerate(shapes)}
     pieces = sorted(used, key=lambda piece: places[piece.name])
     _follow(optimizer, pieces)
     _give_away(model, pieces, modules, keep_buffers=session.is_lead)
-    return Layout(modules, plan, pieces, order, shapes)
+    return Layout(modules, pipeline, holders, pieces, order, shapes)
 
 
 def _check(
@@ -123,12 +126,23 @@ def _check(
         check_state(optimizer, param, names[param])
 
 
+def _holders(
+    pipeline: Pipeline, local: nn.Module, names: dict[nn.Parameter, str]
+) -> dict[str, list[int]]:
+    return {
+        names[local.get_parameter(tied.names[0])]: sorted(
+            {pipeline.rank_of(stage) for stage in tied.stages}
+        )
+        for tied in pipeline.cut.tied
+    }
+
+
 def _used(
     modules: list[nn.Module],
     names: dict[nn.Parameter, str],
     cuts: Cuts,
     sizes: MeshSizes,
-    plan: StagePlan | None,
+    holders: dict[str, list[int]],
 ) -> list[Piece]:
     found: dict[nn.Parameter, Piece] = {}
     for module in modules:
@@ -137,8 +151,7 @@ def _used(
                 continue
             whole, positions = cuts.get(param, (param, None))
             name = names[whole]
-            stages = 1 if plan is None else len(plan.ranks_of(name))
-            copies = sizes.data * sizes.shard * stages
+            copies = sizes.data * sizes.shard * len(holders.get(name, [0]))
             if positions is None:
                 copies *= sizes.tensor
             found[param] = Piece(
