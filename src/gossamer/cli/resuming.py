@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs that stop on the way say how to go on."""
 
+import os
 import shlex
 import sys
 from collections.abc import Iterator
@@ -13,7 +14,11 @@ from gossamer.train.interrupts import TrainingStopped
 def resume_command() -> str:
     """The command line that was typed, with --resume."""
     arguments = [word for word in sys.argv[1:] if word != "--resume"]
-    return shlex.join(["gossamer", *arguments, "--resume"])
+    world = os.environ.get("LOCAL_WORLD_SIZE")
+    start = ["gossamer"]
+    if world is not None:
+        start = ["torchrun", "--nproc-per-node", world, "-m", "gossamer"]
+    return shlex.join([*start, *arguments, "--resume"])
 
 
 @contextmanager

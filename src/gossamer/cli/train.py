@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`gossamer train`: a recipe and data become a trained, sparse artifact; stopped runs go on."""
 
+import os
 from pathlib import Path
 
 import click
@@ -69,6 +70,9 @@ def train(  # noqa: PLR0913  (one argument per option)
     from gossamer.recipes.loader import load_recipe
 
     loaded = load_recipe(recipe, overrides)
+    if "RANK" in os.environ:
+        # One rank tells why a run ended; stacks of lost connections on all others hide it.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # After the recipe: its faults are told before torch is loaded.
     from gossamer.cli.training import TrainCommand, plan_table, plan_training, run_command
 

@@ -22,7 +22,7 @@ stages:
       checkpoint: {{every: 5}}
       evaluation: {{every: 10}}
       log_every: 1
-      mesh: {{{mesh}, heartbeat: 0.5, timeout: {timeout}, start_timeout: 60}}
+      mesh: {{{mesh}, heartbeat: 0.5, timeout: {timeout}, start_timeout: 240}}
 """
 
 
@@ -41,7 +41,7 @@ class Run:
         path = self.folder / "out.run" / "metrics.jsonl"
         return path.read_text() if path.exists() else ""
 
-    def wait_for(self, text: str, seconds: float = 60) -> None:
+    def wait_for(self, text: str, seconds: float = 240) -> None:
         """Until the metrics hold `text`."""
         end = time.monotonic() + seconds
         while text not in self.metrics():
@@ -49,7 +49,7 @@ class Run:
             assert all(rank.poll() is None for rank in self.ranks), self.errors()
             time.sleep(0.01)
 
-    def ended(self, seconds: float = 60) -> list[int]:
+    def ended(self, seconds: float = 240) -> list[int]:
         """Exit codes; nobody is left over."""
         end = time.monotonic() + seconds
         try:

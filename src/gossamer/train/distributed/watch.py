@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Heartbeats, the one cause of a failure, and an end for all ranks within a bound.
 
-Every rank says in the store that it lives and which step it is at, and looks after the next rank;
-so a stopped or dead one is noticed by one other, whatever the number of ranks. A collective that
+Every rank says in the store that it lives and looks after the next rank; so a stopped or dead one is noticed by one other, whatever the number of ranks. A collective that
 fails only says that a peer is gone: the survivors then wait a moment, see who has fallen silent,
 and name it.
 """
@@ -117,10 +116,9 @@ class Watch:
         return Cause(self.rank, text, DistributedError.exit_code)
 
     def _silence(self, rank: int) -> Cause:
-        beat = self._beat(rank)
-        step = beat.partition(" ")[2] or "0"
+        # Steps are taken together, so that the last common one is this rank's.
         text = (
-            f"rank {rank} stopped answering after step {step}. All ranks ended; go on with"
+            f"rank {rank} stopped answering after step {self.step}. All ranks ended; go on with"
             " --resume, or let torchrun start them again with --max-restarts."
         )
         return Cause(self.rank, text, DistributedError.exit_code)
@@ -136,7 +134,7 @@ class Watch:
         while not self._done.wait(self._interval):
             try:
                 count += 1
-                self._store.set(f"beat/{self.rank}", f"{count} {self.step}")
+                self._store.set(f"beat/{self.rank}", str(count))
                 now, beat = time.monotonic(), self._beat(next_rank)
                 # A pause of this process itself is no silence of the other.
                 if beat != seen or now - last_look > 2 * self._interval:
