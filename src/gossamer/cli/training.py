@@ -31,6 +31,7 @@ from gossamer.train.distributed.session import (
     restarts,
     world_of_environment,
 )
+from gossamer.train.distributed.watch import ends_for_good
 from gossamer.train.metrics import read_metrics
 from gossamer.train.run_folder import RunFolder
 
@@ -102,7 +103,7 @@ def run_command(command: TrainCommand, out: Output) -> TrainOutcome | None:
         return _run_here(command, out, None)
     mesh = mesh or Mesh()
     timeouts = Timeouts(mesh.start_timeout, mesh.timeout, mesh.heartbeat)
-    with joined(mesh.sizes, timeouts) as session:
+    with ends_for_good(), joined(mesh.sizes, timeouts) as session:
         train = train_stage(command.recipe)
         settings = GridSettings(
             wire=mesh.wire,
@@ -156,9 +157,7 @@ def plan_table(plan: TrainingPlan) -> "Table":
     return shown
 
 
-def _train(
-    request: TrainRequest, folder: RunFolder, out: Output, grid: Grid | None
-) -> Trained:
+def _train(request: TrainRequest, folder: RunFolder, out: Output, grid: Grid | None) -> Trained:
     with ExitStack() as stack:
         stages: list[Stage] = []
 

@@ -21,7 +21,7 @@ from gossamer.report.comparison import Comparison, Figure
 from gossamer.report.html import write_html
 from gossamer.report.machine import describe_machine
 from gossamer.report.page import Page
-from gossamer.report.report import Report
+from gossamer.report.report import Report, format_bytes
 
 _NO_TIME = "The time of a forward pass was not measured; run 'gossamer explain' on the artifact."
 
@@ -101,7 +101,7 @@ def write_page(trained: Trained, report: Report, records: Records, path: Path) -
         layers=(),
         machine=describe_machine(),
         curves=curves(records),
-        notes=tuple(report.notes),
+        notes=(*report.notes, *_traffic(records)),
     )
     return write_html(page, path)
 
@@ -112,6 +112,19 @@ def _compaction(records: Records) -> dict[str, Any] | None:
         if record["kind"] == "compaction":
             return {name: record[name] for name in names}
     return None
+
+
+def _traffic(records: Records) -> list[str]:
+    """What the leading rank sends in a step, once masks are final."""
+    found = [record for record in records if record["kind"] == "traffic"]
+    if not found:
+        return []
+    parts = [
+        f"{format_bytes(count)} of {purpose}"
+        for purpose, count in found[-1].items()
+        if purpose not in ("kind", "step")
+    ]
+    return [f"Rank 0 sends {', '.join(parts)} in every step."]
 
 
 def _figures(trained: Trained, report: Report) -> list[Figure]:

@@ -44,7 +44,9 @@ class Processes(Protocol):
     def dissolve(self, loop: "Loop") -> None:
         """The model is whole again, at least in the leading process."""
 
-    def backward(self, loop: "Loop", batch: Any, *, is_last: bool) -> tuple[float, dict[str, float]]:
+    def backward(
+        self, loop: "Loop", batch: Any, *, is_last: bool
+    ) -> tuple[float, dict[str, float]]:
         """Add the gradients of one batch; loss and numbers as far as this process knows them."""
 
     def agree(
@@ -85,7 +87,9 @@ class Alone:
     def dissolve(self, loop: "Loop") -> None:
         """Nothing to do."""
 
-    def backward(self, loop: "Loop", batch: Any, *, is_last: bool) -> tuple[float, dict[str, float]]:
+    def backward(
+        self, loop: "Loop", batch: Any, *, is_last: bool
+    ) -> tuple[float, dict[str, float]]:
         """Forward and backward of one batch."""
         return backward_once(loop.objective, loop.model, batch, loop)
 

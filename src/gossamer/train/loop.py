@@ -72,6 +72,7 @@ class Loop:
         self._rate_shift = 0
         self._last_saved = -1
         self._was_settled = False
+        self._traffic: dict[str, int] = {}
         self._losses: deque[float] = deque(maxlen=settings.log_every)
         self._recent_ms: deque[float] = deque(maxlen=20)
 
@@ -244,6 +245,10 @@ class Loop:
                 skipped=self.skipped,
                 **agreed.numbers,
             )
+        traffic = self.processes.traffic()
+        if traffic != self._traffic:
+            self._traffic = traffic
+            self._log("traffic", **traffic)
         if self._around.progress is not None:
             self._around.progress(self.step, self.settings.steps)
         return True

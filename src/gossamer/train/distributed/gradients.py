@@ -29,9 +29,7 @@ def replicated(model: nn.Module, group: dist.ProcessGroup, wire: Wire) -> Distri
     return wrapped
 
 
-def _bf16(
-    group: dist.ProcessGroup, bucket: dist.GradBucket
-) -> torch.futures.Future[torch.Tensor]:
+def _bf16(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     # DDP refuses the stock hook by its name where there is no GPU; gloo reduces bf16 all the same.
     return bf16_compress_hook(group, bucket)
 

@@ -38,6 +38,7 @@ from gossamer.train.distributed.pipelined_loss import (
 from gossamer.train.distributed.schedules import PipelineSettings
 from gossamer.train.distributed.session import Session
 from gossamer.train.distributed.shares import cut_batch, num_samples, own_random
+from gossamer.train.distributed.traffic import step_traffic
 from gossamer.train.distributed.wire import broadcast_json, gather_json
 from gossamer.train.recompute import recomputing
 
@@ -258,5 +259,7 @@ class Grid:
         dist.barrier(self.session.patient)
 
     def traffic(self) -> dict[str, int]:
-        """Bytes that this rank sends in a step, by purpose."""
-        return {}
+        """Bytes that this rank sends in a step, by purpose, once the model is laid out."""
+        if self.layout is None:
+            return {}
+        return step_traffic(self.session.sizes, self.layout, self.settings.wire)

@@ -154,9 +154,7 @@ def _used(
             copies = sizes.data * sizes.shard * len(holders.get(name, [0]))
             if positions is None:
                 copies *= sizes.tensor
-            found[param] = Piece(
-                name, whole, whole.shape, param, param, positions, copies=copies
-            )
+            found[param] = Piece(name, whole, whole.shape, param, param, positions, copies=copies)
     return list(found.values())
 
 

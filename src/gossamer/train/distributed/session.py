@@ -125,10 +125,20 @@ def joined(sizes: MeshSizes, timeouts: Timeouts | None = None) -> Iterator[Sessi
 
 
 def _store(rank: int, world: int, seconds: float) -> dist.Store:
-    where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    where = f"{host}:{port}"
+    # torchrun holds the store itself, so that it outlives rank 0.
+    is_held = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     try:
-        rendezvous = dist.rendezvous("env://", rank, world, timeout=timedelta(seconds=seconds))
-        store: dist.Store = next(iter(rendezvous))[0]
+        store = dist.TCPStore(
+            host,
+            port,
+            world,
+            is_master=rank == 0 and not is_held,
+            timeout=timedelta(seconds=seconds),
+            # Who is missing is found out below, by name.
+            wait_for_workers=False,
+        )
     except (RuntimeError, ValueError) as error:
         text = str(error)
         if "EADDRINUSE" in text or "address already in use" in text:

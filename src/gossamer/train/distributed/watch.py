@@ -172,7 +172,6 @@ def end_together(watch: Watch) -> Iterator[None]:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         cause = watch.lost_peer(error) if _is_lost_peer(error) else watch.tell(_own(watch, error))
         watch.stop()
-        _last_call()
         if cause.rank != watch.rank:
             raise SystemExit(cause.exit_code) from None
         if isinstance(error, GossamerError) or not _is_lost_peer(error):
@@ -192,11 +191,16 @@ def _is_lost_peer(error: BaseException) -> bool:
     return isinstance(error, dist.DistError) or any(word in text for word in _LOST_PEER)
 
 
+@contextmanager
+def ends_for_good() -> Iterator[None]:
+    """A process that fails in here ends soon, even if its clean-up hangs on a broken connection."""
+    try:
+        yield
+    except BaseException:
+        threading.Thread(target=_last_call, name="last-call", daemon=True).start()
+        raise
+
+
 def _last_call() -> None:
-    """End this process for good if its clean-up hangs on a broken connection."""
-
-    def end() -> None:
-        time.sleep(_LAST_SECONDS)
-        os._exit(DistributedError.exit_code)
-
-    threading.Thread(target=end, name="last-call", daemon=True).start()
+    time.sleep(_LAST_SECONDS)
+    os._exit(DistributedError.exit_code)

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes that a rank sends in a step, by purpose, as rings send them.
+
+Legend: N numbers of this rank, D data ranks, S shard ranks. An all-reduce sends 2 (D-1)/D N, a
+gather or a reduce-scatter (S-1)/S N. (gloo reduce-scatters by an all-reduce, twice as much.)
+"""
+
+from typing import Any
+
+from gossamer.train.distributed.gradients import Wire
+from gossamer.train.distributed.layout import Layout
+from gossamer.train.distributed.mesh_sizes import MeshSizes
+
+
+def step_traffic(sizes: MeshSizes, layout: Layout, wire: Wire) -> dict[str, int]:
+    """Of one step with one batch: gradients, parameters (shard) and activations (pipeline)."""
+    full = sum(p.trained.numel() * p.trained.element_size() for p in layout.pieces)
+    halves = sum(p.trained.numel() * 2 for p in layout.pieces)
+    sent = halves if wire == "bf16" and sizes.shard == 1 else full
+    gradients = 2 * (sizes.data - 1) / sizes.data * sent
+    gathered = (sizes.shard - 1) * full
+    found = {
+        # Shards of gradients go to their ranks first.
+        "gradients": round(gradients + gathered),
+        # Once for forward, once more for backward.
+        "parameters": 2 * gathered,
+        "activations": 0 if layout.pipeline is None else _between_stages(layout.pipeline),
+    }
+    return {purpose: num_bytes for purpose, num_bytes in found.items() if num_bytes}
+
+
+def _between_stages(pipeline: Any) -> int:
+    total = 0
+    for stage in pipeline._stages:
+        if not stage.is_last:
+            total += sum(t.numel() * t.element_size() for t in stage.get_outputs_meta())
+        if not stage.is_first:
+            total += sum(t.numel() * t.element_size() for t in stage.inputs_meta)
+    return total * int(pipeline.settings.num_microbatches)

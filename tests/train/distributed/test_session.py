@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that find each other, or say in one sentence why not; and what must be equal on them."""
+
+import os
+import socket
+
+import grid_tiny as tiny
+import pytest
+import torch
+from grid_ranks import free_port, run_on_ranks
+
+from gossamer.errors import DistributedError, InputError
+from gossamer.train.distributed.gradients import average
+from gossamer.train.distributed.grid import Grid
+from gossamer.train.distributed.mask_digest import check_alike, check_masks
+from gossamer.train.distributed.mesh_sizes import MeshSizes
+from gossamer.train.distributed.session import Timeouts, joined
+from gossamer.train.distributed.wire import broadcast_json, gather_json
+
+QUICK = Timeouts(start=2, step=2, heartbeat=0.2)
+PATIENT = Timeouts(start=120, step=120, heartbeat=1)
+
+
+@pytest.fixture
+def as_rank(monkeypatch):
+    """This process as one of several."""
+
+    def be(rank, world, port=None):
+        for name, value in {
+            "RANK": rank,
+            "WORLD_SIZE": world,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port or free_port(),
+        }.items():
+            monkeypatch.setenv(name, str(value))
+
+    return be
+
+
+def test_a_grid_without_torchrun_says_how_to_start_it():
+    with pytest.raises(InputError, match="torchrun --nproc-per-node 2"), joined(MeshSizes(data=2)):
+        pass
+
+
+def test_another_number_of_processes_is_told_by_rank_0_alone(as_rank):
+    as_rank(0, 3)
+    with pytest.raises(InputError, match="needs 2 processes, but 3"), joined(MeshSizes(data=2)):
+        pass
+    as_rank(1, 3)
+    with pytest.raises(SystemExit) as ended, joined(MeshSizes(data=2)):
+        pass
+    assert ended.value.code == InputError.exit_code
+
+
+def test_a_port_in_use_is_named(as_rank):
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))  # noqa: S104  (as the store binds)
+        taken.listen()
+        port = taken.getsockname()[1]
+        as_rank(0, 2, port)
+        with pytest.raises(DistributedError, match=f"{port}: the port is in use"):
+            joined(MeshSizes(data=2), QUICK).__enter__()
+
+
+def test_a_rank_that_never_comes_is_named(as_rank):
+    as_rank(0, 2)
+    with pytest.raises(DistributedError, match="rank 1 never came: 1 of 2 ranks"):
+        joined(MeshSizes(data=2), QUICK).__enter__()
+
+
+def test_no_rank_0_is_named(as_rank):
+    as_rank(1, 2)
+    with pytest.raises(DistributedError, match="rank 0 did not answer within 2 s"):
+        joined(MeshSizes(data=2), QUICK).__enter__()
+
+
+def compare_ranks() -> None:
+    with joined(MeshSizes(data=2), PATIENT) as session:
+        assert gather_json({"rank": session.rank, "text": "x" * session.rank}) == [
+            {"rank": 0, "text": ""},
+            {"rank": 1, "text": "x"},
+        ]
+        assert broadcast_json(["from", session.rank]) == ["from", 0]
+        model = tiny.build("compact")
+        check_masks(model, "at the start")
+        check_alike({"recipe": {"a": 1}, "data": "d"})
+        if session.rank:
+            layer = model.blocks[1].up
+            mask = layer.mask()
+            mask[0], mask[1] = mask[1].clone(), mask[0].clone()
+            layer.remap(mask)
+        with pytest.raises(DistributedError, match=r"layer blocks\.1\.up differs .* 0 and 1"):
+            check_masks(model, "after step 3")
+        with pytest.raises(DistributedError, match="the data differs at the start"):
+            check_alike({"recipe": 1, "data": session.rank})
+
+
+def reduce_kept_values() -> None:
+    """bf16 on the wire, and gradients of a pipeline in one message."""
+    with joined(MeshSizes(data=2), PATIENT) as session:
+        params = [torch.nn.Parameter(torch.zeros(5)), torch.nn.Parameter(torch.zeros(0))]
+        for wire, step in (("full", 1.0), ("bf16", 1 / 256)):
+            for param in params:
+                param.grad = torch.full_like(param, 1 + step * session.rank)
+            average(params, session.group("data"), wire)
+            exact = 1 + step / 2
+            expected = exact if wire == "full" else float(torch.tensor(exact).bfloat16())
+            assert params[0].grad.tolist() == [expected] * 5
+
+
+def fail_on_rank_1() -> None:
+    """The cause is told by the rank that has it; the other one leaves with its code."""
+    rank = int(os.environ["RANK"])
+    kind = InputError if rank else SystemExit
+    with pytest.raises(kind) as ended, joined(MeshSizes(data=2), PATIENT) as session:
+        loop = tiny.make_loop(tiny.build("compact"), Grid(session), steps=50)
+        if rank:
+            loop.objective = _refuse
+        loop.train()
+    if rank == 0:
+        assert ended.value.code == InputError.exit_code
+
+
+def _refuse(model, batch):
+    raise InputError("this batch is no good.")
+
+
+@pytest.mark.timeout(600)
+def test_two_ranks_agree_or_say_what_differs():
+    run_on_ranks(_each, [(2, "compare"), (2, "reduce"), (2, "fail")], 2)
+
+
+def _each(what: str) -> None:
+    {"compare": compare_ranks, "reduce": reduce_kept_values, "fail": fail_on_rank_1}[what]()
