@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that die, stop or are asked to stop: one cause, exit 5 within the bound, the same result."""
+"""Ranks that die, stop or are asked to stop: one cause, exit 5 in time, the same result."""
 
 import os
 import random
@@ -16,7 +16,7 @@ from grid_launch import launch, write_recipe
 
 TIMEOUT = 8
 # Noticing, naming and ending, on a machine that is busy with other things.
-BOUND = TIMEOUT + 22
+BOUND = TIMEOUT + 52
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
@@ -65,9 +65,9 @@ def test_a_killed_rank_ends_all_and_a_resumed_run_gives_the_same_bytes(tmp_path)
 
 def test_kills_at_twenty_random_moments(tmp_path):
     """Grids in turn; moments are lines of the metrics, drawn anew in every run of the tests."""
-    seed = random.randrange(2**32)
-    draw = random.Random(seed)
-    grids = [("data: 2", 2), ("data: 2, shard: 2", 4), ("data: 1, pipeline: 2", 2)]
+    seed = random.randrange(2**32)  # noqa: S311  (moments)
+    draw = random.Random(seed)  # noqa: S311
+    grids = [("data: 2", 2), ("data: 2, shard: 2", 4), ("shard: 2", 2)]
     expected = {mesh: undisturbed(tmp_path / f"whole{i}", mesh, world)
                 for i, (mesh, world) in enumerate(grids)}  # fmt: skip
     for number in range(20):
@@ -132,7 +132,8 @@ def test_torchrun_starts_killed_ranks_again(tmp_path):
                    "GLOO_SOCKET_IFNAME": "lo"}  # fmt: skip
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
                "--nproc-per-node", "2", "--max-restarts", "3", "-m", "gossamer", "train",
-               str(folder / "recipe.yaml"), "--data", "zoo:images", "-o", str(folder / "out")]  # fmt: skip
+               str(folder / "recipe.yaml"), "--data", "zoo:images",
+               "-o", str(folder / "out")]  # fmt: skip
     with (folder / "stderr").open("w") as errors:
         launcher = subprocess.Popen(command, env=environment, stderr=errors)
     try:

@@ -14,7 +14,7 @@ gossamer train train-gradual --data zoo:images -o trained/
 gossamer train train-rigl --data fashion.npz -o trained/ --set sparsity=0.95 --set steps=2000
 gossamer train train-gpt --data shakespeare.txt -o gpt/ --dry-run
 gossamer train train-gpt --data shakespeare.txt -o gpt/ --resume
-torchrun --nproc-per-node 4 -m gossamer train train-gpt --data shakespeare.txt -o gpt/ --set stages.0.train.mesh.data=4
+torchrun --nproc-per-node 4 -m gossamer train my-recipe.yaml --data shakespeare.txt -o gpt/
 gossamer train my-recipe.yaml --model my_package.models:build --data images.npz -o mine/
 """
 

@@ -130,7 +130,7 @@ def run_training(
     return prepared
 
 
-def prepare(  # noqa: PLR0913  (each is made elsewhere)
+def prepare(
     request: TrainRequest,
     task: Task,
     run: Mapping[str, Any],

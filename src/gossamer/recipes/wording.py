@@ -8,8 +8,8 @@ from pydantic import BaseModel, ValidationError
 
 from gossamer.recipes.faults import Path, near, show
 from gossamer.recipes.field_words import LIMITS, field_words
-from gossamer.recipes.method_rules import SCHEMA_HINT, fraction_hint, prune_faults
 from gossamer.recipes.mesh_schema import Mesh
+from gossamer.recipes.method_rules import SCHEMA_HINT, fraction_hint, prune_faults
 from gossamer.recipes.recover_schema import Recover, recover_faults
 from gossamer.recipes.relufy_schema import Relufy
 from gossamer.recipes.round_schema import Round, round_faults

@@ -125,7 +125,7 @@ def _mine(
 
 
 def _is_giver(piece: Piece, layout: Layout, place: Any) -> bool:
-    if piece.share is None and place.shard or piece.positions is None and place.tensor:
+    if (piece.share is None and place.shard) or (piece.positions is None and place.tensor):
         return False
     return bool(layout.holders.get(piece.name, [place.pipeline])[0] == place.pipeline)
 

@@ -135,10 +135,7 @@ class Grid:
             self._part, self._num_parts = self.session.rank, world
         # Otherwise ranks of one pipeline, or of shared heads, compute the same: the mean stays.
         self._copies = {p: world for g in loop.optimizer.param_groups for p in g["params"]}
-        everyone = self.session.group("data") if world == self.session.sizes.data else None
-        group = everyone or dist.group.WORLD
-        assert group is not None
-        self._model = replicated(loop.model, group, self.settings.wire)
+        self._model = replicated(loop.model, dist.group.WORLD, self.settings.wire)
 
     def dissolve(self, loop: "Loop") -> None:
         """The model is whole on the leading rank, as if it had trained alone."""
@@ -155,8 +152,7 @@ class Grid:
         self, loop: "Loop", batch: Any, *, is_last: bool
     ) -> tuple[float, dict[str, float]]:
         """This rank's share of one batch; gradients are added up behind the last one."""
-        model, layout = self._model, self.layout
-        assert model is not None
+        model, layout = self._ready(), self.layout
         share = cut_batch(batch, self._part, self._num_parts)
         with own_random(self.settings.seed, loop.taken, self._part):
             if layout is not None and layout.pipeline is not None:
@@ -168,6 +164,11 @@ class Grid:
         if is_last and layout is not None:
             self._finish_gradients(layout)
         return result
+
+    def _ready(self) -> nn.Module:
+        if self._model is None:
+            raise InputError("grid: arrange() comes before the first step.")
+        return self._model
 
     def _pipeline_step(
         self, loop: "Loop", pipeline: Pipeline, share: Any
@@ -235,8 +236,7 @@ class Grid:
 
     def evaluated(self, loop: "Loop", measure: Callable[[nn.Module], Any]) -> Any:
         """Every rank runs the evaluation: a model may need all of them for one output."""
-        model = self._model
-        assert model is not None
+        model = self._ready()
         if isinstance(model, DistributedDataParallel):
             model = model.module
         found = measure(model)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model whose masks are final, laid out on the grid: what this rank computes with and trains.
 
-Cut in this order: heads and filters (tensor), layers (pipeline), entries of parameters (shard); what
-is left is replicated along data. The optimizer follows: it holds the pieces of this rank, with
+Cut in this order: heads and filters (tensor), layers (pipeline), entries of parameters (shard);
+what is left is replicated along data. The optimizer follows: it holds the pieces of this rank, with
 their moments. The whole model keeps its tree and its names, without numbers, for the way back.
 """
 

@@ -188,7 +188,7 @@ def _connected(
             _set_pg_timeout(short, group)
     except RuntimeError as error:
         raise DistributedError(
-            f"rank {rank}: cannot connect to the others ({str(error)[:200]}). Set GLOO_SOCKET_IFNAME"
-            " to the network interface of this host that they reach."
+            f"rank {rank}: cannot connect to the others ({str(error)[:200]}). Set"
+            " GLOO_SOCKET_IFNAME to the network interface of this host that they reach."
         ) from error
     return Session(sizes, rank, mesh, patient, watch)

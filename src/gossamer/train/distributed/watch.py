@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Heartbeats, the one cause of a failure, and an end for all ranks within a bound.
 
-Every rank says in the store that it lives and looks after the next rank; so a stopped or dead one is noticed by one other, whatever the number of ranks. A collective that
-fails only says that a peer is gone: the survivors then wait a moment, see who has fallen silent,
-and name it.
+Every rank says in the store that it lives and looks after the next rank; so a stopped or dead one
+is noticed by one other, whatever the number of ranks. A collective that fails only says that a peer
+is gone: the survivors then wait a moment, see who has fallen silent, and name it.
 """
 
 import json
