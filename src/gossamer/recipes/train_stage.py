@@ -33,6 +33,7 @@ from gossamer.train.random_state import seed_all
 from gossamer.train.run_folder import RunFolder
 from gossamer.train.surroundings import Progress, Surroundings
 from gossamer.train.tasks import Task
+from gossamer.train.tasks.digests import tensors_digest
 
 _SMALLER = "Use a smaller model or batch, or recompute: true; 'gossamer train --dry-run' says more."
 
@@ -110,12 +111,17 @@ def run_training(
         task = make_task(request, saved_tokenizer(checkpoint))
     run = run_identity(request, task)
     if grid is not None:
-        check_alike(run, grid.session.patient)
+        # Not the kernels: hosts of a cluster may have different CPUs.
+        alike = {name: run[name] for name in ("recipe", "data", "model", "tokenizer")}
+        check_alike({**alike, "version of torch": str(torch.__version__)}, grid.session.patient)
     if checkpoint is not None:
         run = check_identity(run, checkpoint, request.allow_change, say)
     with memory_for("building the model", _SMALLER):
         prepared = prepare(request, task, run, folder, store, checkpoint, progress, grid)
     loop = prepared.loop
+    if grid is not None and checkpoint is None:
+        digest = tensors_digest(*loop.model.state_dict().values())
+        check_alike({"set of initial weights": digest}, grid.session.patient)
     try:
         if checkpoint is not None:
             loop.restore(checkpoint, keep_settings=request.allow_change)
