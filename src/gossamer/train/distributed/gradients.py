@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -29,7 +30,7 @@ def replicated(model: nn.Module, group: dist.ProcessGroup, wire: Wire) -> Distri
     return wrapped
 
 
-def _bf16(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def _bf16(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     # DDP refuses the stock hook by its name where there is no GPU; gloo reduces bf16 all the same.
     return bf16_compress_hook(group, bucket)
 
@@ -45,6 +46,6 @@ def average(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup, wire: 
         flat = torch.cat([grad.flatten() for grad in grads]).div_(count)
         sent = flat.bfloat16() if wire == "bf16" else flat
         dist.all_reduce(sent, group=group)
-        parts = sent.to(flat.dtype).split([grad.numel() for grad in grads])
+        parts = torch.split(sent.to(flat.dtype), [grad.numel() for grad in grads])
         for grad, part in zip(grads, parts, strict=True):
             grad.copy_(part.view_as(grad))

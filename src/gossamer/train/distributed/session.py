@@ -16,6 +16,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
@@ -124,13 +125,13 @@ def joined(sizes: MeshSizes, timeouts: Timeouts | None = None) -> Iterator[Sessi
         dist.destroy_process_group()
 
 
-def _store(rank: int, world: int, seconds: float) -> dist.Store:
+def _store(rank: int, world: int, seconds: float) -> Store:
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     where = f"{host}:{port}"
     # torchrun holds the store itself, so that it outlives rank 0.
     is_held = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     try:
-        store = dist.TCPStore(
+        store = TCPStore(
             host,
             port,
             world,
@@ -153,10 +154,10 @@ def _store(rank: int, world: int, seconds: float) -> dist.Store:
             " address, port and firewall."
         ) from error
     # Workers that were started again must not meet addresses of the dead ones.
-    return dist.PrefixStore(f"gossamer/{restarts()}", store)
+    return PrefixStore(f"gossamer/{restarts()}", store)
 
 
-def _wait_for_all(store: dist.Store, rank: int, world: int, seconds: float) -> None:
+def _wait_for_all(store: Store, rank: int, world: int, seconds: float) -> None:
     store.set(f"here/{rank}", socket.gethostname())
     store.add("here", 1)
     end = time.monotonic() + seconds
@@ -172,7 +173,7 @@ def _wait_for_all(store: dist.Store, rank: int, world: int, seconds: float) -> N
 
 
 def _connected(
-    store: dist.Store, sizes: MeshSizes, rank: int, watch: Watch, timeouts: Timeouts
+    store: Store, sizes: MeshSizes, rank: int, watch: Watch, timeouts: Timeouts
 ) -> Session:
     backend = "nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
     long, short = (timedelta(seconds=s) for s in (timeouts.start, timeouts.step))

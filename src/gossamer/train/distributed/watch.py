@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from gossamer.errors import DistributedError, GossamerError
 from gossamer.train.interrupts import TrainingStopped
@@ -48,7 +49,7 @@ class Watch:
     """
 
     def __init__(
-        self, store: dist.Store, rank: int, world: int, *, interval: float, limit: float
+        self, store: Store, rank: int, world: int, *, interval: float, limit: float
     ) -> None:
         self.step = 0
         self.rank = rank
