@@ -105,6 +105,11 @@ class Pipeline:
             found += spans_from_tensor(broadcast_tensor(own, rank, self.group, self.device))
         return found
 
+    @property
+    def sent_bytes(self) -> int:
+        """Activations and their gradients that this rank sent in the last step."""
+        return sum(stage.sent_bytes for stage in self._stages)
+
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Parameters of this rank by their names in the whole model, each once."""
         seen: set[nn.Parameter] = set()

@@ -17,11 +17,12 @@ class Stage(PipelineStage):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.spans: list[Span] = []
+        self.sent_bytes = 0
         self._buffers_before: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def clear_runtime_states(self) -> None:
         """Start a step."""
-        self.spans = []
+        self.spans, self.sent_bytes = [], 0
         super().clear_runtime_states()
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
@@ -51,11 +52,16 @@ class Stage(PipelineStage):
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         """Sends of an output; networks take contiguous tensors only."""
-        return _contiguous(super().get_fwd_send_ops(fwd_chunk_id))
+        return self._counted(super().get_fwd_send_ops(fwd_chunk_id))
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
         """Sends of an input's gradient; networks take contiguous tensors only."""
-        return _contiguous(super().get_bwd_send_ops(bwd_chunk_id))
+        return self._counted(super().get_bwd_send_ops(bwd_chunk_id))
+
+    def _counted(self, ops: list[dist.P2POp]) -> list[dist.P2POp]:
+        for op in _contiguous(ops):
+            self.sent_bytes += op.tensor.numel() * op.tensor.element_size()
+        return ops
 
     def _forward_metadata_inference(self, *args: Any, **kwargs: Any) -> Any:
         # torch finds shapes by running the stage on uninitialised numbers: statistics of batch

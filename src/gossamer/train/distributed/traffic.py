@@ -5,8 +5,6 @@ Legend: N numbers of this rank, D data ranks, S shard ranks. An all-reduce sends
 gather or a reduce-scatter (S-1)/S N. (gloo reduce-scatters by an all-reduce, twice as much.)
 """
 
-from typing import Any
-
 from gossamer.train.distributed.gradients import Wire
 from gossamer.train.distributed.layout import Layout
 from gossamer.train.distributed.mesh_sizes import MeshSizes
@@ -24,16 +22,6 @@ def step_traffic(sizes: MeshSizes, layout: Layout, wire: Wire) -> dict[str, int]
         "gradients": round(gradients + gathered),
         # Once for forward, once more for backward.
         "parameters": 2 * gathered,
-        "activations": 0 if layout.pipeline is None else _between_stages(layout.pipeline),
+        "activations": 0 if layout.pipeline is None else layout.pipeline.sent_bytes,
     }
     return {purpose: num_bytes for purpose, num_bytes in found.items() if num_bytes}
-
-
-def _between_stages(pipeline: Any) -> int:
-    total = 0
-    for stage in pipeline._stages:
-        if not stage.is_last:
-            total += sum(t.numel() * t.element_size() for t in stage.get_outputs_meta())
-        if not stage.is_first:
-            total += sum(t.numel() * t.element_size() for t in stage.inputs_meta)
-    return total * int(pipeline.settings.num_microbatches)
