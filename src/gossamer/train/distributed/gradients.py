@@ -17,7 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 Wire = Literal["full", "bf16"]
 
 
-def replicated(model: nn.Module, group: dist.ProcessGroup, wire: Wire) -> DistributedDataParallel:
+def replicated(
+    model: nn.Module, group: dist.ProcessGroup | None, wire: Wire
+) -> DistributedDataParallel:
     """`model` in stock DDP.
 
     Buffers do not travel: masks would cost a third of the values' bytes at every step.

@@ -177,8 +177,8 @@ def _shard(session: Session, modules: list[nn.Module], pieces: list[Piece]) -> N
         fully_shard(module, mesh=session.mesh[axes], ignored_params=empty)
     index, count = session.place.shard, sizes.shard
     for piece, owner, key in places:
-        new = owner._parameters[key]
-        if not isinstance(new, DTensor) or new is piece.used:
+        new: Any = owner._parameters[key]
+        if new is piece.used:
             continue
         # As FSDP2 cuts: along the first dimension, whole chunks first.
         rows = piece.used.shape[0]
@@ -204,7 +204,7 @@ def _blocks(module: nn.Module) -> list[nn.Module]:
 def _follow(optimizer: torch.optim.Optimizer, pieces: list[Piece]) -> None:
     """Let the optimizer hold the pieces of this rank and nothing else."""
     by_whole = {piece.whole: piece for piece in pieces}
-    states: dict[nn.Parameter, dict[str, Any]] = {}
+    states: dict[torch.Tensor, Any] = {}
     for group in optimizer.param_groups:
         held = [by_whole[p] for p in group["params"] if p in by_whole]
         for piece in held:

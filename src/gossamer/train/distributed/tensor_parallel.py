@@ -65,12 +65,15 @@ class RowsOfUnits(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The outputs of this rank's units."""
-        y: torch.Tensor = self.layer(_SumInBackward.apply(x, self._group))
+        shared = _SumInBackward.apply(x, self._group)  # type: ignore[no-untyped-call]
+        y: torch.Tensor = self.layer(shared)
         return y
 
 
 class ColumnsOfUnits(nn.Module):
     """A layer with the columns of this rank's units; the bias is added once."""
+
+    bias: nn.Parameter | None
 
     def __init__(
         self, layer: nn.Module, bias: nn.Parameter | None, group: dist.ProcessGroup
@@ -81,7 +84,8 @@ class ColumnsOfUnits(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """All outputs, the same on every rank."""
-        y: torch.Tensor = _SumInForward.apply(self.layer(x), self._group)
+        part = self.layer(x)
+        y: torch.Tensor = _SumInForward.apply(part, self._group)  # type: ignore[no-untyped-call]
         return y if self.bias is None else y + self.bias
 
 
