@@ -54,9 +54,13 @@ def train_leg(mesh: tuple[int, ...], stop: int, folder: str) -> None:
         if step == stop - 1 and os.environ["RANK"] == "1":
             os.kill(os.getpid(), signal.SIGTERM)
 
-    with pytest.raises((TrainingStopped, SystemExit)), joined(sizes, TIMEOUTS) as session:
-        grid = Grid(session, GridSettings(microbatches=2 if sizes.pipeline > 1 else 1))
-        run_training(request, kept, say=lambda _: None, grid=grid, progress=ask_to_stop)
+    def train() -> None:
+        with joined(sizes, TIMEOUTS) as session:
+            grid = Grid(session, GridSettings(microbatches=2 if sizes.pipeline > 1 else 1))
+            run_training(request, kept, say=lambda _: None, grid=grid, progress=ask_to_stop)
+
+    with pytest.raises((TrainingStopped, SystemExit)):
+        train()
 
 
 def request_of(**settings) -> TrainRequest:

@@ -164,6 +164,8 @@ def end_together(watch: Watch) -> Iterator[None]:
         yield
     except TrainingStopped as error:
         watch.stop()
+        # All ranks stopped after the same step: nobody waits for anybody.
+        dist.destroy_process_group()
         if watch.rank:
             raise SystemExit(error.exit_code) from None
         raise
