@@ -89,6 +89,28 @@ static inline int32_t reduce_add_epi32_512(__m512i v) {
 }
 #define _mm512_reduce_add_epi32(v) reduce_add_epi32_512(v)
 #endif
+#ifndef _mm512_cvtepi32_epi8
+static inline __m128i cvtepi32_epi8_512(__m512i v) {
+  int8_t out[16];
+  for (int i = 0; i < 16; ++i) out[i] = static_cast<int8_t>(lane_of<int32_t>(v, i));
+  __m128i bytes;
+  std::memcpy(&bytes, out, sizeof bytes);
+  return bytes;
+}
+#define _mm512_cvtepi32_epi8(v) cvtepi32_epi8_512(v)
+#endif
+template <class Lane>
+static inline Lane reduce_max_512(__m512i v) {
+  Lane most = lane_of<Lane>(v, 0);
+  for (int i = 1; i < 16; ++i) most = lane_of<Lane>(v, i) > most ? lane_of<Lane>(v, i) : most;
+  return most;
+}
+#ifndef _mm512_reduce_max_epi32
+#define _mm512_reduce_max_epi32(v) reduce_max_512<int32_t>(v)
+#endif
+#ifndef _mm512_reduce_max_epu32
+#define _mm512_reduce_max_epu32(v) reduce_max_512<uint32_t>(v)
+#endif
 #ifndef _mm512_maskz_loadu_ps
 #define _mm512_maskz_loadu_ps(mask, p)                                                                     \
   by_lane_512<__m512, float>([from = static_cast<const float*>(p), bits = static_cast<unsigned>(mask)](int i) { \
