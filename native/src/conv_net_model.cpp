@@ -48,8 +48,10 @@ int64_t ConvNet::image_size(int64_t value) const {
   return values_[value].channels * shape.height * shape.width;
 }
 
-int64_t ConvNet::value_elements(int64_t value, int64_t images) const {
-  return shape_of(value).tiles(images) * values_[value].channels * kTileTokens + kLaneSlack;
+// With the zeros below it, which a group has between its images: tiles of one alone may be fewer than its share.
+int64_t ConvNet::image_elements(int64_t value) const {
+  const int64_t tiles = (shape_of(value).image_lanes() + kTileTokens - 1) / kTileTokens;
+  return tiles * values_[value].channels * kTileTokens + kLaneSlack;
 }
 
 int64_t ConvNet::add_shape(const LaneShape& shape) {
@@ -164,7 +166,7 @@ void ConvNet::place_values() {
     slots_[value] = free.back();
     free.pop_back();
     int64_t& elements = slot_elements_[slots_[value]];
-    elements = std::max(elements, value_elements(value, 1));
+    elements = std::max(elements, image_elements(value));
   };
   place(0);
   for (size_t i = 0; i < steps_.size(); ++i) {

@@ -119,27 +119,23 @@ void ConvNet::Group<T>::write(float* y) const {
   });
 }
 
-// Lanes that are no pixels are zeros and add nothing.
+// Row after row of pixels, wherever tiles end: an image gives the same bits in every group.
 template <class T>
 void ConvNet::Group<T>::write_means(float* y) const {
   const int64_t v = net.result_, channels = net.values_[v].channels;
   const LaneShape& shape = net.shape_of(v);
   const float factor = (kBytes ? net.values_[v].scale : 1.0f) / static_cast<float>(shape.height * shape.width);
-  const int64_t num_lanes = tiles(v) * W;
-  for (int64_t image = 0; image < images; ++image) {
-    const int64_t first = image * shape.image_lanes(), last = std::min(first + shape.height * shape.pitch(), num_lanes);
+  const T* lanes_of_tiles = value(v);
+  std::fill_n(y, images * channels, 0.0f);
+  each_row(v, [&](int64_t image, int64_t, int64_t first) {
     for (int64_t c = 0; c < channels; ++c) {
       float sum = 0.0f;
-      for (int64_t lane = first; lane < last;) {
-        const int64_t end = std::min(last, (lane / W + 1) * W);
-        const T* row = tile(v, lane / W) + c * W;
-        float part = 0.0f;
-        for (; lane < end; ++lane) part += static_cast<float>(row[lane % W] - zero(v));
-        sum += part;
-      }
-      y[image * channels + c] = sum * factor;
+      for (int64_t lane = first; lane < first + shape.width; ++lane)
+        sum += static_cast<float>(lanes_of_tiles[(lane / W * channels + c) * W + lane % W] - zero(v));
+      y[image * channels + c] += sum;
     }
-  }
+  });
+  for (int64_t i = 0; i < images * channels; ++i) y[i] *= factor;
 }
 
 // Whether the kernel sees a tile as it lies there.

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A network of convolutions against one written down in double: images of all remainders, 1 against 2 threads, and
-// int8 against it within what quantisation allows.
+// A network of convolutions against one written down in double: images of all remainders and their means, 1 against 2
+// threads, and int8 against it within what quantisation allows.
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "gossamer/conv_net_model.hpp"
 #include "harness.hpp"
@@ -21,6 +22,12 @@ struct Images {
     double most = 1e-6;
     for (const double v : pixels) most = std::max(most, std::fabs(v));
     return most;
+  }
+  Images means() const {
+    Images y(images, channels, 1, 1);
+    const int64_t size = height * width;
+    for (size_t i = 0; i < pixels.size(); ++i) y.pixels[i / size] += pixels[i] / static_cast<double>(size);
+    return y;
   }
 };
 
@@ -68,7 +75,8 @@ void check_case(const Case& size, Isa isa, unsigned seed, Tally& tally) {
   Images third = convolved(second, down, 3, 2, down_bias, nullptr, true);
   Images last = convolved(third, point, 1, 1, point_bias, &third, false);
 
-  for (const bool int8 : {false, true}) {
+  for (const auto& [int8, mean] : {std::pair{false, false}, {false, true}, {true, false}, {true, true}}) {
+    const Images expected = mean ? last.means() : last;
     ConvNet net(isa, int8);
     const int signed_zero = 1 << (net.activation_bits() - 1);
     const auto value = [&](int64_t shape, int64_t channels, double top, bool positive) {
@@ -91,15 +99,15 @@ void check_case(const Case& size, Isa isa, unsigned seed, Tally& tally) {
     net.add_phases(a, phases, {{0, 0}, {0, 1}, {1, 0}, {1, 1}});
     net.add_conv({phases, b, -1, 0, true, 4, halves}, down.view(), down_bias.data());
     net.add_conv({b, c, b, 0, false, 1, {{0, 0, 0}}}, point.view(), point_bias.data());
-    net.finish(c, false);
-    std::vector<float> y(last.pixels.size(), 7.0f), again(y.size(), 9.0f);
+    net.finish(c, mean);
+    std::vector<float> y(expected.pixels.size(), 7.0f), again(y.size(), 9.0f);
     net.run(x.data(), size.images, y.data(), 1);
     net.run(x.data(), size.images, again.data(), 2);
     double worst = 0.0;
-    for (size_t i = 0; i < y.size(); ++i) worst = std::max(worst, std::fabs(y[i] - last.pixels[i]));
+    for (size_t i = 0; i < y.size(); ++i) worst = std::max(worst, std::fabs(y[i] - expected.pixels[i]));
     // Rounding of sums, or of three layers of codes.
     const double tolerance = last.top() * (int8 ? 0.15 : 1e-5);
-    const std::string family = int8 ? "conv_net_int8" : "conv_net";
+    const std::string family = std::string("conv_net") + (mean ? "_mean" : "") + (int8 ? "_int8" : "");
     if (!(worst <= tolerance))
       tally.fail(family, isa, "error " + std::to_string(worst) + " of " + std::to_string(last.top()) + ", seed " + std::to_string(seed));
     else if (y != again)

@@ -86,7 +86,7 @@ class ConvNet {
 
   const LaneShape& shape_of(int64_t value) const { return shapes_[values_[value].shape]; }
   int64_t image_size(int64_t value) const;
-  int64_t value_elements(int64_t value, int64_t images) const;
+  int64_t image_elements(int64_t value) const;
   void check_value(int64_t value) const;
   void check_positions(const NetConv& conv, int64_t channels) const;
   static bool is_pointwise(const NetConv& conv);
@@ -105,7 +105,7 @@ class ConvNet {
   std::vector<std::vector<uint32_t>> masks_;  // of each shape, for images_together_ images
   std::vector<NetValue> values_;
   std::vector<Step> steps_;
-  std::vector<int64_t> slots_, slot_elements_;  // of values: where they lie; of slots: elements for one image
+  std::vector<int64_t> slots_, slot_elements_;  // of values: where they lie; of slots: elements for each image
 };
 
 }  // namespace gossamer

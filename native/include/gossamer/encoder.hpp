@@ -61,7 +61,8 @@ static inline size_t int8_attention_scratch_bytes(int64_t num_tokens, int64_t he
 struct EncoderKernels {
   // out = act(W in + bias) for one row tile; bias [rows]
   void (*linear)(const PanelView&, int64_t part, const float* in, float* out, const float* bias, Activation, int64_t tokens);
-  // One column block of it, from its slab; the first one starts the sums.
+  // One column block of it, from its slab; the first one starts the sums. A token's sum has the same bits
+  // whatever `tokens` is.
   void (*block)(const PanelView&, int64_t part, int64_t block, const float* slab, float* out, const float* bias,
                 int64_t tokens);
   // x = norm(x + delta)

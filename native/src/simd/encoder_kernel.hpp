@@ -17,6 +17,9 @@ void panel_block(const PanelView& view, int64_t part, int64_t b, const float* sl
 template <class V>
 using PanelBlockRun = void (*)(const PanelView&, int64_t, int64_t, const float*, float*, const float*);
 
+template <class V>
+constexpr int kWholeTileSets = kTileTokens / V::kLanes < 8 ? 2 : 1;
+
 // Short sequences leave most of a tile empty: a quarter or half of it is computed where that is enough.
 template <class V>
 PanelBlockRun<V> panel_block_for(int64_t tokens) {
@@ -24,14 +27,19 @@ PanelBlockRun<V> panel_block_for(int64_t tokens) {
   constexpr int kChains = kVectors < 8 ? 8 : 4;  // of FMAs, at least, where there are registers for them
   return tokens * 4 <= kTileTokens   ? panel_block<V, kVectors / 4, 4 * kChains / kVectors / 2>
          : tokens * 2 <= kTileTokens ? panel_block<V, kVectors / 2, 2 * kChains / kVectors>
-                                     : panel_block<V, kVectors, kVectors < 8 ? 2 : 1>;
+                                     : panel_block<V, kVectors, kWholeTileSets<V>>;
 }
 
+// Here the order of additions is that of a whole tile: how many tokens share it depends on the number of threads.
 template <class V>
 void encoder_block(const PanelView& view, int64_t part, int64_t block, const float* slab, float* out, const float* bias,
                    int64_t tokens) {
+  constexpr int kVectors = kTileTokens / V::kLanes, kSets = kWholeTileSets<V>;
+  const PanelBlockRun<V> run = tokens * 4 <= kTileTokens   ? panel_block<V, kVectors / 4, kSets>
+                               : tokens * 2 <= kTileTokens ? panel_block<V, kVectors / 2, kSets>
+                                                           : panel_block<V, kVectors, kSets>;
   const int64_t row0 = part * view.tile_rows;
-  panel_block_for<V>(tokens)(view, part, block, slab, out + row0 * kTileTokens, bias + row0);
+  run(view, part, block, slab, out + row0 * kTileTokens, bias + row0);
 }
 
 template <class V>
