@@ -13,8 +13,8 @@ TEXT = [
 GOLDEN = {
     "quickstart": ["--model", "--out", "--sparsity"],
     "shrink": [
-        *("MODEL", "--budget", "--choose", "--data", "--max-bytes", "--max-latency", "--max-loss"),
-        *("--out", "--report", "-o"),
+        *("MODEL", "--also", "--budget", "--data", "--engines", "--max-bytes", "--max-latency"),
+        *("--max-loss", "--metric", "--no-engines", "--out", "--test-data", "--valid-data", "-o"),
     ],
     "prune": [
         *("MODEL", "--budget", "--format", "--ignore", "--out", "--pattern", "--scorer"),
