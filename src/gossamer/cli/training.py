@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gossamer.cli.grid_exit import ends_for_good
 from gossamer.cli.output import Output, table
 from gossamer.cli.progress import Stage
 from gossamer.cli.resuming import told_how_to_resume
@@ -31,7 +32,6 @@ from gossamer.train.distributed.session import (
     restarts,
     world_of_environment,
 )
-from gossamer.train.distributed.watch import ends_for_good
 from gossamer.train.metrics import read_metrics
 from gossamer.train.run_folder import RunFolder
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every schedule on several processes gives what one process gives."""
 
-import multiprocessing
 import os
 from datetime import timedelta
 from functools import cache
@@ -11,7 +10,7 @@ import pipeline_extras
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from grid_ranks import started
 from pipeline_worker import Case, batch_of, build, loss_of, train_alone, train_on_ranks
 from safetensors.torch import load_file, save_file
 
@@ -48,6 +47,7 @@ FULL = (
 
 def worker(rank, folder, cases, extras):
     torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group(
         "gloo",
         init_method=(Path(folder) / "rendezvous").as_uri(),
@@ -72,18 +72,9 @@ def worker(rank, folder, cases, extras):
 
 
 def run_ranks(folder, cases, *, extras=False):
-    # One import of torch for all ranks.
-    multiprocessing.set_forkserver_preload(["gossamer.train.distributed.pipeline", "gossamer.zoo"])
-    context = mp.start_processes(
-        worker, (str(folder), cases, extras), nprocs=WORLD, join=False, start_method="forkserver"
-    )
-    try:
-        while not context.join(timeout=120):
+    with started(worker, (str(folder), cases, extras), WORLD) as context:
+        while not context.join(timeout=5):
             pass
-    finally:
-        for process in context.processes:
-            if process.is_alive():
-                process.kill()
 
 
 @cache
@@ -108,8 +99,7 @@ def check(folder, case):
 
 
 @pytest.mark.timeout(300)
-def test_schedules_equal_one_process(tmp_path, monkeypatch):
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+def test_schedules_equal_one_process(tmp_path):
     run_ranks(tmp_path, QUICK, extras=True)
     for case in QUICK:
         check(tmp_path, case)
@@ -117,8 +107,7 @@ def test_schedules_equal_one_process(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_all_schedules_grids_and_forms_equal_one_process(tmp_path, monkeypatch):
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+def test_all_schedules_grids_and_forms_equal_one_process(tmp_path):
     run_ranks(tmp_path, FULL)
     for case in FULL:
         check(tmp_path, case)
@@ -127,6 +116,7 @@ def test_all_schedules_grids_and_forms_equal_one_process(tmp_path, monkeypatch):
 def deserter(rank, folder):
     """Rank 1 goes in the middle of a step; rank 0 writes down what it was told."""
     torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     rendezvous = (Path(folder) / "rendezvous").as_uri()
     patience = timedelta(seconds=60)
     dist.init_process_group(
@@ -152,11 +142,8 @@ def deserter(rank, folder):
 
 
 @pytest.mark.slow
-def test_a_lost_neighbour_is_named(tmp_path, monkeypatch):
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    context = mp.start_processes(
-        deserter, (str(tmp_path),), nprocs=2, join=False, start_method="forkserver"
-    )
-    while not context.join(timeout=60):
-        pass
+def test_a_lost_neighbour_is_named(tmp_path):
+    with started(deserter, (str(tmp_path),), 2) as context:
+        while not context.join(timeout=5):
+            pass
     assert (tmp_path / "told").read_text().startswith("pipeline: stage 0 lost a neighbour: ")

@@ -2,14 +2,16 @@
 """Ranks that find each other, or say in one sentence why not; and what must be equal on them."""
 
 import socket
+import time
 
 import grid_tiny as tiny
 import pytest
 import torch
-from grid_ranks import free_port, run_on_ranks
+from grid_ranks import be_rank, free_port, run_on_ranks, started
 
 from gossamer.errors import DistributedError, InputError
 from gossamer.train.distributed.gradients import average
+from gossamer.train.distributed.grid import Grid
 from gossamer.train.distributed.mask_digest import check_alike, check_masks
 from gossamer.train.distributed.mesh_sizes import MeshSizes
 from gossamer.train.distributed.session import Timeouts, joined
@@ -113,3 +115,32 @@ def test_two_ranks_agree_or_say_what_differs():
 
 def _each(what: str) -> None:
     {"compare": compare_ranks, "reduce": reduce_kept_values}[what]()
+
+
+def fail_on_rank(rank: int, failing: int, port: int) -> None:
+    be_rank(rank, 2, port)
+    try:
+        with joined(MeshSizes(data=2), PATIENT) as session:
+            loop = tiny.make_loop(tiny.build("compact"), Grid(session), steps=50)
+            if rank == failing:
+                loop.objective = _refuse
+            loop.train()
+    except InputError:
+        # Only the rank that has the cause may tell it.
+        raise SystemExit(40 + rank) from None
+
+
+def _refuse(model, batch):
+    raise InputError("this batch is no good.")
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("failing", [0, 1])
+def test_the_cause_is_told_by_the_rank_that_has_it(failing):
+    with started(fail_on_rank, (failing, free_port()), 2) as context:
+        end = time.monotonic() + 240
+        for process in context.processes:
+            process.join(max(0.1, end - time.monotonic()))
+        codes = [process.exitcode for process in context.processes]
+    assert codes[failing] == 40 + failing
+    assert codes[1 - failing] == InputError.exit_code

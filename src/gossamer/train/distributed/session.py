@@ -112,30 +112,40 @@ def joined(sizes: MeshSizes, timeouts: Timeouts | None = None) -> Iterator[Sessi
             raise SystemExit(error.exit_code) from None
         raise
     store = _store(rank, world, timeouts.start)
-    watch = Watch(store, rank, world, interval=timeouts.heartbeat, limit=timeouts.step)
+    watch = Watch(
+        store,
+        rank,
+        world,
+        interval=timeouts.heartbeat,
+        limit=timeouts.step,
+        holds_store=rank == 0 and not _is_held_by_torchrun(),
+    )
     with end_together(watch):
         _wait_for_all(store, rank, world, timeouts.start)
         session = _connected(store, sizes, rank, watch, timeouts)
         watch.start()
         yield session
-        # Nobody takes the store away while others still use it.
         dist.barrier(session.patient)
-        watch.stop()
+        # Nobody takes the store away while others still use it.
+        watch.leave(timeouts.step)
     with suppress(RuntimeError):
         dist.destroy_process_group()
+
+
+def _is_held_by_torchrun() -> bool:
+    """Whether the store outlives rank 0."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def _store(rank: int, world: int, seconds: float) -> Store:
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     where = f"{host}:{port}"
-    # torchrun holds the store itself, so that it outlives rank 0.
-    is_held = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     try:
         store = TCPStore(
             host,
             port,
             world,
-            is_master=rank == 0 and not is_held,
+            is_master=rank == 0 and not _is_held_by_torchrun(),
             timeout=timedelta(seconds=seconds),
             # Who is missing is found out below, by name.
             wait_for_workers=False,

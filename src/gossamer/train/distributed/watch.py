@@ -23,8 +23,6 @@ from gossamer.errors import DistributedError, GossamerError
 from gossamer.train.interrupts import TrainingStopped
 
 _CAUSE = "cause"
-# What is left of an ending process after this is not waited for.
-_LAST_SECONDS = 10.0
 _LOST_PEER = ("gloo", "connection", "timed out", "timeout", "broken pipe", "socket", "nccl", "recv")
 
 
@@ -46,15 +44,25 @@ class Watch:
         world: number of ranks.
         interval: seconds between two signs.
         limit: seconds of silence after which a rank is lost.
+        holds_store: whether the store ends with this process.
     """
 
     def __init__(
-        self, store: Store, rank: int, world: int, *, interval: float, limit: float
+        self,
+        store: Store,
+        rank: int,
+        world: int,
+        *,
+        interval: float,
+        limit: float,
+        holds_store: bool = False,
     ) -> None:
         self.step = 0
         self.rank = rank
         self._store, self._world = store, world
-        self._interval, self._limit = interval, limit
+        self._interval, self.limit = interval, limit
+        self._holds_store = holds_store
+        self._known: Cause | None = None
         self._done = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -63,8 +71,7 @@ class Watch:
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._thread.start()
 
-    def stop(self) -> None:
-        """The run is over, or its end has begun."""
+    def _stop(self) -> None:
         self._done.set()
         if self._thread is not None:
             self._thread.join(timeout=self._interval)
@@ -75,46 +82,61 @@ class Watch:
         try:
             held = self._store.compare_set(_CAUSE, "", content)
         except RuntimeError:
-            return cause
-        return Cause(*json.loads(held))
+            return self._known or cause
+        self._known = Cause(*json.loads(held))
+        return self._known
 
     def cause(self) -> Cause | None:
-        """The cause that a rank told."""
+        """The cause that a rank told; known for good, even if the store goes with that rank."""
         with suppress(RuntimeError):
-            if self._store.check([_CAUSE]):
-                return Cause(*json.loads(self._store.get(_CAUSE)))
-        return None
+            if self._known is None and self._store.check([_CAUSE]):
+                self._known = Cause(*json.loads(self._store.get(_CAUSE)))
+        return self._known
 
     def lost_peer(self, error: BaseException) -> Cause:
-        """Who is gone, after a collective failed here; takes one and a half intervals at most."""
+        """Who is gone, after a collective failed here; takes a few intervals at most."""
         with suppress(RuntimeError):
             self._store.set(f"failing/{self.rank}", "1")
-            before = {rank: self._beat(rank) for rank in range(self._world)}
-            end = time.monotonic() + 1.5 * self._interval
-            while time.monotonic() < end:
+            before = {r: self._beat(r) for r in range(self._world) if r != self.rank}
+            began = time.monotonic()
+            while True:
                 found = self.cause()
                 if found is not None:
                     return found
+                silent = [rank for rank, beat in before.items() if self._is_silent(rank, beat)]
+                intervals = (time.monotonic() - began) / self._interval
+                # On a busy machine more than one may be late: the lost one stays so.
+                if intervals > (1.5 if len(silent) < 2 else 6.0):
+                    break
                 time.sleep(min(0.05, self._interval / 10))
-            silent = [
-                rank
-                for rank, beat in before.items()
-                if rank != self.rank
-                and not self._store.check([f"failing/{rank}"])
-                and self._beat(rank) == beat
-            ]
-            if silent:
-                return self.tell(self._silence(silent[0]))
-            return self.tell(self._failed(error))
+            return self.tell(self._silence(silent[0]) if silent else self._failed(error))
+        return self._known or self._store_is_gone()
+
+    def leave(self, seconds: float | None = None) -> None:
+        """No more signs of life: the run is over, or this rank knows why it fails.
+
+        The rank that holds the store stays until the others have left too, `seconds` or two
+        intervals at most: they look once per interval, and dead ones never will.
+        """
+        self._stop()
+        end = time.monotonic() + (2 * self._interval if seconds is None else seconds)
+        with suppress(RuntimeError):
+            self._store.add("left", 1)
+            while self._holds_store and time.monotonic() < end:
+                if self._store.add("left", 0) == self._world:
+                    return
+                time.sleep(min(0.05, self._interval / 10))
+
+    def _failed(self, error: BaseException) -> Cause:
+        text = f"rank {self.rank} failed at step {self.step}: {str(error)[:300]}"
+        return Cause(self.rank, text, DistributedError.exit_code)
+
+    def _store_is_gone(self) -> Cause:
         text = (
             f"the store of the run is gone, and with it rank 0, at step {self.step}. All ranks"
             " ended; go on with --resume."
         )
         return Cause(1 if self._world > 1 else 0, text, DistributedError.exit_code)
-
-    def _failed(self, error: BaseException) -> Cause:
-        text = f"rank {self.rank} failed at step {self.step}: {str(error)[:300]}"
-        return Cause(self.rank, text, DistributedError.exit_code)
 
     def _silence(self, rank: int) -> Cause:
         # Steps are taken together, so that the last common one is this rank's.
@@ -127,6 +149,9 @@ class Watch:
     def _beat(self, rank: int) -> str:
         key = f"beat/{rank}"
         return self._store.get(key).decode() if self._store.check([key]) else ""
+
+    def _is_silent(self, rank: int, beat: str) -> bool:
+        return not self._store.check([f"failing/{rank}"]) and self._beat(rank) == beat
 
     def _run(self) -> None:
         next_rank = (self.rank + 1) % self._world
@@ -142,10 +167,10 @@ class Watch:
                     seen, since = beat, now
                 last_look = now
                 found = self.cause()
-                if found is None and now - since > self._limit:
+                if found is None and now - since > self.limit:
                     found = self.tell(self._silence(next_rank))
             except RuntimeError:
-                found = Cause(1, "the store of the run is gone, and with it rank 0.", 5)
+                found = self._known or self._store_is_gone()
             if found is not None and not self._done.wait(2 * self._interval):
                 self._end(found)
 
@@ -163,7 +188,7 @@ def end_together(watch: Watch) -> Iterator[None]:
     try:
         yield
     except TrainingStopped as error:
-        watch.stop()
+        watch.leave(watch.limit)
         # All ranks stopped after the same step: nobody waits for anybody.
         dist.destroy_process_group()
         if watch.rank:
@@ -174,7 +199,7 @@ def end_together(watch: Watch) -> Iterator[None]:
         with suppress(ValueError):
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         cause = watch.lost_peer(error) if _is_lost_peer(error) else watch.tell(_own(watch, error))
-        watch.stop()
+        watch.leave()
         if cause.rank != watch.rank:
             raise SystemExit(cause.exit_code) from None
         if isinstance(error, GossamerError) or not _is_lost_peer(error):
@@ -192,18 +217,3 @@ def _is_lost_peer(error: BaseException) -> bool:
         return False
     text = str(error).lower()
     return isinstance(error, dist.DistError) or any(word in text for word in _LOST_PEER)
-
-
-@contextmanager
-def ends_for_good() -> Iterator[None]:
-    """A process that fails in here ends soon, even if its clean-up hangs on a broken connection."""
-    try:
-        yield
-    except BaseException:
-        threading.Thread(target=_last_call, name="last-call", daemon=True).start()
-        raise
-
-
-def _last_call() -> None:
-    time.sleep(_LAST_SECONDS)
-    os._exit(DistributedError.exit_code)
