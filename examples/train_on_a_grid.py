@@ -39,7 +39,8 @@ def train(grid: Grid | None) -> None:
     loop.train()
     if grid is None or grid.is_lead:
         # The leading rank has the whole model again.
-        print(f"loss after {STEPS} steps: {float(loss(model, ids)):.3f}")
+        with torch.no_grad():
+            print(f"loss after {STEPS} steps: {loss(model, ids):.3f}")
         gossamer.save(model, "grid-model")
 
 
