@@ -18,7 +18,7 @@ from gossamer.train.distributed.session import Timeouts, joined
 from gossamer.train.distributed.wire import broadcast_json, gather_json
 
 QUICK = Timeouts(start=2, step=2, heartbeat=0.2)
-PATIENT = Timeouts(start=120, step=120, heartbeat=1)
+PATIENT = Timeouts(start=120, step=120, heartbeat=2)
 
 
 @pytest.fixture
