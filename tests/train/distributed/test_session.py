@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks that find each other, or say in one sentence why not; and what must be equal on them."""
 
+import signal
 import socket
 import time
 
@@ -23,7 +24,8 @@ PATIENT = Timeouts(start=120, step=120, heartbeat=2)
 
 @pytest.fixture
 def as_rank(monkeypatch):
-    """This process as one of several."""
+    """This process as one of several; one that failed ignores SIGTERM until it ends."""
+    before = signal.getsignal(signal.SIGTERM)
 
     def be(rank, world, port=None):
         for name, value in {
@@ -34,7 +36,8 @@ def as_rank(monkeypatch):
         }.items():
             monkeypatch.setenv(name, str(value))
 
-    return be
+    yield be
+    signal.signal(signal.SIGTERM, before)
 
 
 def test_a_grid_without_torchrun_says_how_to_start_it():
