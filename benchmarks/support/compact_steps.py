@@ -23,6 +23,7 @@ from gossamer.zoo import GPT
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from support.payload import sent_bytes
+from support.turns import any_late, take_slowest
 
 
 class Contender:
@@ -94,15 +95,9 @@ def main(settings):
                         own["reduced"].append(reduced)
                         own["stepped"].append(stepped)
                         own["bytes"].append(sent_bytes() - before)
-        late = torch.tensor([float(time.monotonic() > end)])
-        dist.all_reduce(late)
-        if late:
+        if any_late(end):
             break
-    for own in found.values():
-        for name, series in own.items():
-            slowest = torch.tensor(series, dtype=torch.float64)
-            dist.all_reduce(slowest, dist.ReduceOp.MAX)
-            own[name] = slowest.tolist()
+    take_slowest(found)
     if dist.get_rank() == 0:
         elements = {contender.name: contender.elements for contender in contenders}
         said = {"found": found, "elements": elements, "pruned": contenders[0].pruned}

@@ -25,6 +25,7 @@ from gossamer.train.distributed.tasc import attach, tasc_hook
 from support import gradient_hooks
 from support.payload import sent_bytes
 from support.tasc_training import mlp
+from support.turns import any_late, take_slowest
 
 START = 3
 
@@ -113,15 +114,9 @@ def main(settings):
                 own["reduced"].append(reduced)
                 own["stepped"].append(stepped)
                 own["bytes"].append(sent_bytes() - before)
-        late = torch.tensor([float(time.monotonic() > end)])
-        dist.all_reduce(late)
-        if late:
+        if any_late(end):
             break
-    for own in found.values():
-        for key, series in own.items():
-            slowest = torch.tensor(series, dtype=torch.float64)
-            dist.all_reduce(slowest, dist.ReduceOp.MAX)
-            own[key] = slowest.tolist()
+    take_slowest(found)
     if rank == 0:
         forecasts = {c.name: str(c.tasc.forecast) for c in contenders if c.tasc is not None}
         print(json.dumps({"found": found, "forecasts": forecasts, "load": os.getloadavg()[0]}))
