@@ -4,7 +4,6 @@
 import contextlib
 import functools
 import math
-import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,17 +11,18 @@ from pathlib import Path
 import torch
 
 import gossamer
-from gossamer.io.onnx_export import export_onnx
 from gossamer.ops.timing import race
 from gossamer.run.bench_encoder import dense_copy
-from gossamer.run.engine_process import EngineFailed
 from gossamer.run.engine_scripts.turn import turn
-from support.network_peers import PRECISIONS, NetworkEngine
+from gossamer.run.network_engines import (
+    NETWORK_PRECISIONS,
+    EngineFailed,
+    NetworkEngine,
+    export_network,
+)
 from support.options import progress
 
 ENGINES = ("onnxruntime", "openvino", "deepsparse")
-# Those of the oldest engine.
-_IR, _OPSET = 8, 13
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Contenders(contextlib.ExitStack):
         with torch.inference_mode():
             self._expected = self._dense(x)
         self.found = [self._own("torch", "fp32", self._dense)]
-        for precision in PRECISIONS:
+        for precision in NETWORK_PRECISIONS:
             fast = gossamer.compile(model, example=calibration, precision=precision)
             self.found.append(self._own("gossamer", precision, fast))
         self._add_peers(Path(peers))
@@ -85,14 +85,14 @@ class Contenders(contextlib.ExitStack):
     def _add_peers(self, folder):
         with tempfile.TemporaryDirectory() as place:
             graph = Path(place) / "net.onnx"
-            export(self._dense, self._x, graph)
+            export_network(self._dense, self._x, graph)
             for name in ENGINES:
                 python = folder / name / "bin" / "python"
                 if not python.exists():
                     progress(f"{name}: not installed; benchmarks/peers/setup.sh {name} {folder}")
                     continue
                 engine = self.enter_context(NetworkEngine(name, python, self._threads))
-                for precision in PRECISIONS:
+                for precision in NETWORK_PRECISIONS:
                     self._add_peer(engine, graph, precision)
 
     def _add_peer(self, engine, graph, precision):
@@ -114,31 +114,3 @@ class Contenders(contextlib.ExitStack):
     def _error(self, y):
         top = float(self._expected.abs().max())
         return float((y - self._expected).abs().max()) / top if top else math.nan
-
-
-def export(dense, x, path):
-    """Write the network for engines of different ages."""
-    import onnx
-
-    # The exporter says which optional packages it does without.
-    with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stderr(nowhere):
-        export_onnx(dense, {"x": x}, path)
-    model = onnx.load(path)
-    _make_older(model)
-    onnx.save(model, path)
-
-
-def _make_older(model):
-    """Lower the version of a graph of convolutions: only means are written differently."""
-    import onnx
-
-    constants = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
-    for node in model.graph.node:
-        if node.op_type == "ReduceMean" and len(node.input) == 2:
-            axes = constants[node.input.pop()]
-            del node.attribute[:]
-            node.attribute.append(onnx.helper.make_attribute("keepdims", 0))
-            node.attribute.append(onnx.helper.make_attribute("axes", axes.tolist()))
-    model.ir_version = _IR
-    model.opset_import[0].version = _OPSET
-    onnx.checker.check_model(model)

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MODEL on the command line: a directory, an artifact, a file, `demo:NAME` or `zoo:NAME`."""
+"""MODEL on the command line: a directory, a file, `demo:NAME`, `zoo:NAME`, `module:function`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from gossamer.cli.demo_models import DEMO_MODELS, DEMO_PREFIX, demo_path
+from gossamer.cli.user_function import find_function, is_function
 from gossamer.errors import ArtifactError, InputError
 from gossamer.io import load, read_beside
 from gossamer.zoo import MLP, TinyEncoder
@@ -28,7 +30,7 @@ class Source:
     Attributes:
         model: in eval mode.
         name: short, for titles; the last part of a path.
-        disk_bytes: bytes of its tensor files, None for a zoo model.
+        disk_bytes: bytes of its tensor files, None if it has none.
         beside: tokenizer and the like, for `gossamer.save(..., beside=)`.
     """
 
@@ -42,16 +44,42 @@ def load_source(text: str, *, detect_masks: bool = False) -> Source:
     """The model that `text` names; zoo models come with seeded random weights."""
     if text.startswith(ZOO_PREFIX):
         return Source(_from_zoo(text.removeprefix(ZOO_PREFIX)), text, None)
+    if _is_own(text):
+        return Source(_own(text), text, None)
     path = source_path(text)
     if not path.exists():
         known = [ZOO_PREFIX + name for name in _ZOO] + [DEMO_PREFIX + name for name in DEMO_MODELS]
         raise ArtifactError(
             f"{text}: there is no such file or directory. Expected a gossamer artifact, a local"
-            f" Hugging Face directory, a gguf or ONNX file or one of {', '.join(known)}."
+            f" Hugging Face directory, a gguf or ONNX file, module:function or one of"
+            f" {', '.join(known)}."
         )
     name = text if is_demo(text) else path.resolve().name
     model = load(path, detect_masks=detect_masks).eval()
     return Source(model, name, tensor_bytes(path), read_beside(path))
+
+
+def load_function(text: str) -> Callable[[], Any]:
+    """Makes the model that `--model` names, for training; a user's function may return a task."""
+    if not _is_own(text):
+        return lambda: load_source(text).model.train()
+    expected = "one without arguments that returns a torch module or a gossamer.train.tasks.Task"
+    return find_function(text, "--model", expected)
+
+
+def _is_own(text: str) -> bool:
+    is_source = text.startswith((ZOO_PREFIX, DEMO_PREFIX)) or Path(text).exists()
+    return not is_source and is_function(text)
+
+
+def _own(text: str) -> nn.Module:
+    expected = "one without arguments that returns a torch module"
+    model = find_function(text, "MODEL", expected)()
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"MODEL {text}: the function returned a {type(model).__name__}; expected {expected}."
+        )
+    return model.eval()
 
 
 def source_path(text: str) -> Path:

@@ -10,7 +10,7 @@ from gossamer.cli.grid_exit import ends_for_good
 from gossamer.cli.output import Output, table
 from gossamer.cli.progress import Stage
 from gossamer.cli.resuming import told_how_to_resume
-from gossamer.cli.user_function import load_function
+from gossamer.cli.sources import load_function
 from gossamer.io import save
 from gossamer.recipes.mesh_schema import Mesh
 from gossamer.recipes.schema import Recipe

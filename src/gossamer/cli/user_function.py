@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`module:function`, the user's own code, where an option takes it; `--model` takes files, too.
+"""`module:function`, the user's own code, where the command line takes it.
 
 Only what is typed on the command line is ever imported; no file, recipe or artifact names code.
 """
@@ -12,20 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gossamer.cli.demo_models import DEMO_PREFIX
-from gossamer.cli.sources import ZOO_PREFIX, load_source
 from gossamer.errors import GossamerError, InputError
 
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-
-
-def load_function(text: str) -> Callable[[], Any]:
-    """Makes the model that `text` names, or what the user's function returns."""
-    is_source = text.startswith((ZOO_PREFIX, DEMO_PREFIX)) or Path(text).exists()
-    if is_source or not is_function(text):
-        return lambda: load_source(text).model.train()
-    expected = "one without arguments that returns a torch module or a gossamer.train.tasks.Task"
-    return find_function(text, "--model", expected)
 
 
 def is_function(text: str) -> bool:

@@ -5,7 +5,7 @@ The weights of a candidate end on the int8 grid, so that its file holds integers
 rounded first, so that everything after lives with it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,8 +89,8 @@ def slim(fraction: float, *, table: str) -> Candidate:
     return Candidate(name, _recipe(name, [_tables(table), step, _rounded()]))
 
 
-def one_shot(mask: Mask, *, table: str) -> Candidate:
-    """SparseGPT that aims at the dense model's outputs."""
+def one_shot(mask: Mask, *, table: str, ignore: Sequence[str] = ()) -> Candidate:
+    """SparseGPT that aims at the dense model's outputs; layers in `ignore` stay dense."""
     name = f"oneshot-{mask.name}"
     fixed = mask.rule.fixed_density is not None
     step = {
@@ -98,6 +98,7 @@ def one_shot(mask: Mask, *, table: str) -> Candidate:
         "pattern": mask.pattern,
         "sparsity": None if fixed else mask.sparsity,
         "match": "dense",
+        "ignore": list(ignore) or None,
     }
     return Candidate(name, _recipe(name, [_tables(table), {"prune": step}, _rounded()]))
 

@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dense models in other engines, on the same data and the same input as ours.
 
-Each engine runs in its own process and environment (`run/encoder_engines.py`). Quality and time are
-those of one compiled model: sequences of the timed length, shorter texts padded and masked.
+Each engine runs in its own process and environment (`run/encoder_engines.py`, `run/
+network_engines.py`). Quality and time are those of one compiled model: sequences of the timed
+length, shorter texts padded and masked; one image at a time.
 
 Legend: N texts, T tokens, D features.
 """
 
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from gossamer.errors import TargetError
+from gossamer.errors import InputError, TargetError
 from gossamer.io.samples import Texts, padded, sentences
 from gossamer.nn.token_pruning import EncoderOutput
 from gossamer.ops.timing import race, stopwatch
@@ -25,6 +28,7 @@ from gossamer.run.encoder_engines import (
     EngineFailed,
     find_engine,
 )
+from gossamer.run.network_engines import NETWORK_PRECISIONS, NetworkEngine, export_network
 from gossamer.search.trial import Point, fair_clock
 from gossamer.search.workload import Workload
 
@@ -34,32 +38,51 @@ _TIMED_SECONDS = 1.0
 
 
 class EngineModel(nn.Module):
-    """An encoder that another process holds, called like a transformers model.
+    """A model that another process holds.
 
     Args:
         engine: that holds it.
-        name: of the encoder in it.
-        tokens: length of its sequences.
+        name: of the model in it.
     """
 
-    def __init__(self, engine: EncoderEngine, name: str, tokens: int) -> None:
+    def __init__(self, engine: EncoderEngine | NetworkEngine, name: str) -> None:
         super().__init__()
-        self._engine, self.name, self._tokens = engine, name, tokens
-
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> EncoderOutput:
-        """The last hidden state [B, T, D]."""
-        width = input_ids.shape[1]
-        padding = (0, self._tokens - width)
-        ids, mask = (nn.functional.pad(x, padding) for x in (input_ids, attention_mask))
-        hidden = self._engine.encode(self.name, ids, mask)
-        return EncoderOutput(torch.from_numpy(hidden)[:, :width])
+        self._engine, self.name = engine, name
 
     def seconds(self) -> float:
         """Of one call, in its turn."""
         return self._engine.turn(self.name)
 
 
-class EngineContenders:
+class EngineEncoder(EngineModel):
+    """Called like a transformers model; sequences have at most `tokens` tokens."""
+
+    def __init__(self, engine: EncoderEngine, name: str, tokens: int) -> None:
+        super().__init__(engine, name)
+        self._encoder, self._tokens = engine, tokens
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> EncoderOutput:
+        """The last hidden state [B, T, D]."""
+        width = input_ids.shape[1]
+        padding = (0, self._tokens - width)
+        ids, mask = (nn.functional.pad(x, padding) for x in (input_ids, attention_mask))
+        hidden = self._encoder.encode(self.name, ids, mask)
+        return EncoderOutput(torch.from_numpy(hidden)[:, :width])
+
+
+class EngineNetwork(EngineModel):
+    """Called with any number of images."""
+
+    def __init__(self, engine: NetworkEngine, name: str) -> None:
+        super().__init__(engine, name)
+        self._network = engine
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Their logits."""
+        return torch.from_numpy(self._network.logits(self.name, x))
+
+
+class EngineContenders(ExitStack):
     """The engines that are installed; a context.
 
     Args:
@@ -76,45 +99,58 @@ class EngineContenders:
         say: Callable[[str], None] = lambda text: None,
         names: Sequence[str] = tuple(PRECISIONS),
     ) -> None:
+        super().__init__()
         self._say = say
         self._threads = threads or torch.get_num_threads()
         found = {name: find_engine(name, folder) for name in names}
         self._pythons = {name: python for name, python in found.items() if python is not None}
-        self._open: list[EncoderEngine] = []
-
-    def __enter__(self) -> "EngineContenders":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for engine in self._open:
-            engine.close()
-        self._open.clear()
 
     def models(
         self, work: Workload, precisions: Sequence[str] = ("fp32", "int8")
     ) -> Iterator[tuple[str, str, EngineModel]]:
-        """(title, precision, model) of everything the engines can make of the dense encoder."""
+        """(title, precision, model) of everything the engines can make of the dense model."""
+        if not self._pythons:
+            return
         texts = work.texts.get("training")
-        if work.kind != "encoder" or not isinstance(texts, Texts):
-            return
         try:
-            arrays = encoder_arrays(*find_base(work.model), work.tokens)
-        except TargetError as error:
+            if work.kind == "encoder" and isinstance(texts, Texts):
+                yield from self._encoders(work, texts, precisions)
+            elif work.images is not None:
+                yield from self._networks(work, work.images, precisions)
+        except (TargetError, InputError) as error:
             self._say(f"other engines are not asked: {error}")
-            return
+
+    def _encoders(
+        self, work: Workload, texts: Texts, precisions: Sequence[str]
+    ) -> Iterator[tuple[str, str, EngineModel]]:
+        arrays = encoder_arrays(*find_base(work.model), work.tokens)
+        ids, calibration = work.timed.arguments["input_ids"], calibration_inputs(texts, work)
         for name, python in self._pythons.items():
-            engine = EncoderEngine(name, python, self._threads)
-            self._open.append(engine)
+            engine = self.enter_context(EncoderEngine(name, python, self._threads))
             for precision in (p for p in PRECISIONS[name] if p in precisions):
                 try:
-                    engine.load(
-                        precision, arrays, work.timed.arguments["input_ids"], precision,
-                        calibration=calibration_inputs(texts, work),
-                    )  # fmt: skip
+                    engine.load(precision, arrays, ids, precision, calibration=calibration)
                 except EngineFailed as error:
                     self._say(str(error))
                     continue
-                yield TITLES[name], precision, EngineModel(engine, precision, work.tokens)
+                yield TITLES[name], precision, EngineEncoder(engine, precision, work.tokens)
+
+    def _networks(
+        self, work: Workload, images: torch.Tensor, precisions: Sequence[str]
+    ) -> Iterator[tuple[str, str, EngineModel]]:
+        x = work.timed.arguments
+        with tempfile.TemporaryDirectory() as place:
+            graph = Path(place) / "network.onnx"
+            export_network(work.model, x, graph)
+            for name, python in self._pythons.items():
+                engine = self.enter_context(NetworkEngine(name, python, self._threads))
+                for precision in (p for p in NETWORK_PRECISIONS if p in precisions):
+                    try:
+                        engine.load(precision, graph, x, images, precision)
+                    except EngineFailed as error:
+                        self._say(str(error))
+                        continue
+                    yield TITLES[name], precision, EngineNetwork(engine, precision)
 
 
 def calibration_inputs(texts: Texts, work: Workload) -> dict[str, torch.Tensor]:
@@ -146,7 +182,8 @@ def counted_bytes(model: nn.Module, precision: str) -> int:
     """What a dense file of that precision takes: one byte per weight of a product in int8."""
     total = sum(p.numel() * p.element_size() for p in model.parameters())
     if precision == "int8":
-        total -= 3 * sum(m.weight.numel() for m in model.modules() if type(m) is nn.Linear)
+        layers = (m for m in model.modules() if isinstance(m, nn.Linear | nn.Conv2d))
+        total -= 3 * sum(layer.weight.numel() for layer in layers)
     return total
 
 

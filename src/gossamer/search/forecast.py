@@ -57,7 +57,7 @@ def forecast(work: Workload, masks: Sequence[Mask], folder: Path) -> dict[str, F
     if place.exists():
         found = [Forecast(**each) for each in json.loads(place.read_text())]
         return {each.mask: each for each in found}
-    targets = find_targets(work.model)
+    targets = find_targets(work.model, ignore=work.kept_dense)
     choices = [(mask.rule, 1 - mask.sparsity) for mask in masks]
     errors = pattern_errors(work.model, work.batches(), targets, choices)
     known = {m: error for m, error in zip(masks, errors, strict=True) if math.isfinite(error)}
@@ -103,7 +103,8 @@ def _on_line(place: float, ends: dict[float, float]) -> float:
 def _milliseconds(work: Workload, mask: Mask) -> float:
     model = copy.deepcopy(work.model)
     fixed = mask.rule.fixed_density is not None
-    sparsify(model, sparsity=None if fixed else mask.sparsity, pattern=mask.pattern)
+    sparsity = None if fixed else mask.sparsity
+    sparsify(model, sparsity=sparsity, pattern=mask.pattern, ignore=work.kept_dense)
     # The lowest precision that candidates are measured with: fp32 kernels take part in it.
     fast = compiled(model, work, "int8")
     with torch.inference_mode():

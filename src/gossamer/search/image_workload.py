@@ -23,6 +23,8 @@ from gossamer.search.workload import Workload, split_numbers
 from gossamer.train.tasks.image_files import image_labels, image_pixels
 
 _CALIBRATED, _CALIBRATION_BATCH = 512, 64
+# A convolution sees as many samples as an image has pixels: fewer images tell it as much.
+_CONVOLVED_PIXELS = 2**17
 _EVALUATED = 256
 _PAIRS = (("x", "y"), ("x_train", "y_train"))
 _TEST = ("x_test", "y_test")
@@ -85,10 +87,11 @@ def image_workload(
     )
     training, first, second = (data.part(part) for part in numbers)
     example = training.pixels[:1]
+    calibration = training.part(range(_calibrated(model, training.pixels)))
     digest = hashlib.sha256(training.pixels.numpy().tobytes() + training.labels.numpy().tobytes())
     return Workload(
         model=model,
-        batches=lambda: _batches(training),
+        batches=lambda: _batches(calibration),
         samples=lambda: _samples(training),
         loss=label_loss,
         terms={"logits": 1.0, "hardness": 0.5},
@@ -99,6 +102,7 @@ def image_workload(
         tokens=1,
         digest=digest.hexdigest(),
         example=example,
+        images=calibration.pixels,
     )
 
 
@@ -119,13 +123,18 @@ def _accuracy(model: nn.Module, data: ImageSet) -> float:
     return 100 * right / len(data.labels)
 
 
+def _calibrated(model: nn.Module, pixels: torch.Tensor) -> int:
+    """How many images to calibrate by."""
+    wanted = _CALIBRATED
+    if any(isinstance(module, nn.Conv2d) for module in model.modules()):
+        enough = _CONVOLVED_PIXELS // pixels.shape[-2:].numel()
+        wanted = min(max(enough, _CALIBRATION_BATCH), _CALIBRATED)
+    return min(len(pixels), wanted)
+
+
 def _batches(data: ImageSet) -> list[Batch]:
-    count = min(len(data.labels), _CALIBRATED)
-    return [
-        Batch(data.pixels[start : start + _CALIBRATION_BATCH],
-              labels=data.labels[start : start + _CALIBRATION_BATCH])
-        for start in range(0, count, _CALIBRATION_BATCH)
-    ]  # fmt: skip
+    parts = (torch.split(tensor, _CALIBRATION_BATCH) for tensor in (data.pixels, data.labels))
+    return [Batch(x, labels=y) for x, y in zip(*parts, strict=True)]
 
 
 def _samples(data: ImageSet) -> RecoverySamples:

@@ -2,8 +2,8 @@
 """What to try next: successive halving over masks, cheapest first.
 
 Rung 0 is dense. Rung 1 makes the masks that forecasts leave, without training, fastest first until
-one is good enough: the others are slower. Every rung after it trains half as many of them three
-times as long, from where the rung before stopped. Only masks that would be faster (or, where bytes
+one is good enough: the others are slower. Every rung after it trains fewer of them longer, from
+where the rung before stopped, until time is up. Only masks that would be faster (or, where bytes
 are limited, smaller) than the best model so far go on.
 """
 
@@ -28,9 +28,9 @@ from gossamer.search.trial import Point
 from gossamer.search.workload import Workload
 
 # A mask that lost more than this without training is past saving.
-_HOPELESS = 0.25
+_HOPELESS = 0.4
 # Steps of training, and the masks that get them.
-RUNGS = ((100, 4), (300, 2), (1000, 1))
+RUNGS = ((100, 4), (300, 2), (1000, 1), (4000, 1), (16000, 1))
 # Learning rates: the first recovery is made with each; the best serves all others.
 RATES = (5e-4, 1e-3, 2.5e-4)
 # Part of the multiplications that a slim model has.
@@ -76,7 +76,7 @@ class Search:
                 self.skipped.append(f"{mask.name}: {reason}")
                 continue
             tried.append(mask)
-            yield one_shot(mask, table=table)
+            yield one_shot(mask, table=table, ignore=self.work.kept_dense)
         yield from self._recoveries(tried)
         if self.work.kind == "encoder":
             yield from self._without_masks(table)
@@ -121,9 +121,9 @@ class Search:
     def _recoveries(self, masks: list[Mask]) -> Iterator[Candidate]:
         now = {mask: f"oneshot-{mask.name}" for mask in masks}
         rate: float | None = None
-        for number, (steps, size) in enumerate(RUNGS):
-            # The last rung trains as the int8 kernels compute.
-            int8 = number == len(RUNGS) - 1
+        for steps, size in RUNGS:
+            # What may be the last training is done as the int8 kernels compute.
+            int8 = size == 1
             for mask in self._carried_on(now, size):
                 rates = self.rates if rate is None else (rate,)
                 made = [

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.io import load
 from gossamer.io.atomic import replace_directory, write_whole
 from gossamer.io.manifest import CARD_FILE
 from gossamer.io.opened import check_replaceable
@@ -25,7 +24,7 @@ from gossamer.search.forecast import FORECAST_FILE, Forecast, forecast
 from gossamer.search.front import Limits, best, front, nearest
 from gossamer.search.load_workload import load_workload
 from gossamer.search.rungs import RATES, Search
-from gossamer.search.trial import Point, Trial, Workshop, compiled
+from gossamer.search.trial import Point, Trial, Workshop, compiled, reload
 from gossamer.search.workload import Workload
 
 _KEY = "search.json"
@@ -171,7 +170,7 @@ def shrink(  # noqa: PLR0913  (one argument per thing a user may ask for)
     chosen = best(search.points, limits)
     taken = chosen or nearest(search.points, limits)
     source = workshop.path(taken.candidate)
-    result = compiled(load(source).eval(), work, taken.precision)
+    result = compiled(reload(source, work), work, taken.precision)
     with torch.inference_mode():
         quality, before = work.reporting.measure(result), work.reporting.measure(model)
     found_it = ShrinkResult(

@@ -15,6 +15,7 @@ from torch import nn
 
 from gossamer.io import load, save
 from gossamer.io.atomic import write_whole
+from gossamer.io.opened import open_artifact
 from gossamer.nn.token_pruning import TokenPrunedEncoder
 from gossamer.ops.timing import Clock, duel
 from gossamer.prune.journal import DiskJournal
@@ -141,7 +142,7 @@ class Workshop:
         if candidate.after is None:
             model = copy.deepcopy(work.model)
         else:
-            model = load(self.path(candidate.after)).eval()
+            model = reload(self.path(candidate.after), work)
         if candidate.recipe is None:
             save(model, path, beside=self.beside)
             return
@@ -169,7 +170,7 @@ class Workshop:
 
     def _measure(self, candidate: Candidate, path: Path, precision: str) -> Point:
         work = self.workload
-        model = compiled(load(path).eval(), work, precision)
+        model = compiled(reload(path, work), work, precision)
         with torch.inference_mode():
             # The dense model itself has been measured already.
             as_it_is = candidate.recipe is None
@@ -181,6 +182,13 @@ class Workshop:
             candidate.name, precision, quality, lost if math.isfinite(lost) else math.inf,
             times.second_us / 1e3, times.ratio, tensor_bytes(path),
         )  # fmt: skip
+
+
+def reload(path: Path, work: Workload) -> nn.Module:
+    """The model of an artifact; a copy of the dense one takes it where it cannot be built."""
+    with open_artifact(path) as artifact:
+        is_described = artifact.manifest.architecture is not None
+    return load(path, None if is_described else copy.deepcopy(work.model)).eval()
 
 
 def compiled(model: nn.Module, work: Workload, precision: str) -> nn.Module:

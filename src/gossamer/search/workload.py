@@ -15,6 +15,7 @@ from torch import nn
 from gossamer.errors import InputError
 from gossamer.nn.batch import Batch
 from gossamer.prune.gradient_passes import Loss
+from gossamer.prune.targets import find_targets
 from gossamer.recipes.calibration import Quality
 from gossamer.recipes.recover_data import RecoverySamples
 
@@ -22,6 +23,8 @@ from gossamer.recipes.recover_data import RecoverySamples
 CHOOSE_PART, REPORT_PART = 0.15, 0.15
 MIN_SAMPLES = 20
 _SEED = 0
+# Of the weights, in layers that are left dense.
+_SMALL_PART = 0.01
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,8 @@ class Workload:
         digest: of everything candidates are fitted to.
         example: an input for convolutions; None if there are none.
         kind: of model: "encoder", "decoder" or "other".
-        texts: what engines of other makers read, by part; None: they are not asked.
+        texts: what engines of other makers read, by part.
+        images: float32 [N, C, H, W] that they calibrate by; with neither they are not asked.
     """
 
     model: nn.Module
@@ -60,12 +64,30 @@ class Workload:
     kind: str = "other"
     tokenizer: Any = None
     texts: Mapping[str, Any] = field(default_factory=dict)
+    images: torch.Tensor | None = None
 
     @property
     def aim(self) -> dict[str, Any]:
         """Settings of a recovery: its terms, and tables of embeddings held as they are."""
         has_table = any(isinstance(module, nn.Embedding) for module in self.model.modules())
         return {**self.terms, **({"freeze": "Embedding"} if has_table else {})}
+
+    @property
+    def kept_dense(self) -> list[str]:
+        """Layers with so few weights that zeros in them cost quality and pay nothing.
+
+        The smallest ones, as long as they hold 1 % of the weights between them: the first and the
+        last layer of a network for images, the head of a small classifier.
+        """
+        layers = sorted(find_targets(self.model), key=lambda target: target.weight.numel())
+        left = _SMALL_PART * sum(target.weight.numel() for target in layers)
+        names = []
+        for target in layers[:-1]:
+            left -= target.weight.numel()
+            if left < 0:
+                break
+            names.append(target.name)
+        return names
 
     def lost(self, dense: float, quality: float) -> float:
         """The quality given up, as a fraction: of the whole of a score, of a perplexity."""
