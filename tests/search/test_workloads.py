@@ -9,6 +9,7 @@ from torch import nn
 
 import gossamer
 from gossamer.errors import InputError
+from gossamer.io.manifest import CARD_FILE
 from gossamer.recipes.calibration import Quality
 from gossamer.search.candidates import Mask
 from gossamer.search.load_workload import load_workload
@@ -149,6 +150,45 @@ def test_a_classifier_of_images_is_searched(tmp_path, monkeypatch):
     names = [point.candidate for point in result.points]
     assert names[:3] == ["dense", "dense-int8", "oneshot-80"]
     assert any(name.startswith("recovered-80-2") for name in names)
+
+
+class OwnNet(nn.Module):
+    """What no artifact can describe: the user's class."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem, self.body = nn.Conv2d(1, 8, 1), nn.Conv2d(8, 64, 3, padding=1)
+        self.head = nn.Linear(64, 3)
+
+    def forward(self, x):
+        y = self.body(self.stem(x).relu()).relu() + 1
+        return self.head(y.mean((2, 3)))
+
+
+def test_a_network_of_the_users_own_is_searched(tmp_path, monkeypatch):
+    make_quick(monkeypatch, steps=((2, 1),))
+    model = OwnNet().eval()
+    result = gossamer.shrink(
+        model, _images(tmp_path), tmp_path / "o", max_ms=1e-6,
+        masks=(Mask("unstructured", 0.8),),
+    )  # fmt: skip
+    assert any(point.candidate.startswith("recovered-80-2") for point in result.points)
+    card = (tmp_path / "o" / CARD_FILE).read_text()
+    assert "gossamer.load(path, your_model)" in card
+    assert "example=images" in card
+    pruned = gossamer.load(tmp_path / "o.work" / "oneshot-80", OwnNet())
+    zeros = {name: float((p == 0).float().mean()) for name, p in pruned.state_dict().items()}
+    assert zeros["stem.weight"] == 0  # 8 weights of 4616
+    assert torch.equal(model.body.weight, OwnNet().body.weight)
+
+
+def test_small_layers_stay_dense(tmp_path):
+    work = load_workload(OwnNet().eval(), None, _images(tmp_path))
+    # 8 weights of 4808; the head's 192 are 4 %, and find_targets leaves it by name.
+    assert work.kept_dense == ["stem"]
+    alone = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    assert load_workload(alone, None, _images(tmp_path)).kept_dense == []
 
 
 def test_a_classifier_of_texts_is_searched(tmp_path, monkeypatch):

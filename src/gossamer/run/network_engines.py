@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from gossamer.errors import InputError
 from gossamer.io.onnx_export import export_onnx
 from gossamer.run.encoder_engines import TITLES
 from gossamer.run.engine_process import SCRIPTS, EngineFailed, EngineProcess
@@ -22,8 +23,8 @@ Logits = npt.NDArray[np.float32]
 NETWORK_PRECISIONS = ("fp32", "int8")
 # Compiling and quantising a large network takes a while.
 _PATIENCE_SECONDS = 600
-# Versions of the format that the oldest engine reads.
-_IR, _OPSET = 8, 13
+# An engine that is no longer kept up, and the versions of the format that it reads.
+_OLD, _IR, _OPSET = "deepsparse", 8, 13
 
 
 class NetworkEngine:
@@ -63,6 +64,8 @@ class NetworkEngine:
         # Tools write beside the graph.
         own = self._folder / f"{name.replace(' ', '_')}.onnx"
         shutil.copy(graph, own)
+        if self.name == _OLD:
+            self._make_older(own)
         case = {"name": name, "model": str(own), "precision": precision, "threads": self._threads}
         logits = self._ask("load", case, x=x, calibration=calibration)
         self.version = self._process.ask("version", None)["version"]
@@ -84,6 +87,17 @@ class NetworkEngine:
         self._process.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    def _make_older(self, graph: Path) -> None:
+        import onnx
+
+        model = onnx.load(graph)
+        try:
+            _lower_versions(model)
+        except onnx.checker.ValidationError as error:
+            reason = str(error).splitlines()[0]
+            raise EngineFailed(f"{self.title}: the graph is too new for it ({reason})") from error
+        onnx.save(model, graph)
+
     def _ask(self, question: str, case: dict[str, Any], **arrays: torch.Tensor) -> Logits:
         paths = {key: str(self._folder / f"{key}.npy") for key in (*arrays, "y")}
         for key, array in arrays.items():
@@ -94,19 +108,31 @@ class NetworkEngine:
 
 
 def export_network(dense: nn.Module, x: torch.Tensor, path: Path) -> None:
-    """Write a dense network for engines of different ages; its input is `x`, of this shape."""
+    """Write a dense network for the engines; its input is `x`, of this shape.
+
+    InputError says why it cannot be written.
+    """
     # The exporter says which optional packages it does without.
     with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stderr(nowhere):
-        export_onnx(dense, {"x": x}, path)
-    import onnx
-
-    model = onnx.load(path)
-    _make_older(model)
-    onnx.save(model, path)
+        try:
+            export_onnx(_OneInput(dense), {"x": x}, path)
+        except torch.onnx.OnnxExporterError as error:
+            raise InputError(f"torch.onnx cannot write the network: {error}") from error
 
 
-def _make_older(model: Any) -> None:
-    """Lower the version of a graph of convolutions: only means are written differently."""
+class _OneInput(nn.Module):
+    """Its argument is called x, whatever the network calls it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.model(x)
+
+
+def _lower_versions(model: Any) -> None:
+    """Of a graph of convolutions: only means are written differently there."""
     import onnx
 
     constants = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}

@@ -9,8 +9,14 @@ if TYPE_CHECKING:
     from gossamer.search.shrinking import ShrinkResult
 
 
-def card_text(result: "ShrinkResult") -> str:
-    """Markdown; figures are those of the search."""
+def card_text(result: "ShrinkResult", *, is_described: bool, has_images: bool) -> str:
+    """Markdown; figures are those of the search.
+
+    Args:
+        result: of the search.
+        is_described: whether the artifact says how its model is built.
+        has_images: whether it reads images, which are then compiled by example.
+    """
     chosen, dense = result.chosen, result.points[0]
     rows = [
         (f"{result.quality_name}, data nothing was chosen by", f"{result.dense_quality:.2f}",
@@ -25,6 +31,8 @@ def card_text(result: "ShrinkResult") -> str:
     why = f"the fastest of {len(result.points)} measured models within the limits."
     if not result.met:
         why = "no model met all limits, and this one is nearest."
+    load = "gossamer.load(path)" if is_described else "gossamer.load(path, your_model)"
+    example = ", example=images" if has_images else ""
     lines = [
         f"# {result.path.name}",
         "",
@@ -34,8 +42,8 @@ def card_text(result: "ShrinkResult") -> str:
         "|---|---|---|",
         *(f"| {name} | {first} | {second} |" for name, first, second in rows),
         "",
-        f"Load with `gossamer.load(path)` and run with `gossamer.compile(model,"
-        f' precision="{chosen.precision}")`.',
+        f"Load with `{load}` and run with `gossamer.compile(model,"
+        f' precision="{chosen.precision}"{example})`.',
         "",
         f"Measured on: {machine}.",
         "",

@@ -24,7 +24,7 @@ from gossamer.search.forecast import FORECAST_FILE, Forecast, forecast
 from gossamer.search.front import Limits, best, front, nearest
 from gossamer.search.load_workload import load_workload
 from gossamer.search.rungs import RATES, Search
-from gossamer.search.trial import Point, Trial, Workshop, compiled, reload
+from gossamer.search.trial import Point, Trial, Workshop, compiled, is_described, reload
 from gossamer.search.workload import Workload
 
 _KEY = "search.json"
@@ -180,7 +180,10 @@ def shrink(  # noqa: PLR0913  (one argument per thing a user may ask for)
     )  # fmt: skip
     with replace_directory(target, taken.size, check_replaceable) as unfinished:
         shutil.copytree(source, unfinished, dirs_exist_ok=True)
-        (unfinished / CARD_FILE).write_text(card_text(found_it), encoding="utf-8")
+        card = card_text(
+            found_it, is_described=is_described(source), has_images=work.example is not None
+        )
+        (unfinished / CARD_FILE).write_text(card, encoding="utf-8")
     return found_it
 
 

@@ -184,11 +184,15 @@ class Workshop:
         )  # fmt: skip
 
 
+def is_described(path: Path) -> bool:
+    """Whether an artifact says how its model is built."""
+    with open_artifact(path) as artifact:
+        return artifact.manifest.architecture is not None
+
+
 def reload(path: Path, work: Workload) -> nn.Module:
     """The model of an artifact; a copy of the dense one takes it where it cannot be built."""
-    with open_artifact(path) as artifact:
-        is_described = artifact.manifest.architecture is not None
-    return load(path, None if is_described else copy.deepcopy(work.model)).eval()
+    return load(path, None if is_described(path) else copy.deepcopy(work.model)).eval()
 
 
 def compiled(model: nn.Module, work: Workload, precision: str) -> nn.Module:
