@@ -119,20 +119,18 @@ void ConvNet::Group<T>::write(float* y) const {
   });
 }
 
-// Row after row of pixels, wherever tiles end: an image gives the same bits in every group.
+// Pixel after pixel, wherever tiles end: an image gives the same bits in every group.
 template <class T>
 void ConvNet::Group<T>::write_means(float* y) const {
   const int64_t v = net.result_, channels = net.values_[v].channels;
   const LaneShape& shape = net.shape_of(v);
   const float factor = (kBytes ? net.values_[v].scale : 1.0f) / static_cast<float>(shape.height * shape.width);
-  const T* lanes_of_tiles = value(v);
   std::fill_n(y, images * channels, 0.0f);
   each_row(v, [&](int64_t image, int64_t, int64_t first) {
-    for (int64_t c = 0; c < channels; ++c) {
-      float sum = 0.0f;
-      for (int64_t lane = first; lane < first + shape.width; ++lane)
-        sum += static_cast<float>(lanes_of_tiles[(lane / W * channels + c) * W + lane % W] - zero(v));
-      y[image * channels + c] += sum;
+    float* sums = y + image * channels;
+    for (int64_t lane = first; lane < first + shape.width; ++lane) {
+      const T* from = tile(v, lane / W) + lane % W;
+      for (int64_t c = 0; c < channels; ++c) sums[c] += static_cast<float>(from[c * W] - zero(v));
     }
   });
   for (int64_t i = 0; i < images * channels; ++i) y[i] *= factor;
@@ -151,11 +149,13 @@ ShiftedLanes<T>* ConvNet::Group<T>::positions(const NetConv& conv, int64_t t, ch
   std::fill_n(zeros, kZeroLanes, zero(conv.from));
   auto* table = reinterpret_cast<ShiftedLanes<T>*>(zeros + kZeroLanes);
   const int64_t num = tiles(conv.from), pitch = net.shape_of(conv.from).pitch();
+  const int64_t tile_size = net.values_[conv.from].channels * W;
+  const T* const in = value(conv.from);
   for (size_t p = 0; p < conv.positions.size(); ++p) {
     const NetPosition& at = conv.positions[p];
     const int64_t lane = t * W + at.rows * pitch + at.columns, first = floor_div(lane, W);
     const auto exists = [&](int64_t i) { return i >= 0 && i < num; };
-    const auto row = [&](int64_t i) { return exists(i) ? tile(conv.from, i) + at.phase * W : zeros + kLaneSlack; };
+    const auto row = [&](int64_t i) { return exists(i) ? in + i * tile_size + at.phase * W : zeros + kLaneSlack; };
     const auto step = [&](int64_t i) { return exists(i) ? conv.phases * W : 0; };
     table[p] = {row(first), row(first + 1), step(first), step(first + 1), static_cast<int>(lane - first * W)};
   }
@@ -276,24 +276,28 @@ void ConvNet::Group<T>::largest(const Step& step) const {
 template <class T>
 void ConvNet::Group<T>::phases(const Step& step) const {
   const int64_t from = step.conv.from, to = step.conv.to;
-  const LaneShape& large = net.shape_of(from);
+  const LaneShape &large = net.shape_of(from), &small = net.shape_of(to);
   const auto num_phases = static_cast<int64_t>(step.phases.size());
   const int64_t from_lanes = tiles(from) * W, to_lanes = tiles(to) * W;
   const int64_t elements = net.values_[from].channels * from_lanes;
   run_tasks(net.values_[from].channels, 4 * elements < kMinShared ? 1 : threads, [&](int64_t c) {
-    auto* whole = static_cast<T*>(thread_scratch(static_cast<size_t>(from_lanes + to_lanes) * sizeof(T)));
+    auto* whole =
+        static_cast<T*>(thread_scratch(static_cast<size_t>(from_lanes + to_lanes + 2 * kLaneSlack) * sizeof(T)));
     if (!whole) return false;
-    T* part = whole + from_lanes;
+    T* part = whole + from_lanes + kLaneSlack;
     for (int64_t t = 0; t < tiles(from); ++t) std::copy_n(tile(from, t) + c * W, W, whole + t * W);
     for (int64_t p = 0; p < num_phases; ++p) {
       const NetPhase& phase = step.phases[p];
-      std::fill_n(part, to_lanes, zero(to));
-      const int64_t width = (large.width - phase.column + 1) / 2;
-      each_row(to, [&](int64_t image, int64_t r, int64_t first) {
-        const int64_t row = 2 * r + phase.row;
-        if (row < large.height)
-          lanes.every_other(whole + image * large.image_lanes() + row * large.pitch() + phase.column, width, part + first);
-      });
+      // The last phase of an odd size has a row or a column less.
+      const int64_t rows = (large.height - phase.row + 1) / 2, width = (large.width - phase.column + 1) / 2;
+      for (int64_t image = 0; image < images; ++image) {
+        T* into = part + image * small.image_lanes();
+        lanes.phase(whole + image * large.image_lanes() + phase.row * large.pitch() + phase.column, 2 * large.pitch(), rows,
+                    width, small.pitch(), zero(to), into);
+        // Up to the next image, or to the end of the last tile.
+        T* const end = image + 1 < images ? into + small.image_lanes() : part + to_lanes;
+        std::fill(into + rows * small.pitch(), end, zero(to));
+      }
       for (int64_t t = 0; t < tiles(to); ++t) std::copy_n(part + t * W, W, tile(to, t) + (c * num_phases + p) * W);
     }
     return true;
@@ -337,9 +341,10 @@ void ConvNet::run(const float* x, int64_t images, float* y, int num_threads) con
   run_groups<uint8_t>(x, images, y, num_threads);
   // Bytes have no NaN: an image that held one must show it.
   for (int64_t image = 0; image < images; ++image) {
-    const float* pixels = x + image * input_size();
+    const int64_t size = input_size();
+    const float* pixels = x + image * size;
     uint32_t worst = 0;
-    for (int64_t i = 0; i < input_size(); ++i) {
+    for (int64_t i = 0; i < size; ++i) {
       uint32_t bits;
       std::memcpy(&bits, pixels + i, sizeof bits);
       worst |= (bits & 0x7f800000u) == 0x7f800000u ? 1u : 0u;

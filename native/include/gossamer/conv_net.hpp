@@ -48,8 +48,9 @@ struct LaneKernels {
   void (*gather)(const ShiftedLanes<T>* positions, int64_t num_positions, int64_t channels, T* panel);
   // out [channel][64] = the largest of the positions
   void (*largest)(const T* panel, int64_t num_positions, int64_t channels, const uint32_t* mask, T zero, T* out);
-  // to[i] = from[2 i]
-  void (*every_other)(const T* from, int64_t num, T* to);
+  // Every other lane of rows: to[r * to_step + i] = from[r * from_step + 2 i], zero from `width` to `to_step`. Reads and
+  // writes up to kLaneSlack elements behind the last row.
+  void (*phase)(const T* from, int64_t from_step, int64_t rows, int64_t width, int64_t to_step, T zero, T* to);
 };
 
 struct ConvNetKernels {

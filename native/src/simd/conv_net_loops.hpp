@@ -79,9 +79,34 @@ void largest_lanes(const T* panel, int64_t num_positions, int64_t channels, cons
   }
 }
 
+// Two lanes as one number, whose lower half is the first.
 template <class T>
-void every_other_lane(const T* from, int64_t num, T* to) {
-  for (int64_t i = 0; i < num; ++i) to[i] = from[2 * i];
+struct Pair;
+template <>
+struct Pair<float> {
+  using Bits = uint32_t;
+  using Both = uint64_t;
+};
+template <>
+struct Pair<uint8_t> {
+  using Bits = uint8_t;
+  using Both = uint16_t;
+};
+
+// Chunks of fixed length run over the end of a row; the row after it then takes its own place.
+template <class T>
+void take_phase(const T* from, int64_t from_step, int64_t rows, int64_t width, int64_t to_step, T zero, T* to) {
+  constexpr int kChunk = 16;
+  for (int64_t r = 0; r < rows; ++r, from += from_step, to += to_step) {
+    for (int64_t first = 0; first < width; first += kChunk) {
+      typename Pair<T>::Both both[kChunk];
+      typename Pair<T>::Bits taken[kChunk];
+      __builtin_memcpy(both, from + 2 * first, sizeof both);
+      for (int i = 0; i < kChunk; ++i) taken[i] = static_cast<typename Pair<T>::Bits>(both[i]);
+      __builtin_memcpy(to + first, taken, sizeof taken);
+    }
+    for (int64_t i = width; i < to_step; ++i) to[i] = zero;
+  }
 }
 
 template <bool ADDED, bool RELU>
@@ -131,16 +156,24 @@ void finish_byte_rows(const float* tile, int64_t rows, const uint8_t* added, flo
     }
 }
 
-void finish_byte_tile(const float* tile, int64_t rows, const AddedRows<uint8_t>& added, bool relu, const uint32_t* mask,
-                      const ByteCode& code, uint8_t* out) {
-  const auto plain = relu ? finish_byte_rows<false, true> : finish_byte_rows<false, false>;
+using FinishByteRows = void (*)(const float*, int64_t, const uint8_t*, float, int, const uint32_t*, const ByteCode&,
+                                uint8_t*);
+
+// Rows in front of what is added, with it, and behind it.
+inline void finish_with(FinishByteRows plain, FinishByteRows adding, const float* tile, int64_t rows,
+                        const AddedRows<uint8_t>& added, const uint32_t* mask, const ByteCode& code, uint8_t* out) {
   if (!added.rows) return plain(tile, rows, nullptr, 0.0f, 0, mask, code, out);
   const int64_t last = added.first + added.count;
   plain(tile, added.first, nullptr, 0.0f, 0, mask, code, out);
-  (relu ? finish_byte_rows<true, true> : finish_byte_rows<true, false>)(
-      tile + added.first * kLanes, added.count, added.rows, added.scale, added.zero, mask, code,
-      out + added.first * kLanes);
+  adding(tile + added.first * kLanes, added.count, added.rows, added.scale, added.zero, mask, code,
+         out + added.first * kLanes);
   plain(tile + last * kLanes, rows - last, nullptr, 0.0f, 0, mask, code, out + last * kLanes);
+}
+
+inline void finish_byte_loops(const float* tile, int64_t rows, const AddedRows<uint8_t>& added, bool relu,
+                              const uint32_t* mask, const ByteCode& code, uint8_t* out) {
+  finish_with(relu ? finish_byte_rows<false, true> : finish_byte_rows<false, false>,
+              relu ? finish_byte_rows<true, true> : finish_byte_rows<true, false>, tile, rows, added, mask, code, out);
 }
 
 void floats_to_bytes(const float* x, int64_t num, const ByteCode& code, uint8_t* out) {
@@ -149,9 +182,9 @@ void floats_to_bytes(const float* x, int64_t num, const ByteCode& code, uint8_t*
 }
 
 constexpr ConvNetKernels kConvNetLoops = {
-    {gather_lanes<float>, largest_lanes<float>, every_other_lane<float>},
-    {gather_lanes<uint8_t>, largest_lanes<uint8_t>, every_other_lane<uint8_t>},
-    finish_tile, finish_byte_tile, floats_to_bytes};
+    {gather_lanes<float>, largest_lanes<float>, take_phase<float>},
+    {gather_lanes<uint8_t>, largest_lanes<uint8_t>, take_phase<uint8_t>},
+    finish_tile, finish_byte_loops, floats_to_bytes};
 
 }  // namespace
 }  // namespace gossamer
