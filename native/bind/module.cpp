@@ -14,6 +14,7 @@ namespace nb = nanobind;
 using namespace gossamer;
 
 NB_MODULE(_native, m) {
+  bind::bind_absorb(m);
   bind::bind_adamw(m);
   bind::bind_bf16_pairs(m);
   bind::bind_bitmask(m);

@@ -39,6 +39,7 @@ const Family families[] = {
     {check_encoder, fuzz_encoder},
     {check_few, fuzz_few},
     {check_few_int, fuzz_few_int},
+    {check_absorb, fuzz_absorb},
     {check_adamw, fuzz_adamw},
     {check_train, fuzz_train},
     {check_conv, fuzz_conv},

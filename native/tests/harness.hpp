@@ -93,6 +93,8 @@ void check_few(Tally& tally);
 void fuzz_few(std::mt19937& random, Tally& tally);
 void check_few_int(Tally& tally);
 void fuzz_few_int(std::mt19937& random, Tally& tally);
+void check_absorb(Tally& tally);
+void fuzz_absorb(std::mt19937& random, Tally& tally);
 void check_adamw(Tally& tally);
 void fuzz_adamw(std::mt19937& random, Tally& tally);
 void check_train(Tally& tally);

@@ -154,6 +154,16 @@ def gather(
     dense: int,
     kernels: str,
 ) -> None: ...
+def absorb(
+    gradient: int,
+    held: int,
+    num_blocks: int,
+    block_size: int,
+    fresh: int,
+    scores: int,
+    kernels: str,
+) -> None: ...
+def absorbed_together(block_size: int) -> int: ...
 def adamw_step(
     weight: int,
     low: int,
