@@ -10,7 +10,9 @@ from gossamer.errors import InputError, RegistryError
 from gossamer.patterns import kept_count
 from gossamer.prune import BUDGETS, Budget, BudgetLayer
 
-UNIFORM, GLOBAL, ERK = (BUDGETS.get(name) for name in ("uniform", "global", "erk"))
+UNIFORM, GLOBAL, ERK, HALF = (
+    BUDGETS.get(name) for name in ("uniform", "global", "erk", "half-erk")
+)
 
 
 def resnet50():
@@ -87,11 +89,24 @@ shapes = st.lists(
 )
 
 
+def test_half_erk_lies_between_uniform_and_erk():
+    layers = budget_layers([(16, 16, 3, 3), (32, 32, 3, 3), (64, 64, 3, 3)])
+    counts = HALF(layers, 0.15)
+    first, middle, last = (n / layer.numel for n, layer in zip(counts, layers, strict=True))
+    # Ratios are the roots of ERK's: sqrt(38/2304) to sqrt(70/9216) to sqrt(134/36864).
+    assert first / last == pytest.approx(2.130, abs=5e-3)
+    assert middle / last == pytest.approx(1.446, abs=5e-3)
+    erk = [n / layer.numel for n, layer in zip(ERK(layers, 0.15), layers, strict=True)]
+    assert 0.15 < first < erk[0]
+    assert erk[2] < last < 0.15
+
+
+@pytest.mark.parametrize("budget", [ERK, HALF])
 @settings(deadline=None, max_examples=60)
-@given(shapes, st.floats(0, 1))
-def test_erk_total_is_exact_and_nothing_overflows(shapes, density):
+@given(shapes=shapes, density=st.floats(0, 1))
+def test_totals_in_proportion_are_exact_and_nothing_overflows(budget, shapes, density):
     layers = budget_layers(shapes)
-    counts = ERK(layers, density)
+    counts = budget(layers, density)
     assert sum(counts) == kept_count(density, sum(layer.numel for layer in layers))
     assert all(0 <= count <= layer.numel for count, layer in zip(counts, layers, strict=True))
 

@@ -108,14 +108,31 @@ def global_ranking(layers: Sequence[BudgetLayer], density: float) -> list[int]:
 def erdos_renyi_kernel(layers: Sequence[BudgetLayer], density: float) -> list[int]:
     """ERK (arXiv 1911.11134): density of a layer proportional to sum(shape) / prod(shape).
 
+    At equal size ERK costs about twice the arithmetic of uniform on convolutional networks.
+    """
+    return _in_proportion(layers, density, [_erk_ratio(layer) for layer in layers])
+
+
+def half_erk(layers: Sequence[BudgetLayer], density: float) -> list[int]:
+    """Halfway between uniform and ERK: densities proportional to the root of ERK's.
+
+    Small layers keep more, as they need, at less than half of what ERK adds to the arithmetic of
+    uniform (ResNet-20 at 85 %: 0.20 of the products; ERK has 0.28, uniform 0.15).
+    """
+    return _in_proportion(layers, density, [math.sqrt(_erk_ratio(layer)) for layer in layers])
+
+
+def _erk_ratio(layer: BudgetLayer) -> float:
+    return sum(layer.shape) / layer.numel if layer.numel else 0.0
+
+
+def _in_proportion(layers: Sequence[BudgetLayer], density: float, raw: list[float]) -> list[int]:
+    """Densities proportional to `raw`; the total is exactly round(density * total).
+
     Layers that would exceed 1 become dense and leave the budget, all with the highest raw density
-    at once, until none is left. The total is exactly round(density * total). At equal size ERK
-    costs about twice the arithmetic of uniform on convolutional networks.
+    at once, until none is left.
     """
     sizes = [layer.numel for layer in layers]
-    raw = [
-        sum(layer.shape) / size if size else 0.0 for layer, size in zip(layers, sizes, strict=True)
-    ]
     total = kept_count(density, sum(sizes))
     dense: set[int] = set()
     while True:
@@ -149,3 +166,4 @@ def round_to_total(wanted: list[float], sizes: list[int], total: int) -> list[in
 BUDGETS.add("uniform", Budget("uniform", uniform))
 BUDGETS.add("global", Budget("global", global_ranking, needs="scores"))
 BUDGETS.add("erk", Budget("erk", erdos_renyi_kernel))
+BUDGETS.add("half-erk", Budget("half-erk", half_erk))

@@ -65,7 +65,7 @@ def sparsify(  # noqa: PLR0913  (the public call: every argument is a word of th
         pattern: "unstructured", "2:4", "64:2:8", "nmg:2:4:16", "block:4x4".
         scorer: what says which weights matter: "magnitude", "random"; with data "wanda",
             "sparsegpt", "admm", "exact-obs".
-        budget: "uniform", "global" or "erk".
+        budget: "uniform", "global", "erk" or "half-erk".
         targets: class names, globs or "re:..." that replace the default targets.
         ignore: rules that are taken away from them.
         data: batches: a tensor, a tuple of arguments or a mapping of keyword arguments each. The

@@ -14,7 +14,7 @@ from gossamer.errors import PatternError
 from gossamer.recipes.method_rules import pattern_faults, read_pattern
 from gossamer.recipes.shared_fields import PatternName, Rules
 
-Budget = Literal["uniform", "global", "erk"]
+Budget = Literal["uniform", "global", "erk", "half-erk"]
 MAX_STEPS = 2**40
 
 
@@ -283,7 +283,7 @@ class EarlyBird(_Window):
     def _whole_channels(self) -> "EarlyBird":
         if self.form != "channels":
             return self
-        if self.pattern != "unstructured" or self.budget == "erk":
+        if self.pattern != "unstructured" or self.budget not in ("global", "uniform"):
             raise ValueError(
                 "form: channels are cut whole, by one threshold (budget global) or the same part of"
                 f" each layer (uniform); leave out pattern ({self.pattern}) and budget"

@@ -27,7 +27,7 @@ SCHEMA_VERSION: Final = 1
 MAX_STAGES: Final = 32
 ONE_STEP: Final = "a stage is one of prune, structured, recover, tokens, relufy, round and train"
 
-Budget = Literal["uniform", "global", "erk", "owl", "sensitivity"]
+Budget = Literal["uniform", "global", "erk", "half-erk", "owl", "sensitivity"]
 Cost = Literal["macs", "parameters", "latency"]
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$", max_length=64)]
 
