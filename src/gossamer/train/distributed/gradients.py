@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradients of replicas, added up: by stock DDP, or in one go after a pipeline.
 
-Kept values are the Parameters, so exactly as many numbers are reduced as weights are kept.
+Kept values are the Parameters, so exactly as many numbers are reduced as weights are kept. A ring
+of more than two ranks adds the terms of an element in an order that depends on its place in the
+message. So places are the same in every step: a run that was stopped gives the bits of one that was
+not.
 """
 
 from collections.abc import Iterable
@@ -17,16 +20,31 @@ from torch.nn.parallel import DistributedDataParallel
 Wire = Literal["full", "bf16"]
 
 
+class _SameBuckets(DistributedDataParallel):
+    """DDP whose buckets are final before the first step, last parameters first.
+
+    Stock DDP reduces everything in one bucket first and then takes the order in which gradients
+    came. For layers that are used in the order of their registration that is this one, so nothing
+    is lost. `find_unused_parameters` would fix buckets as well, at the price of a look at the whole
+    graph and a further message per step.
+    """
+
+    def _build_params_for_reducer(self) -> tuple[list[nn.Parameter], list[bool]]:
+        parameters, are_sparse = super()._build_params_for_reducer()  # type: ignore[no-untyped-call]
+        return parameters[::-1], are_sparse[::-1]
+
+
 def replicated(
     model: nn.Module, group: dist.ProcessGroup | None, wire: Wire
 ) -> DistributedDataParallel:
-    """`model` in stock DDP.
+    """`model` in DDP; every step adds gradients in the same order.
 
     Buffers do not travel: masks would cost a third of the values' bytes at every step.
     """
-    wrapped = DistributedDataParallel(
-        model, process_group=group, forward_sync_buffers=False, init_sync=False
-    )
+    wrapped = _SameBuckets(model, process_group=group, forward_sync_buffers=False, init_sync=False)
+    # What DDP does for a rank that has no more batches: all gradients count as seen, in order.
+    wrapped.reducer._push_all_rebuilt_params()
+    wrapped.reducer._rebuild_buckets()
     if wire == "bf16":
         wrapped.register_comm_hook(group, _bf16)
     return wrapped
