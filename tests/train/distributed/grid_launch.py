@@ -14,20 +14,31 @@ RECIPE = """\
 gossamer: 1
 stages:
   - train:
-      task: images
-      model: {{name: mlp, width: 16, layers: 2}}
+      {model}
       steps: {steps}
       batch: 32
-      schedule: {{kind: gradual, sparsity: 0.8, begin: 2, end: 14, every: 3}}
+      schedule: {{kind: gradual, sparsity: 0.8, begin: 2, end: {settled}, every: 3}}
       checkpoint: {{every: 5}}
       evaluation: {{every: 10}}
       log_every: 1
       mesh: {{{mesh}, heartbeat: 0.5, timeout: {timeout}, start_timeout: 240}}
 """
+IMAGES = "task: images\n      model: {name: mlp, width: 16, layers: 2}"
+# A chain of layers, so that it can be cut into stages, which happens once masks are final.
+TEXT = "task: text\n      model: {name: gpt, width: 16, heads: 2, layers: 2, context: 8}"
 
 
 def write_recipe(folder: Path, mesh: str, *, steps: int = 24, timeout: float = 8) -> None:
-    (folder / "recipe.yaml").write_text(RECIPE.format(mesh=mesh, steps=steps, timeout=timeout))
+    model, settled = (TEXT, 5) if "pipeline" in mesh else (IMAGES, 14)
+    content = {"model": model, "settled": settled, "mesh": mesh, "steps": steps}
+    (folder / "recipe.yaml").write_text(RECIPE.format(**content, timeout=timeout))
+
+
+def train_command(folder: Path) -> list[str]:
+    """`gossamer train` of the recipe in `folder`, behind the interpreter."""
+    recipe = folder / "recipe.yaml"
+    data = "zoo:text" if "task: text" in recipe.read_text() else "zoo:images"
+    return ["-m", "gossamer", "train", str(recipe), "--data", data, "-o", str(folder / "out")]
 
 
 @dataclass
@@ -80,8 +91,7 @@ def launch(folder: Path, world: int, *extra: str, port: int | None = None, **env
         "OMP_NUM_THREADS": "1",
         "GOSSAMER_TUNE": "off",
     }
-    arguments = ["train", str(folder / "recipe.yaml"), "--data", "zoo:images"]
-    command = [sys.executable, "-m", "gossamer", *arguments, "-o", str(folder / "out"), *extra]
+    command = [sys.executable, *train_command(folder), *extra]
     for rank in range(world):
         own = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank), **environment}
         with (folder / f"stderr{rank}").open("w") as errors:

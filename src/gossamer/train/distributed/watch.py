@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from gossamer.errors import DistributedError, GossamerError
+from gossamer.train.distributed.store_guard import GuardedStore
 from gossamer.train.interrupts import TrainingStopped
 
 _CAUSE = "cause"
@@ -59,8 +60,11 @@ class Watch:
     ) -> None:
         self.step = 0
         self.rank = rank
-        self._store, self._world = store, world
+        self._world = world
         self._interval, self.limit = interval, limit
+        self._store = GuardedStore(
+            store, interval=interval, limit=limit, give_up=lambda: self._end(self._cut_off())
+        )
         self._holds_store = holds_store
         self._known: Cause | None = None
         self._done = threading.Event()
@@ -68,6 +72,7 @@ class Watch:
 
     def start(self) -> None:
         """Begin to send signs of life."""
+        self._store.start()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._thread.start()
 
@@ -124,8 +129,9 @@ class Watch:
             self._store.add("left", 1)
             while self._holds_store and time.monotonic() < end:
                 if self._store.add("left", 0) == self._world:
-                    return
+                    break
                 time.sleep(min(0.05, self._interval / 10))
+        self._store.stop()
 
     def _failed(self, error: BaseException) -> Cause:
         text = f"rank {self.rank} failed at step {self.step}: {str(error)[:300]}"
@@ -137,6 +143,14 @@ class Watch:
             " ended; go on with --resume."
         )
         return Cause(1 if self._world > 1 else 0, text, DistributedError.exit_code)
+
+    def _cut_off(self) -> Cause:
+        # On this side of a cut nobody else may know of it, so every rank speaks for itself.
+        text = (
+            f"rank {self.rank} cannot reach the store of the run after step {self.step}: the"
+            " network is cut, or the host of rank 0 is gone. Go on with --resume."
+        )
+        return Cause(self.rank, text, DistributedError.exit_code)
 
     def _silence(self, rank: int) -> Cause:
         # Steps are taken together, so that the last common one is this rank's.
