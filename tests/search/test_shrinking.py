@@ -119,6 +119,19 @@ def test_no_time_means_dense_only(model, sentences, tokenizer, tmp_path, quick):
     assert {p.candidate for p in result.points} == {"dense"}
 
 
+def test_time_that_earlier_runs_took_counts(model, sentences, tokenizer, tmp_path, quick):
+    out = tmp_path / "out"
+    search(model, sentences, tokenizer, out, budget_minutes=1e-9)
+    record = tmp_path / "out.work" / "dense.trial.json"
+    held = json.loads(record.read_text())
+    record.write_text(json.dumps({**held, "seconds": 90.0}))
+    result = search(model, sentences, tokenizer, out, budget_minutes=1.0)
+    assert result.out_of_time
+    assert [p.candidate for p in result.points] == ["dense"]
+    more = search(model, sentences, tokenizer, out, budget_minutes=30.0)
+    assert {"dense", "dense-int8"} <= {p.candidate for p in more.points}
+
+
 def test_another_search_in_the_folder_is_refused(model, sentences, tokenizer, tmp_path, quick):
     search(model, sentences, tokenizer, tmp_path / "out", budget_minutes=1e-9)
     other = tmp_path / "other.txt"

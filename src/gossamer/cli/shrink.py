@@ -71,7 +71,7 @@ class Quantity(click.ParamType):  # type: ignore[type-arg]  # generic in new cli
 @click.option("--max-bytes", type=Quantity("bytes"), help="Of the tensor files.")
 @click.option(
     "--budget", type=Quantity("time"), default="20min", show_default=True,
-    help="No new candidate is begun after that.",
+    help="For all candidates; none is begun that would take longer.",
 )  # fmt: skip
 @click.option("--valid-data", metavar="FILE", help="Data to choose by; a part of DATA if left out.")
 @click.option(
@@ -111,7 +111,7 @@ def shrink(
     """
     from gossamer.cli.shrinking import ShrinkRequest, run_shrink
     from gossamer.search.front import Limits
-    from gossamer.search.page import HEAD, rows_of, verdict
+    from gossamer.search.page import HEAD, OUT_OF_TIME, rows_of, verdict
 
     limits = Limits(max_loss, max_latency, None if max_bytes is None else int(max_bytes))
     result = run_shrink(out, ShrinkRequest(model, data, target, limits, budget, **more))
@@ -125,5 +125,7 @@ def shrink(
         f" {result.dense_quality:.2f}.\n"
         f"Saved to {result.path}; {result.work}/report.html shows the search."
     )
+    if result.out_of_time:
+        final += f"\n{OUT_OF_TIME}"
     out.result(result.to_dict(), shown, final)
     return 0 if result.met else 4

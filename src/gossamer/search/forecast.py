@@ -11,6 +11,7 @@ by the quality they leave, and does not say how much that is.
 import copy
 import json
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ from gossamer.search.candidates import Mask
 from gossamer.search.trial import compiled, fair_clock
 from gossamer.search.workload import Workload
 
-FORECAST_FILE = "forecast.json"
+FORECAST_FILE = "forecasts.json"
 _TIMED_SECONDS = 0.5
 # A mask must be this much worse in both to be left out: forecasts are no measurements.
 _MARGIN = 1.05
@@ -48,23 +49,35 @@ class Forecast:
     error: float
 
 
-def forecast(work: Workload, masks: Sequence[Mask], folder: Path) -> dict[str, Forecast]:
-    """By the name of the mask; what an earlier run of this search found is read back.
+@dataclass(frozen=True)
+class Forecasts:
+    """Of all masks that fit the model, and the seconds that took."""
 
-    Masks that do not fit the model are left out.
-    """
+    seconds: float
+    masks: tuple[Forecast, ...]
+
+    @property
+    def by_mask(self) -> dict[str, Forecast]:
+        """By the name of the mask."""
+        return {each.mask: each for each in self.masks}
+
+
+def forecast(work: Workload, masks: Sequence[Mask], folder: Path) -> Forecasts:
+    """Of every mask; what an earlier run of this search found is read back."""
     place = folder / FORECAST_FILE
     if place.exists():
-        found = [Forecast(**each) for each in json.loads(place.read_text())]
-        return {each.mask: each for each in found}
+        held = json.loads(place.read_text())
+        return Forecasts(held["seconds"], tuple(Forecast(**each) for each in held["masks"]))
+    start = time.perf_counter()
     targets = find_targets(work.model, ignore=work.kept_dense)
     choices = [(mask.rule, 1 - mask.sparsity) for mask in masks]
     errors = pattern_errors(work.model, work.batches(), targets, choices)
     known = {m: error for m, error in zip(masks, errors, strict=True) if math.isfinite(error)}
     times = _times(work, list(known))
-    made = [Forecast(mask.name, times[mask.name], error) for mask, error in known.items()]
-    write_whole(place, json.dumps([asdict(each) for each in made], indent=1).encode())
-    return {each.mask: each for each in made}
+    found = tuple(Forecast(mask.name, times[mask.name], error) for mask, error in known.items())
+    made = Forecasts(time.perf_counter() - start, found)
+    write_whole(place, json.dumps(asdict(made), indent=1).encode())
+    return made
 
 
 def worth_trying(found: dict[str, Forecast], masks: Sequence[Mask]) -> list[Mask]:

@@ -14,7 +14,8 @@ from gossamer.search.shrinking import ShrinkResult
 from gossamer.search.trial import Point
 
 _HEIGHT, _LEFT, _BOTTOM = 320.0, 60.0, 290.0
-_DOT = 9.0
+# Sides of dots: their area goes with the bytes of the model.
+_LEAST_DOT, _LARGEST_DOT = 5.0, 20.0
 
 
 def search_page(result: ShrinkResult, limits: Limits, title: str) -> Page:
@@ -65,14 +66,14 @@ def verdict(result: ShrinkResult, limits: Limits) -> str:
 
 
 def front_chart(result: ShrinkResult, limits: Limits) -> Chart:
-    """Quality against time; a dot per model, the front joined, the limit dashed."""
+    """Quality against time and bytes; a dot per model, the front joined, the limit dashed."""
     chart = Chart(
-        "Quality lost against time (left and low is better)",
+        "Quality lost against time; area of a dot: bytes (left, low and small is better)",
         _HEIGHT,
         legend=(("dense", "dense"), ("pruned", "sparse")),
     )
     points = result.points
-    widest = max(point.ms for point in points) * 1.1
+    widest, heaviest = max(p.ms for p in points) * 1.1, max(p.size for p in points)
     highest = max(*(point.lost for point in points), limits.max_loss) * 1.15
     lowest = min(0.0, *(point.lost for point in points)) * 1.15
 
@@ -89,9 +90,10 @@ def front_chart(result: ShrinkResult, limits: Limits) -> Chart:
         text = (
             f"{point.name}: {point.ms:.2f} ms, {point.lost:+.2%} lost, {format_bytes(point.size)}"
         )
-        chart.bars.append(Bar(x - _DOT / 2, y - _DOT / 2, _DOT, _DOT, kind, text))
+        dot = max(_LEAST_DOT, _LARGEST_DOT * math.sqrt(point.size / heaviest))
+        chart.bars.append(Bar(x - dot / 2, y - dot / 2, dot, dot, kind, text))
         if point == result.chosen:
-            chart.labels.append(Label(x + _DOT, y - _DOT, f"taken: {point.name}"))
+            chart.labels.append(Label(x + dot, y - dot, f"taken: {point.name}"))
     chart.labels.append(Label(WIDTH - 24, _BOTTOM + 20, f"{widest:.1f} ms", "end value"))
     chart.labels.append(Label(_LEFT - 6, 20, f"{highest:.1%}", "end value"))
     chart.labels.append(Label(_LEFT - 6, _BOTTOM, f"{lowest:.1%}", "end value"))
@@ -120,6 +122,9 @@ def _mark(point: Point, chosen: Point, on_front: Sequence[Point]) -> str:
     return "front" if point in on_front else ""
 
 
+OUT_OF_TIME = (
+    "The budget ended before the ideas did: the same command with a larger one goes on from here."
+)
 HEAD = ("model", "quality", "lost", "ms", "over dense", "bytes", "")
 
 
@@ -148,5 +153,5 @@ def _forecasts(result: ShrinkResult) -> TextTable:
 def _notes(result: ShrinkResult) -> list[str]:
     notes = [f"The search took {result.seconds / 60:.1f} minutes."]
     if result.out_of_time:
-        notes.append("The budget ended before the ideas did: more time may find a better model.")
+        notes.append(OUT_OF_TIME)
     return notes

@@ -117,7 +117,9 @@ def shrink(  # noqa: PLR0913  (one argument per thing a user may ask for)
             or a perplexity 1 % higher.
         max_ms: of the timed call: one sequence of 128 tokens, one image, the first batch.
         max_bytes: of the tensor files.
-        budget_minutes: no new candidate is begun that would take longer than what is left.
+        budget_minutes: for all candidates together; none is begun that would take longer than what
+            is left. Those of an earlier run count with the time they took then, so that a search
+            that goes on ends as if it had never been stopped.
         valid_data: to choose by; None sets some of `data` aside.
         test_data: for the final figure; None sets some of `data` aside.
         metric: (model, part of the data) -> number, instead of the built-in one; see the docs.
@@ -144,13 +146,15 @@ def shrink(  # noqa: PLR0913  (one argument per thing a user may ask for)
     limits = Limits(max_loss, max_ms, max_bytes)
     found: dict[str, Forecast] = {}
 
-    def time_left() -> float:
-        return budget_minutes * 60 - (time.perf_counter() - start)
+    left = budget_minutes * 60
 
     def forecasts() -> dict[str, Forecast]:
-        if time_left() <= 0 and not (folder / FORECAST_FILE).exists():
+        nonlocal left
+        if left <= 0 and not (folder / FORECAST_FILE).exists():
             return {}
-        found.update(forecast(work, masks, folder))
+        made = forecast(work, masks, folder)
+        left -= made.seconds
+        found.update(made.by_mask)
         return found
 
     search = Search(work, limits, forecasts, tuple(masks), tuple(rates))
@@ -158,10 +162,11 @@ def shrink(  # noqa: PLR0913  (one argument per thing a user may ask for)
     pace: dict[str, float] = {}
     for candidate in search.candidates():
         is_new = not workshop.knows(candidate)
-        if search.points and is_new and _needs(candidate, pace) >= time_left():
+        if search.points and is_new and _needs(candidate, pace) >= left:
             out_of_time = True
             continue
         trial = workshop.try_out(candidate)
+        left -= trial.seconds
         _note_pace(pace, trial)
         search.points += trial.points
         on_trial(trial)
