@@ -1,26 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The planner's forecast for four hosts in a box, beside what they measure.
+"""The planner's forecast for four hosts in a box, beside what they measure; and that the grid pays.
 
-First this machine is calibrated, then the plan is made, and only then ranks are started: dense and
-compact replicas (DDP), and the dense model in four stages (1F1B), on links of --rate Mbit/s. The
-grid pays where memory for less than four stages of the dense model is not there.
+First this machine is calibrated, then the plan is made and a limit of memory chosen from it alone,
+under which the dense model needs four stages. Only then ranks are started, on links of --rate
+Mbit/s. "Dense" is the same pruned network held as dense tensors with zeros, so all cases have the
+same losses. Every case runs under the limit first; one that does not fit is run again without it.
+
+The limit is one on private memory (RLIMIT_DATA), counted from what a process has before its model:
+an allocation beyond it fails, as it does on a full device. Limits on resident memory would need
+cgroups, which belong to whoever runs the machine.
 """
 
 import argparse
-import ctypes
 import json
 import os
-import re
+import statistics
 import sys
-import time
 from pathlib import Path
 
 import torch
 from rich.table import Table
-from torch import distributed as dist
-from torch import nn
 
-import gossamer
 from gossamer.planner.calibration import calibrate
 from gossamer.planner.candidates import Evaluator
 from gossamer.planner.cluster_schema import Link as PlannedLink
@@ -29,7 +29,8 @@ from gossamer.planner.model_sources import describe
 from gossamer.planner.planning import plan_workload
 from gossamer.planner.states import find_state
 from gossamer.planner.workload import Grid, Layout, Workload
-from gossamer.zoo import GPT
+from gossamer.testing import Cluster, Link
+from support import box_rank
 from support.options import give, machine, parser, progress
 
 SPARSITY = 0.9
@@ -51,40 +52,48 @@ def main():
     arguments.add_argument("--layers", type=int, default=8)
     arguments.add_argument("--context", type=int, default=128)
     arguments.add_argument("--batch", type=int, default=16)
-    arguments.add_argument("--steps", type=int, default=2)
+    arguments.add_argument("--steps", type=int, default=4)
     arguments.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     arguments.add_argument("--rank", metavar="CASE", help=argparse.SUPPRESS)
+    arguments.add_argument("--room", type=float, help=argparse.SUPPRESS)
     arguments = arguments.parse_args()
     torch.set_num_threads(1)
     if arguments.rank:
-        rank(arguments)
+        box_rank.run(
+            CASES[arguments.rank],
+            shape_of(arguments),
+            batch=arguments.batch,
+            steps=arguments.steps,
+            sparsity=SPARSITY,
+            room=arguments.room,
+        )
         return
     cluster = box(arguments)
     progress(f"calibrated: {cluster.compute.tflops * 1e3:.1f} GFLOP/s, {cluster.compute.compact}")
+    said = {name: forecast(name, cluster, arguments) for name in CASES}
+    limit = planned_limit(said, cluster, arguments)
+    progress(limit["text"])
     rows = []
     for name in arguments.cases:
-        row = {"case": name, "forecast": forecast(name, cluster, arguments)}
-        row["measured"] = measured(name, arguments)
+        row = {"case": name, "forecast": said[name]}
+        row["measured"] = measured(name, arguments, limit["room"])
         rows.append(row)
         progress(json.dumps(row))
-    document = {"machine": machine(), "cluster": cluster.model_dump(by_alias=True), "rows": rows}
-    shown = [table(rows, arguments)]
-    if set(CASES) <= set(arguments.cases):
-        document["limit"] = limit = grid_pays(rows, cluster, arguments)
-        shown.append(limit["text"])
-    give(arguments, document, *shown)
+    document = {
+        "machine": machine(),
+        "cluster": cluster.model_dump(by_alias=True),
+        "limit": limit,
+        "rows": rows,
+    }
+    give(arguments, document, table(rows, arguments), limit["text"], grid_pays(rows))
 
 
-def build(arguments, device="cpu"):
-    with torch.device(device):
-        return GPT(
-            256,
-            width=arguments.width,
-            num_heads=arguments.width // 64,
-            num_layers=arguments.layers,
-            context=arguments.context,
-            tied=True,
-        )
+def shape_of(arguments):
+    return arguments.width, arguments.layers, arguments.context
+
+
+def described(arguments):
+    return describe(box_rank.build(*shape_of(arguments), device="meta")).shape
 
 
 def box(arguments):
@@ -118,7 +127,7 @@ def box(arguments):
 
 def forecast(name, cluster, arguments):
     state, data, pipeline, microbatch = CASES[name]
-    shape = describe(build(arguments, "meta")).shape
+    shape = described(arguments)
     work = Workload(arguments.batch, SPARSITY, microbatch=microbatch)
     layout = Layout(
         Grid(data, pipeline), "1f1b", 1, microbatch, arguments.batch // data // microbatch
@@ -135,19 +144,17 @@ def forecast(name, cluster, arguments):
     }
 
 
-def grid_pays(rows, cluster, arguments):
-    """What the plan takes under a limit that leaves dense no less than four stages, and its gain.
+def planned_limit(said, cluster, arguments):
+    """A limit that leaves dense no less than four stages, and what the plan takes under it.
 
-    The limit lies between the forecast of dense in two stages and those of dense in four and of
-    compact replicas; no measurement has a part in it.
+    It lies between the forecast of dense in two stages and those of dense in four and of compact
+    replicas; no measurement has a part in it.
     """
-    said = {row["case"]: row["forecast"] for row in rows}
-    found = {row["case"]: row["measured"] for row in rows}
     small = max(said["dense, 4 stages"]["bytes"], said["compact, 4 replicas"]["bytes"])
     bound = (small + said["dense, 2 x 2 stages"]["bytes"]) / 2
     memory = cluster.memory.model_copy(update={"gb": bound / 1e9, "usable": 1.0})
     plan = plan_workload(
-        describe(build(arguments, "meta")).shape,
+        described(arguments),
         cluster.model_copy(update={"memory": memory}),
         Workload(arguments.batch, SPARSITY, microbatch=2),
         states=[find_state("dense fp32"), find_state("fp32")],
@@ -156,138 +163,80 @@ def grid_pays(rows, cluster, arguments):
         choice="smallest-pipeline",
     )
     grids = [str(one.best.layout.grid) for one in plan.states]
-    times = [
-        f["dense, 4 stages"]["seconds"] / f["compact, 4 replicas"]["seconds"] for f in (said, found)
-    ]
-    peaks = {name: f"{one['bytes'] / 1e6:.0f}" for name, one in found.items()}
+    room = bound - cluster.memory.overhead_gb * 1e9
     text = (
-        f"Limit {bound / 1e6:.0f} MB a rank: the plan takes {grids[0]} for dense and {grids[1]} for"
-        f" compact (data x pipeline x shard). Step of dense over compact: {times[0]:.2f} forecast,"
-        f" {times[1]:.2f} measured. Measured peaks in MB: {peaks}."
+        f"Limit {bound / 1e6:.0f} MB a rank, {room / 1e6:.0f} of them for training: the plan takes"
+        f" {grids[0]} for dense and {grids[1]} for compact (data x pipeline x shard)."
     )
-    return {"bytes": bound, "grids": grids, "ratios": times, "reasons": reasons(plan), "text": text}
+    return {"bytes": bound, "room": room, "grids": grids, "reasons": reasons(plan), "text": text}
 
 
-def measured(name, arguments):
+def grid_pays(rows):
+    """Dense in four stages against the compact layouts: time, and losses step by step."""
+    by_name = {row["case"]: row for row in rows}
+    dense = by_name.get("dense, 4 stages")
+    lines = []
+    for name in ("compact, 4 replicas", "compact, 2 x 2 stages"):
+        compact = by_name.get(name)
+        if dense is None or compact is None:
+            continue
+        ratios = [
+            take(dense["measured"]["all_seconds"]) / take(compact["measured"]["all_seconds"])
+            for take in (min, statistics.median)
+        ]
+        forecasts = dense["forecast"]["seconds"] / compact["forecast"]["seconds"]
+        losses = [row["measured"]["losses"] for row in (dense, compact)]
+        apart = max(abs(a - b) for a, b in zip(*losses, strict=True))
+        lines.append(
+            f"Dense in 4 stages over {name}: {forecasts:.2f} forecast, {ratios[0]:.2f} measured"
+            f" (medians: {ratios[1]:.2f}). Losses differ by {apart:.1e} at most:"
+            f" {shown(losses[0])} and {shown(losses[1])}."
+        )
+    return "\n".join(lines)
+
+
+def shown(losses):
+    return " ".join(f"{loss:.6f}" for loss in losses)
+
+
+def measured(name, arguments, room):
+    """A case under the limit, and without it if it does not fit."""
+    found = ranks(name, arguments, room)
+    if "refused" not in found:
+        return {**found, "fits": True}
+    return {**ranks(name, arguments, None), "fits": False, "refused": found["refused"]}
+
+
+def ranks(name, arguments, room):
     """Start the ranks of a case on the hosts of a box."""
-    from gossamer.testing import Cluster, Link
-
     command = [sys.executable, str(Path(__file__).resolve()), "--rank", name]
     for option in ("width", "layers", "context", "batch", "steps"):
         command += [f"--{option}", str(getattr(arguments, option))]
+    if room is not None:
+        command += ["--room", str(room)]
     with Cluster(HOSTS, Link(rate_mbit=arguments.rate)) as cluster:
         before = [one.sent_bytes for one in cluster.traffic()] if cluster.isolated else None
         ended = cluster.run(command, timeout_seconds=600)
         if any(one.exit_code for one in ended):
-            raise SystemExit("\n".join(one.output for one in ended))
+            text = "\n".join(one.errors for one in ended)
+            refusals = [line for line in text.splitlines() if "allocate memory" in line]
+            if room is None or not refusals:
+                raise SystemExit(text)
+            return {"refused": refusals[0]}
         after = [one.sent_bytes for one in cluster.traffic()] if cluster.isolated else None
     found = [json.loads(one.output.strip().splitlines()[-1]) for one in ended]
     sent = None if before is None else max(b - a for a, b in zip(before, after, strict=True))
+    slowest = [max(times) for times in zip(*(f["seconds"] for f in found), strict=True)]
     return {
         "isolated": before is not None,
-        "seconds": min(max(times) for times in zip(*(f["seconds"] for f in found), strict=True)),
-        "all_seconds": [max(times) for times in zip(*(f["seconds"] for f in found), strict=True)],
+        "seconds": min(slowest),
+        "all_seconds": slowest,
         "bytes": max(f["peak"] for f in found),
+        "data_bytes": max(f["data"] for f in found),
         "before_model_bytes": max(f["before_model"] for f in found),
-        # One step warms up.
-        "sent": None if sent is None else sent / (arguments.steps + 1),
-        "loss": found[-1]["loss"],
+        "sent": None if sent is None else sent / (arguments.steps + box_rank.WARM_UP),
+        "losses": found[0]["losses"],
     }
-
-
-def rank(arguments):
-    """One rank of a case: trains, and prints what it took."""
-    state, data, pipeline, microbatch = CASES[arguments.rank]
-    dist.init_process_group("gloo")
-    before = status("VmRSS")
-    torch.manual_seed(0)
-    ids = torch.randint(256, (arguments.batch, arguments.context + 1))
-    # Nobody else may hold the model: a pipeline lets go of what is not its own.
-    step = replicas(trained(arguments, state), ids, data, pipeline, microbatch)
-    forget_peak()
-    seconds, loss = [], 0.0
-    for number in range(arguments.steps + 1):
-        dist.barrier()
-        began = time.perf_counter()
-        loss = step()
-        dist.barrier()
-        if number:
-            seconds.append(time.perf_counter() - began)
-    found = {"seconds": seconds, "peak": status("VmHWM"), "before_model": before, "loss": loss}
-    print(json.dumps(found), flush=True)
-    dist.destroy_process_group()
-
-
-def trained(arguments, state):
-    """The model as it is trained: compact models are pruned at their first weights."""
-    model = build(arguments)
-    if state == "fp32":
-        gossamer.sparsify(model, sparsity=SPARSITY)
-        gossamer.compact(model, mode="kernel")
-    return model
-
-
-def replicas(model, ids, data, pipeline, microbatch):
-    """A function that takes one optimizer step of this rank and returns the loss."""
-    from gossamer.train.distributed.gradients import average, replicated
-    from gossamer.train.distributed.pipeline import Pipeline
-    from gossamer.train.distributed.schedules import PipelineSettings
-
-    world = torch.arange(HOSTS).view(data, pipeline)
-    here = dist.get_rank()
-    share = ids.chunk(data)[here // pipeline]
-    if pipeline == 1:
-        return replica(replicated(model, dist.group.WORLD, "full"), share, microbatch)
-    groups = [dist.new_group(row.tolist()) for row in world]
-    columns = [dist.new_group(column.tolist()) for column in world.T]
-    settings = PipelineSettings(num_microbatches=len(share) // microbatch, schedule="1f1b")
-    pipe = Pipeline(
-        model, loss_of, (share[:microbatch, :-1],), settings, group=groups[here // pipeline]
-    )
-    del model
-    optimizer = torch.optim.AdamW(pipe.parameters())
-
-    def step():
-        loss = pipe.step(share[:, :-1], target=share[:, 1:])
-        if data > 1:
-            average(pipe.parameters(), columns[here % pipeline], "full")
-        optimizer.step()
-        return loss
-
-    return step
-
-
-def replica(model, share, microbatch):
-    optimizer = torch.optim.AdamW(model.parameters())
-
-    def step():
-        optimizer.zero_grad()
-        parts = share.split(microbatch)
-        total = 0.0
-        for number, part in enumerate(parts):
-            model.require_backward_grad_sync = number == len(parts) - 1
-            loss = loss_of(model(part[:, :-1]), part[:, 1:]) / len(parts)
-            loss.backward()
-            total += loss.item()
-        optimizer.step()
-        return total
-
-    return step
-
-
-def loss_of(logits, target):
-    return nn.functional.cross_entropy(logits.flatten(0, -2), target.flatten())
-
-
-def forget_peak():
-    """Freed pages of building and pruning go back, and the peak starts anew."""
-    ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")
-
-
-def status(name):
-    text = Path("/proc/self/status").read_text()
-    return int(re.search(rf"{name}:\s+(\d+)", text)[1]) * 1024
 
 
 def table(rows, arguments):
@@ -296,6 +245,7 @@ def table(rows, arguments):
         made.add_column(heading, justify="right")
     made.add_column("MB sent, forecast", justify="right")
     made.add_column("measured", justify="right")
+    made.add_column("under the limit")
     for row in rows:
         said, found = row["forecast"], row["measured"]
         sent = "-" if found["sent"] is None else f"{found['sent'] / 1e6:.1f}"
@@ -309,6 +259,7 @@ def table(rows, arguments):
             f"{said['bytes'] / found['bytes'] - 1:+.0%}",
             f"{said['sent'] / 1e6:.1f}",
             sent,
+            "runs" if found["fits"] else "no memory",
         )
     return made
 
