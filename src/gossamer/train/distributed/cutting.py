@@ -81,6 +81,23 @@ class Cut:
         return part
 
 
+def find_links(
+    model: nn.Module, num_stages: int, chain: Chain | None = None
+) -> tuple[Chain, tuple[tuple[str, ...], ...]]:
+    """The chain of `model` and its links, if they are enough for so many stages."""
+    if not isinstance(num_stages, int) or num_stages < 1:
+        raise InputError(f"pipeline: the number of stages must be at least 1; got {num_stages}.")
+    chain = chain_of(model) if chain is None else chain
+    links = links_of(model, chain)
+    layers = num_layers(links, chain)
+    if num_stages > layers:
+        raise InputError(
+            f"pipeline: {num_stages} stages need at least as many layers, but"
+            f" {type(model).__name__} has {layers}. Use at most {layers} stages."
+        )
+    return chain, links
+
+
 def cut(
     model: nn.Module,
     num_stages: int,
@@ -98,16 +115,7 @@ def cut(
         keywords: keyword arguments to go with it.
         chain: where the layers are; found by the model's class if not given.
     """
-    if not isinstance(num_stages, int) or num_stages < 1:
-        raise InputError(f"pipeline: the number of stages must be at least 1; got {num_stages}.")
-    chain = chain_of(model) if chain is None else chain
-    links = links_of(model, chain)
-    layers = num_layers(links, chain)
-    if num_stages > layers:
-        raise InputError(
-            f"pipeline: {num_stages} stages need at least as many layers, but"
-            f" {type(model).__name__} has {layers}. Use at most {layers} stages."
-        )
+    chain, links = find_links(model, num_stages, chain)
     costs = link_costs(model, links, example, keywords)
     bounds = partition([cost.total for cost in costs], num_stages)
     stage_of = {

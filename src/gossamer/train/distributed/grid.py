@@ -28,6 +28,7 @@ from gossamer.train.distributed.gathering import (
 )
 from gossamer.train.distributed.gradients import Wire, average, replicated
 from gossamer.train.distributed.layout import Layout, lay_out
+from gossamer.train.distributed.layout_rules import check_model
 from gossamer.train.distributed.mask_digest import check_masks
 from gossamer.train.distributed.pipeline import Pipeline
 from gossamer.train.distributed.pipelined_loss import (
@@ -93,6 +94,14 @@ class Grid:
         check_masks(loop.model, f"after step {loop.step}", session.patient)
         place = session.place
         self._part, self._num_parts = place.data * sizes.shard + place.shard, sizes.num_parts
+        check_model(
+            sizes,
+            loop.model,
+            loop.optimizer,
+            precision=loop.settings.precision,
+            schedule=self.settings.schedule,
+            microbatches=self.settings.microbatches,
+        )
         if not loop.control.is_settled:
             self._arrange_replicas(loop)
             return
@@ -111,11 +120,6 @@ class Grid:
 
     def _pipeline(self, loop: "Loop", model: nn.Module) -> Pipeline:
         """The stages of `model`, cut by what one microbatch costs."""
-        if loop.settings.precision == "bf16":
-            raise InputError(
-                "mesh.pipeline: precision bf16 and a pipeline do not go together. Use precision:"
-                " fp32, or data, shard and tensor."
-            )
         count = self.settings.microbatches
         share = cut_batch(loop.batches[loop.taken], self._part, self._num_parts)
         args, keywords = inputs_of(loop.objective, cut_batch(share, 0, count))

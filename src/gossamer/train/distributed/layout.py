@@ -15,15 +15,14 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from gossamer.errors import InputError
-from gossamer.nn.optimizer_state import check_state, convert_state
+from gossamer.nn.optimizer_state import convert_state
+from gossamer.train.distributed.layout_rules import check_optimizer
 from gossamer.train.distributed.mesh_sizes import MeshSizes
 from gossamer.train.distributed.pieces import Piece
 from gossamer.train.distributed.pipeline import Pipeline
 from gossamer.train.distributed.session import Session
 from gossamer.train.distributed.structure_copy import structure_copy
 from gossamer.train.distributed.tensor_parallel import Cuts, share_units
-from gossamer.train.optim import LAMB, LARS
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ def lay_out(
     """
     sizes = session.sizes
     names = {param: name for name, param in model.named_parameters()}
-    _check(sizes, names, optimizer)
+    check_optimizer(sizes, names, optimizer)
     order = [[names[p] for p in group["params"]] for group in optimizer.param_groups]
     shapes = {name: param.shape for param, name in names.items()}
     local = structure_copy(model)
@@ -98,32 +97,6 @@ def lay_out(
     _follow(optimizer, pieces)
     _give_away(model, pieces, modules, keep_buffers=session.is_lead)
     return Layout(modules, pipeline, holders, pieces, order, shapes)
-
-
-def _check(
-    sizes: MeshSizes, names: dict[nn.Parameter, str], optimizer: torch.optim.Optimizer
-) -> None:
-    held = {param for group in optimizer.param_groups for param in group["params"]}
-    strangers = [p for p in held if p not in names]
-    if strangers:
-        raise InputError(
-            f"mesh: the optimizer holds {len(strangers)} parameters that the model has not, such as"
-            " those of a loss. Use one process, or put them into the model."
-        )
-    if sizes.shard * sizes.tensor > 1 and isinstance(optimizer, LAMB | LARS):
-        raise InputError(
-            f"mesh: {type(optimizer).__name__} needs norms of whole weights, which shard and tensor"
-            " cut up. Use data and pipeline with it, or adamw."
-        )
-    if sizes.shard * sizes.tensor > 1 and any(
-        group.get("moments") == "8bit" for group in optimizer.param_groups
-    ):
-        raise InputError(
-            "mesh: 8-bit moments share exponents across entries, which shard and tensor cut up. Use"
-            " moments: fp32, or data and pipeline only."
-        )
-    for param in held:
-        check_state(optimizer, param, names[param])
 
 
 def _holders(

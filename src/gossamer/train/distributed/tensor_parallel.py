@@ -109,20 +109,26 @@ class _Share:
         return (starts + torch.arange(each)).flatten()
 
 
+def check_units(model: nn.Module, count: int) -> None:
+    """Refuse a model whose heads and filters `count` ranks cannot share; masks may still move."""
+    share = _Share(0, count)
+    for name, block, family in _blocks(model):
+        for part, is_rows, width, segments in _plan(block, family):
+            where = f"{name}.{part}"
+            rows, columns = _shape(block.get_submodule(part), where)
+            total = rows if is_rows else columns
+            share.of(total, width(total), segments, where)
+
+
 def share_units(model: nn.Module, group: dist.ProcessGroup) -> Cuts:
     """Cut every block of a known family of `model` in place; where its new Parameters come from."""
     share = _Share(dist.get_rank(group), dist.get_world_size(group))
     cuts: Cuts = {}
-    blocks = [(name, m, f) for name, m in model.named_modules() if (f := family_of(m)) is not None]
-    if not blocks:
-        raise InputError(
-            f"mesh.tensor: {type(model).__name__} has no transformer block of a known family whose"
-            " heads and filters could be shared. Use data, shard or pipeline."
-        )
-    for name, block, family in blocks:
+    for name, block, family in _blocks(model):
         for part, is_rows, width, segments in _plan(block, family):
             where = f"{name}.{part}"
             layer = block.get_submodule(part)
+            _check_final(layer, where)
             rows, columns = _shape(layer, where)
             if is_rows:
                 new = _rows(layer, share.of(rows, width(rows), segments, where), cuts)
@@ -132,6 +138,16 @@ def share_units(model: nn.Module, group: dist.ProcessGroup) -> Cuts:
                 replace_module(block, layer, ColumnsOfUnits(new, bias, group))
         _count_heads(block, family, share.count)
     return cuts
+
+
+def _blocks(model: nn.Module) -> list[tuple[str, nn.Module, BlockFamily]]:
+    blocks = [(name, m, f) for name, m in model.named_modules() if (f := family_of(m)) is not None]
+    if not blocks:
+        raise InputError(
+            f"mesh.tensor: {type(model).__name__} has no transformer block of a known family whose"
+            " heads and filters could be shared. Use data, shard or pipeline."
+        )
+    return blocks
 
 
 def _plan(block: nn.Module, family: BlockFamily) -> Iterator[tuple[str, bool, Any, int]]:
@@ -156,12 +172,20 @@ def _plan(block: nn.Module, family: BlockFamily) -> Iterator[tuple[str, bool, An
 def _shape(layer: nn.Module, where: str) -> tuple[int, int]:
     if isinstance(layer, Linear):
         return layer.matrix_shape
-    if type(layer) is nn.Linear:
+    if isinstance(layer, nn.Linear):
         return layer.out_features, layer.in_features
     raise InputError(
-        f"mesh.tensor: {where} is a {type(layer).__name__}; ranks share dense Linear and compact"
-        " layers. Set compaction to auto, so that masked layers become compact."
+        f"mesh.tensor: {where} is a {type(layer).__name__}; ranks share Linear layers, dense or"
+        " compact. Use data, shard or pipeline."
     )
+
+
+def _check_final(layer: nn.Module, where: str) -> None:
+    if isinstance(layer, nn.Linear) and type(layer) is not nn.Linear:
+        raise InputError(
+            f"mesh.tensor: {where} is a {type(layer).__name__}; ranks share dense Linear and"
+            " compact layers. Set compaction to auto, so that masked layers become compact."
+        )
 
 
 def _rows(layer: nn.Module, rows: torch.Tensor, cuts: Cuts) -> nn.Module:
