@@ -19,7 +19,7 @@ from rich.table import Table
 from gossamer.testing import Cluster, Link
 from support import options
 
-METHODS = ("nosync", "plain", "overlapped", "bf16", "powersgd", "topk", "random", "tasc")
+METHODS = ("nosync", "plain", "overlapped", "bf16", "powersgd", "topk", "random", "buckets", "tasc")
 GOALS = {"200": 9.0, "loopback": 2.6}
 WORKER = Path(__file__).parent / "support" / "tasc_steps.py"
 

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from gossamer.train.distributed.row_optim import RowSGD
-from gossamer.train.distributed.tasc import attach, tasc_hook
+from gossamer.train.distributed.tasc import attach, join
 from support import gradient_hooks
 from support.payload import sent_bytes
 from support.tasc_training import mlp
@@ -39,14 +39,16 @@ class Contender:
         self.net = mlp(settings["width"])
         # One bucket: PowerSGD starts collectives from callbacks, whose order more would not keep;
         # a packet of TASC is so small that latency is what a second one would add.
-        cap = 100 if name in ("powersgd", "tasc", "random") else None
+        cap = 100 if name in ("powersgd", "tasc", "buckets", "random") else None
         self.ddp = DistributedDataParallel(self.net, bucket_cap_mb=cap)
         density, tasc = settings["density"], None
         if name == "tasc":
             tasc = attach(self.ddp, density=density, start=START)
+        elif name == "buckets":
+            tasc = attach(self.ddp, density=density, start=START, through_buckets=True)
         elif name == "random":
             tasc = gradient_hooks.RandomBlocks(self.net, density=density, start=START, min_gain=0)
-            self.ddp.register_comm_hook(tasc, tasc_hook)
+            join(self.ddp, tasc)
         elif name == "bf16":
             self.ddp.register_comm_hook(None, gradient_hooks.bf16_hook)
         elif name == "topk":

@@ -53,10 +53,10 @@ def work(folder):
     dist.init_process_group("gloo")
     rank, found = dist.get_rank(), {}
 
-    def started(**ddp):
+    def started(through_buckets=False, **ddp):
         model = build()
         wrapped = DistributedDataParallel(model, **ddp)
-        tasc = attach(wrapped, min_gain=0, **SETTINGS)
+        tasc = attach(wrapped, through_buckets=through_buckets, min_gain=0, **SETTINGS)
         return model, wrapped, tasc, RowAdamW(model.parameters(), tasc, 0.01)
 
     def go(model, wrapped, tasc, optimizer, steps):
@@ -71,7 +71,8 @@ def work(folder):
 
     cases = {
         "plain": {},
-        "buckets": {"bucket_cap_mb": 0.005},
+        "bucket": {"through_buckets": True},
+        "buckets": {"through_buckets": True, "bucket_cap_mb": 0.005},
         "views": {"gradient_as_bucket_view": True},
         "static": {"static_graph": True},
     }
@@ -127,7 +128,7 @@ def simulated(row_optimizer=RowAdamW):
     return [p.detach() for p in model.parameters()], torch.stack(chosen)
 
 
-@pytest.mark.parametrize("case", ["plain", "buckets", "views", "static"])
+@pytest.mark.parametrize("case", ["plain", "bucket", "buckets", "views", "static"])
 def test_real_ranks_do_what_simulated_ones_say(ranks, case):
     params, chosen = simulated()
     assert 0 < chosen.double().mean() < 1

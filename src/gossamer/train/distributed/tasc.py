@@ -19,7 +19,7 @@ Legend: R blocks of all parameters, N elements of a block, W ranks.
 """
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
 import torch
@@ -31,21 +31,37 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gossamer.errors import ArtifactError, DistributedError, InputError
 from gossamer.train.distributed.tasc_blocks import Cut, Residual, cut_parameters
+from gossamer.train.distributed.tasc_direct import DirectSteps, why_not_direct
 from gossamer.train.distributed.tasc_forecast import Forecast, measure_forecast
-from gossamer.train.distributed.tasc_packet import Entry, Packet, Part
+from gossamer.train.distributed.tasc_packet import Entry, Packet
 from gossamer.train.distributed.tasc_structure import choose_blocks
 
 VERSION = 1
 
 
-def attach(ddp: DistributedDataParallel, **settings: Any) -> "Tasc":
+def attach(
+    ddp: DistributedDataParallel, *, through_buckets: bool = False, **settings: Any
+) -> "Tasc":
     """Let a DDP model communicate by TASC; before its first backward. Settings are those of `Tasc`.
 
     `static_graph`, `gradient_as_bucket_view` and `no_sync` work as with stock DDP.
+
+    Args:
+        ddp: the model.
+        through_buckets: structured steps go through DDP's buckets, as they do anyway where DDP has
+            sparse gradients or casts, or parameters are not in the memory of the CPU.
+        settings: of `Tasc`.
     """
     tasc = Tasc(ddp.module, group=ddp.process_group, **settings)
-    ddp.register_comm_hook(tasc, tasc_hook)
+    join(ddp, tasc, through_buckets=through_buckets)
     return tasc
+
+
+def join(ddp: DistributedDataParallel, tasc: "Tasc", *, through_buckets: bool = False) -> None:
+    """What `attach` does, for a Tasc that is there already."""
+    ddp.register_comm_hook(tasc, tasc_hook)
+    if not through_buckets and why_not_direct(ddp) is None:
+        DirectSteps(ddp, tasc)
 
 
 def tasc_hook(state: "Tasc", bucket: GradBucket) -> Future[torch.Tensor]:
@@ -101,6 +117,7 @@ class Tasc:
         self.forecast: Forecast | None = None
         # Of the step that is under way, or was last:
         self._chosen_R: torch.Tensor | None = None  # None: dense
+        self._rows: list[torch.Tensor] = []  # the same, by parameter
         self._waited_R = self._ages_R
         self._fresh_R = torch.zeros_like(self._scores_R)
         self._packets: list[Packet] = []
@@ -121,7 +138,7 @@ class Tasc:
         entry = self._entries.get(id(param))
         if entry is None or self._chosen_R is None or not entry.cut.num_blocks:
             return None
-        rows = self._chosen_R[entry.span].nonzero().view(-1)
+        rows = self._rows[entry.index]
         return entry.cut, rows, self._waited_R[entry.span][rows]
 
     def residuals(self) -> dict[str, torch.Tensor]:
@@ -188,6 +205,7 @@ class Tasc:
         self.step, forecast = state["step"], state["forecast"]
         self.forecast = None if forecast is None else Forecast(**forecast)
         self._open, self._expects_first_bucket, self._chosen_R = False, True, None
+        self._packets, self._failed, self._differs = [], False, False
 
     def reduce(self, bucket: GradBucket) -> Future[torch.Tensor]:
         """Communicate a bucket of gradients; their mean, with zeros where nothing was sent."""
@@ -197,7 +215,35 @@ class Tasc:
         # A sparse gradient has a bucket of its own, and is small as it is.
         if self._chosen_R is None or bucket.buffer().is_sparse:
             return self._reduce_dense(bucket)
-        return self._reduce_chosen(bucket, self._chosen_R)
+        return self._reduce_chosen(bucket)
+
+    @property
+    def is_structured_next(self) -> bool:
+        """Whether the next step is structured for sure; the one that measures may turn out so."""
+        decided = self.forecast is not None or self.min_gain <= 0
+        return decided and self.active and self.step >= self.start and self._num_blocks > 0
+
+    def index_of(self, param: nn.Parameter) -> int:
+        """Where a parameter stands among those of the model."""
+        return self._entries[id(param)].index
+
+    def open_packets(self, params: Iterable[nn.Parameter]) -> list[Packet]:
+        """Begin a structured step; a packet for the parameters of each dtype."""
+        self._begin_step()
+        groups: dict[torch.dtype, list[Entry]] = {}
+        for entry in (self._entries[id(param)] for param in params):
+            groups.setdefault(entry.residual.held_RN.dtype, []).append(entry)
+        self._packets = [self._packet_of(entries) for entries in groups.values()]
+        self._failed = True  # if nothing is exchanged after all
+        return self._packets
+
+    def exchange(self, packets: list[Packet]) -> bool:
+        """All-reduce packets that are filled; whether there are means in them now."""
+        for future in [self._all_reduce(packet.buffer) for packet in packets]:
+            future.wait()
+        self._failed = False
+        arrived = [self._arrived(packet) for packet in packets]
+        return all(arrived)
 
     def _begin_step(self) -> None:
         self._settle()
@@ -214,41 +260,67 @@ class Tasc:
             if not self.active:
                 warnings.warn(f"TASC: {self.forecast}. Gradients stay dense.", stacklevel=2)
         if self.active:
-            self._chosen_R = choose_blocks(
-                self._scores_R * (1 + self._curvature_R / (2 * self._sizes_R)),
-                self._sizes_R,
-                self._ages_R,
-                budget=self.budget,
-                max_age=self.max_age,
-            )
+            self._choose()
+
+    def _choose(self) -> None:
+        self._chosen_R = choose_blocks(
+            self._scores_R * (1 + self._curvature_R / (2 * self._sizes_R)),
+            self._sizes_R,
+            self._ages_R,
+            budget=self.budget,
+            max_age=self.max_age,
+        )
+        chosen = self._chosen_R.nonzero().view(-1)
+        starts = [entry.span.start for entry in self._entries.values()]
+        cuts = torch.searchsorted(chosen, torch.tensor([*starts, self._num_blocks])).tolist()
+        self._rows = [
+            chosen[first:last] - start
+            for start, first, last in zip(starts, cuts, cuts[1:], strict=False)
+        ]
+
+    def _packet_of(self, entries: Iterable[Entry]) -> Packet:
+        return Packet([(entry, self._rows[entry.index]) for entry in entries])
+
+    def _arrived(self, packet: Packet) -> bool:
+        """Look at a packet that came back: whether all are numbers, which are means then."""
+        if not packet.is_finite:
+            self._failed = True
+            return False
+        self._differs |= not packet.agrees(self._num_ranks)
+        packet.divide(self._num_ranks)
+        packet.read_scores(self._fresh_R)
+        return True
 
     def _reduce_dense(self, bucket: GradBucket) -> Future[torch.Tensor]:
         buffer = bucket.buffer()
         scored = self.step >= self.start and not buffer.is_sparse
-        parts = list(self._parts(bucket)) if scored else []
+        parts = list(self._pieces(bucket)) if scored else []
         buffer.div_(self._num_ranks)
 
         def finish(done: Future[list[torch.Tensor]]) -> torch.Tensor:
             # All ranks know the mean itself, so its scores need not travel.
-            for part in parts:
-                scores_R = part.in_blocks.square().mean(1).double()
+            for entry, flat in parts:
+                in_blocks = flat[: entry.cut.blocked].view(-1, entry.cut.block_size)
+                scores_R = in_blocks.square().mean(1).double()
                 self._failed |= not bool(torch.isfinite(scores_R.sum()))
-                self._fresh_R[part.entry.span] = scores_R
+                self._fresh_R[entry.span] = scores_R
             return done.value()[0]
 
         return self._all_reduce(buffer).then(finish)
 
-    def _reduce_chosen(self, bucket: GradBucket, chosen_R: torch.Tensor) -> Future[torch.Tensor]:
-        buffer, packet = bucket.buffer(), Packet(list(self._parts(bucket, chosen_R)))
+    def _reduce_chosen(self, bucket: GradBucket) -> Future[torch.Tensor]:
+        buffer, pieces = bucket.buffer(), dict(self._pieces(bucket))
+        packet = self._packet_of(pieces)
         self._packets.append(packet)
+        for part in packet.parts:
+            part.fill(pieces[part.entry])
 
         def finish(_: Future[list[torch.Tensor]]) -> torch.Tensor:
-            if not packet.is_finite:
-                self._failed = True
+            if not self._arrived(packet):
                 return buffer.fill_(float("nan"))
-            self._differs |= not packet.agrees(self._num_ranks)
             buffer.zero_()
-            packet.unpack(self._num_ranks, self._fresh_R)
+            for part in packet.parts:
+                part.write(pieces[part.entry])
             return buffer
 
         return self._all_reduce(packet.buffer).then(finish)
@@ -263,22 +335,21 @@ class Tasc:
         work = dist.all_reduce(tensor, group=self._group, async_op=True)
         return cast("Future[list[torch.Tensor]]", work.get_future())
 
-    def _parts(self, bucket: GradBucket, chosen_R: torch.Tensor | None = None) -> Iterator[Part]:
-        """The parameters of a bucket, their pieces of its buffer, and their chosen blocks."""
-        at, buffer, none = 0, bucket.buffer(), torch.zeros(0, dtype=torch.int64)
+    def _pieces(self, bucket: GradBucket) -> Iterator[tuple[Entry, torch.Tensor]]:
+        """The parameters of a bucket and their pieces of its buffer."""
+        at, buffer = 0, bucket.buffer()
         for param in bucket.parameters():
             entry = self._entries.get(id(param))
             if entry is None:
                 raise InputError("TASC: DDP reduces a parameter that the model does not have.")
-            rows = none if chosen_R is None else chosen_R[entry.span].nonzero().view(-1)
-            yield Part(entry, buffer[at : at + param.numel()], rows)
+            yield entry, buffer[at : at + param.numel()]
             at += param.numel()
 
     def _settle(self) -> None:
         """Account for a step whose collectives have ended: it counts for all buckets or for none.
 
-        A step with a number that is not finite anywhere counts for none: what was sent goes back to
-        the residuals, ages go on, and DDP gave NaN to all ranks, as it does without TASC.
+        A step with a number that is not finite anywhere counts for none: what was sent stays in the
+        residuals, ages go on, and DDP gave NaN to all ranks, as it does without TASC.
         """
         if not self._open:
             return
@@ -291,9 +362,9 @@ class Tasc:
                 " model, settings and restored state, and use the same parameters in each step."
             )
         if failed:
-            for packet in packets:
-                packet.give_back()
             return
+        for packet in packets:
+            packet.clear()
         if self._chosen_R is None:
             self._ages_R.zero_()
         else:

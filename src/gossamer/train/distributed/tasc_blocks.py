@@ -10,12 +10,11 @@ import torch
 from torch import nn
 
 from gossamer.nn.compact import CompactWeight
+from gossamer.ops.absorb import absorb
 
 # Kept values have no rows; runs of this many travel together. Below some 100 the scores of the
 # blocks, which travel too, would be felt beside a density of a few percent.
 VALUES_PER_BLOCK = 256
-# Rows that are added and measured at a time: 1 MiB of float32 stays in the second-level cache.
-_CHUNK_ELEMENTS = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -67,10 +66,10 @@ class Residual:
         self.cut = cut
         shape = (cut.num_blocks, cut.block_size)
         self.held_RN = torch.zeros(shape, dtype=dtype, device=like.device)
-        self._chunk = max(1, _CHUNK_ELEMENTS // cut.block_size)
+        self._fresh_R = torch.zeros_like(self.held_RN[:, 0])
 
     def absorb(self, gradient_RN: torch.Tensor, scores_R: torch.Tensor) -> torch.Tensor:
-        """Add a gradient; its own mean square in each block.
+        """Add a gradient; its own mean square in each block, valid until the next call.
 
         Blocks near one in which a number is not finite keep what they had, and the score of that
         one is not finite.
@@ -79,25 +78,13 @@ class Residual:
             gradient_RN: what is added.
             scores_R: becomes the mean square of each block afterwards.
         """
-        fresh_R = torch.empty_like(scores_R)
-        for start in range(0, self.cut.num_blocks, self._chunk):
-            span = slice(start, min(start + self._chunk, self.cut.num_blocks))
-            held_RN, chunk_RN = self.held_RN[span], gradient_RN[span].to(self.held_RN.dtype)
-            # Measuring the gradient first says whether it may be added, and brings it into cache.
-            torch.linalg.vector_norm(chunk_RN, dim=1, out=fresh_R[span])
-            if torch.isfinite(fresh_R[span].sum()):
-                held_RN.add_(chunk_RN)
-                torch.linalg.vector_norm(held_RN, dim=1, out=scores_R[span])
-            else:
-                scores_R[span] = fresh_R[span]
-        scores_R.square_().div_(self.cut.block_size)
-        return fresh_R.square_().div_(self.cut.block_size)
+        absorb(gradient_RN, self.held_RN, self._fresh_R, scores_R)
+        return self._fresh_R
 
-    def take(self, rows: torch.Tensor, out: torch.Tensor) -> None:
-        """Move blocks out of the residual into `out` [rows * N]."""
+    def copy(self, rows: torch.Tensor, out: torch.Tensor) -> None:
+        """Copy blocks into `out` [rows * N]."""
         torch.index_select(self.held_RN, 0, rows, out=out.view(-1, self.cut.block_size))
-        self.held_RN.index_fill_(0, rows, 0)
 
-    def give_back(self, rows: torch.Tensor, taken: torch.Tensor) -> None:
-        """Undo `take`."""
-        self.held_RN.index_add_(0, rows, taken.view(-1, self.cut.block_size))
+    def clear(self, rows: torch.Tensor) -> None:
+        """Forget blocks, which have been sent."""
+        self.held_RN.index_fill_(0, rows, 0)

@@ -4,7 +4,7 @@
 Blocks that were chosen, then what always travels (biases, norms), then the scores of all blocks of
 the bucket, then a checksum of the choice.
 
-Legend: R blocks, N elements of a block.
+Legend: R blocks, A of them sent, N elements of a block.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from gossamer.train.distributed.tasc_blocks import Cut, Residual
 _CHECKSUM_MODULUS = 4093
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Entry:
     """A parameter: where its blocks stand among all, and what waits in them on this rank."""
 
@@ -29,70 +29,68 @@ class Entry:
     residual: Residual
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Part:
-    """A parameter in a bucket: its gradient, a piece of the bucket's buffer, and blocks to send."""
+    """A parameter in a packet: its blocks to send, and its places in the buffer."""
 
     entry: Entry
-    flat: torch.Tensor
     rows: torch.Tensor
+    sent: torch.Tensor
+    tail: torch.Tensor
+    scores: torch.Tensor
 
-    @property
-    def in_blocks(self) -> torch.Tensor:
-        """The gradient in blocks, in place."""
+    def fill(self, gradient: torch.Tensor | None, *, adds: bool = False) -> None:
+        """Let the residual absorb a flat gradient, and put what travels into the buffer.
+
+        Args:
+            gradient: None stands for zeros.
+            adds: to one that was absorbed in this step already.
+        """
+        residual, cut = self.entry.residual, self.entry.cut
+        if gradient is None:
+            gradient = residual.held_RN.new_zeros(cut.blocked + cut.tail)
+        if cut.num_blocks:
+            fresh_R = residual.absorb(gradient[: cut.blocked].view(-1, cut.block_size), self.scores)
+            residual.copy(self.rows, self.sent)
+            # In blocks that are sent about one gradient more will wait next time.
+            self.scores.index_copy_(0, self.rows, fresh_R.index_select(0, self.rows))
+        if cut.tail:
+            rest = gradient[cut.blocked :]
+            self.tail.copy_(self.tail + rest if adds else rest)
+
+    def write(self, gradient: torch.Tensor) -> None:
+        """Write what came back into a flat gradient; blocks that were not sent are left alone."""
         cut = self.entry.cut
-        return self.flat[: cut.blocked].view(-1, cut.block_size)
-
-    @property
-    def num_sent(self) -> int:
-        """Elements of the blocks to send."""
-        return len(self.rows) * self.entry.cut.block_size
+        if cut.num_blocks:
+            sent_AN = self.sent.to(gradient.dtype).view(-1, cut.block_size)
+            gradient[: cut.blocked].view(-1, cut.block_size).index_copy_(0, self.rows, sent_AN)
+        if cut.tail:
+            gradient[cut.blocked :] = self.tail
 
 
 class Packet:
-    """Takes what is chosen out of residuals; after the all-reduce puts the mean into gradients."""
+    """The buffer of some parameters: filled part by part, all-reduced, and read part by part.
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    Args:
+        chosen: the parameters and their blocks to send.
+    """
+
+    def __init__(self, chosen: Sequence[tuple[Entry, torch.Tensor]]) -> None:
         # In the order of the model: a bucket's own order is another before DDP has made its buckets
         # anew, and in a ring the place of a number decides in which order ranks are added.
-        self._parts = sorted(parts, key=lambda part: part.entry.index)
-        self._num_sent = sum(part.num_sent for part in parts)
-        self._num_numbers = self._num_sent + sum(part.entry.cut.tail for part in parts)
-        num_scores = sum(part.entry.cut.num_blocks for part in parts)
-        like = parts[0].entry.residual.held_RN
+        chosen = sorted(chosen, key=lambda pair: pair[0].index)
+        cuts = [entry.cut for entry, _ in chosen]
+        num_sent = sum(
+            len(rows) * cut.block_size for (_, rows), cut in zip(chosen, cuts, strict=True)
+        )
+        self._num_numbers = num_sent + sum(cut.tail for cut in cuts)
+        num_scores = sum(cut.num_blocks for cut in cuts)
+        like = chosen[0][0].residual.held_RN
         self.buffer = like.new_empty(self._num_numbers + num_scores + 1)
-        self._checksum = sum(int((p.rows + p.entry.span.start).sum()) for p in parts)
-        self._checksum %= _CHECKSUM_MODULUS
-        for part, sent, tail, scores in self._places(self.buffer):
-            self._fill(part, sent, tail, scores)
+        self.parts = list(_lay_out(chosen, self.buffer, num_sent, self._num_numbers))
+        blocks = sum(int(rows.sum()) + len(rows) * entry.span.start for entry, rows in chosen)
+        self._checksum: int = blocks % _CHECKSUM_MODULUS
         self.buffer[-1] = self._checksum
-        self._taken = self.buffer[: self._num_sent].clone()
-
-    def _places(
-        self, buffer: torch.Tensor
-    ) -> Iterator[tuple[Part, torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """The parts and their places in the buffer: blocks, tail, scores."""
-        at, tail_at, score_at = 0, self._num_sent, self._num_numbers
-        for part in self._parts:
-            cut = part.entry.cut
-            yield (
-                part,
-                buffer[at : at + part.num_sent],
-                buffer[tail_at : tail_at + cut.tail],
-                buffer[score_at : score_at + cut.num_blocks],
-            )
-            at, tail_at = at + part.num_sent, tail_at + cut.tail
-            score_at += cut.num_blocks
-
-    def _fill(
-        self, part: Part, sent: torch.Tensor, tail: torch.Tensor, scores: torch.Tensor
-    ) -> None:
-        residual = part.entry.residual
-        fresh_R = residual.absorb(part.in_blocks, scores)
-        residual.take(part.rows, sent)
-        # In blocks that are sent about one gradient more will wait next time.
-        scores.index_copy_(0, part.rows, fresh_R.index_select(0, part.rows))
-        tail.copy_(part.flat[part.entry.cut.blocked :])
 
     @property
     def is_finite(self) -> bool:
@@ -103,25 +101,29 @@ class Packet:
         """Whether all ranks had chosen the same blocks."""
         return int(self.buffer[-1]) == self._checksum * num_ranks
 
-    def unpack(self, num_ranks: int, scores_R: torch.Tensor) -> None:
-        """Write means into the gradients, which are zero elsewhere, and scores where they belong.
-
-        Args:
-            num_ranks: sums are divided by this.
-            scores_R: of the blocks of all parameters.
-        """
+    def divide(self, num_ranks: int) -> None:
+        """Make means of the sums that came back; not of the scores."""
         self.buffer[: self._num_numbers].div_(num_ranks)
-        for part, sent, tail, scores in self._places(self.buffer):
-            cut = part.entry.cut
-            sent_RN = sent.to(part.flat.dtype).view(-1, cut.block_size)
-            part.in_blocks.index_copy_(0, part.rows, sent_RN)
-            part.flat[cut.blocked :] = tail
-            scores_R[part.entry.span] = scores
 
-    def give_back(self) -> None:
-        """Put what was taken back into the residuals."""
-        at = 0
-        for part in self._parts:
-            stop = at + part.num_sent
-            part.entry.residual.give_back(part.rows, self._taken[at:stop])
-            at = stop
+    def read_scores(self, scores_R: torch.Tensor) -> None:
+        """Put scores where they belong among the blocks of all parameters."""
+        for part in self.parts:
+            scores_R[part.entry.span] = part.scores
+
+    def clear(self) -> None:
+        """Forget what was sent: it has arrived."""
+        for part in self.parts:
+            if len(part.rows):
+                part.entry.residual.clear(part.rows)
+
+
+def _lay_out(
+    chosen: Sequence[tuple[Entry, torch.Tensor]], buffer: torch.Tensor, tail_at: int, score_at: int
+) -> Iterator[Part]:
+    at = 0
+    for entry, rows in chosen:
+        cut = entry.cut
+        sent, tail = at + len(rows) * cut.block_size, tail_at + cut.tail
+        scores = score_at + cut.num_blocks
+        yield Part(entry, rows, buffer[at:sent], buffer[tail_at:tail], buffer[score_at:scores])
+        at, tail_at, score_at = sent, tail, scores
