@@ -131,6 +131,38 @@ FewIntLayout pack_few_int_layout(const KeptWeight& weight, bool is_int4, int64_t
     is_int4 ? add_int4(steps, layout) : add_int8(steps, layout);
   }
   layout.values.resize(layout.values.size() + kSpareBytes, 0);
+  layout.scales.resize(layout.scales.size() + kIntSpareScales, 0);
+  return layout;
+}
+
+FewIntLayout pack_offset_layout(const OffsetWeight& weight) {
+  FewIntLayout layout;
+  FewIntView& shape = layout.shape;
+  shape.rows = weight.rows;
+  shape.columns = weight.columns;
+  shape.steps = (weight.columns + kIntStep - 1) / kIntStep;
+  shape.is_int4 = true;
+  shape.has_halves = weight.group == kIntHalf;
+  shape.span = std::max<int64_t>(weight.group / kIntStep, 1);
+  shape.scales_of_row = weight.groups();
+  const auto code = [&](int64_t row, int64_t column) {
+    return static_cast<unsigned>(column < weight.columns ? weight.codes[row * weight.columns + column] : 0);
+  };
+  const auto put = [&](unsigned low, unsigned high) { layout.values.push_back(static_cast<uint8_t>(low | high << 4)); };
+  layout.values.reserve(static_cast<size_t>(weight.rows * shape.steps * kIntStep / 2) + kSpareBytes);
+  for (int64_t r = 0; r < weight.rows; ++r) {
+    if (r % kIntRowUnit == 0) layout.unit_starts.push_back(static_cast<int64_t>(layout.values.size()));
+    int64_t first = 0;
+    for (; first + 2 * kIntStep <= shape.steps * kIntStep; first += 2 * kIntStep)
+      for (int64_t j = first; j < first + kIntStep; ++j) put(code(r, j), code(r, j + kIntStep));
+    for (; first < shape.steps * kIntStep; first += 2) put(code(r, first), code(r, first + 1));
+  }
+  layout.values.resize(layout.values.size() + kSpareBytes, 0);
+  const int64_t count = weight.rows * weight.groups();
+  layout.scales.assign(weight.scales, weight.scales + count);
+  layout.scales.resize(layout.scales.size() + kIntSpareScales, 0);
+  layout.offsets.assign(weight.offsets, weight.offsets + count);
+  layout.offsets.resize(layout.offsets.size() + kIntSpareScales, 0);
   return layout;
 }
 
@@ -141,6 +173,7 @@ FewIntView FewIntLayout::view() const {
   view.unit_starts = unit_starts.data();
   view.row_scales = row_scales.data();
   view.scales = scales.data();
+  view.offsets = offsets.empty() ? nullptr : offsets.data();
   return view;
 }
 

@@ -4,11 +4,12 @@
 #include <algorithm>
 
 #include "gossamer/bf16.hpp"
+#include "gossamer/fp16.hpp"
 #include "gossamer/few_int.hpp"
 
 namespace gossamer {
 
-// Calls visit(column, value, scale) for every stored weight of a row.
+// Calls visit(column, value, scale, offset) for every stored weight of a row: scale x value + offset.
 template <class Visit>
 void each_weight(const FewIntView& view, int64_t row, Visit&& visit) {
   const auto mask_of = [&](int64_t r, int64_t s) { return view.masks ? view.masks[r * view.steps + s] : ~uint64_t{0}; };
@@ -23,8 +24,11 @@ void each_weight(const FewIntView& view, int64_t row, Visit&& visit) {
         const bool is_alone = !is_first && !is_second;
         const int byte = values[view.is_int4 && is_alone ? at / 2 : at];
         const int nibble = byte >> (is_second || (is_alone && at % 2) ? 4 : 0) & 15;
-        const float scale = view.is_int4 ? from_bf16(view.scales[r * view.scales_of_row + s / view.span]) : view.row_scales[r];
-        visit(s * kIntStep + j, view.is_int4 ? nibble - 8 : byte - 128, scale);
+        const int64_t column = s * kIntStep + j, group = r * view.scales_of_row + scale_of_column(view, column);
+        if (view.offsets && column < view.columns)
+          visit(column, nibble, from_fp16(view.scales[group]), from_fp16(view.offsets[group]));
+        else if (!view.offsets)
+          visit(column, view.is_int4 ? nibble - 8 : byte - 128, view.is_int4 ? from_bf16(view.scales[group]) : view.row_scales[r], 0.0f);
         ++at;
       }
       if (is_second) values += std::max(count_of(r, s - 1), count_of(r, s));

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <utility>
+
 #include "few_int_row.hpp"
 #include "gossamer/few_int_layout.hpp"
+#include "mask_bytes.hpp"
 #include "row_parts.hpp"
 
 namespace gossamer {
@@ -13,17 +16,14 @@ struct FewIntWeight final : PackedWeight {
   FewIntLayout layout;
   FewIntKernel kernel;
 
-  FewIntWeight(const KeptWeight& weight, bool is_int4, int64_t scale_group, FewIntKernel kernel)
-      : layout(pack_few_int_layout(weight, is_int4, scale_group)), kernel(kernel) {
-    rows = weight.rows;
-    columns = weight.columns;
-    for (int64_t r = 0; r < rows; ++r)
-      for (int64_t i = 0; i < weight.mask_stride(); ++i)
-        kept += __builtin_popcount(weight.mask_bits[r * weight.mask_stride() + i]);
+  FewIntWeight(FewIntLayout made, int64_t num_kept, FewIntKernel kernel) : layout(std::move(made)), kernel(kernel) {
+    rows = layout.shape.rows;
+    columns = layout.shape.columns;
+    kept = num_kept;
   }
 
   size_t bytes() const override {
-    return layout.masks.size() * sizeof(uint64_t) + layout.values.size() + layout.scales.size() * sizeof(uint16_t) +
+    return layout.masks.size() * sizeof(uint64_t) + layout.values.size() + (layout.scales.size() + layout.offsets.size()) * sizeof(uint16_t) +
            layout.row_scales.size() * sizeof(float) + layout.unit_starts.size() * sizeof(int64_t);
   }
 
@@ -38,24 +38,32 @@ struct FewIntWeight final : PackedWeight {
   void read_row(int64_t row, float* out) const override {
     const FewIntView view = layout.view();
     for (int64_t k = 0; k < columns; ++k) out[k] = 0.0f;
-    each_weight(view, row, [&](int64_t column, int value, float scale) {
-      if (column < columns) out[column] = scale * static_cast<float>(value);
+    each_weight(view, row, [&](int64_t column, int value, float scale, float offset) {
+      if (column < columns) out[column] = scale * static_cast<float>(value) + offset;
     });
   }
 };
 
 }  // namespace
 
-FewIntKernel few_int_kernel(Isa isa) {
-#if defined(GOSSAMER_X86) && !defined(GOSSAMER_EMULATED_AVX512)
-  if (isa == Isa::avx512 && has_extension("avx512vbmi2")) return avx512vbmi2::few_int_kernel;
+FewIntKernel few_int_kernel(Isa isa, bool has_offsets) {
+#ifdef GOSSAMER_X86
+#ifndef GOSSAMER_EMULATED_AVX512
+  if (isa == Isa::avx512 && !has_offsets && has_extension("avx512vbmi2")) return avx512vbmi2::few_int_kernel;
 #endif
-  return (void)isa, reference::few_int_kernel;
+  if (isa != Isa::reference) return avx2::few_int_kernel;
+#endif
+  return (void)isa, (void)has_offsets, reference::few_int_kernel;
 }
 
 std::unique_ptr<PackedWeight> pack_few_int_weight(const KeptWeight& weight, bool is_int4, int64_t scale_group,
                                                   FewIntKernel kernel) {
-  return std::make_unique<FewIntWeight>(weight, is_int4, scale_group, kernel);
+  const int64_t kept = count_bits(weight.mask_bits, weight.rows * weight.mask_stride());
+  return std::make_unique<FewIntWeight>(pack_few_int_layout(weight, is_int4, scale_group), kept, kernel);
+}
+
+std::unique_ptr<PackedWeight> pack_offset_weight(const OffsetWeight& weight, FewIntKernel kernel) {
+  return std::make_unique<FewIntWeight>(pack_offset_layout(weight), weight.rows * weight.columns, kernel);
 }
 
 }  // namespace gossamer

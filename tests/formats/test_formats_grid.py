@@ -15,12 +15,13 @@ from gossamer.formats.grid import (
     encode,
     find_grid,
     int4_grid,
+    offsets_grid,
     on_grid,
     pack_codes,
     row_grid,
     unpack_codes,
 )
-from gossamer.ops.few_int import pack_few_int
+from gossamer.ops.few_int import pack_few_int, pack_few_int_offsets
 from gossamer.ops.int8 import pack_int8
 
 
@@ -38,15 +39,17 @@ def _weight(rows, columns, seed=0, zeros=0.0):
 def test_rounding_is_near_idempotent_and_stored_to_the_bit(rows, columns, bits, span, seed, size):
     weight, grid = _weight(rows, columns, seed, 0.3) * size, Grid(bits, span)
     rounded = on_grid(weight, grid)
-    codes, scales = encode(rounded, grid)
-    assert torch.equal(decode(codes, scales, grid).view(torch.int32), rounded.view(torch.int32))
+    codes, scales, offsets = encode(rounded, grid)
+    assert torch.equal(
+        decode(codes, scales, offsets, grid).view(torch.int32), rounded.view(torch.int32)
+    )
     assert torch.equal(on_grid(rounded, grid), rounded)
     assert bool((rounded[weight == 0] == 0).all())
     # In exact arithmetic: half a step, and the clipping of the largest by a rounded scale.
     steps = scales.double().repeat_interleave(span, dim=1)[:, :columns]
     assert bool(((rounded.double() - weight.double()).abs() <= 0.51 * steps + 1e-300).all())
-    check_scales(scales, grid, "here")
-    stored = pack_codes(codes, bits)
+    check_scales(scales, offsets, grid, "here")
+    stored = pack_codes(codes, grid)
     assert torch.equal(unpack_codes(stored, tuple(codes.shape), grid, "here"), codes)
 
 
@@ -110,7 +113,7 @@ def test_bad_codes_and_scales_are_refused():
         unpack_codes(torch.zeros(1, 2), (1, 2), grid8, "here")
     for bad in (float("nan"), float("inf"), -1.0, 3e38):
         with pytest.raises(FormatError, match="scale"):
-            check_scales(torch.tensor([[bad]], dtype=torch.bfloat16), grid8, "here")
+            check_scales(torch.tensor([[bad]], dtype=torch.bfloat16), None, grid8, "here")
 
 
 @pytest.mark.parametrize("largest", [7, 5, 1])
@@ -134,3 +137,57 @@ def test_what_sparsegpt_rounds_is_stored_as_int4():
     problem = LayerProblem("layer", weight, x.T @ x / 400, Unstructured(), weight.numel() // 2)
     found = SparseGPT(bits=4)(problem).weight_RK
     assert find_grid(found) == Grid(4, 64)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 5), st.integers(1, 150), st.sampled_from([32, 64]), st.integers(0, 99),
+    st.floats(0.01, 1e3), st.floats(-3, 3),
+)  # fmt: skip
+def test_rounding_with_offsets_is_near_and_stored_to_the_bit(rows, columns, span, seed, size, mean):
+    weight, grid = (_weight(rows, columns, seed) + mean) * size, offsets_grid(span)
+    rounded = on_grid(weight, grid)
+    codes, scales, offsets = encode(rounded, grid)
+    assert torch.equal(decode(codes, scales, offsets, grid), rounded)
+    # Clipping may cost single weights more, a span never more than the plain choice would.
+    for first in range(0, columns, span):
+        part = weight[:, first : first + span]
+        step = (part.amax(1) - part.amin(1)) / 15
+        plain = part.shape[1] * (step * 0.52 + part.abs().amax(1) * 2**-11 + 1e-7).square()
+        error = (rounded - weight)[:, first : first + span].square().sum(1)
+        assert bool((error <= plain).all())
+    check_scales(scales, offsets, grid, "here")
+    stored = pack_codes(codes, grid)
+    assert torch.equal(unpack_codes(stored, tuple(codes.shape), grid, "here"), codes)
+
+
+@pytest.mark.parametrize(("lowest", "highest"), [(0, 15), (3, 15), (0, 9), (5, 6)])
+def test_offsets_are_found_whatever_codes_are_used(lowest, highest):
+    generator = torch.Generator().manual_seed(highest)
+    codes = torch.randint(lowest, highest + 1, (9, 200), generator=generator)
+    scales = torch.rand(9, 7, generator=generator).half() / 16
+    offsets = -torch.rand(9, 7, generator=generator).half()
+    weight = decode(codes, scales, offsets, offsets_grid(32))
+    assert find_grid(weight) is None
+    assert find_grid(weight, may_have_offsets=True) == offsets_grid(32)
+    assert torch.equal(decode(*encode(weight, offsets_grid(32)), offsets_grid(32)), weight)
+    if (lowest, highest) == (0, 15):
+        codes[:, ::32], codes[:, 1::32] = 0, 15
+        weight = decode(codes, scales, offsets, offsets_grid(32))
+        assert torch.equal(on_grid(weight, offsets_grid(32)), weight)  # as Q4_1 rounds
+
+
+@pytest.mark.parametrize("span", [32, 64])
+def test_the_kernel_with_offsets_has_the_same_weights(span):
+    rounded = on_grid(_weight(33, 448) + 0.5, offsets_grid(span))
+    packed = pack_few_int_offsets(*encode(rounded, offsets_grid(span)), span)
+    torch.testing.assert_close(packed(torch.eye(448)).t(), rounded, rtol=1e-6, atol=1e-6)
+
+
+def test_bad_offsets_are_refused():
+    scales = torch.ones(1, 1, dtype=torch.float16)
+    for bad in (float("nan"), float("inf")):
+        with pytest.raises(FormatError, match="offset"):
+            check_scales(scales, scales * bad, offsets_grid(32), "here")
+    with pytest.raises(InputError, match="too large"):
+        on_grid(torch.full((1, 4), 1e6), offsets_grid(32))

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import gossamer
-from gossamer.errors import ArtifactError
+from gossamer.errors import ArtifactError, InputError
 from gossamer.io import load, open_artifact, save
 from gossamer.nn import Linear, MaskedLinear
 from gossamer.nn.rounding import round_layer
@@ -52,7 +52,7 @@ def test_every_format_holds_codes(tmp_path, monkeypatch, format_name, holder, to
     assert all(first[name] == second[name] for name in first.keys() - {"card.md"})
 
 
-@pytest.mark.parametrize("to", ["int8", "int4"])
+@pytest.mark.parametrize("to", ["int8", "int4", "int4_offset"])
 @pytest.mark.parametrize(
     "layer",
     [
@@ -68,9 +68,10 @@ def test_dense_layers_hold_codes(tmp_path, layer, to):
     size = model[0].weight.numel()
     save(model, tmp_path / "a")
     assert _entries(tmp_path / "a")["0.weight"].codes is not None
+    assert _entries(tmp_path / "a")["0.weight"].codes.offsets == (to == "int4_offset")
     assert_same_model(model, load(tmp_path / "a"))
     assert_same_model(model, load(tmp_path / "a", model=nn.Sequential(layer()).eval()))
-    bits = {"int8": 8, "int4": 4}[to]
+    bits = {"int8": 8, "int4": 4, "int4_offset": 5}[to]
     assert _bytes(tmp_path / "a") < size * (bits / 8 + 0.2) + 1000
 
 
@@ -195,3 +196,29 @@ def test_compact_layers_round_like_masked_ones():
     for layer in (masked, compact):
         round_layer(layer, "int4")
     assert torch.equal(compact.to_dense().weight, masked.to_dense().weight)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_offsets_that_are_no_numbers(tmp_path, bad):
+    path, arrays = _saved(tmp_path, "int4_offset", sparse=False)
+    offsets = arrays["0.weight::offsets"].clone()
+    offsets[-1, -1] = bad
+    replace_arrays(path, {"0.weight::offsets": offsets})
+    with pytest.raises(ArtifactError, match="offset is NaN or infinite"):
+        load(path)
+
+
+@pytest.mark.parametrize("to", ["int8", "int4"])
+@pytest.mark.parametrize("sparse", [True, False])
+def test_offsets_where_there_are_none(tmp_path, to, sparse):
+    path, _ = _saved(tmp_path, to, sparse)
+    edit_manifest(
+        path, lambda content: content["tensors"]["0.weight"]["codes"].update(offsets=True)
+    )
+    with pytest.raises(ArtifactError, match=r"offsets|scales"):
+        load(path)
+
+
+def test_offsets_are_not_for_masks():
+    with pytest.raises(InputError, match="without a mask"):
+        round_layer(sparse_linear("bitmask", "compact"), "int4_offset")

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from gossamer.errors import KernelError
 from gossamer.formats.bits import pack_bits
-from gossamer.ops.few_int import DTYPES, pack_few_int
+from gossamer.ops.few_int import DTYPES, pack_few_int, pack_few_int_offsets
 from gossamer.ops.kernels import available_kernels
 
 EPS = torch.finfo(torch.float32).eps
@@ -149,3 +149,36 @@ def test_refusals():
     weight[1, 1] = float("nan")
     with pytest.raises(KernelError, match="finite"):
         packed(weight, mask, "int8")
+
+
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 33), (17, 64), (33, 200), (40, 576)])
+def test_offsets_equal_float64(kernels, rows, columns, group):
+    generator = torch.Generator().manual_seed(columns)
+    spans = -(-columns // group)
+    codes = torch.randint(0, 16, (rows, columns), generator=generator)
+    scales = torch.rand(rows, spans, generator=generator).half() / 8
+    offsets = torch.randn(rows, spans, generator=generator).half()
+    spread = [v.double().repeat_interleave(group, 1)[:, :columns] for v in (scales, offsets)]
+    weight = codes.double() * spread[0] + spread[1]
+    layer = pack_few_int_offsets(codes, scales, offsets, group)
+    for tokens in (1, 2, 5, 9, 66):
+        x = torch.randn(tokens, columns, generator=generator)
+        wanted = F.linear(quantised(x), weight)
+        scale = F.linear(x.abs().double(), codes.double() * spread[0] + spread[1].abs())
+        assert bool(((layer(x).double() - wanted).abs() <= scale * 40 * EPS + 1e-30).all())
+    assert layer.nnz == rows * columns
+
+
+def test_refusals_of_offsets():
+    codes, halves = torch.zeros(2, 64, dtype=torch.uint8), torch.ones(2, 2, dtype=torch.float16)
+    with pytest.raises(KernelError, match="float16"):
+        pack_few_int_offsets(codes, halves.float(), halves, 32)
+    with pytest.raises(KernelError, match="group must be 32"):
+        pack_few_int_offsets(codes, halves, halves, 48)
+    with pytest.raises(KernelError, match="scales must have shape"):
+        pack_few_int_offsets(codes, halves[:, :1], halves, 32)
+    with pytest.raises(KernelError, match="at most 15"):
+        pack_few_int_offsets(codes + 16, halves, halves, 32)
+    with pytest.raises(KernelError, match="offsets must be finite"):
+        pack_few_int_offsets(codes, halves, halves * float("inf"), 32)

@@ -306,3 +306,21 @@ def test_a_configuration_that_lies_is_refused(field, value):
     setattr(model.config, field, value)
     with pytest.raises(GossamerError, match=r"do not agree|every column of a head"):
         DecoderEngine(model, "int8", context=16)
+
+
+@pytest.mark.parametrize("kernels", available_kernels())
+def test_int4_with_offsets_runs_as_it_is(kernels, monkeypatch):
+    from gossamer.nn.rounding import round_layer
+
+    monkeypatch.setenv("GOSSAMER_KERNELS", kernels)
+    model = MODELS["llama"]()
+    for layer in model.modules():
+        if isinstance(layer, nn.Embedding | nn.Linear):
+            round_layer(layer, "int4_offset")
+    engine = DecoderEngine(model, "int4", head_dtype="int4")
+    assert engine.kernels == ["few_int-int4_offset"]
+    ids = torch.arange(3, 23)[None]
+    wanted = model(ids).logits[0]
+    found = engine.logits(ids)
+    # Activations have 8 bits; weights rounded once more to int4 would be off by far more.
+    assert (found - wanted).norm() / wanted.norm() < 0.03

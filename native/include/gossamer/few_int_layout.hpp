@@ -18,7 +18,7 @@ struct FewIntLayout {
   BigVector<uint8_t> values;
   std::vector<int64_t> unit_starts;
   std::vector<float> row_scales;
-  BigVector<uint16_t> scales;
+  BigVector<uint16_t> scales, offsets;
 
   FewIntView view() const;
 };
@@ -28,10 +28,24 @@ struct FewIntLayout {
 // everything has no mask. Values must be finite.
 FewIntLayout pack_few_int_layout(const KeptWeight& weight, bool is_int4, int64_t scale_group);
 
-// The kernel for an instruction set: AVX-512 with VBMI2 and VNNI, or the reference.
-FewIntKernel few_int_kernel(Isa isa);
+// An int4 weight that is on a grid with offsets: codes 0 to 15 [rows][columns], fp16 [rows][groups].
+struct OffsetWeight {
+  const uint8_t* codes;
+  const uint16_t *scales, *offsets;
+  int64_t rows, columns;
+  int64_t group;  // columns that share a scale and an offset: kIntHalf or a multiple of kIntStep
+
+  int64_t groups() const { return (columns + group - 1) / group; }
+};
+
+FewIntLayout pack_offset_layout(const OffsetWeight& weight);
+
+// The kernel for an instruction set: AVX-512 with VBMI2 and VNNI, AVX2, or the reference. Offsets have no
+// AVX-512 kernel of their own: AVX2 runs there, too.
+FewIntKernel few_int_kernel(Isa isa, bool has_offsets = false);
 
 std::unique_ptr<PackedWeight> pack_few_int_weight(const KeptWeight& weight, bool is_int4, int64_t scale_group,
                                                   FewIntKernel kernel);
+std::unique_ptr<PackedWeight> pack_offset_weight(const OffsetWeight& weight, FewIntKernel kernel);
 
 }  // namespace gossamer

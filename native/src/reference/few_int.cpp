@@ -37,18 +37,25 @@ void run(const FewIntView& view, const LinearCall& call, int64_t first_row, int6
       scales[s] = quantise_step(x + s * kIntStep, std::min(kIntStep, view.columns - s * kIntStep), bytes + s * kIntStep);
     for (int64_t r = first_row; r < last_row; ++r) {
       float sum = 0.0f;
-      int64_t step = 0;
-      int32_t products = 0;
-      float scale = 0.0f;
-      const auto close_step = [&] { sum += static_cast<float>(products) * (scale * scales[step]), products = 0; };
+      int64_t group = 0;  // half steps, where those have scales, else steps
+      const int64_t width = view.has_halves ? kIntHalf : kIntStep;
+      int32_t products = 0, activations = 0;
+      float scale = 0.0f, offset = 0.0f;
+      const auto close_group = [&] {
+        const float x_scale = scales[group * width / kIntStep];
+        sum += static_cast<float>(products) * (scale * x_scale) + static_cast<float>(activations) * (offset * x_scale);
+        products = activations = 0;
+      };
       bool is_nan = false;
       for (int64_t s = 0; s < view.steps; ++s) is_nan |= scales[s] != scales[s];
-      each_weight(view, r, [&](int64_t column, int value, float weight_scale) {
-        if (column / kIntStep != step) close_step(), step = column / kIntStep;
+      each_weight(view, r, [&](int64_t column, int value, float weight_scale, float weight_offset) {
+        if (column / width != group) close_group(), group = column / width;
         products += (bytes[column] - 128) * value;
+        activations += bytes[column] - 128;
         scale = weight_scale;
+        offset = weight_offset;
       });
-      if (view.steps) close_step();
+      if (view.steps) close_group();
       if (is_nan) sum = std::numeric_limits<float>::quiet_NaN();
       if (call.bias) sum += call.bias[r];
       call.y[t * call.y_stride + r] = activate(sum, call.activation);

@@ -5,12 +5,13 @@ Nothing is rounded here: a weight that is not on a grid to the last bit is store
 puts weights on a grid is `gossamer.nn.rounding`.
 """
 
+from typing import Literal
+
 import torch
 
 from gossamer.errors import ArtifactError, FormatError
 from gossamer.formats import SparseTensor, pack, unpack, validate
 from gossamer.formats.grid import (
-    SCALE_DTYPE,
     Grid,
     check_scales,
     decode,
@@ -26,33 +27,36 @@ from gossamer.io.piece import Arrays, Piece, array_key
 from gossamer.io.tensor_header import StoredTensor, dtype_name
 from gossamer.patterns import Pattern
 
-CODES, SCALES, VALUES = "codes", "scales", "values"
+CODES, SCALES, OFFSETS, VALUES = "codes", "scales", "offsets", "values"
 # Smaller tensors are not worth two more entries in a header.
 _MIN_ELEMENTS = 1024
 
 
-def grid_of(weight: torch.Tensor) -> Grid | None:
+def grid_of(weight: torch.Tensor, may_have_offsets: bool = False) -> Grid | None:
     """The grid that a weight of two or more dimensions is on; None: store it as it is."""
     if weight.ndim < 2 or weight.numel() < _MIN_ELEMENTS or weight.dtype is not torch.float32:
         return None
-    return find_grid(weight.detach().flatten(1))
+    return find_grid(weight.detach().flatten(1), may_have_offsets)
 
 
 def scale_bytes(matrix: tuple[int, int], grid: Grid) -> int:
-    """Bytes of the scales of a matrix."""
-    return matrix[0] * grid.num_spans(matrix[1]) * SCALE_DTYPE.itemsize
+    """Bytes of the scales of a matrix, and of its offsets."""
+    arrays = 2 if grid.has_offsets else 1
+    return arrays * matrix[0] * grid.num_spans(matrix[1]) * grid.scale_dtype.itemsize
 
 
 def coded_dense(slot: Slot) -> Piece | None:
     """An ordinary weight as codes; None if it is on no grid."""
-    grid = grid_of(slot.tensor)
+    grid = grid_of(slot.tensor, may_have_offsets=True)
     if grid is None:
         return None
     rows, columns = matrix = _matrix(slot.shape)
 
     def arrays() -> Arrays:
-        codes_RK, scales_RG = encode(slot.tensor.detach().reshape(matrix), grid)
-        stored = {CODES: pack_codes(codes_RK, grid.bits), SCALES: scales_RG}
+        codes_RK, scales_RG, offsets_RG = encode(slot.tensor.detach().reshape(matrix), grid)
+        stored = {CODES: pack_codes(codes_RK, grid), SCALES: scales_RG}
+        if offsets_RG is not None:
+            stored[OFFSETS] = offsets_RG
         return {array_key(slot.name, name): data for name, data in stored.items()}
 
     def entry(file: str, _: tuple[str, ...]) -> TensorEntry:
@@ -67,22 +71,24 @@ def coded_sparse(
     weight_RK: torch.Tensor, mask_RK: torch.Tensor, pattern: Pattern, format_name: str, grid: Grid
 ) -> tuple[Arrays, CodesEntry]:
     """Arrays of a sparse weight whose values are codes."""
-    codes_RK, scales_RG = encode(weight_RK, grid)
+    codes_RK, scales_RG, _ = encode(weight_RK, grid)
     arrays = dict(pack(codes_RK.float(), mask_RK, pattern, format_name).arrays)
     values = arrays.pop(VALUES)
-    arrays |= {CODES: pack_codes(values.to(torch.int8), grid.bits), SCALES: scales_RG}
+    arrays |= {CODES: pack_codes(values.to(torch.int8), grid), SCALES: scales_RG}
     return arrays, _entry(grid, tuple(values.shape))
 
 
 def stored_arrays(entry: DenseEntry) -> tuple[str, ...]:
     """Names of the arrays of an ordinary weight; none if it is stored under its own name."""
-    return () if entry.codes is None else (CODES, SCALES)
+    if entry.codes is None:
+        return ()
+    return (CODES, SCALES, OFFSETS) if entry.codes.offsets else (CODES, SCALES)
 
 
 def decode_dense(entry: DenseEntry, arrays: Arrays, where: str) -> torch.Tensor:
     """The weight behind codes."""
     grid, codes_RK = _read(entry.codes, arrays, where)
-    return decode(codes_RK, arrays[SCALES], grid).view(entry.shape)
+    return decode(codes_RK, arrays[SCALES], arrays.get(OFFSETS), grid).view(entry.shape)
 
 
 def decode_sparse(
@@ -96,7 +102,7 @@ def decode_sparse(
     )
     validate(as_values, where)
     codes_RK, mask_RK = unpack(as_values)
-    return decode(codes_RK, sparse.arrays[SCALES], grid), mask_RK
+    return decode(codes_RK, sparse.arrays[SCALES], None, grid), mask_RK
 
 
 def check_coded(
@@ -112,16 +118,20 @@ def check_coded(
     matrix = _matrix(entry.shape) if len(entry.shape) > 1 else None
     if entry.dtype != "float32" or matrix is None:
         raise ArtifactError(f"{where}: codes stand for float32 weights of 2 or more dimensions.")
+    if codes.offsets and (codes.bits != 4 or isinstance(entry, SparseEntry)):
+        raise ArtifactError(f"{where}: offsets belong to int4 weights without a mask.")
     count = torch.Size(codes.shape).numel()
     wanted_count = entry.mask.nnz if isinstance(entry, SparseEntry) else matrix[0] * matrix[1]
     if count != wanted_count:
         raise ArtifactError(f"{where}: {count} codes for {wanted_count} weights.")
-    grid = Grid(codes.bits, codes.span)
+    grid = Grid(codes.bits, codes.span, codes.offsets)
+    scales = (dtype_name(grid.scale_dtype), (matrix[0], grid.num_spans(matrix[1])))
     expected = {
         CODES: ("int8", codes.shape)
         if codes.bits == 8
         else ("uint8", (packed_bytes(count, codes.bits),)),
-        SCALES: (dtype_name(SCALE_DTYPE), (matrix[0], grid.num_spans(matrix[1]))),
+        SCALES: scales,
+        **({OFFSETS: scales} if codes.offsets else {}),
     }
     for array, (dtype, shape) in expected.items():
         found = stored.get(array_key(name, array))
@@ -132,8 +142,8 @@ def check_coded(
 def _read(entry: CodesEntry | None, arrays: Arrays, where: str) -> tuple[Grid, torch.Tensor]:
     if entry is None:
         raise FormatError(f"{where}: has no codes.")
-    grid = Grid(entry.bits, entry.span)
-    check_scales(arrays[SCALES], grid, where)
+    grid = Grid(entry.bits, entry.span, entry.offsets)
+    check_scales(arrays[SCALES], arrays.get(OFFSETS), grid, where)
     return grid, unpack_codes(arrays[CODES], entry.shape, grid, where)
 
 
@@ -142,4 +152,5 @@ def _matrix(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def _entry(grid: Grid, shape: tuple[int, ...]) -> CodesEntry:
-    return CodesEntry(bits=8 if grid.bits == 8 else 4, span=grid.span, shape=shape)
+    bits: Literal[8, 4] = 8 if grid.bits == 8 else 4
+    return CodesEntry(bits=bits, span=grid.span, shape=shape, offsets=grid.has_offsets)

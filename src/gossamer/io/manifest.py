@@ -82,12 +82,14 @@ class MaskEntry(_Data):
 class CodesEntry(_Data):
     """Weights stored as small integers and scales; see `gossamer.formats.grid`.
 
-    `shape` is that of the integers: the weight as a matrix, or the values of a sparse format.
+    `shape` is that of the integers: the weight as a matrix, or the values of a sparse format. With
+    `offsets` there is an array of these besides.
     """
 
     bits: Literal[8, 4]
     span: Annotated[int, Field(ge=1, le=MAX_DIM)]
     shape: Shape
+    offsets: bool = False
 
 
 class DenseEntry(_Data):

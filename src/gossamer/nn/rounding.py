@@ -3,6 +3,8 @@
 
 The grids are those of the kernels (`formats/grid.py`), so `compile(precision="int8")`, or "int4"
 for few tokens, computes with the very weights that were rounded here. Masks are respected.
+"int4_offset" has a scale and an offset for 32 weights, for layers without a mask: the decoder runs
+them as int4.
 """
 
 from typing import Literal
@@ -11,12 +13,13 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.formats.grid import Grid, int4_grid, on_grid, row_grid
+from gossamer.formats.grid import Grid, int4_grid, offsets_grid, on_grid, row_grid
 from gossamer.nn.compact import CompactWeight
 from gossamer.nn.masked import MaskedWeight
 from gossamer.ops.expansion import gather
 
-Rounding = Literal["int8", "int4"]
+Rounding = Literal["int8", "int4", "int4_offset"]
+ROUNDINGS: tuple[Rounding, ...] = ("int8", "int4", "int4_offset")
 # Rows of a table are looked up, not multiplied: short spans cost bytes only.
 _TABLE_SPAN = 32
 
@@ -35,10 +38,16 @@ def round_layer(layer: nn.Module, to: Rounding) -> None:
     """Put the weight of a Linear, Conv2d or Embedding on the grid of `to`, in place.
 
     Raises:
-        InputError: another layer, a weight that is not float32, or not finite.
+        InputError: another layer, a weight that is not float32, or not finite; "int4_offset" of a
+            layer with a mask.
     """
-    if to not in ("int8", "int4"):
-        raise InputError(f"rounding: must be 'int8' or 'int4', got {to!r}.")
+    if to not in ROUNDINGS:
+        raise InputError(f"rounding: must be one of {', '.join(ROUNDINGS)}, got {to!r}.")
+    if to == "int4_offset" and isinstance(layer, MaskedWeight | CompactWeight):
+        raise InputError(
+            "rounding: int4_offset is for layers without a mask, because zero is not on its grid."
+            " Use int4."
+        )
     if not can_round(layer):
         raise InputError(f"rounding: a {type(layer).__name__} is no Linear, Conv2d or Embedding.")
     if isinstance(layer, CompactWeight):
@@ -70,6 +79,8 @@ def _grid(layer: nn.Module, weight: torch.Tensor, to: Rounding, density: float) 
     num_columns = weight.shape[1:].numel()
     if to == "int8":
         return row_grid(num_columns)
+    if to == "int4_offset":
+        return offsets_grid()
     if isinstance(layer, nn.Embedding):
         return Grid(4, _TABLE_SPAN)
     return int4_grid(num_columns, density)

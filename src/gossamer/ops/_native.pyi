@@ -407,6 +407,13 @@ def pack_few_int(
     dtype: str,
     scale_group: int,
 ) -> PackedWeight: ...
+def pack_few_int_offsets(
+    codes: NDArray[np.uint8],
+    scales: NDArray[np.uint16],
+    offsets: NDArray[np.uint16],
+    group: int,
+    kernels: str,
+) -> PackedWeight: ...
 
 class Decoder:
     def add_layer(

@@ -2,7 +2,8 @@
 """The integer kernel for few tokens: int8 or int4 weights, activations quantised inside the call.
 
 Any mask, at one bit per weight, or none. Where the CPU expands bytes by a mask (avx512vbmi2) the
-bytes of the weight are what a call costs; elsewhere the reference runs, and `ops/few.py` is faster.
+bytes of the weight are what a call costs; with AVX2 that holds for weights without a mask, and
+masks cost the same at any density. Other CPUs run the reference, and `ops/few.py` is faster.
 """
 
 import functools
@@ -52,13 +53,45 @@ def pack_few_int(
         raise KernelError(f"few_int kernel: {error}.") from error
 
 
+def pack_few_int_offsets(
+    codes_RK: torch.Tensor, scales_RG: torch.Tensor, offsets_RG: torch.Tensor, group: int
+) -> PackedWeight:
+    """An int4 weight on a grid with offsets (`formats/offset_grid.py`), without a mask.
+
+    Args:
+        codes_RK: 0 to 15.
+        scales_RG: float16, finite, as the offsets.
+        offsets_RG: of every group.
+        group: columns of a group, 32 or a multiple of 64.
+    """
+    for name, halves in (("scales", scales_RG), ("offsets", offsets_RG)):
+        if halves.dtype is not torch.float16:
+            raise KernelError(f"few_int kernel: {name} must be float16, got {halves.dtype}.")
+    try:
+        native = _native.pack_few_int_offsets(
+            codes_RK.to(torch.uint8).contiguous().numpy(),
+            scales_RG.contiguous().view(torch.uint16).numpy(),
+            offsets_RG.contiguous().view(torch.uint16).numpy(),
+            group=group,
+            kernels=active_kernels(),
+        )
+    except ValueError as error:
+        raise KernelError(f"few_int kernel: {error}.") from error
+    return PackedWeight(native, f"{kernel_name('int4')}_offset")
+
+
 def kernel_name(dtype: str) -> str:
     """As `explain` shows it."""
     return f"few_int-{dtype}"
 
 
-def is_fast() -> bool:
-    """Whether the active kernel set and this CPU have the instructions it is made for."""
+def is_native() -> bool:
+    """Whether more than the reference runs here."""
+    return active_kernels() in ("avx2", "avx512")
+
+
+def expands_masks() -> bool:
+    """Whether there is an instruction for masks, so that zeros save time, too."""
     return active_kernels() == "avx512" and "avx512vbmi2" in available_extensions()
 
 
@@ -73,7 +106,7 @@ KERNELS: tuple[Kernel, ...] = tuple(
         prepare=functools.partial(_prepare, dtype),
         precision=dtype,
         max_tokens=MAX_TOKENS,
-        is_offered=is_fast,
+        is_offered=is_native,
     )
     for dtype in DTYPES
 )

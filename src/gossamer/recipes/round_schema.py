@@ -14,10 +14,10 @@ class Round(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    layers: Literal["int8", "int4"] | None = Field(
+    layers: Literal["int8", "int4", "int4_offset"] | None = Field(
         default="int8", description="Of Linear and Conv2d, pruned or not; null: left alone."
     )
-    embeddings: Literal["int8", "int4"] | None = Field(
+    embeddings: Literal["int8", "int4", "int4_offset"] | None = Field(
         default=None, description="Of Embedding; null: left alone."
     )
     ignore: Rules | None = Field(

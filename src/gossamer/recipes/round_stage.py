@@ -3,7 +3,7 @@
 
 from torch import nn
 
-from gossamer.nn.rounding import can_round, round_layer
+from gossamer.nn.rounding import ROUNDINGS, can_round, round_layer
 from gossamer.prune.rules import match
 from gossamer.recipes.round_schema import Round
 
@@ -13,7 +13,7 @@ def run_round_stage(model: nn.Module, step: Round) -> list[str]:
     modules = {name: module for name, module in model.named_modules() if name}
     ignored = {name for rule in step.ignore or () for name in match(rule, modules, "round.ignore")}
     seen: set[int] = set()
-    counts = {"int8": 0, "int4": 0}
+    counts = dict.fromkeys(ROUNDINGS, 0)
     for name, module in modules.items():
         to = step.embeddings if isinstance(module, nn.Embedding) else step.layers
         if to is None or name in ignored or not can_round(module):

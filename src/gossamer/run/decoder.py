@@ -14,6 +14,7 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.formats.bits import pack_bits
+from gossamer.formats.grid import encode_exactly, int4_grid, offsets_grid
 from gossamer.ops import few, few_int
 from gossamer.ops.decoder import (
     DecoderBlock,
@@ -72,6 +73,8 @@ class DecoderEngine:
         model: with masked, compact or dense layers.
         dtype: what weights of the layers are stored in: "fp32", "bf16", "int8" or "int4". The last
             two run in integers where the CPU can, activations quantised to 8 bits in every call.
+            int4 layers whose weights are on a grid with offsets, as those of a Q4_1 file, lose
+            nothing.
         head_dtype: the same for embeddings and head; None = `dtype`, but not below int8.
         context: the most tokens of a sequence; None = what the model was made for.
         scale_group: kept int4 values that share a scale.
@@ -231,18 +234,29 @@ class _Packer:
     reads_rows: bool = False
 
     def __call__(self, matrix: Matrix) -> PackedLayer:
+        if self.dtype == "int4" and matrix.density == 1:
+            with_offsets = _pack_offsets(matrix.weight)
+            if with_offsets is not None:
+                return PackedLayer(with_offsets, None, matrix.bias)
         arrays: _Arrays = (
             matrix.weight[matrix.mask],
             pack_bits(matrix.mask),
             (matrix.weight.shape[0], matrix.weight.shape[1]),
         )
-        if self.dtype in few_int.DTYPES and few_int.is_fast():
+        if self._is_integer(matrix):
             packed = few_int.pack_few_int(*arrays, dtype=self.dtype, scale_group=self.scale_group)
             return PackedLayer(packed, None, matrix.bias)
         many: PackedWeight | None = None
         if self.prompt_copy and self.dtype in ("fp32", "bf16") and matrix.density < 1:
             many = pack_panel(*arrays, bf16=self.dtype == "bf16")
         return PackedLayer(self._pack_few(matrix, arrays), many, matrix.bias)
+
+    def _is_integer(self, matrix: Matrix) -> bool:
+        if self.dtype not in few_int.DTYPES or few_int.expands_masks():
+            return self.dtype in few_int.DTYPES
+        # Without that instruction, fixed positions and few kept weights are better off with floats.
+        is_dense_enough = matrix.group is None and matrix.density >= _INDEXED_BELOW
+        return few_int.is_native() and (self.reads_rows or is_dense_enough)
 
     def _pack_few(self, matrix: Matrix, arrays: _Arrays) -> PackedWeight:
         form, group = "bitmask", None
@@ -254,6 +268,17 @@ class _Packer:
         return few.pack_few(
             *arrays, form=form, dtype=self.dtype, group=group, scale_group=self.scale_group
         )
+
+
+def _pack_offsets(weight: torch.Tensor) -> PackedWeight | None:
+    """A weight that is on a grid with offsets and on none without, which has fewer bytes."""
+    if encode_exactly(weight, int4_grid(weight.shape[1])) is not None:
+        return None
+    for grid in (offsets_grid(64), offsets_grid(32)):
+        coded = encode_exactly(weight, grid)
+        if coded is not None and coded[2] is not None:
+            return few_int.pack_few_int_offsets(coded[0], coded[1], coded[2], grid.span)
+    return None
 
 
 def _block(layer: Any, where: str, pack: _Packer) -> DecoderBlock:
