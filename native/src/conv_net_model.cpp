@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gossamer/conv_net_model.hpp"
 
-
 #include <algorithm>
 #include <cstdlib>
 #include <stdexcept>
@@ -34,14 +33,16 @@ DwordCut byte_cut(int64_t columns) {
 
 const ConvNetKernels& conv_net_kernels(Isa isa) {
 #ifdef GOSSAMER_X86
-  return pick(isa, reference::conv_net_kernels, avx2::conv_net_kernels, avx512::conv_net_kernels);
+  return isa == Isa::avx512 ? avx512::conv_net_kernels : reference::conv_net_kernels;
 #else
   (void)isa;
   return reference::conv_net_kernels;
 #endif
 }
 
-ConvNet::ConvNet(Isa isa, bool int8) : isa_(isa), int8_(int8), bits_(int8_kernels(isa).activation_bits) {}
+// Codes of planes have 16 bits with a sign; of values that are never negative 15 are used.
+ConvNet::ConvNet(Isa isa, bool int8)
+    : isa_(isa), int8_(int8), in_planes_(isa == Isa::avx2), bits_(in_planes_ ? 15 : int8_kernels(isa).activation_bits) {}
 
 int64_t ConvNet::image_size(int64_t value) const {
   const LaneShape& shape = shape_of(value);
@@ -50,6 +51,7 @@ int64_t ConvNet::image_size(int64_t value) const {
 
 // With the zeros below it, which a group has between its images: tiles of one alone may be fewer than its share.
 int64_t ConvNet::image_elements(int64_t value) const {
+  if (in_planes_) return shape_of(value).front() + values_[value].channels * shape_of(value).plane() + kPlaneSlack;
   const int64_t tiles = (shape_of(value).image_lanes() + kTileTokens - 1) / kTileTokens;
   return tiles * values_[value].channels * kTileTokens + kLaneSlack;
 }
@@ -110,7 +112,9 @@ void ConvNet::add_conv(const NetConv& conv, const KeptWeight& weight, const floa
   Step& step = new_step(Step::Kind::conv, conv);
   step.bias.assign(weight.rows, 0.0f);
   if (bias) std::copy_n(bias, weight.rows, step.bias.begin());
-  if (int8_) {
+  if (in_planes_) {
+    pack_planes(step, weight);
+  } else if (int8_) {
     step.quads = pack_int8(weight, {DwordForm::image, bits_, values_[conv.from].scale}, int8_kernels(isa_),
                            byte_cut(weight.columns));
     // Bytes of an input that is never negative start at zero: nothing to take back.
@@ -190,19 +194,21 @@ void ConvNet::finish(int64_t result, bool mean) {
   place_values();
   int64_t image_bytes = 0;
   for (const int64_t elements : slot_elements_) image_bytes += elements * (int8_ ? 1 : 4);
-  images_together_ = std::clamp<int64_t>(kMaxBytesTogether / image_bytes, 1, kMaxTogether);
+  images_together_ = in_planes_ ? 1 : std::clamp<int64_t>(kMaxBytesTogether / image_bytes, 1, kMaxTogether);
   for (const LaneShape& shape : shapes_) {
-    std::vector<uint32_t> mask(shape.tiles(images_together_) * kTileTokens, 0);
+    std::vector<uint32_t> mask(in_planes_ ? shape.plane() : shape.tiles(images_together_) * kTileTokens, 0);
     for (int64_t image = 0; image < images_together_; ++image)
       for (int64_t row = 0; row < shape.height; ++row)
         std::fill_n(mask.begin() + image * shape.image_lanes() + row * shape.pitch(), shape.width, ~0u);
+    if (in_planes_ && int8_) fixed_masks_.emplace_back(mask.begin(), mask.end());
     masks_.push_back(std::move(mask));
   }
 }
 
 size_t ConvNet::bytes() const {
   size_t total = 0;
-  for (const Step& step : steps_) total += step.panel.bytes() + step.quads.bytes() + step.bias.size() * sizeof(float);
+  for (const Step& step : steps_)
+    total += step.panel.bytes() + step.quads.bytes() + step.planes.bytes() + step.bias.size() * sizeof(float);
   return total;
 }
 

@@ -337,9 +337,9 @@ void ConvNet::run_groups(const float* x, int64_t images, float* y, int num_threa
 
 void ConvNet::run(const float* x, int64_t images, float* y, int num_threads) const {
   num_threads = usable_threads(num_threads);
-  if (!int8_) return run_groups<float>(x, images, y, num_threads);
-  run_groups<uint8_t>(x, images, y, num_threads);
-  // Bytes have no NaN: an image that held one must show it.
+  if (!int8_) return in_planes_ ? run_planes<float>(x, images, y, num_threads) : run_groups<float>(x, images, y, num_threads);
+  in_planes_ ? run_planes<int16_t>(x, images, y, num_threads) : run_groups<uint8_t>(x, images, y, num_threads);
+  // Codes have no NaN: an image that held one must show it.
   for (int64_t image = 0; image < images; ++image) {
     const int64_t size = input_size();
     const float* pixels = x + image * size;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A whole convolutional network on panels: what its kernels see and promise.
+// A whole convolutional network on panels: what its kernels see and promise. AVX2 runs planes instead
+// (conv_planes.hpp).
 //
 // Activations stay in the form in which products take them, tile after tile of 64 lanes, [channel][lane], in fp32 or
 // in bytes. Lanes are the pixels of all images, row after row, with zeros behind each row and below each image; those
@@ -64,7 +65,6 @@ struct ConvNetKernels {
 };
 
 namespace reference { extern const ConvNetKernels conv_net_kernels; }
-namespace avx2 { extern const ConvNetKernels conv_net_kernels; }
 namespace avx512 { extern const ConvNetKernels conv_net_kernels; }
 
 const ConvNetKernels& conv_net_kernels(Isa isa);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "gossamer/conv_net.hpp"
+#include "gossamer/conv_planes.hpp"
 #include "gossamer/encoder_model.hpp"
 #include "gossamer/int8_layout.hpp"
 #include "gossamer/panel_layout.hpp"
@@ -21,9 +22,16 @@ struct LaneShape {
   // Up to the last pixel.
   int64_t lanes(int64_t images) const { return images ? (images - 1) * image_lanes() + height * pitch() : 0; }
   int64_t tiles(int64_t images) const { return (lanes(images) + kTileTokens - 1) / kTileTokens; }
+  // One image as a plane (conv_planes.hpp): a step from channel to channel, zeros at its end, and zeros in front of the
+  // first. Vectors may run over the end of its pixels.
+  int64_t plane() const {
+    const int64_t zeros = image_lanes() + pad, room = lanes(1) + 16;
+    return ((zeros > room ? zeros : room) + 15) / 16 * 16;
+  }
+  int64_t front() const { return (pad * pitch() + pad + 31) / 32 * 32; }
 };
 
-// An activation. Bytes stand for (code - zero) * scale; scale is 0 in fp32.
+// An activation. Codes stand for (code - zero) * scale; scale is 0 in fp32. Planes hold code - zero.
 struct NetValue {
   int64_t shape, channels;  // which of the shapes
   float scale;
@@ -38,6 +46,18 @@ struct NetPosition {
 // Part of the image that a phase takes: rows and columns 2 i + this.
 struct NetPhase {
   int64_t row, column;
+};
+
+// A weight for planes: block after block of channels, so that the pixels of a tile stay in L1.
+struct PlaneLayout {
+  int64_t kept = 0, rows = 0, num_blocks = 0;
+  std::vector<PlaneWeight> weights;
+  std::vector<int64_t> starts;  // [block][rows + 1]
+  std::vector<PlaneRule> rules;
+
+  size_t bytes() const {
+    return weights.size() * sizeof(PlaneWeight) + starts.size() * sizeof(int64_t) + rules.size() * sizeof(PlaneRule);
+  }
 };
 
 struct NetConv {
@@ -79,10 +99,13 @@ class ConvNet {
     std::vector<NetPhase> phases;
     PanelLayout panel;
     Int8Layout quads;
+    PlaneLayout planes;
     std::vector<float> bias;
   };
   template <class T>
   struct Group;
+  template <class T>
+  struct PlaneRun;
 
   const LaneShape& shape_of(int64_t value) const { return shapes_[values_[value].shape]; }
   int64_t image_size(int64_t value) const;
@@ -92,17 +115,23 @@ class ConvNet {
   static bool is_pointwise(const NetConv& conv);
   Step& new_step(Step::Kind kind, const NetConv& conv);
   void place_values();
+  void pack_planes(Step& step, const KeptWeight& weight) const;
+  PlaneRule plane_rule(const NetConv& conv, const float* values, int64_t kept, float bias, float* factor) const;
+  template <class T>
+  void run_planes(const float* x, int64_t images, float* y, int num_threads) const;
   template <class T>
   void run_groups(const float* x, int64_t images, float* y, int num_threads) const;
 
   Isa isa_;
   bool int8_;
+  bool in_planes_;  // whole planes instead of tiles; int8 then computes in 16 bits of fixed point
   int bits_;
   int64_t result_ = -1;
   bool mean_ = false;
   int64_t images_together_ = 1;
   std::vector<LaneShape> shapes_;
   std::vector<std::vector<uint32_t>> masks_;  // of each shape, for images_together_ images
+  std::vector<std::vector<int16_t>> fixed_masks_;
   std::vector<NetValue> values_;
   std::vector<Step> steps_;
   std::vector<int64_t> slots_, slot_elements_;  // of values: where they lie; of slots: elements for each image

@@ -1,8 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-#include "simd/conv_net_loops.hpp"
-
-namespace gossamer::avx2 {
-
-const ConvNetKernels conv_net_kernels = kConvNetLoops;
-
-}  // namespace gossamer::avx2
