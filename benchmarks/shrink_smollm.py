@@ -32,9 +32,11 @@ from support.smollm2_points import POINTS, make
 
 # Name -> llama_ftype. 576 columns are no multiple of 256, so K types fall back in most tensors.
 LLAMA_TYPES = {"Q8_0": 7, "Q4_0": 2, "Q4_K_M": 15, "Q3_K_M": 12, "Q2_K": 10}
-# Title -> (model, dtype of the layers); embeddings and head are int8.
+# Title -> (model, dtype of the layers; of the table, if it is not int8).
 OURS = {
     "dense int8": ("dense-int8", "int8"),
+    "dense int4 with offsets": ("dense-offset", "int4"),
+    "dense int4 with offsets, table too": ("dense-offset-table4", "int4", "int4"),
     "dense int4, solved": ("dense-int4", "int4"),
     "dense int4, rounded": ("dense-int4-after", "int4"),
     "30 % int8": ("30-int8", "int8"),
@@ -42,6 +44,7 @@ OURS = {
     "50 % int8": ("50-int8", "int8"),
     "50 % int4, solved": ("50-int4", "int4"),
     "50 % int4, rounded": ("50-int4-after", "int4"),
+    "50 % int4, solved, table int4": ("50-int4-table4", "int4", "int4"),
     "2:4 int4, solved": ("2of4-int4", "int4"),
 }
 
@@ -80,12 +83,12 @@ def weight_bytes(path):
 def our_points(given):
     """Engines of all models that are there, with their bytes."""
     rows = []
-    for title, (name, dtype) in OURS.items():
+    for title, (name, *dtypes) in OURS.items():
         path = given.folder / name
         if not path.exists():
             progress(f"{title}: {path} is not there")
             continue
-        engine = Gossamer(f"gossamer {title}", functools.partial(load, path), dtype)
+        engine = Gossamer(f"gossamer {title}", functools.partial(load, path), *dtypes)
         packed = engine.engine.size.resident_bytes
         rows.append((engine, {"file_bytes": weight_bytes(path), "packed_bytes": packed}))
     return rows
