@@ -55,7 +55,7 @@ def test_a_search_makes_measures_and_chooses(model, sentences, tokenizer, tmp_pa
         model, sentences, tokenizer, tmp_path / "out", max_loss=0.5, max_ms=1e-6,
         on_trial=lambda done: seen.append(done.candidate),
     )  # fmt: skip
-    assert seen[:2] == ["dense", "dense-int8"]
+    assert seen[:3] == ["dense", "dense-int8", "dense-bf16"]
     assert {"oneshot-50", "oneshot-90", "slim-50", "tokens-80"} <= set(seen)
     recoveries = [name for name in seen if name.startswith("recovered")]
     # Three rates for the first, one for the second, then the best of them with more steps.
@@ -78,6 +78,7 @@ def test_artifacts_hold_integers(model, sentences, tokenizer, tmp_path, quick):
     result = search(model, sentences, tokenizer, tmp_path / "out", max_ms=1e-6)
     sizes = {point.candidate: point.size for point in result.points}
     assert sizes["dense-int8"] < 0.45 * sizes["dense"]
+    assert sizes["dense-bf16"] < 0.6 * sizes["dense"]
     assert sizes["oneshot-90"] < 0.7 * sizes["dense-int8"]
 
 

@@ -148,7 +148,7 @@ def test_a_classifier_of_images_is_searched(tmp_path, monkeypatch):
         masks=(Mask("unstructured", 0.8),),
     )  # fmt: skip
     names = [point.candidate for point in result.points]
-    assert names[:3] == ["dense", "dense-int8", "oneshot-80"]
+    assert names[:4] == ["dense", "dense-int8", "dense-bf16", "oneshot-80"]
     assert any(name.startswith("recovered-80-2") for name in names)
 
 

@@ -113,8 +113,12 @@ def _check_entry(
     stored = headers[entry.file].tensors
     check_coded(name, entry, stored, where)
     if isinstance(entry, DenseEntry):
+        if entry.stored is not None and (entry.codes is not None or entry.dtype != "float32"):
+            raise ArtifactError(
+                f"{where}: only plain float32 tensors are stored as {entry.stored}."
+            )
         if entry.codes is None:
-            _expect(stored[name], entry.dtype, entry.shape, where)
+            _expect(stored[name], entry.stored or entry.dtype, entry.shape, where)
         return
     if entry.format not in FORMATS:
         raise ArtifactError(

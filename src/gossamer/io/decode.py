@@ -56,7 +56,8 @@ def decode_all(manifest: Manifest, arrays: Arrays, where: str) -> dict[str, Deco
     for name, entry in manifest.tensors.items():
         place = f"{where}: tensor {name!a}"
         if isinstance(entry, DenseEntry) and entry.codes is None:
-            decoded[name] = arrays.pop(name)
+            whole = arrays.pop(name)
+            decoded[name] = whole if entry.stored is None else whole.float()
         elif isinstance(entry, DenseEntry):
             own = {array: arrays.pop(array_key(name, array)) for array in stored_arrays(entry)}
             try:

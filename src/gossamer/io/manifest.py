@@ -93,13 +93,17 @@ class CodesEntry(_Data):
 
 
 class DenseEntry(_Data):
-    """A tensor stored under its own name, or as `<name>::codes` and `<name>::scales`."""
+    """A tensor stored under its own name, or as `<name>::codes` and `<name>::scales`.
+
+    With `stored`, a float32 tensor lies in the file in that type, which holds it exactly.
+    """
 
     kind: Literal["dense"] = "dense"
     file: FileName
     shape: Shape
     dtype: ShortText
     codes: CodesEntry | None = None
+    stored: Literal["bfloat16"] | None = None
 
 
 class SparseEntry(_Data):

@@ -30,6 +30,8 @@ from gossamer.nn import CompactWeight
 
 SHARD_BYTES = 2 * 2**30
 BITMASK = "bitmask"
+# Elements from which half of a tensor is worth a look at all of it.
+_MIN_HALVED = 1024
 
 ArtifactKind = Literal["packed", "dense"]
 
@@ -71,8 +73,25 @@ def _piece(slot: Slot, kind: ArtifactKind) -> Piece:
     if kind == "dense":
         return _dense_piece(slot)
     if slot.layer is None:
-        return coded_dense(slot) or _dense_piece(slot)
+        return coded_dense(slot) or _halved_piece(slot) or _dense_piece(slot)
     return _sparse_piece(slot, slot.layer)
+
+
+def _halved_piece(slot: Slot) -> Piece | None:
+    """float32 that bf16 holds to the last bit, as models from bf16 checkpoints are; else None."""
+    whole = slot.tensor.detach()
+    if whole.dtype is not torch.float32 or whole.numel() < _MIN_HALVED:
+        return None
+    if not torch.equal(whole.bfloat16().float(), whole):
+        return None
+
+    def arrays() -> Arrays:
+        return {slot.name: whole.bfloat16()}
+
+    def entry(file: str, _: tuple[str, ...]) -> TensorEntry:
+        return DenseEntry(file=file, shape=slot.shape, dtype="float32", stored="bfloat16")
+
+    return Piece(slot.name, whole.numel() * torch.bfloat16.itemsize, arrays, entry)
 
 
 def _dense_piece(slot: Slot) -> Piece:

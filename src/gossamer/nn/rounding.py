@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights rounded to int8 or int4, where they stay float: files then hold them as integers.
+"""Weights rounded to int8, int4 or bf16, where they stay float: files then hold them so.
 
 The grids are those of the kernels (`formats/grid.py`), so `compile(precision="int8")`, or "int4"
 for few tokens, computes with the very weights that were rounded here. Masks are respected.
 "int4_offset" has a scale and an offset for 32 weights, for layers without a mask: the decoder runs
-them as int4.
+them as int4. "bf16" halves the file of a layer without a mask; it is computed with as float32.
 """
 
 from typing import Literal
@@ -18,8 +18,8 @@ from gossamer.nn.compact import CompactWeight
 from gossamer.nn.masked import MaskedWeight
 from gossamer.ops.expansion import gather
 
-Rounding = Literal["int8", "int4", "int4_offset"]
-ROUNDINGS: tuple[Rounding, ...] = ("int8", "int4", "int4_offset")
+Rounding = Literal["int8", "int4", "int4_offset", "bf16"]
+ROUNDINGS: tuple[Rounding, ...] = ("int8", "int4", "int4_offset", "bf16")
 # Rows of a table are looked up, not multiplied: short spans cost bytes only.
 _TABLE_SPAN = 32
 
@@ -38,8 +38,8 @@ def round_layer(layer: nn.Module, to: Rounding) -> None:
     """Put the weight of a Linear, Conv2d or Embedding on the grid of `to`, in place.
 
     Raises:
-        InputError: another layer, a weight that is not float32, or not finite; "int4_offset" of a
-            layer with a mask.
+        InputError: another layer, a weight that is not float32, or not finite; "int4_offset" or
+            "bf16" of a layer with a mask.
     """
     if to not in ROUNDINGS:
         raise InputError(f"rounding: must be one of {', '.join(ROUNDINGS)}, got {to!r}.")
@@ -47,6 +47,11 @@ def round_layer(layer: nn.Module, to: Rounding) -> None:
         raise InputError(
             "rounding: int4_offset is for layers without a mask, because zero is not on its grid."
             " Use int4."
+        )
+    if to == "bf16" and isinstance(layer, MaskedWeight | CompactWeight):
+        raise InputError(
+            "rounding: bf16 is for layers without a mask; files hold kept values in bf16 if they"
+            " are in bf16. Use int8, or layer.to(torch.bfloat16)."
         )
     if not can_round(layer):
         raise InputError(f"rounding: a {type(layer).__name__} is no Linear, Conv2d or Embedding.")
@@ -64,14 +69,22 @@ def round_layer(layer: nn.Module, to: Rounding) -> None:
         weight, density = layer.masked_weight().detach(), layer.density
     else:
         weight, density = parameter.detach(), _density(parameter)
+    if to == "bf16":
+        _check_float32(weight)
+        parameter.copy_(weight.bfloat16())
+        return
     parameter.copy_(_rounded(weight, _grid(layer, weight, to, density)))
 
 
-def _rounded(weight: torch.Tensor, grid: Grid) -> torch.Tensor:
+def _check_float32(weight: torch.Tensor) -> None:
     if weight.dtype is not torch.float32:
         raise InputError(
             f"rounding: weights must be float32, got {weight.dtype}. Call model.float() first."
         )
+
+
+def _rounded(weight: torch.Tensor, grid: Grid) -> torch.Tensor:
+    _check_float32(weight)
     return on_grid(weight.flatten(1), grid).view_as(weight)
 
 

@@ -10,14 +10,14 @@ from gossamer.recipes.shared_fields import Rules
 
 
 class Round(BaseModel):
-    """Weights on the integer grids of kernels and files."""
+    """Weights on the integer grids of kernels and files, or in bf16."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    layers: Literal["int8", "int4", "int4_offset"] | None = Field(
+    layers: Literal["int8", "int4", "int4_offset", "bf16"] | None = Field(
         default="int8", description="Of Linear and Conv2d, pruned or not; null: left alone."
     )
-    embeddings: Literal["int8", "int4", "int4_offset"] | None = Field(
+    embeddings: Literal["int8", "int4", "int4_offset", "bf16"] | None = Field(
         default=None, description="Of Embedding; null: left alone."
     )
     ignore: Rules | None = Field(

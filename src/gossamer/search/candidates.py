@@ -15,6 +15,8 @@ from gossamer.recipes.schema import Recipe
 
 DENSE = "dense"
 DENSE_INT8 = "dense-int8"
+DENSE_BF16 = "dense-bf16"
+ALL_WEIGHTS = (DENSE, DENSE_INT8, DENSE_BF16)
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Candidate:
     @property
     def is_dense(self) -> bool:
         """Whether no weight is taken out."""
-        return self.name in (DENSE, DENSE_INT8)
+        return self.name in ALL_WEIGHTS
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,12 @@ def dense_int8() -> Candidate:
     """All weights, in int8."""
     stage = {"round": {"layers": "int8", "embeddings": "int8"}}
     return Candidate(DENSE_INT8, _recipe(DENSE_INT8, [stage]), precisions=("int8",))
+
+
+def dense_bf16() -> Candidate:
+    """All weights, rounded to bf16: half the file, computed with as float32."""
+    stage = {"round": {"layers": "bf16", "embeddings": "bf16"}}
+    return Candidate(DENSE_BF16, _recipe(DENSE_BF16, [stage]), precisions=("fp32",))
 
 
 def slim(fraction: float, *, table: str) -> Candidate:

@@ -58,7 +58,8 @@ def verdict(result: ShrinkResult, limits: Limits) -> str:
     if chosen.name == "dense fp32":
         return f"Stay dense: nothing faster loses at most {limits.max_loss:.2%}."
     if chosen.is_dense:
-        return f"Stay dense, in int8 ({figures}): no pruned model within the limits is faster."
+        form = chosen.name.removeprefix("dense ")
+        return f"Stay dense, in {form} ({figures}): no pruned model within the limits is faster."
     rival = best([p for p in result.points if not p.is_ours], limits)
     if rival is not None and rival.ms < chosen.ms:
         return f"{rival.name} is faster ({rival.ms:.2f} ms); of ours, {chosen.name}: {figures}."

@@ -16,6 +16,7 @@ from gossamer.search.candidates import (
     Candidate,
     Mask,
     dense,
+    dense_bf16,
     dense_int8,
     fewer_tokens,
     one_shot,
@@ -66,6 +67,7 @@ class Search:
         """What to try, one at a time; every answer may depend on the points before."""
         yield dense()
         yield dense_int8()
+        yield dense_bf16()
         # A decoder's table is its output layer, too.
         table = "int8" if self.work.kind == "decoder" else "int4"
         found = self.forecasts()

@@ -24,7 +24,7 @@ from gossamer.recipes.kept_run import KeptRun
 from gossamer.recipes.prune_stage import StageInput
 from gossamer.run.compiler import compile as compile_model
 from gossamer.run.ragged import run_packed
-from gossamer.search.candidates import DENSE, DENSE_INT8, Candidate
+from gossamer.search.candidates import ALL_WEIGHTS, DENSE, Candidate
 from gossamer.search.workload import Workload
 from gossamer.train.run_folder import RunFolder
 
@@ -60,15 +60,15 @@ class Point:
 
     @property
     def name(self) -> str:
-        """Candidate and precision; the dense model in int8 says it once."""
-        if self.candidate == DENSE_INT8:
-            return f"{DENSE} {self.precision}"
+        """Candidate and precision; the dense model in int8 or bf16 says it once."""
+        if self.candidate in ALL_WEIGHTS and self.candidate != DENSE:
+            return self.candidate.replace("-", " ")
         return f"{self.candidate} {self.precision}"
 
     @property
     def is_dense(self) -> bool:
         """Whether no weight was taken out."""
-        return self.candidate in (DENSE, DENSE_INT8) or not self.is_ours
+        return self.candidate in ALL_WEIGHTS or not self.is_ours
 
 
 @dataclass(frozen=True)
