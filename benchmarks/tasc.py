@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Communication of TASC beside dense DDP and other compressors, on four hosts in a box.
 
-    python benchmarks/tasc.py [--links 200 loopback] [--rounds 10] [--density 0.05] [--json FILE]
+    python benchmarks/tasc.py [--links 200 loopback] [--rounds 10] [--width 1024] [--density 0.05]
 
-An MLP 784-1024-1024-10 (1.9 M parameters), batches of 32 per host. Communication is the time until
-gradients are there minus the same without synchronisation: medians of steps that were taken in
-turns in one run, the slowest host's. Links are a rate in Mbit/s (network namespaces, needs root)
-or `loopback`. Accuracy: benchmarks/tasc_accuracy.py.
+An MLP 784-W-W-10 (W = 1024: 1.9 M parameters), batches of 32 per host. Communication is the time
+until gradients are there minus the same without synchronisation: medians of steps that were taken
+in turns in one run, the slowest host's. Links are a rate in Mbit/s (network namespaces, needs root)
+or `loopback`. `overlapped` is stock DDP, `views` the same with gradient_as_bucket_view; `buckets`
+is TASC as a communication hook alone, `tasc` as it comes. Accuracy: benchmarks/tasc_accuracy.py.
 """
 
 import json
@@ -19,7 +20,10 @@ from rich.table import Table
 from gossamer.testing import Cluster, Link
 from support import options
 
-METHODS = ("nosync", "plain", "overlapped", "bf16", "powersgd", "topk", "random", "buckets", "tasc")
+METHODS = (
+    "nosync", "plain", "overlapped", "views",
+    "bf16", "powersgd", "topk", "random", "buckets", "tasc",
+)  # fmt: skip
 GOALS = {"200": 9.0, "loopback": 2.6}
 WORKER = Path(__file__).parent / "support" / "tasc_steps.py"
 
@@ -73,6 +77,7 @@ def summary(link, said):
                 "reduced_ms": 1e3 * statistics.median(own["reduced"]),
                 "quartiles_ms": [1e3 * quarter[0], 1e3 * quarter[2]],
                 "communication_ms": 1e3 * (statistics.median(own["reduced"]) - alone),
+                "cpu_ms": 1e3 * statistics.median(own["busy"]),
                 "step_ms": 1e3 * statistics.median(own["stepped"]),
                 "sent_bytes": statistics.median(own["bytes"]),
             }
@@ -91,7 +96,7 @@ def table_of(result):
     title = f"link {result['link']}, load {result['load']:.1f}"
     table = Table(title=title + (f", goal {goal}x" if goal else ""))
     for column in (
-        "exchange", "gradients ms", "quartiles", "communication ms", "MB sent",
+        "exchange", "gradients ms", "quartiles", "communication ms", "CPU ms", "MB sent",
         "comm. against plain", "overlapped", "step against plain", "overlapped",
     ):  # fmt: skip
         table.add_column(column, justify="left" if column == "exchange" else "right")
@@ -103,6 +108,7 @@ def table_of(result):
             f"{row['reduced_ms']:.1f}",
             f"{low:.1f}-{high:.1f}",
             f"{row['communication_ms']:.1f}" if compared else "",
+            f"{row['cpu_ms']:.1f}",
             f"{row['sent_bytes'] / 1e6:.2f}" if row["sent_bytes"] else "",
             f"{row['gain_plain']:.2f}" if compared else "",
             f"{row['gain_overlapped']:.2f}" if compared else "",

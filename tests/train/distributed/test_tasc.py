@@ -19,9 +19,8 @@ from gossamer.train.compaction import compact
 from gossamer.train.distributed import tasc as tasc_module
 from gossamer.train.distributed.row_optim import RowAdamW, RowSGD
 from gossamer.train.distributed.tasc import Tasc, tasc_hook
-from gossamer.train.distributed.tasc_blocks import Cut, Residual
 from gossamer.train.distributed.tasc_curvature import CurvatureProbe
-from gossamer.train.distributed.tasc_forecast import Forecast, measure_forecast
+from gossamer.train.distributed.tasc_forecast import Forecast
 from gossamer.train.state_tree import decode, encode
 
 
@@ -236,12 +235,20 @@ def test_a_forecast_decides_and_is_kept(monkeypatch, seconds, structured):
     assert (restored.structure() is not None) is structured
 
 
-def test_a_forecast_is_measured_and_changes_nothing():
-    residual = Residual(Cut(3, 4, 0), torch.zeros(()))
-    residual.held_RN.fill_(2.0)
-    forecast = measure_forecast([residual], 12, 0.5, None)
-    assert min(forecast.dense_seconds, forecast.packed_seconds, forecast.local_seconds) > 0
-    assert torch.equal(residual.held_RN, torch.full((3, 4), 2.0))
+@pytest.mark.parametrize("past_buckets", [False, True])
+@pytest.mark.parametrize("kind", ["dense", "compact"])
+def test_a_forecast_is_rehearsed_and_changes_nothing(kind, past_buckets):
+    results = {}
+    for min_gain in (0, 1e-9):
+        params, tasc = made(kind, min_gain=min_gain)
+        tasc.past_buckets = past_buckets
+        results[min_gain] = [reduce(tasc, params, gradients_of(params, step)) for step in range(6)]
+        assert tasc.structure() is not None
+    seconds = tasc.forecast.as_dict()
+    assert len(seconds) == 3
+    assert min(seconds.values()) > 0
+    for plain, measured in zip(*results.values(), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(plain, measured, strict=True))
 
 
 def test_one_probe_is_exact_where_the_hessian_is_diagonal():

@@ -18,6 +18,7 @@ residual is one more copy of the gradient.
 Legend: R blocks of all parameters, N elements of a block, W ranks.
 """
 
+import time
 import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any, cast
@@ -35,6 +36,11 @@ from gossamer.train.distributed.tasc_direct import DirectSteps, why_not_direct
 from gossamer.train.distributed.tasc_forecast import Forecast, measure_forecast
 from gossamer.train.distributed.tasc_packet import Entry, Packet
 from gossamer.train.distributed.tasc_structure import choose_blocks
+from gossamer.train.distributed.tasc_two_hops import (
+    MOST_BYTES,
+    all_reduce_in_two_hops,
+    padded_size,
+)
 
 VERSION = 1
 
@@ -62,6 +68,7 @@ def join(ddp: DistributedDataParallel, tasc: "Tasc", *, through_buckets: bool = 
     ddp.register_comm_hook(tasc, tasc_hook)
     if not through_buckets and why_not_direct(ddp) is None:
         DirectSteps(ddp, tasc)
+        tasc.past_buckets = True
 
 
 def tasc_hook(state: "Tasc", bucket: GradBucket) -> Future[torch.Tensor]:
@@ -110,11 +117,13 @@ class Tasc:
             at = span.stop
         sizes = [torch.full((cut.num_blocks,), cut.block_size) for cut in cuts.values()]
         self._sizes_R = torch.cat([torch.zeros(0, dtype=torch.int64), *sizes])
+        self._ends = torch.tensor([entry.span.stop for entry in self._entries.values()])
         self._ages_R = torch.zeros(at, dtype=torch.int64)
         self._scores_R = torch.zeros(at, dtype=torch.float64)
-        self._curvature_R = torch.zeros(at, dtype=torch.float64)
+        self.set_curvature(torch.zeros(at))
         self.step = 0
         self.forecast: Forecast | None = None
+        self.past_buckets = False  # whether structured steps take gradients at the parameters
         # Of the step that is under way, or was last:
         self._chosen_R: torch.Tensor | None = None  # None: dense
         self._rows: list[torch.Tensor] = []  # the same, by parameter
@@ -158,6 +167,7 @@ class Tasc:
     def set_curvature(self, traces_R: torch.Tensor) -> None:
         """Take over traces of the Hessian, one per block, the same on all ranks."""
         self._curvature_R = traces_R.double().clamp(min=0).cpu()
+        self._sharpness_R = 1 + self._curvature_R / (2 * self._sizes_R)
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and plain values, by parameter. Residuals are this rank's own: save all ranks."""
@@ -202,6 +212,7 @@ class Tasc:
             self._ages_R[entry.span] = mine["ages"]
             self._scores_R[entry.span] = mine["scores"]
             self._curvature_R[entry.span] = mine["curvature"]
+        self.set_curvature(self._curvature_R)
         self.step, forecast = state["step"], state["forecast"]
         self.forecast = None if forecast is None else Forecast(**forecast)
         self._open, self._expects_first_bucket, self._chosen_R = False, True, None
@@ -230,17 +241,17 @@ class Tasc:
     def open_packets(self, params: Iterable[nn.Parameter]) -> list[Packet]:
         """Begin a structured step; a packet for the parameters of each dtype."""
         self._begin_step()
-        groups: dict[torch.dtype, list[Entry]] = {}
-        for entry in (self._entries[id(param)] for param in params):
-            groups.setdefault(entry.residual.held_RN.dtype, []).append(entry)
-        self._packets = [self._packet_of(entries) for entries in groups.values()]
+        self._packets = self._packets_of(self._entries[id(param)] for param in params)
         self._failed = True  # if nothing is exchanged after all
         return self._packets
 
     def exchange(self, packets: list[Packet]) -> bool:
         """All-reduce packets that are filled; whether there are means in them now."""
-        for future in [self._all_reduce(packet.buffer) for packet in packets]:
-            future.wait()
+        for packet in packets:
+            if not self.past_buckets or packet.padded.nbytes > MOST_BYTES:
+                self._all_reduce(packet.buffer).wait()
+            elif self._num_ranks > 1:
+                all_reduce_in_two_hops(packet.padded, self._group)
         self._failed = False
         arrived = [self._arrived(packet) for packet in packets]
         return all(arrived)
@@ -255,31 +266,60 @@ class Tasc:
         if self.step <= self.start or not self._num_blocks:
             return
         if self.forecast is None and self.min_gain > 0:
-            residuals = [entry.residual for entry in self._entries.values()]
-            self.forecast = measure_forecast(residuals, self._total, self.density, self._group)
+            like = next(iter(self._entries.values())).residual.held_RN
+            self.forecast = measure_forecast(self._rehearse, like, self._total, self._group)
+            self._chosen_R = None
             if not self.active:
                 warnings.warn(f"TASC: {self.forecast}. Gradients stay dense.", stacklevel=2)
         if self.active:
             self._choose()
 
+    def _rehearse(self, gradient: torch.Tensor, bucket: torch.Tensor) -> float:
+        """A structured step on zeros, which changes nothing; the seconds of its collective."""
+        if not self.past_buckets:
+            bucket.copy_(gradient)
+        self._choose()
+        packets = self._packets_of(self._entries.values())
+        parts = [part for packet in packets for part in packet.parts]
+        sizes = [part.entry.cut.blocked + part.entry.cut.tail for part in parts]
+        pieces = list(zip(parts, torch.split(bucket, sizes), strict=True))
+        for part, piece in pieces:
+            part.fill(piece)
+        start = time.perf_counter()
+        self.exchange(packets)
+        seconds = time.perf_counter() - start
+        for part, piece in pieces:
+            part.write(piece)
+        bucket.zero_()
+        if not self.past_buckets:
+            gradient.copy_(bucket)
+        return seconds
+
     def _choose(self) -> None:
         self._chosen_R = choose_blocks(
-            self._scores_R * (1 + self._curvature_R / (2 * self._sizes_R)),
+            self._scores_R * self._sharpness_R,
             self._sizes_R,
             self._ages_R,
             budget=self.budget,
             max_age=self.max_age,
         )
         chosen = self._chosen_R.nonzero().view(-1)
-        starts = [entry.span.start for entry in self._entries.values()]
-        cuts = torch.searchsorted(chosen, torch.tensor([*starts, self._num_blocks])).tolist()
-        self._rows = [
-            chosen[first:last] - start
-            for start, first, last in zip(starts, cuts, cuts[1:], strict=False)
-        ]
+        ends = torch.searchsorted(chosen, self._ends).tolist()
+        self._rows, first = [], 0
+        for entry, last in zip(self._entries.values(), ends, strict=True):
+            self._rows.append(chosen[first:last] - entry.span.start)
+            first = last
+
+    def _packets_of(self, entries: Iterable[Entry]) -> list[Packet]:
+        """A packet for the parameters of each dtype."""
+        groups: dict[torch.dtype, list[Entry]] = {}
+        for entry in entries:
+            groups.setdefault(entry.residual.held_RN.dtype, []).append(entry)
+        return [self._packet_of(group) for group in groups.values()]
 
     def _packet_of(self, entries: Iterable[Entry]) -> Packet:
-        return Packet([(entry, self._rows[entry.index]) for entry in entries])
+        chosen = [(entry, self._rows[entry.index]) for entry in entries]
+        return Packet(chosen, lambda size: padded_size(size, self._num_ranks))
 
     def _arrived(self, packet: Packet) -> bool:
         """Look at a packet that came back: whether all are numbers, which are means then."""

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether structured communication would pay here: measured, because a formula knows no CPU.
+"""Whether structured communication would pay here: rehearsed, because a formula knows no CPU.
 
-Compressors that are slower than nothing are the common complaint about compressors.
+Compressors that are slower than nothing are the common complaint about compressors. All ranks
+rehearse at once, because they share cores and links when it counts, too.
 """
 
+import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 import torch
 import torch.distributed as dist
 
-from gossamer.train.distributed.tasc_blocks import Residual
-
-_REPEATS = 3
+_REPEATS = 5
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class Forecast:
     """Seconds of communication per step, the slowest rank's.
 
     Attributes:
-        dense_seconds: an all-reduce of the whole gradient.
+        dense_seconds: copying the whole gradient into a bucket, an all-reduce, copying it back.
         packed_seconds: an all-reduce of what is sent.
-        local_seconds: scoring, packing and unpacking.
+        local_seconds: choosing, scoring, packing and unpacking.
     """
 
     dense_seconds: float
@@ -42,50 +42,50 @@ class Forecast:
     def __str__(self) -> str:
         milliseconds = {name: f"{value * 1e3:.1f} ms" for name, value in asdict(self).items()}
         return (
-            f"a dense all-reduce takes {milliseconds['dense_seconds']}, a structured one"
+            f"a dense exchange takes {milliseconds['dense_seconds']}, a structured one"
             f" {milliseconds['packed_seconds']} and {milliseconds['local_seconds']} of work, a"
             f" gain of {self.gain:.2f}"
         )
 
 
 def measure_forecast(
-    residuals: Sequence[Residual],
+    rehearse: Callable[[torch.Tensor, torch.Tensor], float],
+    like: torch.Tensor,
     num_elements: int,
-    density: float,
     group: dist.ProcessGroup | None,
 ) -> Forecast:
-    """Measure on all ranks at once; all get the same numbers. Residuals are left as they are."""
-    dtype = residuals[0].held_RN.dtype
-    device = residuals[0].held_RN.device
-    dense = torch.zeros(num_elements, dtype=dtype, device=device)
-    packed = torch.zeros(max(1, int(density * num_elements)), dtype=dtype, device=device)
-    scores = torch.zeros(max(r.cut.num_blocks for r in residuals), dtype=dtype, device=device)
+    """Measure on all ranks at once; all get the same numbers.
 
-    def work_locally() -> None:
-        at = 0
-        for residual in residuals:
-            zeros = dense[at : at + residual.cut.blocked].view(-1, residual.cut.block_size)
-            residual.absorb(zeros, scores[: residual.cut.num_blocks])
-            at += residual.cut.blocked
-        dense.zero_()
+    Args:
+        rehearse: a structured step on a gradient of zeros, with a bucket beside it; the seconds of
+            its collective.
+        like: has the dtype and device of gradients.
+        num_elements: of the gradient.
+        group: the ranks.
+    """
+    gradient, bucket = like.new_zeros(num_elements), like.new_zeros(num_elements)
 
+    def dense() -> None:
+        bucket.copy_(gradient)
+        dist.all_reduce(bucket, group=group)
+        gradient.copy_(bucket)
+
+    packed: list[float] = []
+    dense_seconds = _typical(dense, group)
+    structured_seconds = _typical(lambda: packed.append(rehearse(gradient, bucket)), group)
+    packed_seconds = statistics.median(packed)
     seconds = torch.tensor(
-        [
-            _best(lambda: dist.all_reduce(dense, group=group), group),
-            _best(lambda: dist.all_reduce(packed, group=group), group),
-            _best(work_locally, group),
-        ],
-        dtype=torch.float64,
+        [dense_seconds, packed_seconds, structured_seconds - packed_seconds], dtype=torch.float64
     )
     dist.all_reduce(seconds, dist.ReduceOp.MAX, group=group)
     return Forecast(*seconds.tolist())
 
 
-def _best(action: Callable[[], object], group: dist.ProcessGroup | None) -> float:
-    best = float("inf")
+def _typical(action: Callable[[], object], group: dist.ProcessGroup | None) -> float:
+    taken = []
     for _ in range(_REPEATS):
         dist.barrier(group)
         start = time.perf_counter()
         action()
-        best = min(best, time.perf_counter() - start)
-    return best
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken)

@@ -7,7 +7,7 @@ the bucket, then a checksum of the choice.
 Legend: R blocks, A of them sent, N elements of a block.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -73,9 +73,14 @@ class Packet:
 
     Args:
         chosen: the parameters and their blocks to send.
+        padded_size: how many elements the buffer gets, zeros behind it included.
     """
 
-    def __init__(self, chosen: Sequence[tuple[Entry, torch.Tensor]]) -> None:
+    def __init__(
+        self,
+        chosen: Sequence[tuple[Entry, torch.Tensor]],
+        padded_size: Callable[[int], int] = lambda size: size,
+    ) -> None:
         # In the order of the model: a bucket's own order is another before DDP has made its buckets
         # anew, and in a ring the place of a number decides in which order ranks are added.
         chosen = sorted(chosen, key=lambda pair: pair[0].index)
@@ -86,7 +91,10 @@ class Packet:
         self._num_numbers = num_sent + sum(cut.tail for cut in cuts)
         num_scores = sum(cut.num_blocks for cut in cuts)
         like = chosen[0][0].residual.held_RN
-        self.buffer = like.new_empty(self._num_numbers + num_scores + 1)
+        size = self._num_numbers + num_scores + 1
+        self.padded = like.new_empty(padded_size(size))
+        self.padded[size:] = 0
+        self.buffer = self.padded[:size]
         self.parts = list(_lay_out(chosen, self.buffer, num_sent, self._num_numbers))
         blocks = sum(int(rows.sum()) + len(rows) * entry.span.start for entry, rows in chosen)
         self._checksum: int = blocks % _CHECKSUM_MODULUS

@@ -4,7 +4,11 @@
 Legend: R blocks of all parameters, one after another.
 """
 
+from typing import Any
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 # Part of the budget that goes to the oldest blocks once they have half of the age limit: without it
 # blocks that were last sent together would all reach the limit in the same step.
@@ -28,26 +32,32 @@ def choose_blocks(
         budget: elements that may be sent; at least one block is.
         max_age: blocks of this age are sent whatever they score, and beyond the budget if need be.
     """
-    chosen_R = ages_R >= max_age
-    left = budget - int(sizes_R[chosen_R].sum())
-    elderly_R = torch.where(ages_R * 2 >= max_age, ages_R, 0).double()
-    left -= _take(chosen_R, elderly_R, sizes_R, int(left * _OLDEST_SHARE))
-    _take(chosen_R, scores_R, sizes_R, left)
-    if len(chosen_R) and not chosen_R.any():
-        chosen_R[scores_R.argmax()] = True
-    return chosen_R
+    scores, sizes, ages = scores_R.double().numpy(), sizes_R.numpy(), ages_R.numpy()
+    chosen = ages >= max_age
+    left = budget - int(sizes[chosen].sum())
+    elderly = ages * 2 >= max_age
+    if elderly.any():
+        left -= _take(chosen, np.where(elderly, ages, 0), sizes, int(left * _OLDEST_SHARE))
+    _take(chosen, scores, sizes, left)
+    if len(chosen) and not chosen.any():
+        chosen[scores.argmax()] = True
+    return torch.from_numpy(chosen)
 
 
-def _take(
-    chosen_R: torch.Tensor, scores_R: torch.Tensor, sizes_R: torch.Tensor, budget: int
-) -> int:
+def _take(chosen: NDArray[Any], scores: NDArray[Any], sizes: NDArray[Any], budget: int) -> int:
     """Choose the highest positive scores that fit; elements spent. Ties go to the first block."""
     if budget <= 0:
         return 0
-    open_R = torch.where(chosen_R, 0.0, scores_R.double())
-    order_R = torch.argsort(open_R, descending=True, stable=True)
-    order_R = order_R[: int((open_R > 0).sum())]
-    spent_R = sizes_R[order_R].cumsum(0)
-    count = int(torch.searchsorted(spent_R, budget, right=True))
-    chosen_R[order_R[:count]] = True
-    return int(spent_R[count - 1]) if count else 0
+    able = np.flatnonzero((scores > 0) & ~chosen)
+    if not len(able):
+        return 0
+    # No more than this many fit: the others need not be sorted.
+    most = budget // int(sizes[able].min())
+    if most < len(able):
+        found = scores[able]
+        able = able[found >= np.partition(found, len(found) - most - 1)[len(found) - most - 1]]
+    order = able[np.argsort(-scores[able], kind="stable")]
+    spent = sizes[order].cumsum()
+    count = int(np.searchsorted(spent, budget, side="right"))
+    chosen[order[:count]] = True
+    return int(spent[count - 1]) if count else 0
