@@ -94,7 +94,7 @@ def anchors():
         found.append(
             {
                 "pruned": "everything" if everything else "all but embeddings, norms and biases",
-                "stages": "ends spread evenly" if cut == "even" else "cut by cost",
+                "stages": "equal layers, as AxoNN" if cut == "even" else "cut by cost, as here",
                 "pipeline": [dense.layout.grid.pipeline, samo.layout.grid.pipeline],
                 "seconds": [dense.time.total, samo.time.total],
                 "cut": 1 - samo.time.total / dense.time.total,

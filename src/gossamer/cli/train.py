@@ -68,8 +68,10 @@ def train(  # noqa: PLR0913  (one argument per option)
     checkpoint, to the same bits.
     """
     from gossamer.recipes.loader import load_recipe
+    from gossamer.train.distributed.telling import told_once_per_host
 
-    loaded = load_recipe(recipe, overrides)
+    with told_once_per_host():
+        loaded = load_recipe(recipe, overrides)
     if "RANK" in os.environ:
         # One rank tells why a run ended; stacks of lost connections on all others hide it.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")

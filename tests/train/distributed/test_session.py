@@ -11,6 +11,7 @@ import torch
 from grid_ranks import be_rank, free_port, run_on_ranks, started
 
 from gossamer.errors import DistributedError, InputError
+from gossamer.train.distributed import telling
 from gossamer.train.distributed.gradients import average
 from gossamer.train.distributed.grid import Grid
 from gossamer.train.distributed.mask_digest import check_alike, check_masks
@@ -45,7 +46,9 @@ def test_a_grid_without_torchrun_says_how_to_start_it():
         pass
 
 
-def test_another_number_of_processes_is_told_by_rank_0_alone(as_rank):
+def test_another_number_of_processes_is_told_by_rank_0_alone(as_rank, monkeypatch):
+    waited = []
+    monkeypatch.setattr(telling.time, "sleep", waited.append)
     as_rank(0, 3)
     with pytest.raises(InputError, match="needs 2 processes, but 3"), joined(MeshSizes(data=2)):
         pass
@@ -53,6 +56,22 @@ def test_another_number_of_processes_is_told_by_rank_0_alone(as_rank):
     with pytest.raises(SystemExit) as ended, joined(MeshSizes(data=2)):
         pass
     assert ended.value.code == InputError.exit_code
+    # torchrun would end rank 0 before it has spoken.
+    assert waited == [telling.SECONDS]
+
+
+def test_a_fault_in_a_recipe_is_told_once_per_host(monkeypatch):
+    waited = []
+    monkeypatch.setattr(telling.time, "sleep", waited.append)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    with pytest.raises(InputError, match="wrong"), telling.told_once_per_host():
+        raise InputError("wrong.")
+    assert not waited
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    with pytest.raises(SystemExit) as ended, telling.told_once_per_host():
+        raise InputError("wrong.")
+    assert ended.value.code == InputError.exit_code
+    assert waited == [telling.SECONDS]
 
 
 def test_a_port_in_use_is_named(as_rank):

@@ -22,6 +22,7 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from gossamer.errors import DistributedError, InputError
 from gossamer.train.distributed.mesh_sizes import AXES, MeshSizes, Place
+from gossamer.train.distributed.telling import leave_it_to_others
 from gossamer.train.distributed.watch import Watch, end_together
 
 _POLL_SECONDS = 0.05
@@ -109,7 +110,7 @@ def joined(sizes: MeshSizes, timeouts: Timeouts | None = None) -> Iterator[Sessi
         sizes.check_world(world)
     except InputError as error:
         if rank:
-            raise SystemExit(error.exit_code) from None
+            leave_it_to_others(error.exit_code)
         raise
     store = _store(rank, world, timeouts.start)
     watch = Watch(
