@@ -31,7 +31,8 @@ def absorb(
         _native.absorb(
             gradient_RN.data_ptr(),
             held_RN.data_ptr(),
-            *held_RN.shape,
+            held_RN.shape[0],
+            held_RN.shape[1],
             fresh_R.data_ptr(),
             scores_R.data_ptr(),
             active_kernels(),
