@@ -79,8 +79,9 @@ struct RankTable {
 constexpr RankTable ranks;
 
 inline __m128i two_words(const uint8_t* low, const uint8_t* high) {
-  const __m128d word = _mm_load_sd(reinterpret_cast<const double*>(low));
-  return _mm_castpd_si128(_mm_loadh_pd(word, reinterpret_cast<const double*>(high)));
+  int64_t words[2];
+  std::memcpy(words, low, 8), std::memcpy(words + 1, high, 8);
+  return _mm_set_epi64x(words[1], words[0]);
 }
 
 // Kept bytes spread to the 32 columns of `mask`, `fill` elsewhere; `kept` moves behind them.
