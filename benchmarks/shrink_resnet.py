@@ -5,11 +5,12 @@
         [--longer 5] [--batch 1] [--seconds 6] [--json FILE] [--peers DIR] [--no-training]
 
 CIFAR is the file that `support/cifar.py` unpacks. The trained network of GOSSAMER_DATA is pruned by
-`gossamer train` with `support/resnet20_gradual.yaml`, its dense self as teacher, and trained further
-with its zeros held by `support/resnet20_held.yaml`; WORK/run and WORK/longer hold the artifacts. A
-killed run goes on where it stopped when the command is given again; about five core minutes an epoch. Then a race of the artifact, dense and pruned, in all engines, and
-the accuracy of each on the 10 000 test images, which nothing was chosen by. Goals: within one point
-of dense, 2x ONNX Runtime fp32, faster than its int8.
+`gossamer train` with `support/resnet20_gradual.yaml`, its dense self as teacher, and trained
+further with its zeros held by `support/resnet20_held.yaml`; WORK/run and WORK/longer hold the
+artifacts. A killed run goes on where it stopped when the command is given again; about five core
+minutes an epoch. Then a race of the artifact, dense and pruned, in all engines, and the accuracy of
+each on the 10 000 test images, which nothing was chosen by. Goals: within one point of dense, 2x
+ONNX Runtime fp32, faster than its int8; in either precision.
 """
 
 import os
@@ -27,7 +28,7 @@ from support.options import give, machine, parser, progress
 from support.resnets import ResNet20, trained_resnet20
 
 HERE = Path(__file__).resolve().parent
-MOST_LOST, LEAST_RATIO = 1.0, 2.0
+MOST_LOST, LEAST_RATIOS = 1.0, {"fp32": 2.0, "int8": 1.0}
 CALIBRATION = 256
 _EVAL_BATCH = 500
 
@@ -121,19 +122,21 @@ def find(rows, weights, engine, precision):
 
 
 def goals(rows):
+    """Of the pruned network in each precision of ours."""
     dense = find(rows, "dense", "torch", "fp32")["accuracy"]
     found = []
-    for precision, least in (("fp32", LEAST_RATIO), ("int8", 1.0)):
+    for precision in ("fp32", "int8"):
         own = find(rows, "pruned", "gossamer", precision)
         lost = dense - own["accuracy"]
         text = f"{own['accuracy']:.2f} %, {lost:.2f} points below dense"
         is_met = lost <= MOST_LOST
-        # In the same loop as ours: an engine that multiplies zeros takes as long with them.
-        theirs = find(rows, "pruned", "ONNX Runtime", precision)
-        if theirs is not None:
-            ratio = theirs["ms"] / own["ms"]
-            text += f"; {ratio:.2f}x ONNX Runtime {precision} (goal {least})"
-            is_met = is_met and ratio >= least
+        for theirs, least in LEAST_RATIOS.items():
+            # In the same loop as ours: an engine that multiplies zeros takes as long with them.
+            rival = find(rows, "pruned", "ONNX Runtime", theirs)
+            if rival is not None:
+                ratio = rival["ms"] / own["ms"]
+                text += f"; {ratio:.2f}x ONNX Runtime {theirs} (goal {least:g})"
+                is_met = is_met and ratio >= least
         found.append({"name": precision, "text": text, "is_met": is_met})
     return found
 
