@@ -84,6 +84,15 @@ def test_a_port_in_use_is_named(as_rank):
             joined(MeshSizes(data=2), QUICK).__enter__()
 
 
+def test_a_port_of_a_program_that_says_nothing_is_given_up(as_rank):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        as_rank(1, 2, taken.getsockname()[1])
+        with pytest.raises(DistributedError, match="rank 0 did not answer within 2 s"):
+            joined(MeshSizes(data=2), QUICK).__enter__()
+
+
 def test_a_rank_that_never_comes_is_named(as_rank):
     as_rank(0, 2)
     with pytest.raises(DistributedError, match="rank 1 never came: 1 of 2 ranks"):

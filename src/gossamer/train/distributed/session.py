@@ -8,8 +8,9 @@ knows it tells it, all others end silently with the same exit code.
 
 import os
 import socket
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -26,6 +27,8 @@ from gossamer.train.distributed.telling import leave_it_to_others
 from gossamer.train.distributed.watch import Watch, end_together
 
 _POLL_SECONDS = 0.05
+# torch's own timeout comes first where it works.
+_GRACE_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -142,14 +145,17 @@ def _store(rank: int, world: int, seconds: float) -> Store:
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     where = f"{host}:{port}"
     try:
-        store = TCPStore(
-            host,
-            port,
-            world,
-            is_master=rank == 0 and not _is_held_by_torchrun(),
-            timeout=timedelta(seconds=seconds),
-            # Who is missing is found out below, by name.
-            wait_for_workers=False,
+        store = _bounded(
+            lambda: TCPStore(
+                host,
+                port,
+                world,
+                is_master=rank == 0 and not _is_held_by_torchrun(),
+                timeout=timedelta(seconds=seconds),
+                # Who is missing is found out below, by name.
+                wait_for_workers=False,
+            ),
+            seconds,
         )
     except (RuntimeError, ValueError) as error:
         text = str(error)
@@ -166,6 +172,25 @@ def _store(rank: int, world: int, seconds: float) -> Store:
         ) from error
     # Workers that were started again must not meet addresses of the dead ones.
     return PrefixStore(f"gossamer/{restarts()}", store)
+
+
+def _bounded(make: Callable[[], TCPStore], seconds: float) -> TCPStore:
+    """What `make` gives; torch waits for ever where another program listens and says nothing."""
+    made: list[TCPStore | Exception] = []
+
+    def attempt() -> None:
+        try:
+            made.append(make())
+        except (RuntimeError, ValueError) as error:
+            made.append(error)
+
+    thread = threading.Thread(target=attempt, daemon=True)
+    thread.start()
+    thread.join(seconds + _GRACE_SECONDS)
+    found = made[0] if made else RuntimeError("no answer from the port")
+    if isinstance(found, Exception):
+        raise found
+    return found
 
 
 def _wait_for_all(store: Store, rank: int, world: int, seconds: float) -> None:
