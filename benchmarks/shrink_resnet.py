@@ -2,15 +2,14 @@
 """ResNet-20 on CIFAR-10, pruned while it trains on, then timed and scored in every engine.
 
     GOSSAMER_DATA=DIR python benchmarks/shrink_resnet.py CIFAR WORK [--sparsity 0.85] [--epochs 9]
-        [--longer 5] [--batch 1] [--seconds 6] [--json FILE] [--peers DIR] [--no-training]
+        [--batch 1] [--seconds 6] [--json FILE] [--peers DIR] [--no-training]
 
 CIFAR is the file that `support/cifar.py` unpacks. The trained network of GOSSAMER_DATA is pruned by
-`gossamer train` with `support/resnet20_gradual.yaml`, its dense self as teacher, and trained
-further with its zeros held by `support/resnet20_held.yaml`; WORK/run and WORK/longer hold the
-artifacts. A killed run goes on where it stopped when the command is given again; about five core
+`gossamer train` with `support/resnet20_gradual.yaml`, its dense self as teacher; WORK/run holds the
+artifact. A killed run goes on where it stopped when the command is given again; about five core
 minutes an epoch. Then a race of the artifact, dense and pruned, in all engines, and the accuracy of
-each on the 10 000 test images, which nothing was chosen by. Goals: within one point of dense, 2x
-ONNX Runtime fp32, faster than its int8; in either precision.
+each on the 10 000 test images. Goals: within one point of dense, 2x ONNX Runtime fp32, faster than
+its int8; in either precision.
 """
 
 import os
@@ -27,7 +26,7 @@ from support.network_race import Contenders
 from support.options import give, machine, parser, progress
 from support.resnets import ResNet20, trained_resnet20
 
-HERE = Path(__file__).resolve().parent
+RECIPE = "support/resnet20_gradual.yaml"
 MOST_LOST, LEAST_RATIOS = 1.0, {"fp32": 2.0, "int8": 1.0}
 CALIBRATION = 256
 _EVAL_BATCH = 500
@@ -39,7 +38,6 @@ def main():
     options.add_argument("work", type=Path)
     options.add_argument("--sparsity", type=float, default=0.85)
     options.add_argument("--epochs", type=float, default=9)
-    options.add_argument("--longer", type=float, default=5, help="epochs with the zeros held")
     options.add_argument("--batch", type=int, default=1)
     options.add_argument(
         "--no-training", action="store_true", help="prune at once: for timing only"
@@ -54,7 +52,7 @@ def main():
             pruned, sparsity=given.sparsity, budget="half-erk", ignore=["conv1", "linear"]
         )
     else:
-        pruned = gossamer.load(trained(given), ResNet20())
+        pruned = gossamer.load(train(given), ResNet20())
     rows = []
     for name, model in (("dense", dense), ("pruned", pruned.eval())):
         rows += measured(name, model, data, given)
@@ -63,36 +61,22 @@ def main():
     give(given, document, shown(rows), *(f"{g['name']}: {g['text']}" for g in document["goals"]))
 
 
-def trained(given):
-    """The artifact of both trainings; what is not there yet is trained first."""
-    pruning = {"sparsity": given.sparsity, "epochs": given.epochs}
-    first = train(given, "run", "resnet20_gradual.yaml", "distilled_resnet20", pruning)
-    if not given.longer:
-        return first
-    holding = {"epochs": given.longer}
-    return train(given, "longer", "resnet20_held.yaml", "pruned_resnet20", holding)
-
-
-def train(given, name, recipe, task, variables):
-    """One run of `gossamer train`, or the rest of it; its artifact."""
-    folder = given.work / name
+def train(given):
+    """The artifact; trained first, or further, where it is not there yet."""
+    folder = given.work / "run"
     if (folder / "manifest.json").exists():
         return folder
     given.work.mkdir(parents=True, exist_ok=True)
+    here = Path(__file__).resolve().parent
     command = [
-        *(str(Path(sys.executable).parent / "gossamer"), "train", str(HERE / "support" / recipe)),
-        *("--model", f"support.cifar_task:{task}", "-o", str(folder)),
-        *(word for key, value in variables.items() for word in ("--set", f"{key}={value}")),
+        *(str(Path(sys.executable).parent / "gossamer"), "train", str(here / RECIPE)),
+        *("--model", "support.cifar_task:distilled_resnet20", "-o", str(folder)),
+        *("--set", f"sparsity={given.sparsity}", "--set", f"epochs={given.epochs}"),
     ]
     if folder.with_suffix(".run").exists():
         command.append("--resume")
     progress(" ".join(command))
-    environment = {
-        **os.environ,
-        "GOSSAMER_CIFAR": str(given.cifar),
-        "GOSSAMER_PRUNED": str(given.work / "run"),
-        "PYTHONPATH": str(HERE),
-    }
+    environment = {**os.environ, "GOSSAMER_CIFAR": str(given.cifar), "PYTHONPATH": str(here)}
     subprocess.run(command, check=True, env=environment)  # noqa: S603
     return folder
 

@@ -7,14 +7,13 @@ from pathlib import Path
 import torch
 from torch.nn.functional import cross_entropy, mse_loss, pad
 
-import gossamer
 from gossamer.train.batches import ShuffledBatches, generator_of
 from gossamer.train.recovery.terms import logits_term
 from gossamer.train.tasks import Task
 from support.cifar import accuracy, load, normalised
-from support.resnets import ResNet20, trained_resnet20
+from support.resnets import trained_resnet20
 
-BATCH, SEED, LATER_SEED = 128, 0, 1
+BATCH, SEED = 128, 0
 HELD_OUT = 2000  # training images that choose nothing but are watched during the run
 _SHIFT = 4
 _TEMPERATURE, _TEACHER_SHARE = 4.0, 0.7
@@ -26,16 +25,16 @@ _MAPS = {"layer2": 0.25, "layer3": 0.5}
 class Augmented:
     """Batches by number: shuffled, shifted by up to 4 pixels, every other one mirrored."""
 
-    def __init__(self, x_N3HW, labels_N, seed):
-        self._x, self._labels, self._seed = x_N3HW, labels_N, seed
-        self._order = ShuffledBatches(len(x_N3HW), BATCH, seed, lambda index: index)
+    def __init__(self, x_N3HW, labels_N):
+        self._x, self._labels = x_N3HW, labels_N
+        self._order = ShuffledBatches(len(x_N3HW), BATCH, SEED, lambda index: index)
 
     def __len__(self):
         return len(self._order)
 
     def __getitem__(self, number):
         index = self._order[number]
-        generator = generator_of(self._seed, number)
+        generator = generator_of(SEED, number)
         x = pad(normalised(self._x[index]), (_SHIFT,) * 4)
         shifts = torch.randint(2 * _SHIFT + 1, (len(x), 2), generator=generator).tolist()
         side = self._x.shape[-1]
@@ -67,20 +66,11 @@ def with_maps(model, x):
 
 
 def distilled_resnet20():
-    """The dense network, to be pruned; the environment names the images: GOSSAMER_CIFAR=x.npz."""
-    return _distilled(trained_resnet20(), SEED)
-
-
-def pruned_resnet20():
-    """The pruned network, to be trained further; GOSSAMER_PRUNED names its artifact."""
-    return _distilled(gossamer.load(os.environ["GOSSAMER_PRUNED"], ResNet20()), LATER_SEED)
-
-
-def _distilled(model, seed):
+    """The task; the environment names the images: GOSSAMER_CIFAR=cifar10.npz."""
     data = load(Path(os.environ["GOSSAMER_CIFAR"]))
     teacher = trained_resnet20().requires_grad_(False)
     held = data.x_train[-HELD_OUT:], data.y_train[-HELD_OUT:]
-    batches = Augmented(data.x_train[:-HELD_OUT], data.y_train[:-HELD_OUT], seed)
+    batches = Augmented(data.x_train[:-HELD_OUT], data.y_train[:-HELD_OUT])
 
     def loss(model, batch):
         x, labels = batch
@@ -102,5 +92,5 @@ def _distilled(model, seed):
         evaluate=lambda model: {"accuracy": accuracy(model, *held) / 100},
         tokens=BATCH,
         example=batches[0][0],
-        model=model,
+        model=trained_resnet20(),
     )

@@ -10,7 +10,7 @@ from search_tools import make_quick, random_lines, tiny_encoder, tiny_tokenizer
 
 import gossamer
 from gossamer.errors import ArtifactError, InputError
-from gossamer.search import rungs, trial
+from gossamer.search import forecast, rungs, trial
 from gossamer.search.candidates import MASKS, Mask, one_shot
 from gossamer.search.forecast import Forecast, worth_trying
 from gossamer.search.front import Limits
@@ -65,7 +65,7 @@ def test_a_search_makes_measures_and_chooses(model, sentences, tokenizer, tmp_pa
     assert result.points[0].name == "dense fp32"
     assert result.points[0].lost == 0
     assert {p.name for p in result.front} <= {p.name for p in result.points}
-    assert {forecast.mask for forecast in result.forecasts} == {"50", "90"}
+    assert {each.mask for each in result.forecasts} == {"50", "90"}
     # The dense model is untouched, and the artifact is the one that was measured.
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     gossamer.load(result.path)
@@ -106,6 +106,13 @@ def test_a_stopped_search_goes_on_to_the_same_result(
     monkeypatch.setattr(trial.Workshop, "_make", None)
     again = search(model, sentences, tokenizer, out, max_ms=1e-6)
     assert again.chosen == result.chosen
+
+
+def test_noise_does_not_make_more_zeros_slower():
+    noisy = {0.5: 1.0, 0.9: 1.3}
+    assert [forecast._on_line(sparsity, noisy) for sparsity in (0.5, 0.7, 0.9)] == [1.0, 1.0, 1.0]
+    fair = {0.5: 1.0, 0.9: 0.6}
+    assert forecast._on_line(0.7, fair) == pytest.approx(0.8)
 
 
 def test_no_loss_allowed_means_stay_dense(model, sentences, tokenizer, tmp_path, quick):

@@ -91,7 +91,7 @@ class Search:
             for mask in self.masks
             if mask.name in found and mask not in masks
         ]
-        return sorted(masks, key=lambda mask: found[mask.name].ms)
+        return sorted(masks, key=lambda mask: (found[mask.name].ms, -mask.sparsity))
 
     def _reason_against(
         self, mask: Mask, found: dict[str, Forecast], tried: list[Mask]
