@@ -78,10 +78,7 @@ def on_grid(weight_RK: torch.Tensor, grid: Grid) -> torch.Tensor:
     if not bool(weight_RK.isfinite().all()):
         raise InputError("rounding: weights must be finite, found NaN or infinity.")
     if grid.has_offsets:
-        spans = offset_grid.spans_of(weight_RK.float(), grid.span)
-        levels = offset_grid.best_levels(spans.flatten(0, 1))
-        nearest = offset_grid.nearest(spans.flatten(0, 1), *levels)
-        return nearest.view(len(weight_RK), -1)[:, : weight_RK.shape[1]].to(weight_RK.dtype)
+        return offset_grid.rounded(weight_RK.float(), grid.span).to(weight_RK.dtype)
     tops_RG = _tops(weight_RK, grid)
     scales_RG = (tops_RG / grid.limit).to(SCALE_DTYPE)
     # Rounded up too far, the largest weight would not be the largest code.

@@ -26,6 +26,19 @@ def spans_of(weight_RK: torch.Tensor, span: int) -> torch.Tensor:
     return padded.reshape(weight_RK.shape[0], -1, span)
 
 
+def rounded(weight_RK: torch.Tensor, span: int) -> torch.Tensor:
+    """The nearest weights on the best levels of every span.
+
+    Raises:
+        InputError: weights beyond float16.
+    """
+    whole = weight_RK.shape[1] // span * span
+    # A last span that is shorter is on its own: what fills it up must not count.
+    parts = [weight_RK[:, :whole].reshape(-1, span), weight_RK[:, whole:]]
+    done = [nearest(part, *best_levels(part)) if part.numel() else part for part in parts]
+    return torch.cat([done[0].reshape(len(weight_RK), whole), done[1]], dim=1)
+
+
 def best_levels(weight_GS: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(scales, offsets) float16 [G] with the least squared error of those tried.
 
