@@ -94,7 +94,7 @@ def find_artifact(path: os.PathLike[str] | str) -> tuple[Path, bool]:
         found = find_directory(path)
         before = _identity(found)
         has_manifest = os.path.lexists(found / MANIFEST_FILE)
-        if _identity(found) == before:
+        if _still_there(path, found, before):
             return found, has_manifest
     raise _restless(path)
 
@@ -115,7 +115,7 @@ def open_artifact(path: os.PathLike[str] | str) -> Iterator[OpenArtifact]:
                 if _identity(folder) == before:
                     break
             except (ArtifactError, FileNotFoundError) as error:
-                if _identity(folder) == before or attempt == ATTEMPTS - 1:
+                if _still_there(path, folder, before) or attempt == ATTEMPTS - 1:
                     if isinstance(error, ArtifactError):
                         raise
                     raise ArtifactError(f"{error.filename}: is missing.") from error
@@ -230,6 +230,15 @@ def _read_document(file: BinaryIO, sha256: str, where: str) -> bytes:
 
 def _restless(path: os.PathLike[str] | str) -> ArtifactError:
     return ArtifactError(f"{path}: is being replaced all the time; try again.")
+
+
+def _still_there(path: os.PathLike[str] | str, folder: Path, before: object) -> bool:
+    """Whether `folder`, unchanged, is what a reader of `path` finds now.
+
+    The identity alone is not enough: what two renames set aside may be half removed by the time
+    we first look at it, and the new directory is in place by then.
+    """
+    return _identity(folder) == before and find_directory(path) == folder
 
 
 def _identity(folder: Path) -> tuple[int, int, int] | None:
