@@ -18,6 +18,7 @@ from gossamer.io.lock import exclusive_lock
 from gossamer.nn import CompactWeight
 from gossamer.train.checkpoint import read_checkpoint
 from gossamer.train.metrics import read_metrics
+from gossamer.zoo import GPT
 
 RECIPE = """\
 gossamer: 1
@@ -159,6 +160,23 @@ def test_a_users_whole_task(gossamer_cli, tmp_path, recipe, user_module):
     ran = gossamer_cli(*words, "--json")
     assert ran.code == 0, ran.err
     assert ran.document["quality"] == {}
+
+
+def test_a_recipe_may_leave_the_model_to_the_command(gossamer_cli, tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("gossamer: 1\nstages:\n  - train: {task: text, steps: 2, batch: 4}\n")
+    given = GPT(256, width=16, num_heads=2, num_layers=1, context=8)
+    gossamer.sparsify(given, sparsity=0.5)
+    gossamer.save(given, tmp_path / "given")
+    words = ("train", recipe, "--data", "zoo:text", "-o", tmp_path / "out")
+    for dry in ("--dry-run", "-q"):
+        ran = gossamer_cli(*words, dry)
+        assert ran.code == 2
+        assert "train.model: is missing" in ran.err
+        ran = gossamer_cli(*words, dry, "--model", tmp_path / "given")
+        assert ran.code == 0, ran.err
+    # As long as the model's own, without a word in the recipe.
+    assert gossamer.load(tmp_path / "out").context == 8
 
 
 @pytest.mark.parametrize(
@@ -428,7 +446,7 @@ def test_out_of_memory_names_the_phase(gossamer_cli, tmp_path, recipe, monkeypat
             "DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes"
         )
 
-    monkeypatch.setattr("gossamer.recipes.train_stage.build_model", refuse)
+    monkeypatch.setattr("gossamer.recipes.train_request.build_model", refuse)
     ran = gossamer_cli("train", recipe, "--data", "zoo:images", "-o", tmp_path / "out")
     assert ran.code == 4
     assert "building the model: out of memory, an allocation of 99 bytes failed" in ran.err

@@ -17,7 +17,12 @@ from gossamer.planner.model_tracing import trace_shape
 from gossamer.recipes.loader import builtin_names, load_recipe
 from gossamer.recipes.method_rules import read_pattern
 from gossamer.recipes.train_models import build_model, context_of
-from gossamer.recipes.train_request import TrainRequest, make_task, train_stage
+from gossamer.recipes.train_request import (
+    TrainRequest,
+    architecture_of,
+    make_task,
+    train_stage,
+)
 from gossamer.recipes.train_schema import Train
 from gossamer.zoo import GPT, MLP, TinyEncoder
 
@@ -84,7 +89,7 @@ def _from_recipe(source: str, data: str | None, overrides: Sequence[str]) -> Des
     train = train_stage(recipe)
     sizes = _sizes(TrainRequest(recipe, data))
     with torch.device("meta"):
-        model = build_model(train.model, sizes)
+        model = build_model(architecture_of(train), sizes)
     schedule = train.schedule
     rules: dict[str, Any] = {}
     if schedule is not None:
@@ -94,7 +99,7 @@ def _from_recipe(source: str, data: str | None, overrides: Sequence[str]) -> Des
         example = _image_size(train, sizes)
         shape = trace_shape(model, example, name=name, tokens=1, ids=False, **rules)
     else:
-        length = context_of(train.model)
+        length = context_of(architecture_of(train))
         example = torch.Size([length])
         shape = trace_shape(model, example, name=name, tokens=length, ids=True, **rules)
     return Described(
@@ -119,7 +124,7 @@ def _sizes(request: TrainRequest) -> Mapping[str, int]:
 
 
 def _image_size(train: Train, sizes: Mapping[str, int]) -> torch.Size:
-    if train.model.name == "mlp":
+    if architecture_of(train).name == "mlp":
         return torch.Size([sizes["inputs"]])
     return torch.Size([sizes["channels"], sizes["height"], sizes["width"]])
 

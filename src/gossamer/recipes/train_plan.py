@@ -9,9 +9,8 @@ import torch
 
 from gossamer.prune.targets import find_targets
 from gossamer.recipes.method_rules import read_pattern
-from gossamer.recipes.train_models import build_model
 from gossamer.recipes.train_optimizer import build_optimizer
-from gossamer.recipes.train_request import TrainRequest, make_task
+from gossamer.recipes.train_request import TrainRequest, make_task, model_of
 from gossamer.recipes.train_schema import Train
 from gossamer.recipes.train_stage import loop_settings
 from gossamer.train.memory_formulas import (
@@ -68,7 +67,7 @@ def plan_run(request: TrainRequest, out: str) -> TrainingPlan:
         task = make_task(request)
         settings = loop_settings(train, task)
         seed_all(train.seed)
-        model = build_model(train.model, task.sizes) if task.model is None else task.model
+        model = model_of(train, task)
         optimizer = build_optimizer(train.optimizer, model)
         model.train()
         began = time.perf_counter()

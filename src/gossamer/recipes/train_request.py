@@ -9,8 +9,8 @@ from torch import nn
 
 from gossamer.errors import InputError, RecipeError
 from gossamer.recipes.schema import Recipe
-from gossamer.recipes.train_models import context_of
-from gossamer.recipes.train_schema import Train
+from gossamer.recipes.train_models import DEFAULT_CONTEXT, build_model, context_of
+from gossamer.recipes.train_schema import Architecture, Train
 from gossamer.train.tasks import Task, image_task, labelled_task, text_task
 from gossamer.zoo import MLP
 
@@ -73,7 +73,7 @@ def make_task(request: TrainRequest, saved_tokenizer: bytes | None = None) -> Ta
             " for generated ones."
         )
     if train.task == "images":
-        flat = train.model.name == "mlp" if made is None else isinstance(made, MLP)
+        flat = architecture_of(train).name == "mlp" if made is None else isinstance(made, MLP)
         task = image_task(request.data, train.batch, train.seed, flat=flat)
     else:
         make = text_task if train.task == "text" else labelled_task
@@ -81,7 +81,7 @@ def make_task(request: TrainRequest, saved_tokenizer: bytes | None = None) -> Ta
             request.data,
             train.batch,
             train.seed,
-            context=context_of(train.model),
+            context=_context(train, made),
             tokens=train.data.tokens,
             vocabulary=train.data.vocabulary,
             holdout=train.data.holdout,
@@ -89,6 +89,29 @@ def make_task(request: TrainRequest, saved_tokenizer: bytes | None = None) -> Ta
             saved_tokenizer=saved_tokenizer,
         )
     return task if made is None else _with_model(task, made)
+
+
+def model_of(train: Train, task: Task) -> nn.Module:
+    """The user's own model, or a fresh one as the recipe names it."""
+    return build_model(architecture_of(train), task.sizes) if task.model is None else task.model
+
+
+def architecture_of(train: Train) -> Architecture:
+    """What the recipe builds; RecipeError if it leaves that to --model."""
+    if train.model is None:
+        raise RecipeError(
+            "stages[0].train.model: is missing. Name what is to be built, such as model: {name:"
+            " gpt, width: 128}, or give a model: --model."
+        )
+    return train.model
+
+
+def _context(train: Train, made: object) -> int:
+    """Tokens of a window: the recipe's word, else what the user's model takes at most."""
+    if made is None or train.model is not None:
+        return context_of(architecture_of(train))
+    takes = getattr(made, "context", None)
+    return takes if isinstance(takes, int) else DEFAULT_CONTEXT
 
 
 def _with_model(task: Task, model: Any) -> Task:

@@ -109,7 +109,9 @@ class Train(_Data):
     """A training run. `steps` or `epochs` says how long."""
 
     task: Task = Field(description="What is learned: images, text (next token), labelled (texts).")
-    model: Architecture = Field(description="The model that is built, unless --model gives one.")
+    model: Architecture | None = Field(
+        default=None, description="The model that is built, unless --model gives one."
+    )
     data: TrainData = TrainData()
     steps: int | None = Field(default=None, ge=1, le=MAX_STEPS, description="Optimizer steps.")
     epochs: float | None = Field(

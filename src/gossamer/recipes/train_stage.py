@@ -12,15 +12,14 @@ from gossamer.recipes.attach import attach
 from gossamer.recipes.schedule_builders import one_training
 from gossamer.recipes.schedule_schema import Iterative
 from gossamer.recipes.train_identity import check_identity, run_identity, saved_tokenizer
-from gossamer.recipes.train_models import build_model
 from gossamer.recipes.train_optimizer import build_optimizer
-from gossamer.recipes.train_request import Say, TrainRequest, make_task
+from gossamer.recipes.train_request import Say, TrainRequest, make_task, model_of
 from gossamer.recipes.train_schema import Train, warmup_steps
 from gossamer.train.checkpoint import Checkpoint, CheckpointStore
 from gossamer.train.checkpoint_async import CheckpointWriter
 from gossamer.train.control import Control
 from gossamer.train.distributed.grid import Grid
-from gossamer.train.distributed.mask_digest import check_alike
+from gossamer.train.distributed.mask_digest import check_alike, check_masks
 from gossamer.train.distributed.shared_checkpoint import shared_checkpoint
 from gossamer.train.learning_rate import LearningRate
 from gossamer.train.loop import Loop
@@ -120,8 +119,10 @@ def run_training(
         prepared = prepare(request, task, run, folder, store, checkpoint, progress, grid)
     loop = prepared.loop
     if grid is not None and checkpoint is None:
-        digest = tensors_digest(*loop.model.state_dict().values())
-        check_alike({"set of initial weights": digest}, grid.session.patient)
+        check_masks(loop.model, "at the start", grid.session.patient)
+        weights = loop.model.state_dict().items()
+        digests = {f"initial value of {name}": tensors_digest(one) for name, one in weights}
+        check_alike(digests, grid.session.patient)
     try:
         if checkpoint is not None:
             loop.restore(checkpoint, keep_settings=request.allow_change)
@@ -151,7 +152,7 @@ def prepare(
     settings = loop_settings(train, task)
     # Again: a user's function may draw what it likes.
     seed_all(train.seed)
-    model = build_model(train.model, task.sizes) if task.model is None else task.model
+    model = model_of(train, task)
     num_bytes = sum(t.numel() * t.element_size() for t in model.state_dict().values())
     optimizer = build_optimizer(train.optimizer, model)
     control = attach_schedule(train, task, model, optimizer, settings.steps)
