@@ -101,6 +101,10 @@ def run(layout, shape, *, batch, steps, sparsity, room):
         "before_model": before,
     }
     print(json.dumps(found), flush=True)
+    dist.barrier()
+    # DDP holds the group: if it were the last to go, gloo's threads and Python would lock each
+    # other out.
+    del step
     dist.destroy_process_group()
 
 

@@ -67,11 +67,14 @@ class PowerSGD:
         self._state = powerSGD_hook.PowerSGDState(
             dist.group.WORLD, matrix_approximation_rank=4, start_powerSGD_iter=START
         )
+        self.union = []
 
     def reduce(self, grads_W):
         """What all ranks get."""
         bucket = GradientBucket(self._params, [g.mean(0) for g in grads_W])
         flat = powerSGD_hook.powerSGD_hook(self._state, bucket).wait()
+        if self._state.total_numel_before_compression:
+            self.union = [1 / self._state.compression_stats()[0]]
         pieces = flat.split([p.numel() for p in self._params])
         return [piece.view(p.shape) for piece, p in zip(pieces, self._params, strict=True)]
 

@@ -103,6 +103,19 @@ def test_traffic_of_replicas_is_two_ring_passes_over_the_kept_gradients():
         assert ring.traffic.p2p == 0
 
 
+def test_gradients_of_stages_hide_behind_nothing():
+    """They travel after the last microbatch; replicas without stages send while they compute."""
+    cluster, work = load_cluster("workstations"), Workload(16, 0.9, microbatch=1)
+    large = gpt_shape(NAMED_SHAPES["gpt3-xl"], "gpt3-xl")
+    found = plan_workload(large, cluster, work, max_shard=1).state("dense fp32").candidates
+    for grid, hides in ((Grid(4, 1), True), (Grid(2, 2), False)):
+        one = next(one for one in found if one.layout.grid == grid)
+        # Both ways of a ring carry this much of the payload.
+        payload = one.traffic.all_reduce / 2 / (1 - 1 / grid.data)
+        whole = reduce_seconds(cluster, grid, payload)
+        assert (one.time.all_reduce < 0.9 * whole) == hides
+
+
 def test_shards_divide_the_state():
     evaluator = Evaluator(SMALL, load_cluster("workstations"), find_state("fp32"), Workload(16))
     whole, half = (

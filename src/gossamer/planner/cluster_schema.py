@@ -99,7 +99,8 @@ class Links(_Data):
         default=0.0,
         ge=0.0,
         le=1.0,
-        description="Part of the backward pass during which gradients travel; 0: they wait for it.",
+        description="Part of the backward pass during which gradients of replicas without stages"
+        " travel; 0: they wait for it.",
     )
 
 

@@ -144,7 +144,8 @@ class Machine:
         bandwidth = self.cluster.compute.memory_gb_s * GB
         crowd = self._crowd(grid)
         reduced = reduce_seconds(self.cluster, grid, sent / grid.shard)
-        backward = max(i + w for _, i, w in by_rank)
+        # Stages reduce their gradients in one go after the last microbatch.
+        backward = sum(by_rank[0][1:]) if grid.pipeline == 1 else 0.0
         shard_bytes = 3 * m * sent * (grid.shard - 1) / grid.shard
         time = StepTime(
             compute=m * slowest * crowd,
