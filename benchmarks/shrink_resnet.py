@@ -2,7 +2,7 @@
 """ResNet-20 on CIFAR-10, pruned while it trains on, then timed and scored in every engine.
 
     GOSSAMER_DATA=DIR python benchmarks/shrink_resnet.py CIFAR WORK [--sparsity 0.85] [--epochs 9]
-        [--batch 1] [--seconds 6] [--json FILE] [--peers DIR] [--no-training]
+        [--budget half-erk] [--batch 1] [--seconds 6] [--json FILE] [--peers DIR] [--no-training]
 
 CIFAR is the file that `support/cifar.py` unpacks. The trained network of GOSSAMER_DATA is pruned by
 `gossamer train` with `support/resnet20_gradual.yaml`, its dense self as teacher; WORK/run holds the
@@ -38,6 +38,7 @@ def main():
     options.add_argument("work", type=Path)
     options.add_argument("--sparsity", type=float, default=0.85)
     options.add_argument("--epochs", type=float, default=9)
+    options.add_argument("--budget", default="half-erk", choices=("uniform", "half-erk", "erk"))
     options.add_argument("--batch", type=int, default=1)
     options.add_argument(
         "--no-training", action="store_true", help="prune at once: for timing only"
@@ -49,7 +50,7 @@ def main():
     if given.no_training:
         pruned = trained_resnet20()
         gossamer.sparsify(
-            pruned, sparsity=given.sparsity, budget="half-erk", ignore=["conv1", "linear"]
+            pruned, sparsity=given.sparsity, budget=given.budget, ignore=["conv1", "linear"]
         )
     else:
         pruned = gossamer.load(train(given), ResNet20())
@@ -72,6 +73,7 @@ def train(given):
         *(str(Path(sys.executable).parent / "gossamer"), "train", str(here / RECIPE)),
         *("--model", "support.cifar_task:distilled_resnet20", "-o", str(folder)),
         *("--set", f"sparsity={given.sparsity}", "--set", f"epochs={given.epochs}"),
+        *("--set", f"budget={given.budget}"),
     ]
     if folder.with_suffix(".run").exists():
         command.append("--resume")
