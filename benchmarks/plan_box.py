@@ -227,13 +227,13 @@ def ranks(name, arguments, room):
         command += ["--room", str(room)]
     with Cluster(HOSTS, Link(rate_mbit=arguments.rate)) as cluster:
         before = [one.sent_bytes for one in cluster.traffic()] if cluster.isolated else None
-        # A failed allocation in a thread of gloo may leave everybody waiting.
-        ended = cluster.run(command, timeout_seconds=600 if room is None else 120)
+        ended = cluster.run(command, timeout_seconds=600)
         if any(one.exit_code for one in ended):
             text = "\n".join(one.errors for one in ended)
             if room is None:
                 raise SystemExit(text)
             refusals = [line for line in text.splitlines() if any(how in line for how in NO_MEMORY)]
+            # The loader of a library that finds no memory ends the process without a word.
             codes = ", ".join(str(one.exit_code) for one in ended)
             return {"refused": refusals[0] if refusals else f"exit codes {codes}"}
         after = [one.sent_bytes for one in cluster.traffic()] if cluster.isolated else None
