@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """ResNet-20 on CIFAR-10, pruned while it trains on, then timed and scored in every engine.
 
-    GOSSAMER_DATA=DIR python benchmarks/shrink_resnet.py CIFAR WORK [--sparsity 0.85] [--epochs 9]
-        [--budget half-erk] [--batch 1] [--seconds 6] [--json FILE] [--peers DIR] [--no-training]
+    GOSSAMER_DATA=DIR python benchmarks/shrink_resnet.py CIFAR WORK [--sparsity 0.85] [--epochs 12]
+        [--budget erk] [--batch 1] [--seconds 6] [--json FILE] [--peers DIR] [--no-training]
 
 CIFAR is the file that `support/cifar.py` unpacks. The trained network of GOSSAMER_DATA is pruned by
 `gossamer train` with `support/resnet20_gradual.yaml`, its dense self as teacher; WORK/run holds the
@@ -37,8 +37,8 @@ def main():
     options.add_argument("cifar", type=Path)
     options.add_argument("work", type=Path)
     options.add_argument("--sparsity", type=float, default=0.85)
-    options.add_argument("--epochs", type=float, default=9)
-    options.add_argument("--budget", default="half-erk", choices=("uniform", "half-erk", "erk"))
+    options.add_argument("--epochs", type=float, default=12)
+    options.add_argument("--budget", default="erk", choices=("uniform", "half-erk", "erk"))
     options.add_argument("--batch", type=int, default=1)
     options.add_argument(
         "--no-training", action="store_true", help="prune at once: for timing only"
