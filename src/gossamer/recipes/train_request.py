@@ -101,7 +101,7 @@ def architecture_of(train: Train) -> Architecture:
     if train.model is None:
         raise RecipeError(
             "stages[0].train.model: is missing. Name what is to be built, such as model: {name:"
-            " gpt, width: 128}, or give a model: --model."
+            " gpt, width: 128}; 'gossamer train' also takes a model of yours: --model."
         )
     return train.model
 
