@@ -9,7 +9,7 @@ import pytest
 from artifact_tools import names_in
 
 from gossamer.errors import ResourceError
-from gossamer.io import atomic, load, opened, save
+from gossamer.io import atomic, load, save
 from gossamer.io.lock import exclusive_lock
 from gossamer.zoo import MLP
 
@@ -57,22 +57,6 @@ def test_readers_see_the_old_or_the_new_artifact_and_never_an_error(tmp_path, wa
     assert errors == []
     assert seen == set(SIZES)
     assert names_in(tmp_path) == ["a"]
-
-
-def test_a_set_aside_directory_in_removal_is_not_taken_for_the_artifact(tmp_path, monkeypatch):
-    path, aside = tmp_path / "a", tmp_path / f"a.old-{'0' * 32}"
-    save(MLP(SIZES[0]), aside)
-    save(MLP(SIZES[1]), tmp_path / "new")
-
-    def find_then_finish_the_replacement(_):
-        """The reader looks between the renames and goes on when the removal is half done."""
-        monkeypatch.undo()
-        (tmp_path / "new").rename(path)
-        (aside / "manifest.json").unlink()
-        return aside
-
-    monkeypatch.setattr(opened, "find_directory", find_then_finish_the_replacement)
-    assert load(path).sizes == SIZES[1]
 
 
 HOLDER = """

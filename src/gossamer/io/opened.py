@@ -236,9 +236,10 @@ def _still_there(path: os.PathLike[str] | str, folder: Path, before: object) -> 
     """Whether `folder`, unchanged, is what a reader of `path` finds now.
 
     The identity alone is not enough: what two renames set aside may be half removed by the time
-    we first look at it, and the new directory is in place by then.
+    we first look at it, and the new directory is in place by then. And two looks between the
+    renames see no directory alike, which says nothing about the one that comes.
     """
-    return _identity(folder) == before and find_directory(path) == folder
+    return before is not None and _identity(folder) == before and find_directory(path) == folder
 
 
 def _identity(folder: Path) -> tuple[int, int, int] | None:
