@@ -27,6 +27,7 @@ class Stage:
         saved_end: the same of what is not a layer, the head in the first place.
         output: numbers per token that go to the next stage.
         largest: entries of the largest prunable weight.
+        tied: parameters that another stage holds, too; their gradients are added.
     """
 
     prunable: float
@@ -40,6 +41,7 @@ class Stage:
     saved_end: float
     output: float
     largest: int
+    tied: float = 0.0
 
 
 def cut_stages(
@@ -69,10 +71,12 @@ def _stage(shape: ModelShape, units: Sequence[Unit]) -> Stage:
     per_layer = sum(unit.is_block for unit in shape.units) / max(shape.blocks, 1)
     count = len(blocks) / max(per_layer, 1)
     saved = sum(unit.saved for unit in blocks)
-    apart = len(units) < len(shape.units)
+    # A head in another stage than the embedding it shares holds a copy of it.
+    shared = shape.units[-1].tied if len(units) < len(shape.units) else 0
+    is_first, is_last = units[0] is shape.units[0], units[-1] is shape.units[-1]
     return Stage(
         prunable=sum(unit.prunable for unit in units),
-        rest=sum(unit.rest for unit in units) + (sum(unit.tied for unit in units) if apart else 0),
+        rest=sum(unit.rest for unit in units) + (shared if is_last else 0),
         flops_prunable=sum(unit.flops_prunable for unit in units),
         flops_rest=sum(unit.flops_rest for unit in units),
         flops_again=sum(unit.flops_prunable + unit.flops_rest for unit in blocks),
@@ -82,6 +86,7 @@ def _stage(shape: ModelShape, units: Sequence[Unit]) -> Stage:
         saved_end=sum(unit.saved for unit in ends),
         output=units[-1].output,
         largest=max(unit.largest for unit in units),
+        tied=shared if is_first or is_last else 0,
     )
 
 

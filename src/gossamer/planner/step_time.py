@@ -31,7 +31,8 @@ class StepTime:
         bubble: waiting for the pipeline to fill and to empty.
         p2p: activations and their gradients between stages.
         shard: gathering sharded weights and scattering their gradients.
-        all_reduce: of gradients between replicas, as far as it is not hidden.
+        all_reduce: of gradients between replicas, as far as it is not hidden, and of weights that
+            two stages share.
         optimizer: the update.
         compression: between dense and compressed weights and gradients.
     """
@@ -137,10 +138,10 @@ class Machine:
         # Two come and two go at an interior stage; of two stages each is an end.
         passed = 0 if grid.pipeline == 1 else 2 if layout.stages == 2 else 4
         messages = passed * m * layout.chunks
-        message = self._message(shape, stages, layout)
         fullest = [stages[rank :: grid.pipeline] for rank in range(grid.pipeline)]
         moved = max(self._moved(part) for part in fullest)
         sent = max(self._sent(part) for part in fullest)
+        tied = max(self._tied(part) for part in fullest)
         bandwidth = self.cluster.compute.memory_gb_s * GB
         crowd = self._crowd(grid)
         reduced = reduce_seconds(self.cluster, grid, sent / grid.shard)
@@ -156,15 +157,30 @@ class Machine:
             ),
             all_reduce=exposed(
                 reduced, sent / grid.shard, self.cluster.links.overlap * backward * crowd
-            ),
+            )
+            + self._tied_seconds(tied / grid.shard, grid),
             optimizer=moved[0] / grid.shard / bandwidth * crowd,
             compression=0.0 if self.on_kernels else m * moved[1] / bandwidth * crowd,
         )
-        return time, Traffic(
-            p2p=messages / 2 * message,
-            shard=shard_bytes,
-            all_reduce=2 * sent / grid.shard * (1 - 1 / grid.data),
-        )
+        return time, self._traffic(shape, stages, layout)
+
+    def _traffic(self, shape: ModelShape, stages: Sequence[Stage], layout: Layout) -> Traffic:
+        """Of the rank that sends most: an end has fewer neighbours and may share a weight."""
+        grid, m = layout.grid, layout.microbatches
+        last, ranks = len(stages) - 1, []
+        for rank in range(grid.pipeline):
+            numbers = range(rank, len(stages), grid.pipeline)
+            part = [stages[number] for number in numbers]
+            neighbours = sum((number > 0) + (number < last) for number in numbers)
+            sent = self._sent(part) / grid.shard
+            ranks.append(
+                Traffic(
+                    p2p=m * neighbours * self._message(shape, stages, layout),
+                    shard=3 * m * sent * (grid.shard - 1),
+                    all_reduce=2 * sent * (1 - 1 / grid.data) + self._tied(part) / grid.shard,
+                )
+            )
+        return max(ranks, key=lambda one: one.total)
 
     def _shard_seconds(self, volume: float, layout: Layout, blocks: float) -> float:
         """Every block is gathered twice and scattered once per microbatch, in rings."""
@@ -192,6 +208,15 @@ class Machine:
         prunable = sum(stage.prunable for stage in stages)
         rest = sum(stage.rest for stage in stages)
         return prunable * self._density * self.state.number + rest * self.state.rest_number
+
+    def _tied(self, stages: Sequence[Stage]) -> float:
+        """Bytes of the gradients that one rank exchanges with another stage's rank."""
+        return sum(stage.tied for stage in stages) * self.state.rest_number
+
+    def _tied_seconds(self, payload: float, grid: Grid) -> float:
+        """First and last stage send each other their gradients, after all else."""
+        link = pipeline_link(self.cluster, grid)
+        return payload / (link.gb_s * GB) + link.latency_us * 1e-6 if payload else 0.0
 
     @property
     def _density(self) -> float:
