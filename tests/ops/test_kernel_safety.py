@@ -115,20 +115,28 @@ def test_a_value_that_is_no_number_stays_in_its_token(kernel, bad):
         assert not y[tokens // 2, mask[:, column]].isfinite().any()
 
 
-def _calls_without_growth(kernel, calls):
+def _growth_of_calls(kernel, calls):
+    """Bytes that `calls` calls add each time: what leaks does so in every lot, other noise not."""
     run, mask = weight_for(kernel, (20, 24))
     x = torch.randn(3, mask.shape[1])
     for _ in range(200):
         run(x, None, "none")
-    before = _resident_bytes()
-    for _ in range(calls):
-        run(x, None, "none")
-    return _resident_bytes() - before
+    lots = []
+    for _ in range(3):
+        before = _resident_bytes()
+        for _ in range(calls):
+            run(x, None, "none")
+        lots.append(_resident_bytes() - before)
+        if lots[-1] < ALLOWED_GROWTH:
+            break
+    return min(lots)
 
 
 def _resident_bytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
+
+ALLOWED_GROWTH = 1 << 20
 
 needs_proc = pytest.mark.skipif(
     not Path("/proc/self/statm").exists(), reason="the system does not tell resident memory"
@@ -137,10 +145,10 @@ needs_proc = pytest.mark.skipif(
 
 @needs_proc
 def test_thousands_of_calls_do_not_grow(kernel):
-    assert _calls_without_growth(kernel, 5000) < 1 << 20
+    assert _growth_of_calls(kernel, 5000) < ALLOWED_GROWTH
 
 
 @pytest.mark.slow
 @needs_proc
 def test_a_hundred_thousand_calls_do_not_grow(kernel):
-    assert _calls_without_growth(kernel, 100_000) < 1 << 20
+    assert _growth_of_calls(kernel, 100_000) < ALLOWED_GROWTH
