@@ -22,11 +22,11 @@ _DISTILBERT = {"dim": 24, "hidden_dim": 40, "n_layers": 2, "n_heads": 3, "vocab_
 FAMILIES = ("BERT", "RoBERTa", "DistilBERT")
 
 
-def tiny_encoder(family="BERT", sparsity=0.5):
-    """In eval mode, biases and norms random too."""
+def tiny_encoder(family="BERT", sparsity=0.5, **sizes):
+    """In eval mode, biases and norms random too; `sizes` are fields of BertConfig."""
     torch.manual_seed(0)
     model = {
-        "BERT": lambda: BertModel(BertConfig(**_SIZES), add_pooling_layer=False),
+        "BERT": lambda: BertModel(BertConfig(**{**_SIZES, **sizes}), add_pooling_layer=False),
         "RoBERTa": lambda: RobertaModel(RobertaConfig(**_SIZES), add_pooling_layer=False),
         "DistilBERT": lambda: DistilBertModel(DistilBertConfig(**_DISTILBERT)),
     }[family]()

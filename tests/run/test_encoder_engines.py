@@ -121,11 +121,14 @@ def test_an_environment_goes_before_this_one(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PRECISIONS)
-def test_real_engines_agree_with_torch(name, arrays):
+def test_real_engines_agree_with_torch(name):
     python = find_engine(name, settings.peers_dir())
     if python is None:
         pytest.skip(f"{name} is not installed: benchmarks/peers/setup.sh")
-    expected = model_run(tiny_encoder(), IDS)().numpy()
+    # DeepSparse 1.8 with AVX2 computes half-empty layers of 24 features wrongly, of 32 rightly.
+    model = tiny_encoder(hidden_size=32, intermediate_size=64, num_attention_heads=4)
+    arrays = encoder_arrays(*find_base(model), IDS.shape[1])
+    expected = model_run(model, IDS)().numpy()
     with EncoderEngine(name, python, threads=1) as running:
         for precision, allowed in (("fp32", 1e-4), ("int8", 0.2)):
             found = running.load(precision, arrays, IDS, precision)
