@@ -9,6 +9,7 @@ import torch
 from encoder_models import tiny_encoder
 
 from gossamer import settings
+from gossamer.ops.kernels import available_kernels
 from gossamer.run import encoder_engines
 from gossamer.run.bench_encoder import (
     EncoderTime,
@@ -21,6 +22,7 @@ from gossamer.run.bench_encoder import (
 from gossamer.run.encoder_arrays import encoder_arrays, find_base
 from gossamer.run.encoder_engines import PRECISIONS, EncoderEngine, EngineFailed, find_engine
 
+WIDER = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
 IDS = torch.randint(3, 50, (2, 5), generator=torch.Generator().manual_seed(0))
 # Sums of word vectors stand for an encoder; it breaks in three ways, one per precision.
 ENGINE = """
@@ -119,14 +121,23 @@ def test_an_environment_goes_before_this_one(tmp_path, monkeypatch):
     assert find_engine("deepsparse") == Path(sys.executable)
 
 
+# At 24 features and without AVX-512; found 2026-11-17.
+WRONG_WITH_AVX2 = {
+    "deepsparse": "DeepSparse 1.8, fp32, half-empty layers: 0.66 off, at 32 features 2e-7",
+    "openvino": "OpenVINO 2026.4 with NNCF 3.4, int8: 0.207 off, at 32 features 0.17",
+}
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("width", [24, 32])
 @pytest.mark.parametrize("name", PRECISIONS)
-def test_real_engines_agree_with_torch(name):
+def test_real_engines_agree_with_torch(name, width, request):
     python = find_engine(name, settings.peers_dir())
     if python is None:
         pytest.skip(f"{name} is not installed: benchmarks/peers/setup.sh")
-    # DeepSparse 1.8 with AVX2 computes half-empty layers of 24 features wrongly, of 32 rightly.
-    model = tiny_encoder(hidden_size=32, intermediate_size=64, num_attention_heads=4)
+    if width == 24 and name in WRONG_WITH_AVX2 and "avx512" not in available_kernels():
+        request.applymarker(pytest.mark.xfail(reason=WRONG_WITH_AVX2[name], strict=True))
+    model = tiny_encoder() if width == 24 else tiny_encoder(**WIDER)
     arrays = encoder_arrays(*find_base(model), IDS.shape[1])
     expected = model_run(model, IDS)().numpy()
     with EncoderEngine(name, python, threads=1) as running:
