@@ -7,7 +7,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 SOURCES := $(shell find native -type f) $(shell find src -type d -not -name __pycache__) \
   CMakeLists.txt pyproject.toml
 
-.PHONY: quickstart test test-slow native-test native-fuzz lint format bench setup clean
+.PHONY: quickstart test test-slow native-test native-fuzz differential lint format bench setup clean
 
 setup: $(VENV)/.installed
 
@@ -45,6 +45,10 @@ native-test: setup
 native-fuzz:
 	native/tests/build_check.sh plain build/native-fuzz
 	OMP_WAIT_POLICY=passive build/native-fuzz/check_kernels --fuzz $(or $(CASES),100000) $(or $(SEED),1)
+
+# Random models of stock modules through every step, against float64 dense; EXPORT=--export adds that.
+differential: setup
+	$(BIN)/python tests/differential/run.py --cases $(or $(CASES),10000) --seed $(or $(SEED),0) $(EXPORT)
 
 lint: setup
 	$(BIN)/ruff check .
