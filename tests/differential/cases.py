@@ -55,7 +55,8 @@ def run_case(seed: int, *, export: bool = False) -> Outcome:
     outcome = Outcome(seed, drawn.name)
     if oddity is not None:
         outcome.what += f", {oddity.__name__}"
-        oddity(draw, drawn)
+        with torch.no_grad():  # torch copies no weight that is computed with a graph
+            oddity(draw, drawn)
     try:
         _result(drawn.model, drawn.inputs)
     except (RuntimeError, ValueError):

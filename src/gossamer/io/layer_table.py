@@ -247,7 +247,10 @@ def read_args(layer: Layer, module: nn.Module) -> dict[str, Argument] | None:
     args: dict[str, Argument] = {}
     for name, kind in layer.args.items():
         read = layer.read.get(name)
-        value = getattr(module, name) if read is None else read(module)
+        try:
+            value = getattr(module, name) if read is None else read(module)
+        except AttributeError:
+            return None  # a user put another module where the setting is read
         value = tuple(value) if isinstance(value, list | tuple) else value
         if not kind.accepts(value):
             return None
