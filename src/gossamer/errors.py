@@ -71,7 +71,11 @@ class MaskDrift(GossamerError, RuntimeError):
 
 
 class WeightIsCompact(GossamerError, AttributeError):
-    """`.weight` was read on a layer whose kept values are the Parameter."""
+    """A compact layer's `.weight` was computed with; its kept values are the Parameter."""
+
+
+class WeightIsPacked(GossamerError, AttributeError):
+    """A compiled layer's `.weight` was computed with; it is packed for a kernel."""
 
 
 class DistributedError(GossamerError, RuntimeError):

@@ -246,7 +246,7 @@ def test_float_modes_and_compilers(mode):
 def test_what_is_refused():
     layer, dense, mask = make()
     with pytest.raises(WeightIsCompact, match=r"compact Conv2d has no \.weight"):
-        _ = layer.weight
+        layer.weight.sum()
     with pytest.raises(InputError, match="mode must be one of"):
         Conv2d.from_dense(dense, mask, mode="fast")
     with pytest.raises(InputError, match=r"is \[6, 36\], but the mask is \[6, 35\]"):

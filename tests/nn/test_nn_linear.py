@@ -273,11 +273,13 @@ def test_autocast_follows_nn_linear(mode):
     torch.testing.assert_close(compact.values.grad, dense.weight.grad[mask])
 
 
-def test_weight_raises_with_advice():
-    compact, _, _ = make()
-    assert not hasattr(compact, "weight")
+def test_computing_with_weight_raises_with_advice():
+    compact, dense, _ = make()
+    weight = compact.weight
+    assert (weight.dtype, weight.shape) == (dense.weight.dtype, dense.weight.shape)
+    assert "weight" not in dict(compact.named_parameters())
     with pytest.raises(WeightIsCompact, match=r"to_dense\(\)\.weight"):
-        _ = compact.weight
+        weight * 2
     with pytest.raises(AttributeError, match="no attribute 'wait'"):
         _ = compact.wait
 

@@ -347,7 +347,7 @@ def test_relus_and_residual_sums_are_fused(sparse_wins, precision):
     gossamer.sparsify(model, sparsity=0.7)
     x = torch.randn(3, 8, 9, 11)
     fast = compile(model, chooser=sparse_wins, example=x, precision=precision)
-    graph = fast.forward.__self__.graph
+    graph = fast.forward.fused.graph
     calls = {str(node.target): node for node in graph.nodes if node.op == "call_module"}
     assert set(calls) == {"body", "last", "side"}
     assert [name for name, node in calls.items() if node.kwargs] == ["body", "last"]

@@ -196,13 +196,13 @@ def test_what_no_kernel_serves_stays_dense_counted_and_refused_under_strict(spar
         compile(conv, chooser=sparse_wins)
 
 
-def test_half_precision_layers_stay_dense_and_say_so(sparse_wins):
-    model = pruned().half()
+def test_double_precision_layers_stay_dense_and_say_so(sparse_wins):
+    model = pruned().double()
     gossamer.compact(model)
     fast = compile(model, chooser=sparse_wins)
     assert type(fast[0]) is nn.Linear
-    assert fast[0].weight.dtype is torch.float16
-    assert "float16" in explain(fast)[0].why
+    assert fast[0].weight.dtype is torch.float64
+    assert "float64" in explain(fast)[0].why
 
 
 def test_to_compact_gives_the_kept_values_back(sparse_wins):

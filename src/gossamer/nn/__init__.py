@@ -4,7 +4,7 @@
 from gossamer.nn.compact import CompactWeight, Mode
 from gossamer.nn.conv1d import conv1d_to_linear
 from gossamer.nn.conv2d import Conv2d
-from gossamer.nn.fastpath import disable_fast_paths
+from gossamer.nn.fastpath import attention_outputs, disable_fast_paths
 from gossamer.nn.linear import Linear
 from gossamer.nn.masked import MaskedConv2d, MaskedLinear, MaskedOutProj, MaskedWeight
 from gossamer.nn.replace import inherit_hooks, replace_module
@@ -18,6 +18,7 @@ __all__ = [
     "MaskedOutProj",
     "MaskedWeight",
     "Mode",
+    "attention_outputs",
     "conv1d_to_linear",
     "disable_fast_paths",
     "inherit_hooks",

@@ -23,6 +23,7 @@ from gossamer.nn.mask_rules import (
     mask_digest,
 )
 from gossamer.nn.optimizer_state import check_state, convert_state
+from gossamer.nn.weight_stand_in import Refusal, WeightStandIn
 from gossamer.ops.compact import expand_into
 from gossamer.ops.expansion import expand, gather, gather_kept
 from gossamer.patterns import Pattern, Unstructured
@@ -167,11 +168,17 @@ class CompactWeight(MayGiveUpValues):
             self.give_up_values()
 
     def __getattr__(self, name: str) -> Any:
-        if name == "weight":
-            raise WeightIsCompact(
+        # Not a property: state_dict, parameters and hooks on Parameters know nothing of it.
+        if name == "weight" and "values" in self.__dict__.get("_parameters", ()):
+            values = self.values
+            advice = (
                 f"this compact {type(self).__name__} has no .weight: its kept weights are the"
                 " vector .values, at the positions of .mask(). Read to_dense().weight for a copy,"
                 " change .values in place, or move the mask with remap(new_mask, optimizer)."
+            )
+            give = Refusal(WeightIsCompact, advice)
+            return WeightStandIn(
+                self.weight_shape, values.dtype, values.device, give, values.requires_grad
             )
         return super().__getattr__(name)
 

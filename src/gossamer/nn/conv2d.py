@@ -10,15 +10,16 @@ from torch import nn
 from gossamer.errors import InputError
 from gossamer.formats.bits import pack_bits
 from gossamer.nn.compact import CompactWeight, Mode, values_of
+from gossamer.nn.conv_attributes import ConvAttributes
 from gossamer.nn.replace import inherit_hooks
 from gossamer.ops.compact import expand_values
 from gossamer.ops.compact_conv import compact_conv, why_dense
-from gossamer.ops.conv_settings import ConvSettings, Pair
+from gossamer.ops.conv_settings import ConvSettings
 from gossamer.ops.dispatch import report_fallback
 from gossamer.patterns import Pattern, Unstructured
 
 
-class Conv2d(CompactWeight):
+class Conv2d(ConvAttributes, CompactWeight):
     """`nn.Conv2d` whose only trainable weights are the kept ones.
 
     Args:
@@ -70,51 +71,6 @@ class Conv2d(CompactWeight):
         compact = cls(values, bits, ConvSettings.of(conv), conv.bias, pattern=pattern, mode=mode)
         inherit_hooks(compact, conv)
         return compact
-
-    @property
-    def weight_shape(self) -> tuple[int, ...]:
-        """[out, in / groups, kernel height, kernel width]."""
-        return self.settings.weight_shape
-
-    @property
-    def in_channels(self) -> int:
-        """Channels of the input."""
-        return self.settings.in_channels
-
-    @property
-    def out_channels(self) -> int:
-        """Channels of the output."""
-        return self.settings.out_channels
-
-    @property
-    def kernel_size(self) -> Pair:
-        """(height, width)."""
-        return self.settings.kernel_size
-
-    @property
-    def stride(self) -> Pair:
-        """(height, width)."""
-        return self.settings.stride
-
-    @property
-    def padding(self) -> Pair | str:
-        """(height, width), "same" or "valid"."""
-        return self.settings.padding
-
-    @property
-    def dilation(self) -> Pair:
-        """(height, width)."""
-        return self.settings.dilation
-
-    @property
-    def groups(self) -> int:
-        """Groups of channels that do not see each other."""
-        return self.settings.groups
-
-    @property
-    def padding_mode(self) -> str:
-        """What the border is filled with: "zeros", "reflect", "replicate" or "circular"."""
-        return self.settings.padding_mode
 
     def to_dense(self) -> nn.Conv2d:
         """An ordinary, independent nn.Conv2d with exact zeros."""

@@ -9,6 +9,14 @@ be read without its mask, a compact or packed one does not exist.
 from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
+# Why the output projection of an attention of torch is never packed.
+READ_BY_ATTENTION = "nn.MultiheadAttention reads its weight directly and never calls the layer"
+
+
+def attention_outputs(model: nn.Module) -> set[int]:
+    """Ids of the `out_proj` layers of nn.MultiheadAttention, which are never called."""
+    return {id(m.out_proj) for m in model.modules() if isinstance(m, nn.MultiheadAttention)}
+
 
 def disable_fast_paths(model: nn.Module) -> list[str]:
     """Switch the fused path off in encoders that hold replaced layers; the names of those layers.

@@ -7,38 +7,43 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
+from gossamer.nn.batch import call_on_batch, first_tensor
 
 Shapes = dict[int, tuple[int, ...]]  # of the input, by id of the layer
 
 
 def input_shapes(
-    model: nn.Module, example: torch.Tensor | None, kinds: tuple[type[nn.Module], ...], where: str
+    model: nn.Module, example: Any, kinds: tuple[type[nn.Module], ...], where: str
 ) -> Shapes:
     """The input shape of every layer of `kinds` in a run of `example`, in eval mode.
 
-    No example gives no shapes. The model comes back as it was, statistics of batch norms included.
+    No example gives no shapes; it is a tensor, or a tuple or mapping of arguments. The model comes
+    back as it was, statistics of batch norms included.
     """
     shapes: Shapes = {}
     if example is None:
         return shapes
-    if not isinstance(example, torch.Tensor):
+    if first_tensor(example) is None:
         raise InputError(
-            f"{where}: example must be a tensor that the model takes, got {type(example).__name__}."
+            f"{where}: example must be a tensor that the model takes, or a tuple or dict of"
+            f" arguments that holds one, got {type(example).__name__}."
         )
 
-    def note(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        shapes[id(module)] = tuple(inputs[0].shape)
+    def note(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        image = first_tensor(inputs) if inputs else first_tensor(named)
+        if image is not None:
+            shapes[id(module)] = tuple(image.shape)
 
     was_training = [(module, module.training) for module in model.modules()]
     handles = [
-        module.register_forward_pre_hook(note)
+        module.register_forward_pre_hook(note, with_kwargs=True)
         for module, _ in was_training
         if isinstance(module, kinds)
     ]
     try:
         model.eval()
         with torch.no_grad():
-            model(example)
+            call_on_batch(model, example)
     finally:
         for handle in handles:
             handle.remove()

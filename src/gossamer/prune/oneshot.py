@@ -14,6 +14,7 @@ from gossamer.nn import (
     MaskedLinear,
     MaskedOutProj,
     MaskedWeight,
+    attention_outputs,
     disable_fast_paths,
     replace_module,
 )
@@ -135,16 +136,9 @@ def _masked_layer(
     masked: MaskedWeight
     if isinstance(module, nn.Conv2d):
         masked = MaskedConv2d.from_dense(module, mask, pattern)
-    elif _is_attention_output(model, module):
+    elif id(module) in attention_outputs(model):
         masked = MaskedOutProj.from_dense(module, mask, pattern)
     else:
         masked = MaskedLinear.from_dense(module, mask, pattern)
     replace_module(model, module, masked)
     return masked
-
-
-def _is_attention_output(model: nn.Module, module: nn.Module) -> bool:
-    return any(
-        isinstance(parent, nn.MultiheadAttention) and parent.out_proj is module
-        for parent in model.modules()
-    )

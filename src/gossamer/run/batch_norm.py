@@ -18,14 +18,17 @@ from torch import fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from gossamer.nn import CompactWeight, Conv2d, MaskedConv2d, MaskedWeight, replace_module
+from gossamer.nn.batch import call_on_batch
+from gossamer.nn.carried import carried, carried_by_calls, hand_over, leave
 from gossamer.ops.conv_settings import ConvSettings
+from gossamer.ops.dispatch import report_fallback
 from gossamer.run.same_output import same_output
 
 AnyConv = nn.Conv2d | Conv2d
 Pair = tuple[AnyConv, nn.BatchNorm2d]
 
 
-def fold_batch_norms(model: nn.Module, example: torch.Tensor | None) -> None:
+def fold_batch_norms(model: nn.Module, example: Any) -> None:
     """Fold every foldable pair of `model`, in place; tensors of the old layers are not changed."""
     if not any(isinstance(module, nn.BatchNorm2d) for module in model.modules()):
         return
@@ -36,7 +39,7 @@ def fold_batch_norms(model: nn.Module, example: torch.Tensor | None) -> None:
         before, pairs = _run_and_watch(model, example)
         undo = _fold_all(model, pairs)
         with torch.no_grad():
-            if pairs and not same_output(before, model(example)):
+            if pairs and not same_output(before, call_on_batch(model, example)):
                 for old, new in undo:
                     replace_module(model, new, old)
     else:
@@ -47,26 +50,28 @@ def _fold_all(model: nn.Module, pairs: list[Pair]) -> list[tuple[nn.Module, nn.M
     """Replace the pairs that can be folded; (old, new) of everything replaced."""
     replaced: list[tuple[nn.Module, nn.Module]] = []
     places = Counter(id(m) for _, m in model.named_modules(remove_duplicate=False))
+    names = {id(module): name for name, module in model.named_modules()}
     for conv, norm in pairs:
-        if places[id(conv)] == places[id(norm)] == 1 and _is_foldable(conv, norm):
+        if places[id(conv)] != 1 or places[id(norm)] != 1 or not _is_foldable(conv, norm):
+            continue
+        reason = carried(norm)
+        if reason is not None:
+            leave(norm, f"is not folded into its convolution: {reason}")
+            report_fallback(names[id(norm)], f"is not folded into its convolution: {reason}")
+        elif carried(conv) is None:  # else the convolution stays what it is, and says why
             for old, new in ((conv, _folded(conv, norm)), (norm, nn.Identity())):
+                hand_over(new, old)
                 replace_module(model, old, new)
                 replaced.append((old, new))
     return replaced
 
 
 def _is_foldable(conv: AnyConv, norm: nn.BatchNorm2d) -> bool:
-    hooks = any(
-        m._forward_hooks or m._forward_pre_hooks or "forward" in m.__dict__ for m in (conv, norm)
-    )
     return (
-        type(conv) in (nn.Conv2d, MaskedConv2d, Conv2d)
-        and type(norm) is nn.BatchNorm2d
-        and norm.running_mean is not None
+        norm.running_mean is not None
         and norm.running_var is not None
         and norm.num_features == conv.out_channels
         and not norm.training
-        and not hooks
     )
 
 
@@ -99,13 +104,15 @@ def _folded(conv: AnyConv, norm: nn.BatchNorm2d) -> nn.Module:
 
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, MaskedWeight | CompactWeight) or super().is_leaf_module(
-            m, module_qualified_name
-        )
+        # What a hook does would be traced once and never run again.
+        stays = isinstance(m, MaskedWeight | CompactWeight) or carried_by_calls(m) is not None
+        return stays or super().is_leaf_module(m, module_qualified_name)
 
 
 def _traced_pairs(model: nn.Module) -> list[Pair] | None:
     """Convolutions whose only use is a BatchNorm; None if the model cannot be traced."""
+    if "forward" in model.__dict__:
+        return None  # traced would be what the class computes
     try:
         graph = _Tracer().trace(model)
     except Exception:
@@ -125,7 +132,7 @@ def _traced_pairs(model: nn.Module) -> list[Pair] | None:
     return pairs
 
 
-def _run_and_watch(model: nn.Module, example: torch.Tensor) -> tuple[Any, list[Pair]]:
+def _run_and_watch(model: nn.Module, example: Any) -> tuple[Any, list[Pair]]:
     """The model's output, and BatchNorms whose input was the output of a convolution."""
     outputs: list[tuple[AnyConv, Any]] = []
     pairs: list[Pair] = []
@@ -149,7 +156,7 @@ def _run_and_watch(model: nn.Module, example: torch.Tensor) -> tuple[Any, list[P
             handles.append(module.register_forward_pre_hook(before_norm))
     try:
         with torch.no_grad():
-            result = model(example)
+            result = call_on_batch(model, example)
     finally:
         for handle in handles:
             handle.remove()
@@ -159,7 +166,8 @@ def _run_and_watch(model: nn.Module, example: torch.Tensor) -> tuple[Any, list[P
 
 def _sequential_pairs(model: nn.Module) -> Iterator[Pair]:
     for parent in model.modules():
-        if isinstance(parent, nn.Sequential):
+        runs_in_turn = type(parent).forward is nn.Sequential.forward
+        if isinstance(parent, nn.Sequential) and runs_in_turn and "forward" not in parent.__dict__:
             children = list(parent)
             for conv, norm in itertools.pairwise(children):
                 if isinstance(conv, AnyConv) and isinstance(norm, nn.BatchNorm2d):

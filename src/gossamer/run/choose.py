@@ -76,7 +76,7 @@ class Chooser:
         """Dense against one kernel, from the table or measured now."""
         num_rows, num_columns = contenders.weight_RK.shape
         key = CostKey(
-            kernel=kernel.name,
+            kernel=contenders.cost_name(kernel),
             rows=num_rows,
             columns=num_columns,
             pattern=str(contenders.sparse.pattern),
@@ -132,8 +132,8 @@ class Forced(Chooser):
 def _measure(contenders: Contenders, kernel: Kernel, tokens: int, timer: Timer) -> Duel:
     weight_RK, run = contenders.weight_RK, contenders.packed(kernel)
     generator = torch.Generator().manual_seed(0)
-    x_TK = torch.randn(tokens, weight_RK.shape[1], generator=generator)
-    bias = torch.zeros(weight_RK.shape[0])
+    x_TK = torch.randn(tokens, weight_RK.shape[1], generator=generator).to(weight_RK.dtype)
+    bias = weight_RK.new_zeros(weight_RK.shape[0])
     return _duel(lambda: F.linear(x_TK, weight_RK, bias), lambda: run(x_TK, bias, "none"), timer)
 
 

@@ -4,39 +4,44 @@
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
 import gossamer.ops.linear  # noqa: F401  (registers the built-in kernels)
 from gossamer.errors import InputError, TargetError
 from gossamer.formats import pack
 from gossamer.nn import (
+    CompactWeight,
     Conv2d,
     Linear,
     MaskedConv2d,
     MaskedLinear,
-    MaskedOutProj,
+    MaskedWeight,
+    attention_outputs,
     disable_fast_paths,
     replace_module,
 )
+from gossamer.nn.carried import call_hooks, carried, hand_over, leave
+from gossamer.nn.fastpath import READ_BY_ATTENTION
 from gossamer.nn.input_shapes import input_shapes
 from gossamer.ops.dispatch import candidates, report_fallback, report_missing
 from gossamer.ops.encoder import PackedEncoder
 from gossamer.patterns import Pattern, detect_pattern
 from gossamer.run.batch_norm import fold_batch_norms
+from gossamer.run.casting import HALVES, casting
 from gossamer.run.choose import Chooser, Forced
 from gossamer.run.contenders import Contenders
 from gossamer.run.conv_net import use_conv_net
 from gossamer.run.convs import convert_conv
 from gossamer.run.encoder import choose_encoder, pack_encoder
 from gossamer.run.encoder_layers import find_encoders
-from gossamer.run.fused_convs import fuse_convs
-from gossamer.run.packed import Choice, PackedLinear
+from gossamer.run.fused_convs import fuse_convs, may_rewrite_forward
+from gossamer.run.packed import MIN_SPARSITY, Choice, PackedLinear
 from gossamer.run.short_forward import shorten_forward
-
-# A dense layer with fewer zeros than this is left alone: no kernel gains from it.
-_MIN_SPARSITY = 0.1
+from gossamer.run.weight_reads import READ_BY_MODEL, dense_weight, weights_read
 
 
 def compile(
@@ -48,7 +53,7 @@ def compile(
     precision: str = "fp32",
     kernel: str | None = None,
     chooser: Chooser | None = None,
-    example: torch.Tensor | None = None,
+    example: Any = None,
 ) -> nn.Module:
     """An inference model whose pruned layers run on sparse kernels where these measure faster.
 
@@ -63,7 +68,10 @@ def compile(
     scales of activations measured on `example`: give a batch of typical images.
 
     The new model is in eval mode, shares every tensor it does not replace with `model` and takes no
-    gradients. Packed weights are copies: compile again after changing the model.
+    gradients. Packed weights are copies: compile again after changing the model. A layer that
+    carries what a packed one could not keep stays as it was, with the reason in `explain`, an error
+    under `strict`: hooks, a forward of its own, a parametrization, further tensors or modules.
+    16-bit layers are computed in float32.
 
     Args:
         model: any module.
@@ -74,8 +82,10 @@ def compile(
             "int4" (weights, for few tokens). Lower ones change results: measure the quality.
         kernel: force this one wherever it accepts a layer, unmeasured, and dense elsewhere.
         chooser: decides dense or sparse; None = measure, or the rule of GOSSAMER_TUNE=off.
-        example: an input of the model, run once or twice to learn the sizes of images. Without it
-            convolutions stay dense.
+        example: an input of the model, a tensor or a tuple or dict of arguments. It is run a few
+            times, to learn the sizes of images and which weights the model computes with itself,
+            as in `F.linear(x, self.a.weight)`; such layers stay dense. Without it convolutions
+            stay dense, and such a model ends in an error that says so.
     """
     counts = _check_tokens(tokens)
     fast = model if inplace else _copy_sharing_tensors(model)
@@ -84,16 +94,23 @@ def compile(
         decide = chooser or (Chooser() if kernel is None else Forced(kernel))
         fold_batch_norms(fast, example)
         shapes = input_shapes(fast, example, (nn.Conv2d, Conv2d), "compile")
+        layers = {name: module for name, module in fast.named_modules() if _could_gain(module)}
+        reads = _read_elsewhere(fast, layers, example)
         encoders = _pack_encoders(fast, precision) if kernel is None else []
-        for name, module in list(fast.named_modules()):
+        for name, module in layers.items():
             where = name or type(module).__name__
-            if isinstance(module, nn.Conv2d | Conv2d):
+            reason, refused = reads.get(id(module)), carried(module)
+            if reason is not None or refused is not None:
+                stays = _stay_dense if refused is None else _stay_as_it_is
+                new = stays(module, where, counts, reason or str(refused))
+            elif isinstance(module, nn.Conv2d | Conv2d):
                 stay_dense = _dense_stayer(where, counts)
-                new = convert_conv(module, shapes, decide, _MIN_SPARSITY, stay_dense, precision)
+                new = convert_conv(where, module, shapes, decide, stay_dense, precision)
             else:
                 new = _convert(where, module, counts, decide, precision)
             if new is module:
                 continue
+            hand_over(new, module)
             if module is fast:
                 fast = new
             else:
@@ -105,13 +122,35 @@ def compile(
             elif chosen is not stock:
                 replace_module(fast, stock, chosen)
         decide.save()
-    fuse_convs(fast, example)
-    if kernel is None:
-        with _num_threads(threads):
-            use_conv_net(fast, example, precision)
+    if isinstance(example, torch.Tensor) and may_rewrite_forward(fast):
+        fuse_convs(fast, example)
+        if kernel is None:
+            with _num_threads(threads):
+                use_conv_net(fast, example, precision)
     shorten_forward(fast)
     disable_fast_paths(fast)
     return fast
+
+
+def _could_gain(module: nn.Module) -> bool:
+    """Whether a layer is pruned, or has so many zeros that a kernel may gain from them."""
+    if isinstance(module, MaskedWeight | CompactWeight):
+        return isinstance(module, MaskedLinear | MaskedConv2d | Linear | Conv2d)
+    if not isinstance(module, nn.Linear | nn.Conv2d):
+        return False
+    with torch.no_grad():
+        weight = module.weight  # of subclasses, too: it may be computed
+    if not isinstance(weight, torch.Tensor) or isinstance(weight, UninitializedParameter):
+        return False
+    return bool(weight.numel()) and float((weight != 0).float().mean()) <= 1 - MIN_SPARSITY
+
+
+def _read_elsewhere(model: nn.Module, layers: dict[str, nn.Module], example: Any) -> dict[int, str]:
+    """Layers whose weight somebody else computes with, by id, and who."""
+    outputs = attention_outputs(model)
+    others = [layer for layer in layers.values() if id(layer) not in outputs]
+    read = weights_read(model, example, [layer for layer in others if carried(layer) is None])
+    return dict.fromkeys(read, READ_BY_MODEL) | dict.fromkeys(outputs, READ_BY_ATTENTION)
 
 
 def _pack_encoders(model: nn.Module, precision: str) -> list[tuple[nn.Module, PackedEncoder]]:
@@ -121,9 +160,10 @@ def _pack_encoders(model: nn.Module, precision: str) -> list[tuple[nn.Module, Pa
         try:
             packed = pack_encoder(encoder, "int8" if precision in ("int8", "int4") else "fp32")
         except TargetError as reason:
+            leave(encoder, f"runs layer by layer: {reason}")
             report_fallback(name or type(encoder).__name__, f"runs layer by layer: {reason}")
             continue
-        if packed.precision != "fp32" or packed.density <= 1 - _MIN_SPARSITY:
+        if packed.precision != "fp32" or packed.density <= 1 - MIN_SPARSITY:
             found.append((encoder, packed))
     return found
 
@@ -131,33 +171,33 @@ def _pack_encoders(model: nn.Module, precision: str) -> list[tuple[nn.Module, Pa
 def _convert(
     name: str, module: nn.Module, counts: tuple[int, ...], chooser: Chooser, precision: str
 ) -> nn.Module:
-    """The inference form of one layer, or the layer itself if there is nothing to gain."""
-    if isinstance(module, MaskedOutProj):
-        return _stay_dense(module, name, counts, "nn.MultiheadAttention reads its weight directly")
+    """The inference form of one Linear."""
+    weight_RK = dense_weight(module)
     if isinstance(module, MaskedLinear | Linear):
-        weight_RK = _dense_weight(module)
         mask_RK, pattern = module.mask(), module.pattern
-    elif type(module) is nn.Linear:
-        weight_RK = module.weight.detach()
-        mask_RK = weight_RK != 0
-        if not weight_RK.numel() or mask_RK.float().mean() > 1 - _MIN_SPARSITY:
-            return module
-        pattern = detect_pattern(mask_RK)
     else:
-        return module
-    if weight_RK.dtype is not torch.float32 or weight_RK.device.type != "cpu":
+        mask_RK = weight_RK != 0
+        pattern = detect_pattern(mask_RK)
+    if weight_RK.dtype not in (torch.float32, *HALVES) or weight_RK.device.type != "cpu":
         reason = f"kernels are float32 on the CPU, this is {weight_RK.dtype} on {weight_RK.device}"
         return _stay_dense(module, name, counts, reason)
-    sparse = pack(weight_RK, mask_RK, pattern)
+    sparse = pack(weight_RK.float(), mask_RK, pattern)
     kernels = candidates("linear", sparse, precision)
     if not kernels:
         report_missing("linear", sparse.format, name)
-    return _pack(module, Contenders(sparse, weight_RK, kernels), counts, chooser)
+    if weight_RK.dtype in HALVES:
+        kernels = tuple(casting(kernel) for kernel in kernels)
+    return _pack(name, module, Contenders(sparse, weight_RK, kernels), counts, chooser)
 
 
 def _pack(
-    module: nn.Linear | Linear, contenders: Contenders, counts: tuple[int, ...], chooser: Chooser
+    name: str,
+    module: nn.Module,
+    contenders: Contenders,
+    counts: tuple[int, ...],
+    chooser: Chooser,
 ) -> nn.Module:
+    dtype = contenders.weight_RK.dtype
     choices = tuple(chooser.choose(contenders, count) for count in counts)
     sparse, chosen = contenders.sparse, {choice.kernel for choice in choices}
     if chosen == {"dense"}:
@@ -165,14 +205,10 @@ def _pack(
         _annotate(dense, sparse.pattern, choices)
         return dense
     runs = {k.name: contenders.packed(k) for k in contenders.kernels if k.name in chosen}
-    dense_weight = contenders.weight_RK if "dense" in chosen else None
-    return PackedLinear(sparse, runs, module.bias, choices, dense_weight)
-
-
-def _dense_weight(module: MaskedLinear | Linear) -> torch.Tensor:
-    if isinstance(module, MaskedLinear):
-        return module.masked_weight().detach()
-    return module.to_dense().weight.detach()
+    held = contenders.weight_RK if "dense" in chosen else None
+    bias: Any = module.bias
+    choices = tuple(choice.of_dtype(dtype) for choice in choices)
+    return PackedLinear(sparse, runs, bias, choices, held, dtype, name)
 
 
 def _as_dense(module: nn.Module) -> nn.Module:
@@ -183,11 +219,16 @@ def _as_dense(module: nn.Module) -> nn.Module:
 
 
 def _stay_dense(module: nn.Module, name: str, counts: tuple[int, ...], reason: str) -> nn.Module:
-    report_fallback(name, reason)
     dense = _as_dense(module)
+    dense.pattern = getattr(module, "pattern", None)  # type: ignore[assignment]
+    return _stay_as_it_is(dense, name, counts, reason)
+
+
+def _stay_as_it_is(module: nn.Module, name: str, counts: tuple[int, ...], reason: str) -> nn.Module:
+    report_fallback(name, reason)
     pattern = getattr(module, "pattern", None)
-    _annotate(dense, pattern, tuple(Choice(n, "dense", None, None, reason) for n in counts))
-    return dense
+    _annotate(module, pattern, tuple(Choice(n, "dense", None, None, reason) for n in counts))
+    return module
 
 
 def _dense_stayer(name: str, counts: tuple[int, ...]) -> Callable[[nn.Module, str], nn.Module]:
@@ -226,10 +267,21 @@ def _num_threads(threads: int | None) -> Iterator[None]:
 
 
 def _copy_sharing_tensors(model: nn.Module) -> nn.Module:
-    """A copy whose modules are new and whose tensors are the original's storage."""
+    """A copy whose modules are new and whose tensors are the original's storage.
+
+    Hooks are shared as well: what a hook of the model records into, its copy records into.
+    """
     memo: dict[int, object] = {}
     for parameter in model.parameters():
         memo[id(parameter)] = nn.Parameter(parameter.detach(), requires_grad=False)
     for buffer in model.buffers():
         memo[id(buffer)] = buffer
+    modules = list(model.modules())
+    for module in modules:
+        for value in module.__dict__.values():
+            if isinstance(value, torch.Tensor):  # computed by a hook: it cannot be copied
+                memo[id(value)] = value.detach()
+        for hook in call_hooks(module):
+            if not any(owner is getattr(hook, "__self__", None) for owner in modules):
+                memo[id(hook)] = hook
     return copy.deepcopy(model, memo)

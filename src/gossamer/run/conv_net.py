@@ -11,6 +11,7 @@ import torch
 from torch import fx, nn
 
 from gossamer import settings
+from gossamer.nn.carried import Watch
 from gossamer.ops.conv_net import PackedConvNet
 from gossamer.ops.timing import duel
 from gossamer.run.conv_plan import lower, plan_of, rest_of
@@ -31,19 +32,24 @@ class NetForward:
         rest: what follows it.
         layered: the forward that it takes the place of.
         keeps_pixels: whether the mean over pixels keeps dimensions of size 1.
+        watch: the modules that are not called any more.
     """
 
     choice: Choice | None = None
 
-    def __init__(self, net: PackedConvNet, rest: Any, layered: Any, keeps_pixels: bool) -> None:
+    def __init__(
+        self, net: PackedConvNet, rest: Any, layered: Any, keeps_pixels: bool, watch: Watch
+    ) -> None:
         self.net, self.rest, self.layered = net, rest, layered
         self._shape = (net.plan.values[0].channels, *net.plan.values[0].size)
         self._keeps_pixels = keeps_pixels
+        self._watch = watch
 
     def __call__(self, x: torch.Tensor) -> Any:
-        """Images of other sizes, gradients and other dtypes go layer by layer."""
+        """Images of other sizes, gradients, other dtypes and new hooks go layer by layer."""
         plain = x.ndim == 4 and x.shape[1:] == self._shape and x.dtype is torch.float32 and x.is_cpu
-        if not plain or torch.compiler.is_compiling() or x.requires_grad:
+        compiling = torch.compiler.is_compiling()
+        if not plain or compiling or x.requires_grad or self._watch.finds_hooks():
             return self.layered(x)
         return self.rest(self.features(x))
 
@@ -53,7 +59,7 @@ class NetForward:
         return features[:, :, None, None] if self._keeps_pixels else features
 
 
-def use_conv_net(model: nn.Module, example: torch.Tensor | None, precision: str) -> None:
+def use_conv_net(model: nn.Module, example: torch.Tensor, precision: str) -> None:
     """Let one native call run the body of `model` where that is right and faster.
 
     Args:
@@ -61,7 +67,7 @@ def use_conv_net(model: nn.Module, example: torch.Tensor | None, precision: str)
         example: images; for int8 also what the scales of activations are measured on.
         precision: the lowest one that kernels may compute in.
     """
-    if example is None or not any(isinstance(module, PackedConv2d) for module in model.modules()):
+    if example.dtype is not torch.float32:
         return
     with torch.inference_mode():
         made = net_forward(model, example, precision)
@@ -93,7 +99,8 @@ def net_forward(
     keeps = last.kwargs.get("keepdim", len(last.args) > 2 and last.args[2])
     keeps_pixels = lowering.mean and (last.op == "call_module" or bool(keeps))
     rest = rest_of(graph, last, model).forward
-    fp32 = NetForward(PackedConvNet(plan), rest, layered, keeps_pixels)
+    watch = Watch(module for module in model.modules() if module is not model)
+    fp32 = NetForward(PackedConvNet(plan), rest, layered, keeps_pixels, watch)
     reference = _Reference(model, graph, [last, *lowering.tops])
     reference.run(example)
     # Both precisions run the same steps: fp32 shows whether they are the right ones.
@@ -102,7 +109,7 @@ def net_forward(
     if precision not in ("int8", "int4"):
         return fp32, fp32
     tops = [_top(reference.found[node.name]) for node in lowering.tops]
-    return fp32, NetForward(PackedConvNet(plan, tops), rest, layered, keeps_pixels)
+    return fp32, NetForward(PackedConvNet(plan, tops), rest, layered, keeps_pixels, watch)
 
 
 class _Reference(fx.Interpreter):

@@ -14,6 +14,7 @@ from torch import fx, nn
 
 from gossamer.errors import KernelError
 from gossamer.formats.bits import pack_bits
+from gossamer.nn.carried import carried, carried_by_calls
 from gossamer.ops.conv_net import ConvStep, NetPlan, NetValue, PoolStep, positions_of
 from gossamer.ops.conv_settings import ConvSettings, Pair
 from gossamer.run.fused_convs import is_plain_sum, is_relu
@@ -74,6 +75,8 @@ class Lowering:
     def read(self, node: fx.Node) -> None:
         """Understand one node, or raise NotUnderstood."""
         kind = None if node.op != "call_module" else self.modules[str(node.target)]
+        if kind is not None and carried_by_calls(kind) is not None:
+            raise NotUnderstood
         if isinstance(kind, nn.Identity | nn.Dropout):
             self._same(node)
         elif isinstance(kind, PackedConv2d | nn.Conv2d):
@@ -103,7 +106,8 @@ class Lowering:
             self.nodes[node] = self.take(given)
 
     def _conv(self, node: fx.Node, module: PackedConv2d | nn.Conv2d) -> None:
-        if len(node.args) != 1 or node.kwargs:
+        stock = isinstance(module, PackedConv2d) or carried(module) is None
+        if len(node.args) != 1 or node.kwargs or not stock:
             raise NotUnderstood
         source = self.take(node.args[0])
         try:

@@ -14,6 +14,7 @@ from gossamer.ops.conv import KERNEL, PackedConv, why_not
 from gossamer.ops.conv_settings import ConvSettings
 from gossamer.ops.dispatch import allowed_precisions
 from gossamer.patterns import Pattern, detect_pattern
+from gossamer.run.casting import HALVES
 from gossamer.run.choose import Chooser, Rival
 from gossamer.run.cost_table import CostKey
 from gossamer.run.packed import Choice
@@ -25,27 +26,23 @@ NO_EXAMPLE = "the size of its images is not known: pass example=, an input of th
 
 
 def convert_conv(
-    module: nn.Module,
+    where: str,
+    module: nn.Conv2d | Conv2d,
     shapes: Shapes,
     chooser: Chooser,
-    min_sparsity: float,
     stay_dense: StayDense,
     precision: str,
 ) -> nn.Module:
-    """The inference form of a convolution; the layer itself if it has too few zeros to gain."""
+    """The inference form of a convolution with zeros."""
     if isinstance(module, MaskedConv2d | Conv2d):
         mask_RK, pattern = module.mask(), module.pattern
         dense = module.to_dense()
-    elif type(module) is nn.Conv2d:
+    else:
         dense = module
         mask_RK = (module.weight != 0).flatten(1)
-        if not mask_RK.numel() or mask_RK.float().mean() > 1 - min_sparsity:
-            return module
         pattern = detect_pattern(mask_RK)
-    else:
-        return module
     weight, settings = dense.weight.detach(), ConvSettings.of(module)
-    if weight.dtype is not torch.float32 or weight.device.type != "cpu":
+    if weight.dtype not in (torch.float32, *HALVES) or weight.device.type != "cpu":
         reason = f"kernels are float32 on the CPU, this is {weight.dtype} on {weight.device}"
         return stay_dense(module, reason)
     reason_not = why_not(settings)
@@ -53,13 +50,15 @@ def convert_conv(
         return stay_dense(module, f"the convolution kernel cannot run it: {reason_not}")
     if id(module) not in shapes:
         return stay_dense(module, NO_EXAMPLE)
-    values, mask_bits = weight.flatten(1)[mask_RK], pack_bits(mask_RK)
+    values, mask_bits = weight.float().flatten(1)[mask_RK], pack_bits(mask_RK)
     rivals = {KERNEL: PackedConv(values, mask_bits, settings)}
     if "int8" in allowed_precisions(precision) and conv_int8.why_not(settings, values) is None:
         rivals[conv_int8.KERNEL] = conv_int8.PackedInt8Conv(values, mask_bits, settings)
     choice = _choose(rivals, weight, pattern, shapes[id(module)], chooser)
     if choice.is_sparse:
-        return PackedConv2d(rivals[choice.kernel], dense.bias, pattern, (choice,))
+        choices = (choice.of_dtype(weight.dtype),)
+        packed = rivals[choice.kernel]
+        return PackedConv2d(packed, dense.bias, pattern, choices, weight.dtype, where)
     stock = dense.eval().requires_grad_(False)
     stock.pattern, stock.choices = pattern, (choice,)  # type: ignore[assignment]
     return stock
@@ -74,13 +73,13 @@ def _choose(
 ) -> Choice:
     settings = rivals[KERNEL].settings
     height, width = settings.out_size((shape[-2], shape[-1]))
-    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    bias = torch.zeros(settings.out_channels)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(weight.dtype)
+    bias = weight.new_zeros(settings.out_channels)
     rows, columns = settings.matrix_shape
 
     def rival(name: str, packed: PackedConv) -> Rival:
         key = CostKey(
-            kernel=_cost_name(name, settings, shape),
+            kernel=_cost_name(name, settings, shape, weight.dtype),
             rows=rows,
             columns=columns,
             pattern=str(pattern),
@@ -88,7 +87,9 @@ def _choose(
             tokens=max(torch.Size(shape[:-3]).numel(), 1) * height * width,
             threads=torch.get_num_threads(),
         )
-        return Rival(name, key, lambda: packed(x, bias))
+        # The layer that would run, casts included.
+        layer = PackedConv2d(packed, bias, pattern, (), weight.dtype)
+        return Rival(name, key, lambda: layer(x))
 
     return chooser.choose_among(
         [rival(name, packed) for name, packed in rivals.items()],
@@ -96,7 +97,9 @@ def _choose(
     )
 
 
-def _cost_name(kernel: str, settings: ConvSettings, shape: tuple[int, ...]) -> str:
+def _cost_name(
+    kernel: str, settings: ConvSettings, shape: tuple[int, ...], dtype: torch.dtype
+) -> str:
     """The kernel with everything a measurement depends on, for the cost table."""
     parts = {
         "k": settings.kernel_size,
@@ -106,4 +109,7 @@ def _cost_name(kernel: str, settings: ConvSettings, shape: tuple[int, ...]) -> s
         "i": shape[-2:],
     }
     texts = [f"{letter}{a}x{b}" for letter, (a, b) in parts.items()]
-    return "/".join([kernel, *texts, f"g{settings.groups}"])
+    texts += (
+        [f"g{settings.groups}"] if dtype is torch.float32 else [f"g{settings.groups}", str(dtype)]
+    )
+    return "/".join([kernel, *texts])

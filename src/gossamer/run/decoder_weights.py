@@ -14,14 +14,12 @@ from gossamer.errors import InputError
 from gossamer.nn import Linear, MaskedLinear
 from gossamer.ops.decoder import DecoderShape
 from gossamer.patterns import NM, Pattern, detect_pattern
-from gossamer.run.packed import PackedLinear
+from gossamer.run.packed import MIN_SPARSITY, PackedLinear
 
 # Classes whose layers are RMSNorm, rotated halves, grouped queries and SwiGLU.
 CLASSES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "MistralForCausalLM")
 # Ways to stretch positions whose angles do not depend on the length of the sequence.
 _STATIC_ROPE = ("default", "linear", "llama3", "yarn")
-# A plain layer with fewer zeros than this counts as dense.
-_MIN_SPARSITY = 0.1
 
 
 @dataclass(frozen=True)
@@ -147,7 +145,7 @@ def _matrix(layer: nn.Module, where: str) -> Matrix:
         weight_RK = layer.weight.detach().float()
         mask_RK = weight_RK != 0
         pattern = None
-        if not mask_RK.numel() or float(mask_RK.float().mean()) > 1 - _MIN_SPARSITY:
+        if not mask_RK.numel() or float(mask_RK.float().mean()) > 1 - MIN_SPARSITY:
             mask_RK = torch.ones_like(mask_RK)
         else:
             pattern = detect_pattern(mask_RK)

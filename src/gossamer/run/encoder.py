@@ -19,6 +19,7 @@ from torch import nn
 
 from gossamer import settings
 from gossamer.errors import InputError, KernelError
+from gossamer.nn.carried import Watch
 from gossamer.nn.token_attention import live_tokens
 from gossamer.nn.token_pruning import EncoderOutput
 from gossamer.ops.encoder import PackedEncoder
@@ -60,6 +61,7 @@ class NativeEncoder(nn.Module):
         self.choices = tuple(sorted(choices, key=lambda choice: choice.tokens))
         self.min_tokens = _first_win(self.choices)
         self.config: Any = getattr(stock, "config", None)
+        self._watch = Watch(stock.modules())
 
     def forward(
         self,
@@ -69,7 +71,8 @@ class NativeEncoder(nn.Module):
     ) -> Any:
         """The last hidden state [B, T, D], zeros where there was padding."""
         batch, tokens = hidden_states.shape[:2]
-        if batch * tokens < self.min_tokens or _asks_for_more(kwargs):
+        few = batch * tokens < self.min_tokens
+        if few or _asks_for_more(kwargs, self.config) or self._is_hooked():
             return self._stock[0](hidden_states, attention_mask, **kwargs)
         if hidden_states.requires_grad and torch.is_grad_enabled():
             raise InputError(
@@ -79,6 +82,10 @@ class NativeEncoder(nn.Module):
         if torch.compiler.is_compiling():
             return EncoderOutput(packed_encoder(hidden_states, attention_mask, self._handle))
         return EncoderOutput(_run_padded(self.packed, hidden_states, attention_mask))
+
+    def _is_hooked(self) -> bool:
+        """Whether layers were hooked after `compile`: then they are called."""
+        return not torch.compiler.is_compiling() and self._watch.finds_hooks()
 
     def to_compact(self) -> nn.Module:
         """The encoder it was made of, with the layers as they are now: what is saved."""
@@ -204,8 +211,10 @@ def _first_win(choices: tuple[Choice, ...]) -> int:
     return math.isqrt(max(below) * won - 1) + 1 if below else min(won, _RULE_TOKENS)
 
 
-def _asks_for_more(arguments: dict[str, Any]) -> bool:
-    """Whether the caller wants what only the stock layers compute."""
+def _asks_for_more(arguments: dict[str, Any], config: Any) -> bool:
+    """Whether the caller, or the configuration, wants what only the stock layers compute."""
+    if any(getattr(config, f"output_{what}", False) for what in ("hidden_states", "attentions")):
+        return True
     wanted = ("encoder_hidden_states", "past_key_values", "output_attentions")
     more = any(arguments.get(name) is not None and arguments[name] is not False for name in wanted)
     return more or bool(arguments.get("output_hidden_states"))

@@ -13,6 +13,7 @@ from torch import nn
 from gossamer.errors import TargetError
 from gossamer.formats.bits import pack_bits
 from gossamer.nn import Linear, MaskedLinear
+from gossamer.nn.carried import carried, carried_by_calls
 from gossamer.nn.token_pruning import TokenPrunedEncoder
 from gossamer.nn.unit_families import BlockFamily, family_of
 from gossamer.ops.encoder import EncoderLayer, KeptLinear, Norm
@@ -55,7 +56,35 @@ def find_encoders(model: nn.Module) -> list[tuple[str, nn.Module]]:
 def read_layers(encoder: nn.Module) -> list[EncoderLayer]:
     """The layers of an encoder; TargetError names what stands in the way."""
     layers: Any = encoder.layer
-    return [_read(f"layer {i}", layer) for i, layer in enumerate(layers)]
+    read = [_read(f"layer {i}", layer) for i, layer in enumerate(layers)]
+    _refuse_extras(encoder)
+    return read
+
+
+def _refuse_extras(encoder: nn.Module) -> None:
+    """Refuse what one native call would not do, though a call of the modules does."""
+    layers: Any = encoder.layer
+    family = family_of(layers[0])
+    if family is None:
+        return
+    linears = (*family.projections, family.output, *family.expansions, family.down)
+    read = {f"layer.{i}.{part}" for i in range(len(layers)) for part in linears}
+    read |= {f"layer.{i}.{part}" for i in range(len(layers)) for part in _PARTS[family.name]}
+    home = type(layers[0]).__module__
+    for name, module in encoder.named_modules():
+        kind, reason = type(module), carried_by_calls(module)
+        if reason is None and not (name in read or _is_stock(module, home)):
+            reason = f"{kind.__name__} is no module of this family"
+        if reason is not None:
+            raise TargetError(f"{name or 'the encoder'}: {reason}.")
+
+
+def _is_stock(module: nn.Module, home: str) -> bool:
+    """Whether a module is of the family's file as it was written, or does nothing in eval mode."""
+    kind = type(module)
+    if kind.__module__ == home:
+        return kind.forward.__module__ == home
+    return kind in (nn.Dropout, nn.Identity, nn.ModuleList)
 
 
 def _read(where: str, layer: nn.Module) -> EncoderLayer:
@@ -100,7 +129,9 @@ def _scale(layer: nn.Module, family: BlockFamily, head_width: int) -> float:
 
 def _activation(where: str, layer: nn.Module, path: str) -> str:
     module = _attribute(layer, path)
-    name = _ACTIVATIONS.get(type(module).__name__)
+    kind = type(module)
+    known = kind.__module__.split(".")[0] in ("torch", "transformers")
+    name = _ACTIVATIONS.get(kind.__name__) if known else None
     if name is None or getattr(module, "approximate", "none") != "none":
         raise TargetError(
             f"{where}: its activation {type(module).__name__} has no native form; known are"
@@ -110,7 +141,7 @@ def _activation(where: str, layer: nn.Module, path: str) -> str:
 
 
 def _norm(where: str, module: nn.Module) -> tuple[Norm, float]:
-    if not isinstance(module, nn.LayerNorm) or module.weight is None or module.bias is None:
+    if type(module) is not nn.LayerNorm or module.weight is None or module.bias is None:
         raise TargetError(f"{where}: expected a LayerNorm with gain and shift, found {module}.")
     return Norm(_float(where, module.weight), _float(where, module.bias)), float(module.eps)
 
@@ -124,8 +155,11 @@ def _float(where: str, values: torch.Tensor) -> torch.Tensor:
 
 
 def _kept(where: str, module: nn.Module) -> KeptLinear:
+    reason = carried(module)
+    if reason is not None:
+        raise TargetError(f"{where}: {reason}.")
     if isinstance(module, Linear):
-        values, bits = module.values.detach(), module.mask_bits
+        values, bits = module.kept_values(), module.mask_bits
     elif isinstance(module, MaskedLinear):
         values, bits = module.masked_weight().detach()[module.mask()], pack_bits(module.mask())
     elif type(module) is nn.Linear:

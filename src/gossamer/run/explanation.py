@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from gossamer.nn import CompactWeight, MaskedConv2d, MaskedLinear
+from gossamer.nn import CompactWeight, MaskedConv2d, MaskedLinear, attention_outputs
+from gossamer.nn.fastpath import READ_BY_ATTENTION
 from gossamer.ops.conv_net import ConvStep
 from gossamer.run.conv_net import NetForward
 from gossamer.run.encoder import NativeEncoder
-from gossamer.run.packed import Choice, PackedLinear
+from gossamer.run.packed import MIN_SPARSITY, Choice, PackedLinear
 from gossamer.run.packed_conv import PackedConv2d
 
 _NOT_COMPILED = "not compiled: call gossamer.compile(model)"
@@ -47,7 +48,7 @@ class Explanation(list[Row]):
         lines += [
             (
                 row.name,
-                "x".join(map(str, row.shape)),
+                "x".join(map(str, row.shape)) or "-",
                 f"{row.density:.3f}",
                 row.pattern,
                 row.kernel,
@@ -68,6 +69,7 @@ class Explanation(list[Row]):
 def explain(model: nn.Module) -> Explanation:
     """One row per weight layer and measured token count: kernel, times, reason."""
     rows = Explanation()
+    outputs = attention_outputs(model)
     for name, module in model.named_modules():
         forward = module.__dict__.get("forward")
         if isinstance(forward, NetForward) and forward.choice is not None:
@@ -77,8 +79,27 @@ def explain(model: nn.Module) -> Explanation:
         elif isinstance(
             module, PackedLinear | PackedConv2d | CompactWeight | nn.Linear | nn.Conv2d
         ):
-            rows.extend(_rows(name or type(module).__name__, module))
+            rows.extend(_rows(name or type(module).__name__, module, id(module) in outputs))
+        elif "left" in module.__dict__:
+            rows.append(_left_row(name or type(module).__name__, module))
     return rows
+
+
+def _left_row(name: str, module: nn.Module) -> Row:
+    """A module without a weight of its own that stayed what it was, though its like do not."""
+    return Row(
+        name=name,
+        kind=type(module).__name__,
+        shape=(),
+        density=1.0,
+        pattern="-",
+        format="-",
+        tokens=None,
+        kernel="as it was",
+        dense_us=None,
+        sparse_us=None,
+        why=str(module.__dict__["left"]),
+    )
 
 
 def _net_row(name: str, module: nn.Module, forward: NetForward, choice: Choice) -> Row:
@@ -121,17 +142,35 @@ def _encoder_rows(name: str, module: NativeEncoder) -> list[Row]:
     ]
 
 
-def _rows(name: str, module: nn.Module) -> list[Row]:
+def _rows(name: str, module: nn.Module, is_read: bool) -> list[Row]:
+    """`is_read`: whether an attention reads the weight of the layer, which is never called."""
+    form = _form(module)
     choices: tuple[Choice, ...] | None = getattr(module, "choices", None)
     if choices is not None:
         return [
-            _row(name, module, c.tokens, c.kernel, c.dense_us, c.sparse_us, c.why) for c in choices
+            _row(
+                name,
+                module,
+                c.tokens,
+                c.kernel if c.is_sparse else form,
+                c.dense_us,
+                c.sparse_us,
+                c.why,
+            )
+            for c in choices
         ]
+    if form == "dense" and _density(module) > 1 - MIN_SPARSITY:
+        why = "no mask and too few zeros to gain"
+    else:
+        why = f"stays dense when compiled, too: {READ_BY_ATTENTION}" if is_read else _NOT_COMPILED
+    return [_row(name, module, None, form, None, None, why)]
+
+
+def _form(module: nn.Module) -> str:
+    """What a layer runs as where no sparse kernel does."""
     if isinstance(module, CompactWeight):
-        return [_row(name, module, None, f"compact/{module.mode}", None, None, _NOT_COMPILED)]
-    if isinstance(module, MaskedLinear | MaskedConv2d):
-        return [_row(name, module, None, "masked dense", None, None, _NOT_COMPILED)]
-    return [_row(name, module, None, "dense", None, None, "no mask and too few zeros to gain")]
+        return f"compact/{module.mode}"
+    return "masked dense" if isinstance(module, MaskedLinear | MaskedConv2d) else "dense"
 
 
 def _row(
@@ -163,15 +202,22 @@ def _shape(module: nn.Module) -> tuple[int, ...]:
         return (module.out_features, module.in_features)
     if isinstance(module, PackedConv2d | CompactWeight):
         return module.weight_shape
-    return tuple(module.get_parameter("weight").shape)
+    return tuple(_weight(module).shape)
 
 
 def _density(module: nn.Module) -> float:
     held = PackedLinear | PackedConv2d | CompactWeight | MaskedLinear | MaskedConv2d
     if isinstance(module, held):
         return module.density
-    weight = module.get_parameter("weight")
+    weight = _weight(module)
     return float((weight != 0).float().mean()) if weight.numel() else 1.0
+
+
+def _weight(module: nn.Module) -> torch.Tensor:
+    """Of a stock layer; it may be computed."""
+    with torch.no_grad():
+        weight: torch.Tensor = module.weight  # type: ignore[assignment]
+    return weight
 
 
 def _text(value: float | int | None, form: str) -> str:

@@ -8,11 +8,15 @@ A model that cannot be traced, or that gives another result for the example, sta
 """
 
 import operator
+import types
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+from gossamer.nn.carried import Watch, carried_by_calls, leave
+from gossamer.ops.dispatch import report_fallback
 from gossamer.run.packed import PackedLinear
 from gossamer.run.packed_conv import PackedConv2d
 from gossamer.run.same_output import same_output
@@ -21,10 +25,51 @@ _RELUS = (F.relu, torch.relu, torch.relu_, F.relu_, "relu", "relu_")
 _SUMS = (operator.add, operator.iadd, torch.add, "add", "add_", "__add__", "__iadd__")
 
 
-def fuse_convs(model: nn.Module, example: torch.Tensor | None) -> None:
+class FusedForward:
+    """The forward of a model whose convolutions do more than they say.
+
+    Args:
+        model: gets it.
+        fused: the rewritten graph.
+    """
+
+    def __init__(self, model: nn.Module, fused: fx.GraphModule) -> None:
+        self.fused = fused
+        self._own = types.MethodType(type(model).forward, model)
+        self._watch = Watch(m for m in model.modules() if m is not model)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Where a module was hooked since, all are called one by one."""
+        if not torch.compiler.is_compiling() and self._watch.finds_hooks():
+            return self._own(*args, **kwargs)
+        return self.fused.forward(*args, **kwargs)
+
+
+def may_rewrite_forward(model: nn.Module) -> bool:
+    """Whether the forward of `model` is that of its class.
+
+    Modules inside whose calls carry something stay modules that are called; they are reported.
+    """
+    if not any(isinstance(module, PackedConv2d) for module in model.modules()):
+        return False
+    for name, module in model.named_modules():
+        reason = carried_by_calls(module)
+        known = "choices" in module.__dict__ or "left" in module.__dict__
+        if module is model:
+            continue  # its hooks run around any forward
+        if reason is not None and not known and not isinstance(module, nn.Linear):
+            leave(module, f"nothing is fused with it: {reason}")
+            report_fallback(name, f"nothing is fused with it: {reason}")
+    if "forward" in model.__dict__ or model.__dict__.get("_compiled_call_impl") is not None:
+        reason = "runs layer by layer: the forward of the model was replaced or compiled by itself"
+        leave(model, reason)
+        report_fallback(type(model).__name__, reason)
+        return False
+    return True
+
+
+def fuse_convs(model: nn.Module, example: torch.Tensor) -> None:
     """Let sparse convolutions of `model` take over what follows them."""
-    if example is None or not any(isinstance(module, PackedConv2d) for module in model.modules()):
-        return
     try:
         graph = ConvTracer().trace(model)
     except Exception:
@@ -35,7 +80,7 @@ def fuse_convs(model: nn.Module, example: torch.Tensor | None) -> None:
     fused = fx.GraphModule(model, graph).eval()
     with torch.inference_mode():
         if same_output(model(example), fused(example)):
-            model.forward = fused.forward
+            model.forward = FusedForward(model, fused)
 
 
 class ConvTracer(fx.Tracer):
@@ -43,15 +88,16 @@ class ConvTracer(fx.Tracer):
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Whether a module stays a node."""
-        sparse = isinstance(m, PackedConv2d | PackedLinear)
-        return sparse or super().is_leaf_module(m, module_qualified_name)
+        # What a hook does would be traced once and never run again.
+        stays = isinstance(m, PackedConv2d | PackedLinear) or carried_by_calls(m) is not None
+        return stays or super().is_leaf_module(m, module_qualified_name)
 
 
 def _fuse(model: nn.Module, graph: fx.Graph) -> bool:
     """Rewrite the graph; whether there was anything to fuse."""
     modules = dict(model.named_modules(remove_duplicate=False))
     for node in list(graph.nodes):
-        if node.op == "call_module" and type(modules[node.target]) is nn.Identity:
+        if node.op == "call_module" and _is_plain(modules[node.target], nn.Identity):
             node.replace_all_uses_with(node.args[0])  # a BatchNorm that was folded
             graph.erase_node(node)
     fused = False
@@ -80,8 +126,12 @@ def _only_user(node: fx.Node) -> fx.Node | None:
 def is_relu(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
     """Whether a node is a ReLU."""
     if node.op == "call_module":
-        return type(modules[str(node.target)]) is nn.ReLU
+        return _is_plain(modules[str(node.target)], nn.ReLU)
     return node.op in ("call_function", "call_method") and node.target in _RELUS
+
+
+def _is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
+    return type(module) is kind and carried_by_calls(module) is None
 
 
 def is_plain_sum(node: fx.Node) -> bool:

@@ -3,19 +3,25 @@
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from gossamer.errors import WeightIsPacked
 from gossamer.formats import unpack
 from gossamer.formats.base import SparseTensor
 from gossamer.formats.bits import pack_bits
 from gossamer.nn import Linear
+from gossamer.nn.weight_stand_in import Refusal, WeightStandIn
 from gossamer.ops.dispatch import Run
 from gossamer.ops.packed_weight import PackedWeight
 from gossamer.patterns import Pattern
+from gossamer.run.casting import Casting
+
+# A dense layer with fewer zeros than this is left alone: no kernel gains from it.
+MIN_SPARSITY = 0.1
 
 
 @dataclass(frozen=True)
@@ -36,13 +42,31 @@ class Choice:
         """Whether the sparse kernel runs."""
         return self.kernel != "dense"
 
+    def of_dtype(self, dtype: torch.dtype) -> "Choice":
+        """The same, with a word on layers that are computed in another dtype than their own."""
+        if dtype is torch.float32 or not self.is_sparse:
+            return self
+        name = str(dtype).removeprefix("torch.")
+        return replace(self, why=f"{self.why}; computed in float32, the weight is {name}")
+
+
+def packed_stand_in(where: str, shape: tuple[int, ...], dtype: torch.dtype) -> WeightStandIn:
+    """What `.weight` of a packed layer gives."""
+    message = (
+        f"{where}: its weight is packed for a sparse kernel, and the model computes with .weight"
+        " itself. Compile the original with example=, an input of the model: the run of it finds"
+        " such layers, and they stay dense. to_compact().to_dense().weight is a copy of the weight."
+    )
+    return WeightStandIn(shape, dtype, torch.device("cpu"), Refusal(WeightIsPacked, message))
+
 
 class PackedLinear(nn.Module):
     """y = x W^T + b with W packed for the kernels that won. Inference only.
 
     `runs` holds the packed weight of each kernel named in `choices`. They are copies: later edits
     of the layer they came from do not reach them. Calls are safe from several threads. A dense
-    weight is held only if some token count runs dense.
+    weight is held only if some token count runs dense. `dtype` is that of the layer: a 16-bit one
+    has float32 in `sparse`, and runs that cast (`casting.py`).
     """
 
     bias: nn.Parameter | None
@@ -55,9 +79,13 @@ class PackedLinear(nn.Module):
         bias: torch.Tensor | None,
         choices: tuple[Choice, ...],
         dense_weight: torch.Tensor | None,
+        dtype: torch.dtype = torch.float32,
+        where: str = "a compiled Linear",
     ) -> None:
         super().__init__()
         self.out_features, self.in_features = sparse.shape
+        self.dtype = dtype
+        self._stand_in = packed_stand_in(where, (self.out_features, self.in_features), dtype)
         self.pattern: Pattern = sparse.pattern
         self.format = sparse.format
         self.runs = runs
@@ -69,6 +97,11 @@ class PackedLinear(nn.Module):
         self.register_parameter("bias", held)
         self.register_buffer("dense_weight", dense_weight, persistent=False)
         self._switches = self._find_switches()
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """Answers dtype, device and shape; the numbers are packed."""
+        return self._stand_in
 
     def choice_for(self, tokens: int) -> Choice:
         """The choice measured nearest to `tokens` on a logarithmic scale."""
@@ -111,10 +144,12 @@ class PackedLinear(nn.Module):
             assert self._source is not None  # noqa: S101  (set for such layouts)
             weight_RK, mask_RK = unpack(self._source)
             values, mask_bits = weight_RK[mask_RK], pack_bits(mask_RK)
+        values = values.to(self.dtype)  # a 16-bit value is the same in 32 bits
         return Linear(values, mask_bits, self.in_features, self.bias, pattern=self.pattern)
 
     def _lossless(self) -> PackedWeight | None:
-        packed = (run for run in self.runs.values() if isinstance(run, PackedWeight))
+        runs = (run.run if isinstance(run, Casting) else run for run in self.runs.values())
+        packed = (run for run in runs if isinstance(run, PackedWeight))
         return next((weight for weight in packed if weight.is_lossless), None)
 
     def extra_repr(self) -> str:

@@ -5,18 +5,19 @@ import torch
 from torch import nn
 
 from gossamer.nn import Conv2d
+from gossamer.nn.conv_attributes import ConvAttributes
 from gossamer.ops.conv import PackedConv
 from gossamer.ops.conv_settings import ConvSettings
 from gossamer.patterns import Pattern
-from gossamer.run.packed import Choice
+from gossamer.run.packed import Choice, packed_stand_in
 
 
-class PackedConv2d(nn.Module):
+class PackedConv2d(ConvAttributes, nn.Module):
     """`nn.Conv2d` with a weight packed for a kernel. Inference only.
 
     The packed weight is a copy: later edits of the layer it came from do not reach it. Images of
     another size than the measured one run on the sparse kernel too; the first call with a new size
-    packs the weight once more.
+    packs the weight once more. `dtype` is that of the layer: 16-bit ones are computed in float32.
     """
 
     bias: nn.Parameter | None
@@ -27,23 +28,23 @@ class PackedConv2d(nn.Module):
         bias: torch.Tensor | None,
         pattern: Pattern,
         choices: tuple[Choice, ...],
+        dtype: torch.dtype = torch.float32,
+        where: str = "a compiled Conv2d",
     ) -> None:
         super().__init__()
         self.packed = packed
+        self.settings: ConvSettings = packed.settings
+        self.dtype = dtype
+        self._stand_in = packed_stand_in(where, self.weight_shape, dtype)
         self.pattern: Pattern = pattern
         self.choices = choices
         held = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
         self.register_parameter("bias", held)
 
     @property
-    def settings(self) -> ConvSettings:
-        """Sizes, stride, padding, dilation and groups."""
-        return self.packed.settings
-
-    @property
-    def weight_shape(self) -> tuple[int, ...]:
-        """Of the dense weight."""
-        return self.settings.weight_shape
+    def weight(self) -> torch.Tensor:
+        """Answers dtype, device and shape; the numbers are packed."""
+        return self._stand_in
 
     @property
     def density(self) -> float:
@@ -54,13 +55,17 @@ class PackedConv2d(nn.Module):
         self, x: torch.Tensor, added: torch.Tensor | None = None, activation: str = "none"
     ) -> torch.Tensor:
         """The convolution of x [N, C, H, W] or [C, H, W]; fused_convs.py passes the rest."""
-        return self.packed(x, self._parameters["bias"], activation, added)
+        bias = self._parameters["bias"]
+        if self.dtype is torch.float32:
+            return self.packed(x, bias, activation, added)
+        floats = [None if tensor is None else tensor.float() for tensor in (bias, added)]
+        return self.packed(x.float(), floats[0], activation, floats[1]).to(x.dtype)
 
     def to_compact(self) -> Conv2d:
         """The compact layer with the same kept values: what `gossamer.save` writes."""
         packed = self.packed
         return Conv2d(
-            packed.values.clone(),
+            packed.values.to(self.dtype, copy=True),
             packed.mask_bits.clone(),
             self.settings,
             self.bias,

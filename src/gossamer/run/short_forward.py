@@ -45,7 +45,8 @@ def shorten_forward(model: nn.Module) -> None:
     for module in model.modules():
         kind = type(module)
         known = _MODELS.get(kind.__module__) == kind.__name__
-        if known and isinstance(getattr(module, "encoder", None), NativeEncoder):
+        own = "forward" in module.__dict__ or kind.forward.__module__ != kind.__module__
+        if known and not own and isinstance(getattr(module, "encoder", None), NativeEncoder):
             # A bound method: a copy of the model gets one of its own.
             module.forward = types.MethodType(short_forward, module)
 

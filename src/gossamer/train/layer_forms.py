@@ -13,7 +13,14 @@ from torch import nn
 from gossamer.errors import ArtifactError, GossamerError
 from gossamer.formats.bits import unpack_bits
 from gossamer.io.tensor_header import DTYPE_NAMES, dtype_name
-from gossamer.nn import CompactWeight, MaskedConv2d, MaskedLinear, MaskedWeight, replace_module
+from gossamer.nn import (
+    CompactWeight,
+    MaskedConv2d,
+    MaskedLinear,
+    MaskedWeight,
+    attention_outputs,
+    replace_module,
+)
 from gossamer.nn.masked import MaskedOutProj
 from gossamer.patterns.text import parse_pattern
 from gossamer.train.compaction import compact
@@ -90,15 +97,10 @@ def _mask(
             mask = unpack_bits(bits, module.weight.shape[1:].numel())
             replace_module(model, module, MaskedConv2d.from_dense(module, mask, pattern))
         elif isinstance(module, nn.Linear):
-            kind = MaskedOutProj if _is_out_proj(model, module) else MaskedLinear
+            kind = MaskedOutProj if id(module) in attention_outputs(model) else MaskedLinear
             mask = unpack_bits(bits, module.in_features)
             replace_module(model, module, kind.from_dense(module, mask, pattern))
         else:
             raise ArtifactError(f"a {type(module).__name__} cannot be masked.")
     except GossamerError as error:
         raise ArtifactError(f"layers: a saved mask does not fit the model ({error})") from error
-
-
-def _is_out_proj(model: nn.Module, module: nn.Module) -> bool:
-    parents = (m for m in model.modules() if isinstance(m, nn.MultiheadAttention))
-    return any(parent.out_proj is module for parent in parents)

@@ -49,9 +49,8 @@ def _check_layers(block_name: str, block: nn.Module) -> None:
         except AttributeError:
             continue  # an attention without heads has no projections any more
         where = f"{block_name}.{part}"
-        if hasattr(layer, "parametrizations") or (
-            layer._parameters.get("weight") is None and hasattr(layer, "weight")
-        ):
+        # What a hook computes before every forward is an ordinary attribute.
+        if hasattr(layer, "parametrizations") or "weight" in layer.__dict__:
             raise TargetError(
                 f"{where}: its weight is computed (weight_norm, parametrization or"
                 " torch.nn.utils.prune). Make it permanent before units are cut out."

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What users hung on a module, which is lost if another module or a kernel takes its place.
+
+A layer is more than its weights: hooks, a `forward` of its own, a parametrization, further tensors.
+Whoever replaces a layer asks `carried`; whoever computes what a module would have computed, and
+leaves the module where it is, asks `carried_by_calls`. Both say in words what is in the way, None
+if nothing is. The rule: what cannot be kept is refused for that module, by name, never dropped.
+"""
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+from torch.nn.modules import module as torch_module
+from torch.nn.utils.parametrize import is_parametrized
+from torch.nn.utils.prune import BasePruningMethod
+
+from gossamer.nn.conv2d import Conv2d
+from gossamer.nn.linear import Linear
+from gossamer.nn.masked import MaskedConv2d, MaskedLinear, MaskedOutProj
+
+PRUNED_BY_TORCH = (
+    "torch.nn.utils.prune computes its weight in a hook; call gossamer.io.adopt_pruned(model)"
+    " first, which makes it a masked layer"
+)
+
+_CALL_HOOKS = {
+    "_forward_pre_hooks": "a forward pre-hook",
+    "_forward_hooks": "a forward hook",
+    "_backward_pre_hooks": "a backward pre-hook",
+    "_backward_hooks": "a backward hook",
+}
+_STATE_HOOKS = {
+    "_state_dict_hooks": "a state_dict hook",
+    "_state_dict_pre_hooks": "a state_dict pre-hook",
+    "_load_state_dict_pre_hooks": "a load_state_dict pre-hook",
+    "_load_state_dict_post_hooks": "a load_state_dict hook",
+}
+# Installed by transformers when hidden states were asked for once; they do nothing in other calls,
+# and calls that ask for hidden states run the stock layers.
+_IDLE_HOOKS = "transformers.utils.output_capturing"
+
+_MASK_BUFFERS = frozenset({"mask_bits", "_mask", "_reach"})
+_WEIGHTS = frozenset({"weight", "bias"})
+_KEPT = frozenset({"values", "bias"})
+# Tensors that a layer of each kind has by itself. Other classes have a forward of their own.
+_TENSORS: dict[type[nn.Module], frozenset[str]] = {
+    nn.Linear: _WEIGHTS,
+    nn.Conv2d: _WEIGHTS,
+    nn.BatchNorm2d: _WEIGHTS | {"running_mean", "running_var", "num_batches_tracked"},
+    MaskedLinear: _WEIGHTS | _MASK_BUFFERS,
+    MaskedOutProj: _WEIGHTS | _MASK_BUFFERS,
+    MaskedConv2d: _WEIGHTS | _MASK_BUFFERS,
+    Linear: _KEPT | {"mask_bits"},
+    Conv2d: _KEPT | {"mask_bits"},
+}
+# What gossamer itself leaves on layers, and what packed layers have under these names.
+_OWN_ATTRIBUTES = frozenset(
+    {"pattern", "gradient_sum", "choices", "left", "matrix_shape", "mode", "settings"}
+    | {"_dense", "_dense_source", "_home"}
+)
+_TAKEN = frozenset({"runs", "format", "density", "packed", "where", "dense_weight", "weight_shape"})
+
+
+def carried_by_calls(module: nn.Module) -> str | None:
+    """What a call of `module` does besides the forward of its class; None if nothing."""
+    for table, words in _CALL_HOOKS.items():
+        hooks = [h for h in module.__dict__[table].values() if not _is_idle(h)]
+        if any(isinstance(hook, BasePruningMethod) for hook in hooks):
+            return PRUNED_BY_TORCH
+        if hooks:
+            return f"it carries {words}"
+    if "forward" in module.__dict__ or "__call__" in module.__dict__:
+        return "its forward was replaced on this instance"
+    if module.__dict__.get("_compiled_call_impl") is not None:
+        return "it was compiled by itself with module.compile()"
+    if not _is_as_written(type(module).__call__):
+        return f"{type(module).__name__} has a __call__ of its own"
+    return _carried_by_all_calls()
+
+
+def carried(layer: nn.Module) -> str | None:
+    """What a layer carries that another layer in its place would not; None if nothing.
+
+    For Linear, Conv2d and BatchNorm2d, stock, masked or compact. Plain attributes are no obstacle:
+    `hand_over` gives them to the new layer.
+    """
+    if is_parametrized(layer):
+        return "it is parametrized (torch.nn.utils.parametrize); make that permanent first"
+    reason = carried_by_calls(layer)
+    if reason is not None:
+        return reason
+    for table, words in _STATE_HOOKS.items():
+        if layer.__dict__[table]:
+            return f"it carries {words}"
+    tensors = _TENSORS.get(type(layer))
+    if tensors is None or not _is_as_written(type(layer).forward):
+        return f"{type(layer).__name__} is a class of its own, whose forward may do anything"
+    further = sorted({*layer._parameters, *layer._buffers} - tensors)
+    if further:
+        return f"it holds a tensor of its own, {further[0]!r}"
+    if layer._modules:
+        return f"it holds a module, {next(iter(layer._modules))!r}"
+    special = [p for p in layer._parameters.values() if p is not None and type(p) not in _PLAIN]
+    if special:
+        return f"its weights are {type(special[0]).__name__}, no plain Parameters"
+    hidden = [name for name in _attributes(layer) if hasattr(type(layer), name) or name in _TAKEN]
+    return f"its attribute {hidden[0]!r} was replaced on this instance" if hidden else None
+
+
+def call_hooks(module: nn.Module) -> list[Any]:
+    """Hooks that run when `module` is called or differentiated."""
+    return [hook for table in _CALL_HOOKS for hook in module.__dict__[table].values()]
+
+
+class Watch:
+    """Modules that are computed without being called; whether somebody hooked one of them since."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._modules = tuple(modules)
+        self._tables = tuple(m.__dict__[table] for m in self._modules for table in _CALL_HOOKS)
+
+    def finds_hooks(self) -> bool:
+        """Whether the modules must be called one by one; a few microseconds for a hundred."""
+        return any(self._tables) and any(carried_by_calls(m) is not None for m in self._modules)
+
+
+def hand_over(new: nn.Module, old: nn.Module) -> None:
+    """Give `new` the plain attributes that users set on `old`."""
+    for name in _attributes(old):
+        new.__dict__.setdefault(name, old.__dict__[name])
+
+
+def leave(module: nn.Module, reason: str) -> None:
+    """Leave on a module why it stayed what it was, for `explain`."""
+    module.__dict__["left"] = reason
+
+
+_PLAIN = (nn.Parameter, nn.Buffer)
+_LIBRARIES = ("torch", "transformers", "gossamer")
+
+
+def _attributes(layer: nn.Module) -> list[str]:
+    """What users set on a layer, by name."""
+    return [name for name in layer.__dict__ if name not in _known_attributes()]
+
+
+@functools.cache
+def _known_attributes() -> frozenset[str]:
+    """Those that layers have from their constructors or from gossamer."""
+    conv, norm = nn.Conv2d(1, 1, 1, device="meta"), nn.BatchNorm2d(1, device="meta")
+    stock = (nn.Linear(1, 1, device="meta"), conv, norm)
+    return _OWN_ATTRIBUTES.union(*(layer.__dict__ for layer in stock))
+
+
+def _is_idle(hook: Any) -> bool:
+    return getattr(hook, "__module__", None) == _IDLE_HOOKS
+
+
+def _is_as_written(function: Any) -> bool:
+    """Whether a method is as its library wrote it."""
+    return str(getattr(function, "__module__", "")).split(".")[0] in _LIBRARIES
+
+
+def _carried_by_all_calls() -> str | None:
+    """Hooks on every module at once."""
+    tables = (
+        torch_module._global_forward_pre_hooks,
+        torch_module._global_forward_hooks,
+        torch_module._global_backward_pre_hooks,
+        torch_module._global_backward_hooks,
+    )
+    return "a hook is registered for all modules (register_module_*_hook)" if any(tables) else None
