@@ -9,7 +9,7 @@ from torch import nn
 
 from gossamer.errors import ArtifactError
 from gossamer.io.agreement import enclosing
-from gossamer.io.holders import can_compact, can_mask
+from gossamer.io.holders import can_mask, why_not_compact
 from gossamer.io.inventory import Slot, own_slots
 from gossamer.io.limits import MAX_FAULTS_SHOWN
 from gossamer.io.manifest import Manifest, SparseEntry, TiedEntry
@@ -165,8 +165,9 @@ def _layer_faults(manifest: Manifest, slot: Slot, stored: str) -> list[str]:
     if slot.attribute != "weight":
         return [f"{slot.name}: is sparse, but is not the weight of a layer in the model"]
     compact = isinstance(entry, SparseEntry) and entry.holder == "compact"
-    if compact and not can_compact(slot.module):
-        return [f"{slot.name}: is compact, but the model has a {kind} there"]
+    why_not = why_not_compact(slot.module) if compact else None
+    if why_not is not None:
+        return [f"{slot.name}: is compact, but the model has a {kind} there ({why_not})"]
     if not compact and not can_mask(slot.module):
         return [f"{slot.name}: is masked, but the model has a {kind} there"]
     return []

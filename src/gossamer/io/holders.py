@@ -16,6 +16,8 @@ from gossamer.nn import (
     Mode,
     inherit_hooks,
 )
+from gossamer.nn.carried import carried, hand_over
+from gossamer.nn.fastpath import READ_BY_ATTENTION
 from gossamer.ops.conv_settings import ConvSettings
 from gossamer.patterns import Pattern
 
@@ -29,19 +31,20 @@ def can_mask(layer: nn.Module) -> bool:
     )
 
 
-def can_compact(layer: nn.Module) -> bool:
-    """Whether `compact_layer` takes it: an ordinary, masked or compact Linear or Conv2d."""
-    out_proj = isinstance(layer, MaskedOutProj)
-    return not out_proj and (
-        type(layer) in (nn.Linear, nn.Conv2d)
-        or isinstance(layer, MaskedLinear | MaskedConv2d | CompactWeight)
-    )
+def why_not_compact(layer: nn.Module) -> str | None:
+    """Why `compact_layer` does not take it; None for an ordinary, masked or compact layer."""
+    if not isinstance(layer, nn.Linear | nn.Conv2d | CompactWeight):
+        return "it is neither Linear nor Conv2d"
+    if isinstance(layer, MaskedOutProj):
+        return READ_BY_ATTENTION
+    return carried(layer, inherits_hooks=True)
 
 
 def ordinary_layer(layer: MaskedWeight | CompactWeight) -> nn.Module:
     """An ordinary layer with the weights, zeros included, the bias and the hooks of `layer`."""
     dense: nn.Module = layer.to_dense()  # type: ignore[operator]
     inherit_hooks(dense, layer)
+    hand_over(dense, layer)
     dense._parameters["bias"] = layer._parameters["bias"]
     return dense
 
@@ -76,4 +79,5 @@ def compact_layer(
     else:
         compact = Linear(values, mask_bits, num_columns, bias, pattern=pattern, mode=mode)
     inherit_hooks(compact, layer)
+    hand_over(compact, layer)
     return compact

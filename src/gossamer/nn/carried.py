@@ -71,24 +71,33 @@ def carried_by_calls(module: nn.Module) -> str | None:
             return PRUNED_BY_TORCH
         if hooks:
             return f"it carries {words}"
+    return _own_call(module) or _carried_by_all_calls()
+
+
+def _own_call(module: nn.Module) -> str | None:
+    """Whether a call of `module` runs something else than the forward of its class."""
     if "forward" in module.__dict__ or "__call__" in module.__dict__:
         return "its forward was replaced on this instance"
     if module.__dict__.get("_compiled_call_impl") is not None:
         return "it was compiled by itself with module.compile()"
     if not _is_as_written(type(module).__call__):
         return f"{type(module).__name__} has a __call__ of its own"
-    return _carried_by_all_calls()
+    return None
 
 
-def carried(layer: nn.Module) -> str | None:
+def carried(layer: nn.Module, *, inherits_hooks: bool = False) -> str | None:
     """What a layer carries that another layer in its place would not; None if nothing.
 
-    For Linear, Conv2d and BatchNorm2d, stock, masked or compact. Plain attributes are no obstacle:
-    `hand_over` gives them to the new layer.
+    Plain attributes are no obstacle: `hand_over` gives them to the new layer.
+
+    Args:
+        layer: Linear, Conv2d or BatchNorm2d, stock, masked or compact.
+        inherits_hooks: the new layer is a module like the old one and gets its hooks by
+            `gossamer.nn.inherit_hooks`.
     """
     if is_parametrized(layer):
         return "it is parametrized (torch.nn.utils.parametrize); make that permanent first"
-    reason = carried_by_calls(layer)
+    reason = _own_call(layer) if inherits_hooks else carried_by_calls(layer)
     if reason is not None:
         return reason
     for table, words in _STATE_HOOKS.items():

@@ -8,13 +8,15 @@ its place computes the same, and everything that masks, packs or runs Linears ca
 import torch
 from torch import nn
 
+from gossamer.errors import TargetError
 from gossamer.nn.matrix_layer import matrix_of, stores_transposed
+from gossamer.nn.replace import inherit_hooks
 
 
 def conv1d_to_linear(model: nn.Module) -> nn.Module:
     """Replace every Conv1D of transformers inside `model` by a Linear, and give `model` back.
 
-    Optimizers that were made before hold the old weights.
+    Hooks are taken over. Optimizers that were made before hold the old weights.
     """
     made: dict[nn.Module, nn.Linear] = {}
     for parent in list(model.modules()):
@@ -32,6 +34,8 @@ def conv1d_paths(model: nn.Module) -> list[str]:
 
 
 def _linear(layer: nn.Module) -> nn.Linear:
+    if "forward" in layer.__dict__:
+        raise TargetError("a Conv1D whose forward was replaced on the instance cannot be a Linear.")
     matrix = matrix_of(layer)
     bias = layer._parameters["bias"]
     with torch.device("meta"):
@@ -40,5 +44,5 @@ def _linear(layer: nn.Module) -> nn.Linear:
     needs_gradient = weight is not None and weight.requires_grad
     result.weight = nn.Parameter(matrix.detach().contiguous(), needs_gradient)
     result.bias = bias  # type: ignore[assignment]  # a Conv1D always has one
-    result.training = layer.training
+    inherit_hooks(result, layer)
     return result

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import TargetError
+from gossamer.nn.replace import inherit_hooks
 
 
 class BiasOnly(nn.Linear):
@@ -28,7 +29,7 @@ class BiasOnly(nn.Linear):
         result.weight = nn.Parameter(matrix.detach()[:, :0].clone(), matrix.requires_grad)
         if bias is not None:
             result.bias = bias
-        result.training = layer.training
+        inherit_hooks(result, layer)
         return result
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ from torch.nn.functional import relu
 from gossamer.errors import InputError, TargetError
 from gossamer.nn.histogram import Histogram
 from gossamer.nn.matrix_layer import stores_transposed
+from gossamer.nn.replace import inherit_hooks
 from gossamer.nn.unit_families import family_of
 
 Call = Callable[[nn.Module, Any], object]
@@ -145,7 +146,8 @@ def relufy(model: nn.Module, shifts: Mapping[str, float] | float = 0.0) -> OldAc
         like = next(block.first.parameters(), None)
         if like is not None:
             new.to(like.device)
-        setattr(block.parent, block.attribute, new.train(block.activation.training))
+        inherit_hooks(new, block.activation)
+        setattr(block.parent, block.attribute, new)
     for name in old.config:
         setattr(model.config, name, "relu")
     return old
@@ -175,7 +177,9 @@ def fold_shifts(model: nn.Module) -> list[str]:
         if isinstance(block.activation, ShiftedReLU) and isinstance(bias, torch.Tensor):
             with torch.no_grad():
                 bias -= block.activation.get_buffer("shift").to(bias.dtype)
-            setattr(block.parent, block.attribute, nn.ReLU())
+            plain = nn.ReLU()
+            inherit_hooks(plain, block.activation)
+            setattr(block.parent, block.attribute, plain)
             folded.append(block.name)
     return folded
 

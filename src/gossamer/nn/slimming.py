@@ -20,6 +20,7 @@ from gossamer.nn.matrix_layer import (
     take_columns,
     take_rows,
 )
+from gossamer.nn.replace import inherit_hooks
 from gossamer.nn.unit_families import BlockFamily, family_of
 
 Kind = Literal["heads", "filters"]
@@ -151,7 +152,7 @@ def _fix_attention(group: UnitGroup, units: int) -> None:
         old = block.get_submodule(family.attention)
         layer = getattr(old, "layer_idx", None)
         empty = NoAttention(name, group.consumer if inside else None, layer or 0)
-        empty.training = old.training
+        inherit_hooks(empty, old)
         _put(block, family.attention, empty)
         return
     width = units * group.width

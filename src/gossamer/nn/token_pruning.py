@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn.functional import logsigmoid
 
 from gossamer.errors import InputError, TargetError
+from gossamer.nn.carried import carried_by_calls
 from gossamer.nn.replace import replace_module
 from gossamer.nn.token_attention import attend, first_tokens, live_tokens
 from gossamer.nn.unit_families import family_of
@@ -238,6 +239,7 @@ def add_token_pruning(
     layers = old.layer
     if not isinstance(layers, nn.ModuleList):
         raise TargetError("token pruning: the encoder's layers are no ModuleList.")
+    check_uncalled(old)
     like = next(layers.parameters())
     depth = torch.arange(1, len(layers) + 1, device=like.device, dtype=like.dtype)
     new = TokenPrunedEncoder(
@@ -251,6 +253,19 @@ def add_token_pruning(
     new.training = old.training
     replace_module(model, old, new)
     return new
+
+
+def check_uncalled(encoder: nn.Module) -> None:
+    """Refuse hooks on modules that are not called any more once tokens can be dropped."""
+    for name, module in encoder.named_modules():
+        last = name.rpartition(".")[2]
+        uncalled = not name or last in ("attention", "self") or last.isdigit()
+        reason = carried_by_calls(module) if uncalled else None
+        if reason is not None:
+            raise TargetError(
+                f"{name or 'the encoder'}: {reason}, and the module would not be called any more."
+                " Remove it first, or put it on a module inside."
+            )
 
 
 def token_encoder(model: nn.Module) -> TokenPrunedEncoder:

@@ -10,7 +10,7 @@ without an example, from neighbours in nn.Sequential.
 import itertools
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -28,31 +28,41 @@ AnyConv = nn.Conv2d | Conv2d
 Pair = tuple[AnyConv, nn.BatchNorm2d]
 
 
-def fold_batch_norms(model: nn.Module, example: Any) -> None:
-    """Fold every foldable pair of `model`, in place; tensors of the old layers are not changed."""
+def fold_batch_norms(model: nn.Module, example: Any, settled: Collection[int] = ()) -> None:
+    """Fold every foldable pair of `model`, in place; tensors of the old layers are not changed.
+
+    Args:
+        model: in eval mode.
+        example: an input of the model, or None.
+        settled: ids of convolutions whose weight must stay what it is.
+    """
     if not any(isinstance(module, nn.BatchNorm2d) for module in model.modules()):
         return
     traced = _traced_pairs(model)
     if traced is not None:
-        _fold_all(model, traced)
+        _fold_all(model, traced, settled)
     elif example is not None:
         before, pairs = _run_and_watch(model, example)
-        undo = _fold_all(model, pairs)
+        undo = _fold_all(model, pairs, settled)
         with torch.no_grad():
             if pairs and not same_output(before, call_on_batch(model, example)):
                 for old, new in undo:
                     replace_module(model, new, old)
     else:
-        _fold_all(model, list(_sequential_pairs(model)))
+        _fold_all(model, list(_sequential_pairs(model)), settled)
 
 
-def _fold_all(model: nn.Module, pairs: list[Pair]) -> list[tuple[nn.Module, nn.Module]]:
+def _fold_all(
+    model: nn.Module, pairs: list[Pair], settled: Collection[int]
+) -> list[tuple[nn.Module, nn.Module]]:
     """Replace the pairs that can be folded; (old, new) of everything replaced."""
     replaced: list[tuple[nn.Module, nn.Module]] = []
     places = Counter(id(m) for _, m in model.named_modules(remove_duplicate=False))
     names = {id(module): name for name, module in model.named_modules()}
     for conv, norm in pairs:
-        if places[id(conv)] != 1 or places[id(norm)] != 1 or not _is_foldable(conv, norm):
+        if places[id(conv)] != 1 or places[id(norm)] != 1 or id(conv) in settled:
+            continue
+        if not _is_foldable(conv, norm):
             continue
         reason = carried(norm)
         if reason is not None:

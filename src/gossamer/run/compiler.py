@@ -92,35 +92,24 @@ def compile(
     fast.eval().requires_grad_(False)
     with _num_threads(threads):
         decide = chooser or (Chooser() if kernel is None else Forced(kernel))
-        fold_batch_norms(fast, example)
+        fast, settled = _settle_read_weights(fast, example, counts)
+        fold_batch_norms(fast, example, settled)
         shapes = input_shapes(fast, example, (nn.Conv2d, Conv2d), "compile")
-        layers = {name: module for name, module in fast.named_modules() if _could_gain(module)}
-        reads = _read_elsewhere(fast, layers, example)
         encoders = _pack_encoders(fast, precision) if kernel is None else []
-        for name, module in layers.items():
-            where = name or type(module).__name__
-            reason, refused = reads.get(id(module)), carried(module)
-            if reason is not None or refused is not None:
-                stays = _stay_dense if refused is None else _stay_as_it_is
-                new = stays(module, where, counts, reason or str(refused))
+        for where, module in _layers(fast):
+            if id(module) in settled or not _could_gain(module):
+                continue
+            refused = carried(module)
+            if refused is not None:
+                new = _stay_as_it_is(module, where, counts, refused)
             elif isinstance(module, nn.Conv2d | Conv2d):
                 stay_dense = _dense_stayer(where, counts)
                 new = convert_conv(where, module, shapes, decide, stay_dense, precision)
             else:
                 new = _convert(where, module, counts, decide, precision)
-            if new is module:
-                continue
-            hand_over(new, module)
-            if module is fast:
-                fast = new
-            else:
-                replace_module(fast, module, new)
+            fast = _put(fast, module, new)
         for stock, packed in encoders:
-            chosen = choose_encoder(stock, packed, counts, decide)
-            if stock is fast:
-                fast = chosen
-            elif chosen is not stock:
-                replace_module(fast, stock, chosen)
+            fast = _put(fast, stock, choose_encoder(stock, packed, counts, decide))
         decide.save()
     if isinstance(example, torch.Tensor) and may_rewrite_forward(fast):
         fuse_convs(fast, example)
@@ -130,6 +119,23 @@ def compile(
     shorten_forward(fast)
     disable_fast_paths(fast)
     return fast
+
+
+def _layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Linear and Conv2d layers of all forms, with the names that messages give them."""
+    kinds = (nn.Linear, nn.Conv2d, Linear, Conv2d)
+    return [(n or type(m).__name__, m) for n, m in model.named_modules() if isinstance(m, kinds)]
+
+
+def _put(model: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
+    """The model with `new` in the place of `old`, which may be the model itself."""
+    if new is old:
+        return model
+    hand_over(new, old)
+    if old is model:
+        return new
+    replace_module(model, old, new)
+    return model
 
 
 def _could_gain(module: nn.Module) -> bool:
@@ -145,12 +151,25 @@ def _could_gain(module: nn.Module) -> bool:
     return bool(weight.numel()) and float((weight != 0).float().mean()) <= 1 - MIN_SPARSITY
 
 
-def _read_elsewhere(model: nn.Module, layers: dict[str, nn.Module], example: Any) -> dict[int, str]:
-    """Layers whose weight somebody else computes with, by id, and who."""
-    outputs = attention_outputs(model)
-    others = [layer for layer in layers.values() if id(layer) not in outputs]
-    read = weights_read(model, example, [layer for layer in others if carried(layer) is None])
-    return dict.fromkeys(read, READ_BY_MODEL) | dict.fromkeys(outputs, READ_BY_ATTENTION)
+def _settle_read_weights(
+    model: nn.Module, example: Any, counts: tuple[int, ...]
+) -> tuple[nn.Module, set[int]]:
+    """Make layers dense whose weight is computed with outside of them; the model and their ids."""
+    layers, outputs = _layers(model), attention_outputs(model)
+    others = [layer for _, layer in layers if id(layer) not in outputs and carried(layer) is None]
+    read = weights_read(model, example, others)
+    settled = set()
+    for where, layer in layers:
+        if id(layer) not in read | outputs:
+            continue
+        new = layer
+        if _could_gain(layer):
+            stays = _stay_dense if carried(layer) is None else _stay_as_it_is
+            reason = READ_BY_ATTENTION if id(layer) in outputs else READ_BY_MODEL
+            new = stays(layer, where, counts, reason)
+        model = _put(model, layer, new)
+        settled.add(id(new))
+    return model, settled
 
 
 def _pack_encoders(model: nn.Module, precision: str) -> list[tuple[nn.Module, PackedEncoder]]:
@@ -279,7 +298,8 @@ def _copy_sharing_tensors(model: nn.Module) -> nn.Module:
     modules = list(model.modules())
     for module in modules:
         for value in module.__dict__.values():
-            if isinstance(value, torch.Tensor):  # computed by a hook: it cannot be copied
+            if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+                # Computed by a hook, as torch.nn.utils.prune does; torch cannot copy it.
                 memo[id(value)] = value.detach()
         for hook in call_hooks(module):
             if not any(owner is getattr(hook, "__self__", None) for owner in modules):

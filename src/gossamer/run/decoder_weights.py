@@ -12,12 +12,14 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.nn import Linear, MaskedLinear
+from gossamer.nn.carried import carried, carried_by_calls
 from gossamer.ops.decoder import DecoderShape
 from gossamer.patterns import NM, Pattern, detect_pattern
 from gossamer.run.packed import MIN_SPARSITY, PackedLinear
 
 # Classes whose layers are RMSNorm, rotated halves, grouped queries and SwiGLU.
 CLASSES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "MistralForCausalLM")
+_LIBRARIES = ("torch", "transformers", "gossamer")
 # Ways to stretch positions whose angles do not depend on the length of the sequence.
 _STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 
@@ -64,6 +66,7 @@ def decoder_shape(model: nn.Module, context: int | None) -> DecoderShape:
             f"decoder: {kind} cannot run on the native decoder; supported: {', '.join(CLASSES)} of"
             " transformers. gossamer.compile runs the layers of any model."
         )
+    _refuse_extras(model)
     most = int(config.max_position_embeddings)
     context = most if context is None else context
     if not 1 <= context <= most:
@@ -83,6 +86,21 @@ def decoder_shape(model: nn.Module, context: int | None) -> DecoderShape:
         context=context,
         eps=config.rms_norm_eps,
     )
+
+
+def _refuse_extras(model: nn.Module) -> None:
+    """Refuse what a call of the modules does, and the native decoder would not."""
+    for name, module in model.named_modules():
+        kind, reason = type(module), carried_by_calls(module)
+        if reason is None and isinstance(module, nn.Linear | Linear):
+            reason = carried(module)
+        if reason is None and kind.__module__.split(".")[0] not in _LIBRARIES:
+            reason = f"{kind.__name__} is a class of its own"
+        if reason is not None:
+            raise InputError(
+                f"decoder: {name or kind.__name__}: {reason}. gossamer.compile runs the model layer"
+                " by layer."
+            )
 
 
 def _refuse_features(config: Any, context: int) -> None:

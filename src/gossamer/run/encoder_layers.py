@@ -16,7 +16,7 @@ from gossamer.nn import Linear, MaskedLinear
 from gossamer.nn.carried import carried, carried_by_calls
 from gossamer.nn.token_pruning import TokenPrunedEncoder
 from gossamer.nn.unit_families import BlockFamily, family_of
-from gossamer.ops.encoder import EncoderLayer, KeptLinear, Norm
+from gossamer.ops.encoder import EncoderLayer, KeptLinear, Norm, PackedEncoder
 from gossamer.run.ragged import RaggedEncoder
 
 # Where the norms and the activation of a family of post-norm encoders are.
@@ -41,7 +41,8 @@ _ACTIVATIONS = {
 def find_encoders(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """Modules whose list `layer` holds the layers of a known family of encoders.
 
-    Not those that drop tokens between layers or run packed: one call would compute all tokens.
+    Not those that drop tokens between layers or run packed: one call would compute all tokens. Not
+    those that are one native call already.
     """
     return [
         (name, module)
@@ -49,6 +50,7 @@ def find_encoders(model: nn.Module) -> list[tuple[str, nn.Module]]:
         if isinstance(layers := getattr(module, "layer", None), nn.ModuleList)
         and len(layers)
         and not isinstance(module, TokenPrunedEncoder | RaggedEncoder)
+        and not isinstance(getattr(module, "packed", None), PackedEncoder)
         and all((family := family_of(each)) and family.name in _PARTS for each in layers)
     ]
 

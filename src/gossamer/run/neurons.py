@@ -17,6 +17,7 @@ from torch import nn
 
 from gossamer.errors import InputError, TargetError
 from gossamer.nn import Linear, MaskedLinear, replace_module
+from gossamer.nn.carried import carried, carried_by_calls
 from gossamer.nn.relufication import ShiftedReLU
 from gossamer.ops.neurons import PackedNeurons
 from gossamer.ops.timing import duel
@@ -99,6 +100,12 @@ def use_active_neurons(
             f"active neurons: {type(model).__name__} has no feed-forward block with ReLU. Relufy it"
             " first (gossamer.nn.relufication.relufy) and train it on."
         )
+    for name, block in blocks.items():
+        for part, module in block.named_modules(prefix=name):
+            linear = isinstance(module, nn.Linear | Linear)
+            reason = carried(module) if linear else carried_by_calls(module)
+            if reason is not None:
+                raise TargetError(f"active neurons: {part} would not be called any more: {reason}.")
     inputs = _record(model, blocks, run)
     return [
         _choose(model, name, block, inputs[name], max_tokens, bf16)

@@ -26,6 +26,7 @@ from gossamer.nn.token_pruning import (
     EncoderOutput,
     Normalise,
     TokenPrunedEncoder,
+    check_uncalled,
     find_encoder,
     fixed_divisor,
 )
@@ -110,6 +111,7 @@ def run_packed(model: nn.Module) -> RaggedEncoder:
     old = find_encoder(model)
     if isinstance(old, RaggedEncoder):
         raise TargetError("the model runs packed already.")
+    check_uncalled(old)
     new = RaggedEncoder(old)
     replace_module(model, old, new)
     return new

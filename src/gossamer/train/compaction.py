@@ -25,6 +25,7 @@ from gossamer.nn import (
     inherit_hooks,
     replace_module,
 )
+from gossamer.nn.carried import carried, hand_over
 from gossamer.nn.optimizer_state import check_state, convert_state, swap_parameter
 from gossamer.ops.conv_settings import ConvSettings
 from gossamer.ops.expansion import gather
@@ -112,13 +113,13 @@ def _find(model: nn.Module) -> tuple[list[_Tied], dict[str, str]]:
             )
         if isinstance(module, MaskedOutProj):
             left[name] = _LEFT_OUT_PROJ
+        elif (reason := _why_not(module)) is not None:
+            left[name] = reason
         elif isinstance(module, MaskedLinear | MaskedConv2d):
             weight = module.weight_parameter()
             group = groups.setdefault(weight, _Tied(weight, [], []))
             group.names.append(name)
             group.layers.append(module)
-        elif isinstance(module, MaskedWeight):
-            left[name] = _LEFT_OTHER
     if not groups and not left:
         raise InputError(
             "the model has no masked layer to compact."
@@ -130,6 +131,15 @@ def _find(model: nn.Module) -> tuple[list[_Tied], dict[str, str]]:
             " Wrap it: model = torch.nn.Sequential(model)."
         )
     return list(groups.values()), left
+
+
+def _why_not(module: nn.Module) -> str | None:
+    """Why a masked layer stays masked; None if it does not, or is none."""
+    if not isinstance(module, MaskedWeight):
+        return None
+    if isinstance(module, MaskedLinear | MaskedConv2d):
+        return carried(module, inherits_hooks=True)
+    return _LEFT_OTHER
 
 
 def _check(model: nn.Module, group: _Tied, optimizer: torch.optim.Optimizer | None) -> None:
@@ -174,6 +184,7 @@ def _convert(
     for layer in group.layers:
         compacted = _compact_layer(layer, values, first.mask_bits, mode)
         inherit_hooks(compacted, layer)
+        hand_over(compacted, layer)
         replace_module(model, layer, compacted)
 
 
