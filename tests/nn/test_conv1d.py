@@ -37,6 +37,22 @@ def test_a_linear_computes_what_the_conv1d_did():
     torch.testing.assert_close(logits(model, ids), before, rtol=0, atol=1e-5)
 
 
+def test_hooks_stay_and_a_forward_of_its_own_is_refused():
+    model, seen = gpt2(1), []
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, Conv1D)}
+    handle = next(iter(layers.values())).register_forward_hook(lambda *_: seen.append(1))
+    conv1d_to_linear(model)
+    logits(model, torch.tensor([[1, 2]]))
+    handle.remove()
+    logits(model, torch.tensor([[1, 2]]))
+    assert len(seen) == 1
+    model = gpt2(1)
+    layer = next(module for module in model.modules() if isinstance(module, Conv1D))
+    layer.forward = lambda x: x
+    with pytest.raises(TargetError, match="forward was replaced"):
+        conv1d_to_linear(model)
+
+
 def test_a_layer_under_two_names_stays_one():
     class Twice(torch.nn.Module):
         def __init__(self):

@@ -106,6 +106,17 @@ def test_relu_takes_the_place_and_can_be_undone_to_the_bit(model):
     assert config is None or config.to_dict() == old_config
 
 
+def test_hooks_on_activations_stay():
+    model, seen = MODELS["bert"]().eval(), []
+    activation = model.encoder.layer[0].intermediate.intermediate_act_fn
+    activation.register_forward_hook(lambda *_: seen.append(1))
+    relufy(model, 0.1)
+    outputs(model)
+    fold_shifts(model)
+    outputs(model)
+    assert len(seen) >= 2
+
+
 def test_the_configuration_says_relu():
     model = MODELS["bert"]()
     relufy(model)

@@ -76,6 +76,10 @@ def test_refusals(active_wins):
     with pytest.raises(InputError, match="did not reach"):
         use_active_neurons(llama(), lambda model: None)
     model = llama()
+    handle = model.model.layers[1].mlp.up_proj.register_forward_hook(lambda *_: None)
+    with pytest.raises(TargetError, match=r"mlp\.up_proj would not be called any more"):
+        use_active_neurons(model, run)
+    handle.remove()
     use_active_neurons(model, run)
     with pytest.raises(InputError, match="for inference"):
         model.model.layers[0].mlp(torch.randn(1, 1, 32, requires_grad=True))

@@ -12,6 +12,7 @@ from text_models import byte_tokenizer, save_decoder
 from gossamer.errors import ArtifactError, InputError
 from gossamer.io import load, read_beside
 from gossamer.run.chat_template import ChatTemplate, end_tokens
+from gossamer.run.decoder import DecoderEngine
 from gossamer.run.generation import GenerationOptions, make_generator
 from gossamer.run.sampling import Sampling
 from gossamer.run.text_pieces import TextPieces
@@ -37,6 +38,16 @@ def test_greedy_tokens_are_those_of_transformers(model):
         )
     assert found == expected[0, 4:].tolist()
     assert len(set(found)) > 3
+
+
+@pytest.mark.parametrize("path", ["model.layers.0", "model.layers.1.mlp.up_proj", "lm_head"])
+def test_a_hook_of_the_model_goes_layer_by_layer(decoder_folder, path):
+    model, seen = load(decoder_folder), []
+    model.get_submodule(path).register_forward_hook(lambda *_: seen.append(1))
+    with pytest.raises(InputError, match="a forward hook"):
+        DecoderEngine(model)
+    assert len(list(make_generator(model).generate(PROMPT, GenerationOptions(2)))) == 2
+    assert len(seen) >= 2
 
 
 def test_texts_in_turns_are_those_one_after_the_other(model):

@@ -165,6 +165,17 @@ def test_rows_stay_in_order_within_their_sequence(data):
         assert torch.equal(batch.places.sort().values, alive.flatten().nonzero().flatten())
 
 
+@pytest.mark.parametrize("put", [run_packed, add_token_pruning])
+@pytest.mark.parametrize("path", ["", "layer.0", "layer.1.attention", "layer.1.attention.self"])
+def test_hooks_on_modules_that_are_not_called_any_more_are_refused(put, path):
+    model = tiny_bert()
+    encoder = next(m for m in model.modules() if type(m).__name__ == "BertEncoder")
+    encoder.get_submodule(path).register_forward_hook(lambda *_: None)
+    with pytest.raises(TargetError, match="a forward hook, and the module would not be called"):
+        put(model)
+    assert any(module is encoder for module in model.modules())
+
+
 def test_what_is_refused():
     model = tiny_bert()
     run_packed(model)

@@ -218,6 +218,35 @@ def test_refusals_name_the_layer_and_change_nothing():
     assert snapshot(model) == before
 
 
+def test_what_a_layer_carries_comes_along_or_leaves_it_masked():
+    model, seen = mask_layers(network()), []
+    model[0].register_forward_hook(lambda *_: seen.append(1))
+    model[0].tag = "mine"
+    model[2].register_buffer("steps", torch.zeros(1))
+    model[4].register_state_dict_post_hook(lambda *_: None)
+    x = torch.randn(4, 13)
+    before = model(x)
+    result = compact(model)
+    torch.testing.assert_close(model(x), before)
+    assert result.compacted == ["0"]
+    assert (len(seen), model[0].tag) == (2, "mine")
+    assert "'steps'" in result.left_masked["2"]
+    assert "a state_dict hook" in result.left_masked["4"]
+
+
+def test_a_masked_layer_with_a_forward_of_its_own_stays_masked():
+    class Mine(gnn.MaskedLinear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    mask = torch.rand(8, 8) < 0.5
+    model = nn.Sequential(Mine.from_dense(nn.Linear(8, 8), mask, ANY))
+    x = torch.randn(2, 8)
+    before = model(x)
+    assert "class of its own" in compact(model).left_masked["0"]
+    assert torch.equal(model(x), before)
+
+
 def test_tied_layers_stay_tied():
     first, second = nn.Linear(8, 8), nn.Linear(8, 8)
     second.weight = first.weight

@@ -90,7 +90,13 @@ def make_generator(
         )
     except (InputError, TargetError) as reason:
         report_fallback(type(model).__name__, f"generates layer by layer: {reason}")
-        fast = compile_model(model, tokens=_COMPILED_TOKENS, inplace=True, precision=precision)
+        fast = compile_model(
+            model,
+            tokens=_COMPILED_TOKENS,
+            inplace=True,
+            precision=precision,
+            example={"input_ids": torch.zeros(1, 2, dtype=torch.int64)},
+        )
         return TransformersGenerator(fast, most if context is None else context)
 
 
