@@ -87,6 +87,16 @@ def test_a_model_of_torch_prune_runs_and_says_what_to_call(sparse_wins, ran, inp
         torch.testing.assert_close(packed(x), expected, rtol=1e-5, atol=1e-5)
 
 
+def test_only_sparse_kernels_count_as_sparse(sparse_wins):
+    model = Attends("masked")
+    model.last.register_forward_hook(lambda *_: None)
+    assert not any(row.is_sparse for row in explain(model))
+    assert not any(row.is_sparse for row in explain(compile(model)))
+    gossamer.compact(model)
+    assert not any(row.is_sparse for row in explain(model))
+    assert any(row.is_sparse for row in explain(compile(Attends("masked"))))
+
+
 def test_zeros_that_nobody_compiled_are_not_called_too_few():
     layer = nn.Linear(8, 8)
     layer.weight.data[:6] = 0

@@ -117,7 +117,7 @@ def layer_table(rows: "list[Row]") -> "Table":
     for row in rows:
         shown.add_row(
             row.name,
-            "x".join(map(str, row.shape)),
+            "x".join(map(str, row.shape)) or "-",
             f"{1 - row.density:.1%}",
             row.pattern,
             row.kernel,
@@ -130,8 +130,8 @@ def layer_table(rows: "list[Row]") -> "Table":
 
 
 def _verdict(rows: "list[Row]") -> str:
-    names = {row.name for row in rows}
-    sparse = {row.name for row in rows if row.kernel != "dense"}
+    names = {row.name for row in rows if row.shape}
+    sparse = {row.name for row in rows if row.is_sparse}
     if not names:
         return "The model has no Linear or Conv2d layer, so there is nothing to speed up."
     if sparse:

@@ -251,7 +251,7 @@ def _limits(prepared: Prepared) -> tuple[str, ...]:
 
 
 def _speed_remark(layers: Explanation) -> str:
-    sparse = {row.name for row in layers if row.kernel != "dense"}
+    sparse = {row.name for row in layers if row.is_sparse}
     if not sparse:
         return "No layer runs faster sparse here: no speed-up is to be expected."
     return f"{len(sparse)} layers run on sparse kernels; 'gossamer explain' says which and why."

@@ -76,7 +76,7 @@ def compile_afresh(model: nn.Module, tokens: tuple[int, ...]) -> nn.Module:
 def sparse_layers_text(layers: Explanation) -> str:
     """How many layers run sparse, in words."""
     names = {row.name for row in layers}
-    sparse = {row.name for row in layers if row.kernel != "dense"}
+    sparse = {row.name for row in layers if row.is_sparse}
     return f"{len(sparse)} of {len(names)} layers run on sparse kernels"
 
 

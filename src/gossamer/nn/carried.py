@@ -128,10 +128,12 @@ class Watch:
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._modules = tuple(modules)
-        self._tables = tuple(m.__dict__[table] for m in self._modules for table in _CALL_HOOKS)
+        # Backward hooks have nothing to do at inference.
+        tables = ("_forward_pre_hooks", "_forward_hooks")
+        self._tables = tuple(m.__dict__[table] for m in self._modules for table in tables)
 
     def finds_hooks(self) -> bool:
-        """Whether the modules must be called one by one; a few microseconds for a hundred."""
+        """Whether the modules must be called one by one; it costs microseconds for a hundred."""
         return any(self._tables) and any(carried_by_calls(m) is not None for m in self._modules)
 
 

@@ -104,7 +104,7 @@ def time_chart(rows: Sequence[Row], tokens: int) -> Chart:
     for index, row in enumerate(timed):
         top = index * _PAIR_ROW + 4
         dense, sparse = row.dense_us or 0.0, row.sparse_us or 0.0
-        uses_sparse = row.kernel != "dense"
+        uses_sparse = row.is_sparse
         chart.labels.append(_name(row.name, left, top + 14))
         for offset, time, kind, used in (
             (0.0, dense, "dense", not uses_sparse),

@@ -15,6 +15,8 @@ from gossamer.run.encoder import NativeEncoder
 from gossamer.run.packed import MIN_SPARSITY, Choice, PackedLinear
 from gossamer.run.packed_conv import PackedConv2d
 
+_LAYER_BY_LAYER, _AS_IT_WAS, _MASKED = "layer by layer", "as it was", "masked dense"
+_NOT_SPARSE = ("dense", _MASKED, _LAYER_BY_LAYER, _AS_IT_WAS)
 _NOT_COMPILED = "not compiled: call gossamer.compile(model)"
 
 
@@ -33,6 +35,11 @@ class Row:
     dense_us: float | None
     sparse_us: float | None
     why: str
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether a sparse kernel runs."""
+        return not (self.kernel in _NOT_SPARSE or self.kernel.startswith("compact/"))
 
 
 class Explanation(list[Row]):
@@ -95,7 +102,7 @@ def _left_row(name: str, module: nn.Module) -> Row:
         pattern="-",
         format="-",
         tokens=None,
-        kernel="as it was",
+        kernel=_AS_IT_WAS,
         dense_us=None,
         sparse_us=None,
         why=str(module.__dict__["left"]),
@@ -133,7 +140,7 @@ def _encoder_rows(name: str, module: NativeEncoder) -> list[Row]:
             pattern="-",
             format="-",
             tokens=choice.tokens,
-            kernel=choice.kernel if choice.is_sparse else "layer by layer",
+            kernel=choice.kernel if choice.is_sparse else _LAYER_BY_LAYER,
             dense_us=choice.dense_us,
             sparse_us=choice.sparse_us,
             why=choice.why,
@@ -170,7 +177,7 @@ def _form(module: nn.Module) -> str:
     """What a layer runs as where no sparse kernel does."""
     if isinstance(module, CompactWeight):
         return f"compact/{module.mode}"
-    return "masked dense" if isinstance(module, MaskedLinear | MaskedConv2d) else "dense"
+    return _MASKED if isinstance(module, MaskedLinear | MaskedConv2d) else "dense"
 
 
 def _row(
