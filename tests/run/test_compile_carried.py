@@ -78,6 +78,12 @@ def shadow(layer):
     layer.extra_repr = lambda: "mine"
 
 
+def compute_weight(layer):
+    weight = layer.weight.detach() * 2
+    del layer.weight
+    layer.weight = weight
+
+
 def add_module(layer):
     layer.child = nn.ReLU()
 
@@ -151,6 +157,7 @@ FEATURES = {
         lambda m: m.register_parameter("gain", nn.Parameter(torch.ones(1))),
         "a tensor of its own, 'gain'",
     ),
+    "a computed weight": (compute_weight, "its weight is computed"),
     "a module": (add_module, "holds a module, 'child'"),
     "a method of the instance": (shadow, "was replaced on this instance"),
 }
@@ -331,6 +338,14 @@ def test_what_modules_of_an_encoder_carry_is_kept(sparse_wins, path, kind):
         return  # no encoder of a known family: nothing that could fall back
     with gossamer.strict(), pytest.raises(DenseFallback, match="encoder"):
         compile(model, tokens=64)
+
+
+def test_what_an_encoder_holds_besides_its_layers_is_not_lost(sparse_wins):
+    model = tiny_encoder("BERT", sparsity=0.8)
+    model.encoder.register_buffer("steps", torch.zeros(1))
+    fast = compile(model, tokens=64)
+    assert "encoder.steps" in fast.state_dict()
+    assert any("holds 'steps' besides its layers" in row.why for row in explain(fast))
 
 
 def test_another_module_in_the_place_of_a_dropout_is_not_lost(sparse_wins):

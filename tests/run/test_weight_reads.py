@@ -19,7 +19,7 @@ from transformers import (
 )
 
 import gossamer
-from gossamer.errors import DenseFallback, WeightIsPacked
+from gossamer.errors import DenseFallback, InputError, WeightIsPacked
 from gossamer.nn import CompactWeight
 from gossamer.run.compiler import compile
 from gossamer.run.explanation import explain
@@ -141,6 +141,8 @@ def test_what_the_weight_of_a_packed_layer_answers_and_refuses(sparse_wins):
         assert not weight.is_cuda
         assert "weight" not in dict(new.named_parameters())
         assert "weight" not in new.state_dict()
+        with pytest.raises(InputError, match="cannot be set"):
+            new.weight = nn.Parameter(torch.zeros(true.shape))
         for use in USES.values():
             with pytest.raises(WeightIsPacked, match="example="):
                 use(weight)

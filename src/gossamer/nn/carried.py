@@ -16,6 +16,7 @@ from torch.nn.modules import module as torch_module
 from torch.nn.utils.parametrize import is_parametrized
 from torch.nn.utils.prune import BasePruningMethod
 
+from gossamer.nn.compact import CompactWeight
 from gossamer.nn.conv2d import Conv2d
 from gossamer.nn.linear import Linear
 from gossamer.nn.masked import MaskedConv2d, MaskedLinear, MaskedOutProj
@@ -55,12 +56,11 @@ _TENSORS: dict[type[nn.Module], frozenset[str]] = {
     Linear: _KEPT | {"mask_bits"},
     Conv2d: _KEPT | {"mask_bits"},
 }
-# What gossamer itself leaves on layers, and what packed layers have under these names.
-_OWN_ATTRIBUTES = frozenset(
-    {"pattern", "gradient_sum", "choices", "left", "matrix_shape", "mode", "settings"}
-    | {"_dense", "_dense_source", "_home"}
-)
-_TAKEN = frozenset({"runs", "format", "density", "packed", "where", "dense_weight", "weight_shape"})
+LEFT = "_gossamer_left"
+# Attributes that gossamer leaves on layers, that compact layers have, and that packed ones have.
+_NOTES = frozenset({"pattern", "gradient_sum", "choices", LEFT})
+_COMPACT = frozenset({"matrix_shape", "mode", "settings", "_dense", "_dense_source", "_home"})
+_TAKEN = frozenset({"runs", "format", "density", "packed", "settings", "dense_weight"})
 
 
 def carried_by_calls(module: nn.Module) -> str | None:
@@ -100,12 +100,15 @@ def carried(layer: nn.Module, *, inherits_hooks: bool = False) -> str | None:
     reason = _own_call(layer) if inherits_hooks else carried_by_calls(layer)
     if reason is not None:
         return reason
-    for table, words in _STATE_HOOKS.items():
-        if layer.__dict__[table]:
-            return f"it carries {words}"
+    reason = carried_by_state(layer)
+    if reason is not None:
+        return reason
     tensors = _TENSORS.get(type(layer))
     if tensors is None or not _is_as_written(type(layer).forward):
         return f"{type(layer).__name__} is a class of its own, whose forward may do anything"
+    computed = sorted(tensors & layer.__dict__.keys())
+    if computed:
+        return f"its {computed[0]} is computed, no Parameter of the layer"
     further = sorted({*layer._parameters, *layer._buffers} - tensors)
     if further:
         return f"it holds a tensor of its own, {further[0]!r}"
@@ -116,6 +119,14 @@ def carried(layer: nn.Module, *, inherits_hooks: bool = False) -> str | None:
         return f"its weights are {type(special[0]).__name__}, no plain Parameters"
     hidden = [name for name in _attributes(layer) if hasattr(type(layer), name) or name in _TAKEN]
     return f"its attribute {hidden[0]!r} was replaced on this instance" if hidden else None
+
+
+def carried_by_state(module: nn.Module) -> str | None:
+    """What saving or loading `module` does besides what its class does; None if nothing."""
+    for table, words in _STATE_HOOKS.items():
+        if module.__dict__[table]:
+            return f"it carries {words}"
+    return None
 
 
 def call_hooks(module: nn.Module) -> list[Any]:
@@ -145,7 +156,7 @@ def hand_over(new: nn.Module, old: nn.Module) -> None:
 
 def leave(module: nn.Module, reason: str) -> None:
     """Leave on a module why it stayed what it was, for `explain`."""
-    module.__dict__["left"] = reason
+    module.__dict__[LEFT] = reason
 
 
 _PLAIN = (nn.Parameter, nn.Buffer)
@@ -154,15 +165,17 @@ _LIBRARIES = ("torch", "transformers", "gossamer")
 
 def _attributes(layer: nn.Module) -> list[str]:
     """What users set on a layer, by name."""
-    return [name for name in layer.__dict__ if name not in _known_attributes()]
+    known = _stock_attributes() | _NOTES
+    if isinstance(layer, CompactWeight):
+        known |= _COMPACT
+    return [name for name in layer.__dict__ if name not in known]
 
 
 @functools.cache
-def _known_attributes() -> frozenset[str]:
-    """Those that layers have from their constructors or from gossamer."""
+def _stock_attributes() -> frozenset[str]:
+    """Those that layers have from their constructors."""
     conv, norm = nn.Conv2d(1, 1, 1, device="meta"), nn.BatchNorm2d(1, device="meta")
-    stock = (nn.Linear(1, 1, device="meta"), conv, norm)
-    return _OWN_ATTRIBUTES.union(*(layer.__dict__ for layer in stock))
+    return frozenset().union(conv.__dict__, norm.__dict__, nn.Linear(1, 1, device="meta").__dict__)
 
 
 def _is_idle(hook: Any) -> bool:

@@ -23,7 +23,7 @@ from gossamer.nn.mask_rules import (
     mask_digest,
 )
 from gossamer.nn.optimizer_state import check_state, convert_state
-from gossamer.nn.weight_stand_in import Refusal, WeightStandIn
+from gossamer.nn.weight_stand_in import HasNoWeight, Refusal, WeightStandIn
 from gossamer.ops.compact import expand_into
 from gossamer.ops.expansion import expand, gather, gather_kept
 from gossamer.patterns import Pattern, Unstructured
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 Mode = Literal["jit", "resident", "kernel"]
 
 
-class CompactWeight(MayGiveUpValues):
+class CompactWeight(MayGiveUpValues, HasNoWeight):
     """`values` (Parameter), `mask_bits` (packed, saved), `bias`, `pattern`, `mode`.
 
     Args:

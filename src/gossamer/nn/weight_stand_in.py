@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
+from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from gossamer.errors import GossamerError
+from gossamer.errors import GossamerError, InputError
 
 _ATTRIBUTES = frozenset(
     {"dtype", "device", "shape", "ndim", "layout", "requires_grad", "is_leaf", "grad", "grad_fn"}
@@ -92,6 +93,18 @@ class WeightStandIn(torch.Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         arguments = (tuple(self.shape), self.dtype, self.device, self.give, self.requires_grad)
         return (WeightStandIn, arguments)
+
+
+class HasNoWeight(nn.Module):
+    """Part of layers whose `.weight` is a stand-in: nobody can put another weight there."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "weight":
+            raise InputError(
+                f"{type(self).__name__}.weight: cannot be set; the layer multiplies by kept values"
+                " only. Put an ordinary layer in its place, or tie weights before pruning."
+            )
+        super().__setattr__(name, value)
 
 
 def _needs_no_numbers(func: Any) -> bool:

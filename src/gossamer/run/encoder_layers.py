@@ -13,7 +13,7 @@ from torch import nn
 from gossamer.errors import TargetError
 from gossamer.formats.bits import pack_bits
 from gossamer.nn import Linear, MaskedLinear
-from gossamer.nn.carried import carried, carried_by_calls
+from gossamer.nn.carried import carried, carried_by_calls, carried_by_state
 from gossamer.nn.token_pruning import TokenPrunedEncoder
 from gossamer.nn.unit_families import BlockFamily, family_of
 from gossamer.ops.encoder import EncoderLayer, KeptLinear, Norm, PackedEncoder
@@ -77,6 +77,10 @@ def _refuse_extras(encoder: nn.Module) -> None:
         kind, reason = type(module), carried_by_calls(module)
         if reason is None and not (name in read or _is_stock(module, home)):
             reason = f"{kind.__name__} is no module of this family"
+        if reason is None and module is encoder:
+            reason = carried_by_state(encoder)
+            more = {*encoder._parameters, *encoder._buffers, *encoder._modules} - {"layer"}
+            reason = f"it holds {sorted(more)[0]!r} besides its layers" if more else reason
         if reason is not None:
             raise TargetError(f"{name or 'the encoder'}: {reason}.")
 

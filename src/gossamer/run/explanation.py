@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from gossamer.nn import CompactWeight, MaskedConv2d, MaskedLinear, attention_outputs
+from gossamer.nn.carried import LEFT
 from gossamer.nn.fastpath import READ_BY_ATTENTION
 from gossamer.ops.conv_net import ConvStep
 from gossamer.run.conv_net import NetForward
@@ -87,7 +88,7 @@ def explain(model: nn.Module) -> Explanation:
             module, PackedLinear | PackedConv2d | CompactWeight | nn.Linear | nn.Conv2d
         ):
             rows.extend(_rows(name or type(module).__name__, module, id(module) in outputs))
-        elif "left" in module.__dict__:
+        elif LEFT in module.__dict__:
             rows.append(_left_row(name or type(module).__name__, module))
     return rows
 
@@ -105,7 +106,7 @@ def _left_row(name: str, module: nn.Module) -> Row:
         kernel=_AS_IT_WAS,
         dense_us=None,
         sparse_us=None,
-        why=str(module.__dict__["left"]),
+        why=str(module.__dict__[LEFT]),
     )
 
 

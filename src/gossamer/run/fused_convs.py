@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from gossamer.nn.carried import Watch, carried_by_calls, leave
+from gossamer.nn.carried import LEFT, Watch, carried_by_calls, leave
 from gossamer.ops.dispatch import report_fallback
 from gossamer.run.packed import PackedLinear
 from gossamer.run.packed_conv import PackedConv2d
@@ -54,7 +54,7 @@ def may_rewrite_forward(model: nn.Module) -> bool:
         return False
     for name, module in model.named_modules():
         reason = carried_by_calls(module)
-        known = "choices" in module.__dict__ or "left" in module.__dict__
+        known = "choices" in module.__dict__ or LEFT in module.__dict__
         if module is model:
             continue  # its hooks run around any forward
         if reason is not None and not known and not isinstance(module, nn.Linear):

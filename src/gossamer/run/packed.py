@@ -14,7 +14,7 @@ from gossamer.formats import unpack
 from gossamer.formats.base import SparseTensor
 from gossamer.formats.bits import pack_bits
 from gossamer.nn import Linear
-from gossamer.nn.weight_stand_in import Refusal, WeightStandIn
+from gossamer.nn.weight_stand_in import HasNoWeight, Refusal, WeightStandIn
 from gossamer.ops.dispatch import Run
 from gossamer.ops.packed_weight import PackedWeight
 from gossamer.patterns import Pattern
@@ -60,7 +60,7 @@ def packed_stand_in(where: str, shape: tuple[int, ...], dtype: torch.dtype) -> W
     return WeightStandIn(shape, dtype, torch.device("cpu"), Refusal(WeightIsPacked, message))
 
 
-class PackedLinear(nn.Module):
+class PackedLinear(HasNoWeight):
     """y = x W^T + b with W packed for the kernels that won. Inference only.
 
     `runs` holds the packed weight of each kernel named in `choices`. They are copies: later edits
@@ -84,7 +84,7 @@ class PackedLinear(nn.Module):
     ) -> None:
         super().__init__()
         self.out_features, self.in_features = sparse.shape
-        self.dtype = dtype
+        self._dtype = dtype
         self._stand_in = packed_stand_in(where, (self.out_features, self.in_features), dtype)
         self.pattern: Pattern = sparse.pattern
         self.format = sparse.format
@@ -144,7 +144,7 @@ class PackedLinear(nn.Module):
             assert self._source is not None  # noqa: S101  (set for such layouts)
             weight_RK, mask_RK = unpack(self._source)
             values, mask_bits = weight_RK[mask_RK], pack_bits(mask_RK)
-        values = values.to(self.dtype)  # a 16-bit value is the same in 32 bits
+        values = values.to(self._dtype)  # a 16-bit value is the same in 32 bits
         return Linear(values, mask_bits, self.in_features, self.bias, pattern=self.pattern)
 
     def _lossless(self) -> PackedWeight | None:

@@ -6,13 +6,14 @@ from torch import nn
 
 from gossamer.nn import Conv2d
 from gossamer.nn.conv_attributes import ConvAttributes
+from gossamer.nn.weight_stand_in import HasNoWeight
 from gossamer.ops.conv import PackedConv
 from gossamer.ops.conv_settings import ConvSettings
 from gossamer.patterns import Pattern
 from gossamer.run.packed import Choice, packed_stand_in
 
 
-class PackedConv2d(ConvAttributes, nn.Module):
+class PackedConv2d(ConvAttributes, HasNoWeight):
     """`nn.Conv2d` with a weight packed for a kernel. Inference only.
 
     The packed weight is a copy: later edits of the layer it came from do not reach it. Images of
@@ -34,7 +35,7 @@ class PackedConv2d(ConvAttributes, nn.Module):
         super().__init__()
         self.packed = packed
         self.settings: ConvSettings = packed.settings
-        self.dtype = dtype
+        self._dtype = dtype
         self._stand_in = packed_stand_in(where, self.weight_shape, dtype)
         self.pattern: Pattern = pattern
         self.choices = choices
@@ -56,7 +57,7 @@ class PackedConv2d(ConvAttributes, nn.Module):
     ) -> torch.Tensor:
         """The convolution of x [N, C, H, W] or [C, H, W]; fused_convs.py passes the rest."""
         bias = self._parameters["bias"]
-        if self.dtype is torch.float32:
+        if self._dtype is torch.float32:
             return self.packed(x, bias, activation, added)
         floats = [None if tensor is None else tensor.float() for tensor in (bias, added)]
         return self.packed(x.float(), floats[0], activation, floats[1]).to(x.dtype)
@@ -65,7 +66,7 @@ class PackedConv2d(ConvAttributes, nn.Module):
         """The compact layer with the same kept values: what `gossamer.save` writes."""
         packed = self.packed
         return Conv2d(
-            packed.values.to(self.dtype, copy=True),
+            packed.values.to(self._dtype, copy=True),
             packed.mask_bits.clone(),
             self.settings,
             self.bias,
