@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <new>
 #include <stdexcept>
 
 #include "families.hpp"
@@ -13,7 +14,29 @@
 namespace nb = nanobind;
 using namespace gossamer;
 
+namespace {
+
+// A failed allocation is gossamer's ResourceError, whatever was called. The class is found beforehand: there may
+// be no memory for an import when it is needed.
+void translate_bad_alloc() {
+  PyObject* const error = nb::module_::import_("gossamer.errors").attr("ResourceError").inc_ref().ptr();
+  nb::register_exception_translator(
+      [](const std::exception_ptr& thrown, void* error) {
+        try {
+          std::rethrow_exception(thrown);
+        } catch (const std::bad_alloc&) {
+          PyErr_SetString(static_cast<PyObject*>(error),
+                          "native kernel: out of memory, an allocation failed. Run fewer tokens or images at a time,"
+                          " or free memory.");
+        }
+      },
+      error);
+}
+
+}  // namespace
+
 NB_MODULE(_native, m) {
+  translate_bad_alloc();
   bind::bind_absorb(m);
   bind::bind_adamw(m);
   bind::bind_bf16_pairs(m);

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <vector>
 
-#include "gossamer/fork.hpp"
+#include "in_parallel.hpp"
 #include "kept_columns.hpp"
 
 namespace gossamer {
@@ -20,8 +20,7 @@ void each_row(const uint8_t* mask_bits, int64_t rows, int64_t columns, int num_t
   for (int64_t r = 0; r < rows; ++r) start[r + 1] = start[r] + count_bits(mask_bits + r * bytes, bytes);
   // Below this a second thread costs more than it saves.
   if (rows * columns < 65536) num_threads = 1;
-#pragma omp parallel for num_threads(usable_threads(num_threads)) if (usable_threads(num_threads) > 1)
-  for (int64_t r = 0; r < rows; ++r) body(r, start[r]);
+  in_parallel(rows, num_threads, [&](int64_t r) { body(r, start[r]); });
 }
 
 template <class T>

@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The gradient of a convolution's kept weights over threads.
-#include <omp.h>
-
 #include <algorithm>
-#include <atomic>
-#include <new>
 
 #include "gossamer/conv_layout.hpp"
 #include "gossamer/fork.hpp"
 #include "gossamer/scratch.hpp"
+#include "run_tasks.hpp"
 
 namespace gossamer {
 namespace {
@@ -37,7 +34,6 @@ void PackedConv::grad_values(const float* x, const float* grad, int64_t images, 
   const int64_t ranges = is_even ? 1 : std::min<int64_t>(num_blocks, num_threads);
   std::vector<std::vector<float>> sums(parts * num_groups);
   for (size_t i = 0; i < sums.size(); ++i) sums[i].assign(groups_[i % num_groups].layout.offsets.size(), 0.0f);
-  std::atomic<bool> out_of_memory{false};
   const auto task = [&](int64_t i) {
     const int64_t range = i % ranges, split = i / ranges % splits, group = i / ranges / splits % num_groups;
     const int64_t part = i / ranges / splits / num_groups;
@@ -48,20 +44,15 @@ void PackedConv::grad_values(const float* x, const float* grad, int64_t images, 
         tile.first_tile = split * together;
         tile.last_tile = std::min(tile.first_tile + together, row_tiles);
         float* scratch = static_cast<float*>(thread_scratch(conv_scratch_floats(conv, tile) * sizeof(float)));
-        if (!scratch) {
-          out_of_memory.store(true);
-          return;
-        }
+        if (!scratch) return false;
         const int64_t at = image * num_groups + group;
         const ConvImage from = {x + at * x_size, x, x + images * num_groups * x_size};
         kernels_.add_grad(conv, from, grad + at * y_size, tile, range * num_blocks / ranges,
                           (range + 1) * num_blocks / ranges, scratch, sums[part * num_groups + group].data());
       }
+    return true;
   };
-  const int64_t num_tasks = num_wide * ranges;
-#pragma omp parallel for schedule(dynamic, 1) num_threads(num_threads) if (num_threads > 1 && num_tasks > 1)
-  for (int64_t i = 0; i < num_tasks; ++i) task(i);
-  if (out_of_memory.load()) throw std::bad_alloc();
+  run_tasks(num_wide * ranges, num_threads, task);
   for (int64_t g = 0; g < num_groups; ++g) {
     std::vector<float>& total = sums[g];
     for (int64_t part = 1; part < parts; ++part)

@@ -128,12 +128,8 @@ void EncoderModel::run(const float* x, int64_t x_stride, float* y, int64_t y_str
               threads);
   };
   run_tasks(apart, num_threads, [&](int64_t i) {
-    try {
-      run_one(i, 1);
-      return true;
-    } catch (const std::bad_alloc&) {  // must not leave the thread
-      return false;
-    }
+    run_one(i, 1);
+    return true;
   });
   for (int64_t i = apart; i < num_groups; ++i) run_one(i, num_threads);
 }

@@ -1,26 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tasks over torch's OpenMP threads, as the drivers of kernels cut their work.
 #pragma once
-#include <atomic>
 #include <cstdint>
-#include <new>
+
+#include "task_memory.hpp"
 
 namespace gossamer {
 
 // task(i) for every i below num_tasks, on up to num_threads threads (see usable_threads). A task gives false
-// if it got no scratch; std::bad_alloc is thrown when all are done.
+// if it got no scratch, or throws std::bad_alloc; that is thrown when all are done.
 template <class Task>
 void run_tasks(int64_t num_tasks, int num_threads, Task&& task) {
-  std::atomic<bool> out_of_memory{false};
+  TaskMemory memory;
   if (num_threads <= 1 || num_tasks <= 1) {
-    for (int64_t i = 0; i < num_tasks; ++i)
-      if (!task(i)) out_of_memory.store(true);
+    for (int64_t i = 0; i < num_tasks; ++i) memory.attempt([&] { return task(i); });
   } else {
 #pragma omp parallel for schedule(dynamic, 1) num_threads(num_threads)
-    for (int64_t i = 0; i < num_tasks; ++i)
-      if (!task(i)) out_of_memory.store(true);
+    for (int64_t i = 0; i < num_tasks; ++i) memory.attempt([&] { return task(i); });
   }
-  if (out_of_memory.load()) throw std::bad_alloc();
+  memory.check();
 }
 
 // task(token tile, first row tile, last row tile). Token tiles share nothing; row tiles of one token tile

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gossamer/train.hpp"
 
-#include <atomic>
-#include <new>
 #include <vector>
 
 #include "gossamer/fork.hpp"
 #include "gossamer/fresh_panel.hpp"
 #include "gossamer/scratch.hpp"
+#include "run_tasks.hpp"
 
 namespace gossamer {
 namespace {
@@ -49,15 +48,10 @@ void train_grad_values(const KeptWeight& weight, const SampledCall& call, float*
   // Threads share the rows, so that every sum runs over the tokens in one order; each part turns the
   // tokens of X again, which costs under 5 %.
   const int64_t num_parts = num_threads < view.num_tiles ? num_threads : view.num_tiles;
-  std::atomic<bool> out_of_memory{false};
-#pragma omp parallel for schedule(static, 1) num_threads(num_threads) if (num_parts > 1)
-  for (int64_t part = 0; part < num_parts; ++part) {
+  run_tasks(num_parts, num_threads, [&](int64_t part) {
     const size_t bytes = sampled_scratch_floats(view, kernels.widths[0]) * sizeof(float);
     float* scratch = static_cast<float*>(thread_scratch(bytes));
-    if (!scratch) {
-      out_of_memory.store(true);
-      continue;
-    }
+    if (!scratch) return false;
     const int64_t first_tile = part * view.num_tiles / num_parts;
     const int64_t last_tile = (part + 1) * view.num_tiles / num_parts;
     for (int64_t first = 0; first < call.tokens;) {
@@ -67,8 +61,8 @@ void train_grad_values(const KeptWeight& weight, const SampledCall& call, float*
       kernels.run(view, call, {first, num, width}, first_tile, last_tile, scratch, sums.data());
       first += num;
     }
-  }
-  if (out_of_memory.load()) throw std::bad_alloc();
+    return true;
+  });
   gather_slots(panel, sums.data(), grad_values, num_threads);
 }
 
