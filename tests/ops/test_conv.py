@@ -169,11 +169,13 @@ def test_other_activations():
 def test_compiled_graphs_see_an_op():
     packed, _ = make(ConvSettings(4, 6, (3, 3), (2, 2), (1, 1)))
     x, bias = torch.randn(2, 4, 9, 11), torch.randn(6)
-    torch.library.opcheck(torch.ops.gossamer.packed_conv.default, (x, bias, packed.handle, "relu"))
+    seen = (packed.settings.numbers(), packed.kernel)
+    arguments = (x, bias, packed.handle, *seen, "relu")
+    torch.library.opcheck(torch.ops.gossamer.packed_conv.default, arguments)
     graph = torch.compile(lambda x: packed(x, bias), backend="eager", fullgraph=True)
     assert torch.equal(graph(x), packed(x, bias))
     with pytest.raises(KernelError, match="no longer exists"):
-        torch.ops.gossamer.packed_conv(x, bias, 1, "none")
+        torch.ops.gossamer.packed_conv(x, bias, 1, *seen, "none")
 
 
 @pytest.mark.parametrize(

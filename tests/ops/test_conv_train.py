@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gossamer.errors import InputError
 from gossamer.formats.bits import pack_bits, unpack_bits
 from gossamer.ops import conv_train
-from gossamer.ops.compact_conv import _numbers, compact_conv
+from gossamer.ops.compact_conv import compact_conv
 from gossamer.ops.conv_settings import ConvSettings
 from gossamer.ops.kernels import available_kernels
 
@@ -148,7 +148,7 @@ def operands(s, image):
 def test_ops_pass_opcheck():
     s = ConvSettings(4, 6, (3, 2), (2, 1), (1, 0), groups=2)
     x, values, bits = operands(s, (7, 6))
-    bias, numbers = torch.randn(6, requires_grad=True), _numbers(s)
+    bias, numbers = torch.randn(6, requires_grad=True), s.numbers()
     grad = torch.randn(2, 6, *s.out_size((7, 6)), requires_grad=True)
     ops = torch.ops.gossamer
     for op, arguments in (

@@ -211,12 +211,14 @@ def test_torch_compile_and_export_see_one_op(monkeypatch):
         torch.testing.assert_close(compiled(input_ids=ids).last_hidden_state, wanted)
     exported = torch.export.export(fast, (), {"input_ids": ids})
     assert any("packed_encoder" in str(node.target) for node in exported.graph.nodes)
-    handle = fast.encoder._handle
+    handle, packed = fast.encoder._handle, fast.encoder.packed
+    seen = (packed.num_layers, packed.features, packed.precision)
     x, mask = torch.randn(2, 20, 24), torch.ones(2, 20, dtype=torch.long)
     for some in (None, mask):
-        torch.library.opcheck(torch.ops.gossamer.packed_encoder.default, (x, some, handle))
-    with pytest.raises(KernelError, match="no longer exist"):
-        torch.ops.gossamer.packed_encoder(x, None, 1)
+        arguments = (x, some, handle, *seen)
+        torch.library.opcheck(torch.ops.gossamer.packed_encoder.default, arguments)
+    with pytest.raises(KernelError, match="no longer exists"):
+        torch.ops.gossamer.packed_encoder(x, None, 1, *seen)
 
 
 @pytest.mark.parametrize("wrapped", [False, True])

@@ -229,7 +229,7 @@ def test_forcing_an_impossible_kernel_set_is_an_error(monkeypatch):
 def test_packed_op_passes_opcheck_and_compiles():
     weight, mask = random_layer(8, 16, 0.5)
     layer, x, bias = packed(weight, mask), torch.randn(3, 16), torch.randn(8)
-    torch.library.opcheck(packed_linear, (x, bias, layer.handle, 8, "relu"))
+    torch.library.opcheck(packed_linear, (x, bias, layer.handle, 8, 16, layer.kernel, "relu"))
     compiled = torch.compile(lambda v: layer(v, bias, "gelu"), fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(x), layer(x, bias, "gelu"))
 
@@ -240,7 +240,7 @@ def test_a_packed_weight_that_is_gone_is_reported():
     handle = layer.handle
     del layer
     with pytest.raises(KernelError, match="no longer exists"):
-        packed_linear(torch.randn(3, 16), None, handle, 8, "none")
+        packed_linear(torch.randn(3, 16), None, handle, 8, 16, "panel", "none")
 
 
 def test_copies_share_and_pickles_are_refused():

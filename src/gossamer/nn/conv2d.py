@@ -12,6 +12,7 @@ from gossamer.formats.bits import pack_bits
 from gossamer.nn.compact import CompactWeight, Mode, values_of
 from gossamer.nn.conv_attributes import ConvAttributes
 from gossamer.nn.replace import inherit_hooks
+from gossamer.ops.addresses import is_traced
 from gossamer.ops.compact import expand_values
 from gossamer.ops.compact_conv import compact_conv, why_dense
 from gossamer.ops.conv_settings import ConvSettings
@@ -88,7 +89,7 @@ class Conv2d(ConvAttributes, CompactWeight):
             if reason is None:
                 return compact_conv(x, self.values, self.mask_bits, self.bias, self.settings)
             report_fallback("compact Conv2d, mode 'kernel'", reason)
-        keeps_dense = self.mode == "resident" and not torch.compiler.is_compiling()
+        keeps_dense = self.mode == "resident" and not is_traced()
         if keeps_dense and not torch.is_grad_enabled():
             weight_RK = self._fresh_dense()
         else:

@@ -11,6 +11,7 @@ from gossamer.errors import InputError
 from gossamer.formats.bits import pack_bits
 from gossamer.nn.compact import CompactWeight, Mode, values_of
 from gossamer.nn.replace import inherit_hooks
+from gossamer.ops.addresses import is_traced
 from gossamer.ops.compact import compact_linear, resident_linear
 from gossamer.patterns import Pattern, Unstructured
 
@@ -32,7 +33,7 @@ class Linear(CompactWeight):
             "kernel" multiplies on sparse kernels, forward and backward, and keeps nothing beside
             values and mask; inputs of another dtype than float32 or on another device than the CPU
             run as "jit", counted as dense fallbacks. `gossamer.train.modes.choose_modes` measures
-            which is faster. Under torch.compile and torch.export "resident" runs as "jit".
+            which is faster. Under torch.compile, torch.export and tracers "resident" runs as "jit".
             16-bit values take 32-bit inputs in every mode.
     """
 
@@ -79,7 +80,7 @@ class Linear(CompactWeight):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`x W^T + b` for x [..., K]."""
-        if self.mode == "resident" and not torch.compiler.is_compiling():
+        if self.mode == "resident" and not is_traced():
             dense = self._fresh_dense()
             return resident_linear(x, self.values, dense, self.mask_bits, self.bias)
         if self._home is not None:

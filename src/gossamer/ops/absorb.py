@@ -9,7 +9,10 @@ Legend: R blocks, N elements of a block.
 import torch
 
 from gossamer.ops import _native
+from gossamer.ops.addresses import address, why_unreadable
 from gossamer.ops.kernels import active_kernels
+
+_WHERE = "absorb"
 
 
 def absorb(
@@ -29,12 +32,12 @@ def absorb(
     tensors = (gradient_RN, held_RN, fresh_R, scores_R)
     if all(_lies_in_memory(tensor) for tensor in tensors):
         _native.absorb(
-            gradient_RN.data_ptr(),
-            held_RN.data_ptr(),
+            address(gradient_RN, _WHERE),
+            address(held_RN, _WHERE),
             held_RN.shape[0],
             held_RN.shape[1],
-            fresh_R.data_ptr(),
-            scores_R.data_ptr(),
+            address(fresh_R, _WHERE),
+            address(scores_R, _WHERE),
             active_kernels(),
         )
     else:
@@ -61,4 +64,5 @@ def absorb_by_torch(
 
 
 def _lies_in_memory(tensor: torch.Tensor) -> bool:
-    return tensor.device.type == "cpu" and tensor.dtype == torch.float32 and tensor.is_contiguous()
+    is_float = tensor.dtype == torch.float32
+    return is_float and why_unreadable(tensor) is None and tensor.is_contiguous()

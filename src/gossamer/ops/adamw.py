@@ -10,8 +10,10 @@ from typing import NamedTuple
 import torch
 
 from gossamer.ops import _native
+from gossamer.ops.addresses import address, optional_address, why_unreadable
 from gossamer.ops.kernels import active_kernels
 
+_WHERE = "AdamW"
 _LOW_BITS = {torch.int8: 8, torch.int16: 16}
 
 
@@ -36,7 +38,7 @@ class Dither(NamedTuple):
 
 def runs_native(*tensors: torch.Tensor | None) -> bool:
     """Whether all of them lie in the memory of the CPU, without gaps."""
-    return all(t is None or (t.device.type == "cpu" and t.is_contiguous()) for t in tensors)
+    return all(t is None or (why_unreadable(t) is None and t.is_contiguous()) for t in tensors)
 
 
 def adamw_step(
@@ -63,16 +65,16 @@ def adamw_step(
     """
     lr, beta1, beta2, eps, weight_decay = settings
     _native.adamw_step(
-        weight.data_ptr(),
-        _address(low),
+        address(weight, _WHERE),
+        optional_address(low, _WHERE),
         0 if low is None else _LOW_BITS[low.dtype],
-        grad.data_ptr(),
-        mean.entries.data_ptr(),
-        _address(mean.exponents),
-        square.entries.data_ptr(),
-        _address(square.exponents),
-        0 if dither is None else dither.pattern.data_ptr(),
-        0 if dither is None else dither.shifts.data_ptr(),
+        address(grad, _WHERE),
+        address(mean.entries, _WHERE),
+        optional_address(mean.exponents, _WHERE),
+        address(square.entries, _WHERE),
+        optional_address(square.exponents, _WHERE),
+        0 if dither is None else address(dither.pattern, _WHERE),
+        0 if dither is None else address(dither.shifts, _WHERE),
         weight.numel(),
         lr,
         beta1,
@@ -82,7 +84,3 @@ def adamw_step(
         number,
         active_kernels(),
     )
-
-
-def _address(tensor: torch.Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()

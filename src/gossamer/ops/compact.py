@@ -28,6 +28,8 @@ from gossamer.errors import InputError
 from gossamer.ops import train_kernels
 from gossamer.ops.dispatch import report_fallback
 from gossamer.ops.expansion import expand, fill, gather_kept
+from gossamer.ops.onnx_form import expand_for_onnx, is_onnx_export
+from gossamer.ops.op_call import call_op, op_body
 from gossamer.ops.wanted_gradients import wanted_gradients
 
 _WIDE = (torch.float32, torch.float64)
@@ -49,6 +51,7 @@ def _runs_sparse(sparse: bool, *operands: torch.Tensor | None) -> bool:
 
 
 @torch.library.custom_op("gossamer::compact_linear", mutates_args=())
+@op_body("compact layer")
 def _linear(
     x: torch.Tensor,
     values: torch.Tensor,
@@ -66,6 +69,7 @@ def _linear(
 
 
 @torch.library.custom_op("gossamer::compact_linear_grad_input", mutates_args=())
+@op_body("compact layer")
 def _grad_input(
     grad: torch.Tensor,
     values: torch.Tensor,
@@ -82,6 +86,7 @@ def _grad_input(
 
 
 @torch.library.custom_op("gossamer::compact_linear_grad_values", mutates_args=())
+@op_body("compact layer")
 def _grad_values(
     grad: torch.Tensor,
     x: torch.Tensor,
@@ -96,6 +101,7 @@ def _grad_values(
 
 
 @torch.library.custom_op("gossamer::resident_linear", mutates_args=())
+@op_body("compact layer")
 def _resident_linear(
     x: torch.Tensor,
     values: torch.Tensor,
@@ -108,17 +114,20 @@ def _resident_linear(
 
 
 @torch.library.custom_op("gossamer::expand_into", mutates_args={"dense"})
+@op_body("compact layer")
 def expand_into(dense: torch.Tensor, values: torch.Tensor, mask_bits: torch.Tensor) -> None:
     """Overwrite a dense weight [R, K] with the kept values and zeros."""
     fill(dense, values, mask_bits)
 
 
 @torch.library.custom_op("gossamer::expand_values", mutates_args=())
+@op_body("compact layer")
 def _expand_values(values: torch.Tensor, mask_bits: torch.Tensor, num_columns: int) -> torch.Tensor:
     return expand(values.contiguous(), mask_bits, num_columns)
 
 
 @torch.library.custom_op("gossamer::gather_values", mutates_args=())
+@op_body("compact layer")
 def _gather_values(dense: torch.Tensor, mask_bits: torch.Tensor, num_values: int) -> torch.Tensor:
     return gather_kept(dense.contiguous(), mask_bits, num_values)
 
@@ -337,8 +346,9 @@ def compact_linear(
         sparse: multiply on sparse kernels instead, forward and backward, where operands allow it.
     """
     x, values, bias = _prepare(x, values, bias, in_features)
-    y: torch.Tensor = _linear(x, values, mask_bits, bias, in_features, sparse)
-    return y
+    if is_onnx_export():
+        return linear(x, expand_for_onnx(values, mask_bits, in_features).to(x.dtype), bias)
+    return call_op(_linear, "compact linear", x, values, mask_bits, bias, in_features, sparse)
 
 
 def resident_linear(
@@ -350,11 +360,12 @@ def resident_linear(
 ) -> torch.Tensor:
     """`x W^T + b` with a dense W that `expand_into` filled from `values` beforehand."""
     x, values, bias = _prepare(x, values, bias, dense.shape[1])
-    y: torch.Tensor = _resident_linear(x, values, dense.to(values.dtype), mask_bits, bias)
-    return y
+    dense = dense.to(values.dtype)
+    return call_op(_resident_linear, "compact linear", x, values, dense, mask_bits, bias)
 
 
 def expand_values(values: torch.Tensor, mask_bits: torch.Tensor, num_columns: int) -> torch.Tensor:
     """The dense weight [R, K] of kept values, differentiable any number of times."""
-    dense: torch.Tensor = _expand_values(values, mask_bits, num_columns)
-    return dense
+    if is_onnx_export():
+        return expand_for_onnx(values, mask_bits, num_columns)
+    return call_op(_expand_values, "compact layer", values, mask_bits, num_columns)

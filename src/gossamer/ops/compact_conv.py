@@ -7,7 +7,7 @@ Three ops closed under differentiation, as in ops/compact.py:
     I(g, v) = conv^T(g, W(v))     dg = L(h, v)     dv = V(g, h)
     V(g, x) = (dconv/dW)[mask]    dg = L(x, u)     dx = I(g, u)
 
-Ops take tensors and numbers, so settings travel as eleven of them, see `_numbers`.
+Ops take tensors and numbers, so settings travel as `ConvSettings.numbers`.
 """
 
 from dataclasses import replace
@@ -20,23 +20,14 @@ from gossamer.errors import InputError
 from gossamer.ops import conv_train
 from gossamer.ops.conv import why_not
 from gossamer.ops.conv_settings import ConvSettings
+from gossamer.ops.onnx_form import is_onnx_export
+from gossamer.ops.op_call import call_op, op_body
 from gossamer.ops.train_kernels import why_unusable
 from gossamer.ops.wanted_gradients import wanted_gradients
 
 
-def _numbers(settings: ConvSettings) -> list[int]:
-    s = settings
-    padding = s.even_padding() or (0, 0)
-    pairs = (s.kernel_size, s.stride, padding, s.dilation)
-    return [s.in_channels, s.out_channels, *(n for pair in pairs for n in pair), s.groups]
-
-
-def _settings(numbers: list[int]) -> ConvSettings:
-    channels, rows, kh, kw, sh, sw, ph, pw, dh, dw, groups = numbers
-    return ConvSettings(channels, rows, (kh, kw), (sh, sw), (ph, pw), (dh, dw), groups)
-
-
 @torch.library.custom_op("gossamer::compact_conv", mutates_args=())
+@op_body("compact conv")
 def _conv(
     x: torch.Tensor,
     values: torch.Tensor,
@@ -44,10 +35,11 @@ def _conv(
     bias: torch.Tensor | None,
     numbers: list[int],
 ) -> torch.Tensor:
-    return conv_train.conv(x, values, mask_bits, bias, _settings(numbers))
+    return conv_train.conv(x, values, mask_bits, bias, ConvSettings.of_numbers(numbers))
 
 
 @torch.library.custom_op("gossamer::compact_conv_grad_input", mutates_args=())
+@op_body("compact conv")
 def _grad_input(
     grad: torch.Tensor,
     values: torch.Tensor,
@@ -56,10 +48,13 @@ def _grad_input(
     height: int,
     width: int,
 ) -> torch.Tensor:
-    return conv_train.grad_input(grad, values, mask_bits, _settings(numbers), (height, width))
+    return conv_train.grad_input(
+        grad, values, mask_bits, ConvSettings.of_numbers(numbers), (height, width)
+    )
 
 
 @torch.library.custom_op("gossamer::compact_conv_grad_values", mutates_args=())
+@op_body("compact conv")
 def _grad_values(
     grad: torch.Tensor,
     x: torch.Tensor,
@@ -67,7 +62,7 @@ def _grad_values(
     num_values: int,
     numbers: list[int],
 ) -> torch.Tensor:
-    return conv_train.grad_values(grad, x, mask_bits, num_values, _settings(numbers))
+    return conv_train.grad_values(grad, x, mask_bits, num_values, ConvSettings.of_numbers(numbers))
 
 
 @_conv.register_fake
@@ -78,7 +73,7 @@ def _(
     bias: torch.Tensor | None,
     numbers: list[int],
 ) -> torch.Tensor:
-    size = _settings(numbers).out_size((x.shape[2], x.shape[3]))
+    size = ConvSettings.of_numbers(numbers).out_size((x.shape[2], x.shape[3]))
     return x.new_empty(x.shape[0], mask_bits.shape[0], *size)
 
 
@@ -164,6 +159,8 @@ def why_dense(
     x: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None, settings: ConvSettings
 ) -> str | None:
     """Why the kernels cannot take this call; None if they can."""
+    if is_onnx_export():
+        return "ONNX has dense convolutions only"
     if torch.is_autocast_enabled(x.device.type):
         return f"training kernels are float32, autocast wants {torch.get_autocast_dtype('cpu')}"
     return why_unusable(x, values, bias) or why_not(kernel_settings(settings))
@@ -197,9 +194,8 @@ def compact_conv(
             f"compact conv: images of {image[0]} x {image[1]} are too small for a kernel of"
             f" {padded.kernel_size} with padding {padded.padding} and dilation {padded.dilation}."
         )
-    y: torch.Tensor = _conv(
-        x if x.ndim == 4 else x[None], values, mask_bits, bias, _numbers(padded)
-    )
+    images = x if x.ndim == 4 else x[None]
+    y = call_op(_conv, "compact conv", images, values, mask_bits, bias, padded.numbers())
     return y if x.ndim == 4 else y[0]
 
 

@@ -5,17 +5,27 @@ A layout is made for one height and width, so a packed weight keeps its canonica
 once more for every new size of images; the last few are kept.
 """
 
-import weakref
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import torch
 
 from gossamer.errors import InputError, KernelError
 from gossamer.formats.bits import check_bits
 from gossamer.ops import _native
+from gossamer.ops.addresses import address, direct_address, optional_address
 from gossamer.ops.conv_settings import ConvSettings, Pair
+from gossamer.ops.handles import Handles
 from gossamer.ops.kernels import active_kernels
-from gossamer.ops.packed_weight import ACTIVATIONS
+from gossamer.ops.onnx_form import refuse_onnx
+from gossamer.ops.op_call import call_op, op_body
+from gossamer.ops.out_of_memory import is_out_of_memory, memory_error
+from gossamer.ops.packed_weight import (
+    ACTIVATIONS,
+    NO_GRADIENTS,
+    is_readable_bias,
+    no_backward,
+    refuse_gradients,
+)
 
 KERNEL = "conv"
 _MAX_SIZES = 8
@@ -60,8 +70,7 @@ class PackedConv:
         self.values, self.mask_bits = values.detach().contiguous(), mask_bits.contiguous()
         self.settings = settings
         self._by_size: dict[Pair, _native.PackedConv | _native.Int8Conv] = {}
-        self.handle = id(self)
-        _WEIGHTS[self.handle] = self
+        self.handle = _WEIGHTS.add(self)
 
     def nbytes(self, image: Pair) -> int:
         """Bytes of the packed weight for images of one size."""
@@ -78,10 +87,23 @@ class PackedConv:
 
         `added`, of the shape of the result, is added before the activation.
         """
-        if torch.compiler.is_compiling():
-            y: torch.Tensor = packed_conv(x, bias, self.handle, activation, added)
-            return y
-        return self.conv(x, bias, activation, added)
+        if not torch.compiler.is_compiling():
+            # Past the op layer, which costs more than a small convolution.
+            start = direct_address(x)
+            if (
+                start
+                and (bias is None or is_readable_bias(bias))
+                and (added is None or direct_address(added))
+            ):
+                try:
+                    return self._run(x, start, bias, activation, added)
+                except RuntimeError as error:
+                    if not is_out_of_memory(error):
+                        raise
+                    raise memory_error(error, "packed conv", "Run fewer images.") from error
+        refuse_onnx("packed conv")
+        seen = (self.handle, self.settings.numbers(), self.kernel, activation, added)
+        return call_op(packed_conv, "packed conv", x, bias, *seen)
 
     def __deepcopy__(self, memo: dict[int, object]) -> "PackedConv":
         return self  # immutable: copies of a model share it
@@ -92,26 +114,28 @@ class PackedConv:
             " gossamer.save and compile it again after loading."
         )
 
-    def conv(
+    def _run(
         self,
         x: torch.Tensor,
+        start: int,
         bias: torch.Tensor | None,
         activation: str,
-        added: torch.Tensor | None = None,
+        added: torch.Tensor | None,
     ) -> torch.Tensor:
-        """The eager path of a call: past the op layer, and with few steps, as layers are small."""
+        """For x whose elements start at `start`; with few steps, as layers are small."""
         code = ACTIVATIONS.get(activation)
         if code is None or not self._is_usable(x, bias):
             raise _refusal(x, bias, activation, self.settings)
         if not x.is_contiguous():
             x = x.contiguous()
+            start = x.data_ptr()
         *leading, _, height, width = x.shape
         layout = self._by_size.get((height, width)) or self._pack((height, width))
         y = x.new_empty((*leading, self.settings.out_channels, layout.out_h, layout.out_w))
         if added is not None:
             added = _checked_added(added, y)
         layout.run(
-            x.data_ptr(),
+            start,
             leading[0] if leading else 1,
             y.data_ptr(),
             0 if bias is None else bias.data_ptr(),
@@ -123,8 +147,6 @@ class PackedConv:
     def _is_usable(self, x: torch.Tensor, bias: torch.Tensor | None) -> bool:
         return (
             x.dtype is torch.float32
-            and x.is_cpu
-            and x.layout is torch.strided
             and x.ndim in (3, 4)
             and x.shape[-3] == self.settings.in_channels
             and not (x.requires_grad and torch.is_grad_enabled())
@@ -216,37 +238,33 @@ def _refusal(
             f"packed conv: bias must be contiguous float32 [{rows}] on the CPU, got"
             f" {bias.dtype} {list(bias.shape)} on {bias.device}."
         )
-    return InputError(
-        "packed conv: a compiled model is for inference and gives no gradients. Call it under"
-        " torch.inference_mode(), or train the model it was compiled from."
-    )
+    return InputError(f"packed conv: {NO_GRADIENTS}")
 
 
-# Custom ops take tensors and numbers only, so a packed weight goes through them as a number. The
-# table does not keep weights alive.
-_WEIGHTS: "weakref.WeakValueDictionary[int, PackedConv]" = weakref.WeakValueDictionary()
-
-
-def _weight(handle: int) -> PackedConv:
-    weight = _WEIGHTS.get(handle)
-    if weight is None:
-        raise KernelError(
-            "packed conv: the packed weight behind this graph no longer exists; a packed model"
-            " lives in one process. Compile or export the compact model instead."
-        )
-    return weight
+_WEIGHTS: Handles[PackedConv] = Handles("packed conv")
 
 
 @torch.library.custom_op("gossamer::packed_conv", mutates_args=())
+@op_body("packed conv", "Run fewer images.")
 def packed_conv(
     x: torch.Tensor,
     bias: torch.Tensor | None,
     handle: int,
+    numbers: list[int],
+    kernel: str,
     activation: str,
     added: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`PackedConv.conv` as an op that torch.compile and export can see."""
-    return _weight(handle).conv(x, bias, activation, added)
+    """A call of a PackedConv as an op that torch.compile, export and tracers can see."""
+    weight = _WEIGHTS.find(handle)
+    if weight.settings.numbers() != numbers or weight.kernel != kernel:
+        raise KernelError(
+            f"packed conv: this graph was made for {numbers} on kernel {kernel}, found"
+            f" {weight.settings.numbers()} on {weight.kernel}. Export the model again."
+        )
+    for tensor in (bias, added):
+        optional_address(tensor, "packed conv")
+    return weight._run(x, address(x, "packed conv"), bias, activation, added)
 
 
 @packed_conv.register_fake
@@ -254,9 +272,41 @@ def _(
     x: torch.Tensor,
     bias: torch.Tensor | None,
     handle: int,
+    numbers: list[int],
+    kernel: str,
     activation: str,
     added: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    settings = _weight(handle).settings
+    refuse_onnx("packed conv")  # strict export comes here first
+    settings = ConvSettings.of_numbers(numbers)
+    fits = x.is_cpu and x.dtype is torch.float32 and x.ndim in (3, 4)
+    if not fits or x.shape[-3] != settings.in_channels:
+        raise _refusal(x, bias, activation, settings)
     size = settings.out_size((x.shape[-2], x.shape[-1]))
     return x.new_empty(*x.shape[:-3], settings.out_channels, *size)
+
+
+@packed_conv.register_vmap
+def _(
+    info: Any, in_dims: tuple[int | None, ...], x: torch.Tensor, bias: Any, *rest: Any
+) -> tuple[torch.Tensor, int]:
+    if in_dims[1] is not None:
+        raise InputError("packed conv: vmap may run over its images, not over its bias.")
+
+    def flat(images: torch.Tensor, dim: int | None) -> torch.Tensor:
+        """All images of all runs, [N, C, H, W]."""
+        if dim is None:
+            images = images[None].expand(info.batch_size, *images.shape)
+        else:
+            images = images.movedim(dim, 0)
+        return images.reshape(-1, *images.shape[-3:])
+
+    *seen, added = rest
+    together = None if added is None else flat(added, in_dims[-1])
+    y = packed_conv(flat(x, in_dims[0]), bias, *seen, together)
+    has_images = x.ndim - (in_dims[0] is not None) == 4
+    leading = (info.batch_size, len(y) // info.batch_size)[: 1 + has_images]
+    return y.view(*leading, *y.shape[1:]), 0
+
+
+packed_conv.register_autograd(no_backward, setup_context=refuse_gradients)

@@ -12,9 +12,11 @@ import torch
 from gossamer.errors import InputError, KernelError
 from gossamer.formats.bits import check_bits
 from gossamer.ops import _native
+from gossamer.ops.addresses import address
 from gossamer.ops.conv_settings import ConvSettings, Pair
 from gossamer.ops.int8 import MAX_COLUMNS
 from gossamer.ops.kernels import active_kernels
+from gossamer.ops.out_of_memory import names_memory
 
 
 @dataclass(frozen=True)
@@ -144,19 +146,21 @@ class PackedConvNet:
         """Bytes of the packed weights."""
         return self._native.nbytes
 
+    @names_memory("conv net", "Run fewer images.")
     def __call__(self, x_NCHW: torch.Tensor) -> torch.Tensor:
         """The result for images of the planned size, as a new tensor; no gradients."""
         first, last = self.plan.values[0], self.plan.values[self.plan.result]
         shape = (first.channels, *first.size)
-        if x_NCHW.dtype is not torch.float32 or not x_NCHW.is_cpu or x_NCHW.shape[1:] != shape:
+        if x_NCHW.dtype is not torch.float32 or x_NCHW.shape[1:] != shape:
             raise InputError(
                 f"conv net: x must be float32 [N, {', '.join(map(str, shape))}] on the CPU, got"
                 f" {x_NCHW.dtype} {list(x_NCHW.shape)} on {x_NCHW.device}."
             )
+        address(x_NCHW, "conv net")
         x_NCHW = x_NCHW.contiguous()
         more = () if self.plan.mean else last.size
         y = x_NCHW.new_empty(len(x_NCHW), last.channels, *more)
-        self._native.run(x_NCHW.data_ptr(), len(x_NCHW), y.data_ptr())
+        self._native.run(address(x_NCHW, "conv net"), len(x_NCHW), address(y, "conv net"))
         return y
 
     def __deepcopy__(self, memo: dict[int, object]) -> "PackedConvNet":

@@ -47,6 +47,19 @@ class ConvSettings:
             conv.padding_mode,
         )
 
+    def numbers(self) -> list[int]:
+        """All of it for an op, which takes numbers only; padding must be even zeros."""
+        padding = self.even_padding() or (0, 0)
+        pairs = (self.kernel_size, self.stride, padding, self.dilation)
+        sizes = (n for pair in pairs for n in pair)
+        return [self.in_channels, self.out_channels, *sizes, self.groups]
+
+    @classmethod
+    def of_numbers(cls, numbers: list[int]) -> "ConvSettings":
+        """The way back from `numbers`."""
+        channels, rows, kh, kw, sh, sw, ph, pw, dh, dw, groups = numbers
+        return cls(channels, rows, (kh, kw), (sh, sw), (ph, pw), (dh, dw), groups)
+
     @property
     def weight_shape(self) -> tuple[int, int, int, int]:
         """[out, in / groups, kernel height, kernel width]."""

@@ -10,8 +10,11 @@ from typing import TypedDict
 import torch
 
 from gossamer.ops import _native
+from gossamer.ops.addresses import address, optional_address
 from gossamer.ops.conv_settings import ConvSettings, Pair
 from gossamer.ops.kernels import active_kernels
+
+_WHERE = "training kernels"
 
 
 class _Geometry(TypedDict):
@@ -39,13 +42,13 @@ def conv(
     image = (x.shape[2], x.shape[3])
     y = x.new_empty(x.shape[0], settings.out_channels, *settings.out_size(image))
     _native.train_conv(
-        values.data_ptr(),
+        address(values, _WHERE),
         values.numel(),
         mask_bits.numpy(),
         **_geometry(settings, image, x.shape[0]),
-        x=x.data_ptr(),
-        bias=0 if bias is None else bias.data_ptr(),
-        y=y.data_ptr(),
+        x=address(x, _WHERE),
+        bias=optional_address(bias, _WHERE),
+        y=address(y, _WHERE),
     )
     return y
 
@@ -61,12 +64,12 @@ def grad_input(
     grad, values, mask_bits = grad.contiguous(), values.contiguous(), mask_bits.contiguous()
     dx = grad.new_empty(grad.shape[0], settings.in_channels, *image)
     _native.train_conv_grad_input(
-        values.data_ptr(),
+        address(values, _WHERE),
         values.numel(),
         mask_bits.numpy(),
         **_geometry(settings, image, grad.shape[0]),
-        grad=grad.data_ptr(),
-        dx=dx.data_ptr(),
+        grad=address(grad, _WHERE),
+        dx=address(dx, _WHERE),
     )
     return dx
 
@@ -82,12 +85,12 @@ def grad_values(
     grad, x, mask_bits = grad.contiguous(), x.contiguous(), mask_bits.contiguous()
     values = x.new_empty(num_values)
     _native.train_conv_grad_values(
-        values.data_ptr(),
+        address(values, _WHERE),
         num_values,
         mask_bits.numpy(),
         **_geometry(settings, (x.shape[2], x.shape[3]), x.shape[0]),
-        grad=grad.data_ptr(),
-        x=x.data_ptr(),
+        grad=address(grad, _WHERE),
+        x=address(x, _WHERE),
     )
     return values
 

@@ -12,6 +12,7 @@ import torch
 from gossamer.errors import InputError, KernelError, ResourceError
 from gossamer.ops import _native
 from gossamer.ops.kernels import active_kernels
+from gossamer.ops.out_of_memory import names_memory
 from gossamer.ops.packed_weight import PackedWeight
 
 
@@ -137,7 +138,7 @@ class NativeSession:
         self._shape = decoder.shape
         try:
             self._native = _native.DecoderSession(decoder._native)
-        except MemoryError as error:
+        except ResourceError as error:
             raise ResourceError(
                 f"decoder: no memory for keys and values of {decoder.shape.context} tokens. Use a"
                 " smaller context."
@@ -158,6 +159,7 @@ class NativeSession:
         """Bytes of keys and values."""
         return self._native.cache_bytes
 
+    @names_memory("decoder", "Run fewer tokens.")
     def step(self, ids: "np.typing.NDArray[np.int32]", every: bool = False) -> torch.Tensor:
         """Append tokens; logits [1, V] behind the last one, or [T, V] behind every one."""
         if not len(ids):
@@ -175,7 +177,8 @@ class NativeSession:
                 f" context is {self._shape.context}. Shorten the prompt, or build the engine with a"
                 " larger context."
             )
-        logits = torch.empty(len(ids) if every else 1, self._shape.vocab)
+        rows = len(ids) if every else 1
+        logits = torch.empty(rows, self._shape.vocab, dtype=torch.float32, device="cpu")
         self._native.step(ids, every, logits.numpy())
         return logits
 

@@ -12,7 +12,9 @@ import torch
 from gossamer.errors import InputError, KernelError
 from gossamer.formats.bits import check_bits
 from gossamer.ops import _native
+from gossamer.ops.addresses import address
 from gossamer.ops.kernels import active_kernels
+from gossamer.ops.out_of_memory import names_memory
 from gossamer.ops.packed_weight import ACTIVATIONS
 
 
@@ -112,22 +114,20 @@ class PackedEncoder:
             int8=self.precision == "int8",
         )
 
+    @names_memory("encoder", "Run fewer sequences.")
     def __call__(self, x_ND: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
         """The last hidden state of sequences of these lengths, one after the other."""
-        if (
-            x_ND.dtype is not torch.float32
-            or not x_ND.is_cpu
-            or x_ND.shape != (sum(lengths), self.features)
-        ):
+        if x_ND.dtype is not torch.float32 or x_ND.shape != (sum(lengths), self.features):
             raise InputError(
                 f"encoder: expected float32 hidden states [{sum(lengths)}, {self.features}] on the"
                 f" CPU, got {x_ND.dtype} {list(x_ND.shape)} on {x_ND.device}."
             )
+        address(x_ND, "encoder")
         x_ND = x_ND.detach().contiguous()
         y_ND = torch.empty_like(x_ND)
         if len(x_ND):
-            stride = self.features
-            self._native.run(x_ND.data_ptr(), stride, y_ND.data_ptr(), stride, list(lengths))
+            stride, here, there = self.features, address(x_ND, "encoder"), address(y_ND, "encoder")
+            self._native.run(here, stride, there, stride, list(lengths))
         return y_ND
 
     def __deepcopy__(self, memo: dict[int, object]) -> "PackedEncoder":

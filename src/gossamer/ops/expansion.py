@@ -11,9 +11,11 @@ import torch
 
 from gossamer.formats.bits import unpack_bits
 from gossamer.ops import _native
+from gossamer.ops.addresses import address, why_unreadable
 from gossamer.ops.kernels import active_kernels
 
 _NATIVE_SIZES = (2, 4, 8)
+_WHERE = "compact layer"
 
 
 def expand(values: torch.Tensor, mask_bits: torch.Tensor, in_features: int) -> torch.Tensor:
@@ -27,12 +29,12 @@ def fill(dense_RK: torch.Tensor, values: torch.Tensor, mask_bits: torch.Tensor) 
     """Overwrite a contiguous dense weight with the kept values and zeros."""
     if _is_native(dense_RK, values, mask_bits):
         _native.expand(
-            values.data_ptr(),
+            address(values, _WHERE),
             values.numel(),
             mask_bits.numpy(),
             dense_RK.shape[1],
             values.element_size(),
-            dense_RK.data_ptr(),
+            address(dense_RK, _WHERE),
             active_kernels(),
         )
     else:
@@ -45,12 +47,12 @@ def gather_kept(dense_RK: torch.Tensor, mask_bits: torch.Tensor, num_values: int
         return gather(dense_RK, unpack_bits(mask_bits, dense_RK.shape[1]))
     values = dense_RK.new_empty(num_values)
     _native.gather(
-        values.data_ptr(),
+        address(values, _WHERE),
         num_values,
         mask_bits.numpy(),
         dense_RK.shape[1],
         dense_RK.element_size(),
-        dense_RK.data_ptr(),
+        address(dense_RK, _WHERE),
         active_kernels(),
     )
     return values
@@ -66,5 +68,5 @@ def _is_native(dense: torch.Tensor, values: torch.Tensor, mask_bits: torch.Tenso
     return (
         values.element_size() in _NATIVE_SIZES
         and dense.dtype is values.dtype
-        and all(t.device.type == "cpu" and t.is_contiguous() for t in tensors)
+        and all(why_unreadable(t) is None and t.is_contiguous() for t in tensors)
     )

@@ -8,7 +8,11 @@ import torch
 
 from gossamer.errors import InputError, KernelError
 from gossamer.ops import _native
+from gossamer.ops.addresses import address
 from gossamer.ops.kernels import active_kernels
+from gossamer.ops.out_of_memory import names_memory
+
+_WHERE = "neurons"
 
 
 class PackedNeurons:
@@ -75,6 +79,7 @@ class PackedNeurons:
         """Bytes of the packed block in memory."""
         return self._native.nbytes
 
+    @names_memory(_WHERE)
     def __call__(
         self, x: torch.Tensor, known: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, int]:
@@ -83,20 +88,22 @@ class PackedNeurons:
         `known`, ascending numbers of neurons, says that all others are zero, as a predictor or the
         tokens before may know: nothing else is read then, not even the codes.
         """
-        if x.dtype is not torch.float32 or not x.is_cpu or x.shape[-1:] != (self.num_features,):
+        if x.dtype is not torch.float32 or x.shape[-1:] != (self.num_features,):
             raise InputError(
                 f"neurons: x must be float32 [..., {self.num_features}] on the CPU, got {x.dtype}"
                 f" {list(x.shape)} on {x.device}."
             )
+        address(x, _WHERE)
         rows_TD = x.detach().reshape(-1, self.num_features).contiguous()
         y_TD = torch.empty_like(rows_TD)
         active = 0
         numbers = None if known is None else _numbers(known, self.num_neurons)
         for row, out in zip(rows_TD, y_TD, strict=True):
             if numbers is None:
-                active += self._native.run(row.data_ptr(), out.data_ptr())
+                active += self._native.run(address(row, _WHERE), address(out, _WHERE))
             else:
-                active += self._native.run_known(row.data_ptr(), numbers, out.data_ptr())
+                here, there = address(row, _WHERE), address(out, _WHERE)
+                active += self._native.run_known(here, numbers, there)
         return y_TD.view(x.shape), active
 
     def __deepcopy__(self, memo: dict[int, object]) -> "PackedNeurons":

@@ -6,17 +6,26 @@ Every kernel family packs its own layout (`ops/panel.py` and its neighbours); al
 Legend: T tokens, R rows (outputs), K columns (inputs).
 """
 
-import weakref
 from collections.abc import Callable
 
 import torch
+from torch import nn
 
 from gossamer.errors import InputError, KernelError
 from gossamer.formats.bits import check_bits
 from gossamer.ops import _native
+from gossamer.ops.addresses import address, direct_address
+from gossamer.ops.handles import Handles
 from gossamer.ops.kernels import active_kernels
+from gossamer.ops.onnx_form import refuse_onnx
+from gossamer.ops.op_call import call_op, op_body
+from gossamer.ops.out_of_memory import is_out_of_memory, memory_error, names_memory
 
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "silu": 3}
+NO_GRADIENTS = (
+    "a compiled model is for inference and gives no gradients. Call it under"
+    " torch.inference_mode(), or train the model it was compiled from."
+)
 
 
 class PackedWeight:
@@ -31,7 +40,7 @@ class PackedWeight:
         self._native = native
         self.kernel = kernel
         self.shape = (native.rows, native.columns)
-        self.handle = _remember(self)
+        self.handle = _WEIGHTS.add(self)
 
     @property
     def nnz(self) -> int:
@@ -50,8 +59,9 @@ class PackedWeight:
 
     def unpack(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(values, mask_bits) in canonical row-major order, as they were packed."""
-        values = torch.empty(self.nnz, dtype=torch.float32)
-        bits = torch.empty(self.shape[0], (self.shape[1] + 7) // 8, dtype=torch.uint8)
+        num_bytes = (self.shape[1] + 7) // 8
+        values = torch.empty(self.nnz, dtype=torch.float32, device="cpu")
+        bits = torch.empty(self.shape[0], num_bytes, dtype=torch.uint8, device="cpu")
         self._native.unpack(values.numpy(), bits.numpy())
         return values, bits
 
@@ -59,10 +69,19 @@ class PackedWeight:
         self, x: torch.Tensor, bias: torch.Tensor | None = None, activation: str = "none"
     ) -> torch.Tensor:
         """act(x W^T + bias) for x [..., K], as a new [..., R] tensor; no gradients."""
-        if torch.compiler.is_compiling():
-            y: torch.Tensor = packed_linear(x, bias, self.handle, self.shape[0], activation)
-            return y
-        return self.linear(x, bias, activation)
+        if not torch.compiler.is_compiling():
+            # Past the op layer, which costs more than a small product.
+            start = direct_address(x)
+            if start and (bias is None or is_readable_bias(bias)):
+                try:
+                    return self._run(x, start, bias, activation)
+                except RuntimeError as error:
+                    if not is_out_of_memory(error):
+                        raise
+                    raise memory_error(error, "packed linear", "Run fewer tokens.") from error
+        refuse_onnx("packed linear")
+        seen = (self.handle, *self.shape, self.kernel, activation)
+        return call_op(packed_linear, "packed linear", x, bias, *seen)
 
     def __deepcopy__(self, memo: dict[int, object]) -> "PackedWeight":
         return self  # immutable: copies of a model share it
@@ -73,25 +92,33 @@ class PackedWeight:
             " gossamer.save and compile it again after loading."
         )
 
-    def linear(self, x: torch.Tensor, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
-        """The eager path of a call: past the op layer, which costs more than a small product."""
+    def _run(
+        self, x: torch.Tensor, start: int, bias: torch.Tensor | None, activation: str
+    ) -> torch.Tensor:
+        """For x whose elements start at `start`; with few steps, as layers are small."""
         num_rows, num_columns = self.shape
         code = ACTIVATIONS.get(activation)
-        if code is None or not _is_usable(x, bias, self.shape):
+        *leading, width = x.shape or (-1,)
+        if (
+            code is None
+            or width != num_columns
+            or x.dtype is not torch.float32
+            or (x.requires_grad and torch.is_grad_enabled())
+            or (bias is not None and not _is_usable_bias(bias, num_rows))
+        ):
             raise _refusal(x, bias, activation, self.shape)
-        leading = x.shape[:-1]
         # leading.numel() costs six times as much.
-        num_tokens = x.numel() // num_columns if num_columns else leading.numel()
+        num_tokens = x.numel() // num_columns if num_columns else x.shape[:-1].numel()
         stride = num_columns
         if not x.is_contiguous():
             # Rows must be contiguous and must not overlap, as those of an expanded tensor do.
             x = x.reshape(num_tokens, num_columns)
             if x.stride(1) != 1 or x.stride(0) < num_columns:
                 x = x.contiguous()
-            stride = x.stride(0)
+            start, stride = x.data_ptr(), x.stride(0)
         y = x.new_empty(*leading, num_rows)  # a tuple takes 1.5 times as long
         self._native.run(
-            x.data_ptr(),
+            start,
             num_tokens,
             stride,
             y.data_ptr(),
@@ -102,6 +129,7 @@ class PackedWeight:
         return y
 
 
+@names_memory("packing a weight", "Free memory, or compile fewer layers.")
 def pack_weight(
     kernel: str,
     packer: Callable[..., _native.PackedWeight],
@@ -131,16 +159,14 @@ def pack_weight(
     return PackedWeight(native, kernel)
 
 
-def _is_usable(x: torch.Tensor, bias: torch.Tensor | None, shape: tuple[int, int]) -> bool:
-    return (
-        x.dtype is torch.float32
-        and x.is_cpu
-        and x.layout is torch.strided
-        and x.ndim > 0
-        and x.shape[-1] == shape[1]
-        and not (x.requires_grad and torch.is_grad_enabled())
-        and (bias is None or _is_usable_bias(bias, shape[0]))
-    )
+def is_readable_bias(bias: torch.Tensor) -> bool:
+    """Whether the memory of a bias may be read; `direct_address` was asked about another tensor."""
+    if type(bias) is not nn.Parameter and type(bias) is not torch.Tensor:
+        return False
+    try:
+        return not bias.is_neg() and bias.data_ptr() != 0
+    except RuntimeError:  # of torch.func
+        return False
 
 
 def _is_usable_bias(bias: torch.Tensor, num_rows: int) -> bool:
@@ -173,39 +199,69 @@ def _refusal(
             f"packed linear: bias must be contiguous float32 [{shape[0]}] on the CPU, got"
             f" {bias.dtype} {list(bias.shape)} on {bias.device}."
         )
-    return InputError(
-        "packed linear: a compiled model is for inference and gives no gradients. Call it under"
-        " torch.inference_mode(), or train the model it was compiled from."
-    )
+    return InputError(f"packed linear: {NO_GRADIENTS}")
 
 
-# Custom ops take tensors and numbers only, so a packed weight goes through them as a number. The
-# table does not keep weights alive.
-_WEIGHTS: "weakref.WeakValueDictionary[int, PackedWeight]" = weakref.WeakValueDictionary()
-
-
-def _remember(weight: PackedWeight) -> int:
-    handle = id(weight)
-    _WEIGHTS[handle] = weight
-    return handle
+_WEIGHTS: Handles[PackedWeight] = Handles("packed linear")
 
 
 @torch.library.custom_op("gossamer::packed_linear", mutates_args=())
+@op_body("packed linear", "Run fewer tokens.")
 def packed_linear(
-    x: torch.Tensor, bias: torch.Tensor | None, handle: int, num_rows: int, activation: str
+    x: torch.Tensor,
+    bias: torch.Tensor | None,
+    handle: int,
+    num_rows: int,
+    num_columns: int,
+    kernel: str,
+    activation: str,
 ) -> torch.Tensor:
-    """`PackedWeight.linear` as an op that torch.compile and export can see."""
-    weight = _WEIGHTS.get(handle)
-    if weight is None or weight.shape[0] != num_rows:
+    """A call of a PackedWeight as an op that torch.compile, export and tracers can see."""
+    weight = _WEIGHTS.find(handle)
+    if weight.shape != (num_rows, num_columns) or weight.kernel != kernel:
         raise KernelError(
-            "packed linear: the packed weight behind this graph no longer exists; a packed model"
-            " lives in one process. Compile or export the compact model instead."
+            f"packed linear: this graph was made for a weight {[num_rows, num_columns]} on kernel"
+            f" {kernel}, found {list(weight.shape)} on {weight.kernel}. Export the model again."
         )
-    return weight.linear(x, bias, activation)
+    if bias is not None:
+        address(bias, "packed linear")
+    return weight._run(x, address(x, "packed linear"), bias, activation)
 
 
 @packed_linear.register_fake
 def _(
-    x: torch.Tensor, bias: torch.Tensor | None, handle: int, num_rows: int, activation: str
+    x: torch.Tensor,
+    bias: torch.Tensor | None,
+    handle: int,
+    num_rows: int,
+    num_columns: int,
+    kernel: str,
+    activation: str,
 ) -> torch.Tensor:
+    refuse_onnx("packed linear")  # strict export comes here first
+    fits = x.is_cpu and x.dtype is torch.float32 and x.ndim > 0 and x.shape[-1] == num_columns
+    if not fits:
+        raise _refusal(x, bias, activation, (num_rows, num_columns))
     return x.new_empty(*x.shape[:-1], num_rows)
+
+
+@packed_linear.register_vmap
+def _(
+    info: object, in_dims: tuple[int | None, ...], x: torch.Tensor, bias: object, *rest: object
+) -> tuple[torch.Tensor, int]:
+    if in_dims[1] is not None:
+        raise InputError("packed linear: vmap may run over its input, not over its bias.")
+    x = x.movedim(in_dims[0] or 0, 0)
+    return packed_linear(x, bias, *rest), 0
+
+
+def refuse_gradients(ctx: object, inputs: tuple[object, ...], output: object) -> None:
+    """As `setup_context` of an op without derivatives: say so at once, not in the backward."""
+    raise InputError(NO_GRADIENTS)
+
+
+def no_backward(ctx: object, grad: torch.Tensor) -> None:
+    """Never called; see `refuse_gradients`."""
+
+
+packed_linear.register_autograd(no_backward, setup_context=refuse_gradients)

@@ -8,6 +8,7 @@ import torch
 
 from gossamer.formats.bits import pack_bits
 from gossamer.ops import _native
+from gossamer.ops.addresses import address
 
 # Remainders of every block size: fewer than a vector, one more than a panel, several K blocks.
 _CASES = ((1, 1, 1), (3, 17, 9), (65, 33, 129), (130, 96, 300))
@@ -33,12 +34,12 @@ def _case_error(kernels: str, num_tokens: int, num_rows: int, num_columns: int) 
     panel = _native.pack_panel(*arrays, num_rows, num_columns, kernels)
     y_TR = torch.full((num_tokens, num_rows), float("nan"))
     panel.run(
-        x_TK.data_ptr(),
+        address(x_TK, "self-test"),
         num_tokens,
         num_columns,
-        y_TR.data_ptr(),
+        address(y_TR, "self-test"),
         num_rows,
-        bias_R.data_ptr(),
+        address(bias_R, "self-test"),
         0,
     )
     x64, w64, bias64 = x_TK.double(), w_RK.double(), bias_R.double()

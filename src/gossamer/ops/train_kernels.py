@@ -11,7 +11,10 @@ Legend: T tokens, R rows (outputs), K columns (inputs), n kept values.
 import torch
 
 from gossamer.ops import _native
+from gossamer.ops.addresses import address, optional_address
 from gossamer.ops.kernels import active_kernels
+
+_WHERE = "training kernels"
 
 
 def why_unusable(*operands: torch.Tensor | None) -> str | None:
@@ -34,16 +37,16 @@ def linear(
     y_TR = x_TK.new_empty(x_TK.shape[0], mask_bits.shape[0])
     bias = None if bias is None else bias.contiguous()
     _native.train_linear(
-        values.data_ptr(),
+        address(values, _WHERE),
         values.numel(),
         mask_bits.numpy(),
         x_TK.shape[1],
-        x_TK.data_ptr(),
+        address(x_TK, _WHERE),
         x_TK.shape[0],
         x_TK.stride(0),
-        y_TR.data_ptr(),
+        address(y_TR, _WHERE),
         y_TR.stride(0),
-        0 if bias is None else bias.data_ptr(),
+        optional_address(bias, _WHERE),
         active_kernels(),
     )
     return y_TR
@@ -56,14 +59,14 @@ def grad_input(
     grad_TR, values, mask_bits = _rows(grad_TR), values.contiguous(), mask_bits.contiguous()
     dx_TK = grad_TR.new_empty(grad_TR.shape[0], in_features)
     _native.train_grad_input(
-        values.data_ptr(),
+        address(values, _WHERE),
         values.numel(),
         mask_bits.numpy(),
         in_features,
-        grad_TR.data_ptr(),
+        address(grad_TR, _WHERE),
         grad_TR.shape[0],
         grad_TR.stride(0),
-        dx_TK.data_ptr(),
+        address(dx_TK, _WHERE),
         dx_TK.stride(0),
         0,
         active_kernels(),
@@ -78,13 +81,13 @@ def grad_values(
     grad_TR, x_TK, mask_bits = _rows(grad_TR), _rows(x_TK), mask_bits.contiguous()
     values = x_TK.new_empty(num_values)
     _native.train_grad_values(
-        values.data_ptr(),
+        address(values, _WHERE),
         num_values,
         mask_bits.numpy(),
         x_TK.shape[1],
-        grad_TR.data_ptr(),
+        address(grad_TR, _WHERE),
         grad_TR.stride(0),
-        x_TK.data_ptr(),
+        address(x_TK, _WHERE),
         x_TK.stride(0),
         x_TK.shape[0],
         active_kernels(),

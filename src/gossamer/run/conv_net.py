@@ -12,6 +12,7 @@ from torch import fx, nn
 
 from gossamer import settings
 from gossamer.nn.carried import Watch
+from gossamer.ops.addresses import direct_address
 from gossamer.ops.conv_net import PackedConvNet
 from gossamer.ops.timing import duel
 from gossamer.run.conv_plan import lower, plan_of, rest_of
@@ -46,10 +47,10 @@ class NetForward:
         self._watch = watch
 
     def __call__(self, x: torch.Tensor) -> Any:
-        """Images of other sizes, gradients, other dtypes and new hooks go layer by layer."""
-        plain = x.ndim == 4 and x.shape[1:] == self._shape and x.dtype is torch.float32 and x.is_cpu
-        compiling = torch.compiler.is_compiling()
-        if not plain or compiling or x.requires_grad or self._watch.finds_hooks():
+        """Other sizes, gradients, tracers, other dtypes and new hooks go layer by layer."""
+        fits = x.ndim == 4 and x.shape[1:] == self._shape and x.dtype is torch.float32
+        takes = fits and not x.requires_grad and not torch.compiler.is_compiling()
+        if not takes or not direct_address(x) or self._watch.finds_hooks():
             return self.layered(x)
         return self.rest(self.features(x))
 

@@ -9,7 +9,6 @@ Legend: B sequences, T padded tokens, N live tokens of all sequences, D features
 
 import copy
 import math
-import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,7 +21,12 @@ from gossamer.errors import InputError, KernelError
 from gossamer.nn.carried import Watch
 from gossamer.nn.token_attention import live_tokens
 from gossamer.nn.token_pruning import EncoderOutput
+from gossamer.ops.addresses import direct_address
 from gossamer.ops.encoder import PackedEncoder
+from gossamer.ops.handles import Handles
+from gossamer.ops.onnx_form import refuse_onnx
+from gossamer.ops.op_call import call_op, op_body
+from gossamer.ops.packed_weight import no_backward, refuse_gradients
 from gossamer.ops.timing import duel
 from gossamer.run.choose import Chooser, Rival
 from gossamer.run.cost_table import CostKey
@@ -56,8 +60,7 @@ class NativeEncoder(nn.Module):
         self._stock = (stock,)
         self.layer: Any = stock.layer
         self.packed = packed
-        self._handle = id(packed)
-        _ENCODERS[self._handle] = packed
+        self._handle = _ENCODERS.add(packed)
         self.choices = tuple(sorted(choices, key=lambda choice: choice.tokens))
         self.min_tokens = _first_win(self.choices)
         self.config: Any = getattr(stock, "config", None)
@@ -79,9 +82,14 @@ class NativeEncoder(nn.Module):
                 "a compiled encoder is for inference and gives no gradients. Call it under"
                 " torch.inference_mode(), or train the model it was compiled from."
             )
-        if torch.compiler.is_compiling():
-            return EncoderOutput(packed_encoder(hidden_states, attention_mask, self._handle))
-        return EncoderOutput(_run_padded(self.packed, hidden_states, attention_mask))
+        is_direct = not torch.compiler.is_compiling() and direct_address(hidden_states)
+        if is_direct and (attention_mask is None or direct_address(attention_mask)):
+            return EncoderOutput(_run_padded(self.packed, hidden_states, attention_mask))
+        refuse_onnx("packed encoder")
+        seen = (self._handle, self.packed.num_layers, self.packed.features, self.packed.precision)
+        return EncoderOutput(
+            call_op(packed_encoder, "packed encoder", hidden_states, attention_mask, *seen)
+        )
 
     def _is_hooked(self) -> bool:
         """Whether layers were hooked after `compile`: then they are called."""
@@ -116,30 +124,44 @@ def _run_padded(
     return output.view_as(hidden_BTD)
 
 
-# Custom ops take tensors and numbers only, so a packed encoder goes through them as a number. The
-# table does not keep encoders alive.
-_ENCODERS: "weakref.WeakValueDictionary[int, PackedEncoder]" = weakref.WeakValueDictionary()
+_ENCODERS: Handles[PackedEncoder] = Handles("packed encoder")
 
 
 @torch.library.custom_op("gossamer::packed_encoder", mutates_args=())
+@op_body("packed encoder", "Run fewer sequences.")
 def packed_encoder(
-    hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, handle: int
+    hidden_states: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    handle: int,
+    num_layers: int,
+    features: int,
+    precision: str,
 ) -> torch.Tensor:
-    """A `NativeEncoder` as an op that torch.compile and export can see."""
-    packed = _ENCODERS.get(handle)
-    if packed is None:
+    """A `NativeEncoder` as an op that torch.compile, export and tracers can see."""
+    packed = _ENCODERS.find(handle)
+    made_for = (num_layers, features, precision)
+    if made_for != (packed.num_layers, packed.features, packed.precision):
         raise KernelError(
-            "packed encoder: the weights behind this graph no longer exist; a packed model lives in"
-            " one process. Compile or export the compact model instead."
+            f"packed encoder: this graph was made for {made_for}, found"
+            f" {(packed.num_layers, packed.features, packed.precision)}. Export the model again."
         )
     return _run_padded(packed, hidden_states, attention_mask)
 
 
 @packed_encoder.register_fake
 def _(
-    hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, handle: int
+    hidden_states: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    handle: int,
+    num_layers: int,
+    features: int,
+    precision: str,
 ) -> torch.Tensor:
+    refuse_onnx("packed encoder")  # strict export comes here first
     return torch.empty_like(hidden_states, memory_format=torch.contiguous_format)
+
+
+packed_encoder.register_autograd(no_backward, setup_context=refuse_gradients)
 
 
 def pack_encoder(encoder: nn.Module, precision: str) -> PackedEncoder:

@@ -19,6 +19,7 @@ from gossamer.errors import InputError, TargetError
 from gossamer.nn import Linear, MaskedLinear, replace_module
 from gossamer.nn.carried import carried, carried_by_calls
 from gossamer.nn.relufication import ShiftedReLU
+from gossamer.ops.addresses import direct_address
 from gossamer.ops.neurons import PackedNeurons
 from gossamer.ops.timing import duel
 
@@ -63,7 +64,9 @@ class ActiveNeurons(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The block's output for x [..., D]."""
-        if x.numel() > self.max_tokens * self.packed.num_features:
+        many = x.numel() > self.max_tokens * self.packed.num_features
+        if many or torch.compiler.is_compiling() or not direct_address(x):
+            # Tracers and transforms see what it is made of.
             output: torch.Tensor = self.stock(x)
             return output
         if x.requires_grad and torch.is_grad_enabled():

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether native code may read the memory of a tensor now.
+
+Kernels take addresses, and a tensor is more than its memory: it may be the negative of what lies
+there, stand for many tensors (vmap), have no memory (fake, meta), carry a tangent, or be watched by
+somebody who records what is computed (jit.trace, make_fx). Reading the address is then wrong
+without a word. All native calls get their addresses here:
+
+`direct_address` is for calls past torch's dispatcher. Where it gives 0 the caller goes through its
+custom op: torch resolves what it can, and tracers record the op.
+`address` is for the inside of an op, where nobody watches any more, and for calls that have none:
+it raises.
+"""
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from gossamer.errors import InputError
+
+# As torch.jit.is_tracing and the mode stacks, without a Python call around each.
+_is_tracing = torch._C._is_tracing
+_num_modes = torch._C._len_torch_dispatch_stack
+
+NO_TANGENT = (
+    "has no forward-mode derivative, and the tangent of its input would be lost. Use reverse mode"
+    " on the compact model, or forward mode on the dense one (to_dense)."
+)
+
+
+def direct_address(x: Tensor) -> int:
+    """Where the elements of x lie; 0 unless they lie on the CPU as they are and nobody watches."""
+    if (
+        type(x) is not Tensor
+        or _is_tracing()
+        or _num_modes()
+        or forward_ad._current_level >= 0
+        or x.is_neg()
+        or not x.is_cpu
+    ):
+        return 0
+    try:
+        return x.data_ptr()
+    except RuntimeError:  # no storage: sparse and mkldnn layouts, tensors of torch.func
+        return 0
+
+
+def address(x: Tensor, where: str) -> int:
+    """Where the elements of x lie; 0 if there are none.
+
+    Raises:
+        InputError: they cannot be read. `where` begins the message.
+    """
+    reason = why_unreadable(x)
+    if reason is not None:
+        raise InputError(f"{where}: {reason}")
+    return x.data_ptr()
+
+
+def optional_address(x: Tensor | None, where: str) -> int:
+    """`address`, and 0 for None."""
+    return 0 if x is None else address(x, where)
+
+
+def has_tangent(x: Tensor) -> bool:
+    """Whether x is a dual tensor of torch.autograd.forward_ad."""
+    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None
+
+
+def is_watched() -> bool:
+    """Whether somebody records or transforms what is computed: jit.trace, make_fx, fake tensors."""
+    return _is_tracing() or _num_modes() > 0
+
+
+def is_traced() -> bool:
+    """`is_watched`, or torch.compile and torch.export are at it."""
+    return torch.compiler.is_compiling() or is_watched()
+
+
+def why_unreadable(x: Tensor) -> str | None:
+    """Why native code cannot read x, and what to do; None if it can."""
+    if is_watched():
+        return (
+            "cannot be traced, as nothing of it would be recorded. Trace or export the compact"
+            " model, before it is compiled."
+        )
+    if not x.is_cpu or x.layout is not torch.strided:
+        return (
+            f"needs a dense tensor in the memory of the CPU, got layout {x.layout} on {x.device}."
+            " Convert it with x.to_dense() or x.cpu()."
+        )
+    if has_tangent(x):
+        return NO_TANGENT
+    try:
+        holds = x.data_ptr() != 0 or x.numel() == 0
+    except RuntimeError:  # a wrapper, a fake tensor
+        holds = False
+    if not holds or x.is_neg():
+        return (
+            f"needs a tensor with its elements in memory; this {type(x).__name__} stands for"
+            " others or has none. Pass x.clone(), or run outside of this transform."
+        )
+    return None

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What surrounds custom ops: their callers, and the functions that compute them.
+
+Tracers, transforms and tensors of other classes come through ops (ops/addresses.py). What they
+cannot do with an op of gossamer is told in gossamer's words.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec
+
+import torch
+from torch._C._functorch import TransformType, get_interpreter_stack, is_functorch_wrapped_tensor
+from torch.autograd import forward_ad
+
+from gossamer.errors import InputError
+from gossamer.ops.addresses import NO_TANGENT, has_tangent
+from gossamer.ops.out_of_memory import names_memory
+
+P = ParamSpec("P")
+
+# What torch.func.grad and its kin say to the derivative of any custom op.
+_NO_FUNCTION = "In order to use an autograd.Function with functorch transforms"
+
+
+def call_op(op: Callable[..., Any], where: str, *args: Any) -> torch.Tensor:
+    """The result of a custom op; `where` begins the message of what is refused."""
+    if not torch.compiler.is_compiling() and forward_ad._current_level >= 0:
+        _refuse_tangents(where, args)
+    try:
+        y: torch.Tensor = op(*args)
+    except (RuntimeError, TypeError) as error:
+        if not isinstance(error, NotImplementedError | TypeError) and _NO_FUNCTION not in str(
+            error
+        ):
+            raise
+        kinds = sorted({type(arg).__name__ for arg in args if isinstance(arg, torch.Tensor)})
+        raise InputError(
+            f"{where}: cannot be computed for {' and '.join(kinds)} here ({error}). Pass plain"
+            " tensors outside of torch.func, or run the dense model (to_dense)."
+        ) from error
+    return y
+
+
+def op_body(
+    where: str, advice: str = "Run fewer tokens or images at a time, or free memory."
+) -> Callable[[Callable[P, Any]], Callable[P, Any]]:
+    """For the function of a custom op: refuse tangents, which torch would drop, and name memory."""
+
+    def decorate(function: Callable[P, Any]) -> Callable[P, Any]:
+        @functools.wraps(function)
+        def body(*args: P.args, **kwargs: P.kwargs) -> Any:
+            if forward_ad._current_level >= 0:
+                _refuse_tangents(where, (*args, *kwargs.values()))
+            return function(*args, **kwargs)
+
+        return names_memory(where, advice)(body)
+
+    return decorate
+
+
+def _refuse_tangents(where: str, args: tuple[Any, ...]) -> None:
+    tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+    # torch.func holds tangents in wrappers, which an op no longer sees.
+    is_jvp = any(one.key() == TransformType.Jvp for one in get_interpreter_stack() or ())
+    if any((is_jvp and is_functorch_wrapped_tensor(t)) or has_tangent(t) for t in tensors):
+        raise InputError(f"{where}: {NO_TANGENT}")
