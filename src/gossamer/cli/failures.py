@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import click
 
 from gossamer.errors import GossamerError, ResourceError
+from gossamer.ops.out_of_memory import is_out_of_memory
 
 INTERRUPTED = 130
 BUG = 1
@@ -34,7 +35,7 @@ def explain_failure(error: BaseException) -> Failure:
         return Failure("UsageError", _usage(error), error.exit_code)
     if isinstance(error, click.Abort | KeyboardInterrupt):
         return Failure("Interrupted", "interrupted; nothing was left half-written.", INTERRUPTED)
-    if _is_out_of_memory(error):
+    if is_out_of_memory(error):
         text = f"out of memory ({error}). Close other programs, or use a smaller model."
         return Failure("OutOfMemory", text, ResourceError.exit_code)
     if isinstance(error, OSError):
@@ -47,13 +48,6 @@ def _usage(error: click.ClickException) -> str:
     message = error.format_message()
     ctx = getattr(error, "ctx", None)
     return message if ctx is None else f"{message} See '{ctx.command_path} --help'."
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    # torch's CPU allocator raises a plain RuntimeError.
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-    )
 
 
 def _file_failure(error: OSError) -> Failure:

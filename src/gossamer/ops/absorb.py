@@ -9,7 +9,7 @@ Legend: R blocks, N elements of a block.
 import torch
 
 from gossamer.ops import _native
-from gossamer.ops.addresses import address, why_unreadable
+from gossamer.ops.addresses import address, is_readable
 from gossamer.ops.kernels import active_kernels
 
 _WHERE = "absorb"
@@ -64,5 +64,4 @@ def absorb_by_torch(
 
 
 def _lies_in_memory(tensor: torch.Tensor) -> bool:
-    is_float = tensor.dtype == torch.float32
-    return is_float and why_unreadable(tensor) is None and tensor.is_contiguous()
+    return tensor.dtype == torch.float32 and tensor.is_contiguous() and is_readable(tensor)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from gossamer.ops import _native
-from gossamer.ops.addresses import address, optional_address, why_unreadable
+from gossamer.ops.addresses import address, is_readable, optional_address
 from gossamer.ops.kernels import active_kernels
 
 _WHERE = "AdamW"
@@ -38,7 +38,7 @@ class Dither(NamedTuple):
 
 def runs_native(*tensors: torch.Tensor | None) -> bool:
     """Whether all of them lie in the memory of the CPU, without gaps."""
-    return all(t is None or (why_unreadable(t) is None and t.is_contiguous()) for t in tensors)
+    return all(t is None or (t.is_contiguous() and is_readable(t)) for t in tensors)
 
 
 def adamw_step(

@@ -51,6 +51,9 @@ def address(x: Tensor, where: str) -> int:
     Raises:
         InputError: they cannot be read. `where` begins the message.
     """
+    start = direct_address(x)
+    if start:
+        return start
     reason = why_unreadable(x)
     if reason is not None:
         raise InputError(f"{where}: {reason}")
@@ -60,6 +63,11 @@ def address(x: Tensor, where: str) -> int:
 def optional_address(x: Tensor | None, where: str) -> int:
     """`address`, and 0 for None."""
     return 0 if x is None else address(x, where)
+
+
+def is_readable(x: Tensor) -> bool:
+    """Whether `address` gives one."""
+    return direct_address(x) != 0 or why_unreadable(x) is None
 
 
 def has_tangent(x: Tensor) -> bool:

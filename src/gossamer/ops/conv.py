@@ -8,6 +8,7 @@ once more for every new size of images; the last few are kept.
 from typing import Any, TypedDict
 
 import torch
+from torch.compiler import is_compiling
 
 from gossamer.errors import InputError, KernelError
 from gossamer.formats.bits import check_bits
@@ -22,7 +23,8 @@ from gossamer.ops.out_of_memory import is_out_of_memory, memory_error
 from gossamer.ops.packed_weight import (
     ACTIVATIONS,
     NO_GRADIENTS,
-    is_readable_bias,
+    bias_address,
+    checked_bias_address,
     no_backward,
     refuse_gradients,
 )
@@ -69,6 +71,7 @@ class PackedConv:
         check_bits(mask_bits, settings.matrix_shape, f"{self.kernel} kernel")
         self.values, self.mask_bits = values.detach().contiguous(), mask_bits.contiguous()
         self.settings = settings
+        self._num_rows, self._num_channels = settings.out_channels, settings.in_channels
         self._by_size: dict[Pair, _native.PackedConv | _native.Int8Conv] = {}
         self.handle = _WEIGHTS.add(self)
 
@@ -87,16 +90,13 @@ class PackedConv:
 
         `added`, of the shape of the result, is added before the activation.
         """
-        if not torch.compiler.is_compiling():
+        if not is_compiling():
             # Past the op layer, which costs more than a small convolution.
             start = direct_address(x)
-            if (
-                start
-                and (bias is None or is_readable_bias(bias))
-                and (added is None or direct_address(added))
-            ):
+            bias_start = bias_address(bias, self._num_rows) if bias is not None else 0
+            if start and (bias_start or bias is None) and (added is None or direct_address(added)):
                 try:
-                    return self._run(x, start, bias, activation, added)
+                    return self._run(x, start, bias_start, activation, added)
                 except RuntimeError as error:
                     if not is_out_of_memory(error):
                         raise
@@ -118,40 +118,38 @@ class PackedConv:
         self,
         x: torch.Tensor,
         start: int,
-        bias: torch.Tensor | None,
+        bias_start: int,
         activation: str,
         added: torch.Tensor | None,
     ) -> torch.Tensor:
-        """For x whose elements start at `start`; with few steps, as layers are small."""
+        """For x and bias at these addresses; with few steps, as layers are small."""
         code = ACTIVATIONS.get(activation)
-        if code is None or not self._is_usable(x, bias):
-            raise _refusal(x, bias, activation, self.settings)
+        shape = x.shape
+        if (
+            code is None
+            or len(shape) not in (3, 4)
+            or shape[-3] != self._num_channels
+            or x.dtype is not torch.float32
+            or (x.requires_grad and torch.is_grad_enabled())
+        ):
+            raise _refusal(x, activation, self.settings)
         if not x.is_contiguous():
             x = x.contiguous()
             start = x.data_ptr()
-        *leading, _, height, width = x.shape
+        *leading, _, height, width = shape
         layout = self._by_size.get((height, width)) or self._pack((height, width))
-        y = x.new_empty((*leading, self.settings.out_channels, layout.out_h, layout.out_w))
+        y = x.new_empty(*leading, self._num_rows, layout.out_h, layout.out_w)
         if added is not None:
             added = _checked_added(added, y)
         layout.run(
             start,
             leading[0] if leading else 1,
             y.data_ptr(),
-            0 if bias is None else bias.data_ptr(),
+            bias_start,
             code,
             0 if added is None else added.data_ptr(),
         )
         return y
-
-    def _is_usable(self, x: torch.Tensor, bias: torch.Tensor | None) -> bool:
-        return (
-            x.dtype is torch.float32
-            and x.ndim in (3, 4)
-            and x.shape[-3] == self.settings.in_channels
-            and not (x.requires_grad and torch.is_grad_enabled())
-            and (bias is None or _is_usable_bias(bias, self.settings.out_channels))
-        )
 
     def _pack(self, image: Pair) -> _native.PackedConv | _native.Int8Conv:
         settings = self.settings
@@ -197,15 +195,6 @@ def why_not(settings: ConvSettings) -> str | None:
     return None
 
 
-def _is_usable_bias(bias: torch.Tensor, num_rows: int) -> bool:
-    return (
-        bias.dtype is torch.float32
-        and bias.shape == (num_rows,)
-        and bias.is_cpu
-        and bias.is_contiguous()
-    )
-
-
 def _checked_added(added: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     if added.shape != y.shape or added.dtype is not torch.float32 or not added.is_cpu:
         raise InputError(
@@ -215,11 +204,9 @@ def _checked_added(added: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return added.contiguous()
 
 
-def _refusal(
-    x: torch.Tensor, bias: torch.Tensor | None, activation: str, settings: ConvSettings
-) -> InputError:
+def _refusal(x: torch.Tensor, activation: str, settings: ConvSettings) -> InputError:
     """What is wrong with arguments that were found unusable."""
-    rows, channels = settings.out_channels, settings.in_channels
+    channels = settings.in_channels
     if activation not in ACTIVATIONS:
         names = ", ".join(ACTIVATIONS)
         return InputError(f"packed conv: activation must be one of {names}; got {activation!r}.")
@@ -232,11 +219,6 @@ def _refusal(
         return InputError(
             f"packed conv: x must be [N, {channels}, H, W] or [{channels}, H, W], got"
             f" {list(x.shape)}."
-        )
-    if bias is not None and not _is_usable_bias(bias, rows):
-        return InputError(
-            f"packed conv: bias must be contiguous float32 [{rows}] on the CPU, got"
-            f" {bias.dtype} {list(bias.shape)} on {bias.device}."
         )
     return InputError(f"packed conv: {NO_GRADIENTS}")
 
@@ -262,9 +244,9 @@ def packed_conv(
             f"packed conv: this graph was made for {numbers} on kernel {kernel}, found"
             f" {weight.settings.numbers()} on {weight.kernel}. Export the model again."
         )
-    for tensor in (bias, added):
-        optional_address(tensor, "packed conv")
-    return weight._run(x, address(x, "packed conv"), bias, activation, added)
+    optional_address(added, "packed conv")
+    bias_start = checked_bias_address(bias, weight.settings.out_channels, "packed conv")
+    return weight._run(x, address(x, "packed conv"), bias_start, activation, added)
 
 
 @packed_conv.register_fake
@@ -281,7 +263,7 @@ def _(
     settings = ConvSettings.of_numbers(numbers)
     fits = x.is_cpu and x.dtype is torch.float32 and x.ndim in (3, 4)
     if not fits or x.shape[-3] != settings.in_channels:
-        raise _refusal(x, bias, activation, settings)
+        raise _refusal(x, activation, settings)
     size = settings.out_size((x.shape[-2], x.shape[-1]))
     return x.new_empty(*x.shape[:-3], settings.out_channels, *size)
 

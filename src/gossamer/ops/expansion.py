@@ -11,7 +11,7 @@ import torch
 
 from gossamer.formats.bits import unpack_bits
 from gossamer.ops import _native
-from gossamer.ops.addresses import address, why_unreadable
+from gossamer.ops.addresses import address, is_readable
 from gossamer.ops.kernels import active_kernels
 
 _NATIVE_SIZES = (2, 4, 8)
@@ -68,5 +68,5 @@ def _is_native(dense: torch.Tensor, values: torch.Tensor, mask_bits: torch.Tenso
     return (
         values.element_size() in _NATIVE_SIZES
         and dense.dtype is values.dtype
-        and all(why_unreadable(t) is None and t.is_contiguous() for t in tensors)
+        and all(t.is_contiguous() and is_readable(t) for t in tensors)
     )

@@ -14,7 +14,7 @@ from gossamer.errors import ResourceError
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_ASKED = re.compile(r"allocate (\d+) bytes")
+_ASKED = re.compile(r"(?:allocate|allocation of) (\d+) bytes")
 # torch raises plain RuntimeErrors: the first text for elements, the second for all else.
 _TEXTS = ("can't allocate memory", "std::bad_alloc")
 

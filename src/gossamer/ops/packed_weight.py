@@ -9,7 +9,8 @@ Legend: T tokens, R rows (outputs), K columns (inputs).
 from collections.abc import Callable
 
 import torch
-from torch import nn
+from torch.compiler import is_compiling
+from torch.nn import Parameter
 
 from gossamer.errors import InputError, KernelError
 from gossamer.formats.bits import check_bits
@@ -69,12 +70,13 @@ class PackedWeight:
         self, x: torch.Tensor, bias: torch.Tensor | None = None, activation: str = "none"
     ) -> torch.Tensor:
         """act(x W^T + bias) for x [..., K], as a new [..., R] tensor; no gradients."""
-        if not torch.compiler.is_compiling():
+        if not is_compiling():
             # Past the op layer, which costs more than a small product.
             start = direct_address(x)
-            if start and (bias is None or is_readable_bias(bias)):
+            bias_start = bias_address(bias, self.shape[0]) if bias is not None else 0
+            if start and (bias_start or bias is None):
                 try:
-                    return self._run(x, start, bias, activation)
+                    return self._run(x, start, bias_start, activation)
                 except RuntimeError as error:
                     if not is_out_of_memory(error):
                         raise
@@ -92,10 +94,8 @@ class PackedWeight:
             " gossamer.save and compile it again after loading."
         )
 
-    def _run(
-        self, x: torch.Tensor, start: int, bias: torch.Tensor | None, activation: str
-    ) -> torch.Tensor:
-        """For x whose elements start at `start`; with few steps, as layers are small."""
+    def _run(self, x: torch.Tensor, start: int, bias_start: int, activation: str) -> torch.Tensor:
+        """For x and bias at these addresses; with few steps, as layers are small."""
         num_rows, num_columns = self.shape
         code = ACTIVATIONS.get(activation)
         *leading, width = x.shape or (-1,)
@@ -104,9 +104,8 @@ class PackedWeight:
             or width != num_columns
             or x.dtype is not torch.float32
             or (x.requires_grad and torch.is_grad_enabled())
-            or (bias is not None and not _is_usable_bias(bias, num_rows))
         ):
-            raise _refusal(x, bias, activation, self.shape)
+            raise _refusal(x, activation, self.shape)
         # leading.numel() costs six times as much.
         num_tokens = x.numel() // num_columns if num_columns else x.shape[:-1].numel()
         stride = num_columns
@@ -123,7 +122,7 @@ class PackedWeight:
             stride,
             y.data_ptr(),
             num_rows,
-            0 if bias is None else bias.data_ptr(),
+            bias_start,
             code,
         )
         return y
@@ -159,28 +158,38 @@ def pack_weight(
     return PackedWeight(native, kernel)
 
 
-def is_readable_bias(bias: torch.Tensor) -> bool:
-    """Whether the memory of a bias may be read; `direct_address` was asked about another tensor."""
-    if type(bias) is not nn.Parameter and type(bias) is not torch.Tensor:
-        return False
+def bias_address(bias: torch.Tensor, num_rows: int) -> int:
+    """`direct_address` for a bias of `num_rows` beside an input that nobody watches."""
+    kind = type(bias)
+    if (
+        (kind is not Parameter and kind is not torch.Tensor)
+        or bias.dtype is not torch.float32
+        or bias.numel() != num_rows
+        or bias.dim() != 1
+        or not bias.is_cpu
+        or not bias.is_contiguous()
+        or bias.is_neg()
+    ):
+        return 0
     try:
-        return not bias.is_neg() and bias.data_ptr() != 0
+        return bias.data_ptr()
     except RuntimeError:  # of torch.func
-        return False
+        return 0
 
 
-def _is_usable_bias(bias: torch.Tensor, num_rows: int) -> bool:
-    return (
-        bias.dtype is torch.float32
-        and bias.shape == (num_rows,)
-        and bias.is_cpu
-        and bias.is_contiguous()
-    )
+def checked_bias_address(bias: torch.Tensor | None, num_rows: int, where: str) -> int:
+    """The address of a bias inside an op; 0 for None, and an error for what is none."""
+    if bias is None:
+        return 0
+    if bias.dtype is not torch.float32 or bias.shape != (num_rows,) or not bias.is_contiguous():
+        raise InputError(
+            f"{where}: bias must be contiguous float32 [{num_rows}] on the CPU, got {bias.dtype}"
+            f" {list(bias.shape)} on {bias.device}."
+        )
+    return address(bias, where)
 
 
-def _refusal(
-    x: torch.Tensor, bias: torch.Tensor | None, activation: str, shape: tuple[int, int]
-) -> InputError:
+def _refusal(x: torch.Tensor, activation: str, shape: tuple[int, int]) -> InputError:
     """What is wrong with arguments that were found unusable."""
     if activation not in ACTIVATIONS:
         names = ", ".join(ACTIVATIONS)
@@ -193,11 +202,6 @@ def _refusal(
     if x.ndim == 0 or x.shape[-1] != shape[1]:
         return InputError(
             f"packed linear: the last dimension of x must be {shape[1]}, got {list(x.shape)}."
-        )
-    if bias is not None and not _is_usable_bias(bias, shape[0]):
-        return InputError(
-            f"packed linear: bias must be contiguous float32 [{shape[0]}] on the CPU, got"
-            f" {bias.dtype} {list(bias.shape)} on {bias.device}."
         )
     return InputError(f"packed linear: {NO_GRADIENTS}")
 
@@ -223,9 +227,8 @@ def packed_linear(
             f"packed linear: this graph was made for a weight {[num_rows, num_columns]} on kernel"
             f" {kernel}, found {list(weight.shape)} on {weight.kernel}. Export the model again."
         )
-    if bias is not None:
-        address(bias, "packed linear")
-    return weight._run(x, address(x, "packed linear"), bias, activation)
+    bias_start = checked_bias_address(bias, num_rows, "packed linear")
+    return weight._run(x, address(x, "packed linear"), bias_start, activation)
 
 
 @packed_linear.register_fake
@@ -241,7 +244,7 @@ def _(
     refuse_onnx("packed linear")  # strict export comes here first
     fits = x.is_cpu and x.dtype is torch.float32 and x.ndim > 0 and x.shape[-1] == num_columns
     if not fits:
-        raise _refusal(x, bias, activation, (num_rows, num_columns))
+        raise _refusal(x, activation, (num_rows, num_columns))
     return x.new_empty(*x.shape[:-1], num_rows)
 
 

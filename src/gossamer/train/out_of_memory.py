@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """An allocation that fails says in which phase, and how much was asked for."""
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from gossamer.errors import ResourceError
-
-_ASKED = re.compile(r"allocate (\d+) bytes")
+from gossamer.ops.out_of_memory import is_out_of_memory, memory_error
 
 
 @contextmanager
@@ -20,12 +18,7 @@ def memory_for(phase: str, advice: str) -> Iterator[None]:
     """
     try:
         yield
-    except (MemoryError, RuntimeError) as error:
-        # torch's CPU allocator raises a plain RuntimeError.
-        if not isinstance(error, MemoryError) and "can't allocate memory" not in str(error):
+    except (MemoryError, RuntimeError, ResourceError) as error:
+        if not is_out_of_memory(error):
             raise
-        asked = _ASKED.search(str(error))
-        size = f" of {asked[1]} bytes" if asked else ""
-        raise ResourceError(
-            f"{phase}: out of memory, an allocation{size} failed. {advice}"
-        ) from error
+        raise memory_error(error, phase, advice) from error
