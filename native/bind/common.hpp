@@ -7,6 +7,7 @@
 #include <nanobind/stl/string.h>
 
 #include <cstdint>
+#include <vector>
 
 #include "gossamer/packed_weight.hpp"
 
@@ -23,6 +24,19 @@ void check_mask(const Bits& bits, int64_t rows, int64_t columns, int64_t num_val
 
 // The canonical arrays of a weight, checked.
 KeptWeight kept_weight(const Values& values, const Bits& bits, int64_t rows, int64_t columns);
+
+// The items of a Python list or tuple. nanobind's own way to vectors is noexcept: a list for which there is no
+// memory would end the process.
+template <class Item>
+std::vector<Item> items_of(const nb::sequence& list) {
+  std::vector<Item> items;
+  try {
+    for (const nb::handle item : list) items.push_back(nb::cast<Item>(item));
+  } catch (const nb::cast_error&) {
+    throw nb::type_error("a list holds something else than whole numbers");
+  }
+  return items;
+}
 
 // Throws std::invalid_argument for what int8 kernels cannot compute with; 0 bits stand for the default.
 void check_int8(const Values& values, int64_t columns, int activation_bits);

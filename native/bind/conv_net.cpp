@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/tuple.h>
-#include <nanobind/stl/vector.h>
 #include <omp.h>
 
 #include <optional>
@@ -15,16 +14,15 @@
 namespace gossamer::bind {
 namespace {
 
-using Positions = std::vector<std::tuple<int64_t, int64_t, int64_t>>;
-
-std::vector<NetPosition> positions_of(const Positions& positions) {
+std::vector<NetPosition> positions_of(const nb::sequence& positions) {
   std::vector<NetPosition> found;
-  for (const auto& [phase, rows, columns] : positions) found.push_back({phase, rows, columns});
+  for (const auto& [phase, rows, columns] : items_of<std::tuple<int64_t, int64_t, int64_t>>(positions))
+    found.push_back({phase, rows, columns});
   return found;
 }
 
 void add_conv(ConvNet& net, int64_t from, int64_t to, const Values& values, const Bits& bits, int64_t rows,
-              int64_t columns, const std::optional<Values>& bias, int64_t phases, const Positions& positions, bool relu,
+              int64_t columns, const std::optional<Values>& bias, int64_t phases, const nb::sequence& positions, bool relu,
               int64_t added, int64_t added_first) {
   if (bias && static_cast<int64_t>(bias->size()) != rows) throw std::invalid_argument("bias must have one value per row");
   if (net.int8()) check_int8(values, columns, 0);
@@ -58,14 +56,14 @@ void bind_conv_net(nb::module_& m) {
            nb::arg("mask_bits").noconvert(), nb::arg("rows"), nb::arg("columns"), nb::arg("bias").none().noconvert(),
            nb::arg("phases"), nb::arg("positions"), nb::arg("relu"), nb::arg("added"), nb::arg("added_first"))
       .def("add_phases",
-           [](ConvNet& net, int64_t from, int64_t to, const std::vector<std::tuple<int64_t, int64_t>>& phases) {
+           [](ConvNet& net, int64_t from, int64_t to, const nb::sequence& phases) {
              std::vector<NetPhase> found;
-             for (const auto& [row, column] : phases) found.push_back({row, column});
+             for (const auto& [row, column] : items_of<std::tuple<int64_t, int64_t>>(phases)) found.push_back({row, column});
              net.add_phases(from, to, std::move(found));
            },
            nb::arg("source"), nb::arg("target"), nb::arg("phases"))
       .def("add_largest",
-           [](ConvNet& net, int64_t from, int64_t to, int64_t phases, const Positions& positions) {
+           [](ConvNet& net, int64_t from, int64_t to, int64_t phases, const nb::sequence& positions) {
              net.add_largest(from, to, phases, positions_of(positions));
            },
            nb::arg("source"), nb::arg("target"), nb::arg("phases"), nb::arg("positions"))

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <nanobind/stl/shared_ptr.h>
-#include <nanobind/stl/vector.h>
 #include <omp.h>
 
 #include <optional>
@@ -30,17 +29,29 @@ NormWeights norm_of(const Values& gain, const Values& shift, float epsilon) {
 
 using Linear = std::shared_ptr<PanelLinear>;
 
-void add_layer(EncoderModel& model, Linear qkv, Linear out, Linear up, Linear down, const Values& attention_gain,
-               const Values& attention_shift, const Values& output_gain, const Values& output_shift,
-               float epsilon, int64_t heads, int64_t head_width, float scale, int activation) {
+// Shares what a Python object holds. nanobind's own way to shared pointers is noexcept, see items_of.
+Linear share(nb::object object) {
+  auto* const linear = nb::cast<PanelLinear*>(object);
+  if (!linear) throw nb::type_error("a layer must be a PanelLinear");
+  return Linear(linear, [held = std::move(object)](PanelLinear*) mutable {
+    if (!nb::is_alive()) return void(held.release());
+    const nb::gil_scoped_acquire gil;
+    held.reset();
+  });
+}
+
+void add_layer(EncoderModel& model, const nb::object& qkv, const nb::object& out, const nb::object& up,
+               const nb::object& down, const Values& attention_gain, const Values& attention_shift,
+               const Values& output_gain, const Values& output_shift, float epsilon, int64_t heads, int64_t head_width, float scale, int activation) {
   if (activation < 0 || activation > 3) throw std::invalid_argument("unknown activation code");
-  model.add({std::move(qkv), std::move(out), std::move(up), std::move(down),
+  model.add({share(qkv), share(out), share(up), share(down),
              norm_of(attention_gain, attention_shift, epsilon), norm_of(output_gain, output_shift, epsilon), heads,
              head_width, scale, static_cast<Activation>(activation)});
 }
 
 void run(const EncoderModel& model, uintptr_t x, int64_t x_stride, uintptr_t y, int64_t y_stride,
-         const std::vector<int64_t>& lengths) {
+         const nb::sequence& length_list) {
+  const auto lengths = items_of<int64_t>(length_list);
   for (const int64_t length : lengths)
     if (length < 0) throw std::invalid_argument("lengths must not be negative");
   if (!x || !y) throw std::invalid_argument("x and y must not be null");

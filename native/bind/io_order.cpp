@@ -11,12 +11,12 @@
 namespace gossamer::bind {
 namespace {
 
-using Pairs = std::vector<std::pair<int32_t, int32_t>>;
+using Pair = std::pair<int32_t, int32_t>;
 
-std::vector<Connection> checked(const Pairs& order, int64_t neurons, int64_t memory) {
+std::vector<Connection> checked(const nb::sequence& order, int64_t neurons, int64_t memory) {
   if (memory < 3) throw std::invalid_argument("memory must hold at least 3 values");
   std::vector<Connection> connections;
-  for (const auto& [from, to] : order) {
+  for (const auto& [from, to] : items_of<Pair>(order)) {
     if (from < 0 || to < 0 || from >= neurons || to >= neurons || from == to)
       throw std::invalid_argument("a connection must join two different neurons in [0, neurons)");
     connections.push_back({from, to});
@@ -31,7 +31,7 @@ std::vector<Connection> checked(const Pairs& order, int64_t neurons, int64_t mem
 void bind_io_order(nb::module_& m) {
   m.def(
       "count_io",
-      [](const Pairs& order, int64_t neurons, int64_t memory, bool knows_future) {
+      [](const nb::sequence& order, int64_t neurons, int64_t memory, bool knows_future) {
         const IoCount io = count_io(checked(order, neurons, memory), neurons, memory,
                                     knows_future ? Eviction::farthest : Eviction::least_recent);
         return std::pair(io.reads, io.writes);
@@ -39,13 +39,13 @@ void bind_io_order(nb::module_& m) {
       nb::arg("order"), nb::arg("neurons"), nb::arg("memory"), nb::arg("knows_future"));
   m.def(
       "anneal_order",
-      [](const Pairs& order, int64_t neurons, int64_t memory, int64_t moves, double start, uint64_t seed) {
+      [](const nb::sequence& order, int64_t neurons, int64_t memory, int64_t moves, double start, uint64_t seed) {
         std::vector<Connection> connections = checked(order, neurons, memory);
         {
           nb::gil_scoped_release release;
           connections = anneal_order(std::move(connections), neurons, memory, moves, start, seed);
         }
-        Pairs result;
+        std::vector<Pair> result;
         for (const Connection& c : connections) result.emplace_back(c.from, c.to);
         return result;
       },

@@ -89,7 +89,7 @@ class Conv2d(ConvAttributes, CompactWeight):
             if reason is None:
                 return compact_conv(x, self.values, self.mask_bits, self.bias, self.settings)
             report_fallback("compact Conv2d, mode 'kernel'", reason)
-        keeps_dense = self.mode == "resident" and not is_traced()
+        keeps_dense = self.mode == "resident" and not is_traced(x)
         if keeps_dense and not torch.is_grad_enabled():
             weight_RK = self._fresh_dense()
         else:

@@ -80,7 +80,7 @@ class Linear(CompactWeight):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`x W^T + b` for x [..., K]."""
-        if self.mode == "resident" and not is_traced():
+        if self.mode == "resident" and not is_traced(x):
             dense = self._fresh_dense()
             return resident_linear(x, self.values, dense, self.mask_bits, self.bias)
         if self._home is not None:

@@ -21,6 +21,7 @@ from gossamer.errors import InputError
 # As torch.jit.is_tracing and the mode stacks, without a Python call around each.
 _is_tracing = torch._C._is_tracing
 _num_modes = torch._C._len_torch_dispatch_stack
+_interpreter = torch._C._functorch.peek_interpreter_stack
 
 NO_TANGENT = (
     "has no forward-mode derivative, and the tangent of its input would be lost. Use reverse mode"
@@ -71,8 +72,13 @@ def is_readable(x: Tensor) -> bool:
 
 
 def has_tangent(x: Tensor) -> bool:
-    """Whether x is a dual tensor of torch.autograd.forward_ad."""
-    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None
+    """Whether x is, or may be, a dual tensor of torch.autograd.forward_ad."""
+    if forward_ad._current_level < 0:
+        return False
+    try:
+        return forward_ad.unpack_dual(x).tangent is not None
+    except RuntimeError:  # inside an op under some transforms: nobody can say
+        return True
 
 
 def is_watched() -> bool:
@@ -80,9 +86,14 @@ def is_watched() -> bool:
     return _is_tracing() or _num_modes() > 0
 
 
-def is_traced() -> bool:
-    """`is_watched`, or torch.compile and torch.export are at it."""
-    return torch.compiler.is_compiling() or is_watched()
+def is_traced(x: Tensor) -> bool:
+    """`is_watched`, or a compiler, torch.fx or torch.func is at work on x."""
+    return (
+        torch.compiler.is_compiling()
+        or is_watched()
+        or not isinstance(x, Tensor)
+        or _interpreter() is not None
+    )
 
 
 def why_unreadable(x: Tensor) -> str | None:

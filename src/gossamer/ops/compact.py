@@ -30,6 +30,7 @@ from gossamer.ops.dispatch import report_fallback
 from gossamer.ops.expansion import expand, fill, gather_kept
 from gossamer.ops.onnx_form import expand_for_onnx, is_onnx_export
 from gossamer.ops.op_call import call_op, op_body
+from gossamer.ops.out_of_memory import names_memory
 from gossamer.ops.wanted_gradients import wanted_gradients
 
 _WIDE = (torch.float32, torch.float64)
@@ -196,6 +197,7 @@ def _save_linear(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> Non
     ctx.dtype = values.dtype
 
 
+@names_memory("compact layer")
 def _linear_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     x, values, mask_bits = ctx.saved_tensors
     needs_x, needs_values, _, needs_bias = wanted_gradients(ctx)[:4]
@@ -243,6 +245,7 @@ def _save_resident(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> N
     ctx.save_for_backward(*inputs[:4])
 
 
+@names_memory("compact layer")
 def _resident_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     x, values, dense, mask_bits = ctx.saved_tensors
     needs_x, needs_values, _, _, needs_bias = wanted_gradients(ctx)
@@ -298,6 +301,10 @@ def _prepare(
             f"compact linear: expected an input with {in_features} features in its last"
             f" dimension, got shape {list(x.shape)}."
         )
+    if x.layout is not torch.strided:
+        raise InputError(
+            f"compact linear: the input has layout {x.layout}. Make it dense with .to_dense()."
+        )
     if x.device != values.device:
         raise InputError(
             f"compact linear: the input is on {x.device}, the layer on {values.device}."
@@ -345,7 +352,8 @@ def compact_linear(
         in_features: K.
         sparse: multiply on sparse kernels instead, forward and backward, where operands allow it.
     """
-    x, values, bias = _prepare(x, values, bias, in_features)
+    if isinstance(x, torch.Tensor):  # torch.fx traces with something else
+        x, values, bias = _prepare(x, values, bias, in_features)
     if is_onnx_export():
         return linear(x, expand_for_onnx(values, mask_bits, in_features).to(x.dtype), bias)
     return call_op(_linear, "compact linear", x, values, mask_bits, bias, in_features, sparse)

@@ -22,6 +22,7 @@ from gossamer.ops.conv import why_not
 from gossamer.ops.conv_settings import ConvSettings
 from gossamer.ops.onnx_form import is_onnx_export
 from gossamer.ops.op_call import call_op, op_body
+from gossamer.ops.out_of_memory import names_memory
 from gossamer.ops.train_kernels import why_unusable
 from gossamer.ops.wanted_gradients import wanted_gradients
 
@@ -107,6 +108,7 @@ def _save_conv(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     ctx.image, ctx.num_values, ctx.numbers = x.shape[2:], values.numel(), numbers
 
 
+@names_memory("compact conv")
 def _conv_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     x, values, mask_bits = ctx.saved_tensors
     needs_x, needs_values, _, needs_bias = wanted_gradients(ctx)[:4]
@@ -159,8 +161,8 @@ def why_dense(
     x: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None, settings: ConvSettings
 ) -> str | None:
     """Why the kernels cannot take this call; None if they can."""
-    if is_onnx_export():
-        return "ONNX has dense convolutions only"
+    if is_onnx_export() or not isinstance(x, torch.Tensor):
+        return "ONNX and torch.fx have dense convolutions only"
     if torch.is_autocast_enabled(x.device.type):
         return f"training kernels are float32, autocast wants {torch.get_autocast_dtype('cpu')}"
     return why_unusable(x, values, bias) or why_not(kernel_settings(settings))

@@ -19,7 +19,7 @@ from gossamer.ops.handles import Handles
 from gossamer.ops.kernels import active_kernels
 from gossamer.ops.onnx_form import refuse_onnx
 from gossamer.ops.op_call import call_op, op_body
-from gossamer.ops.out_of_memory import is_out_of_memory, memory_error
+from gossamer.ops.out_of_memory import is_out_of_memory, memory_error, names_memory
 from gossamer.ops.packed_weight import (
     ACTIVATIONS,
     NO_GRADIENTS,
@@ -57,6 +57,7 @@ class PackedConv:
 
     kernel = KERNEL
 
+    @names_memory("packing a convolution", "Free memory.")
     def __init__(
         self, values: torch.Tensor, mask_bits: torch.Tensor, settings: ConvSettings
     ) -> None:

@@ -120,6 +120,7 @@ class PackedConvNet:
             what its highest code stands for: anything above is cut off.
     """
 
+    @names_memory("packing a network", "Free memory.")
     def __init__(self, plan: NetPlan, scales: Sequence[float] | None = None) -> None:
         self.plan = plan
         self.precision = "fp32" if scales is None else "int8"

@@ -89,6 +89,7 @@ class NativeDecoder:
         angles: (cosines, sines) [context, D / 2].
     """
 
+    @names_memory("packing a decoder", "Free memory.")
     def __init__(
         self,
         shape: DecoderShape,

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from gossamer.errors import DenseFallback, InputError, KernelMissing, RegistryError
 from gossamer.formats import unpack
 from gossamer.formats.base import SparseTensor
+from gossamer.ops.out_of_memory import names_memory
 from gossamer.registry import Registry
 
 Run = Callable[[torch.Tensor, torch.Tensor | None, str], torch.Tensor]
@@ -56,6 +57,10 @@ class Kernel:
     precision: str = "fp32"
     max_tokens: int | None = None
     is_offered: Callable[[], bool] = lambda: True
+
+    def __post_init__(self) -> None:
+        where = f"packing a weight for kernel {self.name!r}"
+        object.__setattr__(self, "prepare", names_memory(where, "Free memory.")(self.prepare))
 
 
 # The plug-in axis: one kernel per format, which runs any weight in it.

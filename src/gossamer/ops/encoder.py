@@ -67,6 +67,7 @@ class PackedEncoder:
         precision: "fp32", or "int8": products in int8 arithmetic, everything else in fp32.
     """
 
+    @names_memory("packing an encoder", "Free memory.")
     def __init__(self, layers: Sequence[EncoderLayer], features: int, precision: str) -> None:
         if precision not in ("fp32", "int8"):
             raise InputError(

@@ -13,11 +13,13 @@ from gossamer.formats.bits import unpack_bits
 from gossamer.ops import _native
 from gossamer.ops.addresses import address, is_readable
 from gossamer.ops.kernels import active_kernels
+from gossamer.ops.out_of_memory import names_memory
 
 _NATIVE_SIZES = (2, 4, 8)
 _WHERE = "compact layer"
 
 
+@names_memory("compact layer")
 def expand(values: torch.Tensor, mask_bits: torch.Tensor, in_features: int) -> torch.Tensor:
     """The dense weight [R, K] with exact zeros where nothing is kept."""
     dense = values.new_empty(mask_bits.shape[0], in_features)
@@ -41,6 +43,7 @@ def fill(dense_RK: torch.Tensor, values: torch.Tensor, mask_bits: torch.Tensor) 
         dense_RK.zero_().masked_scatter_(unpack_bits(mask_bits, dense_RK.shape[1]), values)
 
 
+@names_memory("compact layer")
 def gather_kept(dense_RK: torch.Tensor, mask_bits: torch.Tensor, num_values: int) -> torch.Tensor:
     """The n kept entries of a dense matrix."""
     if not _is_native(dense_RK, dense_RK, mask_bits):

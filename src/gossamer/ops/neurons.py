@@ -33,6 +33,7 @@ class PackedNeurons:
         bf16: store the rows in bf16.
     """
 
+    @names_memory("packing neurons", "Free memory.")
     def __init__(
         self,
         gate_ND: torch.Tensor,

@@ -58,6 +58,7 @@ class PackedWeight:
         """Whether `unpack` can give the kept values back."""
         return self._native.is_lossless
 
+    @names_memory("unpacking a weight", "Free memory.")
     def unpack(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(values, mask_bits) in canonical row-major order, as they were packed."""
         num_bytes = (self.shape[1] + 7) // 8
@@ -128,7 +129,7 @@ class PackedWeight:
         return y
 
 
-@names_memory("packing a weight", "Free memory, or compile fewer layers.")
+@names_memory("packing a weight", "Free memory.")
 def pack_weight(
     kernel: str,
     packer: Callable[..., _native.PackedWeight],

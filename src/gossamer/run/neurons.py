@@ -64,9 +64,9 @@ class ActiveNeurons(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The block's output for x [..., D]."""
-        many = x.numel() > self.max_tokens * self.packed.num_features
-        if many or torch.compiler.is_compiling() or not direct_address(x):
-            # Tracers and transforms see what it is made of.
+        # Tracers and transforms see what it is made of.
+        is_direct = not torch.compiler.is_compiling() and direct_address(x)
+        if not is_direct or x.numel() > self.max_tokens * self.packed.num_features:
             output: torch.Tensor = self.stock(x)
             return output
         if x.requires_grad and torch.is_grad_enabled():
