@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/unique_ptr.h>
 #include <omp.h>
 
 #include <optional>
@@ -14,7 +14,7 @@
 namespace gossamer::bind {
 namespace {
 
-std::shared_ptr<PanelLinear> pack(const Values& values, const Bits& bits, int64_t rows, int64_t columns,
+std::unique_ptr<PanelLinear> pack(const Values& values, const Bits& bits, int64_t rows, int64_t columns,
                                   const std::optional<Values>& bias, const std::string& kernels, bool int8,
                                   int activation_bits, float activation_scale) {
   if (bias && static_cast<int64_t>(bias->size()) != rows) throw std::invalid_argument("bias must have one value per row");

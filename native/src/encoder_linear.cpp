@@ -91,16 +91,16 @@ void PanelLinear::run(const float* in, float* out, Activation activation, int64_
   });
 }
 
-std::shared_ptr<PanelLinear> pack_panel_linear(const KeptWeight& weight, const float* bias, Isa isa,
+std::unique_ptr<PanelLinear> pack_panel_linear(const KeptWeight& weight, const float* bias, Isa isa,
                                                const LinearPrecision& precision) {
   const int64_t kept = row_starts(weight)[weight.rows];
-  std::shared_ptr<PanelLinear> linear;
+  std::unique_ptr<PanelLinear> linear;
   if (precision.int8) {
     const Int8Options options = {form_for(weight, kept), precision.activation_bits, precision.activation_scale};
-    linear = std::make_shared<Int8Linear>(pack_int8(weight, options, int8_kernels(isa)), encoder_int8_kernels(isa));
+    linear = std::make_unique<Int8Linear>(pack_int8(weight, options, int8_kernels(isa)), encoder_int8_kernels(isa));
   } else {
     const EncoderKernels& kernels = encoder_kernels(isa);
-    linear = std::make_shared<FloatLinear>(pack_panel(weight, kernels.shapes, true), kernels);
+    linear = std::make_unique<FloatLinear>(pack_panel(weight, kernels.shapes, true), kernels);
   }
   linear->rows = weight.rows;
   linear->columns = weight.columns;

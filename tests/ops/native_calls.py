@@ -192,8 +192,9 @@ def absorbed():
 def is_partly_torch(name: str) -> bool:
     """Whether torch computes between the native steps of a call: its failures are its own."""
     is_packing = name.startswith("pack ") and name != "pack panel"
-    is_dense = name in ("compact conv jit", "compact conv resident", "dense weight")
-    return is_packing or is_dense or name.endswith("backward")
+    mixed = ("compact conv jit", "compact conv resident", "compact linear resident")
+    own = ("dense weight", "adamw", "absorb")
+    return is_packing or name in mixed or name in own or name.endswith("backward")
 
 
 def calls() -> dict[str, Callable[[], torch.Tensor]]:
@@ -221,9 +222,10 @@ def calls() -> dict[str, Callable[[], torch.Tensor]]:
         made[f"encoder {name}"] = lambda encoder=encoder: encoder(hidden, [70, 64, 16])
         made[f"pack encoder {name}"] = lambda name=name: make_encoder(name)(hidden, [70, 64, 16])
     neurons = make_neurons()
-    made["neurons"] = lambda: neurons(hidden[:3])[0]
-    made["neurons known"] = lambda: neurons(hidden[:3], torch.arange(0, 70, 3))[0]
-    made["pack neurons"] = lambda: make_neurons(bf16=True)(hidden[:3])[0]
+    few, known = hidden[:3], torch.arange(0, 70, 3)
+    made["neurons"] = lambda: neurons(few)[0]
+    made["neurons known"] = lambda: neurons(few, known)[0]
+    made["pack neurons"] = lambda: make_neurons(bf16=True)(few)[0]
     decoder, ids = make_decoder(), np.arange(30, dtype=np.int32)
     made["decoder"] = lambda: dec.NativeSession(decoder).step(ids, every=True)
     made["pack decoder"] = lambda: dec.NativeSession(make_decoder()).step(ids)

@@ -42,7 +42,7 @@ struct LinearPrecision {
 };
 
 // `bias` may be null. May throw std::bad_alloc.
-std::shared_ptr<PanelLinear> pack_panel_linear(const KeptWeight& weight, const float* bias, Isa isa,
+std::unique_ptr<PanelLinear> pack_panel_linear(const KeptWeight& weight, const float* bias, Isa isa,
                                                const LinearPrecision& precision);
 
 struct NormWeights {

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gossamer.errors import InputError
+from gossamer.errors import GossamerError, InputError
 from gossamer.nn import CompactWeight, MaskedWeight
 
 
@@ -37,7 +37,8 @@ def export_onnx(
         The file.
 
     Raises:
-        InputError: the packages onnx and onnxscript are missing, or the model has sparse layers.
+        InputError: the packages onnx and onnxscript are missing, or the model has sparse or packed
+            layers.
     """
     for name, module in model.named_modules():
         if isinstance(module, CompactWeight | MaskedWeight):
@@ -71,6 +72,10 @@ def export_onnx(
                 external_data=False,
                 verbose=False,
             )
+    except torch.onnx.OnnxExporterError as error:
+        if isinstance(error.__cause__, GossamerError):
+            raise error.__cause__ from None  # what a layer said, without the exporter's frame
+        raise
     finally:
         for module, mode in training.items():
             module.training = mode

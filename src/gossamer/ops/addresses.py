@@ -76,7 +76,7 @@ def has_tangent(x: Tensor) -> bool:
     if forward_ad._current_level < 0:
         return False
     try:
-        return forward_ad.unpack_dual(x).tangent is not None
+        return forward_ad.unpack_dual(x).tangent is not None  # type: ignore[no-untyped-call]
     except RuntimeError:  # inside an op under some transforms: nobody can say
         return True
 

@@ -141,8 +141,8 @@ class NativeSession:
             self._native = _native.DecoderSession(decoder._native)
         except ResourceError as error:
             raise ResourceError(
-                f"decoder: no memory for keys and values of {decoder.shape.context} tokens. Use a"
-                " smaller context."
+                f"decoder: out of memory for keys and values of {decoder.shape.context} tokens. Use"
+                " a smaller context."
             ) from error
 
     @property

@@ -12,12 +12,13 @@ import torch
 import torch.nn.functional as F
 
 from gossamer.errors import InputError
+from gossamer.ops.addresses import is_watched
 
 
 def is_onnx_export() -> bool:
     """Whether torch.onnx.export is running."""
     # Asking for it takes a microsecond; the exporter does one of the others too.
-    is_traced = torch.jit.is_tracing() or torch.compiler.is_compiling()
+    is_traced = torch.compiler.is_compiling() or is_watched()
     return is_traced and torch.onnx.is_in_onnx_export()
 
 
