@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.train.finite import gradient_norm
+from gossamer.train.finite import describe, gradient_norm, not_finite_gradients
+from gossamer.train.memory import measure
 from gossamer.train.surroundings import Objective
 
 if TYPE_CHECKING:
@@ -60,8 +61,14 @@ class Processes(Protocol):
     def changed(self, loop: "Loop") -> None:
         """Masks moved."""
 
-    def collected(self, names: list[str]) -> list[str]:
-        """The names that any process gives."""
+    def not_finite(self, loop: "Loop") -> list[str]:
+        """Parameters whose gradient has NaN or Inf in any process; see `finite.describe`."""
+
+    def sparsity(self, loop: "Loop") -> float:
+        """Of the whole model: fraction of zeros over the layers of the schedule."""
+
+    def state_bytes(self, loop: "Loop") -> int:
+        """Of the whole model, each number once: weights, gradients, moments, masks, buffers."""
 
     def evaluated(self, loop: "Loop", measure: Callable[[nn.Module], Any]) -> Any:
         """What `measure` finds of the model."""
@@ -107,9 +114,18 @@ class Alone:
     def changed(self, loop: "Loop") -> None:
         """Nobody to compare with."""
 
-    def collected(self, names: list[str]) -> list[str]:
-        """The names themselves."""
-        return names
+    def not_finite(self, loop: "Loop") -> list[str]:
+        """Of the model."""
+        found = not_finite_gradients(loop.model.named_parameters())
+        return [describe(name, *counts) for name, counts in found.items()]
+
+    def sparsity(self, loop: "Loop") -> float:
+        """As the schedule counts it."""
+        return loop.control.sparsity()
+
+    def state_bytes(self, loop: "Loop") -> int:
+        """As measured."""
+        return measure(loop.model, loop.optimizer).total_bytes
 
     def evaluated(self, loop: "Loop", measure: Callable[[nn.Module], Any]) -> Any:
         """What `measure` finds."""

@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
+from torch import nn
+
+from gossamer.nn import CompactWeight, MaskedWeight
 
 
 class ScheduleEvent(Protocol):
@@ -53,7 +56,14 @@ class Control(Protocol):
 
 
 class NoControl:
-    """Training without a schedule: masks that are there are held and never move."""
+    """Training without a schedule: masks that are there are held and never move.
+
+    Args:
+        model: is trained.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
 
     @property
     def is_settled(self) -> bool:
@@ -68,8 +78,15 @@ class NoControl:
         """Nothing to add."""
 
     def sparsity(self) -> float:
-        """No layer belongs to a schedule."""
-        return 0.0
+        """Fraction of zeros over the layers that have a mask; 0 if none has."""
+        held: dict[int, MaskedWeight | CompactWeight] = {}
+        for module in self._model.modules():
+            if isinstance(module, CompactWeight):
+                held.setdefault(id(module.values), module)
+            elif isinstance(module, MaskedWeight):
+                held.setdefault(id(module.weight_parameter()), module)
+        total = sum(m.matrix_shape[0] * m.matrix_shape[1] for m in held.values())
+        return 1.0 - sum(m.nnz for m in held.values()) / total if total else 0.0
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing to keep."""

@@ -25,12 +25,19 @@ def scale_gradients(parameters: Iterable[torch.Tensor], factor: float) -> None:
         torch._foreach_mul_(grads, factor)
 
 
-def layers_not_finite(model: nn.Module) -> list[str]:
-    """`layer.parameter (n of m)` for every gradient with NaN or Inf, in the model's order."""
-    found = []
-    for name, param in model.named_parameters():
+def not_finite_gradients(
+    parameters: Iterable[tuple[str, nn.Parameter]],
+) -> dict[str, tuple[int, int]]:
+    """By name: elements of the gradient that are NaN or Inf, and all of them; in their order."""
+    found = {}
+    for name, param in parameters:
         if param.grad is not None:
             bad = int((~param.grad.isfinite()).sum())
             if bad:
-                found.append(f"{name} ({bad} of {param.grad.numel()})")
+                found[name] = (bad, param.grad.numel())
     return found
+
+
+def describe(name: str, bad: int, total: int) -> str:
+    """`layer.parameter (n of m)`."""
+    return f"{name} ({bad} of {total})"

@@ -20,7 +20,7 @@ from gossamer.train.batches import Batches
 from gossamer.train.best_state import BestState
 from gossamer.train.checkpoint import Checkpoint, Snapshot
 from gossamer.train.control import Control, NoControl, ScheduleEvent
-from gossamer.train.finite import layers_not_finite, scale_gradients
+from gossamer.train.finite import scale_gradients
 from gossamer.train.interrupts import Interrupts, TrainingStopped
 from gossamer.train.loop_compaction import CompactionWatch
 from gossamer.train.loop_evaluation import EvaluationWatch
@@ -60,7 +60,7 @@ class Loop:
     ) -> None:
         self.model, self.optimizer = model, optimizer
         self.objective, self.batches, self.settings = objective, batches, settings
-        self.control: Control = NoControl() if control is None else control
+        self.control: Control = NoControl(model) if control is None else control
         self.processes: Processes = Alone() if processes is None else processes
         self.step = 0
         self.taken = 0
@@ -197,7 +197,7 @@ class Loop:
         """Measure the quality, and log it."""
         record = self.processes.evaluated(self, self._measure)
         if record is not None:
-            self._log("evaluation", sparsity=self.control.sparsity(), **record)
+            self._log("evaluation", sparsity=self.processes.sparsity(self), **record)
 
     def _measure(self, model: nn.Module) -> dict[str, Any] | None:
         return self.evaluation.measure(self.step, model)
@@ -240,7 +240,7 @@ class Loop:
                 loss=mean,
                 lr=rate,
                 gradient_norm=norm,
-                sparsity=self.control.sparsity(),
+                sparsity=self.processes.sparsity(self),
                 ms=round(sum(self._recent_ms) / len(self._recent_ms), 3),
                 skipped=self.skipped,
                 **agreed.numbers,
@@ -271,7 +271,7 @@ class Loop:
 
     def _skip(self, loss: float) -> None:
         """Leave weights and optimizer state as they are; stop if it happens again and again."""
-        layers = self.processes.collected(layers_not_finite(self.model))
+        layers = self.processes.not_finite(self)
         layers = layers or ["the loss, or the norm of all gradients"]
         self.optimizer.zero_grad()
         self.skipped += 1

@@ -54,7 +54,7 @@ class CompactionWatch:
             "left_masked": sorted(result.left_masked),
             "weights": result.num_weights,
             "values": result.num_values,
-            "sparsity": loop.control.sparsity(),
+            "sparsity": loop.processes.sparsity(loop),
             "bytes_before": bytes_before,
             "bytes_after": measure(loop.model, loop.optimizer).total_bytes,
             "modes": modes,
@@ -72,7 +72,7 @@ class CompactionWatch:
             yield {
                 "ms_before": before,
                 "ms_after": statistics.median(self._after[1:]),
-                "bytes_after": measure(loop.model, loop.optimizer).total_bytes,
+                "bytes_after": loop.processes.state_bytes(loop),
             }
 
 

@@ -259,6 +259,8 @@ def sharded_early_bird(rank):
     given = {"kind": "oneshot", "at": 0, "sparsity": 0.9, "budget": "global"}
     ctl = gossamer.attach(model, given, optimizer, total_steps=1, shards=dist.group.WORLD)
     ctl.close()
+    # Of the whole model, on every rank; a rank's own layer has another one.
+    assert ctl.sparsity() == ctl.events[-1].sparsity == pytest.approx(0.9, abs=1e-3)
     return {"shard": model[0].mask().to(torch.uint8)}
 
 

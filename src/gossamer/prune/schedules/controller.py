@@ -37,6 +37,7 @@ class Controller:
         self._settings = settings
         self._step = 0
         schedule.run = run
+        run.agree_counts()
         self.events: list[Event] = list(schedule.start())
         optimizer = run.entries.optimizer
         self._hooks = [
@@ -112,6 +113,7 @@ class Controller:
         step = int(state["step"])
         for layer in self._run.layers:
             restore_mask(layer, state["masks"][layer.name], state["patterns"][layer.name])
+        self._run.agree_counts()
         self._schedule.load_state_dict(state["schedule"], step)
         self._run.entries.load_state_dict(
             state["entries"], {layer.name: layer.current for layer in self._run.layers}

@@ -43,13 +43,30 @@ class Run:
     total_steps: int
     replicas: Any = None
     shards: Any = None
+    _elsewhere: tuple[int, int] = (0, 0)
 
     def sparsity(self) -> float:
-        """Fraction of zeros in all layers together."""
+        """Fraction of zeros in all layers together, those of other shards included."""
+        total, kept = (
+            own + other for own, other in zip(self._counts(), self._elsewhere, strict=True)
+        )
+        return 1.0 - kept / total if total else 0.0
+
+    def agree_counts(self) -> None:
+        """Learn how much other shards keep; all of them call it, whenever masks have moved."""
+        if self.shards is None:
+            return
+        total, kept = self._counts()
+        device = self.layers[0].current.mask_bits.device
+        everywhere = torch.tensor([total, kept], device=device)
+        dist.all_reduce(everywhere, group=self.shards)
+        self._elsewhere = int(everywhere[0]) - total, int(everywhere[1]) - kept
+
+    def _counts(self) -> tuple[int, int]:
+        """Weights of the layers of this process, and how many of them are kept."""
         current = [layer.current for layer in self.layers]
         total = sum(module.matrix_shape[0] * module.matrix_shape[1] for module in current)
-        kept = sum(module.nnz for module in current)
-        return 1.0 - kept / total if total else 0.0
+        return total, sum(module.nnz for module in current)
 
     def event(self, step: int, kind: str, **details: float | int | str | bool) -> Event:
         """What happened, with the sparsity it left."""
@@ -84,6 +101,7 @@ class Run:
                 layer.shaped(after & ~before),
             )
         self._compare_replicas()
+        self.agree_counts()
 
     def arm(self, wanted: bool) -> None:
         """Let the next backward pass add to the dense gradients, or forget them."""

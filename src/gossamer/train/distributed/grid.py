@@ -40,7 +40,13 @@ from gossamer.train.distributed.schedules import PipelineSettings
 from gossamer.train.distributed.session import Session
 from gossamer.train.distributed.shares import cut_batch, num_samples, own_random
 from gossamer.train.distributed.traffic import step_traffic
-from gossamer.train.distributed.wire import broadcast_json, gather_json
+from gossamer.train.distributed.whole_figures import (
+    FixedFigures,
+    whole_not_finite,
+    whole_state_bytes,
+)
+from gossamer.train.distributed.wire import broadcast_json
+from gossamer.train.memory import measure
 from gossamer.train.recompute import recomputing
 
 if TYPE_CHECKING:
@@ -77,6 +83,7 @@ class Grid:
     def __init__(self, session: Session, settings: GridSettings | None = None) -> None:
         self.session, self.settings = session, settings or GridSettings()
         self.layout: Layout | None = None
+        self._fixed: FixedFigures | None = None
         self._model: nn.Module | None = None
         self._copies: dict[nn.Parameter, int] = {}
         self._part, self._num_parts = 0, 1
@@ -105,6 +112,7 @@ class Grid:
         if not loop.control.is_settled:
             self._arrange_replicas(loop)
             return
+        self._fixed = FixedFigures.of(loop.model, loop.control.sparsity())
         make = (lambda model: self._pipeline(loop, model)) if sizes.pipeline > 1 else None
         self.layout = layout = lay_out(session, loop.model, loop.optimizer, make)
         self._copies = {piece.trained: piece.copies for piece in layout.pieces}
@@ -151,6 +159,9 @@ class Grid:
         if gathered is not None:
             make_whole(loop.model, loop.optimizer, self.layout, gathered)
         self.layout = None
+        if self.is_lead:
+            # The others never have the whole model again.
+            self._fixed = None
 
     def backward(
         self, loop: "Loop", batch: Any, *, is_last: bool
@@ -234,9 +245,25 @@ class Grid:
         """Masks that moved must be the same everywhere."""
         check_masks(loop.model, f"after step {loop.step}")
 
-    def collected(self, names: list[str]) -> list[str]:
-        """The names that any rank gives, in the order of ranks."""
-        return list(dict.fromkeys(name for found in gather_json(names) for name in found))
+    def not_finite(self, loop: "Loop") -> list[str]:
+        """Parameters of the whole model, in the order of ranks."""
+        layout = self.layout
+        if layout is not None:
+            pieces = [(piece.name, piece.trained) for piece in layout.pieces]
+            return whole_not_finite(pieces, self._copies, layout.shapes)
+        held = {name: p for name, p in loop.model.named_parameters() if p in self._copies}
+        shapes = {name: param.shape for name, param in held.items()}
+        return whole_not_finite(held.items(), self._copies, shapes)
+
+    def sparsity(self, loop: "Loop") -> float:
+        """Of the whole model: a rank that holds a part of it says what was known before the cut."""
+        return loop.control.sparsity() if self._fixed is None else self._fixed.sparsity
+
+    def state_bytes(self, loop: "Loop") -> int:
+        """Of the whole model, whatever this rank holds of it."""
+        if self._fixed is None or self.layout is None:
+            return measure(loop.model, loop.optimizer).total_bytes
+        return whole_state_bytes(self._fixed, self.layout.pieces, loop.optimizer)
 
     def evaluated(self, loop: "Loop", measure: Callable[[nn.Module], Any]) -> Any:
         """Every rank runs the evaluation: a model may need all of them for one output."""
