@@ -8,6 +8,7 @@ from gossamer.nn.fastpath import attention_outputs, disable_fast_paths
 from gossamer.nn.linear import Linear
 from gossamer.nn.masked import MaskedConv2d, MaskedLinear, MaskedOutProj, MaskedWeight
 from gossamer.nn.replace import inherit_hooks, replace_module
+from gossamer.nn.unchanged import unchanged_on_error
 
 __all__ = [
     "CompactWeight",
@@ -23,4 +24,5 @@ __all__ = [
     "disable_fast_paths",
     "inherit_hooks",
     "replace_module",
+    "unchanged_on_error",
 ]

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """One call of a model: what goes in, whatever form users have it in, and what comes out."""
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+
+from gossamer.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -41,11 +44,46 @@ class Batch:
 
 def call_on_batch(model: nn.Module, batch: Any) -> Any:
     """Call the model: a mapping holds keyword arguments, a list or tuple arguments, else one."""
+    named = dict(batch) if isinstance(batch, Mapping) else {}
+    arguments = list(batch) if isinstance(batch, list | tuple) else [batch]
     if isinstance(batch, Mapping):
-        return model(**batch)
+        arguments = []
+    try:
+        return model(*arguments, **named)
+    except TypeError as error:
+        misfit = _misfit(model, arguments, named)
+        if misfit is None:
+            raise
+        raise InputError(_does_not_fit(model, batch, misfit)) from error
+
+
+def _misfit(model: nn.Module, arguments: Sequence[Any], named: Mapping[str, Any]) -> str | None:
+    """Why the model cannot be called with these arguments; None where its forward takes them."""
+    try:
+        signature = inspect.signature(model.forward)
+    except (TypeError, ValueError):
+        return None
+    try:
+        signature.bind(*arguments, **named)
+    except TypeError as error:
+        return str(error)
+    return None
+
+
+def _does_not_fit(model: nn.Module, batch: Any, misfit: str) -> str:
+    form = f"a {type(batch).__name__}"
+    cure = "Give what its forward takes: one argument, a tuple of them, or a mapping of names."
     if isinstance(batch, list | tuple):
-        return model(*batch)
-    return model(batch)
+        form = f"a {type(batch).__name__} of {len(batch)}, one argument each"
+        if len(batch) == 2:
+            cure = (
+                "If these are pairs (input, target), give the inputs alone, data=[x for x, _ in"
+                " pairs]; a method that uses a loss takes the pairs beside loss=..."
+            )
+    return (
+        f"data: {type(model).__name__}.forward cannot be called with a batch ({form}): {misfit}."
+        f" {cure}"
+    )
 
 
 def first_tensor(values: Any) -> torch.Tensor | None:

@@ -6,7 +6,7 @@ from gossamer.prune.budgets_from_data import by_sensitivity, outlier_weighted
 from gossamer.prune.oneshot import LayerResult, apply_plan, prune_oneshot
 from gossamer.prune.plan import Plan, check_sparsity, plan_oneshot
 from gossamer.prune.scorers import SCORERS, LayerContext, Scorer, random_scorer, register_scorer
-from gossamer.prune.targets import Target, attention_notes, find_targets
+from gossamer.prune.targets import Target, find_targets
 
 __all__ = [
     "BUDGETS",
@@ -19,7 +19,6 @@ __all__ = [
     "Scorer",
     "Target",
     "apply_plan",
-    "attention_notes",
     "by_sensitivity",
     "check_sparsity",
     "find_targets",

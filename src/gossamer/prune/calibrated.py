@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.nn import MaskedWeight
+from gossamer.nn import MaskedWeight, unchanged_on_error
 from gossamer.patterns import Pattern
 from gossamer.prune.batches import Batch
 from gossamer.prune.flow import Stop, stops
@@ -102,7 +102,12 @@ class CalibratedPruning:
         statistics = Statistics(self.method.statistics, batches)
         kept = {target.name: count for target, count in zip(targets, counts, strict=True)}
         solutions: dict[str, LayerSolution] = {}
-        with restored_on_error(targets), evaluating(model), torch.no_grad():
+        weights = [target.weight for target in targets]
+        with (
+            unchanged_on_error(model, contents=weights),
+            evaluating(model),
+            torch.no_grad(),
+        ):
             teacher = copy.deepcopy(model) if self.match == "dense" else None
             statistics.look_ahead(model, targets)
             for target, stop, dense in _walk(model, teacher, batches, targets):
@@ -238,16 +243,3 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
         for config in caching:
             setattr(config, "use_cache", True)  # noqa: B010
-
-
-@contextmanager
-def restored_on_error(targets: Sequence[Target]) -> Iterator[None]:
-    """The targets' weights as they were, if the block fails."""
-    before = [target.weight.detach().clone() for target in targets]
-    try:
-        yield
-    except BaseException:
-        with torch.no_grad():
-            for target, weight in zip(targets, before, strict=True):
-                target.weight.data.copy_(weight)
-        raise

@@ -42,6 +42,25 @@ class OBERT:
         if self.fisher_block < 1:
             raise InputError(f"fisher_block: must be at least 1, got {self.fisher_block}.")
 
+    @property
+    def num_needed(self) -> int:
+        """Gradients below which a report warns.
+
+        Fewer gradients than a block has weights leave directions of it to the damping alone.
+        Measured on two small networks at 80 % zeros, with a probe of the outputs as the loss: worse
+        than magnitude with 1 to 32 gradients of single samples, better with 128 and more.
+        """
+        return 4 * self.fisher_block
+
+    def check_data(self, num_batches: int) -> None:
+        """Refuse data that would give a single gradient: it is no estimate of a mean."""
+        if num_batches < 2:
+            raise InputError(
+                f"obert: takes one gradient from every batch and needs {self.num_needed}; the data"
+                f" is {num_batches} batch. Cut it into more and smaller batches, or use a method"
+                " that needs no gradients, such as sparsegpt or wanda."
+            )
+
     def scores(
         self,
         passes: GradientPasses,
@@ -64,7 +83,10 @@ class OBERT:
             problem = problems[index]
             mask_RK = self._mask(problem, blocks)
             weight_RK = blocks.update(problem.weight_RK, mask_RK)
-            yield index, LayerSolution(weight_RK, mask_RK, _notes(passes, self.fisher_block))
+            yield (
+                index,
+                LayerSolution(weight_RK, mask_RK, _notes(len(passes.batches), self.num_needed)),
+            )
 
     def _mask(self, problem: LayerProblem, blocks: FisherBlocks) -> torch.Tensor:
         diagonal_RK, next_RK = blocks.neighbours()
@@ -109,13 +131,13 @@ class OBERT:
                 )
 
 
-def _notes(passes: GradientPasses, fisher_block: int) -> tuple[str, ...]:
-    num_passes = len(passes.batches)
-    if num_passes >= fisher_block:
+def _notes(num_passes: int, num_needed: int) -> tuple[str, ...]:
+    if num_passes >= num_needed:
         return ()
     return (
-        f"{num_passes} gradients for Fisher blocks of {fisher_block} weights: more and smaller"
-        " batches would tell more",
+        f"{num_passes} gradients, one per batch, are too few for obert: it needs {num_needed}, and"
+        " with fewer it can be worse than magnitude. Give more batches, smaller ones if need be, or"
+        " use sparsegpt or wanda",
     )
 
 

@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
+from gossamer.nn import unchanged_on_error
 from gossamer.patterns import Pattern, Unstructured
 from gossamer.prune.batches import Batch
 from gossamer.prune.calibrated import (
     LayerProgress,
     check_inside,
     evaluating,
-    restored_on_error,
     weight_and_mask,
 )
 from gossamer.prune.gradient_obert import OBERT
@@ -102,7 +102,8 @@ def prune_by_gradients(
     prune = make_gradient_method(method) if isinstance(method, str) else method
     passes = GradientPasses(model, batches, loss)
     solutions: dict[str, LayerSolution] = {}
-    with restored_on_error(targets), evaluating(model), kept_flags(model):
+    weights = [target.weight for target in targets]
+    with unchanged_on_error(model, contents=weights), evaluating(model), kept_flags(model):
         problems = _problems(targets, counts, pattern)
         started = time.perf_counter()
         for index, solution in prune.solutions(passes, targets, problems):

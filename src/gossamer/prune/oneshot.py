@@ -17,6 +17,7 @@ from gossamer.nn import (
     attention_outputs,
     disable_fast_paths,
     replace_module,
+    unchanged_on_error,
 )
 from gossamer.patterns import Pattern
 from gossamer.prune.plan import Plan, plan_oneshot
@@ -99,10 +100,11 @@ def prune_oneshot(
 
 
 def apply_plan(model: nn.Module, plan: Plan) -> list[LayerResult]:
-    """Mask the planned layers of `model`, in place."""
+    """Mask the planned layers of `model`, in place; an error leaves it as it was."""
     pairs = zip(plan.targets, plan.masks, strict=True)
-    results = [_apply(model, target, mask, plan.pattern) for target, mask in pairs]
-    disable_fast_paths(model)
+    with unchanged_on_error(model, contents=plan.tensors()):
+        results = [_apply(model, target, mask, plan.pattern) for target, mask in pairs]
+        disable_fast_paths(model)
     return results
 
 

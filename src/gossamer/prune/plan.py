@@ -31,6 +31,20 @@ class Plan:
     targets: list[Target]
     masks: list[torch.Tensor]
 
+    def tensors(self) -> list[torch.Tensor]:
+        """Whose numbers change when the masks are applied: weights, and masks of masked layers."""
+        return tensors_of(self.targets)
+
+
+def tensors_of(targets: Iterable[Target]) -> list[torch.Tensor]:
+    """The weights of `targets`, and the masks of those that have one."""
+    found: list[torch.Tensor] = []
+    for target in targets:
+        found.append(target.weight)
+        if isinstance(target.module, MaskedWeight):
+            found += [target.module.mask_bits, target.module._mask]
+    return found
+
 
 def plan_oneshot(
     model: nn.Module,

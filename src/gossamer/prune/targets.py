@@ -5,21 +5,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import nn
-from torch.nn.parameter import UninitializedParameter
 
 from gossamer.errors import InputError, TargetError
-from gossamer.nn import CompactWeight, MaskedConv2d, MaskedLinear
+from gossamer.nn import CompactWeight
+from gossamer.nn.prunable import EMBEDDINGS, PRUNABLE, is_head, why_not_prunable
 from gossamer.prune.rules import Rules, as_rules, inside, is_exact, match
-
-PRUNABLE = (nn.Linear, nn.Conv2d)
-HEAD_NAMES = frozenset({"lm_head", "head", "classifier"})
-
-_KNOWN_FORWARDS = {
-    nn.Linear.forward,
-    nn.Conv2d.forward,
-    MaskedLinear.forward,
-    MaskedConv2d.forward,
-}
 
 PrunableLayer = nn.Linear | nn.Conv2d
 Holders = dict[nn.Parameter, list[tuple[str, nn.Module]]]
@@ -80,36 +70,6 @@ def find_targets(model: nn.Module, targets: Rules = None, ignore: Rules = None) 
     return found
 
 
-def why_not_prunable(module: nn.Module) -> str | None:
-    """Why a Linear or Conv2d cannot be masked; None if it can."""
-    if isinstance(module, CompactWeight):
-        return "it is compact, its mask is fixed; use remap(mask) or to_dense()"
-    if not isinstance(module, PRUNABLE):
-        return f"{type(module).__name__} is neither Linear nor Conv2d"
-    weight = module._parameters.get("weight")
-    if weight is None:
-        return (
-            "its weight is computed (parametrization, weight_norm, torch.nn.utils.prune); make it"
-            " permanent, or call gossamer.io.adopt_pruned(model) where torch.nn.utils.prune did it"
-        )
-    if isinstance(weight, UninitializedParameter):
-        return "its weight is not initialised yet; run the model once"
-    if type(module).forward not in _KNOWN_FORWARDS or "forward" in module.__dict__:
-        return f"{type(module).__name__} has a forward of its own, which a mask would bypass"
-    return None
-
-
-def attention_notes(model: nn.Module, targets: list[Target]) -> list[str]:
-    """What pruning leaves dense in nn.MultiheadAttention, whose q, k, v are no layers."""
-    pruned = {id(target.module) for target in targets}
-    return [
-        f"{name}.in_proj_weight stays dense: nn.MultiheadAttention keeps q, k and v in its own"
-        " Parameters, not in Linear layers."
-        for name, module in model.named_modules()
-        if isinstance(module, nn.MultiheadAttention) and id(module.out_proj) in pruned
-    ]
-
-
 def _holders(model: nn.Module) -> Holders:
     """Every Parameter with the modules that hold it."""
     holders: Holders = {}
@@ -123,7 +83,7 @@ def _holders(model: nn.Module) -> Holders:
 def _embedding_tied_to(module: nn.Module, holders: Holders) -> str | None:
     weight = module._parameters.get("weight")
     for name, holder in holders.get(weight, []) if weight is not None else []:
-        if isinstance(holder, (nn.Embedding, nn.EmbeddingBag)):
+        if isinstance(holder, EMBEDDINGS):
             return name
     return None
 
@@ -131,7 +91,7 @@ def _embedding_tied_to(module: nn.Module, holders: Holders) -> str | None:
 def _left_by_default(name: str, module: nn.Module, holders: Holders) -> bool:
     return (
         not isinstance(module, (*PRUNABLE, CompactWeight))
-        or name.rsplit(".", 1)[-1] in HEAD_NAMES
+        or is_head(name)
         or _embedding_tied_to(module, holders) is not None
     )
 

@@ -10,6 +10,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from torch import nn
 
 from gossamer.errors import InputError, RecipeError
+from gossamer.nn import unchanged_on_error
 from gossamer.patterns import parse_pattern
 from gossamer.prune.optimizer_entries import OptimizerEntries
 from gossamer.prune.schedules.controller import Controller
@@ -38,8 +39,8 @@ def attach(
     """Let a schedule move the masks of `model` while your own loop trains it.
 
     Layers become masked in place and keep their Parameters, so the optimizer needs no change. Call
-    `step()` of the result after every optimizer.step(). An error leaves the model as it was, apart
-    from layers that are masked with every weight kept.
+    `step()` of the result after every optimizer.step(). An error leaves model and optimizer as they
+    were.
 
     Example:
         >>> ctl = gossamer.attach(model, {"kind": "rigl", "sparsity": 0.9}, optimizer,
@@ -68,19 +69,15 @@ def attach(
         replicas = default_replicas()
     made = build(schedule, pattern, total_steps, None if data is None else list(data), loss)
     entries = OptimizerEntries(model, optimizer, made.grows)
-    layers = take_layers(
-        model,
-        pattern,
-        schedule.targets,
-        schedule.ignore,
-    )
-    run = Run(model, layers, pattern, entries, total_steps, replicas, shards)
     settings = {**schedule.model_dump(mode="json"), "total_steps": total_steps}
-    try:
-        return Controller(run, made, settings)
-    except BaseException:
-        release_layers(layers)
-        raise
+    with unchanged_on_error(model, optimizer):
+        layers = take_layers(model, pattern, schedule.targets, schedule.ignore)
+        run = Run(model, layers, pattern, entries, total_steps, replicas, shards)
+        try:
+            return Controller(run, made, settings)
+        except BaseException:
+            release_layers(layers)
+            raise
 
 
 def read_schedule(recipe: Any) -> Any:

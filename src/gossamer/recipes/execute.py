@@ -10,9 +10,8 @@ from torch import nn
 
 from gossamer.errors import MaskDrift, RecipeError
 from gossamer.nn import CompactWeight, MaskedWeight
-from gossamer.prune import LayerResult, attention_notes
+from gossamer.prune import LayerResult
 from gossamer.prune.batches import as_batches
-from gossamer.prune.targets import find_targets
 from gossamer.recipes.beside_dense import time_beside_dense, tokens_seen
 from gossamer.recipes.prune_stage import StageInput, run_prune_stage
 from gossamer.recipes.recover_schema import Recover
@@ -87,8 +86,6 @@ def execute(
             pruned |= {layer.name: layer for layer in result.layers}
         # Of all stages so far: a later one must respect the masks it did not make.
         verify(model, pruned.values())
-    if pruned:
-        notes = [*attention_notes(model, find_targets(model, list(pruned))), *notes]
     quality = measure_quality(evaluate, model, "after")
     report = make_report(model, list(pruned.values()), notes, quality_dense, quality)
     report = replace(report, bytes_dense=before)

@@ -10,17 +10,25 @@ from typing import Any
 
 from torch import nn
 
-from gossamer.errors import RecipeError
+from gossamer.errors import InputError, RecipeError
+from gossamer.nn import unchanged_on_error
 from gossamer.patterns import Pattern
-from gossamer.prune import Scorer, apply_plan, attention_notes, plan_oneshot
+from gossamer.prune import Scorer, apply_plan, plan_oneshot
 from gossamer.prune.gradient_pruning import GRADIENT_METHODS
 from gossamer.prune.methods import METHODS
 from gossamer.prune.rules import Rules
 from gossamer.recipes.beside_dense import time_beside_dense, tokens_seen
 from gossamer.recipes.execute import execute
 from gossamer.recipes.loader import load_recipe, make_recipe
+from gossamer.recipes.prune_stage import StageInput
 from gossamer.recipes.reporting import Evaluate, make_report, measure_quality
 from gossamer.recipes.schema import Recipe
+from gossamer.recipes.task_loss import (
+    TaskLoss,
+    as_loss,
+    labelled_batches,
+    refuse_loss,
+)
 from gossamer.report.report import Report
 
 _DEFAULTS: dict[str, Any] = {
@@ -44,13 +52,15 @@ def sparsify(  # noqa: PLR0913  (the public call: every argument is a word of th
     targets: Rules = None,
     ignore: Rules = None,
     data: Iterable[Any] | None = None,
+    loss: TaskLoss | None = None,
     evaluate: Evaluate | None = None,
 ) -> Report:
     """Prune `model` in one shot, in place, and report bytes, time and quality beside dense.
 
     Layers become masked: they train on with their mask held, and `to_dense()` gives ordinary
     layers with exact zeros. Per layer exactly round((1 - sparsity) * numel) weights are kept
-    (unstructured, uniform). An error leaves the model as it was.
+    (unstructured, uniform). An error at any step leaves the model as it was, the same layers with
+    the same numbers; for that its tensors are held a second time until the call ends.
 
     Example:
         >>> report = gossamer.sparsify(model, sparsity=0.9)
@@ -64,13 +74,17 @@ def sparsify(  # noqa: PLR0913  (the public call: every argument is a word of th
         sparsity: fraction of zeros in [0, 1); leave it out for patterns that fix it.
         pattern: "unstructured", "2:4", "64:2:8", "nmg:2:4:16", "block:4x4".
         scorer: what says which weights matter: "magnitude", "random"; with data "wanda",
-            "sparsegpt", "admm", "exact-obs".
+            "sparsegpt", "admm", "exact-obs", and by gradients of a loss "taylor", "fisher",
+            "obert".
         budget: "uniform", "global", "erk" or "half-erk".
         targets: class names, globs or "re:..." that replace the default targets.
         ignore: rules that are taken away from them.
         data: batches: a tensor, a tuple of arguments or a mapping of keyword arguments each. The
             first one times the dense against the compiled pruned model; scorers that look at
-            activations read them all.
+            activations read them all. Beside `loss` a pair is (input, target).
+        loss: loss(model, batch) -> a tensor with one number, for scorers that look at gradients;
+            it calls the model itself and gets the batches as they are given. Without it a loss that
+            fits the model's outputs is used, see docs/sparsify.md.
         evaluate: called with the model before and after; its number is the quality.
     """
     arguments = {
@@ -81,28 +95,51 @@ def sparsify(  # noqa: PLR0913  (the public call: every argument is a word of th
         "targets": targets,
         "ignore": ignore,
     }
-    if isinstance(recipe, Recipe | str | os.PathLike):
-        _check_alone(arguments)
-        loaded = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
-        return execute(loaded, model, data, evaluate=evaluate)
-    settings = _settings(recipe, arguments)
-    if settings["scorer"] in METHODS or settings["scorer"] in GRADIENT_METHODS:
-        return execute(_as_recipe(settings), model, data, evaluate=evaluate)
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}.")
+    wanted = _read(recipe, arguments)
+    with unchanged_on_error(model):
+        if isinstance(wanted, Recipe):
+            batches = data if loss is None else labelled_batches(data)
+            given = StageInput(loss=None if loss is None else as_loss(loss, wanted))
+            return execute(wanted, model, batches, evaluate=evaluate, given=given)
+        if loss is not None:
+            raise refuse_loss(wanted["scorer"])
+        return _at_once(model, wanted, data, evaluate)
+
+
+def _at_once(
+    model: nn.Module,
+    settings: dict[str, Any],
+    data: Iterable[Any] | None,
+    evaluate: Evaluate | None,
+) -> Report:
+    """Score, mask, measure: for scorers that leave the kept weights as they are."""
     batches = None if data is None else iter(data)
     first = [] if batches is None else list(itertools.islice(batches, 1))
     plan = plan_oneshot(
         model, **settings, data=None if batches is None else itertools.chain(first, batches)
     )
-    notes = attention_notes(model, plan.targets)
     tokens = tokens_seen(model, [t.module for t in plan.targets], first[0]) if first else ()
     quality_dense = measure_quality(evaluate, model, "before")
     results = apply_plan(model, plan)
     quality = measure_quality(evaluate, model, "after")
-    report = make_report(model, results, notes, quality_dense, quality)
+    report = make_report(model, results, [], quality_dense, quality)
     if not tokens:
         return report
     times = time_beside_dense(model, tokens, first[0])
     return replace(report, ms_dense=times.first_us / 1000, ms_sparse=times.second_us / 1000)
+
+
+def _read(recipe: Any, arguments: dict[str, Any]) -> Recipe | dict[str, Any]:
+    """What is carried out stage by stage, or the settings of a scorer that needs no stages."""
+    if isinstance(recipe, Recipe | str | os.PathLike):
+        _check_alone(arguments)
+        return recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
+    settings = _settings(recipe, arguments)
+    if settings["scorer"] in METHODS or settings["scorer"] in GRADIENT_METHODS:
+        return _as_recipe(settings)
+    return settings
 
 
 def _as_recipe(settings: dict[str, Any]) -> Recipe:

@@ -1,29 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """One `prune` stage of a recipe, carried out on a model."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from gossamer.errors import RecipeError
+from gossamer.nn import unchanged_on_error
 from gossamer.patterns import Pattern, parse_pattern
 from gossamer.prune import LayerResult, Plan, apply_plan, plan_oneshot
 from gossamer.prune.batches import Batch
 from gossamer.prune.budgets import BUDGETS, BudgetLayer
 from gossamer.prune.budgets_measure import budget_layers
 from gossamer.prune.calibrated import CalibratedPruning, Journal, LayerProgress
+from gossamer.prune.gradient_obert import OBERT
 from gossamer.prune.gradient_passes import Loss
 from gossamer.prune.gradient_pruning import (
     GRADIENT_METHODS,
+    GradientMethod,
     make_gradient_method,
     prune_by_gradients,
     score_by_gradients,
 )
 from gossamer.prune.losses import default_loss
 from gossamer.prune.methods import Method, make_method
-from gossamer.prune.plan import check_layer
+from gossamer.prune.plan import check_layer, tensors_of
 from gossamer.prune.solvers.problem import LayerSolution
 from gossamer.prune.targets import Target, find_targets
 from gossamer.recipes.schema import Prune
@@ -98,14 +101,33 @@ def run_prune_stage(model: nn.Module, step: Prune, given: StageInput) -> StageRe
         plan = plan_oneshot(model, **_plan_arguments(step, given.batches))
         return StageResult(apply_plan(model, plan), [])
     stage = prepare_stage(model, step, given)
-    notes: list[str] = []
+    said: dict[str, list[str]] = {}
 
     def progress(done: LayerProgress) -> None:
-        notes.extend(f"{done.name}: {note}." for note in done.notes)
+        for note in done.notes:
+            said.setdefault(note, []).append(done.name)
         given.progress(done)
 
+    with unchanged_on_error(model, contents=tensors_of(stage.targets)):
+        layers = _pruned_layers(model, step, stage, replace(given, progress=progress))
+    return StageResult(layers, list(_notes(said, len(layers))))
+
+
+def _notes(said: Mapping[str, Sequence[str]], num_layers: int) -> Iterator[str]:
+    """What methods said of layers; of all of them once."""
+    for note, names in said.items():
+        if len(names) == num_layers > 1:
+            yield f"{note}."
+        else:
+            yield from (f"{name}: {note}." for name in names)
+
+
+def _pruned_layers(
+    model: nn.Module, step: Prune, stage: PreparedStage, given: StageInput
+) -> list[LayerResult]:
+    """Solve all layers of a stage with data, and mask them."""
     if step.method in GRADIENT_METHODS:
-        solutions = _by_gradients(model, step, stage, replace(given, progress=progress))
+        solutions = _by_gradients(model, step, stage, given)
     else:
         pruning = CalibratedPruning(
             method_of(step),
@@ -113,11 +135,11 @@ def run_prune_stage(model: nn.Module, step: Prune, given: StageInput) -> StageRe
             match=step.match or "pruned",
             damping=step.damping or 0.01,
             journal=given.journal,
-            progress=progress,
+            progress=given.progress,
         )
         solutions = pruning.run(model, stage.batches, stage.targets, stage.counts)
     masks = [solutions[target.name].mask_RK for target in stage.targets]
-    return StageResult(apply_plan(model, Plan(stage.pattern, stage.targets, masks)), notes)
+    return apply_plan(model, Plan(stage.pattern, stage.targets, masks))
 
 
 def prepare_stage(model: nn.Module, step: Prune, given: StageInput) -> PreparedStage:
@@ -151,7 +173,6 @@ def _by_gradients(
             f"recipe: refit needs the inputs of every layer, which {step.method} does not look at."
             " Leave it out."
         )
-    settings = {} if step.damping is None else {"damping": step.damping}
     return prune_by_gradients(
         model,
         stage.batches,
@@ -159,9 +180,18 @@ def _by_gradients(
         stage.targets,
         stage.counts,
         stage.pattern,
-        make_gradient_method(step.method, settings),
+        _gradient_method(step, stage.batches),
         given.progress,
     )
+
+
+def _gradient_method(step: Prune, batches: Sequence[Batch]) -> GradientMethod:
+    """The method of a stage with its settings, if the data is enough for it."""
+    settings = {} if step.damping is None else {"damping": step.damping}
+    method = make_gradient_method(step.method, settings)
+    if isinstance(method, OBERT):
+        method.check_data(len(batches))
+    return method
 
 
 def _counts(
@@ -197,7 +227,7 @@ def _with_scores(
             f" pruned, which {step.method} does not have. Use uniform, erk, owl or sensitivity."
         )
     batches, loss = given.needed_batches(f"budget {step.budget!r}"), given.needed_loss(model)
-    scores = score_by_gradients(model, batches, loss, targets, make_gradient_method(step.method))
+    scores = score_by_gradients(model, batches, loss, targets, _gradient_method(step, batches))
     return [replace(layer, scores=scores[layer.name]) for layer in layers]
 
 

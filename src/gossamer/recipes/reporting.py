@@ -9,6 +9,7 @@ from torch import nn
 from gossamer.errors import InputError
 from gossamer.formats import FORMATS, choose_format
 from gossamer.nn import CompactWeight, MaskedWeight
+from gossamer.nn.left_dense import left_dense, left_lines
 from gossamer.prune import LayerResult
 from gossamer.report.report import LayerRow, Report
 
@@ -43,6 +44,8 @@ def make_report(
     num_weights = sum(result.numel for result in results)
     num_parameters = sum(param.numel() for param in model.parameters())
     bytes_dense = dense_bytes(model)
+    # A slim model has no pruned layers, and nothing of it was left out.
+    left = left_dense(model) if results else []
     saved = sum(row.bytes_dense - row.bytes_sparse for row in rows)
     return Report(
         sparsity=num_pruned / num_weights if num_weights else 0.0,
@@ -52,7 +55,8 @@ def make_report(
         quality_dense=quality_dense,
         quality_sparse=quality_sparse,
         layers=rows,
-        notes=list(notes),
+        left_dense=left,
+        notes=[*left_lines(left), *notes],
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from gossamer.nn import CompactWeight, Conv2d, MaskedConv2d, MaskedWeight
+from gossamer.nn.left_dense import left_dense, left_lines
 from gossamer.prune import LayerResult
 from gossamer.recipes.reporting import layer_row
 from gossamer.recipes.run_curves import Records, curves
@@ -39,6 +40,7 @@ def training_report(trained: Trained) -> Report:
         if isinstance(m, CompactWeight)
     )
     saved = sum(r.numel * r.itemsize for r in results) - sum(row.bytes_sparse for row in rows)
+    left = left_dense(model) if rows else []
     quality = next(iter(trained.loop.quality.values()), None)
     return Report(
         sparsity=1 - kept / weights if weights else 0.0,
@@ -47,7 +49,8 @@ def training_report(trained: Trained) -> Report:
         bytes_sparse=trained.dense_bytes - saved,
         quality_sparse=quality,
         layers=rows,
-        notes=[_NO_TIME],
+        left_dense=left,
+        notes=[*left_lines(left), _NO_TIME],
     )
 
 

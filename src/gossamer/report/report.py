@@ -5,6 +5,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+from gossamer.nn.left_dense import LeftDense
+
 NOT_MEASURED = "not measured"
 NEXT_STEP = (
     "Speed is unchanged until gossamer.compile(model); bytes on disk until gossamer.save(model)."
@@ -54,7 +56,8 @@ class Report:
         quality_dense: what `evaluate` gave before.
         quality_sparse: what it gave after.
         layers: one row per pruned weight; tied weights once.
-        notes: what was left dense, and why.
+        left_dense: weights that no pruned layer holds, by reason, with their share.
+        notes: what was left dense, and why; what else the reader should know.
         next_step: what to do now.
     """
 
@@ -67,6 +70,7 @@ class Report:
     quality_dense: float | None = None
     quality_sparse: float | None = None
     layers: list[LayerRow] = field(default_factory=list)
+    left_dense: list[LeftDense] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     next_step: str = NEXT_STEP
 

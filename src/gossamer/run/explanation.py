@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Says per layer what runs it and why: the answer to "why is my model not faster?"."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import nn
 from gossamer.nn import CompactWeight, MaskedConv2d, MaskedLinear, attention_outputs
 from gossamer.nn.carried import LEFT
 from gossamer.nn.fastpath import READ_BY_ATTENTION
+from gossamer.nn.left_dense import LeftDense, left_dense, left_lines
 from gossamer.ops.conv_net import ConvStep
 from gossamer.run.conv_net import NetForward
 from gossamer.run.encoder import NativeEncoder
@@ -44,7 +46,13 @@ class Row:
 
 
 class Explanation(list[Row]):
-    """Rows of `explain`; prints as a table."""
+    """Rows of `explain`; prints as a table.
+
+    Attributes:
+        left_dense: weights that no row is about, by reason.
+    """
+
+    left_dense: Sequence[LeftDense] = ()
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """Plain data, for --json."""
@@ -68,10 +76,11 @@ class Explanation(list[Row]):
             for row in self
         ]
         widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-        return "\n".join(
+        shown = [
             "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
             for line in lines
-        )
+        ]
+        return "\n".join([*shown, *left_lines(self.left_dense)])
 
 
 def explain(model: nn.Module) -> Explanation:
@@ -90,6 +99,7 @@ def explain(model: nn.Module) -> Explanation:
             rows.extend(_rows(name or type(module).__name__, module, id(module) in outputs))
         elif LEFT in module.__dict__:
             rows.append(_left_row(name or type(module).__name__, module))
+    rows.left_dense = left_dense(model, _weights_with_a_row)
     return rows
 
 
@@ -108,6 +118,13 @@ def _left_row(name: str, module: nn.Module) -> Row:
         sparse_us=None,
         why=str(module.__dict__[LEFT]),
     )
+
+
+def _weights_with_a_row(module: nn.Module) -> int | None:
+    if isinstance(module, PackedLinear | PackedConv2d):
+        return torch.Size(_shape(module)).numel()
+    weight = module._parameters.get("weight") if isinstance(module, nn.Linear | nn.Conv2d) else None
+    return None if weight is None else weight.numel()
 
 
 def _net_row(name: str, module: nn.Module, forward: NetForward, choice: Choice) -> Row:

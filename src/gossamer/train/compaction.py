@@ -24,6 +24,7 @@ from gossamer.nn import (
     disable_fast_paths,
     inherit_hooks,
     replace_module,
+    unchanged_on_error,
 )
 from gossamer.nn.carried import carried, hand_over
 from gossamer.nn.optimizer_state import check_state, convert_state, swap_parameter
@@ -91,9 +92,11 @@ def compact(
     groups, left = _find(model)
     for group in groups:
         _check(model, group, optimizer)
-    for group in groups:
-        _convert(model, group, optimizer, mode)
-    disable_fast_paths(model)
+    # Dense weights and moments are only left behind, so none of their numbers is copied.
+    with unchanged_on_error(model, optimizer, contents=()):
+        for group in groups:
+            _convert(model, group, optimizer, mode)
+        disable_fast_paths(model)
     return CompactionResult(
         compacted=[name for group in groups for name in group.names],
         left_masked=left,

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which layers can have a mask, and which of them are left alone unless they are named."""
+
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+
+from gossamer.nn.compact import CompactWeight
+from gossamer.nn.masked import MaskedConv2d, MaskedLinear
+
+PRUNABLE = (nn.Linear, nn.Conv2d)
+HEAD_NAMES = frozenset({"lm_head", "head", "classifier"})
+EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+
+_KNOWN_FORWARDS = {
+    nn.Linear.forward,
+    nn.Conv2d.forward,
+    MaskedLinear.forward,
+    MaskedConv2d.forward,
+}
+
+
+def why_not_prunable(module: nn.Module) -> str | None:
+    """Why a Linear or Conv2d cannot be masked; None if it can."""
+    if isinstance(module, CompactWeight):
+        return "it is compact, its mask is fixed; use remap(mask) or to_dense()"
+    if not isinstance(module, PRUNABLE):
+        return f"{type(module).__name__} is neither Linear nor Conv2d"
+    weight = module._parameters.get("weight")
+    if weight is None:
+        return (
+            "its weight is computed (parametrization, weight_norm, torch.nn.utils.prune); make it"
+            " permanent, or call gossamer.io.adopt_pruned(model) where torch.nn.utils.prune did it"
+        )
+    if isinstance(weight, UninitializedParameter):
+        return "its weight is not initialised yet; run the model once"
+    if has_own_forward(module):
+        return f"{type(module).__name__} has a forward of its own, which a mask would bypass"
+    return None
+
+
+def has_own_forward(module: nn.Module) -> bool:
+    """Whether a Linear or Conv2d computes something else than its class does in torch."""
+    return type(module).forward not in _KNOWN_FORWARDS or "forward" in module.__dict__
+
+
+def is_head(name: str) -> bool:
+    """Whether the last part of a dotted name says that the layer gives the model's answer."""
+    return name.rsplit(".", 1)[-1] in HEAD_NAMES
