@@ -65,7 +65,7 @@ def picture(model: nn.Module) -> list:
 
 
 class Boom(Exception):
-    pass
+    """What a step raises."""
 
 
 def explode(*args, **kwargs):
@@ -157,9 +157,7 @@ def test_a_failure_between_layers_changes_nothing(scorer, monkeypatch):
     net = make_net()
     before = picture(net)
     with pytest.raises(Boom):
-        gossamer.sparsify(
-            net, scorer=scorer, sparsity=0.5, data=batches(), ignore=["*.out_proj"]
-        )
+        gossamer.sparsify(net, scorer=scorer, sparsity=0.5, data=batches(), ignore=["*.out_proj"])
     assert picture(net) == before
 
 
@@ -210,8 +208,8 @@ def test_a_failed_attach_changes_neither_model_nor_optimizer(place, monkeypatch)
     before, state = picture(net), optimizer_picture(optimizer)
     with monkeypatch.context() as patch:
         patch.setattr(f"gossamer.prune.schedules.{place}", explode)
+        given = {"kind": "oneshot", "at": 0, "sparsity": 0.5}
         with pytest.raises(Boom):
-            given = {"kind": "oneshot", "at": 0, "sparsity": 0.5}
             gossamer.attach(net, given, optimizer, total_steps=4)
     assert picture(net) == before
     assert optimizer_picture(optimizer) == state
@@ -220,16 +218,21 @@ def test_a_failed_attach_changes_neither_model_nor_optimizer(place, monkeypatch)
     gossamer.attach(net, given, optimizer, total_steps=4).close()
 
 
-def test_storage_that_was_swapped_under_a_parameter_comes_back():
-    layer = nn.Linear(4, 4)
-    layer.register_buffer("same", torch.tensor(1.0).expand(3))
-    before, kept = picture(layer), copy.deepcopy(layer.state_dict())
-    with pytest.raises(Boom), unchanged_on_error(layer):
+def spoil(layer):
+    with unchanged_on_error(layer):
         layer.weight.data = torch.zeros(2, 2)
         layer.bias.data.zero_()
         layer.weight.requires_grad_(False)
         layer.extra = nn.Linear(2, 2)
         del layer.same
         raise Boom
+
+
+def test_storage_that_was_swapped_under_a_parameter_comes_back():
+    layer = nn.Linear(4, 4)
+    layer.register_buffer("same", torch.tensor(1.0).expand(3))
+    before, kept = picture(layer), copy.deepcopy(layer.state_dict())
+    with pytest.raises(Boom):
+        spoil(layer)
     assert picture(layer) == before
     assert all(torch.equal(layer.state_dict()[name], value) for name, value in kept.items())

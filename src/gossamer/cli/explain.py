@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`gossamer explain`: what would run each layer here, and why."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,7 @@ def explain(
         raise InputError("--html: is the page of a profile; give --profile, too.")
     from gossamer.cli.example_input import example_input
     from gossamer.cli.sources import load_source
+    from gossamer.nn.left_dense import left_lines
     from gossamer.ops.dispatch import fallbacks
     from gossamer.report.machine import describe_machine
     from gossamer.run.compiler import compile as compile_model
@@ -89,10 +91,11 @@ def explain(
     document: dict[str, Any] = {
         "model": source.name,
         "layers": rows.to_dicts(),
+        "left_dense": [asdict(row) for row in rows.left_dense],
         "fallbacks": fallbacks(),
         "machine": describe_machine(),
     }
-    parts: list[Any] = [layer_table(rows), _verdict(rows)]
+    parts: list[Any] = [layer_table(rows), _verdict(rows), *left_lines(rows.left_dense)]
     if profile:
         if example is None:
             raise InputError(f"--profile: no input can be made up for {source.name}.")

@@ -46,7 +46,12 @@ if TYPE_CHECKING:
 # Below it the sparse kernels rarely win, so the user hears it before the work starts.
 _MIN_USEFUL_SPARSITY = 0.4
 _NOT_MEASURED = (
-    "Quality was not measured: one-shot pruning without recovery training usually costs some."
+    "Quality: not measured. Pruning costs quality, and nobody knows how much of it this model has"
+    " left."
+)
+_HOW_TO_MEASURE = (
+    " To know it, give data: 'gossamer prune ... --data FILE' (or --eval FILE) measures it, and"
+    " 'gossamer shrink MODEL --data FILE -o OUT' looks for the fastest model within a limit."
 )
 
 
@@ -198,6 +203,7 @@ def _save(
         "recipe": recipe,
         "timed_with": prepared.timed,
         "quality_data": None if prepared.quality is None else prepared.quality.data,
+        "quality_measured": report.quality_sparse is not None,
         "kernels": layers.to_dicts(),
         "machine": machine,
     }
@@ -231,6 +237,8 @@ def _save(
     )
     document = {**content, "out": str(request.target), "comparison": shown.to_dict()}
     remarks = [f"Saved to {request.target}. {_speed_remark(layers)}", *report.notes]
+    if report.quality_sparse is None:
+        remarks.append(_NOT_MEASURED + _HOW_TO_MEASURE)
     return PruneOutcome(report, shown, document, remarks)
 
 
@@ -246,7 +254,11 @@ def _figures(report: Report, prepared: Prepared) -> list[Figure]:
 
 def _limits(prepared: Prepared) -> tuple[str, ...]:
     measured = prepared.quality
-    quality = _NOT_MEASURED if measured is None else f"Quality was measured on {measured.data}."
+    quality = (
+        _NOT_MEASURED + _HOW_TO_MEASURE
+        if measured is None
+        else f"Quality was measured on {measured.data}."
+    )
     return quality, "Times hold for the machine above; gossamer.compile measures again on yours."
 
 

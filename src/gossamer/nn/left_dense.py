@@ -49,7 +49,10 @@ class LeftDense:
     names: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        found = list(dict.fromkeys(re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", n) for n in self.names))
+        alike: dict[str, list[str]] = {}
+        for name in self.names:
+            alike.setdefault(re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", name), []).append(name)
+        found = [names[0] if len(names) == 1 else form for form, names in alike.items()]
         more = f" and {len(found) - _MAX_NAMES} more" if len(found) > _MAX_NAMES else ""
         names = ", ".join(found[:_MAX_NAMES])
         return f"{self.share:.1%} of the weights are in {self.reason}: {names}{more}."
