@@ -57,7 +57,7 @@ def convert(out: Output, source: str, target: Path, form: str) -> None:
         if bare:
             loaded = Source(read_bare(path), path.name, tensor_bytes(path), read_beside(path))
         else:
-            loaded = load_source(source, detect_masks=True)
+            loaded = load_source(source, detect_masks=True, say=out.note)
     sparse = {
         name: module
         for name, module in loaded.model.named_modules()

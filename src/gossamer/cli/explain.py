@@ -76,7 +76,7 @@ def explain(
     from gossamer.run.explanation import explain as explain_model
 
     with out.stage("loading"):
-        source = load_source(model)
+        source = load_source(model, say=out.note)
         example = example_input(source.model, max(tokens))
     with out.stage("timing layers"):
         fast = compile_model(

@@ -117,7 +117,7 @@ def run_prune(request: PruneRequest, out: Output) -> PruneOutcome:
 def _run(request: PruneRequest, folder: RunFolder | None, out: Output) -> PruneOutcome:
     recipe = request.recipe
     with out.stage("loading"):
-        source = load_source(request.model)
+        source = load_source(request.model, say=out.note)
         prepared = prepare(source, request)
     teacher = None if request.teacher is None else load_source(request.teacher).model
     journal = open_journal(source, request, prepared)

@@ -65,7 +65,7 @@ def plan_prune(request: PruneRequest, out: Output) -> PrunePlan:
             " recipe with such a stage; others take seconds."
         )
     with out.stage("loading"):
-        source = load_source(request.model)
+        source = load_source(request.model, say=out.note)
         prepared = prepare(source, request)
     with out.stage("looking at one batch"):
         stage = plan_stage(source.model, steps[0], prepared.batches or [])

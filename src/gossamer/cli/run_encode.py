@@ -84,7 +84,7 @@ def encode(  # noqa: PLR0913  (one argument per option)
     if threads is not None:
         torch.set_num_threads(threads)
     with out.stage("loading"):
-        source = load_source(model)
+        source = load_source(model, say=out.note)
 
         def embedder(network: torch.nn.Module) -> Embedder:
             return Embedder(

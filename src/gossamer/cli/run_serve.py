@@ -101,7 +101,7 @@ def serve(  # noqa: PLR0913  (one argument per option)
     with listener:
         url = url_of(listener)
         with out.stage("loading"):
-            source = load_source(model)
+            source = load_source(model, say=out.note)
         with out.stage("choosing kernels"):
             service = make_service(
                 source.model, source.beside, source.name, precision=precision, pooling=pooling

@@ -119,7 +119,7 @@ def _open(out: Output, settings: dict[str, Any]) -> "TextModel":
     names = ("temperature", "top_k", "top_p", "seed")
     sampling = Sampling(**{name: settings.pop(name) for name in names})
     with out.stage("loading and packing"):
-        model = TextModel.open(sampling=sampling, **settings)
+        model = TextModel.open(sampling=sampling, say=out.note, **settings)
     out.note(model.summary)
     return model
 

@@ -42,7 +42,8 @@ class ShrinkRequest:
 def run_shrink(out: Output, request: ShrinkRequest) -> ShrinkResult:
     """Load, search, write the report."""
     with out.stage("loading"):
-        source = load_source(request.model)
+        # It looks for masks itself: zeros that are there are weights like the others.
+        source = load_source(request.model, detect_masks=False)
         parts = [
             None if text is None else _data(text, option)
             for text, option in (

@@ -12,7 +12,9 @@ from torch import nn
 from gossamer.cli.demo_models import DEMO_MODELS, DEMO_PREFIX, demo_path
 from gossamer.cli.user_function import find_function, is_function
 from gossamer.errors import ArtifactError, InputError
-from gossamer.io import load, read_beside
+from gossamer.io import read_beside
+from gossamer.io.dense_checkpoint import adoption_text
+from gossamer.io.reader import load_telling
 from gossamer.zoo import MLP, TinyEncoder
 
 ZOO_PREFIX = "zoo:"
@@ -40,8 +42,19 @@ class Source:
     beside: dict[str, bytes] = field(default_factory=dict)
 
 
-def load_source(text: str, *, detect_masks: bool = False) -> Source:
-    """The model that `text` names; zoo models come with seeded random weights."""
+def load_source(
+    text: str,
+    *,
+    detect_masks: bool | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Source:
+    """The model that `text` names; zoo models come with seeded random weights.
+
+    Args:
+        text: as on the command line.
+        detect_masks: as for `gossamer.load`.
+        say: gets a line for people where zeros of the file became masks.
+    """
     if text.startswith(ZOO_PREFIX):
         return Source(_from_zoo(text.removeprefix(ZOO_PREFIX)), text, None)
     if _is_own(text):
@@ -55,14 +68,16 @@ def load_source(text: str, *, detect_masks: bool = False) -> Source:
             f" {', '.join(known)}."
         )
     name = text if is_demo(text) else path.resolve().name
-    model = load(path, detect_masks=detect_masks).eval()
-    return Source(model, name, tensor_bytes(path), read_beside(path))
+    model, adopted = load_telling(path, detect_masks=detect_masks)
+    if adopted:
+        say(adoption_text(adopted, name))
+    return Source(model.eval(), name, tensor_bytes(path), read_beside(path))
 
 
-def load_function(text: str) -> Callable[[], Any]:
+def load_function(text: str, say: Callable[[str], None] = lambda line: None) -> Callable[[], Any]:
     """Makes the model that `--model` names, for training; a user's function may return a task."""
     if not _is_own(text):
-        return lambda: load_source(text).model.train()
+        return lambda: load_source(text, say=say).model.train()
     expected = "one without arguments that returns a torch module or a gossamer.train.tasks.Task"
     return find_function(text, "--model", expected)
 

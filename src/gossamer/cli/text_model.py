@@ -2,7 +2,7 @@
 """A language model named on the command line: text in, pieces of text and figures out."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,11 +34,12 @@ class TextModel:
         context: int | None,
         max_tokens: int,
         threads: int | None,
+        say: Callable[[str], None],
     ) -> "TextModel":
         """The model that `model` names, packed."""
         if threads is not None:
             torch.set_num_threads(threads)
-        source = load_source(model)
+        source = load_source(model, say=say)
         if TOKENIZER_FILE not in source.beside:
             raise ArtifactError(
                 f"{model}: has no tokenizer beside its weights, so text cannot be read. Put its"

@@ -52,9 +52,9 @@ class TrainCommand:
     allow_change: bool
     tensorboard: bool
 
-    def request(self) -> TrainRequest:
+    def request(self, out: Output) -> TrainRequest:
         """What the recipe's side needs to know; a user's module is imported here."""
-        given = None if self.model is None else load_function(self.model)
+        given = None if self.model is None else load_function(self.model, out.note)
         return TrainRequest(
             recipe=self.recipe,
             data=self.data,
@@ -122,7 +122,7 @@ def run_command(command: TrainCommand, out: Output) -> TrainOutcome | None:
 
 
 def _run_here(command: TrainCommand, out: Output, grid: Grid | None) -> TrainOutcome | None:
-    request = command.request()
+    request = command.request(out)
     folder = RunFolder(command.target)
     is_lead = grid is None or grid.is_lead
     with told_how_to_resume(), ExitStack() as stack:
@@ -138,7 +138,7 @@ def _run_here(command: TrainCommand, out: Output, grid: Grid | None) -> TrainOut
 def plan_training(command: TrainCommand, out: Output) -> TrainingPlan:
     """Read the data, build the model, time one step; write nothing."""
     with out.stage("reading data, building the model, timing a step"):
-        request = command.request()
+        request = command.request(out)
         return plan_run(request, str(command.target))
 
 

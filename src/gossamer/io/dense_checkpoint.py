@@ -6,6 +6,7 @@ as pruned here, and `-0.0` is a zero.
 """
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,12 +25,14 @@ from gossamer.io.stored_masks import fold_pruned
 from gossamer.io.strict_json import parse_json
 from gossamer.io.tensor_file import read_tensors
 from gossamer.io.tensor_header import read_header
-from gossamer.nn import MaskedWeight, disable_fast_paths, replace_module
+from gossamer.nn import CompactWeight, MaskedWeight, disable_fast_paths, replace_module
 from gossamer.patterns import Pattern, detect_pattern
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
-DEFAULT_MIN_SPARSITY = 0.05
+# Rounding makes zeros, too: of normal weights 12 % in 4 bits (gguf's Q4_0), 20 % in 3 bits. A layer
+# with at least this many was pruned.
+DEFAULT_MIN_SPARSITY = 0.3
 
 
 @dataclass(frozen=True)
@@ -93,21 +96,45 @@ def adopt_zeros(model: nn.Module, min_sparsity: float = DEFAULT_MIN_SPARSITY) ->
     """Turn Linear and Conv2d layers with exact zeros into masked ones, in place.
 
     The mask is where the weight is not zero, the pattern is detected; outputs do not change.
-    Layers below `min_sparsity`, of zeros only, or masked already are left alone.
+    Layers below `min_sparsity`, of zeros only, masked already, tied to something that cannot be
+    masked (an embedding), or that are the model itself are left alone. Layers that share a weight
+    share its mask.
     """
     _check_min_sparsity(min_sparsity)
+    holders: dict[nn.Parameter, list[tuple[str, nn.Module]]] = {}
+    for name, layer in model.named_modules():
+        for param in layer._parameters.values():
+            if param is not None:
+                holders.setdefault(param, []).append((name, layer))
     adopted = []
-    for name, layer in list(model.named_modules()):
-        weight = layer._parameters.get("weight")
-        if weight is None or isinstance(layer, MaskedWeight) or not can_mask(layer):
+    for weight, places in holders.items():
+        if not all(layer is not model and _is_plain(layer, weight) for _, layer in places):
             continue
         found = _detect(weight, min_sparsity)
         if found is None:
             continue
-        replace_module(model, layer, mask_layer(layer, found.mask, found.pattern))
-        adopted.append(AdoptedLayer(name, found.pattern, found.sparsity))
+        masked = [mask_layer(layer, found.mask, found.pattern) for _, layer in places]
+        for (name, layer), new in zip(places, masked, strict=True):
+            new._buffers["mask_bits"], new._buffers["_mask"] = masked[0].mask_bits, masked[0]._mask
+            replace_module(model, layer, new)
+            adopted.append(AdoptedLayer(name, found.pattern, found.sparsity))
     disable_fast_paths(model)
     return adopted
+
+
+def _is_plain(layer: nn.Module, weight: nn.Parameter) -> bool:
+    is_sparse = isinstance(layer, MaskedWeight | CompactWeight)
+    return not is_sparse and can_mask(layer) and layer._parameters.get("weight") is weight
+
+
+def adoption_text(adopted: Sequence[AdoptedLayer], where: str) -> str:
+    """What to tell people about zeros that became masks."""
+    mean = sum(layer.sparsity for layer in adopted) / len(adopted)
+    patterns = ", ".join(sorted({str(layer.pattern) for layer in adopted}))
+    return (
+        f"{where}: exact zeros of {len(adopted)} layers ({mean:.0%} of their weights, {patterns})"
+        " are taken as their masks."
+    )
 
 
 def read_tensors_of(

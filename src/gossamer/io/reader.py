@@ -12,7 +12,7 @@ from gossamer.errors import ArtifactError, InputError
 from gossamer.io.agreement import memory_needed
 from gossamer.io.architecture import build
 from gossamer.io.decode import Decoded, decode_all
-from gossamer.io.dense_checkpoint import adopt_zeros, read_tensors_of
+from gossamer.io.dense_checkpoint import AdoptedLayer, adopt_zeros, read_tensors_of
 from gossamer.io.fitting import check_fit, check_materialised
 from gossamer.io.gguf_file import is_gguf, load_gguf
 from gossamer.io.huggingface import load_pretrained, pretrained_skeleton
@@ -23,6 +23,7 @@ from gossamer.io.onnx_file import is_onnx
 from gossamer.io.onnx_import import load_onnx
 from gossamer.io.opened import OpenArtifact, find_artifact, open_artifact
 from gossamer.io.placing import Placement
+from gossamer.io.stored_masks import apply_masks, fold_pruned
 from gossamer.io.tensor_header import dtype_name
 
 
@@ -30,21 +31,24 @@ def load(
     path: os.PathLike[str] | str,
     model: nn.Module | None = None,
     *,
-    detect_masks: bool = False,
+    detect_masks: bool | None = None,
     max_bytes: int | None = None,
 ) -> nn.Module:
     """The model in `path`: masked layers come back masked, compact ones compact.
 
-    Nothing in the file is executed; every byte is checked before it is used.
+    Nothing in the file is executed; every byte is checked before it is used. Files that hold
+    ordinary tensors (checkpoints of other tools, artifacts saved with format="dense") have no
+    trace of a mask but zeros: layers with enough of them come back masked, see `adopt_zeros`.
 
     Args:
         path: an artifact of `gossamer.save`, an ordinary checkpoint (a safetensors file or a
-            Hugging Face directory), whose zeros stay zeros in ordinary layers, a gguf file of
-            the Llama family, or an ONNX file (see `load_onnx`).
+            Hugging Face directory), a gguf file of the Llama family, or an ONNX file (see
+            `load_onnx`).
         model: fill this module in place instead of building one; needed where the artifact does
             not describe its architecture. All mismatches are reported at once, and nothing is
             changed unless everything fits. Its training mode is left as it is.
-        detect_masks: turn layers with exact zeros into masked ones (see `adopt_zeros`).
+        detect_masks: False: zeros of ordinary tensors stay weights of ordinary layers. True: zeros
+            also count where a packed artifact says that a layer has no mask.
         max_bytes: refuse files that need more memory than this; default: what is available.
 
     Returns:
@@ -55,11 +59,23 @@ def load(
         ArtifactError: damaged, hostile, of another version, or does not fit the model.
         ResourceError: needs more memory than `max_bytes`.
     """
+    return load_telling(path, model, detect_masks=detect_masks, max_bytes=max_bytes)[0]
+
+
+def load_telling(
+    path: os.PathLike[str] | str,
+    model: nn.Module | None = None,
+    *,
+    detect_masks: bool | None = None,
+    max_bytes: int | None = None,
+) -> tuple[nn.Module, list[AdoptedLayer]]:
+    """`load`, and the layers whose zeros became masks."""
     if model is not None and not isinstance(model, nn.Module):
         raise InputError(f"model: expected a torch module, got {type(model).__name__}.")
     found, has_manifest = find_artifact(path)
+    knows_masks = False
     if has_manifest:
-        result = _load_artifact(path, model, max_bytes)
+        result, knows_masks = _load_artifact(path, model, max_bytes)
     elif is_gguf(found) and found.is_file():
         if model is not None:
             raise InputError(f"{found}: a gguf file describes its own model; pass no model=.")
@@ -77,9 +93,9 @@ def load(
             f"{found}: is no gossamer artifact and does not describe its architecture. Build the"
             " model and pass it: gossamer.load(path, model=model)."
         )
-    if detect_masks:
-        adopt_zeros(unwrap(result))
-    return result
+    if detect_masks or (detect_masks is None and not knows_masks):
+        return result, adopt_zeros(unwrap(result))
+    return result, []
 
 
 def load_skeleton(path: os.PathLike[str] | str) -> tuple[nn.Module, float | None]:
@@ -100,7 +116,8 @@ def load_skeleton(path: os.PathLike[str] | str) -> tuple[nn.Module, float | None
 
 def _load_artifact(
     path: os.PathLike[str] | str, model: nn.Module | None, max_bytes: int | None
-) -> nn.Module:
+) -> tuple[nn.Module, bool]:
+    """The model, and whether the artifact says which of its layers have masks."""
     with open_artifact(path) as artifact:
         manifest, where = artifact.manifest, str(artifact.path)
         check_memory(memory_needed(manifest), artifact.num_bytes, max_bytes, where)
@@ -116,10 +133,11 @@ def _load_artifact(
                 device="cpu",
             )
     result = Placement(target, manifest, matched, decoded, in_place=model is not None).run()
+    knows_masks = manifest.kind != "dense"
     if model is None:
         check_materialised(result, where)
-        return result.eval()
-    return model if result is target else result
+        return result.eval(), knows_masks
+    return model if result is target else result, knows_masks
 
 
 def _skeleton(artifact: OpenArtifact) -> nn.Module:
@@ -141,8 +159,10 @@ def _max_tensors(manifest: Manifest) -> int:
 
 
 def _load_checkpoint(path: Path, model: nn.Module, max_bytes: int | None) -> nn.Module:
-    """An ordinary checkpoint, by the same rules as a dense artifact."""
-    tensors: dict[str, Decoded] = dict(read_tensors_of(path, max_bytes=max_bytes))
+    """An ordinary checkpoint, by the same rules as a dense artifact; masks it stores are kept."""
+    plain = read_tensors_of(path, max_bytes=max_bytes)
+    masks = fold_pruned(plain, str(path))
+    tensors: dict[str, Decoded] = dict(plain)
     entries = {
         name: DenseEntry(file=path.name, shape=tuple(t.shape), dtype=dtype_name(t.dtype))
         for name, t in tensors.items()
@@ -154,4 +174,5 @@ def _load_checkpoint(path: Path, model: nn.Module, max_bytes: int | None) -> nn.
     target = unwrap(model)
     matched = check_fit(manifest, target, str(path), exact_dtypes=True)
     result = Placement(target, manifest, matched, tensors, in_place=True).run()
+    apply_masks(result, masks, str(path))
     return model if result is target else result
