@@ -161,7 +161,9 @@ def _max_tensors(manifest: Manifest) -> int:
 def _load_checkpoint(path: Path, model: nn.Module, max_bytes: int | None) -> nn.Module:
     """An ordinary checkpoint, by the same rules as a dense artifact; masks it stores are kept."""
     plain = read_tensors_of(path, max_bytes=max_bytes)
-    masks = fold_pruned(plain, str(path))
+    layers = {f"{name}.weight" for name, _ in unwrap(model).named_modules() if name}
+    # Masks of other Parameters are in their zeros.
+    masks = {name: m for name, m in fold_pruned(plain, str(path)).items() if name in layers}
     tensors: dict[str, Decoded] = dict(plain)
     entries = {
         name: DenseEntry(file=path.name, shape=tuple(t.shape), dtype=dtype_name(t.dtype))
