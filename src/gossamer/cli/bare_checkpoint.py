@@ -13,6 +13,7 @@ from gossamer.io import DetectedMask, read_dense_checkpoint
 from gossamer.io.gguf_file import is_gguf
 from gossamer.io.manifest import CONFIG_FILE, MANIFEST_FILE
 from gossamer.io.onnx_file import is_onnx
+from gossamer.named_files import is_inside
 from gossamer.nn import MaskedConv2d, MaskedLinear
 from gossamer.nn.replace import submodule_at
 
@@ -23,7 +24,7 @@ _LOOKUP = ("emb", "wte", "wpe")
 def is_bare(path: Path) -> bool:
     """Whether `path` holds tensors and nothing that says what model they belong to."""
     if path.is_dir():
-        return not any((path / name).is_file() for name in (MANIFEST_FILE, CONFIG_FILE))
+        return not any(is_inside(path, name) for name in (MANIFEST_FILE, CONFIG_FILE))
     return path.is_file() and not is_gguf(path) and not is_onnx(path)
 
 

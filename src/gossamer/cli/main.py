@@ -75,7 +75,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         return error.exit_code
-    except (Exception, KeyboardInterrupt) as error:
+    except SystemExit:
+        raise
+    # Not Exception: a panic of a package written in Rust is none.
+    except BaseException as error:
         return _fail(error, arguments)
     return code if isinstance(code, int) else 0
 

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from gossamer.cli.demo_models import DEMO_MODELS, demo_path
-from gossamer.errors import ResourceError
-from gossamer.io import load_pretrained
+from gossamer.io import load_pretrained, read_beside
+from gossamer.io.guarded_tokenizer import TOKENIZER_FILE, make_tokenizer
 from gossamer.io.samples import sentences
 from gossamer.recipes.quality import embed as mean_embedding
 
@@ -34,15 +34,7 @@ class MiniLM:
 def load_minilm() -> MiniLM:
     """The model inside the installed package; nothing is downloaded."""
     directory = demo_path("minilm")
-    try:
-        from tokenizers import Tokenizer
-    except ImportError as error:
-        raise ResourceError(
-            "tokenizers is not installed. Install the extra [demo]: pip install 'gossamer[demo]'."
-        ) from error
-    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
+    tokenizer = make_tokenizer(read_beside(directory).get(TOKENIZER_FILE))
     return MiniLM(load_pretrained(directory), tokenizer, directory)
 
 

@@ -14,7 +14,8 @@ import gossamer
 from gossamer.cli.example_input import example_input
 from gossamer.cli.sources import Source
 from gossamer.errors import InputError
-from gossamer.io.samples import TOKENIZER_FILE, Texts, make_tokenizer, read_samples
+from gossamer.io.guarded_tokenizer import TOKENIZER_FILE, make_tokenizer
+from gossamer.io.samples import Texts, read_samples
 from gossamer.ops.kernels import active_kernels
 from gossamer.prune import find_targets
 from gossamer.prune.batches import Batch

@@ -9,7 +9,7 @@ import torch
 
 from gossamer.cli.sources import load_source
 from gossamer.errors import ArtifactError
-from gossamer.io.samples import TOKENIZER_FILE
+from gossamer.io.guarded_tokenizer import TOKENIZER_FILE
 from gossamer.run.generation import GenerationOptions, NativeGenerator
 from gossamer.run.sampling import Sampling
 from gossamer.run.writer import Writer, make_writer

@@ -6,15 +6,15 @@ A closed list of names; nothing else of a directory goes along.
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 
-from gossamer.errors import ArtifactError, InputError
+from gossamer.errors import InputError
 from gossamer.io.gguf_file import is_gguf
 from gossamer.io.gguf_tokenizer import gguf_tokenizer_files
 from gossamer.io.limits import MAX_MANIFEST_BYTES
 from gossamer.io.manifest import BESIDE_FILES
 from gossamer.io.onnx_file import is_onnx
 from gossamer.io.opened import find_artifact, open_artifact
+from gossamer.named_files import is_inside, read_inside
 
 MAX_BESIDE_BYTES = MAX_MANIFEST_BYTES
 
@@ -39,7 +39,11 @@ def read_beside(path: os.PathLike[str] | str) -> dict[str, bytes]:
             verified = {name: artifact.document(name) for name in listed}
             found = artifact.path
     others = sorted(BESIDE_FILES - set(verified))
-    return verified | {name: _read(found / name) for name in others if (found / name).is_file()}
+    return verified | {
+        name: read_inside(found, name, MAX_BESIDE_BYTES)
+        for name in others
+        if is_inside(found, name)
+    }
 
 
 def check_beside(files: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -56,11 +60,3 @@ def check_beside(files: Mapping[str, bytes]) -> dict[str, bytes]:
                 f" {len(raw) if isinstance(raw, bytes) else type(raw).__name__}."
             )
     return dict(files)
-
-
-def _read(path: Path) -> bytes:
-    with path.open("rb") as file:
-        raw = file.read(MAX_BESIDE_BYTES + 1)
-    if len(raw) > MAX_BESIDE_BYTES:
-        raise ArtifactError(f"{path}: larger than {MAX_BESIDE_BYTES} bytes.")
-    return raw

@@ -7,8 +7,10 @@ as pruned here, and `-0.0` is a zero.
 
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 from torch import nn
@@ -25,6 +27,7 @@ from gossamer.io.stored_masks import fold_pruned
 from gossamer.io.strict_json import parse_json
 from gossamer.io.tensor_file import read_tensors
 from gossamer.io.tensor_header import read_header
+from gossamer.named_files import is_inside, open_inside, open_named, read_inside, size_of
 from gossamer.nn import CompactWeight, MaskedWeight, disable_fast_paths, replace_module
 from gossamer.patterns import Pattern, detect_pattern
 
@@ -144,20 +147,16 @@ def read_tensors_of(
     path = Path(path)
     if not path.exists():
         raise ArtifactError(f"{path}: there is no such file or directory.")
-    if path.is_dir():
-        files, expected = _files_of(path)
-    else:
-        files, expected = [path], None
-    stored = sum(file.stat().st_size for file in files)
-    check_memory(stored, stored, max_bytes, str(path))
-    tensors: dict[str, torch.Tensor] = {}
-    for file in files:
-        for name, tensor in _read_file(file).items():
-            if name in tensors:
-                raise ArtifactError(f"{file}: tensor {name!a} is in another file too.")
-            if expected is not None and expected.get(name) != file.name:
-                raise ArtifactError(f"{file}: tensor {name!a} is not in {INDEX_FILE}.")
-            tensors[name] = tensor
+    expected: dict[str, str] | None = None
+    with ExitStack() as stack:
+        if path.is_dir():
+            names, expected = _files_of(path)
+            files = {name: stack.enter_context(open_inside(path, name)) for name in names}
+        else:
+            files = {path.name: stack.enter_context(open_named(path))}
+        stored = sum(map(size_of, files.values()))
+        check_memory(stored, stored, max_bytes, str(path))
+        tensors = _read_files(files, expected, path if path.is_dir() else path.parent)
     missing = sorted(set(expected or ()) - set(tensors))
     if missing:
         raise ArtifactError(
@@ -166,17 +165,33 @@ def read_tensors_of(
     return tensors
 
 
-def _files_of(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
+def _read_files(
+    files: dict[str, BinaryIO], expected: dict[str, str] | None, folder: Path
+) -> dict[str, torch.Tensor]:
+    tensors: dict[str, torch.Tensor] = {}
+    for file_name, file in files.items():
+        where = str(folder / file_name)
+        for name, tensor in read_tensors(
+            file, read_header(file, size_of(file), where), where
+        ).items():
+            if name in tensors:
+                raise ArtifactError(f"{where}: tensor {name!a} is in another file too.")
+            if expected is not None and expected.get(name) != file_name:
+                raise ArtifactError(f"{where}: tensor {name!a} is not in {INDEX_FILE}.")
+            tensors[name] = tensor
+    return tensors
+
+
+def _files_of(folder: Path) -> tuple[list[str], dict[str, str] | None]:
     """The files of a checkpoint directory and, if it is sharded, which tensor is where."""
-    index = folder / INDEX_FILE
-    if index.is_file():
-        weight_map = _read_index(index)
-        return [folder / name for name in sorted(set(weight_map.values()))], weight_map
-    if (folder / SINGLE_FILE).is_file():
-        return [folder / SINGLE_FILE], None
-    found = sorted(folder.glob("*.safetensors"))
+    if is_inside(folder, INDEX_FILE):
+        weight_map = _read_index(folder)
+        return sorted(set(weight_map.values())), weight_map
+    if is_inside(folder, SINGLE_FILE):
+        return [SINGLE_FILE], None
+    found = sorted(file.name for file in folder.glob("*.safetensors"))
     if len(found) != 1:
-        names = ", ".join(file.name for file in found) or "none"
+        names = ", ".join(found) or "none"
         raise ArtifactError(
             f"{folder}: expected {SINGLE_FILE}, {INDEX_FILE} or one *.safetensors file; found"
             f" {names}. Checkpoints in other formats (.bin, .pt) are pickles and are not read."
@@ -184,10 +199,10 @@ def _files_of(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
     return found, None
 
 
-def _read_index(index: Path) -> dict[str, str]:
-    if index.stat().st_size > MAX_MANIFEST_BYTES:
-        raise ArtifactError(f"{index}: larger than {MAX_MANIFEST_BYTES} bytes.")
-    content = parse_json(index.read_bytes(), str(index), max_bytes=MAX_MANIFEST_BYTES)
+def _read_index(folder: Path) -> dict[str, str]:
+    index = folder / INDEX_FILE
+    raw = read_inside(folder, INDEX_FILE, MAX_MANIFEST_BYTES)
+    content = parse_json(raw, str(index), max_bytes=MAX_MANIFEST_BYTES)
     weight_map = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         raise ArtifactError(f"{index}: has no weight_map.")
@@ -197,17 +212,9 @@ def _read_index(index: Path) -> dict[str, str]:
             ".safetensors"
         ):
             raise ArtifactError(f"{index}: {ascii(file)[:80]} is no safetensors file.")
-        if not (index.parent / file).is_file():
+        if not is_inside(folder, file):
             raise ArtifactError(f"{index}: names {file!a}, which is not there.")
     return weight_map
-
-
-def _read_file(path: Path) -> dict[str, torch.Tensor]:
-    if not path.is_file():
-        raise ArtifactError(f"{path}: is no regular file.")
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        return read_tensors(file, read_header(file, size, str(path)), str(path))
 
 
 def _detect(tensor: torch.Tensor, min_sparsity: float) -> DetectedMask | None:

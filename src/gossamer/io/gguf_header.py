@@ -6,7 +6,6 @@ name, dimensions, type and offset of every tensor; padding; the data. Every coun
 compared with the bytes that are left in the file before anything is made of it.
 """
 
-import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from gossamer.io.limits import (
     check_name,
     checked_bytes,
 )
+from gossamer.named_files import open_named, size_of
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -88,12 +88,9 @@ class GgufHeader:
 
 def open_gguf(path: Path) -> tuple[BinaryIO, GgufHeader]:
     """The open file and its checked header; the caller closes the file."""
-    if not path.is_file():
-        raise ArtifactError(f"{path}: is no regular file.")
-    file = path.open("rb")
+    file = open_named(path)
     try:
-        size = os.fstat(file.fileno()).st_size
-        return file, read_gguf_header(file, size, str(path))
+        return file, read_gguf_header(file, size_of(file), str(path))
     except BaseException:
         file.close()
         raise

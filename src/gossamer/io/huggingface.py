@@ -23,6 +23,7 @@ from gossamer.io.transformers_models import (
     model_type_of,
     quiet_transformers,
 )
+from gossamer.named_files import is_inside, read_inside
 from gossamer.nn.conv1d import conv1d_to_linear
 
 # Layers a config.json may ask for where no file says how many tensors there are.
@@ -106,11 +107,10 @@ def from_tensors(
 
 def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG_FILE
-    if not path.is_file():
+    if not is_inside(folder, CONFIG_FILE):
         raise ArtifactError(f"{folder}: has no {CONFIG_FILE}, so the model cannot be built.")
-    if path.stat().st_size > MAX_MANIFEST_BYTES:
-        raise ArtifactError(f"{path}: larger than {MAX_MANIFEST_BYTES} bytes.")
-    content = parse_json(path.read_bytes(), str(path), max_bytes=MAX_MANIFEST_BYTES)
+    raw = read_inside(folder, CONFIG_FILE, MAX_MANIFEST_BYTES)
+    content = parse_json(raw, str(path), max_bytes=MAX_MANIFEST_BYTES)
     if not isinstance(content, dict):
         raise ArtifactError(f"{path}: must be a JSON object.")
     return content

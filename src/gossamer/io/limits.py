@@ -20,6 +20,9 @@ MAX_JSON_DEPTH = 32
 # A few bytes of JSON become a Python object of 50 to 100 bytes; this bounds the amplification.
 MAX_JSON_VALUES = 2**20
 MAX_MANIFEST_BYTES = 64 * 2**20
+# One line of a user's .jsonl file: it may hold a book, whose commas and escapes count as values.
+MAX_LINE_BYTES = 256 * 2**20
+MAX_LINE_VALUES = 2**22
 MAX_HEADER_BYTES = 100 * 10**6
 MAX_FAULTS_SHOWN = 20
 DEFAULT_MAX_BYTES = 64 * 2**30

@@ -16,6 +16,7 @@ from gossamer.errors import ArtifactError, GossamerError, InputError
 from gossamer.io.onnx_graph import Graph, Node
 from gossamer.io.onnx_rules import LOWERED, UNIQUE_OUTPUTS, lower, normalise
 from gossamer.io.onnx_tensors import TensorReader, dtype_of
+from gossamer.named_files import read_named
 from gossamer.nn.graph import OPERATORS, Attribute, PlanInput
 
 ONNX_SUFFIX = ".onnx"
@@ -74,14 +75,10 @@ def _parse(path: Path) -> Any:
             "the package onnx is not installed, but this file needs it: pip install"
             " 'gossamer[onnx]'."
         ) from error
-    if not path.is_file():
-        raise ArtifactError(f"{path}: is no regular file.")
-    size = path.stat().st_size
-    if size > MAX_FILE_BYTES:
-        raise ArtifactError(f"{path}: {size} bytes; an ONNX file has at most {MAX_FILE_BYTES}.")
+    raw = read_named(path, MAX_FILE_BYTES)
     model = onnx.ModelProto()
     try:
-        model.ParseFromString(path.read_bytes())
+        model.ParseFromString(raw)
     except (DecodeError, RecursionError, ValueError) as error:
         raise ArtifactError(f"{path}: is no ONNX file or was truncated ({error}).") from error
     _check_texts(model.graph, path)

@@ -6,10 +6,9 @@ must lie in the model's own folder.
 """
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ import torch
 
 from gossamer.errors import ArtifactError
 from gossamer.io.limits import check_memory, checked_bytes
-from gossamer.io.opened import open_regular
+from gossamer.named_files import open_inside, size_of
 from gossamer.nn.graph.elementwise import DTYPES
 
 _EXTERNAL = 1  # TensorProto.DataLocation
@@ -102,21 +101,22 @@ class TensorReader:
 
     def _external(self, proto: Any, num_bytes: int, where: str) -> bytes:
         entries = {entry.key: entry.value for entry in proto.external_data}
-        path = _inside(self.path.parent, entries.get("location", ""), where)
+        folder, location = self.path.parent, entries.get("location", "")
         offset, length = (_number(entries, key, where) for key in ("offset", "length"))
         try:
-            with open_regular(path, None) as file:
-                size = os.fstat(file.fileno()).st_size
-                length = size - offset if "length" not in entries else length
-                if length != num_bytes or offset + length > size:
-                    raise ArtifactError(
-                        f"{where}: expected {num_bytes} bytes at {offset} of {path.name}, which"
-                        f" has {size}; the file announces {length}."
-                    )
-                file.seek(offset)
-                return file.read(num_bytes)
-        except FileNotFoundError as error:
-            raise ArtifactError(f"{where}: its file {path.name!a} is missing.") from error
+            file = open_inside(folder, location)
+        except ArtifactError as error:
+            raise ArtifactError(f"{where}: its data is not in the folder of the model. {error}") from error
+        with file:
+            size = size_of(file)
+            length = size - offset if "length" not in entries else length
+            if length != num_bytes or offset + length > size:
+                raise ArtifactError(
+                    f"{where}: expected {num_bytes} bytes at {offset} of {location[:200]!a}, which"
+                    f" has {size}; the file announces {length}."
+                )
+            file.seek(offset)
+            return file.read(num_bytes)
 
 
 def dtype_of(code: int, where: str) -> torch.dtype:
@@ -138,24 +138,6 @@ def _from_numbers(proto: Any, dtype: torch.dtype, where: str) -> torch.Tensor:
     array = np.array(numbers, dtype=np.int64 if name == "int32_data" else kind)
     tensor = torch.from_numpy(array.astype(kind, copy=False).reshape(tuple(proto.dims)))
     return tensor.view(dtype) if dtype in (torch.float16, torch.bfloat16) else tensor
-
-
-def _inside(folder: Path, location: str, where: str) -> Path:
-    """The file that `location` names, which must lie in `folder`, links resolved."""
-    relative = PurePosixPath(location)
-    plain = location and "\\" not in location and "\0" not in location
-    if not plain or relative.is_absolute() or ".." in relative.parts:
-        raise ArtifactError(
-            f"{where}: its data is said to be in {location[:200]!a}; expected a file in the"
-            " folder of the model."
-        )
-    path = folder / relative
-    if not path.resolve().is_relative_to(folder.resolve()):
-        raise ArtifactError(
-            f"{where}: {location[:200]!a} is a link that leaves the folder of the model. Put the"
-            " file itself there."
-        )
-    return path
 
 
 def _number(entries: dict[str, str], key: str, where: str) -> int:

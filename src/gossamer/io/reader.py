@@ -25,6 +25,7 @@ from gossamer.io.opened import OpenArtifact, find_artifact, open_artifact
 from gossamer.io.placing import Placement
 from gossamer.io.stored_masks import apply_masks, fold_pruned
 from gossamer.io.tensor_header import dtype_name
+from gossamer.named_files import is_inside
 
 
 def load(
@@ -86,7 +87,7 @@ def load_telling(
         result = load_onnx(found, max_bytes=max_bytes)
     elif model is not None:
         result = _load_checkpoint(found, model, max_bytes)
-    elif found.is_dir() and (found / CONFIG_FILE).is_file():
+    elif found.is_dir() and is_inside(found, CONFIG_FILE):
         result = load_pretrained(found, max_bytes=max_bytes)
     else:
         raise ArtifactError(

@@ -6,12 +6,12 @@ The names of columns say what a row is; tables and JSON lines know the same ones
 
 import csv
 import io
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from gossamer.errors import InputError
+from gossamer.io.strict_json import parse_json_line
 
 TEXT_NAMES = ("text", "sentence")
 PAIR_NAMES = (("text_a", "text_b"), ("sentence1", "sentence2"))
@@ -50,13 +50,11 @@ def table_rows(path: Path, text: str) -> Iterator[Row]:
 
 def json_rows(path: Path, text: str) -> Iterator[Row]:
     """(line, object) of a .jsonl file."""
-    for number, line in enumerate(text.splitlines(), start=1):
+    # Not splitlines: U+2028 and the like may stand inside of a text.
+    for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
-        try:
-            item = json.loads(line)
-        except ValueError as error:
-            raise InputError(f"{path}:{number}: is not JSON ({error}).") from error
+        item = parse_json_line(line, f"{path}:{number}")
         if not isinstance(item, dict) or kind_of(list(item)) is None:
             raise InputError(
                 f'{path}:{number}: expected {{"text": "..."}}, maybe with "label": 1, or'

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from gossamer.errors import InputError, ResourceError
+from gossamer.errors import InputError
 from gossamer.io.sample_tables import (
     Row,
     json_rows,
@@ -24,8 +24,8 @@ from gossamer.io.sample_tables import (
 )
 from gossamer.io.tensor_file import read_tensors
 from gossamer.io.tensor_header import read_header
+from gossamer.named_files import open_named, read_at_most, size_of
 
-TOKENIZER_FILE = "tokenizer.json"
 TEXT_SUFFIXES = (".txt", ".md", ".text")
 TABLE_SUFFIXES = (".csv", ".tsv")
 MAX_TEXT_BYTES = 1 << 30
@@ -79,35 +79,12 @@ def read_samples(path: Path, *, labelled: bool = False) -> Texts:
             f"{path}: expected a file that ends with {', '.join(TEXT_SUFFIXES)}, .jsonl, .csv, .tsv"
             " or .safetensors."
         )
-    text = _read_text(path)
+    text = read_text(path)
     if path.suffix in TABLE_SUFFIXES:
         return _read_rows(path, table_rows(path, text), labelled)
     if path.suffix == ".jsonl":
         return _read_rows(path, json_rows(path, text), labelled)
     return Texts(path, text, tuple(line for line in text.splitlines() if line.strip()))
-
-
-def make_tokenizer(content: bytes | None) -> Any:
-    """The tokenizer in the bytes of a tokenizer.json; nothing is downloaded and no code is run."""
-    if content is None:
-        raise InputError(
-            f"there is no {TOKENIZER_FILE} beside the model, so text cannot be read. Put one there,"
-            " or give token ids: a .safetensors file with a tensor input_ids [samples, tokens]."
-        )
-    try:
-        from tokenizers import Tokenizer
-    except ImportError as error:
-        raise ResourceError(
-            "the package tokenizers is not installed. Install the extra [hf]: pip install"
-            " 'gossamer[hf]'."
-        ) from error
-    try:
-        tokenizer = Tokenizer.from_buffer(content)
-    except Exception as error:
-        raise InputError(f"{TOKENIZER_FILE}: is no tokenizer ({str(error)[:120]}).") from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
 
 
 def windows(samples: Texts, tokenizer: Any, num_tokens: int) -> torch.Tensor:
@@ -169,11 +146,16 @@ def draw(total: int, wanted: int, seed: int) -> list[int]:
     return sorted(torch.randperm(total, generator=generator)[:wanted].tolist())
 
 
-def _read_text(path: Path) -> str:
-    if path.stat().st_size > MAX_TEXT_BYTES:
-        raise InputError(f"{path}: is larger than {MAX_TEXT_BYTES >> 20} MiB. Give a part of it.")
+def read_text(path: Path) -> str:
+    """The text of a file that is not empty; InputError says what else it is."""
+    with open_named(path, InputError) as file:
+        if size_of(file) > MAX_TEXT_BYTES:
+            raise InputError(
+                f"{path}: is larger than {MAX_TEXT_BYTES >> 20} MiB. Give a part of it."
+            )
+        raw = read_at_most(file, MAX_TEXT_BYTES, str(path), InputError)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = raw.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
         raise InputError(
             f"{path}: is not UTF-8 text (byte {error.start} is {error.object[error.start]:#04x})."
@@ -205,8 +187,8 @@ def _read_rows(path: Path, rows: Iterator[Row], labelled: bool) -> Texts:
 
 
 def _read_ids(path: Path) -> torch.Tensor:
-    with path.open("rb") as file:
-        header = read_header(file, path.stat().st_size, str(path))
+    with open_named(path, InputError) as file:
+        header = read_header(file, size_of(file), str(path))
         if "input_ids" not in header.tensors:
             raise InputError(
                 f"{path}: expected a tensor input_ids [samples, tokens], found"

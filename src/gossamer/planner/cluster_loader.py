@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from gossamer.errors import ClusterError
+from gossamer.named_files import open_named
 from gossamer.planner.cluster_schema import Cluster, Compute, Link, Links, Memory
 from gossamer.planner.cluster_schema import CompactSpeed as Speed
 from gossamer.recipes.faults import Fault, RecipeFaults, near, plain, show
@@ -51,17 +52,21 @@ def load_cluster(source: str | os.PathLike[str]) -> Cluster:
         return parse_cluster((_BUILTIN / f"{source}.yaml").read_bytes(), f"{source}.yaml")
     where = plain(str(source))
     try:
-        with Path(source).open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)
-    except FileNotFoundError as error:
+        missing = not Path(source).exists()
+        if not missing:
+            with open_named(source, ClusterError) as file:
+                raw = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        if isinstance(error, ClusterError):
+            raise
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ClusterError(f"{where}: cannot be read ({reason}).") from error
+    if missing:
         names = builtin_clusters()
         raise ClusterError(
             f"{where}: there is no such file or built-in cluster.{near(str(source), names)} Built"
             f" in: {', '.join(names)}."
-        ) from error
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ClusterError(f"{where}: cannot be read ({reason}).") from error
+        )
     return parse_cluster(raw, where)
 
 

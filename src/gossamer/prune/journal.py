@@ -15,16 +15,22 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import nn
 
 from gossamer.errors import ArtifactError, InputError, ResourceError
-from gossamer.formats.bits import pack_bits, unpack_bits
+from gossamer.formats.bits import check_bits, pack_bits, unpack_bits
+from gossamer.io.limits import MAX_MANIFEST_BYTES
+from gossamer.io.strict_json import parse_json
+from gossamer.io.tensor_file import read_tensors
+from gossamer.io.tensor_header import read_header
+from gossamer.named_files import open_inside, read_inside, size_of
 from gossamer.prune.batches import Batch
 from gossamer.prune.calibrated import Journal
 from gossamer.prune.solvers.problem import LayerSolution
 
 KEY_FILE = "journal.json"
+_ARRAYS = ("values", "mask_bits", "shape", "notes")
 
 
 class DiskJournal(Journal):
@@ -51,15 +57,13 @@ class DiskJournal(Journal):
         if not path.exists():
             return None
         try:
-            held = load_file(path)
-            weight_RK, mask_RK = _unpacked(held)
-        except (SafetensorError, KeyError, RuntimeError, OSError) as error:
+            solution = _solution(_held(path))
+        except (ArtifactError, KeyError, ValueError, RuntimeError) as error:
             raise ArtifactError(
                 f"{path}: cannot be read ({error}). Delete this file to prune {name} again."
             ) from error
-        notes = bytes(held["notes"].tolist()).decode("utf-8")
         self.num_recalled += 1
-        return LayerSolution(weight_RK, mask_RK, tuple(notes.splitlines()))
+        return solution
 
     def note(self, name: str, solution: LayerSolution) -> None:
         """Write one file, on disk when this returns."""
@@ -106,9 +110,12 @@ class DiskJournal(Journal):
             temporary.replace(path)
             return
         try:
-            old = json.loads(path.read_text())
-        except ValueError as error:
-            raise ArtifactError(f"{path}: is not valid JSON. Delete {self.folder}.") from error
+            raw = read_inside(self.folder, KEY_FILE, MAX_MANIFEST_BYTES)
+            old = parse_json(raw, str(path), max_bytes=MAX_MANIFEST_BYTES)
+        except ArtifactError as error:
+            raise ArtifactError(f"{error} Delete {self.folder}.") from error
+        if not isinstance(old, dict):
+            raise ArtifactError(f"{path}: must be a JSON object. Delete {self.folder}.")
         check_same_run(self.folder, old, key)
 
 
@@ -164,14 +171,25 @@ def _raw(tensor: torch.Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data
 
 
-def _unpacked(held: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    rows, columns = held["shape"].tolist()
-    mask_RK = unpack_bits(held["mask_bits"], columns)
-    if tuple(mask_RK.shape) != (rows, columns) or int(mask_RK.sum()) != len(held["values"]):
-        raise KeyError("its mask and its values do not agree")
-    weight_RK = torch.zeros(rows, columns, dtype=held["values"].dtype)
-    weight_RK[mask_RK] = held["values"]
-    return weight_RK, mask_RK
+def _held(path: Path) -> dict[str, torch.Tensor]:
+    with open_inside(path.parent, path.name) as file:
+        return read_tensors(file, read_header(file, size_of(file), str(path)), str(path))
+
+
+def _solution(held: Mapping[str, torch.Tensor]) -> LayerSolution:
+    values, bits, shape, notes = (held[name] for name in _ARRAYS)
+    kinds = [(each.ndim, each.dtype) for each in (bits, shape, notes)]
+    if kinds != [(2, torch.uint8), (1, torch.int64), (1, torch.uint8)] or len(shape) != 2:
+        raise ValueError("its arrays are not those of a solved layer")
+    rows, columns = (int(size) for size in shape)
+    check_bits(bits, (rows, columns), "mask_bits")
+    mask_RK = unpack_bits(bits, columns)
+    if values.ndim != 1 or not values.is_floating_point() or int(mask_RK.sum()) != len(values):
+        raise ValueError("its mask and its values do not agree")
+    weight_RK = torch.zeros(rows, columns, dtype=values.dtype)
+    weight_RK[mask_RK] = values
+    text = bytes(notes.tolist()).decode("utf-8")
+    return LayerSolution(weight_RK, mask_RK, tuple(text.splitlines()))
 
 
 def _no_room(path: Path, error: Exception) -> ResourceError:

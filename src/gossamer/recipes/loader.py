@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.errors import RecipeError
+from gossamer.named_files import open_named
 from gossamer.recipes.faults import Fault, RecipeFaults, dotted, near, plain, show
 from gossamer.recipes.overrides import apply_overrides
 from gossamer.recipes.schema import Recipe
@@ -97,7 +98,7 @@ def read_source(source: str | os.PathLike[str]) -> tuple[bytes, str]:
             raise RecipeError(_missing(where, path))
         if not path.is_file():
             raise RecipeError(f"{where}: is not a file; expected a recipe in YAML.")
-        with path.open("rb") as file:
+        with open_named(path, RecipeError) as file:
             return file.read(MAX_BYTES + 1), where
     except (OSError, ValueError) as error:
         if isinstance(error, RecipeError):

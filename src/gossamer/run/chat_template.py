@@ -5,11 +5,12 @@ A chat template is a program of the jinja language. transformers runs it in jinj
 reaches neither files nor Python.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gossamer.errors import ArtifactError, InputError
+from gossamer.io.limits import MAX_MANIFEST_BYTES
+from gossamer.io.strict_json import parse_json
 
 _CONFIG = "tokenizer_config.json"
 _TEMPLATE = "chat_template.jinja"
@@ -87,16 +88,15 @@ def _template(beside: Mapping[str, bytes], config: Mapping[str, Any]) -> str | N
         return beside[_TEMPLATE].decode("utf-8", "replace")
     found = config.get("chat_template")
     if isinstance(found, list):
-        named = {item.get("name"): item.get("template") for item in found if isinstance(item, dict)}
-        found = named.get("default")
+        named = [item for item in found if isinstance(item, dict)]
+        found = next(
+            (item.get("template") for item in named if item.get("name") == "default"), None
+        )
     return found if isinstance(found, str) else None
 
 
 def _read(beside: Mapping[str, bytes], name: str) -> dict[str, Any]:
-    try:
-        content = json.loads(beside.get(name, b"{}"))
-    except ValueError as error:
-        raise ArtifactError(f"{name}: is not JSON ({error}).") from error
+    content = parse_json(beside.get(name, b"{}"), name, max_bytes=MAX_MANIFEST_BYTES)
     if not isinstance(content, dict):
         raise ArtifactError(f"{name}: must be a JSON object.")
     return content

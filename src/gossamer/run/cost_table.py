@@ -14,6 +14,10 @@ from pathlib import Path
 import torch
 
 from gossamer import settings
+from gossamer.errors import GossamerError
+from gossamer.io.limits import MAX_MANIFEST_BYTES
+from gossamer.io.strict_json import parse_json
+from gossamer.named_files import read_named
 from gossamer.ops.kernels import active_kernels, cpu_name
 from gossamer.ops.timing import Duel
 
@@ -73,12 +77,13 @@ class CostTable:
 
 def _read(path: Path) -> dict[str, tuple[float, float]]:
     try:
-        document = json.loads(path.read_text())
+        raw = read_named(path, MAX_MANIFEST_BYTES)
+        document = parse_json(raw, str(path), max_bytes=MAX_MANIFEST_BYTES)
         if document["version"] != _VERSION:
             return {}
         return {
             str(key): (float(dense), float(sparse))
             for key, (dense, sparse) in document["entries"].items()
         }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (GossamerError, ValueError, KeyError, TypeError, AttributeError):
         return {}

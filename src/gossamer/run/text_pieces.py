@@ -4,6 +4,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from gossamer.io.guarded_tokenizer import guarded
+
 
 class TextPieces:
     """Pieces that add up to the text of all tokens so far, up to a stop text.
@@ -16,7 +18,7 @@ class TextPieces:
     def __init__(self, tokenizer: Any, stop: Sequence[str] = ()) -> None:
         from tokenizers.decoders import DecodeStream
 
-        self._tokenizer = tokenizer
+        self._tokenizer = getattr(tokenizer, "inner", tokenizer)
         self._decoder = DecodeStream(skip_special_tokens=True)
         self._stop = tuple(text for text in stop if text)
         self._held = ""
@@ -26,7 +28,7 @@ class TextPieces:
         """What one more token makes certain; may be empty."""
         if self.stopped:
             return ""
-        self._held += self._decoder.step(self._tokenizer, token) or ""
+        self._held += guarded(lambda: self._decoder.step(self._tokenizer, token)) or ""
         places = [place for text in self._stop if (place := self._held.find(text)) >= 0]
         if places:
             self.stopped = True

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from gossamer.errors import InputError
-from gossamer.io.samples import TOKENIZER_FILE, make_tokenizer
+from gossamer.io.guarded_tokenizer import TOKENIZER_FILE, make_tokenizer
 
 _POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx")
 

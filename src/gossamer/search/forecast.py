@@ -9,21 +9,20 @@ by the quality they leave, and does not say how much that is.
 """
 
 import copy
-import json
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from gossamer.io.atomic import write_whole
 from gossamer.ops.timing import race, stopwatch
 from gossamer.prune.budgets_measure import pattern_errors
 from gossamer.prune.targets import find_targets
 from gossamer.recipes.oneshot import sparsify
 from gossamer.search.candidates import Mask
+from gossamer.search.records import read_record, write_record
 from gossamer.search.trial import compiled, fair_clock
 from gossamer.search.workload import Workload
 
@@ -66,8 +65,7 @@ def forecast(work: Workload, masks: Sequence[Mask], folder: Path) -> Forecasts:
     """Of every mask; what an earlier run of this search found is read back."""
     place = folder / FORECAST_FILE
     if place.exists():
-        held = json.loads(place.read_text())
-        return Forecasts(held["seconds"], tuple(Forecast(**each) for each in held["masks"]))
+        return read_record(place, Forecasts)
     start = time.perf_counter()
     targets = find_targets(work.model, ignore=work.kept_dense)
     choices = [(mask.rule, 1 - mask.sparsity) for mask in masks]
@@ -76,7 +74,7 @@ def forecast(work: Workload, masks: Sequence[Mask], folder: Path) -> Forecasts:
     times = _times(work, list(known))
     found = tuple(Forecast(mask.name, times[mask.name], error) for mask, error in known.items())
     made = Forecasts(time.perf_counter() - start, found)
-    write_whole(place, json.dumps(asdict(made), indent=1).encode())
+    write_record(place, made)
     return made
 
 

@@ -2,17 +2,16 @@
 """Searches on images with labels. Legend: N images, C channels, H height, W width."""
 
 import hashlib
-import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from gossamer.errors import InputError
+from gossamer.io.array_file import open_arrays
 from gossamer.nn.batch import Batch
 from gossamer.prune.calibrated import evaluating
 from gossamer.prune.losses import output_of
@@ -20,7 +19,7 @@ from gossamer.recipes.calibration import Quality
 from gossamer.recipes.recover_data import RecoverySamples
 from gossamer.search.text_workload import label_loss, user_quality
 from gossamer.search.workload import Workload, split_numbers
-from gossamer.train.tasks.image_files import image_labels, image_pixels
+from gossamer.train.tasks.image_files import read_pairs
 
 _CALIBRATED, _CALIBRATION_BATCH = 512, 64
 # A convolution sees as many samples as an image has pixels: fewer images tell it as much.
@@ -48,28 +47,14 @@ class ImageSet:
 
 def read_image_set(path: Path) -> ImageSet:
     """Images of a .npz file, never pickled: whole numbers become parts of their largest."""
-    try:
-        with np.load(path, allow_pickle=False) as held:
-            names = next((pair for pair in _PAIRS if set(pair) <= set(held.files)), None)
-            if names is None:
-                found = ", ".join(held.files[:6]) or "nothing"
-                raise InputError(f"{path}: found {found}. {_EXPECTED}")
-            test = _made(path, held, _TEST) if set(_TEST) <= set(held.files) else None
-            whole = _made(path, held, names)
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{path}: cannot be read ({str(error)[:120]}). {_EXPECTED}") from error
-    return ImageSet(path.name, whole.pixels, whole.labels, test)
-
-
-def _made(path: Path, held: Any, names: tuple[str, str]) -> ImageSet:
-    pixels, labels = held[names[0]], held[names[1]]
-    return ImageSet(
-        path.name,
-        image_pixels(pixels, f"{path}: {names[0]}"),
-        image_labels(labels, len(pixels), f"{path}: {names[1]}"),
-    )
+    with open_arrays(path, _EXPECTED) as held:
+        names = next((pair for pair in _PAIRS if set(pair) <= set(held.names)), None)
+        if names is None:
+            found = ", ".join(held.names[:6]) or "nothing"
+            raise InputError(f"{path}: found {found[:200]!a}. {_EXPECTED}")
+        pairs = [names, *([_TEST] if set(_TEST) <= set(held.names) else [])]
+        parts = [ImageSet(path.name, *made) for made in read_pairs(held, pairs, str(path))]
+    return ImageSet(path.name, parts[0].pixels, parts[0].labels, (*parts, None)[1])
 
 
 def image_workload(

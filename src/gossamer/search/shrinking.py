@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`gossamer.shrink`: tries what could make a model smaller and faster, and keeps the best."""
 
-import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +12,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.io.atomic import replace_directory, write_whole
+from gossamer.io.atomic import replace_directory
 from gossamer.io.manifest import CARD_FILE
 from gossamer.io.opened import check_replaceable
 from gossamer.io.samples import Texts
@@ -23,6 +22,7 @@ from gossamer.search.card import card_text
 from gossamer.search.forecast import FORECAST_FILE, Forecast, forecast
 from gossamer.search.front import Limits, best, front, nearest
 from gossamer.search.load_workload import load_workload
+from gossamer.search.records import read_record, write_record
 from gossamer.search.rungs import RATES, Search
 from gossamer.search.trial import Point, Trial, Workshop, compiled, is_described, reload
 from gossamer.search.workload import Workload
@@ -210,10 +210,10 @@ def _claim(folder: Path, key: dict[str, str]) -> None:
     """Make the folder this search's, or make sure that it is."""
     place = folder / _KEY
     if place.exists():
-        check_same_run(folder, json.loads(place.read_text()), key)
+        check_same_run(folder, read_record(place, dict[str, str]), key)
         return
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(place, json.dumps(key).encode())
+    write_record(place, key)
 
 
 def _check(

@@ -2,19 +2,17 @@
 """One candidate made and measured: quality, milliseconds and bytes of the same artifact."""
 
 import copy
-import json
 import math
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from gossamer.io import load, save
-from gossamer.io.atomic import write_whole
 from gossamer.io.opened import open_artifact
 from gossamer.nn.token_pruning import TokenPrunedEncoder
 from gossamer.ops.timing import Clock, duel
@@ -25,6 +23,7 @@ from gossamer.recipes.prune_stage import StageInput
 from gossamer.run.compiler import compile as compile_model
 from gossamer.run.ragged import run_packed
 from gossamer.search.candidates import ALL_WEIGHTS, DENSE, Candidate
+from gossamer.search.records import read_record, write_record
 from gossamer.search.workload import Workload
 from gossamer.train.run_folder import RunFolder
 
@@ -121,7 +120,7 @@ class Workshop:
         """Make it unless an earlier run did, and measure it in every precision."""
         done = self._result(candidate)
         if done.exists():
-            return _read(done)
+            return read_record(done, Trial)
         start = time.perf_counter()
         path = self.path(candidate.name)
         if not path.exists():
@@ -130,7 +129,7 @@ class Workshop:
             self._measure(candidate, path, precision) for precision in candidate.precisions
         )
         trial = Trial(candidate.name, time.perf_counter() - start, points, candidate.steps)
-        write_whole(done, json.dumps(asdict(trial), indent=1).encode())
+        write_record(done, trial)
         self._forget_run(candidate)
         return trial
 
@@ -211,9 +210,3 @@ def fair_clock() -> Clock:
 def tensor_bytes(path: Path) -> int:
     """Bytes of the tensor files of an artifact."""
     return sum(file.stat().st_size for file in path.glob("*.safetensors"))
-
-
-def _read(path: Path) -> Trial:
-    document = json.loads(path.read_text())
-    points = tuple(Point(**point) for point in document.pop("points"))
-    return Trial(**document, points=points)

@@ -8,7 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from gossamer.errors import ResourceError
+from gossamer.errors import ArtifactError, ResourceError
+from gossamer.io.limits import MAX_MANIFEST_BYTES
+from gossamer.io.strict_json import parse_json
+from gossamer.named_files import read_named
+
+_MAX_BYTES = 2**32
 
 
 class Sink(Protocol):
@@ -89,11 +94,14 @@ class TensorBoard:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The records of a metrics file; a last line that was cut is left out."""
     records = []
-    for line in path.read_bytes().splitlines():
+    for line in read_named(path, _MAX_BYTES).split(b"\n")[:-1]:
         try:
-            records.append(json.loads(line))
-        except ValueError:
+            record = parse_json(line, str(path), max_bytes=MAX_MANIFEST_BYTES)
+        except ArtifactError:
             break
+        if not isinstance(record, dict):
+            break
+        records.append(record)
     return records
 
 

@@ -4,8 +4,7 @@
 Legend: N images, C channels, H height, W width.
 """
 
-import gzip
-import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +12,8 @@ import numpy as np
 import torch
 
 from gossamer.errors import InputError
+from gossamer.io.array_file import ArrayFile, ArrayHeader, open_arrays
+from gossamer.train.tasks.idx_file import read_idx
 
 _NAMES = ("x_train", "y_train", "x_test", "y_test")
 _IDX = (
@@ -21,8 +22,8 @@ _IDX = (
     "t10k-images-idx3-ubyte",
     "t10k-labels-idx1-ubyte",
 )
-_IDX_UINT8 = 8
-MAX_BYTES = 1 << 32
+
+Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -43,21 +44,14 @@ class Images:
 def read_images(path: Path) -> Images:
     """The images of a .npz file with x_train, y_train, x_test and y_test, or of an idx folder."""
     if path.is_dir():
-        arrays = {name: _read_idx(path, file) for name, file in zip(_NAMES, _IDX, strict=True)}
+        parts = _read_idx_folder(path)
     elif path.suffix == ".npz" and path.is_file():
-        arrays = _read_npz(path)
+        parts = _read_npz(path)
     elif not path.exists():
         raise InputError(f"{path}: there is no such file. {_EXPECTED}")
     else:
         raise InputError(f"{path}: is no image data. {_EXPECTED}")
-    parts = []
-    for kind in ("train", "test"):
-        x, y = arrays[f"x_{kind}"], arrays[f"y_{kind}"]
-        parts += [
-            image_pixels(x, f"{path}: x_{kind}"),
-            image_labels(y, len(x), f"{path}: y_{kind}"),
-        ]
-    images = Images(*parts)
+    images = Images(*parts[0], *parts[1])
     if images.x_train.shape[1:] != images.x_test.shape[1:]:
         raise InputError(
             f"{path}: images for training are {list(images.x_train.shape[1:])}, for testing"
@@ -72,52 +66,50 @@ _EXPECTED = (
 )
 
 
-def _read_npz(path: Path) -> dict[str, np.ndarray]:
-    try:
-        with np.load(path, allow_pickle=False) as held:
-            missing = [name for name in _NAMES if name not in held.files]
-            if missing:
-                found = ", ".join(held.files[:6]) or "nothing"
-                raise InputError(
-                    f"{path}: {', '.join(missing)} missing, found {found}. {_EXPECTED}"
-                )
-            return {name: held[name] for name in _NAMES}
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{path}: cannot be read ({str(error)[:120]}). {_EXPECTED}") from error
+def _read_npz(path: Path) -> list[Pair]:
+    with open_arrays(path, _EXPECTED) as held:
+        missing = [name for name in _NAMES if name not in held.names]
+        if missing:
+            found = ", ".join(held.names[:6]) or "nothing"
+            raise InputError(
+                f"{path}: {', '.join(missing)} missing, found {found[:200]!a}. {_EXPECTED}"
+            )
+        return read_pairs(held, [("x_train", "y_train"), ("x_test", "y_test")], str(path))
 
 
-def _read_idx(folder: Path, name: str) -> np.ndarray:
-    path = folder / name
-    packed = folder / f"{name}.gz"
-    try:
-        if path.is_file():
-            raw = path.read_bytes()
-        else:
-            with gzip.open(packed) as file:
-                raw = file.read(MAX_BYTES + 1)
-    except (OSError, EOFError) as error:
-        raise InputError(f"{packed}: cannot be read ({error}). {_EXPECTED}") from error
-    if len(raw) < 4 or raw[:2] != b"\0\0" or raw[2] != _IDX_UINT8:
-        raise InputError(f"{path}: is no idx file of bytes (its first bytes are {raw[:4].hex()}).")
-    dims = raw[3]
-    shape = [int.from_bytes(raw[4 + 4 * i : 8 + 4 * i], "big") for i in range(dims)]
-    wanted, start = int(np.prod(shape, dtype=object)), 4 + 4 * dims
-    if len(raw) - start != wanted or len(raw) > MAX_BYTES:
-        raise InputError(
-            f"{path}: its header says {shape}, {wanted} bytes, but {len(raw) - start} follow;"
-            " it was truncated."
+def read_pairs(held: ArrayFile, names: Sequence[tuple[str, str]], where: str) -> list[Pair]:
+    """Images and labels; types and shapes are looked at before anything is expanded."""
+    headers = [held.header(name) for pair in names for name in pair]
+    for x, y in zip(headers[::2], headers[1::2], strict=True):
+        _check_pixels(x, f"{where}: {x.name}")
+        _check_labels(y, x.shape[0], f"{where}: {y.name}")
+    arrays = held.read(*headers)
+    return [
+        (
+            image_pixels(arrays[2 * i], f"{where}: {x}"),
+            image_labels(arrays[2 * i + 1], len(arrays[2 * i]), f"{where}: {y}"),
         )
-    return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
+        for i, (x, y) in enumerate(names)
+    ]
+
+
+def _read_idx_folder(folder: Path) -> list[Pair]:
+    try:
+        arrays = [read_idx(folder, name) for name in _IDX]
+    except InputError as error:
+        raise InputError(f"{error} {_EXPECTED}") from error
+    return [
+        (
+            image_pixels(arrays[i], f"{folder}: {_NAMES[i]}"),
+            image_labels(arrays[i + 1], len(arrays[i]), f"{folder}: {_NAMES[i + 1]}"),
+        )
+        for i in (0, 2)
+    ]
 
 
 def image_pixels(x: np.ndarray, where: str) -> torch.Tensor:
     """float32 [N, C, H, W]; whole numbers become parts of the largest of their type."""
-    if x.ndim not in (3, 4) or not x.size or x.dtype.kind not in "uif":
-        raise InputError(
-            f"{where}: expected numbers [N, H, W] or [N, C, H, W], got {x.dtype} {list(x.shape)}."
-        )
+    _check_pixels(x, where)
     pixels = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
     if x.dtype.kind == "u":
         pixels = pixels / np.iinfo(x.dtype).max
@@ -129,9 +121,23 @@ def image_pixels(x: np.ndarray, where: str) -> torch.Tensor:
 
 def image_labels(y: np.ndarray, count: int, where: str) -> torch.Tensor:
     """int64 [N], one for each of `count` images."""
-    if y.shape != (count,) or y.dtype.kind not in "ui" or (count and int(y.min()) < 0):
+    _check_labels(y, count, where)
+    labels = y.astype(np.int64)
+    if count and int(labels.min()) < 0:
+        raise InputError(f"{where}: the label {labels.min()} is none; expected numbers from 0.")
+    return torch.from_numpy(labels)
+
+
+def _check_pixels(x: np.ndarray | ArrayHeader, where: str) -> None:
+    if x.ndim not in (3, 4) or not x.size or x.dtype.kind not in "uif":
+        raise InputError(
+            f"{where}: expected numbers [N, H, W] or [N, C, H, W], got {x.dtype} {list(x.shape)}."
+        )
+
+
+def _check_labels(y: np.ndarray | ArrayHeader, count: int, where: str) -> None:
+    if y.shape != (count,) or y.dtype.kind not in "ui":
         raise InputError(
             f"{where}: expected whole numbers from 0, one for each of {count} images, got {y.dtype}"
             f" {list(y.shape)}."
         )
-    return torch.from_numpy(y.astype(np.int64))

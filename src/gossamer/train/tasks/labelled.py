@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Classification of texts with an encoder. Legend: B batch, T tokens."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +10,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from gossamer.errors import InputError
+from gossamer.io.samples import read_text
+from gossamer.io.strict_json import parse_json_line
 from gossamer.train.batches import ShuffledBatches, generator_of
 from gossamer.train.tasks.digests import tensors_digest
 from gossamer.train.tasks.task import Task
@@ -109,7 +110,7 @@ def _read(data: str) -> list[Sample]:
     if path.suffix != ".jsonl" or not path.is_file():
         raise InputError(f"{path}: expected a .jsonl file that is there. {_EXPECTED}")
     samples = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
         if line.strip():
             samples.append(_sample(line, f"{path}:{number}"))
     if not samples:
@@ -118,10 +119,7 @@ def _read(data: str) -> list[Sample]:
 
 
 def _sample(line: str, where: str) -> Sample:
-    try:
-        item = json.loads(line)
-    except ValueError as error:
-        raise InputError(f"{where}: is not JSON ({error}). {_EXPECTED}") from error
+    item = parse_json_line(line, where)
     text = item.get("text") if isinstance(item, dict) else None
     label = item.get("label") if isinstance(item, dict) else None
     if not isinstance(text, str) or type(label) is not int or not 0 <= label < MAX_CLASSES:

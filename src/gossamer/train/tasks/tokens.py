@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from gossamer.errors import ResourceError
-from gossamer.io.samples import TOKENIZER_FILE, make_tokenizer
+from gossamer.io.guarded_tokenizer import TOKENIZER_FILE, GuardedTokenizer, make_tokenizer
 
 NUM_BYTES = 256
 
@@ -74,4 +74,4 @@ def _learned(texts: Iterable[str], size: int) -> Any:
         vocab_size=size, initial_alphabet=alphabet, show_progress=False, special_tokens=[]
     )
     tokenizer.train_from_iterator(texts, trainer)
-    return tokenizer
+    return GuardedTokenizer(tokenizer)

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one door to the package `tokenizers`: whatever it raises becomes a GossamerError.
+
+A damaged or hostile tokenizer.json can make it panic, when it is read or when it is used; a panic
+is a BaseException, which no `except Exception` stops.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from gossamer.errors import ArtifactError, InputError, ResourceError
+from gossamer.io.strict_json import parse_json
+
+TOKENIZER_FILE = "tokenizer.json"
+_CURE = "Take the tokenizer.json that was published with the model."
+_MAX_RULES_BYTES = 2**20
+# A text may become this many times as long before it is cut into tokens.
+_MAX_GROWTH = 64.0
+_PASSED = (KeyboardInterrupt, SystemExit, GeneratorExit)
+
+
+class GuardedTokenizer:
+    """A `tokenizers.Tokenizer`; everything it has is reached through this, errors excepted.
+
+    Attributes:
+        inner: the tokenizer itself, for functions of its package that take one.
+    """
+
+    inner: Any
+
+    def __init__(self, inner: Any) -> None:
+        object.__setattr__(self, "inner", inner)
+
+    def __getattr__(self, name: str) -> Any:
+        found = guarded(lambda: getattr(self.inner, name))
+        if not callable(found):
+            return found
+        return lambda *args, **options: guarded(lambda: found(*args, **options))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        guarded(lambda: setattr(self.inner, name, value))
+
+
+def make_tokenizer(content: bytes | None) -> Any:
+    """The tokenizer in the bytes of a tokenizer.json; nothing is downloaded and no code is run."""
+    if content is None:
+        raise InputError(
+            f"there is no {TOKENIZER_FILE} beside the model, so text cannot be read. Put one there,"
+            " or give token ids: a .safetensors file with a tensor input_ids [samples, tokens]."
+        )
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise ResourceError(
+            "the package tokenizers is not installed. Install the extra [hf]: pip install"
+            " 'gossamer[hf]'."
+        ) from error
+    try:
+        inner = Tokenizer.from_buffer(content)
+        inner.no_truncation()
+        inner.no_padding()
+        rules = [part.__getstate__() for part in (inner.normalizer, inner.decoder) if part]
+    except _PASSED:
+        raise
+    except BaseException as error:
+        raise InputError(f"{TOKENIZER_FILE}: is no tokenizer ({_short(error)}). {_CURE}") from error
+    for raw in rules:
+        _check_growth(raw)
+    return GuardedTokenizer(inner)
+
+
+def guarded(call: Callable[[], Any]) -> Any:
+    """What a call into the package gives, or a GossamerError."""
+    try:
+        return call()
+    except (*_PASSED, AttributeError):
+        raise
+    except (TypeError, UnicodeError) as error:
+        raise InputError(f"text: the tokenizer does not take it ({_short(error)}).") from error
+    except BaseException as error:
+        raise ArtifactError(f"{TOKENIZER_FILE}: fails ({_short(error)}). {_CURE}") from error
+
+
+def _check_growth(raw: bytes) -> None:
+    """Refuse rules that replace short texts by long ones until memory is full."""
+    rules = parse_json(raw, TOKENIZER_FILE, max_bytes=_MAX_RULES_BYTES)
+    growth = _growth(rules)
+    if growth > _MAX_GROWTH:
+        raise ArtifactError(
+            f"{TOKENIZER_FILE}: its replacements make a text up to {growth:.3g} times as long; at"
+            f" most {_MAX_GROWTH:g} times are allowed. {_CURE}"
+        )
+
+
+def _growth(rule: Any) -> float:
+    """How many times as long a text can get; rules are applied one after the other."""
+    if isinstance(rule, list):
+        product = 1.0
+        for part in rule:
+            product = min(product * _growth(part), 1e300)
+        return product
+    if not isinstance(rule, dict):
+        return 1.0
+    if rule.get("type") == "Replace":
+        pattern, content = rule.get("pattern"), rule.get("content")
+        plain = pattern.get("String") if isinstance(pattern, dict) else None
+        # A regular expression can match nothing at all, between any two characters.
+        length = len(plain) if isinstance(plain, str) and plain else 1
+        extra = 1 if plain is None else 0
+        return max(1.0, len(str(content)) / length + extra)
+    return _growth(list(rule.values()))
+
+
+def _short(error: BaseException) -> str:
+    return ascii(f"{error}")[1:161]
