@@ -87,7 +87,7 @@ def open_inside(
     try:
         return _open_below(home, real.relative_to(home).parts, str(place), error)
     except FileNotFoundError as fault:
-        raise error(f"{place}: is missing.") from fault
+        raise error(f"{root}: {name!a} is missing.") from fault
     except (OSError, ValueError) as fault:
         if isinstance(fault, GossamerError):
             raise
@@ -161,7 +161,7 @@ def _file(descriptor: int, where: str, error: Fault) -> BinaryIO:
 def _expect_file(status: os.stat_result, where: str, error: Fault) -> None:
     if not stat.S_ISREG(status.st_mode):
         kind = next((name for check, name in _KINDS if check(status.st_mode)), "something else")
-        raise error(f"{where}: is {kind}; expected a regular file.")
+        raise error(f"{where}: is {kind}, no regular file. Put the file itself there.")
 
 
 def _reason(fault: Exception) -> str:

@@ -171,5 +171,5 @@ def open_arrays(path: Path, expected: str) -> Iterator[ArrayFile]:
             known = isinstance(error, OSError | ValueError | zipfile.BadZipFile | zlib.error)
             detail = f"{error}" if known else f"{type(error).__name__}: {error}"
             raise InputError(
-                f"{path}: cannot be read ({ascii(detail)[1:121]}). {expected}"
+                f"{path}: cannot be read ({ascii(detail)[1:-1][:120]}). {expected}"
             ) from error

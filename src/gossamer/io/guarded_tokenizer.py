@@ -112,4 +112,4 @@ def _growth(rule: Any) -> float:
 
 
 def _short(error: BaseException) -> str:
-    return ascii(f"{error}")[1:161]
+    return ascii(f"{error}")[1:-1][:160]

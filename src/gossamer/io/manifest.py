@@ -118,7 +118,7 @@ class SparseEntry(_Data):
     shape: Shape
     dtype: ShortText
     format: ShortText
-    arrays: tuple[ShortText, ...]
+    arrays: Annotated[tuple[ShortText, ...], AfterValidator(lambda names: _distinct(names))]
     mask: MaskEntry
     holder: Literal["masked", "compact"]
     mode: Mode | None = None
@@ -334,6 +334,12 @@ def _faults(error: ValidationError, where: str) -> str:
 
 def _place(parts: tuple[int | str, ...]) -> str:
     return ".".join(ascii(part)[:80].strip("'") for part in parts)
+
+
+def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(names)) != len(names):
+        raise ValueError("an array is listed twice")
+    return names
 
 
 def _named(check: Any, name: str) -> str:

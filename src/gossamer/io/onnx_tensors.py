@@ -106,7 +106,9 @@ class TensorReader:
         try:
             file = open_inside(folder, location)
         except ArtifactError as error:
-            raise ArtifactError(f"{where}: its data is not in the folder of the model. {error}") from error
+            raise ArtifactError(
+                f"{where}: its data is not in the folder of the model. {error}"
+            ) from error
         with file:
             size = size_of(file)
             length = size - offset if "length" not in entries else length

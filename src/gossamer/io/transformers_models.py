@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import ArtifactError, InputError
+from gossamer.io.dry_run import check_numbers, check_runs, one_layer
 from gossamer.io.limits import MAX_MANIFEST_BYTES
 from gossamer.io.manifest import CONFIG_FILE
 from gossamer.io.strict_json import parse_json
@@ -55,6 +56,8 @@ TRANSFORMERS_CLASSES: dict[str, str] = {
 
 # Fields of older files that configuration classes still translate.
 _LEGACY_FIELDS = {"rope_theta", "rope_scaling", "num_labels", "torch_dtype"}
+# How a call goes about it, not what it computes: ours to choose.
+_CALLS = {"return_dict", "chunk_size_feed_forward"}
 _DTYPES = ("float32", "float16", "bfloat16", "float64")
 _LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 MAX_LAYERS = 10_000
@@ -86,10 +89,14 @@ def build_transformers(
     """A model of the table with uninitialised weights on `device`."""
     if config is None:
         raise ArtifactError(f"{CONFIG_FILE}: is missing, but {name} cannot be built without it.")
-    settings = make_config(model_type_of(name, config, CONFIG_FILE), config, max_tensors)
+    model_type = model_type_of(name, config, CONFIG_FILE)
+    settings = make_config(model_type, config, max_tensors)
     kind = getattr(import_transformers(), name)
     from transformers.initialization import no_init_weights
 
+    if device == "meta":
+        with quiet_transformers(), no_init_weights():
+            check_runs(kind, make_config(model_type, one_layer(config), max_tensors))
     try:
         with quiet_transformers(), torch.device(device), no_init_weights():
             model: nn.Module = kind(settings)
@@ -107,14 +114,16 @@ def make_config(model_type: str, content: dict[str, Any], max_layers: int) -> An
         declared = set(inspect.signature(kind.__init__).parameters) - {"self", "kwargs"}
     fields: dict[str, Any] = {}
     for name, value in content.items():
-        if name in declared | _LEGACY_FIELDS:
+        if name in (declared | _LEGACY_FIELDS) - _CALLS:
             _check_value(name, value, max_layers)
             fields[name] = value
     try:
         with quiet_transformers():
-            return kind(**fields)
+            config = kind(**fields)
     except Exception as error:
         raise ArtifactError(f"{CONFIG_FILE}: transformers refuses it ({_short(error)}).") from error
+    check_numbers(config, fields)
+    return config
 
 
 def _check_value(name: str, value: Any, max_layers: int) -> None:
@@ -175,4 +184,4 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def _short(error: Exception) -> str:
-    return ascii(f"{type(error).__name__}: {error}")[1:300]
+    return ascii(f"{type(error).__name__}: {error}")[1:-1][:300]
