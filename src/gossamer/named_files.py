@@ -114,10 +114,10 @@ def size_of(file: BinaryIO) -> int:
 
 def read_at_most(file: BinaryIO, max_bytes: int, where: str, error: Fault = ArtifactError) -> bytes:
     """What an open file holds; `error` if it has more than `max_bytes`."""
-    if size_of(file) > max_bytes:
-        raise error(f"{where}: larger than {max_bytes} bytes.")
-    raw = file.read(max_bytes + 1)
-    if len(raw) > max_bytes:
+    # Python reserves what it is asked to read, so it is asked for what is there.
+    size = size_of(file)
+    raw = file.read(size + 1) if size <= max_bytes else b""
+    if max(size, len(raw)) > max_bytes:
         raise error(f"{where}: larger than {max_bytes} bytes.")
     return raw
 
