@@ -123,7 +123,8 @@ def _child(
             _work(target, seeds, seed, range(start, stop), writer, coverage)
             code = 0
         except BaseException:
-            traceback.print_exc()
+            traceback.print_exc(file=sys.stdout)
+            sys.stdout.flush()
         finally:
             os._exit(code)
     os.close(writer)
@@ -177,6 +178,7 @@ def _work(
         raise Hang
 
     signal.signal(signal.SIGPROF, hang)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # packages in Rust print what they panic about
     base = Path("/dev/shm") if Path("/dev/shm").is_dir() else None  # noqa: S108
     folder = Path(tempfile.mkdtemp(dir=base))
     # Once as it is: imports and caches are no memory of a case.
@@ -282,7 +284,7 @@ def main() -> int:
             with tempfile.TemporaryDirectory() as folder:
                 print(run_case(target, files, (given.keep or Path(folder)) / "case"))
             continue
-        coverage = LineCoverage(target.paths)
+        coverage = LineCoverage(target.functions)
         result = run(target, given.cases, given.seed, coverage, given.start)
         show(target, result, coverage, given.missed)
         failed |= bool(result.faults)

@@ -14,14 +14,14 @@ class LineCoverage:
     """Lines of functions of some files that ran while `on()`.
 
     Args:
-        paths: source files.
+        functions: source files, and the functions of each that count; None counts all.
     """
 
-    def __init__(self, paths: list[Path]) -> None:
+    def __init__(self, functions: dict[Path, set[str] | None]) -> None:
         self.lines: dict[str, set[int]] = {}
-        for path in paths:
+        for path, names in functions.items():
             code = compile(path.read_text(), str(path), "exec")
-            self.lines[str(path)] = _function_lines(code)
+            self.lines[str(path)] = _function_lines(code, names)
         self.seen: dict[str, set[int]] = {name: set() for name in self.lines}
         self._left: dict[int, set[int] | None] = {}
         self._kept: list[CodeType] = []
@@ -83,12 +83,14 @@ def _own_lines(code: CodeType) -> set[int]:
     return lines - {code.co_firstlineno}
 
 
-def _function_lines(code: CodeType) -> set[int]:
+def _function_lines(code: CodeType, names: set[str] | None) -> set[int]:
     """Lines inside of functions; those of modules and classes run when they are imported."""
     found: set[int] = set()
     for part in code.co_consts:
         if isinstance(part, CodeType):
-            if part.co_flags & 2:  # a function: it has fast locals; a class body has none
+            is_function = part.co_flags & 2  # it has fast locals; a class body has none
+            counts = names is None or part.co_name in names
+            if is_function and counts:
                 found |= _own_lines(part)
-            found |= _function_lines(part)
+            found |= _function_lines(part, None if is_function and counts else names)
     return found

@@ -122,14 +122,16 @@ class DiskJournal(Journal):
 def check_same_run(folder: Path, old: Mapping[str, str], key: Mapping[str, str]) -> None:
     """Raise if what lies in `folder` belongs to a run with another key."""
     changed = [
-        f"{name} was {old.get(name, 'absent')}, is {key.get(name, 'absent')}"
+        f"{ascii(name)[1:-1][:80]} was {ascii(old.get(name, 'absent'))[:100]},"
+        f" is {ascii(key.get(name, 'absent'))[:100]}"
         for name in sorted({*old, *key})
         if old.get(name) != key.get(name)
     ]
     if changed:
+        text = "; ".join(changed)[:2000]
         raise InputError(
-            f"{folder}: belongs to another run: {'; '.join(changed)}. Repeat that run, or delete"
-            " the folder to start anew."
+            f"{folder}: belongs to another run: {text}. Repeat that run, or delete the folder to"
+            " start anew."
         )
 
 
