@@ -14,7 +14,7 @@ import gossamer
 from gossamer.cli.example_input import example_input
 from gossamer.cli.sources import Source
 from gossamer.errors import InputError
-from gossamer.io.guarded_tokenizer import TOKENIZER_FILE, make_tokenizer
+from gossamer.io.guarded_tokenizer import TOKENIZER_FILE, known_tokens, make_tokenizer
 from gossamer.io.samples import Texts, read_samples
 from gossamer.ops.kernels import active_kernels
 from gossamer.prune import find_targets
@@ -76,6 +76,8 @@ def prepare(source: Source, request: PruneRequest) -> Prepared:
     samples = None if request.data is None else read_samples(request.data)
     measured = samples if request.evaluation is None else read_samples(request.evaluation)
     held_out = request.evaluation is None
+    for part in (samples, measured):
+        _check_ids(source, part)
     tokenizer = _tokenizer(source, [samples, measured])
     quality = None
     if measured is not None:
@@ -139,4 +141,17 @@ def count_targets(model: nn.Module, recipe: Recipe) -> int:
 def _tokenizer(source: Source, texts: Sequence[Texts | None]) -> Any:
     if all(text is None or text.ids_NT is not None for text in texts):
         return None
-    return make_tokenizer(source.beside.get(TOKENIZER_FILE))
+    return make_tokenizer(source.beside.get(TOKENIZER_FILE), known_tokens(source.model))
+
+
+def _check_ids(source: Source, samples: Texts | None) -> None:
+    """Numbers that the model has no embedding for would end in an index error."""
+    most = known_tokens(source.model)
+    if samples is None or samples.ids_NT is None or most is None:
+        return
+    low, high = int(samples.ids_NT.min()), int(samples.ids_NT.max())
+    if not 0 <= low <= high < most:
+        raise InputError(
+            f"{samples.path}: input_ids are {low} to {high}, but the model has tokens 0 to"
+            f" {most - 1}. Encode the text with the tokenizer of this model."
+        )

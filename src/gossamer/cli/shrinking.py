@@ -9,7 +9,7 @@ from typing import Any
 from gossamer.cli.output import Output
 from gossamer.cli.sources import Source, load_source
 from gossamer.cli.user_function import find_function, is_function
-from gossamer.io.guarded_tokenizer import TOKENIZER_FILE, make_tokenizer
+from gossamer.io.guarded_tokenizer import TOKENIZER_FILE, known_tokens, make_tokenizer
 from gossamer.report.html import write_html
 from gossamer.search.contenders import EngineContenders, dense_point, engine_points
 from gossamer.search.front import Limits
@@ -93,7 +93,7 @@ def _data(text: str, option: str) -> Any:
 def _tokenizer(source: Source, data: Any) -> Any:
     if not isinstance(data, Path) or data.suffix == ".npz":
         return None
-    return make_tokenizer(source.beside.get(TOKENIZER_FILE))
+    return make_tokenizer(source.beside.get(TOKENIZER_FILE), known_tokens(source.model))
 
 
 def _contenders(

@@ -24,12 +24,24 @@ class GuardedTokenizer:
 
     Attributes:
         inner: the tokenizer itself, for functions of its package that take one.
+        known_tokens: tokens of the model it is used with; a larger number is refused.
     """
 
     inner: Any
+    known_tokens: int | None
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: Any, known_tokens: int | None = None) -> None:
         object.__setattr__(self, "inner", inner)
+        object.__setattr__(self, "known_tokens", known_tokens)
+
+    def encode(self, *args: Any, **options: Any) -> Any:
+        """As `Tokenizer.encode`."""
+        return self._known(guarded(lambda: self.inner.encode(*args, **options)))
+
+    def encode_batch(self, *args: Any, **options: Any) -> list[Any]:
+        """As `Tokenizer.encode_batch`."""
+        found = guarded(lambda: self.inner.encode_batch(*args, **options))
+        return [self._known(item) for item in found]
 
     def __getattr__(self, name: str) -> Any:
         found = guarded(lambda: getattr(self.inner, name))
@@ -40,9 +52,23 @@ class GuardedTokenizer:
     def __setattr__(self, name: str, value: Any) -> None:
         guarded(lambda: setattr(self.inner, name, value))
 
+    def _known(self, encoded: Any) -> Any:
+        largest = max(encoded.ids, default=0)
+        if self.known_tokens is not None and largest >= self.known_tokens:
+            raise ArtifactError(
+                f"{TOKENIZER_FILE}: gives the token {largest}, but the model has tokens 0 to"
+                f" {self.known_tokens - 1}. {_CURE}"
+            )
+        return encoded
 
-def make_tokenizer(content: bytes | None) -> Any:
-    """The tokenizer in the bytes of a tokenizer.json; nothing is downloaded and no code is run."""
+
+def make_tokenizer(content: bytes | None, known_tokens: int | None = None) -> GuardedTokenizer:
+    """The tokenizer in the bytes of a tokenizer.json; nothing is downloaded and no code is run.
+
+    Args:
+        content: the file; None where there is none.
+        known_tokens: of the model whose inputs it makes; None where nobody knows.
+    """
     if content is None:
         raise InputError(
             f"there is no {TOKENIZER_FILE} beside the model, so text cannot be read. Put one there,"
@@ -66,7 +92,13 @@ def make_tokenizer(content: bytes | None) -> Any:
         raise InputError(f"{TOKENIZER_FILE}: is no tokenizer ({_short(error)}). {_CURE}") from error
     for raw in rules:
         _check_growth(raw)
-    return GuardedTokenizer(inner)
+    return GuardedTokenizer(inner, known_tokens)
+
+
+def known_tokens(model: Any) -> int | None:
+    """Tokens that a model has numbers for, if its configuration tells."""
+    size = getattr(getattr(model, "config", None), "vocab_size", None)
+    return size if type(size) is int else None
 
 
 def guarded(call: Callable[[], Any]) -> Any:

@@ -87,12 +87,17 @@ def _template(beside: Mapping[str, bytes], config: Mapping[str, Any]) -> str | N
     if _TEMPLATE in beside:
         return beside[_TEMPLATE].decode("utf-8", "replace")
     found = config.get("chat_template")
-    if isinstance(found, list):
-        named = [item for item in found if isinstance(item, dict)]
-        found = next(
-            (item.get("template") for item in named if item.get("name") == "default"), None
-        )
-    return found if isinstance(found, str) else None
+    if found is None or isinstance(found, str):
+        return found
+    named = found if isinstance(found, list) else [found]
+    for item in named:
+        parts = [item.get(key) for key in ("name", "template")] if isinstance(item, dict) else [0]
+        if not all(isinstance(part, str) for part in parts):
+            raise ArtifactError(
+                f"{_CONFIG}: chat_template holds {ascii(item)[:60]}; expected a text, or a list of"
+                f' {{"name": "default", "template": "..."}}. Put a {_TEMPLATE} beside the model.'
+            )
+    return next((item["template"] for item in named if item["name"] == "default"), None)
 
 
 def _read(beside: Mapping[str, bytes], name: str) -> dict[str, Any]:
