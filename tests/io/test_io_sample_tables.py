@@ -61,3 +61,26 @@ def test_pairs_with_scores(tmp_path, name, text):
 def test_what_cannot_be_read(tmp_path, name, text, message):
     with pytest.raises(InputError, match=message):
         read_samples(_file(tmp_path, name, text), labelled=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.jsonl", '{"text": "a", "label": "' + "x" * 70_000 + '"}'),
+        ("a.csv", "x" * 70_000 + ",b\n1,2\n"),
+        ("a.jsonl", "[" * 70_000),
+        ("a.jsonl", '{"text": "\\ud800"}'),
+        ("a.jsonl", '{"text_a": "a", "text_b": "b", "score": ' + "9" * 400 + "}"),
+    ],
+)
+def test_odd_content_is_refused_in_few_words(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(InputError, match=rf"{name}:1: ") as caught:
+        read_samples(tmp_path / name, labelled=True)
+    assert len(str(caught.value)) < 1000
+
+
+def test_a_line_may_hold_other_ends_of_lines(tmp_path):
+    """U+2028 and the like end a line for Python, but not for JSON."""
+    (tmp_path / "a.jsonl").write_text('{"text": "a\u2028b"}\r\n{"text": "c\x85d"}\n')
+    assert read_samples(tmp_path / "a.jsonl").texts == ("a\u2028b", "c\x85d")

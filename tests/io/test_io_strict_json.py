@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer.errors import ArtifactError
-from gossamer.io.strict_json import canonical_json, parse_json, pretty_json
+from gossamer.errors import ArtifactError, InputError
+from gossamer.io.strict_json import canonical_json, parse_json, parse_json_line, pretty_json
 
 LIMIT = 1 << 20
 
@@ -33,12 +33,28 @@ LIMIT = 1 << 20
         (b"[" + b"[]," * (1 << 20) + b"[]]", "JSON values"),
         (b'"' + b"\\n" * (1 << 21) + b'"', "JSON values"),
         (b" " * (LIMIT + 1), "at most"),
+        (b"[" + b"9" * 40 + b"]", "not valid JSON"),
+        (rb'["\ud800"]', "half of a surrogate pair"),
+        (rb'{"a": [{"\uDFFF": 1}]}', "half of a surrogate pair"),
+        (rb'["\ud83d\ude00\ud83d"]', "half of a surrogate pair"),
     ],
 )
 def test_refused(raw, text):
     limit = LIMIT if text == "at most" else 1 << 26
     with pytest.raises(ArtifactError, match=text):
         parse_json(raw, "file", max_bytes=limit)
+
+
+def test_whole_characters_and_large_numbers_are_read():
+    raw = rb'["\ud83d\ude00", "\\ud800", 340282366920938463463374607431768211455, -1]'
+    assert parse_json(raw, "file", max_bytes=LIMIT) == ["\U0001f600", r"\ud800", 2**128 - 1, -1]
+
+
+def test_lines_of_users_are_refused_as_inputs():
+    assert parse_json_line('{"text": "a"}', "f:1") == {"text": "a"}
+    for line in ("[" * 100_000, '{"a": 1, "a": 2}', '"\\ud800"', "{", "NaN"):
+        with pytest.raises(InputError, match=r"^f:3: "):
+            parse_json_line(line, "f:3")
 
 
 def test_brackets_and_quotes_inside_strings_do_not_count():

@@ -223,6 +223,7 @@ MANIFESTS: dict[str, Change] = {
     "file-size": manifest(lambda content: content["files"][TENSORS].update(size=2**46)),
     "card-is-listed": manifest(listed_twice),
     "tensor-in-no-file": weight(file="manifest.json"),
+    "array-twice": weight(arrays=["values", "bitmask", "bitmask"]),
     "tensor-file-missing": weight(file="other.safetensors"),
     "array-missing": weight(arrays=["values", "bitmask", "ghost"]),
     "array-forgotten": weight(arrays=["values"]),

@@ -28,19 +28,23 @@ _POSITIVE = ("rope_theta", "factor")
 _TOKENS = 7
 
 
+def check_sizes(content: Mapping[str, Any]) -> None:
+    """Refuse sizes that config.json gives and that cannot be."""
+    for name in _SIZES:
+        value = content.get(name, 1)
+        if value is None and name in _MAY_BE_NONE:
+            continue
+        if type(value) is not int or value < 1:
+            raise _fault(name, value, "a whole number from 1")
+
+
 def check_numbers(config: Any, content: Mapping[str, Any]) -> None:
-    """Refuse sizes that cannot be.
+    """Refuse other numbers that cannot be.
 
     Args:
         config: the configuration object, defaults filled in.
         content: what config.json says.
     """
-    for name in _SIZES:
-        value = getattr(config, name, 1)
-        if value is None and name in _MAY_BE_NONE:
-            continue
-        if type(value) is not int or value < 1:
-            raise _fault(name, value, "a whole number from 1")
     for name in _DEPTHS:
         value = getattr(config, name, 0)
         if type(value) is not int or value < 0:

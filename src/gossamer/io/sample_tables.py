@@ -38,7 +38,7 @@ def table_rows(path: Path, text: str) -> Iterator[Row]:
             raise InputError(
                 f"{path}:1: expected a column {' or '.join(TEXT_NAMES)}, or two"
                 f" ({', '.join(PAIR_NAMES[0])}) and {SCORE_NAME}; found"
-                f" {', '.join(names[:8])!r}. Put a line with the names of the columns on top."
+                f" {', '.join(names[:8])[:200]!r}. Put a line with the names of the columns on top."
             )
         for cells in reader:
             if any(cell.strip() for cell in cells):
@@ -98,6 +98,6 @@ def label_in(row: Mapping[str, Any], where: str) -> int:
     number = int(found) if isinstance(found, str) and found.strip().isdecimal() else found
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < MAX_CLASSES:
         raise InputError(
-            f"{where}: label must be a whole number in [0, {MAX_CLASSES}), got {found!r}."
+            f"{where}: label must be a whole number in [0, {MAX_CLASSES}), got {repr(found)[:60]}."
         )
     return number

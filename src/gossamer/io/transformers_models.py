@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import ArtifactError, InputError
-from gossamer.io.dry_run import check_numbers, check_runs, one_layer
+from gossamer.io.dry_run import check_numbers, check_runs, check_sizes, one_layer
 from gossamer.io.limits import MAX_MANIFEST_BYTES
 from gossamer.io.manifest import CONFIG_FILE
 from gossamer.io.strict_json import parse_json
@@ -117,6 +117,7 @@ def make_config(model_type: str, content: dict[str, Any], max_layers: int) -> An
         if name in (declared | _LEGACY_FIELDS) - _CALLS:
             _check_value(name, value, max_layers)
             fields[name] = value
+    check_sizes(fields)
     try:
         with quiet_transformers():
             config = kind(**fields)
