@@ -7,7 +7,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 SOURCES := $(shell find native -type f) $(shell find src -type d -not -name __pycache__) \
   CMakeLists.txt pyproject.toml
 
-.PHONY: quickstart test test-slow native-test native-fuzz differential lint format bench setup clean
+.PHONY: quickstart test test-slow native-test native-fuzz fuzz differential lint format bench setup clean
 
 setup: $(VENV)/.installed
 
@@ -49,6 +49,10 @@ native-fuzz:
 # Random models of stock modules through every step, against float64 dense; EXPORT=--export adds that.
 differential: setup
 	$(BIN)/python tests/differential/run.py --cases $(or $(CASES),10000) --seed $(or $(SEED),0) $(EXPORT)
+
+# Damaged and hostile files for every reader, reproducible by seed; READERS="gguf onnx" runs some.
+fuzz: setup
+	$(BIN)/python tests/fuzz/fuzz.py $(READERS) --cases $(or $(CASES),20000) --seed $(or $(SEED),1)
 
 lint: setup
 	$(BIN)/ruff check .

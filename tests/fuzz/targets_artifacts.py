@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Artifacts, checkpoints of other tools and of training runs."""
+
+import json
+import random
+from pathlib import Path
+
+import torch
+from mutations import Files
+from target import only, target, tried, with_hashes
+from torch import nn
+
+import gossamer
+
+
+def artifact_seeds(folder: Path) -> None:
+    from artifact_tools import FORMAT_CASES, sparse_linear, sparsify
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    from gossamer.zoo import TinyEncoder
+
+    torch.manual_seed(0)
+    for number, name in enumerate(FORMAT_CASES):
+        holder = "compact" if number % 2 else "masked"
+        gossamer.save(nn.Sequential(sparse_linear(name, holder)), folder / name)
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3))
+    gossamer.save(model, folder / "dense")
+    encoder = TinyEncoder(20, 3, width=16, num_layers=1, ffn_width=16, num_heads=2)
+    gossamer.save(sparsify(encoder, "masked"), folder / "zoo")
+    grid = nn.Linear(16, 8)
+    with torch.no_grad():
+        grid.weight.copy_((torch.randn(8, 16) * 20).round().clamp(-100, 100) / 64)
+    gossamer.save(nn.Sequential(grid), folder / "grid", beside={"vocab.txt": b"a\nb"})
+    shared = nn.Linear(6, 6)
+    gossamer.save(nn.Sequential(shared, nn.ReLU(), shared), folder / "shared")
+    tied = nn.Sequential(nn.Linear(8, 8), sparse_linear("bitmask", "masked"), nn.Linear(8, 8))
+    tied[2].weight = tied[0].weight
+    gossamer.save(tied, folder / "tied")
+    config = {"vocab_size": 20, "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 8}
+    ends = {"bos_token_id": 1, "eos_token_id": 2}
+    gossamer.save(GPT2LMHeadModel(GPT2Config(**config, **ends)).eval(), folder / "transformers")
+
+
+@target(
+    "artifact", artifact_seeds, "io/reader.py:_load_artifact _skeleton _max_tensors",
+    "io/opened.py:read document config open_artifact _open _check_files open_regular read_manifest"
+    " _read_document", "io/manifest.py:checked_content parse_manifest _faults _place _named",
+    "io/agreement.py", "io/tensor_header.py:read_header _check_entries _check_metadata _check_entry"
+    " _integers", "io/tensor_file.py:read_tensors", "io/decode.py",
+    "io/codes.py:check_coded stored_arrays decode_codes", "io/beside.py:read_beside",
+    change=with_hashes,
+)  # fmt: skip
+def read_artifact(folder: Path) -> object:
+    from gossamer.io import read_beside
+
+    tried(lambda: read_beside(folder))
+    return gossamer.load(folder)
+
+
+def manifest_only(files: Files, draw: random.Random) -> Files:
+    return with_hashes({"manifest.json": files["manifest.json"]}, draw)
+
+
+@target(
+    "manifest", artifact_seeds, "io/manifest.py:checked_content parse_manifest _faults _place"
+    " _named _distinct", "io/strict_json.py", "io/limits.py:check_name check_file_name",
+    change=manifest_only,
+)  # fmt: skip
+def read_manifest(folder: Path) -> object:
+    from gossamer.io.manifest import parse_manifest
+
+    return parse_manifest(only(folder).read_bytes())
+
+
+def checkpoint_seeds(folder: Path) -> None:
+    from safetensors.torch import save_file
+
+    torch.manual_seed(0)
+    weight = torch.randn(8, 16) * (torch.rand(8, 16) > 0.6)
+    for name in ("single", "sharded", "pruned"):
+        (folder / name).mkdir()
+    save_file({"a.weight": weight, "a.bias": torch.zeros(8)}, folder / "single/model.safetensors")
+    shards = {"m-1.safetensors": {"a.weight": weight}, "m-2.safetensors": {"b": weight.half()}}
+    for file, tensors in shards.items():
+        save_file(tensors, folder / "sharded" / file)
+    index = {"weight_map": {name: file for file, held in shards.items() for name in held}}
+    (folder / "sharded/model.safetensors.index.json").write_text(json.dumps(index))
+    state = {"l.weight_orig": torch.randn(4, 8), "l.weight_mask": (torch.rand(4, 8) > 0.5).float()}
+    save_file(state, folder / "pruned/model.safetensors")
+
+
+@target(
+    "checkpoint", checkpoint_seeds, "io/dense_checkpoint.py:read_dense_checkpoint read_tensors_of"
+    " _read_files _files_of _read_index _detect", "io/tensor_header.py", "io/stored_masks.py",
+    "io/tensor_file.py:read_tensors", "named_files.py:read_inside open_inside read_at_most",
+)  # fmt: skip
+def read_checkpoint_folder(folder: Path) -> object:
+    from gossamer.io import read_dense_checkpoint
+
+    return read_dense_checkpoint(folder)
+
+
+def training_seeds(folder: Path) -> None:
+    from gossamer.train.checkpoint import CheckpointStore, Snapshot
+
+    state = {"w": torch.randn(3, 4), "n": 3, "t": (1, 2.5, None), "nan": float("nan"), 7: [True]}
+    CheckpointStore(folder).write(Snapshot.of(12, {"recipe": "r"}, state))
+
+
+@target(
+    "training-checkpoint", training_seeds, "train/checkpoint_manifest.py:parse_manifest",
+    "train/checkpoint.py:read_checkpoint _open_manifest", "train/state_tree.py:decode _is_item",
+    "io/tensor_header.py:read_header _check_entries _check_metadata _check_entry _integers",
+    change=with_hashes,
+)  # fmt: skip
+def read_training(folder: Path) -> object:
+    from gossamer.train.checkpoint import read_checkpoint
+
+    named = folder.with_name("step_00000012")
+    folder.rename(named)
+    try:
+        return read_checkpoint(named)
+    finally:
+        named.rename(folder)
