@@ -54,6 +54,11 @@ def peers_dir() -> Path:
     return Path(os.environ.get("GOSSAMER_PEERS") or Path("build") / "peers")
 
 
+def api_key() -> str | None:
+    """`GOSSAMER_API_KEY`: what clients of `gossamer run serve` must send; None = nothing."""
+    return os.environ.get("GOSSAMER_API_KEY") or None
+
+
 def summary() -> dict[str, str]:
     """All variables with the value in force, for `gossamer doctor`."""
     return {
@@ -62,4 +67,5 @@ def summary() -> dict[str, str]:
         "GOSSAMER_CACHE": str(cache_dir()),
         "GOSSAMER_DATA": str(data_dir() or "(none)"),
         "GOSSAMER_PEERS": str(peers_dir()),
+        "GOSSAMER_API_KEY": "(none)" if api_key() is None else "(set)",
     }

@@ -8,7 +8,7 @@ from gossamer.cli.main import COMMANDS, cli
 COMMON = ["--debug", "--help", "--json", "--quiet", "-q"]
 TEXT = [
     *("MODEL", "--context", "--dtype", "--head-dtype", "--max-tokens", "--seed", "--temperature"),
-    *("--threads", "--top-k", "--top-p"),
+    *("--special-tokens", "--threads", "--top-k", "--top-p"),
 ]
 GOLDEN = {
     "quickstart": ["--model", "--out", "--sparsity"],
@@ -39,10 +39,19 @@ GOLDEN = {
     "recipe schema": [],
     "run encode": [
         *("MODEL", "FILE", "--batch", "--max-tokens", "--no-normalise", "--normalise", "--out"),
-        *("--pooling", "--precision", "--threads", "-o"),
+        *("--pooling", "--precision", "--special-tokens", "--threads", "-o"),
     ],
     "run serve": [
-        *("MODEL", "--host", "--max-batch-tokens", "--max-queue", "--pooling", "--port"),
+        *(
+            "MODEL",
+            "--allow-host",
+            "--api-key",
+            "--host",
+            "--max-batch-tokens",
+            "--max-queue",
+            "--pooling",
+            "--port",
+        ),
         *("--precision", "--threads", "--timeout"),
     ],
     "explain": ["--html", "--profile", "MODEL", "--kernel", "--precision", "--tokens"],

@@ -63,7 +63,7 @@ def open_raw(url, content=b"", receive_buffer=None):
 def raw_request(path, body, length=None):
     """Bytes of a POST; `length` lies about its size."""
     content = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {length or len(content)}\r\n\r\n".encode() + content
 
 

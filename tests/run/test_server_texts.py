@@ -297,7 +297,7 @@ def test_a_large_body_is_refused_before_it_is_read(service):
         client = open_raw(url, raw_request("/embed", {"input": "dog"}, length=10_001))
         assert client.recv(4096).startswith(b"HTTP/1.1 413")
         client.close()
-        head = b"POST /embed HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        head = b"POST /embed HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         client = open_raw(url, head + b"Transfer-Encoding: chunked\r\n\r\n")
         client.sendall(b"2711\r\n" + b" " * 10_001 + b"\r\n")
         assert client.recv(4096).startswith(b"HTTP/1.1 413")

@@ -61,3 +61,6 @@ pooling_option = click.option(
     help="Of embeddings: mean of all tokens, or the first token.",
 )
 threads_option = click.option("--threads", type=POSITIVE, help="[default: as torch has it]")
+special_tokens_option = click.option(
+    "--special-tokens", is_flag=True, help="Read special tokens where texts spell them."
+)

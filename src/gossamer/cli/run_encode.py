@@ -16,6 +16,7 @@ from gossamer.cli.parameters import (
     POSITIVE,
     pooling_option,
     precision_option,
+    special_tokens_option,
     threads_option,
 )
 
@@ -51,6 +52,7 @@ gossamer run encode pruned/ reviews.tsv --pooling cls --no-normalise | head
 )
 @precision_option
 @click.option("--max-tokens", type=POSITIVE, help="Cut longer texts.  [default: as the model can]")
+@special_tokens_option
 @threads_option
 @click.pass_obj
 def encode(  # noqa: PLR0913  (one argument per option)
@@ -63,6 +65,7 @@ def encode(  # noqa: PLR0913  (one argument per option)
     normalise: bool,
     precision: str,
     max_tokens: int | None,
+    special_tokens: bool,
     threads: int | None,
 ) -> None:
     """One vector for every text of FILE, in its order.
@@ -93,6 +96,7 @@ def encode(  # noqa: PLR0913  (one argument per option)
                 pooling=pooling,
                 normalise=normalise,
                 max_tokens=max_tokens,
+                special_tokens=special_tokens,
             )
 
         tokens = _batch_tokens(embedder(source.model), texts, batch)

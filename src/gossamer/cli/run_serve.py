@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gossamer import settings
 from gossamer.cli.command import Command
 from gossamer.cli.output import Output
 from gossamer.cli.parameters import (
@@ -61,7 +62,19 @@ gossamer run serve demo:smollm2 --max-queue 32 --timeout 120
     type=click.FloatRange(min=0, min_open=True, max=86400),
     default=60.0,
     show_default=True,
-    help="Seconds for an answer, or for the next token of a text.",
+    help="Seconds for a request and its answer, or for the next token of a text.",
+)
+@click.option(
+    "--allow-host",
+    "allow_hosts",
+    metavar="NAME",
+    multiple=True,
+    help="Answer to this name, too, as a proxy may send it; repeat for more.",
+)
+@click.option(
+    "--api-key",
+    metavar="KEY",
+    help="What clients must send.  [default: GOSSAMER_API_KEY, which others cannot see in ps]",
 )
 @precision_option
 @pooling_option
@@ -75,6 +88,8 @@ def serve(  # noqa: PLR0913  (one argument per option)
     max_queue: int,
     max_batch_tokens: int,
     timeout: float,
+    allow_hosts: tuple[str, ...],
+    api_key: str | None,
     precision: str,
     pooling: "Pooling",
     threads: int | None,
@@ -82,19 +97,24 @@ def serve(  # noqa: PLR0913  (one argument per option)
     """Answer /embed, /classify, /v1/embeddings, /v1/completions or /v1/chat/completions.
 
     Which of them depends on MODEL: a gossamer artifact, a local Hugging Face directory, a gguf file
-    or a packaged model such as minilm. /health and /metrics are always there. Stops on Ctrl-C or
-    SIGTERM when the requests that run are finished.
+    or a packaged model such as minilm. /health, /metrics and /v1/models are always there. Stops on
+    Ctrl-C or SIGTERM when the requests that run are finished.
     """
     _require_extra()
     import torch
 
     from gossamer.cli.sources import load_source
+    from gossamer.run.server.access import Access
     from gossamer.run.server.app import build_app
     from gossamer.run.server.lifecycle import is_loopback, open_socket, run_server, url_of
     from gossamer.run.server.limits import Limits
     from gossamer.run.server.service import make_service
 
     limits = Limits(max_queue=max_queue, max_batch_tokens=max_batch_tokens, timeout_seconds=timeout)
+    key = settings.api_key() if api_key is None else api_key
+    # Behind an address of the network stand names that nobody here knows.
+    hosts = (host, *allow_hosts) if allow_hosts or is_loopback(host) else None
+    access = Access(hosts, key)
     if threads is not None:
         torch.set_num_threads(threads)
     listener = open_socket(host, port)
@@ -106,12 +126,12 @@ def serve(  # noqa: PLR0913  (one argument per option)
             service = make_service(
                 source.model, source.beside, source.name, precision=precision, pooling=pooling
             )
-        if not is_loopback(host):
+        if key is None and not is_loopback(host):
             out.note(
-                f"warning: {host} can be reached from other machines, and there is no"
-                " authentication: whoever reaches this port can use the model."
+                f"warning: {host} can be reached from other machines, and no key is asked for:"
+                " whoever reaches this port can use the model. Set GOSSAMER_API_KEY."
             )
-        app = build_app(service, limits)
+        app = build_app(service, limits, access)
         run_server(app, listener, limits, lambda: out.note(f"serving {service.name} on {url}"))
     out.result({"model": service.name, "url": url})
 

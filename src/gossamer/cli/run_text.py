@@ -8,7 +8,7 @@ import click
 
 from gossamer.cli.command import Command
 from gossamer.cli.output import Output, Verbatim
-from gossamer.cli.parameters import POSITIVE, threads_option
+from gossamer.cli.parameters import POSITIVE, special_tokens_option, threads_option
 
 if TYPE_CHECKING:
     from gossamer.cli.text_model import TextModel
@@ -61,6 +61,7 @@ def _options(command: Any) -> Any:
                 help="Draw from the likeliest tokens that add up to this.",
             ),
             click.option("--seed", type=int, default=0, show_default=True, help="Of the draws."),
+            special_tokens_option,
             threads_option,
         )
     ):

@@ -18,8 +18,11 @@ from gossamer.run.writer import Writer, make_writer
 class TextModel:
     """A writer, how it draws, and what was measured last."""
 
-    def __init__(self, writer: Writer, sampling: Sampling, max_tokens: int) -> None:
+    def __init__(
+        self, writer: Writer, sampling: Sampling, max_tokens: int, special_tokens: bool = False
+    ) -> None:
         self._writer = writer
+        self._special_tokens = special_tokens
         self._options = GenerationOptions(max_tokens, sampling, writer.ends)
         self._last: dict[str, float] = {}
 
@@ -33,6 +36,7 @@ class TextModel:
         head_dtype: str | None,
         context: int | None,
         max_tokens: int,
+        special_tokens: bool,
         threads: int | None,
         say: Callable[[str], None],
     ) -> "TextModel":
@@ -48,7 +52,7 @@ class TextModel:
         writer = make_writer(
             source.model, source.beside, precision=dtype, head_dtype=head_dtype, context=context
         )
-        return cls(writer, sampling, max_tokens)
+        return cls(writer, sampling, max_tokens, special_tokens)
 
     @property
     def summary(self) -> str:
@@ -88,11 +92,11 @@ class TextModel:
 
     def complete(self, text: str) -> Iterator[str]:
         """What follows `text`."""
-        return self._run(self._writer.prompt_ids(text))
+        return self._run(self._writer.prompt_ids(text, special_tokens=self._special_tokens))
 
     def answer(self, turns: Sequence[Mapping[str, str]]) -> Iterator[str]:
         """The next turn of the assistant."""
-        return self._run(self._writer.chat_ids(turns))
+        return self._run(self._writer.chat_ids(turns, special_tokens=self._special_tokens))
 
     def _run(self, ids: list[int]) -> Iterator[str]:
         start = time.perf_counter()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the files beside a chat model say about text: how messages are set, where answers end.
 
-A chat template is a program of the jinja language. transformers runs it in jinja's sandbox, which
-reaches neither files nor Python.
+A chat template is a program of the jinja language. It runs in jinja's sandbox, which reaches
+neither files nor Python, inside a process with bounded time and memory.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,11 +11,11 @@ from typing import Any
 from gossamer.errors import ArtifactError, InputError
 from gossamer.io.limits import MAX_MANIFEST_BYTES
 from gossamer.io.strict_json import parse_json
+from gossamer.run.template_process import Conversation, TemplateProcess
 
 _CONFIG = "tokenizer_config.json"
 _TEMPLATE = "chat_template.jinja"
 _GENERATION = "generation_config.json"
-_MAX_CHARACTERS = 10_000_000
 
 
 class ChatTemplate:
@@ -23,41 +23,44 @@ class ChatTemplate:
 
     Args:
         beside: files beside the weights, by name.
+        process: where templates run.
     """
 
-    def __init__(self, beside: Mapping[str, bytes]) -> None:
+    def __init__(self, beside: Mapping[str, bytes], process: TemplateProcess | None = None) -> None:
         config = _read(beside, _CONFIG)
         self._tokens = _special_tokens(config)
         self._template = _template(beside, config)
+        self._process = process or TemplateProcess()
 
     def __bool__(self) -> bool:
         return self._template is not None
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The prompt whose continuation is the answer; InputError if the template refuses."""
-        from transformers.utils import chat_template_utils
+    def render(self, messages: Conversation) -> str:
+        """The prompt whose continuation is the answer.
 
+        Raises:
+            InputError: there is no template, it refuses, or needs too much memory.
+            TemplateTooSlow: it takes too long.
+        """
+        return self.render_all([messages])[0]
+
+    def render_all(self, conversations: Sequence[Conversation]) -> list[str]:
+        """The same for several, in one go."""
         if self._template is None:
             raise InputError(
                 "messages: this model has no chat template. Let it complete a prompt instead, or"
                 f" put a {_TEMPLATE} beside the model."
             )
-        try:
-            render: Any = chat_template_utils.render_jinja_template
-            rendered, _ = render(
-                conversations=[[dict(message) for message in messages]],
-                chat_template=self._template,
-                add_generation_prompt=True,
-                **self._tokens,
-            )
-        except Exception as error:
-            raise InputError(
-                f"messages: the chat template of this model refuses them ({str(error)[:200]})."
-            ) from error
-        text: str = rendered[0]
-        if len(text) > _MAX_CHARACTERS:
-            raise InputError(f"messages: the chat template makes {len(text)} characters of them.")
-        return text
+        texts = self._process.render(self._template, conversations, self._tokens)
+        for text in texts:
+            try:
+                text.encode("utf-8")
+            except UnicodeEncodeError as error:
+                raise InputError(
+                    "messages: the chat template of this model makes half of a surrogate pair of"
+                    f" them, at character {error.start}; expected Unicode text."
+                ) from None
+        return texts
 
 
 def end_tokens(beside: Mapping[str, bytes], config: Any, tokenizer: Any) -> frozenset[int]:

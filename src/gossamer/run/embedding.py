@@ -46,6 +46,7 @@ class Embedder:
         pooling: "mean" of all tokens, or "cls", the first one.
         normalise: give vectors of length 1.
         max_tokens: cut or refuse texts that are longer; None = positions of the model.
+        special_tokens: read special tokens where texts spell them; else they are text.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Embedder:
         pooling: Pooling = "mean",
         normalise: bool = True,
         max_tokens: int | None = None,
+        special_tokens: bool = False,
     ) -> None:
         if pooling not in POOLINGS:
             raise InputError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}.")
@@ -64,6 +66,7 @@ class Embedder:
         self._padding = int(getattr(model.config, "pad_token_id", None) or 0)
         self._pooling = pooling
         self._normalise = normalise
+        self._special_tokens = special_tokens
 
     def __call__(self, texts: Sequence[str], batch: int = 32) -> torch.Tensor:
         """Vectors float32 [N, D]; texts that are too long are cut."""
@@ -75,7 +78,8 @@ class Embedder:
         if batch < 1:
             raise InputError(f"batch must be at least 1, got {batch}.")
         for start in range(0, len(texts), batch * _SORTED_BATCHES):
-            ids, num_cut = self.tokens.cut(texts[start : start + batch * _SORTED_BATCHES])
+            some = texts[start : start + batch * _SORTED_BATCHES]
+            ids, num_cut = self.tokens.cut(some, special_tokens=self._special_tokens)
             order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
             runs = [
                 self.vectors([ids[i] for i in order[first : first + batch]])

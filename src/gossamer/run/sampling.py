@@ -19,7 +19,7 @@ class Sampling:
         temperature: logits are divided by it; 0 takes the likeliest token always.
         top_k: only so many of the likeliest tokens; None = all.
         top_p: only the likeliest tokens whose probabilities add up to this; 1 = all.
-        seed: of the draws. The same seed gives the same tokens.
+        seed: of the draws, in 64 bits. The same seed gives the same tokens.
     """
 
     temperature: float = 0.0
@@ -34,6 +34,8 @@ class Sampling:
             raise InputError(f"sampling: top_k must be at least 1 or None, got {self.top_k}.")
         if not 0 < self.top_p <= 1:
             raise InputError(f"sampling: top_p must be in (0, 1], got {self.top_p}.")
+        if not -(2**63) <= self.seed < 2**64:
+            raise InputError(f"sampling: seed must fit into 64 bits, got {self.seed}.")
 
 
 class Sampler:
@@ -60,11 +62,12 @@ class Sampler:
 
 def probabilities(logits_V: torch.Tensor, settings: Sampling) -> torch.Tensor:
     """What a token is drawn from; tokens that are cut off have 0."""
-    values, tokens = (logits_V.double() / settings.temperature).sort(descending=True, stable=True)
-    chances = values.softmax(0)
-    before = chances.cumsum(0) - chances
-    kept = before < settings.top_p  # the one that crosses the border stays
+    ordered, tokens = logits_V.double().sort(descending=True, stable=True)
+    # The largest one is taken off first: however small the temperature, its quotient is 0.
+    chances = ((ordered - ordered[0]) / settings.temperature).softmax(0)
+    if settings.top_p < 1:
+        before = chances.cumsum(0) - chances
+        chances = torch.where(before < settings.top_p, chances, 0.0)  # what crosses it stays
     if settings.top_k is not None:
-        kept[settings.top_k :] = False
-    chances = torch.where(kept, chances, 0.0)
+        chances[settings.top_k :] = 0.0
     return torch.zeros_like(chances).scatter(0, tokens, chances / chances.sum())

@@ -8,6 +8,7 @@ import torch
 
 from gossamer.errors import InputError
 from gossamer.io.guarded_tokenizer import TOKENIZER_FILE, make_tokenizer
+from gossamer.run.special_tokens import SpecialTokens
 
 _POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx")
 
@@ -25,34 +26,40 @@ class TextTokens:
         self, beside: Mapping[str, bytes], config: Any, max_tokens: int | None = None
     ) -> None:
         self.tokenizer = make_tokenizer(beside.get(TOKENIZER_FILE))
+        self.special = SpecialTokens(self.tokenizer, config)
         most = num_positions(config)
-        self._special = int(self.tokenizer.num_special_tokens_to_add(False))
-        if max_tokens is not None and not self._special < max_tokens <= most:
+        self._around = int(self.tokenizer.num_special_tokens_to_add(False))
+        if max_tokens is not None and not self._around < max_tokens <= most:
             raise InputError(
-                f"max_tokens must be between {self._special + 1} and the {most} positions of this"
+                f"max_tokens must be between {self._around + 1} and the {most} positions of this"
                 f" model, got {max_tokens}."
             )
         self.max_tokens = most if max_tokens is None else max_tokens
         self.vocab_size = int(config.vocab_size)
 
-    def whole(self, texts: Sequence[str], where: str = "text") -> list[torch.Tensor]:
-        """Ids of each text, special tokens included; InputError names one that is too long."""
-        return [
-            self.checked(item.ids, f"{where}[{number}]")
-            for number, item in enumerate(self.tokenizer.encode_batch(list(texts)))
-        ]
+    def whole(
+        self, texts: Sequence[str], where: str = "text", *, special_tokens: bool = False
+    ) -> list[torch.Tensor]:
+        """Ids of each text with what the tokenizer sets around it; InputError names a long one.
 
-    def cut(self, texts: Sequence[str]) -> tuple[list[torch.Tensor], int]:
+        A special token that a text spells is text like other, unless `special_tokens`.
+        """
+        encoded = self.special.encode_all(texts, where=where, special_tokens=special_tokens)
+        return [self.checked(item.ids, f"{where}[{number}]") for number, item in enumerate(encoded)]
+
+    def cut(
+        self, texts: Sequence[str], *, special_tokens: bool = False
+    ) -> tuple[list[torch.Tensor], int]:
         """Ids of each text, cut where it is too long, and how many were cut."""
         num_cut, found = 0, []
-        for text, item in zip(texts, self.tokenizer.encode_batch(list(texts)), strict=True):
-            encoded = item
+        encoded = self.special.encode_all(texts, special_tokens=special_tokens)
+        for text, item in zip(texts, encoded, strict=True):
+            kept = item
             if len(item.ids) > self.max_tokens:
                 num_cut += 1
-                encoded = self.tokenizer.encode(text, add_special_tokens=False)
-                encoded.truncate(self.max_tokens - self._special)
-                encoded = self.tokenizer.post_process(encoded)
-            found.append(self.checked(encoded.ids, "text"))
+                length = self.max_tokens - self._around
+                kept = self.special.cut(text, length, special_tokens=special_tokens)
+            found.append(self.checked(kept.ids, "text"))
         return found, num_cut
 
     def checked(self, ids: Sequence[int], where: str) -> torch.Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from gossamer.errors import InputError
+from gossamer.run.chat_prompt import prompt_ids
 from gossamer.run.chat_template import ChatTemplate, end_tokens
 from gossamer.run.generation import GenerationOptions, TokenGenerator, make_generator
 from gossamer.run.text_pieces import TextPieces
@@ -30,16 +31,26 @@ class Writer:
     template: ChatTemplate
     ends: frozenset[int]
 
-    def prompt_ids(self, text: str) -> list[int]:
-        """Token numbers of a text to go on with."""
-        ids: list[int] = self.tokens.whole([text], "prompt")[0].tolist()
+    def prompt_ids(self, text: str, *, special_tokens: bool = False) -> list[int]:
+        """Token numbers of a text to go on with.
+
+        A special token that the text spells is text like other, unless `special_tokens`.
+        """
+        found = self.tokens.whole([text], "prompt", special_tokens=special_tokens)
+        ids: list[int] = found[0].tolist()
         return ids
 
-    def chat_ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Token numbers of a talk, up to where the assistant speaks."""
-        # The template sets special tokens itself.
-        prompt = self.template.render(messages)
-        ids = self.tokens.tokenizer.encode(prompt, add_special_tokens=False).ids
+    def chat_ids(
+        self, messages: Sequence[Mapping[str, str]], *, special_tokens: bool = False
+    ) -> list[int]:
+        """Token numbers of a talk, up to where the assistant speaks.
+
+        The template sets special tokens; those that messages spell are text, unless
+        `special_tokens`.
+        """
+        ids = prompt_ids(
+            self.template, self.tokens.special, messages, special_tokens=special_tokens
+        )
         found: list[int] = self.tokens.checked(ids, "messages").tolist()
         return found
 

@@ -2,6 +2,7 @@
 """The application: routes for what a model can do, health and metrics."""
 
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,8 +11,9 @@ from fastapi import APIRouter, FastAPI
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
 
+from gossamer.run.server.access import Access
 from gossamer.run.server.batching import Batcher, RunBatch
-from gossamer.run.server.faults import install_faults
+from gossamer.run.server.faults import check_model, install_faults
 from gossamer.run.server.guard import Guard
 from gossamer.run.server.limits import Limits
 from gossamer.run.server.metrics import Metrics
@@ -24,8 +26,16 @@ from gossamer.run.text_tokens import TextTokens
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def build_app(service: Service, limits: Limits | None = None) -> FastAPI:
-    """An ASGI application; its worker threads live from its start to its shutdown."""
+def build_app(
+    service: Service, limits: Limits | None = None, access: Access | None = None
+) -> FastAPI:
+    """An ASGI application; its worker threads live from its start to its shutdown.
+
+    Args:
+        service: what the model can do.
+        limits: how much is taken on at once.
+        access: who may ask; whoever calls the server by a name of the loopback, if not given.
+    """
     bounds = limits or Limits()
     metrics = Metrics()
     workers: list[Batcher | TurnTaker] = []
@@ -63,9 +73,12 @@ def build_app(service: Service, limits: Limits | None = None) -> FastAPI:
     )
     for router in routers:
         app.include_router(router)
-    paths = [route.path for router in routers for route in router.routes]  # type: ignore[attr-defined]
+    found: list[Any] = [route for router in routers for route in router.routes]
+    paths = [route.path for route in found if "{" not in route.path]
     install_faults(app, bounds, paths)
-    app.add_middleware(Guard, limits=bounds, metrics=metrics, endpoints=paths)
+    app.add_middleware(
+        Guard, access=access or Access(), limits=bounds, metrics=metrics, endpoints=paths
+    )
     return app
 
 
@@ -75,6 +88,22 @@ def _status_routes(service: Service, metrics: Metrics, workers: list[Any]) -> AP
     @router.get("/health")
     async def health() -> dict[str, Any]:
         return {"status": "ok", "model": service.name, "queue_length": sum(map(len, workers))}
+
+    model = {
+        "id": service.name,
+        "object": "model",
+        "created": int(time.time()),
+        "owned_by": "gossamer",
+    }
+
+    @router.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [model]}
+
+    @router.get("/v1/models/{name:path}")
+    async def one_model(name: str) -> dict[str, Any]:
+        check_model(name, service.name)
+        return model
 
     @router.get("/metrics", response_model=None)
     async def read_metrics() -> Response:

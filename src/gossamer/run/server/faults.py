@@ -11,8 +11,10 @@ from starlette.exceptions import HTTPException
 
 from gossamer.errors import GossamerError, InputError
 from gossamer.run.server.limits import Limits, QueueFull
+from gossamer.run.template_process import TemplateTooSlow
 
 _KINDS = {
+    401: "authentication_error",
     404: "not_found_error",
     408: "timeout",
     413: "too_large",
@@ -78,6 +80,10 @@ def install_faults(app: FastAPI, limits: Limits, paths: Sequence[str]) -> None:
     async def late(_: Request, __: TimeoutError) -> JSONResponse:
         seconds = limits.timeout_seconds
         return fault(504, f"no answer within {seconds:g} s: the server is busy. Try again later.")
+
+    @app.exception_handler(TemplateTooSlow)
+    async def slow(_: Request, error: TemplateTooSlow) -> JSONResponse:
+        return fault(504, str(error), "messages")
 
     @app.exception_handler(ClientGone)
     async def gone(_: Request, __: ClientGone) -> JSONResponse:

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In front of every request: sizes and times are bounded, and the outcome is counted."""
+"""In front of every request: access, sizes and times are checked, and the outcome is counted."""
 
 import asyncio
 import time
 from collections.abc import Collection
 
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gossamer.run.server.access import Access
 from gossamer.run.server.faults import fault
 from gossamer.run.server.limits import Limits
 from gossamer.run.server.metrics import Metrics
+from gossamer.run.server.request_body import RequestBody, start_clock
 
 
 class _NotRead(Exception):
@@ -22,15 +23,21 @@ class Guard:
 
     Args:
         app: what is guarded.
+        access: who may ask.
         limits: of a request.
         metrics: gets status and time of every request.
         endpoints: paths that are counted by name; others are counted together.
     """
 
     def __init__(
-        self, app: ASGIApp, limits: Limits, metrics: Metrics, endpoints: Collection[str]
+        self,
+        app: ASGIApp,
+        access: Access,
+        limits: Limits,
+        metrics: Metrics,
+        endpoints: Collection[str],
     ) -> None:
-        self._app, self._limits, self._metrics = app, limits, metrics
+        self._app, self._access, self._limits, self._metrics = app, access, limits, metrics
         self._endpoints = frozenset(endpoints)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -40,26 +47,31 @@ class Guard:
             return
         start, status = time.perf_counter(), 0
         whole = False
+        start_clock(scope, self._limits)
+        body = RequestBody(scope, receive, self._limits)
 
-        async def watched(message: Message) -> None:
-            nonlocal status, whole
-            if message["type"] == "http.response.start":
-                status = message["status"]
+        async def patient(message: Message) -> None:
             # A client that does not read fills the system's buffers, and then waits here.
             try:
                 await asyncio.wait_for(send(message), self._limits.timeout_seconds)
             except asyncio.TimeoutError:  # a class of its own in Python 3.10
                 raise _NotRead from None
-            if message["type"] == "http.response.body" and not message.get("more_body", False):
-                whole = True
+
+        async def watched(message: Message) -> None:
+            nonlocal status, whole
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            is_last = message["type"] == "http.response.body" and not message.get("more_body")
+            if is_last and not body.complete:
+                # All of the answer is out before the rest of the request is waited for.
+                await patient({**message, "more_body": True})
+                await body.drop_rest()
+                message = {"type": "http.response.body", "body": b"", "more_body": False}
+            await patient(message)
+            whole = whole or is_last
 
         try:
-            if _content_length(scope) > self._limits.max_body_bytes:
-                await fault(413, self._too_large, headers={"Connection": "close"})(
-                    scope, receive, watched
-                )
-            else:
-                await self._app(scope, self._bounded(receive), watched)
+            await self._answer(scope, body, watched)
         except _NotRead:
             # Nothing more can be said to this client; uvicorn closes the connection.
             pass
@@ -69,31 +81,11 @@ class Guard:
             seconds = time.perf_counter() - start
             self._metrics.answered(endpoint, shown, seconds, failed=not whole or status >= 400)
 
-    @property
-    def _too_large(self) -> str:
-        return f"body: larger than {self._limits.max_body_bytes} bytes. Send fewer texts at once."
-
-    def _bounded(self, receive: Receive) -> Receive:
-        received, complete = 0, False
-
-        async def bounded() -> Message:
-            nonlocal received, complete
-            if complete:
-                # Only news of the client's leaving can come, whenever that is.
-                return await receive()
-            try:
-                message = await asyncio.wait_for(receive(), self._limits.timeout_seconds)
-            except asyncio.TimeoutError:
-                seconds = self._limits.timeout_seconds
-                close = {"Connection": "close"}
-                raise HTTPException(408, f"body: incomplete after {seconds:g} s.", close) from None
-            received += len(message.get("body", b""))
-            complete = not message.get("more_body", False)
-            if received > self._limits.max_body_bytes:
-                raise HTTPException(413, self._too_large, {"Connection": "close"})
-            return message
-
-        return bounded
+    async def _answer(self, scope: Scope, body: RequestBody, send: Send) -> None:
+        refusal = self._access.refusal(scope)
+        if refusal is None and _content_length(scope) > self._limits.max_body_bytes:
+            refusal = fault(413, body.too_large, headers={"Connection": "close"})
+        await (refusal or self._app)(scope, body.next, send)
 
 
 def _content_length(scope: Scope) -> int:

@@ -13,6 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from gossamer.errors import ResourceError
+from gossamer.run.server.connections import connection_class
 from gossamer.run.server.limits import Limits
 
 _BACKLOG = 1024
@@ -102,7 +103,7 @@ def _server(app: FastAPI, limits: Limits, ready: Callable[[], None]) -> uvicorn.
     config = uvicorn.Config(
         app,
         loop="asyncio",
-        http="h11",
+        http=connection_class(limits.timeout_seconds),
         ws="none",
         lifespan="on",
         log_config=None,

@@ -12,8 +12,9 @@ class Limits:
         max_queue: requests that may wait; one more is refused with 503.
         max_batch_tokens: tokens of one call of the model, padding counted. A single text may be
             longer, up to the positions of the model.
-        timeout_seconds: for the rest of a request to arrive, for an answer, for the next token of
-            a text, and for a client to read what it has been sent.
+        timeout_seconds: for the headers of a request; from then on for the rest of it and its
+            answer, or the first token of a text, together; for each token that follows; and for a
+            client to read what it has been sent.
         max_body_bytes: of a request.
         max_texts: of a request.
         max_streams: texts that are generated in turns; others wait.

@@ -5,6 +5,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from gossamer.run.server.neutral import Label, null_is, only
+
+_ONE_TEXT = "one text is written for a request"
+_NO_CHANCES = "chances of tokens are not given"
+_NO_PENALTY = "tokens are not penalised"
+_NO_TOOLS = "tools are not called"
+_WHOLE_VECTORS = "a vector is as long as the model makes it; one that is cut means something else"
+_NO_AUDIO = "there is nothing but text"
+
 
 def _texts_or_tokens(value: Any) -> Any:
     """One text, several, or token numbers of one or several, as a list of either."""
@@ -71,6 +80,9 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
     model: str | None = Field(None, description="The name of the served model, or nothing.")
+    special_tokens: Annotated[bool, null_is(False)] = Field(
+        False, description="Read special tokens where texts spell them; else they are text."
+    )
 
 
 class TextsBody(Body):
@@ -82,15 +94,20 @@ class TextsBody(Body):
 class EmbeddingsBody(TextsBody):
     """Of /v1/embeddings."""
 
-    encoding_format: Literal["float", "base64"] = "float"
-    user: str | None = None
+    encoding_format: Annotated[Literal["float", "base64"], null_is("float")] = "float"
+    user: Label = None
+    dimensions: Annotated[
+        Any,
+        only(why=_WHOLE_VECTORS),
+    ] = None
 
 
 class StreamOptions(BaseModel):
     """What a stream tells besides the text."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
-    include_usage: bool = False
+    include_usage: Annotated[bool, null_is(False)] = False
+    include_obfuscation: Annotated[Any, only(False, why="events are not padded")] = None
 
 
 class GenerationBody(Body):
@@ -100,23 +117,28 @@ class GenerationBody(Body):
     temperature: Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
     top_k: Annotated[int, Field(ge=1)] | None = None
-    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: Annotated[
         Annotated[list[StopText], Field(max_length=4)] | None, BeforeValidator(_stops)
     ] = None
-    stream: bool = False
+    stream: Annotated[bool, null_is(False)] = False
     stream_options: StreamOptions | None = None
     # Taken where they ask for nothing that is not done anyway.
-    n: Literal[1] = 1
-    presence_penalty: Literal[0] = 0
-    frequency_penalty: Literal[0] = 0
-    user: str | None = None
+    n: Annotated[Any, only(1, why=_ONE_TEXT)] = None
+    presence_penalty: Annotated[Any, only(0, why=_NO_PENALTY)] = None
+    frequency_penalty: Annotated[Any, only(0, why=_NO_PENALTY)] = None
+    logit_bias: Annotated[Any, only({}, why="tokens are not biased")] = None
+    user: Label = None
 
 
 class CompletionBody(GenerationBody):
     """Of /v1/completions."""
 
     prompt: Inputs
+    best_of: Annotated[Any, only(1, why=_ONE_TEXT)] = None
+    echo: Annotated[Any, only(False, why="the prompt is not repeated")] = None
+    logprobs: Annotated[Any, only(why=_NO_CHANCES)] = None
+    suffix: Annotated[Any, only("", why="a text cannot be filled in before another one")] = None
 
 
 class Message(BaseModel):
@@ -125,7 +147,13 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
     role: Literal["system", "user", "assistant"]
     content: Annotated[str, BeforeValidator(_content)]
-    name: str | None = None
+    name: Label = None
+    # As answers carry them, which come back as messages.
+    refusal: Annotated[Any, only(why="a refusal is content like other")] = None
+    tool_calls: Annotated[Any, only([], why=_NO_TOOLS)] = None
+    function_call: Annotated[Any, only(why=_NO_TOOLS)] = None
+    audio: Annotated[Any, only(why=_NO_AUDIO)] = None
+    annotations: Annotated[Any, only([], why="texts are not annotated")] = None
 
 
 class ChatBody(GenerationBody):
@@ -133,3 +161,27 @@ class ChatBody(GenerationBody):
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=1024)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    response_format: Annotated[Any, only({"type": "text"}, why="texts are not bound to a form")] = (
+        None
+    )
+    logprobs: Annotated[Any, only(False, why=_NO_CHANCES)] = None
+    top_logprobs: Annotated[Any, only(0, why=_NO_CHANCES)] = None
+    tools: Annotated[Any, only([], why=_NO_TOOLS)] = None
+    tool_choice: Annotated[Any, only("none", "auto", why=_NO_TOOLS)] = None
+    parallel_tool_calls: bool | None = None
+    functions: Annotated[Any, only([], why=_NO_TOOLS)] = None
+    function_call: Annotated[Any, only("none", "auto", why=_NO_TOOLS)] = None
+    modalities: Annotated[Any, only(["text"], why=_NO_AUDIO)] = None
+    audio: Annotated[Any, only(why=_NO_AUDIO)] = None
+    prediction: Annotated[Any, only(why="texts are not predicted by a client")] = None
+    reasoning_effort: Annotated[Any, only("none", why="there is no effort to set")] = None
+    verbosity: Annotated[Any, only("medium", why="there is no length to set but max_tokens")] = None
+    web_search_options: Annotated[Any, only(why="nothing is searched")] = None
+    service_tier: Annotated[Any, only("auto", "default", why="all requests are served alike")] = (
+        None
+    )
+    store: Annotated[Any, only(False, why="nothing is stored")] = None
+    # Labels, which are read by nobody and change no answer.
+    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
+    safety_identifier: Label = None
+    prompt_cache_key: Label = None

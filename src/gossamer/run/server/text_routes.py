@@ -15,6 +15,7 @@ from gossamer.run.classification import Classifier
 from gossamer.run.server.batching import Batcher
 from gossamer.run.server.faults import check_model
 from gossamer.run.server.limits import Limits
+from gossamer.run.server.request_body import seconds_left
 from gossamer.run.server.requests import EmbeddingsBody, TextsBody
 from gossamer.run.server.waiting import while_connected
 from gossamer.run.text_tokens import TextTokens
@@ -30,22 +31,24 @@ class BatchedTexts:
     async def rows(self, body: TextsBody, request: Request) -> tuple[torch.Tensor, int]:
         """One row per text, and the number of tokens."""
         check_model(body.model, self.name)
-        ids = await run_in_threadpool(self._ids, body.input)
+        encoding = run_in_threadpool(self._ids, body)
+        ids = await while_connected(encoding, request, seconds_left(request.scope))
         ticket = self._batcher.submit(ids)
         try:
             waiting = asyncio.wrap_future(ticket.future)
-            found = await while_connected(waiting, request, self._limits.timeout_seconds)
+            found = await while_connected(waiting, request, seconds_left(request.scope))
         finally:
             self._batcher.drop(ticket)
         return found, sum(map(len, ids))
 
-    def _ids(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
+    def _ids(self, body: TextsBody) -> list[torch.Tensor]:
+        inputs: Sequence[Any] = body.input
         if len(inputs) > self._limits.max_texts:
             raise InputError(
                 f"input: has {len(inputs)} texts; expected at most {self._limits.max_texts}."
             )
         if isinstance(inputs[0], str):
-            return self._tokens.whole(inputs, "input")
+            return self._tokens.whole(inputs, "input", special_tokens=body.special_tokens)
         return [self._tokens.checked(ids, f"input[{i}]") for i, ids in enumerate(inputs)]
 
 

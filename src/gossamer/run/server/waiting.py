@@ -25,6 +25,8 @@ async def while_connected(work: Awaitable[T], request: Request, timeout_seconds:
         raise ClientGone if gone in done else TimeoutError
     finally:
         task.cancel()
+        # What it says when it ends after all is for nobody.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
         gone.cancel()
 
 

@@ -3,7 +3,7 @@
 
 import json
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from gossamer.run.generation import GenerationOptions
 from gossamer.run.sampling import Sampling
 from gossamer.run.server.faults import check_model
 from gossamer.run.server.limits import Limits
+from gossamer.run.server.request_body import seconds_left
 from gossamer.run.server.requests import ChatBody, CompletionBody, GenerationBody
 from gossamer.run.server.turns import TokenStream, TurnTaker
 from gossamer.run.server.waiting import while_connected
@@ -37,12 +38,15 @@ class _Text:
     pieces: TextPieces
     most: int
     timeout_seconds: float
+    first_seconds: float
     num_tokens: int = 0
     finish: str = field(default="stop")
 
     async def written(self) -> AsyncIterator[str]:
         """Pieces of the text; `finish` is right when they end."""
-        while (token := await self.stream.next(self.timeout_seconds)) is not None:
+        patience = self.first_seconds
+        while (token := await self.stream.next(patience)) is not None:
+            patience = self.timeout_seconds
             self.num_tokens += 1
             if piece := self.pieces.add(token):
                 yield piece
@@ -64,26 +68,33 @@ def writing_routes(writer: Writer, turns: TurnTaker, limits: Limits, name: str) 
 
     @router.post("/v1/completions", response_model=None)
     async def completions(body: CompletionBody, request: Request) -> Response:
+        check_model(body.model, name)
         if len(body.prompt) != 1:
             raise InputError(f"prompt: expected one prompt, got {len(body.prompt)}.")
         prompt = body.prompt[0]
         if isinstance(prompt, str):
-            ids = await run_in_threadpool(writer.prompt_ids, prompt)
+            ids = await in_time(request, writer.prompt_ids, prompt, body.special_tokens)
         else:
             ids = writer.tokens.checked(prompt, "prompt").tolist()
         return await answer(body, request, ids, body.max_tokens or _COMPLETION_TOKENS, Wire(name))
 
     @router.post("/v1/chat/completions", response_model=None)
     async def chat(body: ChatBody, request: Request) -> Response:
+        check_model(body.model, name)
         messages = [{"role": m.role, "content": m.content} for m in body.messages]
-        ids = await run_in_threadpool(writer.chat_ids, messages)
+        ids = await in_time(request, writer.chat_ids, messages, body.special_tokens)
         wanted = body.max_completion_tokens or body.max_tokens or writer.room(ids)
         return await answer(body, request, ids, wanted, Wire(name, chat=True))
+
+    async def in_time(
+        request: Request, encode: Callable[..., list[int]], content: Any, special_tokens: bool
+    ) -> list[int]:
+        work = run_in_threadpool(encode, content, special_tokens=special_tokens)
+        return await while_connected(work, request, seconds_left(request.scope))
 
     async def answer(
         body: GenerationBody, request: Request, ids: Sequence[int], most: int, wire: Wire
     ) -> Response:
-        check_model(body.model, name)
         context = writer.engine.context
         if len(ids) + most > context:
             raise InputError(
@@ -91,7 +102,13 @@ def writing_routes(writer: Writer, turns: TurnTaker, limits: Limits, name: str) 
                 f" {context} that this model can read. Shorten the prompt or ask for fewer."
             )
         stream = turns.submit(ids, GenerationOptions(most, _sampling(body), writer.ends))
-        text = _Text(stream, writer.pieces(body.stop or ()), most, limits.timeout_seconds)
+        text = _Text(
+            stream,
+            writer.pieces(body.stop or ()),
+            most,
+            limits.timeout_seconds,
+            first_seconds=seconds_left(request.scope),
+        )
         if body.stream:
             with_usage = body.stream_options is not None and body.stream_options.include_usage
             return _EventStream(stream, _events(text, wire, len(ids), with_usage))
