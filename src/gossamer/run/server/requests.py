@@ -96,10 +96,7 @@ class EmbeddingsBody(TextsBody):
 
     encoding_format: Annotated[Literal["float", "base64"], null_is("float")] = "float"
     user: Label = None
-    dimensions: Annotated[
-        Any,
-        only(why=_WHOLE_VECTORS),
-    ] = None
+    dimensions: Annotated[Any, only(why=_WHOLE_VECTORS)] = None
 
 
 class StreamOptions(BaseModel):
