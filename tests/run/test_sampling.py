@@ -1,5 +1,7 @@
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gossamer.errors import InputError
 from gossamer.run.sampling import Sampler, Sampling, probabilities
@@ -39,3 +41,45 @@ def test_draws_follow_the_probabilities():
 def test_bad_settings(fields):
     with pytest.raises(InputError, match=next(iter(fields))):
         Sampling(**fields)
+
+
+@pytest.mark.parametrize("seed", [-(2**63) - 1, 2**64, 10**30])
+def test_a_seed_of_more_than_64_bits_is_refused(seed):
+    with pytest.raises(InputError, match="seed must fit into 64 bits"):
+        Sampling(seed=seed)
+
+
+EDGES = [5e-324, 2.3e-308, 1e-310, 1e-45, 1e-12, 0.5, 1.0, 2.0, 1e30, 1.7e308]
+numbers = st.one_of(
+    st.floats(allow_nan=False, allow_infinity=False, width=32),
+    st.sampled_from([float("-inf"), 3.4e38, -3.4e38, 1e-45, 0.0, 5.0]),
+)
+
+
+@given(
+    logits=st.lists(numbers, min_size=1, max_size=12),
+    finite=st.floats(-(2.0**100), 2.0**100, width=32),
+    temperature=st.one_of(st.sampled_from(EDGES), st.floats(5e-324, 1.7e308)),
+    top_p=st.one_of(st.sampled_from([5e-324, 1e-17, 1.0]), st.floats(5e-324, 1.0)),
+    top_k=st.one_of(st.none(), st.integers(1, 14), st.sampled_from([2**31, 2**63, 10**30])),
+    seed=st.one_of(st.integers(-(2**63), 2**64 - 1), st.sampled_from([-(2**63), 2**64 - 1])),
+)
+@settings(max_examples=300, deadline=None)
+def test_any_settings_draw_a_token_that_may_be_drawn(
+    logits, finite, temperature, top_p, top_k, seed
+):
+    logits_V = torch.tensor([*logits, finite])
+    chosen = Sampling(temperature, top_k, top_p, seed)
+    chances = probabilities(logits_V, chosen)
+    assert bool(torch.isfinite(chances).all())
+    assert bool((chances >= 0).all())
+    assert float(chances.sum()) == pytest.approx(1.0)
+    assert int((chances > 0).sum()) <= (top_k or len(logits_V))
+    assert float(chances[Sampler(chosen)(logits_V)]) > 0
+    likeliest = logits_V == logits_V.max()
+    assert float(chances[likeliest].sum()) >= float(chances[~likeliest].sum()) / len(logits_V)
+
+
+def test_no_top_p_leaves_out_nothing():
+    logits_V = torch.tensor([0.0] + [-40.0] * 5)
+    assert bool((probabilities(logits_V, Sampling(temperature=1.0)) > 0).all())
