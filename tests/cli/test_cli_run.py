@@ -25,9 +25,11 @@ from text_models import WORDS, save_encoder, sentences
 import gossamer
 from gossamer.io import load, read_beside
 from gossamer.run.embedding import Embedder
+from gossamer.run.server.access import Access
 from gossamer.zoo import MLP
 
 TEXTS = sentences(40, seed=1)
+ANY = "0.0.0.0"  # noqa: S104
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +161,41 @@ def test_a_missing_extra_is_named(encoder, gossamer_cli, monkeypatch):
     assert "gossamer[serve]" in ran.err
 
 
+@pytest.mark.parametrize(
+    ("options", "variable", "expected"),
+    [
+        ([], None, Access(("127.0.0.1",))),
+        (["--host", "localhost"], "from-outside", Access(("localhost",), "from-outside")),
+        (["--api-key", "given"], "from-outside", Access(("127.0.0.1",), "given")),
+        (["--allow-host", "a.org"], "", Access(("127.0.0.1", "a.org"))),
+        (["--host", ANY], "key", Access(None, "key")),
+        (["--host", ANY, "--allow-host", "a.org"], None, Access((ANY, "a.org"))),
+    ],
+)
+def test_who_may_ask(encoder, gossamer_cli, monkeypatch, options, variable, expected):
+    found = []
+    monkeypatch.setattr(
+        "gossamer.run.server.app.build_app", lambda service, limits, access: found.append(access)
+    )
+    monkeypatch.setattr("gossamer.run.server.lifecycle.run_server", lambda *_: None)
+    monkeypatch.delenv("GOSSAMER_API_KEY", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("GOSSAMER_API_KEY", variable)
+    ran = gossamer_cli("run", "serve", encoder, "--port", "0", *options)
+    assert ran.code == 0, ran.err
+    assert found == [expected]
+    assert "given" not in ran.err + ran.out
+    assert "from-outside" not in ran.err + ran.out
+    assert ("no key is asked for" in ran.err) == (ANY in options and variable is None)
+
+
+def test_a_key_that_cannot_be_sent_is_told_before_the_model_is_loaded(encoder, gossamer_cli):
+    ran = gossamer_cli("run", "serve", encoder, "--api-key", "not one", "-q")
+    assert ran.code == 2
+    assert "api_key: expected" in ran.err
+    assert "not one" not in ran.err
+
+
 class Served:
     """`gossamer run serve` in a process of its own."""
 
@@ -249,5 +286,5 @@ def test_ctrl_c_ends_with_130_and_elsewhere_than_loopback_there_is_a_warning(ser
     server.process.send_signal(signal.SIGINT)
     code, log = server.end()
     assert code == 130, log
-    assert "no authentication" in log
+    assert "no key is asked for" in log
     assert "Traceback" not in log
