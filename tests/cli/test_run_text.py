@@ -127,3 +127,20 @@ def test_help_names_the_commands():
     shown = CliRunner().invoke(run, ["--help"]).output
     assert "complete" in shown
     assert "chat" in shown
+
+
+def test_special_tokens_are_text_unless_meant(model, capsys):
+    words = ["run", "complete", model, "--prompt", "ab[end]", "--max-tokens", "2", "--json", "-q"]
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out)["prompt_tokens"] == 7
+    assert main([*words, "--special-tokens"]) == 0
+    assert json.loads(capsys.readouterr().out)["prompt_tokens"] == 3
+
+
+def test_a_template_without_end_is_ended(tmp_path, monkeypatch, capsys):
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    hostile = artifact(tmp_path / "hostile", tokenizer_files(template=endless))
+    monkeypatch.setattr("gossamer.run.template_process.RENDER_SECONDS", 1.0)
+    monkeypatch.setattr("gossamer.cli.run_text._ask", lambda out: "hello")
+    assert main(["run", "chat", hostile]) == 4
+    assert "takes longer than 1 s" in capsys.readouterr().err

@@ -400,6 +400,37 @@ def test_fields_that_ask_for_something_are_refused_by_name(server, path, body, t
         assert reply.message.startswith(next(iter(more))), reply.message
 
 
+MANY = {f"f{number}": number for number in range(100_000)}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "text"),
+    [
+        ("/v1/completions", {**BODY, **MANY}, "has 100003 fields; expected at most 64"),
+        ("/v1/chat/completions", {**CHAT, "metadata": MANY}, "expected at most 16"),
+        ("/v1/chat/completions", {"messages": [{**MANY, "role": "user"}]}, "expected at most 64"),
+        ("/v1/chat/completions", {"messages": [{"r": 1, "s": 2}] * 1024}, "messages.0.role"),
+        (
+            "/v1/completions",
+            {"prompt": ["x"] * 500_000},
+            "has 500000 texts; expected at most 65536",
+        ),
+        (
+            "/v1/completions",
+            {"prompt": [[1]] * 500_000},
+            "has 500000 texts; expected at most 65536",
+        ),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_a_body_full_of_mistakes_is_refused_for_the_first(server, path, body, text):
+    reply = call(server, path, body)
+    assert reply.status == 422
+    assert text in reply.message
+    assert "messages.1." not in reply.message
+    assert len(reply.message) < 1000
+
+
 def test_an_answer_may_come_back_as_a_message(server):
     said = {"role": "assistant", "content": "x", "refusal": None, "tool_calls": None}
     body = {**CHAT, "messages": [*CHAT["messages"], {**said, "annotations": []}, *CHAT["messages"]]}

@@ -127,9 +127,17 @@ def test_refusals_say_why(source, reason, process):
 
 def test_a_process_that_dies_is_an_error_and_the_next_one_answers(process):
     process.render("x", [TALK], {})
-    os.kill(worker_pid(process), signal.SIGKILL)
-    with pytest.raises(InputError, match="messages"):
-        process.render("x", [TALK], {})
+    threading.Timer(0.5, os.kill, (worker_pid(process), signal.SIGKILL)).start()
+    with pytest.raises(InputError, match="its process ended without an answer"):
+        process.render(MANY, [TALK], {})
+    assert process.render("x", [TALK], {}) == ["x"]
+
+
+def test_a_process_that_died_while_it_waited_is_replaced(process):
+    process.render("x", [TALK], {})
+    pid = worker_pid(process)
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: status_of(pid) == "Z")
     assert process.render("x", [TALK], {}) == ["x"]
 
 

@@ -41,12 +41,13 @@ class TemplateProcess:
     """Renders one set of conversations at a time; threads may share it.
 
     Args:
-        seconds: for one call, waiting for other threads included.
+        seconds: for one call, waiting for other threads included; None = RENDER_SECONDS.
         memory_bytes: address space of the process, where the system can limit it (Linux).
     """
 
-    def __init__(self, seconds: float = RENDER_SECONDS, memory_bytes: int = MEMORY_BYTES) -> None:
-        self._seconds, self._memory_bytes = seconds, memory_bytes
+    def __init__(self, seconds: float | None = None, memory_bytes: int = MEMORY_BYTES) -> None:
+        self._seconds = RENDER_SECONDS if seconds is None else seconds
+        self._memory_bytes = memory_bytes
         self._turn = threading.Lock()
         self._worker: _Worker | None = None
 
@@ -79,7 +80,7 @@ class TemplateProcess:
             raise InputError(
                 f"messages: the chat template of this model refuses them ({answer['refused']})."
             )
-        if "texts" not in answer:
+        if "memory" in answer:
             raise InputError(
                 "messages: the chat template of this model needs more than"
                 f" {self._memory_bytes >> 20} MiB for them. Take another model, or put another"
@@ -91,7 +92,7 @@ class TemplateProcess:
     def _ask(self, question: dict[str, Any], seconds: float) -> dict[str, Any]:
         worker = self._worker
         # A copy of this object in a forked process must not read its parent's answers.
-        if worker is None or worker.owner != os.getpid():
+        if worker is None or worker.owner != os.getpid() or worker.ended:
             worker = self._worker = _Worker(self._memory_bytes)
         answer = worker.ask(json.dumps(question).encode("ascii"), seconds)
         if answer is None or "memory" in answer:
@@ -99,8 +100,7 @@ class TemplateProcess:
             worker.end()
         if answer is None and worker.late:
             raise self._too_slow()
-        # A process that died without a word did so for lack of memory, or of stack.
-        return {"memory": True} if answer is None else answer
+        return {"refused": "its process ended without an answer"} if answer is None else answer
 
     def _too_slow(self) -> TemplateTooSlow:
         return TemplateTooSlow(
@@ -134,6 +134,11 @@ class _Worker:
                 " processes, or raise the limit of them."
             ) from error
         self.end = weakref.finalize(self, _end, self._process, self.owner)
+
+    @property
+    def ended(self) -> bool:
+        """Whether somebody ended the process while it waited."""
+        return self._process.poll() is not None
 
     def ask(self, question: bytes, seconds: float) -> dict[str, Any] | None:
         """The answer; None if the process ended, `late` if that was because of the time."""

@@ -5,6 +5,7 @@ Clients of OpenAI's interface send optional fields with null or with the value t
 """
 
 import json
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
@@ -22,6 +23,17 @@ def only(*values: Any, why: str) -> BeforeValidator:
             raise ValueError(f"{why}; expected {allowed}, got {ascii(value)[:60]}")
 
     return BeforeValidator(check)
+
+
+def at_most(count: int) -> Callable[[Any], Any]:
+    """Refuse an object with more fields, before each of them is complained about."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > count:
+            raise ValueError(f"has {len(value)} fields; expected at most {count}")
+        return value
+
+    return check
 
 
 def null_is(default: Any) -> BeforeValidator:

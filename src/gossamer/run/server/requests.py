@@ -3,10 +3,21 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    model_validator,
+)
 
-from gossamer.run.server.neutral import Label, null_is, only
+from gossamer.run.server.neutral import Label, at_most, null_is, only
 
+# However a body of some megabytes is filled, looking through it takes no more than a moment.
+_MAX_ITEMS = 1 << 16
+_MAX_FIELDS = 64
+_MAX_LABELS = 16
 _ONE_TEXT = "one text is written for a request"
 _NO_CHANCES = "chances of tokens are not given"
 _NO_PENALTY = "tokens are not penalised"
@@ -21,6 +32,8 @@ def _texts_or_tokens(value: Any) -> Any:
         value = [value]
     if not isinstance(value, list) or not value:
         raise ValueError("expected a text or a list of texts that is not empty")
+    if len(value) > _MAX_ITEMS:
+        raise ValueError(f"has {len(value)} texts; expected at most {_MAX_ITEMS}")
     is_text = isinstance(value[0], str)
     for number, item in enumerate(value):
         if is_text and isinstance(item, str):
@@ -75,10 +88,20 @@ Inputs = Annotated[list[str] | list[list[int]], BeforeValidator(_texts_or_tokens
 StopText = Annotated[str, Field(min_length=1, max_length=256), BeforeValidator(_content)]
 
 
-class Body(BaseModel):
-    """Of any request."""
+class Fields(BaseModel):
+    """An object of a request: nothing but what is written here."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few(cls, value: Any) -> Any:
+        return at_most(_MAX_FIELDS)(value)
+
+
+class Body(Fields):
+    """Of any request."""
+
     model: str | None = Field(None, description="The name of the served model, or nothing.")
     special_tokens: Annotated[bool, null_is(False)] = Field(
         False, description="Read special tokens where texts spell them; else they are text."
@@ -99,10 +122,9 @@ class EmbeddingsBody(TextsBody):
     dimensions: Annotated[Any, only(why=_WHOLE_VECTORS)] = None
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(Fields):
     """What a stream tells besides the text."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     include_usage: Annotated[bool, null_is(False)] = False
     include_obfuscation: Annotated[Any, only(False, why="events are not padded")] = None
 
@@ -138,10 +160,9 @@ class CompletionBody(GenerationBody):
     suffix: Annotated[Any, only("", why="a text cannot be filled in before another one")] = None
 
 
-class Message(BaseModel):
+class Message(Fields):
     """One turn of a chat."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     role: Literal["system", "user", "assistant"]
     content: Annotated[str, BeforeValidator(_content)]
     name: Label = None
@@ -156,7 +177,7 @@ class Message(BaseModel):
 class ChatBody(GenerationBody):
     """Of /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=1024)]
+    messages: Annotated[list[Message], FailFast(), Field(min_length=1, max_length=1024)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     response_format: Annotated[Any, only({"type": "text"}, why="texts are not bound to a form")] = (
         None
@@ -179,6 +200,6 @@ class ChatBody(GenerationBody):
     )
     store: Annotated[Any, only(False, why="nothing is stored")] = None
     # Labels, which are read by nobody and change no answer.
-    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
+    metadata: Annotated[dict[str, str] | None, BeforeValidator(at_most(_MAX_LABELS))] = None
     safety_identifier: Label = None
     prompt_cache_key: Label = None
