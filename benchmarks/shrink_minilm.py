@@ -36,7 +36,7 @@ from support.options import give, machine, parser, progress
 from support.passages import read_passages, recall
 from support.shrunk import Engines, Known, dense_entries, race, search_rows, shrunk_entry
 from support.three_layers import CUT, published, with_layers
-from support.trained_rivals import trained
+from support.trained_rivals import Trainer
 
 # Lost on the part that chooses; half of what may be lost in the end, since the best of several
 # tries on few pairs looks better than it is.
@@ -135,11 +135,11 @@ def dense_models(model, work, given):
         progress("no --small: the published model of three layers takes no part.")
     else:
         plain[SMALL] = published(given.small, model)
-    made, tried = dict(plain), []
+    made, tried, trainer = dict(plain), [], Trainer(work, folder)
     for name, each in {**plain, CUT_OUT: with_layers(model, CUT)}.items():
         # Half a model is no teacher of itself.
         teacher = model if name == CUT_OUT else None
-        made[name + TRAINED], steps = trained(name, each, work, folder, teacher)
+        made[name + TRAINED], steps = trainer.best(name, each, teacher)
         tried += steps
     return made, tried
 

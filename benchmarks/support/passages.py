@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recall of passages on text that no task was trained on: WikiText-2, the first sentence of a
-paragraph asks for the rest of it.
+"""Recall of passages on WikiText-2, a text that nothing in these benchmarks is trained on.
 
-Other paragraphs of the same article are among those it has to be told from.
+The first sentence of a paragraph asks for the rest of it; other paragraphs of the same article are
+among those it has to be told from.
 
 Legend: N passages, D width.
 """

@@ -3,11 +3,13 @@
 
 The search trains a mask for 100 steps, then 300 more, with half of the loss from the scores and
 half from a teacher, at the rate that is best on the part of the data it chooses by. Here a dense
-model gets the same: steps, loss, data, and the choice of rate and length on the same part.
+model gets the same: steps, data, and choices on the same part. A dense model has nothing to get
+back, so a loss of scores alone is among the choices, and rates are lower.
 """
 
 import copy
 import json
+from dataclasses import dataclass
 
 import torch
 
@@ -19,56 +21,67 @@ from support.options import progress
 
 # Of the first two rungs of a search.
 STEPS = (100, 300)
-# All weights are there already: rates are lower than those of pruned models.
-RATES = (5e-4, 2.5e-4, 1e-4)
+# (part of the scores in the loss, rate)
+TRIES = ((1.0, 1e-4), (0.5, 1e-4), (1.0, 2e-4))
 _CHECKS = 4
 
 
-def trained(name, model, work, folder, teacher=None, rates=RATES):
-    """(the best trained model, what was tried): steps of every rate, then more of the best.
+@dataclass(frozen=True)
+class Trainer:
+    """Trains models and keeps what came out.
 
-    Args:
-        name: of its files.
-        model: dense, left as it is.
+    Attributes:
         work: the search's data, loss and measure to choose by.
-        folder: what was trained is kept there, and not trained again.
-        teacher: of half of the loss; None: the model itself before training.
-        rates: of learning.
+        folder: of trained models; what is there is not trained again.
     """
-    teacher = teacher or model
-    first = [_one(f"{name}-{STEPS[0]}-r{rate:g}", model, rate, 0, work, folder, teacher)
-             for rate in rates]  # fmt: skip
-    best = max(first, key=lambda each: each["quality"])
-    start = gossamer.load(folder / best["name"]).eval()
-    more = _one(
-        f"{name}-{STEPS[1]}-r{best['rate']:g}", start, best["rate"], 1, work, folder, teacher
-    )
-    tried = [*first, more]
-    taken = max(tried, key=lambda each: each["quality"])
-    taken["taken"] = True
-    return gossamer.load(folder / taken["name"]).eval(), tried
 
+    work: object
+    folder: object
 
-def _one(name, model, rate, rung, work, folder, teacher):
-    """One training, or what is known of it."""
-    record = folder / f"{name}.json"
-    if not record.exists():
-        made = copy.deepcopy(model)
-        step = {**work.aim, "steps": STEPS[rung], "rate": rate, "checks": _CHECKS}
-        recipe = make_recipe({"gossamer": 1, "stages": [{"recover": step}]}, name)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            given = StageInput(
-                loss=work.loss,
-                teacher=copy.deepcopy(teacher),
-                samples=work.samples(),
-                say=lambda text: progress(f"{name}: {text}"),
-            )
-            execute(recipe, made, work.batches(), given=given)
-        gossamer.save(made, folder / name)
-        with torch.inference_mode():
-            quality = work.choosing.measure(made.eval())
-        found = {"name": name, "rate": rate, "steps": sum(STEPS[: rung + 1]), "quality": quality}
-        record.write_text(json.dumps(found))
-        progress(f"{name}: {quality:.2f} on the part that chooses")
-    return json.loads(record.read_text())
+    def best(self, name, model, teacher=None, tries=TRIES):
+        """(the best trained model, what was tried): all tries for few steps, the best for more.
+
+        Args:
+            name: of its files.
+            model: dense, left as it is.
+            teacher: of the part of the loss that is not the scores; None: the model as it is.
+            tries: see TRIES.
+        """
+        teacher = teacher or model
+        tried = [self._one(name, model, teacher, 0, *each) for each in tries]
+        first = max(tried, key=lambda each: each["quality"])
+        start = self._load(first)
+        tried.append(self._one(name, start, teacher, 1, first["scores"], first["rate"]))
+        taken = max(tried, key=lambda each: each["quality"])
+        taken["taken"] = True
+        return self._load(taken), tried
+
+    def _load(self, found):
+        return gossamer.load(self.folder / found["name"]).eval()
+
+    def _one(self, name, model, teacher, rung, scores, rate):
+        """One training, or what is known of it."""
+        name = f"{name}-{STEPS[rung]}-s{scores:g}-r{rate:g}"
+        record = self.folder / f"{name}.json"
+        if not record.exists():
+            made = copy.deepcopy(model)
+            changed = {"hardness": scores, "rate": rate, "steps": STEPS[rung], "checks": _CHECKS}
+            stage = {"recover": {**self.work.aim, **changed}}
+            recipe = make_recipe({"gossamer": 1, "stages": [stage]}, name)
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                given = StageInput(
+                    loss=self.work.loss,
+                    teacher=copy.deepcopy(teacher),
+                    samples=self.work.samples(),
+                    say=lambda text: progress(f"{name}: {text}"),
+                )
+                execute(recipe, made, self.work.batches(), given=given)
+            gossamer.save(made, self.folder / name)
+            with torch.inference_mode():
+                quality = self.work.choosing.measure(made.eval())
+            steps = sum(STEPS[: rung + 1])
+            found = {"name": name, "scores": scores, "rate": rate, "steps": steps}
+            record.write_text(json.dumps({**found, "quality": quality}))
+            progress(f"{name}: {quality:.2f} on the part that chooses")
+        return json.loads(record.read_text())

@@ -16,7 +16,8 @@ from gossamer.recipes.schema import Recipe
 DENSE = "dense"
 DENSE_INT8 = "dense-int8"
 DENSE_BF16 = "dense-bf16"
-ALL_WEIGHTS = (DENSE, DENSE_INT8, DENSE_BF16)
+# Names of dense models that were trained on the data begin with it.
+DENSE_TRAINED = "dense-trained"
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Candidate:
     @property
     def is_dense(self) -> bool:
         """Whether no weight is taken out."""
-        return self.name in ALL_WEIGHTS
+        return has_all_weights(self.name)
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,16 @@ MASKS = (
     Mask("4:16", 0.75),
     Mask("block:1x4", 0.7),
 )
+
+
+def has_all_weights(name: str) -> bool:
+    """Whether a candidate of this name is a dense model."""
+    return name in (DENSE, DENSE_INT8, DENSE_BF16) or is_trained_dense(name)
+
+
+def is_trained_dense(name: str) -> bool:
+    """Whether it is one that learned from the data."""
+    return name.startswith(DENSE_TRAINED)
 
 
 def dense() -> Candidate:
@@ -125,14 +136,25 @@ def recovered(
         int8: train as the int8 kernels compute.
     """
     name = f"recovered-{mask.name}-{steps}-r{rate:g}"
-    step = {
-        **aim,
-        "steps": steps,
-        "rate": rate,
-        "quantise": "int8" if int8 else None,
-        "checks": 4,
-    }
-    return Candidate(name, _recipe(name, [{"recover": step}, _rounded()]), after, steps=steps)
+    stages = [_recovery(steps, rate, aim, int8=int8), _rounded()]
+    return Candidate(name, _recipe(name, stages), after, steps=steps)
+
+
+def trained_dense(after: str | None, steps: int, rate: float, aim: Mapping[str, Any]) -> Candidate:
+    """All weights in int8, trained as `recovered` trains pruned ones.
+
+    What data gives is then not taken for what zeros leave.
+
+    Args:
+        after: the one that it goes on from; None: the dense model.
+        steps: of the optimizer.
+        rate: of learning.
+        aim: what is matched, as in `recovered`.
+    """
+    name = f"{DENSE_TRAINED}-{steps}-r{rate:g}"
+    stages = [_tables("int8")] if after is None else []
+    stages += [_recovery(steps, rate, aim, int8=False), _rounded()]
+    return Candidate(name, _recipe(name, stages), after, steps=steps)
 
 
 def fewer_tokens(keep: float, steps: int, aim: Mapping[str, Any], *, table: str) -> Candidate:
@@ -147,6 +169,11 @@ def fewer_tokens(keep: float, steps: int, aim: Mapping[str, Any], *, table: str)
     }
     stages = [_tables(table), {"tokens": step}, _rounded()]
     return Candidate(name, _recipe(name, stages), precisions=("fp32",), steps=steps)
+
+
+def _recovery(steps: int, rate: float, aim: Mapping[str, Any], *, int8: bool) -> dict[str, Any]:
+    quantise = "int8" if int8 else None
+    return {"recover": {**aim, "steps": steps, "rate": rate, "quantise": quantise, "checks": 4}}
 
 
 def _tables(to: str) -> dict[str, Any]:

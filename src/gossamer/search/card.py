@@ -4,6 +4,7 @@
 from typing import TYPE_CHECKING
 
 from gossamer.report.machine import describe_machine
+from gossamer.search.front import trained_beside
 
 if TYPE_CHECKING:
     from gossamer.search.shrinking import ShrinkResult
@@ -33,6 +34,7 @@ def card_text(result: "ShrinkResult", *, is_described: bool, has_images: bool) -
         why = "no model met all limits, and this one is nearest."
     load = "gossamer.load(path)" if is_described else "gossamer.load(path, your_model)"
     example = ", example=images" if has_images else ""
+    beside = trained_beside(result.points, chosen)
     lines = [
         f"# {result.path.name}",
         "",
@@ -42,6 +44,7 @@ def card_text(result: "ShrinkResult", *, is_described: bool, has_images: bool) -
         "|---|---|---|",
         *(f"| {name} | {first} | {second} |" for name, first, second in rows),
         "",
+        *([beside, ""] if beside else []),
         f"Load with `{load}` and run with `gossamer.compile(model,"
         f' precision="{chosen.precision}"{example})`.',
         "",

@@ -4,6 +4,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gossamer.search.candidates import is_trained_dense
 from gossamer.search.trial import Point
 
 # Times this close are the same: then the smaller one is taken.
@@ -51,6 +52,18 @@ def best(points: Sequence[Point], limits: Limits) -> Point | None:
 def nearest(points: Sequence[Point], limits: Limits) -> Point:
     """The point that is least beyond the limits."""
     return min(points, key=limits.excess)
+
+
+def trained_beside(points: Sequence[Point], chosen: Point) -> str:
+    """What the same data gave the dense model, as a sentence; empty if that says nothing new."""
+    trained = [p for p in points if is_trained_dense(p.candidate)]
+    if not trained or chosen.is_dense:
+        return ""
+    rival = min(trained, key=lambda point: point.lost)
+    return (
+        f"Dense, trained on the same data ({rival.name}): {rival.speedup:.2f}x dense fp32,"
+        f" {rival.lost:+.2%} of the quality lost."
+    )
 
 
 def _beats(one: Point, other: Point) -> bool:

@@ -9,7 +9,7 @@ from gossamer.report.comparison import Comparison, Figure
 from gossamer.report.machine import describe_machine
 from gossamer.report.page import Page, TextTable
 from gossamer.report.report import format_bytes
-from gossamer.search.front import Limits, best
+from gossamer.search.front import Limits, best, trained_beside
 from gossamer.search.shrinking import ShrinkResult
 from gossamer.search.trial import Point
 
@@ -63,7 +63,7 @@ def verdict(result: ShrinkResult, limits: Limits) -> str:
     rival = best([p for p in result.points if not p.is_ours], limits)
     if rival is not None and rival.ms < chosen.ms:
         return f"{rival.name} is faster ({rival.ms:.2f} ms); of ours, {chosen.name}: {figures}."
-    return f"{chosen.name}: {figures}."
+    return f"{chosen.name}: {figures}. {trained_beside(result.points, chosen)}".rstrip()
 
 
 def front_chart(result: ShrinkResult, limits: Limits) -> Chart:

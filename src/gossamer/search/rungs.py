@@ -4,15 +4,17 @@
 Rung 0 is dense. Rung 1 makes the masks that forecasts leave, without training, fastest first until
 one is good enough: the others are slower. Every rung after it trains fewer of them longer, from
 where the rung before stopped, until time is up. Only masks that would be faster (or, where bytes
-are limited, smaller) than the best model so far go on.
+are limited, smaller) than the best model so far go on. Where training learns from labels, the dense
+model is trained in every such rung, too: the data helps it as well.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from gossamer.search.candidates import (
     DENSE,
     DENSE_INT8,
+    DENSE_TRAINED,
     Candidate,
     Mask,
     dense,
@@ -22,6 +24,7 @@ from gossamer.search.candidates import (
     one_shot,
     recovered,
     slim,
+    trained_dense,
 )
 from gossamer.search.forecast import Forecast, worth_trying
 from gossamer.search.front import Limits, best
@@ -34,6 +37,8 @@ _HOPELESS = 0.4
 RUNGS = ((100, 4), (300, 2), (1000, 1), (4000, 1), (16000, 1))
 # Learning rates: the first recovery is made with each; the best serves all others.
 RATES = (5e-4, 1e-3, 2.5e-4)
+# Of these, for the dense model that is trained beside.
+_DENSE_RATE = 0.2
 # Part of the multiplications that a slim model has.
 _SLIM = 0.5
 # Of its tokens, a layer passes on; the part of the dense time that is left at best.
@@ -123,23 +128,43 @@ class Search:
     def _recoveries(self, masks: list[Mask]) -> Iterator[Candidate]:
         now = {mask: f"oneshot-{mask.name}" for mask in masks}
         rate: float | None = None
+        rival: str | None = None
+        rival_rate: float | None = None
+        aim = self.work.aim
         for steps, size in RUNGS:
             # What may be the last training is done as the int8 kernels compute.
             int8 = size == 1
-            for mask in self._carried_on(now, size):
+            carried = self._carried_on(now, size)
+            for mask in carried:
                 rates = self.rates if rate is None else (rate,)
-                made = [
-                    recovered(now[mask], mask, steps, each, self.work.aim, int8=int8)
-                    for each in rates
-                ]
-                yield from made
-                done = [each for each in made if self._is_measured(each.name)]
-                if not done:
-                    continue
-                chosen = min(done, key=lambda each: self._lost(each.name))
-                now[mask] = chosen.name
-                if rate is None:
-                    rate = rates[made.index(chosen)]
+                made = {
+                    each: recovered(now[mask], mask, steps, each, aim, int8=int8) for each in rates
+                }
+                chosen = yield from self._best_of(made)
+                if chosen is not None:
+                    rate, now[mask] = rate or chosen, made[chosen].name
+            if carried and aim.get("hardness"):
+                rates = self._dense_rates if rival_rate is None else (rival_rate,)
+                made = {each: trained_dense(rival, steps, each, aim) for each in rates}
+                chosen = yield from self._best_of(made)
+                if chosen is not None:
+                    rival, rival_rate = made[chosen].name, chosen
+                elif rival is None:
+                    self.skipped.append(
+                        f"{DENSE_TRAINED}-{steps}: no time was left, so that nothing tells what the"
+                        " data taught from what zeros cost."
+                    )
+
+    @property
+    def _dense_rates(self) -> tuple[float, ...]:
+        """Weights that are all there are disturbed by rates that pruned ones need."""
+        return tuple(rate * _DENSE_RATE for rate in self.rates)
+
+    def _best_of(self, made: Mapping[float, Candidate]) -> Generator[Candidate, None, float | None]:
+        """Ask for all; the rate of the one that lost least, None if none was measured."""
+        yield from made.values()
+        done = [rate for rate, each in made.items() if self._is_measured(each.name)]
+        return min(done, key=lambda rate: self._lost(made[rate].name), default=None)
 
     def _carried_on(self, now: dict[Mask, str], size: int) -> list[Mask]:
         """The masks nearest to being good enough among those that would then be the best."""

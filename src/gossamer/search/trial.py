@@ -22,7 +22,7 @@ from gossamer.recipes.kept_run import KeptRun
 from gossamer.recipes.prune_stage import StageInput
 from gossamer.run.compiler import compile as compile_model
 from gossamer.run.ragged import run_packed
-from gossamer.search.candidates import ALL_WEIGHTS, DENSE, Candidate
+from gossamer.search.candidates import DENSE, Candidate, has_all_weights, is_trained_dense
 from gossamer.search.records import read_record, write_record
 from gossamer.search.workload import Workload
 from gossamer.train.run_folder import RunFolder
@@ -60,14 +60,16 @@ class Point:
     @property
     def name(self) -> str:
         """Candidate and precision; the dense model in int8 or bf16 says it once."""
-        if self.candidate in ALL_WEIGHTS and self.candidate != DENSE:
+        if is_trained_dense(self.candidate):
+            return f"{self.candidate.replace('-', ' ', 1)} {self.precision}"
+        if has_all_weights(self.candidate) and self.candidate != DENSE:
             return self.candidate.replace("-", " ")
         return f"{self.candidate} {self.precision}"
 
     @property
     def is_dense(self) -> bool:
         """Whether no weight was taken out."""
-        return self.candidate in ALL_WEIGHTS or not self.is_ours
+        return has_all_weights(self.candidate) or not self.is_ours
 
 
 @dataclass(frozen=True)
