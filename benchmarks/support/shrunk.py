@@ -31,6 +31,8 @@ from support.options import progress
 
 _MIN_ROUNDS = 5
 OURS = "gossamer"
+# Engines of this process: texts need not be padded to one length.
+HERE = ("torch", OURS)
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def dense_entries(name, model, work, engines):
         written = tensor_bytes(Path(folder) / "int8")
     fast = compiled(int8, work, "int8")
     counted = {precision: counted_bytes(model, precision) for precision in ("fp32", "int8")}
-    yield Entry(name, "torch", "fp32", model, _watch(work, model), counted["fp32"], key=key)
+    yield Entry(name, HERE[0], "fp32", model, _watch(work, model), counted["fp32"], key=key)
     yield Entry(name, OURS, "int8", fast, _watch(work, fast), written, key=key)
     for title, run in engines.int8(name, model, work):
         yield Entry(name, title, "int8", run, run.seconds, counted["int8"], key=key)
@@ -158,7 +160,7 @@ class Known:
 
     Args:
         file: of what was measured.
-        measures: name -> (model -> number or numbers).
+        measures: name -> (entry -> number or numbers; None where it is not asked).
     """
 
     def __init__(self, file, measures):
@@ -171,7 +173,7 @@ class Known:
         for name, measure in self._measures.items():
             if name not in found:
                 with torch.inference_mode():
-                    found[name] = measure(entry.run)
+                    found[name] = measure(entry)
                 self._file.write_text(json.dumps(self._found, indent=1))
                 progress(f"{entry.name}: {name} {found[name]}")
         return found

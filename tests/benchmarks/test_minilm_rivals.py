@@ -145,7 +145,7 @@ def test_times_are_medians_and_qualities_are_measured_once(tmp_path):
     times = iter([9.0, 1.0, 2.0, 3.0, 9.0, 9.0])
     entry = Entry("L6", "gossamer", "int8", "run", lambda: next(times), 10, key="abc")
     asked = []
-    measures = {"quality": lambda run: asked.append(run) or 86.0}
+    measures = {"quality": lambda entry: asked.append(entry.run) or 86.0}
     rows, busy = race([entry], 0, Known(tmp_path / "known.json", measures))
     assert rows[0]["ms"] == 3000
     assert rows[0]["least_ms"] == 1000
