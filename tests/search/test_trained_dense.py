@@ -122,3 +122,5 @@ def test_tables_are_rounded_once():
     more = trained_dense("dense-trained-100-r0.0002", 300, 2e-4, aim).recipe
     assert [type(stage.step).__name__ for stage in first.stages] == ["Round", "Recover", "Round"]
     assert [type(stage.step).__name__ for stage in more.stages] == ["Recover", "Round"]
+    # It is its own teacher, who could teach it nothing.
+    assert more.stages[0].recover.hardness == 1

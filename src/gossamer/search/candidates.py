@@ -141,19 +141,20 @@ def recovered(
 
 
 def trained_dense(after: str | None, steps: int, rate: float, aim: Mapping[str, Any]) -> Candidate:
-    """All weights in int8, trained as `recovered` trains pruned ones.
+    """All weights in int8, trained on the labels that `recovered` learns from.
 
-    What data gives is then not taken for what zeros leave.
+    What data gives is then not taken for what zeros leave. The teacher would be the model itself,
+    so the labels alone count.
 
     Args:
         after: the one that it goes on from; None: the dense model.
         steps: of the optimizer.
         rate: of learning.
-        aim: what is matched, as in `recovered`.
+        aim: of `recovered`; what is frozen there is frozen here.
     """
     name = f"{DENSE_TRAINED}-{steps}-r{rate:g}"
     stages = [_tables("int8")] if after is None else []
-    stages += [_recovery(steps, rate, aim, int8=False), _rounded()]
+    stages += [_recovery(steps, rate, {**aim, "hardness": 1.0}, int8=False), _rounded()]
     return Candidate(name, _recipe(name, stages), after, steps=steps)
 
 
