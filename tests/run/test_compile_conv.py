@@ -12,7 +12,7 @@ from torch import nn
 import gossamer
 from gossamer.errors import InputError
 from gossamer.nn import Conv2d, MaskedConv2d
-from gossamer.ops.timing import Duel
+from gossamer.ops.timing import Race
 from gossamer.run.choose import Chooser
 from gossamer.run.compiler import compile
 from gossamer.run.cost_table import CostTable
@@ -20,14 +20,18 @@ from gossamer.run.explanation import explain
 from gossamer.run.packed_conv import PackedConv2d
 
 
+def fixed_times(dense_us, sparse_us):
+    return lambda dense, *sparse: Race((dense_us, *(sparse_us for _ in sparse)))
+
+
 @pytest.fixture
 def sparse_wins(tmp_path):
-    return Chooser(CostTable(tmp_path / "wins.json"), lambda dense, sparse: Duel(100.0, 20.0))
+    return Chooser(CostTable(tmp_path / "wins.json"), fixed_times(100.0, 20.0))
 
 
 @pytest.fixture
 def dense_wins(tmp_path):
-    return Chooser(CostTable(tmp_path / "loses.json"), lambda dense, sparse: Duel(20.0, 100.0))
+    return Chooser(CostTable(tmp_path / "loses.json"), fixed_times(20.0, 100.0))
 
 
 def layer_rows(model):
@@ -133,11 +137,10 @@ def test_without_tuning_a_rule_decides(monkeypatch, tmp_path):
 
 
 def test_int8_is_offered_where_it_is_allowed(tmp_path):
-    """Measured against dense like the fp32 kernel; the best ratio wins and explain shows both."""
-    ratios = iter([2.0, 3.0, 3.0, 2.0, 0.5, 0.7])  # layers 1 and 2 are alike
-    chooser = Chooser(
-        CostTable(tmp_path / "table.json"), lambda dense, sparse: Duel(10.0 * next(ratios), 10.0)
-    )
+    """Raced with dense and the fp32 kernel; the fastest wins and explain shows both."""
+    # Layers 1 and 2 are alike.
+    races = iter([Race((60.0, 30.0, 20.0)), Race((60.0, 20.0, 30.0)), Race((21.0, 42.0, 30.0))])
+    chooser = Chooser(CostTable(tmp_path / "table.json"), lambda *calls: next(races))
     model, x = pruned(), torch.randn(2, 3, 12, 12)
     fast = compile(model, chooser=chooser, example=x, precision="int8")
     rows = layer_rows(fast)

@@ -9,7 +9,7 @@ from gossamer.errors import DenseFallback, InputError
 from gossamer.nn import Linear
 from gossamer.ops.dispatch import fallbacks
 from gossamer.ops.linear import PANEL
-from gossamer.ops.timing import Duel
+from gossamer.ops.timing import Duel, Race
 from gossamer.run.choose import Chooser
 from gossamer.run.compiler import compile
 from gossamer.run.convs import NO_EXAMPLE
@@ -19,7 +19,7 @@ from gossamer.run.packed import PackedLinear
 
 
 def fixed_times(dense_us, sparse_us):
-    return lambda first, second: Duel(dense_us, sparse_us)
+    return lambda dense, *sparse: Race((dense_us, *(sparse_us for _ in sparse)))
 
 
 @pytest.fixture
@@ -240,9 +240,9 @@ def test_wrong_thread_counts(threads):
 def test_threads_are_set_while_measuring_and_restored(tmp_path):
     seen = []
 
-    def timer(first, second):
+    def timer(dense, *sparse):
         seen.append(torch.get_num_threads())
-        return Duel(2, 1)
+        return Race((2, *(1 for _ in sparse)))
 
     before = torch.get_num_threads()
     compile(pruned(), threads=2, chooser=Chooser(CostTable(tmp_path / "c.json"), timer))

@@ -5,7 +5,7 @@ Legend: T tokens, R rows (outputs), K columns (inputs).
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 import torch.distributed as dist
@@ -14,19 +14,18 @@ import torch.nn.functional as F
 from gossamer import settings
 from gossamer.errors import InputError
 from gossamer.ops.dispatch import PRECISIONS, Kernel, kernel_names
-from gossamer.ops.timing import Duel, duel
+from gossamer.ops.load import QUIET, Load
+from gossamer.ops.timing import Duel, Race, contest
 from gossamer.run.contenders import Contenders
 from gossamer.run.cost_table import CostKey, CostTable
 from gossamer.run.packed import Choice
 
 Call = Callable[[], object]
-Timer = Callable[[Call, Call], Duel]
+# Times dense, which comes first, and kernels in one race.
+Timer = Callable[..., Race | Duel]
 
 # Sparse must win by this much: within it, the choice would be noise.
 _MARGIN = 1.05
-# A verdict this close is measured again, since one slow moment could turn it.
-_CLOSE = (0.8, 1.4)
-_MORE_TURNS = 3
 # Without measurements: kept fraction below which the sparse kernel won on every shape tried.
 _RULE_DENSITY_MANY = 0.5
 _RULE_DENSITY_FEW = 0.3
@@ -47,17 +46,21 @@ class Rival:
 
 
 class Chooser:
-    """Measures a layer against its dense form, at most once per kernel, shape, density and tokens.
+    """Races a layer's kernels and its dense form, at most once per shape, density and tokens.
+
+    A race on a quiet machine is filed for good. One beside busy neighbours holds for the layers of
+    this chooser, so that layers alike get the same kernel; the next chooser races again.
 
     Args:
         table: where measurements are kept.
-        timer: measures two callables; tests replace it.
+        timer: races callables; tests replace it.
     """
 
-    def __init__(self, table: CostTable | None = None, timer: Timer = duel) -> None:
+    def __init__(self, table: CostTable | None = None, timer: Timer = contest) -> None:
         self._table = CostTable() if table is None else table
         self._timer = timer
         self._tune = settings.tuning_enabled()
+        self._raced: dict[tuple[CostKey, ...], Race] = {}
 
     def choose(self, contenders: Contenders, tokens: int) -> Choice:
         """The fastest of dense and the kernels. In a process group rank 0 decides for all."""
@@ -68,27 +71,12 @@ class Chooser:
             # The lowest precision is what was asked for; its first kernel is the general one.
             lowest = max(kernels, key=lambda kernel: PRECISIONS.index(kernel.precision))
             return _by_rule(lowest.name, contenders.density, tokens)
-        times = [self._time(contenders, k, tokens) if _rank() == 0 else None for k in kernels]
-        names = [kernel.name for kernel in kernels]
-        return _by_time(tokens, dict(zip(names, _from_rank_zero(times), strict=True)))
-
-    def _time(self, contenders: Contenders, kernel: Kernel, tokens: int) -> Duel:
-        """Dense against one kernel, from the table or measured now."""
-        num_rows, num_columns = contenders.weight_RK.shape
-        key = CostKey(
-            kernel=contenders.cost_name(kernel),
-            rows=num_rows,
-            columns=num_columns,
-            pattern=str(contenders.sparse.pattern),
-            density=contenders.density,
-            tokens=tokens,
-            threads=torch.get_num_threads(),
-        )
-        times = self._table.get(key)
-        if times is None:
-            times = _measure(contenders, kernel, tokens, self._timer)
-            self._table.put(key, times)
-        return times
+        weight_RK = contenders.weight_RK
+        generator = torch.Generator().manual_seed(0)
+        x_TK = torch.randn(tokens, weight_RK.shape[1], generator=generator).to(weight_RK.dtype)
+        bias = weight_RK.new_zeros(weight_RK.shape[0])
+        rivals = [_rival(contenders, kernel, x_TK, bias) for kernel in kernels]
+        return self.choose_among(rivals, lambda: F.linear(x_TK, weight_RK, bias))
 
     def choose_among(self, sparse: Sequence[Rival], dense: Call) -> Choice:
         """The fastest of callables that do the same; the lowest precision comes last."""
@@ -96,19 +84,40 @@ class Chooser:
         if not self._tune:
             lowest = sparse[-1]
             return lowest.unmeasured or _by_rule(lowest.kernel, lowest.key.density, tokens)
-        times = [self._time_rival(one, dense) if _rank() == 0 else None for one in sparse]
-        names = [one.kernel for one in sparse]
-        return _by_time(tokens, dict(zip(names, _from_rank_zero(times), strict=True)))
+        race = self._race(sparse, dense) if _rank() == 0 else None
+        return _by_time([one.kernel for one in sparse], tokens, _from_rank_zero(race, len(sparse)))
 
-    def _time_rival(self, rival: Rival, dense: Call) -> Duel:
-        times = self._table.get(rival.key) or _duel(dense, rival.run, self._timer)
-        self._table.put(rival.key, times)
-        return times
+    def _race(self, sparse: Sequence[Rival], dense: Call) -> Race:
+        """From the table, or run now."""
+        keys = tuple(one.key for one in sparse)
+        found = self._table.get(keys) or self._raced.get(keys)
+        if found is None:
+            with torch.inference_mode():
+                timed = self._timer(dense, *(one.run for one in sparse))
+            found = timed if isinstance(timed, Race) else Race(timed.us, timed.spread, timed.load)
+            self._raced[keys] = found
+            self._table.put(keys, found)
+        return found
 
     def save(self) -> None:
         """Write new measurements to disk."""
         if self._tune and _rank() == 0:
             self._table.save()
+
+
+def _rival(contenders: Contenders, kernel: Kernel, x_TK: torch.Tensor, bias: torch.Tensor) -> Rival:
+    num_rows, num_columns = contenders.weight_RK.shape
+    key = CostKey(
+        kernel=contenders.cost_name(kernel),
+        rows=num_rows,
+        columns=num_columns,
+        pattern=str(contenders.sparse.pattern),
+        density=contenders.density,
+        tokens=x_TK.shape[0],
+        threads=torch.get_num_threads(),
+    )
+    # Packed when it is first run: a race that is on file needs no packing.
+    return Rival(kernel.name, key, lambda: contenders.packed(kernel)(x_TK, bias, "none"))
 
 
 class Forced(Chooser):
@@ -129,34 +138,21 @@ class Forced(Chooser):
         return Choice(tokens, "dense", None, None, why)
 
 
-def _measure(contenders: Contenders, kernel: Kernel, tokens: int, timer: Timer) -> Duel:
-    weight_RK, run = contenders.weight_RK, contenders.packed(kernel)
-    generator = torch.Generator().manual_seed(0)
-    x_TK = torch.randn(tokens, weight_RK.shape[1], generator=generator).to(weight_RK.dtype)
-    bias = weight_RK.new_zeros(weight_RK.shape[0])
-    return _duel(lambda: F.linear(x_TK, weight_RK, bias), lambda: run(x_TK, bias, "none"), timer)
-
-
-def _duel(dense: Call, sparse: Call, timer: Timer) -> Duel:
-    with torch.inference_mode():
-        times = timer(dense, sparse)
-        for _ in range(_MORE_TURNS):
-            if not _CLOSE[0] < times.ratio < _CLOSE[1]:
-                break
-            again = timer(dense, sparse)
-            times = Duel(min(times.first_us, again.first_us), min(times.second_us, again.second_us))
-    return times
-
-
-def _by_time(tokens: int, times: dict[str, Duel]) -> Choice:
-    # Each kernel was timed in turn with dense, so ratios compare where times of two moments do not.
-    ranking = sorted(times, key=lambda name: times[name].ratio, reverse=True)
-    best = times[ranking[0]]
-    wins = best.ratio >= _MARGIN
-    why = f"{best.ratio:.2f}x dense" if wins else f"dense is faster ({best.ratio:.2f}x)"
+def _by_time(names: Sequence[str], tokens: int, race: Race) -> Choice:
+    dense_us, *kernels = race.us
+    times = dict(zip(names, kernels, strict=True))
+    ranking = sorted(times, key=lambda name: times[name])
+    ratios = [dense_us / times[name] if times[name] else float("inf") for name in ranking]
+    wins = ratios[0] >= _MARGIN
+    why = f"{ratios[0]:.2f}x dense" if wins else f"dense is faster ({ratios[0]:.2f}x)"
     if len(ranking) > 1:
-        why += f"; {ranking[1]} {times[ranking[1]].ratio:.2f}x"
-    return Choice(tokens, ranking[0] if wins else "dense", best.first_us, best.second_us, why)
+        why += f"; {ranking[1]} {ratios[1]:.2f}x"
+    if race.threads is not None:
+        why += f"; raced on {race.threads} thread"
+    return Choice(
+        tokens, ranking[0] if wins else "dense", dense_us, times[ranking[0]], why,
+        race.spread, "" if race.load.is_quiet else str(race.load),
+    )  # fmt: skip
 
 
 def _by_rule(kernel: str, density: float, tokens: int) -> Choice:
@@ -175,10 +171,16 @@ def _is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def _from_rank_zero(times: Sequence[Duel | None]) -> list[Duel]:
-    """Rank 0's measurements on every rank: clocks differ, and other kernels round differently."""
-    measured = [(t.first_us, t.second_us) if t is not None else (0.0, 0.0) for t in times]
-    payload = torch.tensor(measured, dtype=torch.float64)
-    if _is_distributed():
-        dist.broadcast(payload, src=0)
-    return [Duel(*pair) for pair in payload.tolist()]
+def _from_rank_zero(race: Race | None, num_kernels: int) -> Race:
+    """Rank 0's race on every rank: clocks differ, and other kernels round differently."""
+    if not _is_distributed() and race is not None:
+        return race
+    load = QUIET if race is None else race.load
+    us = (0.0,) * (num_kernels + 1) if race is None else race.us
+    spread, threads = (0.0, None) if race is None else (race.spread, race.threads)
+    payload = torch.tensor([*us, spread, threads or 0, *astuple(load)], dtype=torch.float64)
+    dist.broadcast(payload, src=0)
+    *times, spread, told = payload[: num_kernels + 3].tolist()
+    others, cores, waiting, stolen, switches, of = payload[num_kernels + 3 :].tolist()
+    load = Load(others, int(cores), waiting, stolen, switches, int(of))
+    return Race(tuple(times), spread, load, int(told) or None)

@@ -149,4 +149,4 @@ def _choose(model: nn.Module, net: NetForward, example: torch.Tensor) -> Choice:
     wins = times.ratio >= _MARGIN
     why = f"{times.ratio:.2f}x layer by layer" + ("" if wins else ", which runs")
     kernel = name if wins else "dense"
-    return Choice(len(example), kernel, times.first_us, times.second_us, why)
+    return Choice(len(example), kernel, *times.us, why, times.spread, times.doubt)

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measured times of dense against sparse, kept on disk so that a layer shape is timed once.
+"""Measured races of dense and sparse kernels, kept on disk so that a layer shape is timed once.
 
-One JSON file per machine under `GOSSAMER_CACHE`. It is a cache: a damaged file is replaced.
+One JSON file per machine under `GOSSAMER_CACHE`. It is a cache: a damaged file is replaced, and so
+is one of an older version. Only races on a quiet machine are filed: a record is believed for good.
 """
 
 import contextlib
 import json
 import os
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,9 +21,9 @@ from gossamer.io.limits import MAX_MANIFEST_BYTES
 from gossamer.io.strict_json import parse_json
 from gossamer.named_files import read_named
 from gossamer.ops.kernels import active_kernels, cpu_name
-from gossamer.ops.timing import Duel
+from gossamer.ops.timing import Race
 
-_VERSION = 2
+_VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -39,13 +41,13 @@ class CostKey:
     def text(self) -> str:
         """The key on disk; density to two digits, since nearby densities cost the same."""
         return (
-            f"{cpu_name()}|{active_kernels()}|torch {torch.__version__}|{self.kernel}"
-            f"|{self.rows}x{self.columns}|{self.pattern}|d={self.density:.2f}|t={self.tokens}|n={self.threads}"
+            f"{self.kernel}|{self.rows}x{self.columns}|{self.pattern}|d={self.density:.2f}"
+            f"|t={self.tokens}|n={self.threads}"
         )
 
 
 class CostTable:
-    """Times by key, read once and written back atomically."""
+    """Races by what they were about, read once and written back atomically."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = settings.cache_dir() / "kernels.json" if path is None else path
@@ -54,19 +56,26 @@ class CostTable:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def get(self, key: CostKey) -> Duel | None:
-        """The measurement filed under `key`, if there is one."""
-        times = self._entries.get(key.text())
-        return None if times is None else Duel(*times)
+    def get(self, keys: Sequence[CostKey]) -> Race | None:
+        """The race of dense and these kernels, all of them and no other, if there is one."""
+        held = self._entries.get(_text(keys))
+        if held is None or len(held.us) != len(keys) + 1:
+            return None
+        return held
 
-    def put(self, key: CostKey, duel: Duel) -> None:
-        """File a measurement; `save` writes it."""
-        self._entries[key.text()] = (duel.first_us, duel.second_us)
+    def put(self, keys: Sequence[CostKey], race: Race) -> None:
+        """File a race of dense, which comes first, and kernels; `save` writes it.
+
+        A race beside a busy neighbour is not filed: the next one may be quiet.
+        """
+        if race.load.is_quiet:
+            self._entries[_text(keys)] = Race(race.us, race.spread)
 
     def save(self) -> None:
         """Merge with what other processes wrote meanwhile; a read-only cache is no error."""
         merged = {**_read(self.path), **self._entries}
-        document = {"version": _VERSION, "entries": merged}
+        entries = {key: {"us": list(r.us), "spread": r.spread} for key, r in merged.items()}
+        document = {"version": _VERSION, "entries": entries}
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             handle, name = tempfile.mkstemp(dir=self.path.parent, suffix=".tmp")
@@ -75,15 +84,21 @@ class CostTable:
             Path(name).replace(self.path)
 
 
-def _read(path: Path) -> dict[str, tuple[float, float]]:
+def _text(keys: Sequence[CostKey]) -> str:
+    """Of a whole race: times of two races were taken at two moments, and are not comparable."""
+    machine = f"{cpu_name()}|{active_kernels()}|torch {torch.__version__}"
+    return " + ".join([machine, *(key.text() for key in keys)])
+
+
+def _read(path: Path) -> dict[str, Race]:
     try:
         raw = read_named(path, MAX_MANIFEST_BYTES)
         document = parse_json(raw, str(path), max_bytes=MAX_MANIFEST_BYTES)
         if document["version"] != _VERSION:
             return {}
         return {
-            str(key): (float(dense), float(sparse))
-            for key, (dense, sparse) in document["entries"].items()
+            str(key): Race(tuple(float(us) for us in held["us"]), float(held["spread"]))
+            for key, held in document["entries"].items()
         }
     except (GossamerError, ValueError, KeyError, TypeError, AttributeError):
         return {}

@@ -2,7 +2,7 @@
 """Says per layer what runs it and why: the answer to "why is my model not faster?"."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -25,7 +25,10 @@ _NOT_COMPILED = "not compiled: call gossamer.compile(model)"
 
 @dataclass(frozen=True)
 class Row:
-    """One layer at one number of tokens (None where nothing was compiled)."""
+    """One layer at one number of tokens (None where nothing was compiled).
+
+    `spread` and `doubt` say how far the times can be trusted, as those of a `Choice`.
+    """
 
     name: str
     kind: str
@@ -38,6 +41,8 @@ class Row:
     dense_us: float | None
     sparse_us: float | None
     why: str
+    spread: float | None = None
+    doubt: str = ""
 
     @property
     def is_sparse(self) -> bool:
@@ -71,7 +76,7 @@ class Explanation(list[Row]):
                 _text(row.tokens, "d"),
                 _text(row.dense_us, ".0f"),
                 _text(row.sparse_us, ".0f"),
-                row.why,
+                _why(row),
             )
             for row in self
         ]
@@ -143,6 +148,8 @@ def _net_row(name: str, module: nn.Module, forward: NetForward, choice: Choice) 
         dense_us=choice.dense_us,
         sparse_us=choice.sparse_us,
         why=choice.why,
+        spread=choice.spread,
+        doubt=choice.doubt,
     )
 
 
@@ -162,6 +169,8 @@ def _encoder_rows(name: str, module: NativeEncoder) -> list[Row]:
             dense_us=choice.dense_us,
             sparse_us=choice.sparse_us,
             why=choice.why,
+            spread=choice.spread,
+            doubt=choice.doubt,
         )
         for choice in module.choices
     ]
@@ -173,14 +182,18 @@ def _rows(name: str, module: nn.Module, is_read: bool) -> list[Row]:
     choices: tuple[Choice, ...] | None = getattr(module, "choices", None)
     if choices is not None:
         return [
-            _row(
-                name,
-                module,
-                c.tokens,
-                c.kernel if c.is_sparse else form,
-                c.dense_us,
-                c.sparse_us,
-                c.why,
+            replace(
+                _row(
+                    name,
+                    module,
+                    c.tokens,
+                    c.kernel if c.is_sparse else form,
+                    c.dense_us,
+                    c.sparse_us,
+                    c.why,
+                ),
+                spread=c.spread,
+                doubt=c.doubt,
             )
             for c in choices
         ]
@@ -243,6 +256,10 @@ def _weight(module: nn.Module) -> torch.Tensor:
     with torch.no_grad():
         weight: torch.Tensor = module.weight  # type: ignore[assignment]
     return weight
+
+
+def _why(row: Row) -> str:
+    return f"{row.why} [{row.doubt}]" if row.doubt else row.why
 
 
 def _text(value: float | int | None, form: str) -> str:

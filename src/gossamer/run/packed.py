@@ -28,7 +28,9 @@ MIN_SPARSITY = 0.1
 class Choice:
     """What runs a layer for one number of tokens, and why.
 
-    Times are None where nothing was measured (`GOSSAMER_TUNE=off`, or there is no kernel).
+    Times are None where nothing was measured (`GOSSAMER_TUNE=off`, or there is no kernel). `spread`
+    is how far best times of parts of the race lie apart; `doubt` says what else the machine did if
+    it was busy, and such times are not kept.
     """
 
     tokens: int
@@ -36,6 +38,8 @@ class Choice:
     dense_us: float | None
     sparse_us: float | None
     why: str
+    spread: float | None = None
+    doubt: str = ""
 
     @property
     def is_sparse(self) -> bool:
