@@ -89,13 +89,13 @@ def linear(
             rows.append(bench_linear(shape, count, sparsity, pattern))
             stage.advance()
     document = {"ceilings_gflops": best, "rows": [row.to_dict() for row in rows]}
-    out.result(document, _table(rows), _legend(rows[0], best))
+    out.result(document, _table(rows), _legend(rows, best))
 
 
 def _table(rows: "list[BenchRow]") -> "Table":
     shown = table(
         *("shape", "tokens", "sparsity", "pattern", ">dense us", ">sparse us", ">speed-up"),
-        *(">dense GFLOP/s", ">kept GFLOP/s", ">of ceiling"),
+        *(">spread", ">dense GFLOP/s", ">kept GFLOP/s", ">of ceiling"),
     )
     for row in rows:
         shown.add_row(
@@ -106,6 +106,7 @@ def _table(rows: "list[BenchRow]") -> "Table":
             f"{row.dense_us:.0f}",
             f"{row.sparse_us:.0f}",
             f"{row.ratio:.2f}x",
+            f"{row.spread:.0%}",
             f"{row.dense_gflops:.0f}",
             f"{row.kept_gflops:.0f}",
             f"{row.ceiling_fraction:.0%}",
@@ -113,8 +114,14 @@ def _table(rows: "list[BenchRow]") -> "Table":
     return shown
 
 
-def _legend(row: "BenchRow", best: dict[str, float]) -> str:
-    return (
+def _legend(rows: "list[BenchRow]", best: dict[str, float]) -> str:
+    row = rows[0]
+    text = (
         f"{row.kernel} kernel, {row.kernels}, {row.threads} thread(s). Ceilings of one thread:"
         f" {best['panel']:.0f} GFLOP/s for its instruction mix, {best['fma']:.0f} for pure FMAs."
+        " spread: how far best times of parts of the run lie apart."
     )
+    doubts = [row.doubt for row in rows if row.doubt]
+    if doubts:
+        text += f"\n{len(doubts)} of {len(rows)} rows are of a {doubts[0]}. Do not quote them."
+    return text

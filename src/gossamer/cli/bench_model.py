@@ -142,7 +142,8 @@ def _legend(subject: "Subject", threads: int, document: dict[str, Any]) -> str:
     )
     if document["missing"]:
         text += f" Not installed: {', '.join(document['missing'])}."
-    return "\n".join([text, *document["refused"]])
+    doubts = sorted({row["doubt"] for row in document["rows"] if row["doubt"]})
+    return "\n".join([text, *document["refused"], *(f"{d}. Do not quote this." for d in doubts)])
 
 
 def _write_page(
@@ -161,6 +162,7 @@ def _write_page(
             f"batch {size}, ms",
             "ms",
             tuple(next(r.ms for r in rows if (r.engine, r.precision) == key) for key in shown),
+            rows[0].doubt,
         )
         for size, rows in times.items()
     ]

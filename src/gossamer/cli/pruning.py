@@ -248,7 +248,12 @@ def _figures(report: Report, prepared: Prepared) -> list[Figure]:
     return [
         Figure(name, "score", (report.quality_dense, report.quality_sparse)),
         Figure("bytes of tensors", "bytes", (report.bytes_dense, report.bytes_sparse)),
-        Figure(f"ms per forward ({prepared.timed})", "ms", (report.ms_dense, report.ms_sparse)),
+        Figure(
+            f"ms per forward ({prepared.timed})",
+            "ms",
+            (report.ms_dense, report.ms_sparse),
+            report.doubt,
+        ),
     ]
 
 

@@ -18,14 +18,13 @@ from gossamer.cli.quickstart_output import (
     MODEL_FOLDER,
     Story,
     compile_afresh,
-    one_thread,
     sparse_layers_text,
 )
 from gossamer.cli.sentences import make_sentences
 from gossamer.cli.sources import directory_bytes, tensor_bytes
 from gossamer.io import load, save
 from gossamer.io.samples import Texts
-from gossamer.ops.timing import duel
+from gossamer.ops.timing import duel, one_thread
 from gossamer.prune.batches import Batch
 from gossamer.recipes.calibration import calibration_batches
 from gossamer.recipes.oneshot import sparsify
@@ -152,7 +151,7 @@ def _compare(bench: _Bench, fast: nn.Module, folder: Path) -> Comparison:
             both = duel(_forward(fast, batch), _forward(rival, batch), budget_seconds=2.0)
             rival_ms = both.second_us / 1000
         values = (times.first_us / 1000, times.second_us / 1000, rival_ms)
-        figures.append(Figure(f"ms, {batch} x {_LENGTH} tokens", "ms", values))
+        figures.append(Figure(f"ms, {batch} x {_LENGTH} tokens", "ms", values, times.doubt))
     return Comparison(("dense", "pruned", int8_rival.NAME), tuple(figures))
 
 

@@ -1,21 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """What both quickstarts leave behind: `report.html`, `report.json` and the saved models."""
 
-import contextlib
 import functools
 import json
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from gossamer.errors import ArtifactError
 from gossamer.io.opened import check_replaceable
-from gossamer.ops.timing import duel
+from gossamer.ops.timing import contest
 from gossamer.report.html import write_html
 from gossamer.report.page import Page
 from gossamer.run.choose import Chooser
@@ -27,7 +24,7 @@ MODEL_FOLDER = "model"
 DENSE_FOLDER = "dense"
 HTML_FILE = "report.html"
 JSON_FILE = "report.json"
-_LAYER_SECONDS = 0.15
+_LAYER_SECONDS = 0.1
 # What a page of ours always says, so that another tool's file is not overwritten.
 _SIGNATURE = "Written by gossamer"
 
@@ -54,22 +51,11 @@ class Story:
         }
 
 
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Measure on one thread: comparable between machines, and steady on a busy one."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 def compile_afresh(model: nn.Module, tokens: tuple[int, ...]) -> nn.Module:
     """`gossamer.compile` with times measured now, not taken from the cache."""
     with tempfile.TemporaryDirectory() as folder:
         table = CostTable(Path(folder) / "kernels.json")
-        timer = functools.partial(duel, budget_seconds=_LAYER_SECONDS)
+        timer = functools.partial(contest, budget_seconds=_LAYER_SECONDS)
         return compile_model(model, tokens=tokens, chooser=Chooser(table, timer))
 
 

@@ -18,12 +18,11 @@ from gossamer.cli.quickstart_output import (
     MODEL_FOLDER,
     Story,
     compile_afresh,
-    one_thread,
     sparse_layers_text,
 )
 from gossamer.cli.sources import directory_bytes
 from gossamer.io import load, save
-from gossamer.ops.timing import duel
+from gossamer.ops.timing import duel, one_thread
 from gossamer.recipes.oneshot import sparsify
 from gossamer.report.charts import Curve
 from gossamer.report.comparison import Comparison, Figure
@@ -167,7 +166,7 @@ def _measure(
             both = duel(_forward(fast, x_TK), _forward(rival, x_TK), budget_seconds=0.3)
             rival_ms = both.second_us / 1000
         values = (times.first_us / 1000, times.second_us / 1000, rival_ms)
-        figures.append(Figure(f"ms, batch {count}", "ms", values))
+        figures.append(Figure(f"ms, batch {count}", "ms", values, times.doubt))
     return figures, None if rival is None else run.quality(rival)
 
 

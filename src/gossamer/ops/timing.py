@@ -173,7 +173,7 @@ def contest(*calls: Call, budget_seconds: float = 0.03) -> Race:
     threads = torch.get_num_threads()
     if threads == 1 or not found.load.is_crowded:
         return found
-    with _one_thread():
+    with one_thread():
         alone = run_contest(calls, budget_seconds, fair_clock(), LoadWatch())
     # One thread may find room where several do not; the times are still not those asked for.
     return replace(alone, load=found.load, threads=1)
@@ -219,7 +219,8 @@ def run_contest(
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
+    """Measure on one thread: comparable between machines, and steady on a busy one."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

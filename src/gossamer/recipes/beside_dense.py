@@ -3,6 +3,7 @@
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 from gossamer.ops.timing import Duel, duel
 from gossamer.prune.batches import call_on_batch
 from gossamer.prune.calibrated import evaluating
+from gossamer.report.report import Report
 from gossamer.run.choose import Call, Chooser, Rival
 from gossamer.run.compiler import compile as compile_model
 from gossamer.run.contenders import Contenders
@@ -62,6 +64,12 @@ def time_beside_dense(
             functools.partial(call_on_batch, fast, batch),
             budget_seconds=_BUDGET_SECONDS,
         )
+
+
+def with_times(report: Report, times: Duel) -> Report:
+    """The report with the times, and with how far to trust them."""
+    dense_ms, sparse_ms = (us / 1000 for us in times.us)
+    return replace(report, ms_dense=dense_ms, ms_sparse=sparse_ms, doubt=times.doubt)
 
 
 def _counter(counts: set[int]) -> Callable[[nn.Module, tuple[Any, ...]], None]:

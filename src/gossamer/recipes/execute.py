@@ -12,7 +12,7 @@ from gossamer.errors import MaskDrift, RecipeError
 from gossamer.nn import CompactWeight, MaskedWeight
 from gossamer.prune import LayerResult
 from gossamer.prune.batches import as_batches
-from gossamer.recipes.beside_dense import time_beside_dense, tokens_seen
+from gossamer.recipes.beside_dense import time_beside_dense, tokens_seen, with_times
 from gossamer.recipes.prune_stage import StageInput, run_prune_stage
 from gossamer.recipes.recover_schema import Recover
 from gossamer.recipes.recover_stage import run_recover_stage
@@ -97,7 +97,7 @@ def execute(
     if not tokens:
         return report
     times = time_beside_dense(model, tokens, batches[0].arguments, dense)
-    return replace(report, ms_dense=times.first_us / 1000, ms_sparse=times.second_us / 1000)
+    return with_times(report, times)
 
 
 def _needed(teacher: nn.Module | None) -> nn.Module:

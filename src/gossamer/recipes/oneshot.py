@@ -5,7 +5,6 @@ import difflib
 import itertools
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -17,7 +16,7 @@ from gossamer.prune import Scorer, apply_plan, plan_oneshot
 from gossamer.prune.gradient_pruning import GRADIENT_METHODS
 from gossamer.prune.methods import METHODS
 from gossamer.prune.rules import Rules
-from gossamer.recipes.beside_dense import time_beside_dense, tokens_seen
+from gossamer.recipes.beside_dense import time_beside_dense, tokens_seen, with_times
 from gossamer.recipes.execute import execute
 from gossamer.recipes.loader import load_recipe, make_recipe
 from gossamer.recipes.prune_stage import StageInput
@@ -128,7 +127,7 @@ def _at_once(
     if not tokens:
         return report
     times = time_beside_dense(model, tokens, first[0])
-    return replace(report, ms_dense=times.first_us / 1000, ms_sparse=times.second_us / 1000)
+    return with_times(report, times)
 
 
 def _read(recipe: Any, arguments: dict[str, Any]) -> Recipe | dict[str, Any]:

@@ -24,7 +24,7 @@ class Card:
         base: the model that was pruned.
         method: settings of the pruning, by name.
         report: what pruning did.
-        comparison: measured figures beside dense.
+        comparison: measured figures beside dense; doubtful ones are left out.
         machine: from `describe_machine`.
         limits: what the numbers do not say.
     """
@@ -48,7 +48,7 @@ def render_card(card: Card) -> str:
         "",
         "## Measured",
         "",
-        *_table(card.comparison.cells()),
+        *_table(card.comparison.trusted().cells()),
         "",
         f"Machine: {escape('; '.join(f'{k} {v}' for k, v in card.machine.items()))}.",
         "",

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measured figures of several models side by side: the one table every report shows first."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from gossamer.errors import InputError
@@ -14,12 +14,19 @@ Unit = Literal["bytes", "ms", "score"]
 class Figure:
     """One measured quantity; `values` follow the order of the models, None = not measured.
 
-    Bytes and milliseconds are better when lower, scores when higher.
+    Bytes and milliseconds are better when lower, scores when higher. `doubt` says why the values
+    should not be believed, such as a busy machine; empty if they should.
     """
 
     name: str
     unit: Unit
     values: tuple[float | None, ...]
+    doubt: str = ""
+
+    @property
+    def label(self) -> str:
+        """The name, with what is to be said of it."""
+        return f"{self.name} [{self.doubt}]" if self.doubt else self.name
 
     def cell(self, index: int) -> str:
         """The value of one model, as people read it."""
@@ -75,12 +82,20 @@ class Comparison:
         head = ["", *self.models, "ratio"]
         return [head] + [
             [
-                figure.name,
+                figure.label,
                 *(figure.cell(index) for index in range(len(self.models))),
                 figure.change(1),
             ]
             for figure in self.figures
         ]
+
+    def trusted(self) -> "Comparison":
+        """The same without doubtful figures: what may be written down for good."""
+        kept = tuple(
+            replace(figure, values=(None,) * len(figure.values)) if figure.doubt else figure
+            for figure in self.figures
+        )
+        return replace(self, figures=kept)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data: numbers as measured and the gains derived from them."""

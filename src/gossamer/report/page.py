@@ -67,6 +67,8 @@ def tiles(comparison: Comparison) -> list[Tile]:
 
 
 def _tile(figure: Figure, models: tuple[str, ...]) -> Tile | None:
+    if figure.doubt:
+        return None
     gain = figure.gain(1)
     if figure.unit == "score":
         first, second = figure.values[:2]

@@ -59,6 +59,7 @@ class Report:
         left_dense: weights that no pruned layer holds, by reason, with their share.
         notes: what was left dense, and why; what else the reader should know.
         next_step: what to do now.
+        doubt: why the times should not be believed: a busy machine; empty if they should.
     """
 
     sparsity: float
@@ -73,6 +74,7 @@ class Report:
     left_dense: list[LeftDense] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     next_step: str = NEXT_STEP
+    doubt: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, strings, lists and dicts, ready for JSON."""
@@ -86,6 +88,8 @@ class Report:
         notes = [f"{row.name}: {row.note}." for row in self.layers if row.note] + self.notes
         if notes:
             parts.append("\n".join(notes))
+        if self.doubt:
+            parts.append(f"{self.doubt}. Times taken meanwhile mean little.")
         parts.append(self.next_step)
         return "\n\n".join(parts)
 

@@ -22,7 +22,8 @@ from gossamer.formats.base import SparseTensor
 from gossamer.ops import _native
 from gossamer.ops.dispatch import prepare
 from gossamer.ops.kernels import active_kernels
-from gossamer.ops.timing import Duel, duel, race, stopwatch
+from gossamer.ops.load import LoadWatch
+from gossamer.ops.timing import Duel, duel, fair_clock, race, spread_of, stopwatch
 from gossamer.patterns import Pattern, parse_pattern
 
 _TURNS = 6
@@ -33,7 +34,10 @@ _CEILING_FLOPS = 2e7
 
 @dataclass(frozen=True)
 class BenchRow:
-    """One layer at one token count; times in microseconds, rates in GFLOP/s."""
+    """One layer at one token count; times in microseconds, rates in GFLOP/s.
+
+    `spread` is how far best times of its turns lie apart, `doubt` what else a busy machine did.
+    """
 
     rows: int
     columns: int
@@ -47,6 +51,8 @@ class BenchRow:
     dense_us: float
     sparse_us: float
     ceiling_gflops: float
+    spread: float = 0.0
+    doubt: str = ""
 
     @property
     def ratio(self) -> float:
@@ -104,18 +110,20 @@ def bench_linear(
     x_TK = torch.randn(tokens, shape[1], generator=generator)
     bias_R = torch.randn(shape[0], generator=generator)
     prepared = prepare("linear", sparse)
-    best = Duel(float("inf"), float("inf"))
-    ceiling = 0.0
+    turns: list[Duel] = []
+    ceiling, watch = 0.0, LoadWatch()
     mix = mix_of(prepared.kernel)
     with torch.inference_mode():
         for _ in range(_TURNS):
-            turn = duel(
-                functools.partial(F.linear, x_TK, w_RK, bias_R),
-                functools.partial(prepared.run, x_TK, bias_R, "none"),
-                budget_seconds=budget_seconds / _TURNS,
-                max_rounds=1000,
+            turns.append(
+                duel(
+                    functools.partial(F.linear, x_TK, w_RK, bias_R),
+                    functools.partial(prepared.run, x_TK, bias_R, "none"),
+                    budget_seconds=budget_seconds / _TURNS,
+                    max_rounds=1000,
+                    watch=watch,
+                )
             )
-            best = Duel(min(best.first_us, turn.first_us), min(best.second_us, turn.second_us))
             ceiling = max(ceiling, *ceilings(_CEILING_SECONDS, (mix,)).values())
     return BenchRow(
         rows=shape[0],
@@ -127,9 +135,11 @@ def bench_linear(
         kernel=prepared.kernel,
         kernels=active_kernels(),
         threads=torch.get_num_threads(),
-        dense_us=best.first_us,
-        sparse_us=best.second_us,
+        dense_us=min(turn.first_us for turn in turns),
+        sparse_us=min(turn.second_us for turn in turns),
         ceiling_gflops=ceiling,
+        spread=max(spread_of(times) for times in zip(*(turn.us for turn in turns), strict=True)),
+        doubt=turns[-1].doubt,
     )
 
 
@@ -171,6 +181,8 @@ def ceilings(budget_seconds: float = 0.3, mixes: Sequence[str] | None = None) ->
     names = _native.ceiling_mixes() if mixes is None else list(mixes)
     runs = [ceiling_run(mix) for mix in names]
     times = race(
-        [stopwatch(run) for run, _ in runs], budget_seconds=budget_seconds, max_rounds=1000
+        [stopwatch(run, fair_clock()) for run, _ in runs],
+        budget_seconds=budget_seconds,
+        max_rounds=1000,
     )
     return {mix: flops / us * 1e-3 for mix, (_, flops), us in zip(names, runs, times, strict=True)}

@@ -11,7 +11,7 @@ import copy
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from gossamer.nn import Conv2d, Linear, MaskedConv2d, MaskedLinear, replace_module
+from gossamer.ops.load import LoadWatch
 from gossamer.ops.timing import Stopwatch, race
 from gossamer.run.encoder_arrays import Arrays
 from gossamer.run.encoder_engines import EncoderEngine, EngineFailed
@@ -50,13 +51,14 @@ class Entry:
 
 @dataclass(frozen=True)
 class EncoderTime:
-    """What came of an entry."""
+    """What came of an entry; `doubt` says what else a busy machine did meanwhile."""
 
     engine: str
     precision: str
     sparsity: float
     error: float
     ms: float
+    doubt: str = field(default="", compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for --json."""
@@ -108,9 +110,13 @@ def engine_entry(
 def race_encoders(entries: Sequence[Entry], seconds: float, min_rounds: int) -> list[EncoderTime]:
     """Best times of all entries, taken in turns."""
     watches = [entry.watch for entry in entries]
-    times = race(watches, budget_seconds=seconds, min_rounds=min_rounds)
+    # Most of the work is that of other processes, for which this one waits.
+    watch = LoadWatch(is_own=False)
+    times = race(watches, budget_seconds=seconds, min_rounds=min_rounds, watch=watch)
+    load = watch.load()
+    doubt = "" if load.is_quiet else str(load)
     return [
-        EncoderTime(entry.engine, entry.precision, entry.sparsity, entry.error, us * 1e-3)
+        EncoderTime(entry.engine, entry.precision, entry.sparsity, entry.error, us * 1e-3, doubt)
         for entry, us in zip(entries, times, strict=True)
     ]
 

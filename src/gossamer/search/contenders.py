@@ -19,7 +19,7 @@ from torch import nn
 from gossamer.errors import InputError, TargetError
 from gossamer.io.samples import Texts, padded, sentences
 from gossamer.nn.token_pruning import EncoderOutput
-from gossamer.ops.timing import race, stopwatch
+from gossamer.ops.timing import fair_clock, race, stopwatch
 from gossamer.run.encoder_arrays import encoder_arrays, find_base
 from gossamer.run.encoder_engines import (
     PRECISIONS,
@@ -29,7 +29,7 @@ from gossamer.run.encoder_engines import (
     find_engine,
 )
 from gossamer.run.network_engines import NETWORK_PRECISIONS, NetworkEngine, export_network
-from gossamer.search.trial import Point, fair_clock
+from gossamer.search.trial import Point
 from gossamer.search.workload import Workload
 
 _CALIBRATED = 300

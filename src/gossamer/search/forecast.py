@@ -17,13 +17,13 @@ from pathlib import Path
 
 import torch
 
-from gossamer.ops.timing import race, stopwatch
+from gossamer.ops.timing import fair_clock, race, stopwatch
 from gossamer.prune.budgets_measure import pattern_errors
 from gossamer.prune.targets import find_targets
 from gossamer.recipes.oneshot import sparsify
 from gossamer.search.candidates import Mask
 from gossamer.search.records import read_record, write_record
-from gossamer.search.trial import compiled, fair_clock
+from gossamer.search.trial import compiled
 from gossamer.search.workload import Workload
 
 FORECAST_FILE = "forecasts.json"

@@ -15,7 +15,7 @@ from torch import nn
 from gossamer.io import load, save
 from gossamer.io.opened import open_artifact
 from gossamer.nn.token_pruning import TokenPrunedEncoder
-from gossamer.ops.timing import Clock, duel
+from gossamer.ops.timing import duel
 from gossamer.prune.journal import DiskJournal
 from gossamer.recipes.execute import execute
 from gossamer.recipes.kept_run import KeptRun
@@ -177,7 +177,7 @@ class Workshop:
             as_it_is = candidate.recipe is None
             quality = self.dense_quality if as_it_is else work.choosing.measure(model)
             calls = work.timed.call(work.model), work.timed.call(model)
-            times = duel(*calls, budget_seconds=_TIMED_SECONDS, clock=fair_clock())
+            times = duel(*calls, budget_seconds=_TIMED_SECONDS)
         lost = work.lost(self.dense_quality, quality)
         return Point(
             candidate.name, precision, quality, lost if math.isfinite(lost) else math.inf,
@@ -202,11 +202,6 @@ def compiled(model: nn.Module, work: Workload, precision: str) -> nn.Module:
     if any(isinstance(module, TokenPrunedEncoder) for module in fast.modules()):
         run_packed(fast)
     return fast
-
-
-def fair_clock() -> Clock:
-    """Of the processor on one thread: on a busy machine long calls never run undisturbed."""
-    return time.process_time if torch.get_num_threads() == 1 else time.perf_counter
 
 
 def tensor_bytes(path: Path) -> int:
