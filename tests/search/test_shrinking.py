@@ -10,11 +10,16 @@ from search_tools import make_quick, random_lines, tiny_encoder, tiny_tokenizer
 
 import gossamer
 from gossamer.errors import ArtifactError, InputError
+from gossamer.ops.load import Load
+from gossamer.ops.timing import Duel
 from gossamer.search import forecast, rungs, trial
-from gossamer.search.candidates import MASKS, Mask, one_shot
+from gossamer.search.budget import Deadline, OutOfTime
+from gossamer.search.candidates import MASKS, Mask, fewer_tokens, one_shot, recovered, slim
 from gossamer.search.forecast import Forecast, worth_trying
 from gossamer.search.front import Limits
 from gossamer.search.load_workload import load_workload
+from gossamer.search.page import rows_of, search_page
+from gossamer.search.verdict import verdict
 
 TWO = (Mask("unstructured", 0.5), Mask("unstructured", 0.9))
 
@@ -88,10 +93,10 @@ def test_a_stopped_search_goes_on_to_the_same_result(
     out = tmp_path / "out"
     whole = search(model, sentences, tokenizer, tmp_path / "other", max_ms=1e-6)
 
-    def dies(self, candidate, path):
+    def dies(self, candidate, path, deadline):
         if candidate.name == "oneshot-50":
             raise KeyboardInterrupt
-        return made(self, candidate, path)
+        return made(self, candidate, path, deadline)
 
     made = trial.Workshop._make
     monkeypatch.setattr(trial.Workshop, "_make", dies)
@@ -125,6 +130,18 @@ def test_no_time_means_dense_only(model, sentences, tokenizer, tmp_path, quick):
     result = search(model, sentences, tokenizer, tmp_path / "out", budget_minutes=1e-9)
     assert result.out_of_time
     assert {p.candidate for p in result.points} == {"dense"}
+    said = verdict(result, Limits(0.01))
+    assert said.startswith("Dense in fp32 is the best of what was tried; no pruned model was tried")
+    assert "faster" not in said
+    left = [text.partition(":")[0] for text in result.left_out]
+    assert left[:2] == ["oneshot-50", "oneshot-90"]
+    assert {"dense-int8", "dense-bf16"} < set(left)
+    card = (result.path / "card.md").read_text()
+    assert "No pruned model was measured" in card
+    assert "were not tried or not finished" in card
+    page = search_page(result, Limits(0.01), "tiny")
+    assert page.lead == said
+    assert any("oneshot-90: the time was up" in note for note in page.notes)
 
 
 def test_time_that_earlier_runs_took_counts(model, sentences, tokenizer, tmp_path, quick):
@@ -138,6 +155,64 @@ def test_time_that_earlier_runs_took_counts(model, sentences, tokenizer, tmp_pat
     assert [p.candidate for p in result.points] == ["dense"]
     more = search(model, sentences, tokenizer, out, budget_minutes=30.0)
     assert {"dense", "dense-int8"} <= {p.candidate for p in more.points}
+
+
+def test_a_candidate_is_stopped_at_a_safe_point_and_goes_on_with_more_time(
+    model, sentences, tokenizer, tmp_path, quick
+):
+    work = load_workload(model, tokenizer, sentences)
+    shop = trial.Workshop(work, tmp_path, 1.0, {})
+    now = iter(range(10**6))
+    candidate = one_shot(TWO[1], table="int4")
+    with pytest.raises(OutOfTime):
+        shop.try_out(candidate, Deadline(3.5, lambda: float(next(now))))
+    stopped = shop.stopped(candidate)
+    assert stopped.seconds == 4.0
+    assert stopped.allowed == 3.5
+    assert not shop.path(candidate.name).exists()
+    # Solved layers are not solved again: their journal is there.
+    assert list((tmp_path / "oneshot-90.journal").iterdir())
+    done = shop.try_out(candidate)
+    assert done.seconds > 4.0
+    assert shop.stopped(candidate) is None
+    whole = trial.Workshop(work, tmp_path / "whole", 1.0, {}).try_out(candidate)
+    assert [p.quality for p in done.points] == [p.quality for p in whole.points]
+
+
+@pytest.mark.parametrize("kind", ["recovered", "tokens", "slim"])
+def test_training_and_slimming_stop_at_a_step(model, sentences, tokenizer, tmp_path, quick, kind):
+    work = load_workload(model, tokenizer, sentences)
+    shop = trial.Workshop(work, tmp_path, 1.0, {})
+    seen = []
+
+    def look():
+        seen.append(None)
+        if len(seen) == 2:
+            raise OutOfTime(1.0, 2.0)
+
+    made = {
+        "tokens": lambda: fewer_tokens(0.8, 4, work.aim, table="int4"),
+        "slim": lambda: slim(0.5, table="int4"),
+        "recovered": lambda: recovered("oneshot-90", TWO[1], 4, 1e-3, work.aim, int8=False),
+    }
+    if kind == "recovered":
+        shop.try_out(one_shot(TWO[1], table="int4"))
+    with pytest.raises(OutOfTime):
+        shop.try_out(made[kind](), Deadline(on_tick=look))
+    assert shop.stopped(made[kind]()).needs == 2.0
+
+
+def test_times_of_a_busy_machine_stay_out_of_the_card(
+    model, sentences, tokenizer, tmp_path, quick, monkeypatch
+):
+    busy = Load(others=4.0, cores=2)
+    monkeypatch.setattr(trial, "duel", lambda *calls, **more: Duel(45170.0, 1000.0, 0.4, busy))
+    result = search(model, sentences, tokenizer, tmp_path / "out", budget_minutes=1e-9)
+    card = (result.path / "card.md").read_text()
+    assert "not measured (busy machine: 4.0 other programs on 2 cores)" in card
+    assert "45.17" not in card
+    assert "1.00" not in card
+    assert "busy machine" in rows_of(result.points, result.chosen, result.front)[0][-1]
 
 
 def test_another_search_in_the_folder_is_refused(model, sentences, tokenizer, tmp_path, quick):

@@ -38,8 +38,9 @@ from gossamer.report.report import Report
 from gossamer.run.explanation import explain
 from gossamer.search.candidates import Mask
 from gossamer.search.front import Limits
-from gossamer.search.page import HEAD, front_chart, rows_of, verdict
+from gossamer.search.page import HEAD, front_chart, rows_of
 from gossamer.search.shrinking import ShrinkResult, shrink
+from gossamer.search.verdict import verdict
 
 _TARGETS = "encoder.layer.*"
 _NUM_SENTENCES = 240

@@ -71,7 +71,7 @@ class Quantity(click.ParamType):  # type: ignore[type-arg]  # generic in new cli
 @click.option("--max-bytes", type=Quantity("bytes"), help="Of the tensor files.")
 @click.option(
     "--budget", type=Quantity("time"), default="20min", show_default=True,
-    help="For all candidates; none is begun that would take longer.",
+    help="For the whole search; what would take longer is not begun, or stopped.",
 )  # fmt: skip
 @click.option("--valid-data", metavar="FILE", help="Data to choose by; a part of DATA if left out.")
 @click.option(
@@ -111,7 +111,8 @@ def shrink(
     """
     from gossamer.cli.shrinking import ShrinkRequest, run_shrink
     from gossamer.search.front import Limits
-    from gossamer.search.page import HEAD, OUT_OF_TIME, rows_of, verdict
+    from gossamer.search.page import HEAD, notes_of, rows_of
+    from gossamer.search.verdict import verdict
 
     limits = Limits(max_loss, max_latency, None if max_bytes is None else int(max_bytes))
     result = run_shrink(out, ShrinkRequest(model, data, target, limits, budget, **more))
@@ -125,7 +126,6 @@ def shrink(
         f" {result.dense_quality:.2f}.\n"
         f"Saved to {result.path}; {result.work}/report.html shows the search."
     )
-    if result.out_of_time:
-        final += f"\n{OUT_OF_TIME}"
-    out.result(result.to_dict(), shown, final)
+    final = "\n".join([final, *notes_of(result)])
+    out.result({**result.to_dict(), "verdict": verdict(result, limits)}, shown, final)
     return 0 if result.met else 4

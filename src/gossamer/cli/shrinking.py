@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The work behind `gossamer shrink`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,19 +98,17 @@ def _tokenizer(source: Source, data: Any) -> Any:
 
 def _contenders(
     out: Output, request: ShrinkRequest, parts: Sequence[Any]
-) -> Callable[[Workload, Point], list[Point]]:
-    def contenders(work: Workload, dense: Point) -> list[Point]:
-        points = []
+) -> Callable[[Workload, Point], Iterator[Point]]:
+    def contenders(work: Workload, dense: Point) -> Iterator[Point]:
         for text in request.also:
             source = load_source(text)
             tokenizer = _tokenizer(source, parts[0])
             other = load_workload(
                 source.model, tokenizer, parts[0], choose=parts[1], report=parts[2]
             )
-            points.append(dense_point(source.name, other, dense))
+            yield dense_point(source.name, other, dense)
         if request.engines:
             with EngineContenders(say=out.note) as engines:
-                points += engine_points(work, dense, engines)
-        return points
+                yield from engine_points(work, dense, engines)
 
     return contenders

@@ -36,6 +36,7 @@ def execute(
     *,
     evaluate: Evaluate | None = None,
     given: StageInput | None = None,
+    timed: bool = True,
 ) -> Report:
     """Carry out all stages of `recipe` on `model`, in place.
 
@@ -46,6 +47,7 @@ def execute(
         evaluate: called before the first and after the last stage; its number is the quality. Where
             recovery is kept, also in its checks, for the curve.
         given: loss, journal and progress of the run.
+        timed: whether the report has times, where there is data.
     """
     batches = None if data is None else as_batches(data, "the recipe")
     given = replace(given or StageInput(), batches=batches)
@@ -89,7 +91,7 @@ def execute(
     quality = measure_quality(evaluate, model, "after")
     report = make_report(model, list(pruned.values()), notes, quality_dense, quality)
     report = replace(report, bytes_dense=before)
-    if batches is None:
+    if batches is None or not timed:
         return report
     # Of pruned layers; a slim model has none, and all of its Linears matter.
     layers = [m for name, m in model.named_modules() if name in pruned or (is_slim and not pruned)]

@@ -52,6 +52,8 @@ class StageInput:
         samples: what recovery trains on; None: the calibration batches.
         kept: where recovery keeps its checkpoints and metrics; None keeps nothing.
         say: gets a line for people whenever recovery has looked at the model.
+        tick: called where it is safe to stop, after every step of training with its number and how
+            many there are (0, 0 where that is not known); what it raises ends the stage.
     """
 
     batches: Sequence[Batch] | None = None
@@ -62,6 +64,7 @@ class StageInput:
     samples: "RecoverySamples | None" = None
     kept: "KeptRun | None" = None
     say: Callable[[str], None] = lambda text: None
+    tick: Callable[[int, int], None] = lambda done, total: None
 
     def needed_batches(self, asker: str) -> Sequence[Batch]:
         """The batches, or an error that says how to give some."""

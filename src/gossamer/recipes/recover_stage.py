@@ -102,6 +102,7 @@ def run_recover_stage(
                     around,
                     watch=None if watch is None else lambda net: {"score": watch(net)},
                     sinks=(*around.sinks, checks),
+                    progress=given.tick,
                     clock=clock,
                 ),
                 checkpoint=checkpoint,

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One `structured` stage of a recipe: whole heads and filters go, the model gets smaller."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,10 +23,20 @@ class SlimResult:
     notes: list[str]
 
 
+def _ticking(loss: Loss, tick: Callable[[int, int], None]) -> Loss:
+    """The same loss; before each one it is safe to stop, and nobody knows how many will come."""
+
+    def ticking(model: nn.Module, batch: Any) -> torch.Tensor:
+        tick(0, 0)
+        return loss(model, batch)
+
+    return ticking
+
+
 def run_structured_stage(model: nn.Module, step: Structured, given: StageInput) -> SlimResult:
     """Make `model` smaller in place."""
     batches = given.needed_batches("structured pruning")
-    loss = given.needed_loss(model)
+    loss = _ticking(given.needed_loss(model), given.tick)
     batches, held = hold_out(batches, step.hold_out)
     dense = _sizes(model)
     result = prune_structured(

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One `tokens` stage of a recipe: an encoder learns which tokens it can do without."""
 
+import itertools
 from typing import Any
 
 import torch
@@ -37,9 +38,11 @@ def run_tokens_stage(
     set_thresholds(model, batches[:_SHOWN], _run, kept)
     if step.soft_steps + step.hard_steps:
         terms = Terms(logits=step.logits, embeddings=step.embeddings)
-        objective = Distillation(Teacher(teacher), terms)
+        objective, seen = Distillation(Teacher(teacher), terms), itertools.count()
 
         def loss(net: nn.Module, batch: Batch) -> torch.Tensor:
+            # One loss per step; that of the first one comes before it is done.
+            given.tick(next(seen), step.soft_steps + step.hard_steps)
             return objective(net, batch)[0]
 
         with trainable(model, step.freeze, "tokens.freeze"):

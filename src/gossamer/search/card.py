@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 from gossamer.report.machine import describe_machine
 from gossamer.search.front import trained_beside
+from gossamer.search.trial import Point
+from gossamer.search.verdict import untried_text
 
 if TYPE_CHECKING:
     from gossamer.search.shrinking import ShrinkResult
@@ -24,14 +26,16 @@ def card_text(result: "ShrinkResult", *, is_described: bool, has_images: bool) -
          f"{result.quality:.2f}"),
         (f"{result.quality_name}, data it was chosen by", f"{dense.quality:.2f}",
          f"{chosen.quality:.2f}"),
-        (f"ms, {result.timed}, measured in turn", f"{chosen.ms * chosen.speedup:.2f}",
-         f"{chosen.ms:.2f}"),
+        (f"ms, {result.timed}, measured in turn", *_times(chosen)),
         ("bytes of tensor files", str(dense.size), str(chosen.size)),
     ]  # fmt: skip
     machine = ", ".join(f"{key} {value}" for key, value in describe_machine().items())
     why = f"the fastest of {len(result.points)} measured models within the limits."
     if not result.met:
         why = "no model met all limits, and this one is nearest."
+    if not result.num_pruned:
+        why += " No pruned model was measured."
+    why += untried_text(result)
     load = "gossamer.load(path)" if is_described else "gossamer.load(path, your_model)"
     example = ", example=images" if has_images else ""
     beside = trained_beside(result.points, chosen)
@@ -54,3 +58,10 @@ def card_text(result: "ShrinkResult", *, is_described: bool, has_images: bool) -
         "",
     ]
     return "\n".join(lines)
+
+
+def _times(chosen: Point) -> tuple[str, str]:
+    """Of dense and this model; times of a busy machine are not written down for good."""
+    if chosen.doubt:
+        return (f"not measured ({chosen.doubt})",) * 2
+    return f"{chosen.ms * chosen.speedup:.2f}", f"{chosen.ms:.2f}"

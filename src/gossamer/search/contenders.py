@@ -163,19 +163,15 @@ def calibration_inputs(texts: Texts, work: Workload) -> dict[str, torch.Tensor]:
     }
 
 
-def engine_points(work: Workload, dense: Point, engines: EngineContenders) -> list[Point]:
+def engine_points(work: Workload, dense: Point, engines: EngineContenders) -> Iterator[Point]:
     """Every engine's int8 model as a point, for the front; bytes are those of its numbers."""
-    points = []
     for title, precision, model in engines.models(work, ("int8",)):
         quality = work.choosing.measure(model)
         milliseconds = min(model.seconds() for _ in range(_TURNS)) * 1e3
-        points.append(
-            Point(
-                title, precision, quality, work.lost(dense.quality, quality), milliseconds,
-                dense.ms / milliseconds, counted_bytes(work.model, precision), is_ours=False,
-            )
+        yield Point(
+            title, precision, quality, work.lost(dense.quality, quality), milliseconds,
+            dense.ms / milliseconds, counted_bytes(work.model, precision), is_ours=False,
         )  # fmt: skip
-    return points
 
 
 def counted_bytes(model: nn.Module, precision: str) -> int:

@@ -10,7 +10,6 @@ by the quality they leave, and does not say how much that is.
 
 import copy
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from gossamer.ops.timing import fair_clock, race, stopwatch
 from gossamer.prune.budgets_measure import pattern_errors
 from gossamer.prune.targets import find_targets
 from gossamer.recipes.oneshot import sparsify
+from gossamer.search.budget import Deadline
 from gossamer.search.candidates import Mask
 from gossamer.search.records import read_record, write_record
 from gossamer.search.trial import compiled
@@ -61,20 +61,28 @@ class Forecasts:
         return {each.mask: each for each in self.masks}
 
 
-def forecast(work: Workload, masks: Sequence[Mask], folder: Path) -> Forecasts:
-    """Of every mask; what an earlier run of this search found is read back."""
+def known_forecasts(folder: Path) -> Forecasts | None:
+    """What an earlier run of this search found; None if it did not come so far."""
     place = folder / FORECAST_FILE
-    if place.exists():
-        return read_record(place, Forecasts)
-    start = time.perf_counter()
+    return read_record(place, Forecasts) if place.exists() else None
+
+
+def forecast(
+    work: Workload, masks: Sequence[Mask], folder: Path, deadline: Deadline, before: float = 0.0
+) -> Forecasts:
+    """Of every mask; `before` are the seconds of earlier runs that did not finish it.
+
+    Raises:
+        OutOfTime: by the deadline, between two masks.
+    """
     targets = find_targets(work.model, ignore=work.kept_dense)
     choices = [(mask.rule, 1 - mask.sparsity) for mask in masks]
     errors = pattern_errors(work.model, work.batches(), targets, choices)
     known = {m: error for m, error in zip(masks, errors, strict=True) if math.isfinite(error)}
-    times = _times(work, list(known))
+    times = _times(work, list(known), deadline)
     found = tuple(Forecast(mask.name, times[mask.name], error) for mask, error in known.items())
-    made = Forecasts(time.perf_counter() - start, found)
-    write_record(place, made)
+    made = Forecasts(before + deadline.elapsed, found)
+    write_record(folder / FORECAST_FILE, made)
     return made
 
 
@@ -93,16 +101,19 @@ def _beats(one: Forecast, other: Forecast) -> bool:
     return one.ms * _MARGIN <= other.ms and one.error * _MARGIN <= other.error
 
 
-def _times(work: Workload, masks: Sequence[Mask]) -> dict[str, float]:
+def _times(work: Workload, masks: Sequence[Mask], deadline: Deadline) -> dict[str, float]:
     """Milliseconds by mask: between two unstructured masks they lie on a line."""
     plain = sorted((m for m in masks if m.pattern == _ANY), key=lambda mask: mask.sparsity)
-    ends = {mask.sparsity: _milliseconds(work, mask) for mask in plain[:: max(len(plain) - 1, 1)]}
+    ends = {
+        mask.sparsity: _milliseconds(work, mask, deadline)
+        for mask in plain[:: max(len(plain) - 1, 1)]
+    }
     times = {}
     for mask in masks:
         if mask.pattern == _ANY:
             times[mask.name] = _on_line(mask.sparsity, ends)
         else:
-            times[mask.name] = _milliseconds(work, mask)
+            times[mask.name] = _milliseconds(work, mask, deadline)
     return times
 
 
@@ -113,7 +124,8 @@ def _on_line(place: float, ends: dict[float, float]) -> float:
     return first if low == high else first + (last - first) * (place - low) / (high - low)
 
 
-def _milliseconds(work: Workload, mask: Mask) -> float:
+def _milliseconds(work: Workload, mask: Mask, deadline: Deadline) -> float:
+    deadline.check()
     model = copy.deepcopy(work.model)
     fixed = mask.rule.fixed_density is not None
     sparsity = None if fixed else mask.sparsity

@@ -9,9 +9,10 @@ from gossamer.report.comparison import Comparison, Figure
 from gossamer.report.machine import describe_machine
 from gossamer.report.page import Page, TextTable
 from gossamer.report.report import format_bytes
-from gossamer.search.front import Limits, best, trained_beside
+from gossamer.search.front import Limits
 from gossamer.search.shrinking import ShrinkResult
 from gossamer.search.trial import Point
+from gossamer.search.verdict import OUT_OF_TIME, verdict
 
 _HEIGHT, _LEFT, _BOTTOM = 320.0, 60.0, 290.0
 # Sides of dots: their area goes with the bytes of the model.
@@ -34,6 +35,7 @@ def search_page(result: ShrinkResult, limits: Limits, title: str) -> Page:
                 f"ms, {result.timed}",
                 "ms",
                 (result.chosen.ms * result.chosen.speedup, result.chosen.ms),
+                result.chosen.doubt,
             ),
         ),
     )
@@ -45,25 +47,8 @@ def search_page(result: ShrinkResult, limits: Limits, title: str) -> Page:
         machine=describe_machine(),
         charts=[front_chart(result, limits)],
         tables=[_table(result), _forecasts(result)],
-        notes=_notes(result),
+        notes=notes_of(result),
     )
-
-
-def verdict(result: ShrinkResult, limits: Limits) -> str:
-    """The outcome in one sentence."""
-    chosen = result.chosen
-    figures = f"{chosen.speedup:.2f}x dense fp32, {chosen.lost:+.2%} of the quality lost"
-    if not result.met:
-        return f"Nothing met all limits. Nearest: {chosen.name} ({figures})."
-    if chosen.name == "dense fp32":
-        return f"Stay dense: nothing faster loses at most {limits.max_loss:.2%}."
-    if chosen.is_dense:
-        form = chosen.name.removeprefix("dense ")
-        return f"Stay dense, in {form} ({figures}): no pruned model within the limits is faster."
-    rival = best([p for p in result.points if not p.is_ours], limits)
-    if rival is not None and rival.ms < chosen.ms:
-        return f"{rival.name} is faster ({rival.ms:.2f} ms); of ours, {chosen.name}: {figures}."
-    return f"{chosen.name}: {figures}. {trained_beside(result.points, chosen)}".rstrip()
 
 
 def front_chart(result: ShrinkResult, limits: Limits) -> Chart:
@@ -111,21 +96,19 @@ def rows_of(points: Sequence[Point], chosen: Point, on_front: Sequence[Point]) -
             f"{point.ms:.2f}",
             f"{point.speedup:.2f}x",
             format_bytes(point.size),
-            _mark(point, chosen, on_front),
+            " ".join(_marks(point, chosen, on_front)),
         ]
         for point in points
     ]
 
 
-def _mark(point: Point, chosen: Point, on_front: Sequence[Point]) -> str:
+def _marks(point: Point, chosen: Point, on_front: Sequence[Point]) -> list[str]:
+    busy = ["(busy machine)"] if point.doubt else []
     if point == chosen:
-        return "taken"
-    return "front" if point in on_front else ""
+        return ["taken", *busy]
+    return ["front", *busy] if point in on_front else busy
 
 
-OUT_OF_TIME = (
-    "The budget ended before the ideas did: the same command with a larger one goes on from here."
-)
 HEAD = ("model", "quality", "lost", "ms", "over dense", "bytes", "")
 
 
@@ -151,8 +134,14 @@ def _forecasts(result: ShrinkResult) -> TextTable:
     )
 
 
-def _notes(result: ShrinkResult) -> list[str]:
-    notes = [f"The search took {result.seconds / 60:.1f} minutes."]
-    if result.out_of_time:
-        notes.append(OUT_OF_TIME)
+def notes_of(result: ShrinkResult) -> list[str]:
+    """What was not tried and why, the time it took, and how far to trust its times."""
+    notes = [
+        f"The search took {result.seconds / 60:.1f} of {result.budget_seconds / 60:g} minutes,"
+        f" {result.cpu_seconds / 60:.1f} minutes of processors."
+    ]
+    if result.doubt:
+        notes.append(f"{result.doubt}. A quiet one tries more in the same time.")
+    if result.left_out:
+        notes.append(f"Not tried, or not finished: {' '.join(result.left_out)} {OUT_OF_TIME}")
     return notes

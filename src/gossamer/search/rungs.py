@@ -106,6 +106,8 @@ class Search:
         if good is not None and self.limits.max_bytes is None and ms >= good.ms:
             return f"forecast at {ms:.2f} ms, no faster than {good.name} ({good.ms:.2f} ms)."
         for other in tried:
+            if not self._is_measured(f"oneshot-{other.name}"):
+                continue
             lost = self._lost(f"oneshot-{other.name}")
             if lost > _HOPELESS and found[other.name].error <= found[mask.name].error:
                 return f"{other.name} is gentler and lost {lost:.0%} already."

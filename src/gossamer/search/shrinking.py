@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`gossamer.shrink`: tries what could make a model smaller and faster, and keeps the best."""
 
+import math
 import shutil
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,17 +17,30 @@ from gossamer.io.manifest import CARD_FILE
 from gossamer.io.opened import check_replaceable
 from gossamer.io.samples import Texts
 from gossamer.prune.journal import check_same_run, model_digest
-from gossamer.search.candidates import MASKS, Candidate, Mask
+from gossamer.search.budget import Budget, Deadline
+from gossamer.search.candidates import MASKS, Mask, dense
 from gossamer.search.card import card_text
-from gossamer.search.forecast import FORECAST_FILE, Forecast, forecast
+from gossamer.search.clocks import Clocks, Overhead
+from gossamer.search.forecast import Forecast
+from gossamer.search.forecasting import Forecasting
 from gossamer.search.front import Limits, best, front, nearest
 from gossamer.search.load_workload import load_workload
+from gossamer.search.others import AskOthers, ask_others
+from gossamer.search.pursuit import pursue
 from gossamer.search.records import read_record, write_record
 from gossamer.search.rungs import RATES, Search
-from gossamer.search.trial import Point, Trial, Workshop, compiled, is_described, reload
-from gossamer.search.workload import Workload
+from gossamer.search.trial import (
+    Point,
+    Trial,
+    Workshop,
+    compiled,
+    is_described,
+    reload,
+)
 
 _KEY = "search.json"
+# The last measurement may take so many times longer than on the dense model, and so many seconds.
+_RESERVED, _RESERVED_SECONDS = 1.5, 2.0
 
 
 @dataclass(frozen=True)
@@ -48,6 +61,10 @@ class ShrinkResult:
         seconds: of the search.
         out_of_time: whether the budget ended before the ideas did.
         timed: what the milliseconds are of.
+        left_out: what there was no time for.
+        budget_seconds: that the search was given.
+        cpu_seconds: of processors that it had.
+        doubt: what else the machine did meanwhile; empty if it was quiet.
     """
 
     chosen: Point
@@ -63,6 +80,15 @@ class ShrinkResult:
     seconds: float
     out_of_time: bool
     timed: str = ""
+    left_out: tuple[str, ...] = ()
+    budget_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    doubt: str = ""
+
+    @property
+    def num_pruned(self) -> int:
+        """Pruned candidates that were measured."""
+        return len({point.candidate for point in self.points if not point.is_dense})
 
     @property
     def stay_dense(self) -> bool:
@@ -100,7 +126,7 @@ def shrink(  # noqa: PLR0913  (one argument per thing a user may ask for)
     metric: Callable[[nn.Module, Any], float] | None = None,
     masks: Sequence[Mask] = MASKS,
     rates: Sequence[float] = RATES,
-    contenders: Callable[[Workload, Point], Sequence[Point]] | None = None,
+    contenders: AskOthers | None = None,
     beside: dict[str, bytes] | None = None,
     on_trial: Callable[[Trial], None] = lambda trial: None,
     say: Callable[[str], None] = lambda text: None,
@@ -117,15 +143,18 @@ def shrink(  # noqa: PLR0913  (one argument per thing a user may ask for)
             or a perplexity 1 % higher.
         max_ms: of the timed call: one sequence of 128 tokens, one image, the first batch.
         max_bytes: of the tensor files.
-        budget_minutes: for all candidates together; none is begun that would take longer than what
-            is left. Those of an earlier run count with the time they took then, so that a search
-            that goes on ends as if it had never been stopped.
+        budget_minutes: for the whole search, in time on the wall: reading the data, candidates, the
+            last measurement. No candidate is begun that would take longer than what is left, and
+            one that will not be done in time is stopped at its next layer or step. Those of an
+            earlier run count with the time they took then, so that a search that goes on ends as if
+            it had never been stopped.
         valid_data: to choose by; None sets some of `data` aside.
         test_data: for the final figure; None sets some of `data` aside.
         metric: (model, part of the data) -> number, instead of the built-in one; see the docs.
         masks: zeros that may be tried.
         rates: of learning, for the first recovery; the best of them serves all others.
-        contenders: (search, dense point) -> models of others to compare with, on the same data.
+        contenders: (search, dense point) -> models of others to compare with, on the same data; no
+            more of them are asked for once a quarter of the budget is used up.
         beside: tokenizer and the like, saved with the artifacts.
         on_trial: called after each candidate.
         say: gets a line whenever training has looked at a model.
@@ -133,55 +162,52 @@ def shrink(  # noqa: PLR0913  (one argument per thing a user may ask for)
     _check(max_loss, max_ms, max_bytes, budget_minutes)
     target = Path(out)
     check_replaceable(target)
-    start = time.perf_counter()
+    clocks = Clocks()
     work = load_workload(
         model.eval(), tokenizer, data, choose=valid_data, report=test_data, metric=metric
     )
     folder = Path(f"{out}.work")
     key = {"model": model_digest(work.model), "data": work.digest}
     _claim(folder, key)
+    overhead = Overhead(folder)
     with torch.inference_mode():
-        dense_quality = work.choosing.measure(model)
+        before = overhead.timed("reporting", lambda: work.reporting.measure(model))
+        dense_quality = overhead.timed("choosing", lambda: work.choosing.measure(model))
     workshop = Workshop(work, folder, dense_quality, key, beside, say)
     limits = Limits(max_loss, max_ms, max_bytes)
-    found: dict[str, Forecast] = {}
+    # The last measurement is that of the report: what it took once it will take again.
+    budget = Budget(
+        budget_minutes * 60,
+        reserve=overhead.of("reporting") * _RESERVED + _RESERVED_SECONDS,
+        spent=overhead.noted("setup", clocks.wall),
+        quality_seconds=overhead.of("choosing"),
+    )
 
-    left = budget_minutes * 60
+    def deadline(seconds: float) -> Deadline:
+        return Deadline(seconds, on_tick=clocks.look)
 
-    def forecasts() -> dict[str, Forecast]:
-        nonlocal left
-        if left <= 0 and not (folder / FORECAST_FILE).exists():
-            return {}
-        made = forecast(work, masks, folder)
-        left -= made.seconds
-        found.update(made.by_mask)
-        return found
+    first = workshop.try_out(dense(), deadline(math.inf))
+    others, not_asked = ask_others(contenders, work, first.points[0], budget, overhead)
+    forecasting = Forecasting(work, tuple(masks), folder, budget, deadline)
+    search = Search(work, limits, forecasting, tuple(masks), tuple(rates))
 
-    search = Search(work, limits, forecasts, tuple(masks), tuple(rates))
-    out_of_time = False
-    pace: dict[str, float] = {}
-    for candidate in search.candidates():
-        is_new = not workshop.knows(candidate)
-        if search.points and is_new and _needs(candidate, pace) >= left:
-            out_of_time = True
-            continue
-        trial = workshop.try_out(candidate)
-        left -= trial.seconds
-        _note_pace(pace, trial)
+    def take(trial: Trial) -> None:
         search.points += trial.points
         on_trial(trial)
-    others = () if contenders is None else tuple(contenders(work, search.points[0]))
+
+    left_out = pursue(search.candidates(), workshop, budget, take, deadline)
+    left_out = [*not_asked, *forecasting.left_out, *left_out]
     points = (*search.points, *others)
     chosen = best(search.points, limits)
     taken = chosen or nearest(search.points, limits)
     source = workshop.path(taken.candidate)
     result = compiled(reload(source, work), work, taken.precision)
     with torch.inference_mode():
-        quality, before = work.reporting.measure(result), work.reporting.measure(model)
+        quality = work.reporting.measure(result)
     found_it = ShrinkResult(
         taken, chosen is not None, target, folder, work.choosing.name, before, quality, points,
-        tuple(found.values()), tuple(search.skipped), time.perf_counter() - start, out_of_time,
-        work.timed_text,
+        tuple(forecasting.found.values()), tuple(search.skipped), clocks.wall, bool(left_out),
+        work.timed_text, tuple(left_out), 60 * budget_minutes, clocks.cpu, clocks.doubt,
     )  # fmt: skip
     with replace_directory(target, taken.size, check_replaceable) as unfinished:
         shutil.copytree(source, unfinished, dirs_exist_ok=True)
@@ -190,20 +216,6 @@ def shrink(  # noqa: PLR0913  (one argument per thing a user may ask for)
         )
         (unfinished / CARD_FILE).write_text(card, encoding="utf-8")
     return found_it
-
-
-def _needs(candidate: Candidate, pace: dict[str, float]) -> float:
-    """Seconds that the candidate will take, by those before it; 0 if nothing is known yet."""
-    if candidate.steps:
-        return candidate.steps * pace.get("step", 0.0) + pace.get("other", 0.0)
-    return 0.0 if candidate.is_dense else pace.get("other", 0.0)
-
-
-def _note_pace(pace: dict[str, float], trial: Trial) -> None:
-    if trial.steps:
-        pace["step"] = trial.seconds / trial.steps
-    elif not trial.points[0].is_dense:
-        pace["other"] = trial.seconds
 
 
 def _claim(folder: Path, key: dict[str, str]) -> None:

@@ -4,7 +4,6 @@
 import copy
 import math
 import shutil
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +21,14 @@ from gossamer.recipes.kept_run import KeptRun
 from gossamer.recipes.prune_stage import StageInput
 from gossamer.run.compiler import compile as compile_model
 from gossamer.run.ragged import run_packed
+from gossamer.search.budget import Deadline, OutOfTime, Stopped
 from gossamer.search.candidates import DENSE, Candidate, has_all_weights, is_trained_dense
 from gossamer.search.records import read_record, write_record
 from gossamer.search.workload import Workload
 from gossamer.train.run_folder import RunFolder
 
 _RESULT = "trial.json"
+_STOPPED = "stopped.json"
 _JOURNAL = ".journal"
 _TIMED_SECONDS = 1.0
 _SEED = 0
@@ -45,6 +46,7 @@ class Point:
         ms: of the timed call.
         speedup: over the dense fp32 model, measured in turn with it.
         size: bytes of its tensor files.
+        doubt: what else a busy machine did while it was timed; empty if it was quiet.
         is_ours: whether there is an artifact to take; otherwise it is here to be compared with.
     """
 
@@ -56,6 +58,7 @@ class Point:
     speedup: float
     size: int
     is_ours: bool = True
+    doubt: str = ""
 
     @property
     def name(self) -> str:
@@ -74,12 +77,13 @@ class Point:
 
 @dataclass(frozen=True)
 class Trial:
-    """What became of a candidate."""
+    """What became of a candidate; `making` is the part of its seconds before it was measured."""
 
     candidate: str
     seconds: float
     points: tuple[Point, ...]
     steps: int = 0
+    making: float = 0.0
 
 
 class Workshop:
@@ -118,27 +122,46 @@ class Workshop:
         """Whether an earlier run has measured it."""
         return self._result(candidate).exists()
 
-    def try_out(self, candidate: Candidate) -> Trial:
-        """Make it unless an earlier run did, and measure it in every precision."""
+    def stopped(self, candidate: Candidate) -> Stopped | None:
+        """What earlier runs did of it before its time was up."""
+        return read_stopped(self._unfinished(candidate))
+
+    def try_out(self, candidate: Candidate, deadline: Deadline | None = None) -> Trial:
+        """Make it unless an earlier run did, and measure it in every precision.
+
+        Raises:
+            OutOfTime: by the deadline; the next call goes on from there.
+        """
         done = self._result(candidate)
         if done.exists():
             return read_record(done, Trial)
-        start = time.perf_counter()
+        earlier = self.stopped(candidate)
+        before = 0.0 if earlier is None else earlier.seconds
+        deadline = deadline or Deadline()
         path = self.path(candidate.name)
         if not path.exists():
-            self._make(candidate, path)
+            try:
+                self._make(candidate, path, deadline)
+            except OutOfTime as stop:
+                write_stopped(self._unfinished(candidate), stop, before, deadline.seconds)
+                raise
+        making = deadline.elapsed
         points = tuple(
             self._measure(candidate, path, precision) for precision in candidate.precisions
         )
-        trial = Trial(candidate.name, time.perf_counter() - start, points, candidate.steps)
+        seconds = before + deadline.elapsed
+        trial = Trial(candidate.name, seconds, points, candidate.steps, before + making)
         write_record(done, trial)
         self._forget_run(candidate)
         return trial
 
+    def _unfinished(self, candidate: Candidate) -> Path:
+        return self.folder / f"{candidate.name}.{_STOPPED}"
+
     def _result(self, candidate: Candidate) -> Path:
         return self.folder / f"{candidate.name}.{_RESULT}"
 
-    def _make(self, candidate: Candidate, path: Path) -> None:
+    def _make(self, candidate: Candidate, path: Path, deadline: Deadline) -> None:
         work = self.workload
         if candidate.after is None:
             model = copy.deepcopy(work.model)
@@ -159,15 +182,18 @@ class Workshop:
                 samples=work.samples() if candidate.steps else None,
                 kept=KeptRun(run, key) if candidate.steps else None,
                 say=lambda text: self.say(f"{candidate.name}: {text}"),
+                progress=lambda done: deadline.tick(done.index, done.total),
+                tick=deadline.tick,
             )
             batches = work.batches() if candidate.recipe.needs_data else None
-            execute(candidate.recipe, model, batches, given=given)
+            execute(candidate.recipe, model, batches, given=given, timed=False)
             save(model, path, beside=self.beside)
 
     def _forget_run(self, candidate: Candidate) -> None:
         """Checkpoints and solved layers are of no use once the artifact is there."""
         shutil.rmtree(self.path(f"{candidate.name}{_JOURNAL}"), ignore_errors=True)
         shutil.rmtree(self.path(f"{candidate.name}.run"), ignore_errors=True)
+        self._unfinished(candidate).unlink(missing_ok=True)
 
     def _measure(self, candidate: Candidate, path: Path, precision: str) -> Point:
         work = self.workload
@@ -181,8 +207,18 @@ class Workshop:
         lost = work.lost(self.dense_quality, quality)
         return Point(
             candidate.name, precision, quality, lost if math.isfinite(lost) else math.inf,
-            times.second_us / 1e3, times.ratio, tensor_bytes(path),
+            times.second_us / 1e3, times.ratio, tensor_bytes(path), doubt=times.doubt,
         )  # fmt: skip
+
+
+def read_stopped(path: Path) -> Stopped | None:
+    """What was written there when time was up; None if nothing was."""
+    return read_record(path, Stopped) if path.exists() else None
+
+
+def write_stopped(path: Path, stop: OutOfTime, before: float, allowed: float) -> None:
+    """Take note of it; `before` are the seconds of earlier runs, `allowed` those of this one."""
+    write_record(path, Stopped(before + stop.seconds, stop.needs, before + allowed))
 
 
 def is_described(path: Path) -> bool:

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The time that a search may take, and how it is kept.
+
+A candidate is begun if its forecast fits, and asked at every safe point (a layer solved, a step
+trained) whether it will still be done in time: on a machine that got slower it will not. What was
+spent is what the records of the candidates say, so a search that goes on decides as before.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gossamer.search.candidates import Candidate
+
+Clock = Callable[[], float]
+# Steps and seconds from which on the pace of a candidate says how long it will take, and how much
+# longer than its time that must be: the first steps are slow.
+_SURE_STEPS, _SURE_SECONDS = 5, 5.0
+_SURELY_LATE = 1.25
+
+
+class OutOfTime(Exception):
+    """A candidate would not be done in time.
+
+    Attributes:
+        seconds: it took until now.
+        needs: how many more it would take; 0 if nothing is known of that.
+    """
+
+    def __init__(self, seconds: float, needs: float) -> None:
+        super().__init__(f"stopped after {seconds:.0f} s")
+        self.seconds, self.needs = seconds, needs
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """A candidate whose time was up.
+
+    Attributes:
+        seconds: it took.
+        needs: how many more it was forecast to take; 0 if nothing is known of that.
+        allowed: seconds that it had.
+    """
+
+    seconds: float
+    needs: float
+    allowed: float
+
+
+class Deadline:
+    """Of one candidate, from now on.
+
+    Args:
+        seconds: it may take to be made.
+        clock: of the wall.
+        on_tick: called at every safe point; looks at the machine.
+    """
+
+    def __init__(
+        self,
+        seconds: float = float("inf"),
+        clock: Clock = time.perf_counter,
+        on_tick: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.seconds = seconds
+        self._clock, self._on_tick = clock, on_tick
+        self._start = clock()
+        self._total: int | None = None
+        self._base = (0, 0.0)
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since it was set."""
+        return self._clock() - self._start
+
+    def check(self) -> None:
+        """Raise OutOfTime if the time is up."""
+        self._on_tick()
+        if self.elapsed > self.seconds:
+            raise OutOfTime(self.elapsed, 0.0)
+
+    def tick(self, done: int, total: int) -> None:
+        """Raise OutOfTime if the time is up, or will surely be before the work is done."""
+        self._on_tick()
+        elapsed = self.elapsed
+        if total != self._total or done < self._base[0]:
+            # Another stage. What came before its first tick says nothing of its pace.
+            self._total, self._base = total, (done, elapsed)
+        steps = done - self._base[0]
+        needs = (elapsed - self._base[1]) / steps * (total - done) if steps else 0.0
+        is_sure = steps >= _SURE_STEPS and elapsed >= _SURE_SECONDS
+        is_late = is_sure and elapsed + needs > _SURELY_LATE * self.seconds
+        if elapsed > self.seconds or is_late:
+            raise OutOfTime(elapsed, needs)
+
+
+@dataclass
+class Budget:
+    """Seconds of a search, and how fast it goes.
+
+    Attributes:
+        seconds: it may take.
+        reserve: of them, for the last measurement.
+        spent: by what is on record.
+        quality_seconds: of measuring the quality of one model.
+    """
+
+    seconds: float
+    reserve: float = 0.0
+    spent: float = 0.0
+    quality_seconds: float = 0.0
+    _measuring: float = 0.0
+    _step: float = 0.0
+    _making: float = 0.0
+
+    @property
+    def left(self) -> float:
+        """For candidates; negative if they took longer."""
+        return self.seconds - self.reserve - self.spent
+
+    @property
+    def for_making(self) -> float:
+        """What is left when a candidate is to be measured afterwards."""
+        return max(self.left - self._measuring, 0.0)
+
+    def needs(self, candidate: Candidate) -> float:
+        """Seconds that a candidate will take, by those before it; 0 if nothing is known yet."""
+        if candidate.is_dense and not candidate.steps:
+            return self._measuring
+        return candidate.steps * self._step + self._making + self._measuring
+
+    def learn(self, candidate: Candidate, making: float, measuring: float) -> None:
+        """Take note of how long a candidate took to be made, and to be measured.
+
+        The last one counts: it knows how busy the machine is now.
+        """
+        # The quality of the dense model was measured before.
+        self._measuring = measuring + (self.quality_seconds if candidate.recipe is None else 0.0)
+        if candidate.steps:
+            self._step = making / candidate.steps
+        elif not candidate.is_dense:
+            self._making = making
+
+    def learn_stopped(self, candidate: Candidate, stopped: Stopped) -> None:
+        """The same of one that was stopped: it is slower than it was forecast to be."""
+        total = stopped.seconds + stopped.needs
+        if candidate.steps and stopped.needs:
+            self._step = max(self._step, total / candidate.steps)
+        elif not candidate.steps:
+            self._making = max(self._making, total)
