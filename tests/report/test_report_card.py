@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """card.md and the comparison table."""
 
+import dataclasses
 import json
 import re
 
@@ -127,3 +128,31 @@ def test_a_lost_point_of_quality_is_shown_as_a_loss(pruned, good):
 def test_figures_that_were_not_measured_make_no_headline():
     figures = (Figure("quality", "score", (None, None)), Figure("ms", "ms", (2.0, None)))
     assert tiles(Comparison(("dense", "pruned"), figures)) == []
+
+
+BUSY = "busy machine: 4.0 other programs on 2 cores"
+
+
+def test_times_of_a_busy_machine_are_shown_with_their_doubt_and_stay_out_of_cards():
+    doubtful = Comparison(
+        ("dense", "pruned"),
+        (
+            Figure("bytes", "bytes", (4096, 1024)),
+            Figure("ms per forward", "ms", (45.17, 1.0), BUSY),
+        ),
+    )
+    shown = doubtful.cells()[2]
+    assert shown == [f"ms per forward [{BUSY}]", "45.2", "1.000", "45.17x"]
+    card = render_card(Card("a", "b", {}, report(), doubtful, {}, ()))
+    assert "45." not in card
+    assert "not measured" in card
+    assert "4.0 KiB" in card
+    assert escape(BUSY) in card
+    # No headline, either.
+    assert [tile.text for tile in tiles(doubtful)] == ["smaller (bytes)"]
+
+
+def test_a_report_says_that_the_machine_was_busy():
+    doubtful = dataclasses.replace(report(), doubt=BUSY)
+    assert f"{BUSY}. Times taken meanwhile mean little." in str(doubtful)
+    assert "busy" not in str(report())
