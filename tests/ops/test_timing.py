@@ -116,6 +116,20 @@ def test_nobody_waits_for_ever_on_a_busy_machine():
     assert machine.wall == pytest.approx(12 * 1.001)
 
 
+def test_a_race_that_is_given_up_ends_after_the_first_rounds():
+    ends = []
+    for give_up in (lambda: False, lambda: True):
+        machine = FakeMachine()
+        calls = [machine.work(20e-3), machine.work(20e-3)]
+        clocks = {"clock": lambda machine=machine: machine.cpu, "watch": machine.watch()}
+        run_contest(
+            calls, 1.0, give_up=give_up, wall=lambda machine=machine: machine.wall, **clocks
+        )
+        ends.append(machine.wall)
+    assert ends[1] == pytest.approx(12 * 20e-3)
+    assert ends[0] > 2.0
+
+
 def test_spread_is_between_the_best_times_of_parts():
     assert spread_of([1.0, 9.0, 1.0, 9.0, 1.0, 9.0, 1.0, 9.0]) == 0
     assert spread_of([2.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]) == 1.0
@@ -144,7 +158,7 @@ def test_without_room_for_its_threads_a_race_is_run_on_one(monkeypatch):
     monkeypatch.setattr(torch, "set_num_threads", lambda count: threads.__setitem__(0, count))
     seen = []
 
-    def run(calls, budget, clock, watch):
+    def run(calls, budget, clock, watch, give_up=None):
         seen.append(threads[0])
         return timing.Race((2.0, 1.0), 0.0, Load(others=others, cores=2, threads=threads[0]))
 

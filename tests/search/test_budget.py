@@ -213,3 +213,13 @@ INT8 = point("dense-int8", 5.0)
 )
 def test_the_verdict_says_what_was_tried_and_what_was_not(found, words):
     assert verdict(found, Limits(0.01)) == words
+
+
+def test_forecasts_leave_time_for_what_they_are_made_for():
+    budget = Budget(100.0)
+    budget.learn(dense(), 0.0, 10.0)
+    assert budget.for_forecasts == 80.0
+    budget.spent = 69.0
+    assert budget.for_forecasts == 11.0
+    budget.spent = 70.0
+    assert budget.for_forecasts == 0.0

@@ -26,6 +26,8 @@ _AGREE = 0.05
 # Times the budget that is spent where the parts do not agree, and wall time that is waited for it.
 _MORE = 3.0
 _PATIENCE = 8.0
+# Seconds after which a watch knows enough of the machine to give a race up.
+_SURE_SECONDS = 0.05
 # After the first rounds, contenders this much slower than the best run no more.
 _HOPELESS = 2.0
 
@@ -169,8 +171,9 @@ def contest(*calls: Call, budget_seconds: float = 0.03) -> Race:
         calls: the contenders.
         budget_seconds: for each of them, of the clock of the race.
     """
-    found = run_contest(calls, budget_seconds, fair_clock(), LoadWatch())
-    threads = torch.get_num_threads()
+    threads, watch = torch.get_num_threads(), LoadWatch()
+    give_up = (lambda: watch.load().is_crowded) if threads > 1 else (lambda: False)
+    found = run_contest(calls, budget_seconds, fair_clock(), watch, give_up)
     if threads == 1 or not found.load.is_crowded:
         return found
     with one_thread():
@@ -184,12 +187,13 @@ def run_contest(
     budget_seconds: float,
     clock: Clock,
     watch: LoadWatch,
+    give_up: Callable[[], bool] = lambda: False,
     *,
     min_rounds: int = 5,
     max_rounds: int = 1000,
     wall: Clock = time.perf_counter,
 ) -> Race:
-    """One race of `contest` on the clock that is given."""
+    """One race of `contest` on the clock that is given; it ends early if `give_up` says so."""
     watches = [stopwatch(call, clock) for call in calls]
     for contender in watches:
         contender()
@@ -206,8 +210,10 @@ def run_contest(
         next_check = rounds + -(-rounds // 8)
         best = [min(seconds) for seconds in samples]
         running = [index for index in running if best[index] <= _HOPELESS * min(best)]
-        spent = clock() - start
-        if spent > _MORE * total or wall() - wall_start > _PATIENCE * total:
+        spent, waited = clock() - start, wall() - wall_start
+        if spent > _MORE * total or waited > _PATIENCE * total:
+            break
+        if waited > _SURE_SECONDS and give_up():
             break
         if spent > total and all(spread_of(samples[index]) <= _AGREE for index in running):
             break

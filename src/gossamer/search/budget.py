@@ -119,6 +119,12 @@ class Budget:
         return self.seconds - self.reserve - self.spent
 
     @property
+    def for_forecasts(self) -> float:
+        """What is left for them if a candidate shall follow; they time models, too."""
+        left = self.left - 2 * self._measuring
+        return left if left > self._measuring else 0.0
+
+    @property
     def for_making(self) -> float:
         """What is left when a candidate is to be measured afterwards."""
         return max(self.left - self._measuring, 0.0)

@@ -44,12 +44,12 @@ class Forecasting:
     def _make(self) -> Forecasts | None:
         earlier, budget = read_stopped(self._stopped), self._budget
         before = 0.0 if earlier is None else earlier.seconds
-        if budget.left > before:
+        if budget.for_forecasts > before:
             try:
-                deadline = self._deadline(budget.left - before)
+                deadline = self._deadline(budget.for_forecasts - before)
                 return forecast(self._work, self._masks, self._folder, deadline, before)
             except OutOfTime as stop:
-                write_stopped(self._stopped, stop, before, budget.left)
+                write_stopped(self._stopped, stop, before, budget.for_forecasts)
                 before += stop.seconds
         budget.spent += before
         self.left_out += [
