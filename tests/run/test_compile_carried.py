@@ -469,9 +469,13 @@ def test_hooks_on_a_compiled_network_run(sparse_wins, monkeypatch, path):
     fast = compile(model, tokens=2, example=x)
     assert "conv_net" in explain(fast)[0].kernel
     expected = fast(x)
-    fast.get_submodule(path).register_forward_hook(lambda _, x, y: seen.append(y))
-    torch.testing.assert_close(fast(x), expected, rtol=1e-4, atol=1e-4)
-    assert seen
+    for one in (fast, copy.deepcopy(fast), compile(fast, tokens=2, example=x)):
+        assert "conv_net" in explain(one)[0].kernel
+        seen.clear()
+        handle = one.get_submodule(path).register_forward_hook(lambda _, x, y: seen.append(y))
+        torch.testing.assert_close(one(x), expected, rtol=1e-4, atol=1e-4)
+        assert seen
+        handle.remove()
 
 
 def test_a_forward_of_the_network_itself_is_kept(sparse_wins, monkeypatch):

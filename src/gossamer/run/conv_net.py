@@ -16,7 +16,7 @@ from gossamer.ops.addresses import direct_address
 from gossamer.ops.conv_net import PackedConvNet
 from gossamer.ops.timing import duel
 from gossamer.run.conv_plan import lower, plan_of, rest_of
-from gossamer.run.fused_convs import ConvTracer
+from gossamer.run.fused_convs import ConvTracer, RewrittenForward
 from gossamer.run.packed import Choice
 from gossamer.run.packed_conv import PackedConv2d
 from gossamer.run.same_output import same_output
@@ -25,7 +25,7 @@ from gossamer.run.same_output import same_output
 _MARGIN = 1.05
 
 
-class NetForward:
+class NetForward(RewrittenForward):
     """The forward of a model whose body is one native call.
 
     Args:

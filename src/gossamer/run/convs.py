@@ -109,7 +109,5 @@ def _cost_name(
         "i": shape[-2:],
     }
     texts = [f"{letter}{a}x{b}" for letter, (a, b) in parts.items()]
-    texts += (
-        [f"g{settings.groups}"] if dtype is torch.float32 else [f"g{settings.groups}", str(dtype)]
-    )
-    return "/".join([kernel, *texts])
+    kind = [] if dtype is torch.float32 else [str(dtype)]
+    return "/".join([kernel, *texts, f"g{settings.groups}", *kind])

@@ -25,7 +25,11 @@ _RELUS = (F.relu, torch.relu, torch.relu_, F.relu_, "relu", "relu_")
 _SUMS = (operator.add, operator.iadd, torch.add, "add", "add_", "__add__", "__iadd__")
 
 
-class FusedForward:
+class RewrittenForward:
+    """A forward that `compile` put into the place of a model's own."""
+
+
+class FusedForward(RewrittenForward):
     """The forward of a model whose convolutions do more than they say.
 
     Args:
@@ -46,20 +50,20 @@ class FusedForward:
 
 
 def may_rewrite_forward(model: nn.Module) -> bool:
-    """Whether the forward of `model` is that of its class.
+    """Whether the forward of `model` is that of its class; one of an earlier `compile` is undone.
 
     Modules inside whose calls carry something stay modules that are called; they are reported.
     """
     if not any(isinstance(module, PackedConv2d) for module in model.modules()):
         return False
     for name, module in model.named_modules():
-        reason = carried_by_calls(module)
+        reason = carried_by_calls(module) if name else None  # hooks of the model run around it
         known = "choices" in module.__dict__ or LEFT in module.__dict__
-        if module is model:
-            continue  # its hooks run around any forward
         if reason is not None and not known and not isinstance(module, nn.Linear):
             leave(module, f"nothing is fused with it: {reason}")
             report_fallback(name, f"nothing is fused with it: {reason}")
+    if isinstance(model.__dict__.get("forward"), RewrittenForward):
+        del model.forward
     if "forward" in model.__dict__ or model.__dict__.get("_compiled_call_impl") is not None:
         reason = "runs layer by layer: the forward of the model was replaced or compiled by itself"
         leave(model, reason)
