@@ -5,6 +5,7 @@ Survivors are not touched, bit for bit. A weight that joins starts as a new Para
 slots are zero and, with Adam, its own steps are counted (`young_weights`).
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -13,7 +14,7 @@ from torch import nn
 from gossamer.errors import InputError
 from gossamer.nn import CompactWeight, MaskedWeight
 from gossamer.nn.optimizer_state import check_state
-from gossamer.prune.young_weights import YoungWeights
+from gossamer.prune.young_weights import Part, YoungWeights
 
 # Zero slots are the fresh state of each of these; Adam's step count is seen to by YoungWeights.
 _KNOWN = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop)
@@ -101,3 +102,20 @@ class OptimizerEntries:
         """As `state_dict` gave it; `layers` are those of today, by name."""
         if self._young is not None:
             self._young.load_state_dict(state.get("young", {}), layers)
+
+    def follow(self, parts: Mapping[nn.Parameter, Part]) -> None:
+        """The optimizer holds parts of Parameters from now on."""
+        if self._young is not None:
+            self._young.follow(parts)
+
+    def part_of(self, parameter: nn.Parameter) -> dict[str, torch.Tensor]:
+        """What is known of single entries of a cut Parameter, by their places in the whole one."""
+        return {} if self._young is None else self._young.part_of(parameter)
+
+    def whole_state(
+        self,
+        layers: Mapping[str, MaskedWeight | CompactWeight],
+        parts: Mapping[nn.Parameter, Sequence[Mapping[str, torch.Tensor]]],
+    ) -> dict[str, Any]:
+        """`state_dict`, from what `part_of` gave in all processes."""
+        return {} if self._young is None else {"young": self._young.whole_state(layers, parts)}

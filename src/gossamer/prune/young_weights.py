@@ -11,6 +11,7 @@ A weight stops being young when the correction of its second moment differs from
 """
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,15 +22,22 @@ from gossamer.nn import CompactWeight, MaskedWeight
 
 _GROWN_UP = 1e-3
 
+# The Parameter that took the place of a whole one, and which entries of the flat whole it holds.
+Part = tuple[nn.Parameter, torch.Tensor | slice]
+
 
 @dataclass
 class _Young:
-    """Young entries of one Parameter: flat positions and the updates each has had."""
+    """Young entries of one Parameter: flat positions and the updates each has had.
+
+    `whole` says where they are in the Parameter that `parameter` was cut from, once it is cut.
+    """
 
     parameter: nn.Parameter
     index: torch.Tensor
     age: torch.Tensor
     before: torch.Tensor | None = None
+    whole: torch.Tensor | None = None
 
 
 class YoungWeights:
@@ -105,14 +113,61 @@ class YoungWeights:
         for name, part in state.items():
             index, age, layer = part["index"].clone(), part["age"].clone(), layers[name]
             if isinstance(layer, CompactWeight):
-                self._young[name] = _Young(layer.values, _ranks(layer)[index], age)
-            else:
-                self._young[name] = _Young(layer.weight_parameter(), index, age)
+                index = _ranks(layer)[index]
+            self._young[name] = _Young(_trained(layer), index, age)
+
+    def follow(self, parts: Mapping[nn.Parameter, Part]) -> None:
+        """A compact model was cut: entries that this process does not train are others' now."""
+        for name, held in list(self._young.items()):
+            module = self._model.get_submodule(name)
+            index, parameter, size = held.index, held.parameter, held.parameter.numel()
+            if isinstance(module, CompactWeight):
+                ranks = _ranks(module)
+                size = int(ranks[-1]) + 1
+                if parameter is not module.values:
+                    # Compacted after the last step.
+                    index, parameter = ranks[index], module.values
+            if parameter not in parts:
+                del self._young[name]
+                continue
+            trained, entries = parts[parameter]
+            place = torch.full((size,), -1, device=index.device)
+            place[entries] = torch.arange(trained.numel(), device=index.device)
+            held.parameter, held.index, held.whole = trained, place[index], index
+            self._keep(name, held, held.index >= 0)
+
+    def part_of(self, parameter: nn.Parameter) -> dict[str, torch.Tensor]:
+        """Ages of the young entries of a cut Parameter, by their places in the whole one."""
+        for held in self._young.values():
+            if held.parameter is parameter and held.whole is not None:
+                return {"index": held.whole, "age": held.age}
+        return {}
+
+    def whole_state(
+        self,
+        layers: Mapping[str, MaskedWeight | CompactWeight],
+        parts: Mapping[nn.Parameter, Sequence[Mapping[str, torch.Tensor]]],
+    ) -> dict[str, dict[str, torch.Tensor]]:
+        """`state_dict`, from what `part_of` gave in all processes.
+
+        Args:
+            layers: of the whole model, with their masks, by name.
+            parts: by Parameter of the whole model.
+        """
+        found = {}
+        for name, layer in layers.items():
+            given = parts.get(_trained(layer), ())
+            if given:
+                index = torch.cat([part["index"] for part in given])
+                if isinstance(layer, CompactWeight):
+                    index = _kept(layer)[index]
+                found[name] = {"index": index, "age": torch.cat([part["age"] for part in given])}
+        return found
 
     def _dense_index(self, name: str, held: _Young) -> torch.Tensor:
         module = self._model.get_submodule(name)
         if isinstance(module, CompactWeight) and held.parameter is module.values:
-            return module.mask().reshape(-1).nonzero().squeeze(1)[held.index]
+            return _kept(module)[held.index]
         return held.index.clone()
 
     def _follow(self, name: str, held: _Young) -> bool:
@@ -129,6 +184,7 @@ class YoungWeights:
 
     def _keep(self, name: str, held: _Young, which: torch.Tensor) -> None:
         held.index, held.age = held.index[which], held.age[which]
+        held.whole = None if held.whole is None else held.whole[which]
         if not len(held.index):
             del self._young[name]
 
@@ -153,6 +209,16 @@ def _updated(held: _Young, state: dict[str, Any], group: dict[str, Any]) -> torc
 def _adult_age(beta2: float) -> int:
     """Steps after which beta2^age is below the limit."""
     return math.ceil(math.log(_GROWN_UP) / math.log(beta2)) if 0.0 < beta2 < 1.0 else 1
+
+
+def _trained(layer: MaskedWeight | CompactWeight) -> nn.Parameter:
+    """The Parameter that an optimizer holds of a layer."""
+    return layer.values if isinstance(layer, CompactWeight) else layer.weight_parameter()
+
+
+def _kept(module: CompactWeight) -> torch.Tensor:
+    """Flat position of every kept entry in the dense weight."""
+    return module.mask().reshape(-1).nonzero().squeeze(1)
 
 
 def _ranks(module: CompactWeight) -> torch.Tensor:

@@ -73,8 +73,8 @@ class Processes(Protocol):
     def evaluated(self, loop: "Loop", measure: Callable[[nn.Module], Any]) -> Any:
         """What `measure` finds of the model."""
 
-    def states(self, loop: "Loop") -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """Tensors of the whole model and state of the whole optimizer; None where not leading."""
+    def states(self, loop: "Loop") -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]] | None:
+        """Of the whole model, the whole optimizer, the schedule; None where not leading."""
 
     def saved(self) -> None:
         """A checkpoint was written, or is being written."""
@@ -131,9 +131,10 @@ class Alone:
         """What `measure` finds."""
         return measure(loop.model)
 
-    def states(self, loop: "Loop") -> tuple[dict[str, Any], dict[str, Any]]:
+    def states(self, loop: "Loop") -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         """As they are."""
-        return dict(loop.model.state_dict()), loop.optimizer.state_dict()
+        state = loop.optimizer.state_dict()
+        return dict(loop.model.state_dict()), state, loop.control.state_dict()
 
     def saved(self) -> None:
         """Nobody waits."""

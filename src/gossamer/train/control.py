@@ -12,6 +12,9 @@ from torch import nn
 
 from gossamer.nn import CompactWeight, MaskedWeight
 
+# The Parameter that took the place of a whole one, and which entries of the flat whole it holds.
+Part = tuple[nn.Parameter, torch.Tensor | slice]
+
 
 class ScheduleEvent(Protocol):
     """Something a schedule did; `details["lr_step"]` sets the position of the learning rate."""
@@ -50,6 +53,17 @@ class Control(Protocol):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved state, masks included."""
+
+    def follow(self, parts: Mapping[nn.Parameter, Part]) -> None:
+        """Masks are final and Parameters were cut: what the optimizer holds of each from now on."""
+
+    def part_of(self, parameter: nn.Parameter) -> dict[str, torch.Tensor]:
+        """What is known of single entries of a cut Parameter, by their places in the whole one."""
+
+    def whole_state(
+        self, parts: Mapping[nn.Parameter, Sequence[Mapping[str, torch.Tensor]]]
+    ) -> dict[str, Any]:
+        """`state_dict` of a model that is cut: with what `part_of` gave in all processes."""
 
     def close(self) -> None:
         """Take hooks off; masks stay."""
@@ -94,6 +108,19 @@ class NoControl:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Nothing to take up."""
+
+    def follow(self, parts: Mapping[nn.Parameter, Part]) -> None:
+        """No entries to follow."""
+
+    def part_of(self, parameter: nn.Parameter) -> dict[str, torch.Tensor]:
+        """Nothing is known."""
+        return {}
+
+    def whole_state(
+        self, parts: Mapping[nn.Parameter, Sequence[Mapping[str, torch.Tensor]]]
+    ) -> dict[str, Any]:
+        """Nothing to keep."""
+        return {}
 
     def close(self) -> None:
         """Nothing to take off."""

@@ -22,13 +22,13 @@ def capture_state(loop: "Loop") -> dict[str, Any] | None:
     states = loop.processes.states(loop)
     if states is None:
         return None
-    model, optimizer = states
+    model, optimizer, control = states
     return {
         "counters": loop.counters(),
         "forms": layer_forms(loop.model),
         "model": model,
         "optimizer": optimizer,
-        "control": loop.control.state_dict(),
+        "control": control,
         "best": None if loop.best is None else loop.best.state_dict(),
         "objective": None if memory is None else memory.state_dict(),
         "random": capture_random(),

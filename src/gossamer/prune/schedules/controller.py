@@ -8,14 +8,17 @@ loss.backward(); optimizer.step()
 ctl.step()
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.prune.schedules.base import Event, Schedule, State
 from gossamer.prune.schedules.layers import release_layers, restore_mask
 from gossamer.prune.schedules.run import Run
+from gossamer.prune.young_weights import Part
 
 _VERSION = 1
 
@@ -121,6 +124,30 @@ class Controller:
         self._step = step
         self.events = [Event(**event) for event in state["events"]]
         self._arm()
+
+    def follow(self, parts: Mapping[nn.Parameter, Part]) -> None:
+        """Masks are final and Parameters were cut: what the optimizer holds of each from now on.
+
+        Args:
+            parts: for every Parameter of which this process trains something, the one that took its
+                place and the entries of the flat whole that it holds.
+        """
+        self._run.entries.follow(parts)
+
+    def part_of(self, parameter: nn.Parameter) -> dict[str, torch.Tensor]:
+        """What is known of single entries of a cut Parameter, by their places in the whole one."""
+        return self._run.entries.part_of(parameter)
+
+    def whole_state(
+        self, parts: Mapping[nn.Parameter, Sequence[Mapping[str, torch.Tensor]]]
+    ) -> State:
+        """`state_dict` of a model that is cut.
+
+        Args:
+            parts: by Parameter of the whole model, what `part_of` gave in all processes.
+        """
+        layers = {layer.name: layer.current for layer in self._run.layers}
+        return {**self.state_dict(), "entries": self._run.entries.whole_state(layers, parts)}
 
     def _check(self, state: State) -> None:
         missing = set(self.state_dict()) - set(state)

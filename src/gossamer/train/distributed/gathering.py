@@ -6,7 +6,7 @@ What comes out is what a single process has, so checkpoints and artifacts do not
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -15,6 +15,9 @@ from gossamer.train.distributed.layout import Layout
 from gossamer.train.distributed.pieces import Piece
 from gossamer.train.distributed.session import Session
 from gossamer.train.distributed.wire import receive_tensors, send_tensors
+
+if TYPE_CHECKING:
+    from gossamer.train.loop import Loop
 
 _MASKS = "mask_bits"
 
@@ -27,25 +30,26 @@ class Gathered:
         parameters: by name.
         states: optimizer state by the name of its parameter.
         buffers: by name; those that training changes.
+        entries: what the schedule knows of single entries, by the name of their parameter; one dict
+            per rank that holds some.
     """
 
     parameters: dict[str, torch.Tensor] = field(default_factory=dict)
     states: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+    entries: dict[str, list[dict[str, torch.Tensor]]] = field(default_factory=dict)
 
 
-def gather(
-    session: Session, layout: Layout, model: nn.Module, optimizer: torch.optim.Optimizer
-) -> Gathered | None:
+def gather(session: Session, layout: Layout, loop: "Loop") -> Gathered | None:
     """Everything on rank 0, None elsewhere; all ranks call it together."""
     sizes, place = session.sizes, session.place
     senders = range(1, sizes.num_ranks // sizes.data)
     if place.data == 0 and not session.is_lead:
-        send_tensors(dict(_mine(session, layout, model, optimizer)), 0, session.patient)
+        send_tensors(dict(_mine(session, layout, loop)), 0, session.patient)
     if not session.is_lead:
         return None
     shapes, result = layout.shapes, Gathered()
-    _add(result, dict(_mine(session, layout, model, optimizer)), shapes)
+    _add(result, dict(_mine(session, layout, loop)), shapes)
     for rank in senders:
         _add(result, receive_tensors(rank, session.patient), shapes)
     return result
@@ -78,6 +82,12 @@ def whole_optimizer_state(
     return {"state": state, "param_groups": groups}
 
 
+def whole_control_state(loop: "Loop", gathered: Gathered) -> dict[str, Any]:
+    """The schedule's state, with the entries that ranks hold."""
+    parameters = dict(loop.model.named_parameters())
+    return loop.control.whole_state({parameters[n]: e for n, e in gathered.entries.items()})
+
+
 def make_whole(
     model: nn.Module, optimizer: torch.optim.Optimizer, layout: Layout, gathered: Gathered
 ) -> None:
@@ -97,11 +107,9 @@ def make_whole(
                 optimizer.state[parameters[name]] = dict(gathered.states[name])
 
 
-def _mine(
-    session: Session, layout: Layout, model: nn.Module, optimizer: torch.optim.Optimizer
-) -> Iterator[tuple[str, torch.Tensor]]:
+def _mine(session: Session, layout: Layout, loop: "Loop") -> Iterator[tuple[str, torch.Tensor]]:
     """What this rank gives: of entries that several hold, the first rank's."""
-    place = session.place
+    place, optimizer = session.place, loop.optimizer
     for piece in layout.pieces:
         if not _is_giver(piece, layout, place):
             continue
@@ -116,9 +124,11 @@ def _mine(
             if isinstance(value, torch.Tensor):
                 follows = value.ndim > 0 and value.shape == piece.trained.shape
                 yield f"{head}{'entries' if follows else 'state'}/{key}", _plain(value)
+        for key, value in loop.control.part_of(piece.trained).items():
+            yield f"c/{piece.name}/{key}", _plain(value)
     if place.shard == place.tensor == 0:
         mine = {id(b) for module in layout.modules for b in module.buffers()}
-        for name, buffer in model.named_buffers():
+        for name, buffer in loop.model.named_buffers():
             # Masks are final, and the leading rank has all of them.
             if id(buffer) in mine and not name.endswith(_MASKS):
                 yield f"b/{name}", _plain(buffer)
@@ -138,6 +148,10 @@ def _add(result: Gathered, tensors: dict[str, torch.Tensor], shapes: dict[str, t
     for name, tensor in tensors.items():
         if name.startswith("b/"):
             result.buffers[name[2:]] = tensor
+    for name in dict.fromkeys(key.split("/")[1] for key in tensors if key.startswith("c/")):
+        head = f"c/{name}/"
+        found = {key[len(head) :]: t for key, t in tensors.items() if key.startswith(head)}
+        result.entries.setdefault(name, []).append(found)
     for name in dict.fromkeys(key.split("/")[1] for key in tensors if key.startswith("p/")):
         head = f"p/{name}/"
         found = {key[len(head) :]: t for key, t in tensors.items() if key.startswith(head)}

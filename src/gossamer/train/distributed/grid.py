@@ -23,6 +23,7 @@ from gossamer.train.alone import Agreement, backward_once
 from gossamer.train.distributed.gathering import (
     gather,
     make_whole,
+    whole_control_state,
     whole_model_state,
     whole_optimizer_state,
 )
@@ -114,7 +115,9 @@ class Grid:
             return
         self._fixed = FixedFigures.of(loop.model, loop.control.sparsity())
         make = (lambda model: self._pipeline(loop, model)) if sizes.pipeline > 1 else None
-        self.layout = layout = lay_out(session, loop.model, loop.optimizer, make)
+        self.layout = layout = lay_out(
+            session, loop.model, loop.optimizer, make, follow=loop.control.follow
+        )
         self._copies = {piece.trained: piece.copies for piece in layout.pieces}
         for module in layout.modules:
             self._stack.enter_context(recomputing(module, loop.settings.recompute))
@@ -155,7 +158,7 @@ class Grid:
         self._stack.close()
         if self.layout is None:
             return
-        gathered = gather(self.session, self.layout, loop.model, loop.optimizer)
+        gathered = gather(self.session, self.layout, loop)
         if gathered is not None:
             make_whole(loop.model, loop.optimizer, self.layout, gathered)
         self.layout = None
@@ -273,17 +276,21 @@ class Grid:
         found = measure(model)
         return broadcast_json(found, self.session.patient)
 
-    def states(self, loop: "Loop") -> tuple[dict[str, Any], dict[str, Any]] | None:
+    def states(self, loop: "Loop") -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]] | None:
         """Of the whole model, whatever the grid."""
         if self.layout is None:
             if not self.is_lead:
                 return None
-            return dict(loop.model.state_dict()), loop.optimizer.state_dict()
-        gathered = gather(self.session, self.layout, loop.model, loop.optimizer)
+            state = loop.optimizer.state_dict()
+            return dict(loop.model.state_dict()), state, loop.control.state_dict()
+        gathered = gather(self.session, self.layout, loop)
         if gathered is None:
             return None
-        model = whole_model_state(loop.model, gathered)
-        return model, whole_optimizer_state(loop.optimizer, self.layout, gathered)
+        return (
+            whole_model_state(loop.model, gathered),
+            whole_optimizer_state(loop.optimizer, self.layout, gathered),
+            whole_control_state(loop, gathered),
+        )
 
     def saved(self) -> None:
         """Nobody goes on before the leading rank has written: its disk may be slow, or full."""

@@ -16,6 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from gossamer.nn.optimizer_state import convert_state
+from gossamer.train.control import Part
 from gossamer.train.distributed.layout_rules import check_optimizer
 from gossamer.train.distributed.mesh_sizes import MeshSizes
 from gossamer.train.distributed.pieces import Piece
@@ -66,6 +67,8 @@ def lay_out(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     make_pipeline: Callable[[nn.Module], Pipeline] | None,
+    *,
+    follow: Callable[[dict[nn.Parameter, Part]], None],
 ) -> Layout:
     """Cut `model` for this rank; `model` and `optimizer` are changed in place.
 
@@ -74,6 +77,7 @@ def lay_out(
         model: whole, on every rank the same.
         optimizer: of the whole model, with its state.
         make_pipeline: cuts a model into stages; None without a pipeline.
+        follow: is told what this rank trains of which parameter, while masks are still there.
     """
     sizes = session.sizes
     names = {param: name for name, param in model.named_parameters()}
@@ -95,6 +99,7 @@ def lay_out(
     places = {name: index for index, name in enumerate(shapes)}
     pieces = sorted(used, key=lambda piece: places[piece.name])
     _follow(optimizer, pieces)
+    follow({piece.whole: (piece.trained, piece.index()) for piece in pieces})
     _give_away(model, pieces, modules, keep_buffers=session.is_lead)
     return Layout(modules, pipeline, holders, pieces, order, shapes)
 
