@@ -33,10 +33,16 @@ DenseLayer = TypeVar("DenseLayer", nn.Linear, nn.Conv2d)
 
 
 class GradientSum:
-    """The sum of the dense gradients of one weight over backward passes."""
+    """The sum of the dense gradients of one weight over backward passes.
+
+    Attributes:
+        total: of this process, since replicas last agreed.
+        agreed: mean over replicas of everything before; None if there are none, or not yet.
+    """
 
     def __init__(self) -> None:
         self.total: torch.Tensor | None = None
+        self.agreed: torch.Tensor | None = None
 
     def add(self, gradient: torch.Tensor) -> None:
         """One backward pass more."""

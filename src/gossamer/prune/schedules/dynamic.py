@@ -134,6 +134,7 @@ class RigL(Dynamic):
     def update(self, step: int) -> list[Event]:
         """Exchange, if it is due and gradients are finite."""
         if not self._is_due(step) and not self._postponed:
+            self.run.agree_gradients()
             return []
         gradients = self.run.gradients()
         self.run.arm(False)

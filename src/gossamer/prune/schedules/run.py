@@ -111,39 +111,54 @@ class Run:
                 module.gradient_sum = collected
 
     def gradients(self) -> list[torch.Tensor]:
-        """Dense gradients [R, K] of the last backward passes, summed over replicas."""
+        """Dense gradients [R, K] of the last backward passes; of replicas, their mean."""
+        self.agree_gradients()
         found = []
         for layer in self.layers:
-            collected = layer.module.gradient_sum
-            if collected is None or collected.total is None:
+            total = _collected(layer)
+            if total is None:
                 raise InputError(
                     f"{layer.name}: this step's update needs the gradient of its weight, but no"
                     " backward pass went through the layer since the last step. Call ctl.step()"
                     " once per optimizer.step(), after it."
                 )
-            gradient = collected.total.flatten(1)
-            if self.replicas is not None:
-                dist.all_reduce(gradient, group=self.replicas)
-            found.append(gradient)
+            found.append(total.flatten(1))
         return found
 
-    def partial_gradients(self) -> dict[str, torch.Tensor]:
-        """What was collected so far, by layer, of this process alone."""
-        found = {}
+    def agree_gradients(self) -> None:
+        """Replicas add up what they collected in this step: all of them then have the same sum.
+
+        So it is enough that one of them writes it down, and one that was resumed adds in the same
+        order.
+        """
+        if self.replicas is None:
+            return
         for layer in self.layers:
-            module = layer.current
-            collected = module.gradient_sum if isinstance(module, MaskedWeight) else None
+            collected = layer.module.gradient_sum
             if collected is not None and collected.total is not None:
-                found[layer.name] = collected.total.clone()
-        return found
+                mean = collected.total
+                dist.all_reduce(mean, group=self.replicas)
+                mean /= dist.get_world_size(self.replicas)
+                collected.agreed = mean if collected.agreed is None else collected.agreed + mean
+                collected.total = None
+
+    def partial_gradients(self) -> dict[str, torch.Tensor]:
+        """What was collected so far, by layer; the same in all replicas."""
+        found = {layer.name: _collected(layer) for layer in self.layers}
+        return {name: total.clone() for name, total in found.items() if total is not None}
 
     def restore_gradients(self, partial: dict[str, torch.Tensor]) -> None:
         """Go on collecting from what `partial_gradients` gave."""
         self.arm(False)
         self.arm(bool(partial))
         for layer in self.layers:
-            if layer.name in partial and layer.module.gradient_sum is not None:
-                layer.module.gradient_sum.total = partial[layer.name].clone()
+            collected = layer.module.gradient_sum
+            if layer.name in partial and collected is not None:
+                total = partial[layer.name].clone()
+                if self.replicas is None:
+                    collected.total = total
+                else:
+                    collected.agreed = total
 
     def digest(self) -> str:
         """sha256 over the masks of all layers."""
@@ -165,6 +180,15 @@ class Run:
                 " Start all ranks from the same weights, attach with the same schedule and seed,"
                 " and let the gradients be reduced (DistributedDataParallel) before each step."
             )
+
+
+def _collected(layer: SparseLayer) -> torch.Tensor | None:
+    """The gradients of a layer so far: of this process, or what replicas agreed on."""
+    module = layer.current
+    collected = module.gradient_sum if isinstance(module, MaskedWeight) else None
+    if collected is None:
+        return None
+    return collected.total if collected.agreed is None else collected.agreed
 
 
 def trained_entries(layer: SparseLayer) -> torch.Tensor:
