@@ -7,8 +7,9 @@ import click
 
 from gossamer.cli.bench_model import bench_model
 from gossamer.cli.command import Command
+from gossamer.cli.mistakes import Group
 from gossamer.cli.output import Output, table
-from gossamer.cli.parameters import POSITIVE, Shape, Sparsity
+from gossamer.cli.parameters import POSITIVE, SPARSITY, Shape
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -22,7 +23,7 @@ gossamer bench linear --pattern 2:4 --threads 2 --json
 """
 
 
-@click.group(short_help="Time sparse layers and models against dense ones.")
+@click.group(cls=Group, short_help="Time sparse layers and models against dense ones.")
 def bench() -> None:
     """Time sparse layers and models against dense ones on this machine."""
 
@@ -51,7 +52,7 @@ bench.add_command(bench_model)
 @click.option(
     "--sparsity",
     "sparsities",
-    type=Sparsity(),
+    type=SPARSITY,
     multiple=True,
     default=(0.5, 0.8, 0.9, 0.95),
     show_default="0.5, 0.8, 0.9, 0.95",

@@ -81,9 +81,12 @@ def bench_model(  # noqa: PLR0913  (one argument per option)
     import torch
 
     from gossamer.cli.encoder_race import race_batch, read_subject
+    from gossamer.io.destination import check_file_destination
     from gossamer.report.machine import describe_machine
     from gossamer.run.encoder_engines import TITLES, EncoderEngine, find_engine
 
+    if html is not None:
+        check_file_destination(html)
     torch.set_num_threads(threads)
     with out.stage("loading"):
         subject = read_subject(model, sequence)

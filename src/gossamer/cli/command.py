@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from gossamer.cli.mistakes import check_words
 from gossamer.cli.output import Output
 
 
@@ -16,12 +17,17 @@ class Command(click.Command):
 
     def __init__(self, *args: Any, examples: str = "", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._examples = examples
+        self.examples = tuple(line.strip() for line in examples.strip().splitlines())
         self.params += [
             click.Option(["--json", "as_json"], is_flag=True, help="One JSON document on stdout."),
             click.Option(["-q", "--quiet"], is_flag=True, help="No progress, no notes."),
             click.Option(["--debug"], is_flag=True, help="Show the traceback of an error."),
         ]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click does it; first, what was forgotten is told with the line to type."""
+        check_words(self, ctx, args)
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> None:
         """Run the callback with stdout guarded, then write its result."""
@@ -38,11 +44,11 @@ class Command(click.Command):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The examples, unwrapped so that they can be pasted."""
-        if not self._examples:
+        if not self.examples:
             return
         with formatter.section("Examples"):
-            for line in self._examples.strip().splitlines():
-                formatter.write(f"{'':>{formatter.current_indent}}{line.strip()}\n")
+            for line in self.examples:
+                formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
 
 
 def command_name(ctx: click.Context) -> str:

@@ -44,13 +44,21 @@ def convert(out: Output, source: str, target: Path, form: str) -> None:
     they are; exact zeros that another pruner left are taken as its mask. Tokenizer files go along.
     """
     from gossamer.cli.bare_checkpoint import is_bare, read_bare
-    from gossamer.cli.sources import Source, directory_bytes, load_source, source_path, tensor_bytes
+    from gossamer.cli.sources import (
+        Source,
+        check_source,
+        directory_bytes,
+        load_source,
+        source_path,
+        tensor_bytes,
+    )
     from gossamer.io import read_beside, save, save_compressed_tensors
-    from gossamer.io.opened import check_replaceable
+    from gossamer.io.destination import check_destination
     from gossamer.nn import CompactWeight, MaskedWeight
     from gossamer.report.report import format_bytes
 
-    check_replaceable(target)
+    check_destination(target)
+    check_source(source, bare=True)
     with out.stage("reading"):
         path = source_path(source)
         bare = is_bare(path)

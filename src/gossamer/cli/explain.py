@@ -69,12 +69,15 @@ def explain(
         raise InputError("--html: is the page of a profile; give --profile, too.")
     from gossamer.cli.example_input import example_input
     from gossamer.cli.sources import load_source
+    from gossamer.io.destination import check_file_destination
     from gossamer.nn.left_dense import left_lines
     from gossamer.ops.dispatch import fallbacks
     from gossamer.report.machine import describe_machine
     from gossamer.run.compiler import compile as compile_model
     from gossamer.run.explanation import explain as explain_model
 
+    if html is not None:
+        check_file_destination(html)
     with out.stage("loading"):
         source = load_source(model, say=out.note)
         example = example_input(source.model, max(tokens))

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The `gossamer` command: finds the subcommand, turns errors into one line and an exit code."""
 
-import difflib
 import importlib
 import sys
 import traceback
@@ -11,6 +10,7 @@ import click
 
 import gossamer
 from gossamer.cli.failures import explain_failure
+from gossamer.cli.mistakes import Group
 from gossamer.cli.output import write_json
 
 # Modules are imported when their command is looked up; none of them imports torch at its top.
@@ -36,7 +36,7 @@ without network, and shows bytes, time and quality beside the dense model's.
 """
 
 
-class _Commands(click.Group):
+class _Commands(Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
@@ -46,15 +46,6 @@ class _Commands(click.Group):
         module = importlib.import_module(f"gossamer.cli.{cmd_name}")
         command: click.Command = getattr(module, cmd_name)
         return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        name = args[0] if args else ""
-        near = difflib.get_close_matches(name, COMMANDS, n=1)
-        if name not in COMMANDS and near and not name.startswith("-"):
-            ctx.fail(f"No such command {name!r}. Did you mean {near[0]!r}?")
-        return super().resolve_command(ctx, args)
 
 
 @click.group(cls=_Commands, help=_HELP, context_settings={"max_content_width": 100})

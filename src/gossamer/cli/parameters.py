@@ -6,6 +6,8 @@ from typing import Any
 
 import click
 
+from gossamer.recipes.fractions import is_percentage, parse_fraction
+
 
 class Shape(click.ParamType):  # type: ignore[type-arg]  # generic in new click only
     """`768x3072` as (outputs, inputs)."""
@@ -24,26 +26,60 @@ class Shape(click.ParamType):  # type: ignore[type-arg]  # generic in new click 
         return int(match[1]), int(match[2])
 
 
-class Sparsity(click.ParamType):  # type: ignore[type-arg]  # generic in new click only
-    """A fraction in [0, 1)."""
+class Fraction(click.ParamType):  # type: ignore[type-arg]  # generic in new click only
+    """A part of a whole: `0.9` or `90%`. One type for all options, so that all of them read alike.
+
+    Args:
+        low: the least value; the value itself is not in the range if `low_open`.
+        high: the largest one; the value itself is not in the range if `high_open`.
+        low_open: whether `low` is left out.
+        high_open: whether `high` is left out.
+        example: for messages.
+    """
 
     name = "fraction"
+
+    def __init__(
+        self,
+        low: float = 0.0,
+        high: float = 1.0,
+        *,
+        low_open: bool = False,
+        high_open: bool = False,
+        example: float = 0.9,
+    ) -> None:
+        self._low, self._high, self._example = low, high, example
+        self._low_open, self._high_open = low_open, high_open
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """The number; percentages are refused with the fraction to write."""
-        try:
-            number = float(value)
-        except ValueError:
-            self.fail(f"{value!r} is no number; expected a fraction in [0, 1), as in 0.9.")
-        if 1 <= number < 100:
-            self.fail(f"must be in [0, 1), got {value}. Write {number / 100:g} for {value} %.")
-        if not 0 <= number < 1:
-            self.fail(f"must be in [0, 1), got {value}.")
-        return number
+        """The number, if it is in the range; one that was meant as a percentage is told so."""
+        number = parse_fraction(value) if isinstance(value, str) else float(value)
+        legal = (
+            f"a fraction in {'(' if self._low_open else '['}{self._low:g},"
+            f" {self._high:g}{')' if self._high_open else ']'}"
+        )
+        if number is None:
+            self.fail(
+                f"{value!r} is no number; expected {legal}, as in {self._example:g} or"
+                f" {self._example:.0%}."
+            )
+        # Where more than the whole is legal, a bare 1 may be meant as one per cent.
+        with_sign = is_percentage(str(value))
+        is_plain = self._high <= 1 or number < 1 or with_sign
+        above = self._low < number or (number == self._low and not self._low_open)
+        below = number < self._high or (number == self._high and not self._high_open)
+        if above and below and is_plain:
+            return number
+        advice = ""
+        if 1 <= number < 100 and not with_sign:
+            whole = " 1 is the whole." if number == 1 else ""
+            advice = f"{whole} Write {number:g}% or {number / 100:g} for {number:g} per cent."
+        return self.fail(f"must be {legal}, got {value}.{advice}")
 
 
+SPARSITY = Fraction(high_open=True)
 POSITIVE = click.IntRange(min=1)
 
 precision_option = click.option(

@@ -8,7 +8,7 @@ import click
 
 from gossamer.cli.command import Command
 from gossamer.cli.output import Output, Verbatim, table
-from gossamer.cli.parameters import POSITIVE, Sparsity
+from gossamer.cli.parameters import POSITIVE, SPARSITY
 from gossamer.planner.schedules import SCHEDULES
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _STATES = ("dense, mixed precision", "samo", "resident", "exact", "8bit", "dense
 )
 @click.option("--batch", type=POSITIVE, help="Samples of a step over all ranks.")
 @click.option("--microbatch", type=POSITIVE, help="Samples in a pipeline; default: the best.")
-@click.option("--sparsity", type=Sparsity(), help="Of pruned weights; default: recipe's, or 0.9.")
+@click.option("--sparsity", type=SPARSITY, help="Of pruned weights; default: recipe's, or 0.9.")
 @click.option("--tokens", type=POSITIVE, help="Of a sample, where the model leaves it open.")
 @click.option("--ranks", type=POSITIVE, help="Use so many; default: all.")
 @click.option("--state", "states", multiple=True, type=click.Choice(_STATES), help="Repeatable.")
@@ -92,12 +92,15 @@ def plan(  # noqa: PLR0913  (one argument per option)
         raise click.UsageError("RECIPE_OR_MODEL is missing, or --calibrate FILE.")
     # Before torch is loaded: faults of the file are told at once.
     described_cluster = load_cluster(cluster)
+    from gossamer.io.destination import check_file_destination
     from gossamer.planner.candidates import DEFAULT_SCHEDULES
     from gossamer.planner.model_sources import describe
     from gossamer.planner.planning import DEFAULT_SPARSITY, plan_workload
     from gossamer.planner.states import find_state
     from gossamer.planner.workload import Workload
 
+    if target is not None:
+        check_file_destination(target)
     found = describe(source, tokens=tokens, data=data, overrides=overrides)
     sparsities = (sparsity, found.sparsity, DEFAULT_SPARSITY)
     made = plan_workload(
@@ -136,6 +139,9 @@ def _calibrate(out: Output, target: Path) -> None:
 
     if target.exists():
         raise InputError(f"{target}: exists already and is not overwritten. Name another file.")
+    from gossamer.io.destination import check_file_destination
+
+    check_file_destination(target)
     from gossamer.planner.calibration import calibrate, cluster_text
 
     with out.stage("measuring this machine"):

@@ -7,7 +7,7 @@ import click
 
 from gossamer.cli.command import Command
 from gossamer.cli.output import Output, table
-from gossamer.cli.parameters import POSITIVE, Sparsity
+from gossamer.cli.parameters import POSITIVE, SPARSITY
 
 _EXAMPLES = """
 gossamer prune zoo:mlp -o pruned/ --sparsity 0.9
@@ -39,7 +39,7 @@ gossamer prune my-llama/ -o pruned/ --recipe sparsegpt-50 --data text.txt --set 
 @click.option("--teacher", help="The dense model, to recover one that is pruned already.")
 @click.option("--resume", is_flag=True, help="Go on with a run that was stopped.")
 @click.option("--dry-run", is_flag=True, help="Say what it would do, need and take; write nothing.")
-@click.option("--sparsity", type=Sparsity(), help="Fraction of zeros; not with 2:4 and the like.")
+@click.option("--sparsity", type=SPARSITY, help="Fraction of zeros; not with 2:4 and the like.")
 @click.option(
     "--pattern",
     default="unstructured",

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 from gossamer.cli.output import Output, table
 from gossamer.cli.pruning_input import (
     Prepared,
+    PruneFiles,
     PruneRequest,
+    check_request,
     count_targets,
     open_journal,
     prepare,
@@ -19,7 +21,6 @@ from gossamer.cli.resuming import told_how_to_resume
 from gossamer.cli.sources import Source, directory_bytes, load_source
 from gossamer.errors import RecipeError
 from gossamer.io import save
-from gossamer.io.opened import check_replaceable
 from gossamer.prune.calibrated import Journal
 from gossamer.prune.journal import model_digest
 from gossamer.recipes.execute import execute
@@ -101,24 +102,24 @@ def chosen_recipe(
 
 
 def run_prune(request: PruneRequest, out: Output) -> PruneOutcome:
-    """Everything `gossamer prune` does; raises before any work if OUT cannot be written."""
-    check_replaceable(request.target)
+    """Everything `gossamer prune` does; mistakes in the request are told before any work."""
+    files = check_request(request)
     recipe = request.recipe
     _warn_of_few_zeros(recipe, out)
-    if recipe.needs_data and request.data is None:
-        raise RecipeError("recipe: needs calibration data. Give a text: --data FILE.")
     if all(stage.recover is None for stage in recipe.stages):
-        return _run(request, None, out)
+        return _run(request, files, None, out)
     folder = RunFolder(request.target)
     with told_how_to_resume(), folder.opened(resume=request.resume):
-        return _run(request, folder, out)
+        return _run(request, files, folder, out)
 
 
-def _run(request: PruneRequest, folder: RunFolder | None, out: Output) -> PruneOutcome:
+def _run(
+    request: PruneRequest, files: PruneFiles, folder: RunFolder | None, out: Output
+) -> PruneOutcome:
     recipe = request.recipe
     with out.stage("loading"):
         source = load_source(request.model, say=out.note)
-        prepared = prepare(source, request)
+        prepared = prepare(source, request, files)
     teacher = None if request.teacher is None else load_source(request.teacher).model
     journal = open_journal(source, request, prepared)
     given = StageInput(

@@ -12,10 +12,11 @@ from torch import nn
 
 import gossamer
 from gossamer.cli.example_input import example_input
-from gossamer.cli.sources import Source
-from gossamer.errors import InputError
+from gossamer.cli.sources import Source, check_source
+from gossamer.errors import InputError, RecipeError
+from gossamer.io.destination import check_destination
 from gossamer.io.guarded_tokenizer import TOKENIZER_FILE, known_tokens, make_tokenizer
-from gossamer.io.samples import Texts, read_samples
+from gossamer.io.samples import Texts, check_scores, read_samples
 from gossamer.ops.kernels import active_kernels
 from gossamer.prune import find_targets
 from gossamer.prune.batches import Batch
@@ -50,6 +51,19 @@ class PruneRequest:
 
 
 @dataclass(frozen=True)
+class PruneFiles:
+    """What the files of a request hold.
+
+    Attributes:
+        samples: of --data.
+        measured: what the quality is measured on: of --eval, else of --data.
+    """
+
+    samples: Texts | None
+    measured: Texts | None
+
+
+@dataclass(frozen=True)
 class Prepared:
     """Inputs of the run.
 
@@ -70,11 +84,48 @@ class Prepared:
     recovery: RecoverySamples | None = None
 
 
-def prepare(source: Source, request: PruneRequest) -> Prepared:
-    """Read the files of a request for the model of `source`."""
+def check_request(request: PruneRequest) -> PruneFiles:
+    """Whatever can be wrong without a model: where it goes, what it is, what the files hold.
+
+    All of it is found before a model is loaded, which may take minutes.
+    """
+    check_destination(request.target)
+    _check_recipe(request)
+    samples, evaluated = (
+        None if path is None else _read(path, option)
+        for path, option in ((request.data, "--data"), (request.evaluation, "--eval"))
+    )
+    files = PruneFiles(samples, evaluated or samples)
+    if files.measured is not None:
+        check_scores(files.measured)
+    check_source(request.model)
+    if request.teacher is not None:
+        check_source(request.teacher)
+    return files
+
+
+def _check_recipe(request: PruneRequest) -> None:
+    recipe = request.recipe
+    if any(stage.train is not None for stage in recipe.stages):
+        raise RecipeError(
+            "--recipe: has a train stage, which 'gossamer prune' does not carry out. Train with it:"
+            f" gossamer train RECIPE --data DATA -o {request.target}."
+        )
+    if recipe.needs_data and request.data is None:
+        raise RecipeError("recipe: needs calibration data. Give a text: --data FILE.")
+
+
+def _read(path: Path, option: str) -> Texts:
+    try:
+        return read_samples(path)
+    except InputError as error:
+        raise InputError(f"{option} {error}") from error
+
+
+def prepare(source: Source, request: PruneRequest, files: PruneFiles) -> Prepared:
+    """The files of a request for the model of `source`."""
     settings = request.recipe.calibration
-    samples = None if request.data is None else read_samples(request.data)
-    measured = samples if request.evaluation is None else read_samples(request.evaluation)
+    samples, measured = files.samples, files.measured
     held_out = request.evaluation is None
     for part in (samples, measured):
         _check_ids(source, part)

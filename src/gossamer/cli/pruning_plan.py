@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from gossamer.cli.output import Output, table
-from gossamer.cli.pruning_input import PruneRequest, prepare
+from gossamer.cli.pruning_input import PruneRequest, check_request, prepare
 from gossamer.cli.sources import load_source
 from gossamer.errors import RecipeError
 from gossamer.recipes.planning import StagePlan, plan_stage
@@ -64,9 +64,10 @@ def plan_prune(request: PruneRequest, out: Output) -> PrunePlan:
             "--dry-run: plans stages that prune with calibration data. Give --data FILE and a"
             " recipe with such a stage; others take seconds."
         )
+    files = check_request(request)
     with out.stage("loading"):
         source = load_source(request.model, say=out.note)
-        prepared = prepare(source, request)
+        prepared = prepare(source, request, files)
     with out.stage("looking at one batch"):
         stage = plan_stage(source.model, steps[0], prepared.batches or [])
     return PrunePlan(stage, str(request.target))

@@ -7,7 +7,7 @@ import click
 
 from gossamer.cli.command import Command
 from gossamer.cli.output import Output, table
-from gossamer.cli.parameters import Sparsity
+from gossamer.cli.parameters import SPARSITY
 
 _EXAMPLES = """
 gossamer quickstart
@@ -34,7 +34,7 @@ gossamer quickstart --sparsity 0.95 --json
     show_default=True,
     help="Folder for the models and report.html.",
 )
-@click.option("--sparsity", type=Sparsity(), help="Fraction of zeros.  [default: 0.9; minilm: 0.8]")
+@click.option("--sparsity", type=SPARSITY, help="Fraction of zeros.  [default: 0.9; minilm: 0.8]")
 @click.pass_obj
 def quickstart(out: Output, model: str, folder: Path, sparsity: float | None) -> None:
     """Prune, train, save, load and run a small model; show what it gained and cost.

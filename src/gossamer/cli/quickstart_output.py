@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from gossamer.errors import ArtifactError
-from gossamer.io.opened import check_replaceable
+from gossamer.io.destination import check_destination
 from gossamer.ops.timing import contest
 from gossamer.report.html import write_html
 from gossamer.report.page import Page
@@ -71,7 +71,7 @@ def check_folder(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise ArtifactError(f"{folder}: exists and is not a folder. Choose another --out.")
     for name in (MODEL_FOLDER, DENSE_FOLDER):
-        check_replaceable(folder / name)
+        check_destination(folder / name)
     page = folder / HTML_FILE
     if page.exists() and _SIGNATURE not in page.read_text(encoding="utf-8", errors="replace"):
         raise ArtifactError(

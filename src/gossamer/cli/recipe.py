@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from gossamer.cli.command import Command
+from gossamer.cli.mistakes import Group
 from gossamer.cli.output import Output, Verbatim, table
 from gossamer.errors import RecipeError
 
@@ -33,7 +34,7 @@ gossamer recipe schema > recipe.schema.json
 """
 
 
-@click.group(short_help="List, read, copy and check recipes.")
+@click.group(cls=Group, short_help="List, read, copy and check recipes.")
 def recipe() -> None:
     """List, read, copy and check recipes: YAML files that say how a model is pruned."""
 

@@ -3,12 +3,13 @@
 
 import click
 
+from gossamer.cli.mistakes import Group
 from gossamer.cli.run_encode import encode
 from gossamer.cli.run_serve import serve
 from gossamer.cli.run_text import chat, complete
 
 
-@click.group(short_help="Use a model: encode, chat, complete, serve.")
+@click.group(cls=Group, short_help="Use a model: encode, chat, complete, serve.")
 def run() -> None:
     """Use a pruned or dense model: vectors of texts, new text, answers over HTTP."""
 

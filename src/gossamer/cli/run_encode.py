@@ -76,14 +76,17 @@ def encode(  # noqa: PLR0913  (one argument per option)
     """
     import torch
 
-    from gossamer.cli.sources import load_source
+    from gossamer.cli.sources import check_source, load_source
+    from gossamer.io.destination import check_file_destination
     from gossamer.io.vectors import check_suffix
     from gossamer.run.compiler import compile as compile_model
     from gossamer.run.embedding import Embedder
 
     if target is not None:
         check_suffix(target)
+        check_file_destination(target)
     texts = _read(file)
+    check_source(model)
     if threads is not None:
         torch.set_num_threads(threads)
     with out.stage("loading"):

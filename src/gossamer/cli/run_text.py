@@ -8,7 +8,7 @@ import click
 
 from gossamer.cli.command import Command
 from gossamer.cli.output import Output, Verbatim
-from gossamer.cli.parameters import POSITIVE, special_tokens_option, threads_option
+from gossamer.cli.parameters import POSITIVE, Fraction, special_tokens_option, threads_option
 
 if TYPE_CHECKING:
     from gossamer.cli.text_model import TextModel
@@ -55,7 +55,7 @@ def _options(command: Any) -> Any:
             click.option("--top-k", type=POSITIVE, help="Draw from so many tokens only."),
             click.option(
                 "--top-p",
-                type=click.FloatRange(0, 1, min_open=True),
+                type=Fraction(low_open=True),
                 default=1.0,
                 show_default=True,
                 help="Draw from the likeliest tokens that add up to this.",

@@ -9,6 +9,7 @@ import click
 
 from gossamer.cli.command import Command
 from gossamer.cli.output import Output, table
+from gossamer.cli.parameters import Fraction
 
 _EXAMPLES = """
 gossamer shrink demo:minilm --data pairs.jsonl --max-loss 1% -o small/
@@ -16,15 +17,18 @@ gossamer shrink my-bert/ --data sentences.txt --max-loss 0.5% --max-latency 5ms 
 gossamer shrink my-bert/ --data train.csv --valid-data dev.csv --test-data test.csv -o small/
 """
 _UNITS = {
-    "loss": {"%": 0.01, "": 1.0},
     "latency": {"ms": 1.0, "s": 1e3, "us": 1e-3},
     "bytes": {"B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30},
     "time": {"min": 1.0, "s": 1 / 60, "h": 60.0},
 }
 
 
+# Of a perplexity more than all may be lost.
+_LOSS = Fraction(high=10.0, low_open=True, example=0.01)
+
+
 class Quantity(click.ParamType):  # type: ignore[type-arg]  # generic in new click only
-    """A positive number with its unit: `1%`, `5ms`, `40MB`, `20min`."""
+    """A positive number with its unit: `5ms`, `40MB`, `20min`."""
 
     def __init__(self, kind: str) -> None:
         self.name = kind
@@ -36,7 +40,7 @@ class Quantity(click.ParamType):  # type: ignore[type-arg]  # generic in new cli
         """The number in the base unit."""
         if isinstance(value, float | int):
             return float(value)
-        match = re.fullmatch(r"([0-9.]+(?:e-?\d+)?)\s*([A-Za-z%]*)", value)
+        match = re.fullmatch(r"([0-9.]+(?:e-?\d+)?)\s*([A-Za-z]*)", value)
         known = ", ".join(repr(unit) for unit in self._units if unit)
         if match is None or match[2] not in self._units:
             self.fail(
@@ -64,7 +68,7 @@ class Quantity(click.ParamType):  # type: ignore[type-arg]  # generic in new cli
     "-o", "--out", "target", type=click.Path(path_type=Path), required=True, help="Artifact folder."
 )
 @click.option(
-    "--max-loss", type=Quantity("loss"), default="1%", show_default=True,
+    "--max-loss", type=_LOSS, default="1%", show_default=True,
     help="Points of a score, or growth of a perplexity.",
 )  # fmt: skip
 @click.option("--max-latency", type=Quantity("latency"), help="Of one sequence of 128 tokens.")

@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.cli.output import Output
-from gossamer.cli.sources import Source, load_source
+from gossamer.cli.sources import Source, check_source, load_source
 from gossamer.cli.user_function import find_function, is_function
+from gossamer.errors import InputError
+from gossamer.io.destination import check_destination
 from gossamer.io.guarded_tokenizer import TOKENIZER_FILE, known_tokens, make_tokenizer
+from gossamer.io.samples import Texts, check_scores
 from gossamer.report.html import write_html
 from gossamer.search.contenders import EngineContenders, dense_point, engine_points
 from gossamer.search.front import Limits
-from gossamer.search.load_workload import load_workload
+from gossamer.search.load_workload import check_kinds, load_workload, read_part
 from gossamer.search.page import search_page
 from gossamer.search.shrinking import ShrinkResult, shrink
 from gossamer.search.trial import Point, Trial
@@ -41,9 +44,12 @@ class ShrinkRequest:
 
 def run_shrink(out: Output, request: ShrinkRequest) -> ShrinkResult:
     """Load, search, write the report."""
-    with out.stage("loading"):
-        # It looks for masks itself: zeros that are there are weights like the others.
-        source = load_source(request.model, detect_masks=False)
+    # Before the model is loaded, which may take minutes: whatever can be wrong without it.
+    check_destination(request.target)
+    for text in (request.model, *request.also):
+        check_source(text)
+    metric = request.metric and find_function(request.metric, "--metric", _METRIC)
+    with out.stage("reading data"):
         parts = [
             None if text is None else _data(text, option)
             for text, option in (
@@ -52,7 +58,10 @@ def run_shrink(out: Output, request: ShrinkRequest) -> ShrinkResult:
                 (request.test_data, "--test-data"),
             )
         ]
-        metric = request.metric and find_function(request.metric, "--metric", _METRIC)
+        check_kinds(parts)
+    with out.stage("loading"):
+        # It looks for masks itself: zeros that are there are weights like the others.
+        source = load_source(request.model, detect_masks=False)
 
     def told(trial: Trial) -> None:
         for point in trial.points:
@@ -87,11 +96,17 @@ def run_shrink(out: Output, request: ShrinkRequest) -> ShrinkResult:
 def _data(text: str, option: str) -> Any:
     if is_function(text) and not Path(text).exists():
         return find_function(text, option, _DATA)()
-    return Path(text)
+    try:
+        found = read_part(Path(text))
+        if isinstance(found, Texts):
+            check_scores(found)
+    except InputError as error:
+        raise InputError(f"{option} {error}") from error
+    return found
 
 
 def _tokenizer(source: Source, data: Any) -> Any:
-    if not isinstance(data, Path) or data.suffix == ".npz":
+    if not isinstance(data, Texts):
         return None
     return make_tokenizer(source.beside.get(TOKENIZER_FILE), known_tokens(source.model))
 

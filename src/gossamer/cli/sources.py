@@ -14,6 +14,7 @@ from gossamer.cli.user_function import find_function, is_function
 from gossamer.errors import ArtifactError, InputError
 from gossamer.io import read_beside
 from gossamer.io.dense_checkpoint import adoption_text
+from gossamer.io.foreign_file import describe_foreign
 from gossamer.io.reader import load_telling
 from gossamer.zoo import MLP, TinyEncoder
 
@@ -59,6 +60,27 @@ def load_source(
         return Source(_from_zoo(text.removeprefix(ZOO_PREFIX)), text, None)
     if _is_own(text):
         return Source(_own(text), text, None)
+    check_source(text)
+    path = source_path(text)
+    name = text if is_demo(text) else path.resolve().name
+    model, adopted = load_telling(path, detect_masks=detect_masks)
+    if adopted:
+        say(adoption_text(adopted, name))
+    return Source(model.eval(), name, tensor_bytes(path), read_beside(path))
+
+
+def check_source(text: str, *, bare: bool = False) -> None:
+    """Raise if `text` names no model, or a file that cannot be one; nothing is loaded.
+
+    Args:
+        text: MODEL as it was typed.
+        bare: whether tensors without an architecture will do.
+    """
+    if text.startswith(ZOO_PREFIX):
+        _check_zoo(text.removeprefix(ZOO_PREFIX))
+        return
+    if _is_own(text):
+        return
     path = source_path(text)
     if not path.exists():
         known = [ZOO_PREFIX + name for name in _ZOO] + [DEMO_PREFIX + name for name in DEMO_MODELS]
@@ -67,11 +89,15 @@ def load_source(
             f" Hugging Face directory, a gguf or ONNX file, module:function or one of"
             f" {', '.join(known)}."
         )
-    name = text if is_demo(text) else path.resolve().name
-    model, adopted = load_telling(path, detect_masks=detect_masks)
-    if adopted:
-        say(adoption_text(adopted, name))
-    return Source(model.eval(), name, tensor_bytes(path), read_beside(path))
+    foreign = describe_foreign(path)
+    if foreign is not None:
+        raise ArtifactError(f"{text}: {foreign}")
+    if not bare and path.is_file() and path.suffix == ".safetensors":
+        raise ArtifactError(
+            f"{text}: holds tensors and does not say of which model. Put it into a folder with the"
+            " config.json of its model and name the folder; or load it in Python into a model of"
+            " yours, gossamer.load(path, model=model)."
+        )
 
 
 def load_function(text: str, say: Callable[[str], None] = lambda line: None) -> Callable[[], Any]:
@@ -120,12 +146,16 @@ def directory_bytes(path: Path) -> int:
     return sum(file.stat().st_size for file in path.iterdir() if file.is_file())
 
 
-def _from_zoo(name: str) -> nn.Module:
+def _check_zoo(name: str) -> None:
     if name not in _ZOO:
         raise InputError(
             f"{ZOO_PREFIX}{name}: there is no such zoo model; expected one of"
             f" {', '.join(ZOO_PREFIX + known for known in _ZOO)}."
         )
+
+
+def _from_zoo(name: str) -> nn.Module:
+    _check_zoo(name)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return _ZOO[name]().eval()

@@ -222,8 +222,9 @@ def _read_document(file: BinaryIO, sha256: str, where: str) -> bytes:
     found = hashlib.sha256(raw).hexdigest()
     if found != sha256:
         raise ArtifactError(
-            f"{where}: its SHA-256 is {found}, the manifest says {sha256}; the file was damaged or"
-            " replaced. Restore it from the original."
+            f"{where}: was damaged or replaced after it was written: its SHA-256 begins with"
+            f" {found[:8]}, the manifest says {sha256[:8]}. Copy this file again from where the"
+            " artifact came from, or make the artifact anew."
         )
     return raw
 

@@ -14,6 +14,7 @@ from gossamer.io.architecture import build
 from gossamer.io.decode import Decoded, decode_all
 from gossamer.io.dense_checkpoint import AdoptedLayer, adopt_zeros, read_tensors_of
 from gossamer.io.fitting import check_fit, check_materialised
+from gossamer.io.foreign_file import describe_foreign
 from gossamer.io.gguf_file import is_gguf, load_gguf
 from gossamer.io.huggingface import load_pretrained, pretrained_skeleton
 from gossamer.io.inventory import unwrap
@@ -90,6 +91,9 @@ def load_telling(
     elif found.is_dir() and is_inside(found, CONFIG_FILE):
         result = load_pretrained(found, max_bytes=max_bytes)
     else:
+        foreign = describe_foreign(found)
+        if foreign is not None:
+            raise ArtifactError(f"{found}: {foreign}")
         raise ArtifactError(
             f"{found}: is no gossamer artifact and does not describe its architecture. Build the"
             " model and pass it: gossamer.load(path, model=model)."

@@ -6,6 +6,8 @@ The names of columns say what a row is; tables and JSON lines know the same ones
 
 import csv
 import io
+import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,10 @@ PAIR_NAMES = (("text_a", "text_b"), ("sentence1", "sentence2"))
 SCORE_NAME = "score"
 LABEL_NAME = "label"
 MAX_CLASSES = 10_000
+_QUOTES = (
+    "Put a text with commas in it between quotation marks.",
+    "A tab separates two cells, so no text may hold one.",
+)
 
 Row = tuple[int, Mapping[str, Any]]
 
@@ -40,7 +46,18 @@ def table_rows(path: Path, text: str) -> Iterator[Row]:
                 f" ({', '.join(PAIR_NAMES[0])}) and {SCORE_NAME}; found"
                 f" {', '.join(names[:8])[:200]!r}. Put a line with the names of the columns on top."
             )
+        twice = [name for name, count in Counter(names).items() if name and count > 1]
+        if twice:
+            raise InputError(
+                f"{path}:1: has {names.count(twice[0])} columns {twice[0]!r}, so it is not clear"
+                " which one is meant. Give each column a name of its own, or leave one out."
+            )
         for cells in reader:
+            if any(cell.strip() for cell in cells[len(names) :]):
+                raise InputError(
+                    f"{path}:{reader.line_num}: has {len(cells)} cells, but the first line names"
+                    f" {len(names)} columns. {_QUOTES[path.suffix == '.tsv']}"
+                )
             if any(cell.strip() for cell in cells):
                 filled = [*cells, *[""] * len(names)]
                 yield reader.line_num, dict(zip(names, filled, strict=False))
@@ -79,7 +96,12 @@ def pair_in(row: Mapping[str, Any], where: str) -> tuple[str, str, float]:
     try:
         score = float(row[SCORE_NAME])
     except (TypeError, ValueError) as error:
-        raise InputError(f"{where}: score is not a number.") from error
+        raise InputError(f"{where}: score is not a number, got {row[SCORE_NAME]!r}.") from error
+    if not math.isfinite(score):
+        raise InputError(
+            f"{where}: score is {score}; expected a finite number. Leave this pair out, or give it"
+            " its score."
+        )
     return text_in(row, first, where), text_in(row, second, where), score
 
 

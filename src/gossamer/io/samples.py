@@ -24,6 +24,7 @@ from gossamer.io.sample_tables import (
 )
 from gossamer.io.tensor_file import read_tensors
 from gossamer.io.tensor_header import read_header
+from gossamer.io.text_bytes import decode_text
 from gossamer.named_files import open_named, read_at_most, size_of
 
 TEXT_SUFFIXES = (".txt", ".md", ".text")
@@ -69,9 +70,8 @@ def read_samples(path: Path, *, labelled: bool = False) -> Texts:
     `input_ids` [N, T]. Labels are looked at only if `labelled`.
     """
     if not path.is_file():
-        raise InputError(
-            f"{path}: there is no such file. Give a .txt, .jsonl, .csv, .tsv or .safetensors file."
-        )
+        what = "is a folder, not a file" if path.is_dir() else "there is no such file"
+        raise InputError(f"{path}: {what}. Give a .txt, .jsonl, .csv, .tsv or .safetensors file.")
     if path.suffix == ".safetensors":
         return Texts(path, ids_NT=_read_ids(path))
     if path.suffix not in (*TEXT_SUFFIXES, *TABLE_SUFFIXES, ".jsonl"):
@@ -85,6 +85,17 @@ def read_samples(path: Path, *, labelled: bool = False) -> Texts:
     if path.suffix == ".jsonl":
         return _read_rows(path, json_rows(path, text), labelled)
     return Texts(path, text, tuple(line for line in text.splitlines() if line.strip()))
+
+
+def check_scores(samples: Texts) -> None:
+    """InputError if pairs cannot be ranked by their scores, because all of them are the same."""
+    scores = {pair.score for pair in samples.pairs}
+    if len(scores) == 1:
+        raise InputError(
+            f"{samples.path}: all {len(samples.pairs)} pairs have the score {scores.pop():g}, so no"
+            " model can be told from another by them. Give pairs with different scores, or a file"
+            " with texts alone."
+        )
 
 
 def windows(samples: Texts, tokenizer: Any, num_tokens: int) -> torch.Tensor:
@@ -154,13 +165,7 @@ def read_text(path: Path) -> str:
                 f"{path}: is larger than {MAX_TEXT_BYTES >> 20} MiB. Give a part of it."
             )
         raw = read_at_most(file, MAX_TEXT_BYTES, str(path), InputError)
-    try:
-        text = raw.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{path}: is not UTF-8 text (byte {error.start} is {error.object[error.start]:#04x})."
-            " Convert it first: iconv -t UTF-8."
-        ) from error
+    text = decode_text(raw, str(path))
     if not text.strip():
         raise InputError(f"{path}: is empty; expected some text.")
     return text

@@ -77,8 +77,9 @@ def read_tensors(
         raise ArtifactError(f"{where}: has bytes after its last tensor.")
     if sha256 is not None and hasher.hexdigest() != sha256:
         raise ArtifactError(
-            f"{where}: its SHA-256 is {hasher.hexdigest()}, the manifest says {sha256}; the file"
-            " was damaged or replaced. Restore it from the original."
+            f"{where}: was damaged or replaced after it was written: its SHA-256 begins with"
+            f" {hasher.hexdigest()[:8]}, the manifest says {sha256[:8]}. Copy this file again from"
+            " where the artifact came from, or make the artifact anew."
         )
     return tensors
 

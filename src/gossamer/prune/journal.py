@@ -9,6 +9,7 @@ import copy
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from gossamer.prune.solvers.problem import LayerSolution
 
 KEY_FILE = "journal.json"
 _ARRAYS = ("values", "mask_bits", "shape", "notes")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class DiskJournal(Journal):
@@ -122,17 +124,28 @@ class DiskJournal(Journal):
 def check_same_run(folder: Path, old: Mapping[str, str], key: Mapping[str, str]) -> None:
     """Raise if what lies in `folder` belongs to a run with another key."""
     changed = [
-        f"{ascii(name)[1:-1][:80]} was {ascii(old.get(name, 'absent'))[:100]},"
-        f" is {ascii(key.get(name, 'absent'))[:100]}"
+        _change(name, str(old.get(name, "absent")), str(key.get(name, "absent")))
         for name in sorted({*old, *key})
         if old.get(name) != key.get(name)
     ]
     if changed:
         text = "; ".join(changed)[:2000]
         raise InputError(
-            f"{folder}: belongs to another run: {text}. Repeat that run, or delete the folder to"
-            " start anew."
+            f"{folder}: belongs to another run: {text}. Repeat that run with what it had, name"
+            " another -o, or delete the folder to start anew."
         )
+
+
+def _change(name: str, old: str, new: str) -> str:
+    """What differs in words; a digest is told by its first digits, which is enough to compare."""
+    if _DIGEST.fullmatch(old) and _DIGEST.fullmatch(new):
+        return f"the {name} is another one ({old[:8]}... then, {new[:8]}... now)"
+    # A stranger's file may say anything, so little of it is repeated.
+    old, new = (
+        text[:8] + "..." if _DIGEST.fullmatch(text) else ascii(text)[1:-1][:100]
+        for text in (old, new)
+    )
+    return f"{ascii(name)[1:-1][:80]} was {old}, is {new}"
 
 
 def model_digest(model: nn.Module) -> str:

@@ -17,6 +17,9 @@ from torch import nn
 from gossamer.errors import TargetError
 
 Rules = str | Sequence[str] | None
+# A name that is less like the rule than this is no help.
+_ALIKE = 0.75
+_SHOWN = 8
 
 
 def as_rules(rules: Rules, where: str) -> list[str]:
@@ -57,8 +60,7 @@ def match(rule: str, modules: Mapping[str, nn.Module], where: str) -> list[str]:
         ]
     if not names:
         raise TargetError(
-            f"{where}: {rule!r} matched 0 of {len(modules)} modules."
-            f" Closest: {closest(rule, modules)}."
+            f"{where}: {rule!r} matched 0 of {len(modules)} modules. {suggestion(rule, modules)}"
         )
     return names
 
@@ -68,13 +70,28 @@ def inside(name: str, container: str) -> bool:
     return not container or name == container or name.startswith(container + ".")
 
 
-def closest(rule: str, modules: Mapping[str, nn.Module]) -> str:
-    """The module or class name most like the rule, globs and regex signs aside."""
+def suggestion(rule: str, modules: Mapping[str, nn.Module]) -> str:
+    """The name most like the rule, globs and regex signs aside; without one, what there is."""
     wanted = re.sub(r"[^\w.]", "", rule.removeprefix("re:")).strip(".").lower()
 
     def likeness(name: str) -> float:
         candidates = (name.lower(), name.rsplit(".", 1)[-1].lower())
         return max(difflib.SequenceMatcher(None, wanted, text).ratio() for text in candidates)
 
-    names = [*modules, *{type(module).__name__: None for module in modules.values()}]
-    return max((name for name in names if name), key=likeness, default="the model has none")
+    classes = {type(module).__name__: None for name, module in modules.items() if name}
+    names = [name for name in [*modules, *classes] if name]
+    if not names:
+        return "The model has no layers."
+    best = max(names, key=likeness)
+    if likeness(best) >= _ALIKE:
+        return f"Closest: {best}."
+    # Layers themselves, not the containers around them.
+    leaves = [name for name, module in modules.items() if name and not any(module.children())]
+    return (
+        f"The model has layers {_some(leaves)} of classes {_some(list(classes))}; write a name, a"
+        " class, a glob such as '*.0', or re: and a regular expression."
+    )
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" * (len(names) > _SHOWN))

@@ -6,6 +6,7 @@ calibration did not see. An encoder gets sentences and is measured by the rank c
 similarities with people's scores, or, without scores, with those of the dense model.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from gossamer.errors import InputError
 from gossamer.io.samples import (
     Pair,
     Texts,
+    check_scores,
     draw,
     padded,
     padded_batches,
@@ -56,9 +58,19 @@ class Quality:
     whole: float | None = None
 
     def lost(self, dense: float, quality: float) -> float:
-        """What is given up, as a fraction: of the whole, or of the dense number."""
-        worse = quality - dense if self.lower_is_better else dense - quality
-        return worse / (dense if self.whole is None else self.whole)
+        """What is given up, as a fraction: of the whole, or of the dense number.
+
+        A model whose quality is no number has lost everything; a dense one cannot be compared with.
+        """
+        whole = dense if self.whole is None else self.whole
+        if not math.isfinite(dense) or whole == 0:
+            raise InputError(
+                f"{self.name} of the dense model is {dense:g} on {self.data}, so nothing can be"
+                " compared with it. Give other data to measure on, or another metric."
+            )
+        if math.isnan(quality):
+            return math.inf
+        return (quality - dense if self.lower_is_better else dense - quality) / whole
 
 
 def is_decoder(model: nn.Module) -> bool:
@@ -138,6 +150,7 @@ def quality_of(
     if samples.ids_NT is not None:
         return None
     if samples.pairs:
+        check_scores(samples)
         where = f"{len(samples.pairs)} pairs, {samples.path.name}"
         return Quality(
             "Spearman x 100",

@@ -5,6 +5,7 @@ Name and description of a recipe, and whether a value came from a variable, chan
 """
 
 import hashlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from gossamer.recipes.faults import Path, dotted
 from gossamer.recipes.schema import Recipe
 
 _ABSENT = object()
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class Difference:
     after: Any
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.before!r} -> {self.after!r}"
+        return f"{self.path}: {_shown(self.before)} -> {_shown(self.after)}"
 
 
 def recipe_content(recipe: Recipe) -> dict[str, Any]:
@@ -67,6 +69,12 @@ def _differ(before: Any, after: Any, path: Path) -> Iterator[Difference]:
 def _named(values: dict[str, Any], key: str) -> Any:
     value = values.get(key)
     return _ABSENT if value is None else value
+
+
+def _shown(value: Any) -> str:
+    """A value for people: the first digits of a digest are enough to compare."""
+    is_digest = isinstance(value, str) and _DIGEST.fullmatch(value)
+    return f"{value[:8]}..." if is_digest else repr(value)
 
 
 def _value(value: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 
 from gossamer.errors import RecipeError
 from gossamer.recipes.faults import Fault, Path, RecipeFaults, dotted, near, plain, show
+from gossamer.recipes.fractions import is_percentage, parse_fraction
 from gossamer.recipes.yaml_lines import Document, parse_value
 
 
@@ -44,6 +45,9 @@ def _read(text: str) -> tuple[Path, Any]:
     parts = re.sub(r"\[(\d+)\]", r".\1", name.strip()).split(".")
     if not equals or not all(parts):
         raise _Refused("expected NAME=VALUE, such as sparsity=0.7 or stages.0.prune.damping=0.1.")
+    if is_percentage(value):
+        # As --sparsity takes it. Files say 0.9: a text with % in them stays a text.
+        value = repr(parse_fraction(value))
     try:
         parsed = parse_value(value)
     except RecipeError as error:

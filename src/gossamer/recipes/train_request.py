@@ -3,6 +3,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -15,6 +16,12 @@ from gossamer.train.tasks import Task, image_task, labelled_task, text_task
 from gossamer.zoo import MLP
 
 Say = Callable[[str], None]
+# Endings of files, and what they are called; any file may be a text.
+_DATA: dict[str, tuple[tuple[str, ...], str]] = {
+    "images": ((".npz",), "an .npz file or a folder of idx files"),
+    "text": ((), "a text file"),
+    "labelled": ((".jsonl",), "a .jsonl file of texts with labels"),
+}
 # A user's function of --model: a module for the recipe's task, or a whole task.
 Given = Callable[[], nn.Module | Task]
 
@@ -64,6 +71,9 @@ def train_stage(recipe: Recipe) -> Train:
 def make_task(request: TrainRequest, saved_tokenizer: bytes | None = None) -> Task:
     """The data of a request, read and checked, with the model if a function gives one."""
     train = request.train
+    for text, option in ((request.data, "--data"), (request.evaluation, "--eval")):
+        if text is not None:
+            _check_data(train.task, text, option)
     made = None if request.given is None else request.given()
     if isinstance(made, Task):
         return made
@@ -89,6 +99,24 @@ def make_task(request: TrainRequest, saved_tokenizer: bytes | None = None) -> Ta
             saved_tokenizer=saved_tokenizer,
         )
     return task if made is None else _with_model(task, made)
+
+
+def _check_data(task: str, text: str, option: str) -> None:
+    """Whether `text` can be data of the task, by its name alone: before a model is loaded."""
+    suffixes, what = _DATA[task]
+    generated = f"zoo:{task}"
+    expected = f"task {task} expected {what}, or {generated}"
+    if text.startswith("zoo:"):
+        if text != generated:
+            raise InputError(f"{option} {text}: there are no such generated data; {expected}.")
+        return
+    path = Path(text)
+    if not path.exists():
+        raise InputError(f"{option} {text}: there is no such file or folder; {expected}.")
+    if path.is_dir() and task != "images":
+        raise InputError(f"{option} {text}: is a folder; {expected}.")
+    if path.is_file() and suffixes and path.suffix not in suffixes:
+        raise InputError(f"{option} {text}: is no data of this task; {expected}.")
 
 
 def model_of(train: Train, task: Task) -> nn.Module:

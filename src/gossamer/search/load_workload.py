@@ -28,13 +28,8 @@ def load_workload(
     metric: Callable[[nn.Module, Any], float] | None = None,
 ) -> Workload:
     """Files are read; all three parts must be of one kind."""
-    parts = [None if part is None else _read(part) for part in (data, choose, report)]
-    kinds = {type(part) for part in parts if part is not None}
-    if len(kinds) != 1:
-        raise InputError(
-            "shrink: the data to fit, to choose by and to report must be of one kind, got"
-            f" {', '.join(sorted(kind.__name__ for kind in kinds))}."
-        )
+    parts = [None if part is None else read_part(part) for part in (data, choose, report)]
+    check_kinds(parts)
     # One kind: what the first part is, the others are.
     first: Any = parts[0]
     make: Callable[..., Workload] = batch_workload
@@ -45,7 +40,18 @@ def load_workload(
     return make(model, first, choose=parts[1], report=parts[2], metric=metric)
 
 
-def _read(data: Any) -> Texts | ImageSet | list[Any]:
+def check_kinds(parts: Sequence[Any]) -> None:
+    """InputError unless all parts that are there are of one kind."""
+    kinds = {type(part) for part in parts if part is not None}
+    if len(kinds) != 1:
+        raise InputError(
+            "shrink: the data to fit, to choose by and to report must be of one kind, got"
+            f" {', '.join(sorted(kind.__name__ for kind in kinds))}."
+        )
+
+
+def read_part(data: Any) -> Texts | ImageSet | list[Any]:
+    """What a file holds; texts, images and batches stay what they are."""
     if isinstance(data, Texts | ImageSet):
         return data
     if isinstance(data, str | Path):

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is wrong with a command line before anything runs: forgotten flags, values and options.
+
+click says what it tripped over; here people are told what they left out, and the line to type.
+"""
+
+import difflib
+import itertools
+import shlex
+from collections.abc import Iterator, Sequence
+
+import click
+
+
+def check_words(command: click.Command, ctx: click.Context, words: Sequence[str]) -> None:
+    """Raise UsageError where a value, a flag or something required was forgotten."""
+    if ctx.resilient_parsing or any(word in ctx.help_option_names for word in words):
+        return
+    _check_values(command, ctx, words)
+    try:
+        found, extra, _ = command.make_parser(ctx).parse_args(list(words))
+    except click.NoSuchOption as error:
+        if error.possibilities:
+            raise
+        raise _mistake(ctx, f"there is no option {error.option_name}.", usage(ctx)) from error
+    except click.ClickException:
+        return
+    if extra:
+        raise _mistake(ctx, _about_extra(command, ctx, words, extra[0]), usage(ctx))
+    _check_required(command, ctx, words, found)
+
+
+class Group(click.Group):
+    """Commands under one name; a misspelt one is told with what is there."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does it; an unknown name ends here."""
+        name, known = args[0] if args else "", self.list_commands(ctx)
+        if name and name not in known and not name.startswith("-"):
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            ctx.fail(f"No such command {name!r}.{hint} There are {', '.join(known)}.")
+        return super().resolve_command(ctx, args)
+
+
+def usage(ctx: click.Context) -> str:
+    """Arguments and what must be given; below it the first example that the command has."""
+    words = [ctx.command_path]
+    for param in ctx.command.get_params(ctx):
+        if isinstance(param, click.Argument):
+            words.append(param.make_metavar(ctx))
+        elif isinstance(param, click.Option) and param.required:
+            words.append(f"{param.opts[0]} {_placeholder(param)}")
+    examples = getattr(ctx.command, "examples", ())
+    return "\n  ".join(dict.fromkeys([" ".join(words), *examples[:1]]))
+
+
+def _mistake(ctx: click.Context, text: str, line: str) -> click.UsageError:
+    # Without the context: the line to type comes last, where the eye is.
+    return click.UsageError(f"{text} See '{ctx.command_path} --help', or write:\n  {line}")
+
+
+def _check_values(command: click.Command, ctx: click.Context, words: Sequence[str]) -> None:
+    """An option that swallowed the next option as its value."""
+    flags = dict(_flags(command, ctx))
+    for word, following in itertools.pairwise([*words, None]):
+        if word == "--":
+            return
+        param = None if word is None else flags.get(word)
+        if param is None or param.is_flag:
+            continue
+        value = _placeholder(param)
+        if following is None:
+            what = _first_sentence(param.help)
+            line = shlex.join([*ctx.command_path.split(), *words]) + f" {value}"
+            raise _mistake(ctx, f"{word} needs a value behind it{what}.", line)
+        if following in flags:
+            raise _mistake(
+                ctx,
+                f"{word} needs a value, but the next word is the option {following}.",
+                f"{ctx.command_path} ... {word} {value} {following} ...",
+            )
+
+
+def _check_required(
+    command: click.Command, ctx: click.Context, words: Sequence[str], found: dict[str, object]
+) -> None:
+    """All that is missing at once."""
+    missing = [
+        param
+        for param in command.get_params(ctx)
+        if param.required and not _is_given(found.get(param.name or ""))
+    ]
+    if not missing:
+        return
+    arguments = [param for param in missing if isinstance(param, click.Argument)]
+    if arguments:
+        raise _mistake(ctx, f"{arguments[0].make_metavar(ctx)} is missing.", usage(ctx))
+    options = [param for param in missing if isinstance(param, click.Option)]
+    names = " and ".join(f"{param.opts[0]}{_first_sentence(param.help)}" for param in options)
+    added = " ".join(f"{param.opts[0]} {_placeholder(param)}" for param in options)
+    line = shlex.join([*ctx.command_path.split(), *words])
+    raise _mistake(
+        ctx, f"{names} {'is' if len(options) == 1 else 'are'} missing.", f"{line} {added}"
+    )
+
+
+def _is_given(value: object) -> bool:
+    # click's parser says None or a mark of its own, by version, where nothing was given.
+    return isinstance(value, str) or (isinstance(value, list | tuple) and bool(value))
+
+
+def _about_extra(
+    command: click.Command, ctx: click.Context, words: Sequence[str], extra: str
+) -> str:
+    """Which option a value without one is likely to belong to."""
+    flags = list(_flags(command, ctx))
+    given = {param.name for word, param in flags if word in words}
+    open_ones = [param for _, param in flags if param.name not in given and not param.is_flag]
+    # What must be given comes first, and a number is not taken for a path.
+    fitting = [param for param in open_ones if _takes(param, extra, ctx)]
+    best = next(iter(sorted(fitting, key=lambda param: not param.required)), None)
+    start = f"{extra!r} belongs to no argument and no option"
+    if best is None:
+        return f"{start}."
+    return (
+        f"{start}: a value stands behind its flag. Did you mean {best.opts[0]}"
+        f" {shlex.quote(extra)}?"
+    )
+
+
+def _takes(param: click.Option, word: str, ctx: click.Context) -> bool:
+    """Whether `word` looks like a value of this option: numbers for numbers, words for others."""
+    is_number = word[:1].isdigit() or word[:1] == "."
+    is_free = isinstance(param.type, click.types.StringParamType | click.Path)
+    if is_free:
+        return param.required and not is_number
+    try:
+        param.type.convert(word, param, ctx)
+    except click.ClickException:
+        return False
+    return True
+
+
+def _flags(command: click.Command, ctx: click.Context) -> Iterator[tuple[str, click.Option]]:
+    for param in command.get_params(ctx):
+        if isinstance(param, click.Option):
+            for name in (*param.opts, *param.secondary_opts):
+                yield name, param
+
+
+def _placeholder(param: click.Option) -> str:
+    """What stands for the value in a line: OUT for --out."""
+    return param.metavar or max(param.opts, key=len).lstrip("-").upper()
+
+
+def _first_sentence(text: str | None) -> str:
+    found = (text or "").partition(". ")[0].rstrip(".")
+    return f" ({found[:1].lower()}{found[1:]})" if found else ""
