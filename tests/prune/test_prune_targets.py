@@ -94,6 +94,7 @@ def test_ignore(ignore, expected):
         (["layers.0.qeury"], r"Closest: layers\.0\.query\."),
         (["Liner"], r"Closest: Linear\."),
         (["conv*x"], r"Closest: conv\."),
+        (["transformer.h.*"], r"has layers .*layers\.0\.query.* of classes .*Linear.*re: and"),
         (["re:("], "not a regular expression"),
         ([3], "got 3"),
         ([""], "got ''"),

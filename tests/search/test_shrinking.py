@@ -219,7 +219,7 @@ def test_another_search_in_the_folder_is_refused(model, sentences, tokenizer, tm
     search(model, sentences, tokenizer, tmp_path / "out", budget_minutes=1e-9)
     other = tmp_path / "other.txt"
     other.write_text(sentences.read_text() + "\nred cat\n")
-    with pytest.raises(InputError, match="belongs to another run: data was"):
+    with pytest.raises(InputError, match="belongs to another run: the data is another one"):
         search(model, other, tokenizer, tmp_path / "out")
 
 

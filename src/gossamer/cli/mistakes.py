@@ -20,14 +20,16 @@ def check_words(command: click.Command, ctx: click.Context, words: Sequence[str]
     try:
         found, extra, _ = command.make_parser(ctx).parse_args(list(words))
     except click.NoSuchOption as error:
-        if error.possibilities:
-            raise
-        raise _mistake(ctx, f"there is no option {error.option_name}.", usage(ctx)) from error
+        raise _mistake(ctx, _about_option(command, ctx, error.option_name), usage(ctx)) from error
     except click.ClickException:
         return
     if extra:
         raise _mistake(ctx, _about_extra(command, ctx, words, extra[0]), usage(ctx))
     _check_required(command, ctx, words, found)
+
+
+# Names that are less alike are no help.
+_ALIKE = 0.75
 
 
 class Group(click.Group):
@@ -62,6 +64,17 @@ def _mistake(ctx: click.Context, text: str, line: str) -> click.UsageError:
     return click.UsageError(f"{text} See '{ctx.command_path} --help', or write:\n  {line}")
 
 
+def _about_option(command: click.Command, ctx: click.Context, name: str) -> str:
+    """What an unknown option may have been meant as."""
+    flags = [flag for flag, _ in _flags(command, ctx)]
+    text = f"there is no option {name}."
+    if near := difflib.get_close_matches(name, flags, n=1, cutoff=_ALIKE):
+        return f"{text} Did you mean {near[0]}?"
+    if "--set" in flags:
+        text += f" A value of the recipe is set by --set {name.lstrip('-')}=VALUE."
+    return text
+
+
 def _check_values(command: click.Command, ctx: click.Context, words: Sequence[str]) -> None:
     """An option that swallowed the next option as its value."""
     flags = dict(_flags(command, ctx))
@@ -72,9 +85,10 @@ def _check_values(command: click.Command, ctx: click.Context, words: Sequence[st
         if param is None or param.is_flag:
             continue
         value = _placeholder(param)
-        if following is None:
+        if following is None or (not following and isinstance(param.type, click.Path)):
             what = _first_sentence(param.help)
-            line = shlex.join([*ctx.command_path.split(), *words]) + f" {value}"
+            typed = [word for word in words if word]
+            line = shlex.join([*ctx.command_path.split(), *typed]) + f" {value}"
             raise _mistake(ctx, f"{word} needs a value behind it{what}.", line)
         if following in flags:
             raise _mistake(

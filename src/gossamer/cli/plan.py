@@ -147,6 +147,7 @@ def _calibrate(out: Output, target: Path) -> None:
     with out.stage("measuring this machine"):
         measured = calibrate()
     text = cluster_text(measured)
+    target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(text, encoding="utf-8")
     document = {"file": str(target), "cluster": measured.model_dump(by_alias=True)}
     out.result(document, Verbatim(text))

@@ -24,6 +24,7 @@ from gossamer.io import save
 from gossamer.prune.calibrated import Journal
 from gossamer.prune.journal import model_digest
 from gossamer.recipes.execute import execute
+from gossamer.recipes.faults import Fault, RecipeFaults
 from gossamer.recipes.kept_run import KeptRun
 from gossamer.recipes.loader import load_recipe, make_recipe
 from gossamer.recipes.prune_stage import StageInput
@@ -98,7 +99,18 @@ def chosen_recipe(
     if overrides:
         raise RecipeError("--set: changes a recipe; name one with --recipe, or use the flags.")
     step = {key: value for key, value in flags.items() if value is not None}
-    return make_recipe({"gossamer": 1, "stages": [{"prune": step}]}, "gossamer prune")
+    try:
+        return make_recipe({"gossamer": 1, "stages": [{"prune": step}]}, "gossamer prune")
+    except RecipeFaults as error:
+        # The user typed flags, and never saw a recipe.
+        raise RecipeFaults([_of_flag(fault) for fault in error.faults]) from error
+
+
+def _of_flag(fault: Fault) -> Fault:
+    """A fault of the recipe made of flags, told of the flag."""
+    field = fault.path.rpartition(".")[2]
+    flag = {"method": "scorer", "targets": "target"}.get(field, field)
+    return replace(fault, source=f"--{flag}", path="")
 
 
 def run_prune(request: PruneRequest, out: Output) -> PruneOutcome:

@@ -2,7 +2,8 @@
 """What `gossamer prune` reads before it works: calibration data, quality data, an old journal."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,7 +98,8 @@ def check_request(request: PruneRequest) -> PruneFiles:
     )
     files = PruneFiles(samples, evaluated or samples)
     if files.measured is not None:
-        check_scores(files.measured)
+        with _told_of("--data" if evaluated is None else "--eval"):
+            check_scores(files.measured)
     check_source(request.model)
     if request.teacher is not None:
         check_source(request.teacher)
@@ -116,8 +118,15 @@ def _check_recipe(request: PruneRequest) -> None:
 
 
 def _read(path: Path, option: str) -> Texts:
-    try:
+    with _told_of(option):
         return read_samples(path)
+
+
+@contextmanager
+def _told_of(option: str) -> Iterator[None]:
+    """Mistakes in a file are told with the option that named it."""
+    try:
+        yield
     except InputError as error:
         raise InputError(f"{option} {error}") from error
 

@@ -22,7 +22,7 @@ _UNITS = {
     "time": {"min": 1.0, "s": 1 / 60, "h": 60.0},
 }
 
-
+_EXAMPLE = {"latency": "5ms", "bytes": "40MB", "time": "20min"}
 # Of a perplexity more than all may be lost.
 _LOSS = Fraction(high=10.0, low_open=True, example=0.01)
 
@@ -41,11 +41,14 @@ class Quantity(click.ParamType):  # type: ignore[type-arg]  # generic in new cli
         if isinstance(value, float | int):
             return float(value)
         match = re.fullmatch(r"([0-9.]+(?:e-?\d+)?)\s*([A-Za-z]*)", value)
-        known = ", ".join(repr(unit) for unit in self._units if unit)
+        known = ", ".join(self._units)
         if match is None or match[2] not in self._units:
+            unit = "" if match is None else match[2].lower()
+            near = [u for u in self._units if unit and u.lower().startswith(unit)]
+            hint = f" Did you mean {match[1]}{near[0]}?" if match is not None and near else ""
             self.fail(
                 f"{value!r}: expected a number with one of the units {known}, as in"
-                f" {2}{next(iter(self._units))}."
+                f" {_EXAMPLE[self.name]}.{hint}"
             )
         try:
             number = float(match[1]) * self._units[match[2]]

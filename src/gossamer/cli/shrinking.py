@@ -16,7 +16,7 @@ from gossamer.io.samples import Texts, check_scores
 from gossamer.report.html import write_html
 from gossamer.search.contenders import EngineContenders, dense_point, engine_points
 from gossamer.search.front import Limits
-from gossamer.search.load_workload import check_kinds, load_workload, read_part
+from gossamer.search.load_workload import check_parts, load_workload, read_part
 from gossamer.search.page import search_page
 from gossamer.search.shrinking import ShrinkResult, shrink
 from gossamer.search.trial import Point, Trial
@@ -58,7 +58,7 @@ def run_shrink(out: Output, request: ShrinkRequest) -> ShrinkResult:
                 (request.test_data, "--test-data"),
             )
         ]
-        check_kinds(parts)
+        check_parts(*parts)
     with out.stage("loading"):
         # It looks for masks itself: zeros that are there are weights like the others.
         source = load_source(request.model, detect_masks=False)

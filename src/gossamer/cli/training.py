@@ -12,6 +12,7 @@ from gossamer.cli.progress import Stage
 from gossamer.cli.resuming import told_how_to_resume
 from gossamer.cli.sources import load_function
 from gossamer.io import save
+from gossamer.io.destination import check_destination
 from gossamer.recipes.mesh_schema import Mesh
 from gossamer.recipes.schema import Recipe
 from gossamer.recipes.train_plan import TrainingPlan, plan_run
@@ -122,9 +123,11 @@ def run_command(command: TrainCommand, out: Output) -> TrainOutcome | None:
 
 
 def _run_here(command: TrainCommand, out: Output, grid: Grid | None) -> TrainOutcome | None:
+    is_lead = grid is None or grid.is_lead
+    if is_lead:
+        check_destination(command.target)
     request = command.request(out)
     folder = RunFolder(command.target)
-    is_lead = grid is None or grid.is_lead
     with told_how_to_resume(), ExitStack() as stack:
         if is_lead:
             stack.enter_context(folder.opened(resume=command.resume))
@@ -137,6 +140,7 @@ def _run_here(command: TrainCommand, out: Output, grid: Grid | None) -> TrainOut
 
 def plan_training(command: TrainCommand, out: Output) -> TrainingPlan:
     """Read the data, build the model, time one step; write nothing."""
+    check_destination(command.target)
     with out.stage("reading data, building the model, timing a step"):
         request = command.request(out)
         return plan_run(request, str(command.target))

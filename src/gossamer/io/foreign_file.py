@@ -68,7 +68,7 @@ def _describe_file(path: Path) -> str | None:
     if not head:
         return f"is empty. {EXPECTED}"
     if _is_text(head) and path.suffix != ".safetensors":
-        return f"is a text file, not a model. {EXPECTED} Data go into --data."
+        return f"is a text file, not a model. {EXPECTED}"
     return None
 
 

@@ -41,10 +41,14 @@ def table_rows(path: Path, text: str) -> Iterator[Row]:
     try:
         names = [name.strip().lower() for name in next(reader)]
         if kind_of(names) is None:
+            other = next((sign for sign in ";\t|" if len(names) == 1 and sign in names[0]), "")
+            advice = "Put a line with the names of the columns on top."
+            if other:
+                advice = f"Cells are separated by {other!r} here: save the table with commas."
             raise InputError(
                 f"{path}:1: expected a column {' or '.join(TEXT_NAMES)}, or two"
                 f" ({', '.join(PAIR_NAMES[0])}) and {SCORE_NAME}; found"
-                f" {', '.join(names[:8])[:200]!r}. Put a line with the names of the columns on top."
+                f" {', '.join(names[:8])[:200]!r}. {advice}"
             )
         twice = [name for name, count in Counter(names).items() if name and count > 1]
         if twice:

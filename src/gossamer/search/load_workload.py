@@ -9,10 +9,10 @@ from typing import Any
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.io.samples import Texts, read_samples
+from gossamer.io.samples import Texts, check_scores, read_samples
 from gossamer.search.batch_workload import batch_workload
 from gossamer.search.image_workload import ImageSet, image_workload, read_image_set
-from gossamer.search.text_workload import text_workload
+from gossamer.search.text_workload import split_texts, text_workload
 from gossamer.search.workload import Workload
 
 _IMAGES = ".npz"
@@ -29,7 +29,7 @@ def load_workload(
 ) -> Workload:
     """Files are read; all three parts must be of one kind."""
     parts = [None if part is None else read_part(part) for part in (data, choose, report)]
-    check_kinds(parts)
+    check_parts(*parts)
     # One kind: what the first part is, the others are.
     first: Any = parts[0]
     make: Callable[..., Workload] = batch_workload
@@ -40,14 +40,18 @@ def load_workload(
     return make(model, first, choose=parts[1], report=parts[2], metric=metric)
 
 
-def check_kinds(parts: Sequence[Any]) -> None:
-    """InputError unless all parts that are there are of one kind."""
+def check_parts(data: Any, choose: Any = None, report: Any = None) -> None:
+    """What can be wrong with data that were read, whatever the model is; InputError says it."""
+    parts = (data, choose, report)
     kinds = {type(part) for part in parts if part is not None}
     if len(kinds) != 1:
         raise InputError(
             "shrink: the data to fit, to choose by and to report must be of one kind, got"
             f" {', '.join(sorted(kind.__name__ for kind in kinds))}."
         )
+    if isinstance(data, Texts):
+        for part in split_texts(data, choose, report)[1:]:
+            check_scores(part)
 
 
 def read_part(data: Any) -> Texts | ImageSet | list[Any]:

@@ -48,7 +48,7 @@ def text_workload(
     """Split the data where there are no files for the parts, and make an input to time."""
     if data.ids_NT is not None:
         raise InputError(f"{data.path}: shrink reads text, pairs or labels, not token tensors.")
-    training, choosing, reporting = _split(data, choose, report)
+    training, choosing, reporting = split_texts(data, choose, report)
     calibration = Calibration(tokens=tokens, samples=512)
     measures = [
         _quality(model, part, tokenizer, calibration, metric) for part in (choosing, reporting)
@@ -170,7 +170,10 @@ def _digest(data: Texts) -> str:
     return digest.hexdigest()
 
 
-def _split(data: Texts, choose: Texts | None, report: Texts | None) -> tuple[Texts, Texts, Texts]:
+def split_texts(
+    data: Texts, choose: Texts | None, report: Texts | None
+) -> tuple[Texts, Texts, Texts]:
+    """Texts to fit to, to choose by and to report; parts that are not given are set aside."""
     numbers = split_numbers(
         len(data.pairs or data.texts),
         choose=choose is None,
