@@ -27,7 +27,8 @@ import gossamer
 from gossamer import settings
 from gossamer.cli.output import table
 from gossamer.cli.sources import load_source
-from gossamer.io.samples import TOKENIZER_FILE, Pair, Texts, make_tokenizer
+from gossamer.io.guarded_tokenizer import TOKENIZER_FILE, make_tokenizer
+from gossamer.io.samples import Pair, Texts
 from gossamer.search.candidates import Mask
 from gossamer.search.load_workload import load_workload
 from gossamer.search.rungs import RATES

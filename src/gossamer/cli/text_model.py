@@ -27,7 +27,7 @@ class TextModel:
         self._last: dict[str, float] = {}
 
     @classmethod
-    def open(
+    def open(  # noqa: PLR0913  (one argument per option of the commands)
         cls,
         model: str,
         sampling: Sampling,
