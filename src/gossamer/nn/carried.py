@@ -8,7 +8,7 @@ if nothing is. The rule: what cannot be kept is refused for that module, by name
 """
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import nn
@@ -41,6 +41,7 @@ _STATE_HOOKS = {
 # Installed by transformers when hidden states were asked for once; they do nothing in other calls,
 # and calls that ask for hidden states run the stock layers.
 _IDLE_HOOKS = "transformers.utils.output_capturing"
+_IDLE = "_gossamer_idle"
 
 _MASK_BUFFERS = frozenset({"mask_bits", "_mask", "_reach"})
 _WEIGHTS = frozenset({"weight", "bias"})
@@ -178,8 +179,14 @@ def _stock_attributes() -> frozenset[str]:
     return frozenset().union(conv.__dict__, norm.__dict__, nn.Linear(1, 1, device="meta").__dict__)
 
 
+def idle(hook: Callable[..., None]) -> Callable[..., None]:
+    """A hook for which no module has to be called that would not be: it times those that are."""
+    hook.__dict__[_IDLE] = True
+    return hook
+
+
 def _is_idle(hook: Any) -> bool:
-    return getattr(hook, "__module__", None) == _IDLE_HOOKS
+    return getattr(hook, "__module__", None) == _IDLE_HOOKS or getattr(hook, _IDLE, False)
 
 
 def _is_as_written(function: Any) -> bool:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from gossamer.nn import CompactWeight, MaskedWeight
+from gossamer.nn.carried import idle
 from gossamer.run.conv_net import NetForward
 from gossamer.run.encoder import NativeEncoder
 from gossamer.run.packed import PackedLinear
@@ -124,10 +125,10 @@ class _Clocks:
 
     def _time(self, name: str, module: nn.Module) -> None:
         begun: list[float] = []
-        before = module.register_forward_pre_hook(lambda *_: begun.append(time.perf_counter()))
-        after = module.register_forward_hook(
-            lambda *_: self._add(name, time.perf_counter() - begun.pop())
-        )
+        start = idle(lambda *_: begun.append(time.perf_counter()))
+        stop = idle(lambda *_: self._add(name, time.perf_counter() - begun.pop()))
+        before = module.register_forward_pre_hook(start)
+        after = module.register_forward_hook(stop)
         self._handles += [before.remove, after.remove]
 
     def _time_net(self, name: str, forward: NetForward) -> None:
