@@ -60,6 +60,8 @@ def attach(
         shards: process group whose ranks hold other layers of the same model.
     """
     schedule = read_schedule(recipe)
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}.")
     if isinstance(total_steps, bool) or not isinstance(total_steps, int) or total_steps < 1:
         raise InputError(
             f"total_steps: expected a whole number of at least 1, got {total_steps!r}."

@@ -56,7 +56,7 @@ def make_report(
         quality_sparse=quality_sparse,
         layers=rows,
         left_dense=left,
-        notes=[*left_lines(left), *notes],
+        notes=[*notes, *left_lines(left)],
     )
 
 
