@@ -15,6 +15,7 @@ it raises.
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.nn import Parameter
 
 from gossamer.errors import InputError
 
@@ -31,8 +32,9 @@ NO_TANGENT = (
 
 def direct_address(x: Tensor) -> int:
     """Where the elements of x lie; 0 unless they lie on the CPU as they are and nobody watches."""
+    kind = type(x)
     if (
-        type(x) is not Tensor
+        (kind is not Tensor and kind is not Parameter)
         or _is_tracing()
         or _num_modes()
         or forward_ad._current_level >= 0

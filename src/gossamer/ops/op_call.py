@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 
 from gossamer.errors import InputError
 from gossamer.ops.addresses import NO_TANGENT, has_tangent
-from gossamer.ops.out_of_memory import names_memory
+from gossamer.ops.out_of_memory import is_out_of_memory, memory_error
 
 P = ParamSpec("P")
 
@@ -52,9 +52,14 @@ def op_body(
         def body(*args: P.args, **kwargs: P.kwargs) -> Any:
             if forward_ad._current_level >= 0:
                 _refuse_tangents(where, (*args, *kwargs.values()))
-            return function(*args, **kwargs)
+            try:
+                return function(*args, **kwargs)
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                raise memory_error(error, where, advice) from error
 
-        return names_memory(where, advice)(body)
+        return body
 
     return decorate
 
