@@ -232,3 +232,24 @@ def test_a_link_beside_an_onnx_file(encoder, secret, tmp_path):
         read_beside(tmp_path / "m" / "x.onnx")
     with pytest.raises(GossamerError, match="outside of the directory"):
         open_inside(tmp_path / "m", "tokenizer.json")
+
+
+def test_files_of_the_hub_cache_keep_their_kind(tmp_path):
+    """A gguf or ONNX file there is a link to a blob without an ending."""
+    pytest.importorskip("onnx")
+    sys.path.append(str(Path(__file__).parents[1] / "io"))
+    from onnx_tools import Maker
+
+    repository = tmp_path / "models--org--linear"
+    snapshot = repository / "snapshots" / "0123abcd"
+    snapshot.mkdir(parents=True)
+    (repository / "blobs").mkdir()
+    make = Maker(14)
+    x = make.input("x", ["n", 4])
+    make.result(make.op("MatMul", x, make.const(torch.ones(4, 3).numpy(), "w", "float32")), "y")
+    make.write(repository / "blobs" / "0f")
+    (repository / "blobs" / "1e").write_text("words")
+    (snapshot / "m.onnx").symlink_to("../../blobs/0f")
+    (snapshot / "vocab.txt").symlink_to("../../blobs/1e")
+    assert load(snapshot / "m.onnx")(torch.ones(2, 4)).tolist() == [[4.0] * 3] * 2
+    assert read_beside(snapshot / "m.onnx") == {"vocab.txt": b"words"}

@@ -89,7 +89,12 @@ class OpenArtifact:
 
 
 def find_artifact(path: os.PathLike[str] | str) -> tuple[Path, bool]:
-    """What is at `path`, and whether it is a directory with a manifest."""
+    """What is at `path`, and whether it is a directory with a manifest.
+
+    A file keeps the name it was given: behind a link of the hub's cache it has no ending.
+    """
+    if os.path.isfile(path):  # noqa: PTH113 - as it is spelled
+        return Path(os.path.abspath(path)), False  # noqa: PTH100
     for _ in range(ATTEMPTS):
         found = find_directory(path)
         before = _identity(found)

@@ -51,7 +51,7 @@ def read_image_set(path: Path) -> ImageSet:
         names = next((pair for pair in _PAIRS if set(pair) <= set(held.names)), None)
         if names is None:
             found = ", ".join(held.names[:6]) or "nothing"
-            raise InputError(f"{path}: found {found[:200]!a}. {_EXPECTED}")
+            raise InputError(f"{path}: found {ascii(found)[1:-1][:200]}. {_EXPECTED}")
         pairs = [names, *([_TEST] if set(_TEST) <= set(held.names) else [])]
         parts = [ImageSet(path.name, *made) for made in read_pairs(held, pairs, str(path))]
     return ImageSet(path.name, parts[0].pixels, parts[0].labels, (*parts, None)[1])

@@ -72,7 +72,7 @@ def _read_npz(path: Path) -> list[Pair]:
         if missing:
             found = ", ".join(held.names[:6]) or "nothing"
             raise InputError(
-                f"{path}: {', '.join(missing)} missing, found {found[:200]!a}. {_EXPECTED}"
+                f"{path}: {', '.join(missing)} missing, found {ascii(found)[1:-1][:200]}. {_EXPECTED}"
             )
         return read_pairs(held, [("x_train", "y_train"), ("x_test", "y_test")], str(path))
 
@@ -124,7 +124,9 @@ def image_labels(y: np.ndarray, count: int, where: str) -> torch.Tensor:
     _check_labels(y, count, where)
     labels = y.astype(np.int64)
     if count and int(labels.min()) < 0:
-        raise InputError(f"{where}: the label {labels.min()} is none; expected numbers from 0.")
+        raise InputError(
+            f"{where}: the label {labels.min()} is none; expected whole numbers from 0."
+        )
     return torch.from_numpy(labels)
 
 
