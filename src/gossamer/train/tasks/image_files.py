@@ -68,12 +68,10 @@ _EXPECTED = (
 
 def _read_npz(path: Path) -> list[Pair]:
     with open_arrays(path, _EXPECTED) as held:
-        missing = [name for name in _NAMES if name not in held.names]
+        missing = ", ".join(name for name in _NAMES if name not in held.names)
         if missing:
-            found = ", ".join(held.names[:6]) or "nothing"
-            raise InputError(
-                f"{path}: {', '.join(missing)} missing, found {ascii(found)[1:-1][:200]}. {_EXPECTED}"
-            )
+            found = ascii(", ".join(held.names[:6]) or "nothing")[1:-1][:200]
+            raise InputError(f"{path}: {missing} missing, found {found}. {_EXPECTED}")
         return read_pairs(held, [("x_train", "y_train"), ("x_test", "y_test")], str(path))
 
 
@@ -125,7 +123,8 @@ def image_labels(y: np.ndarray, count: int, where: str) -> torch.Tensor:
     labels = y.astype(np.int64)
     if count and int(labels.min()) < 0:
         raise InputError(
-            f"{where}: the label {labels.min()} is none; expected whole numbers from 0."
+            f"{where}: expected whole numbers from 0, one for each of {count} images, got"
+            f" {labels.min()}."
         )
     return torch.from_numpy(labels)
 
