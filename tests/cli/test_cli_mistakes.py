@@ -49,8 +49,8 @@ def folder(tmp_path, monkeypatch):
 
 # A command line and a part of the answer that says what is wrong, where or what to do.
 LINES = """
-prune | MODEL is missing
-prune model | -o (artifact folder) is missing
+prune | Missing argument MODEL
+prune model | Missing option -o (artifact folder)
 prune model | gossamer prune model -o OUT
 prune model 0.9 | Did you mean --sparsity 0.9?
 prune model 90% -o out | Did you mean --sparsity 90%?
@@ -60,11 +60,11 @@ prune model -o out --sparsity | --sparsity needs a value behind it
 prune model --sparsity -o out | --sparsity needs a value, but the next word is the option -o
 prune model -o --sparsity 0.9 | -o needs a value, but the next word is the option --sparsity
 prune model -o '' | -o needs a value
-prune model -o out --sparsity 90 | Write 90% or 0.9
+prune model -o out --sparsity 90 | Write 0.9 for 90 %, or 90%
 prune model -o out --sparsity 1 | 1 is the whole
-prune model -o out --sparsity 100% | must be a fraction in [0, 1), got 100%
-prune model -o out --sparsity 0,9 | '0,9' is no number; expected a fraction in [0, 1), as in 0.9
-prune model -o out --sparsity -0.5 | must be a fraction in [0, 1), got -0.5
+prune model -o out --sparsity 100% | must be in [0, 1), got 100%
+prune model -o out --sparsity 0,9 | '0,9' is no number; it must be in [0, 1), as in 0.9 or 90%
+prune model -o out --sparsity -0.5 | must be in [0, 1), got -0.5
 prune model -o out --sparsity nan | 'nan' is no number
 prune model -o out --sparsty 0.9 | Did you mean --sparsity?
 prune model -o out --sparsity 0.5 --scorer magnitud | --scorer: unknown method 'magnitud'
@@ -84,7 +84,7 @@ prune model -o out --sparsity 0.5 --data nan.csv | --data nan.csv:42: score is n
 prune model -o out --sparsity 0.5 --data twice.csv | --data twice.csv:1: has 2 columns 'score'
 prune model -o out --sparsity 0.5 --data commas.csv | commas.csv:2: has 2 cells
 prune model -o out --sparsity 0.5 --data semicolons.csv | Cells are separated by ';' here
-prune model -o out --sparsity 0.5 --data utf16.csv | is UTF-16 text
+prune model -o out --sparsity 0.5 --data utf16.csv | is not UTF-8 text but UTF-16
 prune model -o out --sparsity 0.5 --data good.csv --eval no.csv | --eval no.csv: there is no such
 prune model -o out --sparsity 0.5 --eval constant.csv | --eval constant.csv: all 40 pairs
 prune model -o file/x --sparsity 0.5 --data good.csv --dry-run | is a file, not a folder
@@ -100,11 +100,11 @@ prune no -o out --sparsity 0.5 | no: there is no such file or directory
 prune zoo:no -o out --sparsity 0.5 | expected one of zoo:mlp
 shrink model | --data (text, JSON lines
 shrink model | gossamer shrink model --data FILE -o OUT
-shrink model --data good.csv -o out --max-loss 1 | Write 1% or 0.01 for 1 per cent
-shrink model --data good.csv -o out --max-loss one | 'one' is no number; expected a fraction
+shrink model --data good.csv -o out --max-loss 1 | Write 0.01 for 1 %, or 1%
+shrink model --data good.csv -o out --max-loss one | 'one' is no number; it must be in (0, 10]
 shrink model --data good.csv -o out --max-loss 0 | got 0
 shrink model --data good.csv -o out --max-bytes 40mb | Did you mean 40MB?
-shrink model --data good.csv -o out --max-latency 5 | one of the units ms, s, us, as in 5ms
+shrink model --data good.csv -o out --max-latency 5 | one of the units 'ms', 's', 'us', as in 5ms
 shrink model --data good.csv -o file | file: exists and is not a directory
 shrink model --data good.csv -o file/x | is a file, not a folder
 shrink model --data no.csv -o out | --data no.csv: there is no such file
@@ -116,36 +116,36 @@ shrink model --data good.csv -o out --metric accuracy | --metric accuracy: expec
 shrink model --data good.csv -o out --also no | no: there is no such file or directory
 convert text.txt out | text.txt: is a text file, not a model
 convert model.pt out | model.pt: is a checkpoint of torch.save, a pickle
-convert model | OUT is missing
+convert model | Missing argument OUT
 convert model -o out | gossamer convert IN OUT
 convert model file/x | is a file, not a folder
 convert model full | full: exists and is not a gossamer artifact
-train | RECIPE is missing
+train | Missing argument RECIPE
 train train-rigl -o out | --data zoo:images for generated ones
 train train-rigl -o out --data zoo:images --steps 10 | --set steps=VALUE
 train train-rigl -o file/x --data zoo:images --model model | is a file, not a folder
 train train-rigl -o out --data no.npz --model model | --data no.npz: there is no such file
-train train-rigl -o out --data text.txt --model model | --data text.txt: is no data of this task
+train train-rigl -o out --data text.txt --model model | --data text.txt: is no image data
 train train-rigl -o out --data zoo:text --model model | there are no such generated data
 train train-gpt -o out --data full --model model | --data full: is a folder
 train magnitude-50 -o out --data zoo:images | Prune with 'gossamer prune'
 run | encode
 run encod model text.txt | Did you mean 'encode'? There are
-run encode model | FILE is missing
+run encode model | Missing argument FILE
 run encode model no.txt | no.txt: there is no such file
 run encode model text.txt -o vectors.txt | expected a file that ends with .npy or .jsonl
 run encode model text.txt -o file/v.npy | is a file, not a folder
 run encode model.pt text.txt | model.pt: is a checkpoint of torch.save, a pickle
 run complete model hello | Did you mean --prompt hello?
-run complete model --prompt x --top-p 2 | must be a fraction in (0, 1], got 2
+run complete model --prompt x --top-p 2 | must be in (0, 1], got 2
 explain text.txt | text.txt: is a text file, not a model
 explain model --profile --html file/x.html | is a file, not a folder
-bench linear --sparsity 95 | Write 95% or 0.95
+bench linear --sparsity 95 | Write 0.95 for 95 %, or 95%
 bench linear --shape 768 | expected outputs x inputs
 plan gpt3-xl --out file/x.html | is a file, not a folder
 quickstart 0.9 | Did you mean --sparsity 0.9?
 quickstart --out file/x | is a file, not a folder
-recipe show | NAME is missing
+recipe show | Missing argument NAME
 doctor extra | 'extra' belongs to no argument and no option
 frobnicate | There are quickstart, shrink, prune
 """
@@ -204,7 +204,7 @@ def test_every_option_of_every_command(gossamer_cli, folder, words, command):
             wrong.append(([*given, flag, "--json"], f"{flag} needs a value"))
     required = [p for p in command.params if p.required]
     if required:
-        wrong.append((words, "missing"))
+        wrong.append((words, "Missing"))
     for line, sentence in wrong:
         ran = gossamer_cli(*line)
         assert ran.code == 2, line

@@ -100,7 +100,11 @@ def test_an_impossible_latency_is_code_four(gossamer_cli, model, data, tmp_path)
 @pytest.mark.parametrize(
     ("option", "value", "said"),
     [
-        ("--max-loss", "1 point", "expected a number with one of the units '%'"),
+        (
+            "--max-loss",
+            "1 point",
+            "'1 point' is no number; it must be in (0, 10], as in 0.01 or 1%",
+        ),
         ("--max-latency", "5", "units 'ms', 's', 'us'"),
         ("--max-bytes", "0MB", "must be positive"),
         ("--budget", "..min", "no number"),

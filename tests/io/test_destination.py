@@ -19,6 +19,8 @@ def test_new_folders_and_old_artifacts_are_fine(tmp_path):
     for name in ("new", "old", "empty", "missing/parents/new"):
         check_destination(tmp_path / name)
     check_file_destination(tmp_path / "missing" / "x.html")
+    with pytest.raises(ResourceError, match=r"there is no folder .*missing"):
+        check_file_destination(tmp_path / "missing" / "x.npy", makes_parents=False)
     assert sorted(tmp_path.rglob("*")) == before
 
 

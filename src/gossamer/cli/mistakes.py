@@ -111,14 +111,12 @@ def _check_required(
         return
     arguments = [param for param in missing if isinstance(param, click.Argument)]
     if arguments:
-        raise _mistake(ctx, f"{arguments[0].make_metavar(ctx)} is missing.", usage(ctx))
+        raise _mistake(ctx, f"Missing argument {arguments[0].make_metavar(ctx)}.", usage(ctx))
     options = [param for param in missing if isinstance(param, click.Option)]
     names = " and ".join(f"{param.opts[0]}{_first_sentence(param.help)}" for param in options)
     added = " ".join(f"{param.opts[0]} {_placeholder(param)}" for param in options)
     line = shlex.join([*ctx.command_path.split(), *words])
-    raise _mistake(
-        ctx, f"{names} {'is' if len(options) == 1 else 'are'} missing.", f"{line} {added}"
-    )
+    raise _mistake(ctx, f"Missing option {names}.", f"{line} {added}")
 
 
 def _is_given(value: object) -> bool:

@@ -57,12 +57,12 @@ class Fraction(click.ParamType):  # type: ignore[type-arg]  # generic in new cli
         """The number, if it is in the range; one that was meant as a percentage is told so."""
         number = parse_fraction(value) if isinstance(value, str) else float(value)
         legal = (
-            f"a fraction in {'(' if self._low_open else '['}{self._low:g},"
+            f"in {'(' if self._low_open else '['}{self._low:g},"
             f" {self._high:g}{')' if self._high_open else ']'}"
         )
         if number is None:
             self.fail(
-                f"{value!r} is no number; expected {legal}, as in {self._example:g} or"
+                f"{value!r} is no number; it must be {legal}, as in {self._example:g} or"
                 f" {self._example:.0%}."
             )
         # Where more than the whole is legal, a bare 1 may be meant as one per cent.
@@ -75,7 +75,7 @@ class Fraction(click.ParamType):  # type: ignore[type-arg]  # generic in new cli
         advice = ""
         if 1 <= number < 100 and not with_sign:
             whole = " 1 is the whole." if number == 1 else ""
-            advice = f"{whole} Write {number:g}% or {number / 100:g} for {number:g} per cent."
+            advice = f"{whole} Write {number / 100:g} for {number:g} %, or {number:g}%."
         return self.fail(f"must be {legal}, got {value}.{advice}")
 
 

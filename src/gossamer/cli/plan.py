@@ -141,13 +141,12 @@ def _calibrate(out: Output, target: Path) -> None:
         raise InputError(f"{target}: exists already and is not overwritten. Name another file.")
     from gossamer.io.destination import check_file_destination
 
-    check_file_destination(target)
+    check_file_destination(target, makes_parents=False)
     from gossamer.planner.calibration import calibrate, cluster_text
 
     with out.stage("measuring this machine"):
         measured = calibrate()
     text = cluster_text(measured)
-    target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(text, encoding="utf-8")
     document = {"file": str(target), "cluster": measured.model_dump(by_alias=True)}
     out.result(document, Verbatim(text))

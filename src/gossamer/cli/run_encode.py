@@ -84,7 +84,7 @@ def encode(  # noqa: PLR0913  (one argument per option)
 
     if target is not None:
         check_suffix(target)
-        check_file_destination(target)
+        check_file_destination(target, makes_parents=False)
     texts = _read(file)
     check_source(model)
     if threads is not None:

@@ -41,7 +41,7 @@ class Quantity(click.ParamType):  # type: ignore[type-arg]  # generic in new cli
         if isinstance(value, float | int):
             return float(value)
         match = re.fullmatch(r"([0-9.]+(?:e-?\d+)?)\s*([A-Za-z]*)", value)
-        known = ", ".join(self._units)
+        known = ", ".join(map(repr, self._units))
         if match is None or match[2] not in self._units:
             unit = "" if match is None else match[2].lower()
             near = [u for u in self._units if unit and u.lower().startswith(unit)]

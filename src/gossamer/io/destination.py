@@ -22,10 +22,20 @@ def check_destination(target: Path) -> None:
     check_replaceable(target)
 
 
-def check_file_destination(target: Path) -> None:
-    """Raise ResourceError unless a file can be written to `target`."""
+def check_file_destination(target: Path, *, makes_parents: bool = True) -> None:
+    """Raise ResourceError unless a file can be written to `target`.
+
+    Args:
+        target: the file, new or old.
+        makes_parents: whether its writer makes the folders that are missing.
+    """
     if target.is_dir():
         raise ResourceError(f"{target}: is a folder; expected the name of a file. {_ADVICE}")
+    if not makes_parents and not os.path.lexists(target.parent):
+        raise ResourceError(
+            f"{target}: cannot be written: there is no folder {target.parent}. Nothing was done."
+            " Make it, or choose another path."
+        )
     _check_parents(target)
 
 

@@ -67,7 +67,8 @@ def _describe_file(path: Path) -> str | None:
             return f"is {what}, not a model we read. {advice}"
     if not head:
         return f"is empty. {EXPECTED}"
-    if _is_text(head) and path.suffix != ".safetensors":
+    # A file that claims to be a model is judged by the reader of its kind.
+    if _is_text(head) and path.suffix not in (".safetensors", ".onnx", ".gguf"):
         return f"is a text file, not a model. {EXPECTED}"
     return None
 

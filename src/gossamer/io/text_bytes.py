@@ -20,8 +20,8 @@ def decode_text(raw: bytes, where: str) -> str:
     for name, marks in _OTHERS:
         if raw.startswith(marks):
             raise InputError(
-                f"{where}: is {name} text, as some programs save what they call Unicode; only UTF-8"
-                f" is read. Save it as UTF-8, or convert it: iconv -f {name} -t UTF-8 FILE > NEW."
+                f"{where}: is not UTF-8 text but {name}, as some programs save what they call"
+                f" Unicode. Save it as UTF-8, or convert it: iconv -f {name} -t UTF-8 FILE > NEW."
             )
     try:
         text = raw.removeprefix(codecs.BOM_UTF8).decode("utf-8")

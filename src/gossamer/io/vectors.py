@@ -33,7 +33,6 @@ def open_vectors(path: Path, count: int) -> Iterator[WriteVectors]:
         count: vectors of all calls together.
     """
     check_suffix(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.tmp-{uuid.uuid4().hex}")
     try:
         with part.open("xb") as file:

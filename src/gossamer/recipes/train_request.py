@@ -116,7 +116,7 @@ def _check_data(task: str, text: str, option: str) -> None:
     if path.is_dir() and task != "images":
         raise InputError(f"{option} {text}: is a folder; {expected}.")
     if path.is_file() and suffixes and path.suffix not in suffixes:
-        raise InputError(f"{option} {text}: is no data of this task; {expected}.")
+        raise InputError(f"{option} {text}: is no {task.removesuffix('s')} data; {expected}.")
 
 
 def model_of(train: Train, task: Task) -> nn.Module:
