@@ -62,7 +62,7 @@ class Entry:
     @property
     def name(self):
         """For people."""
-        return f"{self.model}, {self.engine} {self.precision}"
+        return f"{self.model}{' shrunk' * self.zeros}, {self.engine} {self.precision}"
 
 
 def shrunk_entry(name, path, work):
