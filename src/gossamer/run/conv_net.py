@@ -31,7 +31,7 @@ class NetForward(RewrittenForward):
     Args:
         net: the body.
         rest: what follows it.
-        layered: the forward that it takes the place of.
+        replaced: the forward that it takes the place of.
         keeps_pixels: whether the mean over pixels keeps dimensions of size 1.
         watch: the modules that are not called any more.
     """
@@ -39,9 +39,9 @@ class NetForward(RewrittenForward):
     choice: Choice | None = None
 
     def __init__(
-        self, net: PackedConvNet, rest: Any, layered: Any, keeps_pixels: bool, watch: Watch
+        self, net: PackedConvNet, rest: Any, replaced: Any, keeps_pixels: bool, watch: Watch
     ) -> None:
-        self.net, self.rest, self.layered = net, rest, layered
+        self.net, self.rest, self.replaced = net, rest, replaced
         self._shape = (net.plan.values[0].channels, *net.plan.values[0].size)
         self._keeps_pixels = keeps_pixels
         self._watch = watch
@@ -51,7 +51,7 @@ class NetForward(RewrittenForward):
         fits = x.ndim == 4 and x.shape[1:] == self._shape and x.dtype is torch.float32
         takes = fits and not x.requires_grad and not torch.compiler.is_compiling()
         if not takes or not direct_address(x) or self._watch.finds_hooks():
-            return self.layered(x)
+            return self.replaced(x)
         return self.rest(self.features(x))
 
     def features(self, x: torch.Tensor) -> torch.Tensor:

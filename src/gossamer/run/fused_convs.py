@@ -7,6 +7,7 @@ model's own `forward`; modules and their names stay, and called by themselves th
 A model that cannot be traced, or that gives another result for the example, stays as it is.
 """
 
+import inspect
 import operator
 import types
 from typing import Any
@@ -26,7 +27,22 @@ _SUMS = (operator.add, operator.iadd, torch.add, "add", "add_", "__add__", "__ia
 
 
 class RewrittenForward:
-    """A forward that `compile` put into the place of a model's own."""
+    """A forward that `compile` put into the place of another; to torch.export it looks like that.
+
+    Attributes:
+        replaced: the forward before it, a bound method or another of these.
+    """
+
+    replaced: Any
+
+    @property
+    def __code__(self) -> types.CodeType:
+        code: types.CodeType = self.replaced.__code__
+        return code
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.replaced)
 
 
 class FusedForward(RewrittenForward):
@@ -39,13 +55,13 @@ class FusedForward(RewrittenForward):
 
     def __init__(self, model: nn.Module, fused: fx.GraphModule) -> None:
         self.fused = fused
-        self._own = types.MethodType(type(model).forward, model)
+        self.replaced = types.MethodType(type(model).forward, model)
         self._watch = Watch(m for m in model.modules() if m is not model)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Where a module was hooked since, all are called one by one."""
         if not torch.compiler.is_compiling() and self._watch.finds_hooks():
-            return self._own(*args, **kwargs)
+            return self.replaced(*args, **kwargs)
         return self.fused.forward(*args, **kwargs)
 
 
