@@ -187,6 +187,18 @@ def test_compile_uses_a_net_and_other_sizes_go_layer_by_layer(monkeypatch):
     assert 0 < error_of(model, x, int8) < 0.05
 
 
+def test_compiled_nets_and_fused_convolutions_are_exported_layer_by_layer(monkeypatch):
+    monkeypatch.setenv("GOSSAMER_TUNE", "off")
+    model, x = pruned(0.9), torch.randn(2, 3, 32, 32)
+    fast = compile(model, example=x)
+    for rewritten in (fast, copy.deepcopy(fast)):
+        program = torch.export.export(rewritten, (x,)).module()
+        torch.testing.assert_close(program(x), model(x), rtol=1e-4, atol=1e-4)
+    fast.forward = fast.forward.replaced  # the graph with fused ReLUs and sums
+    program = torch.export.export(fast, (x,)).module()
+    torch.testing.assert_close(program(x), model(x), rtol=1e-4, atol=1e-4)
+
+
 def test_compiled_nets_are_saved_as_compact_layers(monkeypatch, tmp_path):
     monkeypatch.setenv("GOSSAMER_TUNE", "off")
     model, x = pruned(0.9), torch.randn(2, 3, 32, 32)
