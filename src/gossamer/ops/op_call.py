@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 
 from gossamer.errors import InputError
 from gossamer.ops.addresses import NO_TANGENT, has_tangent
-from gossamer.ops.out_of_memory import is_out_of_memory, memory_error
+from gossamer.ops.out_of_memory import names_memory
 
 P = ParamSpec("P")
 
@@ -48,16 +48,13 @@ def op_body(
     """For the function of a custom op: refuse tangents, which torch would drop, and name memory."""
 
     def decorate(function: Callable[P, Any]) -> Callable[P, Any]:
+        named = names_memory(where, advice)(function)
+
         @functools.wraps(function)
         def body(*args: P.args, **kwargs: P.kwargs) -> Any:
             if forward_ad._current_level >= 0:
                 _refuse_tangents(where, (*args, *kwargs.values()))
-            try:
-                return function(*args, **kwargs)
-            except (MemoryError, RuntimeError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                raise memory_error(error, where, advice) from error
+            return named(*args, **kwargs)
 
         return body
 
