@@ -87,7 +87,7 @@ def test_a_stopped_run_is_named_and_resumed(gossamer_cli, tmp_path, ids, monkeyp
         (b"", ".txt", "is empty"),
         (b"\xff\xfe\x00 no", ".txt", "is not UTF-8 text"),
         (b"text", ".pdf", "expected a file that ends with"),
-        (b"{nope", ".jsonl", ":1: is not JSON"),
+        (b"{nope", ".jsonl", ":1: not valid JSON"),
         (b'{"words": 3}', ".jsonl", ":1: expected"),
         (b'{"text_a": "a", "text_b": "b", "score": "x"}', ".jsonl", "score is not a number"),
         (b"junk", ".safetensors", "data.safetensors"),

@@ -382,7 +382,7 @@ def test_texts_of_files_are_trained_on(gossamer_cli, tmp_path, task, tokens):
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("not json", ":2: is not JSON"),
+        ("not json", ":2: not valid JSON"),
         ('{"text": "a"}', ":2: expected a text and a label"),
         ('{"text": "a", "label": -1}', ":2: expected a text and a label"),
         ('{"text": "a", "label": true}', ":2: expected a text and a label"),

@@ -152,7 +152,7 @@ def test_missing_and_damaged_files(tmp_path):
     assert not ChatTemplate(beside)
     with pytest.raises(InputError, match="no chat template"):
         ChatTemplate(beside).render([])
-    with pytest.raises(ArtifactError, match="is not JSON"):
+    with pytest.raises(ArtifactError, match="not valid JSON"):
         ChatTemplate({"tokenizer_config.json": b"{"})
     with pytest.raises(ArtifactError, match="must be a JSON object"):
         ChatTemplate({"tokenizer_config.json": b"[]"})

@@ -35,7 +35,8 @@ def read_idx(folder: Path, name: str) -> np.ndarray:
         except (OSError, EOFError, zlib.error) as error:
             raise InputError(f"{where}: cannot be read ({error}).") from error
     if len(raw) != wanted:
-        follow = f"{len(raw)} follow" if len(raw) < wanted else "more follow"
+        cut = len(raw) < wanted
+        follow = f"{len(raw)} follow; it was truncated" if cut else "more follow"
         raise InputError(f"{where}: its header says {shape}, {wanted} bytes, but {follow}.")
     return np.frombuffer(raw, np.uint8).reshape(shape)
 
