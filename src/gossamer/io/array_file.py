@@ -139,7 +139,7 @@ class ArrayFile:
         if len(shape) > MAX_DIMS or any(type(size) is not int or size < 0 for size in shape):
             raise InputError(f"{where}: its shape {ascii(shape)[:80]} cannot be.")
         if dtype.hasobject or dtype.names or dtype.subdtype or not dtype.itemsize:
-            raise InputError(f"{where}: holds {ascii(str(dtype))[:60]}, expected numbers.")
+            raise InputError(f"{where}: {ascii(str(dtype))[:60]} cannot be read; expected numbers.")
         header = ArrayHeader(name, dtype, shape, bool(fortran))
         stored = self._entries[name].file_size - stream.tell()
         if header.nbytes != stored:
