@@ -23,6 +23,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -98,19 +99,25 @@ def run_case(target: Target, files: Files, folder: Path) -> str:
     return "accepted"
 
 
-def run(target: Target, cases: int, seed: int, coverage: LineCoverage, start: int = 0) -> Result:
-    """All cases of a reader, in children."""
-    result, begin, number = Result(), time.monotonic(), start
-    seeds = seeds_of(target)
-    stop = start + cases
-    while number < stop:
-        number = _child(target, seeds, seed, number, stop, result, coverage)
+def run(target: Target, numbers: range, seed: int, jobs: int, coverage: LineCoverage) -> Result:
+    """All cases of a reader, in `jobs` children at a time."""
+    result, begin, seeds = Result(), time.monotonic(), seeds_of(target)
+
+    def part(share: range) -> None:
+        number = share.start
+        while number < share.stop:
+            number = _child(target, seeds, seed, range(number, share.stop), result, coverage)
+
+    width = -(-len(numbers) // jobs)
+    shares = [numbers[i : i + width] for i in range(0, len(numbers), width)]
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(part, shares))
     result.seconds = time.monotonic() - begin
     return result
 
 
 def _child(
-    target: Target, seeds: list[Files], seed: int, start: int, stop: int, result: Result,
+    target: Target, seeds: list[Files], seed: int, numbers: range, result: Result,
     coverage: LineCoverage,
 ) -> int:  # fmt: skip
     """Run cases until the child ends; the number to go on with."""
@@ -120,7 +127,7 @@ def _child(
         os.close(reader)
         code = 1
         try:
-            _work(target, seeds, seed, range(start, stop), writer, coverage)
+            _work(target, seeds, seed, numbers, writer, coverage)
             code = 0
         except BaseException:
             traceback.print_exc(file=sys.stdout)
@@ -128,7 +135,7 @@ def _child(
         finally:
             os._exit(code)
     os.close(writer)
-    current, ended = start - 1, False
+    current, ended = numbers.start - 1, False
     for record in _records(reader, child):
         if "begin" in record:
             current = record["begin"]
@@ -143,7 +150,7 @@ def _child(
     os.close(reader)
     _, status = os.waitpid(child, 0)
     if ended:
-        return stop
+        return numbers.stop
     if os.WIFSIGNALED(status):
         name = f"process ended by {signal.Signals(os.WTERMSIG(status)).name}"
     else:
@@ -269,6 +276,7 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=20_000)
     parser.add_argument("--start", type=int, default=0, help="number of the first case")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--only", type=int, help="one case, here, with its traceback")
     parser.add_argument("--keep", type=Path, help="with --only: leave the files there")
     parser.add_argument("--missed", action="store_true", help="lines that no case reached")
@@ -285,7 +293,8 @@ def main() -> int:
                 print(run_case(target, files, (given.keep or Path(folder)) / "case"))
             continue
         coverage = LineCoverage(target.functions)
-        result = run(target, given.cases, given.seed, coverage, given.start)
+        numbers = range(given.start, given.start + given.cases)
+        result = run(target, numbers, given.seed, given.jobs, coverage)
         show(target, result, coverage, given.missed)
         failed |= bool(result.faults)
     return int(failed)
