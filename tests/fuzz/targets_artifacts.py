@@ -17,6 +17,9 @@ def artifact_seeds(folder: Path) -> None:
     from artifact_tools import FORMAT_CASES, sparse_linear, sparsify
     from transformers import GPT2Config, GPT2LMHeadModel
 
+    from gossamer.nn import MaskedLinear
+    from gossamer.nn.rounding import round_layer
+    from gossamer.patterns import Unstructured
     from gossamer.zoo import TinyEncoder
 
     torch.manual_seed(0)
@@ -27,15 +30,17 @@ def artifact_seeds(folder: Path) -> None:
     gossamer.save(model, folder / "dense")
     encoder = TinyEncoder(20, 3, width=16, num_layers=1, ffn_width=16, num_heads=2)
     gossamer.save(sparsify(encoder, "masked"), folder / "zoo")
-    grid = nn.Linear(16, 8)
-    with torch.no_grad():
-        grid.weight.copy_((torch.randn(8, 16) * 20).round().clamp(-100, 100) / 64)
-    gossamer.save(nn.Sequential(grid), folder / "grid", beside={"vocab.txt": b"a\nb"})
+    for number, to in enumerate(("int8", "int4", "int4_offset")):
+        grid = nn.Sequential(sparse_linear("bitmask", "compact"), nn.Linear(64, 24))
+        for layer in grid[0 if to != "int4_offset" else 1 :]:
+            round_layer(layer, to)
+        gossamer.save(grid, folder / to, beside={"vocab.txt": b"a\nb"} if number else None)
     shared = nn.Linear(6, 6)
     gossamer.save(nn.Sequential(shared, nn.ReLU(), shared), folder / "shared")
-    tied = nn.Sequential(nn.Linear(8, 8), sparse_linear("bitmask", "masked"), nn.Linear(8, 8))
-    tied[2].weight = tied[0].weight
-    gossamer.save(tied, folder / "tied")
+    plain = nn.Linear(16, 16)
+    masked = MaskedLinear.from_dense(nn.Linear(16, 16), torch.rand(16, 16) > 0.5, Unstructured())
+    masked.weight = plain.weight
+    gossamer.save(nn.Sequential(plain, masked), folder / "tied")
     config = {"vocab_size": 20, "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 8}
     ends = {"bos_token_id": 1, "eos_token_id": 2}
     gossamer.save(GPT2LMHeadModel(GPT2Config(**config, **ends)).eval(), folder / "transformers")

@@ -233,7 +233,8 @@ def _dequantised(file: BinaryIO, tensor: GgufTensor, where: str) -> torch.Tensor
     if kind.name in ("F32", "F16"):
         # The package expects these two as numbers and everything else as bytes.
         rows_RB = rows_RB.view(numpy.float32 if kind.name == "F32" else numpy.float16)
-    values = quants.dequantize(rows_RB, kind).astype(numpy.float32, copy=False)
+    with numpy.errstate(all="ignore"):  # a scale may be infinite: what is stored is what is loaded
+        values = quants.dequantize(rows_RB, kind).astype(numpy.float32, copy=False)
     return torch.from_numpy(numpy.array(values)).reshape(tensor.shape)
 
 
