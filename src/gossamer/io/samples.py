@@ -13,6 +13,8 @@ from typing import Any
 import torch
 
 from gossamer.errors import InputError
+from gossamer.io.guarded_tokenizer import TOKENIZER_FILE as TOKENIZER_FILE
+from gossamer.io.guarded_tokenizer import make_tokenizer as make_tokenizer
 from gossamer.io.sample_tables import (
     Row,
     json_rows,
