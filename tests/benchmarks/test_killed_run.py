@@ -4,6 +4,7 @@
 import json
 
 import pytest
+
 from support.killed_run import differences, progress_of
 
 

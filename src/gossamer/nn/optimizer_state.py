@@ -16,6 +16,8 @@ from torch import nn
 from gossamer.errors import InputError
 
 Convert = Callable[[torch.Tensor], torch.Tensor]
+# The Parameter that took the place of a whole one, and which entries of the flat whole it holds.
+Part = tuple[nn.Parameter, torch.Tensor | slice]
 
 
 @runtime_checkable

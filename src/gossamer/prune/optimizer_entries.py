@@ -13,8 +13,8 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.nn import CompactWeight, MaskedWeight
-from gossamer.nn.optimizer_state import check_state
-from gossamer.prune.young_weights import Part, YoungWeights
+from gossamer.nn.optimizer_state import Part, check_state
+from gossamer.prune.young_weights import YoungWeights
 
 # Zero slots are the fresh state of each of these; Adam's step count is seen to by YoungWeights.
 _KNOWN = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop)

@@ -19,11 +19,9 @@ import torch
 from torch import nn
 
 from gossamer.nn import CompactWeight, MaskedWeight
+from gossamer.nn.optimizer_state import Part
 
 _GROWN_UP = 1e-3
-
-# The Parameter that took the place of a whole one, and which entries of the flat whole it holds.
-Part = tuple[nn.Parameter, torch.Tensor | slice]
 
 
 @dataclass

@@ -11,9 +11,7 @@ import torch
 from torch import nn
 
 from gossamer.nn import CompactWeight, MaskedWeight
-
-# The Parameter that took the place of a whole one, and which entries of the flat whole it holds.
-Part = tuple[nn.Parameter, torch.Tensor | slice]
+from gossamer.nn.optimizer_state import Part
 
 
 class ScheduleEvent(Protocol):

@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
+from gossamer.nn.optimizer_state import Part
 from gossamer.prune.schedules.base import Event, Schedule, State
 from gossamer.prune.schedules.layers import release_layers, restore_mask
 from gossamer.prune.schedules.run import Run
-from gossamer.prune.young_weights import Part
 
 _VERSION = 1
 

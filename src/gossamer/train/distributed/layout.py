@@ -15,8 +15,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from gossamer.nn.optimizer_state import convert_state
-from gossamer.train.control import Part
+from gossamer.nn.optimizer_state import Part, convert_state
 from gossamer.train.distributed.layout_rules import check_optimizer
 from gossamer.train.distributed.mesh_sizes import MeshSizes
 from gossamer.train.distributed.pieces import Piece
