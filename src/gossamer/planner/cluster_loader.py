@@ -57,8 +57,6 @@ def load_cluster(source: str | os.PathLike[str]) -> Cluster:
             with open_named(source, ClusterError) as file:
                 raw = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
-        if isinstance(error, ClusterError):
-            raise
         reason = error.strerror if isinstance(error, OSError) else error
         raise ClusterError(f"{where}: cannot be read ({reason}).") from error
     if missing:
