@@ -43,7 +43,7 @@ def folder(tmp_path, monkeypatch):
     def never(*arguments, **settings):
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr(gossamer.cli.sources, "load", never)
+    monkeypatch.setattr(gossamer.cli.sources, "load_telling", never)
     return tmp_path
 
 

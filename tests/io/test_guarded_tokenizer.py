@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokenizers that fail: whatever the package raises, a GossamerError comes out."""
 
+import base64
 import json
 import sys
 from pathlib import Path
@@ -128,6 +129,38 @@ def replacement(text, by):
 def test_replacements_that_fill_the_memory(rule):
     with pytest.raises(ArtifactError, match="times as long"):
         make_tokenizer(content(normalizer=rule))
+
+
+def character_map(size, words):
+    raw = size.to_bytes(4, "little") + bytes(4 * words) + b"a\0"
+    return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(raw).decode()}
+
+
+@pytest.mark.parametrize("deep", [False, True])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        character_map(2**32 - 4, 2),
+        character_map(12, 2),
+        character_map(6, 2),
+        {"type": "Precompiled", "precompiled_charsmap": "xxxx" * 1000},
+        {"type": "Precompiled", "precompiled_charsmap": "no base64!"},
+        {"type": "Precompiled", "precompiled_charsmap": [7]},
+    ],
+)
+def test_maps_of_characters_that_announce_too_much(rule, deep):
+    """The package reserves what is announced: 4 GB, or the end of the process."""
+    raw = content(normalizer={"type": "Sequence", "normalizers": [rule]} if deep else rule)
+    hidden = raw.replace(b"Precompiled", rb"Precompil\u0065d").replace(
+        b"charsmap", rb"ch\u0061rsmap"
+    )
+    for each in (raw, hidden):
+        with pytest.raises(ArtifactError, match="announces more than it holds"):
+            make_tokenizer(each)
+
+
+def test_a_whole_map_of_characters_is_taken():
+    assert make_tokenizer(content(normalizer=character_map(4 * 300, 300))).encode("the dog").ids
 
 
 def test_ordinary_replacements_are_taken():

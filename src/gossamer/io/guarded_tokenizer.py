@@ -5,10 +5,13 @@ A damaged or hostile tokenizer.json can make it panic, when it is read or when i
 is a BaseException, which no `except Exception` stops.
 """
 
+import base64
+import re
 from collections.abc import Callable
 from typing import Any
 
 from gossamer.errors import ArtifactError, InputError, ResourceError
+from gossamer.io.limits import MAX_LINE_VALUES, MAX_MANIFEST_BYTES
 from gossamer.io.strict_json import parse_json
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -16,6 +19,8 @@ _CURE = "Take the tokenizer.json that was published with the model."
 _MAX_RULES_BYTES = 2**20
 # A text may become this many times as long before it is cut into tokens.
 _MAX_GROWTH = 64.0
+# Also where a letter of the name is written as an escape, which no writer does.
+_MAY_HOLD_MAP = re.compile(rb"recompiled|\\u00[4-7][0-9a-fA-F]")
 _PASSED = (KeyboardInterrupt, SystemExit, GeneratorExit)
 
 
@@ -81,6 +86,8 @@ def make_tokenizer(content: bytes | None, known_tokens: int | None = None) -> Gu
             "the package tokenizers is not installed. Install the extra [hf]: pip install"
             " 'gossamer[hf]'."
         ) from error
+    if _MAY_HOLD_MAP.search(content):
+        _check_maps(content)
     try:
         inner = Tokenizer.from_buffer(content)
         inner.no_truncation()
@@ -111,6 +118,39 @@ def guarded(call: Callable[[], Any]) -> Any:
         raise InputError(f"text: the tokenizer does not take it ({_short(error)}).") from error
     except BaseException as error:
         raise ArtifactError(f"{TOKENIZER_FILE}: fails ({_short(error)}). {_CURE}") from error
+
+
+def _check_maps(content: bytes) -> None:
+    """Refuse maps of characters that announce more than they hold.
+
+    The package reserves what a map announces, and where there is not so much the process is ended.
+    """
+    document = parse_json(
+        content, TOKENIZER_FILE, max_bytes=MAX_MANIFEST_BYTES, max_values=MAX_LINE_VALUES
+    )
+    left = [document]
+    while left:
+        part = left.pop()
+        if isinstance(part, list):
+            left.extend(part)
+        elif isinstance(part, dict):
+            left.extend(value for key, value in part.items() if key != "vocab")
+            text = part.get("precompiled_charsmap")
+            if text is not None and not _is_whole_map(text):
+                raise ArtifactError(
+                    f"{TOKENIZER_FILE}: its precompiled_charsmap announces more than it holds."
+                    f" {_CURE}"
+                )
+
+
+def _is_whole_map(text: Any) -> bool:
+    """Whether a map has the bytes that its first four announce, in words of four."""
+    try:
+        raw = base64.b64decode(text, validate=True)
+    except (ValueError, TypeError):
+        return False
+    size = int.from_bytes(raw[:4], "little")
+    return len(raw) >= 4 + size and size % 4 == 0
 
 
 def _check_growth(raw: bytes) -> None:
