@@ -6,7 +6,7 @@ import json
 import pytest
 
 from gossamer.errors import ArtifactError
-from gossamer.ops.timing import Duel
+from gossamer.ops.timing import Race
 from gossamer.run.chat_template import ChatTemplate
 from gossamer.run.cost_table import CostKey, CostTable
 
@@ -47,8 +47,9 @@ def test_templates_as_files_have_them():
 
 @pytest.mark.parametrize(
     "raw",
-    [b"[" * 100_000, b"", b"\xff", b'{"version": 2, "entries": {"a": [' + b"9" * 400 + b", 1]}}",
-     b'{"version": 2, "entries": [1]}', b'{"version": 2, "entries": {"a": ["x", 1]}}', b"null"],
+    [b"[" * 100_000, b"", b"\xff", b'{"version": 3, "entries": {"a": [1, 2]}}', b"null",
+     b'{"version": 3, "entries": {"a": {"us": [' + b"9" * 400 + b'], "spread": 0}}}',
+     b'{"version": 3, "entries": [1]}', b'{"version": 3, "entries": {"a": {"us": ["x"]}}}'],
 )  # fmt: skip
 def test_a_damaged_cache_of_times_is_empty(tmp_path, raw):
     path = tmp_path / "kernels.json"
@@ -56,6 +57,6 @@ def test_a_damaged_cache_of_times_is_empty(tmp_path, raw):
     table = CostTable(path)
     assert len(table) == 0
     key = CostKey("panel", 8, 8, "2:4", 0.5, 1, 1)
-    table.put(key, Duel(2.0, 1.0))
+    table.put([key], Race((2.0, 1.0), 0.0))
     table.save()
-    assert CostTable(path).get(key) is not None
+    assert CostTable(path).get([key]) == Race((2.0, 1.0), 0.0)

@@ -101,7 +101,8 @@ def test_the_verdict_has_the_same_training_without_zeros(pairs, tmp_path, quick)
     result, _ = search(pairs, tmp_path / "out", budget_minutes=1e-9)
     trained = point("dense-trained-300-r0.0002", -0.02, 4.0)
     pruned = point("recovered-90-300-r0.0005", 0.003, 2.0)
-    found = replace(result, chosen=pruned, met=True, points=(*result.points, trained, pruned))
+    points = (*result.points, trained, pruned)
+    found = replace(result, chosen=pruned, met=True, points=points, left_out=())
     said = verdict(found, Limits(0.01))
     assert said.endswith(
         "Dense, trained on the same data (dense trained-300-r0.0002 int8): 2.50x dense fp32, -2.00%"

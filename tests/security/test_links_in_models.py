@@ -201,6 +201,10 @@ NOT_FILES_OF_OTHERS = {
     "run/engine_process.py": "answers of a process that we started",
     "run/network_engines.py": "files of a process that we started",
     "run/encoder_engines.py": "files of a process that we started",
+    "run/template_process.py": "answers of a process that we started",
+    "run/template_worker.py": "questions of the process that started it",
+    "run/special_tokens.py": "a tokenizer that its door made, described by its package",
+    "ops/load.py": "/proc",
 }  # fmt: skip
 
 

@@ -4,6 +4,8 @@
 import zipfile
 from pathlib import Path
 
+from gossamer.named_files import open_named
+
 _HEAD_BYTES = 512
 _PICKLE = (
     "which may run any code when it is read, so it is never opened here. If you trust it, convert"
@@ -55,7 +57,7 @@ def _describe_folder(path: Path) -> str | None:
 def _describe_file(path: Path) -> str | None:
     if not path.is_file():
         return f"is neither a file nor a folder. {EXPECTED}"
-    with path.open("rb") as file:
+    with open_named(path) as file:
         head = file.read(_HEAD_BYTES)
     if head.startswith(b"PK") and zipfile.is_zipfile(path):
         return _describe_zip(path)

@@ -100,5 +100,5 @@ def _read(path: Path) -> dict[str, Race]:
             str(key): Race(tuple(float(us) for us in held["us"]), float(held["spread"]))
             for key, held in document["entries"].items()
         }
-    except (GossamerError, ValueError, KeyError, TypeError, AttributeError):
+    except (GossamerError, ValueError, OverflowError, KeyError, TypeError, AttributeError):
         return {}

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a search takes beside its candidates, and what the machine does meanwhile."""
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from gossamer.io.atomic import write_whole
 from gossamer.ops.load import LoadWatch
+from gossamer.search.records import read_record, write_record
 
 _OVERHEAD = "overhead.json"
 _LOOK_SECONDS = 0.5
@@ -47,7 +46,7 @@ class Overhead:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / _OVERHEAD
-        self._held = json.loads(self._path.read_text()) if self._path.exists() else {}
+        self._held = read_record(self._path, dict[str, float]) if self._path.exists() else {}
 
     def timed(self, name: str, work: Callable[[], float]) -> float:
         """What `work` gives; its seconds are noted."""
@@ -65,5 +64,5 @@ class Overhead:
         """What was noted first under this name: `seconds`, unless an earlier run did."""
         if name not in self._held:
             self._held[name] = seconds
-            write_whole(self._path, json.dumps(self._held).encode())
+            write_record(self._path, self._held)
         return self.of(name)

@@ -3,6 +3,7 @@
 
 from typing import TYPE_CHECKING
 
+from gossamer.search.candidates import is_trained_dense
 from gossamer.search.front import Limits, best, trained_beside
 from gossamer.search.trial import Point
 
@@ -42,6 +43,8 @@ def untried_text(result: "ShrinkResult") -> str:
 def _dense_verdict(result: "ShrinkResult", limits: Limits) -> str:
     chosen, count = result.chosen, result.num_pruned
     form = chosen.name.removeprefix("dense ")
+    if is_trained_dense(chosen.candidate):
+        form = f"{chosen.precision} and trained on the same data"
     figures = "" if form == "fp32" else f" ({_figures(chosen)})"
     if not count and result.left_out:
         # Nothing is known of pruned models, so nothing is said against them.
