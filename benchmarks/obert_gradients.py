@@ -13,6 +13,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import gossamer
+from gossamer.cli.output import table
+from support.options import give, machine, parser, progress
 
 CLASSES, WIDTH, SAMPLES, HELD_OUT = 20, 32, 4000, 2000
 GRADIENTS = (4, 16, 32, 64, 128, 256, 1024)
@@ -48,27 +50,43 @@ def task(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Te
 
 
 def main() -> None:
-    """Print one line per network, sparsity and loss."""
-    for seed in range(2):
+    """One row per network, sparsity and loss."""
+    given = parser(__doc__.splitlines()[0]).parse_args()
+    torch.set_num_threads(given.threads)
+    rows = []
+    for seed in range(1 if given.quick else 2):
         x, y = problem(seed)
         model = trained(seed, x, y)
         held = x[SAMPLES:], y[SAMPLES:]
-        print(f"network {seed}: dense {task(model, held).item():.2f}")
+        dense = task(model, held).item()
         for sparsity in (0.5, 0.8):
             pruned = copy.deepcopy(model)
             gossamer.sparsify(pruned, sparsity=sparsity)
-            print(f"  {sparsity:.0%} zeros: magnitude {task(pruned, held).item():.2f}")
+            magnitude = task(pruned, held).item()
             for name, loss in (("probe of the outputs", None), ("task loss", task)):
-                found = []
-                for count in GRADIENTS:
-                    pruned = copy.deepcopy(model)
-                    pairs = [(x[i : i + 1], y[i : i + 1]) for i in range(count)]
-                    data = pairs if loss is not None else [one for one, _ in pairs]
-                    gossamer.sparsify(
-                        pruned, sparsity=sparsity, scorer="obert", data=data, loss=loss
-                    )
-                    found.append(f"{count}: {task(pruned, held).item():.2f}")
-                print(f"    obert, {name}: {', '.join(found)}", flush=True)
+                progress(f"network {seed}, {sparsity:.0%} zeros, {name}")
+                found = {
+                    str(count): after(model, x, y, sparsity, count, loss) for count in GRADIENTS
+                }
+                rows.append(
+                    {"network": seed, "dense": dense, "sparsity": sparsity, "loss": name}
+                    | {"magnitude": magnitude, "obert": found}
+                )
+    shown = table("network", "zeros", "loss", ">dense", ">magnitude", *(f">{n}" for n in GRADIENTS))
+    for row in rows:
+        figures = (row["dense"], row["magnitude"], *row["obert"].values())
+        words = (str(row["network"]), f"{row['sparsity']:.0%}", row["loss"])
+        shown.add_row(*words, *(f"{figure:.2f}" for figure in figures))
+    give(given, {"machine": machine(), "rows": rows}, shown)
+
+
+def after(model, x, y, sparsity, count, loss) -> float:
+    """The held-out loss after obert saw this many gradients."""
+    pruned = copy.deepcopy(model)
+    pairs = [(x[i : i + 1], y[i : i + 1]) for i in range(count)]
+    data = pairs if loss is not None else [one for one, _ in pairs]
+    gossamer.sparsify(pruned, sparsity=sparsity, scorer="obert", data=data, loss=loss)
+    return task(pruned, (x[SAMPLES:], y[SAMPLES:])).item()
 
 
 if __name__ == "__main__":

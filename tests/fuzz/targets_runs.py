@@ -59,13 +59,13 @@ def read_search(folder: Path) -> object:
 
 
 def cost_seeds(folder: Path) -> None:
-    from gossamer.ops.timing import Duel
+    from gossamer.ops.timing import Race
     from gossamer.run.cost_table import CostKey, CostTable
 
     (folder / "c").mkdir()
     table = CostTable(folder / "c" / "kernels.json")
     for tokens in (1, 16):
-        table.put(CostKey("panel", 64, 64, "2:4", 0.5, tokens, 1), Duel(2.0, 1.0))
+        table.put([CostKey("panel", 64, 64, "2:4", 0.5, tokens, 1)], Race((2.0, 1.0)))
     table.save()
 
 
@@ -74,5 +74,5 @@ def read_costs(folder: Path) -> object:
     from gossamer.run.cost_table import CostKey, CostTable
 
     table = CostTable(folder / "kernels.json")
-    found = table.get(CostKey("panel", 64, 64, "2:4", 0.5, 16, 1))
-    return None if found is None else found.ratio
+    found = table.get([CostKey("panel", 64, 64, "2:4", 0.5, 16, 1)])
+    return None if found is None else found.us

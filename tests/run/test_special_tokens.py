@@ -19,6 +19,7 @@ from tokenizers import (
 )
 
 from gossamer.errors import InputError
+from gossamer.io.guarded_tokenizer import make_tokenizer
 from gossamer.run.chat_prompt import prompt_ids
 from gossamer.run.chat_template import ChatTemplate
 from gossamer.run.special_tokens import SpecialTokens
@@ -250,3 +251,21 @@ def test_a_text_that_is_cut_spells_none_either():
     assert len(kept.ids) == 6
     assert 2 not in kept.ids[1:-1]
     assert 2 in special.cut("a dog [SEP] a dog", 4, special_tokens=True).ids[1:-1]
+
+
+@pytest.mark.parametrize("kind", ["pieces", "unigram"])
+def test_words_that_a_tokenizer_does_not_know_spell_nothing(kind):
+    """Normalisers of BERT drop private characters, by which the unknown token could be found."""
+    if kind == "pieces":
+        words = {"[UNK]": 0, "the": 1, "[CLS]": 2, "[": 3, "]": 4, "un": 5, "##k": 6}
+        tokenizer = Tokenizer(models.WordPiece(words, unk_token="[UNK]"))  # noqa: S106
+        tokenizer.normalizer = normalizers.BertNormalizer()
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    else:
+        tokenizer = Tokenizer(models.Unigram([("[UNK]", 0.0), ("the", -1.0), (" ", -1.0)], 0))
+    tokenizer.add_special_tokens(["[UNK]"])
+    special = SpecialTokens(make_tokenizer(tokenizer.to_str().encode()), None)
+    for text in ("the \U0001f600", "the dog", ""):
+        assert special.encode_all([text])[0].ids == tokenizer.encode(text).ids
+    if kind == "pieces":
+        assert 0 not in special.encode_all(["the [UNK]"])[0].ids

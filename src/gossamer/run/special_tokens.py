@@ -19,6 +19,7 @@ from gossamer.io.guarded_tokenizer import make_tokenizer
 FIRST_STAND_IN = 0x100000
 LAST_PRIVATE = 0x10FFFD
 _UNKNOWN = chr(LAST_PRIVATE)
+_RARE = chr(0x12345)  # cuneiform
 _CONFIG_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "cls_token_id")
 
 
@@ -50,7 +51,9 @@ class SpecialTokens:
             **{number: token.content for number, token in self.added.items()},
         }
         # A word that the tokenizer does not know becomes a special token, too, and spells none.
-        self._unknown = set(self._ids(_UNKNOWN)) & set(self.contents)
+        # Normalisers take private characters out, so a rare letter is tried, too.
+        unknown = {*self._ids(_UNKNOWN), *self._ids(_RARE), _unknown_id(tokenizer)}
+        self._unknown = unknown & set(self.contents)
         self._lock = threading.Lock()
         self._literal: _Literal | None = None
 
@@ -109,6 +112,12 @@ class SpecialTokens:
     def _ids(self, text: str) -> list[int]:
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
         return ids
+
+
+def _unknown_id(tokenizer: Any) -> int | None:
+    """What the model of a tokenizer says it gives for words it does not know."""
+    spelling = getattr(tokenizer.model, "unk_token", None)
+    return None if spelling is None else tokenizer.token_to_id(spelling)  # type: ignore[no-any-return]
 
 
 class _Literal:
