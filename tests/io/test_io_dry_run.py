@@ -114,6 +114,17 @@ def test_how_calls_go_about_it_is_not_taken_from_a_file(tmp_path):
         assert torch.equal(load_pretrained(folder)(ids).last_hidden_state, expected)
 
 
+def test_sizes_that_are_left_out_do_not_fill_the_memory(tmp_path, monkeypatch):
+    """The defaults of a Llama are those of a large one; transformers would make its weights."""
+    folder = save_decoder(tmp_path / "m")
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({k: v for k, v in config.items() if "_size" not in k}))
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "from_pretrained", None)
+    with pytest.raises(ArtifactError, match=r"hold \d+ weights, but .* needs \d{7,}"):
+        load_pretrained(folder)
+
+
 def test_a_directory_whose_weights_fit_and_whose_sizes_do_not(tmp_path):
     folder = save_decoder(tmp_path / "m")
     path = folder / "config.json"

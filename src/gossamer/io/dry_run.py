@@ -76,17 +76,18 @@ def check_runs(make: Callable[[Any], nn.Module], config: Any) -> None:
     tokens = min([_TOKENS, *(number for number in known if number)])
     ids_BT = torch.zeros(1, tokens, dtype=torch.int64, device="meta")
     try:
+        with torch.device("meta"):
+            model = make(config).eval()
+    except Exception as error:
+        raise _unfit("the class of the model refuses it", error) from error
+    try:
         with torch.device("meta"), torch.no_grad():
-            make(config).eval()(ids_BT)
+            model(ids_BT)
     except Exception as error:
         # What looks at numbers cannot be run without any; that is no fault of the sizes.
         if isinstance(error, NotImplementedError) or "meta" in str(error).lower():
             return
-        reason = ascii(f"{type(error).__name__}: {error}")[1:-1][:200]
-        raise ArtifactError(
-            f"{CONFIG_FILE}: a model with these sizes cannot run ({reason}). Take the {CONFIG_FILE}"
-            " that was saved with the weights."
-        ) from error
+        raise _unfit("a model with these sizes cannot run", error) from error
 
 
 def one_layer(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,6 +115,13 @@ def _check_tokens(config: Any) -> None:
             raise _fault(
                 "max_position_embeddings", config.max_position_embeddings, f"over {padding + 1}"
             )
+
+
+def _unfit(what: str, error: Exception) -> ArtifactError:
+    reason = ascii(f"{type(error).__name__}: {error}")[1:-1][:200]
+    return ArtifactError(
+        f"{CONFIG_FILE}: {what} ({reason}). Take the {CONFIG_FILE} that was saved with the weights."
+    )
 
 
 def _fault(name: str, value: Any, expected: str) -> ArtifactError:

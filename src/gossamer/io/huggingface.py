@@ -28,6 +28,9 @@ from gossamer.nn.conv1d import conv1d_to_linear
 
 # Layers a config.json may ask for where no file says how many tensors there are.
 _MAX_SKELETON_TENSORS = 10_000
+# A model may need twice what its files hold (tied weights), and so many more: what does not fit in
+# a small model is told weight by weight.
+_SPARE_WEIGHTS = 2**20
 
 
 def load_pretrained(
@@ -90,6 +93,7 @@ def from_tensors(
     stored = sum(t.numel() * t.element_size() for t in tensors.values())
     skeleton = build_transformers(name, config, max_tensors=10 * len(tensors) + 100, device="meta")
     check_memory(_tensor_bytes(skeleton), stored, max_bytes, where)
+    _check_amount(tensors, skeleton, name, where)
     _check_types(tensors, skeleton, where)
     kind = getattr(import_transformers(), name)
     with quiet_transformers():
@@ -141,6 +145,19 @@ def _check_complete(info: dict[str, Any], name: str, where: str) -> None:
         raise ArtifactError(
             f"{where}: its weights do not fit {name}; {'; '.join(faults)}. Pass architecture= with"
             " the class that was saved."
+        )
+
+
+def _check_amount(
+    tensors: dict[str, torch.Tensor], skeleton: nn.Module, name: str, where: str
+) -> None:
+    """Transformers makes weights that are not there, and says so when they fill the memory."""
+    held = sum(tensor.numel() for tensor in tensors.values())
+    needed = sum(parameter.numel() for parameter in skeleton.parameters())
+    if needed > 2 * held + _SPARE_WEIGHTS:
+        raise ArtifactError(
+            f"{where}: its files hold {held} weights, but {name} of this {CONFIG_FILE} needs"
+            f" {needed}. Take the {CONFIG_FILE} that was saved with the weights."
         )
 
 
