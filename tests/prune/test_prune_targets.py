@@ -193,3 +193,27 @@ def test_multihead_attention():
         find_targets(model, ["attn"])
     with pytest.raises(TargetError, match=r"'attn\.in_proj_weight' is a Parameter"):
         find_targets(model, ["attn.in_proj_weight"])
+
+
+def test_a_weight_whose_memory_another_parameter_holds_is_refused():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8))
+    whole = torch.randn(16, 8)
+    model[0].weight, model[1].weight = nn.Parameter(whole[:8]), nn.Parameter(whole[8:])
+    assert [target.name for target in find_targets(model)] == ["0", "1", "2"]  # side by side
+    model[1].weight = nn.Parameter(whole[4:12])
+    with pytest.raises(
+        TargetError, match=r"^[01]: .*shares memory with another Parameter, of [01]"
+    ):
+        find_targets(model)
+    with pytest.raises(TargetError, match=r"^1: .*shares memory with another Parameter, of 0"):
+        find_targets(model, ignore=["0"])
+    assert [target.name for target in find_targets(model, ignore=["0", "1"])] == ["2"]
+
+
+def test_memory_of_a_parametrization_is_not_given_zeros():
+    """weight_norm keeps the memory of the Parameter it takes over; a twin of it is refused."""
+    first, second = nn.Linear(8, 8), nn.Linear(8, 8)
+    second.weight = first.weight
+    parametrizations.weight_norm(first)
+    with pytest.raises(TargetError, match=r"^1: cannot be pruned: its weight shares memory"):
+        find_targets(nn.Sequential(first, second), ignore=["0"])

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
 from gossamer.errors import InputError, TargetError
 from gossamer.nn import CompactWeight
@@ -67,7 +68,40 @@ def find_targets(model: nn.Module, targets: Rules = None, ignore: Rules = None) 
     found = list(_unique_targets(modules, names, holders))
     if not found:
         raise TargetError(_nothing_found(modules))
+    _check_memory(found, holders)
     return found
+
+
+def _check_memory(targets: list[Target], holders: Holders) -> None:
+    """Refuse a weight whose memory another Parameter holds, too: zeros would appear in both."""
+    weights = {weight_of(target.module): target.name for target in targets}
+    places = [(span, param) for param in holders if (span := _span(param)) is not None]
+    reach, owner = 0, None
+    for (start, end), param in sorted(places, key=lambda place: place[0]):
+        if start < reach and owner is not None and not weights.keys().isdisjoint((owner, param)):
+            target, other = (param, owner) if param in weights else (owner, param)
+            raise TargetError(
+                f"{weights[target]}: cannot be pruned: its weight shares memory with another"
+                f" Parameter, of {holders[other][0][0] or 'the model itself'}, which would get its"
+                " zeros. Give it its own: layer.weight ="
+                " torch.nn.Parameter(layer.weight.detach().clone()); or add it to ignore=[...]."
+            )
+        if end > reach:
+            reach, owner = end, param
+
+
+def _span(param: nn.Parameter) -> tuple[int, int] | None:
+    """First address and the one behind the last; None for what has no memory."""
+    if isinstance(param, UninitializedParameter) or not param.numel() or param.device.type != "cpu":
+        return None
+    try:
+        start = param.data_ptr()
+    except RuntimeError:  # fake tensors and the like
+        return None
+    last = sum(
+        (size - 1) * stride for size, stride in zip(param.shape, param.stride(), strict=True)
+    )
+    return (start, start + (last + 1) * param.element_size()) if start else None
 
 
 def _holders(model: nn.Module) -> Holders:
