@@ -117,7 +117,7 @@ class SpecialTokens:
 def _unknown_id(tokenizer: Any) -> int | None:
     """What the model of a tokenizer says it gives for words it does not know."""
     spelling = getattr(tokenizer.model, "unk_token", None)
-    return None if spelling is None else tokenizer.token_to_id(spelling)  # type: ignore[no-any-return]
+    return None if spelling is None else tokenizer.token_to_id(spelling)
 
 
 class _Literal:
