@@ -1,5 +1,6 @@
 import time
 
+import hypothesis
 import pytest
 import torch
 
@@ -8,6 +9,9 @@ from gossamer.ops import load
 # Small tensors gain nothing from a second thread and wait long for it on a busy machine.
 # Tests of threading ask for their own.
 torch.set_num_threads(1)
+# Nor does a clock decide about a property: on a busy machine any example may take long.
+hypothesis.settings.register_profile("no clock", deadline=None)
+hypothesis.settings.load_profile("no clock")
 
 
 @pytest.fixture(autouse=True)
