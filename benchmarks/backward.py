@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 import gossamer
-from gossamer.cli.output import table
+from gossamer.cli.shell.output import table
 from gossamer.nn.linear import Mode
-from gossamer.run.bench import sample_weight
+from gossamer.running.rivals.bench import sample_weight
 from support.cases import SHAPES
 from support.contenders import DENSE, agrees, peer_contenders, run_race, watch
 from support.options import give, machine, parser, progress, shape

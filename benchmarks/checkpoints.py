@@ -18,10 +18,10 @@ from rich.table import Table
 from torch import nn
 
 import gossamer
-from gossamer.train.checkpoint import CheckpointStore, Snapshot
-from gossamer.train.checkpoint_async import CheckpointWriter
-from gossamer.train.layer_forms import layer_forms
-from gossamer.train.random_state import capture_random
+from gossamer.training.checkpoint.background import CheckpointWriter
+from gossamer.training.checkpoint.folders import CheckpointStore, Snapshot
+from gossamer.training.checkpoint.layer_forms import layer_forms
+from gossamer.training.checkpoint.random_state import capture_random
 from gossamer.zoo import GPT
 from support import options
 

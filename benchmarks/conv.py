@@ -22,12 +22,12 @@ import torch
 
 from gossamer.formats.bits import pack_bits
 from gossamer.nn import Conv2d
-from gossamer.ops.conv import PackedConv
-from gossamer.ops.conv_int8 import PackedInt8Conv
-from gossamer.ops.conv_settings import ConvSettings
+from gossamer.ops.conv.fp32 import PackedConv
+from gossamer.ops.conv.int8 import PackedInt8Conv
+from gossamer.ops.conv.settings import ConvSettings
 from gossamer.ops.kernels import active_kernels, cpu_name
 from gossamer.ops.timing import duel
-from gossamer.run.bench import ceilings
+from gossamer.running.rivals.bench import ceilings
 
 # (channels in, channels out, kernel, image, stride)
 CIFAR = [(16, 16, 3, 32, 1), (16, 32, 3, 32, 2), (32, 32, 3, 16, 1), (64, 64, 3, 8, 1)]

@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 
 import gossamer
-from gossamer.cli.demo_models import demo_path
-from gossamer.cli.output import table
+from gossamer.cli.models.demo_models import demo_path
+from gossamer.cli.shell.output import table
 from gossamer.io import load
 from support.decoders import Gossamer, Transformers, race, rates
 from support.large_llama import large_contender

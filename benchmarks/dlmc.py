@@ -17,10 +17,10 @@ import numpy as np
 import torch
 
 from gossamer import settings
-from gossamer.cli.output import table
+from gossamer.cli.shell.output import table
 from gossamer.formats import pack
 from gossamer.patterns import Unstructured
-from gossamer.run.bench import mix_of
+from gossamer.running.rivals.bench import mix_of
 from support import contenders
 from support.options import give, machine, parser, progress
 from support.peer import Peers

@@ -36,7 +36,8 @@ import gossamer
 from gossamer import settings
 from gossamer.ops import _native
 from gossamer.report.html import write_html
-from gossamer.run.bench_encoder import (
+from gossamer.running.encoder.arrays import encoder_arrays, find_base
+from gossamer.running.rivals.bench_encoder import (
     OWN,
     STOCK,
     engine_entry,
@@ -44,8 +45,7 @@ from gossamer.run.bench_encoder import (
     model_run,
     race_encoders,
 )
-from gossamer.run.encoder_arrays import encoder_arrays, find_base
-from gossamer.run.encoder_engines import (
+from gossamer.running.rivals.encoder_engines import (
     PRECISIONS,
     TITLES,
     EncoderEngine,
@@ -252,7 +252,7 @@ def prepare_real(folder, quick):
 
 def real_models(folder):
     """MiniLM by sparsity, and Spearman x 100 by (precision, sparsity), as they were prepared."""
-    from gossamer.cli.sources import load_source
+    from gossamer.cli.models.sources import load_source
 
     stored = json.loads((folder / _SCORES).read_text())
     scores = {(p, float(s)): value for p, s, value in ((*k.split(), v) for k, v in stored.items())}

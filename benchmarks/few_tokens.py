@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 
 from gossamer.formats.bits import pack_bits
-from gossamer.ops.few import DTYPES, pack_few
 from gossamer.ops.kernels import active_kernels, cpu_name
+from gossamer.ops.linear.few import DTYPES, pack_few
 from gossamer.ops.timing import duel
 from gossamer.patterns import parse_pattern
 

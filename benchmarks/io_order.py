@@ -10,7 +10,7 @@ Four layers of 64 neurons with a tenth of all connections, and a network grown t
 import torch
 from rich.table import Table
 
-from gossamer.run.io_order import Network, anneal, count_io, grow_compact
+from gossamer.running.layers.io_order import Network, anneal, count_io, grow_compact
 from support.options import give, machine, parser, progress
 
 

@@ -23,12 +23,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from gossamer import settings
-from gossamer.cli.output import table
-from gossamer.cli.sources import load_source
-from gossamer.prune.batches import as_batches
+from gossamer.cli.models.sources import load_source
+from gossamer.cli.shell.output import table
+from gossamer.pruning.calibration.batches import as_batches
 from gossamer.recipes.loader import make_recipe
-from gossamer.recipes.planning import plan_stage
-from gossamer.recipes.prune_stage import StageInput, run_prune_stage
+from gossamer.runs.planning import plan_stage
+from gossamer.runs.stages.prune import StageInput, run_prune_stage
 from sparsify import SmolLM2
 from support.options import give, machine, parser, progress
 

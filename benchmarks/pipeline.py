@@ -31,11 +31,11 @@ from torch.nn.functional import cross_entropy
 from gossamer.report.svg import render_svg
 from gossamer.report.timeline import timeline_chart
 from gossamer.testing.cluster import Cluster, Link
-from gossamer.train.distributed.fake_network import Conditions, FakeNetwork
-from gossamer.train.distributed.message_driven import MessageDriven, Work
-from gossamer.train.distributed.pipeline import Pipeline
-from gossamer.train.distributed.schedules import PipelineSettings
-from gossamer.train.distributed.timeline import Span, most_held
+from gossamer.testing.fake_network import Conditions, FakeNetwork
+from gossamer.training.distributed.pipeline.message_driven import MessageDriven, Work
+from gossamer.training.distributed.pipeline.pipeline import Pipeline
+from gossamer.training.distributed.pipeline.schedules import PipelineSettings
+from gossamer.training.distributed.pipeline.timeline import Span, most_held
 from gossamer.zoo import GPT
 from support.pipeline_stages import SleepingLayer
 

@@ -21,15 +21,15 @@ import torch
 
 import gossamer
 from gossamer import settings
-from gossamer.cli.output import table
-from gossamer.io.samples import Pair
+from gossamer.cli.shell.output import table
+from gossamer.data.samples import Pair
 from gossamer.ops.timing import race, stopwatch
-from gossamer.recipes.calibration import pair_loss
 from gossamer.recipes.loader import make_recipe
-from gossamer.recipes.prune_stage import StageInput
-from gossamer.recipes.recover_data import samples_of_pairs
-from gossamer.recipes.recover_stage import run_recover_stage
-from gossamer.train.recovery import Distillation, Teacher, Terms
+from gossamer.runs.calibration import pair_loss
+from gossamer.runs.stages.prune import StageInput
+from gossamer.runs.stages.recover import run_recover_stage
+from gossamer.runs.stages.recover_data import samples_of_pairs
+from gossamer.training.recovery import Distillation, Teacher, Terms
 from sparsify import MiniLM, one_pruning
 from support.options import give, machine, parser, progress
 

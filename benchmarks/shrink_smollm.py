@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 
 from gossamer import settings
-from gossamer.cli.demo_models import demo_path
-from gossamer.cli.output import table
+from gossamer.cli.models.demo_models import demo_path
+from gossamer.cli.shell.output import table
 from gossamer.io import load
 from sparsify import SmolLM2
 from support.decoders import Gossamer, race, rates

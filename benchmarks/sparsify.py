@@ -21,9 +21,9 @@ from pathlib import Path
 import torch
 
 from gossamer import settings
-from gossamer.cli.output import table
-from gossamer.cli.sources import load_source
-from gossamer.io.samples import (
+from gossamer.cli.models.sources import load_source
+from gossamer.cli.shell.output import table
+from gossamer.data.samples import (
     TOKENIZER_FILE,
     Pair,
     Texts,
@@ -32,12 +32,12 @@ from gossamer.io.samples import (
     read_samples,
     windows,
 )
-from gossamer.prune.batches import as_batches
-from gossamer.recipes.calibration import calibration_batches
+from gossamer.pruning.calibration.batches import as_batches
 from gossamer.recipes.loader import make_recipe
-from gossamer.recipes.prune_stage import StageInput, run_prune_stage
-from gossamer.recipes.quality import pair_correlation, perplexity
 from gossamer.recipes.schema import Calibration
+from gossamer.runs.calibration import calibration_batches
+from gossamer.runs.quality import pair_correlation, perplexity
+from gossamer.runs.stages.prune import StageInput, run_prune_stage
 from support import stsb
 from support.options import give, machine, parser, progress
 

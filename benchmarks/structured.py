@@ -20,9 +20,9 @@ import torch
 from rich.table import Table
 
 from gossamer import settings
-from gossamer.cli.minilm import load_minilm
+from gossamer.cli.quickstart.minilm_model import load_minilm
 from gossamer.ops.timing import duel
-from gossamer.prune.structured import prune_structured
+from gossamer.pruning.structured import prune_structured
 from support import options, stsb
 
 GOALS = {0.7: 0.0, 0.6: 0.0, 0.5: 1.0}

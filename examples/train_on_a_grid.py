@@ -9,13 +9,13 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import gossamer
-from gossamer.train.batches import ShuffledBatches
-from gossamer.train.distributed.grid import Grid
-from gossamer.train.distributed.mesh_sizes import MeshSizes, picture, split_batch
-from gossamer.train.distributed.session import joined, world_of_environment
-from gossamer.train.learning_rate import LearningRate
-from gossamer.train.loop import Loop
-from gossamer.train.loop_settings import LoopSettings
+from gossamer.data.batches import ShuffledBatches
+from gossamer.training.distributed.placement.grid import Grid
+from gossamer.training.distributed.processes.mesh_sizes import MeshSizes, picture, split_batch
+from gossamer.training.distributed.processes.session import joined, world_of_environment
+from gossamer.training.loop.learning_rate import LearningRate
+from gossamer.training.loop.loop import Loop
+from gossamer.training.loop.settings import LoopSettings
 from gossamer.zoo import GPT
 
 MESH = MeshSizes(data=2, shard=2)

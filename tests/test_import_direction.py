@@ -19,9 +19,11 @@ LAYERS = (
     {"nn"},
     {"zoo"},
     {"io"},
-    {"prune", "train", "run"},
+    {"data"},
+    {"pruning", "training", "running"},
     {"report"},
     {"recipes"},
+    {"runs"},
     {"planner"},
     {"search"},
     {"cli"},
@@ -78,8 +80,8 @@ def test_every_part_has_a_place():
 @pytest.mark.parametrize(
     ("part", "source"),
     [
-        ("prune", "from gossamer.train.compaction import compact"),
-        ("run", "import gossamer.prune"),
+        ("pruning", "from gossamer.training.compaction import compact"),
+        ("running", "import gossamer.pruning"),
         ("nn", "def f():\n    from gossamer.io import load"),
         ("formats", "from gossamer import nn"),
         ("io", "import gossamer"),

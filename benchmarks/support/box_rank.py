@@ -15,9 +15,9 @@ from torch import nn
 import gossamer
 from gossamer.nn import replace_module
 from gossamer.nn.masked import MaskedLinear
-from gossamer.train.distributed.gradients import average, replicated
-from gossamer.train.distributed.pipeline import Pipeline
-from gossamer.train.distributed.schedules import PipelineSettings
+from gossamer.training.distributed.pipeline.pipeline import Pipeline
+from gossamer.training.distributed.pipeline.schedules import PipelineSettings
+from gossamer.training.distributed.placement.gradients import average, replicated
 from gossamer.zoo import GPT
 
 VOCABULARY = 256

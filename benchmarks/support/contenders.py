@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gossamer.cli.int8_rival import dense_int8
+from gossamer.cli.bench.int8_rival import dense_int8
 from gossamer.ops import dispatch
 from gossamer.ops.timing import race
-from gossamer.run.bench import ceiling_run
-from gossamer.run.engine_scripts.turn import turn
+from gossamer.running.rivals.bench import ceiling_run
+from gossamer.running.rivals.engine_scripts.turn import turn
 from support.options import progress
 
 DENSE = "torch dense fp32"

@@ -4,12 +4,12 @@
 import math
 from dataclasses import asdict, dataclass, replace
 
-from gossamer.cli.output import table
+from gossamer.cli.shell.output import table
 from gossamer.report.charts import WIDTH, Bar, Chart, Label
 from gossamer.report.comparison import Comparison, Figure
 from gossamer.report.page import Page, TextTable
-from gossamer.run.bench_encoder import OWN, STOCK
-from gossamer.run.encoder_engines import TITLES
+from gossamer.running.rivals.bench_encoder import OWN, STOCK
+from gossamer.running.rivals.encoder_engines import TITLES
 from support.encoder_cases import THREADS_GOAL, goal
 
 _REFERENCE = TITLES["onnxruntime"]

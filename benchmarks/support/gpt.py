@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import gossamer
-from gossamer.train.optim import AdamW
+from gossamer.training.optim import AdamW
 from gossamer.zoo import GPT
 
 SIZES = {

@@ -12,9 +12,9 @@ import torch
 
 import gossamer
 from gossamer.ops.timing import race
-from gossamer.run.bench_encoder import dense_copy
-from gossamer.run.engine_scripts.turn import turn
-from gossamer.run.network_engines import (
+from gossamer.running.rivals.bench_encoder import dense_copy
+from gossamer.running.rivals.engine_scripts.turn import turn
+from gossamer.running.rivals.network_engines import (
     NETWORK_PRECISIONS,
     EngineFailed,
     NetworkEngine,

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from gossamer import settings
-from gossamer.cli.output import console
+from gossamer.cli.shell.output import console
 from gossamer.report.machine import describe_machine
 
 

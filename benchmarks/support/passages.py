@@ -11,8 +11,8 @@ import lzma
 
 import torch
 
-from gossamer.io.samples import sentences
-from gossamer.recipes.quality import embed
+from gossamer.data.samples import sentences
+from gossamer.runs.quality import embed
 
 MOST, TOKENS = 1000, 128
 # Words of a question, and at least of the rest.

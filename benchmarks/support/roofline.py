@@ -10,7 +10,7 @@ from gossamer.ops.timing import race
 from gossamer.report.charts import WIDTH, Bar, Chart, Label, Line
 from gossamer.report.comparison import Comparison, Figure
 from gossamer.report.page import Page, TextTable
-from gossamer.run.engine_scripts.turn import turn
+from gossamer.running.rivals.engine_scripts.turn import turn
 from support.cases import BLOCK, INT8, NM, PEER, SHARED, UNSTRUCTURED
 
 _HUES = {group: f"hue{i + 1}" for i, group in enumerate((UNSTRUCTURED, NM, SHARED, BLOCK, INT8))}

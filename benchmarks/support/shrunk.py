@@ -17,12 +17,12 @@ from typing import Any
 import torch
 
 import gossamer
-from gossamer.cli.output import table
-from gossamer.prune.journal import model_digest
-from gossamer.recipes.execute import execute
-from gossamer.run.encoder_arrays import encoder_arrays, find_base
-from gossamer.run.encoder_engines import TITLES, EncoderEngine, EngineFailed, find_engine
-from gossamer.run.engine_scripts.turn import turn
+from gossamer.cli.shell.output import table
+from gossamer.pruning.calibration.journal import model_digest
+from gossamer.running.encoder.arrays import encoder_arrays, find_base
+from gossamer.running.rivals.encoder_engines import TITLES, EncoderEngine, EngineFailed, find_engine
+from gossamer.running.rivals.engine_scripts.turn import turn
+from gossamer.runs.execute import execute
 from gossamer.search.candidates import dense_int8
 from gossamer.search.contenders import EngineEncoder, calibration_inputs, counted_bytes
 from gossamer.search.page import HEAD, rows_of

@@ -17,8 +17,8 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
 from gossamer.testing.simulated_ranks import GradientBucket, SimulatedRank, SimulatedRanks
-from gossamer.train.distributed.row_optim import RowAdamW, RowSGD
-from gossamer.train.distributed.tasc_curvature import CurvatureProbe
+from gossamer.training.distributed.tasc.curvature import CurvatureProbe
+from gossamer.training.distributed.tasc.row_optim import RowAdamW, RowSGD
 
 BATCH = 32
 RATES = {"momentum": 0.05, "adam": 1e-3}

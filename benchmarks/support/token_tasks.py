@@ -12,8 +12,8 @@ from torch import nn
 import gossamer
 from gossamer.nn.replace import replace_module
 from gossamer.nn.token_pruning import add_token_pruning, find_encoder
-from gossamer.recipes.quality import mean_vectors
-from gossamer.train.token_pruning import TokenPlan, train_token_pruning
+from gossamer.runs.quality import mean_vectors
+from gossamer.training.token_pruning import TokenPlan, train_token_pruning
 from support import options, sst2, stsb
 
 SIZE = 32

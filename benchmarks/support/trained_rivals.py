@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 
 import gossamer
-from gossamer.recipes.execute import execute
 from gossamer.recipes.loader import make_recipe
-from gossamer.recipes.prune_stage import StageInput
+from gossamer.runs.execute import execute
+from gossamer.runs.stages.prune import StageInput
 from support.options import progress
 
 # Of the first two rungs of a search.

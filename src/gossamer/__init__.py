@@ -11,15 +11,15 @@ __version__ = "0.1.0"
 
 # Public name -> module that holds it. A submodule is given as itself.
 _HOMES = {
-    "attach": "gossamer.recipes.attach",
+    "attach": "gossamer.runs.attach",
     "plan": "gossamer.planner.planning",
     "shrink": "gossamer.search.shrinking",
-    "sparsify": "gossamer.recipes.oneshot",
-    "compact": "gossamer.train.compaction",
-    "compile": "gossamer.run.compiler",
-    "explain": "gossamer.run.explanation",
-    "save": "gossamer.io.writer",
-    "load": "gossamer.io.reader",
+    "sparsify": "gossamer.runs.oneshot",
+    "compact": "gossamer.training.compaction",
+    "compile": "gossamer.running.layers.compiler",
+    "explain": "gossamer.running.layers.explanation",
+    "save": "gossamer.io.artifact.writer",
+    "load": "gossamer.io.artifact.reader",
     "strict": "gossamer.ops.dispatch",
     "errors": "gossamer.errors",
     "nn": "gossamer.nn",
@@ -46,16 +46,16 @@ __all__ = [
 
 if TYPE_CHECKING:
     from gossamer import errors, nn, register, testing
-    from gossamer.io.reader import load
-    from gossamer.io.writer import save
+    from gossamer.io.artifact.reader import load
+    from gossamer.io.artifact.writer import save
     from gossamer.ops.dispatch import strict
     from gossamer.planner.planning import plan
-    from gossamer.recipes.attach import attach
-    from gossamer.recipes.oneshot import sparsify
-    from gossamer.run.compiler import compile
-    from gossamer.run.explanation import explain
+    from gossamer.running.layers.compiler import compile
+    from gossamer.running.layers.explanation import explain
+    from gossamer.runs.attach import attach
+    from gossamer.runs.oneshot import sparsify
     from gossamer.search.shrinking import shrink
-    from gossamer.train.compaction import compact
+    from gossamer.training.compaction import compact
 
 
 def __getattr__(name: str) -> Any:

@@ -6,11 +6,11 @@ Only names registered here can appear in a recipe or a file; nothing is ever imp
 
 from collections.abc import Callable
 
-import gossamer.ops.linear  # noqa: F401  (built-in kernels take their names first)
+import gossamer.ops.linear.fp32  # noqa: F401  (built-in kernels take their names first)
 from gossamer.formats import FORMATS, Format
 from gossamer.ops.dispatch import Kernel, Prepare, ops_table
 from gossamer.patterns import PATTERNS, Pattern
-from gossamer.prune.scorers import register_scorer as scorer
+from gossamer.pruning.scorers import register_scorer as scorer
 
 __all__ = ["format", "op", "pattern", "scorer"]
 

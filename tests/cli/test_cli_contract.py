@@ -15,9 +15,9 @@ import pytest
 
 import gossamer
 from gossamer import errors
-from gossamer.cli.failures import explain_failure
 from gossamer.cli.main import COMMANDS, main
-from gossamer.cli.output import Output, write_json
+from gossamer.cli.shell.failures import explain_failure
+from gossamer.cli.shell.output import Output, write_json
 from gossamer.zoo import MLP
 
 RECIPE_COMMANDS = ("list", "show", "copy", "validate", "schema")
@@ -223,7 +223,7 @@ def test_a_bug_says_so_and_shows_the_traceback_only_with_debug(gossamer_cli, mon
     def broken():
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr("gossamer.cli.health.run_checks", broken)
+    monkeypatch.setattr("gossamer.cli.doctor.health.run_checks", broken)
     ran = gossamer_cli("doctor")
     assert ran.code == 1
     assert "this is a bug of gossamer (ZeroDivisionError: oops)" in ran.err
@@ -257,7 +257,7 @@ def test_ctrl_c_exits_with_130(tmp_path):
 
 PROGRESS_PROBE = """
 import time
-from gossamer.cli.output import Output
+from gossamer.cli.shell.output import Output
 out = Output("probe")
 with out.stage("working", total=3) as stage:
     for _ in range(3):
@@ -326,7 +326,7 @@ def test_a_pipe_gets_plain_lines():
 
 
 def test_long_work_on_a_pipe_says_how_far_it_is(monkeypatch, capsys):
-    monkeypatch.setattr("gossamer.cli.progress.PLAIN_SECONDS", 0.0)
+    monkeypatch.setattr("gossamer.cli.shell.progress.PLAIN_SECONDS", 0.0)
     with Output("probe").stage("working", total=4) as stage:
         stage.advance()
         stage.advance(2)

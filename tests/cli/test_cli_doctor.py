@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.cli import health
-from gossamer.cli.scrub import scrub, scrub_text
+from gossamer.cli.doctor import health
+from gossamer.cli.doctor.scrub import scrub, scrub_text
 from gossamer.ops import selftest
 from gossamer.ops.kernels import available_kernels
 

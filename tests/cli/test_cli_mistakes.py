@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-import gossamer.cli.sources
+import gossamer.cli.models.sources
 from gossamer.cli.main import COMMANDS, cli
 
 PAIRS = "text_a,text_b,score\n" + "".join(f"one {i},two {i},{i % 5}\n" for i in range(40))
@@ -43,7 +43,7 @@ def folder(tmp_path, monkeypatch):
     def never(*arguments, **settings):
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr(gossamer.cli.sources, "load_telling", never)
+    monkeypatch.setattr(gossamer.cli.models.sources, "load_telling", never)
     return tmp_path
 
 
@@ -214,7 +214,7 @@ def test_every_option_of_every_command(gossamer_cli, folder, words, command):
 
 
 def test_all_fractions_are_read_alike():
-    from gossamer.cli.parameters import Fraction
+    from gossamer.cli.shell.parameters import Fraction
 
     names = {"sparsity", "max_loss", "top_p"}
     found = {
@@ -232,7 +232,7 @@ def test_all_fractions_are_read_alike():
     ("text", "number"), [("90%", 0.9), ("0.9", 0.9), (".9", 0.9), ("7%", 0.07), ("1e-1", 0.1)]
 )
 def test_percentages_are_understood(text, number):
-    from gossamer.cli.parameters import SPARSITY
+    from gossamer.cli.shell.parameters import SPARSITY
 
     assert SPARSITY.convert(text, None, None) == number
 

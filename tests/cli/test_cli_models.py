@@ -9,11 +9,11 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import gossamer
-from gossamer.cli.bare_checkpoint import is_bare, read_bare
-from gossamer.cli.example_input import example_input
-from gossamer.cli.sources import load_source
+from gossamer.cli.models.bare_checkpoint import is_bare, read_bare
+from gossamer.cli.models.example_input import example_input
+from gossamer.cli.models.sources import load_source
 from gossamer.nn import MaskedConv2d, MaskedLinear
-from gossamer.prune.batches import call_on_batch
+from gossamer.pruning.calibration.batches import call_on_batch
 from gossamer.zoo import MLP
 
 

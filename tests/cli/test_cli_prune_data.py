@@ -50,7 +50,7 @@ def test_dry_run_plans_and_writes_nothing(gossamer_cli, tmp_path, ids):
 
 
 def test_a_stopped_run_is_named_and_resumed(gossamer_cli, tmp_path, ids, monkeypatch):
-    import gossamer.prune.calibrated as calibrated
+    import gossamer.pruning.calibration.calibrated as calibrated
 
     whole = tmp_path / "whole"
     run = [*arguments(tmp_path, ids, "--recipe", "sparsegpt-2of4")]

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 import gossamer
-from gossamer.cli import int8_rival, quickstart_tiny
-from gossamer.cli.minilm import PACKAGE
-from gossamer.cli.sentences import make_sentences
-from gossamer.recipes.quality import agreement, average_ranks
+from gossamer.cli.bench import int8_rival
+from gossamer.cli.quickstart import tiny as quickstart_tiny
+from gossamer.cli.quickstart.minilm_model import PACKAGE
+from gossamer.cli.quickstart.sentences import make_sentences
+from gossamer.runs.quality import agreement, average_ranks
 from gossamer.zoo import MLP
 
 

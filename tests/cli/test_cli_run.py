@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1] / "run"))
+sys.path.append(str(Path(__file__).parents[1] / "running"))
 pytest.importorskip("transformers")
 
 from http_client import SECONDS, call, metric, wait_for
@@ -24,8 +24,8 @@ from text_models import WORDS, save_encoder, sentences
 
 import gossamer
 from gossamer.io import load, read_beside
-from gossamer.run.embedding import Embedder
-from gossamer.run.server.access import Access
+from gossamer.running.server.access import Access
+from gossamer.running.text.embedding import Embedder
 from gossamer.zoo import MLP
 
 TEXTS = sentences(40, seed=1)
@@ -175,9 +175,10 @@ def test_a_missing_extra_is_named(encoder, gossamer_cli, monkeypatch):
 def test_who_may_ask(encoder, gossamer_cli, monkeypatch, options, variable, expected):
     found = []
     monkeypatch.setattr(
-        "gossamer.run.server.app.build_app", lambda service, limits, access: found.append(access)
+        "gossamer.running.server.app.build_app",
+        lambda service, limits, access: found.append(access),
     )
-    monkeypatch.setattr("gossamer.run.server.lifecycle.run_server", lambda *_: None)
+    monkeypatch.setattr("gossamer.running.server.lifecycle.run_server", lambda *_: None)
     monkeypatch.delenv("GOSSAMER_API_KEY", raising=False)
     if variable is not None:
         monkeypatch.setenv("GOSSAMER_API_KEY", variable)

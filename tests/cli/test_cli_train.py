@@ -14,10 +14,10 @@ import pytest
 import torch
 
 import gossamer
-from gossamer.io.lock import exclusive_lock
+from gossamer.io.safe_files.lock import exclusive_lock
 from gossamer.nn import CompactWeight
-from gossamer.train.checkpoint import read_checkpoint
-from gossamer.train.metrics import read_metrics
+from gossamer.training.checkpoint.folders import read_checkpoint
+from gossamer.training.loop.metrics import read_metrics
 from gossamer.zoo import GPT
 
 RECIPE = """\
@@ -117,8 +117,8 @@ def test_resume_goes_on_and_refuses_another_recipe(gossamer_cli, tmp_path, recip
 MODULE = """
 import torch
 from torch import nn
-from gossamer.train.batches import RepeatedBatches
-from gossamer.train.tasks import Task
+from gossamer.data.batches import RepeatedBatches
+from gossamer.data.tasks import Task
 
 def build():
     return nn.Sequential(nn.Flatten(), nn.Linear(144, 8), nn.ReLU(), nn.Linear(8, 6))
@@ -446,7 +446,7 @@ def test_out_of_memory_names_the_phase(gossamer_cli, tmp_path, recipe, monkeypat
             "DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes"
         )
 
-    monkeypatch.setattr("gossamer.recipes.train_request.build_model", refuse)
+    monkeypatch.setattr("gossamer.runs.training.request.build_model", refuse)
     ran = gossamer_cli("train", recipe, "--data", "zoo:images", "-o", tmp_path / "out")
     assert ran.code == 4
     assert "building the model: out of memory, an allocation of 99 bytes failed" in ran.err

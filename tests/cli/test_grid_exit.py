@@ -7,14 +7,14 @@ import threading
 
 import pytest
 
-from gossamer.cli.grid_exit import ends_for_good
+from gossamer.cli.shell.grid_exit import ends_for_good
 from gossamer.errors import InputError
 
 # A destructor that only finalization calls, as that of a broken connection.
 FAIL = """
 import sys, threading
 import torch.distributed as dist
-from gossamer.cli.grid_exit import ends_for_good
+from gossamer.cli.shell.grid_exit import ends_for_good
 from gossamer.errors import InputError
 
 class Stuck:

@@ -84,7 +84,7 @@ def test_complete_streams_to_stdout(model, capsys):
 def test_chat_keeps_the_talk(model, monkeypatch, capsys):
     lines = iter(["hello\n", "again\n", ""])
     monkeypatch.setattr(sys.stdin, "readline", lambda: next(lines), raising=False)
-    monkeypatch.setattr("gossamer.cli.run_text._ask", lambda out: next(lines).strip())
+    monkeypatch.setattr("gossamer.cli.run.text._ask", lambda out: next(lines).strip())
     assert main(["run", "chat", model, "--max-tokens", "4", "--json", "--system", "be"]) == 0
     turns = json.loads(capsys.readouterr().out)["turns"]
     roles = [turn["role"] for turn in turns]
@@ -100,7 +100,7 @@ def test_a_model_without_a_tokenizer_is_refused(tmp_path, capsys):
 
 def test_a_model_without_a_template_cannot_chat(tmp_path, monkeypatch, capsys):
     plain = artifact(tmp_path / "plain", tokenizer_files(template=None))
-    monkeypatch.setattr("gossamer.cli.run_text._ask", lambda out: "hello")
+    monkeypatch.setattr("gossamer.cli.run.text._ask", lambda out: "hello")
     assert main(["run", "chat", plain]) == 2
     assert "no chat template" in capsys.readouterr().err
 
@@ -122,7 +122,7 @@ def test_another_architecture_is_named(capsys):
 
 
 def test_help_names_the_commands():
-    from gossamer.cli.run import run
+    from gossamer.cli.run.command import run
 
     shown = CliRunner().invoke(run, ["--help"]).output
     assert "complete" in shown
@@ -140,7 +140,7 @@ def test_special_tokens_are_text_unless_meant(model, capsys):
 def test_a_template_without_end_is_ended(tmp_path, monkeypatch, capsys):
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     hostile = artifact(tmp_path / "hostile", tokenizer_files(template=endless))
-    monkeypatch.setattr("gossamer.run.template_process.RENDER_SECONDS", 1.0)
-    monkeypatch.setattr("gossamer.cli.run_text._ask", lambda out: "hello")
+    monkeypatch.setattr("gossamer.running.text.template_process.RENDER_SECONDS", 1.0)
+    monkeypatch.setattr("gossamer.cli.run.text._ask", lambda out: "hello")
     assert main(["run", "chat", hostile]) == 4
     assert "takes longer than 1 s" in capsys.readouterr().err

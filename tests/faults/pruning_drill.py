@@ -16,12 +16,12 @@ import torch
 from writer_drill import in_child
 
 from gossamer.io import save
-from gossamer.prune import journal as journal_module
-from gossamer.prune.batches import as_batches
-from gossamer.prune.journal import DiskJournal, data_digest, model_digest
-from gossamer.recipes.execute import execute
+from gossamer.pruning.calibration import journal as journal_module
+from gossamer.pruning.calibration.batches import as_batches
+from gossamer.pruning.calibration.journal import DiskJournal, data_digest, model_digest
 from gossamer.recipes.loader import load_recipe
-from gossamer.recipes.prune_stage import StageInput
+from gossamer.runs.execute import execute
+from gossamer.runs.stages.prune import StageInput
 from gossamer.zoo import MLP
 
 SIZES = (16, 24, 20, 12, 3)

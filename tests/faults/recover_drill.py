@@ -17,8 +17,8 @@ from train_drill import Calls, in_child
 
 import gossamer.cli.pruning  # noqa: F401  (once, before the forks)
 from gossamer.cli.main import main
-from gossamer.io import tensor_file
-from gossamer.train import checkpoint
+from gossamer.io.safe_files import tensor_file
+from gossamer.training.checkpoint import folders as checkpoint
 
 RECIPE = """\
 gossamer: 1

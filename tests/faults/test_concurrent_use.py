@@ -9,8 +9,9 @@ import pytest
 from artifact_tools import names_in
 
 from gossamer.errors import ResourceError
-from gossamer.io import atomic, load, save
-from gossamer.io.lock import exclusive_lock
+from gossamer.io import load, save
+from gossamer.io.safe_files import atomic
+from gossamer.io.safe_files.lock import exclusive_lock
 from gossamer.zoo import MLP
 
 SIZES = ((4, 8, 2), (4, 12, 2))
@@ -33,7 +34,9 @@ def test_readers_see_the_old_or_the_new_artifact_and_never_an_error(tmp_path, wa
     save(MLP(SIZES[0]), path)
     code = WRITER
     if way == "two renames":
-        code = "import gossamer.io.atomic as a; a._exchange = lambda *_: False\n" + WRITER
+        code = (
+            "import gossamer.io.safe_files.atomic as a; a._exchange = lambda *_: False\n" + WRITER
+        )
     seen, errors = set(), []
     stop = threading.Event()
 
@@ -61,7 +64,7 @@ def test_readers_see_the_old_or_the_new_artifact_and_never_an_error(tmp_path, wa
 
 HOLDER = """
 import sys, pathlib
-from gossamer.io.lock import exclusive_lock
+from gossamer.io.safe_files.lock import exclusive_lock
 with exclusive_lock(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.readline()

@@ -15,7 +15,8 @@ from artifact_tools import contents, names_in
 from writer_drill import NEW, OLD
 
 from gossamer.errors import ResourceError
-from gossamer.io import atomic, load, save, tensor_file
+from gossamer.io import load, save
+from gossamer.io.safe_files import atomic, tensor_file
 from gossamer.zoo import MLP
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "train" / "distributed"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "training" / "distributed"))
 from grid_launch import launch, train_command, write_recipe
 
 TIMEOUT = 8

@@ -9,7 +9,7 @@ import pytest
 
 from gossamer.testing import Cluster, why_no_namespaces
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "train" / "distributed"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "training" / "distributed"))
 from grid_launch import train_command, write_recipe
 
 TIMEOUT = 8

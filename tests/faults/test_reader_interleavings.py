@@ -16,9 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.io import atomic, save
-from gossamer.io.beside import read_beside
-from gossamer.io.opened import find_artifact, open_artifact
+from gossamer.io import save
+from gossamer.io.artifact.companions import read_beside
+from gossamer.io.artifact.opened import find_artifact, open_artifact
+from gossamer.io.safe_files import atomic
 from gossamer.zoo import MLP
 
 LOOKS = ("stat", "lstat", "open", "listdir", "scandir")

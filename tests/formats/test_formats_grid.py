@@ -21,8 +21,8 @@ from gossamer.formats.grid import (
     row_grid,
     unpack_codes,
 )
-from gossamer.ops.few_int import pack_few_int, pack_few_int_offsets
-from gossamer.ops.int8 import pack_int8
+from gossamer.ops.linear.few_int import pack_few_int, pack_few_int_offsets
+from gossamer.ops.linear.int8 import pack_int8
 
 
 def _weight(rows, columns, seed=0, zeros=0.0):
@@ -130,7 +130,7 @@ def test_int4_whose_largest_weight_is_any_code_is_stored_to_the_bit(largest):
 
 def test_what_sparsegpt_rounds_is_stored_as_int4():
     from gossamer.patterns import Unstructured
-    from gossamer.prune.solvers import LayerProblem, SparseGPT
+    from gossamer.pruning.solvers import LayerProblem, SparseGPT
 
     generator = torch.Generator().manual_seed(0)
     weight, x = (torch.randn(n, 192, generator=generator) for n in (24, 400))

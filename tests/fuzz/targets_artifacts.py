@@ -47,14 +47,21 @@ def artifact_seeds(folder: Path) -> None:
 
 
 @target(
-    "artifact", artifact_seeds, "io/reader.py:_load_artifact _skeleton _max_tensors",
-    "io/opened.py:read document config open_artifact _open _check_files open_regular read_manifest"
-    " _read_document", "io/manifest.py:checked_content parse_manifest _faults _place _named",
-    "io/agreement.py", "io/tensor_header.py:read_header _check_entries _check_metadata _check_entry"
-    " _integers", "io/tensor_file.py:read_tensors", "io/decode.py",
-    "io/codes.py:check_coded stored_arrays decode_codes", "io/beside.py:read_beside",
+    "artifact",
+    artifact_seeds,
+    "io/artifact/reader.py:_load_artifact _skeleton _max_tensors",
+    "io/artifact/opened.py:read document config open_artifact _open _check_files open_regular"
+    " read_manifest _read_document",
+    "io/artifact/manifest.py:checked_content parse_manifest _faults _place _named",
+    "io/artifact/agreement.py",
+    "io/safe_files/tensor_header.py:read_header _check_entries _check_metadata _check_entry"
+    " _integers",
+    "io/safe_files/tensor_file.py:read_tensors",
+    "io/artifact/decode.py",
+    "io/artifact/codes.py:check_coded stored_arrays decode_codes",
+    "io/artifact/companions.py:read_beside",
     change=with_hashes,
-)  # fmt: skip
+)
 def read_artifact(folder: Path) -> object:
     from gossamer.io import read_beside
 
@@ -68,12 +75,15 @@ def manifest_only(files: Files, draw: random.Random) -> Files:
 
 
 @target(
-    "manifest", artifact_seeds, "io/manifest.py:checked_content parse_manifest _faults _place"
-    " _named _distinct", "io/strict_json.py", "io/limits.py:check_name check_file_name",
+    "manifest",
+    artifact_seeds,
+    "io/artifact/manifest.py:checked_content parse_manifest _faults _place _named _distinct",
+    "io/safe_files/strict_json.py",
+    "io/safe_files/limits.py:check_name check_file_name",
     change=manifest_only,
-)  # fmt: skip
+)
 def read_manifest(folder: Path) -> object:
-    from gossamer.io.manifest import parse_manifest
+    from gossamer.io.artifact.manifest import parse_manifest
 
     return parse_manifest((folder / "manifest.json").read_bytes())
 
@@ -96,10 +106,15 @@ def checkpoint_seeds(folder: Path) -> None:
 
 
 @target(
-    "checkpoint", checkpoint_seeds, "io/dense_checkpoint.py:read_dense_checkpoint read_tensors_of"
-    " _read_files _files_of _read_index _detect", "io/tensor_header.py", "io/stored_masks.py",
-    "io/tensor_file.py:read_tensors", "named_files.py:read_inside open_inside read_at_most",
-)  # fmt: skip
+    "checkpoint",
+    checkpoint_seeds,
+    "io/pruners/dense_checkpoint.py:read_dense_checkpoint read_tensors_of"
+    " _read_files _files_of _read_index _detect",
+    "io/safe_files/tensor_header.py",
+    "io/pruners/stored_masks.py",
+    "io/safe_files/tensor_file.py:read_tensors",
+    "named_files.py:read_inside open_inside read_at_most",
+)
 def read_checkpoint_folder(folder: Path) -> object:
     from gossamer.io import read_dense_checkpoint
 
@@ -107,20 +122,24 @@ def read_checkpoint_folder(folder: Path) -> object:
 
 
 def training_seeds(folder: Path) -> None:
-    from gossamer.train.checkpoint import CheckpointStore, Snapshot
+    from gossamer.training.checkpoint.folders import CheckpointStore, Snapshot
 
     state = {"w": torch.randn(3, 4), "n": 3, "t": (1, 2.5, None), "nan": float("nan"), 7: [True]}
     CheckpointStore(folder).write(Snapshot.of(12, {"recipe": "r"}, state))
 
 
 @target(
-    "training-checkpoint", training_seeds, "train/checkpoint_manifest.py:parse_manifest",
-    "train/checkpoint.py:read_checkpoint _open_manifest", "train/state_tree.py:decode _is_item",
-    "io/tensor_header.py:read_header _check_entries _check_metadata _check_entry _integers",
+    "training-checkpoint",
+    training_seeds,
+    "training/checkpoint/manifest.py:parse_manifest",
+    "training/checkpoint/folders.py:read_checkpoint _open_manifest",
+    "training/checkpoint/state_tree.py:decode _is_item",
+    "io/safe_files/tensor_header.py:read_header _check_entries _check_metadata _check_entry"
+    " _integers",
     change=with_hashes,
-)  # fmt: skip
+)
 def read_training(folder: Path) -> object:
-    from gossamer.train.checkpoint import read_checkpoint
+    from gossamer.training.checkpoint.folders import read_checkpoint
 
     named = folder.with_name("step_00000012")
     folder.rename(named)

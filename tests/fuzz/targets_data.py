@@ -19,9 +19,13 @@ def yaml_seeds(part: str) -> Callable[[Path], None]:
 
 
 @target(
-    "recipe", yaml_seeds("recipes"), "recipes/loader.py", "recipes/yaml_lines.py",
-    "recipes/wording.py", "recipes/variables.py",
-)  # fmt: skip
+    "recipe",
+    yaml_seeds("recipes"),
+    "recipes/loader.py",
+    "recipes/yaml_lines.py",
+    "recipes/wording.py",
+    "recipes/variables.py",
+)
 def read_recipe(folder: Path) -> object:
     from gossamer.recipes.loader import load_recipe
 
@@ -29,9 +33,12 @@ def read_recipe(folder: Path) -> object:
 
 
 @target(
-    "cluster", yaml_seeds("planner"), "planner/cluster_loader.py", "planner/cluster_schema.py",
+    "cluster",
+    yaml_seeds("planner"),
+    "planner/cluster_loader.py",
+    "planner/cluster_schema.py",
     "recipes/yaml_lines.py",
-)  # fmt: skip
+)
 def read_cluster(folder: Path) -> object:
     from gossamer.planner.cluster_loader import load_cluster
 
@@ -55,12 +62,15 @@ def sample_seeds(folder: Path) -> None:
 
 
 @target(
-    "samples", sample_seeds, "io/samples.py:read_samples read_text _read_rows _read_ids",
-    "io/sample_tables.py", "train/tasks/labelled.py:_read _sample",
-)  # fmt: skip
+    "samples",
+    sample_seeds,
+    "data/samples.py:read_samples read_text _read_rows _read_ids",
+    "data/sample_tables.py",
+    "data/tasks/labelled.py:_read _sample",
+)
 def read_sample_file(folder: Path) -> object:
-    from gossamer.io.samples import read_samples
-    from gossamer.train.tasks.labelled import _read
+    from gossamer.data.samples import read_samples
+    from gossamer.data.tasks.labelled import _read
 
     path = only(folder)
     if path.suffix == ".jsonl":
@@ -90,12 +100,15 @@ def image_seeds(folder: Path) -> None:
 
 
 @target(
-    "images", image_seeds, "io/array_file.py", "train/tasks/image_files.py",
-    "train/tasks/idx_file.py",
-)  # fmt: skip
+    "images",
+    image_seeds,
+    "io/safe_files/array_file.py",
+    "data/tasks/image_files.py",
+    "data/tasks/idx_file.py",
+)
 def read_image_data(folder: Path) -> object:
-    from gossamer.search.image_workload import read_image_set
-    from gossamer.train.tasks.image_files import read_images
+    from gossamer.data.tasks.image_files import read_images
+    from gossamer.search.workloads.images import read_image_set
 
     path = folder / "m.npz"
     if not path.exists():

@@ -23,9 +23,14 @@ def huggingface_seeds(folder: Path) -> None:
     save_classifier(folder / "classifier")
     save_decoder(folder / "decoder")
     config = GPT2Config(
-        vocab_size=30, n_embd=16, n_layer=1, n_head=2, n_positions=16, bos_token_id=1,
+        vocab_size=30,
+        n_embd=16,
+        n_layer=1,
+        n_head=2,
+        n_positions=16,
+        bos_token_id=1,
         eos_token_id=2,
-    )  # fmt: skip
+    )
     GPT2LMHeadModel(config).save_pretrained(folder / "gpt2")
     for path in folder.glob("*/generation_config.json"):
         path.unlink()
@@ -41,9 +46,13 @@ def config_and_weights(files: Files, draw: random.Random) -> Files:
 
 
 @target(
-    "huggingface", huggingface_seeds, "io/huggingface.py", "io/transformers_models.py",
-    "io/dry_run.py", change=config_and_weights,
-)  # fmt: skip
+    "huggingface",
+    huggingface_seeds,
+    "io/huggingface/directory.py",
+    "io/huggingface/transformers_models.py",
+    "io/huggingface/dry_run.py",
+    change=config_and_weights,
+)
 def read_huggingface(folder: Path) -> object:
     from gossamer.io import load_pretrained
 
@@ -74,13 +83,15 @@ def headers_first(files: Files, draw: random.Random) -> Files:
 
 
 @target(
-    "compressed-tensors", compressed_seeds, "io/compressed_tensors.py",
+    "compressed-tensors",
+    compressed_seeds,
+    "io/pruners/compressed_tensors.py",
     change=headers_first,
-)  # fmt: skip
+)
 def read_compressed(folder: Path) -> object:
-    from gossamer.io.compressed_tensors import expand_bitmasks
-    from gossamer.io.dense_checkpoint import read_tensors_of
-    from gossamer.io.huggingface import _read_config
+    from gossamer.io.huggingface.directory import _read_config
+    from gossamer.io.pruners.compressed_tensors import expand_bitmasks
+    from gossamer.io.pruners.dense_checkpoint import read_tensors_of
 
     tensors = read_tensors_of(folder)
     return expand_bitmasks(tensors, _read_config(folder), str(folder))
@@ -148,7 +159,7 @@ def _change_gguf_field(made: Any, draw: random.Random) -> None:
         tensor.name = draw.choice((made.tensors[0].name, "x", "", "..", "blk.0.attn_q.weight"))
 
 
-@target("gguf", gguf_seeds, "io/gguf_*.py", change=change_gguf)
+@target("gguf", gguf_seeds, "io/gguf/*.py", change=change_gguf)
 def read_gguf(folder: Path) -> object:
     from gossamer.io import load_gguf, read_beside
 
@@ -158,5 +169,5 @@ def read_gguf(folder: Path) -> object:
     if zlib.crc32(path.read_bytes()) % 20 == 0:
         return load_gguf(path)
     # Building the model is the reader of Hugging Face directories, and takes most of the time.
-    with patch("gossamer.io.gguf_file.from_tensors"):
+    with patch("gossamer.io.gguf.file.from_tensors"):
         return load_gguf(path)

@@ -29,9 +29,13 @@ def onnx_seeds(folder: Path) -> None:
     make.result(make.op("Clip", x, make.const(np.array(0.0), "low", "float32")), "y")
     make.write(folder / "conv" / "m.onnx")
     config = BertConfig(
-        vocab_size=20, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-        intermediate_size=16, max_position_embeddings=16,
-    )  # fmt: skip
+        vocab_size=20,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=16,
+    )
     bert_file(BertModel(config), folder / "bert" / "m.onnx")
     make = Maker(13)
     x = make.input("x", ["n", 4])
@@ -53,9 +57,12 @@ def onnx_seeds(folder: Path) -> None:
     _more_onnx_seeds(folder)
     (folder / "outside").mkdir()
     onnx.save(
-        onnx.load(folder / "linear" / "m.onnx"), folder / "outside" / "m.onnx",
-        save_as_external_data=True, location="w.bin", size_threshold=0,
-    )  # fmt: skip
+        onnx.load(folder / "linear" / "m.onnx"),
+        folder / "outside" / "m.onnx",
+        save_as_external_data=True,
+        location="w.bin",
+        size_threshold=0,
+    )
 
 
 def _more_onnx_seeds(folder: Path) -> None:
@@ -113,7 +120,7 @@ def _more_onnx_seeds(folder: Path) -> None:
     (folder / "sparse" / "m.onnx").write_bytes(model.SerializeToString())
 
 
-@target("onnx", onnx_seeds, "io/onnx_[!e]*.py")
+@target("onnx", onnx_seeds, "io/onnx/[!e]*.py")
 def read_onnx(folder: Path) -> object:
     from gossamer.io import load_onnx
 

@@ -9,9 +9,9 @@ from target import target, tried
 
 
 def journal_seeds(folder: Path) -> None:
-    from gossamer.prune.journal import DiskJournal
-    from gossamer.prune.solvers.problem import LayerSolution
-    from gossamer.train.metrics import MetricsFile
+    from gossamer.pruning.calibration.journal import DiskJournal
+    from gossamer.pruning.solvers.problem import LayerSolution
+    from gossamer.training.loop.metrics import MetricsFile
 
     torch.manual_seed(0)
     mask = torch.rand(6, 10) > 0.5
@@ -24,12 +24,14 @@ def journal_seeds(folder: Path) -> None:
 
 
 @target(
-    "journal", journal_seeds, "prune/journal.py:recall _check_key check_same_run _held _solution",
-    "train/metrics.py:read_metrics",
-)  # fmt: skip
+    "journal",
+    journal_seeds,
+    "pruning/calibration/journal.py:recall _check_key check_same_run _held _solution",
+    "training/loop/metrics.py:read_metrics",
+)
 def read_journal(folder: Path) -> object:
-    from gossamer.prune.journal import DiskJournal
-    from gossamer.train.metrics import read_metrics
+    from gossamer.pruning.calibration.journal import DiskJournal
+    from gossamer.training.loop.metrics import read_metrics
 
     if (folder / "metrics.jsonl").exists():
         read_metrics(folder / "metrics.jsonl")
@@ -60,7 +62,7 @@ def read_search(folder: Path) -> object:
 
 def cost_seeds(folder: Path) -> None:
     from gossamer.ops.timing import Race
-    from gossamer.run.cost_table import CostKey, CostTable
+    from gossamer.running.layers.cost_table import CostKey, CostTable
 
     (folder / "c").mkdir()
     table = CostTable(folder / "c" / "kernels.json")
@@ -69,9 +71,9 @@ def cost_seeds(folder: Path) -> None:
     table.save()
 
 
-@target("cost-table", cost_seeds, "run/cost_table.py:_read get __init__")
+@target("cost-table", cost_seeds, "running/layers/cost_table.py:_read get __init__")
 def read_costs(folder: Path) -> object:
-    from gossamer.run.cost_table import CostKey, CostTable
+    from gossamer.running.layers.cost_table import CostKey, CostTable
 
     table = CostTable(folder / "kernels.json")
     found = table.get([CostKey("panel", 64, 64, "2:4", 0.5, 16, 1)])

@@ -15,12 +15,18 @@ PARTS: dict[str, list[Any]] = {
     "normalizer": [
         {"type": "Replace", "pattern": {"String": "a"}, "content": "aaaa"},
         {"type": "Replace", "pattern": {"Regex": "(a|a)*b"}, "content": "x" * 50},
-        {"type": "Sequence", "normalizers": [
-            {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}] * 30},
+        {
+            "type": "Sequence",
+            "normalizers": [{"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}] * 30,
+        },
         {"type": "Prepend", "prepend": "x" * 100},
         {"type": "Precompiled", "precompiled_charsmap": "AAAA"},
         {"type": "Strip", "strip_left": True, "strip_right": True},
-        {"type": "StripAccents"}, {"type": "ByteLevel"}, {"type": "NFKD"}, {"type": "Nmt"}, None,
+        {"type": "StripAccents"},
+        {"type": "ByteLevel"},
+        {"type": "NFKD"},
+        {"type": "Nmt"},
+        None,
     ],
     "pre_tokenizer": [
         {"type": "Split", "pattern": {"Regex": "(?:)"}, "behavior": "Isolated", "invert": False},
@@ -28,45 +34,82 @@ PARTS: dict[str, list[Any]] = {
         {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
         {"type": "Metaspace", "replacement": "", "prepend_scheme": "always", "split": True},
         {"type": "CharDelimiterSplit", "delimiter": "e"},
-        {"type": "FixedLength", "length": 0}, {"type": "UnicodeScripts"}, {"type": "Whitespace"},
-        {"type": "Sequence", "pretokenizers": []}, None,
+        {"type": "FixedLength", "length": 0},
+        {"type": "UnicodeScripts"},
+        {"type": "Whitespace"},
+        {"type": "Sequence", "pretokenizers": []},
+        None,
     ],
     "post_processor": [
-        {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "x", "type_id": 0}}],
-         "pair": [], "special_tokens": {}},
+        {
+            "type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "x", "type_id": 0}}],
+            "pair": [],
+            "special_tokens": {},
+        },
         {"type": "BertProcessing", "sep": ["[SEP]", 2**31], "cls": ["[CLS]", 0]},
-        {"type": "RobertaProcessing", "sep": ["s", 1], "cls": ["c", 2], "trim_offsets": True,
-         "add_prefix_space": True},
+        {
+            "type": "RobertaProcessing",
+            "sep": ["s", 1],
+            "cls": ["c", 2],
+            "trim_offsets": True,
+            "add_prefix_space": True,
+        },
         {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        {"type": "Sequence", "processors": []}, None,
+        {"type": "Sequence", "processors": []},
+        None,
     ],
     "decoder": [
         {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        {"type": "WordPiece", "prefix": "", "cleanup": True}, {"type": "ByteFallback"},
-        {"type": "Strip", "content": " ", "start": 2**31, "stop": 2**31}, {"type": "Fuse"},
+        {"type": "WordPiece", "prefix": "", "cleanup": True},
+        {"type": "ByteFallback"},
+        {"type": "Strip", "content": " ", "start": 2**31, "stop": 2**31},
+        {"type": "Fuse"},
         {"type": "CTC", "pad_token": "", "word_delimiter_token": "", "cleanup": True},
         {"type": "BPEDecoder", "suffix": ""},
-        {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 100}, None,
+        {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 100},
+        None,
     ],
     "truncation": [
         {"direction": "Right", "max_length": 0, "strategy": "LongestFirst", "stride": 0},
-        {"direction": "Left", "max_length": 2, "strategy": "OnlyFirst", "stride": 5}, None,
+        {"direction": "Left", "max_length": 2, "strategy": "OnlyFirst", "stride": 5},
+        None,
     ],
     "padding": [
-        {"strategy": {"Fixed": 2**40}, "direction": "Right", "pad_to_multiple_of": None,
-         "pad_id": 0, "pad_type_id": 0, "pad_token": "x"}, None,
+        {
+            "strategy": {"Fixed": 2**40},
+            "direction": "Right",
+            "pad_to_multiple_of": None,
+            "pad_id": 0,
+            "pad_type_id": 0,
+            "pad_token": "x",
+        },
+        None,
     ],
     "model": [
-        {"type": "BPE", "dropout": 0.5, "unk_token": "x", "continuing_subword_prefix": "",
-         "end_of_word_suffix": "", "fuse_unk": True, "byte_fallback": True,
-         "vocab": {"a": 0, "b": 2**31}, "merges": [["a", "b"]]},
+        {
+            "type": "BPE",
+            "dropout": 0.5,
+            "unk_token": "x",
+            "continuing_subword_prefix": "",
+            "end_of_word_suffix": "",
+            "fuse_unk": True,
+            "byte_fallback": True,
+            "vocab": {"a": 0, "b": 2**31},
+            "merges": [["a", "b"]],
+        },
         {"type": "Unigram", "unk_id": 7, "vocab": [["a", -1.0]], "byte_fallback": True},
         {"type": "Unigram", "unk_id": None, "vocab": [], "byte_fallback": False},
-        {"type": "WordPiece", "unk_token": "none", "continuing_subword_prefix": "##",
-         "max_input_chars_per_word": 0, "vocab": {"a": 5}},
+        {
+            "type": "WordPiece",
+            "unk_token": "none",
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 0,
+            "vocab": {"a": 5},
+        },
         {"type": "WordLevel", "vocab": {}, "unk_token": "x"},
     ],
-}  # fmt: skip
+}
 
 
 def change_tokenizer(files: Files, draw: random.Random) -> Files:
@@ -109,15 +152,18 @@ def tokenizer_seeds(folder: Path) -> None:
 
 
 @target(
-    "tokenizer", tokenizer_seeds, "io/guarded_tokenizer.py", "run/text_tokens.py:cut checked",
+    "tokenizer",
+    tokenizer_seeds,
+    "io/safe_files/guarded_tokenizer.py",
+    "running/text/tokens.py:cut checked",
     change=change_tokenizer,
-)  # fmt: skip
+)
 def read_tokenizer(folder: Path) -> object:
     from types import SimpleNamespace
 
     from gossamer.io import read_beside
-    from gossamer.run.text_pieces import TextPieces
-    from gossamer.run.text_tokens import TextTokens
+    from gossamer.running.text.pieces import TextPieces
+    from gossamer.running.text.tokens import TextTokens
 
     config = SimpleNamespace(max_position_embeddings=48, vocab_size=257, model_type="bert")
     tokens = TextTokens(read_beside(folder), config)
@@ -131,10 +177,12 @@ def beside_seeds(folder: Path) -> None:
 
     (folder / "a").mkdir()
     config = {
-        "eos_token": {"content": "</s>"}, "bos_token": "<s>", "model_max_length": 1e30,
+        "eos_token": {"content": "</s>"},
+        "bos_token": "<s>",
+        "model_max_length": 1e30,
         "chat_template": [{"name": "default", "template": TEMPLATE}, {"name": "b", "template": ""}],
         "added_tokens_decoder": {"0": {"content": "<s>", "special": True}},
-    }  # fmt: skip
+    }
     (folder / "a" / "tokenizer_config.json").write_text(json.dumps(config))
     (folder / "a" / "generation_config.json").write_text('{"eos_token_id": [1, 2], "top_p": 0.9}')
     (folder / "b").mkdir()
@@ -142,16 +190,18 @@ def beside_seeds(folder: Path) -> None:
 
 
 @target(
-    "chat-template", beside_seeds, "io/strict_json.py:parse_json",
-    "run/chat_template.py:_read _template _special_tokens end_tokens",
-)  # fmt: skip
+    "chat-template",
+    beside_seeds,
+    "io/safe_files/strict_json.py:parse_json",
+    "running/text/chat_template.py:_read _template _special_tokens end_tokens",
+)
 def read_chat(folder: Path) -> object:
     from types import SimpleNamespace
 
     from text_models import byte_tokenizer
 
     from gossamer.io import read_beside
-    from gossamer.run.chat_template import ChatTemplate, end_tokens
+    from gossamer.running.text.chat_template import ChatTemplate, end_tokens
 
     beside = read_beside(folder)
     end_tokens(beside, SimpleNamespace(eos_token_id=3), byte_tokenizer())

@@ -25,7 +25,7 @@ def files_of(folder):
 def same_producer(monkeypatch):
     """The version that wrote the files stands in their manifests."""
     manifest = json.loads((FILES / "fp32" / "manifest.json").read_text())
-    monkeypatch.setattr("gossamer.io.writer.producer", lambda: manifest["producer"])
+    monkeypatch.setattr("gossamer.io.artifact.writer.producer", lambda: manifest["producer"])
 
 
 def test_every_entry_has_its_files():

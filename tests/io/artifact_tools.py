@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from gossamer.io.manifest import digest_of
-from gossamer.io.strict_json import pretty_json
+from gossamer.io.artifact.manifest import digest_of
+from gossamer.io.safe_files.strict_json import pretty_json
 from gossamer.nn import Linear, MaskedLinear, replace_module
 from gossamer.patterns import Pattern, Unstructured, parse_pattern
 
@@ -47,7 +47,7 @@ def mask_for(linear: nn.Linear, pattern: Pattern, density: float | None) -> torc
 
 def force_format(monkeypatch: pytest.MonkeyPatch, format_name: str) -> None:
     """Store in `format_name` although another one may be smaller."""
-    monkeypatch.setattr("gossamer.io.packing.choose_format", lambda *_: format_name)
+    monkeypatch.setattr("gossamer.io.artifact.packing.choose_format", lambda *_: format_name)
 
 
 def sparse_linear(

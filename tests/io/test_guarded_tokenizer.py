@@ -10,13 +10,13 @@ import pytest
 
 from gossamer.cli.main import main
 from gossamer.errors import ArtifactError, InputError
-from gossamer.io.guarded_tokenizer import GuardedTokenizer, guarded, make_tokenizer
+from gossamer.io.safe_files.guarded_tokenizer import GuardedTokenizer, guarded, make_tokenizer
 
 pytest.importorskip("tokenizers")
-sys.path.append(str(Path(__file__).parents[1] / "run"))
+sys.path.append(str(Path(__file__).parents[1] / "running"))
 from text_models import save_encoder, word_tokenizer
 
-from gossamer.run.text_pieces import TextPieces
+from gossamer.running.text.pieces import TextPieces
 
 
 class Panic(BaseException):

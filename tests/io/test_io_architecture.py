@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from gossamer.errors import ArtifactError
 from gossamer.io import load, open_artifact, save
-from gossamer.io.architecture import describe
-from gossamer.io.layer_table import CONTAINERS, LAYERS
+from gossamer.io.artifact.architecture import describe
+from gossamer.io.artifact.layer_table import CONTAINERS, LAYERS
 from gossamer.zoo import MLP, TinyEncoder
 
 EXAMPLES: dict[str, Callable[[], list[nn.Module]]] = {

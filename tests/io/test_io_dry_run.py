@@ -10,10 +10,10 @@ import torch
 
 from gossamer.errors import ArtifactError
 from gossamer.io import load_pretrained
-from gossamer.io.transformers_models import TRANSFORMERS_CLASSES, build_transformers
+from gossamer.io.huggingface.transformers_models import TRANSFORMERS_CLASSES, build_transformers
 
 transformers = pytest.importorskip("transformers")
-sys.path.append(str(Path(__file__).parents[1] / "run"))
+sys.path.append(str(Path(__file__).parents[1] / "running"))
 from text_models import save_decoder, save_encoder  # noqa: E402
 
 _DEEP = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}

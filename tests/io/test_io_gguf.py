@@ -33,8 +33,8 @@ from gguf_tools import (
 
 from gossamer.errors import ArtifactError, GossamerError, InputError, ResourceError
 from gossamer.io import load, load_gguf, read_beside
-from gossamer.io.gguf_file import llama_config
-from gossamer.io.gguf_header import MAX_ITEMS, TENSOR_TYPES, open_gguf
+from gossamer.io.gguf.file import llama_config
+from gossamer.io.gguf.header import MAX_ITEMS, TENSOR_TYPES, open_gguf
 
 pytest.importorskip("transformers")
 gguf = pytest.importorskip("gguf")
@@ -275,7 +275,7 @@ def test_hostile_files_are_refused_before_memory_is_taken(tmp_path, case, monkey
     file = tiny_gguf()
     change(file)
     path = file.write(tmp_path / "m.gguf")
-    monkeypatch.setattr("gossamer.io.gguf_file._dequantised", None)
+    monkeypatch.setattr("gossamer.io.gguf.file._dequantised", None)
     with pytest.raises(ArtifactError, match=message) as caught:
         load_gguf(path)
     assert str(caught.value).isascii()

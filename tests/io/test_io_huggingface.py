@@ -11,7 +11,7 @@ from torch import nn
 
 from gossamer.errors import ArtifactError, InputError, ResourceError
 from gossamer.io import adopt_zeros, load, load_pretrained, open_artifact, save
-from gossamer.io.transformers_models import TRANSFORMERS_CLASSES
+from gossamer.io.huggingface.transformers_models import TRANSFORMERS_CLASSES
 from gossamer.nn import Linear, MaskedLinear
 
 transformers = pytest.importorskip("transformers")

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from gossamer.errors import ArtifactError
-from gossamer.io.manifest import (
+from gossamer.io.artifact.manifest import (
     DenseEntry,
     FileEntry,
     Manifest,
@@ -19,7 +19,7 @@ from gossamer.io.manifest import (
     manifest_bytes,
     parse_manifest,
 )
-from gossamer.io.strict_json import pretty_json
+from gossamer.io.safe_files.strict_json import pretty_json
 
 FILE = "a.safetensors"
 MANIFEST = Manifest(

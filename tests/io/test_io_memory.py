@@ -10,7 +10,8 @@ SCRIPT = """
 import json, pathlib, sys
 import torch
 from torch import nn
-from gossamer.io import load, save, writer
+from gossamer.io import load, save
+from gossamer.io.artifact import writer
 from gossamer.nn import Linear
 from gossamer.patterns import Unstructured
 

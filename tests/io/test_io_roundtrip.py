@@ -322,7 +322,7 @@ def test_returned_path_report_recipe_and_card(tmp_path):
 
 
 def test_large_models_are_sharded(tmp_path, monkeypatch):
-    monkeypatch.setattr("gossamer.io.writer.SHARD_BYTES", 1000)
+    monkeypatch.setattr("gossamer.io.artifact.writer.SHARD_BYTES", 1000)
     model = sparsify(MLP((16, 32, 32, 32, 4)), "masked", density=0.2)
     for kind in ("packed", "dense"):
         save(model, tmp_path / kind, format=kind)

@@ -9,7 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.errors import ArtifactError, InputError
-from gossamer.io.strict_json import canonical_json, parse_json, parse_json_line, pretty_json
+from gossamer.io.safe_files.strict_json import (
+    canonical_json,
+    parse_json,
+    parse_json_line,
+    pretty_json,
+)
 
 LIMIT = 1 << 20
 

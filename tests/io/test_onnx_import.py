@@ -15,7 +15,7 @@ import gossamer
 from gossamer.errors import ArtifactError, InputError
 from gossamer.io import load, load_onnx, save
 from gossamer.nn import MaskedConv2d, MaskedLinear
-from gossamer.nn.graph import GraphModule
+from gossamer.nn.operator_graph import GraphModule
 
 onnx = pytest.importorskip("onnx")
 from onnx import helper, numpy_helper  # noqa: E402

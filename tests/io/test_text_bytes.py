@@ -3,9 +3,9 @@
 
 import pytest
 
+from gossamer.data.samples import check_scores, read_samples
 from gossamer.errors import InputError
-from gossamer.io.samples import check_scores, read_samples
-from gossamer.io.text_bytes import decode_text
+from gossamer.io.safe_files.text_bytes import decode_text
 
 MARK = b"\xef\xbb\xbf"
 

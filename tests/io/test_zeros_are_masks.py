@@ -12,9 +12,9 @@ from torch import nn
 
 import gossamer
 from gossamer.cli.main import main
-from gossamer.cli.sources import load_function, load_source
+from gossamer.cli.models.sources import load_function, load_source
 from gossamer.io import adopt_zeros, load, open_artifact, save
-from gossamer.io.dense_checkpoint import DEFAULT_MIN_SPARSITY
+from gossamer.io.pruners.dense_checkpoint import DEFAULT_MIN_SPARSITY
 from gossamer.nn import CompactWeight, MaskedWeight
 
 

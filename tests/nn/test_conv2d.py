@@ -11,9 +11,9 @@ from torch import nn
 import gossamer
 from gossamer.errors import DenseFallback, InputError, PatternError, WeightIsCompact
 from gossamer.nn import Conv2d, MaskedConv2d
-from gossamer.ops import compact as ops
-from gossamer.ops.conv_settings import ConvSettings
+from gossamer.ops.conv.settings import ConvSettings
 from gossamer.ops.dispatch import strict
+from gossamer.ops.training import linear as ops
 from gossamer.patterns import Unstructured, parse_pattern
 
 OPTIONS = {

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.errors import InputError
-from gossamer.nn.graph import OPERATORS, GraphModule, Plan, PlanInput, Step
+from gossamer.nn.operator_graph import OPERATORS, GraphModule, Plan, PlanInput, Step
 
 pytest.importorskip("onnx")
 from onnx import helper

@@ -10,7 +10,7 @@ from torch import nn
 import gossamer.nn as gnn
 from gossamer.errors import InputError, PatternError, WeightIsCompact
 from gossamer.formats.bits import pack_bits
-from gossamer.ops import compact as ops
+from gossamer.ops.training import linear as ops
 
 MODES = ["jit", "resident", "kernel"]
 

@@ -9,18 +9,18 @@ from torch import nn
 from gossamer.formats import pack
 from gossamer.formats.bits import pack_bits
 from gossamer.nn import Conv2d, Linear
-from gossamer.ops import decoder as dec
-from gossamer.ops.absorb import absorb
-from gossamer.ops.adamw import Moment, adamw_step
-from gossamer.ops.conv import PackedConv
-from gossamer.ops.conv_int8 import PackedInt8Conv
-from gossamer.ops.conv_net import ConvStep, NetPlan, NetValue, PackedConvNet, PoolStep
-from gossamer.ops.conv_settings import ConvSettings
+from gossamer.ops.conv.fp32 import PackedConv
+from gossamer.ops.conv.int8 import PackedInt8Conv
+from gossamer.ops.conv.settings import ConvSettings
 from gossamer.ops.dispatch import built_in_kernels
-from gossamer.ops.encoder import EncoderLayer, KeptLinear, Norm, PackedEncoder
-from gossamer.ops.few import pack_few
-from gossamer.ops.linear import PANEL
-from gossamer.ops.neurons import PackedNeurons
+from gossamer.ops.engines import decoder as dec
+from gossamer.ops.engines.conv_net import ConvStep, NetPlan, NetValue, PackedConvNet, PoolStep
+from gossamer.ops.engines.encoder import EncoderLayer, KeptLinear, Norm, PackedEncoder
+from gossamer.ops.engines.neurons import PackedNeurons
+from gossamer.ops.linear.few import pack_few
+from gossamer.ops.linear.fp32 import PANEL
+from gossamer.ops.training.absorb import absorb
+from gossamer.ops.training.adamw import Moment, adamw_step
 from gossamer.patterns import NM, NMG, VNM, Block, Unstructured
 
 KERNELS = (PANEL, *built_in_kernels("linear"))

@@ -8,14 +8,15 @@ from hypothesis import strategies as st
 from torch import nn
 
 import gossamer
-import gossamer.ops.linear
+import gossamer.ops.linear.fp32
 from gossamer.errors import InputError, KernelError
 from gossamer.formats import pack
 from gossamer.formats.bits import pack_bits
-from gossamer.ops import _native, bf16
-from gossamer.ops.bf16 import FORMS, KERNELS, pack_bf16
+from gossamer.ops import _native
 from gossamer.ops.dispatch import candidates
 from gossamer.ops.kernels import available_extensions, available_kernels
+from gossamer.ops.linear import bf16
+from gossamer.ops.linear.bf16 import FORMS, KERNELS, pack_bf16
 from gossamer.patterns import parse_pattern
 
 SETS = available_kernels()

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from gossamer.errors import InputError, KernelError
 from gossamer.formats.bits import pack_bits
-from gossamer.ops.conv import PackedConv, why_not
-from gossamer.ops.conv_settings import ConvSettings
+from gossamer.ops.conv.fp32 import PackedConv, why_not
+from gossamer.ops.conv.settings import ConvSettings
 from gossamer.ops.kernels import available_kernels
 
 ROUNDOFF = 2.0**-24

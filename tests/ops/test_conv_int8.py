@@ -9,8 +9,8 @@ from test_conv import CASES, convs
 
 from gossamer.errors import InputError, KernelError
 from gossamer.formats.bits import pack_bits
-from gossamer.ops.conv_int8 import PackedInt8Conv
-from gossamer.ops.conv_settings import ConvSettings
+from gossamer.ops.conv.int8 import PackedInt8Conv
+from gossamer.ops.conv.settings import ConvSettings
 from gossamer.ops.kernels import available_kernels
 
 

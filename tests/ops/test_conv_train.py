@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from gossamer.errors import InputError
 from gossamer.formats.bits import pack_bits, unpack_bits
-from gossamer.ops import conv_train
-from gossamer.ops.compact_conv import compact_conv
-from gossamer.ops.conv_settings import ConvSettings
+from gossamer.ops.conv.settings import ConvSettings
 from gossamer.ops.kernels import available_kernels
+from gossamer.ops.training import conv_kernels as conv_train
+from gossamer.ops.training.conv import compact_conv
 
 ROUNDOFF = 2.0**-24
 

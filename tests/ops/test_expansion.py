@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from gossamer.formats.bits import pack_bits
 from gossamer.ops import _native
-from gossamer.ops.expansion import expand, fill, gather, gather_kept
+from gossamer.ops.training.expansion import expand, fill, gather, gather_kept
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
@@ -25,7 +25,7 @@ def layer(rows, columns, density, dtype=torch.float32, seed=0):
 )
 @pytest.mark.parametrize("density", [0.0, 0.3, 1.0])
 def test_round_trip(shape, density, dtype, kernels, monkeypatch):
-    monkeypatch.setattr("gossamer.ops.expansion.active_kernels", lambda: kernels)
+    monkeypatch.setattr("gossamer.ops.training.expansion.active_kernels", lambda: kernels)
     weight, mask = layer(*shape, density, dtype)
     bits, values = pack_bits(mask), weight[mask]
     dense = expand(values, bits, shape[1])

@@ -11,8 +11,8 @@ from gossamer.errors import InputError, KernelError
 from gossamer.formats import pack
 from gossamer.formats.bits import pack_bits
 from gossamer.ops import _native
-from gossamer.ops.few import DTYPES, KERNELS, pack_few
 from gossamer.ops.kernels import available_kernels
+from gossamer.ops.linear.few import DTYPES, KERNELS, pack_few
 from gossamer.patterns import parse_pattern
 
 NM = [(1, 1), (1, 4), (2, 4), (2, 6), (2, 8), (3, 10), (4, 16), (2, 16), (5, 20), (4, 32)]
@@ -242,7 +242,7 @@ def test_permutation_serves_any_number_of_tokens_where_it_is_one_instruction(mon
     permute = next(kernel for kernel in KERNELS if kernel.name == "permute")
     assert permute.max_tokens is None
     for kernels, offered in (("avx512", True), ("avx2", False), ("reference", False)):
-        monkeypatch.setattr("gossamer.ops.few.active_kernels", lambda name=kernels: name)
+        monkeypatch.setattr("gossamer.ops.linear.few.active_kernels", lambda name=kernels: name)
         assert permute.is_offered() is offered
     assert permute.accepts(sparse)
     x = torch.randn(40, 16)

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from gossamer.errors import KernelError
 from gossamer.formats.bits import pack_bits
-from gossamer.ops.few_int import DTYPES, pack_few_int, pack_few_int_offsets
 from gossamer.ops.kernels import available_kernels
+from gossamer.ops.linear.few_int import DTYPES, pack_few_int, pack_few_int_offsets
 
 EPS = torch.finfo(torch.float32).eps
 STEP = 64

@@ -11,8 +11,8 @@ from gossamer.errors import KernelError
 from gossamer.formats import pack
 from gossamer.formats.bits import pack_bits
 from gossamer.ops import _native
-from gossamer.ops.int8 import KERNELS, LAYOUTS, pack_int8
 from gossamer.ops.kernels import available_kernels
+from gossamer.ops.linear.int8 import KERNELS, LAYOUTS, pack_int8
 from gossamer.patterns import parse_pattern
 
 SETS = available_kernels()

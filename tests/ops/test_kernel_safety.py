@@ -14,7 +14,7 @@ import torch
 
 from gossamer.formats import pack
 from gossamer.ops.dispatch import built_in_kernels
-from gossamer.ops.linear import PANEL
+from gossamer.ops.linear.fp32 import PANEL
 from gossamer.patterns import NM, NMG, VNM, Block, Unstructured
 
 PATTERNS = (

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.errors import InputError, KernelError
+from gossamer.ops.engines.neurons import PackedNeurons
 from gossamer.ops.kernels import available_kernels
-from gossamer.ops.neurons import PackedNeurons
 
 
 @pytest.fixture(params=available_kernels())

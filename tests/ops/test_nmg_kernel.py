@@ -4,7 +4,7 @@ from shared_columns import arrays, check_against_float64, same_bits_on_two_threa
 
 from gossamer.formats import pack
 from gossamer.ops.kernels import available_kernels
-from gossamer.ops.nmg import KERNELS, pack_nmg
+from gossamer.ops.linear.nmg import KERNELS, pack_nmg
 from gossamer.patterns import parse_pattern
 
 

@@ -12,8 +12,8 @@ from gossamer.errors import FormatError, InputError, KernelError
 from gossamer.formats.bits import pack_bits
 from gossamer.ops import _native
 from gossamer.ops.kernels import active_kernels, available_kernels
-from gossamer.ops.packed_weight import packed_linear
-from gossamer.ops.panel import pack_panel
+from gossamer.ops.linear.packed_weight import packed_linear
+from gossamer.ops.linear.panel import pack_panel
 
 SETS = available_kernels()
 

@@ -10,7 +10,7 @@ from gossamer.formats import pack
 from gossamer.formats.bits import pack_bits
 from gossamer.ops import _native
 from gossamer.ops.kernels import available_kernels
-from gossamer.ops.strip import KERNELS, pack_strip
+from gossamer.ops.linear.row_groups import KERNELS, pack_strip
 from gossamer.patterns import parse_pattern
 
 

@@ -22,11 +22,11 @@ from torch.utils._pytree import tree_map
 
 import gossamer
 from gossamer.errors import GossamerError, InputError
-from gossamer.ops.adamw import runs_native
-from gossamer.run.compiler import compile
-from gossamer.run.conv_net import NetForward
-from gossamer.run.encoder import NativeEncoder
-from gossamer.run.neurons import ActiveNeurons, pack_block
+from gossamer.ops.training.adamw import runs_native
+from gossamer.running.conv_net.network import NetForward
+from gossamer.running.encoder.native_encoder import NativeEncoder
+from gossamer.running.layers.compiler import compile
+from gossamer.running.layers.neurons import ActiveNeurons, pack_block
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -380,8 +380,8 @@ def test_addresses_are_asked_for_in_one_place():
     """`data_ptr` elsewhere in ops would be a reader that nobody checks."""
     ops = Path(gossamer.__file__).parent / "ops"
     # Results that were just made, and the inputs that `direct_address` has passed.
-    own = {"addresses.py", "packed_weight.py", "conv.py"}
-    found = {path.name for path in ops.glob("*.py") if "data_ptr" in path.read_text()}
+    own = {"addresses.py", "linear/packed_weight.py", "conv/fp32.py"}
+    found = {str(f.relative_to(ops)) for f in ops.rglob("*.py") if "data_ptr" in f.read_text()}
     assert found == own
 
 

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.formats.bits import pack_bits
-from gossamer.ops import _native, train_kernels
+from gossamer.ops import _native
 from gossamer.ops.kernels import available_kernels
+from gossamer.ops.training import linear_kernels as train_kernels
 
 SETS = available_kernels()
 EDGES = [(1, 1), (1, 300), (300, 1), (17, 95), (96, 96), (97, 193), (130, 257), (513, 40)]

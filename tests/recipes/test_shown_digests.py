@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from gossamer.errors import ArtifactError, InputError
-from gossamer.io.tensor_file import header_bytes, read_tensors, write_tensors
-from gossamer.io.tensor_header import read_header
-from gossamer.prune.journal import check_same_run
+from gossamer.io.safe_files.tensor_file import header_bytes, read_tensors, write_tensors
+from gossamer.io.safe_files.tensor_header import read_header
+from gossamer.pruning.calibration.journal import check_same_run
 from gossamer.recipes.digest import content_differences
 
 ONE, OTHER = (hashlib.sha256(text).hexdigest() for text in (b"one", b"other"))

@@ -5,7 +5,7 @@ from gossamer.report.charts import Curve
 from gossamer.report.comparison import Comparison, Figure
 from gossamer.report.page import Page, TextTable
 from gossamer.report.report import LayerRow, Report
-from gossamer.run.explanation import Row
+from gossamer.running.layers.explanation import Row
 
 HOSTILE = "<script>alert('x')</script>\"&{{7*7}}{% raw %}<img src=http://evil.example/x>"
 

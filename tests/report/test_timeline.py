@@ -5,7 +5,12 @@ import pytest
 
 from gossamer.report.svg import render_svg
 from gossamer.report.timeline import MAX_SPANS, timeline_chart
-from gossamer.train.distributed.timeline import Span, most_held, spans_from_tensor, spans_to_tensor
+from gossamer.training.distributed.pipeline.timeline import (
+    Span,
+    most_held,
+    spans_from_tensor,
+    spans_to_tensor,
+)
 
 SPANS = [
     Span(0, "forward", 0, 10.0, 10.1),

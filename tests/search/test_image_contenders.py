@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from gossamer.run import network_engines
-from gossamer.run.network_engines import EngineFailed, NetworkEngine, export_network
+from gossamer.running.rivals import network_engines
+from gossamer.running.rivals.network_engines import EngineFailed, NetworkEngine, export_network
 from gossamer.search import contenders
 from gossamer.search.contenders import EngineContenders, counted_bytes, engine_points
-from gossamer.search.image_workload import ImageSet, image_workload
 from gossamer.search.trial import Point
+from gossamer.search.workloads.images import ImageSet, image_workload
 
 # The reference evaluator of the onnx package computes what an engine would.
 ENGINE = """

@@ -17,9 +17,9 @@ from gossamer.search.budget import Deadline, OutOfTime
 from gossamer.search.candidates import MASKS, Mask, fewer_tokens, one_shot, recovered, slim
 from gossamer.search.forecast import Forecast, worth_trying
 from gossamer.search.front import Limits
-from gossamer.search.load_workload import load_workload
 from gossamer.search.page import rows_of, search_page
 from gossamer.search.verdict import verdict
+from gossamer.search.workloads.loading import load_workload
 
 TWO = (Mask("unstructured", 0.5), Mask("unstructured", 0.9))
 

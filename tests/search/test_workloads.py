@@ -9,11 +9,11 @@ from torch import nn
 
 import gossamer
 from gossamer.errors import InputError
-from gossamer.io.manifest import CARD_FILE
-from gossamer.recipes.calibration import Quality
+from gossamer.io.artifact.manifest import CARD_FILE
+from gossamer.runs.calibration import Quality
 from gossamer.search.candidates import Mask
-from gossamer.search.load_workload import load_workload
-from gossamer.search.workload import split_numbers, typical_ids
+from gossamer.search.workloads.loading import load_workload
+from gossamer.search.workloads.workload import split_numbers, typical_ids
 
 
 def _labelled(tmp_path, name="a.csv", count=80):

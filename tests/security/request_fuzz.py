@@ -213,7 +213,7 @@ class Dice:
         self._logits = torch.randn(vocab_size, generator=torch.Generator().manual_seed(1)) * 8
 
     def generate(self, ids, options):
-        from gossamer.run.sampling import Sampler
+        from gossamer.running.decoder.sampling import Sampler
 
         draw = Sampler(options.sampling)
         for _ in range(min(options.max_new_tokens, 4)):
@@ -241,8 +241,8 @@ def apps_of(encoder_folder, decoder_folder):
     from dataclasses import replace
 
     from gossamer.io import load, read_beside
-    from gossamer.run.server.app import build_app
-    from gossamer.run.server.service import make_service
+    from gossamer.running.server.app import build_app
+    from gossamer.running.server.service import make_service
 
     found = []
     for folder in (encoder_folder, decoder_folder):
@@ -266,7 +266,7 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", type=int, help="one case, by its number")
     chosen = parser.parse_args()
-    sys.path.insert(0, str(Path(__file__).parents[1] / "run"))
+    sys.path.insert(0, str(Path(__file__).parents[1] / "running"))
     import text_models
 
     with tempfile.TemporaryDirectory() as folder:

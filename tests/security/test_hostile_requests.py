@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import request_fuzz
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "run"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "running"))
 import text_models
 
 SMOKE_CASES = 1000

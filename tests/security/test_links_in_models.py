@@ -15,12 +15,12 @@ import gossamer
 from gossamer.cli.main import main
 from gossamer.errors import GossamerError
 from gossamer.io import load, load_pretrained, read_beside, read_dense_checkpoint
-from gossamer.io.manifest import BESIDE_FILES
-from gossamer.io.reader import load_skeleton
+from gossamer.io.artifact.manifest import BESIDE_FILES
+from gossamer.io.artifact.reader import load_skeleton
 from gossamer.named_files import open_inside
 
 pytest.importorskip("transformers")
-sys.path.append(str(Path(__file__).parents[1] / "run"))
+sys.path.append(str(Path(__file__).parents[1] / "running"))
 from text_models import save_encoder
 
 SECRET = "TOKEN=0123456789abcdef"  # noqa: S105
@@ -49,7 +49,7 @@ def secret(tmp_path):
 
 def shard(model):
     """The weights as one shard behind an index."""
-    names = list(gossamer.io.dense_checkpoint.read_tensors_of(model))
+    names = list(gossamer.io.pruners.dense_checkpoint.read_tensors_of(model))
     (model / WEIGHTS).rename(model / "part.safetensors")
     (model / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(names, "part.safetensors")}))
 
@@ -180,33 +180,42 @@ def opening_calls(path):
 # Who may open, and why no file of a model or of a user goes past the doors there.
 DOORS = {
     "named_files.py": "the door for files",
-    "io/strict_json.py": "the door for JSON",
-    "io/guarded_tokenizer.py": "the door for tokenizers",
-    "io/array_file.py": "the door for .npz, opened by the door for files",
-    "io/opened.py": "artifacts: opened without following any link",
+    "io/safe_files/strict_json.py": "the door for JSON",
+    "io/safe_files/guarded_tokenizer.py": "the door for tokenizers",
+    "io/safe_files/array_file.py": "the door for .npz, opened by the door for files",
+    "io/artifact/opened.py": "artifacts: opened without following any link",
 }
 NOT_FILES_OF_OTHERS = {
-    "io/atomic.py": "writes", "io/lock.py": "a lock of our own", "io/tensor_file.py": "writes",
-    "io/vectors.py": "writes", "io/limits.py": "/proc/meminfo", "prune/journal.py": "writes",
-    "train/metrics.py": "appends", "run/cost_table.py": "writes", "recipes/planning.py": "/proc",
-    "planner/calibration.py": "/proc", "ops/kernels.py": "/proc/cpuinfo", "cli/health.py": "/proc",
-    "recipes/loader.py": "recipes of the package", "cli/recipe.py": "writes",
+    "io/safe_files/atomic.py": "writes",
+    "io/safe_files/lock.py": "a lock of our own",
+    "io/safe_files/tensor_file.py": "writes",
+    "data/vectors.py": "writes",
+    "io/safe_files/limits.py": "/proc/meminfo",
+    "pruning/calibration/journal.py": "writes",
+    "training/loop/metrics.py": "appends",
+    "running/layers/cost_table.py": "writes",
+    "runs/planning.py": "/proc",
+    "planner/calibration.py": "/proc",
+    "ops/kernels.py": "/proc/cpuinfo",
+    "cli/doctor/health.py": "/proc",
+    "recipes/loader.py": "recipes of the package",
+    "cli/recipe.py": "writes",
     "planner/cluster_loader.py": "clusters of the package",
     "search/shrinking.py": "copies an artifact that was just loaded: regular files only",
-    "cli/quickstart_output.py": "looks for its own mark in a page it would replace",
-    "cli/run_text.py": "a method called open",
-    "train/tasks/idx_file.py": "gzip over a file that the door opened",
-    "train/distributed/watch.py": "messages of other ranks",
-    "train/distributed/wire.py": "messages of other ranks",
-    "run/engine_process.py": "answers of a process that we started",
-    "run/network_engines.py": "files of a process that we started",
-    "run/encoder_engines.py": "files of a process that we started",
-    "run/template_process.py": "answers of a process that we started",
-    "run/template_worker.py": "questions of the process that started it",
-    "run/special_tokens.py": "a tokenizer that its door made, described by its package",
+    "cli/quickstart/output.py": "looks for its own mark in a page it would replace",
+    "cli/run/text.py": "a method called open",
+    "data/tasks/idx_file.py": "gzip over a file that the door opened",
+    "training/distributed/processes/watch.py": "messages of other ranks",
+    "training/distributed/processes/messages.py": "messages of other ranks",
+    "running/rivals/engine_process.py": "answers of a process that we started",
+    "running/rivals/network_engines.py": "files of a process that we started",
+    "running/rivals/encoder_engines.py": "files of a process that we started",
+    "running/text/template_process.py": "answers of a process that we started",
+    "running/text/template_worker.py": "questions of the process that started it",
+    "running/text/special_tokens.py": "a tokenizer that its door made, described by its package",
     "ops/load.py": "/proc",
-    "io/foreign_file.py": "names in an archive that the user named; what is in it is not read",
-}  # fmt: skip
+    "io/pruners/foreign_file.py": "names in an archive that the user named",
+}
 
 
 def test_nothing_opens_files_past_the_doors():
@@ -214,7 +223,9 @@ def test_nothing_opens_files_past_the_doors():
     found = {}
     for path in sorted(SOURCE.rglob("*.py")):
         name = str(path.relative_to(SOURCE))
-        if not name.startswith(("testing/", "run/engine_scripts/")) and set(opening_calls(path)):
+        if not name.startswith(("testing/", "running/rivals/engine_scripts/")) and set(
+            opening_calls(path)
+        ):
             found[name] = set(opening_calls(path))
     assert set(found) == set(DOORS | NOT_FILES_OF_OTHERS)
     for name, why in NOT_FILES_OF_OTHERS.items():

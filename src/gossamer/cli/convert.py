@@ -5,8 +5,8 @@ from pathlib import Path
 
 import click
 
-from gossamer.cli.command import Command
-from gossamer.cli.output import Output, table
+from gossamer.cli.shell.command import Command
+from gossamer.cli.shell.output import Output, table
 
 COMPRESSED = "compressed-tensors"
 _EXAMPLES = """
@@ -43,8 +43,8 @@ def convert(out: Output, source: str, target: Path, form: str) -> None:
     (demo:minilm, demo:smollm2). Masks of compressed-tensors and torch.nn.utils.prune are taken as
     they are; exact zeros that another pruner left are taken as its mask. Tokenizer files go along.
     """
-    from gossamer.cli.bare_checkpoint import is_bare, read_bare
-    from gossamer.cli.sources import (
+    from gossamer.cli.models.bare_checkpoint import is_bare, read_bare
+    from gossamer.cli.models.sources import (
         Source,
         check_source,
         directory_bytes,
@@ -53,7 +53,7 @@ def convert(out: Output, source: str, target: Path, form: str) -> None:
         tensor_bytes,
     )
     from gossamer.io import read_beside, save, save_compressed_tensors
-    from gossamer.io.destination import check_destination
+    from gossamer.io.safe_files.destination import check_destination
     from gossamer.nn import CompactWeight, MaskedWeight
     from gossamer.report.report import format_bytes
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gossamer.cli.command import Command
-from gossamer.cli.output import Output, table
-from gossamer.cli.parameters import POSITIVE
+from gossamer.cli.shell.command import Command
+from gossamer.cli.shell.output import Output, table
+from gossamer.cli.shell.parameters import POSITIVE
 from gossamer.errors import InputError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from gossamer.run.explanation import Row
+    from gossamer.running.layers.explanation import Row
 
 _EXAMPLES = """
 gossamer explain pruned/
@@ -67,14 +67,14 @@ def explain(
     """
     if html is not None and not profile:
         raise InputError("--html: is the page of a profile; give --profile, too.")
-    from gossamer.cli.example_input import example_input
-    from gossamer.cli.sources import load_source
-    from gossamer.io.destination import check_file_destination
+    from gossamer.cli.models.example_input import example_input
+    from gossamer.cli.models.sources import load_source
+    from gossamer.io.safe_files.destination import check_file_destination
     from gossamer.nn.left_dense import left_lines
     from gossamer.ops.dispatch import fallbacks
     from gossamer.report.machine import describe_machine
-    from gossamer.run.compiler import compile as compile_model
-    from gossamer.run.explanation import explain as explain_model
+    from gossamer.running.layers.compiler import compile as compile_model
+    from gossamer.running.layers.explanation import explain as explain_model
 
     if html is not None:
         check_file_destination(html)
@@ -102,7 +102,7 @@ def explain(
     if profile:
         if example is None:
             raise InputError(f"--profile: no input can be made up for {source.name}.")
-        from gossamer.cli.layer_profile import profile_model, profile_table, write_profile
+        from gossamer.cli.bench.layer_profile import profile_model, profile_table, write_profile
 
         with out.stage("timing whole forwards"):
             times = profile_model(source.model, fast, example)

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import click
 
 import gossamer
-from gossamer.cli.failures import explain_failure
-from gossamer.cli.mistakes import Group
-from gossamer.cli.output import write_json
+from gossamer.cli.shell.failures import explain_failure
+from gossamer.cli.shell.mistakes import Group
+from gossamer.cli.shell.output import write_json
 
 # Modules are imported when their command is looked up; none of them imports torch at its top.
 COMMANDS = (

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import click
 
-from gossamer.cli.command import Command
-from gossamer.cli.output import Output, table
-from gossamer.cli.parameters import POSITIVE, SPARSITY
+from gossamer.cli.shell.command import Command
+from gossamer.cli.shell.output import Output, table
+from gossamer.cli.shell.parameters import POSITIVE, SPARSITY
 
 _EXAMPLES = """
 gossamer prune zoo:mlp -o pruned/ --sparsity 0.9

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gossamer.cli.output import Output, table
+from gossamer.cli.models.sources import Source, directory_bytes, load_source
 from gossamer.cli.pruning_input import (
     Prepared,
     PruneFiles,
@@ -17,18 +17,14 @@ from gossamer.cli.pruning_input import (
     prepare,
     run_key,
 )
-from gossamer.cli.resuming import told_how_to_resume
-from gossamer.cli.sources import Source, directory_bytes, load_source
+from gossamer.cli.shell.output import Output, table
+from gossamer.cli.shell.resuming import told_how_to_resume
 from gossamer.errors import RecipeError
 from gossamer.io import save
-from gossamer.prune.calibrated import Journal
-from gossamer.prune.journal import model_digest
-from gossamer.recipes.execute import execute
+from gossamer.pruning.calibration.calibrated import Journal
+from gossamer.pruning.calibration.journal import model_digest
 from gossamer.recipes.faults import Fault, RecipeFaults
-from gossamer.recipes.kept_run import KeptRun
 from gossamer.recipes.loader import load_recipe, make_recipe
-from gossamer.recipes.prune_stage import StageInput
-from gossamer.recipes.run_curves import curves
 from gossamer.recipes.schema import Recipe
 from gossamer.report.card import Card, render_card
 from gossamer.report.comparison import Comparison, Figure
@@ -36,10 +32,14 @@ from gossamer.report.html import write_html
 from gossamer.report.machine import describe_machine
 from gossamer.report.page import Page
 from gossamer.report.report import Report, format_bytes
-from gossamer.run.compiler import compile as compile_model
-from gossamer.run.explanation import Explanation, explain
-from gossamer.train.metrics import read_metrics
-from gossamer.train.run_folder import RunFolder
+from gossamer.running.layers.compiler import compile as compile_model
+from gossamer.running.layers.explanation import Explanation, explain
+from gossamer.runs.curves import curves
+from gossamer.runs.execute import execute
+from gossamer.runs.kept_run import KeptRun
+from gossamer.runs.stages.prune import StageInput
+from gossamer.training.loop.metrics import read_metrics
+from gossamer.training.loop.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -12,26 +12,26 @@ import torch
 from torch import nn
 
 import gossamer
-from gossamer.cli.example_input import example_input
-from gossamer.cli.sources import Source, check_source
+from gossamer.cli.models.example_input import example_input
+from gossamer.cli.models.sources import Source, check_source
+from gossamer.data.samples import Texts, check_scores, read_samples
 from gossamer.errors import InputError, RecipeError
-from gossamer.io.destination import check_destination
-from gossamer.io.guarded_tokenizer import TOKENIZER_FILE, known_tokens, make_tokenizer
-from gossamer.io.samples import Texts, check_scores, read_samples
+from gossamer.io.safe_files.destination import check_destination
+from gossamer.io.safe_files.guarded_tokenizer import TOKENIZER_FILE, known_tokens, make_tokenizer
 from gossamer.ops.kernels import active_kernels
-from gossamer.prune import find_targets
-from gossamer.prune.batches import Batch
-from gossamer.prune.gradient_passes import Loss
-from gossamer.prune.journal import DiskJournal, data_digest, model_digest
-from gossamer.recipes.calibration import (
+from gossamer.pruning import find_targets
+from gossamer.pruning.calibration.batches import Batch
+from gossamer.pruning.calibration.journal import DiskJournal, data_digest, model_digest
+from gossamer.pruning.gradients.passes import Loss
+from gossamer.recipes.digest import recipe_digest
+from gossamer.recipes.schema import Prune, Recipe
+from gossamer.runs.calibration import (
     Quality,
     calibration_batches,
     pair_loss,
     quality_of,
 )
-from gossamer.recipes.digest import recipe_digest
-from gossamer.recipes.recover_data import RecoverySamples, samples_of_file
-from gossamer.recipes.schema import Prune, Recipe
+from gossamer.runs.stages.recover_data import RecoverySamples, samples_of_file
 
 _DIGESTED_TOGETHER = 64
 

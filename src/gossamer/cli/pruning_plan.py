@@ -4,12 +4,12 @@
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from gossamer.cli.output import Output, table
+from gossamer.cli.models.sources import load_source
 from gossamer.cli.pruning_input import PruneRequest, check_request, prepare
-from gossamer.cli.sources import load_source
+from gossamer.cli.shell.output import Output, table
 from gossamer.errors import RecipeError
-from gossamer.recipes.planning import StagePlan, plan_stage
 from gossamer.report.report import format_bytes
+from gossamer.runs.planning import StagePlan, plan_stage
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from gossamer.cli.command import Command
-from gossamer.cli.mistakes import Group
-from gossamer.cli.output import Output, Verbatim, table
+from gossamer.cli.shell.command import Command
+from gossamer.cli.shell.mistakes import Group
+from gossamer.cli.shell.output import Output, Verbatim, table
 from gossamer.errors import RecipeError
 
 _LIST = """

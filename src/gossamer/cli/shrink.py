@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from gossamer.cli.command import Command
-from gossamer.cli.output import Output, table
-from gossamer.cli.parameters import Fraction
+from gossamer.cli.shell.command import Command
+from gossamer.cli.shell.output import Output, table
+from gossamer.cli.shell.parameters import Fraction
 
 _EXAMPLES = """
 gossamer shrink demo:minilm --data pairs.jsonl --max-loss 1% -o small/

@@ -6,21 +6,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gossamer.cli.output import Output
-from gossamer.cli.sources import Source, check_source, load_source
-from gossamer.cli.user_function import find_function, is_function
+from gossamer.cli.models.sources import Source, check_source, load_source
+from gossamer.cli.models.user_function import find_function, is_function
+from gossamer.cli.shell.output import Output
+from gossamer.data.samples import Texts, check_scores
 from gossamer.errors import InputError
-from gossamer.io.destination import check_destination
-from gossamer.io.guarded_tokenizer import TOKENIZER_FILE, known_tokens, make_tokenizer
-from gossamer.io.samples import Texts, check_scores
+from gossamer.io.safe_files.destination import check_destination
+from gossamer.io.safe_files.guarded_tokenizer import TOKENIZER_FILE, known_tokens, make_tokenizer
 from gossamer.report.html import write_html
 from gossamer.search.contenders import EngineContenders, dense_point, engine_points
 from gossamer.search.front import Limits
-from gossamer.search.load_workload import check_parts, load_workload, read_part
 from gossamer.search.page import search_page
 from gossamer.search.shrinking import ShrinkResult, shrink
 from gossamer.search.trial import Point, Trial
-from gossamer.search.workload import Workload
+from gossamer.search.workloads.loading import check_parts, load_workload, read_part
+from gossamer.search.workloads.workload import Workload
 
 _DATA = "one without arguments that returns a list of batches"
 _METRIC = "one that takes a model and a part of the data and returns a number"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from gossamer.cli.command import Command
-from gossamer.cli.output import Output
+from gossamer.cli.shell.command import Command
+from gossamer.cli.shell.output import Output
 
 _EXAMPLES = """
 gossamer train train-gradual --data zoo:images -o trained/
@@ -40,7 +40,7 @@ gossamer train my-recipe.yaml --model my_package.models:build --data images.npz 
     "--model",
     metavar="MODEL",
     help="An artifact or model folder, zoo:NAME, demo:NAME, or module:function of yours that"
-    " returns a module or a gossamer.train.tasks.Task.",
+    " returns a module or a gossamer.data.tasks.Task.",
 )
 @click.option("--resume", is_flag=True, help="Go on with the run that was stopped.")
 @click.option("--allow-recipe-change", is_flag=True, help="Resume although recipe or data changed.")
@@ -68,7 +68,7 @@ def train(  # noqa: PLR0913  (one argument per option)
     checkpoint, to the same bits.
     """
     from gossamer.recipes.loader import load_recipe
-    from gossamer.train.distributed.telling import told_once_per_host
+    from gossamer.training.distributed.processes.told_once import told_once_per_host
 
     with told_once_per_host():
         loaded = load_recipe(recipe, overrides)

@@ -6,35 +6,35 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gossamer.cli.grid_exit import ends_for_good
-from gossamer.cli.output import Output, table
-from gossamer.cli.progress import Stage
-from gossamer.cli.resuming import told_how_to_resume
-from gossamer.cli.sources import load_function
+from gossamer.cli.models.sources import load_function
+from gossamer.cli.shell.grid_exit import ends_for_good
+from gossamer.cli.shell.output import Output, table
+from gossamer.cli.shell.progress import Stage
+from gossamer.cli.shell.resuming import told_how_to_resume
 from gossamer.io import save
-from gossamer.io.destination import check_destination
-from gossamer.recipes.mesh_schema import Mesh
+from gossamer.io.safe_files.destination import check_destination
 from gossamer.recipes.schema import Recipe
-from gossamer.recipes.train_plan import TrainingPlan, plan_run
-from gossamer.recipes.train_report import (
+from gossamer.recipes.stages.mesh import Mesh
+from gossamer.report.report import Report, format_bytes
+from gossamer.runs.training.plan import TrainingPlan, plan_run
+from gossamer.runs.training.report import (
     report_content,
     training_card,
     training_report,
     write_page,
 )
-from gossamer.recipes.train_request import TrainRequest, train_stage
-from gossamer.recipes.train_stage import Trained, run_training
-from gossamer.report.report import Report, format_bytes
-from gossamer.train.distributed.grid import Grid, GridSettings
-from gossamer.train.distributed.mesh_sizes import picture, split_batch
-from gossamer.train.distributed.session import (
+from gossamer.runs.training.request import TrainRequest, train_stage
+from gossamer.runs.training.stage import Trained, run_training
+from gossamer.training.distributed.placement.grid import Grid, GridSettings
+from gossamer.training.distributed.processes.mesh_sizes import picture, split_batch
+from gossamer.training.distributed.processes.session import (
     Timeouts,
     joined,
     restarts,
     world_of_environment,
 )
-from gossamer.train.metrics import read_metrics
-from gossamer.train.run_folder import RunFolder
+from gossamer.training.loop.metrics import read_metrics
+from gossamer.training.loop.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from rich.table import Table

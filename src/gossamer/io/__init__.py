@@ -5,23 +5,23 @@ No pickle, no code from data: architectures, formats and patterns come from clos
 every byte is checked before it is used.
 """
 
-from gossamer.io.beside import read_beside
-from gossamer.io.compressed_tensors_writer import save_compressed_tensors
-from gossamer.io.dense_checkpoint import (
+from gossamer.io.artifact.companions import read_beside
+from gossamer.io.artifact.manifest import Manifest
+from gossamer.io.artifact.opened import open_artifact
+from gossamer.io.artifact.reader import load
+from gossamer.io.artifact.writer import save
+from gossamer.io.gguf.file import load_gguf
+from gossamer.io.huggingface.directory import load_pretrained
+from gossamer.io.onnx.importer import load_onnx
+from gossamer.io.pruners.compressed_tensors_writer import save_compressed_tensors
+from gossamer.io.pruners.dense_checkpoint import (
     AdoptedLayer,
     DenseCheckpoint,
     DetectedMask,
     adopt_zeros,
     read_dense_checkpoint,
 )
-from gossamer.io.gguf_file import load_gguf
-from gossamer.io.huggingface import load_pretrained
-from gossamer.io.manifest import Manifest
-from gossamer.io.onnx_import import load_onnx
-from gossamer.io.opened import open_artifact
-from gossamer.io.pruned_layers import adopt_pruned
-from gossamer.io.reader import load
-from gossamer.io.writer import save
+from gossamer.io.pruners.pruned_layers import adopt_pruned
 
 __all__ = [
     "AdoptedLayer",

@@ -24,8 +24,8 @@ from gossamer.nn.mask_rules import (
 )
 from gossamer.nn.optimizer_state import check_state, convert_state
 from gossamer.nn.weight_stand_in import HasNoWeight, Refusal, WeightStandIn
-from gossamer.ops.compact import expand_into
-from gossamer.ops.expansion import expand, gather, gather_kept
+from gossamer.ops.training.expansion import expand, gather, gather_kept
+from gossamer.ops.training.linear import expand_into
 from gossamer.patterns import Pattern, Unstructured
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from gossamer.nn.compact import CompactWeight, Mode, values_of
 from gossamer.nn.conv_attributes import ConvAttributes
 from gossamer.nn.replace import inherit_hooks
 from gossamer.ops.addresses import is_traced
-from gossamer.ops.compact import expand_values
-from gossamer.ops.compact_conv import compact_conv, why_dense
-from gossamer.ops.conv_settings import ConvSettings
+from gossamer.ops.conv.settings import ConvSettings
 from gossamer.ops.dispatch import report_fallback
+from gossamer.ops.training.conv import compact_conv, why_dense
+from gossamer.ops.training.linear import expand_values
 from gossamer.patterns import Pattern, Unstructured
 
 
@@ -35,7 +35,7 @@ class Conv2d(ConvAttributes, CompactWeight):
             multiplies on sparse kernels, forward and backward, and keeps nothing beside values and
             mask; what they cannot take (other dtypes than float32, other devices than the CPU,
             autocast) runs as "jit" and is counted as a dense fallback.
-            `gossamer.train.modes.choose_modes` measures which is faster.
+            `gossamer.training.modes.choose_modes` measures which is faster.
     """
 
     def __init__(

@@ -4,8 +4,8 @@
 A resident layer needs its dense weight in every product, so the vector of values beside it says
 everything twice. Without it a layer costs 2 bytes per kept weight less. The Parameter stays: it
 receives gradients and is what optimizers hold. Its numbers are read from the dense weight and
-written into it by optimizers that know about it (`gossamer.train.optim`); for others it is one NaN
-seen many times, which torch refuses to write to.
+written into it by optimizers that know about it (`gossamer.training.optim`); for others it is one
+NaN seen many times, which torch refuses to write to.
 """
 
 from abc import ABC, abstractmethod
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.ops.expansion import fill, gather_kept
+from gossamer.ops.training.expansion import fill, gather_kept
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -86,9 +86,9 @@ class MayGiveUpValues(nn.Module, ABC):
     def give_up_values(self) -> None:
         """Let the values live in the dense weight of mode "resident" only.
 
-        `values` stays the Parameter for gradients and optimizers of `gossamer.train.optim`; reading
-        it gives NaN, and other optimizers fail on it. `kept_values`, `dense_weight`, state_dict and
-        files have the numbers. Not for layers that share their values.
+        `values` stays the Parameter for gradients and optimizers of `gossamer.training.optim`;
+        reading it gives NaN, and other optimizers fail on it. `kept_values`, `dense_weight`,
+        state_dict and files have the numbers. Not for layers that share their values.
         """
         if self.mode != "resident" or not self.TRAINS_ON_DENSE:
             raise InputError(

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Numbers as the int8 kernels see them, differentiable: rounded forward, straight through backward.
 
-The grids are those of `ops/int8.py`: weights in steps of a 127th of the largest of their row,
-activations in steps of the largest of their token (an image, for convolutions), or of one scale for
-all. Zero is on every grid, so pruned weights stay exact zeros.
+The grids are those of `ops/linear/int8.py`: weights in steps of a 127th of the largest of their
+row, activations in steps of the largest of their token (an image, for convolutions), or of one
+scale for all. Zero is on every grid, so pruned weights stay exact zeros.
 
 Legend: R rows (outputs), K columns (inputs), n kept values.
 """

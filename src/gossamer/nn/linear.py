@@ -12,7 +12,7 @@ from gossamer.formats.bits import pack_bits
 from gossamer.nn.compact import CompactWeight, Mode, values_of
 from gossamer.nn.replace import inherit_hooks
 from gossamer.ops.addresses import is_traced
-from gossamer.ops.compact import compact_linear, resident_linear
+from gossamer.ops.training.linear import compact_linear, resident_linear
 from gossamer.patterns import Pattern, Unstructured
 
 
@@ -32,9 +32,9 @@ class Linear(CompactWeight):
             a load or a switch of mode. Edits through `.data` in eval mode need `refresh()`.
             "kernel" multiplies on sparse kernels, forward and backward, and keeps nothing beside
             values and mask; inputs of another dtype than float32 or on another device than the CPU
-            run as "jit", counted as dense fallbacks. `gossamer.train.modes.choose_modes` measures
-            which is faster. Under torch.compile, torch.export and tracers "resident" runs as "jit".
-            16-bit values take 32-bit inputs in every mode.
+            run as "jit", counted as dense fallbacks. `gossamer.training.modes.choose_modes`
+            measures which is faster. Under torch.compile, torch.export and tracers "resident" runs
+            as "jit". 16-bit values take 32-bit inputs in every mode.
     """
 
     TRAINS_ON_DENSE = True

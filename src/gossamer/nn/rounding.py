@@ -16,7 +16,7 @@ from gossamer.errors import InputError
 from gossamer.formats.grid import Grid, int4_grid, offsets_grid, on_grid, row_grid
 from gossamer.nn.compact import CompactWeight
 from gossamer.nn.masked import MaskedWeight
-from gossamer.ops.expansion import gather
+from gossamer.ops.training.expansion import gather
 
 Rounding = Literal["int8", "int4", "int4_offset", "bf16"]
 ROUNDINGS: tuple[Rounding, ...] = ("int8", "int4", "int4_offset", "bf16")

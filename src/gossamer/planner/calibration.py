@@ -26,8 +26,8 @@ from gossamer.planner.cluster_schema import (
     Links,
     Memory,
 )
-from gossamer.recipes.oneshot import sparsify
-from gossamer.train.compaction import compact
+from gossamer.runs.oneshot import sparsify
+from gossamer.training.compaction import compact
 from gossamer.zoo.gpt import GPTBlock
 
 DENSITIES: Final = (0.05, 0.1, 0.2, 0.5)

@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from gossamer.errors import InputError
 from gossamer.planner.model_shape import ModelShape, Unit
-from gossamer.prune.targets import find_targets
+from gossamer.pruning.targets import find_targets
 
 _NUMBER = 4
 _FEW_BLOCKS = 2

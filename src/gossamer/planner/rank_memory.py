@@ -8,7 +8,7 @@ from gossamer.planner.model_shape import ModelShape
 from gossamer.planner.stages import Stage
 from gossamer.planner.states import State
 from gossamer.planner.workload import Layout, Workload
-from gossamer.train.memory_formulas import Kind
+from gossamer.training.memory.formulas import Kind
 
 _WEIGHTS: tuple[Kind, ...] = ("weights", "positions", "dense copies")
 _GRADIENTS: tuple[Kind, ...] = ("gradients",)

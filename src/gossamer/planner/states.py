@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How weights are held in training, and what each form moves: bytes, by entry.
 
-Bytes held are the formulas of `gossamer.train.memory_formulas`. Bytes moved are counted here: by
+Bytes held are the formulas of `gossamer.training.memory.formulas`. Bytes moved are counted here: by
 the optimizer in a step, and between dense and compressed forms in every microbatch.
 """
 
@@ -11,7 +11,7 @@ from typing import Final
 
 from gossamer.errors import InputError
 from gossamer.planner.cluster_schema import Cluster
-from gossamer.train.memory_formulas import MASK_BYTES, VARIANTS, StateCost
+from gossamer.training.memory.formulas import MASK_BYTES, VARIANTS, StateCost
 
 _F = MASK_BYTES
 

@@ -5,14 +5,14 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from gossamer.recipes.method_rules import METHODS, setting_methods
-from gossamer.recipes.recover_schema import Recover
-from gossamer.recipes.relufy_schema import Relufy
-from gossamer.recipes.round_schema import Round
-from gossamer.recipes.schedule_schema import SCHEDULES
 from gossamer.recipes.schema import Calibration, Prune, Recipe, Stage, Structured
-from gossamer.recipes.tokens_schema import Tokens
-from gossamer.recipes.train_schema import (
+from gossamer.recipes.stages.prune_rules import METHODS, setting_methods
+from gossamer.recipes.stages.recover import Recover
+from gossamer.recipes.stages.relufy import Relufy
+from gossamer.recipes.stages.round import Round
+from gossamer.recipes.stages.schedules import SCHEDULES
+from gossamer.recipes.stages.tokens import Tokens
+from gossamer.recipes.stages.train import (
     Architecture,
     CheckpointSettings,
     EvaluationSettings,

@@ -15,13 +15,13 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from gossamer.recipes.method_rules import default_settings, prune_faults
-from gossamer.recipes.recover_schema import Recover
-from gossamer.recipes.relufy_schema import Relufy
-from gossamer.recipes.round_schema import Round
-from gossamer.recipes.shared_fields import PatternName, Rules, as_list
-from gossamer.recipes.tokens_schema import Tokens
-from gossamer.recipes.train_schema import Train
+from gossamer.recipes.stages.prune_rules import default_settings, prune_faults
+from gossamer.recipes.stages.recover import Recover
+from gossamer.recipes.stages.relufy import Relufy
+from gossamer.recipes.stages.round import Round
+from gossamer.recipes.stages.shared_fields import PatternName, Rules, as_list
+from gossamer.recipes.stages.tokens import Tokens
+from gossamer.recipes.stages.train import Train
 
 SCHEMA_VERSION: Final = 1
 MAX_STAGES: Final = 32

@@ -8,12 +8,6 @@ from pydantic import BaseModel, ValidationError
 
 from gossamer.recipes.faults import Path, near, show
 from gossamer.recipes.field_words import LIMITS, field_words
-from gossamer.recipes.mesh_schema import Mesh
-from gossamer.recipes.method_rules import SCHEMA_HINT, fraction_hint, prune_faults
-from gossamer.recipes.recover_schema import Recover, recover_faults
-from gossamer.recipes.relufy_schema import Relufy
-from gossamer.recipes.round_schema import Round, round_faults
-from gossamer.recipes.schedule_schema import SCHEDULES
 from gossamer.recipes.schema import (
     ONE_STEP,
     SCHEMA_VERSION,
@@ -23,9 +17,14 @@ from gossamer.recipes.schema import (
     Stage,
     Structured,
 )
-from gossamer.recipes.tokens_schema import Tokens, tokens_faults
-from gossamer.recipes.train_rules import train_faults
-from gossamer.recipes.train_schema import (
+from gossamer.recipes.stages.mesh import Mesh
+from gossamer.recipes.stages.prune_rules import SCHEMA_HINT, fraction_hint, prune_faults
+from gossamer.recipes.stages.recover import Recover, recover_faults
+from gossamer.recipes.stages.relufy import Relufy
+from gossamer.recipes.stages.round import Round, round_faults
+from gossamer.recipes.stages.schedules import SCHEDULES
+from gossamer.recipes.stages.tokens import Tokens, tokens_faults
+from gossamer.recipes.stages.train import (
     Architecture,
     CheckpointSettings,
     EvaluationSettings,
@@ -34,6 +33,7 @@ from gossamer.recipes.train_schema import (
     Train,
     TrainData,
 )
+from gossamer.recipes.stages.train_rules import train_faults
 
 _FRACTIONS = {
     ("prune", "sparsity"): "[0, 1)",

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gossamer.run.explanation import Row
+from gossamer.running.layers.explanation import Row
 
 WIDTH = 960.0
 _VALUE_WIDTH = 100.0

@@ -2,7 +2,7 @@
 """A pair of bars per layer: its time inside a whole forward, dense and sparse; sums at the end."""
 
 from gossamer.report.charts import WIDTH, Bar, Chart, Label, shorten
-from gossamer.run.layer_times import LayerTime, LayerTimes
+from gossamer.running.layers.layer_times import LayerTime, LayerTimes
 
 _LEFT, _RIGHT = 330.0, 110.0
 _ROW, _BAR = 30.0, 10.0

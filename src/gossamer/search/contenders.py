@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dense models in other engines, on the same data and the same input as ours.
 
-Each engine runs in its own process and environment (`run/encoder_engines.py`, `run/
-network_engines.py`). Quality and time are those of one compiled model: sequences of the timed
-length, shorter texts padded and masked; one image at a time.
+Each engine runs in its own process and environment (`running/rivals/encoder_engines.py`,
+`running/rivals/network_engines.py`). Quality and time are those of one compiled model: sequences of
+the timed length, shorter texts padded and masked; one image at a time.
 
 Legend: N texts, T tokens, D features.
 """
@@ -16,21 +16,25 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from gossamer.data.samples import Texts, padded, sentences
 from gossamer.errors import InputError, TargetError
-from gossamer.io.samples import Texts, padded, sentences
 from gossamer.nn.token_pruning import EncoderOutput
 from gossamer.ops.timing import fair_clock, race, stopwatch
-from gossamer.run.encoder_arrays import encoder_arrays, find_base
-from gossamer.run.encoder_engines import (
+from gossamer.running.encoder.arrays import encoder_arrays, find_base
+from gossamer.running.rivals.encoder_engines import (
     PRECISIONS,
     TITLES,
     EncoderEngine,
     EngineFailed,
     find_engine,
 )
-from gossamer.run.network_engines import NETWORK_PRECISIONS, NetworkEngine, export_network
+from gossamer.running.rivals.network_engines import (
+    NETWORK_PRECISIONS,
+    NetworkEngine,
+    export_network,
+)
 from gossamer.search.trial import Point
-from gossamer.search.workload import Workload
+from gossamer.search.workloads.workload import Workload
 
 _CALIBRATED = 300
 _TURNS = 20

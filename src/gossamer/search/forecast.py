@@ -17,14 +17,14 @@ from pathlib import Path
 import torch
 
 from gossamer.ops.timing import fair_clock, race, stopwatch
-from gossamer.prune.budgets_measure import pattern_errors
-from gossamer.prune.targets import find_targets
-from gossamer.recipes.oneshot import sparsify
+from gossamer.pruning.budgets.measures import pattern_errors
+from gossamer.pruning.targets import find_targets
+from gossamer.runs.oneshot import sparsify
 from gossamer.search.budget import Deadline
 from gossamer.search.candidates import Mask
 from gossamer.search.records import read_record, write_record
 from gossamer.search.trial import compiled
-from gossamer.search.workload import Workload
+from gossamer.search.workloads.workload import Workload
 
 FORECAST_FILE = "forecasts.json"
 _TIMED_SECONDS = 0.5

@@ -8,7 +8,7 @@ from gossamer.search.budget import Budget, Deadline, OutOfTime
 from gossamer.search.candidates import Mask
 from gossamer.search.forecast import FORECAST_FILE, Forecast, Forecasts, forecast, known_forecasts
 from gossamer.search.trial import read_stopped, write_stopped
-from gossamer.search.workload import Workload
+from gossamer.search.workloads.workload import Workload
 
 
 class Forecasting:

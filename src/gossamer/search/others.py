@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterable
 from gossamer.search.budget import Budget
 from gossamer.search.clocks import Overhead
 from gossamer.search.trial import Point
-from gossamer.search.workload import Workload
+from gossamer.search.workloads.workload import Workload
 
 AskOthers = Callable[[Workload, Point], Iterable[Point]]
 _PART = 0.25

@@ -29,7 +29,7 @@ from gossamer.search.candidates import (
 from gossamer.search.forecast import Forecast, worth_trying
 from gossamer.search.front import Limits, best
 from gossamer.search.trial import Point
-from gossamer.search.workload import Workload
+from gossamer.search.workloads.workload import Workload
 
 # A mask that lost more than this without training is past saving.
 _HOPELESS = 0.4

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from gossamer.data.samples import Texts
 from gossamer.errors import InputError
-from gossamer.io.atomic import replace_directory
-from gossamer.io.manifest import CARD_FILE
-from gossamer.io.opened import check_replaceable
-from gossamer.io.samples import Texts
-from gossamer.prune.journal import check_same_run, model_digest
+from gossamer.io.artifact.manifest import CARD_FILE
+from gossamer.io.artifact.opened import check_replaceable
+from gossamer.io.safe_files.atomic import replace_directory
+from gossamer.pruning.calibration.journal import check_same_run, model_digest
 from gossamer.search.budget import Budget, Deadline
 from gossamer.search.candidates import MASKS, Mask, dense
 from gossamer.search.card import card_text
@@ -24,7 +24,6 @@ from gossamer.search.clocks import Clocks, Overhead
 from gossamer.search.forecast import Forecast
 from gossamer.search.forecasting import Forecasting
 from gossamer.search.front import Limits, best, front, nearest
-from gossamer.search.load_workload import load_workload
 from gossamer.search.others import AskOthers, ask_others
 from gossamer.search.pursuit import pursue
 from gossamer.search.records import read_record, write_record
@@ -37,6 +36,7 @@ from gossamer.search.trial import (
     is_described,
     reload,
 )
+from gossamer.search.workloads.loading import load_workload
 
 _KEY = "search.json"
 # The last measurement may take so many times longer than on the dense model, and so many seconds.

@@ -12,20 +12,20 @@ import torch
 from torch import nn
 
 from gossamer.io import load, save
-from gossamer.io.opened import open_artifact
+from gossamer.io.artifact.opened import open_artifact
 from gossamer.nn.token_pruning import TokenPrunedEncoder
 from gossamer.ops.timing import duel
-from gossamer.prune.journal import DiskJournal
-from gossamer.recipes.execute import execute
-from gossamer.recipes.kept_run import KeptRun
-from gossamer.recipes.prune_stage import StageInput
-from gossamer.run.compiler import compile as compile_model
-from gossamer.run.ragged import run_packed
+from gossamer.pruning.calibration.journal import DiskJournal
+from gossamer.running.encoder.ragged import run_packed
+from gossamer.running.layers.compiler import compile as compile_model
+from gossamer.runs.execute import execute
+from gossamer.runs.kept_run import KeptRun
+from gossamer.runs.stages.prune import StageInput
 from gossamer.search.budget import Deadline, OutOfTime, Stopped
 from gossamer.search.candidates import DENSE, Candidate, has_all_weights, is_trained_dense
 from gossamer.search.records import read_record, write_record
-from gossamer.search.workload import Workload
-from gossamer.train.run_folder import RunFolder
+from gossamer.search.workloads.workload import Workload
+from gossamer.training.loop.run_folder import RunFolder
 
 _RESULT = "trial.json"
 _STOPPED = "stopped.json"

@@ -2,7 +2,7 @@
 """A cluster in a box: hosts with addresses of their own and limited links, on one machine.
 
     with Cluster(4, Link(rate_mbit=200)) as cluster:
-        for ended in cluster.run([sys.executable, "train.py"], timeout_seconds=300):
+        for ended in cluster.run([sys.executable, "training.py"], timeout_seconds=300):
             print(ended.exit_code, ended.output)
         print([link.sent_bytes for link in cluster.traffic()])
 

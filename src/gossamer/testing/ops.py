@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-import gossamer.ops.linear  # noqa: F401  (registers the built-in kernels)
+import gossamer.ops.linear.fp32  # noqa: F401  (registers the built-in kernels)
 from gossamer.errors import KernelError
 from gossamer.formats import FORMATS, pack
 from gossamer.ops.dispatch import Kernel, Run, activate, ops_table

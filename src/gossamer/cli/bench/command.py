@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gossamer bench`: what sparse kernels gain on this machine."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from gossamer.cli.bench.model import bench_model
+from gossamer.cli.shell.command import Command
+from gossamer.cli.shell.mistakes import Group
+from gossamer.cli.shell.output import Output, table
+from gossamer.cli.shell.parameters import POSITIVE, SPARSITY, Shape
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from gossamer.running.rivals.bench import BenchRow
+
+_EXAMPLES = """
+gossamer bench linear
+gossamer bench linear --shape 768x768 --shape 3072x768 --tokens 128 --sparsity 0.9
+gossamer bench linear --pattern 2:4 --threads 2 --json
+"""
+
+
+@click.group(cls=Group, short_help="Time sparse layers and models against dense ones.")
+def bench() -> None:
+    """Time sparse layers and models against dense ones on this machine."""
+
+
+bench.add_command(bench_model)
+
+
+@bench.command("linear", cls=Command, examples=_EXAMPLES, short_help="Linear layers.")
+@click.option(
+    "--shape",
+    "shapes",
+    type=Shape(),
+    multiple=True,
+    default=((768, 768), (3072, 768)),
+    show_default="768x768, 3072x768",
+    help="Outputs x inputs of the layer; may be repeated.",
+)
+@click.option(
+    "--tokens",
+    type=POSITIVE,
+    multiple=True,
+    default=(128,),
+    show_default="128",
+    help="Rows of the activation; may be repeated.",
+)
+@click.option(
+    "--sparsity",
+    "sparsities",
+    type=SPARSITY,
+    multiple=True,
+    default=(0.5, 0.8, 0.9, 0.95),
+    show_default="0.5, 0.8, 0.9, 0.95",
+    help="Fraction of zeros; may be repeated.",
+)
+@click.option("--pattern", default="unstructured", show_default=True, help="As in 2:4, block:4x4.")
+@click.option("--threads", type=POSITIVE, default=1, show_default=True)
+@click.pass_obj
+def linear(
+    out: Output,
+    shapes: tuple[tuple[int, int], ...],
+    tokens: tuple[int, ...],
+    sparsities: tuple[float, ...],
+    pattern: str,
+    threads: int,
+) -> None:
+    """Dense F.linear against the sparse kernel: ratio, rate, and part of what is possible.
+
+    Both sides run in one process, in turns, and the best time of each counts. "of ceiling" is the
+    rate of kept work against the same instructions on rows that never end.
+    """
+    import torch
+
+    from gossamer.patterns import parse_pattern
+    from gossamer.running.rivals.bench import bench_linear, ceilings
+
+    fixed = parse_pattern(pattern).fixed_density
+    wanted = sparsities if fixed is None else (1 - fixed,)
+    torch.set_num_threads(threads)
+    cases = [(shape, count, s) for shape in shapes for count in tokens for s in wanted]
+    rows = []
+    with out.stage("timing layers", total=len(cases)) as stage:
+        best = ceilings()
+        for shape, count, sparsity in cases:
+            rows.append(bench_linear(shape, count, sparsity, pattern))
+            stage.advance()
+    document = {"ceilings_gflops": best, "rows": [row.to_dict() for row in rows]}
+    out.result(document, _table(rows), _legend(rows, best))
+
+
+def _table(rows: "list[BenchRow]") -> "Table":
+    shown = table(
+        *("shape", "tokens", "sparsity", "pattern", ">dense us", ">sparse us", ">speed-up"),
+        *(">spread", ">dense GFLOP/s", ">kept GFLOP/s", ">of ceiling"),
+    )
+    for row in rows:
+        shown.add_row(
+            f"{row.rows}x{row.columns}",
+            str(row.tokens),
+            f"{row.sparsity:.1%}",
+            row.pattern,
+            f"{row.dense_us:.0f}",
+            f"{row.sparse_us:.0f}",
+            f"{row.ratio:.2f}x",
+            f"{row.spread:.0%}",
+            f"{row.dense_gflops:.0f}",
+            f"{row.kept_gflops:.0f}",
+            f"{row.ceiling_fraction:.0%}",
+        )
+    return shown
+
+
+def _legend(rows: "list[BenchRow]", best: dict[str, float]) -> str:
+    row = rows[0]
+    text = (
+        f"{row.kernel} kernel, {row.kernels}, {row.threads} thread(s). Ceilings of one thread:"
+        f" {best['panel']:.0f} GFLOP/s for its instruction mix, {best['fma']:.0f} for pure FMAs."
+        " spread: how far best times of parts of the run lie apart."
+    )
+    doubts = [row.doubt for row in rows if row.doubt]
+    if doubts:
+        text += f"\n{len(doubts)} of {len(rows)} rows are of a {doubts[0]}. Do not quote them."
+    return text

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `gossamer bench model` races: the user's encoder in torch, here, and in other engines."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from gossamer.cli.models.sources import load_source
+from gossamer.errors import InputError
+from gossamer.running.encoder.arrays import Arrays, encoder_arrays, find_base
+from gossamer.running.encoder.layers import read_layers
+from gossamer.running.layers.compiler import compile as compile_model
+from gossamer.running.rivals.bench_encoder import (
+    OWN,
+    STOCK,
+    EncoderTime,
+    dense_copy,
+    engine_entry,
+    model_entry,
+    model_run,
+    race_encoders,
+)
+from gossamer.running.rivals.encoder_engines import PRECISIONS, EncoderEngine, EngineFailed
+
+_ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An encoder in the forms that are raced.
+
+    Attributes:
+        base: takes ids and gives hidden states.
+        dense: the same with stock layers.
+        arrays: for other engines.
+        sparsity: of the weights of its layers.
+        sequence: tokens of a sequence.
+    """
+
+    name: str
+    base: nn.Module
+    dense: nn.Module
+    arrays: Arrays
+    sparsity: float
+    sequence: int
+
+    def random_ids(self, batch: int) -> torch.Tensor:
+        """Ids [B, T] from the whole vocabulary."""
+        generator = torch.Generator().manual_seed(0)
+        shape = (batch, self.sequence)
+        return torch.randint(0, len(self.arrays["word"]), shape, generator=generator)
+
+
+def read_subject(text: str, sequence: int) -> Subject:
+    """The encoder of the model that `text` names."""
+    source = load_source(text)
+    base, encoder = find_base(source.model)
+    longest = getattr(getattr(base, "config", None), "max_position_embeddings", sequence)
+    if sequence > longest:
+        raise InputError(
+            f"{source.name}: --sequence {sequence} is longer than its {longest} positions."
+        )
+    parts = [part for layer in read_layers(encoder) for part in layer.products]
+    kept = sum(part.values.numel() for part in parts)
+    numel = sum(part.shape[0] * part.shape[1] for part in parts)
+    return Subject(
+        name=source.name,
+        base=base,
+        dense=dense_copy(base),
+        arrays=encoder_arrays(base, encoder, sequence),
+        sparsity=1 - kept / max(numel, 1),
+        sequence=sequence,
+    )
+
+
+def race_batch(
+    subject: Subject,
+    batch: int,
+    precisions: Sequence[str],
+    engines: Sequence[EncoderEngine],
+    seconds: float,
+) -> tuple[list[EncoderTime], list[str]]:
+    """Times with torch fp32 first, and why an engine is not among them."""
+    ids_BT = subject.random_ids(batch)
+    expected = model_run(subject.dense, ids_BT)().numpy()
+    entries = [model_entry((STOCK, "fp32", 0.0), subject.dense, ids_BT, expected)]
+    for precision in dict.fromkeys(precisions):
+        fast = compile_model(subject.base, ids_BT.numel(), precision=precision)
+        entries.append(model_entry((OWN, precision, subject.sparsity), fast, ids_BT, expected))
+    refusals = []
+    for engine in engines:
+        for precision in dict.fromkeys(precisions):
+            if precision not in PRECISIONS[engine.name]:
+                continue
+            names = (precision, subject.sparsity)
+            try:
+                entries.append(engine_entry(engine, names, subject.arrays, ids_BT, expected))
+            except EngineFailed as failure:
+                refusals.append(f"{failure} ({precision}, batch {batch})")
+    return race_encoders(entries, seconds, _ROUNDS), refusals

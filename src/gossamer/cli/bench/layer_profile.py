@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The profile of `gossamer explain`: every layer inside a whole forward, as a table and as bars."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from gossamer.cli.models.example_input import Example
+from gossamer.cli.shell.output import table
+from gossamer.report.comparison import Comparison, Figure
+from gossamer.report.html import write_html
+from gossamer.report.layer_bars import layer_bars
+from gossamer.report.page import Page
+from gossamer.running.layers.explanation import Row
+from gossamer.running.layers.layer_times import LayerTimes, layer_times
+from gossamer.running.rivals.bench_encoder import dense_copy
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def profile_model(model: nn.Module, fast: nn.Module, example: Example) -> LayerTimes:
+    """Times of the compiled model and of the model it came from, without sparse kernels."""
+    dense = dense_copy(model)
+    return layer_times(fast, dense, lambda net: net(*example.args, **example.kwargs))
+
+
+def profile_table(times: LayerTimes) -> "Table":
+    """Layers, their sum, what lies between them, and the whole forward."""
+    shown = table("layer", ">dense ms", ">sparse ms", ">speed-up")
+    for layer in times.layers:
+        shown.add_row(layer.name, *_cells(layer.dense_ms, layer.sparse_ms))
+    shown.add_row("all layers", *_cells(times.dense_sum_ms, times.sparse_sum_ms))
+    rest = (times.dense_ms - times.dense_sum_ms, times.sparse_ms - times.sparse_sum_ms)
+    shown.add_row("between them", *_cells(*(max(ms, 0.0) for ms in rest)))
+    shown.add_row("whole forward", *_cells(times.dense_ms, times.sparse_ms))
+    return shown
+
+
+def write_profile(
+    name: str,
+    times: LayerTimes,
+    rows: list[Row],
+    machine: Mapping[str, str],
+    text: str,
+    path: Path,
+) -> None:
+    """The page."""
+    write_html(
+        Page(
+            title=f"{name}: where the time goes",
+            lead=f"One forward of {text}: the best time of every layer inside it.",
+            comparison=Comparison(
+                ("dense", "sparse"),
+                (Figure("whole forward, ms", "ms", (times.dense_ms, times.sparse_ms)),),
+            ),
+            layers=rows,
+            machine=machine,
+            charts=(layer_bars(times),),
+        ),
+        path,
+    )
+
+
+def _cells(dense: float | None, sparse: float | None) -> tuple[str, str, str]:
+    ratio = f"{dense / sparse:.2f}x" if dense and sparse else "-"
+    texts = ("-" if ms is None else f"{ms:.3f}" for ms in (dense, sparse))
+    return (*texts, ratio)  # type: ignore[return-value]

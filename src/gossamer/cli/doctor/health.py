@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checks of `gossamer doctor`: what is there, whether it is well, and what to do if not."""
+
+import os
+import platform
+import re
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import gossamer
+from gossamer import settings
+from gossamer.errors import GossamerError
+
+_PACKAGES = ("torch", "numpy", "safetensors", "transformers", "tokenizers")
+_MIN_DISK_BYTES = 500 * 10**6
+_MIN_MEMORY_BYTES = 500 * 10**6
+_POOLS = re.compile(r"/(lib(?:gomp|iomp5|omp)[^/]*\.so[^/]*)$")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing looked at; `fix` says what to do where `ok` is false."""
+
+    name: str
+    found: str
+    ok: bool = True
+    fix: str = ""
+
+
+def run_checks() -> list[Check]:
+    """All checks, in the order they are printed; a check that raises becomes a problem."""
+    steps: tuple[tuple[str, Callable[[], list[Check]]], ...] = (
+        ("versions", _versions),
+        ("cpu", _cpu),
+        ("kernels", _kernels),
+        ("threads", _threads),
+        ("self-test", _self_test),
+        ("settings", _settings),
+        ("resources", _resources),
+    )
+    checks: list[Check] = []
+    for name, step in steps:
+        try:
+            checks += step()
+        except GossamerError as error:
+            checks.append(Check(name, str(error), ok=False, fix="Follow the message."))
+        except ImportError as error:
+            fix = "Reinstall: pip install --force-reinstall gossamer."
+            checks.append(Check(name, f"cannot be imported: {error}", ok=False, fix=fix))
+    return checks
+
+
+def _versions() -> list[Check]:
+    checks = [Check("gossamer", gossamer.__version__), Check("python", platform.python_version())]
+    for name in _PACKAGES:
+        try:
+            checks.append(Check(name, metadata.version(name)))
+        except metadata.PackageNotFoundError:
+            checks.append(Check(name, "not installed (extra [hf])"))
+    checks.append(Check("system", f"{platform.system()} {platform.machine()}"))
+    return checks
+
+
+def _cpu() -> list[Check]:
+    from gossamer.ops.kernels import cpu_name
+
+    return [Check("cpu", f"{cpu_name()}, {usable_cores()} usable cores of {os.cpu_count()}")]
+
+
+def usable_cores() -> int:
+    """Cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _kernels() -> list[Check]:
+    import gossamer.ops.linear.fp32  # noqa: F401  (registers the built-in kernels)
+    from gossamer.ops.dispatch import kernel_names
+    from gossamer.ops.kernels import active_kernels, available_extensions, available_kernels
+    from gossamer.running.layers.cost_table import CostTable
+
+    costs = CostTable()
+    found = [
+        Check("kernel sets", ", ".join(available_kernels())),
+        Check(
+            "cpu extensions",
+            ", ".join(available_extensions()) or "none of avx512vnni, avx512bf16, avx512vbmi2",
+        ),
+        Check("linear kernels", ", ".join(kernel_names("linear"))),
+        Check("measured choices", f"{len(costs)} in {costs.path}"),
+    ]
+    active = active_kernels()
+    if active != "reference":
+        return [*found, Check("active kernels", active)]
+    forced = settings.forced_kernels() is not None
+    fix = "Unset GOSSAMER_KERNELS." if forced else "Use a CPU with AVX2 or AVX-512 for speed."
+    return [
+        *found,
+        Check("active kernels", "reference (correct, but slow)", ok=not forced, fix=fix),
+    ]
+
+
+def _threads() -> list[Check]:
+    import torch
+
+    import gossamer.ops.kernels  # noqa: F401  (loads the native module, whose pool is counted)
+
+    threads, cores = torch.get_num_threads(), usable_cores()
+    checks = [
+        Check(
+            "threads",
+            f"{threads} (torch), OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', '(unset)')}",
+            ok=threads <= cores,
+            fix=f"Set OMP_NUM_THREADS={cores}: more threads than cores is slower than one.",
+        )
+    ]
+    pools = openmp_pools()
+    if pools is not None:
+        # Two pools on the same cores wait for each other.
+        fix = "Import torch before other native libraries, and keep one OpenMP runtime installed."
+        text = ", ".join(pools) or "none"
+        checks.append(Check("OpenMP pools", text, ok=len(pools) == 1, fix=fix))
+    backends = [name for name in ("mkl", "mkldnn") if getattr(torch.backends, name).is_available()]
+    checks.append(Check("BLAS", ", ".join(backends) or "torch's own"))
+    gloo = torch.distributed.is_available() and torch.distributed.is_gloo_available()
+    checks.append(Check("distributed", "gloo" if gloo else "none"))
+    return checks
+
+
+def openmp_pools() -> list[str] | None:
+    """OpenMP runtimes mapped into this process; None where the system does not tell."""
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        return None
+    paths = {line.split(maxsplit=5)[-1] for line in maps.read_text().splitlines() if "/" in line}
+    # Two copies of one library are two pools: count files, print names.
+    return sorted(found[1] for path in paths if (found := _POOLS.search(path)))
+
+
+def _self_test() -> list[Check]:
+    from gossamer.ops.kernels import available_kernels
+    from gossamer.ops.selftest import kernel_error
+
+    fix = "Force another set with GOSSAMER_KERNELS and report this output."
+    checks = []
+    for name in available_kernels():
+        error = kernel_error(name)
+        text = f"{error:.2f} of the float32 error bound"
+        checks.append(Check(f"self-test {name}", text, ok=error <= 1.0, fix=fix))
+    return checks
+
+
+def _settings() -> list[Check]:
+    return [Check(name, value) for name, value in settings.summary().items()]
+
+
+def _resources() -> list[Check]:
+    return [_disk("disk (here)", Path.cwd()), _memory(), _cache()]
+
+
+def _disk(name: str, folder: Path) -> Check:
+    free = shutil.disk_usage(folder).free
+    ok = free >= _MIN_DISK_BYTES
+    return Check(name, f"{free / 1e9:.1f} GB free", ok, "Free some disk space.")
+
+
+def _memory() -> Check:
+    from gossamer.io.safe_files.limits import available_bytes
+
+    free = available_bytes()
+    ok = free >= _MIN_MEMORY_BYTES
+    return Check("memory", f"{free / 1e9:.1f} GB available", ok, "Close other programs.")
+
+
+def _cache() -> Check:
+    folder = settings.cache_dir()
+    fix = "Point GOSSAMER_CACHE to a folder you can write; without it layers are timed every run."
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        return Check("cache", f"{folder}: {error.strerror}", ok=False, fix=fix)
+    return Check("cache", f"{folder} is writable")

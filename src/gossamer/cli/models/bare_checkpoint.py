@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A checkpoint without an architecture as a module that holds its tensors under their names.
+
+It cannot be called, only saved: the artifact is then loaded into the user's own model.
+"""
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from gossamer.io import DetectedMask, read_dense_checkpoint
+from gossamer.io.artifact.manifest import CONFIG_FILE, MANIFEST_FILE
+from gossamer.io.gguf.file import is_gguf
+from gossamer.io.onnx.file import is_onnx
+from gossamer.named_files import is_inside
+from gossamer.nn import MaskedConv2d, MaskedLinear
+from gossamer.nn.replace import submodule_at
+
+# Lookup tables have two dimensions as well, but no kernel multiplies by them.
+_LOOKUP = ("emb", "wte", "wpe")
+
+
+def is_bare(path: Path) -> bool:
+    """Whether `path` holds tensors and nothing that says what model they belong to."""
+    if path.is_dir():
+        return not any(is_inside(path, name) for name in (MANIFEST_FILE, CONFIG_FILE))
+    return path.is_file() and not is_gguf(path) and not is_onnx(path)
+
+
+def read_bare(path: Path) -> nn.Module:
+    """All tensors of the checkpoint; weights with enough zeros as masked layers."""
+    checkpoint = read_dense_checkpoint(path)
+    root = nn.Module()
+    names = set(checkpoint.tensors)
+    layers = {
+        name.removesuffix(".weight"): found
+        for name, found in checkpoint.masks.items()
+        if name.endswith(".weight") and checkpoint.tensors[name].ndim in (2, 4)
+        if not any(word in name.lower() for word in _LOOKUP)
+        if not _has_other_parts(name.removesuffix(".weight"), names)
+    }
+    for name, tensor in checkpoint.tensors.items():
+        path_name, _, attribute = name.rpartition(".")
+        if path_name in layers:
+            continue
+        parent = submodule_at(root, path_name)
+        if tensor.is_floating_point():
+            parent.register_parameter(attribute, nn.Parameter(tensor, requires_grad=False))
+        else:
+            parent.register_buffer(attribute, tensor)
+    for layer, found in layers.items():
+        parent_name, _, key = layer.rpartition(".")
+        weight = checkpoint.tensors[f"{layer}.weight"]
+        bias = checkpoint.tensors.get(f"{layer}.bias")
+        submodule_at(root, parent_name).add_module(key, _masked(weight, bias, found))
+    return root
+
+
+def _has_other_parts(layer: str, names: set[str]) -> bool:
+    """Whether more than a weight and a bias is stored under `layer`: then it is no plain layer."""
+    own = {f"{layer}.weight", f"{layer}.bias"}
+    return any(name.startswith(f"{layer}.") and name not in own for name in names)
+
+
+def _masked(weight: torch.Tensor, bias: torch.Tensor | None, found: DetectedMask) -> nn.Module:
+    has_bias, dtype = bias is not None, weight.dtype
+    rows, columns = weight.shape[:2]
+    dense: nn.Linear | nn.Conv2d
+    if weight.ndim == 2:
+        dense = nn.Linear(columns, rows, has_bias, device="meta", dtype=dtype)
+    else:
+        kernel = (weight.shape[2], weight.shape[3])
+        dense = nn.Conv2d(columns, rows, kernel, bias=has_bias, device="meta", dtype=dtype)
+    dense.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        dense.bias = nn.Parameter(bias, requires_grad=False)
+    if isinstance(dense, nn.Linear):
+        return MaskedLinear.from_dense(dense, found.mask, found.pattern)
+    return MaskedConv2d.from_dense(dense, found.mask, found.pattern)

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gossamer run encode`: sentences of a file to vectors."""
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gossamer.cli.shell.command import Command
+from gossamer.cli.shell.output import Output, table
+from gossamer.cli.shell.parameters import (
+    POSITIVE,
+    pooling_option,
+    precision_option,
+    special_tokens_option,
+    threads_option,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+    from gossamer.data.vectors import WriteVectors
+    from gossamer.running.text.embedding import Embedder, Pooling
+
+_EXAMPLES = """
+gossamer run encode minilm sentences.txt -o vectors.npy
+gossamer run encode pruned/ sentences.jsonl -o vectors.jsonl --precision int8
+gossamer run encode pruned/ reviews.tsv --pooling cls --no-normalise | head
+"""
+
+
+@click.command(
+    "encode", cls=Command, examples=_EXAMPLES, short_help="Sentences of a file to vectors."
+)
+@click.argument("model", metavar="MODEL")
+@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--out",
+    "target",
+    type=click.Path(path_type=Path),
+    help="A .npy matrix, or .jsonl with the texts.  [default: JSON lines on stdout]",
+)
+@click.option("--batch", type=POSITIVE, default=32, show_default=True, help="Texts per call.")
+@pooling_option
+@click.option(
+    "--normalise/--no-normalise", default=True, show_default=True, help="Vectors of length 1."
+)
+@precision_option
+@click.option("--max-tokens", type=POSITIVE, help="Cut longer texts.  [default: as the model can]")
+@special_tokens_option
+@threads_option
+@click.pass_obj
+def encode(  # noqa: PLR0913  (one argument per option)
+    out: Output,
+    model: str,
+    file: Path,
+    target: Path | None,
+    batch: int,
+    pooling: "Pooling",
+    normalise: bool,
+    precision: str,
+    max_tokens: int | None,
+    special_tokens: bool,
+    threads: int | None,
+) -> None:
+    """One vector for every text of FILE, in its order.
+
+    MODEL is a gossamer artifact, a local Hugging Face directory or a packaged model such as minilm.
+    FILE holds a text per line (.txt), JSON lines with "text" (.jsonl) or a table whose first line
+    names a column text or sentence (.tsv).
+    """
+    import torch
+
+    from gossamer.cli.models.sources import check_source, load_source
+    from gossamer.data.vectors import check_suffix
+    from gossamer.io.safe_files.destination import check_file_destination
+    from gossamer.running.layers.compiler import compile as compile_model
+    from gossamer.running.text.embedding import Embedder
+
+    if target is not None:
+        check_suffix(target)
+        check_file_destination(target, makes_parents=False)
+    texts = _read(file)
+    check_source(model)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    with out.stage("loading"):
+        source = load_source(model, say=out.note)
+
+        def embedder(network: torch.nn.Module) -> Embedder:
+            return Embedder(
+                network,
+                source.beside,
+                pooling=pooling,
+                normalise=normalise,
+                max_tokens=max_tokens,
+                special_tokens=special_tokens,
+            )
+
+        tokens = _batch_tokens(embedder(source.model), texts, batch)
+    with out.stage("choosing kernels"):
+        fast = compile_model(source.model, tokens=tokens, inplace=True, precision=precision)
+    kept: list[list[float]] = []
+    with (
+        out.stage("encoding", total=len(texts)) as stage,
+        _sink(out, target, len(texts), kept) as put,
+    ):
+        start = time.perf_counter()
+        num_tokens = num_cut = done = 0
+        for part in embedder(fast).encode(texts, batch):
+            size = len(part.vectors)
+            put(texts[done : done + size], part.vectors)
+            num_tokens, num_cut = num_tokens + part.num_tokens, num_cut + part.num_cut
+            done += size
+            stage.advance(size)
+        seconds = time.perf_counter() - start
+    document: dict[str, Any] = {
+        "model": source.name,
+        "texts": done,
+        "tokens": num_tokens,
+        "texts_cut": num_cut,
+        "width": part.vectors.shape[1],
+        "seconds": seconds,
+        "texts_per_second": done / seconds,
+        "tokens_per_second": num_tokens / seconds,
+        "precision": precision,
+        "threads": torch.get_num_threads(),
+        "file": target,
+    }
+    shown = table(">texts", ">tokens", ">seconds", ">sentences/s", ">tokens/s", ">width")
+    shown.add_row(
+        *(str(done), str(num_tokens), f"{seconds:.2f}", f"{done / seconds:.1f}"),
+        *(f"{num_tokens / seconds:.0f}", str(part.vectors.shape[1])),
+    )
+    if target is None:
+        # stdout holds the vectors: lines, or a part of the document.
+        out.note(
+            f"{done} texts, {done / seconds:.1f} sentences/s, {num_tokens / seconds:.0f} tokens/s"
+        )
+        out.result(document | ({"vectors": kept} if out.json else {}))
+    else:
+        out.result(document, shown, f"{target}: {done} vectors, {precision}.")
+    if num_cut:
+        limit = embedder(fast).tokens.max_tokens
+        out.note(f"{num_cut} texts were longer than {limit} tokens and were cut.")
+
+
+def _read(file: Path) -> tuple[str, ...]:
+    from gossamer.data.samples import read_samples
+    from gossamer.errors import InputError
+
+    texts = read_samples(file).texts
+    if not texts:
+        raise InputError(f"{file}: holds no text; expected a .txt, .jsonl or .tsv file.")
+    return texts
+
+
+def _batch_tokens(embedder: "Embedder", texts: Sequence[str], batch: int) -> int:
+    """Tokens of a common batch, to choose kernels for: a power of two, so that choices are kept."""
+    ids, _ = embedder.tokens.cut(texts[: 8 * batch])
+    mean = sum(map(len, ids)) / len(ids) * min(batch, len(ids))
+    return 1 << round(mean).bit_length() - 1
+
+
+@contextmanager
+def _sink(
+    out: Output, target: Path | None, count: int, kept: list[list[float]]
+) -> "Iterator[WriteVectors]":
+    """Where vectors go: a file, stdout, or `kept` for the document of --json."""
+    from gossamer.data.vectors import json_lines, open_vectors
+
+    def to_stdout(texts: Sequence[str], vectors: "torch.Tensor") -> None:
+        sys.stdout.writelines(json_lines(texts, vectors))
+
+    if target is not None:
+        with open_vectors(target, count) as write:
+            yield write
+    elif out.json:
+        yield lambda _, vectors: kept.extend(vectors.tolist())
+    else:
+        yield to_stdout

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gossamer run serve`: a model behind HTTP."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from gossamer import settings
+from gossamer.cli.shell.command import Command
+from gossamer.cli.shell.output import Output
+from gossamer.cli.shell.parameters import (
+    POSITIVE,
+    pooling_option,
+    precision_option,
+    threads_option,
+)
+from gossamer.errors import ResourceError
+
+if TYPE_CHECKING:
+    from gossamer.running.text.embedding import Pooling
+
+_EXAMPLES = """
+gossamer run serve pruned/
+gossamer run serve minilm --port 9000 --precision int8 --threads 2
+gossamer run serve demo:smollm2 --max-queue 32 --timeout 120
+"""
+
+
+@click.command(
+    "serve", cls=Command, examples=_EXAMPLES, short_help="Answer over HTTP; also as OpenAI does."
+)
+@click.argument("model", metavar="MODEL")
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address to listen on; others than the loopback are open to the network.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8000,
+    show_default=True,
+    help="0 takes a free one.",
+)
+@click.option(
+    "--max-queue",
+    type=POSITIVE,
+    default=256,
+    show_default=True,
+    help="Requests that may wait; others get 503.",
+)
+@click.option(
+    "--max-batch-tokens",
+    type=POSITIVE,
+    default=4096,
+    show_default=True,
+    help="Tokens of one call of the model.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True, max=86400),
+    default=60.0,
+    show_default=True,
+    help="Seconds for a request and its answer, or for the next token of a text.",
+)
+@click.option(
+    "--allow-host",
+    "allow_hosts",
+    metavar="NAME",
+    multiple=True,
+    help="Answer to this name, too, as a proxy may send it; repeat for more.",
+)
+@click.option(
+    "--api-key",
+    metavar="KEY",
+    help="What clients must send.  [default: GOSSAMER_API_KEY, which others cannot see in ps]",
+)
+@precision_option
+@pooling_option
+@threads_option
+@click.pass_obj
+def serve(  # noqa: PLR0913  (one argument per option)
+    out: Output,
+    model: str,
+    host: str,
+    port: int,
+    max_queue: int,
+    max_batch_tokens: int,
+    timeout: float,
+    allow_hosts: tuple[str, ...],
+    api_key: str | None,
+    precision: str,
+    pooling: "Pooling",
+    threads: int | None,
+) -> None:
+    """Answer /embed, /classify, /v1/embeddings, /v1/completions or /v1/chat/completions.
+
+    Which of them depends on MODEL: a gossamer artifact, a local Hugging Face directory, a gguf file
+    or a packaged model such as minilm. /health, /metrics and /v1/models are always there. Stops on
+    Ctrl-C or SIGTERM when the requests that run are finished.
+    """
+    _require_extra()
+    import torch
+
+    from gossamer.cli.models.sources import load_source
+    from gossamer.running.server.access import Access
+    from gossamer.running.server.app import build_app
+    from gossamer.running.server.lifecycle import is_loopback, open_socket, run_server, url_of
+    from gossamer.running.server.limits import Limits
+    from gossamer.running.server.service import make_service
+
+    limits = Limits(max_queue=max_queue, max_batch_tokens=max_batch_tokens, timeout_seconds=timeout)
+    key = settings.api_key() if api_key is None else api_key
+    # Behind an address of the network stand names that nobody here knows.
+    hosts = (host, *allow_hosts) if allow_hosts or is_loopback(host) else None
+    access = Access(hosts, key)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    listener = open_socket(host, port)
+    with listener:
+        url = url_of(listener)
+        with out.stage("loading"):
+            source = load_source(model, say=out.note)
+        with out.stage("choosing kernels"):
+            service = make_service(
+                source.model, source.beside, source.name, precision=precision, pooling=pooling
+            )
+        if key is None and not is_loopback(host):
+            out.note(
+                f"warning: {host} can be reached from other machines, and no key is asked for:"
+                " whoever reaches this port can use the model. Set GOSSAMER_API_KEY."
+            )
+        app = build_app(service, limits, access)
+        run_server(app, listener, limits, lambda: out.note(f"serving {service.name} on {url}"))
+    out.result({"model": service.name, "url": url})
+
+
+def _require_extra() -> None:
+    from importlib.util import find_spec
+
+    for name in ("fastapi", "uvicorn", "prometheus_client"):
+        if find_spec(name) is None:
+            raise ResourceError(
+                f"{name} is not installed. Install the extra [serve]: pip install"
+                " 'gossamer[serve]'."
+            )

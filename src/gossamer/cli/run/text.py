@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gossamer run complete` and `gossamer run chat`: text from a pruned language model."""
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gossamer.cli.shell.command import Command
+from gossamer.cli.shell.output import Output, Verbatim
+from gossamer.cli.shell.parameters import POSITIVE, Fraction, special_tokens_option, threads_option
+
+if TYPE_CHECKING:
+    from gossamer.cli.run.text_model import TextModel
+
+_COMPLETE = """
+gossamer run complete demo:smollm2 --prompt "The capital of France is"
+gossamer run complete pruned/ --prompt "Once" --dtype int4 --max-tokens 40
+gossamer run complete pruned/ --prompt "Once" --temperature 0.8 --top-p 0.9 --seed 3
+"""
+_CHAT = """
+gossamer run chat demo:smollm2
+gossamer run chat pruned/ --dtype int4 --temperature 0.7
+echo "What is a gosling?" | gossamer run chat demo:smollm2
+"""
+
+
+def _options(command: Any) -> Any:
+    for option in reversed(
+        (
+            click.argument("model", metavar="MODEL"),
+            click.option(
+                "--dtype",
+                type=click.Choice(["fp32", "bf16", "int8", "int4"]),
+                default="int8",
+                show_default=True,
+                help="What kept weights are stored in.",
+            ),
+            click.option(
+                "--head-dtype",
+                type=click.Choice(["fp32", "bf16", "int8", "int4"]),
+                help="The same for embeddings and head.  [default: --dtype, at least int8]",
+            ),
+            click.option("--context", type=POSITIVE, help="Most tokens of prompt and answer."),
+            click.option(
+                "--max-tokens", type=POSITIVE, default=200, show_default=True, help="Of an answer."
+            ),
+            click.option(
+                "--temperature",
+                type=click.FloatRange(min=0),
+                default=0.0,
+                show_default=True,
+                help="0 takes the likeliest token always.",
+            ),
+            click.option("--top-k", type=POSITIVE, help="Draw from so many tokens only."),
+            click.option(
+                "--top-p",
+                type=Fraction(low_open=True),
+                default=1.0,
+                show_default=True,
+                help="Draw from the likeliest tokens that add up to this.",
+            ),
+            click.option("--seed", type=int, default=0, show_default=True, help="Of the draws."),
+            special_tokens_option,
+            threads_option,
+        )
+    ):
+        command = option(command)
+    return command
+
+
+@click.command(cls=Command, examples=_COMPLETE, short_help="Continue a text.")
+@_options
+@click.option("--prompt", required=True, help="The text to continue.")
+@click.pass_obj
+def complete(out: Output, /, prompt: str, **settings: Any) -> None:
+    """Continue PROMPT with MODEL, as it is: no chat template.
+
+    MODEL is a gossamer artifact, a local Hugging Face directory or a gguf file of a Llama, Qwen2 or
+    Mistral model; it must come with its tokenizer.
+    """
+    model = _open(out, settings)
+    pieces = []
+    for piece in model.complete(prompt):
+        pieces.append(piece)
+        if not out.json:
+            _show(piece)
+    out.note(f"\n{model.speed}")
+    document = {"text": "".join(pieces), **model.measured()}
+    out.result(document, *([] if out.json else [Verbatim("\n")]))
+
+
+@click.command(cls=Command, examples=_CHAT, short_help="Talk to a model.")
+@_options
+@click.option("--system", help="What the model is told first.")
+@click.pass_obj
+def chat(out: Output, /, system: str | None, **settings: Any) -> None:
+    """Talk to MODEL, which needs a chat template; an empty line or Ctrl-D ends.
+
+    Keys and values of the talk are kept, so an answer reads only what is new.
+    """
+    model = _open(out, settings)
+    turns = [{"role": "system", "content": system}] if system else []
+    while question := _ask(out):
+        turns.append({"role": "user", "content": question})
+        pieces = []
+        for piece in model.answer(turns):
+            pieces.append(piece)
+            if not out.json:
+                _show(piece)
+        turns.append({"role": "assistant", "content": "".join(pieces)})
+        out.note(f"\n{model.speed}")
+    out.result({"turns": turns, **model.measured()})
+
+
+def _open(out: Output, settings: dict[str, Any]) -> "TextModel":
+    from gossamer.cli.run.text_model import TextModel
+    from gossamer.running.decoder.sampling import Sampling
+
+    names = ("temperature", "top_k", "top_p", "seed")
+    sampling = Sampling(**{name: settings.pop(name) for name in names})
+    with out.stage("loading and packing"):
+        model = TextModel.open(sampling=sampling, say=out.note, **settings)
+    out.note(model.summary)
+    return model
+
+
+def _ask(out: Output) -> str:
+    if sys.stdin.isatty():
+        out.note("> ")
+    return sys.stdin.readline().strip()
+
+
+def _show(piece: str) -> None:
+    sys.stdout.write(piece)
+    sys.stdout.flush()

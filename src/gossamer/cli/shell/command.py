@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The click command all of ours are: shared options, worked examples, clean stdout."""
+
+from typing import Any
+
+import click
+
+from gossamer.cli.shell.mistakes import check_words
+from gossamer.cli.shell.output import Output
+
+
+class Command(click.Command):
+    """A command with --json, -q and --debug whose callback gets an `Output` as its object.
+
+    The callback returns an exit code or None. `examples` are lines shown as they are in --help.
+    """
+
+    def __init__(self, *args: Any, examples: str = "", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.examples = tuple(line.strip() for line in examples.strip().splitlines())
+        self.params += [
+            click.Option(["--json", "as_json"], is_flag=True, help="One JSON document on stdout."),
+            click.Option(["-q", "--quiet"], is_flag=True, help="No progress, no notes."),
+            click.Option(["--debug"], is_flag=True, help="Show the traceback of an error."),
+        ]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click does it; first, what was forgotten is told with the line to type."""
+        check_words(self, ctx, args)
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> None:
+        """Run the callback with stdout guarded, then write its result."""
+        ctx.params.pop("debug")
+        out = Output(
+            command_name(ctx), json=ctx.params.pop("as_json"), quiet=ctx.params.pop("quiet")
+        )
+        ctx.obj = out
+        with out.guard_stdout():
+            code = super().invoke(ctx)
+        out.flush()
+        if code:
+            ctx.exit(code)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The examples, unwrapped so that they can be pasted."""
+        if not self.examples:
+            return
+        with formatter.section("Examples"):
+            for line in self.examples:
+                formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
+
+
+def command_name(ctx: click.Context) -> str:
+    """The command as typed after `gossamer`."""
+    return " ".join(ctx.command_path.split()[1:])

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a command shows: one JSON document or tables on stdout, everything else on stderr."""
+
+import contextlib
+import json
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from gossamer.cli.shell.progress import Stage, run_stage
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+
+SCHEMA = 1
+# A table in a log file should not be folded as if it were a narrow terminal.
+_PIPE_WIDTH = 140
+
+
+class Verbatim(str):
+    """Text that is shown as it is: a file or JSON, never folded to the width of a terminal."""
+
+
+@dataclass
+class Output:
+    """How one run of a command speaks.
+
+    Attributes:
+        command: its full name, such as "bench linear".
+        json: stdout gets exactly one JSON document and nothing else.
+        quiet: no progress and no notes; the result is still shown.
+    """
+
+    command: str
+    json: bool = False
+    quiet: bool = False
+    _document: dict[str, Any] = field(default_factory=dict)
+    _shown: list["RenderableType"] = field(default_factory=list)
+
+    def result(self, document: Mapping[str, Any], *shown: "RenderableType") -> None:
+        """Set what the command gives: data for --json, and what people read instead."""
+        self._document = dict(document)
+        self._shown = list(shown)
+
+    def silence(self) -> None:
+        """Say nothing: another process of the same run speaks."""
+        self.quiet, self.json, self._shown = True, False, []
+
+    def note(self, text: str) -> None:
+        """A line for people, on stderr, unless quiet."""
+        if not self.quiet:
+            console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
+
+    @contextlib.contextmanager
+    def stage(self, title: str, total: int | None = None) -> Iterator[Stage]:
+        """Progress of one step of long work: a live line on a terminal, plain lines elsewhere."""
+        with run_stage(title, total, quiet=self.quiet) as stage:
+            yield stage
+
+    @contextlib.contextmanager
+    def guard_stdout(self) -> Iterator[None]:
+        """Keep stdout clean while a command works: what libraries print goes to stderr."""
+        if not self.json:
+            yield
+            return
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+
+    def flush(self) -> None:
+        """Write the result."""
+        if self.json:
+            write_json(self.command, self._document)
+            return
+        for item in self._shown:
+            if isinstance(item, Verbatim):
+                sys.stdout.write(item)
+            else:
+                console().print(item, markup=False, highlight=False)
+
+
+def console(stderr: bool = False) -> "Console":
+    """A console on today's stdout or stderr; honours NO_COLOR, TERM and COLUMNS."""
+    from rich.console import Console
+
+    made = Console(stderr=stderr, emoji=False)  # "n:m:g" is no picture
+    if not made.is_terminal:
+        made.width = max(made.width, _PIPE_WIDTH)
+    return made
+
+
+def table(*columns: str) -> "Table":
+    """A table without frames; a column that starts with '>' is set to the right."""
+    from rich import box
+    from rich.table import Table
+
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for column in columns:
+        right = column.startswith(">")
+        made.add_column(column.lstrip(">"), justify="right" if right else "left", overflow="fold")
+    return made
+
+
+def write_json(command: str, document: Mapping[str, Any]) -> None:
+    """Print the one document of a --json run."""
+    content = {"schema": SCHEMA, "command": command, **document}
+    sys.stdout.write(json.dumps(_plain(content), indent=2, allow_nan=False) + "\n")
+    sys.stdout.flush()
+
+
+def _plain(value: Any) -> Any:
+    """Only what JSON has: no infinities, no tuples, no paths."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return str(value)

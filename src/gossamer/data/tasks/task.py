@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A task: batches, the loss of a batch, how good a model is, and the sizes a model must have."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from gossamer.data.batches import Batches
+
+Loss = Callable[[nn.Module, Any], Any]
+
+
+@dataclass(frozen=True)
+class Task:
+    """Everything about a training run but the model, unless `model` is given.
+
+    Attributes:
+        name: for people.
+        batches: training data by number.
+        loss: of a model on a batch; a tensor, or a tensor and numbers to log.
+        evaluate: named numbers of a model on data it was not trained on; the first one is the
+            quality. None if there is no such data.
+        tokens: activation rows of a Linear in one batch.
+        sizes: what a model is built from: inputs, classes, vocabulary, channels, side.
+        example: an input of the model, for measuring convolutions.
+        digest: of the data, so that a resumed run notices other data.
+        beside: files that go with the artifact, such as tokenizer.json.
+        model: the model itself, where a user's function makes one.
+        higher_is_better: whether a larger first number is a better one.
+    """
+
+    name: str
+    batches: Batches
+    loss: Loss
+    evaluate: Callable[[nn.Module], Mapping[str, float]] | None = None
+    tokens: int = 1
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    example: torch.Tensor | None = None
+    digest: str = ""
+    beside: Mapping[str, bytes] = field(default_factory=dict)
+    model: nn.Module | None = None
+    higher_is_better: bool = True

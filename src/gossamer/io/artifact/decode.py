@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From stored arrays to weights: every index is validated before anything is expanded."""
+
+from dataclasses import dataclass
+
+import torch
+
+from gossamer.errors import ArtifactError, FormatError, PatternError, RegistryError
+from gossamer.formats import SparseTensor, unpack, validate
+from gossamer.formats.bits import check_bits, count_bits, pack_bits, unpack_bits
+from gossamer.io.artifact.agreement import parse_mask_pattern
+from gossamer.io.artifact.codes import decode_dense, decode_sparse, stored_arrays
+from gossamer.io.artifact.manifest import DenseEntry, Manifest, MaskEntry, SparseEntry
+from gossamer.io.artifact.packing import BITMASK
+from gossamer.io.artifact.piece import MASK_ARRAY, array_key
+from gossamer.nn.mask_rules import mask_digest
+from gossamer.ops.training.expansion import gather
+from gossamer.patterns import Pattern
+
+Arrays = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class MaskedTensor:
+    """A dense weight in its own shape and its mask [R, K]."""
+
+    weight: torch.Tensor
+    mask: torch.Tensor
+    pattern: Pattern
+
+
+@dataclass(frozen=True)
+class CompactTensor:
+    """Kept values and packed mask of a matrix with `num_columns` columns."""
+
+    values: torch.Tensor
+    mask_bits: torch.Tensor
+    num_columns: int
+    pattern: Pattern
+
+
+@dataclass(frozen=True)
+class TiedMask:
+    """The mask of a masked layer whose weight belongs to another one."""
+
+    mask: torch.Tensor
+    pattern: Pattern
+
+
+Decoded = torch.Tensor | MaskedTensor | CompactTensor | TiedMask
+
+
+def decode_all(manifest: Manifest, arrays: Arrays, where: str) -> dict[str, Decoded]:
+    """Every stored tensor by name; `arrays` is emptied, so that nothing is held twice."""
+    decoded: dict[str, Decoded] = {}
+    for name, entry in manifest.tensors.items():
+        place = f"{where}: tensor {name!a}"
+        if isinstance(entry, DenseEntry) and entry.codes is None:
+            whole = arrays.pop(name)
+            decoded[name] = whole if entry.stored is None else whole.float()
+        elif isinstance(entry, DenseEntry):
+            own = {array: arrays.pop(array_key(name, array)) for array in stored_arrays(entry)}
+            try:
+                decoded[name] = decode_dense(entry, own, place)
+            except FormatError as error:
+                raise ArtifactError(str(error)) from error
+        elif isinstance(entry, SparseEntry):
+            own = {array: arrays.pop(array_key(name, array)) for array in entry.arrays}
+            decoded[name] = _decode_sparse(entry, own, place)
+        elif entry.mask is not None:
+            bits_RB = arrays.pop(array_key(name, MASK_ARRAY))
+            owner = manifest.tensors[entry.to]
+            decoded[name] = _decode_mask(entry.mask, bits_RB, owner.shape, place)  # type: ignore[union-attr]
+    return decoded
+
+
+def _decode_sparse(entry: SparseEntry, arrays: Arrays, where: str) -> Decoded:
+    pattern = parse_mask_pattern(entry.mask, where)
+    rows = entry.shape[0]
+    columns = torch.Size(entry.shape[1:]).numel()
+    sparse = SparseTensor((rows, columns), pattern, entry.format, arrays)
+    try:
+        if entry.codes is not None:
+            weight, mask = decode_sparse(entry, sparse, where)
+        else:
+            validate(sparse, where)
+            if entry.format == BITMASK and entry.holder == "compact":
+                _check_mask(entry.mask, arrays[BITMASK], sparse.shape, where)
+                return CompactTensor(arrays["values"], arrays[BITMASK], columns, pattern)
+            weight, mask = unpack(sparse)
+    except (FormatError, PatternError, RegistryError) as error:
+        raise ArtifactError(str(error)) from error
+    bits_RB = pack_bits(mask)
+    _check_mask(entry.mask, bits_RB, sparse.shape, where)
+    if entry.holder == "compact":
+        return CompactTensor(gather(weight, mask), bits_RB, columns, pattern)
+    return MaskedTensor(weight.reshape(entry.shape), mask, pattern)
+
+
+def _decode_mask(
+    entry: MaskEntry, bits_RB: torch.Tensor, shape: tuple[int, ...], where: str
+) -> TiedMask:
+    pattern = parse_mask_pattern(entry, where)
+    matrix = (shape[0], shape[1])
+    try:
+        check_bits(bits_RB, matrix, where)
+        mask = unpack_bits(bits_RB, matrix[1])
+        pattern.check_shape(matrix, where)
+        pattern.validate(mask, where)
+    except (FormatError, PatternError) as error:
+        raise ArtifactError(str(error)) from error
+    _check_mask(entry, bits_RB, matrix, where)
+    return TiedMask(mask, pattern)
+
+
+def _check_mask(
+    entry: MaskEntry, bits_RB: torch.Tensor, shape: tuple[int, int], where: str
+) -> None:
+    nnz = count_bits(bits_RB)
+    if nnz != entry.nnz:
+        raise ArtifactError(f"{where}: keeps {nnz} weights, the manifest says {entry.nnz}.")
+    if mask_digest(bits_RB, shape) != entry.sha256:
+        raise ArtifactError(f"{where}: its mask does not match the digest in the manifest.")

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Does an artifact fit a model? All mismatches are found before anything is changed."""
+
+import difflib
+from itertools import zip_longest
+
+import torch
+from torch import nn
+
+from gossamer.errors import ArtifactError
+from gossamer.io.artifact.agreement import enclosing
+from gossamer.io.artifact.holders import can_mask, why_not_compact
+from gossamer.io.artifact.inventory import Slot, own_slots
+from gossamer.io.artifact.manifest import Manifest, SparseEntry, TiedEntry
+from gossamer.io.safe_files.limits import MAX_FAULTS_SHOWN
+from gossamer.io.safe_files.tensor_header import DTYPE_NAMES, dtype_name
+
+
+def all_slots(model: nn.Module) -> dict[str, Slot]:
+    """Every slot under every name it has; shared modules appear under each of their paths."""
+    slots: dict[str, Slot] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        for slot in own_slots(path, module):
+            slots[slot.name] = slot
+    return slots
+
+
+def tied_names(slots: dict[str, Slot]) -> list[list[str]]:
+    """Names that hold one and the same tensor, for tensors with more than one name."""
+    groups: dict[tuple[object, ...], list[str]] = {}
+    for name, slot in slots.items():
+        groups.setdefault(slot.identity, []).append(name)
+    return [names for names in groups.values() if len(names) > 1]
+
+
+def match_names(manifest: Manifest, slots: dict[str, Slot]) -> dict[str, str]:
+    """The stored tensor behind every name of the model; names the file lacks are left out."""
+    stored = manifest.tensors
+    shared = manifest.shared_modules
+    found: dict[str, str] = {}
+    for name in slots:
+        if name in stored:
+            found[name] = name
+            continue
+        copy = enclosing(name, shared)
+        if copy is not None:
+            original = shared[copy] + name[len(copy) :]
+            if original in stored:
+                found[name] = original
+    for names in tied_names(slots):
+        # Files of other tools store a tied tensor once and leave the tie to the model.
+        known = next((found[name] for name in names if name in found), None)
+        for name in names:
+            if known is not None:
+                found.setdefault(name, known)
+    return found
+
+
+def owner_of(manifest: Manifest, name: str) -> str:
+    """The name under which the bytes of a stored tensor are kept."""
+    entry = manifest.tensors[name]
+    return entry.to if isinstance(entry, TiedEntry) else name
+
+
+def check_fit(
+    manifest: Manifest, model: nn.Module, where: str, *, exact_dtypes: bool
+) -> dict[str, str]:
+    """`match_names` for `model`, or ArtifactError that lists every mismatch.
+
+    Args:
+        manifest: of an artifact whose own consistency was checked.
+        model: not changed.
+        where: the artifact, for the message.
+        exact_dtypes: False where any floating point type may replace another.
+    """
+    slots = all_slots(model)
+    matched = match_names(manifest, slots)
+    faults = _name_faults(manifest, slots, matched) + _shared_faults(manifest, model)
+    for name, stored in matched.items():
+        slot = slots[name]
+        faults += _tensor_faults(manifest, slot, stored, exact_dtypes)
+        faults += _layer_faults(manifest, slot, stored)
+    for names in tied_names(slots):
+        owners = {owner_of(manifest, matched[name]) for name in names if name in matched}
+        if len(owners) > 1:
+            faults.append(f"{', '.join(names)}: one tensor in the model, but {len(owners)} here")
+    if faults:
+        shown = [fault.encode("ascii", "backslashreplace").decode() for fault in faults]
+        more = len(faults) - MAX_FAULTS_SHOWN
+        tail = f"\n  and {more} more" if more > 0 else ""
+        raise ArtifactError(
+            f"{where}: does not fit the model; nothing was changed. {len(faults)} mismatches:\n  "
+            + "\n  ".join(shown[:MAX_FAULTS_SHOWN])
+            + tail
+        )
+    return matched
+
+
+def _name_faults(manifest: Manifest, slots: dict[str, Slot], matched: dict[str, str]) -> list[str]:
+    extra = [name for name in manifest.tensors if name not in slots]
+    faults: list[str] = []
+    for name in slots:
+        if name not in matched:
+            # Only for the few that are shown: the search compares with every name.
+            near = difflib.get_close_matches(name, extra[:1000], n=1) if len(faults) < 20 else []
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            faults.append(f"{name}: the model has it, the artifact does not{hint}")
+    return faults + [f"{name}: the artifact has it, the model does not" for name in extra]
+
+
+def _shared_faults(manifest: Manifest, model: nn.Module) -> list[str]:
+    """Second names must be the same kind of module, down to the leaves.
+
+    A module can then never be put inside itself: it would have to be larger than itself.
+    """
+    modules = dict(model.named_modules(remove_duplicate=False))
+    faults = []
+    for copy, original in manifest.shared_modules.items():
+        first, second = modules.get(original), modules.get(copy)
+        if first is None or second is None or not _same_kind(first, second):
+            faults.append(f"{copy}: the artifact shares it with {original}, the model cannot")
+    return faults
+
+
+def _same_kind(first: nn.Module, second: nn.Module) -> bool:
+    if first is second:
+        return True
+    trees = zip_longest(
+        first.named_modules(remove_duplicate=False), second.named_modules(remove_duplicate=False)
+    )
+    return all(
+        one and other and one[0] == other[0] and type(one[1]) is type(other[1])
+        for one, other in trees
+    )
+
+
+def _tensor_faults(manifest: Manifest, slot: Slot, stored: str, exact_dtypes: bool) -> list[str]:
+    entry = manifest.tensors[owner_of(manifest, stored)]
+    if isinstance(entry, TiedEntry):
+        return [f"{slot.name}: is tied to a tensor that is tied itself"]
+    faults = []
+    if entry.shape != slot.shape:
+        faults.append(
+            f"{slot.name}: shape {list(entry.shape)} in the artifact, {list(slot.shape)} in the"
+            " model"
+        )
+    found, wanted = DTYPE_NAMES[entry.dtype], slot.tensor.dtype
+    both_float = found.is_floating_point and wanted.is_floating_point
+    if found is not wanted and (exact_dtypes or not both_float):
+        faults.append(
+            f"{slot.name}: {entry.dtype} in the artifact, {dtype_name(wanted)} in the model; call"
+            f" model.to(torch.{entry.dtype}) first"
+        )
+    return faults
+
+
+def _layer_faults(manifest: Manifest, slot: Slot, stored: str) -> list[str]:
+    own = manifest.tensors[stored]
+    entry = manifest.tensors[owner_of(manifest, stored)]
+    sparse = isinstance(entry, SparseEntry)
+    tied_mask = isinstance(own, TiedEntry) and own.mask is not None
+    if not sparse and not tied_mask:
+        return []
+    kind = type(slot.module).__name__
+    if slot.attribute != "weight":
+        return [f"{slot.name}: is sparse, but is not the weight of a layer in the model"]
+    compact = isinstance(entry, SparseEntry) and entry.holder == "compact"
+    why_not = why_not_compact(slot.module) if compact else None
+    if why_not is not None:
+        return [f"{slot.name}: is compact, but the model has a {kind} there ({why_not})"]
+    if not compact and not can_mask(slot.module):
+        return [f"{slot.name}: is masked, but the model has a {kind} there"]
+    return []
+
+
+def check_materialised(model: nn.Module, where: str) -> None:
+    """Raise if a rebuilt model still has tensors without data."""
+    tensors: list[tuple[str, torch.Tensor]] = [*model.named_parameters(), *model.named_buffers()]
+    for name, tensor in tensors:
+        if tensor.is_meta:
+            raise ArtifactError(f"{where}: {name} has no values in the artifact.")

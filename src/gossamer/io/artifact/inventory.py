@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model holds, by the names an ordinary checkpoint would use.
+
+A masked or compact layer counts as one tensor `<layer>.weight` beside its bias, whatever it keeps
+inside. Shared modules and tied tensors are listed once, with the names that refer to them.
+"""
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+from gossamer.errors import ArtifactError, InputError
+from gossamer.io.safe_files.limits import check_name, checked_bytes
+from gossamer.io.safe_files.tensor_header import DTYPE_CODES
+from gossamer.nn import CompactWeight, MaskedWeight
+
+SparseLayer = MaskedWeight | CompactWeight
+# Tensors of a sparse layer that its packed weight stands for.
+_PACKED_AWAY = ("weight", "values", "mask_bits")
+_TENSOR_TYPES = (torch.Tensor, nn.Parameter, nn.Buffer)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One place in a model that holds a tensor; `layer` is set when it is a sparse weight."""
+
+    path: str
+    attribute: str
+    module: nn.Module
+    tensor: torch.Tensor
+    is_parameter: bool
+    layer: SparseLayer | None = None
+
+    @property
+    def name(self) -> str:
+        """Dotted name, as in a state dict."""
+        return f"{self.path}.{self.attribute}" if self.path else self.attribute
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the dense weight or tensor."""
+        if isinstance(self.layer, CompactWeight):
+            return self.layer.weight_shape
+        return tuple(self.tensor.shape)
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """Equal for two slots exactly when they hold one and the same data."""
+        tensor = self.tensor
+        if tensor.is_meta or tensor.numel() == 0:
+            return (id(tensor),)
+        return (
+            self.is_parameter,
+            tensor.data_ptr(),
+            tuple(tensor.shape),
+            tensor.stride(),
+            tensor.dtype,
+        )
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """Slots by name in the model's order; the other two map the name of a copy to the original."""
+
+    slots: dict[str, Slot] = field(default_factory=dict)
+    tied: dict[str, str] = field(default_factory=dict)
+    shared_modules: dict[str, str] = field(default_factory=dict)
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The user's own module inside DataParallel, DistributedDataParallel and torch.compile."""
+    while True:
+        if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            model = model.module
+        elif type(model).__name__ == "OptimizedModule" and "_orig_mod" in model._modules:
+            model = model.get_submodule("_orig_mod")
+        else:
+            return model
+
+
+def as_stored(model: nn.Module) -> nn.Module:
+    """The model with every inference layer replaced by what it was made of.
+
+    A module that has `to_compact()` is stored as what that returns. `model` itself is not changed;
+    modules that hold none are not copied.
+    """
+    return _as_stored(model, {})
+
+
+def _as_stored(module: nn.Module, done: dict[int, nn.Module]) -> nn.Module:
+    if id(module) in done:
+        return done[id(module)]
+    to_compact = getattr(module, "to_compact", None)
+    if callable(to_compact):
+        stored = to_compact()
+        if not isinstance(stored, nn.Module):
+            raise InputError(
+                f"{type(module).__name__}.to_compact() must return a module, got {type(stored)}."
+            )
+    else:
+        stored = module
+    # What an encoder was made of may hold inference layers itself.
+    children = {
+        key: None if child is None else _as_stored(child, done)
+        for key, child in stored._modules.items()
+    }
+    if any(child is not stored._modules[key] for key, child in children.items()):
+        stored = copy.copy(stored)
+        stored.__dict__["_modules"] = children
+    done[id(module)] = stored
+    return stored
+
+
+def take_inventory(model: nn.Module) -> Inventory:
+    """Slots, ties and shared modules of `model`; tensors that cannot be stored are refused."""
+    inventory = Inventory()
+    groups: dict[tuple[object, ...], list[Slot]] = {}
+    for slot in _walk(model, inventory.shared_modules):
+        check_storable(slot)
+        inventory.slots[slot.name] = slot
+        groups.setdefault(slot.identity, []).append(slot)
+    for path in inventory.shared_modules:
+        _check_model_name(path)
+    for group in groups.values():
+        # A layer without mask needs every value, so it is the one that stores them.
+        owner = next((slot for slot in group if slot.layer is None), group[0])
+        for slot in group:
+            if slot is not owner:
+                _check_tied_masks(slot, owner)
+                inventory.tied[slot.name] = owner.name
+    return inventory
+
+
+def own_slots(path: str, module: nn.Module) -> Iterator[Slot]:
+    """The slots of one module, without its children."""
+    layer = module if isinstance(module, MaskedWeight | CompactWeight) else None
+    if isinstance(layer, CompactWeight):
+        yield Slot(path, "weight", module, layer.values, True, layer)
+    elif layer is not None:
+        yield Slot(path, "weight", module, layer.weight_parameter(), True, layer)
+    for name, parameter in module._parameters.items():
+        if parameter is not None and not (layer is not None and name in _PACKED_AWAY):
+            yield Slot(path, name, module, parameter, True)
+    for name, buffer in module._buffers.items():
+        hidden = name in module._non_persistent_buffers_set
+        if buffer is not None and not hidden and not (layer is not None and name in _PACKED_AWAY):
+            yield Slot(path, name, module, buffer, False)
+
+
+def _walk(model: nn.Module, shared: dict[str, str]) -> Iterator[Slot]:
+    first_path: dict[int, str] = {}
+    # Depth first in registration order, as named_modules() does.
+    stack: list[tuple[str, nn.Module]] = [("", model)]
+    while stack:
+        path, module = stack.pop()
+        if id(module) in first_path:
+            shared[path] = first_path[id(module)]
+            continue
+        first_path[id(module)] = path
+        _refuse_extra_state(path, module)
+        yield from own_slots(path, module)
+        for key, child in reversed(module._modules.items()):
+            if child is not None:
+                stack.append((f"{path}.{key}" if path else key, child))
+
+
+def _check_tied_masks(slot: Slot, owner: Slot) -> None:
+    first, second = owner.layer, slot.layer
+    if first is None or second is None:
+        return
+    same = (
+        type(first) is type(second)
+        and first.pattern == second.pattern
+        and first.mask_digest() == second.mask_digest()
+    )
+    if not same:
+        raise InputError(
+            f"{slot.name}: shares its weight with {owner.name} but has another mask or holder, so"
+            " the two cannot be stored once. Untie them, or give both the same mask."
+        )
+
+
+def _refuse_extra_state(path: str, module: nn.Module) -> None:
+    if type(module).get_extra_state is not nn.Module.get_extra_state:
+        raise InputError(
+            f"{path or 'model'}: {type(module).__name__} keeps extra state that is not a tensor;"
+            " gossamer stores tensors only. Move it to a buffer or into your own code."
+        )
+
+
+def _check_model_name(name: str) -> None:
+    try:
+        check_name(name, "model")
+    except ArtifactError as error:
+        raise InputError(str(error)) from error
+
+
+def check_storable(slot: Slot) -> None:
+    """Raise InputError unless the tensor is plain data under a plain name."""
+    name, tensor = slot.name, slot.tensor
+    _check_model_name(name)
+    if "::" in name:
+        raise InputError(f"{name}: '::' in a name is reserved for packed arrays. Rename it.")
+    if isinstance(tensor, UninitializedParameter | UninitializedBuffer) or tensor.is_meta:
+        raise InputError(f"{name}: has no values yet; run the model or load its weights first.")
+    if type(tensor) not in _TENSOR_TYPES or tensor.layout is not torch.strided:
+        raise InputError(
+            f"{name}: is a {type(tensor).__name__} of layout {tensor.layout}; expected an ordinary"
+            " dense tensor. Gather or densify it first."
+        )
+    if tensor.dtype not in DTYPE_CODES:
+        raise InputError(f"{name}: dtype {tensor.dtype} cannot be stored in safetensors.")
+    try:
+        checked_bytes(tensor.shape, tensor.element_size(), name)
+    except ArtifactError as error:
+        raise InputError(str(error)) from error

@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The schema of `manifest.json`: everything needed to rebuild a model, as data.
+
+Nothing in it names code. Architectures, patterns, formats and dtypes are looked up in closed
+tables; a name that is not there is refused.
+"""
+
+import hashlib
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from gossamer.errors import ArtifactError
+from gossamer.io.safe_files.limits import (
+    MAX_DIM,
+    MAX_DIMS,
+    MAX_FAULTS_SHOWN,
+    MAX_MANIFEST_BYTES,
+    check_file_name,
+    check_name,
+)
+from gossamer.io.safe_files.strict_json import canonical_json, parse_json, pretty_json
+from gossamer.nn import Mode
+from gossamer.nn.token_pruning import Phase, Soft
+
+FORMAT_NAME: Final = "gossamer-artifact"
+FORMAT_VERSION: Final = 1
+MANIFEST_FILE: Final = "manifest.json"
+CARD_FILE: Final = "card.md"
+CONFIG_FILE: Final = "config.json"
+REPORT_FILE: Final = "report.json"
+# What a model needs beside its weights to be used. Carried along as bytes and hashed, never read.
+BESIDE_FILES: Final = frozenset(
+    {
+        "added_tokens.json",
+        "chat_template.jinja",
+        "generation_config.json",
+        "merges.txt",
+        "special_tokens_map.json",
+        "tokenizer.json",
+        "tokenizer.model",
+        "tokenizer_config.json",
+        "vocab.json",
+        "vocab.txt",
+    }
+)
+# Files that people and other tools put beside a model; those the manifest lists are verified, the
+# others are never opened by a reader.
+COMPANIONS: Final = BESIDE_FILES | {CARD_FILE, ".gitattributes", "README.md"}
+
+MAX_RECIPE: Final = 2**20
+MAX_SLIM_BLOCKS: Final = 10_000
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Count = Annotated[int, Field(ge=0, le=2**46)]
+Shape = Annotated[tuple[Annotated[int, Field(ge=0, le=MAX_DIM)], ...], Field(max_length=MAX_DIMS)]
+FileName = Annotated[str, AfterValidator(lambda name: _named(check_file_name, name))]
+Name = Annotated[str, AfterValidator(lambda name: _named(check_name, name))]
+ShortText = Annotated[str, Field(max_length=256)]
+Argument = bool | int | float | ShortText | tuple[int, ...] | None
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class FileEntry(_Data):
+    """One file beside the manifest."""
+
+    size: Count
+    sha256: Sha256
+
+
+class MaskEntry(_Data):
+    """What a mask must be once it is unpacked."""
+
+    pattern: ShortText
+    nnz: Count
+    sha256: Sha256
+
+
+class CodesEntry(_Data):
+    """Weights stored as small integers and scales; see `gossamer.formats.grid`.
+
+    `shape` is that of the integers: the weight as a matrix, or the values of a sparse format. With
+    `offsets` there is an array of these besides.
+    """
+
+    bits: Literal[8, 4]
+    span: Annotated[int, Field(ge=1, le=MAX_DIM)]
+    shape: Shape
+    offsets: bool = False
+
+
+class DenseEntry(_Data):
+    """A tensor stored under its own name, or as `<name>::codes` and `<name>::scales`.
+
+    With `stored`, a float32 tensor lies in the file in that type, which holds it exactly.
+    """
+
+    kind: Literal["dense"] = "dense"
+    file: FileName
+    shape: Shape
+    dtype: ShortText
+    codes: CodesEntry | None = None
+    stored: Literal["bfloat16"] | None = None
+
+
+class SparseEntry(_Data):
+    """The weight of a masked or compact layer, stored as the arrays `<name>::<array>`.
+
+    `shape` is the weight's own shape; the arrays describe it as [first, product of the rest]. With
+    `codes`, the arrays `codes` and `scales` stand for `values`.
+    """
+
+    kind: Literal["sparse"] = "sparse"
+    file: FileName
+    shape: Shape
+    dtype: ShortText
+    format: ShortText
+    arrays: Annotated[tuple[ShortText, ...], AfterValidator(lambda names: _distinct(names))]
+    mask: MaskEntry
+    holder: Literal["masked", "compact"]
+    mode: Mode | None = None
+    codes: CodesEntry | None = None
+
+
+class TiedEntry(_Data):
+    """A tensor that is the same object as another one.
+
+    `mask` is set where a masked layer shares the weight of a layer that is not masked; its packed
+    bits are then stored as `<name>::mask_bits` in `file`.
+    """
+
+    kind: Literal["tied"] = "tied"
+    to: Name
+    mask: MaskEntry | None = None
+    file: FileName | None = None
+
+
+TensorEntry = Annotated[DenseEntry | SparseEntry | TiedEntry, Field(discriminator="kind")]
+
+
+class TorchNode(_Data):
+    """A torch.nn container or layer of the closed table; `key` is its name in its parent."""
+
+    kind: Literal["torch"] = "torch"
+    name: ShortText
+    args: dict[ShortText, Argument] = Field(default_factory=dict)
+    children: tuple["PartNode", ...] = ()
+    key: ShortText = ""
+
+
+class SlimBlock(_Data):
+    """How many units are left in one transformer block of a slim model."""
+
+    heads: Annotated[int, Field(ge=0, le=MAX_DIM)]
+    filters: Annotated[int, Field(ge=0, le=MAX_DIM)]
+
+
+# One per block; none for a model that has the size its configuration says.
+SlimBlocks = Annotated[tuple[SlimBlock, ...], Field(max_length=MAX_SLIM_BLOCKS)]
+
+
+class ZooNode(_Data):
+    """A model of gossamer.zoo."""
+
+    kind: Literal["zoo"] = "zoo"
+    name: ShortText
+    args: dict[ShortText, Argument] = Field(default_factory=dict)
+    key: ShortText = ""
+    slim: SlimBlocks = ()
+
+
+class TokenPruning(_Data):
+    """An encoder that drops tokens; see `gossamer.nn.token_pruning`."""
+
+    phase: Phase
+    soft: Soft
+    temperature: Annotated[float, Field(gt=0, le=1e6)]
+
+
+class TransformersNode(_Data):
+    """A whole transformers model of a known family; its configuration is `config.json`."""
+
+    kind: Literal["transformers"] = "transformers"
+    name: ShortText
+    slim: SlimBlocks = ()
+    tokens: TokenPruning | None = None
+    # Whether its Conv1D layers are Linears here.
+    linear: bool = False
+
+
+class GraphInput(_Data):
+    """One argument of a graph; null in `dims` stands for any size, null as `dims` for any rank."""
+
+    name: ShortText
+    dtype: ShortText
+    dims: Annotated[tuple[int | None, ...], Field(max_length=MAX_DIMS)] | None
+
+
+class GraphConstant(_Data):
+    """A tensor of a graph that belongs to no layer."""
+
+    name: ShortText
+    shape: Shape
+    dtype: ShortText
+
+
+class GraphStep(_Data):
+    """An operator of the closed table, or the layer called `layer`; values are numbered."""
+
+    operator: ShortText
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    attributes: dict[ShortText, Argument] = Field(default_factory=dict)
+    layer: ShortText | None = None
+    origin: ShortText = ""
+
+
+class GraphOutput(_Data):
+    """One result of a graph."""
+
+    name: ShortText
+    value: int
+
+
+class GraphNode(_Data):
+    """A graph of operators, as imported from ONNX; `key` of a layer is its path."""
+
+    kind: Literal["graph"] = "graph"
+    inputs: tuple[GraphInput, ...]
+    constants: tuple[GraphConstant, ...]
+    layers: tuple[TorchNode, ...]
+    steps: tuple[GraphStep, ...]
+    outputs: tuple[GraphOutput, ...]
+
+
+PartNode = Annotated[TorchNode | ZooNode, Field(discriminator="kind")]
+ArchitectureNode = Annotated[
+    TorchNode | ZooNode | TransformersNode | GraphNode, Field(discriminator="kind")
+]
+
+
+class Manifest(_Data):
+    """Everything about an artifact except the bytes of its tensors."""
+
+    format: Literal["gossamer-artifact"] = FORMAT_NAME
+    version: Literal[1] = FORMAT_VERSION
+    producer: ShortText
+    kind: Literal["packed", "dense"]
+    files: dict[FileName, FileEntry]
+    tensors: dict[Name, TensorEntry]
+    shared_modules: dict[Name, Name] = Field(default_factory=dict)
+    architecture: ArchitectureNode | None = None
+    recipe: Annotated[str, Field(max_length=MAX_RECIPE)] | None = None
+
+
+def manifest_bytes(manifest: Manifest) -> bytes:
+    """The file's content: the manifest and a digest of its canonical JSON."""
+    content = manifest.model_dump(mode="json")
+    return pretty_json({**content, "digest": digest_of(content)})
+
+
+def digest_of(content: dict[str, Any]) -> str:
+    """SHA-256 of the canonical JSON of everything but the digest itself."""
+    return hashlib.sha256(canonical_json(content)).hexdigest()
+
+
+def checked_content(
+    raw: bytes, where: str, form: tuple[str, int], kind: str, advice: str
+) -> dict[str, Any]:
+    """The content of a manifest of any kind without its digest; size, JSON, version, digest.
+
+    Args:
+        raw: the file.
+        where: its name.
+        form: expected format name and version.
+        kind: what it is the manifest of, for errors.
+        advice: what to do about another version.
+    """
+    name, known = form
+    if not raw.isascii():
+        raise ArtifactError(f"{where}: has bytes that are not ASCII; the file is damaged.")
+    content = parse_json(raw, where, max_bytes=MAX_MANIFEST_BYTES)
+    if not isinstance(content, dict) or content.get("format") != name:
+        raise ArtifactError(
+            f"{where}: is not the manifest of a gossamer {kind} (no format {name!r})."
+        )
+    version = content.get("version")
+    if version != known or isinstance(version, bool):
+        raise ArtifactError(
+            f"{where}: {kind} version {ascii(version)[:40]} is not known; this gossamer reads"
+            f" version {known}. {advice}"
+        )
+    digest = content.pop("digest", None)
+    if digest != digest_of(content):
+        raise ArtifactError(
+            f"{where}: its content does not match its own digest; the file was damaged or edited."
+        )
+    return content
+
+
+def parse_manifest(raw: bytes, where: str = MANIFEST_FILE) -> Manifest:
+    """The manifest behind `raw`, refused with all faults at once.
+
+    Order: size, JSON, format and version, digest, schema, names.
+    """
+    content = checked_content(
+        raw,
+        where,
+        (FORMAT_NAME, FORMAT_VERSION),
+        "artifact",
+        "Upgrade gossamer, or save the model again.",
+    )
+    try:
+        # From JSON and not from the dictionary: strict mode then accepts arrays for tuples.
+        return Manifest.model_validate_json(canonical_json(content))
+    except ValidationError as error:
+        raise ArtifactError(_faults(error, where)) from error
+
+
+def _faults(error: ValidationError, where: str) -> str:
+    faults = error.errors(include_url=False, include_context=False, include_input=False)
+    lines = [
+        f"{_place(fault['loc'])}: {ascii(fault['msg'][:300])[1:-1]}"
+        for fault in faults[:MAX_FAULTS_SHOWN]
+    ]
+    more = len(faults) - len(lines)
+    tail = f"\n  and {more} more" if more > 0 else ""
+    plural = "fault" if len(faults) == 1 else "faults"
+    return f"{where}: {len(faults)} {plural}:\n  " + "\n  ".join(lines) + tail
+
+
+def _place(parts: tuple[int | str, ...]) -> str:
+    return ".".join(ascii(part)[:80].strip("'") for part in parts)
+
+
+def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(names)) != len(names):
+        raise ValueError("an array is listed twice")
+    return names
+
+
+def _named(check: Any, name: str) -> str:
+    # pydantic collects ValueError; ArtifactError is none.
+    try:
+        result: str = check(name, "name")
+    except ArtifactError as error:
+        raise ValueError(str(error)) from error
+    return result

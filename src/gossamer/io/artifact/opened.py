@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An artifact opened for reading: every check that needs no tensor data has been made.
+
+Order: size of the manifest, JSON, schema, names, list of files, sizes, tensor headers, agreement of
+headers and manifest. `read` then verifies hashes; index invariants come after it, in `decode`.
+"""
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from gossamer.errors import ArtifactError
+from gossamer.io.artifact.agreement import check_agreement
+from gossamer.io.artifact.manifest import (
+    BESIDE_FILES,
+    CARD_FILE,
+    COMPANIONS,
+    CONFIG_FILE,
+    MANIFEST_FILE,
+    Manifest,
+    parse_manifest,
+)
+from gossamer.io.safe_files.atomic import find_directory
+from gossamer.io.safe_files.limits import MAX_MANIFEST_BYTES
+from gossamer.io.safe_files.strict_json import parse_json
+from gossamer.io.safe_files.tensor_file import read_tensors
+from gossamer.io.safe_files.tensor_header import TensorHeader, read_header
+
+ATTEMPTS = 20
+TENSOR_SUFFIX = ".safetensors"
+_OPEN_FLAGS = (
+    os.O_RDONLY
+    | getattr(os, "O_NOFOLLOW", 0)
+    | getattr(os, "O_NONBLOCK", 0)
+    | getattr(os, "O_CLOEXEC", 0)
+    | getattr(os, "O_BINARY", 0)
+)
+
+
+@dataclass(frozen=True)
+class OpenArtifact:
+    """Checked manifest and headers, and the open files they belong to."""
+
+    path: Path
+    manifest: Manifest
+    files: dict[str, BinaryIO]
+    headers: dict[str, TensorHeader]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all files the manifest lists."""
+        return sum(entry.size for entry in self.manifest.files.values())
+
+    def read(self) -> tuple[dict[str, torch.Tensor], dict[str, bytes]]:
+        """All stored arrays by key and all other files by name, once; every hash is verified."""
+        arrays: dict[str, torch.Tensor] = {}
+        documents: dict[str, bytes] = {}
+        for name, entry in self.manifest.files.items():
+            where = f"{self.path / name}"
+            if name in self.headers:
+                header = self.headers[name]
+                arrays.update(read_tensors(self.files[name], header, where, entry.sha256))
+            else:
+                documents[name] = _read_document(self.files[name], entry.sha256, where)
+        return arrays, documents
+
+    def document(self, name: str) -> bytes:
+        """The verified bytes of a file that holds no tensors."""
+        sha256 = self.manifest.files[name].sha256
+        return _read_document(self.files[name], sha256, str(self.path / name))
+
+    def config(self) -> dict[str, Any] | None:
+        """The verified content of config.json, None if there is none."""
+        if CONFIG_FILE not in self.files:
+            return None
+        where = str(self.path / CONFIG_FILE)
+        raw = self.document(CONFIG_FILE)
+        content = parse_json(raw, where, max_bytes=MAX_MANIFEST_BYTES)
+        if not isinstance(content, dict):
+            raise ArtifactError(f"{where}: must be a JSON object.")
+        return content
+
+
+def find_artifact(path: os.PathLike[str] | str) -> tuple[Path, bool]:
+    """What is at `path`, and whether it is a directory with a manifest.
+
+    A file keeps the name it was given: behind a link of the hub's cache it has no ending.
+    """
+    if os.path.isfile(path):  # noqa: PTH113 - as it is spelled
+        return Path(os.path.abspath(path)), False  # noqa: PTH100
+    for _ in range(ATTEMPTS):
+        found = find_directory(path)
+        before = _identity(found)
+        has_manifest = os.path.lexists(found / MANIFEST_FILE)
+        if _still_there(path, found, before):
+            return found, has_manifest
+    raise _restless(path)
+
+
+@contextmanager
+def open_artifact(path: os.PathLike[str] | str) -> Iterator[OpenArtifact]:
+    """Open an artifact, or raise ArtifactError.
+
+    A writer may replace the directory meanwhile. Files that are open stay the old ones; if the
+    directory changed before all were open, we start again, so old and new are never mixed.
+    """
+    with ExitStack() as stack:
+        for attempt in range(ATTEMPTS):
+            folder = find_directory(path)
+            before = _identity(folder)
+            try:
+                opened = _open(folder, stack)
+                if _identity(folder) == before:
+                    break
+            except (ArtifactError, FileNotFoundError) as error:
+                if _still_there(path, folder, before) or attempt == ATTEMPTS - 1:
+                    if isinstance(error, ArtifactError):
+                        raise
+                    raise ArtifactError(f"{error.filename}: is missing.") from error
+            stack.pop_all().close()
+        else:
+            raise _restless(path)
+        yield opened
+
+
+def check_replaceable(target: Path) -> None:
+    """Raise ArtifactError if saving to `target` would delete anything that save did not write."""
+    if not os.path.lexists(target):
+        return
+    advice = "It was left alone. Choose another path, or remove it yourself."
+    if not target.is_dir():
+        raise ArtifactError(f"{target}: exists and is not a directory. {advice}")
+    found = {entry.name for entry in target.iterdir()}
+    if not found:
+        return
+    if MANIFEST_FILE not in found:
+        raise ArtifactError(f"{target}: exists and is not a gossamer artifact. {advice}")
+    try:
+        manifest = parse_manifest(read_manifest(target), str(target / MANIFEST_FILE))
+    except (ArtifactError, FileNotFoundError) as error:
+        raise ArtifactError(f"{error} {advice}") from error
+    foreign = sorted(found - {MANIFEST_FILE, CARD_FILE, *manifest.files})
+    if foreign:
+        raise ArtifactError(
+            f"{target}: holds {foreign[0]!a}, which is not part of the artifact. {advice}"
+        )
+
+
+def _open(folder: Path, stack: ExitStack) -> OpenArtifact:
+    if not folder.is_dir():
+        raise ArtifactError(f"{folder}: expected a directory with {MANIFEST_FILE}.")
+    manifest = parse_manifest(read_manifest(folder), str(folder / MANIFEST_FILE))
+    _check_files(folder, manifest)
+    files: dict[str, BinaryIO] = {}
+    headers: dict[str, TensorHeader] = {}
+    for name, entry in manifest.files.items():
+        files[name] = stack.enter_context(open_regular(folder / name, entry.size))
+    for name, entry in manifest.files.items():
+        if name.endswith(TENSOR_SUFFIX):
+            headers[name] = read_header(files[name], entry.size, str(folder / name))
+        elif entry.size > MAX_MANIFEST_BYTES:
+            raise ArtifactError(f"{folder / name}: larger than {MAX_MANIFEST_BYTES} bytes.")
+    check_agreement(manifest, headers, str(folder))
+    return OpenArtifact(folder, manifest, files, headers)
+
+
+def _check_files(folder: Path, manifest: Manifest) -> None:
+    wanted = set(manifest.files)
+    reserved = wanted & {MANIFEST_FILE, *(COMPANIONS - BESIDE_FILES)}
+    if reserved:
+        raise ArtifactError(f"{folder}: the manifest may not list {sorted(reserved)}.")
+    found = set()
+    for path in folder.iterdir():
+        if path.is_symlink() or not path.is_file():
+            raise ArtifactError(
+                f"{folder}: {path.name!a} is a link, folder or device; an artifact holds regular"
+                " files only. Copy the directory with links resolved."
+            )
+        found.add(path.name)
+    missing, extra = sorted(wanted - found), sorted(found - wanted - {MANIFEST_FILE, *COMPANIONS})
+    if missing or extra:
+        raise ArtifactError(
+            f"{folder}: the files differ from the manifest; missing {missing[:5]}, unexpected"
+            f" {[ascii(name) for name in extra[:5]]}. Restore or remove them."
+        )
+
+
+def open_regular(path: Path, size: int | None) -> BinaryIO:
+    """Open a regular file of `size` bytes, never a link or device; None takes any size."""
+    try:
+        descriptor = os.open(path, _OPEN_FLAGS)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ArtifactError(f"{path}: cannot be opened ({error.strerror}).") from error
+    file = os.fdopen(descriptor, "rb")
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or (size is not None and status.st_size != size):
+        file.close()
+        raise ArtifactError(
+            f"{path}: expected a regular file of {size} bytes, found {status.st_size} bytes; it was"
+            " truncated or replaced."
+        )
+    return file
+
+
+def read_manifest(folder: Path) -> bytes:
+    """The bytes of the manifest in `folder`, bounded."""
+    path = folder / MANIFEST_FILE
+    with open_regular(path, None) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > MAX_MANIFEST_BYTES:
+            raise ArtifactError(f"{path}: {size} bytes; at most {MAX_MANIFEST_BYTES} are allowed.")
+        return file.read(MAX_MANIFEST_BYTES)
+
+
+def _read_document(file: BinaryIO, sha256: str, where: str) -> bytes:
+    file.seek(0)
+    raw = file.read(MAX_MANIFEST_BYTES + 1)
+    found = hashlib.sha256(raw).hexdigest()
+    if found != sha256:
+        raise ArtifactError(
+            f"{where}: was damaged or replaced after it was written: its SHA-256 begins with"
+            f" {found[:8]}, the manifest says {sha256[:8]}. Copy this file again from where the"
+            " artifact came from, or make the artifact anew."
+        )
+    return raw
+
+
+def _restless(path: os.PathLike[str] | str) -> ArtifactError:
+    return ArtifactError(f"{path}: is being replaced all the time; try again.")
+
+
+def _still_there(path: os.PathLike[str] | str, folder: Path, before: object) -> bool:
+    """Whether `folder`, unchanged, is what a reader of `path` finds now.
+
+    The identity alone is not enough: what two renames set aside may be half removed by the time
+    we first look at it, and the new directory is in place by then. And two looks between the
+    renames see no directory alike, which says nothing about the one that comes.
+    """
+    return before is not None and _identity(folder) == before and find_directory(path) == folder
+
+
+def _identity(folder: Path) -> tuple[int, int, int] | None:
+    try:
+        status = folder.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_ctime_ns

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Local Hugging Face directories (config.json and safetensors) as models."""
+
+import os
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from gossamer.errors import ArtifactError
+from gossamer.io.artifact.manifest import CONFIG_FILE
+from gossamer.io.huggingface.transformers_models import (
+    build_transformers,
+    import_transformers,
+    make_config,
+    model_type_of,
+    quiet_transformers,
+)
+from gossamer.io.pruners.compressed_tensors import expand_bitmasks
+from gossamer.io.pruners.dense_checkpoint import read_tensors_of
+from gossamer.io.pruners.stored_masks import apply_masks, fold_pruned
+from gossamer.io.safe_files.limits import MAX_MANIFEST_BYTES, check_memory
+from gossamer.io.safe_files.strict_json import parse_json
+from gossamer.named_files import is_inside, read_inside
+from gossamer.nn.conv1d import conv1d_to_linear
+
+# Layers a config.json may ask for where no file says how many tensors there are.
+_MAX_SKELETON_TENSORS = 10_000
+# A model may need twice what its files hold (tied weights), and so many more: what does not fit in
+# a small model is told weight by weight.
+_SPARE_WEIGHTS = 2**20
+
+
+def load_pretrained(
+    directory: os.PathLike[str] | str,
+    architecture: str | None = None,
+    *,
+    max_bytes: int | None = None,
+) -> nn.Module:
+    """The model in a local Hugging Face directory (config.json and safetensors), in eval mode.
+
+    Every weight the class needs must be there and every weight there must be used: nothing is
+    initialised at random and nothing is dropped. Masks that the files hold (sparse-bitmask of
+    compressed-tensors, `weight_orig` and `weight_mask` of torch.nn.utils.prune) come back as
+    masked layers with their patterns detected. The Conv1D layers of GPT-2 become Linears, which can
+    be pruned weight by weight.
+
+    Args:
+        directory: as written by `save_pretrained`.
+        architecture: class name, where config.json names none or another one is wanted.
+        max_bytes: refuse models that need more memory; default: what is available.
+    """
+    folder = Path(directory)
+    where = str(folder)
+    config = _read_config(folder)
+    name = architecture or _architecture_of(config, folder)
+    model_type_of(name, config, where)
+    tensors = read_tensors_of(folder)
+    masks = expand_bitmasks(tensors, config, where, max_bytes=max_bytes)
+    masks.update(fold_pruned(tensors, where))
+    model = from_tensors(name, config, tensors, where, max_bytes=max_bytes)
+    apply_masks(model, masks, where)
+    return model
+
+
+def pretrained_skeleton(folder: Path) -> nn.Module:
+    """The class that config.json names, on the meta device; weights need not be there."""
+    config = _read_config(folder)
+    name = _architecture_of(config, folder)
+    return build_transformers(name, config, max_tensors=_MAX_SKELETON_TENSORS, device="meta")
+
+
+def from_tensors(
+    name: str,
+    config: dict[str, Any],
+    tensors: dict[str, torch.Tensor],
+    where: str,
+    *,
+    max_bytes: int | None = None,
+) -> nn.Module:
+    """The class `name` of the table with exactly these weights, in eval mode.
+
+    Args:
+        name: a class of `TRANSFORMERS_CLASSES`.
+        config: the content of config.json.
+        tensors: every weight by its name in a state dict.
+        where: what they come from, for messages.
+        max_bytes: refuse models that need more memory; default: what is available.
+    """
+    model_type = model_type_of(name, config, where)
+    stored = sum(t.numel() * t.element_size() for t in tensors.values())
+    skeleton = build_transformers(name, config, max_tensors=10 * len(tensors) + 100, device="meta")
+    check_memory(_tensor_bytes(skeleton), stored, max_bytes, where)
+    _check_amount(tensors, skeleton, name, where)
+    _check_types(tensors, skeleton, where)
+    kind = getattr(import_transformers(), name)
+    with quiet_transformers():
+        model, info = kind.from_pretrained(
+            None,
+            config=make_config(model_type, config, len(tensors)),
+            state_dict=tensors,
+            dtype=_widest_float(tensors),
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are reported, and refused below with both shapes
+        )
+    _check_complete(info, name, where)
+    return conv1d_to_linear(model.eval())
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / CONFIG_FILE
+    if not is_inside(folder, CONFIG_FILE):
+        raise ArtifactError(f"{folder}: has no {CONFIG_FILE}, so the model cannot be built.")
+    raw = read_inside(folder, CONFIG_FILE, MAX_MANIFEST_BYTES)
+    content = parse_json(raw, str(path), max_bytes=MAX_MANIFEST_BYTES)
+    if not isinstance(content, dict):
+        raise ArtifactError(f"{path}: must be a JSON object.")
+    return content
+
+
+def _architecture_of(config: dict[str, Any], folder: Path) -> str:
+    names = config.get("architectures")
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
+        raise ArtifactError(
+            f"{folder}: config.json does not name one architecture; pass architecture='BertModel'"
+            " or the like."
+        )
+    name: str = names[0]
+    return name
+
+
+def _check_complete(info: dict[str, Any], name: str, where: str) -> None:
+    faults = [
+        f"{kind.removesuffix('_keys')}: {', '.join(sorted(map(str, info[kind]))[:10])}"
+        for kind in ("missing_keys", "unexpected_keys")
+        if info.get(kind)
+    ]
+    faults += [
+        f"{key} is {list(found)}, expected {list(expected)}"
+        for key, found, expected in sorted(info.get("mismatched_keys", ()))[:10]
+    ]
+    if faults:
+        raise ArtifactError(
+            f"{where}: its weights do not fit {name}; {'; '.join(faults)}. Pass architecture= with"
+            " the class that was saved."
+        )
+
+
+def _check_amount(
+    tensors: dict[str, torch.Tensor], skeleton: nn.Module, name: str, where: str
+) -> None:
+    """Transformers makes weights that are not there, and says so when they fill the memory."""
+    held = sum(tensor.numel() for tensor in tensors.values())
+    needed = sum(parameter.numel() for parameter in skeleton.parameters())
+    if needed > 2 * held + _SPARE_WEIGHTS:
+        raise ArtifactError(
+            f"{where}: its files hold {held} weights, but {name} of this {CONFIG_FILE} needs"
+            f" {needed}. Take the {CONFIG_FILE} that was saved with the weights."
+        )
+
+
+def _check_types(tensors: dict[str, torch.Tensor], skeleton: nn.Module, where: str) -> None:
+    """Integers in the place of a weight would be cast without a word."""
+    wanted = {**skeleton.state_dict()}
+    base = f"{getattr(skeleton, 'base_model_prefix', '')}."
+    wanted |= {name.removeprefix(base): tensor for name, tensor in wanted.items()}
+    for name, tensor in tensors.items():
+        slot = wanted.get(name, wanted.get(name.removeprefix(base)))
+        if slot is not None and slot.is_floating_point() and not tensor.is_floating_point():
+            raise ArtifactError(
+                f"{where}: {name} is {tensor.dtype}, expected floating point weights. Quantised"
+                " checkpoints must be dequantised by the tool that wrote them."
+            )
+
+
+def _widest_float(tensors: dict[str, torch.Tensor]) -> torch.dtype:
+    # transformers gives a model one dtype; the widest loses nothing.
+    floats = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
+    return reduce(torch.promote_types, floats) if floats else torch.float32
+
+
+def _tensor_bytes(model: nn.Module) -> int:
+    tensors = [*model.parameters(), *model.buffers()]
+    return sum(t.numel() * t.element_size() for t in tensors)

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads an ONNX file into a checked graph: known operators, every value made once, no code.
+
+Differences between opsets end here: what is returned uses the operators of
+`gossamer.nn.operator_graph.OPERATORS` only.
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gossamer.errors import ArtifactError, GossamerError, InputError
+from gossamer.io.onnx.graph import Graph, Node
+from gossamer.io.onnx.rules import LOWERED, UNIQUE_OUTPUTS, lower, normalise
+from gossamer.io.onnx.tensors import TensorReader, dtype_of
+from gossamer.named_files import read_named
+from gossamer.nn.operator_graph import OPERATORS, Attribute, PlanInput
+
+ONNX_SUFFIX = ".onnx"
+OPSETS = range(11, 24)
+MAX_FILE_BYTES = 2**31
+MAX_NODES = 100_000
+MAX_NAME = 256
+_SCOPES = "pkg.torch.onnx.name_scopes"
+_INTERNAL = {
+    "AutoPad", "DynamicQuantizeDequantize", "FlatSoftmax", "QuantizeDequantize",
+    "ScaledAttention", "ZeroPad",
+}  # fmt: skip
+SUPPORTED = tuple(sorted({*OPERATORS, *LOWERED, "Constant"} - _INTERNAL))
+
+
+def is_onnx(path: os.PathLike[str] | str) -> bool:
+    """Whether a path has the name of an ONNX file."""
+    return Path(path).suffix.lower() == ONNX_SUFFIX
+
+
+def read_onnx(path: Path, max_bytes: int | None = None) -> Graph:
+    """The graph in a file, or ArtifactError."""
+    model = _parse(path)
+    where = str(path)
+    opset = _opset(model, where)
+    if len(model.graph.node) > MAX_NODES:
+        raise ArtifactError(f"{where}: {len(model.graph.node)} nodes, more than {MAX_NODES}.")
+    tensors = TensorReader(path, max_bytes, stored=path.stat().st_size)
+    constants = _initialisers(model.graph, tensors)
+    inputs = tuple(
+        _input(entry, where) for entry in model.graph.input if entry.name not in constants
+    )
+    outputs = [(entry.name, entry.name) for entry in model.graph.output]
+    graph = Graph(where, inputs, outputs, constants)
+    known = {entry.name for entry in inputs} | set(constants)
+    if len(known) != len(inputs) + len(constants):
+        raise ArtifactError(f"{where}: two inputs have one name.")
+    for number, proto in enumerate(model.graph.node):
+        node = _node(proto, number, where)
+        for value in filter(None, node.outputs):
+            if value in known:
+                raise ArtifactError(f"{where}: {node} makes {value[:200]!a}, which is there.")
+            known.add(value)
+        _place(graph, node, proto, opset, tensors)
+    _check_values(graph, known)
+    graph.shared = {name for name in constants if len(graph.users.get(name, ())) > 1}
+    return graph
+
+
+def _parse(path: Path) -> Any:
+    try:
+        import onnx
+        from google.protobuf.message import DecodeError
+    except ImportError as error:
+        raise InputError(
+            "the package onnx is not installed, but this file needs it: pip install"
+            " 'gossamer[onnx]'."
+        ) from error
+    raw = read_named(path, MAX_FILE_BYTES)
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(raw)
+    except (DecodeError, RecursionError, ValueError) as error:
+        raise ArtifactError(f"{path}: is no ONNX file or was truncated ({error}).") from error
+    _check_texts(model.graph, path)
+    if not model.HasField("graph") or not model.graph.output:
+        raise ArtifactError(f"{path}: holds no graph with outputs; it is no ONNX model.")
+    return model
+
+
+def _check_texts(graph: Any, path: Path) -> None:
+    """Names that are not UTF-8 come as bytes."""
+    texts = [
+        entry.name for part in (graph.initializer, graph.input, graph.output) for entry in part
+    ]
+    texts += [entry.values.name for entry in graph.sparse_initializer]
+    for node in graph.node:
+        texts += [node.op_type, node.domain, node.name, *node.input, *node.output]
+        texts += [entry.name for entry in node.attribute]
+        texts += [text for entry in node.metadata_props for text in (entry.key, entry.value)]
+    for entry in graph.initializer:
+        texts += [text for pair in entry.external_data for text in (pair.key, pair.value)]
+    bad = next((text for text in texts if not isinstance(text, str)), None)
+    if bad is not None:
+        raise ArtifactError(f"{path}: the name {ascii(bad)[:80]} is not UTF-8.")
+
+
+def _opset(model: Any, where: str) -> int:
+    versions = {str(entry.domain) or "ai.onnx": entry.version for entry in model.opset_import}
+    found = versions.get("ai.onnx", 0)
+    if found not in OPSETS:
+        raise ArtifactError(
+            f"{where}: opset {found} cannot be read; expected {OPSETS[0]} to {OPSETS[-1]}. Export"
+            " the model again with one of them."
+        )
+    return int(found)
+
+
+def _initialisers(graph: Any, tensors: TensorReader) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    named = [(proto.name, tensors.dense, proto) for proto in graph.initializer]
+    named += [(proto.values.name, tensors.sparse, proto) for proto in graph.sparse_initializer]
+    for name, read, proto in named:
+        if name in found or not 1 <= len(name) <= MAX_NAME:
+            raise ArtifactError(f"{tensors.path}: the initialiser {name[:80]!a} appears twice.")
+        found[name] = read(proto, name)
+    return found
+
+
+def _input(entry: Any, where: str) -> PlanInput:
+    place = f"{where}: input {entry.name[:200]!a}"
+    if not entry.type.HasField("tensor_type") or not 1 <= len(entry.name) <= MAX_NAME:
+        raise ArtifactError(f"{place}: is no tensor.")
+    kind = entry.type.tensor_type
+    dtype = str(dtype_of(kind.elem_type, place)).removeprefix("torch.")
+    if not kind.HasField("shape"):
+        return PlanInput(entry.name, dtype, None)
+    dims = tuple(
+        size.dim_value if size.HasField("dim_value") and size.dim_value > 0 else None
+        for size in kind.shape.dim
+    )
+    return PlanInput(entry.name, dtype, dims)
+
+
+def _node(proto: Any, number: int, where: str) -> Node:
+    node = Node(proto.op_type, list(proto.input), list(proto.output), {}, proto.name)
+    node.name = _scope(proto) or node.name or f"{node.operator}_{number}"
+    domain = proto.domain or "ai.onnx"
+    if domain != "ai.onnx" or node.operator not in SUPPORTED:
+        kind = node.operator if domain == "ai.onnx" else f"{domain[:80]}.{node.operator}"
+        raise ArtifactError(
+            f"{where}: node {node.name[:200]!a} is of the operator {kind[:200]!a}, which is not"
+            f" supported. Supported: {', '.join(SUPPORTED)}."
+        )
+    if not any(node.outputs) or any(len(name) > MAX_NAME for name in node.inputs + node.outputs):
+        raise ArtifactError(f"{where}: {node}: has no outputs, or a name that is too long.")
+    return node
+
+
+def _scope(proto: Any) -> str:
+    """The module a node was exported from, as torch notes it: /encoder/layer.0/query/linear."""
+    notes = {entry.key: entry.value for entry in proto.metadata_props}
+    scopes = re.findall(r"'([^']*)'", notes.get(_SCOPES, "")[:4096])
+    return f"/{scopes[-2]}/{scopes[-1]}" if len(scopes) > 1 and scopes[-2] else ""
+
+
+def _place(graph: Graph, node: Node, proto: Any, opset: int, tensors: TensorReader) -> None:
+    where = f"{graph.where}: {node}"
+    attributes, constants = _attributes(proto, where, tensors)
+    if node.operator == "Constant":
+        graph.constants[node.outputs[0]] = _constant(attributes, constants, where)
+        return
+    node.attributes = attributes
+    if constants:
+        if node.operator != "ConstantOfShape" or list(constants) != ["value"]:
+            raise ArtifactError(f"{where}: the attribute {min(constants)!a} is not computed.")
+        node.inputs.append(graph.constant(constants["value"]))
+    normalise(node, opset)
+    allowed = UNIQUE_OUTPUTS.get(node.operator, 1)
+    node.outputs = node.outputs[: allowed or len(node.outputs)]
+    try:
+        new = lower(node, graph)
+    except GossamerError as error:
+        raise ArtifactError(f"{where}: {error}") from error
+    for part in new:
+        fault = OPERATORS[part.operator].fault(len(part.inputs), part.attributes)
+        if fault is not None:
+            raise ArtifactError(f"{where}: {fault}.")
+        if not all(part.inputs[: OPERATORS[part.operator].min_inputs]):
+            raise ArtifactError(f"{where}: an input that it needs is absent.")
+    graph.add(*new)
+
+
+def _attributes(
+    proto: Any, where: str, tensors: TensorReader
+) -> tuple[dict[str, Attribute], dict[str, torch.Tensor]]:
+    plain: dict[str, Attribute] = {}
+    constants: dict[str, torch.Tensor] = {}
+    for entry in proto.attribute:
+        if entry.name in plain or entry.name in constants:
+            raise ArtifactError(f"{where}: the attribute {entry.name[:80]!a} appears twice.")
+        kind = entry.AttributeType.Name(entry.type)
+        if kind == "INT":
+            plain[entry.name] = int(entry.i)
+        elif kind == "FLOAT":
+            # fp32 in the file: the shortest decimal that is the same number is what was meant.
+            plain[entry.name] = float(f"{entry.f:.7g}")
+        elif kind == "STRING":
+            plain[entry.name] = entry.s.decode("utf-8", "backslashreplace")
+        elif kind == "INTS":
+            plain[entry.name] = tuple(int(i) for i in entry.ints)
+        elif kind == "FLOATS":
+            constants[entry.name] = torch.tensor(list(entry.floats), dtype=torch.float32)
+        elif kind == "TENSOR":
+            constants[entry.name] = tensors.dense(entry.t, entry.name)
+        elif kind == "SPARSE_TENSOR":
+            constants[entry.name] = tensors.sparse(entry.sparse_tensor, entry.name)
+        else:
+            raise ArtifactError(f"{where}: an attribute of type {kind} cannot be read.")
+    return plain, constants
+
+
+def _constant(
+    plain: dict[str, Attribute], constants: dict[str, torch.Tensor], where: str
+) -> torch.Tensor:
+    if len(plain) + len(constants) != 1:
+        raise ArtifactError(f"{where}: expected one attribute with the value.")
+    for name in ("value", "sparse_value", "value_floats"):
+        if name in constants:
+            return constants[name]
+    ((name, value),) = plain.items() if plain else ((min(constants), ""),)
+    kinds = {"value_int": torch.int64, "value_ints": torch.int64, "value_float": torch.float32}
+    if name not in kinds:
+        raise ArtifactError(f"{where}: the attribute {name[:80]!a} cannot be read.")
+    return torch.tensor(value, dtype=kinds[name])
+
+
+def _check_values(graph: Graph, known: set[str]) -> None:
+    # Trimmed outputs (a mask of Dropout, indices of MaxPool) are known to the file but not made.
+    made = {entry.name for entry in graph.inputs} | set(graph.constants) | set(graph.producer)
+    nodes = {id(node): node for node in graph.producer.values()}.values()
+    wanted = [(str(node), value) for node in nodes for value in node.inputs if value]
+    wanted += [("the output list", value) for _, value in graph.outputs]
+    for user, value in wanted:
+        if value not in made:
+            what = "is an output that is not computed" if value in known else "nothing makes"
+            raise ArtifactError(f"{graph.where}: {user} uses {value[:200]!a}, which {what}.")
+    graph.nodes()

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The graph of an ONNX file while it is being imported: nodes by the values they make and use."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from gossamer.errors import ArtifactError
+from gossamer.nn.operator_graph import Attribute, PlanInput
+
+
+@dataclass(eq=False)
+class Node:
+    """One operator, or one layer if there is a `layer`; absent inputs have an empty name."""
+
+    operator: str
+    inputs: list[str]
+    outputs: list[str]
+    attributes: dict[str, Attribute] = field(default_factory=dict)
+    name: str = ""
+    layer: nn.Module | None = None
+
+    def __str__(self) -> str:
+        return f"node {self.name[:200]!a} ({self.operator})"
+
+    def input(self, place: int) -> str:
+        """The name of an input, empty if it is absent."""
+        return self.inputs[place] if place < len(self.inputs) else ""
+
+    def number(self, name: str, default: float) -> float:
+        """An attribute that is a number; its type was checked when it was read."""
+        value = self.attributes.get(name, default)
+        return float(value) if isinstance(value, int | float) else default
+
+    def whole(self, name: str, default: int) -> int:
+        """An attribute that is a whole number."""
+        value = self.attributes.get(name, default)
+        return value if isinstance(value, int) else default
+
+
+@dataclass
+class Graph:
+    """Nodes and constants; rewrites keep `producer` and `users` right.
+
+    Attributes:
+        where: the file, for messages.
+        inputs: arguments of the model.
+        outputs: public names and the values they stand for.
+        constants: tensors by the name of their value.
+        origins: what a constant was called in the file, where it was made from another one.
+        scales: of constants that are dequantised weights.
+        shared: names of constants that several nodes of the file use.
+    """
+
+    where: str
+    inputs: tuple[PlanInput, ...]
+    outputs: list[tuple[str, str]]
+    constants: dict[str, torch.Tensor] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
+    scales: dict[str, torch.Tensor] = field(default_factory=dict)
+    shared: set[str] = field(default_factory=set)
+    producer: dict[str, Node] = field(default_factory=dict)
+    users: dict[str, list[Node]] = field(default_factory=dict)
+    _fresh: int = 0
+
+    def add(self, *nodes: Node) -> None:
+        """Put nodes into the graph; their order does not matter."""
+        for node in nodes:
+            for value in node.outputs:
+                if value:
+                    self.producer[value] = node
+            for value in set(node.inputs):
+                self.users.setdefault(value, []).append(node)
+
+    def remove(self, *nodes: Node) -> None:
+        """Take nodes out; what they made must be made by another node or used by nobody."""
+        for node in nodes:
+            for value in node.outputs:
+                if self.producer.get(value) is node:
+                    del self.producer[value]
+            for value in set(node.inputs):
+                self.users[value].remove(node)
+
+    def alias(self, old: str, new: str) -> None:
+        """Let everybody who uses `old` use `new` instead."""
+        for node in self.users.pop(old, []):
+            if node not in self.users.setdefault(new, []):
+                self.users[new].append(node)
+            node.inputs = [new if value == old else value for value in node.inputs]
+        self.outputs = [(name, new if value == old else value) for name, value in self.outputs]
+
+    def constant(self, tensor: torch.Tensor, like: str = "") -> str:
+        """Name a new constant; `like` is the constant it was made from."""
+        self._fresh += 1
+        name = f"{like}'{self._fresh}"
+        self.constants[name] = tensor
+        self.origins[name] = self.origins.get(like, like)
+        return name
+
+    def value(self) -> str:
+        """A name for a new value."""
+        self._fresh += 1
+        return f"'{self._fresh}"
+
+    def title(self, node: Node, *parameters: str) -> str:
+        """What a layer might be called, best first: its parameters' names, the node's name.
+
+        Exporters store equal tensors once: a parameter that others use too names nobody.
+        """
+        names = [self.origins.get(name, name) for name in parameters if name]
+        return "\n".join([*(name for name in names if name not in self.shared), node.name])
+
+    def sole_user(self, value: str) -> Node | None:
+        """The only node that uses a value that is no result; None if there are others."""
+        users = self.users.get(value, [])
+        is_result = any(value == result for _, result in self.outputs)
+        return users[0] if len(users) == 1 and not is_result else None
+
+    def maker(self, value: str, *operators: str) -> Node | None:
+        """The node that makes a value, if it is one of `operators`."""
+        node = self.producer.get(value)
+        return node if node is not None and node.operator in operators else None
+
+    def scalar(self, value: str) -> float | None:
+        """A constant of one number."""
+        tensor = self.constants.get(value)
+        return None if tensor is None or tensor.numel() != 1 else float(tensor)
+
+    def nodes(self, *operators: str) -> list[Node]:
+        """Nodes that results depend on, makers before users; of `operators` if any are named."""
+        found = list(self._ordered())
+        return [n for n in found if n.operator in operators] if operators else found
+
+    def drop_dead(self) -> None:
+        """Take out nodes that no result depends on."""
+        alive = {id(node) for node in self._ordered()}
+        every = {id(node): node for node in self.producer.values()}
+        self.remove(*(node for key, node in every.items() if key not in alive))
+
+    def _ordered(self) -> Iterator[Node]:
+        done: set[int] = set()
+        open_nodes: set[int] = set()
+        # Depth first without recursion: graphs are thousands of nodes deep.
+        stack = [self.producer[value] for _, value in self.outputs if value in self.producer]
+        stack.reverse()
+        while stack:
+            node = stack[-1]
+            if id(node) in done:
+                stack.pop()
+                continue
+            makers = [self.producer[v] for v in node.inputs if v in self.producer]
+            waiting = [maker for maker in makers if id(maker) not in done]
+            if not waiting:
+                open_nodes.discard(id(node))
+                done.add(id(node))
+                stack.pop()
+                yield node
+            elif id(node) in open_nodes:
+                raise ArtifactError(f"{self.where}: {node} depends on itself; the graph is cyclic.")
+            else:
+                open_nodes.add(id(node))
+                stack.extend(reversed(waiting))

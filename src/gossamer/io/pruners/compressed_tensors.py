@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sparse files of compressed-tensors 0.14: `sparse-bitmask` in and out, `sparse-24-bitmask` in.
+
+Per compressed layer the file holds `<layer>.shape`, `.compressed` (kept values in row-major
+order), `.bitmask` (uint8 [R, ceil(K/8)], little bit order) and, except for 2:4, `.row_offsets`
+(where each row begins in the values). Files of older versions have `<layer>.weight.shape` and so
+on; both are read. The arrays are those of our own format `bitmask` and obey the same rules.
+"""
+
+from typing import Any
+
+import torch
+
+from gossamer.errors import ArtifactError, FormatError
+from gossamer.formats import SparseTensor, unpack, validate
+from gossamer.io.safe_files.limits import MAX_TENSOR_BYTES, check_memory
+from gossamer.patterns import NM, Pattern, Unstructured
+
+BITMASK_FORMAT = "sparse-bitmask"
+TWO_FOUR_FORMAT = "sparse-24-bitmask"
+METHOD = "compressed-tensors"
+SETTINGS_KEY = "quantization_config"
+SPARSITY_KEY = "sparsity_config"
+_PARTS = {
+    BITMASK_FORMAT: ("shape", "compressed", "bitmask", "row_offsets"),
+    TWO_FOUR_FORMAT: ("shape", "compressed", "bitmask"),
+}
+_PATTERNS: dict[str, Pattern] = {BITMASK_FORMAT: Unstructured(), TWO_FOUR_FORMAT: NM(2, 4)}
+_WEIGHT = ".weight"
+
+Tensors = dict[str, torch.Tensor]
+
+
+def sparsity_format(config: dict[str, Any], where: str) -> str | None:
+    """The sparse format that config.json names; None if weights are stored as they are."""
+    settings = config.get(SETTINGS_KEY)
+    sparsity = settings.get(SPARSITY_KEY) if isinstance(settings, dict) else None
+    if not isinstance(settings, dict) or not isinstance(sparsity, dict) or not sparsity:
+        return None
+    name = sparsity.get("format")
+    if name == "dense":
+        return None
+    if not isinstance(name, str) or name not in _PARTS:
+        raise ArtifactError(
+            f"{where}: sparse format {ascii(name)[:40]} cannot be read; known: {', '.join(_PARTS)}."
+        )
+    if settings.get("config_groups"):
+        raise ArtifactError(
+            f"{where}: its weights are quantised on top of {name}; only sparse floating point"
+            " weights can be read. Decompress the model with the tool that wrote it."
+        )
+    return name
+
+
+def expand_bitmasks(
+    tensors: Tensors, config: dict[str, Any], where: str, *, max_bytes: int | None = None
+) -> Tensors:
+    """Replace the arrays of compressed layers by their weights, in place.
+
+    Args:
+        tensors: everything a checkpoint holds; unchanged if config.json names no sparse format.
+        config: the content of config.json.
+        where: the checkpoint, for messages.
+        max_bytes: refuse weights that need more memory; default: what is available.
+
+    Returns:
+        Masks bool [R, K] by the name of the weight.
+    """
+    name = sparsity_format(config, where)
+    if name is None:
+        return {}
+    layers = _compressed_layers(tensors, name, where)
+    stored = needed = 0
+    for layer, arrays in layers.items():
+        rows, columns = _checked_shape(arrays, name, f"{where}: layer {layer!a}")
+        stored += sum(array.numel() * array.element_size() for array in arrays.values())
+        # The weight and, while it is expanded, a mask of one byte per weight.
+        needed += rows * columns * (arrays["compressed"].element_size() + 1)
+    check_memory(needed, stored, max_bytes, where)
+    masks: Tensors = {}
+    for layer, arrays in layers.items():
+        for part in _PARTS[name]:
+            del tensors[f"{layer}.{part}"]
+        weight = layer if layer.endswith(_WEIGHT) else layer + _WEIGHT
+        if weight in tensors:
+            raise ArtifactError(f"{where}: {weight!a} is stored dense and compressed.")
+        tensors[weight], masks[weight] = _expand(arrays, name, f"{where}: layer {layer!a}")
+    return masks
+
+
+def _compressed_layers(tensors: Tensors, name: str, where: str) -> dict[str, Tensors]:
+    parts = _PARTS[name]
+    layers: dict[str, Tensors] = {
+        key.removesuffix(".bitmask"): {} for key in tensors if key.endswith(".bitmask")
+    }
+    if not layers:
+        raise ArtifactError(f"{where}: config.json says {name}, but no tensor is compressed.")
+    for layer, arrays in layers.items():
+        missing = [part for part in parts if f"{layer}.{part}" not in tensors]
+        if missing:
+            raise ArtifactError(f"{where}: layer {layer!a} has no {', '.join(missing)}.")
+        arrays.update({part: tensors[f"{layer}.{part}"] for part in parts})
+    return layers
+
+
+def _checked_shape(arrays: Tensors, name: str, where: str) -> tuple[int, int]:
+    """[R, K] of the weight, after everything that can be checked without expanding it."""
+    shape = arrays["shape"]
+    if shape.dtype not in (torch.int64, torch.int32) or shape.numel() != 2:
+        raise ArtifactError(
+            f"{where}: shape must be two integers, got {shape.dtype} {list(shape.shape)}; only"
+            " matrices can be read."
+        )
+    rows, columns = (int(size) for size in shape.flatten())
+    bits_RB, values = arrays["bitmask"], arrays["compressed"]
+    if bits_RB.dtype is not torch.uint8 or tuple(bits_RB.shape) != (rows, (columns + 7) // 8):
+        raise ArtifactError(
+            f"{where}: the bitmask of a {[rows, columns]} weight must be uint8"
+            f" {[rows, (columns + 7) // 8]}, got {bits_RB.dtype} {list(bits_RB.shape)}."
+        )
+    # An empty bitmask agrees with any number of rows or columns.
+    if rows < 0 or columns < 0 or rows * columns * values.element_size() > MAX_TENSOR_BYTES:
+        raise ArtifactError(f"{where}: shape {[rows, columns]} is out of bounds.")
+    if name == TWO_FOUR_FORMAT and (columns % 4 or tuple(values.shape) != (rows, columns // 2)):
+        raise ArtifactError(
+            f"{where}: 2:4 values of a {[rows, columns]} weight must be {[rows, columns // 2]} with"
+            f" columns in fours, got {list(values.shape)}."
+        )
+    return rows, columns
+
+
+def _expand(arrays: Tensors, name: str, where: str) -> tuple[torch.Tensor, torch.Tensor]:
+    rows, columns = (int(size) for size in arrays["shape"].flatten())
+    values = arrays["compressed"]
+    if name == TWO_FOUR_FORMAT:
+        values = values.reshape(-1)
+    own = {"values": values, "bitmask": arrays["bitmask"]}
+    sparse = SparseTensor((rows, columns), _PATTERNS[name], "bitmask", own)
+    try:
+        validate(sparse, where)
+    except (FormatError, ValueError) as error:
+        raise ArtifactError(str(error)) from error
+    weight_RK, mask_RK = unpack(sparse)
+    if name == BITMASK_FORMAT:
+        expected = row_offsets(mask_RK)
+        found = arrays["row_offsets"]
+        if found.dtype is not torch.int64 or not torch.equal(found, expected):
+            raise ArtifactError(
+                f"{where}: row_offsets do not say where the rows of the bitmask begin."
+            )
+    return weight_RK, mask_RK
+
+
+def row_offsets(mask_RK: torch.Tensor) -> torch.Tensor:
+    """Where each row begins among the kept values, int64 [R]."""
+    counts_R = mask_RK.sum(dim=1)
+    return counts_R.cumsum(0) - counts_R

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`save_compressed_tensors`: pruned transformers models as compressed-tensors 0.14 reads them.
+
+Later versions of compressed-tensors dropped the sparse formats, so this is for tools that stayed.
+The directory is an ordinary Hugging Face one without a manifest; `gossamer.load` reads it.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from gossamer.errors import InputError
+from gossamer.io.artifact.companions import check_beside
+from gossamer.io.artifact.inventory import Inventory, SparseLayer, as_stored, take_inventory, unwrap
+from gossamer.io.artifact.manifest import CONFIG_FILE
+from gossamer.io.artifact.opened import check_replaceable
+from gossamer.io.artifact.packing import BITMASK, pack_layer, plan_pieces
+from gossamer.io.huggingface.transformers_models import config_of
+from gossamer.io.pruners.compressed_tensors import (
+    BITMASK_FORMAT,
+    METHOD,
+    SETTINGS_KEY,
+    SPARSITY_KEY,
+    row_offsets,
+)
+from gossamer.io.pruners.dense_checkpoint import SINGLE_FILE
+from gossamer.io.safe_files.atomic import replace_directory
+from gossamer.io.safe_files.strict_json import pretty_json
+from gossamer.io.safe_files.tensor_file import HashingFile, write_tensors
+
+_VERSION = "0.14.0"
+_WEIGHT = ".weight"
+# Room for the header and the documents in the free-space check.
+_BYTES_PER_PIECE = 1024
+
+
+def save_compressed_tensors(
+    model: nn.Module,
+    path: os.PathLike[str] | str,
+    *,
+    beside: Mapping[str, bytes] | None = None,
+) -> Path:
+    """Write a transformers model to the directory `path` in the format sparse-bitmask.
+
+    Masked and compact Linear layers are compressed, everything else is stored as it is; kept
+    values keep their bits. The directory appears whole or not at all.
+
+    Args:
+        model: a transformers model, which has the config.json that names the format.
+        path: a directory that does not exist, is empty, or holds an artifact.
+        beside: files that go along unread, such as tokenizer.json; see `read_beside`.
+
+    Raises:
+        InputError: not a transformers model, or nothing in it is sparse.
+        ArtifactError: `path` holds something that is not an artifact.
+    """
+    stored = as_stored(unwrap(model))
+    config = config_of(stored)
+    if config is None:
+        raise InputError(
+            f"{type(model).__name__}: compressed-tensors files need the config.json of a"
+            " transformers model. Use the format 'packed' or 'dense' instead."
+        )
+    inventory = take_inventory(stored)
+    sparse = _sparse_matrices(inventory)
+    if not sparse:
+        raise InputError("the model has no sparse Linear layer, so there is nothing to compress.")
+    documents = check_beside(beside or {})
+    documents[CONFIG_FILE] = pretty_json({**config, SETTINGS_KEY: _settings(sparse)})
+    pieces, _ = plan_pieces(inventory, "dense")
+    needed = sum(piece.num_bytes + _BYTES_PER_PIECE for piece in pieces)
+    with replace_directory(path, needed, check_replaceable) as folder, torch.no_grad():
+        arrays: dict[str, torch.Tensor] = {}
+        for piece in pieces:
+            layer = sparse.get(piece.name)
+            arrays.update(piece.arrays() if layer is None else _compressed(piece.name, layer))
+        _write(folder / SINGLE_FILE, lambda file: write_tensors(file.write, arrays))
+        for name, raw in documents.items():
+            _write(folder / name, lambda file, raw=raw: file.write(raw))  # type: ignore[misc]
+    return Path(path)
+
+
+def _sparse_matrices(inventory: Inventory) -> dict[str, SparseLayer]:
+    """Sparse weights with two dimensions, by name."""
+    sparse = {
+        name: slot.layer
+        for name, slot in inventory.slots.items()
+        if slot.layer is not None and len(slot.shape) == 2
+    }
+    for name in sparse:
+        if name in inventory.tied:
+            raise InputError(
+                f"{name}: shares its weight with {inventory.tied[name]}, and sparse-bitmask files"
+                " cannot say that one of the two has a mask. Untie them first."
+            )
+    return sparse
+
+
+def _compressed(name: str, layer: SparseLayer) -> dict[str, torch.Tensor]:
+    arrays = pack_layer(layer, BITMASK, name).arrays
+    prefix = name.removesuffix(_WEIGHT)
+    return {
+        f"{prefix}.shape": torch.tensor(layer.matrix_shape, dtype=torch.int64),
+        f"{prefix}.compressed": arrays["values"],
+        f"{prefix}.bitmask": arrays[BITMASK],
+        f"{prefix}.row_offsets": row_offsets(layer.mask()),
+    }
+
+
+def _settings(sparse: dict[str, SparseLayer]) -> dict[str, Any]:
+    kept = sum(layer.nnz for layer in sparse.values())
+    total = sum(rows * columns for rows, columns in (s.matrix_shape for s in sparse.values()))
+    patterns = {str(layer.pattern) for layer in sparse.values()}
+    return {
+        "quant_method": METHOD,
+        "format": "dense",
+        "version": _VERSION,
+        SPARSITY_KEY: {
+            "format": BITMASK_FORMAT,
+            "targets": [name.removesuffix(_WEIGHT) for name in sparse],
+            "ignore": [],
+            "global_sparsity": 1 - kept / max(1, total),
+            "sparsity_structure": "2:4" if patterns == {"2:4"} else "unstructured",
+        },
+    }
+
+
+def _write(path: Path, fill: Callable[[HashingFile], None]) -> None:
+    with HashingFile(path) as file:
+        fill(file)

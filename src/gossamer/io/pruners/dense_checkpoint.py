@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ordinary safetensors checkpoints with exact zeros: what any other pruner writes.
+
+Zeros are the only trace such a file has of its mask, so a kept weight that happens to be 0 counts
+as pruned here, and `-0.0` is a zero.
+"""
+
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from torch import nn
+
+from gossamer.errors import ArtifactError, InputError
+from gossamer.io.artifact.holders import can_mask, mask_layer
+from gossamer.io.pruners.stored_masks import fold_pruned
+from gossamer.io.safe_files.limits import (
+    MAX_MANIFEST_BYTES,
+    check_file_name,
+    check_memory,
+    check_name,
+)
+from gossamer.io.safe_files.strict_json import parse_json
+from gossamer.io.safe_files.tensor_file import read_tensors
+from gossamer.io.safe_files.tensor_header import read_header
+from gossamer.named_files import is_inside, open_inside, open_named, read_inside, size_of
+from gossamer.nn import CompactWeight, MaskedWeight, disable_fast_paths, replace_module
+from gossamer.patterns import Pattern, detect_pattern
+
+INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+# Rounding makes zeros, too: of normal weights 12 % in 4 bits (gguf's Q4_0), 20 % in 3 bits. A layer
+# with at least this many was pruned.
+DEFAULT_MIN_SPARSITY = 0.3
+
+
+@dataclass(frozen=True)
+class DetectedMask:
+    """The zeros of one weight: `mask` bool [out, everything else], its pattern and sparsity."""
+
+    mask: torch.Tensor
+    pattern: Pattern
+    sparsity: float
+
+
+@dataclass(frozen=True)
+class DenseCheckpoint:
+    """All tensors of a checkpoint by name, and the masks of those with enough zeros."""
+
+    tensors: dict[str, torch.Tensor]
+    masks: dict[str, DetectedMask]
+
+
+@dataclass(frozen=True)
+class AdoptedLayer:
+    """One layer that `adopt_zeros` turned into a masked one."""
+
+    name: str
+    pattern: Pattern
+    sparsity: float
+
+
+def read_dense_checkpoint(
+    path: os.PathLike[str] | str,
+    min_sparsity: float = DEFAULT_MIN_SPARSITY,
+    *,
+    max_bytes: int | None = None,
+) -> DenseCheckpoint:
+    """Tensors and detected masks of a safetensors file or a Hugging Face directory.
+
+    A state dict of torch.nn.utils.prune (`weight_orig` and `weight_mask`) gives `weight` and the
+    mask it stores, whatever its sparsity.
+
+    Args:
+        path: one file, or a directory with `model.safetensors` or a sharded index.
+        min_sparsity: floating point tensors of 2 or more dimensions with at least this fraction
+            of zeros (and not zeros only) get a mask.
+        max_bytes: refuse checkpoints that need more memory; default: what is available.
+    """
+    _check_min_sparsity(min_sparsity)
+    tensors = read_tensors_of(path, max_bytes=max_bytes)
+    masks = {
+        name: DetectedMask(mask, detect_pattern(mask), 1 - float(mask.float().mean()))
+        for name, mask in fold_pruned(tensors, str(path)).items()
+        if mask.numel() and tensors[name].is_floating_point()
+    }
+    for name, tensor in tensors.items():
+        found = None if name in masks else _detect(tensor, min_sparsity)
+        if found is not None:
+            masks[name] = found
+    return DenseCheckpoint(tensors, masks)
+
+
+def adopt_zeros(model: nn.Module, min_sparsity: float = DEFAULT_MIN_SPARSITY) -> list[AdoptedLayer]:
+    """Turn Linear and Conv2d layers with exact zeros into masked ones, in place.
+
+    The mask is where the weight is not zero, the pattern is detected; outputs do not change.
+    Layers below `min_sparsity`, of zeros only, masked already, tied to something that cannot be
+    masked (an embedding), or that are the model itself are left alone. Layers that share a weight
+    share its mask.
+    """
+    _check_min_sparsity(min_sparsity)
+    holders: dict[nn.Parameter, list[tuple[str, nn.Module]]] = {}
+    for name, layer in model.named_modules():
+        for param in layer._parameters.values():
+            if param is not None:
+                holders.setdefault(param, []).append((name, layer))
+    adopted = []
+    for weight, places in holders.items():
+        if not all(layer is not model and _is_plain(layer, weight) for _, layer in places):
+            continue
+        found = _detect(weight, min_sparsity)
+        if found is None:
+            continue
+        masked = [mask_layer(layer, found.mask, found.pattern) for _, layer in places]
+        for (name, layer), new in zip(places, masked, strict=True):
+            new._buffers["mask_bits"], new._buffers["_mask"] = masked[0].mask_bits, masked[0]._mask
+            replace_module(model, layer, new)
+            adopted.append(AdoptedLayer(name, found.pattern, found.sparsity))
+    disable_fast_paths(model)
+    return adopted
+
+
+def _is_plain(layer: nn.Module, weight: nn.Parameter) -> bool:
+    is_sparse = isinstance(layer, MaskedWeight | CompactWeight)
+    return not is_sparse and can_mask(layer) and layer._parameters.get("weight") is weight
+
+
+def adoption_text(adopted: Sequence[AdoptedLayer], where: str) -> str:
+    """What to tell people about zeros that became masks."""
+    mean = sum(layer.sparsity for layer in adopted) / len(adopted)
+    patterns = ", ".join(sorted({str(layer.pattern) for layer in adopted}))
+    return (
+        f"{where}: exact zeros of {len(adopted)} layers ({mean:.0%} of their weights, {patterns})"
+        " are taken as their masks."
+    )
+
+
+def read_tensors_of(
+    path: os.PathLike[str] | str, *, max_bytes: int | None = None
+) -> dict[str, torch.Tensor]:
+    """All tensors of a safetensors file, or of a directory that holds one checkpoint."""
+    path = Path(path)
+    if not path.exists():
+        raise ArtifactError(f"{path}: there is no such file or directory.")
+    expected: dict[str, str] | None = None
+    with ExitStack() as stack:
+        if path.is_dir():
+            names, expected = _files_of(path)
+            files = {name: stack.enter_context(open_inside(path, name)) for name in names}
+        else:
+            files = {path.name: stack.enter_context(open_named(path))}
+        stored = sum(map(size_of, files.values()))
+        check_memory(stored, stored, max_bytes, str(path))
+        tensors = _read_files(files, expected, path if path.is_dir() else path.parent)
+    missing = sorted(set(expected or ()) - set(tensors))
+    if missing:
+        raise ArtifactError(
+            f"{path}: {len(missing)} tensors of {INDEX_FILE} are in no file, first {missing[0]!a}."
+        )
+    return tensors
+
+
+def _read_files(
+    files: dict[str, BinaryIO], expected: dict[str, str] | None, folder: Path
+) -> dict[str, torch.Tensor]:
+    tensors: dict[str, torch.Tensor] = {}
+    for file_name, file in files.items():
+        where = str(folder / file_name)
+        for name, tensor in read_tensors(
+            file, read_header(file, size_of(file), where), where
+        ).items():
+            if name in tensors:
+                raise ArtifactError(f"{where}: tensor {name!a} is in another file too.")
+            if expected is not None and expected.get(name) != file_name:
+                raise ArtifactError(f"{where}: tensor {name!a} is not in {INDEX_FILE}.")
+            tensors[name] = tensor
+    return tensors
+
+
+def _files_of(folder: Path) -> tuple[list[str], dict[str, str] | None]:
+    """The files of a checkpoint directory and, if it is sharded, which tensor is where."""
+    if is_inside(folder, INDEX_FILE):
+        weight_map = _read_index(folder)
+        return sorted(set(weight_map.values())), weight_map
+    if is_inside(folder, SINGLE_FILE):
+        return [SINGLE_FILE], None
+    found = sorted(file.name for file in folder.glob("*.safetensors"))
+    if len(found) != 1:
+        names = ", ".join(found) or "none"
+        raise ArtifactError(
+            f"{folder}: expected {SINGLE_FILE}, {INDEX_FILE} or one *.safetensors file; found"
+            f" {names}. Checkpoints in other formats (.bin, .pt) are pickles and are not read."
+        )
+    return found, None
+
+
+def _read_index(folder: Path) -> dict[str, str]:
+    index = folder / INDEX_FILE
+    raw = read_inside(folder, INDEX_FILE, MAX_MANIFEST_BYTES)
+    content = parse_json(raw, str(index), max_bytes=MAX_MANIFEST_BYTES)
+    weight_map = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ArtifactError(f"{index}: has no weight_map.")
+    for name, file in weight_map.items():
+        check_name(name, str(index))
+        if not isinstance(file, str) or not check_file_name(file, str(index)).endswith(
+            ".safetensors"
+        ):
+            raise ArtifactError(f"{index}: {ascii(file)[:80]} is no safetensors file.")
+        if not is_inside(folder, file):
+            raise ArtifactError(f"{index}: names {file!a}, which is not there.")
+    return weight_map
+
+
+def _detect(tensor: torch.Tensor, min_sparsity: float) -> DetectedMask | None:
+    if tensor.ndim < 2 or tensor.numel() == 0 or not tensor.is_floating_point():
+        return None
+    mask_RK = (tensor.detach() != 0).reshape(tensor.shape[0], -1)
+    num_kept = int(mask_RK.sum())
+    sparsity = 1 - num_kept / mask_RK.numel()
+    if num_kept == 0 or sparsity < min_sparsity or sparsity == 0:
+        return None
+    return DetectedMask(mask_RK, detect_pattern(mask_RK), sparsity)
+
+
+def _check_min_sparsity(value: float) -> None:
+    if not 0 <= value < 1:
+        raise InputError(f"min_sparsity: must be in [0, 1), got {value}.")

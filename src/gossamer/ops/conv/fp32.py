@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The native convolution with sparse weights: any mask, fp32, NCHW images.
+
+A layout is made for one height and width, so a packed weight keeps its canonical arrays and packs
+once more for every new size of images; the last few are kept.
+"""
+
+from typing import Any, TypedDict
+
+import torch
+from torch.compiler import is_compiling
+
+from gossamer.errors import InputError, KernelError
+from gossamer.formats.bits import check_bits
+from gossamer.ops import _native
+from gossamer.ops.addresses import address, direct_address, optional_address
+from gossamer.ops.conv.settings import ConvSettings, Pair
+from gossamer.ops.handles import Handles
+from gossamer.ops.kernels import active_kernels
+from gossamer.ops.linear.packed_weight import (
+    ACTIVATIONS,
+    NO_GRADIENTS,
+    bias_address,
+    checked_bias_address,
+    no_backward,
+    refuse_gradients,
+)
+from gossamer.ops.onnx_form import refuse_onnx
+from gossamer.ops.op_call import call_op, op_body
+from gossamer.ops.out_of_memory import is_out_of_memory, memory_error, names_memory
+
+KERNEL = "conv"
+_MAX_SIZES = 8
+_MAX_POSITIONS = 1024  # of a kernel: one channel's patches must stay in reach of 16-bit offsets
+
+
+class Geometry(TypedDict):
+    """What a layout is made for, besides the weight."""
+
+    kernel_size: Pair
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+    groups: int
+    image: Pair
+    kernels: str
+
+
+class PackedConv:
+    """`act(conv2d(x, W) + bias)` for one sparse weight; immutable, for inference.
+
+    Args:
+        values: kept values of the weight seen as [R, K], row-major, float32 on the CPU.
+        mask_bits: packed mask [R, ceil(K/8)].
+        settings: sizes, stride, padding, dilation and groups.
+    """
+
+    kernel = KERNEL
+
+    @names_memory("packing a convolution", "Free memory.")
+    def __init__(
+        self, values: torch.Tensor, mask_bits: torch.Tensor, settings: ConvSettings
+    ) -> None:
+        if values.dtype is not torch.float32 or values.device.type != "cpu":
+            raise KernelError(
+                f"{self.kernel} kernel: values must be float32 on the CPU, got {values.dtype} on"
+                f" {values.device}. Convert with .float(), or keep the layer in mode 'jit'."
+            )
+        reason = why_not(settings)
+        if reason is not None:
+            raise KernelError(f"{self.kernel} kernel: {reason}.")
+        check_bits(mask_bits, settings.matrix_shape, f"{self.kernel} kernel")
+        self.values, self.mask_bits = values.detach().contiguous(), mask_bits.contiguous()
+        self.settings = settings
+        self._num_rows, self._num_channels = settings.out_channels, settings.in_channels
+        self._by_size: dict[Pair, _native.PackedConv | _native.Int8Conv] = {}
+        self.handle = _WEIGHTS.add(self)
+
+    def nbytes(self, image: Pair) -> int:
+        """Bytes of the packed weight for images of one size."""
+        return (self._by_size.get(image) or self._pack(image)).nbytes
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        activation: str = "none",
+        added: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The convolution of x [N, C, H, W] or [C, H, W], as a new tensor; no gradients.
+
+        `added`, of the shape of the result, is added before the activation.
+        """
+        if not is_compiling():
+            # Past the op layer, which costs more than a small convolution.
+            start = direct_address(x)
+            bias_start = bias_address(bias, self._num_rows) if bias is not None else 0
+            if start and (bias_start or bias is None) and (added is None or direct_address(added)):
+                try:
+                    return self._run(x, start, bias_start, activation, added)
+                except RuntimeError as error:
+                    if not is_out_of_memory(error):
+                        raise
+                    raise memory_error(error, "packed conv", "Run fewer images.") from error
+        refuse_onnx("packed conv")
+        seen = (self.handle, self.settings.numbers(), self.kernel, activation, added)
+        return call_op(packed_conv, "packed conv", x, bias, *seen)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "PackedConv":
+        return self  # immutable: copies of a model share it
+
+    def __reduce__(self) -> str:
+        raise KernelError(
+            "a packed weight lives in one process and cannot be pickled. Save the model with"
+            " gossamer.save and compile it again after loading."
+        )
+
+    def _run(
+        self,
+        x: torch.Tensor,
+        start: int,
+        bias_start: int,
+        activation: str,
+        added: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """For x and bias at these addresses; with few steps, as layers are small."""
+        code = ACTIVATIONS.get(activation)
+        shape = x.shape
+        if (
+            code is None
+            or len(shape) not in (3, 4)
+            or shape[-3] != self._num_channels
+            or x.dtype is not torch.float32
+            or (x.requires_grad and torch.is_grad_enabled())
+        ):
+            raise _refusal(x, activation, self.settings)
+        if not x.is_contiguous():
+            x = x.contiguous()
+            start = x.data_ptr()
+        *leading, _, height, width = shape
+        layout = self._by_size.get((height, width)) or self._pack((height, width))
+        y = x.new_empty(*leading, self._num_rows, layout.out_h, layout.out_w)
+        if added is not None:
+            added = _checked_added(added, y)
+        layout.run(
+            start,
+            leading[0] if leading else 1,
+            y.data_ptr(),
+            bias_start,
+            code,
+            0 if added is None else added.data_ptr(),
+        )
+        return y
+
+    def _pack(self, image: Pair) -> _native.PackedConv | _native.Int8Conv:
+        settings = self.settings
+        if 0 in image or min(settings.out_size(image)) < 1:
+            raise InputError(
+                f"packed conv: images of {image[0]} x {image[1]} are too small for a kernel of"
+                f" {settings.kernel_size} with padding {settings.padding} and dilation"
+                f" {settings.dilation}."
+            )
+        packed = self._pack_native(
+            {
+                "kernel_size": settings.kernel_size,
+                "stride": settings.stride,
+                "padding": settings.even_padding() or (0, 0),
+                "dilation": settings.dilation,
+                "groups": settings.groups,
+                "image": image,
+                "kernels": active_kernels(),
+            }
+        )
+        # A new dict each time: other threads may be reading the old one.
+        kept = list(self._by_size.items())[1 - _MAX_SIZES :]
+        self._by_size = {**dict(kept), image: packed}
+        return packed
+
+    def _pack_native(self, geometry: Geometry) -> _native.PackedConv | _native.Int8Conv:
+        return _native.pack_conv(
+            self.values.numpy(), self.mask_bits.numpy(), *self.settings.matrix_shape, **geometry
+        )
+
+
+def why_not(settings: ConvSettings) -> str | None:
+    """Why the kernel cannot run a convolution; None if it can."""
+    if settings.even_padding() is None:
+        return (
+            f"it pads with equal zeros on both sides, not padding={settings.padding!r},"
+            f" padding_mode={settings.padding_mode!r}"
+        )
+    if settings.kernel_size[0] * settings.kernel_size[1] > _MAX_POSITIONS:
+        return f"it takes kernels of up to {_MAX_POSITIONS} positions, not {settings.kernel_size}"
+    if not settings.out_channels or not settings.in_channels:
+        return "it needs at least one channel on both sides"
+    return None
+
+
+def _checked_added(added: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    if added.shape != y.shape or added.dtype is not torch.float32 or not added.is_cpu:
+        raise InputError(
+            f"packed conv: what is added must be float32 {list(y.shape)} on the CPU, got"
+            f" {added.dtype} {list(added.shape)} on {added.device}."
+        )
+    return added.contiguous()
+
+
+def _refusal(x: torch.Tensor, activation: str, settings: ConvSettings) -> InputError:
+    """What is wrong with arguments that were found unusable."""
+    channels = settings.in_channels
+    if activation not in ACTIVATIONS:
+        names = ", ".join(ACTIVATIONS)
+        return InputError(f"packed conv: activation must be one of {names}; got {activation!r}.")
+    if x.dtype is not torch.float32 or not x.is_cpu or x.layout is not torch.strided:
+        return InputError(
+            f"packed conv: x must be a dense float32 tensor on the CPU, got {x.dtype} on"
+            f" {x.device}. Convert it with x.float().cpu(), or run the uncompiled model."
+        )
+    if x.ndim not in (3, 4) or x.shape[-3] != channels:
+        return InputError(
+            f"packed conv: x must be [N, {channels}, H, W] or [{channels}, H, W], got"
+            f" {list(x.shape)}."
+        )
+    return InputError(f"packed conv: {NO_GRADIENTS}")
+
+
+_WEIGHTS: Handles[PackedConv] = Handles("packed conv")
+
+
+@torch.library.custom_op("gossamer::packed_conv", mutates_args=())
+@op_body("packed conv", "Run fewer images.")
+def packed_conv(
+    x: torch.Tensor,
+    bias: torch.Tensor | None,
+    handle: int,
+    numbers: list[int],
+    kernel: str,
+    activation: str,
+    added: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """A call of a PackedConv as an op that torch.compile, export and tracers can see."""
+    weight = _WEIGHTS.find(handle)
+    if weight.settings.numbers() != numbers or weight.kernel != kernel:
+        raise KernelError(
+            f"packed conv: this graph was made for {numbers} on kernel {kernel}, found"
+            f" {weight.settings.numbers()} on {weight.kernel}. Export the model again."
+        )
+    optional_address(added, "packed conv")
+    bias_start = checked_bias_address(bias, weight.settings.out_channels, "packed conv")
+    return weight._run(x, address(x, "packed conv"), bias_start, activation, added)
+
+
+@packed_conv.register_fake
+def _(
+    x: torch.Tensor,
+    bias: torch.Tensor | None,
+    handle: int,
+    numbers: list[int],
+    kernel: str,
+    activation: str,
+    added: torch.Tensor | None = None,
+) -> torch.Tensor:
+    refuse_onnx("packed conv")  # strict export comes here first
+    settings = ConvSettings.of_numbers(numbers)
+    fits = x.is_cpu and x.dtype is torch.float32 and x.ndim in (3, 4)
+    if not fits or x.shape[-3] != settings.in_channels:
+        raise _refusal(x, activation, settings)
+    size = settings.out_size((x.shape[-2], x.shape[-1]))
+    return x.new_empty(*x.shape[:-3], settings.out_channels, *size)
+
+
+@packed_conv.register_vmap
+def _(
+    info: Any, in_dims: tuple[int | None, ...], x: torch.Tensor, bias: Any, *rest: Any
+) -> tuple[torch.Tensor, int]:
+    if in_dims[1] is not None:
+        raise InputError("packed conv: vmap may run over its images, not over its bias.")
+
+    def flat(images: torch.Tensor, dim: int | None) -> torch.Tensor:
+        """All images of all runs, [N, C, H, W]."""
+        if dim is None:
+            images = images[None].expand(info.batch_size, *images.shape)
+        else:
+            images = images.movedim(dim, 0)
+        return images.reshape(-1, *images.shape[-3:])
+
+    *seen, added = rest
+    together = None if added is None else flat(added, in_dims[-1])
+    y = packed_conv(flat(x, in_dims[0]), bias, *seen, together)
+    has_images = x.ndim - (in_dims[0] is not None) == 4
+    leading = (info.batch_size, len(y) // info.batch_size)[: 1 + has_images]
+    return y.view(*leading, *y.shape[1:]), 0
+
+
+packed_conv.register_autograd(no_backward, setup_context=refuse_gradients)

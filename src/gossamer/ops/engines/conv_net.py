@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A whole convolutional network in one native call (native/include/gossamer/conv_net.hpp).
+
+Legend: N images, C channels, H height, W width.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from gossamer.errors import InputError, KernelError
+from gossamer.formats.bits import check_bits
+from gossamer.ops import _native
+from gossamer.ops.addresses import address
+from gossamer.ops.conv.settings import ConvSettings, Pair
+from gossamer.ops.kernels import active_kernels
+from gossamer.ops.linear.int8 import MAX_COLUMNS
+from gossamer.ops.out_of_memory import names_memory
+
+
+@dataclass(frozen=True)
+class NetValue:
+    """An activation: its channels, height and width, and whether it is never negative."""
+
+    channels: int
+    size: Pair
+    is_positive: bool
+
+
+@dataclass(frozen=True)
+class ConvStep:
+    """`act(conv2d(source) + bias + added)`; numbers are those of values.
+
+    Attributes:
+        values: kept values of the weight seen as [R, K], row-major.
+        mask_bits: packed mask.
+        added: of the target's size, or None; its channels are added from `added_first` on.
+    """
+
+    source: int
+    target: int
+    settings: ConvSettings
+    values: torch.Tensor
+    mask_bits: torch.Tensor
+    bias: torch.Tensor | None
+    relu: bool
+    added: int | None = None
+    added_first: int = 0
+
+
+@dataclass(frozen=True)
+class PoolStep:
+    """The largest pixel of each window; a window of one pixel with stride 2 takes every other."""
+
+    source: int
+    target: int
+    settings: ConvSettings
+
+
+@dataclass(frozen=True)
+class NetPlan:
+    """Values, the first of which is the input, and steps in order.
+
+    Attributes:
+        result: the value that comes out.
+        mean: whether it comes out as the mean of each channel, [N, C].
+    """
+
+    values: tuple[NetValue, ...]
+    steps: tuple[ConvStep | PoolStep, ...]
+    result: int
+    mean: bool
+
+
+Position = tuple[int, int, int]
+
+
+def positions_of(settings: ConvSettings, size: Pair) -> tuple[list[Pair], list[Position]]:
+    """The phases that the positions of a kernel read, and where each position looks.
+
+    Raises:
+        KernelError: shifts of whole images cannot say what this convolution reads.
+    """
+    padding, stride = settings.even_padding(), settings.stride
+    reason = None
+    if padding is None or settings.groups != 1:
+        reason = "it needs zeros on both sides and one group"
+    elif stride not in ((1, 1), (2, 2)):
+        reason = f"it needs a stride of 1 or 2, not {stride}"
+    elif stride == (1, 1) and settings.out_size(size) != size:
+        reason = "it needs an output of the size of its input"
+    if reason is not None or padding is None:
+        raise KernelError(f"conv net: {reason}.")
+    looks = [
+        (row * settings.dilation[0] - padding[0], column * settings.dilation[1] - padding[1])
+        for row in range(settings.kernel_size[0])
+        for column in range(settings.kernel_size[1])
+    ]
+    step = stride[0]
+    phases = sorted({(row % step, column % step) for row, column in looks})
+    out = settings.out_size(size)
+    for phase in phases:
+        if step == 2 and any(
+            (s - p + 1) // 2 > o for s, p, o in zip(size, phase, out, strict=True)
+        ):
+            raise KernelError("conv net: the last pixels of a phase would be zeros of its images.")
+    return phases, [
+        (phases.index((row % step, column % step)), row // step, column // step)
+        for row, column in looks
+    ]
+
+
+class PackedConvNet:
+    """A network packed for the active kernel set; immutable, safe to call from threads.
+
+    Args:
+        plan: what it computes.
+        scales: None for fp32; for int8 arithmetic the largest magnitude of each value, which is
+            what its highest code stands for: anything above is cut off.
+    """
+
+    @names_memory("packing a network", "Free memory.")
+    def __init__(self, plan: NetPlan, scales: Sequence[float] | None = None) -> None:
+        self.plan = plan
+        self.precision = "fp32" if scales is None else "int8"
+        self._native = _native.ConvNet(active_kernels(), scales is not None)
+        # Taking pixels out of a value leaves their codes as they are.
+        origin = {step.target: step.source for step in plan.steps if isinstance(step, PoolStep)}
+        self._origin = list(range(len(plan.values)))
+        for number in self._origin:
+            self._origin[number] = self._origin[origin.get(number, number)]
+        self._tops = scales
+        self._shapes: dict[Pair, int] = {}
+        pads = self._pads()
+        for value in plan.values:
+            if value.size not in self._shapes:
+                self._shapes[value.size] = self._native.add_shape(*value.size, pads[value.size])
+        for number, value in enumerate(plan.values):
+            self._add_value(number, value.channels, value.size)
+        for step in plan.steps:
+            self._add(step)
+        self._native.finish(plan.result, plan.mean)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the packed weights."""
+        return self._native.nbytes
+
+    @names_memory("conv net", "Run fewer images.")
+    def __call__(self, x_NCHW: torch.Tensor) -> torch.Tensor:
+        """The result for images of the planned size, as a new tensor; no gradients."""
+        first, last = self.plan.values[0], self.plan.values[self.plan.result]
+        shape = (first.channels, *first.size)
+        if x_NCHW.dtype is not torch.float32 or x_NCHW.shape[1:] != shape:
+            raise InputError(
+                f"conv net: x must be float32 [N, {', '.join(map(str, shape))}] on the CPU, got"
+                f" {x_NCHW.dtype} {list(x_NCHW.shape)} on {x_NCHW.device}."
+            )
+        address(x_NCHW, "conv net")
+        x_NCHW = x_NCHW.contiguous()
+        more = () if self.plan.mean else last.size
+        y = x_NCHW.new_empty(len(x_NCHW), last.channels, *more)
+        self._native.run(address(x_NCHW, "conv net"), len(x_NCHW), address(y, "conv net"))
+        return y
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "PackedConvNet":
+        return self  # immutable: copies of a model share it
+
+    def __reduce__(self) -> str:
+        raise KernelError(
+            "a packed network lives in one process and cannot be pickled. Save the model with"
+            " gossamer.save and compile it again after loading."
+        )
+
+    def _pads(self) -> dict[Pair, int]:
+        """Zeros between the rows of images, by size: as far as any kernel looks."""
+        pads = dict.fromkeys((value.size for value in self.plan.values), 0)
+        for step in self.plan.steps:
+            size = self.plan.values[step.target].size
+            _, positions = positions_of(step.settings, self.plan.values[step.source].size)
+            reach = max(max(abs(row), abs(column)) for _, row, column in positions)
+            pads[size] = max(pads[size], reach)
+        return pads
+
+    def _add_value(self, number: int, channels: int, size: Pair) -> int:
+        """A value of this size with the code of value `number`."""
+        scale, zero = 0.0, 0
+        if self._tops is not None:
+            number = self._origin[number]
+            bits, is_positive = self._native.activation_bits, self.plan.values[number].is_positive
+            highest = 2**bits - 1 if is_positive else 2 ** (bits - 1) - 1
+            scale = (self._tops[number] or 1.0) / highest
+            zero = 0 if is_positive else 2 ** (bits - 1)
+        return self._native.add_value(self._shapes[size], channels, scale, zero)
+
+    def _add(self, step: ConvStep | PoolStep) -> None:
+        source, target = self.plan.values[step.source], self.plan.values[step.target]
+        phases, positions = positions_of(step.settings, source.size)
+        taken, is_last = step.source, False
+        if step.settings.stride == (2, 2):
+            is_last = isinstance(step, PoolStep) and step.settings.kernel_size == (1, 1)
+            taken = step.target
+            if not is_last:
+                channels = source.channels * len(phases)
+                taken = self._add_value(step.source, channels, target.size)
+            self._native.add_phases(step.source, taken, phases)
+        if isinstance(step, PoolStep):
+            if not is_last:
+                self._native.add_largest(taken, step.target, len(phases), positions)
+            return
+        rows, columns = step.settings.matrix_shape
+        check_bits(step.mask_bits, (rows, columns), "conv net")
+        if self._tops is not None and columns > MAX_COLUMNS:
+            raise KernelError(f"conv net: {columns} weights of a channel are too many for int8.")
+        self._native.add_conv(
+            taken,
+            step.target,
+            step.values.detach().contiguous().numpy(),
+            step.mask_bits.contiguous().numpy(),
+            rows,
+            columns,
+            bias=None if step.bias is None else step.bias.detach().contiguous().numpy(),
+            phases=len(phases),
+            positions=positions,
+            relu=step.relu,
+            added=-1 if step.added is None else step.added,
+            added_first=step.added_first,
+        )

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A whole stack of encoder layers in one native call (native/include/gossamer/encoder.hpp).
+
+Legend: N tokens of all sequences, D features.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from gossamer.errors import InputError, KernelError
+from gossamer.formats.bits import check_bits
+from gossamer.ops import _native
+from gossamer.ops.addresses import address
+from gossamer.ops.kernels import active_kernels
+from gossamer.ops.linear.packed_weight import ACTIVATIONS
+from gossamer.ops.out_of_memory import names_memory
+
+
+@dataclass(frozen=True)
+class KeptLinear:
+    """A linear layer in canonical arrays: row-major kept values, packed mask, bias."""
+
+    values: torch.Tensor
+    mask_bits: torch.Tensor
+    shape: tuple[int, int]
+    bias: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A LayerNorm over the features."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor
+
+
+@dataclass(frozen=True)
+class EncoderLayer:
+    """One post-norm layer: attention, norm of its sum with the input, the same for feed-forward."""
+
+    qkv: KeptLinear
+    out: KeptLinear
+    up: KeptLinear
+    down: KeptLinear
+    attention_norm: Norm
+    output_norm: Norm
+    epsilon: float
+    heads: int
+    head_width: int
+    scale: float
+    activation: str
+
+    @property
+    def products(self) -> tuple[KeptLinear, ...]:
+        """Its linear layers, in the order of their use."""
+        return (self.qkv, self.out, self.up, self.down)
+
+
+class PackedEncoder:
+    """Encoder layers packed for the active kernel set; immutable, safe to call from threads.
+
+    Args:
+        layers: from first to last.
+        features: D.
+        precision: "fp32", or "int8": products in int8 arithmetic, everything else in fp32.
+    """
+
+    @names_memory("packing an encoder", "Free memory.")
+    def __init__(self, layers: Sequence[EncoderLayer], features: int, precision: str) -> None:
+        if precision not in ("fp32", "int8"):
+            raise InputError(
+                f"encoder: precision must be 'fp32' or 'int8', got {precision!r}. Other"
+                " precisions run layer by layer."
+            )
+        self.features = features
+        self.precision = precision
+        self.num_layers = len(layers)
+        self.nbytes = 0
+        parts = [part for layer in layers for part in layer.products]
+        numel = sum(part.shape[0] * part.shape[1] for part in parts)
+        self.density = sum(part.values.numel() for part in parts) / max(numel, 1)
+        self._native = _native.EncoderModel(active_kernels(), features)
+        for layer in layers:
+            self._add(layer)
+
+    def _add(self, layer: EncoderLayer) -> None:
+        qkv, out, up, down = packed = [self._pack(part) for part in layer.products]
+        self.nbytes += sum(part.nbytes for part in packed)
+        self._native.add_layer(
+            qkv,
+            out,
+            up,
+            down,
+            attention_gain=_array(layer.attention_norm.weight),
+            attention_shift=_array(layer.attention_norm.bias),
+            output_gain=_array(layer.output_norm.weight),
+            output_shift=_array(layer.output_norm.bias),
+            epsilon=layer.epsilon,
+            heads=layer.heads,
+            head_width=layer.head_width,
+            scale=layer.scale,
+            activation=ACTIVATIONS[layer.activation],
+        )
+
+    def _pack(self, linear: KeptLinear) -> _native.PanelLinear:
+        check_bits(linear.mask_bits, linear.shape, "encoder")
+        return _native.pack_panel_linear(
+            _array(linear.values),
+            linear.mask_bits.contiguous().numpy(),
+            *linear.shape,
+            bias=None if linear.bias is None else _array(linear.bias),
+            kernels=active_kernels(),
+            int8=self.precision == "int8",
+        )
+
+    @names_memory("encoder", "Run fewer sequences.")
+    def __call__(self, x_ND: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+        """The last hidden state of sequences of these lengths, one after the other."""
+        if x_ND.dtype is not torch.float32 or x_ND.shape != (sum(lengths), self.features):
+            raise InputError(
+                f"encoder: expected float32 hidden states [{sum(lengths)}, {self.features}] on the"
+                f" CPU, got {x_ND.dtype} {list(x_ND.shape)} on {x_ND.device}."
+            )
+        address(x_ND, "encoder")
+        x_ND = x_ND.detach().contiguous()
+        y_ND = torch.empty_like(x_ND)
+        if len(x_ND):
+            stride, here, there = self.features, address(x_ND, "encoder"), address(y_ND, "encoder")
+            self._native.run(here, stride, there, stride, list(lengths))
+        return y_ND
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "PackedEncoder":
+        return self  # immutable: copies of a model share it
+
+    def __reduce__(self) -> str:
+        raise KernelError(
+            "a packed encoder lives in one process and cannot be pickled. Save the model with"
+            " gossamer.save and compile it again after loading."
+        )
+
+
+def _array(values: torch.Tensor) -> "_native.FloatArray":
+    if values.dtype is not torch.float32 or values.device.type != "cpu":
+        raise KernelError(
+            f"encoder: weights must be float32 on the CPU, got {values.dtype} on {values.device}."
+        )
+    return values.detach().contiguous().numpy()

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Native kernels for 1 to 16 tokens, where the bytes of the weight decide, and N:M by permutation.
+
+Values are stored as fp32 or rounded to bf16, int8 (one scale per row) or int4 (one scale per run of
+values); arithmetic is fp32. `KERNELS` says which form serves which weight; `compile` measures.
+"""
+
+import functools
+
+import torch
+
+from gossamer.errors import KernelError
+from gossamer.formats.base import SparseTensor
+from gossamer.ops import _native
+from gossamer.ops.dispatch import Kernel
+from gossamer.ops.kernels import active_kernels
+from gossamer.ops.linear.canonical import canonical
+from gossamer.ops.linear.packed_weight import PackedWeight, pack_weight
+from gossamer.patterns.nm import NM
+
+# Weights are read once and used for all tokens; from here on the panel kernel does better.
+MAX_TOKENS = 16
+FORMS = ("bitmask", "indexed", "nm")
+DTYPES = ("fp32", "bf16", "int8", "int4")
+
+
+def pack_few(
+    values: torch.Tensor,
+    mask_bits: torch.Tensor,
+    shape: tuple[int, int],
+    form: str = "bitmask",
+    dtype: str = "fp32",
+    group: tuple[int, int] | None = None,
+    scale_group: int = 32,
+) -> PackedWeight:
+    """Kept values of a [R, K] weight, row-major, and its packed mask, for few tokens.
+
+    Args:
+        values: float32 on the CPU.
+        mask_bits: packed mask [R, ceil(K/8)].
+        shape: (R, K).
+        form: "bitmask" (any mask), "indexed" (any mask, for many zeros), "nm".
+        dtype: what values are rounded to, to nearest, ties to even: "fp32" (not at all), "bf16",
+            "int8" or "int4".
+        group: (N, M) of form "nm": at most N kept of every M <= 32 consecutive columns.
+        scale_group: kept values that share a scale in int4, a multiple of 8. Form "bitmask" shares
+            it over as many columns as keep about that many.
+    """
+    if form not in FORMS or dtype not in DTYPES:
+        raise KernelError(
+            f"few-token kernel: form must be one of {', '.join(FORMS)} and dtype one of"
+            f" {', '.join(DTYPES)}; got {form!r} and {dtype!r}."
+        )
+    if (group is None) == (form == "nm"):
+        raise KernelError(
+            f"few-token kernel: form 'nm' needs group=(N, M) and the others none; got form {form!r}"
+            f" and group {group}."
+        )
+    num_kept, window = group or (0, 0)
+    try:
+        return pack_weight(
+            kernel_name(form, dtype),
+            _native.pack_few,
+            values,
+            mask_bits,
+            shape,
+            form=form,
+            dtype=dtype,
+            scale_group=scale_group,
+            slots=num_kept,
+            window=window,
+        )
+    except ValueError as error:
+        raise KernelError(f"few-token kernel: {error}.") from error
+
+
+def kernel_name(form: str, dtype: str) -> str:
+    """As `explain` shows it: the form, and the type of the values unless it is fp32."""
+    return f"few/{form}" if dtype == "fp32" else f"few/{form}-{dtype}"
+
+
+def _accepts(form: str, sparse: SparseTensor) -> bool:
+    density = sparse.nnz / max(sparse.shape[0] * sparse.shape[1], 1)
+    if form == "nm":
+        return isinstance(sparse.pattern, NM)
+    # A bitmask costs the same for every column, an index for every kept weight. At density 0.2 the
+    # index was faster for every type; between the bounds both are offered and measured.
+    return density >= 0.25 if form == "bitmask" else density <= 0.6
+
+
+def _prepare(form: str, dtype: str, sparse: SparseTensor) -> PackedWeight:
+    pattern = sparse.pattern
+    group = (pattern.num_kept, pattern.group) if isinstance(pattern, NM) and form == "nm" else None
+    return pack_few(*canonical(sparse), form=form, dtype=dtype, group=group)
+
+
+def _permutes_fast() -> bool:
+    return active_kernels() == "avx512"
+
+
+def _prepare_permute(sparse: SparseTensor) -> PackedWeight:
+    packed = _prepare("nm", "fp32", sparse)
+    packed.kernel = "permute"
+    return packed
+
+
+KERNELS: tuple[Kernel, ...] = (
+    *(
+        Kernel(
+            name=kernel_name(form, dtype),
+            accepts=functools.partial(_accepts, form),
+            prepare=functools.partial(_prepare, form, dtype),
+            precision=dtype,
+            max_tokens=MAX_TOKENS,
+        )
+        for form in FORMS
+        for dtype in DTYPES
+    ),
+    # The same for any number of tokens, 16 at a time: no transposes, sums stay in registers.
+    # AVX-512 picks any of 16 (or, from two registers, 32) activations with one instruction. AVX2
+    # needs two for 8 and four for 16: panels were faster there from 8 tokens on, by 1.1 to 4 times.
+    Kernel(
+        "permute",
+        functools.partial(_accepts, "nm"),
+        _prepare_permute,
+        is_offered=_permutes_fast,
+    ),
+)

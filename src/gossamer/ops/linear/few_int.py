@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The integer kernel for few tokens: int8 or int4 weights, activations quantised inside the call.
+
+Any mask, at one bit per weight, or none. Where the CPU expands bytes by a mask (avx512vbmi2) the
+bytes of the weight are what a call costs; with AVX2 that holds for weights without a mask, and
+masks cost the same at any density. Other CPUs run the reference, and `ops/linear/few.py` is faster.
+"""
+
+import functools
+
+import torch
+
+from gossamer.errors import KernelError
+from gossamer.formats.base import SparseTensor
+from gossamer.ops import _native
+from gossamer.ops.dispatch import Kernel
+from gossamer.ops.kernels import active_kernels, available_extensions
+from gossamer.ops.linear.canonical import canonical
+from gossamer.ops.linear.few import MAX_TOKENS
+from gossamer.ops.linear.packed_weight import PackedWeight, pack_weight
+
+DTYPES = ("int8", "int4")
+
+
+def pack_few_int(
+    values: torch.Tensor,
+    mask_bits: torch.Tensor,
+    shape: tuple[int, int],
+    dtype: str = "int8",
+    scale_group: int = 32,
+) -> PackedWeight:
+    """Kept values of a [R, K] weight, row-major, and its packed mask, rounded to `dtype`.
+
+    Args:
+        values: float32 on the CPU, finite.
+        mask_bits: packed mask [R, ceil(K/8)]; where it keeps everything, none is stored.
+        shape: (R, K).
+        dtype: "int8" (one scale per row) or "int4".
+        scale_group: int4: kept values that share a scale, about; it serves whole runs of 64
+            columns.
+    """
+    try:
+        return pack_weight(
+            kernel_name(dtype),
+            _native.pack_few_int,
+            values,
+            mask_bits,
+            shape,
+            dtype=dtype,
+            scale_group=scale_group,
+        )
+    except ValueError as error:
+        raise KernelError(f"few_int kernel: {error}.") from error
+
+
+def pack_few_int_offsets(
+    codes_RK: torch.Tensor, scales_RG: torch.Tensor, offsets_RG: torch.Tensor, group: int
+) -> PackedWeight:
+    """An int4 weight on a grid with offsets (`formats/offset_grid.py`), without a mask.
+
+    Args:
+        codes_RK: 0 to 15.
+        scales_RG: float16, finite, as the offsets.
+        offsets_RG: of every group.
+        group: columns of a group, 32 or a multiple of 64.
+    """
+    for name, halves in (("scales", scales_RG), ("offsets", offsets_RG)):
+        if halves.dtype is not torch.float16:
+            raise KernelError(f"few_int kernel: {name} must be float16, got {halves.dtype}.")
+    try:
+        native = _native.pack_few_int_offsets(
+            codes_RK.to(torch.uint8).contiguous().numpy(),
+            scales_RG.contiguous().view(torch.uint16).numpy(),
+            offsets_RG.contiguous().view(torch.uint16).numpy(),
+            group=group,
+            kernels=active_kernels(),
+        )
+    except ValueError as error:
+        raise KernelError(f"few_int kernel: {error}.") from error
+    return PackedWeight(native, f"{kernel_name('int4')}_offset")
+
+
+def kernel_name(dtype: str) -> str:
+    """As `explain` shows it."""
+    return f"few_int-{dtype}"
+
+
+def is_native() -> bool:
+    """Whether more than the reference runs here."""
+    return active_kernels() in ("avx2", "avx512")
+
+
+def expands_masks() -> bool:
+    """Whether there is an instruction for masks, so that zeros save time, too."""
+    return active_kernels() == "avx512" and "avx512vbmi2" in available_extensions()
+
+
+def _prepare(dtype: str, sparse: SparseTensor) -> PackedWeight:
+    return pack_few_int(*canonical(sparse), dtype=dtype)
+
+
+KERNELS: tuple[Kernel, ...] = tuple(
+    Kernel(
+        name=kernel_name(dtype),
+        accepts=lambda sparse: True,
+        prepare=functools.partial(_prepare, dtype),
+        precision=dtype,
+        max_tokens=MAX_TOKENS,
+        is_offered=is_native,
+    )
+    for dtype in DTYPES
+)

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A weight packed for a native kernel: `y = act(x W^T + b)`, immutable, for inference.
+
+Every kernel family packs its own layout (`ops/linear/panel.py` and its neighbours); all are called
+alike.
+
+Legend: T tokens, R rows (outputs), K columns (inputs).
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch.compiler import is_compiling
+from torch.nn import Parameter
+
+from gossamer.errors import InputError, KernelError
+from gossamer.formats.bits import check_bits
+from gossamer.ops import _native
+from gossamer.ops.addresses import address, direct_address
+from gossamer.ops.handles import Handles
+from gossamer.ops.kernels import active_kernels
+from gossamer.ops.onnx_form import refuse_onnx
+from gossamer.ops.op_call import call_op, op_body
+from gossamer.ops.out_of_memory import is_out_of_memory, memory_error, names_memory
+
+ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "silu": 3}
+NO_GRADIENTS = (
+    "a compiled model is for inference and gives no gradients. Call it under"
+    " torch.inference_mode(), or train the model it was compiled from."
+)
+
+
+class PackedWeight:
+    """One [R, K] weight in the layout of one kernel.
+
+    Args:
+        native: what a `_native.pack_...` function gave.
+        kernel: name of the kernel family, as `explain` shows it.
+    """
+
+    def __init__(self, native: _native.PackedWeight, kernel: str) -> None:
+        self._native = native
+        self.kernel = kernel
+        self.shape = (native.rows, native.columns)
+        self.handle = _WEIGHTS.add(self)
+
+    @property
+    def nnz(self) -> int:
+        """Kept weights."""
+        return self._native.kept
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the packed weight in memory."""
+        return self._native.nbytes
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether `unpack` can give the kept values back."""
+        return self._native.is_lossless
+
+    @names_memory("unpacking a weight", "Free memory.")
+    def unpack(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(values, mask_bits) in canonical row-major order, as they were packed."""
+        num_bytes = (self.shape[1] + 7) // 8
+        values = torch.empty(self.nnz, dtype=torch.float32, device="cpu")
+        bits = torch.empty(self.shape[0], num_bytes, dtype=torch.uint8, device="cpu")
+        self._native.unpack(values.numpy(), bits.numpy())
+        return values, bits
+
+    def __call__(
+        self, x: torch.Tensor, bias: torch.Tensor | None = None, activation: str = "none"
+    ) -> torch.Tensor:
+        """act(x W^T + bias) for x [..., K], as a new [..., R] tensor; no gradients."""
+        if not is_compiling():
+            # Past the op layer, which costs more than a small product.
+            start = direct_address(x)
+            bias_start = bias_address(bias, self.shape[0]) if bias is not None else 0
+            if start and (bias_start or bias is None):
+                try:
+                    return self._run(x, start, bias_start, activation)
+                except RuntimeError as error:
+                    if not is_out_of_memory(error):
+                        raise
+                    raise memory_error(error, "packed linear", "Run fewer tokens.") from error
+        refuse_onnx("packed linear")
+        seen = (self.handle, *self.shape, self.kernel, activation)
+        return call_op(packed_linear, "packed linear", x, bias, *seen)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "PackedWeight":
+        return self  # immutable: copies of a model share it
+
+    def __reduce__(self) -> str:
+        raise KernelError(
+            "a packed weight lives in one process and cannot be pickled. Save the model with"
+            " gossamer.save and compile it again after loading."
+        )
+
+    def _run(self, x: torch.Tensor, start: int, bias_start: int, activation: str) -> torch.Tensor:
+        """For x and bias at these addresses; with few steps, as layers are small."""
+        num_rows, num_columns = self.shape
+        code = ACTIVATIONS.get(activation)
+        *leading, width = x.shape or (-1,)
+        if (
+            code is None
+            or width != num_columns
+            or x.dtype is not torch.float32
+            or (x.requires_grad and torch.is_grad_enabled())
+        ):
+            raise _refusal(x, activation, self.shape)
+        # leading.numel() costs six times as much.
+        num_tokens = x.numel() // num_columns if num_columns else x.shape[:-1].numel()
+        stride = num_columns
+        if not x.is_contiguous():
+            # Rows must be contiguous and must not overlap, as those of an expanded tensor do.
+            x = x.reshape(num_tokens, num_columns)
+            if x.stride(1) != 1 or x.stride(0) < num_columns:
+                x = x.contiguous()
+            start, stride = x.data_ptr(), x.stride(0)
+        y = x.new_empty(*leading, num_rows)  # a tuple takes 1.5 times as long
+        self._native.run(
+            start,
+            num_tokens,
+            stride,
+            y.data_ptr(),
+            num_rows,
+            bias_start,
+            code,
+        )
+        return y
+
+
+@names_memory("packing a weight", "Free memory.")
+def pack_weight(
+    kernel: str,
+    packer: Callable[..., _native.PackedWeight],
+    values: torch.Tensor,
+    mask_bits: torch.Tensor,
+    shape: tuple[int, int],
+    **options: object,
+) -> PackedWeight:
+    """Pack canonical arrays for a kernel family, for the active kernel set.
+
+    Args:
+        kernel: name of the family.
+        packer: its `_native.pack_...` function.
+        values: row-major kept values, float32 on the CPU.
+        mask_bits: packed mask [R, ceil(K/8)].
+        shape: (R, K).
+        options: what else the packer takes.
+    """
+    if values.dtype is not torch.float32 or values.device.type != "cpu":
+        raise KernelError(
+            f"{kernel} kernel: values must be float32 on the CPU, got {values.dtype} on"
+            f" {values.device}. Convert with .float(), or keep the layer in mode 'jit'."
+        )
+    check_bits(mask_bits, shape, f"{kernel} kernel")
+    arrays = values.detach().contiguous().numpy(), mask_bits.contiguous().numpy()
+    native = packer(*arrays, *shape, kernels=active_kernels(), **options)
+    return PackedWeight(native, kernel)
+
+
+def bias_address(bias: torch.Tensor, num_rows: int) -> int:
+    """`direct_address` for a bias of `num_rows` beside an input that nobody watches."""
+    kind = type(bias)
+    if (
+        (kind is not Parameter and kind is not torch.Tensor)
+        or bias.dtype is not torch.float32
+        or bias.numel() != num_rows
+        or bias.dim() != 1
+        or not bias.is_cpu
+        or not bias.is_contiguous()
+        or bias.is_neg()
+    ):
+        return 0
+    try:
+        return bias.data_ptr()
+    except RuntimeError:  # of torch.func
+        return 0
+
+
+def checked_bias_address(bias: torch.Tensor | None, num_rows: int, where: str) -> int:
+    """The address of a bias inside an op; 0 for None, and an error for what is none."""
+    if bias is None:
+        return 0
+    if bias.dtype is not torch.float32 or bias.shape != (num_rows,) or not bias.is_contiguous():
+        raise InputError(
+            f"{where}: bias must be contiguous float32 [{num_rows}] on the CPU, got {bias.dtype}"
+            f" {list(bias.shape)} on {bias.device}."
+        )
+    return address(bias, where)
+
+
+def _refusal(x: torch.Tensor, activation: str, shape: tuple[int, int]) -> InputError:
+    """What is wrong with arguments that were found unusable."""
+    if activation not in ACTIVATIONS:
+        names = ", ".join(ACTIVATIONS)
+        return InputError(f"packed linear: activation must be one of {names}; got {activation!r}.")
+    if x.dtype is not torch.float32 or not x.is_cpu or x.layout is not torch.strided:
+        return InputError(
+            f"packed linear: x must be a dense float32 tensor on the CPU, got {x.dtype} on"
+            f" {x.device}. Convert it with x.float().cpu(), or run the uncompiled model."
+        )
+    if x.ndim == 0 or x.shape[-1] != shape[1]:
+        return InputError(
+            f"packed linear: the last dimension of x must be {shape[1]}, got {list(x.shape)}."
+        )
+    return InputError(f"packed linear: {NO_GRADIENTS}")
+
+
+_WEIGHTS: Handles[PackedWeight] = Handles("packed linear")
+
+
+@torch.library.custom_op("gossamer::packed_linear", mutates_args=())
+@op_body("packed linear", "Run fewer tokens.")
+def packed_linear(
+    x: torch.Tensor,
+    bias: torch.Tensor | None,
+    handle: int,
+    num_rows: int,
+    num_columns: int,
+    kernel: str,
+    activation: str,
+) -> torch.Tensor:
+    """A call of a PackedWeight as an op that torch.compile, export and tracers can see."""
+    weight = _WEIGHTS.find(handle)
+    if weight.shape != (num_rows, num_columns) or weight.kernel != kernel:
+        raise KernelError(
+            f"packed linear: this graph was made for a weight {[num_rows, num_columns]} on kernel"
+            f" {kernel}, found {list(weight.shape)} on {weight.kernel}. Export the model again."
+        )
+    bias_start = checked_bias_address(bias, num_rows, "packed linear")
+    return weight._run(x, address(x, "packed linear"), bias_start, activation)
+
+
+@packed_linear.register_fake
+def _(
+    x: torch.Tensor,
+    bias: torch.Tensor | None,
+    handle: int,
+    num_rows: int,
+    num_columns: int,
+    kernel: str,
+    activation: str,
+) -> torch.Tensor:
+    refuse_onnx("packed linear")  # strict export comes here first
+    fits = x.is_cpu and x.dtype is torch.float32 and x.ndim > 0 and x.shape[-1] == num_columns
+    if not fits:
+        raise _refusal(x, activation, (num_rows, num_columns))
+    return x.new_empty(*x.shape[:-1], num_rows)
+
+
+@packed_linear.register_vmap
+def _(
+    info: object, in_dims: tuple[int | None, ...], x: torch.Tensor, bias: object, *rest: object
+) -> tuple[torch.Tensor, int]:
+    if in_dims[1] is not None:
+        raise InputError("packed linear: vmap may run over its input, not over its bias.")
+    x = x.movedim(in_dims[0] or 0, 0)
+    return packed_linear(x, bias, *rest), 0
+
+
+def refuse_gradients(ctx: object, inputs: tuple[object, ...], output: object) -> None:
+    """As `setup_context` of an op without derivatives: say so at once, not in the backward."""
+    raise InputError(NO_GRADIENTS)
+
+
+def no_backward(ctx: object, grad: torch.Tensor) -> None:
+    """Never called; see `refuse_gradients`."""
+
+
+packed_linear.register_autograd(no_backward, setup_context=refuse_gradients)

@@ -1,0 +1,379 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`y = x W^T + b` where the kept values of W are the differentiable vector.
+
+The dense weight exists only inside a call: forward rebuilds it, multiplies and frees it; backward
+rebuilds it for the input and gathers the gradient of the values from the dense product. With
+`sparse` no dense matrix exists at all: sparse kernels do the same three products in float32 on the
+CPU (ops/training/linear_kernels.py), and what they cannot take is computed densely and counted.
+Three ops are closed under differentiation, so second derivatives work too:
+
+    L(x, v) = x W(v)^T      dx = I(g, v)     dv = V(g, x)
+    I(g, v) = g W(v)        dg = L(h, v)     dv = V(g, h)
+    V(g, x) = (g^T x)[mask] dg = L(x, u)     dx = I(g, u)
+
+Values in 16 bits may meet an input in 32: they are raised inside the call, and their gradient is
+rounded to their own type, so that neither is ever held in 32 bits.
+
+Legend: T tokens (all leading dimensions), R rows (outputs), K columns (inputs), n kept values.
+Without `sparse` plain torch on any device; opaque to torch.compile and torch.export, which see
+shapes only.
+"""
+
+from typing import Any
+
+import torch
+from torch.nn.functional import linear
+
+from gossamer.errors import InputError
+from gossamer.ops.dispatch import report_fallback
+from gossamer.ops.onnx_form import expand_for_onnx, is_onnx_export
+from gossamer.ops.op_call import call_op, op_body
+from gossamer.ops.out_of_memory import names_memory
+from gossamer.ops.training import linear_kernels as train_kernels
+from gossamer.ops.training.expansion import expand, fill, gather_kept
+from gossamer.ops.training.wanted_gradients import wanted_gradients
+
+_WIDE = (torch.float32, torch.float64)
+_NARROW = (torch.bfloat16, torch.float16)
+
+
+def _flat(x: torch.Tensor) -> torch.Tensor:
+    return x.reshape(x.shape[:-1].numel(), x.shape[-1])
+
+
+def _runs_sparse(sparse: bool, *operands: torch.Tensor | None) -> bool:
+    """Whether sparse kernels are asked for and take these operands; a refusal is counted."""
+    if not sparse:
+        return False
+    reason = train_kernels.why_unusable(*operands)
+    if reason is not None:
+        report_fallback("compact linear, mode 'kernel'", reason)
+    return reason is None
+
+
+@torch.library.custom_op("gossamer::compact_linear", mutates_args=())
+@op_body("compact layer")
+def _linear(
+    x: torch.Tensor,
+    values: torch.Tensor,
+    mask_bits: torch.Tensor,
+    bias: torch.Tensor | None,
+    in_features: int,
+    sparse: bool = False,
+) -> torch.Tensor:
+    values = values.to(x.dtype)
+    if _runs_sparse(sparse, x, values, bias):
+        y_TR = train_kernels.linear(_flat(x), values, mask_bits, bias)
+    else:
+        y_TR = linear(_flat(x), expand(values, mask_bits, in_features), bias)
+    return y_TR.view(*x.shape[:-1], y_TR.shape[1])
+
+
+@torch.library.custom_op("gossamer::compact_linear_grad_input", mutates_args=())
+@op_body("compact layer")
+def _grad_input(
+    grad: torch.Tensor,
+    values: torch.Tensor,
+    mask_bits: torch.Tensor,
+    in_features: int,
+    sparse: bool = False,
+) -> torch.Tensor:
+    values = values.to(grad.dtype)
+    if _runs_sparse(sparse, grad, values):
+        dx_TK = train_kernels.grad_input(_flat(grad), values, mask_bits, in_features)
+    else:
+        dx_TK = _flat(grad) @ expand(values, mask_bits, in_features)
+    return dx_TK.view(*grad.shape[:-1], in_features)
+
+
+@torch.library.custom_op("gossamer::compact_linear_grad_values", mutates_args=())
+@op_body("compact layer")
+def _grad_values(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    mask_bits: torch.Tensor,
+    num_values: int,
+    sparse: bool = False,
+) -> torch.Tensor:
+    if _runs_sparse(sparse, grad, x):
+        return train_kernels.grad_values(_flat(grad), _flat(x), mask_bits, num_values)
+    dense_grad_RK = _flat(grad).T @ _flat(x)
+    return gather_kept(dense_grad_RK, mask_bits, num_values)
+
+
+@torch.library.custom_op("gossamer::resident_linear", mutates_args=())
+@op_body("compact layer")
+def _resident_linear(
+    x: torch.Tensor,
+    values: torch.Tensor,
+    dense: torch.Tensor,
+    mask_bits: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    y_TR = linear(_flat(x), dense.to(x.dtype), bias)
+    return y_TR.view(*x.shape[:-1], y_TR.shape[1])
+
+
+@torch.library.custom_op("gossamer::expand_into", mutates_args={"dense"})
+@op_body("compact layer")
+def expand_into(dense: torch.Tensor, values: torch.Tensor, mask_bits: torch.Tensor) -> None:
+    """Overwrite a dense weight [R, K] with the kept values and zeros."""
+    fill(dense, values, mask_bits)
+
+
+@torch.library.custom_op("gossamer::expand_values", mutates_args=())
+@op_body("compact layer")
+def _expand_values(values: torch.Tensor, mask_bits: torch.Tensor, num_columns: int) -> torch.Tensor:
+    return expand(values.contiguous(), mask_bits, num_columns)
+
+
+@torch.library.custom_op("gossamer::gather_values", mutates_args=())
+@op_body("compact layer")
+def _gather_values(dense: torch.Tensor, mask_bits: torch.Tensor, num_values: int) -> torch.Tensor:
+    return gather_kept(dense.contiguous(), mask_bits, num_values)
+
+
+@_expand_values.register_fake
+def _(values: torch.Tensor, mask_bits: torch.Tensor, num_columns: int) -> torch.Tensor:
+    return values.new_empty(mask_bits.shape[0], num_columns)
+
+
+@_gather_values.register_fake
+def _(dense: torch.Tensor, mask_bits: torch.Tensor, num_values: int) -> torch.Tensor:
+    return dense.new_empty(num_values)
+
+
+@_linear.register_fake
+def _(
+    x: torch.Tensor,
+    values: torch.Tensor,
+    mask_bits: torch.Tensor,
+    bias: torch.Tensor | None,
+    in_features: int,
+    sparse: bool = False,
+) -> torch.Tensor:
+    return x.new_empty(*x.shape[:-1], mask_bits.shape[0])
+
+
+@_grad_input.register_fake
+def _(
+    grad: torch.Tensor,
+    values: torch.Tensor,
+    mask_bits: torch.Tensor,
+    in_features: int,
+    sparse: bool = False,
+) -> torch.Tensor:
+    return grad.new_empty(*grad.shape[:-1], in_features)
+
+
+@_grad_values.register_fake
+def _(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    mask_bits: torch.Tensor,
+    num_values: int,
+    sparse: bool = False,
+) -> torch.Tensor:
+    return grad.new_empty(num_values)
+
+
+@_resident_linear.register_fake
+def _(
+    x: torch.Tensor,
+    values: torch.Tensor,
+    dense: torch.Tensor,
+    mask_bits: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    return x.new_empty(*x.shape[:-1], mask_bits.shape[0])
+
+
+def _save_linear(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    x, values, mask_bits, _, in_features, sparse = inputs
+    needs_x, needs_values = ctx.needs_input_grad[:2]
+    # dx needs only the values and dvalues only x: a frozen side frees the other one's input.
+    ctx.save_for_backward(x if needs_values else None, values if needs_x else None, mask_bits)
+    ctx.in_features, ctx.num_values, ctx.sparse = in_features, values.numel(), sparse
+    ctx.dtype = values.dtype
+
+
+@names_memory("compact layer")
+def _linear_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    x, values, mask_bits = ctx.saved_tensors
+    needs_x, needs_values, _, needs_bias = wanted_gradients(ctx)[:4]
+    dx = dvalues = None
+    if needs_x:
+        dx = _grad_input(grad, values, mask_bits, ctx.in_features, ctx.sparse)
+    if needs_values:
+        dvalues = _grad_values(grad, x, mask_bits, ctx.num_values, ctx.sparse).to(ctx.dtype)
+    return dx, dvalues, None, _flat(grad).sum(0) if needs_bias else None, None, None
+
+
+def _save_grad_input(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(*inputs[:3])
+    ctx.in_features, ctx.sparse = inputs[3:]
+
+
+def _grad_input_backward(ctx: Any, h: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    grad, values, mask_bits = ctx.saved_tensors
+    needs_grad, needs_values = wanted_gradients(ctx)[:2]
+    dgrad = dvalues = None
+    if needs_grad:
+        dgrad = _linear(h, values, mask_bits, None, ctx.in_features, ctx.sparse)
+    if needs_values:
+        dvalues = _grad_values(grad, h, mask_bits, values.numel(), ctx.sparse).to(values.dtype)
+    return dgrad, dvalues, None, None, None
+
+
+def _save_grad_values(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(*inputs[:3])
+    ctx.sparse = inputs[4]
+
+
+def _grad_values_backward(ctx: Any, u: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    grad, x, mask_bits = ctx.saved_tensors
+    needs_grad, needs_x = wanted_gradients(ctx)[:2]
+    dgrad = dx = None
+    if needs_grad:
+        dgrad = _linear(x, u, mask_bits, None, x.shape[-1], ctx.sparse)
+    if needs_x:
+        dx = _grad_input(grad, u, mask_bits, x.shape[-1], ctx.sparse)
+    return dgrad, dx, None, None, None
+
+
+def _save_resident(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(*inputs[:4])
+
+
+@names_memory("compact layer")
+def _resident_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    x, values, dense, mask_bits = ctx.saved_tensors
+    needs_x, needs_values, _, _, needs_bias = wanted_gradients(ctx)
+    dx = None
+    if torch.is_grad_enabled() and values.numel() > 1 and values.stride(0) == 0:
+        raise InputError(
+            "compact linear: second derivatives need the values, which were given up to the dense"
+            " weight. Call take_back_values() on the layer first."
+        )
+    if needs_x and torch.is_grad_enabled():
+        # Under create_graph the result must depend on the values, which the dense copy hides.
+        dx = _grad_input(grad, values, mask_bits, dense.shape[1])
+    elif needs_x:
+        dx = (_flat(grad) @ dense.to(grad.dtype)).view(*grad.shape[:-1], dense.shape[1])
+    dvalues = None
+    if needs_values:
+        dvalues = _grad_values(grad, x, mask_bits, values.numel()).to(values.dtype)
+    return dx, dvalues, None, None, _flat(grad).sum(0) if needs_bias else None
+
+
+def _save_expand(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(inputs[1])
+    ctx.num_values = inputs[0].numel()
+
+
+def _expand_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    return _gather_values(grad, *ctx.saved_tensors, ctx.num_values), None, None
+
+
+def _save_gather(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(inputs[1])
+    ctx.num_columns = inputs[0].shape[1]
+
+
+def _gather_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    return _expand_values(grad, *ctx.saved_tensors, ctx.num_columns), None, None
+
+
+_expand_values.register_autograd(_expand_backward, setup_context=_save_expand)
+_gather_values.register_autograd(_gather_backward, setup_context=_save_gather)
+_linear.register_autograd(_linear_backward, setup_context=_save_linear)
+_grad_input.register_autograd(_grad_input_backward, setup_context=_save_grad_input)
+_grad_values.register_autograd(_grad_values_backward, setup_context=_save_grad_values)
+_resident_linear.register_autograd(_resident_backward, setup_context=_save_resident)
+
+
+def _prepare(
+    x: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None, in_features: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """The operands under autocast's rule, checked; the casts are differentiable."""
+    if x.ndim == 0 or x.shape[-1] != in_features:
+        raise InputError(
+            f"compact linear: expected an input with {in_features} features in its last"
+            f" dimension, got shape {list(x.shape)}."
+        )
+    if x.layout is not torch.strided:
+        raise InputError(
+            f"compact linear: the input has layout {x.layout}. Make it dense with .to_dense()."
+        )
+    if x.device != values.device:
+        raise InputError(
+            f"compact linear: the input is on {x.device}, the layer on {values.device}."
+            " Move one of them with .to(device)."
+        )
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+        # As for nn.Linear, autocast leaves float64 alone.
+        x = x.to(dtype) if x.is_floating_point() and x.dtype is not torch.float64 else x
+        if values.dtype is not torch.float64:
+            values = values.to(dtype)
+            bias = None if bias is None else bias.to(dtype)
+    if x.dtype in _WIDE and values.dtype in _NARROW:
+        # The operations raise the values for themselves; autograd would keep the raised copy.
+        return x, values, None if bias is None else bias.to(x.dtype)
+    if x.dtype != values.dtype:
+        raise InputError(
+            f"compact linear: the input is {x.dtype}, the values are {values.dtype}."
+            " Cast one of them with .to(dtype), or run under torch.autocast."
+        )
+    if bias is not None and bias.dtype != x.dtype:
+        raise InputError(
+            f"compact linear: the input is {x.dtype}, the bias is {bias.dtype}."
+            " Cast one of them with .to(dtype), or run under torch.autocast."
+        )
+    return x, values, bias
+
+
+def compact_linear(
+    x: torch.Tensor,
+    values: torch.Tensor,
+    mask_bits: torch.Tensor,
+    bias: torch.Tensor | None,
+    in_features: int,
+    *,
+    sparse: bool = False,
+) -> torch.Tensor:
+    """`x W^T + b` with W rebuilt from its kept values for this call only.
+
+    Args:
+        x: [..., K], any strides, zero rows included.
+        values: the n kept values of W [R, K], row-major.
+        mask_bits: packed mask uint8 [R, ceil(K/8)], as `formats.bits.pack_bits` gives it.
+        bias: [R] or None.
+        in_features: K.
+        sparse: multiply on sparse kernels instead, forward and backward, where operands allow it.
+    """
+    if isinstance(x, torch.Tensor):  # torch.fx traces with something else
+        x, values, bias = _prepare(x, values, bias, in_features)
+    if is_onnx_export():
+        return linear(x, expand_for_onnx(values, mask_bits, in_features).to(x.dtype), bias)
+    return call_op(_linear, "compact linear", x, values, mask_bits, bias, in_features, sparse)
+
+
+def resident_linear(
+    x: torch.Tensor,
+    values: torch.Tensor,
+    dense: torch.Tensor,
+    mask_bits: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """`x W^T + b` with a dense W that `expand_into` filled from `values` beforehand."""
+    x, values, bias = _prepare(x, values, bias, dense.shape[1])
+    dense = dense.to(values.dtype)
+    return call_op(_resident_linear, "compact linear", x, values, dense, mask_bits, bias)
+
+
+def expand_values(values: torch.Tensor, mask_bits: torch.Tensor, num_columns: int) -> torch.Tensor:
+    """The dense weight [R, K] of kept values, differentiable any number of times."""
+    if is_onnx_export():
+        return expand_for_onnx(values, mask_bits, num_columns)
+    return call_op(_expand_values, "compact layer", values, mask_bits, num_columns)

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What budgets want to know of layers: one pass of calibration data through the dense model.
+
+Legend: R rows, K columns.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from gossamer.errors import PatternError
+from gossamer.patterns import Pattern, Unstructured, kept_count
+from gossamer.pruning.budgets.table import Budget, BudgetLayer
+from gossamer.pruning.calibration.batches import Batch
+from gossamer.pruning.calibration.calibrated import check_all_met, evaluating, weight_and_mask
+from gossamer.pruning.calibration.flow import stops
+from gossamer.pruning.calibration.statistics import Statistics
+from gossamer.pruning.methods import wanda
+from gossamer.pruning.solvers.problem import LayerProblem, Needed, Solve
+from gossamer.pruning.targets import Target
+
+# An outlier is so many times as large as the mean Wanda score of its block.
+OUTLIER_RATIO = 5.0
+# Curves are measured at these parts of the way from 0 to the asked density, and mirrored from 1 to
+# it: finest where most layers end up. The first one is the least a layer keeps.
+CURVE_PARTS = (0.25, 0.5, 0.7, 0.85, 1.0)
+
+
+def budget_layers(
+    model: nn.Module,
+    batches: Sequence[Batch],
+    targets: Sequence[Target],
+    budget: Budget,
+    density: float,
+    pattern: Pattern,
+) -> list[BudgetLayer]:
+    """The targets with what `budget` needs to know of them; scores are the caller's business.
+
+    Args:
+        model: stays as it is.
+        batches: calibration data; looked at only where the budget needs it.
+        targets: layers.
+        budget: that will share the density.
+        density: that it will share.
+        pattern: of the masks.
+    """
+    if budget.needs == "outliers":
+        return layers_with_outliers(model, batches, targets)
+    if budget.needs == "errors":
+        return layers_with_errors(model, batches, targets, density, pattern=pattern)
+    return [BudgetLayer(target.name, tuple(target.weight.shape)) for target in targets]
+
+
+def layers_with_outliers(
+    model: nn.Module, batches: Sequence[Batch], targets: Sequence[Target]
+) -> list[BudgetLayer]:
+    """The targets with the part of outliers among the Wanda scores |w| ||x|| of their block.
+
+    A block is everything below a name that ends in a number, such as model.layers.3; a target
+    without a number in its name is a block of its own. What an earlier mask pruned does not count.
+    """
+    squares: dict[str, torch.Tensor] = {}
+
+    def note(target: Target, moments: torch.Tensor) -> None:
+        squares[target.name] = moments
+
+    _meet(model, batches, targets, "squares", note)
+    blocks: dict[str, list[Target]] = {}
+    for target in targets:
+        blocks.setdefault(block_of(target.name), []).append(target)
+    parts = {
+        name: outlier_part([_wanda_scores(target, squares[target.name]) for target in members])
+        for name, members in blocks.items()
+    }
+    return [
+        BudgetLayer(t.name, tuple(t.weight.shape), outliers=parts[block_of(t.name)])
+        for t in targets
+    ]
+
+
+def layers_with_errors(
+    model: nn.Module,
+    batches: Sequence[Batch],
+    targets: Sequence[Target],
+    density: float,
+    *,
+    pattern: Pattern | None = None,
+    solve: Solve | None = None,
+) -> list[BudgetLayer]:
+    """The targets with the relative change of their outputs at a few densities.
+
+    Every layer is measured alone, with the inputs that the dense model gives it; its Gram matrix
+    is forgotten before the next layer is met.
+
+    Args:
+        model: stays as it is.
+        batches: calibration data; all are held at once.
+        targets: layers.
+        density: that will be asked for; curves are finest around it.
+        pattern: of the masks; unstructured if left out.
+        solve: how a layer is pruned for the measurement; Wanda if left out, whose order of the
+            layers is that of the dearer methods at a fraction of their time.
+    """
+    prune, rule = solve or wanda(), pattern or Unstructured()
+    curves: dict[str, tuple[tuple[int, float], ...]] = {}
+
+    def measure(target: Target, moments: torch.Tensor) -> None:
+        weight_RK, allowed_RK = weight_and_mask(target)
+        num_kept = weight_RK.numel() if allowed_RK is None else int(allowed_RK.sum())
+        curve = []
+        for count in _counts(density, weight_RK.numel(), num_kept):
+            problem = LayerProblem(target.name, weight_RK, moments, rule, count, allowed_RK)
+            exact = count == num_kept
+            curve.append((count, 0.0 if exact else problem.error(prune(problem).weight_RK)))
+        curves[target.name] = tuple(curve)
+
+    _meet(model, batches, targets, "gram", measure)
+    return [BudgetLayer(t.name, tuple(t.weight.shape), errors=curves[t.name]) for t in targets]
+
+
+def pattern_errors(
+    model: nn.Module,
+    batches: Sequence[Batch],
+    targets: Sequence[Target],
+    choices: Sequence[tuple[Pattern, float]],
+) -> list[float]:
+    """The mean relative change of the targets' outputs under each (pattern, density), by Wanda.
+
+    Every layer is measured alone, as in `layers_with_errors`: a forecast of what a method would do
+    to the model, in seconds. Infinite where a pattern does not fit one of the layers.
+    """
+    prune = wanda()
+    sums = [0.0] * len(choices)
+
+    def measure(target: Target, moments: torch.Tensor) -> None:
+        weight_RK, allowed_RK = weight_and_mask(target)
+        for number, (pattern, density) in enumerate(choices):
+            count = kept_count(density, weight_RK.numel())
+            try:
+                pattern.check_shape((weight_RK.shape[0], weight_RK.shape[1]))
+                problem = LayerProblem(target.name, weight_RK, moments, pattern, count, allowed_RK)
+                sums[number] += problem.error(prune(problem).weight_RK)
+            except PatternError:
+                sums[number] = math.inf
+
+    _meet(model, batches, targets, "gram", measure)
+    return [total / max(len(targets), 1) for total in sums]
+
+
+def block_of(name: str) -> str:
+    """The name up to its first number: model.layers.3.mlp.up_proj is in model.layers.3."""
+    parts = name.split(".")
+    numbered = next((i for i, part in enumerate(parts) if part.isdecimal()), len(parts) - 1)
+    return ".".join(parts[: numbered + 1])
+
+
+def outlier_part(scores: Sequence[torch.Tensor]) -> float:
+    """The part of all scores together that is above OUTLIER_RATIO times their mean."""
+    num_scores = sum(part.numel() for part in scores)
+    if not num_scores:
+        return 0.0
+    mean = sum(float(part.sum(dtype=torch.float64)) for part in scores) / num_scores
+    return sum(int((part > OUTLIER_RATIO * mean).sum()) for part in scores) / num_scores
+
+
+def _meet(
+    model: nn.Module,
+    batches: Sequence[Batch],
+    targets: Sequence[Target],
+    needed: Needed,
+    see: Callable[[Target, torch.Tensor], None],
+) -> None:
+    """Call `see` with every target and the moments of its inputs, one target at a time."""
+    statistics = Statistics(needed, batches)
+    by_module = {id(target.module): target for target in targets}
+    modules: list[nn.Module] = [target.module for target in targets]
+    met = set()
+    with evaluating(model), torch.no_grad():
+        statistics.look_ahead(model, targets)
+        for stop in stops([batch.call(model) for batch in batches], modules):
+            target = by_module[id(stop.module)]
+            moments = statistics.of(target, stop)
+            if moments is not None:
+                see(target, moments)
+                met.add(target.name)
+    check_all_met(targets, met, "the budget cannot measure it")
+
+
+def _wanda_scores(target: Target, squares_K: torch.Tensor) -> torch.Tensor:
+    weight_RK, allowed_RK = weight_and_mask(target)
+    scores_RK = weight_RK.abs() * squares_K.clamp(min=0).sqrt()
+    return scores_RK if allowed_RK is None else scores_RK[allowed_RK]
+
+
+def _counts(density: float, numel: int, num_kept: int) -> list[int]:
+    """Where a curve is measured: ascending, the last one is everything there is."""
+    densities = [part * density for part in CURVE_PARTS]
+    densities += [1 - part * (1 - density) for part in CURVE_PARTS[:-1]]
+    # Rounded down: the least counts of all layers must fit the total.
+    counts = {math.floor(densities[0] * numel), *(kept_count(d, numel) for d in densities[1:])}
+    return sorted({min(count, num_kept) for count in counts} | {num_kept})

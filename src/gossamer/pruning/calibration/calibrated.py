@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pruning while calibration data flows through the model: statistics, solution, next layer."""
+
+import copy
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import nn
+
+from gossamer.errors import InputError
+from gossamer.nn import MaskedWeight, unchanged_on_error
+from gossamer.patterns import Pattern
+from gossamer.pruning.calibration.batches import Batch
+from gossamer.pruning.calibration.flow import Stop, stops
+from gossamer.pruning.calibration.live_memory import give_back_free_memory
+from gossamer.pruning.calibration.statistics import Statistics
+from gossamer.pruning.methods import Method
+from gossamer.pruning.solvers.gram import damped
+from gossamer.pruning.solvers.problem import LayerProblem, LayerSolution
+from gossamer.pruning.targets import Target
+
+# Which outputs a layer reproduces: its own on the pruned model's inputs, or the dense model's.
+Match = Literal["pruned", "dense"]
+
+
+@dataclass(frozen=True)
+class LayerProgress:
+    """One layer is done.
+
+    Attributes:
+        name: of the layer.
+        index: how many are done.
+        total: how many there are.
+        error: change of its outputs on the calibration data as a part of their square; None where
+            no Gram matrix of its inputs was needed, or its solution was in the journal.
+        seconds: of statistics and solution.
+        notes: of the solver.
+    """
+
+    name: str
+    index: int
+    total: int
+    error: float | None
+    seconds: float
+    notes: tuple[str, ...] = ()
+
+
+class Journal:
+    """What is done already and where more is noted; this one remembers nothing."""
+
+    def recall(self, name: str) -> LayerSolution | None:
+        """The solution of a layer from an earlier, interrupted run."""
+        return None
+
+    def note(self, name: str, solution: LayerSolution) -> None:
+        """Remember a solution."""
+
+    def of_stage(self, number: int) -> "Journal":
+        """The part of one stage of a recipe: a later stage may solve the same layers again."""
+        return self
+
+
+@dataclass(frozen=True)
+class CalibratedPruning:
+    """Everything that decides the result.
+
+    Attributes:
+        method: how one layer is pruned.
+        pattern: which masks are legal.
+        match: what a layer reproduces.
+        damping: of the inputs' Gram matrix, for match="dense".
+        journal: of an interruptible run.
+        progress: called after each layer.
+    """
+
+    method: Method
+    pattern: Pattern
+    match: Match = "pruned"
+    damping: float = 0.01
+    journal: Journal = field(default_factory=Journal)
+    progress: Callable[[LayerProgress], None] = lambda done: None
+
+    def run(
+        self,
+        model: nn.Module,
+        batches: Sequence[Batch],
+        targets: Sequence[Target],
+        counts: Sequence[int],
+    ) -> dict[str, LayerSolution]:
+        """New weights for all targets, written into the model; an error leaves it as it was.
+
+        Args:
+            model: runs in eval mode without gradients and gets its modes back.
+            batches: calibration data; all are held at once.
+            targets: layers, in any order: data decides in which one they are met.
+            counts: kept weights of each.
+        """
+        statistics = Statistics(self.method.statistics, batches)
+        kept = {target.name: count for target, count in zip(targets, counts, strict=True)}
+        solutions: dict[str, LayerSolution] = {}
+        weights = [target.weight for target in targets]
+        with (
+            unchanged_on_error(model, contents=weights),
+            evaluating(model),
+            torch.no_grad(),
+        ):
+            teacher = copy.deepcopy(model) if self.match == "dense" else None
+            statistics.look_ahead(model, targets)
+            for target, stop, dense in _walk(model, teacher, batches, targets):
+                started = time.perf_counter()
+                solution = self.journal.recall(target.name)
+                error = None
+                if solution is not None and solution.mask_RK.numel() != target.weight.numel():
+                    solution = None  # a stage before measured, and cut this layer otherwise
+                if solution is None:
+                    problem = self._problem(target, stop, dense, statistics, kept[target.name])
+                    solution = self.method.solve(problem)
+                    check_inside(problem, solution)
+                    if problem.gram_KK is not None and problem.gram_KK.ndim == 2:
+                        error = problem.error(solution.weight_RK)
+                    self.journal.note(target.name, solution)
+                target.weight.data.copy_(solution.weight_RK.view(target.weight.shape))
+                # The model holds the weights now; a second copy of all of them is not needed.
+                written_RK = target.weight.detach().flatten(1)
+                solutions[target.name] = replace(solution, weight_RK=written_RK)
+                give_back_free_memory()
+                self.progress(
+                    LayerProgress(
+                        target.name,
+                        len(solutions),
+                        len(targets),
+                        error,
+                        time.perf_counter() - started,
+                        solution.notes,
+                    )
+                )
+            check_all_met(targets, solutions, f"method {self.method.name!r} cannot prune it")
+        return solutions
+
+    def _problem(
+        self,
+        target: Target,
+        stop: Stop,
+        dense: Stop | None,
+        statistics: Statistics,
+        count: int,
+    ) -> LayerProblem:
+        weight_RK, allowed_RK = weight_and_mask(target)
+        gram_KK = statistics.of(target, stop)
+        if dense is not None and gram_KK is not None and gram_KK.ndim == 2:
+            drift_KK = statistics.drift(target, stop, dense)
+            factor_KK = damped(gram_KK, self.damping).factor_KK
+            # The unpruned weight that best gives the dense model's outputs from these inputs.
+            weight_RK = weight_RK + torch.cholesky_solve((weight_RK @ drift_KK).T, factor_KK).T
+        return LayerProblem(target.name, weight_RK, gram_KK, self.pattern, count, allowed_RK)
+
+
+def _walk(
+    model: nn.Module,
+    teacher: nn.Module | None,
+    batches: Sequence[Batch],
+    targets: Sequence[Target],
+) -> Iterator[tuple[Target, Stop, Stop | None]]:
+    """The targets in the order in which data meets them, beside the dense model's stop if asked."""
+    by_module = {id(target.module): target for target in targets}
+    modules: list[nn.Module] = [target.module for target in targets]
+    flow = stops([batch.call(model) for batch in batches], modules)
+    if teacher is None:
+        for stop in flow:
+            yield by_module[id(stop.module)], stop, None
+        return
+    names = {id(module): name for name, module in teacher.named_modules()}
+    twins = [teacher.get_submodule(target.name) for target in targets]
+    beside = stops([batch.call(teacher) for batch in batches], twins)
+    for stop, dense in zip(flow, beside, strict=True):
+        target = by_module[id(stop.module)]
+        if names[id(dense.module)] != target.name or dense.batches != stop.batches:
+            raise InputError(
+                f"{target.name}: pruned and dense model took different ways through the model, so"
+                " match='dense' cannot compare them. Use match='pruned'."
+            )
+        yield target, stop, dense
+
+
+def weight_and_mask(target: Target) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The weight as [R, K] in float32 or float64, and the mask it has; None for a dense layer."""
+    module = target.module
+    weight_RK = target.weight.detach().flatten(1)
+    weight_RK = weight_RK if weight_RK.dtype == torch.float64 else weight_RK.float()
+    if not isinstance(module, MaskedWeight):
+        return weight_RK, None
+    allowed_RK = module.mask()
+    return torch.where(allowed_RK, weight_RK, 0.0), allowed_RK
+
+
+def check_inside(problem: LayerProblem, solution: LayerSolution) -> None:
+    """Pruned stays pruned: refuse a mask that leaves the one the layer has."""
+    if problem.allowed_RK is None:
+        return
+    num_back = int((solution.mask_RK & ~problem.allowed_RK).sum())
+    if num_back:
+        raise InputError(
+            f"{problem.name}: is masked already and keeps {int(problem.allowed_RK.sum())} of"
+            f" {problem.allowed_RK.numel()} weights; keeping {int(solution.mask_RK.sum())}"
+            f" ({problem.pattern}) would bring {num_back} pruned ones back. Ask for a higher"
+            " sparsity, keep the pattern, or start from to_dense()."
+        )
+
+
+def check_all_met(targets: Sequence[Target], met: Collection[str], consequence: str) -> None:
+    """Refuse layers that data did not meet."""
+    missed = [target.name for target in targets if target.name not in met]
+    if missed:
+        raise InputError(
+            f"{missed[0]}: no calibration batch reached this layer ({len(missed)} in all),"
+            f" so {consequence}. Its module may read .weight without calling the layer, as"
+            " nn.MultiheadAttention does with out_proj. Give other data, or add the layer to"
+            " ignore=[...]."
+        )
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode without caches of keys and values inside, everything as it was afterwards.
+
+    Decoders of transformers remember keys and values of every layer for a next token: with all
+    batches on their way at once, that is more memory than everything else together.
+    """
+    modes = {module: module.training for module in model.modules()}
+    configs = [getattr(module, "config", None) for module in modes]
+    caching = {id(c): c for c in configs if getattr(c, "use_cache", None) is True}.values()
+    try:
+        model.eval()
+        for config in caching:
+            setattr(config, "use_cache", False)  # noqa: B010 (its type is not known here)
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+        for config in caching:
+            setattr(config, "use_cache", True)  # noqa: B010

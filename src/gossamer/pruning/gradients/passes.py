@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients of a loss with respect to the weights to prune, one backward pass at a time.
+
+Legend: R rows (outputs), K columns (inputs, or inputs x kernel).
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from gossamer.errors import InputError
+from gossamer.pruning.calibration.batches import Batch
+from gossamer.pruning.targets import Target
+
+# A scalar whose gradient says what each weight is worth. It calls the model itself.
+Loss = Callable[[nn.Module, Batch], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class GradientPasses:
+    """What is differentiated, and on which data.
+
+    Attributes:
+        model: at the weights where gradients are taken.
+        batches: one backward pass each.
+        loss: of the model on one batch.
+    """
+
+    model: nn.Module
+    batches: Sequence[Batch]
+    loss: Loss
+
+    def each(self, targets: Sequence[Target]) -> Iterator[list[torch.Tensor]]:
+        """Gradients [R, K] of `targets` for every pass, in float32 or wider.
+
+        Only these weights require a gradient meanwhile, so that a backward pass ends at the first
+        of them; call it inside `kept_flags`.
+        """
+        wanted = [target.weight for target in targets]
+        for parameter in self.model.parameters():
+            parameter.requires_grad_(False)
+        for weight in wanted:
+            weight.requires_grad_(True)
+        for number, batch in enumerate(self.batches):
+            with torch.enable_grad():
+                value = self.loss(self.model, batch)
+                _check_loss(value, number)
+                # Not backward(): the .grad of a user's training run stays as it is.
+                found = torch.autograd.grad(value, wanted, allow_unused=True)
+            yield [
+                _matrix(weight, gradient, target.name, number)
+                for weight, gradient, target in zip(wanted, found, targets, strict=True)
+            ]
+
+
+@contextmanager
+def kept_flags(model: nn.Module) -> Iterator[None]:
+    """Every parameter's requires_grad afterwards as before."""
+    before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    try:
+        yield
+    finally:
+        for parameter, flag in before:
+            parameter.requires_grad_(flag)
+
+
+def in_samples(batches: Sequence[Batch]) -> list[Batch]:
+    """A batch for every sample: views, no copies.
+
+    The square of a batch's mean gradient is not the mean of its samples' squares: samples give the
+    Fisher matrix as it is defined, batches a cheaper and noisier one.
+    """
+    return [sample for batch in batches for sample in _samples_of(batch)]
+
+
+def _samples_of(batch: Batch) -> list[Batch]:
+    """The batch cut along the first dimension of its tensors."""
+    found = batch.first_tensor()
+    if found is None or not found.ndim:
+        raise InputError("in_samples: a batch holds no tensor that could be cut into samples.")
+    size = len(found)
+    return [
+        replace(
+            batch,
+            arguments=_cut(batch.arguments, sample, size),
+            keep=_cut(batch.keep, sample, size),
+        )
+        for sample in range(size)
+    ]
+
+
+def _cut(value: Any, sample: int, size: int) -> Any:
+    """One sample of everything that has `size` of them; the rest belongs to all."""
+    if isinstance(value, torch.Tensor):
+        return value[sample : sample + 1] if value.ndim and len(value) == size else value
+    if isinstance(value, Mapping):
+        return {name: _cut(part, sample, size) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_cut(part, sample, size) for part in value]
+    return value
+
+
+def _check_loss(value: Any, number: int) -> None:
+    if not isinstance(value, torch.Tensor) or value.numel() != 1:
+        found = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+        raise InputError(
+            f"loss: expected a tensor with one number for a batch, got {found}. Return the mean."
+        )
+    if not value.requires_grad:
+        raise InputError(
+            "loss: does not depend on the weights to prune. Compute it from the model's output"
+            " without detach(), item() or torch.no_grad()."
+        )
+    if not bool(torch.isfinite(value.detach()).all()):
+        raise InputError(
+            f"loss: is {value.item()} in backward pass {number}. Look at the model's output there."
+        )
+
+
+def _matrix(
+    weight: nn.Parameter, gradient: torch.Tensor | None, name: str, number: int
+) -> torch.Tensor:
+    if gradient is None:
+        gradient = torch.zeros_like(weight)
+    if not bool(torch.isfinite(gradient).all()):
+        raise InputError(
+            f"{name}: its gradient in backward pass {number} is NaN or infinite. Run the loss on"
+            " this batch and look at this layer."
+        )
+    wide = gradient if gradient.dtype == torch.float64 else gradient.float()
+    return wide.flatten(1)

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pruning by gradients of a loss: all gradients at the given weights, then all new weights."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from gossamer.errors import InputError
+from gossamer.nn import unchanged_on_error
+from gossamer.patterns import Pattern, Unstructured
+from gossamer.pruning.calibration.batches import Batch
+from gossamer.pruning.calibration.calibrated import (
+    LayerProgress,
+    check_inside,
+    evaluating,
+    weight_and_mask,
+)
+from gossamer.pruning.gradients.obert import OBERT
+from gossamer.pruning.gradients.passes import GradientPasses, Loss, kept_flags
+from gossamer.pruning.gradients.scores import Scores, Solutions, fisher, taylor
+from gossamer.pruning.solvers.problem import LayerProblem, LayerSolution
+from gossamer.pruning.targets import Target
+from gossamer.registry import Registry
+
+
+class GradientMethod(Protocol):
+    """What turns gradients into scores, and into masks and weights."""
+
+    def scores(
+        self,
+        passes: GradientPasses,
+        targets: Sequence[Target],
+        problems: Sequence[LayerProblem],
+    ) -> Iterator[Scores]:
+        """(index of the target, scores [R, K]) of every target, in any order."""
+        ...
+
+    def solutions(
+        self,
+        passes: GradientPasses,
+        targets: Sequence[Target],
+        problems: Sequence[LayerProblem],
+    ) -> Iterator[Solutions]:
+        """(index of the target, mask and weights) of every target, in any order."""
+        ...
+
+
+_STUB = """\
+from gossamer.pruning.gradients.pruning import GRADIENT_METHODS
+from gossamer.pruning.gradients.scores import RunningMean
+
+GRADIENT_METHODS.add("{name}", lambda: RunningMean(of_gradient, of_weight))
+"""
+
+GRADIENT_METHODS: Registry[Callable[..., GradientMethod]] = Registry("gradient method", _STUB)
+GRADIENT_METHODS.add("taylor", taylor)
+GRADIENT_METHODS.add("fisher", fisher)
+GRADIENT_METHODS.add("obert", OBERT)
+
+
+def make_gradient_method(name: str, settings: Mapping[str, Any] | None = None) -> GradientMethod:
+    """The method called `name`; a setting that it does not have is refused."""
+    settings = settings or {}
+    build = GRADIENT_METHODS.get(name)
+    known = [setting.name for setting in fields(OBERT)] if build is OBERT else []
+    unknown = sorted(set(settings) - set(known))
+    if unknown:
+        legal = ", ".join(known) or "none"
+        raise InputError(f"method {name!r} has no setting {unknown[0]!r}; it has: {legal}.")
+    return build(**settings)
+
+
+def prune_by_gradients(
+    model: nn.Module,
+    batches: Sequence[Batch],
+    loss: Loss,
+    targets: Sequence[Target],
+    counts: Sequence[int],
+    pattern: Pattern,
+    method: str | GradientMethod,
+    progress: Callable[[LayerProgress], None] = lambda done: None,
+) -> dict[str, LayerSolution]:
+    """New weights for all targets, written into the model; an error leaves it as it was.
+
+    Gradients are those of the model as it is given: all layers are judged before one is changed.
+    The model runs in eval mode; modes, requires_grad and .grad are afterwards as before.
+
+    Args:
+        model: any module.
+        batches: calibration data, one backward pass each; `in_samples` cuts them finer.
+        loss: `loss(model, batch)` gives a scalar; see `gossamer.pruning.gradients.losses`.
+        targets: layers.
+        counts: kept weights of each; patterns with a fixed density ignore them.
+        pattern: which masks are legal.
+        method: taylor, fisher, obert, or what `make_gradient_method` gives.
+        progress: called after each layer.
+    """
+    prune = make_gradient_method(method) if isinstance(method, str) else method
+    passes = GradientPasses(model, batches, loss)
+    solutions: dict[str, LayerSolution] = {}
+    weights = [target.weight for target in targets]
+    with unchanged_on_error(model, contents=weights), evaluating(model), kept_flags(model):
+        problems = _problems(targets, counts, pattern)
+        started = time.perf_counter()
+        for index, solution in prune.solutions(passes, targets, problems):
+            name = targets[index].name
+            check_inside(problems[index], solution)
+            solutions[name] = solution
+            seconds = time.perf_counter() - started
+            progress(
+                LayerProgress(name, len(solutions), len(targets), None, seconds, solution.notes)
+            )
+            started = time.perf_counter()
+        for target in targets:
+            weight_RK = solutions[target.name].weight_RK
+            target.weight.data.copy_(weight_RK.view(target.weight.shape))
+    return {target.name: solutions[target.name] for target in targets}
+
+
+def score_by_gradients(
+    model: nn.Module,
+    batches: Sequence[Batch],
+    loss: Loss,
+    targets: Sequence[Target],
+    method: str | GradientMethod,
+) -> dict[str, torch.Tensor]:
+    """Scores [R, K] of all targets, for budgets that rank them together; nothing is changed.
+
+    What an earlier mask pruned scores -inf. Arguments as for `prune_by_gradients`.
+    """
+    rank = make_gradient_method(method) if isinstance(method, str) else method
+    passes = GradientPasses(model, batches, loss)
+    found: dict[str, torch.Tensor] = {}
+    with evaluating(model), kept_flags(model):
+        problems = _problems(targets, [0] * len(targets), Unstructured())
+        for index, scores_RK in rank.scores(passes, targets, problems):
+            allowed_RK = problems[index].allowed_RK
+            if allowed_RK is not None:
+                scores_RK = scores_RK.masked_fill(~allowed_RK, -torch.inf)
+            found[targets[index].name] = scores_RK
+    return {target.name: found[target.name] for target in targets}
+
+
+def _problems(
+    targets: Sequence[Target], counts: Sequence[int], pattern: Pattern
+) -> list[LayerProblem]:
+    problems = []
+    for target, count in zip(targets, counts, strict=True):
+        weight_RK, allowed_RK = weight_and_mask(target)
+        pattern.check_shape((weight_RK.shape[0], weight_RK.shape[1]), f"{target.name}.weight")
+        problems.append(LayerProblem(target.name, weight_RK, None, pattern, count, allowed_RK))
+    return problems

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a weight is worth before training: SNIP, GraSP and SynFlow. Higher is kept.
+
+Known result (arXiv 2009.08576): these masks can be shuffled within each layer without loss. What
+they find is how many weights a layer needs, not which ones.
+"""
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from gossamer.errors import InputError
+from gossamer.nn import MaskedWeight
+from gossamer.pruning.calibration.batches import Batch
+from gossamer.pruning.gradients.passes import GradientPasses, Loss, kept_flags
+from gossamer.pruning.targets import Target
+
+
+def snip(passes: GradientPasses, targets: Sequence[Target]) -> list[torch.Tensor]:
+    """|gradient * weight| [R, K] (arXiv 1810.02340): what the loss loses to first order."""
+    total = [torch.zeros_like(target.weight.detach().flatten(1)).float() for target in targets]
+    with _as_before(passes.model):
+        for gradients in passes.each(targets):
+            total = [a + b for a, b in zip(total, gradients, strict=True)]
+    return [
+        (gradient * target.weight.detach().flatten(1)).abs()
+        for gradient, target in zip(total, targets, strict=True)
+    ]
+
+
+def grasp(
+    passes: GradientPasses, targets: Sequence[Target], temperature: float
+) -> list[torch.Tensor]:
+    """Weight * (Hessian gradient) [R, K] (arXiv 2002.07376): what the gradient's norm lives on."""
+    with _as_before(passes.model), _divided_logits(passes.model, temperature):
+        products = hessian_times_gradient(passes, targets)
+    scores = [
+        (product * target.weight.detach()).flatten(1)
+        for product, target in zip(products, targets, strict=True)
+    ]
+    # Only ranks matter; the reference divides too, and keeps small numbers out of trouble.
+    scale = sum(float(score.double().sum()) for score in scores)
+    return [score / (abs(scale) + 1e-10) for score in scores]
+
+
+def hessian_times_gradient(passes: GradientPasses, targets: Sequence[Target]) -> list[torch.Tensor]:
+    """H g in the shapes of the weights, for the sum of the losses of all batches."""
+    weights = [target.weight for target in targets]
+    summed = [torch.zeros_like(weight) for weight in weights]
+    for batch in passes.batches:
+        found = _gradients(passes.loss(passes.model, batch), weights, graph=False)
+        summed = [a + b for a, b in zip(summed, found, strict=True)]
+    products = [torch.zeros_like(weight) for weight in weights]
+    for batch in passes.batches:
+        found = _gradients(passes.loss(passes.model, batch), weights, graph=True)
+        inner = sum((a * b).sum() for a, b in zip(summed, found, strict=True))
+        second = _gradients(inner, weights, graph=False)  # type: ignore[arg-type]
+        products = [a + b for a, b in zip(products, second, strict=True)]
+    return products
+
+
+def synflow(model: nn.Module, names: Sequence[str], batch: Batch) -> list[torch.Tensor]:
+    """Weight * dR/dweight [R, K] (arXiv 2006.05467), R the sum of outputs of the absolute network.
+
+    In float64: R is a product over all layers, which overflows float32 in deep networks.
+
+    Args:
+        model: is copied.
+        names: of its masked layers.
+        batch: only the shape of its first tensor is used.
+    """
+    example = batch.first_tensor()
+    if example is None or not example.is_floating_point():
+        raise InputError(
+            "synflow: needs a batch whose first tensor is floating point, for an input of ones in"
+            " its shape; token numbers cannot be ones. Use snip or grasp."
+        )
+    linear = copy.deepcopy(model).double().eval()
+    with torch.no_grad():
+        for tensor in [*linear.parameters(), *linear.buffers()]:
+            if tensor.is_floating_point():
+                tensor.abs_()
+    ones = torch.ones((1, *example.shape[1:]), dtype=torch.float64, device=example.device)
+    weights = []
+    for name in names:
+        layer = linear.get_submodule(name)
+        if not isinstance(layer, MaskedWeight):
+            raise InputError(f"synflow: {name} is not a masked layer.")
+        weights.append(layer.weight_parameter())
+    for parameter in linear.parameters():
+        parameter.requires_grad_(True)
+    with torch.enable_grad():
+        output = linear(ones)
+        if not isinstance(output, torch.Tensor):
+            raise InputError(f"synflow: expected a tensor as output, got {type(output).__name__}.")
+        found = _gradients(output.sum(), weights, graph=False)
+    scores = [(g * w.detach()).flatten(1) for g, w in zip(found, weights, strict=True)]
+    if not all(bool(score.isfinite().all()) for score in scores):
+        raise InputError("synflow: the flow through the network overflows float64.")
+    return scores
+
+
+def _gradients(value: torch.Tensor, weights: list[nn.Parameter], graph: bool) -> list[torch.Tensor]:
+    found = torch.autograd.grad(value, weights, create_graph=graph, allow_unused=True)
+    return [
+        torch.zeros_like(weight) if gradient is None else gradient
+        for weight, gradient in zip(weights, found, strict=True)
+    ]
+
+
+@contextmanager
+def _as_before(model: nn.Module) -> Iterator[None]:
+    """Flags, buffers (running means) and the random state afterwards as before."""
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    with kept_flags(model), torch.random.fork_rng():
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for buffer, saved in buffers:
+                    buffer.copy_(saved)
+
+
+@contextmanager
+def _divided_logits(model: nn.Module, temperature: float) -> Iterator[None]:
+    def divide(_: nn.Module, __: Any, output: Any) -> Any:
+        if isinstance(output, torch.Tensor):
+            return output / temperature
+        raise InputError(
+            f"grasp: expected logits as output, got {type(output).__name__}. Wrap the model so that"
+            " it gives its logits, or set temperature: 1."
+        )
+
+    handle = model.register_forward_hook(divide) if temperature != 1.0 else None
+    try:
+        yield
+    finally:
+        if handle is not None:
+            handle.remove()
+
+
+def user_passes(model: nn.Module, data: Sequence[Any], loss: Any) -> GradientPasses:
+    """Batches and loss as users give them: `loss(model, batch)` with the batch as it is."""
+    batches = [item if isinstance(item, Batch) else Batch(item) for item in data]
+    wrapped: Loss = lambda m, batch: loss(m, batch.arguments)  # noqa: E731
+    return GradientPasses(model, batches, wrapped)

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How one layer is pruned, by name: what it must know of the inputs, and the solver."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+
+from gossamer.errors import InputError
+from gossamer.patterns import Unstructured
+from gossamer.pruning.scorers import SCORERS, LayerContext, Scorer
+from gossamer.pruning.solvers import ADMM, ExactOBS, LayerProblem, LayerSolution, SparseGPT
+from gossamer.pruning.solvers.gram import NotPositiveDefinite
+from gossamer.pruning.solvers.least_squares import refit as least_squares
+from gossamer.pruning.solvers.problem import Needed, Solve, select
+from gossamer.registry import Registry
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to prune a layer.
+
+    Attributes:
+        name: as users write it.
+        statistics: what `solve` needs of the layer's inputs.
+        solve: gives mask and weights.
+    """
+
+    name: str
+    statistics: Needed
+    solve: Solve
+
+
+@dataclass(frozen=True)
+class MethodKind:
+    """A method before its settings are known: `build(**settings)` gives the solver."""
+
+    statistics: Needed
+    build: Callable[..., Solve]
+    settings: tuple[str, ...] = field(default=())
+
+
+def wanda() -> Solve:
+    """Wanda (arXiv 2306.11695): |w| times the size of its input, compared inside each row."""
+
+    def solve(problem: LayerProblem) -> LayerSolution:
+        if problem.gram_KK is None:
+            raise ValueError(f"{problem.name}: Wanda needs the squares of the inputs")
+        squares_K = problem.gram_KK if problem.gram_KK.ndim == 1 else problem.gram_KK.diagonal()
+        scores_RK = problem.weight_RK.abs() * squares_K.clamp(min=0).sqrt()
+        if isinstance(problem.pattern, Unstructured):
+            scores_RK = rank_in_rows(scores_RK, problem.allowed_RK)
+        return _keep(problem, select(problem, scores_RK))
+
+    return solve
+
+
+def rank_in_rows(scores_RK: torch.Tensor, allowed_RK: torch.Tensor | None) -> torch.Tensor:
+    """Ranks that make a comparison over the whole layer one inside each row.
+
+    The best weight of every row ranks alike, then the second of every row, and so on, so that the
+    highest N ranks take equally many of each row, up to one.
+    """
+    if allowed_RK is not None:
+        scores_RK = scores_RK.masked_fill(~allowed_RK, -torch.inf)
+    order_RK = scores_RK.argsort(dim=1, descending=True, stable=True)
+    ranks_RK = torch.empty_like(order_RK).scatter_(
+        1, order_RK, torch.arange(order_RK.shape[1]).expand_as(order_RK)
+    )
+    return -ranks_RK.to(torch.float32)
+
+
+def scored(scorer: Scorer) -> Solve:
+    """Any scorer that looks at the weight alone."""
+
+    def solve(problem: LayerProblem) -> LayerSolution:
+        scores_RK = scorer(LayerContext(problem.name, problem.weight_RK))
+        return _keep(problem, select(problem, scores_RK))
+
+    return solve
+
+
+def _keep(problem: LayerProblem, mask_RK: torch.Tensor) -> LayerSolution:
+    return LayerSolution(torch.where(mask_RK, problem.weight_RK, 0.0), mask_RK)
+
+
+def _of(solver: type) -> MethodKind:
+    return MethodKind("gram", solver, tuple(setting.name for setting in fields(solver)))
+
+
+_STUB = """\
+from gossamer.pruning.methods import METHODS, MethodKind
+
+def build():                      # settings of the method as keyword arguments
+    def solve(problem):           # weight_RK, gram_KK, pattern, count -> LayerSolution
+        ...
+    return solve
+
+METHODS.add("{name}", MethodKind("gram", build))
+"""
+
+METHODS: Registry[MethodKind] = Registry("method", _STUB)
+METHODS.add("wanda", MethodKind("squares", wanda))
+METHODS.add("sparsegpt", _of(SparseGPT))
+METHODS.add("admm", _of(ADMM))
+METHODS.add("exact-obs", _of(ExactOBS))
+
+
+def make_method(
+    name: str | Scorer, settings: dict[str, Any], *, refit: bool = False, damping: float = 0.01
+) -> Method:
+    """The method called `name`; a scorer that needs no data is one too.
+
+    Args:
+        name: of METHODS or of a scorer.
+        settings: of the method.
+        refit: least squares of the kept weights after its mask.
+        damping: of that re-fit.
+    """
+    if isinstance(name, Scorer) or name in SCORERS:
+        scorer = name if isinstance(name, Scorer) else SCORERS.get(name)
+        if scorer.needs != "none":
+            raise InputError(
+                f"scorer {scorer.name!r} needs {scorer.needs}, which are not collected while data"
+                " flows through the model. Use gossamer.sparsify(scorer=...) without a method."
+            )
+        kind = MethodKind("none", lambda: scored(scorer))
+        name = scorer.name
+    else:
+        kind = METHODS.get(name)
+    unknown = sorted(set(settings) - set(kind.settings))
+    if unknown:
+        known = ", ".join(kind.settings) or "none"
+        raise InputError(f"method {name!r} has no setting {unknown[0]!r}; it has: {known}.")
+    solve = kind.build(**settings)
+    if kind.statistics == "gram":
+        solve = _or_wanda(solve)
+    if not refit:
+        return Method(name, kind.statistics, solve)
+    return Method(f"{name} + re-fit", "gram", _then_refit(solve, damping))
+
+
+def _or_wanda(solve: Solve) -> Solve:
+    """Where a Gram matrix has no factor the layer is pruned by Wanda, and the report says so."""
+    fallback = wanda()
+
+    def solve_or_wanda(problem: LayerProblem) -> LayerSolution:
+        try:
+            return solve(problem)
+        except NotPositiveDefinite as error:
+            solution = fallback(problem)
+            note = f"pruned by Wanda without new weights: {error}"
+            return LayerSolution(solution.weight_RK, solution.mask_RK, (note,))
+
+    return solve_or_wanda
+
+
+def _then_refit(solve: Solve, damping: float) -> Solve:
+    def solve_then_refit(problem: LayerProblem) -> LayerSolution:
+        solution = solve(problem)
+        fitted = least_squares(problem, solution.mask_RK, damping, solution.weight_RK)
+        return LayerSolution(fitted.weight_RK, fitted.mask_RK, (*solution.notes, *fitted.notes))
+
+    return solve_then_refit

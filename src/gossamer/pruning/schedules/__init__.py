@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When masks are made and how they move: schedules, and the controller that carries them out."""
+
+from gossamer.pruning.schedules.base import Event, Schedule
+from gossamer.pruning.schedules.controller import Controller
+
+__all__ = ["Controller", "Event", "Schedule"]

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""AC/DC (arXiv 2106.12379): compressed and dense phases alternate, the last one is compressed."""
+
+from typing import Literal
+
+import torch
+
+from gossamer.pruning.schedules.allocation import best_masks, magnitudes
+from gossamer.pruning.schedules.base import Event, Schedule
+
+Phase = Literal["dense", "sparse"]
+
+
+def phases(begin: int, phase: int, last_dense: int, end: int) -> dict[int, Phase]:
+    """Step -> what begins there.
+
+    Sparse at `begin`, then alternating every `phase` steps until `last_dense`, where the last dense
+    phase begins; sparse for good from `end`. In hundredths of a run, 10, 5, 75 and 85 are the
+    published schedule: sparse at 10, 20, ..., 70 and 85, dense at 15, 25, ..., 75.
+    """
+    found: dict[int, Phase] = {}
+    kind: Phase = "sparse"
+    for step in range(begin, last_dense, phase):
+        found[step] = kind
+        kind = "dense" if kind == "sparse" else "sparse"
+    if found and found[max(found)] == "sparse":
+        found[last_dense] = "dense"
+    found[end] = "sparse"
+    return found
+
+
+class AcDc(Schedule):
+    """Masks by magnitude at each compression; decompressed weights come back as zeros.
+
+    Args:
+        density: of the sparse phases.
+        budget: how it is shared among layers.
+        changes: see `phases`.
+        reset_momentum: clear the optimizer's state at each decompression.
+    """
+
+    kind = "acdc"
+    grows = True
+
+    def __init__(
+        self, *, density: float, budget: str, changes: dict[int, Phase], reset_momentum: bool
+    ) -> None:
+        self._density, self._budget = density, budget
+        self._changes, self._reset_momentum = changes, reset_momentum
+
+    def start(self) -> list[Event]:
+        """The first phase may be sparse."""
+        return self.update(0)
+
+    def update(self, step: int) -> list[Event]:
+        """Compress or decompress, if it is due."""
+        change, run = self._changes.get(step), self.run
+        if change is None:
+            return []
+        if change == "sparse":
+            scores = magnitudes(run.layers)
+            run.change(best_masks(run, self._budget, self._density, scores), run.pattern)
+            return [run.event(step, "mask")]
+        run.change([torch.ones_like(layer.mask) for layer in run.layers])
+        if self._reset_momentum:
+            for layer in run.layers:
+                run.entries.forget(layer.name, layer.weight)
+        return [run.event(step, "dense")]
+
+    def is_settled(self, step: int) -> bool:
+        """After the last compression."""
+        return step >= max(self._changes)

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sparse from the first step, with a mask that moves: SET and RigL (arXiv 1911.11134).
+
+Every so often each layer drops its smallest weights and grows as many elsewhere: at random (SET),
+or where the dense gradient is largest (RigL). The fraction falls with a cosine, so that masks come
+to rest. A weight that is dropped and grown in the same exchange keeps value and optimizer state.
+
+The exchange happens after the optimizer's step, with the gradient of that same step; the reference
+code skips the optimizer at such steps instead.
+"""
+
+import torch
+
+from gossamer.errors import InputError
+from gossamer.patterns import Pattern
+from gossamer.patterns.select import keep_largest
+from gossamer.pruning.schedules.allocation import (
+    checked_scores,
+    layer_counts,
+    layer_masks,
+    project,
+    pruned_last,
+)
+from gossamer.pruning.schedules.base import Event, Schedule, State
+from gossamer.pruning.schedules.layers import SparseLayer
+from gossamer.pruning.schedules.moments import Window, cosine, uniform_scores
+
+_MAX_POSTPONED = 3
+
+
+class Dynamic(Schedule):
+    """Fixed counts, moving positions.
+
+    Args:
+        density: of all layers together.
+        budget: uniform or erk.
+        window: exchanges happen at its steps; step 0 draws the first mask.
+        drop: fraction exchanged in the beginning.
+        seed: of the first mask and of SET's growth.
+    """
+
+    grows = True
+
+    def __init__(
+        self, *, density: float, budget: str, window: Window, drop: float, seed: int
+    ) -> None:
+        self._density, self._budget, self._window = density, budget, window
+        self._drop, self._seed = drop, seed
+
+    def start(self) -> list[Event]:
+        """A random mask."""
+        run = self.run
+        scores = [
+            uniform_scores(tuple(layer.mask.shape), self._seed, layer.name, 0).to(layer.mask.device)
+            for layer in run.layers
+        ]
+        counts = layer_counts(run, self._budget, self._density)
+        run.change(layer_masks(scores, counts, run.pattern), run.pattern)
+        return [run.event(0, "mask")]
+
+    def update(self, step: int) -> list[Event]:
+        """Exchange, if it is due."""
+        if not self._is_due(step):
+            return []
+        return self._exchange(step, self._growth(step))
+
+    def is_settled(self, step: int) -> bool:
+        """From the end of the window on."""
+        return step >= self._window.end
+
+    def _is_due(self, step: int) -> bool:
+        # At the end of the window the cosine is 0, there is nothing left to exchange.
+        return 0 < step < self._window.end and self._window.holds(step)
+
+    def _growth(self, step: int) -> list[torch.Tensor]:
+        """Scores of all positions, at least 0: the highest ones are grown."""
+        return [
+            uniform_scores(tuple(layer.mask.shape), self._seed, layer.name, step).to(
+                layer.mask.device
+            )
+            for layer in self.run.layers
+        ]
+
+    def _exchange(self, step: int, growth: list[torch.Tensor]) -> list[Event]:
+        run, fraction = self.run, cosine(self._drop, self._window.progress(step))
+        masks, num_new = [], 0
+        for layer, scores in zip(run.layers, growth, strict=True):
+            mask = exchanged(layer, scores, fraction, run.pattern)
+            num_new += int((mask & ~layer.mask).sum())
+            masks.append(mask)
+        run.change(masks, run.pattern)
+        return [run.event(step, "mask", fraction=fraction, grown=num_new)]
+
+
+class SetSchedule(Dynamic):
+    """Grows at random."""
+
+    kind = "set"
+
+
+class RigL(Dynamic):
+    """Grows where the dense gradient is largest; it is computed for these steps only.
+
+    Args:
+        density: of all layers together.
+        budget: uniform or erk.
+        window: exchanges happen at its steps; step 0 draws the first mask.
+        drop: fraction exchanged in the beginning.
+        seed: of the first mask.
+        gradient_steps: the gradient is summed over so many steps up to the exchange.
+    """
+
+    kind = "rigl"
+    _postponed = 0
+
+    def __init__(
+        self,
+        *,
+        density: float,
+        budget: str,
+        window: Window,
+        drop: float,
+        seed: int,
+        gradient_steps: int = 1,
+    ) -> None:
+        super().__init__(density=density, budget=budget, window=window, drop=drop, seed=seed)
+        self._gradient_steps = gradient_steps
+
+    def wants_gradients(self, step: int) -> bool:
+        """Up to update steps, and one step later where gradients were not finite."""
+        ahead = range(step, step + self._gradient_steps)
+        return self._postponed > 0 or any(self._is_due(later) for later in ahead)
+
+    def update(self, step: int) -> list[Event]:
+        """Exchange, if it is due and gradients are finite."""
+        if not self._is_due(step) and not self._postponed:
+            self.run.agree_gradients()
+            return []
+        gradients = self.run.gradients()
+        self.run.arm(False)
+        broken = [
+            layer.name
+            for layer, gradient in zip(self.run.layers, gradients, strict=True)
+            if not bool(gradient.isfinite().all())
+        ]
+        if broken:
+            return [self._postpone(step, broken[0])]
+        self._postponed = 0
+        return self._exchange(step, [gradient.abs() for gradient in gradients])
+
+    def state_dict(self) -> State:
+        """Whether an exchange waits for finite gradients, and those collected so far."""
+        return {"postponed": self._postponed, "gradients": self.run.partial_gradients()}
+
+    def load_state_dict(self, state: State, step: int) -> None:
+        """As `state_dict` gave it."""
+        self._postponed = int(state["postponed"])
+        if not self.is_settled(step):
+            self.run.restore_gradients(state["gradients"])
+
+    def _postpone(self, step: int, name: str) -> Event:
+        self._postponed += 1
+        if self._postponed > _MAX_POSTPONED:
+            raise InputError(
+                f"{name}: its gradient was NaN or infinite in {self._postponed} steps in a row, so"
+                " RigL cannot grow. Lower the learning rate or clip gradients."
+            )
+        return self.run.event(step, "postponed", layer=name)
+
+
+def exchanged(
+    layer: SparseLayer, growth: torch.Tensor, fraction: float, pattern: Pattern
+) -> torch.Tensor:
+    """The mask after dropping `fraction` of the kept weights and growing as many."""
+    mask, kept = layer.mask, int(layer.mask.sum())
+    num_dropped = int(kept * fraction)
+    if num_dropped == 0:
+        return mask.clone()
+    size = checked_scores(layer.name, layer.matrix.abs())
+    if pattern.fixed_density is None:
+        survivors = project(pruned_last(size, mask), kept - num_dropped, pattern) & mask
+    else:
+        # Any weight may go: the pattern then fills up the groups that lost one.
+        flat = pruned_last(size, mask).flatten()
+        survivors = keep_largest(flat, kept - num_dropped).view(mask.shape)
+    wanted = growth.masked_fill(survivors, torch.inf)
+    return project(checked_scores(layer.name, wanted), kept, pattern)

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The layers a controller moves the masks of: masked ones that start with every weight kept."""
+
+from dataclasses import dataclass
+from weakref import WeakSet
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gossamer.errors import FormatError, InputError
+from gossamer.formats.bits import unpack_bits
+from gossamer.nn import CompactWeight, MaskedWeight
+from gossamer.nn.mask_rules import fault_in_stored_mask
+from gossamer.patterns import Pattern, Unstructured, parse_pattern
+from gossamer.pruning.oneshot import apply_plan
+from gossamer.pruning.plan import Plan, check_layer
+from gossamer.pruning.rules import Rules
+from gossamer.pruning.targets import find_targets
+
+# Layers whose masks a controller moves; two of them would undo each other's work.
+_CONTROLLED: "WeakSet[nn.Module]" = WeakSet()
+
+
+@dataclass(frozen=True, eq=False)
+class SparseLayer:
+    """One weight with a mask, found by name: after `gossamer.compact` nothing holds the dense one.
+
+    Attributes:
+        model: holds the layer.
+        name: dotted name of the layer.
+        twins: names of other masked layers that hold the same weight and mask.
+    """
+
+    model: nn.Module
+    name: str
+    twins: tuple[str, ...] = ()
+
+    @property
+    def current(self) -> MaskedWeight | CompactWeight:
+        """The layer as it is now."""
+        module = self.model.get_submodule(self.name)
+        if not isinstance(module, MaskedWeight | CompactWeight):
+            raise InputError(
+                f"{self.name}: was replaced by a {type(module).__name__} while a controller was"
+                " attached. Call ctl.close() before changing layers."
+            )
+        return module
+
+    @property
+    def module(self) -> MaskedWeight:
+        """The masked layer."""
+        module = self.current
+        if isinstance(module, CompactWeight):
+            raise InputError(
+                f"{self.name}: is compact, but the schedule still moves masks. Call"
+                " gossamer.compact(model, optimizer) when ctl.is_settled says so."
+            )
+        return module
+
+    @property
+    def weight(self) -> nn.Parameter:
+        """The dense Parameter."""
+        return self.module.weight_parameter()
+
+    @property
+    def mask(self) -> torch.Tensor:
+        """Bool [R, K], not a copy."""
+        return self.module._mask
+
+    @property
+    def matrix(self) -> torch.Tensor:
+        """The weight as [R, K], zeros where it is pruned."""
+        return torch.where(self.mask, self.weight.detach().flatten(1), 0.0)
+
+    @property
+    def everyone(self) -> list[MaskedWeight]:
+        """The masked layer and its twins."""
+        twins = (self.model.get_submodule(name) for name in self.twins)
+        return [self.module, *(twin for twin in twins if isinstance(twin, MaskedWeight))]
+
+    def shaped(self, matrix: torch.Tensor) -> torch.Tensor:
+        """[R, K] in the shape of the weight."""
+        return matrix.reshape(self.weight.shape)
+
+
+def take_layers(
+    model: nn.Module, pattern: Pattern, targets: Rules, ignore: Rules
+) -> list[SparseLayer]:
+    """Mask the targets of `model` with every weight kept, in place, and reserve them."""
+    _check_model(model)
+    found = find_targets(model, targets, ignore)
+    for target in found:
+        check_layer(target, pattern)
+        if target.module in _CONTROLLED:
+            raise InputError(
+                f"{target.name}: a controller is attached already, and two would undo each other's"
+                " masks. Go on with the first one, or call its close() before."
+            )
+        if isinstance(target.module, MaskedWeight) and not bool(target.module._mask.all()):
+            raise InputError(
+                f"{target.name}: is pruned already ({target.module.density:.3g} kept). A schedule"
+                " starts from a dense layer: take to_dense() of it, or train on with its mask held."
+            )
+    # All kept: legal only where any mask is; the schedule gives layers their pattern with the mask.
+    masks = [torch.ones_like(t.weight.detach().flatten(1), dtype=torch.bool) for t in found]
+    apply_plan(model, Plan(Unstructured(), found, masks))
+    layers = [SparseLayer(model, t.name, tuple(name for name, _ in t.twins)) for t in found]
+    for layer in layers:
+        _CONTROLLED.update(layer.everyone)
+    return layers
+
+
+def release_layers(layers: list[SparseLayer]) -> None:
+    """Another controller may take them."""
+    for layer in layers:
+        if isinstance(layer.current, CompactWeight):
+            continue
+        for module in layer.everyone:
+            module.gradient_sum = None
+            module.set_reach(None)
+            _CONTROLLED.discard(module)
+
+
+def restore_mask(layer: SparseLayer, bits: torch.Tensor, pattern_text: str) -> None:
+    """Give a layer the mask of a checkpoint; nothing changes where it has it already."""
+    module, where = layer.current, f"load_state_dict: {layer.name}"
+    pattern = parse_pattern(pattern_text)
+    fault = fault_in_stored_mask(bits, module.matrix_shape, pattern, where)
+    if fault is not None:
+        raise FormatError(fault)
+    if isinstance(module, CompactWeight):
+        if not torch.equal(module.mask_bits.cpu(), bits.cpu()):
+            raise InputError(f"{where}: is compact with another mask than the state's.")
+        return
+    for each in layer.everyone:
+        each.pattern = pattern
+    if not torch.equal(module.mask_bits.cpu(), bits.cpu()):
+        module.set_mask(unpack_bits(bits, module.matrix_shape[1]))
+
+
+def _check_model(model: nn.Module) -> None:
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}.")
+    for name, module in model.named_modules():
+        if isinstance(module, DistributedDataParallel):
+            raise InputError(
+                f"{name or 'the model'} is wrapped in DistributedDataParallel. Call"
+                " gossamer.attach(model, ...) first, then wrap; when masks are settled, unwrap,"
+                " gossamer.compact(model, optimizer), and wrap again."
+            )
+        if isinstance(module, CompactWeight):
+            raise InputError(
+                f"{name}: is compact, its mask is fixed. Attach before gossamer.compact, or make"
+                " the layer dense again with to_dense()."
+            )

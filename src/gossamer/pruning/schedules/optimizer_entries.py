@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The optimizer's memory of single weights: cleared where a weight leaves or joins the training.
+
+Survivors are not touched, bit for bit. A weight that joins starts as a new Parameter would: its
+slots are zero and, with Adam, its own steps are counted (`young_weights`).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+
+from gossamer.errors import InputError
+from gossamer.nn import CompactWeight, MaskedWeight
+from gossamer.nn.optimizer_state import Part, check_state
+from gossamer.pruning.schedules.late_weights import YoungWeights
+
+# Zero slots are the fresh state of each of these; Adam's step count is seen to by YoungWeights.
+_KNOWN = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop)
+
+
+@runtime_checkable
+class FollowsMasks(Protocol):
+    """An optimizer that clears its own slots, so that weights may join in the middle of a run."""
+
+    def reset_entries(self, parameter: nn.Parameter, where: torch.Tensor) -> None:
+        """Make the entries of bool `where` (of the parameter's shape) as good as new."""
+
+
+class OptimizerEntries:
+    """One optimizer and the entries of its state that belong to masked weights.
+
+    Args:
+        model: holds the weights.
+        optimizer: trains them.
+        grows: whether weights will join in the middle of the run.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, grows: bool) -> None:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise InputError(
+                f"optimizer: expected a torch optimizer, got {type(optimizer).__name__}."
+            )
+        if grows and not isinstance(optimizer, (*_KNOWN, FollowsMasks)):
+            known = ", ".join(kind.__name__ for kind in _KNOWN)
+            raise InputError(
+                f"optimizer: this schedule lets weights come back, and what a fresh weight looks"
+                f" like in {type(optimizer).__name__} is not known. Use {known}, give it a method"
+                " reset_entries(parameter, where), or take a schedule that only prunes."
+            )
+        self.optimizer = optimizer
+        adam = isinstance(optimizer, torch.optim.Adam)
+        self._young = YoungWeights(model, optimizer) if grows and adam else None  # type: ignore[arg-type]
+
+    def check(self, name: str, parameter: nn.Parameter) -> None:
+        """Raise InputError if the state of `parameter` cannot follow a mask."""
+        if not isinstance(self.optimizer, FollowsMasks):
+            check_state(self.optimizer, parameter, f"{name}.weight")
+
+    def move(
+        self, name: str, parameter: nn.Parameter, dropped: torch.Tensor, grown: torch.Tensor
+    ) -> None:
+        """Entries leave and join, bool tensors of the parameter's shape."""
+        self.reset(parameter, dropped | grown)
+        if self._young is not None:
+            self._young.remove(name, dropped)
+            self._young.add(name, parameter, grown)
+
+    def forget(self, name: str, parameter: nn.Parameter) -> None:
+        """The whole Parameter starts anew."""
+        self.optimizer.state.pop(parameter, None)
+        if self._young is not None:
+            self._young.clear(name)
+
+    def reset(self, parameter: nn.Parameter, where: torch.Tensor) -> None:
+        """Zero all slots at bool `where`, of the parameter's shape."""
+        if isinstance(self.optimizer, FollowsMasks):
+            self.optimizer.reset_entries(parameter, where)
+            return
+        for value in self.optimizer.state.get(parameter, {}).values():
+            if isinstance(value, torch.Tensor) and value.ndim and value.shape == parameter.shape:
+                value.masked_fill_(where, 0)
+
+    def before_step(self) -> None:
+        """Inside optimizer.step(), before weights change."""
+        if self._young is not None:
+            self._young.before()
+
+    def after_step(self) -> None:
+        """Inside optimizer.step(), after weights have changed."""
+        if self._young is not None:
+            self._young.after()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is not in the optimizer's own state."""
+        return {} if self._young is None else {"young": self._young.state_dict()}
+
+    def load_state_dict(
+        self, state: dict[str, Any], layers: dict[str, MaskedWeight | CompactWeight]
+    ) -> None:
+        """As `state_dict` gave it; `layers` are those of today, by name."""
+        if self._young is not None:
+            self._young.load_state_dict(state.get("young", {}), layers)
+
+    def follow(self, parts: Mapping[nn.Parameter, Part]) -> None:
+        """The optimizer holds parts of Parameters from now on."""
+        if self._young is not None:
+            self._young.follow(parts)
+
+    def part_of(self, parameter: nn.Parameter) -> dict[str, torch.Tensor]:
+        """What is known of single entries of a cut Parameter, by their places in the whole one."""
+        return {} if self._young is None else self._young.part_of(parameter)
+
+    def whole_state(
+        self,
+        layers: Mapping[str, MaskedWeight | CompactWeight],
+        parts: Mapping[nn.Parameter, Sequence[Mapping[str, torch.Tensor]]],
+    ) -> dict[str, Any]:
+        """`state_dict`, from what `part_of` gave in all processes."""
+        return {} if self._young is None else {"young": self._young.whole_state(layers, parts)}

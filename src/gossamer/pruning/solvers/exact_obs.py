@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exact OBS (arXiv 2208.11580): drop one weight at a time, each time the one that costs least.
+
+Rows do not see each other: each is eliminated to the end by itself, which gives an order and what
+every step cost. The count of the layer then takes steps from all rows, cheapest first. What OBS
+leaves on a row is the least squares solution for its mask, so the weights come from `refit`.
+Costs R K^3: for small layers.
+
+Legend: R rows, K columns, S rows of a slice.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from gossamer.errors import PatternError
+from gossamer.patterns import NM, Unstructured, kept_count
+from gossamer.patterns.select import keep_largest
+from gossamer.pruning.solvers.gram import damped
+from gossamer.pruning.solvers.least_squares import refit
+from gossamer.pruning.solvers.problem import LayerProblem, LayerSolution
+
+# Rows whose inverses [K, K] are held together.
+SLICE_NUMBERS = 1 << 24
+
+
+@dataclass(frozen=True)
+class ExactOBS:
+    """The solver and its settings.
+
+    Attributes:
+        damping: added to the diagonal of the Gram matrix, as a part of its mean.
+    """
+
+    damping: float = 0.01
+
+    def __call__(self, problem: LayerProblem) -> LayerSolution:
+        """Prune one layer."""
+        if problem.gram_KK is None:
+            raise ValueError(f"{problem.name}: exact OBS needs the Gram matrix of the inputs")
+        pattern = problem.pattern
+        if not isinstance(pattern, Unstructured | NM):
+            raise PatternError(
+                f"{problem.name}: exact-obs drops single weights and works with 'unstructured' and"
+                f" N:M, not with {pattern}. Use sparsegpt or admm."
+            )
+        inverse_KK = torch.cholesky_inverse(damped(problem.gram_KK, self.damping).factor_KK)
+        num_rows, num_columns = problem.weight_RK.shape
+        height = max(1, SLICE_NUMBERS // max(1, num_columns**2))
+        group = pattern.group if isinstance(pattern, NM) else None
+        # What the step that dropped a weight cost; inf for weights that stay to the end.
+        costs_RK = (
+            torch.cat(
+                [
+                    _eliminate(
+                        problem.weight_RK[start : start + height],
+                        inverse_KK,
+                        None
+                        if problem.allowed_RK is None
+                        else problem.allowed_RK[start : start + height],
+                        (pattern.num_kept, group) if isinstance(pattern, NM) and group else None,
+                    )
+                    for start in range(0, num_rows, height)
+                ]
+            )
+            if num_rows
+            else problem.weight_RK.clone()
+        )
+        if isinstance(pattern, NM):
+            mask_RK = costs_RK.isinf()
+        else:
+            kept = kept_count(problem.density, costs_RK.numel()) if problem.density else 0
+            mask_RK = keep_largest(costs_RK.flatten(), kept).view(costs_RK.shape)
+        return refit(problem, mask_RK, self.damping)
+
+
+def _eliminate(
+    weight_SK: torch.Tensor,
+    inverse_KK: torch.Tensor,
+    allowed_SK: torch.Tensor | None,
+    groups: tuple[int, int] | None,
+) -> torch.Tensor:
+    """What dropping each weight cost, always more than the step before it in the same row.
+
+    Steps of a row must be taken in order, so a step counts with the dearest one before it.
+    """
+    rows = torch.arange(len(weight_SK))
+    weight_SK = weight_SK.clone()
+    inverse_SKK = inverse_KK.repeat(len(weight_SK), 1, 1)
+    alive_SK = torch.ones_like(weight_SK, dtype=torch.bool)
+    costs_SK = torch.full_like(weight_SK, torch.inf)
+    dearest_S = torch.zeros_like(weight_SK[:, 0]) if weight_SK.shape[1] else weight_SK.sum(1)
+    infinity = torch.full_like(dearest_S, torch.inf)
+    num_columns = weight_SK.shape[1]
+    num_steps = (
+        num_columns if groups is None else num_columns - num_columns // groups[1] * groups[0]
+    )
+    for _ in range(num_steps):
+        diagonal_SK = inverse_SKK.diagonal(dim1=1, dim2=2)
+        scores_SK = weight_SK.square() / diagonal_SK
+        if allowed_SK is not None:
+            scores_SK.masked_fill_(~allowed_SK, 0.0)
+        droppable_SK = alive_SK if groups is None else alive_SK & _has_more(alive_SK, *groups)
+        scores_SK.masked_fill_(~droppable_SK, torch.inf)
+        cost_S, column_S = scores_SK.min(dim=1)
+        dearest_S = torch.maximum(torch.nextafter(dearest_S, infinity), cost_S)
+        costs_SK[rows, column_S] = dearest_S
+        alive_SK[rows, column_S] = False
+        direction_SK = inverse_SKK[rows, column_S]
+        pivot_S = direction_SK[rows, column_S]
+        weight_SK -= (weight_SK[rows, column_S] / pivot_S)[:, None] * direction_SK
+        inverse_SKK.baddbmm_(
+            (direction_SK / pivot_S[:, None])[:, :, None], direction_SK[:, None, :], alpha=-1
+        )
+        weight_SK[rows, column_S] = 0.0
+        # The dropped row and column are zero but for rounding, and no longer looked at.
+        inverse_SKK[rows, column_S, column_S] = 1.0
+    return costs_SK
+
+
+def _has_more(alive_SK: torch.Tensor, num_kept: int, group: int) -> torch.Tensor:
+    """Whether the group of each column still holds more than N."""
+    counts = alive_SK.view(len(alive_SK), -1, group).sum(dim=2) > num_kept
+    return counts.repeat_interleave(group, dim=1)

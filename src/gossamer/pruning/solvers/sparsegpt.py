@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SparseGPT (arXiv 2301.00774): one pass over the columns; those behind make up for each zero.
+
+Columns are visited from left to right. When a weight is dropped (or rounded to a grid), the weights
+of its row that come later are moved so that the outputs change least. Corrections of the columns
+behind a lazy block are applied once per block. The mask of a block is chosen from weights that
+carry all corrections so far: for patterns with column groups at every group, otherwise at the
+block.
+
+Legend: R rows, K columns, B columns of a lazy block.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from gossamer.patterns import Pattern, kept_count
+from gossamer.pruning.solvers.gram import damped, damping_note
+from gossamer.pruning.solvers.grid import COLUMNS, Grid
+from gossamer.pruning.solvers.problem import LayerProblem, LayerSolution
+
+
+@dataclass(frozen=True)
+class SparseGPT:
+    """The solver and its settings.
+
+    Attributes:
+        damping: added to the diagonal of the Gram matrix, as a part of its mean.
+        block: columns of a lazy block.
+        bits: of joint quantisation, 4 or 8; None leaves kept weights in floating point.
+    """
+
+    damping: float = 0.01
+    block: int = 128
+    bits: int | None = None
+
+    def __call__(self, problem: LayerProblem) -> LayerSolution:
+        """Prune one layer."""
+        if problem.gram_KK is None:
+            raise ValueError(f"{problem.name}: SparseGPT needs the Gram matrix of the inputs")
+        gram = damped(problem.gram_KK, self.damping)
+        upper_KK = gram.inverse_upper_factor()
+        # Columns as rows: every step below touches whole rows of memory.
+        weight_KR = problem.weight_RK.T.contiguous()
+        weight_KR[gram.dead_K] = 0.0
+        mask_KR = torch.ones_like(weight_KR, dtype=torch.bool)
+        grid = None if self.bits is None else Grid(problem.weight_RK, self.bits)
+        choose = _Choice(problem, upper_KK)
+        cost = 0.0
+        for first, last in choose.lazy_blocks(self.block):
+            columns = slice(first, last)
+            mask_BR, error_BR = _walk(
+                weight_KR[columns], upper_KK[columns, columns], choose, first, grid
+            )
+            mask_KR[columns] = mask_BR
+            cost += float(error_BR.square().sum(dtype=torch.float64))
+            weight_KR[last:].addmm_(upper_KK[columns, last:].T, error_BR, alpha=-1)
+        mask_RK = mask_KR.T.contiguous()
+        # where, not a product: no -0.0.
+        weight_RK = torch.where(mask_RK, weight_KR.T, 0.0).contiguous()
+        return LayerSolution(weight_RK, mask_RK, damping_note(self.damping, gram), cost)
+
+
+class _Choice:
+    """Which weights of the next columns stay."""
+
+    def __init__(self, problem: LayerProblem, upper_KK: torch.Tensor) -> None:
+        self.pattern: Pattern = problem.pattern
+        self.is_fixed = problem.pattern.fixed_density is not None
+        self.density = problem.density
+        self.unit: int = problem.pattern.padded_shape((problem.weight_RK.shape[0], 1))[1]
+        self._allowed_RK = problem.allowed_RK
+        self._diagonal_K = upper_KK.diagonal()
+        self._rows, self._columns = problem.weight_RK.shape
+        allowed_RK = (
+            torch.ones_like(problem.weight_RK) if self._allowed_RK is None else self._allowed_RK
+        )
+        # Weights that may be kept in front of every column.
+        before = torch.nn.functional.pad(allowed_RK.sum(dim=0).cumsum(0), (1, 0))
+        self._before = [int(count) for count in before]
+
+    def lazy_blocks(self, width: int) -> list[tuple[int, int]]:
+        """Column ranges of whole groups, about `width` each."""
+        step = max(1, width // self.unit) * self.unit
+        return [(k, min(k + step, self._columns)) for k in range(0, self._columns, step)]
+
+    def mask(self, weight_BR: torch.Tensor, first: int) -> torch.Tensor:
+        """Of the columns from `first` on: bool [B, R], exact counts over the whole layer."""
+        width = len(weight_BR)
+        if self.density == 0.0:
+            return torch.zeros_like(weight_BR, dtype=torch.bool)
+        scores_RB = (weight_BR / self._diagonal_K[first : first + width, None]).square_().T
+        if self._allowed_RK is not None:
+            allowed = self._allowed_RK[:, first : first + width]
+            scores_RB = scores_RB.masked_fill(~allowed, -torch.inf)
+        density = self.density if self.is_fixed else self._share(first, first + width)
+        if density == 0.0:
+            return torch.zeros_like(weight_BR, dtype=torch.bool)
+        return self.pattern.project(scores_RB.contiguous(), density).T
+
+    def _share(self, first: int, last: int) -> float:
+        """The density of these columns such that all blocks together keep the exact count.
+
+        Blocks share it by what they may keep, so that an earlier mask is never left.
+        """
+        height = self.pattern.padded_shape((1, self.unit))[0]
+        atom = height * self.unit
+        total = kept_count(self.density, self._rows // height * (self._columns // self.unit))
+        upto = [round(total * self._before[k] / max(1, self._before[-1])) for k in (first, last)]
+        return (upto[1] - upto[0]) * atom / (self._rows * (last - first))
+
+
+def _walk(
+    weight_BR: torch.Tensor,
+    upper_BB: torch.Tensor,
+    choose: _Choice,
+    first: int,
+    grid: Grid | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One lazy block in place: its mask, and the error of each column over its U_ii."""
+    step = choose.unit if choose.is_fixed else len(weight_BR)
+    mask_BR = torch.empty_like(weight_BR, dtype=torch.bool)
+    error_BR = torch.empty_like(weight_BR)
+    diagonal = upper_BB.diagonal().tolist()
+    for i, scale in enumerate(diagonal):
+        if i % step == 0:
+            mask_BR[i : i + step] = choose.mask(weight_BR[i : i + step], first + i)
+        if grid is not None and grid.begins_at(first + i):
+            # Behind `known` nothing is decided yet; the largest weights are likely to stay.
+            known, group = i // step * step + step, weight_BR[i : i + COLUMNS].clone()
+            group[: known - i] *= mask_BR[i : min(known, i + COLUMNS)]
+            grid.begin(group)
+        column_R = weight_BR[i]
+        kept_R = column_R if grid is None else grid.round(column_R)
+        final_R = torch.where(mask_BR[i], kept_R, 0.0)
+        error_R = torch.sub(column_R, final_R, out=error_BR[i]).div_(scale)
+        # One outer product: this column's own entry becomes final_R up to rounding.
+        weight_BR[i + 1 :].addr_(upper_BB[i, i + 1 :], error_R, alpha=-1)
+        column_R.copy_(final_R)
+    return mask_BR, error_BR

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`prune_structured`: gradients, search, rearrangement, slimming, reconstruction in one call."""
+
+import copy
+import math
+import time
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from gossamer.errors import InputError
+from gossamer.nn.matrix_layer import matrix_of, set_matrix
+from gossamer.nn.slimming import UnitGroup
+from gossamer.pruning.structured.costs import Cost, cost_tables
+from gossamer.pruning.structured.gradients import Fisher, Loss, fisher_scores, mask_gradients
+from gossamer.pruning.structured.masks import mask_factors, scaled_units
+from gossamer.pruning.structured.rearrange import pruned_objective, rearrange_units
+from gossamer.pruning.structured.replay import Keep
+from gossamer.pruning.structured.result import BlockUnits, Evaluate, StageLog, StructuredResult
+from gossamer.pruning.structured.search import best_units
+from gossamer.pruning.structured.slim import slim
+from gossamer.pruning.structured.tune import Method, reconstruct
+from gossamer.pruning.structured.units import find_units
+
+Teacher = Literal["dense", "sqrt"]
+
+
+def prune_structured(  # noqa: PLR0913 (the stages' settings are all named)
+    model: nn.Module,
+    batches: Iterable[Any],
+    loss: Loss,
+    *,
+    budget: float = 0.5,
+    tokens: float,
+    cost: Cost = "macs",
+    fisher: Fisher = "batch",
+    rearrange: bool = True,
+    tune: bool = True,
+    refit: bool = True,
+    multiple: int = 1,
+    min_heads: int = 0,
+    min_filters: int = 0,
+    keep: Keep | None = None,
+    evaluate: Evaluate | None = None,
+    teacher: Teacher = "dense",
+    rounds: int = 1,
+    fit_batches: int = 16,
+) -> StructuredResult:
+    """Make `model` smaller in place: whole heads and filters go, no gradient step is taken.
+
+    Args:
+        model: of a family of `find_units`; changed in place.
+        batches: calibration data, a few hundred to a few thousand samples.
+        loss: `loss(model, batch)`, the mean loss of a batch, a scalar.
+        budget: fraction of the dense cost of all blocks that may be left.
+        tokens: average length of a sequence, for the cost of attention.
+        cost: "macs", "parameters" or "latency" (measured here).
+        fisher: one gradient per "batch" or per "sample", see `mask_gradients`.
+        rearrange: choose again which units of a group go together.
+        tune: fit one scale per remaining unit to the teacher's activations.
+        refit: fit the weights behind the remaining units to them.
+        multiple: kept filters per block are a multiple of it.
+        min_heads: at least so many heads (groups of query heads) per block.
+        min_filters: at least so many filters per block.
+        keep: `keep(batch)`, tokens that are no padding, [batch, tokens] per call of the model.
+        evaluate: `evaluate(model)`, higher is better, on calibration data set aside. Given, the
+            better state before or after every optional stage is kept.
+        teacher: what reconstruction comes back to: the "dense" model, or the one pruned to the
+            square root of the budget.
+        rounds: reach the budget in so many geometric steps, with gradients of the slim model.
+
+        fit_batches: reconstruction uses so many batches, evenly spread; it needs a few tokens per
+            input of a layer, the gradients need more.
+
+    Raises:
+        TargetError: the architecture is not supported.
+        ResourceError: nothing allowed fits the budget.
+    """
+    if not 0 < budget <= 1:
+        raise InputError(f"budget: expected a fraction above 0 and up to 1, got {budget}.")
+    if rounds < 1 or fit_batches < 1:
+        raise InputError(
+            f"rounds and fit_batches: expected 1 or more, got {rounds} and {fit_batches}."
+        )
+    run = _Run(model, list(batches), loss, keep, evaluate, fisher, fit_batches)
+    tables = cost_tables(run.groups, cost, tokens)
+    total = sum(float(table[-1]) for table in tables)
+    limits = {
+        "multiple": [1 if g.kind == "heads" else multiple for g in run.groups],
+        "minimum": [min_heads if g.kind == "heads" else min_filters for g in run.groups],
+    }
+    dense = copy.deepcopy(model) if tune or refit else model
+    for number in range(1, rounds + 1):
+        fraction = budget ** (number / rounds)
+        gradients = run.gradients()
+        left = [table[: group.count + 1] for table, group in zip(tables, run.groups, strict=True)]
+        if teacher == "sqrt" and number == 1 and (tune or refit):
+            slim(dense, run.search(gradients, left, math.sqrt(budget) * total, limits))
+        kept = run.search(gradients, left, fraction * total, limits)
+        if rearrange:
+            kept = run.rearrange(gradients, kept)
+        run.cut(kept)
+        if tune:
+            run.reconstruct("tune", dense, "scales")
+        if refit:
+            run.reconstruct("refit", dense, "weights")
+    spent = sum(float(table[group.count]) for table, group in zip(tables, run.groups, strict=True))
+    return run.result(spent / total if total else 1.0)
+
+
+class _Run:
+    """The model on its way, and the log of its stages."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: list[Any],
+        loss: Loss,
+        keep: Keep | None,
+        evaluate: Evaluate | None,
+        fisher: Fisher,
+        fit_batches: int,
+    ) -> None:
+        # Batches are often sorted by length: every part of them must be seen.
+        self.some = batches[:: -(-len(batches) // fit_batches) or 1]
+        self.model, self.batches, self.loss = model, batches, loss
+        self.keep, self.evaluate, self.fisher = keep, evaluate, fisher
+        self.groups = find_units(model)
+        self.original = [list(range(group.count)) for group in self.groups]
+        self.stages: list[StageLog] = []
+        self.notes: list[str] = []
+        self.score: float | None = None
+
+    def gradients(self) -> list[torch.Tensor]:
+        start = time.perf_counter()
+        found = mask_gradients(self.model, self.groups, self.batches, self.loss, self.fisher)
+        self._log("gradients", None, None, True, start)
+        return found
+
+    def search(
+        self,
+        gradients: list[torch.Tensor],
+        tables: list[torch.Tensor],
+        budget: float,
+        limits: dict[str, list[int]],
+    ) -> list[list[int]]:
+        start = time.perf_counter()
+        is_head = [group.kind == "heads" for group in self.groups]
+        kept = best_units(
+            fisher_scores(gradients), tables, is_head, budget,
+            multiple=limits["multiple"], minimum=limits["minimum"],
+        )  # fmt: skip
+        seconds = time.perf_counter() - start
+        self.score = self._masked_score(kept)
+        self._log("search", _objective(gradients, kept), self.score, True, seconds=seconds)
+        return kept
+
+    def rearrange(self, gradients: list[torch.Tensor], kept: list[list[int]]) -> list[list[int]]:
+        start = time.perf_counter()
+        other = [rearrange_units(g, units) for g, units in zip(gradients, kept, strict=True)]
+        seconds = time.perf_counter() - start
+        score = self._masked_score(other)
+        better = score is None or self.score is None or score > self.score
+        self._log("rearrange", _objective(gradients, other), score, better, seconds=seconds)
+        if not better:
+            return kept
+        self.score = score
+        return other
+
+    def cut(self, kept: list[list[int]]) -> None:
+        start = time.perf_counter()
+        slim(self.model, kept)
+        self.original = [
+            [names[unit] for unit in units]
+            for names, units in zip(self.original, kept, strict=True)
+        ]
+        self.groups = find_units(self.model)
+        self._log("slim", None, self.score, True, start)
+
+    def reconstruct(self, name: str, teacher: nn.Module, method: Method) -> None:
+        start = time.perf_counter()
+        before = [_consumer_state(group) for group in self.groups]
+        fits = reconstruct(
+            self.model, self.groups, teacher, find_units(teacher), self.some, self.loss,
+            method=method, keep=self.keep,
+        )  # fmt: skip
+        seconds = time.perf_counter() - start
+        self.notes += [f"{name}: {fit.name}: {fit.note}" for fit in fits if fit.note]
+        score = None if self.evaluate is None else float(self.evaluate(self.model))
+        better = score is None or self.score is None or score > self.score
+        error = sum(fit.error_after for fit in fits) / len(fits)
+        self._log(name, error, score, better, seconds=seconds)
+        if better:
+            self.score = score
+        else:
+            for group, state in zip(self.groups, before, strict=True):
+                _restore_consumer(group, state)
+
+    def result(self, fraction: float) -> StructuredResult:
+        blocks = [
+            BlockUnits(heads.block_name, tuple(kept_heads), tuple(kept_filters))
+            for heads, kept_heads, kept_filters in zip(
+                self.groups[::2], self.original[::2], self.original[1::2], strict=True
+            )
+        ]
+        return StructuredResult(
+            self.model, fraction, tuple(self.stages), tuple(blocks), tuple(self.notes)
+        )
+
+    def _masked_score(self, kept: list[list[int]]) -> float | None:
+        if self.evaluate is None:
+            return None
+        with scaled_units(self.groups, mask_factors(self.groups, kept)):
+            return float(self.evaluate(self.model))
+
+    def _log(
+        self,
+        name: str,
+        figure: float | None,
+        score: float | None,
+        kept: bool,
+        start: float | None = None,
+        *,
+        seconds: float = 0.0,
+    ) -> None:
+        if start is not None:
+            seconds = time.perf_counter() - start
+        self.stages.append(StageLog(name, figure, score, kept, seconds))
+
+
+def _objective(gradients: list[torch.Tensor], kept: list[list[int]]) -> float:
+    return sum(pruned_objective(g, units) for g, units in zip(gradients, kept, strict=True))
+
+
+def _consumer_state(group: UnitGroup) -> tuple[torch.Tensor, torch.Tensor | None]:
+    bias = group.consumer._parameters.get("bias")
+    matrix = matrix_of(group.consumer).detach().clone()
+    return matrix, None if bias is None else bias.detach().clone()
+
+
+def _restore_consumer(group: UnitGroup, state: tuple[torch.Tensor, torch.Tensor | None]) -> None:
+    set_matrix(group.consumer, state[0])
+    bias = group.consumer._parameters.get("bias")
+    if bias is not None and state[1] is not None:
+        bias.data.copy_(state[1])

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which layers are pruned. Everything that cannot be pruned is refused by name, never skipped."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+
+from gossamer.errors import InputError, TargetError
+from gossamer.nn import CompactWeight
+from gossamer.nn.prunable import EMBEDDINGS, PRUNABLE, is_head, why_not_prunable
+from gossamer.pruning.rules import Rules, as_rules, inside, is_exact, match
+
+PrunableLayer = nn.Linear | nn.Conv2d
+Holders = dict[nn.Parameter, list[tuple[str, nn.Module]]]
+
+
+@dataclass(frozen=True)
+class Target:
+    """One weight to prune.
+
+    Attributes:
+        name: dotted name of the layer, the first one if it is registered several times.
+        module: the layer.
+        twins: other layers that hold the very same weight; they get the same mask.
+    """
+
+    name: str
+    module: PrunableLayer
+    twins: tuple[tuple[str, PrunableLayer], ...] = ()
+
+    @property
+    def weight(self) -> nn.Parameter:
+        """The Parameter to prune, dense."""
+        return weight_of(self.module)
+
+
+def weight_of(module: PrunableLayer) -> nn.Parameter:
+    """The dense Parameter of a Linear or Conv2d, masked or not."""
+    weight = module._parameters["weight"]
+    if weight is None:
+        raise TargetError(f"a {type(module).__name__} without a weight cannot be pruned.")
+    return weight
+
+
+def find_targets(model: nn.Module, targets: Rules = None, ignore: Rules = None) -> list[Target]:
+    """Layers to prune, in the order of the model; tied weights once.
+
+    Default: every Linear and Conv2d, except one tied to an embedding or whose last path component
+    is lm_head, head or classifier.
+
+    Args:
+        model: any module.
+        targets: rules of `gossamer.pruning.rules` that replace the default.
+        ignore: rules that are taken away from it.
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}.")
+    modules = dict(model.named_modules(remove_duplicate=False))
+    holders = _holders(model)
+    if targets is None:
+        names = [name for name in modules if not _left_by_default(name, modules[name], holders)]
+    else:
+        names = _targeted(model, modules, as_rules(targets, "targets"))
+    ignored = _ignored(modules, as_rules(ignore, "ignore"))
+    names = [name for name in names if name not in ignored]
+    found = list(_unique_targets(modules, names, holders))
+    if not found:
+        raise TargetError(_nothing_found(modules))
+    _check_memory(found, holders)
+    return found
+
+
+def _check_memory(targets: list[Target], holders: Holders) -> None:
+    """Refuse a weight whose memory another Parameter holds, too: zeros would appear in both."""
+    weights = {weight_of(target.module): target.name for target in targets}
+    places = [(span, param) for param in holders if (span := _span(param)) is not None]
+    reach, owner = 0, None
+    for (start, end), param in sorted(places, key=lambda place: place[0]):
+        if start < reach and owner is not None and not weights.keys().isdisjoint((owner, param)):
+            target, other = (param, owner) if param in weights else (owner, param)
+            raise TargetError(
+                f"{weights[target]}: cannot be pruned: its weight shares memory with another"
+                f" Parameter, of {holders[other][0][0] or 'the model itself'}, which would get its"
+                " zeros. Give it its own: layer.weight ="
+                " torch.nn.Parameter(layer.weight.detach().clone()); or add it to ignore=[...]."
+            )
+        if end > reach:
+            reach, owner = end, param
+
+
+def _span(param: nn.Parameter) -> tuple[int, int] | None:
+    """First address and the one behind the last; None for what has no memory."""
+    if isinstance(param, UninitializedParameter) or not param.numel() or param.device.type != "cpu":
+        return None
+    try:
+        start = param.data_ptr()
+    except RuntimeError:  # fake tensors and the like
+        return None
+    last = sum(
+        (size - 1) * stride for size, stride in zip(param.shape, param.stride(), strict=True)
+    )
+    return (start, start + (last + 1) * param.element_size()) if start else None
+
+
+def _holders(model: nn.Module) -> Holders:
+    """Every Parameter with the modules that hold it."""
+    holders: Holders = {}
+    for name, module in model.named_modules():
+        for param in module._parameters.values():
+            if param is not None:
+                holders.setdefault(param, []).append((name, module))
+    return holders
+
+
+def _embedding_tied_to(module: nn.Module, holders: Holders) -> str | None:
+    weight = module._parameters.get("weight")
+    for name, holder in holders.get(weight, []) if weight is not None else []:
+        if isinstance(holder, EMBEDDINGS):
+            return name
+    return None
+
+
+def _left_by_default(name: str, module: nn.Module, holders: Holders) -> bool:
+    return (
+        not isinstance(module, (*PRUNABLE, CompactWeight))
+        or is_head(name)
+        or _embedding_tied_to(module, holders) is not None
+    )
+
+
+def _targeted(model: nn.Module, modules: dict[str, nn.Module], rules: list[str]) -> list[str]:
+    chosen: set[str] = set()
+    parameters = dict(model.named_parameters())
+    for rule in rules:
+        if rule in parameters:
+            raise TargetError(
+                f"targets: {rule!r} is a Parameter. Only the weights of Linear and Conv2d layers"
+                " can be pruned; name the layer."
+            )
+        names = match(rule, modules, "targets")
+        if is_exact(rule, modules) and not isinstance(modules[rule], (*PRUNABLE, CompactWeight)):
+            names = _members(rule, modules)
+        prunable = [n for n in names if isinstance(modules[n], (*PRUNABLE, CompactWeight))]
+        if not prunable:
+            first = names[0]
+            raise TargetError(
+                f"targets: {rule!r} matched {len(names)} modules, none of which can be pruned"
+                f" ({first or 'the model'}: {type(modules[first]).__name__})."
+                " Only Linear and Conv2d layers can."
+            )
+        chosen.update(prunable)
+    return [name for name in modules if name in chosen]
+
+
+def _members(rule: str, modules: dict[str, nn.Module]) -> list[str]:
+    if isinstance(modules[rule], nn.MultiheadAttention):
+        raise TargetError(
+            f"targets: {rule!r} is a MultiheadAttention, whose q, k and v weights (in_proj_weight)"
+            f" are no Linear layer and cannot be pruned. Name {rule + '.out_proj'!r} to prune its"
+            " output projection only."
+        )
+    return [name for name in modules if inside(name, rule)]
+
+
+def _ignored(modules: dict[str, nn.Module], rules: list[str]) -> set[str]:
+    ignored: set[str] = set()
+    for rule in rules:
+        names = match(rule, modules, "ignore")
+        if is_exact(rule, modules):
+            names = [name for name in modules if inside(name, rule)]
+        # A module registered under two names is ignored under both.
+        same = {id(modules[name]) for name in names}
+        ignored.update(name for name, module in modules.items() if id(module) in same)
+    return ignored
+
+
+def _unique_targets(
+    modules: dict[str, nn.Module], names: list[str], holders: Holders
+) -> Iterator[Target]:
+    chosen = {id(modules[name]) for name in names}
+    seen: set[nn.Parameter] = set()
+    for name in names:
+        module = modules[name]
+        reason = why_not_prunable(module)
+        if reason is not None or not isinstance(module, PRUNABLE):
+            raise TargetError(f"{name}: cannot be pruned: {reason}; or add it to ignore=[...].")
+        if not name:
+            raise TargetError(
+                f"the model is itself one {type(module).__name__} and cannot be replaced in place."
+                " Wrap it: model = torch.nn.Sequential(model)."
+            )
+        weight = weight_of(module)
+        if weight in seen:
+            continue
+        seen.add(weight)
+        yield Target(name, module, tuple(_twins(name, module, chosen, holders[weight])))
+
+
+def _twins(
+    name: str, module: PrunableLayer, chosen: set[int], holders: list[tuple[str, nn.Module]]
+) -> Iterator[tuple[str, PrunableLayer]]:
+    for other_name, other in holders:
+        if other is module:
+            continue
+        reason = why_not_prunable(other)
+        if isinstance(other, PRUNABLE) and reason is None and id(other) in chosen:
+            yield other_name, other
+            continue
+        why = reason if reason is not None else "it is not among the targets"
+        raise TargetError(
+            f"{name}: shares its weight with {other_name or 'the model'}, which would go on using"
+            f" it dense ({why}). Target both, or add {name!r} to ignore=[...]."
+        )
+
+
+def _nothing_found(modules: dict[str, nn.Module]) -> str:
+    skipped = [name for name, module in modules.items() if isinstance(module, PRUNABLE)]
+    if any(type(module).__name__ == "Conv1D" for module in modules.values()):
+        return (
+            "the blocks of this model are made of transformers' Conv1D, which has no masked form."
+            " Make them Linears first, which compute the same: gossamer.nn.conv1d_to_linear(model);"
+            " gossamer.load does that. Whole heads and filters can be pruned as it is."
+        )
+    if skipped:
+        return (
+            "no layer is left to prune: heads and layers tied to an embedding are left out by"
+            f" default, and ignore=[...] may have taken the rest. Layers: {', '.join(skipped)}."
+            f" To prune one all the same: targets=[{skipped[0]!r}]."
+        )
+    kinds = sorted({type(module).__name__ for module in modules.values()})
+    return f"the model has no Linear or Conv2d layer to prune; it holds {', '.join(kinds)}."

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`mesh:` of a `train` stage: the grid of processes, and how they talk."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gossamer.training.distributed.processes.mesh_sizes import MeshSizes
+
+_MOST = 2**16
+
+
+class Mesh(BaseModel):
+    """Ranks along each axis; their product is the number of processes torchrun starts."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    data: int = Field(default=1, ge=1, le=_MOST, description="Replicas with different samples.")
+    pipeline: int = Field(default=1, ge=1, le=_MOST, description="Stages of layers.")
+    shard: int = Field(
+        default=1, ge=1, le=_MOST, description="Parts of every parameter, with different samples."
+    )
+    tensor: int = Field(
+        default=1, ge=1, le=_MOST, description="Parts of the heads and filters of every block."
+    )
+    microbatches: int | None = Field(
+        default=None,
+        ge=1,
+        le=2**20,
+        description="Of a rank's samples in a pipeline; null: two per stage where they divide.",
+    )
+    schedule: Literal[
+        "gpipe", "1f1b", "interleaved", "zero-bubble", "zero-bubble-v", "message-driven"
+    ] = Field(default="1f1b", description="Of the pipeline.")
+    wire: Literal["full", "bf16"] = Field(
+        default="full", description="Gradients between replicas: as they are, or rounded to bf16."
+    )
+    timeout: float = Field(
+        default=60.0, gt=0.0, le=86400.0, description="Seconds of silence that end a step."
+    )
+    start_timeout: float = Field(
+        default=600.0,
+        gt=0.0,
+        le=86400.0,
+        description="Seconds until all ranks have come; also for checkpoints and evaluations.",
+    )
+    heartbeat: float = Field(
+        default=5.0, gt=0.0, le=3600.0, description="Seconds between two signs of life."
+    )
+
+    @property
+    def sizes(self) -> MeshSizes:
+        """The four numbers."""
+        return MeshSizes(self.data, self.pipeline, self.shard, self.tensor)
+
+    def num_microbatches(self, batch: int) -> int:
+        """Of a batch of this many samples on all ranks."""
+        if self.microbatches is not None or self.pipeline == 1:
+            return self.microbatches or 1
+        per_part = batch // self.sizes.num_parts
+        wanted = (2 * self.pipeline, self.pipeline)
+        return next((count for count in wanted if per_part % count == 0), 1)

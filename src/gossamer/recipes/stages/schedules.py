@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When masks are made and how they move, as data: frozen, closed to unknown keys, free of torch.
+
+A moment is a step (a whole number) or a fraction of the run (a number with a point): `end: 750` and
+`end: 0.75` are the same in a run of 1000 steps. Step 0 is before the first optimizer step.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from gossamer.errors import PatternError
+from gossamer.recipes.stages.prune_rules import pattern_faults, read_pattern
+from gossamer.recipes.stages.shared_fields import PatternName, Rules
+
+Budget = Literal["uniform", "global", "erk", "half-erk"]
+MAX_STEPS = 2**40
+
+
+def _moment(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise PydanticCustomError(
+            "moment_type", "expected a step (whole number) or a fraction of the run"
+        )
+    if isinstance(value, int) and not 0 <= value <= MAX_STEPS:
+        raise PydanticCustomError("moment_range", "a step must be at least 0")
+    if isinstance(value, float) and not 0.0 <= value <= 1.0:
+        raise PydanticCustomError("moment_range", "a fraction of the run must be in [0.0, 1.0]")
+    return value
+
+
+Moment = Annotated[int | float, BeforeValidator(_moment)]
+
+
+class _Schedule(BaseModel):
+    """What all schedules have."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    sparsity: float | None = Field(
+        default=None,
+        ge=0.0,
+        lt=1.0,
+        description="Fraction of zeros at the end; left out where the pattern fixes it.",
+    )
+    pattern: PatternName = Field(
+        default="unstructured", description="Which zeros are legal: unstructured, 2:4, block:4x4."
+    )
+    budget: Budget = Field(
+        default="uniform", description="How the sparsity is shared among layers."
+    )
+    targets: Rules | None = Field(
+        default=None,
+        description="Classes, globs or re:... to prune; every Linear and Conv2d if left out.",
+    )
+    ignore: Rules | None = Field(
+        default=None, description="Classes, globs or re:... to leave alone."
+    )
+    seed: int = Field(default=0, ge=0, lt=2**63, description="Of everything drawn at random.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _budget_of_fixed_patterns(cls, data: Any) -> Any:
+        """A pattern that fixes its density leaves nothing to share, so defaults give way to it."""
+        if not isinstance(data, dict) or "budget" in data:
+            return data
+        try:
+            fixed = read_pattern(data.get("pattern", "unstructured")).fixed_density
+        except (PatternError, AttributeError, TypeError):
+            return data
+        return data if fixed is None else {**data, "budget": "uniform"}
+
+    @model_validator(mode="after")
+    def _check_pattern(self) -> "_Schedule":
+        found = [f"{field}: {text}" for field, text in pattern_faults(self.model_dump())]
+        if found:
+            raise ValueError(" ".join(found))
+        return self
+
+
+class _Window(_Schedule):
+    """A schedule that acts again and again between two moments."""
+
+    begin: Moment = Field(default=0, description="Nothing happens up to here.")
+    end: Moment = Field(default=0.75, description="The last moment at which masks move.")
+    every: Moment = Field(default=100, description="Between two mask updates.")
+
+    @model_validator(mode="after")
+    def _forwards(self) -> "_Window":
+        check_order(self, "begin", "end")
+        if not self.every:
+            raise ValueError("every: must be at least one step, got 0.")
+        return self
+
+
+class OneShot(_Schedule):
+    """All at once at one moment."""
+
+    kind: Literal["oneshot"] = "oneshot"
+    at: Moment = Field(default=0.5, description="When the mask is made; it never moves again.")
+
+
+class Gradual(_Window):
+    """Gradual magnitude pruning: sparsity rises along a cubic, fast first."""
+
+    kind: Literal["gradual"] = "gradual"
+    budget: Budget = Field(default="erk", description=_Schedule.model_fields["budget"].description)
+    initial_sparsity: float = Field(default=0.0, ge=0.0, lt=1.0, description="At `begin`.")
+    begin: Moment = Field(default=0.1, description="Nothing is pruned up to here.")
+    end: Moment = Field(default=0.7, description="The full sparsity is reached here.")
+    every: Moment = Field(default=0.01, description="Between two mask updates.")
+    allow_regrow: bool = Field(
+        default=False,
+        description="Pruned weights go on training in a dense store and may come back.",
+    )
+
+    @model_validator(mode="after")
+    def _rises(self) -> "Gradual":
+        if self.sparsity is not None and self.initial_sparsity > self.sparsity:
+            raise ValueError(
+                f"initial_sparsity: {self.initial_sparsity:g} is above sparsity"
+                f" {self.sparsity:g}; a schedule never goes backwards."
+            )
+        return self
+
+
+class Iterative(_Schedule):
+    """Train, prune, go back, again: lottery tickets and rewinding."""
+
+    kind: Literal["iterative"] = "iterative"
+    budget: Budget = Field(
+        default="global", description=_Schedule.model_fields["budget"].description
+    )
+    rounds: int = Field(default=5, ge=1, le=1000, description="How often is pruned.")
+    rewind: Literal["init", "step", "lr", "finetune"] = Field(
+        default="step",
+        description="After pruning: weights of the start, of `to`, or kept ones with the learning"
+        " rate of `to`, or kept ones with the last learning rate.",
+    )
+    to: Moment = Field(
+        default=0.05, description="Where `step` and `lr` go back to; a fraction is of one training."
+    )
+
+
+class Random(_Schedule):
+    """A random mask before training, never moved: the baseline of all others."""
+
+    kind: Literal["random"] = "random"
+    budget: Budget = Field(default="erk", description=_Schedule.model_fields["budget"].description)
+
+
+class _BeforeTraining(_Schedule):
+    budget: Budget = Field(
+        default="global", description=_Schedule.model_fields["budget"].description
+    )
+    rounds: int = Field(default=1, ge=1, le=10_000, description="Scored and pruned so many times.")
+    shuffle_within_layer: bool = Field(
+        default=False, description="Ablation: keep the layers' counts, draw the positions."
+    )
+
+
+class Snip(_BeforeTraining):
+    """|gradient * weight| before training; needs data and a loss."""
+
+    kind: Literal["snip"] = "snip"
+
+
+class Grasp(_BeforeTraining):
+    """Keeps what the gradient flow lives on, weight * Hessian * gradient; needs data and a loss."""
+
+    kind: Literal["grasp"] = "grasp"
+    temperature: float = Field(default=200.0, gt=0.0, description="Logits are divided by it.")
+
+
+class SynFlow(_BeforeTraining):
+    """Synaptic flow before training; needs a batch for its shape only."""
+
+    kind: Literal["synflow"] = "synflow"
+    rounds: int = Field(
+        default=100, ge=1, le=10_000, description="Scored and pruned so many times."
+    )
+
+
+class _Dynamic(_Window):
+    budget: Budget = Field(default="erk", description=_Schedule.model_fields["budget"].description)
+    drop: float = Field(
+        default=0.3, gt=0.0, le=1.0, description="Fraction exchanged first; falls with a cosine."
+    )
+
+    @model_validator(mode="after")
+    def _counts_stay(self) -> "_Dynamic":
+        if self.budget == "global":
+            raise ValueError("budget: global has no scores before training; use erk or uniform.")
+        return self
+
+
+class SetSchedule(_Dynamic):
+    """Sparse from the start: drops small weights, grows at random (SET)."""
+
+    kind: Literal["set"] = "set"
+
+
+class RigL(_Dynamic):
+    """Sparse from the start: drops small weights, grows where the dense gradient is largest."""
+
+    kind: Literal["rigl"] = "rigl"
+    gradient_steps: int = Field(
+        default=1,
+        ge=1,
+        le=10_000,
+        description="The dense gradient is summed over so many steps; small batches want several.",
+    )
+
+
+class TopKast(_Window):
+    """A dense store: the largest weights run, somewhat more of them train."""
+
+    kind: Literal["topkast"] = "topkast"
+    budget: Budget = Field(default="erk", description=_Schedule.model_fields["budget"].description)
+    exploration: float = Field(
+        default=0.1,
+        ge=0.0,
+        le=1.0,
+        description="Density that trains beyond what runs; 0 is a mask that never moves.",
+    )
+    penalty: float = Field(
+        default=1e-4, ge=0.0, description="Of the squared weights, stronger beyond what runs."
+    )
+
+
+class AcDc(_Schedule):
+    """Compressed and decompressed phases alternate; ends compressed.
+
+    Defaults are those published for 100 epochs. Short runs may want an earlier `end`: the learning
+    rate has fallen far by then.
+    """
+
+    kind: Literal["acdc"] = "acdc"
+    budget: Budget = Field(
+        default="global", description=_Schedule.model_fields["budget"].description
+    )
+    begin: Moment = Field(default=0.1, description="First compression.")
+    phase: Moment = Field(default=0.05, description="Length of a phase.")
+    last_dense: Moment = Field(default=0.75, description="The last dense phase has begun by here.")
+    end: Moment = Field(default=0.85, description="Last compression.")
+    reset_momentum: bool = Field(
+        default=False, description="Clear the optimizer's state at each decompression."
+    )
+
+    @model_validator(mode="after")
+    def _forwards(self) -> "AcDc":
+        check_order(self, "begin", "last_dense")
+        check_order(self, "last_dense", "end")
+        if not self.phase:
+            raise ValueError("phase: must be at least one step, got 0.")
+        return self
+
+
+class EarlyBird(_Window):
+    """Trains dense until the mask it would get stops changing, then prunes once."""
+
+    kind: Literal["early_bird"] = "early_bird"
+    budget: Budget = Field(
+        default="global", description=_Schedule.model_fields["budget"].description
+    )
+    form: Literal["weights", "channels"] = Field(
+        default="weights", description="Masks by |w|, or whole channels by BatchNorm's |gamma|."
+    )
+    distance: Literal["overlap", "hamming"] = Field(
+        default="overlap",
+        description="Part of the kept weights that changed, or of all weights as in the paper.",
+    )
+    threshold: float = Field(default=0.1, ge=0.0, le=1.0, description="Largest distance allowed.")
+    history: int = Field(default=5, ge=2, le=100, description="Masks that must agree.")
+    end: Moment = Field(default=0.5, description="Drawn here at the latest, agreed or not.")
+    every: Moment = Field(default=0.01, description="Between two looks at the mask.")
+    l1: float = Field(
+        default=1e-4, ge=0.0, description="On BatchNorm gammas while searching; form channels."
+    )
+
+    @model_validator(mode="after")
+    def _whole_channels(self) -> "EarlyBird":
+        if self.form != "channels":
+            return self
+        if self.pattern != "unstructured" or self.budget not in ("global", "uniform"):
+            raise ValueError(
+                "form: channels are cut whole, by one threshold (budget global) or the same part of"
+                f" each layer (uniform); leave out pattern ({self.pattern}) and budget"
+                f" ({self.budget}), or use form weights."
+            )
+        return self
+
+
+Schedule = Annotated[
+    OneShot
+    | Gradual
+    | Iterative
+    | Random
+    | Snip
+    | Grasp
+    | SynFlow
+    | SetSchedule
+    | RigL
+    | TopKast
+    | AcDc
+    | EarlyBird,
+    Field(discriminator="kind"),
+]
+SCHEDULES: tuple[type[_Schedule], ...] = (
+    OneShot, Gradual, Iterative, Random, Snip, Grasp, SynFlow, SetSchedule, RigL, TopKast, AcDc,
+    EarlyBird,
+)  # fmt: skip
+
+
+def step_of(moment: int | float, total_steps: int) -> int:
+    """The step a moment stands for in a run of `total_steps`."""
+    return moment if isinstance(moment, int) else round(moment * total_steps)
+
+
+def check_order(schedule: BaseModel, first: str, second: str) -> None:
+    """Raise ValueError if two moments of the same sort are in the wrong order.
+
+    A step and a fraction can only be compared when the length of the run is known.
+    """
+    early, late = getattr(schedule, first), getattr(schedule, second)
+    if type(early) is type(late) and early > late:
+        raise ValueError(f"{second}: {late} lies before {first} {early}; a run never goes back.")

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A convolutional network run as one native call, from its images to its features.
+
+`conv_plan.py` reads as much of the model as a net can compute; the rest runs as it did. Images of
+another size than those it was made for go layer by layer.
+"""
+
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from gossamer import settings
+from gossamer.nn.carried import Watch
+from gossamer.ops.addresses import direct_address
+from gossamer.ops.engines.conv_net import PackedConvNet
+from gossamer.ops.timing import duel
+from gossamer.running.conv_net.plan import lower, plan_of, rest_of
+from gossamer.running.layers.fused_convs import ConvTracer, RewrittenForward
+from gossamer.running.layers.packed import Choice
+from gossamer.running.layers.packed_conv import PackedConv2d
+from gossamer.running.layers.same_output import same_output
+
+# It must win by this much: within it, the choice would be noise.
+_MARGIN = 1.05
+
+
+class NetForward(RewrittenForward):
+    """The forward of a model whose body is one native call.
+
+    Args:
+        net: the body.
+        rest: what follows it.
+        replaced: the forward that it takes the place of.
+        keeps_pixels: whether the mean over pixels keeps dimensions of size 1.
+        watch: the modules that are not called any more.
+    """
+
+    choice: Choice | None = None
+
+    def __init__(
+        self, net: PackedConvNet, rest: Any, replaced: Any, keeps_pixels: bool, watch: Watch
+    ) -> None:
+        self.net, self.rest, self.replaced = net, rest, replaced
+        self._shape = (net.plan.values[0].channels, *net.plan.values[0].size)
+        self._keeps_pixels = keeps_pixels
+        self._watch = watch
+
+    def __call__(self, x: torch.Tensor) -> Any:
+        """Other sizes, gradients, tracers, other dtypes and new hooks go layer by layer."""
+        fits = x.ndim == 4 and x.shape[1:] == self._shape and x.dtype is torch.float32
+        takes = fits and not x.requires_grad and not torch.compiler.is_compiling()
+        if not takes or not direct_address(x) or self._watch.finds_hooks():
+            return self.replaced(x)
+        return self.rest(self.features(x))
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        """What the net gives, in the shape that the rest expects."""
+        features = self.net(x)
+        return features[:, :, None, None] if self._keeps_pixels else features
+
+
+def use_conv_net(model: nn.Module, example: torch.Tensor, precision: str) -> None:
+    """Let one native call run the body of `model` where that is right and faster.
+
+    Args:
+        model: with packed convolutions, for inference.
+        example: images; for int8 also what the scales of activations are measured on.
+        precision: the lowest one that kernels may compute in.
+    """
+    if example.dtype is not torch.float32:
+        return
+    with torch.inference_mode():
+        made = net_forward(model, example, precision)
+        if made is None:
+            return
+        _, wanted = made
+        wanted.choice = _choose(model, wanted, example)
+    if wanted.choice.is_sparse:
+        model.forward = wanted
+
+
+def net_forward(
+    model: nn.Module, example: torch.Tensor, precision: str
+) -> tuple[NetForward, NetForward] | None:
+    """Forwards in fp32 and in `precision`; None if no part of the model gives the same as a net."""
+    layered = model.forward
+    own = model.__dict__.pop("forward", None)  # traced is what the class computes
+    try:
+        graph = ConvTracer().trace(model)
+    except Exception:
+        return None
+    finally:
+        if own is not None:
+            model.forward = own
+    lowering = lower(model, graph, example)
+    if lowering is None or lowering.exit is None:
+        return None
+    plan, last = plan_of(lowering), lowering.exit
+    keeps = last.kwargs.get("keepdim", len(last.args) > 2 and last.args[2])
+    keeps_pixels = lowering.mean and (last.op == "call_module" or bool(keeps))
+    rest = rest_of(graph, last, model).forward
+    watch = Watch(module for module in model.modules() if module is not model)
+    fp32 = NetForward(PackedConvNet(plan), rest, layered, keeps_pixels, watch)
+    reference = _Reference(model, graph, [last, *lowering.tops])
+    reference.run(example)
+    # Both precisions run the same steps: fp32 shows whether they are the right ones.
+    if not same_output(reference.found[last.name], fp32.features(example)):
+        return None
+    if precision not in ("int8", "int4"):
+        return fp32, fp32
+    tops = [_top(reference.found[node.name]) for node in lowering.tops]
+    return fp32, NetForward(PackedConvNet(plan, tops), rest, layered, keeps_pixels, watch)
+
+
+class _Reference(fx.Interpreter):
+    """Runs a model in fp32, its sparse convolutions dense, and keeps what some nodes gave."""
+
+    def __init__(self, model: nn.Module, graph: fx.Graph, nodes: list[fx.Node]) -> None:
+        super().__init__(fx.GraphModule(model, graph))
+        self._names = {node.name for node in nodes}  # the module's graph is a copy
+        self.found: dict[str, torch.Tensor] = {}
+
+    def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A module, but for sparse convolutions, which may compute in int8."""
+        module = self.fetch_attr(target)
+        if not isinstance(module, PackedConv2d):
+            return super().call_module(target, args, kwargs)
+        return module.settings.apply(args[0], module.to_compact().to_dense().weight, module.bias)
+
+    def run_node(self, n: fx.Node) -> Any:
+        """One node."""
+        y = super().run_node(n)
+        if n.name in self._names:
+            # A later node may be one that changes its input in place.
+            self.found[n.name] = y.clone()
+        return y
+
+
+def _top(x: torch.Tensor) -> float:
+    return float(x.abs().amax()) if x.numel() else 0.0
+
+
+def _choose(model: nn.Module, net: NetForward, example: torch.Tensor) -> Choice:
+    name = "conv_net" if net.net.precision == "fp32" else "conv_net-int8"
+    if not settings.tuning_enabled():
+        return Choice(len(example), name, None, None, "fixed rule (GOSSAMER_TUNE=off)")
+    times = duel(lambda: model(example), lambda: net(example))
+    wins = times.ratio >= _MARGIN
+    why = f"{times.ratio:.2f}x layer by layer" + ("" if wins else ", which runs")
+    kernel = name if wins else "dense"
+    return Choice(len(example), kernel, *times.us, why, times.spread, times.doubt)

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads what a convolutional network computes from its traced graph, as steps of a native call.
+
+Nodes are understood one by one, up to the mean over pixels or to the first one that is not.
+"""
+
+import operator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+
+from gossamer.errors import KernelError
+from gossamer.formats.bits import pack_bits
+from gossamer.nn.carried import carried, carried_by_calls
+from gossamer.ops.conv.settings import ConvSettings, Pair
+from gossamer.ops.engines.conv_net import ConvStep, NetPlan, NetValue, PoolStep, positions_of
+from gossamer.running.layers.fused_convs import is_plain_sum, is_relu
+from gossamer.running.layers.packed_conv import PackedConv2d
+
+_SLICES = (slice(None), slice(None), slice(None, None, 2), slice(None, None, 2))
+
+
+class NotUnderstood(Exception):
+    """An operation that is left to torch."""
+
+
+@dataclass
+class _Pending:
+    """A convolution that may still take over what follows it."""
+
+    module: PackedConv2d | nn.Conv2d
+    source: int
+    added: int | None = None
+    added_first: int = 0
+
+
+@dataclass
+class Lowering:
+    """A plan that grows node by node.
+
+    Attributes:
+        nodes: the values that exist, by the node that computes them.
+        tops: the node whose output is each value, in their order.
+        exit: the node that the network's result stands for.
+    """
+
+    modules: dict[str, nn.Module]
+    values: list[NetValue] = field(default_factory=list)
+    steps: list[ConvStep | PoolStep] = field(default_factory=list)
+    nodes: dict[fx.Node, int] = field(default_factory=dict)
+    tops: list[fx.Node] = field(default_factory=list)
+    exit: fx.Node | None = None
+    mean: bool = False
+    _pending: dict[fx.Node, _Pending] = field(default_factory=dict)
+    _wider: dict[fx.Node, tuple[int, int, int]] = field(default_factory=dict)
+
+    def add(self, node: fx.Node, channels: int, size: Pair, is_positive: bool) -> int:
+        """A new value, the output of `node`."""
+        self.values.append(NetValue(channels, size, is_positive))
+        self.tops.append(node)
+        self.nodes[node] = len(self.values) - 1
+        return self.nodes[node]
+
+    def take(self, node: Any) -> int:
+        """The value of a node that is or may be computed."""
+        if node in self._pending:
+            self._emit(node, node, relu=False)
+        if node not in self.nodes:
+            raise NotUnderstood
+        return self.nodes[node]
+
+    def read(self, node: fx.Node) -> None:
+        """Understand one node, or raise NotUnderstood."""
+        kind = None if node.op != "call_module" else self.modules[str(node.target)]
+        if kind is not None and carried_by_calls(kind) is not None:
+            raise NotUnderstood
+        if isinstance(kind, nn.Identity | nn.Dropout):
+            self._same(node)
+        elif isinstance(kind, PackedConv2d | nn.Conv2d):
+            self._conv(node, kind)
+        elif is_relu(node, self.modules):
+            self._relu(node)
+        elif is_plain_sum(node):
+            self._sum(node)
+        elif isinstance(kind, nn.MaxPool2d):
+            self._largest(node, kind)
+        elif node.target is operator.getitem and tuple(node.args[1:]) == (_SLICES,):
+            self._halves(node)
+        elif node.target is F.pad:
+            self._wider_channels(node)
+        elif isinstance(kind, nn.AdaptiveAvgPool2d) or node.target == "mean":
+            self._mean(node, kind)
+        else:
+            raise NotUnderstood
+
+    def _same(self, node: fx.Node) -> None:
+        given: Any = node.args[0]
+        if given in self._pending:
+            self._pending[node] = self._pending.pop(given)
+        elif given in self._wider:
+            self._wider[node] = self._wider[given]
+        else:
+            self.nodes[node] = self.take(given)
+
+    def _conv(self, node: fx.Node, module: PackedConv2d | nn.Conv2d) -> None:
+        stock = isinstance(module, PackedConv2d) or carried(module) is None
+        if len(node.args) != 1 or node.kwargs or not stock:
+            raise NotUnderstood
+        source = self.take(node.args[0])
+        try:
+            positions_of(_settings(module), self.values[source].size)
+        except KernelError:
+            raise NotUnderstood from None
+        self._pending[node] = _Pending(module, source)
+
+    def _sum(self, node: fx.Node) -> None:
+        first, second = node.args
+        conv: Any
+        for conv, other in ((first, second), (second, first)):
+            held = self._pending.get(conv)
+            if held is None or held.added is not None or len(conv.users) != 1:
+                continue
+            number, at, channels = self._summand(other)
+            settings = _settings(held.module)
+            out = settings.out_size(self.values[held.source].size)
+            if self.values[number].size != out or channels != settings.out_channels:
+                raise NotUnderstood
+            del self._pending[conv]
+            self._pending[node] = _Pending(held.module, held.source, number, at)
+            return
+        raise NotUnderstood
+
+    def _summand(self, node: Any) -> tuple[int, int, int]:
+        """The value, its first channel and the number of channels that a node adds."""
+        if node in self._wider:
+            return self._wider[node]
+        number = self.take(node)
+        return number, 0, self.values[number].channels
+
+    def _relu(self, node: fx.Node) -> None:
+        before = node.args[0]
+        if before not in self._pending or len(before.users) != 1:  # type: ignore[union-attr]
+            raise NotUnderstood
+        self._emit(before, node, relu=True)  # type: ignore[arg-type]
+
+    def _emit(self, pending: fx.Node, node: fx.Node, *, relu: bool) -> None:
+        held = self._pending.pop(pending)
+        settings = _settings(held.module)
+        size = settings.out_size(self.values[held.source].size)
+        target = self.add(node, settings.out_channels, size, relu)
+        values, bits = _kept(held.module)
+        self.steps.append(
+            ConvStep(
+                held.source, target, settings, values, bits, held.module.bias, relu, held.added,
+                held.added_first,
+            )
+        )  # fmt: skip
+
+    def _largest(self, node: fx.Node, pool: nn.MaxPool2d) -> None:
+        source = self.take(node.args[0])
+        value = self.values[source]
+        settings = ConvSettings(
+            value.channels,
+            value.channels,
+            _pair(pool.kernel_size),
+            _pair(pool.stride),
+            _pair(pool.padding),
+            _pair(pool.dilation),
+        )
+        # Around an image are zeros, which are below everything only if nothing is negative.
+        if not value.is_positive or pool.ceil_mode or pool.return_indices:
+            raise NotUnderstood
+        try:
+            positions_of(settings, value.size)
+        except KernelError:
+            raise NotUnderstood from None
+        target = self.add(node, value.channels, settings.out_size(value.size), True)
+        self.steps.append(PoolStep(source, target, settings))
+
+    def _halves(self, node: fx.Node) -> None:
+        source = self.take(node.args[0])
+        value = self.values[source]
+        settings = ConvSettings(value.channels, value.channels, (1, 1), (2, 2))
+        size = settings.out_size(value.size)
+        target = self.add(node, value.channels, size, value.is_positive)
+        self.steps.append(PoolStep(source, target, settings))
+
+    def _wider_channels(self, node: fx.Node) -> None:
+        source = self.take(node.args[0])
+        amounts = list(node.args[1]) if len(node.args) > 1 else []  # type: ignore[arg-type]
+        zeros = node.kwargs.get("value") in (None, 0, 0.0) and not node.args[3:]
+        mode = node.kwargs.get("mode", "constant") == "constant" and not node.args[2:]
+        if len(amounts) != 6 or amounts[:4] != [0] * 4 or min(amounts) < 0 or not (zeros and mode):
+            raise NotUnderstood
+        width = self.values[source].channels + sum(amounts)
+        self._wider[node] = (source, amounts[4], width)
+
+    def _mean(self, node: fx.Node, module: nn.Module | None) -> None:
+        if module is None:
+            dimensions = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+            known = {"dim", "keepdim"}
+            if sorted(_as_tuple(dimensions)) not in ([2, 3], [-2, -1]) or set(node.kwargs) - known:
+                raise NotUnderstood
+        elif _pair(module.output_size) != (1, 1):
+            raise NotUnderstood
+        self.take(node.args[0])
+        self.exit, self.mean = node, True
+
+
+def lower(model: nn.Module, graph: fx.Graph, example: torch.Tensor) -> Lowering | None:
+    """As much of the graph as is understood; None if that is not one part with one result."""
+    lowering = Lowering(dict(model.named_modules(remove_duplicate=False)))
+    nodes = list(graph.nodes)
+    inputs = [node for node in nodes if node.op == "placeholder"]
+    if len(inputs) != 1 or example.ndim != 4:
+        return None
+    lowering.add(inputs[0], example.shape[1], (example.shape[2], example.shape[3]), False)
+    understood = {inputs[0]}
+    for node in nodes[1:]:
+        try:
+            lowering.read(node)
+        except NotUnderstood:
+            break
+        understood.add(node)
+        if lowering.exit is not None:
+            break
+    later = [node for node in nodes if node not in understood]
+    read = {given for node in later for given in node.all_input_nodes if given in understood}
+    if lowering.exit is None and len(read) == 1:
+        (lowering.exit,) = read
+        try:
+            lowering.take(lowering.exit)
+        except NotUnderstood:
+            return None
+    if read != {lowering.exit} or not lowering.steps:
+        return None
+    return lowering
+
+
+def plan_of(lowering: Lowering) -> NetPlan:
+    """What was understood, as the kernel takes it."""
+    node: Any = lowering.exit
+    result = lowering.take(node.args[0] if lowering.mean else node)
+    return NetPlan(tuple(lowering.values), tuple(lowering.steps), result, lowering.mean)
+
+
+def rest_of(graph: fx.Graph, last: fx.Node, model: nn.Module) -> fx.GraphModule:
+    """The graph behind a node, as a module that takes the node's output."""
+    nodes = list(graph.nodes)
+    rest = fx.Graph()
+    copies = {last: rest.placeholder("features")}
+    for node in nodes[nodes.index(last) + 1 :]:
+        copies[node] = rest.node_copy(node, lambda given: copies[given])
+    rest.lint()
+    return fx.GraphModule(model, rest).eval()
+
+
+def _settings(module: PackedConv2d | nn.Conv2d) -> ConvSettings:
+    return module.settings if isinstance(module, PackedConv2d) else ConvSettings.of(module)
+
+
+def _kept(module: PackedConv2d | nn.Conv2d) -> tuple[torch.Tensor, torch.Tensor]:
+    if isinstance(module, PackedConv2d):
+        return module.packed.values, module.packed.mask_bits
+    weight_RK = module.weight.detach().flatten(1)
+    mask_RK = weight_RK != 0
+    return weight_RK[mask_RK], pack_bits(mask_RK)
+
+
+def _pair(value: Any) -> Pair:
+    first, second = value if isinstance(value, tuple) else (value, value)
+    return int(first), int(second)
+
+
+def _as_tuple(value: Any) -> tuple[int, ...]:
+    return tuple(value) if isinstance(value, list | tuple) else (value,)

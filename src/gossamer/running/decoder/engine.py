@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text generation with a pruned Llama-type model: packed once, one native call per token.
+
+Legend: T tokens, V vocabulary, R rows (outputs), K columns (inputs).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from gossamer.errors import InputError
+from gossamer.formats.bits import pack_bits
+from gossamer.formats.grid import encode_exactly, int4_grid, offsets_grid
+from gossamer.ops.engines.decoder import (
+    DecoderBlock,
+    DecoderShape,
+    NativeDecoder,
+    NativeSession,
+    PackedLayer,
+)
+from gossamer.ops.linear import few, few_int
+from gossamer.ops.linear.packed_weight import PackedWeight
+from gossamer.ops.linear.panel import pack_panel
+from gossamer.running.decoder.sampling import Sampler, Sampling
+from gossamer.running.decoder.weights import Matrix, decoder_shape, joined, rope_angles
+
+DTYPES = few.DTYPES
+_Arrays = tuple[torch.Tensor, torch.Tensor, tuple[int, int]]
+# Kept fraction below which an index per kept weight is smaller than a bit per weight.
+_INDEXED_BELOW = 0.25
+
+
+@dataclass(frozen=True)
+class DecoderSize:
+    """What a decoder weighs.
+
+    Attributes:
+        weights: in the layers, zeros included.
+        kept: of them.
+        layer_bytes: of the packed layers; what a token reads besides the head.
+        head_bytes: of the head, which is the table of embeddings too where they are tied.
+        resident_bytes: all packed weights.
+    """
+
+    weights: int
+    kept: int
+    layer_bytes: int
+    head_bytes: int
+    resident_bytes: int
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Of the layers, positions and scales included."""
+        return 8 * self.layer_bytes / max(self.weights, 1)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """What generating one token reads of the weights."""
+        return self.layer_bytes + self.head_bytes
+
+
+class DecoderEngine:
+    """A Llama, Qwen2 or Mistral model of transformers, packed for generation on the CPU.
+
+    Weights are copies: the model may be freed or changed afterwards. Sessions hold keys and values;
+    the engine itself can be used from several threads.
+
+    Args:
+        model: with masked, compact or dense layers.
+        dtype: what weights of the layers are stored in: "fp32", "bf16", "int8" or "int4". The last
+            two run in integers where the CPU can, activations quantised to 8 bits in every call.
+            int4 layers whose weights are on a grid with offsets, as those of a Q4_1 file, lose
+            nothing.
+        head_dtype: the same for embeddings and head; None = `dtype`, but not below int8.
+        context: the most tokens of a sequence; None = what the model was made for.
+        scale_group: kept int4 values that share a scale.
+        prompt_copy: for fp32 and bf16: hold pruned layers a second time in the layout that is
+            faster for prompts.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        dtype: str = "int8",
+        *,
+        head_dtype: str | None = None,
+        context: int | None = None,
+        scale_group: int = 32,
+        prompt_copy: bool = True,
+    ) -> None:
+        for name in (dtype, dtype if head_dtype is None else head_dtype):
+            if name not in DTYPES:
+                raise InputError(
+                    f"decoder: dtype must be one of {', '.join(DTYPES)}, got {name!r}."
+                )
+        self.shape: DecoderShape = decoder_shape(model, context)
+        self.dtype = dtype
+        self.head_dtype = head_dtype or ("int8" if dtype == "int4" else dtype)
+        pack = _Packer(dtype, scale_group, prompt_copy)
+        pack_table = _Packer(self.head_dtype, scale_group, prompt_copy=False, reads_rows=True)
+        parts: Any = model
+        angles = rope_angles(model, self.shape)
+        table = pack_table(joined([parts.model.embed_tokens], "model.embed_tokens"))
+        head = table
+        if parts.lm_head.weight is not parts.model.embed_tokens.weight:
+            head = pack_table(joined([parts.lm_head], "lm_head"))
+        blocks = [
+            _block(layer, f"model.layers.{number}", pack)
+            for number, layer in enumerate(parts.model.layers)
+        ]
+        final_norm = parts.model.norm.weight
+        self._native = NativeDecoder(self.shape, table.few, blocks, final_norm, head, angles)
+        linears = [linear for block in blocks for linear in block.linears]
+        tables = {id(t): t for t in (table, head)}.values()
+        self.size = DecoderSize(
+            weights=sum(linear.few.shape[0] * linear.few.shape[1] for linear in linears),
+            kept=sum(linear.few.nnz for linear in linears),
+            layer_bytes=sum(linear.nbytes for linear in linears),
+            head_bytes=head.nbytes,
+            resident_bytes=sum(part.resident_bytes for part in (*linears, *tables)),
+        )
+        self.kernels = sorted({linear.few.kernel for linear in linears})
+
+    def session(self) -> "Session":
+        """A new sequence: memory for keys and values of the whole context."""
+        return Session(self._native)
+
+    def logits(self, ids: Sequence[int] | torch.Tensor) -> torch.Tensor:
+        """Logits [T, V] behind every token of a text."""
+        return NativeSession(self._native).step(_checked(ids), every=True)
+
+    def stream(
+        self,
+        prompt: Sequence[int] | torch.Tensor,
+        max_new_tokens: int,
+        sampling: Sampling | None = None,
+        stop: Sequence[int] = (),
+        session: "Session | None" = None,
+    ) -> Iterator[int]:
+        """New tokens, one by one as they are made.
+
+        Args:
+            prompt: token numbers, at least one.
+            max_new_tokens: at most so many; generation ends at the end of the context, too.
+            sampling: how tokens are drawn; None = the likeliest always.
+            stop: tokens that end the text; they are not given.
+            session: holds what was computed before; of `prompt`, only what it does not hold yet is
+                run. None = a new one.
+        """
+        if max_new_tokens < 0:
+            raise InputError(f"decoder: max_new_tokens must not be negative, got {max_new_tokens}.")
+        sampler = Sampler(sampling or Sampling())
+        held = self.session() if session is None else session
+        logits_V = held.prompt(prompt)
+        ends = frozenset(stop)
+        for number in range(max_new_tokens):
+            token = sampler(logits_V)
+            if token in ends:
+                return
+            yield token
+            if number + 1 == max_new_tokens or held.length == self.shape.context:
+                return
+            logits_V = held.append(token)
+
+    def generate(
+        self,
+        prompt: Sequence[int] | torch.Tensor,
+        max_new_tokens: int,
+        sampling: Sampling | None = None,
+        stop: Sequence[int] = (),
+        session: "Session | None" = None,
+    ) -> list[int]:
+        """The new tokens; arguments as in `stream`."""
+        return list(self.stream(prompt, max_new_tokens, sampling, stop, session))
+
+
+class Session:
+    """One sequence: the tokens that were run, with their keys and values. One thread at a time."""
+
+    def __init__(self, decoder: NativeDecoder) -> None:
+        self._native = NativeSession(decoder)
+        self._ids: list[int] = []
+
+    @property
+    def length(self) -> int:
+        """Tokens held."""
+        return len(self._ids)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys and values."""
+        return self._native.nbytes
+
+    def prompt(self, ids: Sequence[int] | torch.Tensor) -> torch.Tensor:
+        """Logits [V] behind `ids`; what the session holds of their beginning is not run again."""
+        wanted = _checked(ids)
+        same = 0
+        # The last token is run in any case: its logits are not held.
+        for old, new in zip(self._ids, wanted[:-1].tolist(), strict=False):
+            if old != new:
+                break
+            same += 1
+        if len(wanted) > self._native.context:
+            raise InputError(
+                f"decoder: the prompt has {len(wanted)} tokens, the context is"
+                f" {self._native.context}. Shorten the prompt, or build the engine with a larger"
+                " context."
+            )
+        self._native.truncate(same)
+        self._ids = self._ids[:same]
+        return self._run(wanted[same:])
+
+    def append(self, token: int) -> torch.Tensor:
+        """Logits [V] behind one more token."""
+        return self._run(np.array([token], dtype=np.int32))
+
+    def _run(self, ids: "np.typing.NDArray[np.int32]") -> torch.Tensor:
+        logits = self._native.step(ids)[0]
+        self._ids += ids.tolist()
+        return logits
+
+
+@dataclass(frozen=True)
+class _Packer:
+    """Packs matrices of a decoder in one type."""
+
+    dtype: str
+    scale_group: int
+    prompt_copy: bool
+    reads_rows: bool = False
+
+    def __call__(self, matrix: Matrix) -> PackedLayer:
+        if self.dtype == "int4" and matrix.density == 1:
+            with_offsets = _pack_offsets(matrix.weight)
+            if with_offsets is not None:
+                return PackedLayer(with_offsets, None, matrix.bias)
+        arrays: _Arrays = (
+            matrix.weight[matrix.mask],
+            pack_bits(matrix.mask),
+            (matrix.weight.shape[0], matrix.weight.shape[1]),
+        )
+        if self._is_integer(matrix):
+            packed = few_int.pack_few_int(*arrays, dtype=self.dtype, scale_group=self.scale_group)
+            return PackedLayer(packed, None, matrix.bias)
+        many: PackedWeight | None = None
+        if self.prompt_copy and self.dtype in ("fp32", "bf16") and matrix.density < 1:
+            many = pack_panel(*arrays, bf16=self.dtype == "bf16")
+        return PackedLayer(self._pack_few(matrix, arrays), many, matrix.bias)
+
+    def _is_integer(self, matrix: Matrix) -> bool:
+        if self.dtype not in few_int.DTYPES or few_int.expands_masks():
+            return self.dtype in few_int.DTYPES
+        # Without that instruction, fixed positions and few kept weights are better off with floats.
+        is_dense_enough = matrix.group is None and matrix.density >= _INDEXED_BELOW
+        return few_int.is_native() and (self.reads_rows or is_dense_enough)
+
+    def _pack_few(self, matrix: Matrix, arrays: _Arrays) -> PackedWeight:
+        form, group = "bitmask", None
+        if not self.reads_rows:
+            if matrix.group is not None:
+                form, group = "nm", matrix.group
+            elif matrix.density < _INDEXED_BELOW:
+                form = "indexed"
+        return few.pack_few(
+            *arrays, form=form, dtype=self.dtype, group=group, scale_group=self.scale_group
+        )
+
+
+def _pack_offsets(weight: torch.Tensor) -> PackedWeight | None:
+    """A weight that is on a grid with offsets and on none without, which has fewer bytes."""
+    if encode_exactly(weight, int4_grid(weight.shape[1])) is not None:
+        return None
+    for grid in (offsets_grid(64), offsets_grid(32)):
+        coded = encode_exactly(weight, grid)
+        if coded is not None and coded[2] is not None:
+            return few_int.pack_few_int_offsets(coded[0], coded[1], coded[2], grid.span)
+    return None
+
+
+def _block(layer: Any, where: str, pack: _Packer) -> DecoderBlock:
+    attention, mlp = layer.self_attn, layer.mlp
+    qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
+    return DecoderBlock(
+        attention_norm=layer.input_layernorm.weight,
+        qkv=pack(joined(qkv, f"{where}.self_attn")),
+        out=pack(joined([attention.o_proj], f"{where}.self_attn.o_proj")),
+        ffn_norm=layer.post_attention_layernorm.weight,
+        gate_up=pack(joined([mlp.gate_proj, mlp.up_proj], f"{where}.mlp")),
+        down=pack(joined([mlp.down_proj], f"{where}.mlp.down_proj")),
+    )
+
+
+def _checked(ids: Sequence[int] | torch.Tensor) -> "np.typing.NDArray[np.int32]":
+    if isinstance(ids, torch.Tensor):
+        if ids.is_floating_point() or ids.dim() > 2 or (ids.dim() == 2 and len(ids) != 1):
+            raise InputError(
+                f"decoder: expected the token numbers of one sequence, got {ids.dtype}"
+                f" {list(ids.shape)}."
+            )
+        ids = ids.reshape(-1).tolist()
+    if not len(ids):
+        raise InputError("decoder: the prompt is empty; it needs at least one token.")
+    if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
+        raise InputError("decoder: a prompt is a list of token numbers; tokenise the text first.")
+    if not all(-(2**31) <= i < 2**31 for i in ids):
+        raise InputError("decoder: a token number does not fit 32 bits.")
+    return np.array(ids, dtype=np.int32)

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""New tokens behind a prompt, one by one: what a server or a chat needs from an engine."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from gossamer.errors import InputError, TargetError
+from gossamer.ops.dispatch import report_fallback
+from gossamer.running.decoder.engine import DecoderEngine, Session
+from gossamer.running.decoder.sampling import Sampler, Sampling
+from gossamer.running.layers.compiler import compile as compile_model
+from gossamer.running.text.tokens import num_positions
+
+_CLASSES = ("ForCausalLM", "LMHeadModel")
+# Keys and values of a session are held for all of it.
+_NATIVE_CONTEXT = 2048
+_MAX_FREE_SESSIONS = 4
+_COMPILED_TOKENS = (1, 128)
+
+
+@dataclass(frozen=True)
+class GenerationOptions:
+    """How a text goes on.
+
+    Attributes:
+        max_new_tokens: at most so many.
+        sampling: how tokens are drawn; the likeliest always unless told otherwise.
+        stop: tokens that end the text; they are not given.
+    """
+
+    max_new_tokens: int
+    sampling: Sampling = field(default_factory=Sampling)
+    stop: frozenset[int] = frozenset()
+
+
+class TokenGenerator(Protocol):
+    """An engine. Iterators of several texts may be advanced in turns, by one thread."""
+
+    @property
+    def context(self) -> int:
+        """The most tokens of a text, prompt included."""
+
+    def generate(self, ids: Sequence[int], options: GenerationOptions) -> Iterator[int]:
+        """New tokens behind `ids`; work is done when the next one is asked for."""
+
+
+def is_generator(model: nn.Module) -> bool:
+    """Whether `model` gives logits of the next token."""
+    return type(model).__name__.endswith(_CLASSES)
+
+
+def make_generator(
+    model: nn.Module,
+    precision: str = "fp32",
+    *,
+    head_dtype: str | None = None,
+    context: int | None = None,
+) -> TokenGenerator:
+    """The engine for `model`: the one place where it is chosen.
+
+    Llama, Qwen2 and Mistral models run in one native call per token; any other model is compiled
+    in place, layer by layer.
+
+    Args:
+        model: gives logits of the next token.
+        precision: the lowest one that kernels may store weights and compute in.
+        head_dtype: the same for embeddings and head of the native decoder; None: `precision`, but
+            not below int8.
+        context: the most tokens of a text; None: what the model can read, of the native decoder at
+            most 2048, since keys and values of all of it are held.
+    """
+    if not is_generator(model):
+        raise InputError(
+            f"{type(model).__name__}: generates no text; expected a model that ends with"
+            f" {' or '.join(_CLASSES)}."
+        )
+    most = num_positions(model.config)
+    if context is not None and not 1 <= context <= most:
+        raise InputError(
+            f"context must be between 1 and the {most} positions of this model, got {context}."
+        )
+    try:
+        native = min(most, _NATIVE_CONTEXT) if context is None else context
+        return NativeGenerator(
+            DecoderEngine(model, precision, head_dtype=head_dtype, context=native)
+        )
+    except (InputError, TargetError) as reason:
+        report_fallback(type(model).__name__, f"generates layer by layer: {reason}")
+        fast = compile_model(
+            model,
+            tokens=_COMPILED_TOKENS,
+            inplace=True,
+            precision=precision,
+            example={"input_ids": torch.zeros(1, 2, dtype=torch.int64)},
+        )
+        return TransformersGenerator(fast, most if context is None else context)
+
+
+class NativeGenerator:
+    """The native decoder; sessions hold keys and values and are used again when a text is done."""
+
+    def __init__(self, engine: DecoderEngine) -> None:
+        self.engine = engine
+        self._free: list[Session] = []
+        self.context = engine.shape.context
+
+    def generate(self, ids: Sequence[int], options: GenerationOptions) -> Iterator[int]:
+        """New tokens behind `ids`, at most up to the end of the context."""
+        room = min(options.max_new_tokens, self.context - len(ids))
+        if room <= 0:
+            return
+        session = self._free.pop() if self._free else self.engine.session()
+        try:
+            yield from self.engine.stream(ids, room, options.sampling, tuple(options.stop), session)
+        finally:
+            if len(self._free) < _MAX_FREE_SESSIONS:
+                self._free.append(session)
+
+
+class TransformersGenerator:
+    """Any causal model of transformers, compiled or not, with its own cache of keys and values."""
+
+    def __init__(self, model: nn.Module, context: int) -> None:
+        self._model = model
+        self.context = context
+
+    def generate(self, ids: Sequence[int], options: GenerationOptions) -> Iterator[int]:
+        """New tokens behind `ids`, at most up to the end of the context."""
+        draw = Sampler(options.sampling)
+        cache: Any = None
+        pending, held = list(ids), 0
+        for _ in range(min(options.max_new_tokens, self.context - len(ids))):
+            # Not around the yield: the mode would hold for whoever asks for tokens.
+            with torch.inference_mode():
+                output: Any = self._model(
+                    input_ids=torch.tensor([pending]),
+                    past_key_values=cache,
+                    use_cache=True,
+                    # Of a long prompt, logits of the last token alone.
+                    logits_to_keep=1,
+                )
+                token = draw(output.logits[0, -1].float())
+            cache, held = output.past_key_values, held + len(pending)
+            if token in options.stop:
+                return
+            yield token
+            pending = [token]

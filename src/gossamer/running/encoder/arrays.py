@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An encoder of a known family as plain named arrays, zeros included: what other engines are given.
+
+    layers, word [V, D], position [T, D], norm.gain, norm.shift [D], norm.epsilon
+    0.query.weight [M, D], 0.query.bias [M], the same for key, value, out, up and down;
+    0.attention_norm.gain, .shift, 0.output_norm.gain, .shift, 0.epsilon, 0.heads, 0.head_width,
+    0.scale, 0.activation
+
+`position` is whatever the embeddings add to the word vectors at each place.
+
+Legend: T tokens, D features, M features of all heads, V words.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from gossamer.errors import TargetError
+from gossamer.formats.bits import unpack_bits
+from gossamer.ops.engines.encoder import EncoderLayer, KeptLinear
+from gossamer.running.encoder.layers import find_encoders, read_layers
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+def find_base(model: nn.Module) -> tuple[nn.Module, nn.Module]:
+    """(the module that takes ids and gives hidden states, the encoder in it)."""
+    found = find_encoders(model)
+    if len(found) != 1 or not found[0][0]:
+        raise TargetError(
+            f"{type(model).__name__} holds {len(found)} encoders of a known family (BERT, RoBERTa,"
+            " DistilBERT) below embeddings, expected 1. `gossamer bench linear` times single layers"
+            " of any model."
+        )
+    name, encoder = found[0]
+    return model.get_submodule(name.rpartition(".")[0]), encoder
+
+
+def encoder_arrays(base: nn.Module, encoder: nn.Module, tokens: int) -> Arrays:
+    """The arrays for sequences of `tokens` tokens without padding."""
+    layers = read_layers(encoder)
+    arrays: Arrays = {"layers": np.array(len(layers)), **_embeddings(base, tokens)}
+    for number, layer in enumerate(layers):
+        arrays |= {f"{number}.{name}": array for name, array in _layer(layer).items()}
+    return arrays
+
+
+def _embeddings(base: nn.Module, tokens: int) -> Arrays:
+    embeddings: Any = base.get_submodule("embeddings")
+    words, norm = embeddings.word_embeddings, embeddings.LayerNorm
+    # Families count positions and kinds of tokens differently: what they add is read off.
+    ids = torch.full((1, tokens), words.num_embeddings - 1)
+    sums: list[torch.Tensor] = []
+    hook = norm.register_forward_pre_hook(lambda _, inputs: sums.append(inputs[0]))
+    try:
+        with torch.inference_mode():
+            embeddings(input_ids=ids)
+    finally:
+        hook.remove()
+    return {
+        "word": words.weight.detach().numpy(),
+        "position": (sums[0][0] - words.weight[ids[0]]).detach().numpy(),
+        "norm.gain": norm.weight.detach().numpy(),
+        "norm.shift": norm.bias.detach().numpy(),
+        "norm.epsilon": np.array(norm.eps),
+    }
+
+
+def _layer(layer: EncoderLayer) -> Arrays:
+    arrays: Arrays = {
+        "epsilon": np.array(layer.epsilon),
+        "heads": np.array(layer.heads),
+        "head_width": np.array(layer.head_width),
+        "scale": np.array(layer.scale),
+        "activation": np.array(layer.activation),
+    }
+    for name in ("attention_norm", "output_norm"):
+        norm = getattr(layer, name)
+        arrays[f"{name}.gain"], arrays[f"{name}.shift"] = norm.weight.numpy(), norm.bias.numpy()
+    weight, bias = _dense(layer.qkv)
+    for name, rows, offsets in zip(
+        ("query", "key", "value"), np.split(weight, 3), np.split(bias, 3), strict=True
+    ):
+        arrays[f"{name}.weight"], arrays[f"{name}.bias"] = rows, offsets
+    for name in ("out", "up", "down"):
+        arrays[f"{name}.weight"], arrays[f"{name}.bias"] = _dense(getattr(layer, name))
+    return arrays
+
+
+def _dense(linear: KeptLinear) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    weight = torch.zeros(linear.shape)
+    weight[unpack_bits(linear.mask_bits, linear.shape[1])] = linear.values
+    bias = torch.zeros(linear.shape[0]) if linear.bias is None else linear.bias
+    return weight.numpy(), bias.numpy()

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads the layers of an encoder of a known family, in whatever form their weights are.
+
+What a native encoder cannot compute is refused by name, so that the caller can say why the model
+runs layer by layer.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from gossamer.errors import TargetError
+from gossamer.formats.bits import pack_bits
+from gossamer.nn import Linear, MaskedLinear
+from gossamer.nn.carried import carried, carried_by_calls, carried_by_state
+from gossamer.nn.token_pruning import TokenPrunedEncoder
+from gossamer.nn.unit_families import BlockFamily, family_of
+from gossamer.ops.engines.encoder import EncoderLayer, KeptLinear, Norm, PackedEncoder
+from gossamer.running.encoder.ragged import RaggedEncoder
+
+# Where the norms and the activation of a family of post-norm encoders are.
+_PARTS = {
+    "BERT": ("attention.output.LayerNorm", "output.LayerNorm", "intermediate.intermediate_act_fn"),
+    "RoBERTa": (
+        "attention.output.LayerNorm",
+        "output.LayerNorm",
+        "intermediate.intermediate_act_fn",
+    ),
+    "DistilBERT": ("sa_layer_norm", "output_layer_norm", "ffn.activation"),
+}
+_ACTIVATIONS = {
+    "GELUActivation": "gelu",
+    "GELU": "gelu",
+    "ReLU": "relu",
+    "SiLU": "silu",
+    "SiLUActivation": "silu",
+}
+
+
+def find_encoders(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Modules whose list `layer` holds the layers of a known family of encoders.
+
+    Not those that drop tokens between layers or run packed: one call would compute all tokens. Not
+    those that are one native call already.
+    """
+    return [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(layers := getattr(module, "layer", None), nn.ModuleList)
+        and len(layers)
+        and not isinstance(module, TokenPrunedEncoder | RaggedEncoder)
+        and not isinstance(getattr(module, "packed", None), PackedEncoder)
+        and all((family := family_of(each)) and family.name in _PARTS for each in layers)
+    ]
+
+
+def read_layers(encoder: nn.Module) -> list[EncoderLayer]:
+    """The layers of an encoder; TargetError names what stands in the way."""
+    layers: Any = encoder.layer
+    read = [_read(f"layer {i}", layer) for i, layer in enumerate(layers)]
+    _refuse_extras(encoder)
+    return read
+
+
+def _refuse_extras(encoder: nn.Module) -> None:
+    """Refuse what one native call would not do, though a call of the modules does."""
+    layers: Any = encoder.layer
+    family = family_of(layers[0])
+    if family is None:
+        return
+    linears = (*family.projections, family.output, *family.expansions, family.down)
+    read = {f"layer.{i}.{part}" for i in range(len(layers)) for part in linears}
+    read |= {f"layer.{i}.{part}" for i in range(len(layers)) for part in _PARTS[family.name]}
+    home = type(layers[0]).__module__
+    for name, module in encoder.named_modules():
+        kind, reason = type(module), carried_by_calls(module)
+        if reason is None and not (name in read or _is_stock(module, home)):
+            reason = f"{kind.__name__} is no module of this family"
+        if reason is None and module is encoder:
+            reason = carried_by_state(encoder)
+            more = {*encoder._parameters, *encoder._buffers, *encoder._modules} - {"layer"}
+            reason = f"it holds {sorted(more)[0]!r} besides its layers" if more else reason
+        if reason is not None:
+            raise TargetError(f"{name or 'the encoder'}: {reason}.")
+
+
+def _is_stock(module: nn.Module, home: str) -> bool:
+    """Whether a module is of the family's file as it was written, or does nothing in eval mode."""
+    kind = type(module)
+    if kind.__module__ == home:
+        return kind.forward.__module__ == home
+    return kind in (nn.Dropout, nn.Identity, nn.ModuleList)
+
+
+def _read(where: str, layer: nn.Module) -> EncoderLayer:
+    family = family_of(layer)
+    if family is None or family.name not in _PARTS:
+        raise TargetError(f"{where}: {type(layer).__name__} is no encoder layer of a known family.")
+    if getattr(layer, "is_decoder", False) or getattr(layer, "add_cross_attention", False):
+        raise TargetError(f"{where}: is a decoder layer or attends to another sequence.")
+    attention_norm, output_norm, activation = _PARTS[family.name]
+    norms = [_norm(where, layer.get_submodule(name)) for name in (attention_norm, output_norm)]
+    if norms[0][1] != norms[1][1]:
+        raise TargetError(f"{where}: its two norms have different eps.")
+    try:
+        projections = [_kept(where, layer.get_submodule(name)) for name in family.projections]
+    except AttributeError:
+        raise TargetError(f"{where}: has no attention heads left.") from None
+    head_width = int(_attribute(layer, family.head_dim))
+    return EncoderLayer(
+        qkv=_stacked(projections),
+        out=_kept(where, layer.get_submodule(family.output)),
+        up=_kept(where, layer.get_submodule(family.expansions[0])),
+        down=_kept(where, layer.get_submodule(family.down)),
+        attention_norm=norms[0][0],
+        output_norm=norms[1][0],
+        epsilon=norms[0][1],
+        heads=projections[0].shape[0] // head_width,
+        head_width=head_width,
+        scale=_scale(layer, family, head_width),
+        activation=_activation(where, layer, activation),
+    )
+
+
+def _attribute(module: nn.Module, path: str) -> Any:
+    parent, _, name = path.rpartition(".")
+    return getattr(module.get_submodule(parent), name)
+
+
+def _scale(layer: nn.Module, family: BlockFamily, head_width: int) -> float:
+    own = layer.get_submodule(family.attention)
+    return float(getattr(own, "scaling", head_width**-0.5))
+
+
+def _activation(where: str, layer: nn.Module, path: str) -> str:
+    module = _attribute(layer, path)
+    kind = type(module)
+    known = kind.__module__.split(".")[0] in ("torch", "transformers")
+    name = _ACTIVATIONS.get(kind.__name__) if known else None
+    if name is None or getattr(module, "approximate", "none") != "none":
+        raise TargetError(
+            f"{where}: its activation {type(module).__name__} has no native form; known are"
+            f" {', '.join(sorted(set(_ACTIVATIONS.values())))}."
+        )
+    return name
+
+
+def _norm(where: str, module: nn.Module) -> tuple[Norm, float]:
+    if type(module) is not nn.LayerNorm or module.weight is None or module.bias is None:
+        raise TargetError(f"{where}: expected a LayerNorm with gain and shift, found {module}.")
+    return Norm(_float(where, module.weight), _float(where, module.bias)), float(module.eps)
+
+
+def _float(where: str, values: torch.Tensor) -> torch.Tensor:
+    if values.dtype is not torch.float32 or values.device.type != "cpu":
+        raise TargetError(
+            f"{where}: kernels are float32 on the CPU, this is {values.dtype} on {values.device}."
+        )
+    return values.detach()
+
+
+def _kept(where: str, module: nn.Module) -> KeptLinear:
+    reason = carried(module)
+    if reason is not None:
+        raise TargetError(f"{where}: {reason}.")
+    if isinstance(module, Linear):
+        values, bits = module.kept_values(), module.mask_bits
+    elif isinstance(module, MaskedLinear):
+        values, bits = module.masked_weight().detach()[module.mask()], pack_bits(module.mask())
+    elif type(module) is nn.Linear:
+        weight = module.weight.detach()
+        values, bits = weight[weight != 0], pack_bits(weight != 0)
+    else:
+        raise TargetError(f"{where}: {type(module).__name__} is no linear layer this can pack.")
+    shape = (module.out_features, module.in_features)
+    bias = None if module.bias is None else _float(where, module.bias)
+    return KeptLinear(_float(where, values), bits, shape, bias)
+
+
+def _stacked(parts: list[KeptLinear]) -> KeptLinear:
+    """Layers that read the same input, as one."""
+    biases = [torch.zeros(part.shape[0]) if part.bias is None else part.bias for part in parts]
+    return KeptLinear(
+        torch.cat([part.values for part in parts]),
+        torch.cat([part.mask_bits for part in parts]),
+        (sum(part.shape[0] for part in parts), parts[0].shape[1]),
+        torch.cat(biases),
+    )

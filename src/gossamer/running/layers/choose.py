@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dense or which kernel for one layer and token count: measured, recorded, the same on all ranks.
+
+Legend: T tokens, R rows (outputs), K columns (inputs).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from gossamer import settings
+from gossamer.errors import InputError
+from gossamer.ops.dispatch import PRECISIONS, Kernel, kernel_names
+from gossamer.ops.load import QUIET, Load
+from gossamer.ops.timing import Duel, Race, contest
+from gossamer.running.layers.contenders import Contenders
+from gossamer.running.layers.cost_table import CostKey, CostTable
+from gossamer.running.layers.packed import Choice
+
+Call = Callable[[], object]
+# Times dense, which comes first, and kernels in one race.
+Timer = Callable[..., Race | Duel]
+
+# Sparse must win by this much: within it, the choice would be noise.
+_MARGIN = 1.05
+# Without measurements: kept fraction below which the sparse kernel won on every shape tried.
+_RULE_DENSITY_MANY = 0.5
+_RULE_DENSITY_FEW = 0.3
+_RULE_FEW_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A kernel's run of one layer; `key` says what its time holds for.
+
+    `unmeasured` is the choice where nothing is measured; None for the rule of densities.
+    """
+
+    kernel: str
+    key: CostKey
+    run: Call
+    unmeasured: Choice | None = None
+
+
+class Chooser:
+    """Races a layer's kernels and its dense form, at most once per shape, density and tokens.
+
+    A race on a quiet machine is filed for good. One beside busy neighbours holds for the layers of
+    this chooser, so that layers alike get the same kernel; the next chooser races again.
+
+    Args:
+        table: where measurements are kept.
+        timer: races callables; tests replace it.
+    """
+
+    def __init__(self, table: CostTable | None = None, timer: Timer = contest) -> None:
+        self._table = CostTable() if table is None else table
+        self._timer = timer
+        self._tune = settings.tuning_enabled()
+        self._raced: dict[tuple[CostKey, ...], Race] = {}
+
+    def choose(self, contenders: Contenders, tokens: int) -> Choice:
+        """The fastest of dense and the kernels. In a process group rank 0 decides for all."""
+        kernels = contenders.for_tokens(tokens)
+        if not kernels:
+            return Choice(tokens, "dense", None, None, "no kernel")
+        if not self._tune:
+            # The lowest precision is what was asked for; its first kernel is the general one.
+            lowest = max(kernels, key=lambda kernel: PRECISIONS.index(kernel.precision))
+            return _by_rule(lowest.name, contenders.density, tokens)
+        weight_RK = contenders.weight_RK
+        generator = torch.Generator().manual_seed(0)
+        x_TK = torch.randn(tokens, weight_RK.shape[1], generator=generator).to(weight_RK.dtype)
+        bias = weight_RK.new_zeros(weight_RK.shape[0])
+        rivals = [_rival(contenders, kernel, x_TK, bias) for kernel in kernels]
+        return self.choose_among(rivals, lambda: F.linear(x_TK, weight_RK, bias))
+
+    def choose_among(self, sparse: Sequence[Rival], dense: Call) -> Choice:
+        """The fastest of callables that do the same; the lowest precision comes last."""
+        tokens = sparse[0].key.tokens
+        if not self._tune:
+            lowest = sparse[-1]
+            return lowest.unmeasured or _by_rule(lowest.kernel, lowest.key.density, tokens)
+        race = self._race(sparse, dense) if _rank() == 0 else None
+        return _by_time([one.kernel for one in sparse], tokens, _from_rank_zero(race, len(sparse)))
+
+    def _race(self, sparse: Sequence[Rival], dense: Call) -> Race:
+        """From the table, or run now."""
+        keys = tuple(one.key for one in sparse)
+        found = self._table.get(keys) or self._raced.get(keys)
+        if found is None:
+            with torch.inference_mode():
+                timed = self._timer(dense, *(one.run for one in sparse))
+            found = timed if isinstance(timed, Race) else Race(timed.us, timed.spread, timed.load)
+            self._raced[keys] = found
+            self._table.put(keys, found)
+        return found
+
+    def save(self) -> None:
+        """Write new measurements to disk."""
+        if self._tune and _rank() == 0:
+            self._table.save()
+
+
+def _rival(contenders: Contenders, kernel: Kernel, x_TK: torch.Tensor, bias: torch.Tensor) -> Rival:
+    num_rows, num_columns = contenders.weight_RK.shape
+    key = CostKey(
+        kernel=contenders.cost_name(kernel),
+        rows=num_rows,
+        columns=num_columns,
+        pattern=str(contenders.sparse.pattern),
+        density=contenders.density,
+        tokens=x_TK.shape[0],
+        threads=torch.get_num_threads(),
+    )
+    # Packed when it is first run: a race that is on file needs no packing.
+    return Rival(kernel.name, key, lambda: contenders.packed(kernel)(x_TK, bias, "none"))
+
+
+class Forced(Chooser):
+    """Takes one kernel wherever it accepts the layer, and dense elsewhere; measures nothing."""
+
+    def __init__(self, kernel: str) -> None:
+        super().__init__()
+        known = kernel_names("linear")
+        if kernel not in known:
+            raise InputError(f"compile: no kernel is called {kernel!r}. Known: {', '.join(known)}.")
+        self._kernel = kernel
+
+    def choose(self, contenders: Contenders, tokens: int) -> Choice:
+        """The forced kernel, or dense with the reason."""
+        if any(kernel.name == self._kernel for kernel in contenders.kernels):
+            return Choice(tokens, self._kernel, None, None, "forced")
+        why = f"{self._kernel} does not take {contenders.sparse.pattern} at this precision"
+        return Choice(tokens, "dense", None, None, why)
+
+
+def _by_time(names: Sequence[str], tokens: int, race: Race) -> Choice:
+    dense_us, *kernels = race.us
+    times = dict(zip(names, kernels, strict=True))
+    ranking = sorted(times, key=lambda name: times[name])
+    ratios = [dense_us / times[name] if times[name] else float("inf") for name in ranking]
+    wins = ratios[0] >= _MARGIN
+    why = f"{ratios[0]:.2f}x dense" if wins else f"dense is faster ({ratios[0]:.2f}x)"
+    if len(ranking) > 1:
+        why += f"; {ranking[1]} {ratios[1]:.2f}x"
+    if race.threads is not None:
+        why += f"; raced on {race.threads} thread"
+    return Choice(
+        tokens, ranking[0] if wins else "dense", dense_us, times[ranking[0]], why,
+        race.spread, "" if race.load.is_quiet else str(race.load),
+    )  # fmt: skip
+
+
+def _by_rule(kernel: str, density: float, tokens: int) -> Choice:
+    limit = _RULE_DENSITY_FEW if tokens < _RULE_FEW_TOKENS else _RULE_DENSITY_MANY
+    wins = density <= limit
+    sign = "<=" if wins else ">"
+    why = f"fixed rule (GOSSAMER_TUNE=off): density {density:.2f} {sign} {limit}"
+    return Choice(tokens, kernel if wins else "dense", None, None, why)
+
+
+def _rank() -> int:
+    return dist.get_rank() if _is_distributed() else 0
+
+
+def _is_distributed() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def _from_rank_zero(race: Race | None, num_kernels: int) -> Race:
+    """Rank 0's race on every rank: clocks differ, and other kernels round differently."""
+    if not _is_distributed() and race is not None:
+        return race
+    load = QUIET if race is None else race.load
+    us = (0.0,) * (num_kernels + 1) if race is None else race.us
+    spread, threads = (0.0, None) if race is None else (race.spread, race.threads)
+    payload = torch.tensor([*us, spread, threads or 0, *astuple(load)], dtype=torch.float64)
+    dist.broadcast(payload, src=0)
+    *times, spread, told = payload[: num_kernels + 3].tolist()
+    others, cores, waiting, stolen, switches, of = payload[num_kernels + 3 :].tolist()
+    load = Load(others, int(cores), waiting, stolen, switches, int(of))
+    return Race(tuple(times), spread, load, int(told) or None)

@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turns a pruned model into one that runs: packed layers where they are faster, dense elsewhere."""
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+
+import gossamer.ops.linear.fp32  # noqa: F401  (registers the built-in kernels)
+from gossamer.errors import InputError, TargetError
+from gossamer.formats import pack
+from gossamer.nn import (
+    CompactWeight,
+    Conv2d,
+    Linear,
+    MaskedConv2d,
+    MaskedLinear,
+    MaskedWeight,
+    attention_outputs,
+    disable_fast_paths,
+    replace_module,
+)
+from gossamer.nn.carried import call_hooks, carried, hand_over, leave
+from gossamer.nn.fastpath import READ_BY_ATTENTION
+from gossamer.nn.input_shapes import input_shapes
+from gossamer.ops.dispatch import candidates, report_fallback, report_missing
+from gossamer.ops.engines.encoder import PackedEncoder
+from gossamer.patterns import Pattern, detect_pattern
+from gossamer.running.conv_net.network import use_conv_net
+from gossamer.running.encoder.layers import find_encoders
+from gossamer.running.encoder.native_encoder import choose_encoder, pack_encoder
+from gossamer.running.encoder.short_forward import shorten_forward
+from gossamer.running.layers.batch_norm import fold_batch_norms
+from gossamer.running.layers.casting import HALVES, casting
+from gossamer.running.layers.choose import Chooser, Forced
+from gossamer.running.layers.contenders import Contenders
+from gossamer.running.layers.convs import convert_conv
+from gossamer.running.layers.fused_convs import fuse_convs, may_rewrite_forward
+from gossamer.running.layers.packed import MIN_SPARSITY, Choice, PackedLinear
+from gossamer.running.layers.weight_reads import READ_BY_MODEL, dense_weight, weights_read
+
+
+def compile(
+    model: nn.Module,
+    tokens: int | Sequence[int] = (1, 128),
+    threads: int | None = None,
+    inplace: bool = False,
+    *,
+    precision: str = "fp32",
+    kernel: str | None = None,
+    chooser: Chooser | None = None,
+    example: Any = None,
+) -> nn.Module:
+    """An inference model whose pruned layers run on sparse kernels where these measure faster.
+
+    Every masked or compact Linear, and every plain one with exact zeros, is timed against its dense
+    form for each of `tokens` (rows of the activation) on this machine; `explain` shows the result.
+    The layers of a known encoder (BERT, RoBERTa, DistilBERT) are also packed for one native call
+    without padding, which replaces them where it measures faster. Convolutions are timed on the
+    image sizes of `example`. A BatchNorm2d that follows one, sparse or dense, is folded into it
+    with its running statistics. ReLUs and residual sums behind sparse ones are computed by their
+    kernel if the model can be traced; residual networks and the like run as one native call for
+    images of the example's size, where that measures faster. With `precision="int8"` that call has
+    scales of activations measured on `example`: give a batch of typical images.
+
+    The new model is in eval mode, shares every tensor it does not replace with `model` and takes no
+    gradients. Packed weights are copies: compile again after changing the model. A layer that
+    carries what a packed one could not keep stays as it was, with the reason in `explain`, an error
+    under `strict`: hooks, a forward of its own, a parametrization, further tensors or modules.
+    16-bit layers are computed in float32.
+
+    Args:
+        model: any module.
+        tokens: numbers of tokens (batch x sequence) that will be used.
+        threads: threads to measure with; None = torch.get_num_threads().
+        inplace: convert `model` itself and free dense weights on the way.
+        precision: the lowest precision kernels may compute in: "fp32", "bf16", "int8" or
+            "int4" (weights, for few tokens). Lower ones change results: measure the quality.
+        kernel: force this one wherever it accepts a layer, unmeasured, and dense elsewhere.
+        chooser: decides dense or sparse; None = measure, or the rule of GOSSAMER_TUNE=off.
+        example: an input of the model, a tensor or a tuple or dict of arguments. It is run a few
+            times, to learn the sizes of images and which weights the model computes with itself,
+            as in `F.linear(x, self.a.weight)`; such layers stay dense. Without it convolutions
+            stay dense, and such a model ends in an error that says so.
+    """
+    counts = _check_tokens(tokens)
+    fast = model if inplace else _copy_sharing_tensors(model)
+    fast.eval().requires_grad_(False)
+    with _num_threads(threads):
+        decide = chooser or (Chooser() if kernel is None else Forced(kernel))
+        fast, settled = _settle_read_weights(fast, example, counts)
+        fold_batch_norms(fast, example, settled)
+        shapes = input_shapes(fast, example, (nn.Conv2d, Conv2d), "compile")
+        encoders = _pack_encoders(fast, precision) if kernel is None else []
+        for where, module in _layers(fast):
+            if id(module) in settled or not _could_gain(module):
+                continue
+            refused = carried(module)
+            if refused is not None:
+                new = _stay_as_it_is(module, where, counts, refused)
+            elif isinstance(module, nn.Conv2d | Conv2d):
+                stay_dense = _dense_stayer(where, counts)
+                new = convert_conv(where, module, shapes, decide, stay_dense, precision)
+            else:
+                new = _convert(where, module, counts, decide, precision)
+            fast = _put(fast, module, new)
+        for stock, packed in encoders:
+            fast = _put(fast, stock, choose_encoder(stock, packed, counts, decide))
+        decide.save()
+    if isinstance(example, torch.Tensor) and may_rewrite_forward(fast):
+        fuse_convs(fast, example)
+        if kernel is None:
+            with _num_threads(threads):
+                use_conv_net(fast, example, precision)
+    shorten_forward(fast)
+    disable_fast_paths(fast)
+    return fast
+
+
+def _layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Linear and Conv2d layers of all forms, with the names that messages give them."""
+    kinds = (nn.Linear, nn.Conv2d, Linear, Conv2d)
+    return [(n or type(m).__name__, m) for n, m in model.named_modules() if isinstance(m, kinds)]
+
+
+def _put(model: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
+    """The model with `new` in the place of `old`, which may be the model itself."""
+    if new is old:
+        return model
+    hand_over(new, old)
+    if old is model:
+        return new
+    replace_module(model, old, new)
+    return model
+
+
+def _could_gain(module: nn.Module) -> bool:
+    """Whether a layer is pruned, or has so many zeros that a kernel may gain from them."""
+    if isinstance(module, MaskedWeight | CompactWeight):
+        return isinstance(module, MaskedLinear | MaskedConv2d | Linear | Conv2d)
+    if not isinstance(module, nn.Linear | nn.Conv2d):
+        return False
+    with torch.no_grad():
+        weight = module.weight  # of subclasses, too: it may be computed
+    if not isinstance(weight, torch.Tensor) or isinstance(weight, UninitializedParameter):
+        return False
+    return bool(weight.numel()) and float((weight != 0).float().mean()) <= 1 - MIN_SPARSITY
+
+
+def _settle_read_weights(
+    model: nn.Module, example: Any, counts: tuple[int, ...]
+) -> tuple[nn.Module, set[int]]:
+    """Make layers dense whose weight is computed with outside of them; the model and their ids."""
+    layers, outputs = _layers(model), attention_outputs(model)
+    others = [layer for _, layer in layers if id(layer) not in outputs and carried(layer) is None]
+    read = weights_read(model, example, others)
+    settled = set()
+    for where, layer in layers:
+        if id(layer) not in read | outputs:
+            continue
+        new = layer
+        if _could_gain(layer):
+            stays = _stay_dense if carried(layer) is None else _stay_as_it_is
+            reason = READ_BY_ATTENTION if id(layer) in outputs else READ_BY_MODEL
+            new = stays(layer, where, counts, reason)
+        model = _put(model, layer, new)
+        settled.add(id(new))
+    return model, settled
+
+
+def _pack_encoders(model: nn.Module, precision: str) -> list[tuple[nn.Module, PackedEncoder]]:
+    """Encoders that one native call can run, read before their layers are replaced."""
+    found = []
+    for name, encoder in find_encoders(model):
+        try:
+            packed = pack_encoder(encoder, "int8" if precision in ("int8", "int4") else "fp32")
+        except TargetError as reason:
+            leave(encoder, f"runs layer by layer: {reason}")
+            report_fallback(name or type(encoder).__name__, f"runs layer by layer: {reason}")
+            continue
+        if packed.precision != "fp32" or packed.density <= 1 - MIN_SPARSITY:
+            found.append((encoder, packed))
+    return found
+
+
+def _convert(
+    name: str, module: nn.Module, counts: tuple[int, ...], chooser: Chooser, precision: str
+) -> nn.Module:
+    """The inference form of one Linear."""
+    weight_RK = dense_weight(module)
+    if isinstance(module, MaskedLinear | Linear):
+        mask_RK, pattern = module.mask(), module.pattern
+    else:
+        mask_RK = weight_RK != 0
+        pattern = detect_pattern(mask_RK)
+    if weight_RK.dtype not in (torch.float32, *HALVES) or weight_RK.device.type != "cpu":
+        reason = f"kernels are float32 on the CPU, this is {weight_RK.dtype} on {weight_RK.device}"
+        return _stay_dense(module, name, counts, reason)
+    sparse = pack(weight_RK.float(), mask_RK, pattern)
+    kernels = candidates("linear", sparse, precision)
+    if not kernels:
+        report_missing("linear", sparse.format, name)
+    if weight_RK.dtype in HALVES:
+        kernels = tuple(casting(kernel) for kernel in kernels)
+    return _pack(name, module, Contenders(sparse, weight_RK, kernels), counts, chooser)
+
+
+def _pack(
+    name: str,
+    module: nn.Module,
+    contenders: Contenders,
+    counts: tuple[int, ...],
+    chooser: Chooser,
+) -> nn.Module:
+    dtype = contenders.weight_RK.dtype
+    choices = tuple(chooser.choose(contenders, count) for count in counts)
+    sparse, chosen = contenders.sparse, {choice.kernel for choice in choices}
+    if chosen == {"dense"}:
+        dense = _as_dense(module)
+        _annotate(dense, sparse.pattern, choices)
+        return dense
+    runs = {k.name: contenders.packed(k) for k in contenders.kernels if k.name in chosen}
+    held = contenders.weight_RK if "dense" in chosen else None
+    bias: Any = module.bias
+    choices = tuple(choice.of_dtype(dtype) for choice in choices)
+    return PackedLinear(sparse, runs, bias, choices, held, dtype, name)
+
+
+def _as_dense(module: nn.Module) -> nn.Module:
+    """A stock layer with exact zeros and no gradients."""
+    if isinstance(module, MaskedLinear | MaskedConv2d | Linear | Conv2d):
+        return module.to_dense().eval().requires_grad_(False)
+    return module
+
+
+def _stay_dense(module: nn.Module, name: str, counts: tuple[int, ...], reason: str) -> nn.Module:
+    dense = _as_dense(module)
+    dense.pattern = getattr(module, "pattern", None)  # type: ignore[assignment]
+    return _stay_as_it_is(dense, name, counts, reason)
+
+
+def _stay_as_it_is(module: nn.Module, name: str, counts: tuple[int, ...], reason: str) -> nn.Module:
+    report_fallback(name, reason)
+    pattern = getattr(module, "pattern", None)
+    _annotate(module, pattern, tuple(Choice(n, "dense", None, None, reason) for n in counts))
+    return module
+
+
+def _dense_stayer(name: str, counts: tuple[int, ...]) -> Callable[[nn.Module, str], nn.Module]:
+    return lambda module, reason: _stay_dense(module, name, counts, reason)
+
+
+def _annotate(dense: nn.Module, pattern: Pattern | None, choices: tuple[Choice, ...]) -> None:
+    """Leave the reasons on a layer that stayed dense, for `explain`."""
+    dense.pattern = pattern  # type: ignore[assignment]
+    dense.choices = choices  # type: ignore[assignment]
+
+
+def _check_tokens(tokens: int | Sequence[int]) -> tuple[int, ...]:
+    counts = tuple(tokens) if isinstance(tokens, Sequence) else (tokens,)
+    if not counts or any(not isinstance(n, int) or isinstance(n, bool) or n < 1 for n in counts):
+        raise InputError(
+            f"compile: tokens must be one or more positive integers, got {tokens!r}."
+            " It is the number of activation rows, batch x sequence length: tokens=(1, 128)."
+        )
+    return tuple(sorted(set(counts)))
+
+
+@contextlib.contextmanager
+def _num_threads(threads: int | None) -> Iterator[None]:
+    if threads is None:
+        yield
+        return
+    if not isinstance(threads, int) or threads < 1:
+        raise InputError(f"compile: threads must be a positive integer or None, got {threads!r}.")
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _copy_sharing_tensors(model: nn.Module) -> nn.Module:
+    """A copy whose modules are new and whose tensors are the original's storage.
+
+    Hooks are shared as well: what a hook of the model records into, its copy records into.
+    """
+    memo: dict[int, object] = {}
+    for parameter in model.parameters():
+        memo[id(parameter)] = nn.Parameter(parameter.detach(), requires_grad=False)
+    for buffer in model.buffers():
+        memo[id(buffer)] = buffer
+    modules = list(model.modules())
+    for module in modules:
+        for value in module.__dict__.values():
+            if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+                # Computed by a hook, as torch.nn.utils.prune does; torch cannot copy it.
+                memo[id(value)] = value.detach()
+        for hook in call_hooks(module):
+            if not any(owner is getattr(hook, "__self__", None) for owner in modules):
+                memo[id(hook)] = hook
+    return copy.deepcopy(model, memo)

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Feed-forward blocks with ReLUs, run on their active neurons where that measures faster.
+
+What it brings depends on the activations, so a block is measured on inputs the model really gives
+it, every call another one: repeating one input would find its few rows in the cache.
+
+Legend: T tokens, D features.
+"""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from gossamer.errors import InputError, TargetError
+from gossamer.nn import Linear, MaskedLinear, replace_module
+from gossamer.nn.carried import carried, carried_by_calls
+from gossamer.nn.relufication import ShiftedReLU
+from gossamer.ops.addresses import direct_address
+from gossamer.ops.engines.neurons import PackedNeurons
+from gossamer.ops.timing import duel
+
+# It must win by this much: within it, the choice would be noise.
+_MARGIN = 1.05
+_MAX_INPUTS = 64
+
+
+@dataclass(frozen=True)
+class NeuronChoice:
+    """What runs one block for few tokens.
+
+    Attributes:
+        name: of the block.
+        zeros: fraction of neurons that were zero in the inputs measured.
+        dense_us: of one token through the stock block.
+        active_us: of one token through its active neurons.
+        active: whether the latter run now.
+    """
+
+    name: str
+    zeros: float
+    dense_us: float
+    active_us: float
+    active: bool
+
+
+class ActiveNeurons(nn.Module):
+    """A feed-forward block that reads active neurons only, for up to `max_tokens` tokens.
+
+    Attributes:
+        stock: the block whose place it takes; runs more tokens.
+        packed: its neurons.
+    """
+
+    def __init__(self, stock: nn.Module, packed: PackedNeurons, max_tokens: int) -> None:
+        super().__init__()
+        self.stock = stock
+        self.packed = packed
+        self.max_tokens = max_tokens
+        self._bias = _layers(stock)[2].bias
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The block's output for x [..., D]."""
+        # Tracers and transforms see what it is made of.
+        is_direct = not torch.compiler.is_compiling() and direct_address(x)
+        if not is_direct or x.numel() > self.max_tokens * self.packed.num_features:
+            output: torch.Tensor = self.stock(x)
+            return output
+        if x.requires_grad and torch.is_grad_enabled():
+            raise InputError(
+                "active neurons are for inference and give no gradients. Call the model under"
+                " torch.inference_mode()."
+            )
+        y, _ = self.packed(x)
+        return y if self._bias is None else y + self._bias
+
+
+def use_active_neurons(
+    model: nn.Module,
+    run: Callable[[nn.Module], object],
+    *,
+    max_tokens: int = 4,
+    bf16: bool = False,
+) -> list[NeuronChoice]:
+    """Let blocks with ReLUs run on their active neurons, in place, where that is faster.
+
+    Blocks are `mlp` modules of Llama, Qwen2 and Mistral and `nn.Sequential(Linear, ReLU, Linear)`
+    with `nn.ReLU` or the `ShiftedReLU` of relufication.
+
+    Args:
+        model: for inference; float32 on the CPU.
+        run: calls the model on typical data; the inputs of its blocks are recorded.
+        max_tokens: of a call; more run through the stock block. The active neurons of several
+            tokens are different ones.
+        bf16: round the rows of active neurons to bf16.
+    """
+    blocks = {name: module for name, module in model.named_modules() if _is_block(module)}
+    if not blocks:
+        raise TargetError(
+            f"active neurons: {type(model).__name__} has no feed-forward block with ReLU. Relufy it"
+            " first (gossamer.nn.relufication.relufy) and train it on."
+        )
+    for name, block in blocks.items():
+        for part, module in block.named_modules(prefix=name):
+            linear = isinstance(module, nn.Linear | Linear)
+            reason = carried(module) if linear else carried_by_calls(module)
+            if reason is not None:
+                raise TargetError(f"active neurons: {part} would not be called any more: {reason}.")
+    inputs = _record(model, blocks, run)
+    return [
+        _choose(model, name, block, inputs[name], max_tokens, bf16)
+        for name, block in blocks.items()
+    ]
+
+
+def _layers(block: nn.Module) -> tuple[Any, Any, Any, Any]:
+    """Gate, up (None in a plain block), down and activation."""
+    own: Any = block
+    if isinstance(block, nn.Sequential):
+        return own[0], None, own[2], own[1]
+    return own.gate_proj, own.up_proj, own.down_proj, own.act_fn
+
+
+def _is_block(module: nn.Module) -> bool:
+    names = ("gate_proj", "up_proj", "down_proj", "act_fn")
+    is_gated = all(hasattr(module, name) for name in names)
+    is_plain = type(module) is nn.Sequential and len(module) == 3
+    if not is_gated and not is_plain:
+        return False
+    gate, up, down, activation = _layers(module)
+    linear = nn.Linear | Linear | MaskedLinear
+    return (
+        isinstance(activation, nn.ReLU | ShiftedReLU)
+        and all(isinstance(layer, linear) for layer in (gate, down))
+        and (up is None or isinstance(up, linear))
+        and gate.in_features == down.out_features
+    )
+
+
+def _record(
+    model: nn.Module, blocks: dict[str, nn.Module], run: Callable[[nn.Module], object]
+) -> dict[str, torch.Tensor]:
+    seen: dict[str, list[torch.Tensor]] = {name: [] for name in blocks}
+    handles = [
+        block.register_forward_pre_hook(
+            lambda _, given, name=name: seen[name].append(given[0].detach().flatten(0, -2))
+        )
+        for name, block in blocks.items()
+    ]
+    try:
+        with torch.inference_mode():
+            run(model)
+    finally:
+        for handle in handles:
+            handle.remove()
+    empty = [name for name, rows in seen.items() if not rows]
+    if empty:
+        raise InputError(f"active neurons: running the model did not reach {empty[0]}.")
+    return {name: torch.cat(rows)[:_MAX_INPUTS] for name, rows in seen.items()}
+
+
+def _weight(layer: Any) -> torch.Tensor:
+    if isinstance(layer, MaskedLinear):
+        return layer.masked_weight().detach()
+    if isinstance(layer, Linear):
+        return layer.to_dense().weight.detach()
+    weight: torch.Tensor = layer.weight.detach()
+    return weight
+
+
+def pack_block(block: nn.Module, *, bf16: bool = False) -> PackedNeurons:
+    """The neurons of a block."""
+    gate, up, down, activation = _layers(block)
+    shift = float(activation.get_buffer("shift")) if isinstance(activation, ShiftedReLU) else 0.0
+    return PackedNeurons(
+        _weight(gate),
+        None if up is None else _weight(up),
+        _weight(down).T.contiguous(),
+        gate_bias_N=gate.bias,
+        up_bias_N=None if up is None else up.bias,
+        shift=shift,
+        bf16=bf16,
+    )
+
+
+def _choose(
+    model: nn.Module,
+    name: str,
+    block: nn.Module,
+    inputs_TD: torch.Tensor,
+    max_tokens: int,
+    bf16: bool,
+) -> NeuronChoice:
+    packed = pack_block(block, bf16=bf16)
+    with torch.inference_mode():
+        _, active = packed(inputs_TD)
+        turns = [itertools.cycle(torch.split(inputs_TD, 1)) for _ in range(2)]
+        times = duel(lambda: block(next(turns[0])), lambda: packed(next(turns[1])))
+    wins = times.ratio >= _MARGIN
+    if wins:
+        replace_module(model, block, ActiveNeurons(block, packed, max_tokens))
+    zeros = 1 - active / max(len(inputs_TD) * packed.num_neurons, 1)
+    return NeuronChoice(name, zeros, times.first_us, times.second_us, wins)

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The application: routes for what a model can do, health and metrics."""
+
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import APIRouter, FastAPI
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import Response
+
+from gossamer.running.server.access import Access
+from gossamer.running.server.batching import Batcher, RunBatch
+from gossamer.running.server.faults import check_model, install_faults
+from gossamer.running.server.guard import Guard
+from gossamer.running.server.limits import Limits
+from gossamer.running.server.metrics import Metrics
+from gossamer.running.server.service import Service
+from gossamer.running.server.text_routes import (
+    BatchedTexts,
+    classification_routes,
+    embedding_routes,
+)
+from gossamer.running.server.turns import TurnTaker
+from gossamer.running.server.writing_routes import writing_routes
+from gossamer.running.text.tokens import TextTokens
+
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def build_app(
+    service: Service, limits: Limits | None = None, access: Access | None = None
+) -> FastAPI:
+    """An ASGI application; its worker threads live from its start to its shutdown.
+
+    Args:
+        service: what the model can do.
+        limits: how much is taken on at once.
+        access: who may ask; whoever calls the server by a name of the loopback, if not given.
+    """
+    bounds = limits or Limits()
+    metrics = Metrics()
+    workers: list[Batcher | TurnTaker] = []
+    turn = threading.Lock()
+
+    def batched(tokens: TextTokens, run: RunBatch) -> BatchedTexts:
+        batcher = Batcher(run, bounds, metrics, turn)
+        workers.append(batcher)
+        return BatchedTexts(service.name, tokens, batcher, bounds)
+
+    routers = [_status_routes(service, metrics, workers)]
+    if (embedder := service.embedder) is not None:
+        texts = batched(embedder.tokens, embedder.vectors)
+        routers.append(embedding_routes(texts))
+    if (classifier := service.classifier) is not None:
+        texts = batched(classifier.tokens, classifier.scores)
+        routers.append(classification_routes(texts, classifier))
+    if (writer := service.writer) is not None:
+        turns = TurnTaker(writer.engine, bounds, metrics)
+        workers.append(turns)
+        routers.append(writing_routes(writer, turns, bounds, service.name))
+    metrics.watch_queue(lambda: sum(map(len, workers)))
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        for worker in workers:
+            worker.start()
+        yield
+        for worker in workers:
+            await run_in_threadpool(worker.close)
+
+    # Pages that describe the interface would load scripts from elsewhere.
+    app = FastAPI(
+        title=f"gossamer: {service.name}", docs_url=None, redoc_url=None, lifespan=lifespan
+    )
+    for router in routers:
+        app.include_router(router)
+    found: list[Any] = [route for router in routers for route in router.routes]
+    paths = [route.path for route in found if "{" not in route.path]
+    install_faults(app, bounds, paths)
+    app.add_middleware(
+        Guard, access=access or Access(), limits=bounds, metrics=metrics, endpoints=paths
+    )
+    return app
+
+
+def _status_routes(service: Service, metrics: Metrics, workers: list[Any]) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/health")
+    async def health() -> dict[str, Any]:
+        return {"status": "ok", "model": service.name, "queue_length": sum(map(len, workers))}
+
+    model = {
+        "id": service.name,
+        "object": "model",
+        "created": int(time.time()),
+        "owned_by": "gossamer",
+    }
+
+    @router.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [model]}
+
+    @router.get("/v1/models/{name:path}")
+    async def one_model(name: str) -> dict[str, Any]:
+        check_model(name, service.name)
+        return model
+
+    @router.get("/metrics", response_model=None)
+    async def read_metrics() -> Response:
+        return Response(metrics.text(), media_type=_METRICS_TYPE)
+
+    return router

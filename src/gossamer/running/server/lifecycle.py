@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a port to the last answer: bind, run until told to stop, finish what runs."""
+
+import math
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from gossamer.errors import ResourceError
+from gossamer.running.server.connections import connection_class
+from gossamer.running.server.limits import Limits
+
+_BACKLOG = 1024
+# Connections beyond this are refused by uvicorn: each may hold the body of a request.
+_CONNECTIONS_PER_PLACE = 2
+_SPARE_CONNECTIONS = 64
+
+
+def open_socket(host: str, port: int) -> socket.socket:
+    """A listening socket; ResourceError if the port is taken or the address is not ours."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ResourceError(f"{host}: is no address of this machine ({error.strerror}).") from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        # At once: a second server that starts meanwhile must see that the port is taken.
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ResourceError(
+            f"{host}:{port}: cannot be listened on ({error.strerror}). Stop the program that uses"
+            " it, or choose another one with --port."
+        ) from error
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """Where clients find it."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only programs on this machine can reach a server bound to `host`."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    return all(item[4][0] == "::1" or str(item[4][0]).startswith("127.") for item in found)
+
+
+def run_server(
+    app: FastAPI, listener: socket.socket, limits: Limits, ready: Callable[[], None]
+) -> None:
+    """Answer requests until SIGTERM or SIGINT, then finish those that run.
+
+    SIGTERM returns; SIGINT raises KeyboardInterrupt when all is done. A second signal of either
+    kind stops at once.
+    """
+    server = _server(app, limits, ready)
+    # uvicorn raises the signal anew when it is done, for the handler that was there before.
+    before = signal.signal(signal.SIGTERM, _ignore)
+    try:
+        server.run(sockets=[listener])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        listener.close()
+
+
+@contextmanager
+def running_server(app: FastAPI, limits: Limits | None = None) -> Iterator[str]:
+    """A server in a thread of this process, on a free port of the loopback; gives its URL."""
+    bounds = limits or Limits()
+    started = threading.Event()
+    listener = open_socket("127.0.0.1", 0)
+    url = url_of(listener)
+    server = _server(app, bounds, started.set)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    try:
+        while not started.wait(0.1):
+            if not thread.is_alive():
+                raise ResourceError("the server ended before it was ready; its log says why.")
+        yield url
+    finally:
+        server.should_exit = True
+        thread.join(bounds.timeout_seconds + 15)
+        listener.close()
+
+
+def _server(app: FastAPI, limits: Limits, ready: Callable[[], None]) -> uvicorn.Server:
+    config = uvicorn.Config(
+        app,
+        loop="asyncio",
+        http=connection_class(limits.timeout_seconds),
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=_BACKLOG,
+        limit_concurrency=_CONNECTIONS_PER_PLACE * limits.max_queue + _SPARE_CONNECTIONS,
+        timeout_graceful_shutdown=math.ceil(limits.timeout_seconds),
+    )
+    return _ReadyServer(config, ready)
+
+
+class _ReadyServer(uvicorn.Server):
+    """Says when it answers."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._ready()
+
+
+def _ignore(_: int, __: FrameType | None) -> None:
+    """What to do with SIGTERM once the server has stopped for it."""

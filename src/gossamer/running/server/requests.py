@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a request may say. Types are not converted, and a field nobody knows is refused."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    model_validator,
+)
+
+from gossamer.running.server.neutral import Label, at_most, null_is, only
+
+# However a body of some megabytes is filled, looking through it takes no more than a moment.
+_MAX_ITEMS = 1 << 16
+_MAX_FIELDS = 64
+_MAX_LABELS = 16
+_ONE_TEXT = "one text is written for a request"
+_NO_CHANCES = "chances of tokens are not given"
+_NO_PENALTY = "tokens are not penalised"
+_NO_TOOLS = "tools are not called"
+_WHOLE_VECTORS = "a vector is as long as the model makes it; one that is cut means something else"
+_NO_AUDIO = "there is nothing but text"
+
+
+def _texts_or_tokens(value: Any) -> Any:
+    """One text, several, or token numbers of one or several, as a list of either."""
+    if isinstance(value, str) or _is_tokens(value):
+        value = [value]
+    if not isinstance(value, list) or not value:
+        raise ValueError("expected a text or a list of texts that is not empty")
+    if len(value) > _MAX_ITEMS:
+        raise ValueError(f"has {len(value)} texts; expected at most {_MAX_ITEMS}")
+    is_text = isinstance(value[0], str)
+    for number, item in enumerate(value):
+        if is_text and isinstance(item, str):
+            _check_text(item, f"[{number}]")
+        elif is_text or not _is_tokens(item):
+            expected = "a text" if is_text else "a text or a list of token numbers"
+            raise ValueError(f"[{number}]: expected {expected}, got {ascii(item)[:60]}")
+    return value
+
+
+def _is_tokens(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
+
+
+def _check_text(text: str, where: str) -> None:
+    if not text.strip():
+        raise ValueError(f"{where} is an empty text; expected some words".lstrip())
+    _check_unicode(text, where)
+
+
+def _check_unicode(text: str, where: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{where} holds half of a surrogate pair at character {error.start}; expected"
+            " Unicode text".lstrip()
+        ) from None
+
+
+def _content(value: Any) -> Any:
+    """The text of a message; parts of text are joined."""
+    if isinstance(value, list):
+        if not all(
+            isinstance(part, dict)
+            and part.get("type") == "text"
+            and isinstance(part.get("text"), str)
+            for part in value
+        ):
+            raise ValueError('expected a text, or parts {"type": "text", "text": "..."} only')
+        value = "".join(part["text"] for part in value)
+    if isinstance(value, str):
+        _check_unicode(value, "")
+    return value
+
+
+def _stops(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+Inputs = Annotated[list[str] | list[list[int]], BeforeValidator(_texts_or_tokens)]
+StopText = Annotated[str, Field(min_length=1, max_length=256), BeforeValidator(_content)]
+
+
+class Fields(BaseModel):
+    """An object of a request: nothing but what is written here."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few(cls, value: Any) -> Any:
+        return at_most(_MAX_FIELDS)(value)
+
+
+class Body(Fields):
+    """Of any request."""
+
+    model: str | None = Field(None, description="The name of the served model, or nothing.")
+    special_tokens: Annotated[bool, null_is(False)] = Field(
+        False, description="Read special tokens where texts spell them; else they are text."
+    )
+
+
+class TextsBody(Body):
+    """Of /embed and /classify."""
+
+    input: Inputs
+
+
+class EmbeddingsBody(TextsBody):
+    """Of /v1/embeddings."""
+
+    encoding_format: Annotated[Literal["float", "base64"], null_is("float")] = "float"
+    user: Label = None
+    dimensions: Annotated[Any, only(why=_WHOLE_VECTORS)] = None
+
+
+class StreamOptions(Fields):
+    """What a stream tells besides the text."""
+
+    include_usage: Annotated[bool, null_is(False)] = False
+    include_obfuscation: Annotated[Any, only(False, why="events are not padded")] = None
+
+
+class GenerationBody(Body):
+    """What /v1/completions and /v1/chat/completions have in common."""
+
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
+    top_k: Annotated[int, Field(ge=1)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: Annotated[
+        Annotated[list[StopText], Field(max_length=4)] | None, BeforeValidator(_stops)
+    ] = None
+    stream: Annotated[bool, null_is(False)] = False
+    stream_options: StreamOptions | None = None
+    # Taken where they ask for nothing that is not done anyway.
+    n: Annotated[Any, only(1, why=_ONE_TEXT)] = None
+    presence_penalty: Annotated[Any, only(0, why=_NO_PENALTY)] = None
+    frequency_penalty: Annotated[Any, only(0, why=_NO_PENALTY)] = None
+    logit_bias: Annotated[Any, only({}, why="tokens are not biased")] = None
+    user: Label = None
+
+
+class CompletionBody(GenerationBody):
+    """Of /v1/completions."""
+
+    prompt: Inputs
+    best_of: Annotated[Any, only(1, why=_ONE_TEXT)] = None
+    echo: Annotated[Any, only(False, why="the prompt is not repeated")] = None
+    logprobs: Annotated[Any, only(why=_NO_CHANCES)] = None
+    suffix: Annotated[Any, only("", why="a text cannot be filled in before another one")] = None
+
+
+class Message(Fields):
+    """One turn of a chat."""
+
+    role: Literal["system", "user", "assistant"]
+    content: Annotated[str, BeforeValidator(_content)]
+    name: Label = None
+    # As answers carry them, which come back as messages.
+    refusal: Annotated[Any, only(why="a refusal is content like other")] = None
+    tool_calls: Annotated[Any, only([], why=_NO_TOOLS)] = None
+    function_call: Annotated[Any, only(why=_NO_TOOLS)] = None
+    audio: Annotated[Any, only(why=_NO_AUDIO)] = None
+    annotations: Annotated[Any, only([], why="texts are not annotated")] = None
+
+
+class ChatBody(GenerationBody):
+    """Of /v1/chat/completions."""
+
+    messages: Annotated[list[Message], FailFast(), Field(min_length=1, max_length=1024)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    response_format: Annotated[Any, only({"type": "text"}, why="texts are not bound to a form")] = (
+        None
+    )
+    logprobs: Annotated[Any, only(False, why=_NO_CHANCES)] = None
+    top_logprobs: Annotated[Any, only(0, why=_NO_CHANCES)] = None
+    tools: Annotated[Any, only([], why=_NO_TOOLS)] = None
+    tool_choice: Annotated[Any, only("none", "auto", why=_NO_TOOLS)] = None
+    parallel_tool_calls: bool | None = None
+    functions: Annotated[Any, only([], why=_NO_TOOLS)] = None
+    function_call: Annotated[Any, only("none", "auto", why=_NO_TOOLS)] = None
+    modalities: Annotated[Any, only(["text"], why=_NO_AUDIO)] = None
+    audio: Annotated[Any, only(why=_NO_AUDIO)] = None
+    prediction: Annotated[Any, only(why="texts are not predicted by a client")] = None
+    reasoning_effort: Annotated[Any, only("none", why="there is no effort to set")] = None
+    verbosity: Annotated[Any, only("medium", why="there is no length to set but max_tokens")] = None
+    web_search_options: Annotated[Any, only(why="nothing is searched")] = None
+    service_tier: Annotated[Any, only("auto", "default", why="all requests are served alike")] = (
+        None
+    )
+    store: Annotated[Any, only(False, why="nothing is stored")] = None
+    # Labels, which are read by nobody and change no answer.
+    metadata: Annotated[dict[str, str] | None, BeforeValidator(at_most(_MAX_LABELS))] = None
+    safety_identifier: Label = None
+    prompt_cache_key: Label = None

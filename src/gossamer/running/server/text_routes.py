@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""/embed, /classify and /v1/embeddings: texts in, numbers out, in shared batches."""
+
+import asyncio
+import base64
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from fastapi import APIRouter, Request
+from fastapi.concurrency import run_in_threadpool
+
+from gossamer.errors import InputError
+from gossamer.running.server.batching import Batcher
+from gossamer.running.server.faults import check_model
+from gossamer.running.server.limits import Limits
+from gossamer.running.server.request_body import seconds_left
+from gossamer.running.server.requests import EmbeddingsBody, TextsBody
+from gossamer.running.server.waiting import while_connected
+from gossamer.running.text.classification import Classifier
+from gossamer.running.text.tokens import TextTokens
+
+
+class BatchedTexts:
+    """Texts of requests through a `Batcher`."""
+
+    def __init__(self, name: str, tokens: TextTokens, batcher: Batcher, limits: Limits) -> None:
+        self.name = name
+        self._tokens, self._batcher, self._limits = tokens, batcher, limits
+
+    async def rows(self, body: TextsBody, request: Request) -> tuple[torch.Tensor, int]:
+        """One row per text, and the number of tokens."""
+        check_model(body.model, self.name)
+        encoding = run_in_threadpool(self._ids, body)
+        ids = await while_connected(encoding, request, seconds_left(request.scope))
+        ticket = self._batcher.submit(ids)
+        try:
+            waiting = asyncio.wrap_future(ticket.future)
+            found = await while_connected(waiting, request, seconds_left(request.scope))
+        finally:
+            self._batcher.drop(ticket)
+        return found, sum(map(len, ids))
+
+    def _ids(self, body: TextsBody) -> list[torch.Tensor]:
+        inputs: Sequence[Any] = body.input
+        if len(inputs) > self._limits.max_texts:
+            raise InputError(
+                f"input: has {len(inputs)} texts; expected at most {self._limits.max_texts}."
+            )
+        if isinstance(inputs[0], str):
+            return self._tokens.whole(inputs, "input", special_tokens=body.special_tokens)
+        return [self._tokens.checked(ids, f"input[{i}]") for i, ids in enumerate(inputs)]
+
+
+def embedding_routes(texts: BatchedTexts) -> APIRouter:
+    """/embed and /v1/embeddings."""
+    router = APIRouter()
+
+    @router.post("/embed")
+    async def embed(body: TextsBody, request: Request) -> dict[str, Any]:
+        vectors, num_tokens = await texts.rows(body, request)
+        return {"model": texts.name, "vectors": vectors.tolist(), "tokens": num_tokens}
+
+    @router.post("/v1/embeddings")
+    async def embeddings(body: EmbeddingsBody, request: Request) -> dict[str, Any]:
+        vectors, num_tokens = await texts.rows(body, request)
+        as_text = body.encoding_format == "base64"
+        data = [
+            {"object": "embedding", "index": i, "embedding": _base64(v) if as_text else v.tolist()}
+            for i, v in enumerate(vectors)
+        ]
+        usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+        return {"object": "list", "data": data, "model": texts.name, "usage": usage}
+
+    return router
+
+
+def classification_routes(texts: BatchedTexts, classifier: Classifier) -> APIRouter:
+    """/classify."""
+    router = APIRouter()
+
+    @router.post("/classify")
+    async def classify(body: TextsBody, request: Request) -> dict[str, Any]:
+        scores, num_tokens = await texts.rows(body, request)
+        results = [
+            {
+                "label": classifier.labels[int(row.argmax())],
+                "scores": dict(zip(classifier.labels, row.tolist(), strict=True)),
+            }
+            for row in scores
+        ]
+        return {"model": texts.name, "results": results, "tokens": num_tokens}
+
+    return router
+
+
+def _base64(vector: torch.Tensor) -> str:
+    return base64.b64encode(vector.numpy().astype("<f4").tobytes()).decode("ascii")

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Texts to vectors: one per text, from the last hidden state of an encoder.
+
+Legend: N texts, B of them in a batch, T padded tokens, D features.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.nn.functional import normalize
+
+from gossamer.data.samples import padded
+from gossamer.errors import InputError
+from gossamer.running.text.tokens import TextTokens
+
+Pooling = Literal["mean", "cls"]
+POOLINGS: tuple[Pooling, ...] = ("mean", "cls")
+# Batches that are sorted by length together: enough for equal lengths, few enough to stream.
+_SORTED_BATCHES = 64
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Some texts of a longer list, in their order.
+
+    Attributes:
+        vectors: float32 [N, D].
+        num_tokens: of these texts, special ones included.
+        num_cut: texts that were longer than the model can read.
+    """
+
+    vectors: torch.Tensor
+    num_tokens: int
+    num_cut: int
+
+
+class Embedder:
+    """An encoder and its tokenizer. May be called from several threads.
+
+    Args:
+        model: of transformers, compiled or not; of one with a head, the encoder is used.
+        beside: files beside its weights, by name; tokenizer.json is needed.
+        pooling: "mean" of all tokens, or "cls", the first one.
+        normalise: give vectors of length 1.
+        max_tokens: cut or refuse texts that are longer; None = positions of the model.
+        special_tokens: read special tokens where texts spell them; else they are text.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        beside: Mapping[str, bytes],
+        *,
+        pooling: Pooling = "mean",
+        normalise: bool = True,
+        max_tokens: int | None = None,
+        special_tokens: bool = False,
+    ) -> None:
+        if pooling not in POOLINGS:
+            raise InputError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}.")
+        self._encoder = encoder_of(model)
+        self.tokens = TextTokens(beside, model.config, max_tokens)
+        self._padding = int(getattr(model.config, "pad_token_id", None) or 0)
+        self._pooling = pooling
+        self._normalise = normalise
+        self._special_tokens = special_tokens
+
+    def __call__(self, texts: Sequence[str], batch: int = 32) -> torch.Tensor:
+        """Vectors float32 [N, D]; texts that are too long are cut."""
+        parts = [part.vectors for part in self.encode(texts, batch)]
+        return torch.cat(parts) if parts else torch.zeros(0, self._encoder.config.hidden_size)
+
+    def encode(self, texts: Sequence[str], batch: int = 32) -> Iterator[Encoded]:
+        """The same piece by piece; inside a piece, texts of like length share a batch."""
+        if batch < 1:
+            raise InputError(f"batch must be at least 1, got {batch}.")
+        for start in range(0, len(texts), batch * _SORTED_BATCHES):
+            some = texts[start : start + batch * _SORTED_BATCHES]
+            ids, num_cut = self.tokens.cut(some, special_tokens=self._special_tokens)
+            order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
+            runs = [
+                self.vectors([ids[i] for i in order[first : first + batch]])
+                for first in range(0, len(ids), batch)
+            ]
+            places = torch.tensor(order).argsort()
+            yield Encoded(torch.cat(runs)[places], sum(map(len, ids)), num_cut)
+
+    def vectors(self, ids: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Vectors float32 [B, D] of token numbers, in one call of the model."""
+        inputs = padded(ids, self._padding)
+        with torch.inference_mode():
+            hidden_BTD = self._encoder(**inputs).last_hidden_state
+            pooled_BD = pool(hidden_BTD, inputs["attention_mask"], self._pooling)
+            return normalize(pooled_BD, dim=1) if self._normalise else pooled_BD
+
+
+def pool(
+    hidden_BTD: torch.Tensor, keep_BT: torch.Tensor, pooling: Pooling = "mean"
+) -> torch.Tensor:
+    """One vector float32 [B, D] per text; padding does not count."""
+    if pooling == "cls":
+        return hidden_BTD[:, 0].float()
+    keep_BT1 = keep_BT.unsqueeze(-1).to(hidden_BTD.dtype)
+    return ((hidden_BTD * keep_BT1).sum(1) / keep_BT1.sum(1)).float()
+
+
+def encoder_of(model: nn.Module) -> Any:
+    """The part of a transformers model that gives hidden states."""
+    if getattr(model, "config", None) is None or not hasattr(model, "base_model"):
+        raise InputError(
+            f"{type(model).__name__}: is no transformers model, so there is no telling its hidden"
+            " states. Expected an encoder such as BertModel."
+        )
+    return model.base_model

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Special tokens are set by programs, not spelled by texts.
+
+A tokenizer turns `<|im_end|>` into the token that ends a turn wherever it reads it. In a text that
+somebody sent, these are ten letters. `SpecialTokens` finds texts in which a special token was read
+and encodes them again as letters; all other texts are encoded once, as they always were.
+"""
+
+import json
+import re
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from gossamer.errors import InputError
+from gossamer.io.safe_files.guarded_tokenizer import make_tokenizer
+
+# Private characters, which no text holds: they stand for special tokens that a program sets.
+FIRST_STAND_IN = 0x100000
+LAST_PRIVATE = 0x10FFFD
+_UNKNOWN = chr(LAST_PRIVATE)
+_RARE = chr(0x12345)  # cuneiform
+_CONFIG_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "cls_token_id")
+
+
+class SpecialTokens:
+    """The tokenizer of a model, and what must not be spelled. Threads may share it.
+
+    Args:
+        tokenizer: of the package tokenizers; it is not changed.
+        config: of the model; names tokens that begin, end and fill texts.
+
+    Attributes:
+        contents: spelling of every special token that texts could hold, by number.
+    """
+
+    def __init__(self, tokenizer: Any, config: Any) -> None:
+        self.tokenizer = tokenizer
+        named = set(_config_ids(config))
+        self.added: dict[int, Any] = {
+            number: token
+            for number, token in tokenizer.get_added_tokens_decoder().items()
+            if token.content and (token.special or number in named)
+        }
+        empty = tokenizer.encode("")
+        around = {
+            i for i, is_set in zip(empty.ids, empty.special_tokens_mask, strict=True) if is_set
+        }
+        self.contents: dict[int, str] = {
+            **{number: tokenizer.id_to_token(number) for number in around},
+            **{number: token.content for number, token in self.added.items()},
+        }
+        # A word that the tokenizer does not know becomes a special token, too, and spells none.
+        # Normalisers take private characters out, so a rare letter is tried, too.
+        unknown = {*self._ids(_UNKNOWN), *self._ids(_RARE), _unknown_id(tokenizer)}
+        self._unknown = unknown & set(self.contents)
+        self._lock = threading.Lock()
+        self._literal: _Literal | None = None
+
+    def encode_all(
+        self, texts: Sequence[str], *, where: str = "text", special_tokens: bool = False
+    ) -> list[Any]:
+        """Encodings with what the tokenizer sets around a text.
+
+        Args:
+            texts: each on its own.
+            where: for messages.
+            special_tokens: read special tokens where texts spell them.
+        """
+        found = self.tokenizer.encode_batch(list(texts))
+        if special_tokens:
+            return list(found)
+        return [
+            self.literal.encode(text, f"{where}[{number}]") if self.spelled(item, text) else item
+            for number, (text, item) in enumerate(zip(texts, found, strict=True))
+        ]
+
+    def cut(self, text: str, length: int, *, special_tokens: bool = False) -> Any:
+        """The first `length` tokens of a text, with what the tokenizer sets around them."""
+        tokenizer = self.tokenizer
+        encoded = tokenizer.encode(text, add_special_tokens=False)
+        if not special_tokens and self.spelled(encoded, text):
+            tokenizer = self.literal.tokenizer
+            encoded = tokenizer.encode(text, add_special_tokens=False)
+        encoded.truncate(length)
+        return tokenizer.post_process(encoded)
+
+    def spelled(self, encoded: Any, text: str) -> list[int]:
+        """Special tokens that were read in `text` itself, in their order."""
+        if self.contents.keys().isdisjoint(encoded.ids):
+            return []
+        ids, is_set = encoded.ids, encoded.special_tokens_mask
+        places = [i for i, n in enumerate(ids) if n in self.contents and not is_set[i]]
+        if not self._unknown.isdisjoint(ids):
+            spans = encoded.offsets
+            places = [
+                i
+                for i in places
+                if ids[i] not in self._unknown
+                or text[slice(*spans[i])].strip() == self.contents[ids[i]]
+            ]
+        return [ids[i] for i in places]
+
+    @property
+    def literal(self) -> "_Literal":
+        """A second tokenizer that reads no special tokens; made when it is needed first."""
+        with self._lock:
+            if self._literal is None:
+                self._literal = _Literal(self)
+            return self._literal
+
+    def _ids(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+
+def _unknown_id(tokenizer: Any) -> int | None:
+    """What the model of a tokenizer says it gives for words it does not know."""
+    spelling = getattr(tokenizer.model, "unk_token", None)
+    return None if spelling is None else tokenizer.token_to_id(spelling)
+
+
+class _Literal:
+    """Reads every special token as letters, and its stand-in as that token."""
+
+    def __init__(self, special: SpecialTokens) -> None:
+        from tokenizers import AddedToken
+
+        self._special = special
+        description = json.loads(special.tokenizer.to_str())
+        for token in description["added_tokens"]:
+            token["special"] |= token["id"] in special.added
+        self.tokenizer = make_tokenizer(json.dumps(description).encode())
+        self.tokenizer.encode_special_tokens = True
+        self.stand_ins = {
+            number: chr(FIRST_STAND_IN + place) for place, number in enumerate(special.added)
+        }
+        if len(self.stand_ins) > LAST_PRIVATE - FIRST_STAND_IN >> 1:
+            raise InputError(f"the tokenizer has {len(self.stand_ins)} special tokens: too many.")
+        self.tokenizer.add_tokens(
+            [
+                AddedToken(
+                    stand_in,
+                    normalized=False,
+                    lstrip=special.added[number].lstrip,
+                    rstrip=special.added[number].rstrip,
+                )
+                for number, stand_in in self.stand_ins.items()
+            ]
+        )
+        self._meant = {self.tokenizer.token_to_id(s): n for n, s in self.stand_ins.items()}
+
+    def encode(self, text: str, where: str) -> Any:
+        """The encoding of a text with everything in it as letters."""
+        refuse_private(text, where)
+        encoded = self.tokenizer.encode(text)
+        if spelled := self._special.spelled(encoded, text):
+            raise cannot_spell(self._special.contents[spelled[0]], where)
+        return encoded
+
+    def ids_between(self, text: str) -> tuple[list[int], list[int]]:
+        """Token numbers of a text with stand-ins, and the special ones among them."""
+        encoded = self.tokenizer.encode(text, add_special_tokens=False)
+        # What is read in letters comes out here, too, so that it can be refused.
+        found = [i for i in encoded.ids if i in self._meant] + self._special.spelled(encoded, text)
+        ids = [self._meant.get(number, number) for number in encoded.ids]
+        return ids, [self._meant.get(number, number) for number in found]
+
+    def with_stand_ins(self, text: str) -> str:
+        """Special tokens that `text` spells, as their stand-ins."""
+        added = self._special.added
+        stand_ins = {added[number].content: stand_in for number, stand_in in self.stand_ins.items()}
+        return _spellings(added).sub(lambda match: stand_ins[match[0]], text)
+
+
+def refuse_private(text: str, where: str) -> None:
+    """InputError if a text holds characters that stand for special tokens."""
+    if any(character >= chr(FIRST_STAND_IN) for character in text):
+        raise InputError(
+            f"{where}: spells a special token and holds private characters of Unicode (plane 16)."
+            " Leave out one of them."
+        )
+
+
+def cannot_spell(content: str, where: str) -> InputError:
+    """A text whose spelling of a special token cannot be told from the token."""
+    return InputError(
+        f"{where}: spells the special token {content!r}, and this model's files give no way to read"
+        " it as text. Leave it out, or say that special tokens are meant."
+    )
+
+
+def spelled_as_letters(text: str, added: Mapping[int, Any], letters: Mapping[int, int]) -> str:
+    """`text` with the letters of every special token in it exchanged."""
+    return _spellings(added).sub(lambda match: match[0].translate(letters), text)
+
+
+def _spellings(added: Mapping[int, Any]) -> re.Pattern[str]:
+    # As tokenizers do: the leftmost, and of those the longest.
+    found = sorted((token.content for token in added.values()), key=len, reverse=True)
+    whole = {token.content for token in added.values() if token.single_word}
+    parts = [rf"\b{re.escape(c)}\b" if c in whole else re.escape(c) for c in found]
+    return re.compile("|".join(parts) or "(?!)")
+
+
+def _config_ids(config: Any) -> Iterable[int]:
+    for name in _CONFIG_IDS:
+        value = getattr(config, name, None)
+        for number in value if isinstance(value, list | tuple) else [value]:
+            if type(number) is int:
+                yield number

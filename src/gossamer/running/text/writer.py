@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A language model with its tokenizer, as a chat and a server use it: text in, tokens out."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from gossamer.errors import InputError
+from gossamer.running.decoder.generation import GenerationOptions, TokenGenerator, make_generator
+from gossamer.running.text.chat_prompt import prompt_ids
+from gossamer.running.text.chat_template import ChatTemplate, end_tokens
+from gossamer.running.text.pieces import TextPieces
+from gossamer.running.text.tokens import TextTokens
+
+
+@dataclass(frozen=True)
+class Writer:
+    """What text generation needs.
+
+    Attributes:
+        engine: gives tokens.
+        tokens: the tokenizer.
+        template: sets messages as a prompt.
+        ends: tokens that end a text.
+    """
+
+    engine: TokenGenerator
+    tokens: TextTokens
+    template: ChatTemplate
+    ends: frozenset[int]
+
+    def prompt_ids(self, text: str, *, special_tokens: bool = False) -> list[int]:
+        """Token numbers of a text to go on with.
+
+        A special token that the text spells is text like other, unless `special_tokens`.
+        """
+        found = self.tokens.whole([text], "prompt", special_tokens=special_tokens)
+        ids: list[int] = found[0].tolist()
+        return ids
+
+    def chat_ids(
+        self, messages: Sequence[Mapping[str, str]], *, special_tokens: bool = False
+    ) -> list[int]:
+        """Token numbers of a talk, up to where the assistant speaks.
+
+        The template sets special tokens; those that messages spell are text, unless
+        `special_tokens`.
+        """
+        ids = prompt_ids(
+            self.template, self.tokens.special, messages, special_tokens=special_tokens
+        )
+        found: list[int] = self.tokens.checked(ids, "messages").tolist()
+        return found
+
+    def room(self, ids: Sequence[int]) -> int:
+        """Tokens that may follow; InputError if there is no place for one."""
+        left = self.engine.context - len(ids)
+        if left < 1:
+            raise InputError(
+                f"prompt: has {len(ids)} tokens, and the context of {self.engine.context} leaves no"
+                " room for an answer. Shorten the prompt, or use a larger context."
+            )
+        return left
+
+    def tokens_behind(self, ids: Sequence[int], options: GenerationOptions) -> Iterator[int]:
+        """New tokens, as many as were asked for and there is room for."""
+        self.room(ids)
+        return self.engine.generate(ids, options)
+
+    def pieces(self, stop: Sequence[str] = ()) -> TextPieces:
+        """Turns new tokens into text."""
+        return TextPieces(self.tokens.tokenizer, stop)
+
+
+def make_writer(
+    model: nn.Module,
+    beside: Mapping[str, bytes],
+    *,
+    precision: str = "fp32",
+    head_dtype: str | None = None,
+    context: int | None = None,
+) -> Writer:
+    """Pack or compile `model`, which is used up.
+
+    Args:
+        model: of transformers; gives logits of the next token.
+        beside: files beside its weights, by name; tokenizer.json is needed.
+        precision: the lowest one that kernels may store weights and compute in.
+        head_dtype: the same for embeddings and head of the native decoder.
+        context: the most tokens of a text, prompt included; None: as the engine chooses.
+    """
+    config: Any = model.config
+    tokens = TextTokens(beside, config)
+    template = ChatTemplate(beside)
+    ends = end_tokens(beside, config, tokens.tokenizer)
+    engine = make_generator(model, precision, head_dtype=head_dtype, context=context)
+    return Writer(engine, tokens, template, ends)

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a user's file to calibration batches and a measure of quality for one model.
+
+A decoder gets windows of a text stream and is measured by its perplexity on windows that
+calibration did not see. An encoder gets sentences and is measured by the rank correlation of its
+similarities with people's scores, or, without scores, with those of the dense model.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from gossamer.data.samples import (
+    Pair,
+    Texts,
+    check_scores,
+    draw,
+    padded,
+    padded_batches,
+    sentences,
+    windows,
+)
+from gossamer.errors import InputError
+from gossamer.pruning.calibration.batches import Batch
+from gossamer.recipes.schema import Calibration
+from gossamer.runs.quality import agreement, embed, mean_vectors, pair_correlation, perplexity
+
+# Tokens of one batch: long enough for fast products, short enough to be held many times.
+_BATCH_TOKENS = 2048
+# Pairs of one batch give one gradient: about 32 of them.
+_PAIR_TOKENS = 512
+_MAX_EVALUATED = 64
+_MIN_HELD_OUT = 4
+_DECODERS = ("ForCausalLM", "LMHeadModel")
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How good a model is.
+
+    Attributes:
+        name: what the number is, for tables.
+        lower_is_better: perplexity, as opposed to a correlation.
+        measure: the number for a model.
+        data: what it was measured on.
+        whole: what a hundred per cent are in the unit of the number; None where only ratios mean
+            something, as for a perplexity.
+    """
+
+    name: str
+    lower_is_better: bool
+    measure: Callable[[nn.Module], float]
+    data: str
+    whole: float | None = None
+
+    def lost(self, dense: float, quality: float) -> float:
+        """What is given up, as a fraction: of the whole, or of the dense number.
+
+        A model whose quality is no number has lost everything; a dense one cannot be compared with.
+        """
+        whole = dense if self.whole is None else self.whole
+        if not math.isfinite(dense) or whole == 0:
+            raise InputError(
+                f"{self.name} of the dense model is {dense:g} on {self.data}, so nothing can be"
+                " compared with it. Give other data to measure on, or another metric."
+            )
+        if math.isnan(quality):
+            return math.inf
+        return (quality - dense if self.lower_is_better else dense - quality) / whole
+
+
+def is_decoder(model: nn.Module) -> bool:
+    """Whether the model gives next-token logits."""
+    return type(model).__name__.endswith(_DECODERS)
+
+
+def calibration_batches(
+    model: nn.Module, samples: Texts, tokenizer: Any, settings: Calibration
+) -> list[Batch]:
+    """The drawn part of a file as batches for `model`."""
+    if is_decoder(model) or samples.ids_NT is not None:
+        ids_NT = windows(samples, tokenizer, settings.tokens)
+        chosen = ids_NT[_calibration_part(len(ids_NT), settings)]
+        width = max(1, _BATCH_TOKENS // settings.tokens)
+        return [
+            Batch({"input_ids": part} if _takes_names(model) else part)
+            for part in torch.split(chosen, width)
+        ]
+    if samples.pairs:
+        chosen_pairs = draw(len(samples.pairs), settings.samples, settings.seed)
+        return _pair_batches([samples.pairs[i] for i in chosen_pairs], tokenizer, settings.tokens)
+    texts = [samples.texts[i] for i in draw(len(samples.texts), settings.samples, settings.seed)]
+    ids = sentences(texts, tokenizer, settings.tokens)
+    return [
+        Batch(inputs, inputs["attention_mask"].bool())
+        for _, inputs in padded_batches(ids, _BATCH_TOKENS)
+    ]
+
+
+def _pair_batches(pairs: Sequence[Pair], tokenizer: Any, max_tokens: int) -> list[Batch]:
+    """Pairs of like length together: first texts, then second ones; labels are scores in [0, 1]."""
+    first = sentences([pair.first for pair in pairs], tokenizer, max_tokens)
+    second = sentences([pair.second for pair in pairs], tokenizer, max_tokens)
+    top = max(abs(pair.score) for pair in pairs) or 1.0
+    longest = [torch.empty(max(len(a), len(b))) for a, b in zip(first, second, strict=True)]
+    batches = []
+    for members, _ in padded_batches(longest, _PAIR_TOKENS):
+        ids = [first[i] for i in members] + [second[i] for i in members]
+        inputs = padded(ids)
+        labels = torch.tensor([pairs[i].score / top for i in members])
+        batches.append(Batch(inputs, inputs["attention_mask"].bool(), labels))
+    return batches
+
+
+def pair_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+    """Mean squared error of the cosines of pairs against their labels."""
+    if batch.labels is None:
+        raise InputError("the loss of pairs needs their scores.")
+    first_BD, second_BD = mean_vectors(model, batch.arguments).chunk(2)
+    return ((first_BD * second_BD).sum(dim=1) - batch.labels).square().mean()
+
+
+def quality_of(
+    model: nn.Module, samples: Texts, tokenizer: Any, settings: Calibration, *, held_out: bool
+) -> Quality | None:
+    """What can be measured with a file; None where nothing can.
+
+    Args:
+        model: the dense model; an encoder's own similarities are the reference without scores.
+        samples: the file.
+        tokenizer: of the model.
+        settings: windows, and with `held_out` which ones calibration uses.
+        held_out: the file is the calibration data itself: only what it does not use is measured.
+    """
+    if is_decoder(model):
+        ids_NT = windows(samples, tokenizer, settings.tokens)
+        left = list(range(len(ids_NT)))
+        if held_out:
+            used = set(_calibration_part(len(ids_NT), settings))
+            left = [i for i in left if i not in used]
+            if len(left) < _MIN_HELD_OUT:
+                return None
+        chosen = ids_NT[_spread(left, _MAX_EVALUATED)]
+        where = f"{len(chosen)} windows of {settings.tokens} tokens, {samples.path.name}"
+        return Quality("perplexity", True, lambda m: perplexity(m, chosen), where)
+    if samples.ids_NT is not None:
+        return None
+    if samples.pairs:
+        check_scores(samples)
+        where = f"{len(samples.pairs)} pairs, {samples.path.name}"
+        return Quality(
+            "Spearman x 100",
+            False,
+            lambda m: 100 * pair_correlation(m, samples.pairs, tokenizer, settings.tokens),
+            where,
+            100.0,
+        )
+    texts = samples.texts[: 4 * _MAX_EVALUATED]
+    if len(texts) < _MIN_HELD_OUT:
+        return None
+    dense_ND = embed(model, sentences(texts, tokenizer, settings.tokens))
+    return Quality(
+        "agreement with dense (rank correlation)",
+        False,
+        lambda m: agreement(dense_ND, embed(m, sentences(texts, tokenizer, settings.tokens))),
+        f"{len(texts)} lines, {samples.path.name}",
+        1.0,
+    )
+
+
+def _spread(numbers: list[int], most: int) -> list[int]:
+    """At most `most` of the numbers, evenly spread."""
+    count = min(len(numbers), most)
+    return [numbers[i * len(numbers) // count] for i in range(count)]
+
+
+def _calibration_part(total: int, settings: Calibration) -> list[int]:
+    return draw(total, settings.samples, settings.seed)
+
+
+def _takes_names(model: nn.Module) -> bool:
+    return hasattr(model, "config")

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the training inside a pruning run is kept, so that it goes on after a kill."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from gossamer.pruning.calibration.journal import check_same_run
+from gossamer.recipes.stages.train import CheckpointSettings
+from gossamer.training.checkpoint.background import CheckpointWriter
+from gossamer.training.checkpoint.folders import Checkpoint, CheckpointStore
+from gossamer.training.loop.metrics import MetricsFile
+from gossamer.training.loop.run_context import Surroundings
+from gossamer.training.loop.run_folder import RunFolder
+from gossamer.training.loop.state import read_counters
+
+
+@dataclass(frozen=True)
+class KeptRun:
+    """A folder that is held open, and what the run is.
+
+    Attributes:
+        folder: `RunFolder.opened` is around the run.
+        key: everything that decides the result to the last bit, as digests and short texts.
+    """
+
+    folder: RunFolder
+    key: Mapping[str, str]
+
+    def of_stage(self, number: int) -> "KeptRun":
+        """The part of one stage of the recipe."""
+        return replace(self, folder=self.folder.of_stage(number))
+
+    def opened(
+        self, settings: CheckpointSettings, say: Callable[[str], None]
+    ) -> tuple[Checkpoint | None, Surroundings]:
+        """The checkpoint to go on with, and where the loop writes more.
+
+        Raises:
+            InputError: another run wrote the checkpoint.
+        """
+        store = CheckpointStore(self.folder.checkpoints, settings.keep)
+        store.remove_leftovers()
+        checkpoint = store.newest(say)
+        length = 0
+        if checkpoint is not None:
+            check_same_run(self.folder.path, checkpoint.run, self.key)
+            length = read_counters(checkpoint.state)["metrics_bytes"]
+            say(f"going on after step {checkpoint.step}.")
+        return checkpoint, Surroundings(
+            writer=CheckpointWriter(store, asynchronous=settings.asynchronous),
+            run=self.key,
+            sinks=(MetricsFile(self.folder.metrics, length),),
+        )

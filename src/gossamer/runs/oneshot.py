@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gossamer.sparsify`: prune in one shot and say what it gained and cost."""
+
+import difflib
+import itertools
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import nn
+
+from gossamer.errors import InputError, RecipeError
+from gossamer.nn import unchanged_on_error
+from gossamer.patterns import Pattern
+from gossamer.pruning import Scorer, apply_plan, plan_oneshot
+from gossamer.pruning.gradients.pruning import GRADIENT_METHODS
+from gossamer.pruning.methods import METHODS
+from gossamer.pruning.rules import Rules
+from gossamer.recipes.loader import load_recipe, make_recipe
+from gossamer.recipes.schema import Recipe
+from gossamer.report.report import Report
+from gossamer.runs.execute import execute
+from gossamer.runs.reporting import Evaluate, make_report, measure_quality
+from gossamer.runs.stages.prune import StageInput
+from gossamer.runs.task_loss import (
+    TaskLoss,
+    as_loss,
+    labelled_batches,
+    refuse_loss,
+)
+from gossamer.runs.times import time_beside_dense, tokens_seen, with_times
+
+_DEFAULTS: dict[str, Any] = {
+    "sparsity": None,
+    "pattern": "unstructured",
+    "scorer": "magnitude",
+    "budget": "uniform",
+    "targets": None,
+    "ignore": None,
+}
+
+
+def sparsify(  # noqa: PLR0913  (the public call: every argument is a word of the vocabulary)
+    model: nn.Module,
+    recipe: Mapping[str, Any] | Recipe | str | os.PathLike[str] | None = None,
+    *,
+    sparsity: float | None = None,
+    pattern: str | Pattern = "unstructured",
+    scorer: str | Scorer = "magnitude",
+    budget: str = "uniform",
+    targets: Rules = None,
+    ignore: Rules = None,
+    data: Iterable[Any] | None = None,
+    loss: TaskLoss | None = None,
+    evaluate: Evaluate | None = None,
+) -> Report:
+    """Prune `model` in one shot, in place, and report bytes, time and quality beside dense.
+
+    Layers become masked: they train on with their mask held, and `to_dense()` gives ordinary
+    layers with exact zeros. Per layer exactly round((1 - sparsity) * numel) weights are kept
+    (unstructured, uniform). An error at any step leaves the model as it was, the same layers with
+    the same numbers; for that its tensors are held a second time until the call ends.
+
+    Example:
+        >>> report = gossamer.sparsify(model, sparsity=0.9)
+        >>> print(report)
+
+    Args:
+        model: any module. Default targets: every Linear and Conv2d, except one tied to an embedding
+            or whose last path component is lm_head, head or classifier.
+        recipe: used instead of these arguments: a mapping with keys sparsity, pattern, scorer,
+            budget, targets, ignore; or a whole recipe: a file, a built-in name, or a Recipe.
+        sparsity: fraction of zeros in [0, 1); leave it out for patterns that fix it.
+        pattern: "unstructured", "2:4", "64:2:8", "nmg:2:4:16", "block:4x4".
+        scorer: what says which weights matter: "magnitude", "random"; with data "wanda",
+            "sparsegpt", "admm", "exact-obs", and by gradients of a loss "taylor", "fisher",
+            "obert".
+        budget: "uniform", "global", "erk" or "half-erk".
+        targets: class names, globs or "re:..." that replace the default targets.
+        ignore: rules that are taken away from them.
+        data: batches: a tensor, a tuple of arguments or a mapping of keyword arguments each. The
+            first one times the dense against the compiled pruned model; scorers that look at
+            activations read them all. Beside `loss` a pair is (input, target).
+        loss: loss(model, batch) -> a tensor with one number, for scorers that look at gradients;
+            it calls the model itself and gets the batches as they are given. Without it a loss that
+            fits the model's outputs is used, see docs/sparsify.md.
+        evaluate: called with the model before and after; its number is the quality.
+    """
+    arguments = {
+        "sparsity": sparsity,
+        "pattern": pattern,
+        "scorer": scorer,
+        "budget": budget,
+        "targets": targets,
+        "ignore": ignore,
+    }
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}.")
+    wanted = _read(recipe, arguments)
+    with unchanged_on_error(model):
+        if isinstance(wanted, Recipe):
+            batches = data if loss is None else labelled_batches(data)
+            given = StageInput(loss=None if loss is None else as_loss(loss, wanted))
+            return execute(wanted, model, batches, evaluate=evaluate, given=given)
+        if loss is not None:
+            raise refuse_loss(wanted["scorer"])
+        return _at_once(model, wanted, data, evaluate)
+
+
+def _at_once(
+    model: nn.Module,
+    settings: dict[str, Any],
+    data: Iterable[Any] | None,
+    evaluate: Evaluate | None,
+) -> Report:
+    """Score, mask, measure: for scorers that leave the kept weights as they are."""
+    batches = None if data is None else iter(data)
+    first = [] if batches is None else list(itertools.islice(batches, 1))
+    plan = plan_oneshot(
+        model, **settings, data=None if batches is None else itertools.chain(first, batches)
+    )
+    tokens = tokens_seen(model, [t.module for t in plan.targets], first[0]) if first else ()
+    quality_dense = measure_quality(evaluate, model, "before")
+    results = apply_plan(model, plan)
+    quality = measure_quality(evaluate, model, "after")
+    report = make_report(model, results, [], quality_dense, quality)
+    if not tokens:
+        return report
+    times = time_beside_dense(model, tokens, first[0])
+    return with_times(report, times)
+
+
+def _read(recipe: Any, arguments: dict[str, Any]) -> Recipe | dict[str, Any]:
+    """What is carried out stage by stage, or the settings of a scorer that needs no stages."""
+    if isinstance(recipe, Recipe | str | os.PathLike):
+        _check_alone(arguments)
+        return recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
+    settings = _settings(recipe, arguments)
+    if settings["scorer"] in METHODS or settings["scorer"] in GRADIENT_METHODS:
+        return _as_recipe(settings)
+    return settings
+
+
+def _as_recipe(settings: dict[str, Any]) -> Recipe:
+    """A recipe of one stage from the arguments of the call."""
+    step = {
+        "method": settings["scorer"],
+        "pattern": str(settings["pattern"]),
+        "sparsity": settings["sparsity"],
+        "budget": settings["budget"],
+        "targets": settings["targets"],
+        "ignore": settings["ignore"],
+    }
+    given = {name: value for name, value in step.items() if value is not None}
+    return make_recipe({"gossamer": 1, "stages": [{"prune": given}]}, "gossamer.sparsify")
+
+
+def _check_alone(arguments: dict[str, Any]) -> None:
+    for key, value in arguments.items():
+        if value != _DEFAULTS[key]:
+            raise RecipeError(
+                f"recipe: {key} is given beside a whole recipe. Say it in the recipe, or change it"
+                " with load_recipe(name, overrides=[...])."
+            )
+
+
+def _settings(recipe: Mapping[str, Any] | None, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments with the recipe's keys filled in; a key given twice is refused."""
+    if recipe is None:
+        return arguments
+    if not isinstance(recipe, Mapping):
+        raise RecipeError(
+            f"recipe: expected a mapping with keys {', '.join(_DEFAULTS)}, a file, a built-in name"
+            f" or a Recipe; got {type(recipe).__name__}."
+        )
+    for key, value in recipe.items():
+        if key not in _DEFAULTS:
+            near = difflib.get_close_matches(str(key), _DEFAULTS, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise RecipeError(f"recipe: unknown key {key!r}.{hint} Known: {', '.join(_DEFAULTS)}.")
+        if arguments[key] != _DEFAULTS[key] and arguments[key] != value:
+            raise RecipeError(
+                f"recipe: {key} is {value!r} in the recipe and {arguments[key]!r} in the call."
+                " Give it once."
+            )
+    return arguments | dict(recipe)

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One `recover` stage of a recipe: the pruned model learns from the dense one, masks held."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from gossamer.errors import RecipeError
+from gossamer.nn.batch import Batch
+from gossamer.pruning.gradients.losses import default_loss, next_token_loss
+from gossamer.pruning.gradients.passes import Loss
+from gossamer.pruning.rules import match
+from gossamer.recipes.stages.recover import Recover
+from gossamer.runs.stages.prune import StageInput
+from gossamer.runs.stages.recover_data import RecoverySamples, SortedBatches, samples_of_batches
+from gossamer.training.loop.loop import Loop
+from gossamer.training.loop.run_context import Surroundings
+from gossamer.training.recovery import (
+    HELD_OUT,
+    Distillation,
+    Schedule,
+    Teacher,
+    Terms,
+    fake_int8,
+    recover,
+)
+from gossamer.training.recovery.compact_form import compact_form
+from gossamer.training.recovery.distillation import TaskLoss
+from gossamer.training.recovery.teacher import check_apart
+
+# Batches that choose the scales of int8 activations.
+_CALIBRATED_ON = 8
+
+
+@dataclass(frozen=True)
+class RecoverResult:
+    """What the training did: the loop at its end, its checks since it went on, remarks."""
+
+    loop: Loop
+    checks: list[dict[str, Any]]
+    notes: list[str]
+
+
+def run_recover_stage(
+    model: nn.Module,
+    step: Recover,
+    given: StageInput,
+    teacher: nn.Module,
+    *,
+    watch: Callable[[nn.Module], Any] | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> RecoverResult:
+    """Train `model` in place; layers keep their form (masked or compact) and their masks.
+
+    Args:
+        model: pruned.
+        step: the stage.
+        given: its data, a loss where labels are looked at, and where the run is kept.
+        teacher: the dense model; it is frozen.
+        watch: a score for the curve; it decides nothing and its time does not count.
+        clock: of its minutes.
+    """
+    check_apart(teacher, model)
+    samples, size = samples_for(given, step.batch, "a recover stage")
+    train, held = samples.split(step.holdout, step.seed)
+    objective = Distillation(
+        Teacher(teacher),
+        _terms(step),
+        task=_task(_labelled_loss(given, teacher, held)) if step.hardness else None,
+        hardness=step.hardness,
+    )
+
+    def validate(net: nn.Module) -> float:
+        with torch.no_grad():
+            losses = [float(objective(net, batch)[0]) for batch in held.in_order(size)]
+        return sum(losses) / len(losses)
+
+    checks = _Checks(given.say)
+    with (
+        trainable(model, step.freeze, "recover.freeze"),
+        compact_form(model, train.mean_tokens(size)),
+    ):
+        shown = list(held.in_order(size))
+        calls = [batch.run for batch in shown[:: max(1, len(shown) // _CALIBRATED_ON)]]
+        quantised = fake_int8(model, step.scales, calibrate=calls)
+        with quantised if step.quantise else nullcontext():
+            checkpoint, around = None, Surroundings()
+            if given.kept is not None:
+                checkpoint, around = given.kept.opened(step.checkpoint, given.say)
+            loop = recover(
+                model,
+                objective,
+                SortedBatches(train, size, step.seed),
+                _schedule(step),
+                validate=validate,
+                around=replace(
+                    around,
+                    watch=None if watch is None else lambda net: {"score": watch(net)},
+                    sinks=(*around.sinks, checks),
+                    progress=given.tick,
+                    clock=clock,
+                ),
+                checkpoint=checkpoint,
+            )
+    return RecoverResult(loop, checks.seen, _notes(step, loop, len(train.numbers)))
+
+
+@dataclass
+class _Checks:
+    """Takes evaluations out of the records of a run, and tells them."""
+
+    say: Callable[[str], None]
+    seen: list[dict[str, Any]] = field(default_factory=list)
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        if record["kind"] == "evaluation":
+            self.seen.append(dict(record))
+            names = {"held-out loss": HELD_OUT, "score": "score"}
+            known = [f"{text} {record[name]:.4g}" for text, name in names.items() if name in record]
+            start = f"step {record['step']}, {record['minutes']:.1f} min"
+            self.say(", ".join([start, *known]))
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def samples_for(given: StageInput, batch: int, what: str) -> tuple[RecoverySamples, int]:
+    """What a stage trains on, and how many make a step: `batch`, or a user's batch as it is."""
+    if given.samples is not None:
+        return given.samples, batch
+    return samples_of_batches(given.needed_batches(what)), 1
+
+
+def _terms(step: Recover) -> Terms:
+    return Terms(
+        logits=step.logits,
+        embeddings=step.embeddings,
+        similarity=step.similarity,
+        hidden=step.hidden,
+        temperature=step.temperature,
+        distance=step.distance,
+    )
+
+
+def _schedule(step: Recover) -> Schedule:
+    return Schedule(
+        steps=step.steps,
+        minutes=step.minutes,
+        rate=step.rate,
+        warmup=step.warmup,
+        decay=step.decay,
+        checks=step.checks,
+        checkpoint_every=step.checkpoint.every,
+        on_full_disk=step.checkpoint.on_full_disk,
+    )
+
+
+def _labelled_loss(given: StageInput, teacher: nn.Module, samples: RecoverySamples) -> Loss:
+    """The user's loss, or next tokens; the losses that pruning makes up are no task."""
+    if given.loss is not None:
+        return given.loss
+    first = next(samples.in_order(1))
+    if default_loss(teacher, first) is not next_token_loss:
+        raise RecipeError(
+            "recover.hardness: mixes in the loss of a task, and there is none: give pairs with"
+            " scores, a causal language model, StageInput(loss=...), or hardness: 0."
+        )
+    return next_token_loss
+
+
+class _Answered(nn.Module):
+    """A model whose answer is known: losses that call a model cost no second forward."""
+
+    def __init__(self, outputs: Any) -> None:
+        super().__init__()
+        self._outputs = outputs
+
+    def forward(self, *arguments: Any, **named: Any) -> Any:
+        return self._outputs
+
+
+def _task(loss: Loss) -> TaskLoss:
+    def task(outputs: Any, batch: Batch) -> torch.Tensor:
+        return loss(_Answered(outputs), batch)
+
+    return task
+
+
+@contextmanager
+def trainable(model: nn.Module, freeze: tuple[str, ...] | None, where: str) -> Iterator[None]:
+    """Parameters take gradients inside unless frozen; afterwards as before."""
+    before = {parameter: parameter.requires_grad for parameter in model.parameters()}
+    if not any(before.values()):
+        # Nobody chose: a model that was loaded for inference.
+        model.requires_grad_(True)
+    modules = {name: module for name, module in model.named_modules() if name}
+    for rule in freeze or ():
+        for name in match(rule, modules, where):
+            modules[name].requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter, needed in before.items():
+            parameter.requires_grad_(needed)
+
+
+def _notes(step: Recover, loop: Loop, num_samples: int) -> list[str]:
+    notes = [f"recovered in {loop.step} steps on {num_samples} samples."]
+    best = loop.best
+    if best is not None:
+        notes[0] = (
+            f"{notes[0][:-1]}; loss on held-out samples {best.first:.4g} -> {best.value:.4g}"
+            f" (step {best.step})."
+        )
+        if best.step == 0:
+            notes.append(
+                "recover: no step made the model better; it is as it was before the stage."
+            )
+    if loop.skipped:
+        notes.append(f"recover: {loop.skipped} batches had no finite gradients and were skipped.")
+    if step.quantise:
+        notes.append(
+            "recover: trained for int8 kernels, gossamer.compile(model, precision='int8'); files"
+            " and fp32 kernels hold the weights as they are before rounding."
+        )
+    if step.scales != "token":
+        notes.append(
+            f"recover: {step.scales} scales of activations end with the stage; gossamer.compile"
+            " measures every token, which scales: token trains for."
+        )
+    return notes

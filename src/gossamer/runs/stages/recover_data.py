@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Samples for recovery: a part is set aside, the rest comes in another order in every epoch.
+
+Texts of like length come together, so that little is padding; which ones do changes too.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from gossamer.data.batches import generator_of
+from gossamer.data.samples import Pair, Texts, padded, sentences, windows
+from gossamer.errors import InputError
+from gossamer.nn.batch import Batch
+from gossamer.runs.calibration import is_decoder
+
+# Steps whose samples are sorted by length together.
+_STEPS_SORTED = 20
+_MAX_HELD_OUT = 512
+_OTHER_THAN_CALIBRATION = 0x5DEECE66D
+
+
+@dataclass(frozen=True)
+class RecoverySamples:
+    """What steps are made of.
+
+    Attributes:
+        make: the batch of these samples.
+        lengths: of each sample, in tokens.
+        numbers: the samples that are used.
+    """
+
+    make: Callable[[Sequence[int]], Batch]
+    lengths: Sequence[int]
+    numbers: Sequence[int]
+
+    def split(self, held_out: float, seed: int) -> tuple["RecoverySamples", "RecoverySamples"]:
+        """The part to train on, and at least one sample to choose by."""
+        total = len(self.numbers)
+        if total < 2:
+            raise InputError(
+                f"recover: needs at least 2 samples, one to choose the best state by; got {total}."
+            )
+        count = min(max(1, round(total * held_out)), _MAX_HELD_OUT, total - 1)
+        # Calibration draws by the same seed; what it fitted the weights to could choose nothing.
+        generator = torch.Generator().manual_seed(seed ^ _OTHER_THAN_CALIBRATION)
+        order = torch.randperm(total, generator=generator).tolist()
+        held, rest = sorted(order[:count]), sorted(order[count:])
+        numbers = self.numbers
+        return (
+            replace(self, numbers=[numbers[i] for i in rest]),
+            replace(self, numbers=[numbers[i] for i in held]),
+        )
+
+    def in_order(self, size: int) -> Iterator[Batch]:
+        """Every sample once, the same batches every time."""
+        for group in _by_length(self.numbers, self.lengths, size):
+            yield self.make(group)
+
+    def mean_tokens(self, size: int) -> int:
+        """Of a batch, padding left out."""
+        used = [self.lengths[number] for number in self.numbers]
+        return max(1, round(size * sum(used) / max(1, len(used))))
+
+
+class SortedBatches:
+    """Batches by number, of samples whose length is like; see `gossamer.data.batches`.
+
+    Args:
+        samples: all come once in an epoch.
+        size: samples of a batch; the last ones of an epoch may be fewer.
+        seed: decides all orders.
+    """
+
+    def __init__(self, samples: RecoverySamples, size: int, seed: int) -> None:
+        self._samples, self._size, self._seed = samples, size, seed
+        self._epoch = -1
+        self._groups: list[list[int]] = []
+
+    def __len__(self) -> int:
+        return -(-len(self._samples.numbers) // self._size)
+
+    def __getitem__(self, number: int) -> Batch:
+        epoch, place = divmod(number, len(self))
+        if epoch != self._epoch:
+            self._groups, self._epoch = self._ordered(epoch), epoch
+        return self._samples.make(self._groups[place])
+
+    def _ordered(self, epoch: int) -> list[list[int]]:
+        numbers, generator = self._samples.numbers, generator_of(self._seed, epoch)
+        order = torch.randperm(len(numbers), generator=generator).tolist()
+        groups: list[list[int]] = []
+        for start in range(0, len(order), self._size * _STEPS_SORTED):
+            part = [numbers[i] for i in order[start : start + self._size * _STEPS_SORTED]]
+            groups += _by_length(part, self._samples.lengths, self._size)
+        return [groups[i] for i in torch.randperm(len(groups), generator=generator).tolist()]
+
+
+def samples_of_file(
+    model: nn.Module, samples: Texts, tokenizer: Any, max_tokens: int
+) -> RecoverySamples:
+    """All of a file: pairs or texts for encoders, windows of the stream for decoders."""
+    if is_decoder(model) or samples.ids_NT is not None:
+        return samples_of_windows(
+            windows(samples, tokenizer, max_tokens), named=hasattr(model, "config")
+        )
+    if samples.pairs:
+        return samples_of_pairs(samples.pairs, tokenizer, max_tokens)
+    return samples_of_texts(sentences(samples.texts, tokenizer, max_tokens))
+
+
+def samples_of_pairs(pairs: Sequence[Pair], tokenizer: Any, max_tokens: int) -> RecoverySamples:
+    """First texts of a batch, then second ones; labels are scores as parts of the highest."""
+    first = sentences([pair.first for pair in pairs], tokenizer, max_tokens)
+    second = sentences([pair.second for pair in pairs], tokenizer, max_tokens)
+    top = max((abs(pair.score) for pair in pairs), default=1.0) or 1.0
+
+    def make(numbers: Sequence[int]) -> Batch:
+        inputs = padded([side[i] for side in (first, second) for i in numbers])
+        labels = torch.tensor([pairs[i].score / top for i in numbers])
+        rows = tuple(2 * i + side for side in (0, 1) for i in numbers)
+        return Batch(inputs, inputs["attention_mask"].bool(), labels, rows)
+
+    lengths = [2 * max(len(a), len(b)) for a, b in zip(first, second, strict=True)]
+    return RecoverySamples(make, lengths, range(len(pairs)))
+
+
+def samples_of_texts(ids: Sequence[torch.Tensor]) -> RecoverySamples:
+    """Texts on their own."""
+
+    def make(numbers: Sequence[int]) -> Batch:
+        inputs = padded([ids[i] for i in numbers])
+        return Batch(inputs, inputs["attention_mask"].bool(), None, tuple(numbers))
+
+    return RecoverySamples(make, [len(row) for row in ids], range(len(ids)))
+
+
+def samples_of_windows(ids_NT: torch.Tensor, *, named: bool) -> RecoverySamples:
+    """Windows of equal length; `named`: the model takes input_ids by name."""
+
+    def make(numbers: Sequence[int]) -> Batch:
+        chosen = ids_NT[list(numbers)]
+        return Batch({"input_ids": chosen} if named else chosen, samples=tuple(numbers))
+
+    return RecoverySamples(make, [ids_NT.shape[1]] * len(ids_NT), range(len(ids_NT)))
+
+
+def samples_of_batches(batches: Sequence[Batch]) -> RecoverySamples:
+    """A user's batches as they are, one a step."""
+
+    def make(numbers: Sequence[int]) -> Batch:
+        (number,) = numbers
+        return batches[number]
+
+    return RecoverySamples(make, [_tokens(batch) for batch in batches], range(len(batches)))
+
+
+def _by_length(numbers: Sequence[int], lengths: Sequence[int], size: int) -> list[list[int]]:
+    order = sorted(numbers, key=lambda number: lengths[number])
+    return [order[start : start + size] for start in range(0, len(order), size)]
+
+
+def _tokens(batch: Batch) -> int:
+    first = batch.first_tensor()
+    if first is None:
+        return 1
+    # Token numbers [B, T] have no width; everything else has it last.
+    is_ids = not first.is_floating_point()
+    return max(1, first.numel() if is_ids else first.shape[:-1].numel())

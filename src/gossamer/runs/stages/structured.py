@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One `structured` stage of a recipe: whole heads and filters go, the model gets smaller."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from gossamer.pruning.calibration.batches import Batch
+from gossamer.pruning.gradients.passes import Loss
+from gossamer.pruning.structured import StructuredResult, prune_structured
+from gossamer.recipes.schema import Structured
+from gossamer.runs.stages.prune import StageInput
+
+
+@dataclass(frozen=True)
+class SlimResult:
+    """The result of the stage, and its lines for the report."""
+
+    result: StructuredResult
+    notes: list[str]
+
+
+def _ticking(loss: Loss, tick: Callable[[int, int], None]) -> Loss:
+    """The same loss; before each one it is safe to stop, and nobody knows how many will come."""
+
+    def ticking(model: nn.Module, batch: Any) -> torch.Tensor:
+        tick(0, 0)
+        return loss(model, batch)
+
+    return ticking
+
+
+def run_structured_stage(model: nn.Module, step: Structured, given: StageInput) -> SlimResult:
+    """Make `model` smaller in place."""
+    batches = given.needed_batches("structured pruning")
+    loss = _ticking(given.needed_loss(model), given.tick)
+    batches, held = hold_out(batches, step.hold_out)
+    dense = _sizes(model)
+    result = prune_structured(
+        model,
+        batches,
+        loss,
+        budget=step.budget,
+        tokens=mean_tokens(batches),
+        cost=step.cost,
+        fisher=step.fisher,
+        rearrange=step.rearrange,
+        tune=step.tune,
+        refit=step.refit,
+        multiple=step.multiple,
+        min_heads=step.min_units,
+        min_filters=step.min_units,
+        keep=_keep if any(batch.keep is not None for batch in batches) else None,
+        evaluate=None if not held else lambda state: -_mean_loss(state, held, loss),
+        rounds=step.rounds,
+    )
+    undone = [stage.name for stage in result.stages if not stage.kept]
+    lines = [
+        f"{block.name}: {len(block.heads)} heads and {len(block.filters)} filters are left."
+        for block in result.blocks
+    ]
+    left = f"{result.fraction:.1%} of the blocks' {step.cost} are left, {_sizes(model) / dense:.1%}"
+    notes = [f"{left} of all parameters.", *lines, *result.notes]
+    if undone:
+        notes.append(f"Taken back, because held-out batches lost by it: {', '.join(undone)}.")
+    return SlimResult(result, notes)
+
+
+def hold_out(batches: Sequence[Batch], part: float) -> tuple[list[Batch], list[Batch]]:
+    """(batches to work with, batches to choose by), spread evenly; too few of them are not split.
+
+    Reconstruction overfits small samples, and rearranging by a noisy Fisher matrix can lose: what
+    a stage did is judged on data that it has not seen.
+    """
+    count = int(len(batches) * part)
+    if not count:
+        return list(batches), []
+    # Batches are often sorted by length: both parts must see all lengths.
+    chosen = {(2 * i + 1) * len(batches) // (2 * count) for i in range(count)}
+    used = [batch for number, batch in enumerate(batches) if number not in chosen]
+    return used, [batches[number] for number in sorted(chosen)]
+
+
+def _mean_loss(model: nn.Module, batches: Sequence[Batch], loss: Loss) -> float:
+    with torch.no_grad():
+        return sum(float(loss(model, batch)) for batch in batches) / len(batches)
+
+
+def mean_tokens(batches: Sequence[Batch]) -> float:
+    """Tokens of a sequence, padding not counted."""
+    tokens = sequences = 0
+    for batch in batches:
+        first = batch.first_tensor()
+        if first is not None and first.ndim >= 2:
+            kept = batch.keep
+            tokens += int(kept.sum()) if kept is not None else first.shape[:2].numel()
+            sequences += len(first)
+    return tokens / sequences if sequences else 1.0
+
+
+def _keep(batch: Batch) -> torch.Tensor:
+    first = batch.first_tensor()
+    if batch.keep is None and first is not None:
+        return torch.ones(first.shape[:2], dtype=torch.bool)
+    if batch.keep is None:
+        raise ValueError("a batch without tensors")
+    return batch.keep
+
+
+def _sizes(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loss of a user's task in `gossamer.sparsify`: which methods use one, and on what data.
+
+With a loss, a batch that is a pair is (input, target). The loss gets it as it is; statistics and
+timing call the model with the input alone.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from gossamer.errors import InputError, RecipeError
+from gossamer.pruning.calibration.batches import Batch, as_batches
+from gossamer.pruning.gradients.passes import Loss
+from gossamer.pruning.gradients.pruning import GRADIENT_METHODS
+from gossamer.recipes.schema import Recipe
+
+# loss(model, batch) -> a tensor with one number; the batch is an item of `data`.
+TaskLoss = Callable[[nn.Module, Any], torch.Tensor]
+
+
+def _check_used(recipe: Recipe) -> None:
+    """Refuse a loss that no stage would look at."""
+    for stage in recipe.stages:
+        by_gradients = stage.prune is not None and stage.prune.method in GRADIENT_METHODS
+        if by_gradients or stage.structured is not None or stage.recover is not None:
+            return
+    raise RecipeError(
+        "loss: no stage of the recipe uses a loss. Leave it out, or use a method that looks at"
+        f" gradients: {', '.join(GRADIENT_METHODS.names())}."
+    )
+
+
+def refuse_loss(scorer: Any) -> InputError:
+    """For a scorer that looks at no gradient."""
+    name = scorer if isinstance(scorer, str) else type(scorer).__name__
+    return InputError(
+        f"loss: scorer {name!r} uses no loss. Leave it out, or use one that looks at gradients:"
+        " scorer='taylor', 'fisher' or 'obert'."
+    )
+
+
+def labelled_batches(data: Iterable[Any] | None) -> list[Batch]:
+    """Batches beside a loss; a pair is (input, target)."""
+    return [_labelled(batch) for batch in as_batches(data, "a loss of your own")]
+
+
+def _labelled(batch: Batch) -> Batch:
+    pair = batch.arguments
+    if batch.labels is not None or not isinstance(pair, list | tuple) or len(pair) != 2:
+        return batch
+    return replace(as_batches([pair[0]], "a loss of your own")[0], labels=pair[1])
+
+
+def as_loss(loss: TaskLoss, recipe: Recipe) -> Loss:
+    """The user's loss, called with batches as the user gave them; refused where nobody calls it."""
+    if not callable(loss):
+        raise InputError(f"loss: expected loss(model, batch), got {type(loss).__name__}.")
+    _check_used(recipe)
+    return lambda model, batch: loss(model, _as_given(batch))
+
+
+def _as_given(batch: Batch) -> Any:
+    return batch.arguments if batch.labels is None else (batch.arguments, batch.labels)

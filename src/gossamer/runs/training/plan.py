@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gossamer train --dry-run`: steps, bytes and a rough time, with nothing written."""
+
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from gossamer.pruning.targets import find_targets
+from gossamer.recipes.stages.prune_rules import read_pattern
+from gossamer.recipes.stages.train import Train
+from gossamer.runs.training.optimizer import build_optimizer
+from gossamer.runs.training.request import TrainRequest, make_task, model_of
+from gossamer.runs.training.stage import loop_settings
+from gossamer.training.checkpoint.random_state import seed_all, undisturbed_random
+from gossamer.training.memory.formulas import (
+    KINDS,
+    MASK_BYTES,
+    StateCost,
+    dense_cost,
+    moment_bytes,
+    state_cost,
+)
+
+_LOW_BYTES = {"fp32": 0, "split": 2, "split8": 1}
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """What a run would need.
+
+    Attributes:
+        task: what is learned.
+        steps: optimizer steps.
+        batches_per_epoch: batches of the data.
+        parameters: of the model.
+        pruned: parameters of the layers that the schedule prunes.
+        bytes_by_kind: bytes at the end of the run: weights, gradients, masks, moments.
+        bytes_dense: the same without pruning.
+        checkpoint_bytes: one checkpoint before compaction.
+        seconds: of the whole run at the dense step's speed, as loaded as now.
+        out: where the artifact would go.
+    """
+
+    task: str
+    steps: int
+    batches_per_epoch: int
+    parameters: int
+    pruned: int
+    bytes_by_kind: dict[str, int]
+    bytes_dense: int
+    checkpoint_bytes: int
+    seconds: float
+    out: str
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """For --json."""
+        return {**asdict(self), "bytes": sum(self.bytes_by_kind.values()), "written": False}
+
+
+def plan_run(request: TrainRequest, out: str) -> TrainingPlan:
+    """Read the data, build the model, take one step on a copy of nothing, write nothing."""
+    train = request.train
+    with undisturbed_random():
+        task = make_task(request)
+        settings = loop_settings(train, task)
+        seed_all(train.seed)
+        model = model_of(train, task)
+        optimizer = build_optimizer(train.optimizer, model)
+        model.train()
+        began = time.perf_counter()
+        result = task.loss(model, task.batches[0])
+        loss = result[0] if isinstance(result, tuple) else result
+        torch.autograd.backward(loss)
+        optimizer.step()
+        seconds = time.perf_counter() - began
+    parameters = sum(param.numel() for param in model.parameters())
+    schedule = train.schedule
+    pruned = 0
+    if schedule is not None:
+        rules = [None if r is None else list(r) for r in (schedule.targets, schedule.ignore)]
+        pruned = sum(target.weight.numel() for target in find_targets(model, *rules))
+    dense = dense_cost(weight_bytes=4, master_bytes=0, moment_bytes=_moment_bytes(train))
+    per_parameter = dense.bytes_per_parameter(1.0)
+    return TrainingPlan(
+        task=task.name,
+        steps=settings.steps,
+        batches_per_epoch=len(task.batches),
+        parameters=parameters,
+        pruned=pruned,
+        bytes_by_kind=_bytes_by_kind(train, dense, parameters, pruned),
+        bytes_dense=round(parameters * per_parameter),
+        # Gradients are not saved.
+        checkpoint_bytes=round(parameters * (per_parameter - 4)),
+        seconds=seconds * settings.accumulate * settings.steps,
+        out=out,
+    )
+
+
+def _bytes_by_kind(train: Train, dense: StateCost, parameters: int, pruned: int) -> dict[str, int]:
+    """Bytes once masks are final; with compaction off, masked layers stay dense."""
+    rest = dense.by_kind(1.0)
+    if train.compaction == "off":
+        # One byte and one bit of mask beside every dense weight.
+        sparse = {**rest, "positions": 1 + MASK_BYTES}
+    else:
+        split = train.optimizer.master != "fp32"
+        weight_bytes = 2 if split else 4
+        sparse = state_cost(
+            weight_bytes=weight_bytes,
+            master_bytes=_LOW_BYTES[train.optimizer.master],
+            moment_bytes=_moment_bytes(train),
+            dense_bytes=weight_bytes if train.compaction == "resident" else 0,
+        ).by_kind(1 - _sparsity(train))
+    both = {
+        kind: round(rest.get(kind, 0) * (parameters - pruned) + sparse.get(kind, 0) * pruned)
+        for kind in KINDS
+    }
+    return {kind: count for kind, count in both.items() if count}
+
+
+def _moment_bytes(train: Train) -> float:
+    settings = train.optimizer
+    moments = {"adamw": 2, "lamb": 2, "lars": 1, "sgd": int(bool(settings.momentum))}
+    return moment_bytes(moments[settings.name], eight_bit=settings.moments == "8bit")
+
+
+def _sparsity(train: Train) -> float:
+    if train.schedule is None:
+        return 0.0
+    fixed = read_pattern(train.schedule.pattern).fixed_density
+    if fixed is not None:
+        return 1 - fixed
+    return train.schedule.sparsity or 0.0

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a training run gave: report, card and curves.
+
+What goes into the artifact holds no times, so that a resumed run writes the same bytes; times stand
+in metrics.jsonl and on the page beside it.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from gossamer.nn import CompactWeight, Conv2d, MaskedConv2d, MaskedWeight
+from gossamer.nn.left_dense import left_dense, left_lines
+from gossamer.pruning import LayerResult
+from gossamer.recipes.schema import Recipe
+from gossamer.report.card import Card, render_card
+from gossamer.report.comparison import Comparison, Figure
+from gossamer.report.html import write_html
+from gossamer.report.machine import describe_machine
+from gossamer.report.page import Page
+from gossamer.report.report import Report, format_bytes
+from gossamer.runs.curves import Records, curves
+from gossamer.runs.reporting import layer_row
+from gossamer.runs.training.stage import Trained
+
+_NO_TIME = "The time of a forward pass was not measured; run 'gossamer explain' on the artifact."
+
+
+def training_report(trained: Trained) -> Report:
+    """The trained model beside its dense form."""
+    model = trained.loop.model
+    results = _layers(model)
+    rows = [layer_row(result) for result in results]
+    weights, kept = sum(r.numel for r in results), sum(r.nnz for r in results)
+    parameters = sum(param.numel() for param in model.parameters())
+    compact = sum(
+        m.matrix_shape[0] * m.matrix_shape[1] - m.nnz
+        for m in model.modules()
+        if isinstance(m, CompactWeight)
+    )
+    saved = sum(r.numel * r.itemsize for r in results) - sum(row.bytes_sparse for row in rows)
+    left = left_dense(model) if rows else []
+    quality = next(iter(trained.loop.quality.values()), None)
+    return Report(
+        sparsity=1 - kept / weights if weights else 0.0,
+        global_sparsity=(weights - kept) / max(parameters + compact, 1),
+        bytes_dense=trained.dense_bytes,
+        bytes_sparse=trained.dense_bytes - saved,
+        quality_sparse=quality,
+        layers=rows,
+        left_dense=left,
+        notes=[*left_lines(left), _NO_TIME],
+    )
+
+
+def report_content(
+    trained: Trained, report: Report, recipe: Recipe, records: Records
+) -> dict[str, Any]:
+    """report.json of the artifact: nothing in it depends on a clock."""
+    loop = trained.loop
+    return {
+        **report.to_dict(),
+        "base": f"trained from scratch: {trained.task.name}",
+        "recipe": recipe.model_dump(mode="json", exclude_none=True),
+        "quality": dict(loop.quality),
+        "training": {
+            "steps": loop.step,
+            "batches": loop.taken,
+            "skipped": loop.skipped,
+            "data": trained.task.digest,
+            "compaction": _compaction(records),
+        },
+        "machine": describe_machine(),
+    }
+
+
+def training_card(trained: Trained, report: Report, recipe: Recipe, name: str) -> str:
+    """card.md of the artifact."""
+    train = trained.loop.settings
+    stage = recipe.stages[0].step.model_dump(mode="json", exclude_none=True)
+    comparison = Comparison(("dense", "trained"), (*_figures(trained, report),))
+    card = Card(
+        title=name,
+        base=f"a fresh model, {train.steps} steps on {trained.task.name}",
+        method={key: str(value) for key, value in stage.items()},
+        report=report,
+        comparison=comparison,
+        machine=describe_machine(),
+        limits=("Quality was measured on held-out data of the same source.", *report.notes),
+    )
+    return render_card(card)
+
+
+def write_page(trained: Trained, report: Report, records: Records, path: Path) -> Path:
+    """report.html: loss, sparsity, memory and step time over the run."""
+    loop = trained.loop
+    quality = ", ".join(f"{name} {value:.4g}" for name, value in loop.quality.items())
+    page = Page(
+        title=f"Training: {trained.task.name}",
+        lead=f"{loop.step} steps, {report.sparsity:.1%} zeros in {len(report.layers)} layers."
+        f" {quality}",
+        comparison=Comparison(("dense", "trained"), (*_figures(trained, report),)),
+        layers=(),
+        machine=describe_machine(),
+        curves=curves(records),
+        notes=(*report.notes, *_traffic(records)),
+    )
+    return write_html(page, path)
+
+
+def _compaction(records: Records) -> dict[str, Any] | None:
+    names = ("step", "layers", "weights", "values", "bytes_before", "bytes_after", "modes")
+    for record in records:
+        if record["kind"] == "compaction":
+            return {name: record[name] for name in names}
+    return None
+
+
+def _traffic(records: Records) -> list[str]:
+    """What the leading rank sends in a step, once masks are final."""
+    found = [record for record in records if record["kind"] == "traffic"]
+    if not found:
+        return []
+    parts = [
+        f"{format_bytes(count)} of {purpose}"
+        for purpose, count in found[-1].items()
+        if purpose not in ("kind", "step")
+    ]
+    return [f"Rank 0 sends {', '.join(parts)} in every step."]
+
+
+def _figures(trained: Trained, report: Report) -> list[Figure]:
+    scores = [Figure(name, "score", (None, value)) for name, value in trained.loop.quality.items()]
+    size = Figure("bytes of tensors", "bytes", (report.bytes_dense, report.bytes_sparse))
+    return [*scores, size]
+
+
+def _layers(model: nn.Module) -> list[LayerResult]:
+    """Every masked and compact weight once; tied layers are named beside it."""
+    found: dict[int, list[tuple[str, MaskedWeight | CompactWeight]]] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, MaskedWeight):
+            found.setdefault(id(module.weight_parameter()), []).append((name, module))
+        elif isinstance(module, CompactWeight):
+            found.setdefault(id(module.values), []).append((name, module))
+    results = []
+    for members in found.values():
+        name, module = members[0]
+        held = module.values if isinstance(module, CompactWeight) else module.weight_parameter()
+        shape = module.weight_shape if isinstance(module, CompactWeight) else tuple(held.shape)
+        results.append(
+            LayerResult(
+                name=name,
+                kind="Conv2d" if isinstance(module, Conv2d | MaskedConv2d) else "Linear",
+                shape=shape,
+                pattern=module.pattern,
+                nnz=module.nnz,
+                itemsize=held.element_size(),
+                tied=tuple(other for other, _ in members[1:]),
+                mask_digest=module.mask_digest(),
+            )
+        )
+    return results

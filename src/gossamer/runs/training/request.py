@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is asked of a training run: the recipe, the data, and the user's own model."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from gossamer.data.tasks import Task, image_task, labelled_task, text_task
+from gossamer.errors import InputError, RecipeError
+from gossamer.recipes.schema import Recipe
+from gossamer.recipes.stages.train import Architecture, Train
+from gossamer.runs.training.models import DEFAULT_CONTEXT, build_model, context_of
+from gossamer.zoo import MLP
+
+Say = Callable[[str], None]
+# Endings of files, and what they are called; any file may be a text.
+_DATA: dict[str, tuple[tuple[str, ...], str]] = {
+    "images": ((".npz",), "an .npz file or a folder of idx files"),
+    "text": ((), "a text file"),
+    "labelled": ((".jsonl",), "a .jsonl file of texts with labels"),
+}
+# A user's function of --model: a module for the recipe's task, or a whole task.
+Given = Callable[[], nn.Module | Task]
+
+
+@dataclass(frozen=True)
+class TrainRequest:
+    """What the command line gives beside the recipe.
+
+    Attributes:
+        recipe: has one stage, `train`.
+        data: a file, a folder or `zoo:NAME`; None where the user's function brings its own.
+        evaluation: a file to measure on; None measures on what is held out.
+        given: makes the model or the whole task; None builds what the recipe names.
+        given_name: what --model says, kept in checkpoints.
+        resume: go on with the run that lies there.
+        allow_change: resume although recipe or data changed.
+        tensorboard: also write event files.
+    """
+
+    recipe: Recipe
+    data: str | None
+    evaluation: str | None = None
+    given: Given | None = None
+    given_name: str = ""
+    resume: bool = False
+    allow_change: bool = False
+    tensorboard: bool = False
+
+    @property
+    def train(self) -> Train:
+        """The one stage."""
+        return train_stage(self.recipe)
+
+
+def train_stage(recipe: Recipe) -> Train:
+    """The `train` stage of a recipe that has nothing else."""
+    found = [stage.train for stage in recipe.stages if stage.train is not None]
+    if len(recipe.stages) != 1 or not found:
+        kinds = ", ".join(type(stage.step).__name__.lower() for stage in recipe.stages)
+        raise RecipeError(
+            f"recipe: 'gossamer train' carries out one stage, train; this recipe has {kinds}. Prune"
+            " with 'gossamer prune', then train its artifact: --model FOLDER."
+        )
+    return found[0]
+
+
+def make_task(request: TrainRequest, saved_tokenizer: bytes | None = None) -> Task:
+    """The data of a request, read and checked, with the model if a function gives one."""
+    train = request.train
+    for text, option in ((request.data, "--data"), (request.evaluation, "--eval")):
+        if text is not None:
+            _check_data(train.task, text, option)
+    made = None if request.given is None else request.given()
+    if isinstance(made, Task):
+        return made
+    if request.data is None:
+        raise InputError(
+            f"task {train.task}: needs data. Give a file: --data FILE, or --data zoo:{train.task}"
+            " for generated ones."
+        )
+    if train.task == "images":
+        flat = architecture_of(train).name == "mlp" if made is None else isinstance(made, MLP)
+        task = image_task(request.data, train.batch, train.seed, flat=flat)
+    else:
+        make = text_task if train.task == "text" else labelled_task
+        task = make(
+            request.data,
+            train.batch,
+            train.seed,
+            context=_context(train, made),
+            tokens=train.data.tokens,
+            vocabulary=train.data.vocabulary,
+            holdout=train.data.holdout,
+            evaluation=request.evaluation,
+            saved_tokenizer=saved_tokenizer,
+        )
+    return task if made is None else _with_model(task, made)
+
+
+def _check_data(task: str, text: str, option: str) -> None:
+    """Whether `text` can be data of the task, by its name alone: before a model is loaded."""
+    suffixes, what = _DATA[task]
+    generated = f"zoo:{task}"
+    expected = f"task {task} expected {what}, or {generated}"
+    if text.startswith("zoo:"):
+        if text != generated:
+            raise InputError(f"{option} {text}: there are no such generated data; {expected}.")
+        return
+    path = Path(text)
+    if not path.exists():
+        raise InputError(f"{option} {text}: there is no such file or folder; {expected}.")
+    if path.is_dir() and task != "images":
+        raise InputError(f"{option} {text}: is a folder; {expected}.")
+    if path.is_file() and suffixes and path.suffix not in suffixes:
+        raise InputError(f"{option} {text}: is no {task.removesuffix('s')} data; {expected}.")
+
+
+def model_of(train: Train, task: Task) -> nn.Module:
+    """The user's own model, or a fresh one as the recipe names it."""
+    return build_model(architecture_of(train), task.sizes) if task.model is None else task.model
+
+
+def architecture_of(train: Train) -> Architecture:
+    """What the recipe builds; RecipeError if it leaves that to --model."""
+    if train.model is None:
+        raise RecipeError(
+            "stages[0].train.model: is missing. Name what is to be built, such as model: {name:"
+            " gpt, width: 128}; 'gossamer train' also takes a model of yours: --model."
+        )
+    return train.model
+
+
+def _context(train: Train, made: object) -> int:
+    """Tokens of a window: the recipe's word, else what the user's model takes at most."""
+    if made is None or train.model is not None:
+        return context_of(architecture_of(train))
+    takes = getattr(made, "context", None)
+    return takes if isinstance(takes, int) else DEFAULT_CONTEXT
+
+
+def _with_model(task: Task, model: Any) -> Task:
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"--model: the function must return a torch module or a gossamer.data.tasks.Task, got"
+            f" {type(model).__name__}."
+        )
+    return replace(task, model=model)

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One `train` stage carried out: task, model, optimizer, schedule, loop, checkpoints, resume."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from gossamer.data.tasks import Task
+from gossamer.data.tasks.digests import tensors_digest
+from gossamer.recipes.stages.schedules import Iterative
+from gossamer.recipes.stages.train import Train, warmup_steps
+from gossamer.runs.attach import attach
+from gossamer.runs.schedule_builders import one_training
+from gossamer.runs.training.identity import check_identity, run_identity, saved_tokenizer
+from gossamer.runs.training.optimizer import build_optimizer
+from gossamer.runs.training.request import Say, TrainRequest, make_task, model_of
+from gossamer.training.checkpoint.background import CheckpointWriter
+from gossamer.training.checkpoint.folders import Checkpoint, CheckpointStore
+from gossamer.training.checkpoint.random_state import seed_all
+from gossamer.training.distributed.placement.grid import Grid
+from gossamer.training.distributed.processes.equal_on_all import check_alike, check_masks
+from gossamer.training.distributed.processes.shared_checkpoint import shared_checkpoint
+from gossamer.training.loop.control import Control
+from gossamer.training.loop.learning_rate import LearningRate
+from gossamer.training.loop.loop import Loop
+from gossamer.training.loop.metrics import MetricsFile, Sink, TensorBoard
+from gossamer.training.loop.out_of_memory import memory_for
+from gossamer.training.loop.run_context import Progress, Surroundings
+from gossamer.training.loop.run_folder import RunFolder
+from gossamer.training.loop.settings import LoopSettings
+from gossamer.training.loop.state import read_counters
+from gossamer.training.optim import LAMB, LARS
+
+_SMALLER = "Use a smaller model or batch, or recompute: true; 'gossamer train --dry-run' says more."
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run that was prepared, or is done.
+
+    Attributes:
+        loop: holds model, optimizer and counters.
+        task: what it was trained on.
+        dense_bytes: parameters and buffers of the model before anything was pruned.
+    """
+
+    loop: Loop
+    task: Task
+    dense_bytes: int
+
+
+def loop_settings(train: Train, task: Task) -> LoopSettings:
+    """The recipe in the loop's words."""
+    steps = train.num_steps(len(task.batches))
+    # Rewinding repeats one training, and its learning rate, again and again.
+    length = steps
+    if isinstance(train.schedule, Iterative):
+        length = one_training(train.schedule, steps)[0]
+    return LoopSettings(
+        steps=steps,
+        rate=LearningRate(train.rate.shape, length, warmup_steps(train, length), train.rate.floor),
+        accumulate=train.accumulate,
+        clip=train.clip,
+        precision=train.precision,
+        recompute=train.recompute,
+        compaction=train.compaction,
+        split_masters=train.optimizer.master != "fp32",
+        # Of one process: modes are measured on them.
+        tokens=max(1, task.tokens // (1 if train.mesh is None else train.mesh.sizes.num_parts)),
+        log_every=train.log_every,
+        evaluate_every=train.evaluation.every,
+        checkpoint_every=train.checkpoint.every,
+        on_full_disk=train.checkpoint.on_full_disk,
+    )
+
+
+def run_training(
+    request: TrainRequest,
+    folder: RunFolder,
+    *,
+    say: Say,
+    progress: Progress | None = None,
+    grid: Grid | None = None,
+) -> Trained:
+    """Train in a folder that is held open; the model at the end, whole on the leading rank.
+
+    Args:
+        request: what to do.
+        folder: `RunFolder.opened` is around this call, on the leading rank.
+        say: gets notices for people.
+        progress: called after every step.
+        grid: the processes, if there are several; all of them call this.
+    """
+    train = request.train
+    store = CheckpointStore(folder.checkpoints, train.checkpoint.keep)
+    checkpoint = None
+    if grid is None or grid.is_lead:
+        store.remove_leftovers()
+        checkpoint = store.newest(say) if request.resume else None
+    if grid is not None:
+        checkpoint = shared_checkpoint(grid.session, checkpoint)
+    if request.resume and checkpoint is None:
+        say("There is no checkpoint yet: starting from the beginning.")
+    # A user's function builds a model in there.
+    seed_all(train.seed)
+    with memory_for("reading the data", "Give less of it, or close other programs."):
+        task = make_task(request, saved_tokenizer(checkpoint))
+    run = run_identity(request, task)
+    if grid is not None:
+        # Not the kernels: hosts of a cluster may have different CPUs.
+        alike = {name: run[name] for name in ("recipe", "data", "model", "tokenizer")}
+        check_alike({**alike, "version of torch": str(torch.__version__)}, grid.session.patient)
+    if checkpoint is not None:
+        run = check_identity(run, checkpoint, request.allow_change, say)
+    with memory_for("building the model", _SMALLER):
+        prepared = prepare(request, task, run, folder, store, checkpoint, progress, grid)
+    loop = prepared.loop
+    if grid is not None and checkpoint is None:
+        check_masks(loop.model, "at the start", grid.session.patient)
+        weights = loop.model.state_dict().items()
+        digests = {f"initial value of {name}": tensors_digest(one) for name, one in weights}
+        check_alike(digests, grid.session.patient)
+    try:
+        if checkpoint is not None:
+            loop.restore(checkpoint, keep_settings=request.allow_change)
+            say(f"Going on after step {loop.step} of {loop.settings.steps}.")
+        elif grid is None or grid.is_lead:
+            # Two checkpoints stay while a third is written.
+            folder.check_space(3 * 4 * prepared.dense_bytes)
+        with memory_for(f"training after step {loop.step}", _SMALLER):
+            loop.train()
+    finally:
+        loop.close()
+    return prepared
+
+
+def prepare(
+    request: TrainRequest,
+    task: Task,
+    run: Mapping[str, Any],
+    folder: RunFolder,
+    store: CheckpointStore,
+    checkpoint: Checkpoint | None,
+    progress: Progress | None,
+    grid: Grid | None = None,
+) -> Trained:
+    """Everything a run needs, seeded, before its first step."""
+    train = request.train
+    settings = loop_settings(train, task)
+    # Again: a user's function may draw what it likes.
+    seed_all(train.seed)
+    model = model_of(train, task)
+    num_bytes = sum(t.numel() * t.element_size() for t in model.state_dict().values())
+    optimizer = build_optimizer(train.optimizer, model)
+    control = attach_schedule(train, task, model, optimizer, settings.steps)
+    is_lead = grid is None or grid.is_lead
+    sinks: list[Sink] = []
+    if is_lead:
+        sinks.append(MetricsFile(folder.metrics, _metrics_bytes(checkpoint)))
+    if is_lead and request.tensorboard:
+        sinks.append(TensorBoard(folder.path / "tensorboard"))
+    around = Surroundings(
+        evaluate=task.evaluate,
+        writer=CheckpointWriter(store, asynchronous=train.checkpoint.asynchronous),
+        run=run,
+        sinks=tuple(sinks),
+        progress=progress,
+        example=task.example,
+    )
+    loop = Loop(
+        model,
+        optimizer,
+        task.loss,
+        task.batches,
+        settings,
+        control=control,
+        around=around,
+        processes=grid,
+    )
+    return Trained(loop, task, num_bytes)
+
+
+def attach_schedule(
+    train: Train, task: Task, model: nn.Module, optimizer: torch.optim.Optimizer, steps: int
+) -> Control | None:
+    """The schedule at work; None if the recipe has none."""
+    if train.schedule is None:
+        return None
+    control: Control = attach(
+        model,
+        train.schedule,
+        optimizer,
+        total_steps=steps,
+        data=[task.batches[0]],
+        loss=lambda net, batch: _only_loss(task.loss(net, batch)),
+    )
+    if isinstance(optimizer, LAMB | LARS):
+        optimizer.follow_masks(model)
+    return control
+
+
+def _only_loss(result: Any) -> torch.Tensor:
+    loss: torch.Tensor = result[0] if isinstance(result, tuple) else result
+    return loss
+
+
+def _metrics_bytes(checkpoint: Checkpoint | None) -> int:
+    return 0 if checkpoint is None else int(read_counters(checkpoint.state)["metrics_bytes"])

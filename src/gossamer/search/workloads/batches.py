@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Searches on a user's own batches, with the user's own metric."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from gossamer.errors import InputError
+from gossamer.nn.batch import Batch
+from gossamer.pruning.calibration.batches import as_batches
+from gossamer.runs.stages.recover_data import samples_of_batches
+from gossamer.search.workloads.text import user_quality
+from gossamer.search.workloads.workload import Workload, split_numbers
+
+_LEAST_BATCHES = 6
+
+
+def batch_workload(
+    model: nn.Module,
+    data: Sequence[Any],
+    *,
+    choose: Sequence[Any] | None = None,
+    report: Sequence[Any] | None = None,
+    metric: Callable[[nn.Module, Any], float] | None = None,
+) -> Workload:
+    """Batches as `gossamer.sparsify(data=...)` takes them, or `Batch` with labels."""
+    if metric is None:
+        raise InputError(
+            "shrink: batches of your own need a metric of your own: metric=function, or --metric"
+            " module:function. It is called with a model and a list of batches."
+        )
+    batches = as_batches(data, "shrink")
+    numbers = split_numbers(
+        len(batches), choose=choose is None, report=report is None, where="batches",
+        least=_LEAST_BATCHES,
+    )  # fmt: skip
+    training, first, second = ([batches[i] for i in part] for part in numbers)
+    choosing = as_batches(choose, "shrink") if choose is not None else first
+    reporting = as_batches(report, "shrink") if report is not None else second
+    timed = training[0]
+    inputs = timed.first_tensor()
+    if inputs is None:
+        raise InputError("shrink: a batch holds no tensor.")
+    has_pixels = inputs.is_floating_point() and inputs.ndim == 4
+    rows = inputs.numel() if not inputs.is_floating_point() else inputs.shape[:-1].numel()
+    return Workload(
+        model=model,
+        batches=lambda: training,
+        samples=lambda: samples_of_batches(training),
+        loss=None,
+        terms={"logits": 1.0} if _gives_logits(model, timed) else {"embeddings": 1.0},
+        choosing=user_quality(metric, choosing, f"{len(choosing)} batches"),
+        reporting=user_quality(metric, reporting, f"{len(reporting)} batches"),
+        timed=timed,
+        timed_text=f"one batch of {' x '.join(map(str, inputs.shape))}",
+        tokens=len(inputs) if has_pixels else max(1, rows),
+        digest=_digest(training),
+        example=inputs if has_pixels else None,
+    )
+
+
+def _gives_logits(model: nn.Module, batch: Batch) -> bool:
+    with torch.no_grad():
+        outputs = batch.run(model)
+    return isinstance(outputs, torch.Tensor) or getattr(outputs, "logits", None) is not None
+
+
+def _digest(batches: Sequence[Batch]) -> str:
+    digest = hashlib.sha256()
+    for batch in batches:
+        found = batch.first_tensor()
+        if found is not None:
+            flat = found.detach().cpu().contiguous().view(-1).view(torch.uint8)
+            digest.update(flat.numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Searches on images with labels. Legend: N images, C channels, H height, W width."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from gossamer.data.tasks.image_files import read_pairs
+from gossamer.errors import InputError
+from gossamer.io.safe_files.array_file import open_arrays
+from gossamer.nn.batch import Batch
+from gossamer.pruning.calibration.calibrated import evaluating
+from gossamer.pruning.gradients.losses import output_of
+from gossamer.runs.calibration import Quality
+from gossamer.runs.stages.recover_data import RecoverySamples
+from gossamer.search.workloads.text import label_loss, user_quality
+from gossamer.search.workloads.workload import Workload, split_numbers
+
+_CALIBRATED, _CALIBRATION_BATCH = 512, 64
+# A convolution sees as many samples as an image has pixels: fewer images tell it as much.
+_CONVOLVED_PIXELS = 2**17
+_EVALUATED = 256
+_PAIRS = (("x", "y"), ("x_train", "y_train"))
+_TEST = ("x_test", "y_test")
+_EXPECTED = "Give a .npz file with x [N, H, W] or [N, C, H, W] and y [N], or x_train and y_train."
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """float32 [N, C, H, W], int64 labels [N]; `test`: the rest of a file that has two parts."""
+
+    name: str
+    pixels: torch.Tensor
+    labels: torch.Tensor
+    test: "ImageSet | None" = None
+
+    def part(self, numbers: Sequence[int]) -> "ImageSet":
+        """Some of them."""
+        chosen = list(numbers)
+        return ImageSet(self.name, self.pixels[chosen], self.labels[chosen])
+
+
+def read_image_set(path: Path) -> ImageSet:
+    """Images of a .npz file, never pickled: whole numbers become parts of their largest."""
+    with open_arrays(path, _EXPECTED) as held:
+        names = next((pair for pair in _PAIRS if set(pair) <= set(held.names)), None)
+        if names is None:
+            found = ", ".join(held.names[:6]) or "nothing"
+            raise InputError(f"{path}: found {ascii(found)[1:-1][:200]}. {_EXPECTED}")
+        pairs = [names, *([_TEST] if set(_TEST) <= set(held.names) else [])]
+        parts = [ImageSet(path.name, *made) for made in read_pairs(held, pairs, str(path))]
+    return ImageSet(path.name, parts[0].pixels, parts[0].labels, (*parts, None)[1])
+
+
+def image_workload(
+    model: nn.Module,
+    data: ImageSet,
+    *,
+    choose: ImageSet | None = None,
+    report: ImageSet | None = None,
+    metric: Callable[[nn.Module, Any], float] | None = None,
+) -> Workload:
+    """Accuracy of a classifier; the final figure is of x_test and y_test, if the file has them."""
+    report = report or data.test
+    numbers = split_numbers(
+        len(data.labels), choose=choose is None, report=report is None, where=data.name
+    )
+    training, first, second = (data.part(part) for part in numbers)
+    example = training.pixels[:1]
+    calibration = training.part(range(_calibrated(model, training.pixels)))
+    digest = hashlib.sha256(training.pixels.numpy().tobytes() + training.labels.numpy().tobytes())
+    return Workload(
+        model=model,
+        batches=lambda: _batches(calibration),
+        samples=lambda: _samples(training),
+        loss=label_loss,
+        terms={"logits": 1.0, "hardness": 0.5},
+        choosing=_quality(choose or first, metric),
+        reporting=_quality(report or second, metric),
+        timed=Batch(example),
+        timed_text=f"1 image of {' x '.join(map(str, example.shape[1:]))}",
+        tokens=1,
+        digest=digest.hexdigest(),
+        example=example,
+        images=calibration.pixels,
+    )
+
+
+def _quality(data: ImageSet, metric: Callable[[nn.Module, Any], float] | None) -> Quality:
+    if metric is not None:
+        return user_quality(metric, data, data.name)
+    where = f"{len(data.labels)} images, {data.name}"
+    return Quality("accuracy (%)", False, lambda m: _accuracy(m, data), where, 100.0)
+
+
+def _accuracy(model: nn.Module, data: ImageSet) -> float:
+    right = 0
+    with evaluating(model), torch.no_grad():
+        for x, y in zip(
+            torch.split(data.pixels, _EVALUATED), torch.split(data.labels, _EVALUATED), strict=True
+        ):
+            right += int((output_of(model(x)).argmax(dim=-1) == y).sum())
+    return 100 * right / len(data.labels)
+
+
+def _calibrated(model: nn.Module, pixels: torch.Tensor) -> int:
+    """How many images to calibrate by."""
+    wanted = _CALIBRATED
+    if any(isinstance(module, nn.Conv2d) for module in model.modules()):
+        enough = _CONVOLVED_PIXELS // pixels.shape[-2:].numel()
+        wanted = min(max(enough, _CALIBRATION_BATCH), _CALIBRATED)
+    return min(len(pixels), wanted)
+
+
+def _batches(data: ImageSet) -> list[Batch]:
+    parts = (torch.split(tensor, _CALIBRATION_BATCH) for tensor in (data.pixels, data.labels))
+    return [Batch(x, labels=y) for x, y in zip(*parts, strict=True)]
+
+
+def _samples(data: ImageSet) -> RecoverySamples:
+    def make(numbers: Sequence[int]) -> Batch:
+        chosen = list(numbers)
+        return Batch(data.pixels[chosen], None, data.labels[chosen], tuple(chosen))
+
+    area = data.pixels.shape[-2:].numel()
+    return RecoverySamples(make, [area] * len(data.labels), range(len(data.labels)))

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what a user gives as data to a workload: text, images or batches."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from gossamer.data.samples import Texts, check_scores, read_samples
+from gossamer.errors import InputError
+from gossamer.search.workloads.batches import batch_workload
+from gossamer.search.workloads.images import ImageSet, image_workload, read_image_set
+from gossamer.search.workloads.text import split_texts, text_workload
+from gossamer.search.workloads.workload import Workload
+
+_IMAGES = ".npz"
+
+
+def load_workload(
+    model: nn.Module,
+    tokenizer: Any,
+    data: Any,
+    *,
+    choose: Any = None,
+    report: Any = None,
+    metric: Callable[[nn.Module, Any], float] | None = None,
+) -> Workload:
+    """Files are read; all three parts must be of one kind."""
+    parts = [None if part is None else read_part(part) for part in (data, choose, report)]
+    check_parts(*parts)
+    # One kind: what the first part is, the others are.
+    first: Any = parts[0]
+    make: Callable[..., Workload] = batch_workload
+    if isinstance(first, Texts):
+        make = partial(text_workload, tokenizer=tokenizer)
+    elif isinstance(first, ImageSet):
+        make = image_workload
+    return make(model, first, choose=parts[1], report=parts[2], metric=metric)
+
+
+def check_parts(data: Any, choose: Any = None, report: Any = None) -> None:
+    """What can be wrong with data that were read, whatever the model is; InputError says it."""
+    parts = (data, choose, report)
+    kinds = {type(part) for part in parts if part is not None}
+    if len(kinds) != 1:
+        raise InputError(
+            "shrink: the data to fit, to choose by and to report must be of one kind, got"
+            f" {', '.join(sorted(kind.__name__ for kind in kinds))}."
+        )
+    if isinstance(data, Texts):
+        for part in split_texts(data, choose, report)[1:]:
+            check_scores(part)
+
+
+def read_part(data: Any) -> Texts | ImageSet | list[Any]:
+    """What a file holds; texts, images and batches stay what they are."""
+    if isinstance(data, Texts | ImageSet):
+        return data
+    if isinstance(data, str | Path):
+        path = Path(data)
+        return read_image_set(path) if path.suffix == _IMAGES else read_samples(path, labelled=True)
+    if isinstance(data, Sequence):
+        return list(data)
+    raise InputError(
+        f"shrink: data must be a file or a list of batches, got {type(data).__name__}."
+    )

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Searches on text: sentences, pairs with scores, labelled texts, a stream for language models."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from gossamer.data.samples import Texts, padded_batches, sentences
+from gossamer.errors import InputError
+from gossamer.nn.batch import Batch
+from gossamer.pruning.calibration.calibrated import evaluating
+from gossamer.pruning.gradients.losses import next_token_loss, output_of
+from gossamer.recipes.schema import Calibration
+from gossamer.runs.calibration import (
+    Quality,
+    calibration_batches,
+    is_decoder,
+    pair_loss,
+    quality_of,
+)
+from gossamer.runs.stages.recover_data import RecoverySamples, samples_of_file
+from gossamer.search.workloads.workload import Workload, split_numbers, typical_ids
+
+Measure = Callable[[nn.Module, Any], float]
+_EVALUATED_TOKENS = 4096
+# What recovery matches: the vectors of an encoder, the distribution of everything with logits.
+_VECTORS = {"embeddings": 1.0, "similarity": 10.0}
+_LOGITS = {"logits": 1.0}
+# Part of the task's own loss, where there are labels to learn from.
+_LABELS = {"hardness": 0.5}
+
+
+def text_workload(
+    model: nn.Module,
+    data: Texts,
+    *,
+    tokenizer: Any,
+    choose: Texts | None = None,
+    report: Texts | None = None,
+    metric: Measure | None = None,
+    tokens: int = 128,
+) -> Workload:
+    """Split the data where there are no files for the parts, and make an input to time."""
+    if data.ids_NT is not None:
+        raise InputError(f"{data.path}: shrink reads text, pairs or labels, not token tensors.")
+    training, choosing, reporting = split_texts(data, choose, report)
+    calibration = Calibration(tokens=tokens, samples=512)
+    measures = [
+        _quality(model, part, tokenizer, calibration, metric) for part in (choosing, reporting)
+    ]
+    config: Any = getattr(model, "config", None)
+    vocabulary = getattr(config, "vocab_size", None)
+    if vocabulary is None:
+        raise InputError(
+            f"{type(model).__name__}: shrink reads text for transformers models with a vocabulary."
+        )
+    decoder = is_decoder(model)
+    loss, terms = _aim(training, decoder=decoder)
+    ids_BT = typical_ids(sentences(training.texts[:tokens], tokenizer, tokens), vocabulary, tokens)
+    timed = {"input_ids": ids_BT}
+    if not decoder:
+        timed["attention_mask"] = torch.ones_like(ids_BT)
+    return Workload(
+        model=model,
+        batches=lambda: _batches(model, training, tokenizer, calibration),
+        samples=lambda: _samples(model, training, tokenizer, tokens),
+        loss=loss,
+        terms=terms,
+        choosing=measures[0],
+        reporting=measures[1],
+        timed=Batch(timed),
+        timed_text=f"1 x {tokens} tokens",
+        tokens=tokens,
+        digest=_digest(training),
+        kind="decoder" if decoder else "encoder",
+        tokenizer=tokenizer,
+        texts={"training": training, "choosing": choosing, "reporting": reporting},
+    )
+
+
+def _aim(data: Texts, *, decoder: bool) -> tuple[Any, dict[str, float]]:
+    if decoder:
+        return next_token_loss, dict(_LOGITS)
+    if data.labels:
+        return label_loss, {**_LOGITS, **_LABELS}
+    if data.pairs:
+        return pair_loss, {**_VECTORS, **_LABELS}
+    return None, dict(_VECTORS)
+
+
+def label_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+    """Cross entropy of the logits [B, classes] with the labels."""
+    if batch.labels is None:
+        raise InputError("the loss of a classifier needs labels.")
+    return cross_entropy(output_of(batch.run(model)).float(), batch.labels)
+
+
+def _batches(model: nn.Module, data: Texts, tokenizer: Any, settings: Calibration) -> list[Batch]:
+    if not data.labels or is_decoder(model):
+        return calibration_batches(model, data, tokenizer, settings)
+    samples = _samples(model, data, tokenizer, settings.tokens)
+    train, _ = samples.split(1 - min(0.99, settings.samples / len(samples.numbers)), settings.seed)
+    return list(train.in_order(32))
+
+
+def _samples(model: nn.Module, data: Texts, tokenizer: Any, tokens: int) -> RecoverySamples:
+    plain = samples_of_file(model, data, tokenizer, tokens)
+    if not data.labels or is_decoder(model):
+        return plain
+    labels = torch.tensor(data.labels)
+
+    def make(numbers: Sequence[int]) -> Batch:
+        return replace(plain.make(numbers), labels=labels[list(numbers)])
+
+    return replace(plain, make=make)
+
+
+def _quality(
+    model: nn.Module, data: Texts, tokenizer: Any, settings: Calibration, metric: Measure | None
+) -> Quality:
+    if metric is not None:
+        return user_quality(metric, data, data.path.name)
+    if data.labels and not is_decoder(model):
+        ids = sentences(data.texts, tokenizer, settings.tokens)
+        labels = torch.tensor(data.labels)
+        where = f"{len(ids)} texts, {data.path.name}"
+        return Quality("accuracy (%)", False, lambda m: _accuracy(m, ids, labels), where, 100.0)
+    found = quality_of(model, data, tokenizer, settings, held_out=False)
+    if found is None:
+        raise InputError(
+            f"{data.path}: there is nothing to measure quality with. Give sentences, pairs with"
+            " scores, texts with labels, or a text for a language model."
+        )
+    return found
+
+
+def user_quality(metric: Measure, data: Any, where: str) -> Quality:
+    """A user's function as a quality; its attributes `name`, `whole` and `lower_is_better` count.
+
+    Without `whole`, a loss is a part of the dense model's own number.
+    """
+    return Quality(
+        str(getattr(metric, "name", getattr(metric, "__name__", "metric"))),
+        bool(getattr(metric, "lower_is_better", False)),
+        lambda m: float(metric(m, data)),
+        where,
+        getattr(metric, "whole", None),
+    )
+
+
+def _accuracy(model: nn.Module, ids: Sequence[torch.Tensor], labels: torch.Tensor) -> float:
+    right = 0
+    with evaluating(model), torch.no_grad():
+        for members, inputs in padded_batches(ids, _EVALUATED_TOKENS):
+            guesses = output_of(model(**inputs)).argmax(dim=-1)
+            right += int((guesses == labels[members]).sum())
+    return 100 * right / len(ids)
+
+
+def _digest(data: Texts) -> str:
+    digest = hashlib.sha256()
+    for text in data.texts:
+        digest.update(text.encode() + b"\n")
+    digest.update(repr([pair.score for pair in data.pairs] + list(data.labels)).encode())
+    return digest.hexdigest()
+
+
+def split_texts(
+    data: Texts, choose: Texts | None, report: Texts | None
+) -> tuple[Texts, Texts, Texts]:
+    """Texts to fit to, to choose by and to report; parts that are not given are set aside."""
+    numbers = split_numbers(
+        len(data.pairs or data.texts),
+        choose=choose is None,
+        report=report is None,
+        where=str(data.path),
+    )
+    training, first, second = (_chosen(data, part) for part in numbers)
+    return training, choose or first, report or second
+
+
+def _chosen(data: Texts, numbers: Sequence[int]) -> Texts:
+    if data.pairs:
+        pairs = tuple(data.pairs[i] for i in numbers)
+        texts = tuple(text for pair in pairs for text in (pair.first, pair.second))
+        return replace(data, pairs=pairs, texts=texts, stream="\n".join(texts))
+    texts = tuple(data.texts[i] for i in numbers)
+    labels = tuple(data.labels[i] for i in numbers) if data.labels else ()
+    return replace(data, texts=texts, labels=labels, stream="\n".join(texts))

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a search works with: a model, data in three parts, a measure of quality, an input to time.
+
+Candidates are fitted to the first part, chosen by the second, and the third is seen once, at the
+end: the figure that is reported is from data nothing was chosen by.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from gossamer.errors import InputError
+from gossamer.nn.batch import Batch
+from gossamer.pruning.gradients.passes import Loss
+from gossamer.pruning.targets import find_targets
+from gossamer.runs.calibration import Quality
+from gossamer.runs.stages.recover_data import RecoverySamples
+
+# Parts of the data to choose by and to report, where the user does not give files for them.
+CHOOSE_PART, REPORT_PART = 0.15, 0.15
+MIN_SAMPLES = 20
+_SEED = 0
+# Of the weights, in layers that are left dense.
+_SMALL_PART = 0.01
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One search.
+
+    Attributes:
+        model: the dense model, never changed.
+        batches: calibration data.
+        samples: what recovery trains on.
+        loss: of a batch with labels; None if there are none.
+        terms: of recovery: what is matched of the dense model, and the part of `loss`.
+        choosing: the quality that candidates are compared by.
+        reporting: the quality that is told in the end.
+        timed: the call that is timed.
+        timed_text: what that is, for people.
+        tokens: activation rows of that call.
+        digest: of everything candidates are fitted to.
+        example: an input for convolutions; None if there are none.
+        kind: of model: "encoder", "decoder" or "other".
+        texts: what engines of other makers read, by part.
+        images: float32 [N, C, H, W] that they calibrate by; with neither they are not asked.
+    """
+
+    model: nn.Module
+    batches: Callable[[], list[Batch]]
+    samples: Callable[[], RecoverySamples]
+    loss: Loss | None
+    terms: Mapping[str, float]
+    choosing: Quality
+    reporting: Quality
+    timed: Batch
+    timed_text: str
+    tokens: int
+    digest: str
+    example: torch.Tensor | None = None
+    kind: str = "other"
+    tokenizer: Any = None
+    texts: Mapping[str, Any] = field(default_factory=dict)
+    images: torch.Tensor | None = None
+
+    @property
+    def aim(self) -> dict[str, Any]:
+        """Settings of a recovery: its terms, and tables of embeddings held as they are."""
+        has_table = any(isinstance(module, nn.Embedding) for module in self.model.modules())
+        return {**self.terms, **({"freeze": "Embedding"} if has_table else {})}
+
+    @property
+    def kept_dense(self) -> list[str]:
+        """Layers with so few weights that zeros in them cost quality and pay nothing.
+
+        The smallest ones, as long as they hold 1 % of the weights between them: the first and the
+        last layer of a network for images, the head of a small classifier.
+        """
+        layers = sorted(find_targets(self.model), key=lambda target: target.weight.numel())
+        left = _SMALL_PART * sum(target.weight.numel() for target in layers)
+        names = []
+        for target in layers[:-1]:
+            left -= target.weight.numel()
+            if left < 0:
+                break
+            names.append(target.name)
+        return names
+
+    def lost(self, dense: float, quality: float) -> float:
+        """The quality given up, as a fraction: of the whole of a score, of a perplexity."""
+        return self.choosing.lost(dense, quality)
+
+
+def split_numbers(
+    count: int, *, choose: bool, report: bool, where: str, least: int = MIN_SAMPLES
+) -> tuple[list[int], list[int], list[int]]:
+    """Which samples train, choose and report; a part that the user gave a file for is empty.
+
+    Args:
+        count: of all samples.
+        choose: whether some are needed to choose by.
+        report: whether some are needed for the final figure.
+        where: the data, for messages.
+        least: samples that are enough.
+    """
+    if count < least:
+        raise InputError(
+            f"{where}: {count} samples are too few to search with; at least {least} are needed,"
+            " some to fit, some to choose by, some to report."
+        )
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(_SEED)).tolist()
+    first = max(1, round(CHOOSE_PART * count)) if choose else 0
+    second = max(1, round(REPORT_PART * count)) if report else 0
+    held = first + second
+    return sorted(order[held:]), sorted(order[:first]), sorted(order[first:held])
+
+
+def typical_ids(rows: Sequence[torch.Tensor], vocabulary: int, tokens: int) -> torch.Tensor:
+    """[1, tokens]: samples of the data one after the other, so that times are those of real text.
+
+    Token pruning, say, does not drop what it would drop of noise.
+    """
+    stream = torch.cat([*rows[:tokens], torch.zeros(0, dtype=torch.int64)])
+    if len(stream) < tokens:
+        generator = torch.Generator().manual_seed(_SEED)
+        more = torch.randint(0, vocabulary, (tokens - len(stream),), generator=generator)
+        stream = torch.cat([stream, more])
+    return stream[:tokens].view(1, tokens)

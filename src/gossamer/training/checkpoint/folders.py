@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of a training run: folders `step_<n>` that are complete or do not exist.
+
+Written under a temporary name, every file flushed and hashed, the manifest last, then renamed
+(`io/safe_files/atomic.py`). Old ones go only after the new one is in place, never the newest two.
+There is no `latest` link: the reader takes the highest complete step, and says so if a newer one is
+damaged.
+"""
+
+import re
+import shutil
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from gossamer.errors import ArtifactError, InputError
+from gossamer.io.artifact.manifest import MANIFEST_FILE, FileEntry
+from gossamer.io.artifact.opened import open_regular, read_manifest
+from gossamer.io.artifact.writer import producer
+from gossamer.io.safe_files.atomic import replace_directory, sync_directory
+from gossamer.io.safe_files.limits import MAX_MANIFEST_BYTES
+from gossamer.io.safe_files.tensor_file import (
+    HashingFile,
+    header_bytes,
+    read_tensors,
+    write_tensors,
+)
+from gossamer.io.safe_files.tensor_header import read_header
+from gossamer.training.checkpoint.manifest import (
+    STATE_FILE,
+    CheckpointManifest,
+    manifest_bytes,
+    parse_manifest,
+)
+from gossamer.training.checkpoint.state_tree import decode, encode
+
+MIN_KEPT: Final = 2
+_STEP = re.compile(r"step_(\d{8,})")
+_LEFTOVER = re.compile(r"step_\d{8,}\.tmp-[0-9a-f]{32}|\.step_\d{8,}\.lock")
+
+Notice = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Training state, ready to be written.
+
+    Attributes:
+        step: optimizer steps taken.
+        run: what the run is, as JSON data.
+        plain: the state as JSON data.
+        tensors: its tensors by name.
+    """
+
+    step: int
+    run: Mapping[str, Any]
+    plain: Any
+    tensors: Mapping[str, torch.Tensor]
+
+    @classmethod
+    def of(cls, step: int, run: Mapping[str, Any], state: Any, *, copy: bool = False) -> "Snapshot":
+        """A snapshot of `state`; with `copy` training may change its tensors at once."""
+        plain, tensors = encode(state, copy=copy)
+        return cls(step, run, plain, tensors)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its tensors and their header."""
+        tensors = self.tensors.values()
+        payload = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return payload + len(header_bytes(self.tensors))
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that was read and verified."""
+
+    path: Path
+    step: int
+    run: Mapping[str, Any]
+    state: Any
+
+
+class CheckpointStore:
+    """The checkpoints of one run.
+
+    Args:
+        folder: created when the first one is written.
+        keep: how many of the newest stay; at least two, whatever it says.
+    """
+
+    def __init__(self, folder: Path, keep: int = MIN_KEPT) -> None:
+        if keep < MIN_KEPT:
+            raise InputError(f"checkpoints: keep must be at least {MIN_KEPT}, got {keep}.")
+        self.folder = folder
+        self._keep = keep
+
+    def write(self, snapshot: Snapshot) -> Path:
+        """Write one checkpoint; it is on disk when this returns, and old ones are removed.
+
+        Raises:
+            ResourceError: with needed and free bytes; what was there before is unchanged.
+        """
+        target = self.folder / f"step_{snapshot.step:08d}"
+        # State that is no tensor is small, but it must not be what fills the disk.
+        needed = snapshot.num_bytes + len(str(snapshot.plain)) * 2 + len(str(snapshot.run)) * 2
+        with replace_directory(target, needed, _check_is_checkpoint) as folder:
+            with HashingFile(folder / STATE_FILE) as file:
+                write_tensors(file.write, snapshot.tensors)
+            manifest = CheckpointManifest(
+                producer=producer(),
+                step=snapshot.step,
+                run=dict(snapshot.run),
+                files={STATE_FILE: FileEntry(size=file.size, sha256=file.sha256)},
+                state=snapshot.plain,
+            )
+            raw = manifest_bytes(manifest)
+            if len(raw) > MAX_MANIFEST_BYTES:
+                raise InputError(
+                    f"{target}: {len(raw)} bytes of state are no tensors; at most"
+                    f" {MAX_MANIFEST_BYTES} can be read back. Keep large state in tensors."
+                )
+            with HashingFile(folder / MANIFEST_FILE) as file:
+                file.write(raw)
+        self._remove_old()
+        return target
+
+    def steps(self) -> list[int]:
+        """Steps of which there is a folder, ascending; it may be damaged."""
+        if not self.folder.is_dir():
+            return []
+        found = (_STEP.fullmatch(path.name) for path in self.folder.iterdir() if path.is_dir())
+        return sorted(int(match[1]) for match in found if match is not None)
+
+    def newest(self, notice: Notice) -> Checkpoint | None:
+        """The newest complete checkpoint, every hash verified; None if there is no folder at all.
+
+        Args:
+            notice: told of each newer one that is refused.
+
+        Raises:
+            ArtifactError: there are checkpoints, and all of them are damaged.
+        """
+        refused: list[str] = []
+        for step in reversed(self.steps()):
+            try:
+                checkpoint = read_checkpoint(self.folder / f"step_{step:08d}")
+            except ArtifactError as error:
+                refused.append(f"{error}")
+                continue
+            for text in refused:
+                notice(f"{text} Taking the checkpoint of step {step} instead.")
+            return checkpoint
+        if refused:
+            raise ArtifactError(
+                f"{self.folder}: every checkpoint is damaged. {' '.join(refused)} Delete the folder"
+                " to start anew."
+            )
+        return None
+
+    def remove_leftovers(self) -> None:
+        """Take away what killed writers left; only where no other writer can be at work."""
+        for path in self.folder.iterdir() if self.folder.is_dir() else ():
+            if _LEFTOVER.fullmatch(path.name):
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink(missing_ok=True)
+
+    def _remove_old(self) -> None:
+        complete = [step for step in self.steps() if self._looks_complete(step)]
+        if len(complete) <= self._keep:
+            return
+        oldest_kept = complete[-self._keep]
+        for step in self.steps():
+            if step < oldest_kept:
+                path = self.folder / f"step_{step:08d}"
+                # Renamed first: a folder that is half deleted must not look like a checkpoint.
+                doomed = path.with_name(f"{path.name}.tmp-{uuid.uuid4().hex}")
+                path.rename(doomed)
+                shutil.rmtree(doomed, ignore_errors=True)
+        sync_directory(self.folder)
+
+    def _looks_complete(self, step: int) -> bool:
+        try:
+            _open_manifest(self.folder / f"step_{step:08d}")
+        except ArtifactError:
+            return False
+        return True
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """The checkpoint in a folder; nothing is returned before every hash was verified."""
+    manifest = _open_manifest(path)
+    where = str(path / STATE_FILE)
+    entry = manifest.files[STATE_FILE]
+    with open_regular(path / STATE_FILE, entry.size) as file:
+        header = read_header(file, entry.size, where)
+        tensors = read_tensors(file, header, where, entry.sha256)
+    state = decode(manifest.state, tensors, str(path / MANIFEST_FILE))
+    return Checkpoint(path, manifest.step, manifest.run, state)
+
+
+def _open_manifest(path: Path) -> CheckpointManifest:
+    """The manifest, checked against the names and sizes of the files beside it."""
+    where = str(path / MANIFEST_FILE)
+    try:
+        manifest = parse_manifest(read_manifest(path), where)
+        if set(manifest.files) != {STATE_FILE}:
+            raise ArtifactError(f"{where}: must list {STATE_FILE} and nothing else.")
+        if path.name != f"step_{manifest.step:08d}":
+            raise ArtifactError(f"{where}: is of step {manifest.step}; the folder was renamed.")
+        open_regular(path / STATE_FILE, manifest.files[STATE_FILE].size).close()
+    except FileNotFoundError as error:
+        raise ArtifactError(f"{error.filename}: is missing; the checkpoint is damaged.") from error
+    return manifest
+
+
+def _check_is_checkpoint(target: Path) -> None:
+    """A run that was resumed writes the same step again; anything else is left alone."""
+    if target.exists():
+        extra = {path.name for path in target.iterdir()} - {MANIFEST_FILE, STATE_FILE}
+        if extra:
+            raise ArtifactError(
+                f"{target}: holds {sorted(extra)[0]!a}, which is no part of a checkpoint. It was"
+                " left alone; remove it yourself."
+            )

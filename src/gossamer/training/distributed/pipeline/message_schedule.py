@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The message-driven schedule, on the stages and in the interface of torch's own schedules."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import PipelineScheduleSingle
+
+from gossamer.training.distributed.pipeline.message_driven import DEFAULT_SLACK, MessageDriven, Work
+from gossamer.training.distributed.pipeline.message_transport import StageMessages
+
+
+class ScheduleMessageDriven(PipelineScheduleSingle):
+    """Runs whichever of forward and backward has its message first, one stage per rank.
+
+    Gradients are added up in the order of microbatches, whatever the network does, so a step gives
+    the same bits as 1F1B.
+
+    Args:
+        stage: of this rank.
+        n_microbatches: of a step.
+        loss_fn: of the last stage's output and a target.
+        slack: microbatches that a stage may hold beyond the bound of 1F1B.
+    """
+
+    def __init__(
+        self,
+        stage: PipelineStage,
+        n_microbatches: int,
+        loss_fn: Callable[..., Any],
+        *,
+        slack: int = DEFAULT_SLACK,
+    ) -> None:
+        super().__init__(stage, n_microbatches, loss_fn, scale_grads=False)
+        self._slack = slack
+
+    def _step_microbatches(
+        self,
+        arg_mbs: list[Any] | None = None,
+        kwarg_mbs: list[Any] | None = None,
+        target_mbs: list[Any] | None = None,
+        losses: list[Any] | None = None,
+        return_outputs: bool = True,
+        loss_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        base: Any = self  # torch's side of this class has no types
+        args, kwargs = base._check_inputs(arg_mbs, kwarg_mbs, target_mbs, losses)
+        first_target = target_mbs[0] if target_mbs is not None else None
+        base._initialize_stage(args[0], kwargs[0], first_target, loss_kwargs)
+        stage, count = base._stage, self._n_microbatches
+
+        def run(work: Work) -> None:
+            index = work.microbatch
+            if work.direction == "forward":
+                output = stage.forward_one_chunk(
+                    index, args[index], kwargs[index], save_forward_output=return_outputs
+                )
+                base._maybe_compute_loss(stage, output, target_mbs, index, loss_kwargs)
+            else:
+                loss = base._maybe_get_loss(stage, index)
+                stage.backward_one_chunk(index, loss=loss, last_backward=index == count - 1)
+
+        decide = MessageDriven(stage.stage_index, stage.num_stages, count, self._slack)
+        messages = StageMessages(stage, count)
+        while not decide.finished:
+            while (arrival := messages.next(wait=False)) is not None:
+                decide.arrive(arrival)
+            work = decide.start()
+            if work is not None:
+                run(work)
+                messages.send(work)
+            elif (arrival := messages.next(wait=True)) is not None:
+                decide.arrive(arrival)
+        messages.finish()
+        base._update_losses(stage, losses)
+        stage.perform_reduce_grad(count if self.scale_grads else 1)

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Inter-layer parallelism: a model over the ranks of a group, trained by a schedule.
+
+    settings = PipelineSettings(num_microbatches=8, schedule="message-driven")
+    pipeline = Pipeline(model, loss, (ids,), settings)
+    optimizer = torch.optim.AdamW(pipeline.parameters())
+    loss = pipeline.step(ids, target=labels)      # on every rank, with the same batch
+    optimizer.step()
+
+Every rank builds the whole model, takes its stages and lets go of the rest. Gradients are the mean
+over microbatches, as of one process on the whole batch; those of tied weights are summed. What data
+parallelism does with them is not decided here: `wrap` may put DDP or FSDP around a stage, or the
+caller reduces `parameters()` after `step`.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from gossamer.training.distributed.pipeline.chain import Chain
+from gossamer.training.distributed.pipeline.cutting import cut
+from gossamer.training.distributed.pipeline.microbatches import check_batch, pieces
+from gossamer.training.distributed.pipeline.prediction import broadcast_tensor, predict
+from gossamer.training.distributed.pipeline.schedules import (
+    PipelineSettings,
+    check_microbatches,
+    make_schedule,
+    rank_of_stage,
+    stages_per_rank,
+)
+from gossamer.training.distributed.pipeline.stage import Stage
+from gossamer.training.distributed.pipeline.tied_gradients import sum_tied_gradients
+from gossamer.training.distributed.pipeline.timeline import Span, spans_from_tensor, spans_to_tensor
+
+Loss = Callable[[Any, Any], torch.Tensor]
+
+
+class Pipeline:
+    """The stages of this rank and how they run.
+
+    Args:
+        model: a chain of layers, the same on every rank; see `chain.py`.
+        loss: mean loss of a microbatch from the model's output and the target of the microbatch.
+        example: positional arguments of the model for one microbatch, to weigh its layers with.
+        settings: microbatches and schedule.
+        keywords: keyword arguments to go with the example.
+        group: ranks of the pipeline in order; None is all of them.
+        chain: where the model keeps its layers; found by its class if not given.
+        wrap: what to put around the module of each stage, such as DDP or fully_shard.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        example: tuple[Any, ...],
+        settings: PipelineSettings,
+        *,
+        keywords: dict[str, Any] | None = None,
+        group: dist.ProcessGroup | None = None,
+        chain: Chain | None = None,
+        wrap: Callable[[nn.Module], nn.Module] | None = None,
+    ) -> None:
+        self.group = group
+        self.num_ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
+        self.settings = settings
+        check_microbatches(settings.schedule, settings.num_microbatches, self.num_ranks)
+        num_stages = self.num_ranks * stages_per_rank(settings.schedule, settings.stages)
+        self.cut = cut(model, num_stages, example, keywords=keywords, chain=chain)
+        self.modules: dict[int, nn.Module] = {
+            index: self.cut.stage(model, index)
+            for index in range(num_stages)
+            if self.rank_of(index) == self.rank
+        }
+        devices = {p.device for module in self.modules.values() for p in module.parameters()}
+        self.device = devices.pop() if devices else torch.device("cpu")
+        self._wrapped = {
+            index: module if wrap is None else wrap(module)
+            for index, module in self.modules.items()
+        }
+        self._loss = loss
+        self._targets: list[Any] = []
+        self._shapes: Any = None
+        self._stages: list[Stage] = []
+        self._schedule: Any = None
+
+    def rank_of(self, stage: int) -> int:
+        """Rank in the group that runs a stage."""
+        return rank_of_stage(self.settings.schedule, stage, self.num_ranks)
+
+    @property
+    def spans(self) -> list[Span]:
+        """What the stages of this rank did in the last step."""
+        return [span for stage in self._stages for span in stage.spans]
+
+    def timeline(self) -> list[Span]:
+        """What all stages did in the last step, on every rank; hosts should agree on the time."""
+        found: list[Span] = []
+        for rank in range(self.num_ranks):
+            own = spans_to_tensor(self.spans).to(self.device) if rank == self.rank else None
+            found += spans_from_tensor(broadcast_tensor(own, rank, self.group, self.device))
+        return found
+
+    @property
+    def sent_bytes(self) -> int:
+        """Activations and their gradients that this rank sent in the last step."""
+        return sum(stage.sent_bytes for stage in self._stages)
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Parameters of this rank by their names in the whole model, each once."""
+        seen: set[nn.Parameter] = set()
+        for module in self.modules.values():
+            for name, parameter in module.named_parameters():
+                if parameter not in seen:
+                    seen.add(parameter)
+                    yield name, parameter
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Parameters of this rank, each once."""
+        for _, parameter in self.named_parameters():
+            yield parameter
+
+    def train(self, mode: bool = True) -> None:
+        """Set the mode of all stages."""
+        for module in self.modules.values():
+            module.train(mode)
+
+    def step(self, *inputs: Any, target: Any, **keywords: Any) -> float:
+        """The mean loss of a batch; `.grad` of all parameters is replaced by its gradients.
+
+        Every rank is given the whole batch; tensors are cut along their first dimension.
+
+        Args:
+            inputs: positional arguments of the model.
+            target: tensors, in any containers, that the loss is given beside the output.
+            keywords: keyword arguments of the model, which every stage is given.
+        """
+        check_batch((inputs, keywords, target), self.settings.num_microbatches)
+        self._prepare((inputs, keywords))
+        for parameter in self.parameters():
+            parameter.grad = None
+        self._targets = pieces(target, self.settings.num_microbatches)
+        has_first, has_last = 0 in self.modules, self.cut.num_stages - 1 in self.modules
+        losses: list[torch.Tensor] = []
+        self._schedule.step(
+            *(inputs if has_first else ()),
+            # torch cuts tensors only, so targets are numbers of microbatches to it.
+            target=torch.arange(self.settings.num_microbatches) if has_last else None,
+            losses=losses if has_last else None,
+            return_outputs=False,
+            **keywords,
+        )
+        self._targets = []
+        # Not by the schedule: it would divide a weight that two stages of a rank share twice.
+        for parameter in self.parameters():
+            if parameter.grad is not None:
+                parameter.grad.div_(self.settings.num_microbatches)
+        sum_tied_gradients(self.cut.tied, self.modules, self.rank_of, self.group)
+        mean = torch.stack(losses).detach().mean() if has_last else None
+        last = self.rank_of(self.cut.num_stages - 1)
+        return float(broadcast_tensor(mean, last, self.group, self.device))
+
+    def predict(self, *inputs: Any, **keywords: Any) -> torch.Tensor:
+        """The model's output for a batch of any size, on every rank; no gradients."""
+        batches = pieces((inputs, keywords), self.settings.num_microbatches)
+        where = (self._wrapped, self.rank_of, self.cut.num_stages, self.group)
+        return predict(*where, batches, self.device)
+
+    def _prepare(self, inputs: Any) -> None:
+        """Make stages and schedule; buffers have the shapes of one batch, so again for others."""
+        shapes = [x.shape if isinstance(x, torch.Tensor) else x for x in tree_leaves(inputs)]
+        if shapes == self._shapes:
+            return
+        num_stages = self.cut.num_stages
+        self._stages = [
+            Stage(module, index, num_stages, self.device, group=self.group)
+            for index, module in self._wrapped.items()
+        ]
+        self._schedule = make_schedule(self.settings, self._stages, self._loss_of)
+        self._shapes = shapes
+
+    def _loss_of(self, output: Any, number: torch.Tensor) -> torch.Tensor:
+        return self._loss(output, self._targets[int(number)])

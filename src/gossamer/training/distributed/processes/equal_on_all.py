@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What must be equal on all ranks, checked by digest; the first difference is named.
+
+Ranks with different masks add up gradients of different weights without any error: kept values
+are vectors, and vectors of one length fit each other.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from gossamer.errors import DistributedError
+from gossamer.nn import CompactWeight, MaskedWeight
+from gossamer.training.distributed.processes.messages import gather_json
+
+
+def mask_digests(model: nn.Module) -> dict[str, str]:
+    """Layer -> digest of its mask, in the order of the model."""
+    return {
+        name: module.mask_digest()
+        for name, module in model.named_modules()
+        if isinstance(module, CompactWeight | MaskedWeight)
+    }
+
+
+def check_masks(model: nn.Module, when: str, group: dist.ProcessGroup | None = None) -> None:
+    """Raise DistributedError on all ranks if a mask differs; one digest per rank travels."""
+    digests = mask_digests(model)
+    _check_equal(digests, f"the mask of layer {{}} differs {when}", group)
+
+
+def check_alike(content: Mapping[str, Any], group: dist.ProcessGroup | None = None) -> None:
+    """The same for what a run is: recipe, data, model, versions."""
+    digests = {
+        name: hashlib.sha256(json.dumps(part, sort_keys=True).encode()).hexdigest()
+        for name, part in content.items()
+    }
+    _check_equal(digests, "the {} differs at the start", group)
+
+
+def _check_equal(
+    digests: Mapping[str, str], sentence: str, group: dist.ProcessGroup | None
+) -> None:
+    whole = hashlib.sha256("\n".join(f"{k} {v}" for k, v in digests.items()).encode()).hexdigest()
+    if len(set(gather_json(whole, group))) == 1:
+        return
+    # Layer by layer only now: the lists may be long.
+    found: list[dict[str, str]] = gather_json(dict(digests), group)
+    first = found[0]
+    names = list(dict.fromkeys(name for one in found for name in one))
+    name = next(n for n in names if any(one.get(n) != first.get(n) for one in found))
+    rank = next(r for r, one in enumerate(found) if one.get(name) != first.get(name))
+    raise DistributedError(
+        f"{sentence.format(name)} between ranks 0 and {rank}. Start all ranks with the same files"
+        " and versions, and from the same checkpoint."
+    )

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Heartbeats, the one cause of a failure, and an end for all ranks within a bound.
+
+Every rank says in the store that it lives and looks after the next rank; so a stopped or dead one
+is noticed by one other, whatever the number of ranks. A collective that fails only says that a peer
+is gone: the survivors then wait a moment, see who has fallen silent, and name it.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+
+from gossamer.errors import DistributedError, GossamerError
+from gossamer.training.distributed.processes.store_guard import GuardedStore
+from gossamer.training.loop.interrupts import TrainingStopped
+
+_CAUSE = "cause"
+_LOST_PEER = ("gloo", "connection", "timed out", "timeout", "broken pipe", "socket", "nccl", "recv")
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why a run failed, as the first rank that knew it says."""
+
+    rank: int
+    text: str
+    exit_code: int
+
+
+class Watch:
+    """Signs of life of this rank, and of the next one.
+
+    Args:
+        store: shared by all ranks.
+        rank: of this process.
+        world: number of ranks.
+        interval: seconds between two signs.
+        limit: seconds of silence after which a rank is lost.
+        holds_store: whether the store ends with this process.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        world: int,
+        *,
+        interval: float,
+        limit: float,
+        holds_store: bool = False,
+    ) -> None:
+        self.step = 0
+        self.rank = rank
+        self._world = world
+        self._interval, self.limit = interval, limit
+        self._store = GuardedStore(
+            store, interval=interval, limit=limit, give_up=lambda: self._end(self._cut_off())
+        )
+        self._holds_store = holds_store
+        self._known: Cause | None = None
+        self._done = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin to send signs of life."""
+        self._store.start()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    def _stop(self) -> None:
+        self._done.set()
+        if self._thread is not None:
+            self._thread.join(timeout=self._interval)
+
+    def tell(self, cause: Cause) -> Cause:
+        """Make it the cause, unless there is one already; the one that holds."""
+        content = json.dumps([cause.rank, cause.text, cause.exit_code])
+        try:
+            held = self._store.compare_set(_CAUSE, "", content)
+        except RuntimeError:
+            return self._known or cause
+        self._known = Cause(*json.loads(held))
+        return self._known
+
+    def cause(self) -> Cause | None:
+        """The cause that a rank told; known for good, even if the store goes with that rank."""
+        with suppress(RuntimeError):
+            if self._known is None and self._store.check([_CAUSE]):
+                self._known = Cause(*json.loads(self._store.get(_CAUSE)))
+        return self._known
+
+    def lost_peer(self, error: BaseException) -> Cause:
+        """Who is gone, after a collective failed here; takes a few intervals at most."""
+        with suppress(RuntimeError):
+            self._store.set(f"failing/{self.rank}", "1")
+            before = {r: self._beat(r) for r in range(self._world) if r != self.rank}
+            began = time.monotonic()
+            while True:
+                found = self.cause()
+                if found is not None:
+                    return found
+                silent = [rank for rank, beat in before.items() if self._is_silent(rank, beat)]
+                intervals = (time.monotonic() - began) / self._interval
+                # On a busy machine more than one may be late: the lost one stays so.
+                if intervals > (1.5 if len(silent) < 2 else 6.0):
+                    break
+                time.sleep(min(0.05, self._interval / 10))
+            return self.tell(self._silence(silent[0]) if silent else self._failed(error))
+        return self._known or self._store_is_gone()
+
+    def leave(self, seconds: float | None = None) -> None:
+        """No more signs of life: the run is over, or this rank knows why it fails.
+
+        The rank that holds the store stays until the others have left too, `seconds` or two
+        intervals at most: they look once per interval, and dead ones never will.
+        """
+        self._stop()
+        end = time.monotonic() + (2 * self._interval if seconds is None else seconds)
+        with suppress(RuntimeError):
+            self._store.add("left", 1)
+            while self._holds_store and time.monotonic() < end:
+                if self._store.add("left", 0) == self._world:
+                    break
+                time.sleep(min(0.05, self._interval / 10))
+        self._store.stop()
+
+    def _failed(self, error: BaseException) -> Cause:
+        text = f"rank {self.rank} failed at step {self.step}: {str(error)[:300]}"
+        return Cause(self.rank, text, DistributedError.exit_code)
+
+    def _store_is_gone(self) -> Cause:
+        text = (
+            f"the store of the run is gone, and with it rank 0, at step {self.step}. All ranks"
+            " ended; go on with --resume."
+        )
+        return Cause(1 if self._world > 1 else 0, text, DistributedError.exit_code)
+
+    def _cut_off(self) -> Cause:
+        # On this side of a cut nobody else may know of it, so every rank speaks for itself.
+        text = (
+            f"rank {self.rank} cannot reach the store of the run after step {self.step}: the"
+            " network is cut, or the host of rank 0 is gone. Go on with --resume."
+        )
+        return Cause(self.rank, text, DistributedError.exit_code)
+
+    def _silence(self, rank: int) -> Cause:
+        # Steps are taken together, so that the last common one is this rank's.
+        text = (
+            f"rank {rank} stopped answering after step {self.step}. All ranks ended; go on with"
+            " --resume, or let torchrun start them again with --max-restarts."
+        )
+        return Cause(self.rank, text, DistributedError.exit_code)
+
+    def _beat(self, rank: int) -> str:
+        key = f"beat/{rank}"
+        return self._store.get(key).decode() if self._store.check([key]) else ""
+
+    def _is_silent(self, rank: int, beat: str) -> bool:
+        return not self._store.check([f"failing/{rank}"]) and self._beat(rank) == beat
+
+    def _run(self) -> None:
+        next_rank = (self.rank + 1) % self._world
+        seen, since, count = "", time.monotonic(), 0
+        last_look = since
+        while not self._done.wait(self._interval):
+            try:
+                count += 1
+                self._store.set(f"beat/{self.rank}", str(count))
+                now, beat = time.monotonic(), self._beat(next_rank)
+                # A pause of this process itself is no silence of the other.
+                if beat != seen or now - last_look > 2 * self._interval:
+                    seen, since = beat, now
+                last_look = now
+                found = self.cause()
+                if found is None and now - since > self.limit:
+                    found = self.tell(self._silence(next_rank))
+            except RuntimeError:
+                found = self._known or self._store_is_gone()
+            if found is not None and not self._done.wait(2 * self._interval):
+                self._end(found)
+
+    def _end(self, cause: Cause) -> None:
+        """The main thread did not notice by itself: it may be inside anything."""
+        if cause.rank == self.rank:
+            sys.stderr.write(f"gossamer: {cause.text}\n")
+            sys.stderr.flush()
+        os._exit(cause.exit_code)
+
+
+@contextmanager
+def end_together(watch: Watch) -> Iterator[None]:
+    """Turn whatever ends the block into one told cause and silent ends of all other ranks."""
+    try:
+        yield
+    except TrainingStopped as error:
+        watch.leave(watch.limit)
+        # All ranks stopped after the same step: nobody waits for anybody.
+        dist.destroy_process_group()
+        if watch.rank:
+            raise SystemExit(error.exit_code) from None
+        raise
+    except BaseException as error:
+        # torchrun asks the others to end as soon as one is gone; naming it comes first.
+        with suppress(ValueError):
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        cause = watch.lost_peer(error) if _is_lost_peer(error) else watch.tell(_own(watch, error))
+        watch.leave()
+        if cause.rank != watch.rank:
+            raise SystemExit(cause.exit_code) from None
+        if isinstance(error, GossamerError) or not _is_lost_peer(error):
+            raise
+        raise DistributedError(cause.text) from error
+
+
+def _own(watch: Watch, error: BaseException) -> Cause:
+    code = error.exit_code if isinstance(error, GossamerError) else DistributedError.exit_code
+    return Cause(watch.rank, f"step {watch.step}: {str(error)[:300]}", code)
+
+
+def _is_lost_peer(error: BaseException) -> bool:
+    if isinstance(error, GossamerError) or not isinstance(error, RuntimeError):
+        return False
+    text = str(error).lower()
+    return isinstance(error, dist.DistError) or any(word in text for word in _LOST_PEER)

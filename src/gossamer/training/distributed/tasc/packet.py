@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one bucket sends: one dense buffer, laid out alike on all ranks, that needs no indices.
+
+Blocks that were chosen, then what always travels (biases, norms), then the scores of all blocks of
+the bucket, then a checksum of the choice.
+
+Legend: R blocks, A of them sent, N elements of a block.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from gossamer.training.distributed.tasc.blocks import Cut, Residual
+
+# Sums of checksums over 4096 ranks are exact in fp32.
+_CHECKSUM_MODULUS = 4093
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """A parameter: where its blocks stand among all, and what waits in them on this rank."""
+
+    name: str
+    index: int
+    cut: Cut
+    span: slice
+    residual: Residual
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A parameter in a packet: its blocks to send, and its places in the buffer."""
+
+    entry: Entry
+    rows: torch.Tensor
+    sent: torch.Tensor
+    tail: torch.Tensor
+    scores: torch.Tensor
+
+    def fill(self, gradient: torch.Tensor | None, *, adds: bool = False) -> None:
+        """Let the residual absorb a flat gradient, and put what travels into the buffer.
+
+        Args:
+            gradient: None stands for zeros.
+            adds: to one that was absorbed in this step already.
+        """
+        residual, cut = self.entry.residual, self.entry.cut
+        if gradient is None:
+            gradient = residual.held_RN.new_zeros(cut.blocked + cut.tail)
+        if cut.num_blocks:
+            fresh_R = residual.absorb(gradient[: cut.blocked].view(-1, cut.block_size), self.scores)
+            residual.copy(self.rows, self.sent)
+            # In blocks that are sent about one gradient more will wait next time.
+            self.scores.index_copy_(0, self.rows, fresh_R.index_select(0, self.rows))
+        if cut.tail:
+            rest = gradient[cut.blocked :]
+            self.tail.copy_(self.tail + rest if adds else rest)
+
+    def write(self, gradient: torch.Tensor) -> None:
+        """Write what came back into a flat gradient; blocks that were not sent are left alone."""
+        cut = self.entry.cut
+        if cut.num_blocks:
+            sent_AN = self.sent.to(gradient.dtype).view(-1, cut.block_size)
+            gradient[: cut.blocked].view(-1, cut.block_size).index_copy_(0, self.rows, sent_AN)
+        if cut.tail:
+            gradient[cut.blocked :] = self.tail
+
+
+class Packet:
+    """The buffer of some parameters: filled part by part, all-reduced, and read part by part.
+
+    Args:
+        chosen: the parameters and their blocks to send.
+        padded_size: how many elements the buffer gets, zeros behind it included.
+    """
+
+    def __init__(
+        self,
+        chosen: Sequence[tuple[Entry, torch.Tensor]],
+        padded_size: Callable[[int], int] = lambda size: size,
+    ) -> None:
+        # In the order of the model: a bucket's own order is another before DDP has made its buckets
+        # anew, and in a ring the place of a number decides in which order ranks are added.
+        chosen = sorted(chosen, key=lambda pair: pair[0].index)
+        cuts = [entry.cut for entry, _ in chosen]
+        num_sent = sum(
+            len(rows) * cut.block_size for (_, rows), cut in zip(chosen, cuts, strict=True)
+        )
+        self._num_numbers = num_sent + sum(cut.tail for cut in cuts)
+        num_scores = sum(cut.num_blocks for cut in cuts)
+        like = chosen[0][0].residual.held_RN
+        size = self._num_numbers + num_scores + 1
+        self.padded = like.new_empty(padded_size(size))
+        self.padded[size:] = 0
+        self.buffer = self.padded[:size]
+        self.parts = list(_lay_out(chosen, self.buffer, num_sent, self._num_numbers))
+        blocks = sum(int(rows.sum()) + len(rows) * entry.span.start for entry, rows in chosen)
+        self._checksum: int = blocks % _CHECKSUM_MODULUS
+        self.buffer[-1] = self._checksum
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all that came back, scores included, are numbers."""
+        return bool(torch.isfinite(self.buffer.sum()))
+
+    def agrees(self, num_ranks: int) -> bool:
+        """Whether all ranks had chosen the same blocks."""
+        return int(self.buffer[-1]) == self._checksum * num_ranks
+
+    def divide(self, num_ranks: int) -> None:
+        """Make means of the sums that came back; not of the scores."""
+        self.buffer[: self._num_numbers].div_(num_ranks)
+
+    def read_scores(self, scores_R: torch.Tensor) -> None:
+        """Put scores where they belong among the blocks of all parameters."""
+        for part in self.parts:
+            scores_R[part.entry.span] = part.scores
+
+    def clear(self) -> None:
+        """Forget what was sent: it has arrived."""
+        for part in self.parts:
+            if len(part.rows):
+                part.entry.residual.clear(part.rows)
+
+
+def _lay_out(
+    chosen: Sequence[tuple[Entry, torch.Tensor]], buffer: torch.Tensor, tail_at: int, score_at: int
+) -> Iterator[Part]:
+    at = 0
+    for entry, rows in chosen:
+        cut = entry.cut
+        sent, tail = at + len(rows) * cut.block_size, tail_at + cut.tail
+        scores = score_at + cut.num_blocks
+        yield Part(entry, rows, buffer[at:sent], buffer[tail_at:tail], buffer[score_at:scores])
+        at, tail_at, score_at = sent, tail, scores

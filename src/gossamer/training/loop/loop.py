@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The training loop: steps, schedule, compaction, evaluation, checkpoints.
+
+A run that is killed and resumed takes the same steps to the bit: the batch is a function of its
+number, the learning rate of the step, and everything else is in the checkpoint. Batches with NaN or
+Inf gradients are skipped and do not count as steps, so schedules stay in time.
+"""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from gossamer.data.batches import Batches
+from gossamer.errors import ResourceError
+from gossamer.training.checkpoint.folders import Checkpoint, Snapshot
+from gossamer.training.loop.best_state import BestState
+from gossamer.training.loop.compaction_watch import CompactionWatch
+from gossamer.training.loop.control import Control, NoControl, ScheduleEvent
+from gossamer.training.loop.evaluation import EvaluationWatch
+from gossamer.training.loop.finite import scale_gradients
+from gossamer.training.loop.interrupts import Interrupts, TrainingStopped
+from gossamer.training.loop.recompute import recomputing
+from gossamer.training.loop.run_context import Objective, Surroundings
+from gossamer.training.loop.settings import MAX_SKIPPED_IN_A_ROW, LoopSettings, TrainingDiverged
+from gossamer.training.loop.single_process import Agreement, Alone, Processes
+from gossamer.training.loop.state import capture_state, restore_state
+
+_ALONE = Surroundings()
+
+
+class Loop:
+    """One training run.
+
+    Args:
+        model: trained in place.
+        optimizer: holds its parameters; its learning rates are the peaks of `settings.rate`.
+        objective: the loss of a batch.
+        batches: the data, by number.
+        settings: how the loop runs.
+        control: the sparsity schedule; None holds the masks that are there.
+        around: what the run reports to, and where it is kept.
+        processes: who carries out the steps; None: this process alone.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        objective: Objective,
+        batches: Batches,
+        settings: LoopSettings,
+        *,
+        control: Control | None = None,
+        around: Surroundings = _ALONE,
+        processes: Processes | None = None,
+    ) -> None:
+        self.model, self.optimizer = model, optimizer
+        self.objective, self.batches, self.settings = objective, batches, settings
+        self.control: Control = NoControl(model) if control is None else control
+        self.processes: Processes = Alone() if processes is None else processes
+        self.step = 0
+        self.taken = 0
+        self.skipped = 0
+        self.compaction = CompactionWatch(settings, around.example)
+        self.evaluation = EvaluationWatch(model, settings, around)
+        self._around, self._writer = around, around.writer
+        self._in_a_row = 0
+        self._rate_shift = 0
+        self._last_saved = -1
+        self._was_settled = False
+        self._traffic: dict[str, int] = {}
+        self._losses: deque[float] = deque(maxlen=settings.log_every)
+        self._recent_ms: deque[float] = deque(maxlen=20)
+
+    def restore(self, checkpoint: Checkpoint, *, keep_settings: bool = False) -> None:
+        """Go on from a checkpoint; with `keep_settings` learning rates stay those of now."""
+        counters = restore_state(self, checkpoint.state, keep_settings=keep_settings)
+        self.step, self.taken = counters["step"], counters["taken"]
+        self.skipped, self._in_a_row = counters["skipped"], counters["in_a_row"]
+        self._rate_shift = counters["rate_shift"]
+        self._losses.extend(counters["losses"])
+        self.compaction.is_done = counters["compacted"]
+        self.evaluation.time.seconds = counters["seconds"]
+        self._last_saved = self.step
+
+    @property
+    def quality(self) -> dict[str, float]:
+        """What the last evaluation measured."""
+        return self.evaluation.quality
+
+    @property
+    def best(self) -> BestState | None:
+        """The best evaluation so far, where `settings.keep_best` names a number."""
+        return self.evaluation.best
+
+    def counters(self) -> dict[str, Any]:
+        """Plain numbers that a checkpoint holds."""
+        return {
+            "step": self.step,
+            "taken": self.taken,
+            "skipped": self.skipped,
+            "in_a_row": self._in_a_row,
+            "rate_shift": self._rate_shift,
+            "losses": list(self._losses),
+            "seconds": self.evaluation.time.read(),
+            "compacted": self.compaction.is_done,
+            "metrics_bytes": next(
+                (s.length for s in self._around.sinks if hasattr(s, "length")), 0
+            ),
+        }
+
+    def train(self) -> None:
+        """Take all steps that are left, then evaluate and save.
+
+        Raises:
+            TrainingStopped: after SIGINT or SIGTERM, once the state is saved.
+            TrainingDiverged: gradients were not finite three times in a row.
+        """
+        watch = self.evaluation
+        self.model.train(self.settings.in_train_mode)
+        watch.time.start()
+        try:
+            with Interrupts() as interrupts, recomputing(self.model, self.settings.recompute):
+                self._was_settled = self.control.is_settled
+                self._compact_if_settled()
+                self.processes.arrange(self)
+                if self.best is not None and self.best.step < 0:
+                    self.evaluate()
+                    # Modes of layers were measured: as after compaction.
+                    self.save()
+                self._take_steps(interrupts)
+                if watch.last_step != self.step:
+                    self.evaluate()
+                self.save()
+                if self._writer is not None:
+                    self._writer.wait()
+                self.processes.dissolve(self)
+        finally:
+            if self.best is not None:
+                self.best.restore()
+
+    def _take_steps(self, interrupts: Interrupts) -> None:
+        settings, watch = self.settings, self.evaluation
+        every = settings.evaluate_every or settings.steps + 1
+        position = watch.position(self.step)
+        while position < settings.steps:
+            before, is_taken = position, self._one_step(position, interrupts.number or 0)
+            position = watch.position(self.step)
+            if not is_taken:
+                continue
+            if before // every < position // every and position < settings.steps:
+                self.evaluate()
+            self._settle()
+            if settings.checkpoint_every and self.step % settings.checkpoint_every == 0:
+                self.save()
+            stop = self.processes.asked_to_stop(interrupts.number or 0)
+            if stop:
+                self._stop(stop)
+
+    def _settle(self) -> None:
+        """Once the masks are final: other forms of layers, and another place for them."""
+        if self._was_settled or not self.control.is_settled:
+            return
+        self._was_settled = True
+        self.processes.dissolve(self)
+        self._compact_if_settled()
+        self.processes.arrange(self)
+
+    def save(self) -> None:
+        """Write a checkpoint of now, unless that was tried already."""
+        if self._writer is None or self._last_saved == self.step:
+            return
+        self._last_saved = self.step
+        began = time.perf_counter()
+        state = capture_state(self)
+        if state is None:
+            self.processes.saved()
+            return
+        try:
+            snapshot = Snapshot.of(self.step, self._around.run, state, copy=self._writer.copies)
+            self._writer.submit(snapshot)
+        except ResourceError as error:
+            if self.settings.on_full_disk == "stop":
+                raise
+            self._log("checkpoint-failed", error=str(error))
+            return
+        finally:
+            self.processes.saved()
+        stall = time.perf_counter() - began
+        self._log("checkpoint", bytes=snapshot.num_bytes, stall_ms=round(1000 * stall, 3))
+
+    def evaluate(self) -> None:
+        """Measure the quality, and log it."""
+        record = self.processes.evaluated(self, self._measure)
+        if record is not None:
+            self._log("evaluation", sparsity=self.processes.sparsity(self), **record)
+
+    def _measure(self, model: nn.Module) -> dict[str, Any] | None:
+        return self.evaluation.measure(self.step, model)
+
+    def close(self) -> None:
+        """Nothing is logged any more; files are closed, and a checkpoint under way is finished."""
+        for sink in self._around.sinks:
+            sink.close()
+        if self._writer is not None:
+            self._writer.wait()
+
+    def _one_step(self, position: float, signal: int) -> bool:
+        """One optimizer step; False if the batch was skipped."""
+        began = time.perf_counter()
+        rate = self.settings.rate.apply(self.optimizer, position + self._rate_shift)
+        self.optimizer.zero_grad()
+        agreed = self._gradients(signal)
+        loss, norm = agreed.loss, agreed.norm
+        if not torch.tensor([loss, norm]).isfinite().all():
+            self._skip(loss)
+            return False
+        parameters = [param for group in self.optimizer.param_groups for param in group["params"]]
+        clip = self.settings.clip
+        if clip is not None and norm > clip:
+            scale_gradients(parameters, clip / norm)
+        self.optimizer.step()
+        self._in_a_row = 0
+        events = self.control.step()
+        self.step += 1
+        elapsed = 1000 * (time.perf_counter() - began)
+        self._recent_ms.append(elapsed)
+        self._losses.append(loss)
+        for record in self.compaction.after_step(self, elapsed):
+            self._log("compaction-effect", **record)
+        self._follow_events(events)
+        if self.step % self.settings.log_every == 0 or self.step == self.settings.steps:
+            mean = sum(self._losses) / len(self._losses)
+            self._log(
+                "step",
+                loss=mean,
+                lr=rate,
+                gradient_norm=norm,
+                sparsity=self.processes.sparsity(self),
+                ms=round(sum(self._recent_ms) / len(self._recent_ms), 3),
+                skipped=self.skipped,
+                **agreed.numbers,
+            )
+        traffic = self.processes.traffic()
+        if traffic != self._traffic:
+            self._traffic = traffic
+            self._log("traffic", **traffic)
+        if self._around.progress is not None:
+            self._around.progress(self.step, self.settings.steps)
+        return True
+
+    def _gradients(self, signal: int) -> Agreement:
+        """Gradients of all batches of a step, their mean loss, and the objective's numbers."""
+        count, total = self.settings.accumulate, 0.0
+        numbers: dict[str, float] = {}
+        for index in range(count):
+            batch = self.batches[self.taken]
+            self.taken += 1
+            loss, found = self.processes.backward(self, batch, is_last=index == count - 1)
+            total += loss
+            for name, value in found.items():
+                numbers[name] = numbers.get(name, 0.0) + value
+        penalty = self.control.penalty()
+        if penalty is not None:
+            torch.autograd.backward(penalty)
+        return self.processes.agree(self, total, numbers, signal)
+
+    def _skip(self, loss: float) -> None:
+        """Leave weights and optimizer state as they are; stop if it happens again and again."""
+        layers = self.processes.not_finite(self)
+        layers = layers or ["the loss, or the norm of all gradients"]
+        self.optimizer.zero_grad()
+        self.skipped += 1
+        self._in_a_row += 1
+        self._log("skipped", batch=self.taken - 1, loss=loss, layers=layers[:8])
+        if self._in_a_row >= MAX_SKIPPED_IN_A_ROW:
+            raise TrainingDiverged(
+                f"step {self.step}: gradients were NaN or Inf {self._in_a_row} times in a row, in"
+                f" {', '.join(layers[:3])}. Weights and optimizer state are those of the last good"
+                " step. Lower the learning rate, clip gradients, or check the data."
+            )
+
+    def _compact_if_settled(self) -> None:
+        watch = self.compaction
+        if watch.is_done or watch.is_moot or not self.control.is_settled:
+            return
+        record = self.compaction.compact(self)
+        if record is not None:
+            self._log("compaction", **record)
+            # Modes are measured: they are written down before a step is taken with them.
+            self._last_saved = -1
+            self.save()
+
+    def _follow_events(self, events: Sequence[ScheduleEvent]) -> None:
+        if events:
+            self.processes.changed(self)
+        for event in events:
+            self._log("schedule", event=event.kind, sparsity=event.sparsity, **event.details)
+            # Rewinding says whose learning rate comes next.
+            if "lr_step" in event.details:
+                self._rate_shift = int(event.details["lr_step"]) - self.step
+
+    def _stop(self, number: int) -> None:
+        self.save()
+        if self._writer is not None:
+            self._writer.wait()
+        saved = "its state is saved" if self._writer is not None else "nothing was saved"
+        raise TrainingStopped(f"stopped after step {self.step}; {saved}.", number)
+
+    def _log(self, kind: str, **content: Any) -> None:
+        record = {"kind": kind, "step": self.step, **content}
+        for sink in self._around.sinks:
+            sink.write(record)

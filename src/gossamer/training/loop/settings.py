@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a training loop runs: everything a number or a word can say."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from gossamer.errors import GossamerError, InputError
+from gossamer.nn import Mode
+from gossamer.training.loop.learning_rate import LearningRate
+
+Precision = Literal["fp32", "bf16"]
+Compaction = Literal["auto", "off", "jit", "kernel", "resident"]
+MAX_SKIPPED_IN_A_ROW = 3
+
+
+class TrainingDiverged(GossamerError, RuntimeError):
+    """Gradients were NaN or Inf several times in a row."""
+
+    exit_code = 4
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """What the loop does beside forward, backward and step.
+
+    Attributes:
+        steps: optimizer steps in the whole run; batches that are skipped do not count.
+        rate: the learning rate over the steps.
+        minutes: of the run, at most; None: as long as the steps take. Learning rate and evaluations
+            then follow the part of the run that is over, by steps or by minutes, and the result
+            depends on the machine's speed.
+        accumulate: batches whose gradients make one step.
+        clip: largest 2-norm of the gradient; None does not clip.
+        precision: "bf16" runs forward and loss under autocast.
+        recompute: activation checkpointing.
+        compaction: what happens when the masks are final: "auto" compacts and measures the mode of
+            each layer, a mode sets it, "off" stays masked.
+        split_masters: compact values become bf16, with the low bits that make them exact in the
+            state of a `gossamer.training.optim` optimizer.
+        tokens: activation rows of one batch, for measuring modes.
+        log_every: steps between two lines of metrics.
+        in_train_mode: False trains in eval mode, without dropout and with fixed statistics.
+        evaluate_every: steps between two evaluations; 0 evaluates at the end only.
+        keep_best: a number of the evaluations, lower is better: the model ends as it was at the
+            best one, the start included. None keeps the last state.
+        checkpoint_every: steps between two checkpoints; 0 saves at the end only.
+        on_full_disk: "stop" ends the run, "go-on" trains on without the checkpoint.
+    """
+
+    steps: int
+    rate: LearningRate
+    minutes: float | None = None
+    accumulate: int = 1
+    clip: float | None = None
+    precision: Precision = "fp32"
+    recompute: bool = False
+    compaction: Compaction = "auto"
+    split_masters: bool = False
+    tokens: int = 1
+    log_every: int = 10
+    in_train_mode: bool = True
+    evaluate_every: int = 0
+    keep_best: str | None = None
+    checkpoint_every: int = 0
+    on_full_disk: Literal["stop", "go-on"] = "stop"
+
+    def __post_init__(self) -> None:
+        least = {"steps": 0, "accumulate": 1, "tokens": 1, "log_every": 1}
+        for name in ("steps", "accumulate", "tokens", "log_every", "evaluate_every"):
+            value, low = getattr(self, name), least.get(name, 0)
+            if type(value) is not int or value < low:
+                raise InputError(f"{name}: must be a whole number from {low}, got {value!r}.")
+        if self.clip is not None and not self.clip > 0:
+            raise InputError(f"clip: must be more than 0, got {self.clip}. Use None not to clip.")
+        if self.minutes is not None and not self.minutes > 0:
+            raise InputError(f"minutes: must be more than 0, got {self.minutes}. None: no limit.")
+        if self.keep_best is not None and self.compaction != "off":
+            raise InputError(
+                "keep_best: a state from before compaction has another form; set compaction='off'."
+            )
+        if self.precision not in get_args(Precision):
+            raise InputError(f"precision: expected fp32 or bf16, got {self.precision!r}.")
+        if self.compaction not in get_args(Compaction):
+            raise InputError(
+                f"compaction: expected one of {', '.join(get_args(Compaction))}, got"
+                f" {self.compaction!r}."
+            )
+
+    @property
+    def mode(self) -> Mode:
+        """The mode that compact layers start with."""
+        if self.compaction == "kernel" or self.compaction == "resident":
+            return self.compaction
+        return "jit"

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model and its optimizer really hold in memory, beside what the formulas say.
+
+Storages are walked, each is counted once, whoever shares it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import torch
+from torch import nn
+
+from gossamer.errors import InputError
+from gossamer.nn import CompactWeight, MaskedWeight
+from gossamer.training.memory.formulas import KINDS, VARIANTS, Kind
+from gossamer.training.memory.predicted import predicted_cost
+
+Accounting = Literal["storages", "samo"]
+
+_STATE_KINDS: dict[str, Kind] = {
+    "master": "masters",
+    "master_low": "masters",
+    "momentum_buffer": "moments",
+    "exp_avg": "moments",
+    "exp_avg_sq": "moments",
+    "max_exp_avg_sq": "moments",
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """Bytes of some of the parameters.
+
+    Attributes:
+        num_parameters: entries of their dense weights.
+        num_kept: entries that are trained.
+        measured: bytes of storages, by kind.
+        predicted: bytes of the formulas, by kind; None if the optimizer is not known.
+    """
+
+    num_parameters: int
+    num_kept: int
+    measured: dict[Kind, int]
+    predicted: dict[Kind, float] | None
+
+    @property
+    def density(self) -> float:
+        """Kept fraction."""
+        return self.num_kept / self.num_parameters if self.num_parameters else 1.0
+
+    @property
+    def bytes_per_parameter(self) -> float:
+        """Measured bytes per entry of the dense weights."""
+        return sum(self.measured.values()) / max(self.num_parameters, 1)
+
+    @property
+    def predicted_per_parameter(self) -> float | None:
+        """Bytes per entry that the formulas give."""
+        if self.predicted is None:
+            return None
+        return sum(self.predicted.values()) / max(self.num_parameters, 1)
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Training state by kind: of the pruned weights, and of everything else.
+
+    Attributes:
+        pruned: weights of compact and masked layers.
+        rest: embeddings, norms, biases, heads, buffers.
+        accounting: "storages", or "samo" for what SAMO as published holds for the same masks.
+    """
+
+    pruned: Part
+    rest: Part
+    accounting: Accounting = "storages"
+
+    @property
+    def total_bytes(self) -> int:
+        """Everything."""
+        return sum(self.pruned.measured.values()) + sum(self.rest.measured.values())
+
+    def __str__(self) -> str:
+        heading = f"bytes per parameter, accounting {self.accounting!r}"
+        lines = [f"{heading:44} {'measured':>9} {'formula':>9}"]
+        for name, part in (("pruned", self.pruned), ("rest", self.rest)):
+            lines.append(
+                f"{name}: {part.num_parameters:,} parameters, {part.num_kept:,} trained"
+                f" (f = {part.density:.4f})"
+            )
+            count = max(part.num_parameters, 1)
+            for kind in KINDS:
+                predicted = None if part.predicted is None else part.predicted.get(kind, 0) / count
+                if part.measured.get(kind) or predicted:
+                    lines.append(_line(f"  {kind}", part.measured.get(kind, 0) / count, predicted))
+            lines.append(
+                _line("  together", part.bytes_per_parameter, part.predicted_per_parameter)
+            )
+        lines.append(f"total {self.total_bytes / 2**20:,.1f} MiB")
+        return "\n".join(lines)
+
+
+def _line(name: str, measured: float, predicted: float | None) -> str:
+    formula = "" if predicted is None else f"{predicted:9.4f}"
+    return f"{name:44} {measured:9.4f} {formula}"
+
+
+@dataclass
+class _Ledger:
+    """Bytes by part and kind; a storage is entered once."""
+
+    seen: set[tuple[str, int]] = field(default_factory=set)
+    pruned: dict[Kind, int] = field(default_factory=dict)
+    rest: dict[Kind, int] = field(default_factory=dict)
+
+    def enter(self, tensor: torch.Tensor | None, kind: Kind, pruned: bool) -> None:
+        if tensor is None or tensor.is_meta:
+            return
+        storage = tensor.untyped_storage()
+        key = (str(tensor.device), storage.data_ptr())
+        if storage.nbytes() == 0 or key in self.seen:
+            return
+        self.seen.add(key)
+        book = self.pruned if pruned else self.rest
+        book[kind] = book.get(kind, 0) + storage.nbytes()
+
+
+def measure(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    accounting: Accounting = "storages",
+) -> MemoryUse:
+    """Walk everything that outlives a step, gradients included; call it before `zero_grad`.
+
+    Args:
+        model: with compact, masked or ordinary layers.
+        optimizer: of the model.
+        accounting: "samo" shows the pruned weights as SAMO holds them (24 f + 2 bytes with Adam),
+            counted from the masks of the model's compact layers.
+    """
+    if accounting not in get_args(Accounting):
+        raise InputError(
+            f"accounting: must be one of {', '.join(get_args(Accounting))}; got {accounting!r}."
+        )
+    ledger = _Ledger()
+    state: dict[Any, dict[str, Any]] = {} if optimizer is None else dict(optimizer.state)
+    layers = {id(weight): layer for layer, weight in _sparse_layers(model)}
+    for param in model.parameters():
+        _enter_parameter(ledger, param, state.get(param, {}), id(param) in layers)
+    for module in model.modules():
+        _enter_module(ledger, module)
+    pruned = [(param, layers[id(param)]) for param in model.parameters() if id(param) in layers]
+    rest = [param for param in model.parameters() if id(param) not in layers]
+    parts = (
+        _part(ledger.pruned, optimizer, pruned),
+        _part(ledger.rest, optimizer, [(param, None) for param in rest]),
+    )
+    if accounting == "samo":
+        parts = (_as_published(parts[0]), parts[1])
+    return MemoryUse(*parts, accounting)
+
+
+def _sparse_layers(
+    model: nn.Module,
+) -> Iterator[tuple[CompactWeight | MaskedWeight, nn.Parameter]]:
+    for module in model.modules():
+        if isinstance(module, CompactWeight):
+            yield module, module.values
+        elif isinstance(module, MaskedWeight):
+            yield module, module.weight_parameter()
+
+
+def _enter_parameter(
+    ledger: _Ledger, param: nn.Parameter, state: dict[str, Any], pruned: bool
+) -> None:
+    ledger.enter(param, "weights", pruned)
+    ledger.enter(param.grad, "gradients", pruned)
+    for key, value in state.items():
+        if isinstance(value, torch.Tensor):
+            kind = _STATE_KINDS.get(key.removesuffix("_exponents"), "other")
+            ledger.enter(value, kind, pruned)
+
+
+def _enter_module(ledger: _Ledger, module: nn.Module) -> None:
+    pruned = isinstance(module, CompactWeight | MaskedWeight)
+    for name, buffer in module._buffers.items():
+        is_mask = pruned and name in ("mask_bits", "_mask")
+        ledger.enter(buffer, "positions" if is_mask else "other", pruned)
+    for name, value in vars(module).items():
+        if isinstance(value, torch.Tensor):
+            ledger.enter(value, "dense copies" if name == "_dense" else "other", pruned)
+
+
+def _part(
+    measured: dict[Kind, int],
+    optimizer: torch.optim.Optimizer | None,
+    weights: Sequence[tuple[nn.Parameter, CompactWeight | MaskedWeight | None]],
+) -> Part:
+    numel = kept = 0
+    predicted: dict[Kind, float] | None = dict.fromkeys(KINDS, 0.0)
+    for param, layer in weights:
+        rows, columns = (param.numel(), 1) if layer is None else layer.matrix_shape
+        entries = rows * columns
+        trained = param.numel() if layer is None else layer.nnz
+        numel, kept = numel + entries, kept + trained
+        cost = predicted_cost(param, layer, optimizer)
+        if cost is None or predicted is None:
+            predicted = None
+        elif entries:
+            for kind, value in cost.by_kind(trained / entries).items():
+                predicted[kind] += value * entries
+    return Part(numel, kept, measured, predicted)
+
+
+def _as_published(part: Part) -> Part:
+    """The same masks in SAMO's tensors: each is sized by the entries it would have."""
+    cost = VARIANTS["samo"]
+    kinds = {*cost.per_kept, *cost.per_weight}
+    held = {
+        kind: round(
+            cost.per_kept.get(kind, 0) * part.num_kept
+            + cost.per_weight.get(kind, 0) * part.num_parameters
+        )
+        for kind in kinds
+    }
+    predicted = {
+        kind: value * part.num_parameters for kind, value in cost.by_kind(part.density).items()
+    }
+    return Part(part.num_parameters, part.num_kept, held, predicted)

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mode `jit` or `kernel` for each compact layer, measured on its own mask, equal on all ranks."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from gossamer import settings
+from gossamer.errors import InputError
+from gossamer.nn import Conv2d, Linear, Mode
+from gossamer.nn.dense_home import DenseHome
+from gossamer.nn.input_shapes import input_shapes
+from gossamer.ops.conv.fp32 import why_not
+from gossamer.ops.timing import Duel, duel
+from gossamer.ops.training.conv import compact_conv, kernel_settings
+from gossamer.ops.training.linear import compact_linear, expand_values
+from gossamer.ops.training.linear_kernels import why_unusable
+
+Timer = Callable[[Callable[[], object], Callable[[], object]], Duel]
+
+# The kernels must win by this much: within it, the choice would be noise.
+_MARGIN = 1.05
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """Without measurements: kept fraction and inputs at which kernels won on every shape tried."""
+
+    density: float
+    inputs: int
+    unit: str
+
+    def __str__(self) -> str:
+        return f"density <= {self.density} and {self.unit} >= {self.inputs}"
+
+
+_LINEAR_RULE = _Rule(0.5, 16, "tokens")
+_CONV_RULE = _Rule(0.3, 256, "pixels")
+_NO_EXAMPLE = "the size of its images is not known: pass example=, an input of the model"
+
+
+@dataclass(frozen=True)
+class ModeChoice:
+    """What was decided for one layer, and the microseconds of a forward and backward behind it."""
+
+    layer: str
+    mode: Mode
+    why: str
+    jit_us: float | None = None
+    kernel_us: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.layer}: {self.mode}, {self.why}"
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A layer and the shape of its input."""
+
+    layer: Linear | Conv2d
+    shape: tuple[int, ...] | None
+
+    @property
+    def rule(self) -> _Rule:
+        return _LINEAR_RULE if isinstance(self.layer, Linear) else _CONV_RULE
+
+    @property
+    def num_inputs(self) -> int:
+        """Tokens, or pixels of the output in all images."""
+        if self.shape is None:
+            return 0
+        if isinstance(self.layer, Linear):
+            return self.shape[0]
+        size = self.layer.settings.out_size((self.shape[-2], self.shape[-1]))
+        return torch.Size((*self.shape[:-3], *size)).numel()
+
+    @property
+    def key(self) -> object:
+        """Equal for layers that differ in values only."""
+        layer = self.layer
+        what = layer.settings if isinstance(layer, Conv2d) else layer.matrix_shape
+        return what, self.shape, layer.nnz, layer.values.requires_grad, str(layer.pattern)
+
+    def why_jit(self) -> str | None:
+        """Why the kernels are no choice; None if they are."""
+        values: torch.Tensor = self.layer.values
+        if isinstance(self.layer, Linear) and values.dtype is torch.bfloat16:
+            # Split masters: a Linear raises 16-bit values to the type of its input, which is that
+            # of its bias.
+            values = values.float()
+        reason = why_unusable(values, self.layer.bias)
+        if reason is None and isinstance(self.layer, Conv2d):
+            reason = why_not(kernel_settings(self.layer.settings))
+        return reason or (_NO_EXAMPLE if self.shape is None else None)
+
+    def multiply(self, x: torch.Tensor, values: torch.Tensor, kernel: bool) -> torch.Tensor:
+        layer, bits = self.layer, self.layer.mask_bits
+        if isinstance(layer, Linear):
+            return compact_linear(x, values, bits, None, layer.in_features, sparse=kernel)
+        if kernel:
+            return compact_conv(x, values, bits, None, layer.settings)
+        weight_RK = expand_values(values, bits, layer.matrix_shape[1])
+        return layer.settings.apply(x, weight_RK.view(layer.weight_shape), None)
+
+
+def choose_modes(
+    model: nn.Module,
+    tokens: int,
+    *,
+    example: torch.Tensor | None = None,
+    timer: Timer = duel,
+) -> list[ModeChoice]:
+    """Set the mode of every compact layer to the faster of `jit` and `kernel`, and say why.
+
+    A forward and a backward of each layer are timed in both modes, about a tenth of a second per
+    shape and density. In a process group rank 0 decides for all. GOSSAMER_TUNE=off replaces
+    measuring by a fixed rule.
+
+    Args:
+        model: its layers of type `gossamer.nn.Linear` and `gossamer.nn.Conv2d` are changed.
+        tokens: rows of a Linear's input in one step, batch times sequence length.
+        example: an input of the model, run once to learn the sizes of images. Without it
+            convolutions take mode `jit`. In a process group all ranks give one or none does.
+        timer: measures two callables; tests replace it.
+    """
+    if tokens < 1:
+        raise InputError(f"choose_modes: tokens must be at least 1, got {tokens}.")
+    shapes = input_shapes(model, example, (Conv2d,), "choose_modes")
+    cases = {
+        name or "model": _Case(
+            layer,
+            (tokens, layer.in_features) if isinstance(layer, Linear) else shapes.get(id(layer)),
+        )
+        for name, layer in model.named_modules()
+        # Layers that gave up their values have their dense weight only, and stay as they are.
+        if isinstance(layer, Linear | Conv2d) and DenseHome.of(layer.values) is None
+    }
+    usable = {name: case for name, case in cases.items() if case.why_jit() is None}
+    times: dict[str, Duel] = {}
+    if settings.tuning_enabled():
+        times = _times_of_rank_zero(usable, timer)
+    choices = [_choice(name, case, times.get(name)) for name, case in cases.items()]
+    for choice, case in zip(choices, cases.values(), strict=True):
+        case.layer.mode = choice.mode
+        case.layer.refresh()
+    return choices
+
+
+def _choice(name: str, case: _Case, times: Duel | None) -> ModeChoice:
+    reason = case.why_jit()
+    if reason is not None:
+        return ModeChoice(name, "jit", reason)
+    rule = case.rule
+    if times is None:
+        wins = case.layer.density <= rule.density and case.num_inputs >= rule.inputs
+        why = f"fixed rule (GOSSAMER_TUNE=off): {rule} {'holds' if wins else 'does not hold'}"
+        return ModeChoice(name, "kernel" if wins else "jit", why)
+    wins = times.ratio >= _MARGIN
+    why = f"kernel is {times.ratio:.2f}x jit at {case.num_inputs} {rule.unit}"
+    return ModeChoice(name, "kernel" if wins else "jit", why, times.first_us, times.second_us)
+
+
+def _times_of_rank_zero(cases: dict[str, _Case], timer: Timer) -> dict[str, Duel]:
+    """Clocks differ between ranks, and the two modes round differently."""
+    in_group = dist.is_available() and dist.is_initialized()
+    times = torch.zeros(len(cases), 2, dtype=torch.float64)
+    if not in_group or dist.get_rank() == 0:
+        times = torch.tensor(_measure_all(cases, timer), dtype=torch.float64).view(-1, 2)
+    if in_group:
+        dist.broadcast(times, src=0)
+    return {name: Duel(*row) for name, row in zip(cases, times.tolist(), strict=True)}
+
+
+def _measure_all(cases: dict[str, _Case], timer: Timer) -> list[tuple[float, float]]:
+    """Microseconds of (jit, kernel), layers that differ in values only measured once."""
+    known: dict[object, Duel] = {}
+    for case in cases.values():
+        if case.key not in known:
+            known[case.key] = _measure(case, timer)
+    found = [known[case.key] for case in cases.values()]
+    return [(times.first_us, times.second_us) for times in found]
+
+
+def _measure(case: _Case, timer: Timer) -> Duel:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(case.shape or (), generator=generator).requires_grad_()
+    values = case.layer.values.detach().requires_grad_(case.layer.values.requires_grad)
+    inputs = [tensor for tensor in (x, values) if tensor.requires_grad]
+    with torch.enable_grad(), torch.autocast("cpu", enabled=False):
+        grad = torch.randn(case.multiply(x, values, True).shape, generator=generator)
+
+        def step(kernel: bool) -> object:
+            return torch.autograd.grad(case.multiply(x, values, kernel), inputs, grad)
+
+        return timer(lambda: step(False), lambda: step(True))

@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Optimizers whose state is small: exact fp32 masters in two halves, moments in 4 bytes or in 1.
+
+They take any Parameters, compact `values` or ordinary ones, and are stock torch optimizers to
+schedulers, `clip_grad_norm_`, DDP and `gossamer.compact`.
+"""
+
+from gossamer.training.optim.adamw import AdamW
+from gossamer.training.optim.base import SmallStateOptimizer
+from gossamer.training.optim.lamb import LAMB
+from gossamer.training.optim.lars import LARS
+from gossamer.training.optim.sgd import SGD
+
+__all__ = ["LAMB", "LARS", "SGD", "AdamW", "SmallStateOptimizer"]

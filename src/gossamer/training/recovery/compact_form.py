@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Masked layers in compact form for the time of a training run, then masked again.
+
+Gradients, moments and kept states are vectors of kept values; dense weights do not exist meanwhile.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from gossamer.nn import CompactWeight, MaskedOutProj, MaskedWeight, replace_module
+from gossamer.training.compaction import compact
+from gossamer.training.modes import ModeChoice, choose_modes
+
+
+@contextmanager
+def compact_form(model: nn.Module, tokens: int) -> Iterator[list[ModeChoice]]:
+    """Compact layers inside, each in the mode that is faster for `tokens` rows of a Linear's input.
+
+    Afterwards the same masked layers, with the same Parameters, hold what the compact ones learned.
+    Layers that were compact before stay compact, in the chosen mode.
+    """
+    masked = {
+        name: module
+        for name, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, MaskedWeight) and not isinstance(module, MaskedOutProj)
+    }
+    left: dict[str, str] = compact(model).left_masked if masked else {}
+    pairs = [
+        (layer, model.get_submodule(name)) for name, layer in masked.items() if name not in left
+    ]
+    for layer, _ in pairs:
+        weight = layer.weight_parameter()
+        weight.data = weight.data.new_empty(0)
+    try:
+        yield choose_modes(model, tokens)
+    finally:
+        for layer, compacted in pairs:
+            _restore(model, layer, compacted)
+
+
+@torch.no_grad()
+def _restore(model: nn.Module, layer: MaskedWeight, compacted: nn.Module) -> None:
+    """Tied layers share one weight, which is written once or twice alike."""
+    if isinstance(compacted, CompactWeight):
+        weight = layer.weight_parameter()
+        weight.data = compacted.dense_weight()
+        weight.grad = None
+        replace_module(model, compacted, layer)

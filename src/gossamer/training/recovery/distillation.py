@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The objective of recovery: match the teacher, and to a chosen degree the labels."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from gossamer.errors import InputError
+from gossamer.nn.batch import Batch, rows_of
+from gossamer.training.recovery.blocks import block_names, captured
+from gossamer.training.recovery.outputs import logits_of, vectors_of
+from gossamer.training.recovery.teacher import Teacher
+from gossamer.training.recovery.terms import (
+    cosine_term,
+    hidden_term,
+    logits_term,
+    similarity_term,
+    squares_term,
+)
+
+TaskLoss = Callable[[Any, Batch], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How much each thing to match weighs; 0 leaves it out.
+
+    Attributes:
+        logits: KL divergence of softened distributions.
+        embeddings: distance of the vectors of samples.
+        similarity: differences of the cosines of all pairs in a batch.
+        hidden: hidden states of every block; the teacher's cannot be remembered.
+        temperature: of the logits.
+        distance: of vectors: "cosine", or "squares" where their length matters.
+    """
+
+    logits: float = 0.0
+    embeddings: float = 0.0
+    similarity: float = 0.0
+    hidden: float = 0.0
+    temperature: float = 2.0
+    distance: Literal["cosine", "squares"] = "cosine"
+
+    @property
+    def total(self) -> float:
+        """Of all weights."""
+        return self.logits + self.embeddings + self.similarity + self.hidden
+
+
+class Distillation:
+    """`loss(model, batch)`: (1 - hardness) times the terms, plus hardness times the task's loss.
+
+    Args:
+        teacher: what to match.
+        terms: and how.
+        task: loss of (outputs, batch) against labels.
+        hardness: 0 looks at the teacher only, 1 at the labels only.
+        blocks: modules whose outputs are hidden states, in both models; None: the blocks found.
+    """
+
+    def __init__(
+        self,
+        teacher: Teacher,
+        terms: Terms,
+        *,
+        task: TaskLoss | None = None,
+        hardness: float = 0.0,
+        blocks: Sequence[str] | None = None,
+    ) -> None:
+        _check(terms, task, hardness)
+        self.teacher = teacher
+        self.terms = terms
+        self._task = task
+        self._hardness = hardness
+        self._blocks: Sequence[str] = ()
+        if terms.hidden:
+            self._blocks = block_names(teacher.model) if blocks is None else blocks
+
+    def __call__(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, Mapping[str, float]]:
+        """The loss, and its parts before they are weighted."""
+        with captured(model, self._blocks) as hidden:
+            outputs = batch.run(model)
+        parts = self._soft(outputs, hidden, batch) if self._hardness < 1 else {}
+        weights = {name: (1 - self._hardness) * getattr(self.terms, name) for name in parts}
+        if self._task is not None and self._hardness:
+            parts["task"], weights["task"] = self._task(outputs, batch), self._hardness
+        loss = torch.stack([weights[name] * part for name, part in parts.items()]).sum()
+        return loss, {name: float(part.detach()) for name, part in parts.items()}
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """What the teacher said, for checkpoints."""
+        return self.teacher.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Go on with what it said."""
+        self.teacher.load_state_dict(state)
+
+    def _soft(
+        self, outputs: Any, hidden: list[torch.Tensor], batch: Batch
+    ) -> dict[str, torch.Tensor]:
+        terms, keep, parts = self.terms, batch.keep, {}
+        wanted: Any = None
+        wanted_hidden: list[torch.Tensor] = []
+        if terms.hidden or terms.logits:
+            wanted, wanted_hidden = self.teacher.run_with_blocks(batch, self._blocks)
+        if terms.logits:
+            mine, theirs = (rows_of(logits_of(one), keep) for one in (outputs, wanted))
+            parts["logits"] = logits_term(mine, theirs, terms.temperature)
+        if terms.embeddings or terms.similarity:
+            mine = vectors_of(outputs, keep)
+            theirs = self.teacher.vectors(batch) if wanted is None else vectors_of(wanted, keep)
+            if terms.embeddings:
+                distance = cosine_term if terms.distance == "cosine" else squares_term
+                parts["embeddings"] = distance(mine, theirs)
+            if terms.similarity:
+                parts["similarity"] = similarity_term(mine, theirs)
+        if terms.hidden:
+            mine_rows, their_rows = (
+                [rows_of(state, keep) for state in states] for states in (hidden, wanted_hidden)
+            )
+            parts["hidden"] = hidden_term(mine_rows, their_rows)
+        return parts
+
+
+def _check(terms: Terms, task: TaskLoss | None, hardness: float) -> None:
+    if not 0 <= hardness <= 1:
+        raise InputError(f"distillation: hardness must be in [0, 1], got {hardness}.")
+    if hardness and task is None:
+        raise InputError(
+            f"distillation: hardness {hardness} mixes in a task loss, but there is none. Give"
+            " task=..., or hardness 0."
+        )
+    for name, value in asdict(terms).items():
+        if not isinstance(value, str) and value < 0:
+            raise InputError(f"distillation: {name} must not be negative, got {value}.")
+    if hardness < 1 and not terms.total:
+        raise InputError(
+            "distillation: every term has weight 0. Give one of logits, embeddings, similarity and"
+            " hidden a weight."
+        )

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The dense model a pruned one learns from: frozen, in eval mode, remembering what it said.
+
+On a CPU the dense teacher costs more than a step of a 90 % sparse student, so vectors of samples
+that come again in the next epoch are kept.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from gossamer.errors import InputError
+from gossamer.nn.batch import Batch
+from gossamer.training.recovery.blocks import captured
+from gossamer.training.recovery.outputs import vectors_of
+
+
+def check_apart(teacher: nn.Module, student: nn.Module) -> None:
+    """Raise if the student has a Parameter of the teacher's, which will be frozen."""
+    held = {id(parameter) for parameter in teacher.parameters()}
+    for name, parameter in student.named_parameters():
+        if id(parameter) in held:
+            raise InputError(
+                f"teacher: shares {name} with the model that is trained. Give it a copy:"
+                " Teacher(copy.deepcopy(model))."
+            )
+
+
+class Teacher:
+    """Holds the model itself, not a copy.
+
+    Args:
+        model: is put in eval mode, and its parameters take no gradients any more.
+        memory_bytes: vectors of at most so many bytes are remembered.
+    """
+
+    def __init__(self, model: nn.Module, *, memory_bytes: int = 256 << 20) -> None:
+        self.model = model.eval().requires_grad_(False)
+        self._left = memory_bytes
+        self._vectors: dict[int, torch.Tensor] = {}
+
+    @torch.no_grad()
+    def run(self, batch: Batch) -> Any:
+        """The model's output."""
+        return batch.run(self.model.eval())
+
+    @torch.no_grad()
+    def run_with_blocks(self, batch: Batch, names: Sequence[str]) -> tuple[Any, list[torch.Tensor]]:
+        """The model's output and those of the named modules."""
+        with captured(self.model.eval(), names) as hidden:
+            outputs = batch.run(self.model)
+        return outputs, hidden
+
+    @torch.no_grad()
+    def vectors(self, batch: Batch) -> torch.Tensor:
+        """One vector [B, D] per sample, from memory where all are known."""
+        samples = batch.samples
+        if samples is not None and all(sample in self._vectors for sample in samples):
+            return torch.stack([self._vectors[sample] for sample in samples])
+        vectors_BD = vectors_of(self.run(batch), batch.keep)
+        if samples is not None and len(samples) == len(vectors_BD):
+            self._remember(samples, vectors_BD)
+        return vectors_BD
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """All vectors that are remembered.
+
+        In another batch, with other padding, the same sample gives other last bits: a run that is
+        resumed goes on with the vectors it had.
+        """
+        if not self._vectors:
+            return {}
+        return {
+            "samples": torch.tensor(list(self._vectors)),
+            "vectors": torch.stack(list(self._vectors.values())),
+        }
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Remember those of `state` instead."""
+        self._left += sum(vector_D.nbytes for vector_D in self._vectors.values())
+        self._vectors = {}
+        if state:
+            self._remember(state["samples"].tolist(), state["vectors"])
+
+    def _remember(self, samples: Sequence[int], vectors_BD: torch.Tensor) -> None:
+        for sample, vector_D in zip(samples, vectors_BD, strict=True):
+            if sample not in self._vectors and vector_D.nbytes <= self._left:
+                self._left -= vector_D.nbytes
+                self._vectors[sample] = vector_D.clone()

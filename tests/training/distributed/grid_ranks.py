@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run functions on several processes of this machine: many cases in one set of processes."""
+
+import multiprocessing
+import os
+import socket
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+import torch.multiprocessing as mp
+
+SECONDS = 600
+
+
+def free_port() -> int:
+    """A port that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def started(function: Callable, arguments: tuple, world: int) -> Iterator[mp.ProcessContext]:
+    """`function(rank, *arguments)` in `world` processes; none is left behind."""
+    # One import of torch for all ranks of all tests.
+    multiprocessing.set_forkserver_preload(
+        ["gossamer.training.distributed.placement.grid", "gossamer.zoo"]
+    )
+    context = mp.start_processes(
+        function, arguments, nprocs=world, join=False, start_method="forkserver"
+    )
+    try:
+        yield context
+    finally:
+        for process in context.processes:
+            process.kill()
+            process.join()
+
+
+def run_on_ranks(function: Callable, cases: Sequence[tuple], world: int) -> None:
+    """`function(*case)` on the first ranks for every case; a case starts with its world size.
+
+    Whatever one rank raises is raised here.
+    """
+    ports = [free_port() for _ in cases]
+    with started(_work, (function, tuple(cases), ports), world) as context:
+        end = time.monotonic() + SECONDS
+        while not context.join(timeout=5):
+            assert time.monotonic() < end, f"ranks did not end within {SECONDS} s"
+
+
+def _work(rank: int, function: Callable, cases: tuple, ports: list[int]) -> None:
+    for case, port in zip(cases, ports, strict=True):
+        world = case[0]
+        if rank < world:
+            be_rank(rank, world, port)
+            try:
+                function(*case[1:])
+            except BaseException as error:
+                text = traceback.format_exc()
+                raise AssertionError(f"rank {rank}, case {case}: {error}\n{text}") from None
+
+
+def be_rank(rank: int, world: int, port: int) -> None:
+    """Make this process one of several, as torchrun would."""
+    torch.set_num_threads(1)
+    os.environ.update(GLOO_SOCKET_IFNAME="lo", MASTER_ADDR="127.0.0.1", GOSSAMER_TUNE="off")
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_PORT=str(port))
