@@ -6,13 +6,15 @@ Only names registered here can appear in a recipe or a file; nothing is ever imp
 
 from collections.abc import Callable
 
-import gossamer.ops.linear.fp32  # noqa: F401  (built-in kernels take their names first)
-from gossamer.formats import FORMATS, Format
-from gossamer.ops.dispatch import Kernel, Prepare, ops_table
+import gossamer.ops.linear  # noqa: F401  (built-in kernels take their names first)
+from gossamer.formats import FORMATS, Format, SparseMatrix
+from gossamer.ops.dispatch import Kernel, Problem, Run, kernel_list, of_matrix
 from gossamer.patterns import PATTERNS, Pattern
 from gossamer.pruning.scorers import register_scorer as scorer
 
 __all__ = ["format", "op", "pattern", "scorer"]
+
+Pack = Callable[[SparseMatrix], Run]
 
 
 def pattern(name: str, parse: Callable[[str], Pattern]) -> None:
@@ -25,15 +27,20 @@ def format(name: str, implementation: Format) -> None:
     FORMATS.add(name, implementation)
 
 
-def op(operation: str, format_name: str) -> Callable[[Prepare], Prepare]:
-    """Decorate the function that prepares one weight in `format_name` for `operation`.
+def op(
+    operation: str,
+    name: str,
+    accepts: Callable[[Problem], bool] = lambda problem: True,
+    precision: str = "fp32",
+) -> Callable[[Pack], Pack]:
+    """Decorate the function that packs one weight for a kernel of `operation`.
 
-    It gets a SparseTensor, packs what it needs once and returns `run(x, bias, activation) -> y`.
+    It gets a SparseMatrix, packs what it needs once and returns `run(x, bias, activation) -> y`.
+    `compile` measures it beside the other kernels wherever `accepts` says that it can run.
     """
 
-    def add(prepare: Prepare) -> Prepare:
-        name = f"{operation}/{format_name}"
-        ops_table(operation).add(format_name, Kernel(name, lambda sparse: True, prepare))
-        return prepare
+    def add(pack: Pack) -> Pack:
+        kernel_list(operation).add(name, Kernel(name, of_matrix(pack), accepts, precision))
+        return pack
 
     return add

@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from gossamer.formats import FORMATS, pack, unpack
+from gossamer.formats import FORMATS, SparseMatrix, decode, encode
 from gossamer.patterns import NM, NMG, VNM, Block, Unstructured
 
 WEIGHT = torch.tensor(
@@ -19,26 +19,30 @@ def mask_of(*rows):
     return torch.tensor([[mark == "x" for mark in row] for row in rows])
 
 
-def as_lists(sparse):
-    return {name: array.tolist() for name, array in sparse.arrays.items()}
+def arrays_of(weight, mask, pattern, format):
+    return encode(SparseMatrix.from_dense(weight, mask, pattern), format)[1]
+
+
+def as_lists(arrays):
+    return {name: array.tolist() for name, array in arrays.items()}
 
 
 def test_bitmask():
-    sparse = pack(WEIGHT, mask_of("x..x....", ".......x"), Unstructured(), "bitmask")
-    assert as_lists(sparse) == {"values": [1.0, 4.0, 16.0], "bitmask": [[0b1001], [0b10000000]]}
-    assert sparse.arrays["bitmask"].dtype is torch.uint8
+    arrays = arrays_of(WEIGHT, mask_of("x..x....", ".......x"), Unstructured(), "bitmask")
+    assert as_lists(arrays) == {"values": [1.0, 4.0, 16.0], "bitmask": [[0b1001], [0b10000000]]}
+    assert arrays["bitmask"].dtype is torch.uint8
 
 
 def test_csr():
     mask = mask_of("........", "x..x...x")
-    sparse = pack(WEIGHT, mask, Unstructured(), "csr")
-    assert as_lists(sparse) == {
+    arrays = arrays_of(WEIGHT, mask, Unstructured(), "csr")
+    assert as_lists(arrays) == {
         "values": [9.0, 12.0, 16.0],
         "columns": [0, 3, 7],
         "row_pointers": [0, 0, 3],
     }
-    assert sparse.arrays["columns"].dtype is torch.uint16
-    assert sparse.arrays["row_pointers"].dtype is torch.int32
+    assert arrays["columns"].dtype is torch.uint16
+    assert arrays["row_pointers"].dtype is torch.int32
 
 
 @pytest.mark.parametrize(
@@ -47,16 +51,17 @@ def test_csr():
 def test_csr_columns_are_16_bit_while_they_fit(num_columns, dtype):
     weight = torch.zeros(2, num_columns)
     weight[0, -1] = weight[1, 40000] = 1.0
-    sparse = pack(weight, weight != 0, Unstructured(), "csr")
-    assert sparse.arrays["columns"].dtype is dtype
-    assert sparse.arrays["columns"].tolist() == [num_columns - 1, 40000]
-    assert torch.equal(unpack(sparse)[0], weight)
-    assert sparse.nbytes == FORMATS.get("csr").nbytes((2, num_columns), 2, 4, Unstructured())
+    arrays = arrays_of(weight, weight != 0, Unstructured(), "csr")
+    assert arrays["columns"].dtype is dtype
+    assert arrays["columns"].tolist() == [num_columns - 1, 40000]
+    assert torch.equal(decode("csr", arrays, weight.shape, Unstructured()).dense(), weight)
+    stored = sum(array.nbytes for array in arrays.values())
+    assert stored == FORMATS.get("csr").nbytes((2, num_columns), 2, 4, Unstructured())
 
 
 def test_nm_packs_the_low_nibble_first():
-    sparse = pack(WEIGHT, mask_of(".x.xx.x.", "xx....xx"), NM(2, 4), "nm")
-    assert as_lists(sparse) == {
+    arrays = arrays_of(WEIGHT, mask_of(".x.xx.x.", "xx....xx"), NM(2, 4), "nm")
+    assert as_lists(arrays) == {
         "values": [[[2.0, 4.0], [5.0, 7.0]], [[9.0, 10.0], [15.0, 16.0]]],
         "positions": [[0x31, 0x20], [0x10, 0x32]],
     }
@@ -65,13 +70,13 @@ def test_nm_packs_the_low_nibble_first():
 def test_nm_beyond_16_takes_a_byte_per_position():
     mask = torch.zeros(1, 32, dtype=torch.bool)
     mask[0, [5, 31]] = True
-    sparse = pack(torch.arange(32.0).view(1, 32), mask, NM(2, 32), "nm")
-    assert as_lists(sparse) == {"values": [[[5.0, 31.0]]], "positions": [[5, 31]]}
+    arrays = arrays_of(torch.arange(32.0).view(1, 32), mask, NM(2, 32), "nm")
+    assert as_lists(arrays) == {"values": [[[5.0, 31.0]]], "positions": [[5, 31]]}
 
 
 def test_vnm_fills_unused_columns_with_the_lowest():
-    sparse = pack(WEIGHT, mask_of("..x.x...", "..x.x..."), VNM(2, 8), "vnm")
-    assert as_lists(sparse) == {
+    arrays = arrays_of(WEIGHT, mask_of("..x.x...", "..x.x..."), VNM(2, 8), "vnm")
+    assert as_lists(arrays) == {
         "values": [[[3.0, 5.0]], [[11.0, 13.0]]],
         "positions": [[0b1110], [0b1110]],
         "columns": [[[0, 1, 2, 4]]],
@@ -81,25 +86,33 @@ def test_vnm_fills_unused_columns_with_the_lowest():
 def test_vnm_last_block_may_be_short():
     weight = torch.arange(24.0).view(3, 8)
     mask = mask_of("xx......", "..xx....", "......xx")
-    sparse = pack(weight, mask, VNM(2, 8), "vnm")
-    assert sparse.arrays["columns"].tolist() == [[[0, 1, 2, 3]], [[0, 1, 6, 7]]]
-    assert torch.equal(unpack(sparse)[0], weight * mask)
+    arrays = arrays_of(weight, mask, VNM(2, 8), "vnm")
+    assert arrays["columns"].tolist() == [[[0, 1, 2, 3]], [[0, 1, 6, 7]]]
+    assert torch.equal(decode("vnm", arrays, weight.shape, VNM(2, 8)).dense(), weight * mask)
 
 
 def test_nmg_groups_columns_by_row_pattern():
-    sparse = pack(WEIGHT, mask_of("x.x...xx", ".x.xxx.."), NMG(1, 2, 4), "nmg")
-    assert as_lists(sparse) == {
+    arrays = arrays_of(WEIGHT, mask_of("x.x...xx", ".x.xxx.."), NMG(1, 2, 4), "nmg")
+    assert as_lists(arrays) == {
         "values": [[[[[1.0], [3.0], [7.0], [8.0]], [[10.0], [12.0], [13.0], [14.0]]]]],
         "columns": [[[[0, 2, 6, 7], [1, 3, 4, 5]]]],
     }
-    assert sparse.arrays["columns"].dtype is torch.int16
+    assert arrays["columns"].dtype is torch.int16
 
 
 def test_block_is_csr_on_the_grid():
-    sparse = pack(WEIGHT, mask_of("..xx....", "..xx...."), Block(2, 2), "block")
-    assert as_lists(sparse) == {
+    arrays = arrays_of(WEIGHT, mask_of("..xx....", "..xx...."), Block(2, 2), "block")
+    assert as_lists(arrays) == {
         "values": [[[3.0, 4.0], [11.0, 12.0]]],
         "block_columns": [1],
         "block_row_pointers": [0, 1],
     }
-    assert sparse.arrays["block_columns"].dtype is torch.int32
+    assert arrays["block_columns"].dtype is torch.int32
+
+
+def test_bitmask_stores_no_bits_where_everything_is_kept():
+    arrays = arrays_of(WEIGHT, mask_of("xxxxxxxx", "xxxxxxxx"), Unstructured(), "bitmask")
+    assert list(arrays) == ["values"]
+    matrix = decode("bitmask", arrays, WEIGHT.shape, Unstructured())
+    assert matrix.positions.mask_bits is None
+    assert torch.equal(matrix.dense(), WEIGHT)

@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How kept weights are stored: canonical arrays, validated at every boundary."""
+"""The sparse weight, and how it is stored in a file.
 
-from gossamer.formats.base import VALUE_DTYPES, Arrays, Format, SparseTensor
-from gossamer.formats.convert import FORMATS, choose_format, pack, unpack, validate
+`SparseMatrix` is what layers hold and kernels pack: `Positions` and kept values. A `Format` encodes
+it as the arrays of a file and decodes them again, every index checked; it is for files only.
+"""
+
+from gossamer.formats.base import Arrays, Format
+from gossamer.formats.convert import FORMATS, choose_format, decode, encode
+from gossamer.formats.matrix import VALUE_DTYPES, Positions, SparseMatrix
 
 __all__ = [
     "FORMATS",
     "VALUE_DTYPES",
     "Arrays",
     "Format",
-    "SparseTensor",
+    "Positions",
+    "SparseMatrix",
     "choose_format",
-    "pack",
-    "unpack",
-    "validate",
+    "decode",
+    "encode",
 ]

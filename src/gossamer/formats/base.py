@@ -7,47 +7,22 @@ layouts from them and never write those to disk.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from gossamer.errors import FormatError, PatternError
-from gossamer.patterns.base import Pattern
+from gossamer.formats.matrix import VALUE_DTYPES, Positions, SparseMatrix
+from gossamer.patterns import Pattern
 
 Arrays = Mapping[str, torch.Tensor]
 
-# Values may be stored in these types; formats never cast.
-VALUE_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-
-
-@dataclass(frozen=True)
-class SparseTensor:
-    """A sparse matrix [R, K] in one format. Build it with `formats.pack`, which validates."""
-
-    shape: tuple[int, int]
-    pattern: Pattern
-    format: str
-    arrays: Arrays
-
-    @property
-    def values(self) -> torch.Tensor:
-        """The kept values, in the format's own arrangement."""
-        return self.arrays["values"]
-
-    @property
-    def nnz(self) -> int:
-        """Kept weights: every format stores exactly these."""
-        return self.values.numel()
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all arrays."""
-        return sum(array.numel() * array.element_size() for array in self.arrays.values())
+# What `encode` and `decode` take besides: the codes of weights on integer levels.
+STORED_DTYPES = (*VALUE_DTYPES, torch.int8)
 
 
 class Format(ABC):
-    """Four functions on arrays. A format keeps no state; one instance serves every tensor."""
+    """How a sparse matrix is stored in a file. One instance serves every weight: no state."""
 
     name: ClassVar[str]
 
@@ -56,34 +31,26 @@ class Format(ABC):
         """Whether every mask legal under `pattern` can be stored."""
 
     @abstractmethod
-    def pack(
-        self, weight_RK: torch.Tensor, mask_RK: torch.Tensor, pattern: Pattern
-    ) -> dict[str, torch.Tensor]:
-        """Arrays of the kept values and their positions.
+    def encode(self, matrix: SparseMatrix) -> dict[str, torch.Tensor]:
+        """Arrays of the kept values, under "values", and of their positions.
 
         The mask is legal and authoritative: a kept value may be 0, -0.0, Inf or NaN and is stored
         as it is.
         """
 
     @abstractmethod
-    def validate(
-        self, arrays: Arrays, shape: tuple[int, int], pattern: Pattern, where: str = "tensor"
-    ) -> None:
-        """Raise FormatError unless `unpack` is safe.
+    def decode(
+        self, arrays: Arrays, shape: tuple[int, ...], pattern: Pattern, where: str = "tensor"
+    ) -> SparseMatrix:
+        """The matrix behind the arrays of a file; FormatError unless they are valid.
 
         Checks names, dtypes, lengths, every index in range and in order. One pass, O(nnz), no
         allocation of the dense size beyond a bool mask.
         """
 
     @abstractmethod
-    def unpack(
-        self, arrays: Arrays, shape: tuple[int, int], pattern: Pattern
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(weight, mask) with exact zeros where the mask is False. Arrays must be valid."""
-
-    @abstractmethod
     def nbytes(self, shape: tuple[int, int], nnz: int, itemsize: int, pattern: Pattern) -> int:
-        """Bytes that `pack` will use, by formula."""
+        """Bytes that `encode` will use, by formula."""
 
 
 def expect_array(
@@ -116,6 +83,13 @@ def expect_only(arrays: Arrays, names: tuple[str, ...], where: str) -> None:
     unknown = sorted(set(arrays) - set(names))
     if unknown:
         raise FormatError(f"{where}: unknown arrays {unknown}; this format has {list(names)}.")
+
+
+def with_mask(
+    values: torch.Tensor, mask_RK: torch.Tensor, shape: tuple[int, ...], pattern: Pattern
+) -> SparseMatrix:
+    """The matrix of row-major values [..., n] and a mask that is known to be legal."""
+    return SparseMatrix(Positions.of_mask(mask_RK, pattern, shape), values.reshape(-1))
 
 
 def check_mask_is_legal(mask_RK: torch.Tensor, pattern: Pattern, where: str) -> None:

@@ -8,10 +8,17 @@ Arrays: `values` [nb, r, c]; `block_columns` int32 [nb], strictly increasing ins
 import torch
 
 from gossamer.errors import FormatError
-from gossamer.formats.base import VALUE_DTYPES, Arrays, Format, expect_array, expect_only
+from gossamer.formats.base import (
+    STORED_DTYPES,
+    Arrays,
+    Format,
+    expect_array,
+    expect_only,
+    with_mask,
+)
 from gossamer.formats.csr import check_columns, check_pointers, row_numbers
-from gossamer.patterns.base import Pattern
-from gossamer.patterns.block import Block
+from gossamer.formats.matrix import SparseMatrix, matrix_shape
+from gossamer.patterns import Block, Pattern
 
 INDEX_BYTES = 4
 
@@ -25,52 +32,42 @@ class BlockFormat(Format):
         """block:RxC only."""
         return isinstance(pattern, Block)
 
-    def pack(
-        self, weight_RK: torch.Tensor, mask_RK: torch.Tensor, pattern: Pattern
-    ) -> dict[str, torch.Tensor]:
+    def encode(self, matrix: SparseMatrix) -> dict[str, torch.Tensor]:
         """`values`, `block_columns` and `block_row_pointers`."""
-        block = _block(pattern)
-        kept_PQ = block.kept_blocks(mask_RK)
-        down, across = kept_PQ.shape
-        tiles_PQrc = weight_RK.reshape(down, block.rows, across, block.columns).transpose(1, 2)
-        pointers = kept_PQ.new_zeros(down + 1, dtype=torch.int64)
+        block = _block(matrix.pattern)
+        kept_PQ = block.kept_blocks(matrix.mask())
+        rows, columns = kept_PQ.nonzero().unbind(1)
+        pointers = kept_PQ.new_zeros(len(kept_PQ) + 1, dtype=torch.int64)
         torch.cumsum(kept_PQ.sum(dim=1), dim=0, out=pointers[1:])
+        values = torch.empty_like(matrix.values)
+        values[_places(block, rows, columns, matrix.shape[1]).argsort()] = matrix.values
         return {
-            "values": tiles_PQrc[kept_PQ],
-            "block_columns": kept_PQ.nonzero()[:, 1].to(torch.int32),
+            "values": values.view(-1, block.rows, block.columns),
+            "block_columns": columns.to(torch.int32),
             "block_row_pointers": pointers.to(torch.int32),
         }
 
-    def validate(
-        self, arrays: Arrays, shape: tuple[int, int], pattern: Pattern, where: str = "tensor"
-    ) -> None:
+    def decode(
+        self, arrays: Arrays, shape: tuple[int, ...], pattern: Pattern, where: str = "tensor"
+    ) -> SparseMatrix:
         """Check the rules of csr on the grid of blocks."""
-        block = _block(pattern)
-        down, across = block.grid(shape)
+        block, matrix = _block(pattern), matrix_shape(shape)
+        down, across = block.grid(matrix)
         expect_only(arrays, ("values", "block_columns", "block_row_pointers"), where)
         wanted = (None, block.rows, block.columns)
-        num_blocks = len(expect_array(arrays, "values", VALUE_DTYPES, wanted, where))
+        values = expect_array(arrays, "values", STORED_DTYPES, wanted, where)
+        num_blocks = len(values)
         index = (torch.int32,)
         columns = expect_array(arrays, "block_columns", index, (num_blocks,), where).long()
         pointers = expect_array(arrays, "block_row_pointers", index, (down + 1,), where).long()
         check_pointers(pointers, num_blocks, f"{where} (blocks)")
         check_columns(columns, pointers, across, f"{where} (blocks)")
-
-    def unpack(
-        self, arrays: Arrays, shape: tuple[int, int], pattern: Pattern
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(weight, mask)."""
-        block = _block(pattern)
-        down, across = block.grid(shape)
-        values = arrays["values"]
-        rows = row_numbers(arrays["block_row_pointers"].long())
-        columns = arrays["block_columns"].long()
-        tiles = values.new_zeros(down, across, block.rows, block.columns)
-        tiles[rows, columns] = values
+        rows = row_numbers(pointers)
         kept_PQ = torch.zeros(down, across, dtype=torch.bool, device=values.device)
         kept_PQ[rows, columns] = True
         mask = kept_PQ.repeat_interleave(block.rows, 0).repeat_interleave(block.columns, 1)
-        return tiles.transpose(1, 2).reshape(shape), mask
+        order = _places(block, rows, columns, matrix[1]).argsort()
+        return with_mask(values.flatten()[order], mask, shape, pattern)
 
     def nbytes(self, shape: tuple[int, int], nnz: int, itemsize: int, pattern: Pattern) -> int:
         """Values, a column number per block, a pointer per block row and one more."""
@@ -84,3 +81,14 @@ def _block(pattern: Pattern) -> Block:
     if not isinstance(pattern, Block):
         raise FormatError(f"format block stores block:RxC patterns only, got {pattern}.")
     return pattern
+
+
+def _places(
+    block: Block, block_rows: torch.Tensor, block_columns: torch.Tensor, num_columns: int
+) -> torch.Tensor:
+    """Row * K + column of every stored value, block by block; int64 [nnz]."""
+    device = block_rows.device
+    rows = block_rows.view(-1, 1, 1) * block.rows + torch.arange(block.rows, device=device)[:, None]
+    columns = block_columns.view(-1, 1, 1) * block.columns
+    columns = columns + torch.arange(block.columns, device=device)
+    return (rows * num_columns + columns).flatten()

@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From weight and mask to arrays and back, through the registered formats."""
+"""From a sparse matrix to the arrays of a file and back, through the registered formats."""
 
 import torch
 
-from gossamer.errors import FormatError, InputError, PatternError
-from gossamer.formats.base import VALUE_DTYPES, Format, SparseTensor
+from gossamer.errors import FormatError, PatternError
+from gossamer.formats.base import Arrays, Format
 from gossamer.formats.bitmask import Bitmask
 from gossamer.formats.block import BlockFormat
 from gossamer.formats.csr import CSR
+from gossamer.formats.matrix import SparseMatrix, matrix_shape
 from gossamer.formats.nm import NMFormat
 from gossamer.formats.nmg import NMGFormat
 from gossamer.formats.vnm import VNMFormat
-from gossamer.patterns.base import Pattern
+from gossamer.patterns import Pattern
 from gossamer.registry import Registry
 
 _STUB = """\
@@ -20,7 +21,7 @@ from gossamer.formats import Format
 
 class MyFormat(Format):
     name = "{name}"
-    ...  # supports, pack, validate, unpack, nbytes
+    ...  # supports, encode, decode, nbytes
 
 gossamer.register.format("{name}", MyFormat())
 gossamer.testing.check_format("{name}")
@@ -37,64 +38,40 @@ def choose_format(shape: tuple[int, int], nnz: int, itemsize: int, pattern: Patt
     return min(names, key=lambda name: FORMATS.get(name).nbytes(shape, nnz, itemsize, pattern))
 
 
-def pack(
-    weight: torch.Tensor, mask: torch.Tensor, pattern: Pattern, format: str | None = None
-) -> SparseTensor:
-    """Store the kept entries of `weight` [R, K] in `format`, or in the smallest legal one.
-
-    The mask is authoritative: kept values are stored bit by bit as they are (0, -0.0, NaN, Inf),
-    the others are not looked at. Arrays are copies, detached, on the weight's device.
-    """
-    if weight.ndim != 2 or weight.dtype not in VALUE_DTYPES:
-        names = ", ".join(str(d).removeprefix("torch.") for d in VALUE_DTYPES)
-        raise InputError(
-            f"weight: expected 2 dimensions [out, in] of {names}; got {weight.dtype} of shape"
-            f" {list(weight.shape)}. Flatten a convolution's weight to [out, everything else]."
-        )
-    if mask.shape != weight.shape or mask.device != weight.device:
-        raise InputError(
-            f"mask: must have the weight's shape {list(weight.shape)} and device {weight.device};"
-            f" got {list(mask.shape)} on {mask.device}."
-        )
-    shape = (weight.shape[0], weight.shape[1])
-    pattern.check_shape(shape)
-    pattern.validate(mask)
+def encode(matrix: SparseMatrix, format: str | None = None) -> tuple[str, Arrays]:
+    """The name of `format`, or of the smallest legal one, and the arrays that a file holds."""
     if format is None:
-        nnz = int(mask.sum())
-        format = choose_format(shape, nnz, weight.element_size(), pattern)
+        itemsize = matrix.values.element_size()
+        format = choose_format(matrix.shape, matrix.nnz, itemsize, matrix.pattern)
+    chosen = FORMATS.get(format)
+    if not chosen.supports(matrix.pattern):
+        raise FormatError(_unsupported("weight", format, matrix.pattern))
+    return format, chosen.encode(matrix)
+
+
+def decode(
+    format: str, arrays: Arrays, shape: tuple[int, ...], pattern: Pattern, where: str = "tensor"
+) -> SparseMatrix:
+    """The matrix behind arrays of a file; FormatError unless format and pattern are obeyed."""
+    matrix = matrix_shape(shape)
+    if matrix[0] < 0 or matrix[1] < 0:
+        raise FormatError(f"{where}: the shape {list(shape)} has a negative size.")
     chosen = FORMATS.get(format)
     if not chosen.supports(pattern):
-        raise FormatError(_unsupported("weight", format, pattern))
-    return SparseTensor(shape, pattern, format, chosen.pack(weight.detach(), mask, pattern))
-
-
-def validate(sparse: SparseTensor, where: str = "tensor") -> None:
-    """Raise FormatError unless every array and index of `sparse` obeys its format and pattern."""
-    rows, columns = sparse.shape
-    if rows < 0 or columns < 0:
-        raise FormatError(f"{where}: the shape {list(sparse.shape)} has a negative size.")
-    chosen = FORMATS.get(sparse.format)
-    if not chosen.supports(sparse.pattern):
-        raise FormatError(_unsupported(where, sparse.format, sparse.pattern))
+        raise FormatError(_unsupported(where, format, pattern))
     try:
-        sparse.pattern.check_shape(sparse.shape, where)
+        pattern.check_shape(matrix, where)
     except PatternError as error:
         raise FormatError(str(error)) from error
-    for name, array in sparse.arrays.items():
+    for name, array in arrays.items():
         if array.layout is not torch.strided or array.is_meta:
             raise FormatError(
                 f"{where}: array {name!r} must be an ordinary dense tensor with data."
             )
-    devices = {array.device for array in sparse.arrays.values()}
+    devices = {array.device for array in arrays.values()}
     if len(devices) > 1:
         raise FormatError(f"{where}: arrays are on several devices: {sorted(map(str, devices))}.")
-    chosen.validate(sparse.arrays, sparse.shape, sparse.pattern, where)
-
-
-def unpack(sparse: SparseTensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(weight, mask) of a sparse tensor, exact zeros where nothing was kept. Validates first."""
-    validate(sparse)
-    return FORMATS.get(sparse.format).unpack(sparse.arrays, sparse.shape, sparse.pattern)
+    return chosen.decode(arrays, shape, pattern, where)
 
 
 def _unsupported(where: str, format: str, pattern: Pattern) -> str:

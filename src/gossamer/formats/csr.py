@@ -10,15 +10,16 @@ import torch
 
 from gossamer.errors import FormatError
 from gossamer.formats.base import (
-    VALUE_DTYPES,
+    STORED_DTYPES,
     Arrays,
     Format,
     check_mask_is_legal,
     expect_array,
     expect_only,
+    with_mask,
 )
-from gossamer.patterns.base import Pattern
-from gossamer.patterns.unstructured import Unstructured
+from gossamer.formats.matrix import SparseMatrix, matrix_shape
+from gossamer.patterns import Pattern, Unstructured
 
 MAX_COLUMNS = 1 << 31
 
@@ -46,28 +47,28 @@ class CSR(Format):
         """
         return isinstance(pattern, Unstructured) or pattern.fixed_density is not None
 
-    def pack(
-        self, weight_RK: torch.Tensor, mask_RK: torch.Tensor, pattern: Pattern
-    ) -> dict[str, torch.Tensor]:
+    def encode(self, matrix: SparseMatrix) -> dict[str, torch.Tensor]:
         """`values`, `columns` and `row_pointers`."""
+        mask_RK = matrix.mask()
         columns = mask_RK.nonzero()[:, 1]
         pointers = mask_RK.new_zeros(mask_RK.shape[0] + 1, dtype=torch.int64)
         torch.cumsum(mask_RK.sum(dim=1), dim=0, out=pointers[1:])
         return {
-            "values": weight_RK[mask_RK],
+            "values": matrix.values,
             "columns": columns.to(column_dtype(mask_RK.shape[1])),
             "row_pointers": pointers.to(pointer_dtype(len(columns))),
         }
 
-    def validate(
-        self, arrays: Arrays, shape: tuple[int, int], pattern: Pattern, where: str = "tensor"
-    ) -> None:
+    def decode(
+        self, arrays: Arrays, shape: tuple[int, ...], pattern: Pattern, where: str = "tensor"
+    ) -> SparseMatrix:
         """Check pointers from 0 to nnz, columns in range and increasing, and the pattern."""
-        num_rows, num_columns = shape
+        num_rows, num_columns = matrix = matrix_shape(shape)
         if num_columns > MAX_COLUMNS:
             raise FormatError(f"{where}: csr holds at most 2**31 columns, got {num_columns}.")
         expect_only(arrays, ("values", "columns", "row_pointers"), where)
-        nnz = len(expect_array(arrays, "values", VALUE_DTYPES, (None,), where))
+        values = expect_array(arrays, "values", STORED_DTYPES, (None,), where)
+        nnz = len(values)
         dtype = column_dtype(num_columns)
         columns = expect_array(arrays, "columns", (dtype,), (nnz,), where).long()
         dtype = pointer_dtype(nnz)
@@ -78,18 +79,14 @@ class CSR(Format):
             expected = (pattern.fixed_density or 0.0) * num_rows * num_columns
             if abs(nnz - expected) > 0.5:
                 raise FormatError(
-                    f"{where}: {pattern} keeps {expected:.0f} weights of {list(shape)}, but there"
+                    f"{where}: {pattern} keeps {expected:.0f} weights of {list(matrix)}, but there"
                     f" are {nnz} values."
                 )
-            check_mask_is_legal(_mask(columns, pointers, shape), pattern, where)
-
-    def unpack(
-        self, arrays: Arrays, shape: tuple[int, int], pattern: Pattern
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(weight, mask)."""
-        mask_RK = _mask(arrays["columns"].long(), arrays["row_pointers"].long(), shape)
-        values = arrays["values"]
-        return values.new_zeros(shape).masked_scatter_(mask_RK, values), mask_RK
+        mask_RK = torch.zeros(matrix, dtype=torch.bool, device=columns.device)
+        mask_RK[row_numbers(pointers), columns] = True
+        if not isinstance(pattern, Unstructured):
+            check_mask_is_legal(mask_RK, pattern, where)
+        return with_mask(values, mask_RK, shape, pattern)
 
     def nbytes(self, shape: tuple[int, int], nnz: int, itemsize: int, pattern: Pattern) -> int:
         """Values, a column number each, a pointer per row and one more."""
@@ -134,9 +131,3 @@ def row_numbers(pointers: torch.Tensor) -> torch.Tensor:
     """The row of every entry, int64, from valid row pointers."""
     rows = torch.arange(len(pointers) - 1, device=pointers.device)
     return rows.repeat_interleave(pointers.diff())
-
-
-def _mask(columns: torch.Tensor, pointers: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
-    mask_RK = torch.zeros(shape, dtype=torch.bool, device=columns.device)
-    mask_RK[row_numbers(pointers), columns] = True
-    return mask_RK

@@ -135,10 +135,10 @@ def decode(
     codes_RK: torch.Tensor, scales_RG: torch.Tensor, offsets_RG: torch.Tensor | None, grid: Grid
 ) -> torch.Tensor:
     """float32 [R, K]: code x scale, exact; plus offset, rounded once."""
-    products = codes_RK.float() * _spread(scales_RG.float(), grid, codes_RK.shape[1])
+    products = codes_RK.float() * spread(scales_RG.float(), grid, codes_RK.shape[1])
     if offsets_RG is None:
         return products
-    return products + _spread(offsets_RG.float(), grid, codes_RK.shape[1])
+    return products + spread(offsets_RG.float(), grid, codes_RK.shape[1])
 
 
 def check_scales(
@@ -209,7 +209,7 @@ def _stored_zero(grid: Grid) -> int:
 
 
 def _codes(weight_RK: torch.Tensor, scales_RG: torch.Tensor, grid: Grid) -> torch.Tensor:
-    steps = _spread(scales_RG.float(), grid, weight_RK.shape[1])
+    steps = spread(scales_RG.float(), grid, weight_RK.shape[1])
     codes = torch.where(steps > 0, weight_RK.float() / steps, 0.0).round()
     # NaN becomes 0, which is then found not to be the weight.
     return codes.nan_to_num(0.0).clamp(-grid.limit, grid.limit).to(torch.int8)
@@ -223,5 +223,6 @@ def _tops(weight_RK: torch.Tensor, grid: Grid) -> torch.Tensor:
     return padded.view(num_rows, spans, grid.span).amax(dim=2)
 
 
-def _spread(per_span_RG: torch.Tensor, grid: Grid, num_columns: int) -> torch.Tensor:
+def spread(per_span_RG: torch.Tensor, grid: Grid, num_columns: int) -> torch.Tensor:
+    """What every column has of a number per span: [R, K]."""
     return per_span_RG.repeat_interleave(grid.span, dim=1)[:, :num_columns]

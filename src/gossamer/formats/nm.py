@@ -9,10 +9,17 @@ M <= 16, one byte each [R, G*N] above. Bytes: R*G*N * itemsize + R * row of posi
 import torch
 
 from gossamer.errors import FormatError
-from gossamer.formats.base import VALUE_DTYPES, Arrays, Format, expect_array, expect_only
+from gossamer.formats.base import (
+    STORED_DTYPES,
+    Arrays,
+    Format,
+    expect_array,
+    expect_only,
+    with_mask,
+)
+from gossamer.formats.matrix import SparseMatrix, matrix_shape
 from gossamer.formats.nibbles import check_spare_bits, pack_fields, packed_width, unpack_fields
-from gossamer.patterns.base import Pattern
-from gossamer.patterns.nm import NM
+from gossamer.patterns import NM, Pattern
 
 
 class NMFormat(Format):
@@ -24,42 +31,35 @@ class NMFormat(Format):
         """N:M only."""
         return isinstance(pattern, NM)
 
-    def pack(
-        self, weight_RK: torch.Tensor, mask_RK: torch.Tensor, pattern: Pattern
-    ) -> dict[str, torch.Tensor]:
+    def encode(self, matrix: SparseMatrix) -> dict[str, torch.Tensor]:
         """`values` and `positions`."""
-        nm, num_groups = _geometry(pattern, mask_RK.shape[1])
-        num_rows = mask_RK.shape[0]
-        groups_RGM = mask_RK.reshape(num_rows, num_groups, nm.group)
+        nm, num_groups = _geometry(matrix.pattern, matrix.shape[1])
+        num_rows = matrix.shape[0]
+        groups_RGM = matrix.mask().view(num_rows, num_groups, nm.group)
         positions = groups_RGM.nonzero()[:, 2].view(num_rows, num_groups * nm.num_kept)
         return {
-            "values": weight_RK[mask_RK].view(num_rows, num_groups, nm.num_kept),
+            "values": matrix.values.view(num_rows, num_groups, nm.num_kept),
             "positions": pack_fields(positions, _field_bits(nm)),
         }
 
-    def validate(
-        self, arrays: Arrays, shape: tuple[int, int], pattern: Pattern, where: str = "tensor"
-    ) -> None:
+    def decode(
+        self, arrays: Arrays, shape: tuple[int, ...], pattern: Pattern, where: str = "tensor"
+    ) -> SparseMatrix:
         """Check positions below M, strictly increasing inside each group, clean padding."""
-        nm, num_groups = _geometry(pattern, shape[1])
+        num_rows, num_columns = matrix = matrix_shape(shape)
+        nm, num_groups = _geometry(pattern, num_columns)
         expect_only(arrays, ("values", "positions"), where)
-        wanted = (shape[0], num_groups, nm.num_kept)
-        expect_array(arrays, "values", VALUE_DTYPES, wanted, where)
+        wanted = (num_rows, num_groups, nm.num_kept)
+        values = expect_array(arrays, "values", STORED_DTYPES, wanted, where)
         num_fields, bits = num_groups * nm.num_kept, _field_bits(nm)
         width = packed_width(num_fields, bits)
-        packed = expect_array(arrays, "positions", (torch.uint8,), (shape[0], width), where)
+        packed = expect_array(arrays, "positions", (torch.uint8,), (num_rows, width), where)
         check_spare_bits(packed, num_fields, bits, where)
-        check_positions(_positions(arrays, shape, nm), nm.group, where)
-
-    def unpack(
-        self, arrays: Arrays, shape: tuple[int, int], pattern: Pattern
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(weight, mask)."""
-        nm, num_groups = _geometry(pattern, shape[1])
-        values = arrays["values"]
-        mask_RGM = values.new_zeros(shape[0], num_groups, nm.group, dtype=torch.bool)
-        mask_RK = mask_RGM.scatter_(2, _positions(arrays, shape, nm).long(), True).view(shape)
-        return values.new_zeros(shape).masked_scatter_(mask_RK, values), mask_RK
+        positions = unpack_fields(packed, num_fields, bits).reshape(wanted)
+        check_positions(positions, nm.group, where)
+        mask_RGM = values.new_zeros(num_rows, num_groups, nm.group, dtype=torch.bool)
+        mask_RK = mask_RGM.scatter_(2, positions.long(), True).view(matrix)
+        return with_mask(values, mask_RK, shape, pattern)
 
     def nbytes(self, shape: tuple[int, int], nnz: int, itemsize: int, pattern: Pattern) -> int:
         """Values plus 4 or 8 bits each, rows padded to bytes."""
@@ -94,9 +94,3 @@ def _geometry(pattern: Pattern, num_columns: int) -> tuple[NM, int]:
 
 def _field_bits(nm: NM) -> int:
     return 4 if nm.group <= 16 else 8
-
-
-def _positions(arrays: Arrays, shape: tuple[int, int], nm: NM) -> torch.Tensor:
-    num_groups = shape[1] // nm.group
-    fields = unpack_fields(arrays["positions"], num_groups * nm.num_kept, _field_bits(nm))
-    return fields.reshape(shape[0], num_groups, nm.num_kept)

@@ -10,9 +10,16 @@ Bytes: nnz * itemsize + R*K/m * 2.
 import torch
 
 from gossamer.errors import FormatError
-from gossamer.formats.base import VALUE_DTYPES, Arrays, Format, expect_array, expect_only
-from gossamer.patterns.base import Pattern
-from gossamer.patterns.nmg import NMG
+from gossamer.formats.base import (
+    STORED_DTYPES,
+    Arrays,
+    Format,
+    expect_array,
+    expect_only,
+    with_mask,
+)
+from gossamer.formats.matrix import SparseMatrix, matrix_shape
+from gossamer.patterns import NMG, Pattern
 
 
 class NMGFormat(Format):
@@ -24,31 +31,30 @@ class NMGFormat(Format):
         """nmg:n:m:g only."""
         return isinstance(pattern, NMG)
 
-    def pack(
-        self, weight_RK: torch.Tensor, mask_RK: torch.Tensor, pattern: Pattern
-    ) -> dict[str, torch.Tensor]:
+    def encode(self, matrix: SparseMatrix) -> dict[str, torch.Tensor]:
         """`values` and `columns`."""
-        nmg = _nmg(pattern)
-        grid = _grid(nmg, (mask_RK.shape[0], mask_RK.shape[1]))
-        if mask_RK.numel() == 0:
-            empty = weight_RK.new_zeros(*grid, nmg.num_kept)
+        nmg = _nmg(matrix.pattern)
+        grid = _grid(nmg, matrix.shape)
+        if not matrix.nnz:
+            empty = matrix.values.new_zeros(*grid, nmg.num_kept)
             return {"values": empty, "columns": empty.new_zeros(grid, dtype=torch.int16)}
-        columns = nmg.row_pattern_ids(mask_RK).sort(dim=-1, stable=True).indices.view(grid)
-        tiles = nmg.tiled(weight_RK)
-        across, down, rows = _tile_index(nmg, grid, weight_RK.device)
+        columns = nmg.row_pattern_ids(matrix.mask()).sort(dim=-1, stable=True).indices.view(grid)
+        order = _places(nmg, columns, matrix.shape).argsort()
+        values = torch.empty_like(matrix.values)
+        values[order] = matrix.values
         return {
-            "values": tiles[across, down, columns.unsqueeze(-1), rows],
+            "values": values.view(*grid, nmg.num_kept),
             "columns": columns.to(torch.int16),
         }
 
-    def validate(
-        self, arrays: Arrays, shape: tuple[int, int], pattern: Pattern, where: str = "tensor"
-    ) -> None:
+    def decode(
+        self, arrays: Arrays, shape: tuple[int, ...], pattern: Pattern, where: str = "tensor"
+    ) -> SparseMatrix:
         """Check that the columns of each tile are a permutation, increasing per row pattern."""
-        nmg = _nmg(pattern)
-        grid = _grid(nmg, shape)
+        nmg, matrix = _nmg(pattern), matrix_shape(shape)
+        grid = _grid(nmg, matrix)
         expect_only(arrays, ("values", "columns"), where)
-        expect_array(arrays, "values", VALUE_DTYPES, (*grid, nmg.num_kept), where)
+        values = expect_array(arrays, "values", STORED_DTYPES, (*grid, nmg.num_kept), where)
         columns = expect_array(arrays, "columns", (torch.int16,), grid, where)
         outside = ((columns < 0) | (columns >= nmg.tile_columns)).nonzero()
         if len(outside):
@@ -74,22 +80,10 @@ class NMGFormat(Format):
                 f" once, but {column} is missing."
             )
 
-    def unpack(
-        self, arrays: Arrays, shape: tuple[int, int], pattern: Pattern
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(weight, mask)."""
-        nmg = _nmg(pattern)
-        grid = _grid(nmg, shape)
-        values = arrays["values"]
-        if values.numel() == 0:
-            return values.new_zeros(shape), values.new_zeros(shape, dtype=torch.bool)
-        columns = arrays["columns"].long().unsqueeze(-1)
-        across, down, rows = _tile_index(nmg, grid, values.device)
-        weight_tiles = values.new_zeros(*grid[:2], nmg.tile_columns, nmg.group)
-        weight_tiles[across, down, columns, rows] = values
-        mask_tiles = torch.zeros_like(weight_tiles, dtype=torch.bool)
-        mask_tiles[across, down, columns, rows] = True
-        return nmg.untiled(weight_tiles, shape), nmg.untiled(mask_tiles, shape)
+        places = _places(nmg, columns.long(), matrix)
+        mask_RK = torch.zeros(matrix, dtype=torch.bool, device=columns.device)
+        mask_RK.view(-1)[places] = True
+        return with_mask(values.flatten()[places.argsort()], mask_RK, shape, pattern)
 
     def nbytes(self, shape: tuple[int, int], nnz: int, itemsize: int, pattern: Pattern) -> int:
         """Values plus two bytes per n of them."""
@@ -109,10 +103,11 @@ def _grid(nmg: NMG, shape: tuple[int, int]) -> tuple[int, int, int, int]:
     return across, down, nmg.num_row_patterns, nmg.repeats
 
 
-def _tile_index(
-    nmg: NMG, grid: tuple[int, int, int, int], device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Indices that broadcast to [K/W, R/m, C, g, n]: tile across, tile down, kept row."""
-    across = torch.arange(grid[0], device=device).view(-1, 1, 1, 1, 1)
-    down = torch.arange(grid[1], device=device).view(1, -1, 1, 1, 1)
-    return across, down, nmg.row_patterns(device).view(1, 1, grid[2], 1, nmg.num_kept)
+def _places(nmg: NMG, columns: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+    """Row * K + column of every stored value, in the order of the array; int64 [nnz]."""
+    across, down, num_patterns, _ = columns.shape
+    device = columns.device
+    tile_column = torch.arange(across, device=device).view(-1, 1, 1, 1, 1) * nmg.tile_columns
+    tile_row = torch.arange(down, device=device).view(1, -1, 1, 1, 1) * nmg.group
+    rows = nmg.row_patterns(device).view(1, 1, num_patterns, 1, nmg.num_kept)
+    return ((tile_row + rows) * shape[1] + tile_column + columns.unsqueeze(-1)).flatten()

@@ -10,13 +10,20 @@ columns, the lowest unused ones fill up. Bytes: R*G*2 * itemsize + R * ceil(G/2)
 import torch
 
 from gossamer.errors import FormatError
-from gossamer.formats.base import VALUE_DTYPES, Arrays, Format, expect_array, expect_only
+from gossamer.formats.base import (
+    STORED_DTYPES,
+    Arrays,
+    Format,
+    expect_array,
+    expect_only,
+    with_mask,
+)
+from gossamer.formats.matrix import SparseMatrix, matrix_shape
 from gossamer.formats.nibbles import check_spare_bits, pack_fields, packed_width, unpack_fields
 from gossamer.formats.nm import check_positions
-from gossamer.patterns.base import Pattern
+from gossamer.patterns import VNM, Pattern
 from gossamer.patterns.select import keep_largest
 from gossamer.patterns.syntax import NUM_KEPT, NUM_SHARED
-from gossamer.patterns.vnm import VNM
 
 POSITION_BITS = 2
 
@@ -30,12 +37,9 @@ class VNMFormat(Format):
         """V:N:M only."""
         return isinstance(pattern, VNM)
 
-    def pack(
-        self, weight_RK: torch.Tensor, mask_RK: torch.Tensor, pattern: Pattern
-    ) -> dict[str, torch.Tensor]:
+    def encode(self, matrix: SparseMatrix) -> dict[str, torch.Tensor]:
         """`values`, `positions` and `columns`."""
-        vnm = _vnm(pattern)
-        shape = (mask_RK.shape[0], mask_RK.shape[1])
+        vnm, shape, mask_RK = _vnm(matrix.pattern), matrix.shape, matrix.mask()
         num_blocks, num_groups = vnm.grid(shape)
         if mask_RK.numel():
             shared_BGM = keep_largest(vnm.row_blocks(mask_RK).any(dim=1).float(), NUM_SHARED)
@@ -47,43 +51,35 @@ class VNMFormat(Format):
             kept_RG4 = mask_RK.new_zeros(shape[0], num_groups, NUM_SHARED)
         positions = kept_RG4.nonzero()[:, 2].view(shape[0], num_groups * NUM_KEPT)
         return {
-            "values": weight_RK[mask_RK].view(shape[0], num_groups, NUM_KEPT),
+            "values": matrix.values.view(shape[0], num_groups, NUM_KEPT),
             "positions": pack_fields(positions, POSITION_BITS),
             "columns": columns_BG4.to(torch.uint8),
         }
 
-    def validate(
-        self, arrays: Arrays, shape: tuple[int, int], pattern: Pattern, where: str = "tensor"
-    ) -> None:
+    def decode(
+        self, arrays: Arrays, shape: tuple[int, ...], pattern: Pattern, where: str = "tensor"
+    ) -> SparseMatrix:
         """Check columns below M and increasing, positions increasing, clean padding."""
-        vnm = _vnm(pattern)
-        num_blocks, num_groups = vnm.grid(shape)
+        vnm, matrix = _vnm(pattern), matrix_shape(shape)
+        num_rows = matrix[0]
+        num_blocks, num_groups = vnm.grid(matrix)
         expect_only(arrays, ("values", "positions", "columns"), where)
-        wanted = (shape[0], num_groups, NUM_KEPT)
-        expect_array(arrays, "values", VALUE_DTYPES, wanted, where)
+        kept = (num_rows, num_groups, NUM_KEPT)
+        values = expect_array(arrays, "values", STORED_DTYPES, kept, where)
         num_fields = num_groups * NUM_KEPT
         width = packed_width(num_fields, POSITION_BITS)
-        packed = expect_array(arrays, "positions", (torch.uint8,), (shape[0], width), where)
+        packed = expect_array(arrays, "positions", (torch.uint8,), (num_rows, width), where)
         wanted = (num_blocks, num_groups, NUM_SHARED)
         columns = expect_array(arrays, "columns", (torch.uint8,), wanted, where)
         check_spare_bits(packed, num_fields, POSITION_BITS, where)
-        check_positions(_positions(arrays, shape, num_groups), NUM_SHARED, where)
+        positions = unpack_fields(packed, num_fields, POSITION_BITS).reshape(kept)
+        check_positions(positions, NUM_SHARED, where)
         check_positions(columns, vnm.group, f"{where} (shared columns)")
-
-    def unpack(
-        self, arrays: Arrays, shape: tuple[int, int], pattern: Pattern
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(weight, mask)."""
-        vnm = _vnm(pattern)
-        _, num_groups = vnm.grid(shape)
-        values = arrays["values"]
-        if values.numel() == 0:
-            return values.new_zeros(shape), values.new_zeros(shape, dtype=torch.bool)
-        columns_RG4 = _of_rows(arrays["columns"].long(), vnm, shape[0])
-        kept_RG2 = columns_RG4.gather(2, _positions(arrays, shape, num_groups).long())
-        mask_RGM = values.new_zeros(shape[0], num_groups, vnm.group, dtype=torch.bool)
-        mask_RK = mask_RGM.scatter_(2, kept_RG2, True).view(shape)
-        return values.new_zeros(shape).masked_scatter_(mask_RK, values), mask_RK
+        mask_RGM = values.new_zeros(num_rows, num_groups, vnm.group, dtype=torch.bool)
+        if values.numel():
+            kept_RG2 = _of_rows(columns.long(), vnm, num_rows).gather(2, positions.long())
+            mask_RGM.scatter_(2, kept_RG2, True)
+        return with_mask(values, mask_RGM.view(matrix), shape, pattern)
 
     def nbytes(self, shape: tuple[int, int], nnz: int, itemsize: int, pattern: Pattern) -> int:
         """Values, 2 bits each with rows padded to bytes, 4 bytes per row block and group."""
@@ -102,8 +98,3 @@ def _vnm(pattern: Pattern) -> VNM:
 def _of_rows(columns_BG4: torch.Tensor, vnm: VNM, num_rows: int) -> torch.Tensor:
     """int64 [R, G, 4]: the shared columns of every row's block."""
     return columns_BG4[torch.arange(num_rows, device=columns_BG4.device) // vnm.block_rows]
-
-
-def _positions(arrays: Arrays, shape: tuple[int, int], num_groups: int) -> torch.Tensor:
-    fields = unpack_fields(arrays["positions"], num_groups * NUM_KEPT, POSITION_BITS)
-    return fields.reshape(shape[0], num_groups, NUM_KEPT)

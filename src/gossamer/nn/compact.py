@@ -14,15 +14,13 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError, WeightIsCompact
-from gossamer.formats.bits import count_bits, pack_bits, unpack_bits
+from gossamer.formats import Positions, SparseMatrix
+from gossamer.formats.bits import count_bits, pack_bits
+from gossamer.formats.matrix import mask_digest
 from gossamer.nn.dense_home import MayGiveUpValues
-from gossamer.nn.mask_rules import (
-    check_float_weight,
-    check_layer_mask,
-    fault_in_stored_mask,
-    mask_digest,
-)
+from gossamer.nn.mask_rules import check_float_weight, check_layer_mask, fault_in_stored_mask
 from gossamer.nn.optimizer_state import check_state, convert_state
+from gossamer.nn.sparse_layer import SparseLayer
 from gossamer.nn.weight_stand_in import HasNoWeight, Refusal, WeightStandIn
 from gossamer.ops.training.expansion import expand, gather, gather_kept
 from gossamer.ops.training.linear import expand_into
@@ -34,18 +32,19 @@ if TYPE_CHECKING:
 Mode = Literal["jit", "resident", "kernel"]
 
 
-class CompactWeight(MayGiveUpValues, HasNoWeight):
+class CompactWeight(MayGiveUpValues, HasNoWeight, SparseLayer):
     """`values` (Parameter), `mask_bits` (packed, saved), `bias`, `pattern`, `mode`.
 
     Args:
         values: the n kept values of the weight seen as [R, K], row-major.
         mask_bits: packed mask uint8 [R, ceil(K/8)].
-        num_columns: K.
+        shape: of the dense weight.
         bias: [R] or None.
         pattern: the rule the mask obeys.
         mode: how the layer multiplies; see the layer.
     """
 
+    form = "compact"
     VALUE_ORDER: ClassVar[str] = "row-major/1"
     MODES: ClassVar[tuple[Mode, ...]] = get_args(Mode)
 
@@ -57,7 +56,7 @@ class CompactWeight(MayGiveUpValues, HasNoWeight):
         self,
         values: torch.Tensor,
         mask_bits: torch.Tensor,
-        num_columns: int,
+        shape: tuple[int, ...],
         bias: torch.Tensor | None,
         pattern: Pattern | None,
         mode: Mode,
@@ -66,8 +65,8 @@ class CompactWeight(MayGiveUpValues, HasNoWeight):
         where = f"compact {type(self).__name__}"
         if mode not in self.MODES:
             raise InputError(f"{where}: mode must be one of {', '.join(self.MODES)}; got {mode!r}.")
-        self.matrix_shape: tuple[int, int] = (mask_bits.shape[0], num_columns)
-        self.pattern: Pattern = Unstructured() if pattern is None else pattern
+        self._shape = shape
+        self.pattern = Unstructured() if pattern is None else pattern
         self.mode: Mode = mode
         check_float_weight(values, where)
         fault = self._fault(values, mask_bits, f"{where}: ")
@@ -83,22 +82,22 @@ class CompactWeight(MayGiveUpValues, HasNoWeight):
     @property
     def weight_shape(self) -> tuple[int, ...]:
         """Shape of the dense weight."""
-        return self.matrix_shape
+        return self._shape
 
     @property
     def nnz(self) -> int:
         """Kept weights."""
         return self.values.numel()
 
-    @property
-    def density(self) -> float:
-        """Kept fraction; 1 for a weight without elements."""
-        numel = self.matrix_shape[0] * self.matrix_shape[1]
-        return self.nnz / numel if numel else 1.0
+    def trained(self) -> nn.Parameter:
+        """`values`."""
+        return self.values
 
-    def mask(self) -> torch.Tensor:
-        """The mask, bool [R, K]."""
-        return unpack_bits(self.mask_bits, self.matrix_shape[1])
+    def matrix(self) -> SparseMatrix:
+        """A view of `values` and the mask; a copy of the values if they live in a dense weight."""
+        shape = self.weight_shape
+        bits = None if self.nnz == torch.Size(shape).numel() else self.mask_bits
+        return SparseMatrix(Positions(bits, shape, self.pattern), self.kept_values())
 
     def mask_digest(self) -> str:
         """sha256 (hex) of shape and mask, to compare ranks and files."""
@@ -166,6 +165,15 @@ class CompactWeight(MayGiveUpValues, HasNoWeight):
         self.refresh()
         if given_up:
             self.give_up_values()
+
+    def take(self, matrix: SparseMatrix, mode: Mode) -> None:
+        """Hold another sparse weight of the same shape; the Parameter object stays."""
+        self.take_back_values()
+        self.values.grad = None
+        self.values.data = matrix.values.to(self.values.device)
+        self.mask_bits.copy_(matrix.positions.bits())
+        self.pattern, self.mode = matrix.pattern, mode
+        self.refresh()
 
     def __getattr__(self, name: str) -> Any:
         # Not a property: state_dict, parameters and hooks on Parameters know nothing of it.

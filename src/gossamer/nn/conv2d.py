@@ -38,6 +38,8 @@ class Conv2d(ConvAttributes, CompactWeight):
             `gossamer.training.modes.choose_modes` measures which is faster.
     """
 
+    kind = "conv"
+
     def __init__(
         self,
         values: torch.Tensor,
@@ -54,8 +56,10 @@ class Conv2d(ConvAttributes, CompactWeight):
                 f"compact Conv2d: mask_bits must be [{rows}, {(columns + 7) // 8}] for"
                 f" out_channels={rows}, got {list(mask_bits.shape)}."
             )
-        super().__init__(values, mask_bits, columns, bias, pattern, mode)
-        self.settings = settings
+        object.__setattr__(
+            self, "settings", settings
+        )  # before nn.Module is set up: it has the shape
+        super().__init__(values, mask_bits, settings.weight_shape, bias, pattern, mode)
 
     @classmethod
     def from_dense(
@@ -75,12 +79,7 @@ class Conv2d(ConvAttributes, CompactWeight):
 
     def to_dense(self) -> nn.Conv2d:
         """An ordinary, independent nn.Conv2d with exact zeros."""
-        values, bias = self.values, self.bias
-        dense = self.settings.build(bias is not None, values.dtype)
-        dense.weight = nn.Parameter(self.dense_weight(), requires_grad=values.requires_grad)
-        if bias is not None:
-            dense.bias = nn.Parameter(bias.detach().clone(), requires_grad=bias.requires_grad)
-        return dense.train(self.training)
+        return self._copied_to(self.settings.build(self.bias is not None, self.values.dtype))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The convolution of x [N, C, H, W] or [C, H, W]."""

@@ -10,11 +10,6 @@ class ConvAttributes:
     settings: ConvSettings
 
     @property
-    def weight_shape(self) -> tuple[int, ...]:
-        """[out, in / groups, kernel height, kernel width]."""
-        return self.settings.weight_shape
-
-    @property
     def in_channels(self) -> int:
         """Channels of the input."""
         return self.settings.in_channels

@@ -8,14 +8,13 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.nn.batch import call_on_batch, first_tensor
+from gossamer.nn.layer_kinds import kind_name
 
 Shapes = dict[int, tuple[int, ...]]  # of the input, by id of the layer
 
 
-def input_shapes(
-    model: nn.Module, example: Any, kinds: tuple[type[nn.Module], ...], where: str
-) -> Shapes:
-    """The input shape of every layer of `kinds` in a run of `example`, in eval mode.
+def input_shapes(model: nn.Module, example: Any, kind: str, where: str) -> Shapes:
+    """The input shape of every layer of a kind in a run of `example`, in eval mode.
 
     No example gives no shapes; it is a tensor, or a tuple or mapping of arguments. The model comes
     back as it was, statistics of batch norms included.
@@ -38,7 +37,7 @@ def input_shapes(
     handles = [
         module.register_forward_pre_hook(note, with_kwargs=True)
         for module, _ in was_training
-        if isinstance(module, kinds)
+        if kind_name(module) == kind
     ]
     try:
         model.eval()

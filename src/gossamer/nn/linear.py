@@ -37,6 +37,7 @@ class Linear(CompactWeight):
             as "jit". 16-bit values take 32-bit inputs in every mode.
     """
 
+    kind = "linear"
     TRAINS_ON_DENSE = True
 
     def __init__(
@@ -49,7 +50,8 @@ class Linear(CompactWeight):
         pattern: Pattern | None = None,
         mode: Mode = "jit",
     ) -> None:
-        super().__init__(values, mask_bits, in_features, bias, pattern, mode)
+        shape = (mask_bits.shape[0], in_features)
+        super().__init__(values, mask_bits, shape, bias, pattern, mode)
         self.out_features, self.in_features = self.matrix_shape
 
     @classmethod
@@ -70,13 +72,10 @@ class Linear(CompactWeight):
 
     def to_dense(self) -> nn.Linear:
         """An ordinary, independent nn.Linear with exact zeros."""
-        values, bias = self.values, self.bias
-        has_bias = bias is not None
-        dense = nn.Linear(self.in_features, self.out_features, has_bias, "meta", values.dtype)
-        dense.weight = nn.Parameter(self.dense_weight(), requires_grad=values.requires_grad)
-        if bias is not None:
-            dense.bias = nn.Parameter(bias.detach().clone(), requires_grad=bias.requires_grad)
-        return dense.train(self.training)
+        has_bias, dtype = self.bias is not None, self.values.dtype
+        return self._copied_to(
+            nn.Linear(self.in_features, self.out_features, has_bias, "meta", dtype)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`x W^T + b` for x [..., K]."""

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every layer asks of a mask: given by a caller or found in a state dict."""
 
-import hashlib
-
 import torch
 
 from gossamer.errors import FormatError, InputError, PatternError
@@ -50,10 +48,3 @@ def fault_in_stored_mask(
     except (FormatError, PatternError) as error:
         return str(error)
     return None
-
-
-def mask_digest(bits_RB: torch.Tensor, shape: tuple[int, int]) -> str:
-    """sha256 (hex) of shape and positions: equal on two ranks or in two files iff the mask is."""
-    digest = hashlib.sha256(f"{shape[0]}x{shape[1]}:".encode())
-    digest.update(bits_RB.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()

@@ -10,26 +10,24 @@ Legend: R rows (outputs), K columns (everything else: inputs, or inputs x kernel
 """
 
 import copy
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn.functional import linear
 
 from gossamer.errors import InputError
+from gossamer.formats import Positions, SparseMatrix
 from gossamer.formats.bits import pack_bits, unpack_bits
-from gossamer.nn.mask_rules import (
-    check_float_weight,
-    check_layer_mask,
-    fault_in_stored_mask,
-    mask_digest,
-)
-from gossamer.patterns.base import Pattern
+from gossamer.formats.matrix import mask_digest
+from gossamer.nn.mask_rules import check_float_weight, check_layer_mask, fault_in_stored_mask
+from gossamer.nn.sparse_layer import SparseLayer
+from gossamer.ops.conv.settings import ConvSettings
+from gossamer.ops.training.expansion import gather
+from gossamer.patterns import Pattern
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-DenseLayer = TypeVar("DenseLayer", nn.Linear, nn.Conv2d)
 
 
 class GradientSum:
@@ -50,12 +48,12 @@ class GradientSum:
         self.total = gradient.clone() if self.total is None else self.total.add_(gradient)
 
 
-class MaskedWeight(nn.Module):
+class MaskedWeight(SparseLayer):
     """What masked layers share: `weight` (Parameter), `mask_bits` (packed, saved), `pattern`."""
 
+    form = "masked"
     mask_bits: torch.Tensor
     _mask: torch.Tensor
-    pattern: Pattern
     # Set by a controller for the steps whose dense gradient it reads: pruned entries included,
     # while `.grad` stays that of the pruned layer.
     gradient_sum: GradientSum | None = None
@@ -93,20 +91,28 @@ class MaskedWeight(nn.Module):
         return weight
 
     @property
-    def matrix_shape(self) -> tuple[int, int]:
-        """[R, K] of the weight seen as a matrix."""
-        weight = self.weight_parameter()
-        return weight.shape[0], weight.shape[1:].numel()
+    def weight_shape(self) -> tuple[int, ...]:
+        """Shape of the weight."""
+        return tuple(self.weight_parameter().shape)
 
     @property
     def nnz(self) -> int:
         """Kept weights."""
         return int(self._mask.sum())
 
-    @property
-    def density(self) -> float:
-        """Kept fraction; 1 for a weight without elements."""
-        return self.nnz / self._mask.numel() if self._mask.numel() else 1.0
+    def trained(self) -> nn.Parameter:
+        """`weight_parameter()`."""
+        return self.weight_parameter()
+
+    def matrix(self) -> SparseMatrix:
+        """A copy of the kept weights, with their positions."""
+        weight, bits = self.weight_parameter(), None if bool(self._mask.all()) else self.mask_bits
+        positions = Positions(bits, self.weight_shape, self.pattern)
+        return SparseMatrix(positions, gather(weight.detach(), self._mask))
+
+    def dense_weight(self) -> torch.Tensor:
+        """A copy of the weight in its own shape, exact zeros included; no gradients."""
+        return self.masked_weight().detach()
 
     def mask(self) -> torch.Tensor:
         """A copy of the mask, bool [R, K]."""
@@ -209,6 +215,8 @@ class _Reaching(torch.autograd.Function):
 class MaskedLinear(MaskedWeight, nn.Linear):
     """`nn.Linear` with a mask; `.weight` is the Parameter of the layer it replaces."""
 
+    kind = "linear"
+
     @classmethod
     def from_dense(cls, linear: nn.Linear, mask: torch.Tensor, pattern: Pattern) -> "Self":
         """Mask a Linear: its Parameters are taken over, pruned entries become 0 in place."""
@@ -220,10 +228,10 @@ class MaskedLinear(MaskedWeight, nn.Linear):
 
     def to_dense(self) -> nn.Linear:
         """An ordinary, independent nn.Linear with exact zeros."""
-        weight = self.weight_parameter()
-        has_bias = self.bias is not None
-        dense = nn.Linear(self.in_features, self.out_features, has_bias, "meta", weight.dtype)
-        return _with_copies(dense, self)
+        has_bias, dtype = self.bias is not None, self.weight_parameter().dtype
+        return self._copied_to(
+            nn.Linear(self.in_features, self.out_features, has_bias, "meta", dtype)
+        )
 
 
 class MaskedOutProj(MaskedLinear):
@@ -243,6 +251,8 @@ class MaskedOutProj(MaskedLinear):
 class MaskedConv2d(MaskedWeight, nn.Conv2d):
     """`nn.Conv2d` with a mask over [out, in / groups * kernel height * kernel width]."""
 
+    kind = "conv"
+
     @classmethod
     def from_dense(cls, conv: nn.Conv2d, mask: torch.Tensor, pattern: Pattern) -> "Self":
         """Mask a Conv2d: its Parameters are taken over, pruned entries become 0 in place."""
@@ -255,28 +265,5 @@ class MaskedConv2d(MaskedWeight, nn.Conv2d):
 
     def to_dense(self) -> nn.Conv2d:
         """An ordinary, independent nn.Conv2d with exact zeros."""
-        dense = nn.Conv2d(
-            self.in_channels,
-            self.out_channels,
-            self.kernel_size,  # type: ignore[arg-type]
-            self.stride,  # type: ignore[arg-type]
-            self.padding,  # type: ignore[arg-type]
-            self.dilation,  # type: ignore[arg-type]
-            self.groups,
-            self.bias is not None,
-            self.padding_mode,
-            device="meta",
-            dtype=self.weight_parameter().dtype,
-        )
-        return _with_copies(dense, self)
-
-
-def _with_copies(dense: DenseLayer, masked: MaskedWeight) -> DenseLayer:
-    """`dense` with copies of the masked weight and the bias, in the same mode."""
-    source = masked.weight_parameter()
-    weight = masked.masked_weight().detach().clone()
-    dense.weight = nn.Parameter(weight, requires_grad=source.requires_grad)
-    bias = masked._parameters["bias"]
-    if bias is not None:
-        dense.bias = nn.Parameter(bias.detach().clone(), requires_grad=bias.requires_grad)
-    return dense.train(masked.training)
+        dtype = self.weight_parameter().dtype
+        return self._copied_to(ConvSettings.of(self).build(self.bias is not None, dtype))

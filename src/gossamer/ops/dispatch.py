@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the implementation of an operation on a format; a miss is dense, counted, never silent.
+"""The list of kernels of each operation, asked by all who run weights; a miss is never silent.
 
-An op is registered as a function that prepares one weight: it packs what it needs once and returns
-a callable `(x, bias, activation) -> y`.
+A kernel says which problems it accepts and packs a weight once into a callable
+`(x, bias, activation) -> y`.
 """
 
 import contextlib
@@ -10,23 +10,22 @@ import contextvars
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from gossamer.errors import DenseFallback, InputError, KernelMissing, RegistryError
-from gossamer.formats import unpack
-from gossamer.formats.base import SparseTensor
+from gossamer.formats import SparseMatrix
 from gossamer.ops.out_of_memory import names_memory
 from gossamer.registry import Registry
 
 Run = Callable[[torch.Tensor, torch.Tensor | None, str], torch.Tensor]
-Prepare = Callable[[SparseTensor], Run]
 
 _STUB = """\
 @gossamer.register.op("linear", "{name}")
-def linear_{name}(sparse):                      # gossamer.formats.base.SparseTensor
-    weight, mask = gossamer.formats.unpack(sparse)   # replace: pack what your kernel reads, once
+def linear_{name}(matrix):                      # gossamer.formats.SparseMatrix
+    weight = matrix.dense()                     # replace: pack what your kernel reads, once
     def run(x, bias, activation):               # x [..., in] -> y [..., out]
         ...
     return run
@@ -37,13 +36,30 @@ PRECISIONS = ("fp32", "bf16", "int8", "int4")
 
 
 @dataclass(frozen=True)
+class Problem:
+    """A weight that something has to run.
+
+    Attributes:
+        matrix: float32 on the CPU.
+        precision: the lowest that a kernel may compute in.
+        tokens: activation rows; None for any number.
+        geometry: of a convolution; None for a product.
+    """
+
+    matrix: SparseMatrix
+    precision: str = "fp32"
+    tokens: int | None = None
+    geometry: object = None
+
+
+@dataclass(frozen=True)
 class Kernel:
-    """One way to run an operation on the weights it accepts.
+    """One way to run an operation.
 
     Args:
         name: as `explain` shows it and the cost table files it.
-        accepts: whether this kernel can run a weight; cheap, looks at format, pattern and shape.
-        prepare: packs a weight it accepts.
+        pack: makes a weight it accepts into what is called; `of_matrix` for products.
+        accepts: whether this kernel can run a problem; cheap, looks at pattern, shape and geometry.
         precision: "fp32" if results are those of fp32 arithmetic. The others are lossy and run only
             where the user allowed them.
         max_tokens: more activation rows than this are not worth a measurement; None = any number.
@@ -52,55 +68,46 @@ class Kernel:
     """
 
     name: str
-    accepts: Callable[[SparseTensor], bool]
-    prepare: Prepare
+    pack: Callable[[Problem], Any]
+    accepts: Callable[[Problem], bool] = lambda problem: True
     precision: str = "fp32"
     max_tokens: int | None = None
     is_offered: Callable[[], bool] = lambda: True
 
     def __post_init__(self) -> None:
         where = f"packing a weight for kernel {self.name!r}"
-        object.__setattr__(self, "prepare", names_memory(where, "Free memory.")(self.prepare))
+        object.__setattr__(self, "pack", names_memory(where, "Free memory.")(self.pack))
+
+    def suits(self, tokens: int) -> bool:
+        """Whether it is worth a measurement at this number of tokens."""
+        return self.max_tokens is None or tokens <= self.max_tokens
 
 
-# The plug-in axis: one kernel per format, which runs any weight in it.
-LINEAR: Registry[Kernel] = Registry("linear op for a format", _STUB)
-_OPS = {"linear": LINEAR}
-# Built-in kernels beside it, for weights with a structure, few tokens or a lower precision.
-_KERNELS: dict[str, list[Kernel]] = {"linear": []}
+def of_matrix(pack: Callable[[SparseMatrix], Run]) -> Callable[[Problem], Run]:
+    """The `pack` of a kernel that needs to know nothing but the weight."""
+    return lambda problem: pack(problem.matrix)
+
+
+# One list per operation: the built-in kernels, in the order of their families, and plug-ins.
+KERNELS: dict[str, Registry[Kernel]] = {
+    op: Registry(f"{op} kernel", _STUB.replace("linear", op)) for op in ("linear", "conv")
+}
 
 _strict: contextvars.ContextVar[bool] = contextvars.ContextVar("gossamer_strict", default=False)
 _fallbacks: Counter[str] = Counter()
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A weight ready to run: the callable and the name of the kernel behind it."""
-
-    run: Run
-    kernel: str
-
-
-def ops_table(op: str) -> Registry[Kernel]:
-    """The registry of one operation."""
-    if op not in _OPS:
-        raise RegistryError(f"no operation is called {op!r}; known: {', '.join(_OPS)}.")
-    return _OPS[op]
+def kernel_list(op: str) -> Registry[Kernel]:
+    """The kernels of one operation."""
+    if op not in KERNELS:
+        raise RegistryError(f"no operation is called {op!r}; known: {', '.join(KERNELS)}.")
+    return KERNELS[op]
 
 
 def add_kernels(op: str, kernels: Iterable[Kernel]) -> None:
-    """Let these run `op` too wherever they accept a weight."""
-    _KERNELS[op].extend(kernels)
-
-
-def built_in_kernels(op: str) -> tuple[Kernel, ...]:
-    """The kernels beside those of the formats, in the order they were added."""
-    return tuple(_KERNELS[op])
-
-
-def kernel_names(op: str) -> tuple[str, ...]:
-    """Every kernel of `op`, each once."""
-    return tuple(dict.fromkeys(kernel.name for kernel in (*ops_table(op), *_KERNELS[op])))
+    """Let these run `op` wherever they accept a problem."""
+    for kernel in kernels:
+        kernel_list(op).add(kernel.name, kernel)
 
 
 def allowed_precisions(lowest: str) -> tuple[str, ...]:
@@ -113,39 +120,26 @@ def allowed_precisions(lowest: str) -> tuple[str, ...]:
     return PRECISIONS[: PRECISIONS.index(lowest) + 1]
 
 
-def candidates(op: str, sparse: SparseTensor, precision: str = "fp32") -> tuple[Kernel, ...]:
-    """Every kernel that can run this weight at `precision` or a higher one.
-
-    The kernel of its format comes first; empty if there is none at all.
-    """
-    allowed = allowed_precisions(precision)
-    table = ops_table(op)
-    found = [table.get(sparse.format)] if sparse.format in table else []
-    found += [k for k in _KERNELS[op] if k.is_offered() and k.accepts(sparse)]
-    return tuple(kernel for kernel in found if kernel.precision in allowed)
-
-
-def prepare(op: str, sparse: SparseTensor, where: str = "weight") -> Prepared:
-    """The implementation of `op` for this weight, or a counted dense fallback.
-
-    Raises KernelMissing under `strict()`.
-    """
-    table = ops_table(op)
-    if sparse.format in table:
-        kernel = table.get(sparse.format)
-        return Prepared(kernel.prepare(sparse), kernel.name)
-    report_missing(op, sparse.format, where)
-    weight, _ = unpack(sparse)
-    return Prepared(_dense_run(weight), "dense")
+def kernels_for(op: str, problem: Problem) -> tuple[Kernel, ...]:
+    """Every kernel that accepts a problem, in the order of the list."""
+    allowed = allowed_precisions(problem.precision)
+    return tuple(
+        kernel
+        for kernel in kernel_list(op)
+        if kernel.precision in allowed
+        and (problem.tokens is None or kernel.suits(problem.tokens))
+        and kernel.is_offered()
+        and kernel.accepts(problem)
+    )
 
 
-def report_missing(op: str, format_name: str, where: str) -> None:
-    """Count a format that no kernel runs; under `strict()` an error with the stub to write."""
-    reason = f"no {op} kernel for format {format_name!r}"
+def report_missing(op: str, pattern: str, where: str) -> None:
+    """Count a weight that no kernel runs; under `strict()` an error with the stub to write."""
+    reason = f"no {op} kernel for pattern {pattern!r}"
     if _strict.get():
         raise KernelMissing(
-            f"{where}: {reason}. Registered: {', '.join(ops_table(op).names())}."
-            f" To add one:\n\n{_STUB.replace('{name}', format_name)}"
+            f"{where}: {reason}. Registered: {', '.join(kernel_list(op).names())}."
+            f" To add one:\n\n{_STUB.replace('linear', op).replace('{name}', 'mine')}"
         )
     report_fallback(where, reason)
 
@@ -181,10 +175,3 @@ def activate(y: torch.Tensor, activation: str) -> torch.Tensor:
     if activation == "silu":
         return F.silu(y)
     return y
-
-
-def _dense_run(weight: torch.Tensor) -> Run:
-    def run(x: torch.Tensor, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
-        return activate(F.linear(x, weight, bias), activation)
-
-    return run

@@ -7,7 +7,7 @@ from typing import ParamSpec, TypeVar
 import torch
 
 from gossamer.errors import FormatError, PatternError
-from gossamer.formats import FORMATS, VALUE_DTYPES, Arrays, Format
+from gossamer.formats import FORMATS, VALUE_DTYPES, Arrays, Format, SparseMatrix
 from gossamer.patterns import NM, NMG, VNM, Block, Pattern, Unstructured
 
 P = ParamSpec("P")
@@ -30,7 +30,7 @@ def check_format(name: str, patterns: Sequence[Pattern] = SAMPLE_PATTERNS) -> No
     """Raise FormatError at the first rule that the registered format `name` breaks.
 
     Round trips of every supported pattern on edge shapes, types and special values, the formula of
-    `nbytes`, and that `validate` accepts what `pack` gives and refuses what was damaged. Pass
+    `nbytes`, and that `decode` takes what `encode` gives and refuses what was damaged. Pass
     `patterns` where the format stores only a pattern of your own.
     """
     chosen = FORMATS.get(name)
@@ -96,49 +96,39 @@ def _check_round_trip(
     shape = (mask.shape[0], mask.shape[1])
     strided = weight.T.contiguous().T
     for label, source in (("", weight), (" of a transposed weight", strided)):
-        before, mask_before = source.clone(), mask.clone()
-        arrays = _run(f"{case}: pack{label}", chosen.pack, source, mask, pattern)
-        if not _same_bits(source, before) or not torch.equal(mask, mask_before):
-            raise FormatError(f"{case}: pack changed its input.")
+        matrix = SparseMatrix.from_dense(source, mask, pattern)
+        before = matrix.values.clone()
+        arrays = _run(f"{case}: encode{label}", chosen.encode, matrix)
+        if not _same_bits(matrix.values, before) or not torch.equal(matrix.mask(), mask):
+            raise FormatError(f"{case}: encode changed its input.")
         if "values" not in arrays or arrays["values"].dtype is not weight.dtype:
-            raise FormatError(f"{case}: pack must give `values` in the weight's dtype.")
+            raise FormatError(f"{case}: encode must give `values` in the weight's dtype.")
         actual = sum(array.numel() * array.element_size() for array in arrays.values())
         formula = chosen.nbytes(shape, int(mask.sum()), weight.element_size(), pattern)
         if actual != formula:
             raise FormatError(f"{case}: nbytes says {formula}, but the arrays take {actual} bytes.")
-        _run(f"{case}: validate after pack", chosen.validate, arrays, shape, pattern)
-        again, mask_again = _run(f"{case}: unpack", chosen.unpack, arrays, shape, pattern)
-        if mask_again.dtype is not torch.bool or not torch.equal(mask_again, mask):
-            raise FormatError(f"{case}: unpack{label} gives another mask.")
-        expected = torch.where(mask, weight, torch.zeros((), dtype=weight.dtype))
-        if not _same_bits(again, expected):
-            raise FormatError(f"{case}: unpack{label} gives other bits than were kept.")
+        again = _run(f"{case}: decode of what was encoded", chosen.decode, arrays, shape, pattern)
+        if not torch.equal(again.mask(), mask):
+            raise FormatError(f"{case}: decode{label} gives another mask.")
+        if not _same_bits(again.values, before):
+            raise FormatError(f"{case}: decode{label} gives other bits than were kept.")
 
 
 def _check_damage(chosen: Format, pattern: Pattern, mask: torch.Tensor, case: str) -> None:
-    """Wrong sets of arrays must be refused; wrong numbers refused, or be a legal tensor."""
+    """Wrong sets of arrays must be refused; wrong numbers refused, or be a legal matrix."""
     shape = (mask.shape[0], mask.shape[1])
-    arrays = chosen.pack(_weight(shape, torch.float32), mask, pattern)
+    arrays = chosen.encode(SparseMatrix.from_dense(_weight(shape, torch.float32), mask, pattern))
     for label, damaged in _wrong_arrays(arrays):
-        if _accepts(chosen, damaged, shape, pattern, f"{case}: {label}"):
-            raise FormatError(f"{case}: validate accepts arrays with {label}.")
+        if _decoded(chosen, damaged, shape, pattern, f"{case}: {label}") is not None:
+            raise FormatError(f"{case}: decode accepts arrays with {label}.")
     for label, damaged in _wrong_numbers(arrays):
-        if not _accepts(chosen, damaged, shape, pattern, f"{case}: {label}"):
+        matrix = _decoded(chosen, damaged, shape, pattern, f"{case}: {label}")
+        if matrix is None:
             continue
-        weight, kept = _run(
-            f"{case}: unpack of arrays that validate accepted with {label}",
-            chosen.unpack,
-            damaged,
-            shape,
-            pattern,
-        )
-        if tuple(weight.shape) != shape or tuple(kept.shape) != shape:
-            raise FormatError(f"{case}: unpack gives another shape with {label}.")
-        _run(
-            f"{case}: validate accepts {label}; the pattern's check of the mask",
-            pattern.validate,
-            kept,
-        )
+        if matrix.shape != shape or int(matrix.mask().sum()) != matrix.nnz:
+            raise FormatError(f"{case}: decode gives another shape with {label}.")
+        what = f"{case}: decode accepts {label}; the pattern's check of the mask"
+        _run(what, pattern.validate, matrix.mask())
 
 
 def _wrong_arrays(arrays: Arrays) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
@@ -176,19 +166,18 @@ def _wrong_numbers(arrays: Arrays) -> Iterator[tuple[str, dict[str, torch.Tensor
             yield f"{label} in {name!r}", {**arrays, name: numbers.to(array.dtype)}
 
 
-def _accepts(
+def _decoded(
     chosen: Format, arrays: Arrays, shape: tuple[int, int], pattern: Pattern, case: str
-) -> bool:
-    """Whether `validate` accepts; any error but FormatError is a failure of the format."""
+) -> SparseMatrix | None:
+    """The matrix, None if it was refused; any error but FormatError is a failure of the format."""
     try:
-        chosen.validate(arrays, shape, pattern)
+        return chosen.decode(arrays, shape, pattern)
     except FormatError:
-        return False
+        return None
     except Exception as error:
         raise FormatError(
-            f"{case}: validate raised {type(error).__name__} instead of FormatError: {error}"
+            f"{case}: decode raised {type(error).__name__} instead of FormatError: {error}"
         ) from error
-    return True
 
 
 def _run(what: str, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-import gossamer.ops.linear.fp32  # noqa: F401  (registers the built-in kernels)
+import gossamer.ops.linear  # noqa: F401  (lists the built-in kernels)
 from gossamer.errors import KernelError
-from gossamer.formats import FORMATS, pack
-from gossamer.ops.dispatch import Kernel, Run, activate, ops_table
+from gossamer.formats import SparseMatrix
+from gossamer.ops.dispatch import Problem, Run, activate, kernel_list
 from gossamer.patterns import Pattern
 from gossamer.testing.formats import SAMPLE_PATTERNS, sample_masks
 
@@ -21,47 +21,30 @@ _TOKENS = (0, 1, 7, 9, 33, 65)
 _ACTIVATIONS = ("none", "relu", "gelu", "silu")
 
 
-def check_op(operation: str, format: str, patterns: Sequence[Pattern] = SAMPLE_PATTERNS) -> None:
-    """Raise KernelError at the first product that the op of `format` gets wrong.
+def check_op(operation: str, name: str, patterns: Sequence[Pattern] = SAMPLE_PATTERNS) -> None:
+    """Raise KernelError at the first product that the kernel `name` of `operation` gets wrong.
 
-    Edge shapes and token counts, bias and activations, strided and many-dimensional activations,
-    float32. The bound is a few roundings of the sum of |w||x|, so a lower precision must fail.
+    Every weight of these patterns that it accepts, edge shapes and token counts, bias and
+    activations, strided and many-dimensional activations, float32. The bound is a few roundings of
+    the sum of |w||x|, so a lower precision must fail.
     """
-    kernel, chosen = ops_table(operation).get(format), FORMATS.get(format)
-    case = f"op {operation!r} for {format!r}"
-    supported = [pattern for pattern in patterns if chosen.supports(pattern)]
-    if not _check_weights(kernel, supported, format, case):
-        raise KernelError(
-            f"{case}: the format supports none of {', '.join(map(str, patterns))}."
-            " Name the patterns: check_op(..., patterns=[...])."
-        )
-
-
-def check_kernel(kernel: Kernel, patterns: Sequence[Pattern]) -> None:
-    """The same rules for a built-in kernel of fp32 precision, on the weights it accepts."""
-    if not _check_weights(kernel, patterns, None, f"kernel {kernel.name!r}"):
-        raise KernelError(
-            f"kernel {kernel.name!r}: accepts none of {', '.join(map(str, patterns))}."
-        )
-
-
-def _check_weights(
-    kernel: Kernel, patterns: Sequence[Pattern], format: str | None, case: str
-) -> bool:
-    """Whether any weight was there to check."""
+    kernel = kernel_list(operation).get(name)
     generator = torch.Generator().manual_seed(4)
     checked = False
     for pattern in patterns:
         for shape in dict.fromkeys(pattern.padded_shape(shape) for shape in _SHAPES):
             for label, mask_RK in sample_masks(pattern, shape):
                 weight_RK = torch.randn(shape, generator=generator)
-                sparse = pack(weight_RK, mask_RK, pattern, format)
-                if not kernel.accepts(sparse):
-                    continue
-                checked = True
-                what = f"{case}, pattern {pattern}, {list(shape)}, {label}"
-                _check_products(kernel.prepare(sparse), weight_RK * mask_RK, what, generator)
-    return checked
+                problem = Problem(SparseMatrix.from_dense(weight_RK, mask_RK, pattern))
+                if kernel.accepts(problem):
+                    checked = True
+                    what = f"kernel {name!r}, pattern {pattern}, {list(shape)}, {label}"
+                    _check_products(kernel.pack(problem), weight_RK * mask_RK, what, generator)
+    if not checked:
+        raise KernelError(
+            f"kernel {name!r}: accepts none of {', '.join(map(str, patterns))}."
+            " Name the patterns: check_op(..., patterns=[...])."
+        )
 
 
 def _check_products(

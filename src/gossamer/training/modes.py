@@ -128,7 +128,7 @@ def choose_modes(
     """
     if tokens < 1:
         raise InputError(f"choose_modes: tokens must be at least 1, got {tokens}.")
-    shapes = input_shapes(model, example, (Conv2d,), "choose_modes")
+    shapes = input_shapes(model, example, "conv", "choose_modes")
     cases = {
         name or "model": _Case(
             layer,

@@ -62,9 +62,9 @@ def read_subject(text: str, sequence: int) -> Subject:
         raise InputError(
             f"{source.name}: --sequence {sequence} is longer than its {longest} positions."
         )
-    parts = [part for layer in read_layers(encoder) for part in layer.products]
-    kept = sum(part.values.numel() for part in parts)
-    numel = sum(part.shape[0] * part.shape[1] for part in parts)
+    parts = [part.matrix for layer in read_layers(encoder) for part in layer.products]
+    kept = sum(part.nnz for part in parts)
+    numel = sum(part.positions.numel for part in parts)
     return Subject(
         name=source.name,
         base=base,

@@ -79,8 +79,8 @@ def usable_cores() -> int:
 
 
 def _kernels() -> list[Check]:
-    import gossamer.ops.linear.fp32  # noqa: F401  (registers the built-in kernels)
-    from gossamer.ops.dispatch import kernel_names
+    import gossamer.ops.linear  # noqa: F401  (lists the built-in kernels)
+    from gossamer.ops.dispatch import kernel_list
     from gossamer.ops.kernels import active_kernels, available_extensions, available_kernels
     from gossamer.running.layers.cost_table import CostTable
 
@@ -91,7 +91,7 @@ def _kernels() -> list[Check]:
             "cpu extensions",
             ", ".join(available_extensions()) or "none of avx512vnni, avx512bf16, avx512vbmi2",
         ),
-        Check("linear kernels", ", ".join(kernel_names("linear"))),
+        Check("linear kernels", ", ".join(kernel_list("linear").names())),
         Check("measured choices", f"{len(costs)} in {costs.path}"),
     ]
     active = active_kernels()

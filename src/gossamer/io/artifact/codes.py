@@ -5,22 +5,23 @@ Nothing is rounded here: a weight that is not on a grid to the last bit is store
 puts weights on a grid is `gossamer.nn.rounding`.
 """
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
 
 from gossamer.errors import ArtifactError, FormatError
-from gossamer.formats import SparseTensor, pack, unpack, validate
+from gossamer.formats import SparseMatrix, decode
+from gossamer.formats import grid as grids
 from gossamer.formats.grid import (
     Grid,
     check_scales,
-    decode,
-    encode,
     find_grid,
     pack_codes,
     packed_bytes,
     unpack_codes,
 )
+from gossamer.formats.matrix import Levels, matrix_shape
 from gossamer.io.artifact.inventory import Slot
 from gossamer.io.artifact.manifest import CodesEntry, DenseEntry, SparseEntry, TensorEntry
 from gossamer.io.artifact.piece import Arrays, Piece, array_key
@@ -50,10 +51,10 @@ def coded_dense(slot: Slot) -> Piece | None:
     grid = grid_of(slot.tensor, may_have_offsets=True)
     if grid is None:
         return None
-    rows, columns = matrix = _matrix(slot.shape)
+    rows, columns = matrix = matrix_shape(slot.shape)
 
     def arrays() -> Arrays:
-        codes_RK, scales_RG, offsets_RG = encode(slot.tensor.detach().reshape(matrix), grid)
+        codes_RK, scales_RG, offsets_RG = grids.encode(slot.tensor.detach().reshape(matrix), grid)
         stored = {CODES: pack_codes(codes_RK, grid), SCALES: scales_RG}
         if offsets_RG is not None:
             stored[OFFSETS] = offsets_RG
@@ -67,15 +68,11 @@ def coded_dense(slot: Slot) -> Piece | None:
     return Piece(slot.name, num_bytes, arrays, entry)
 
 
-def coded_sparse(
-    weight_RK: torch.Tensor, mask_RK: torch.Tensor, pattern: Pattern, format_name: str, grid: Grid
-) -> tuple[Arrays, CodesEntry]:
-    """Arrays of a sparse weight whose values are codes."""
-    codes_RK, scales_RG, _ = encode(weight_RK, grid)
-    arrays = dict(pack(codes_RK.float(), mask_RK, pattern, format_name).arrays)
+def as_codes(arrays: Arrays, levels: Levels) -> tuple[Arrays, CodesEntry]:
+    """Arrays of a format whose values are codes, as a file holds these, and what they stand for."""
     values = arrays.pop(VALUES)
-    arrays |= {CODES: pack_codes(values.to(torch.int8), grid), SCALES: scales_RG}
-    return arrays, _entry(grid, tuple(values.shape))
+    arrays |= {CODES: pack_codes(values, levels.grid), SCALES: levels.scales}
+    return arrays, _entry(levels.grid, tuple(values.shape))
 
 
 def stored_arrays(entry: DenseEntry) -> tuple[str, ...]:
@@ -88,21 +85,17 @@ def stored_arrays(entry: DenseEntry) -> tuple[str, ...]:
 def decode_dense(entry: DenseEntry, arrays: Arrays, where: str) -> torch.Tensor:
     """The weight behind codes."""
     grid, codes_RK = _read(entry.codes, arrays, where)
-    return decode(codes_RK, arrays[SCALES], arrays.get(OFFSETS), grid).view(entry.shape)
+    return grids.decode(codes_RK, arrays[SCALES], arrays.get(OFFSETS), grid).view(entry.shape)
 
 
-def decode_sparse(
-    entry: SparseEntry, sparse: SparseTensor, where: str
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(weight [R, K], mask) behind codes; every index is validated. FormatError if one is bad."""
-    grid, codes = _read(entry.codes, dict(sparse.arrays), where)
-    arrays = {name: a for name, a in sparse.arrays.items() if name not in (CODES, SCALES)}
-    as_values = SparseTensor(
-        sparse.shape, sparse.pattern, sparse.format, {**arrays, VALUES: codes.float()}
-    )
-    validate(as_values, where)
-    codes_RK, mask_RK = unpack(as_values)
-    return decode(codes_RK, sparse.arrays[SCALES], None, grid), mask_RK
+def decode_sparse(entry: SparseEntry, arrays: Arrays, pattern: Pattern, where: str) -> SparseMatrix:
+    """The matrix behind the arrays of an entry; every index is validated."""
+    if entry.codes is None:
+        return decode(entry.format, arrays, entry.shape, pattern, where)
+    grid, codes = _read(entry.codes, arrays, where)
+    others = {name: a for name, a in arrays.items() if name not in (CODES, SCALES)}
+    matrix = decode(entry.format, {**others, VALUES: codes}, entry.shape, pattern, where)
+    return replace(matrix, levels=Levels(grid, arrays[SCALES]))
 
 
 def check_coded(
@@ -115,7 +108,7 @@ def check_coded(
     codes = entry.codes
     if codes is None:
         return
-    matrix = _matrix(entry.shape) if len(entry.shape) > 1 else None
+    matrix = matrix_shape(entry.shape) if len(entry.shape) > 1 else None
     if entry.dtype != "float32" or matrix is None:
         raise ArtifactError(f"{where}: codes stand for float32 weights of 2 or more dimensions.")
     if codes.offsets and (codes.bits != 4 or isinstance(entry, SparseEntry)):
@@ -145,10 +138,6 @@ def _read(entry: CodesEntry | None, arrays: Arrays, where: str) -> tuple[Grid, t
     grid = Grid(entry.bits, entry.span, entry.offsets)
     check_scales(arrays[SCALES], arrays.get(OFFSETS), grid, where)
     return grid, unpack_codes(arrays[CODES], entry.shape, grid, where)
-
-
-def _matrix(shape: tuple[int, ...]) -> tuple[int, int]:
-    return shape[0], torch.Size(shape[1:]).numel()
 
 
 def _entry(grid: Grid, shape: tuple[int, ...]) -> CodesEntry:

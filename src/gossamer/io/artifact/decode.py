@@ -2,41 +2,29 @@
 """From stored arrays to weights: every index is validated before anything is expanded."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 from gossamer.errors import ArtifactError, FormatError, PatternError, RegistryError
-from gossamer.formats import SparseTensor, unpack, validate
-from gossamer.formats.bits import check_bits, count_bits, pack_bits, unpack_bits
+from gossamer.formats import SparseMatrix
+from gossamer.formats.bits import check_bits, count_bits, unpack_bits
+from gossamer.formats.matrix import mask_digest
 from gossamer.io.artifact.agreement import parse_mask_pattern
 from gossamer.io.artifact.codes import decode_dense, decode_sparse, stored_arrays
 from gossamer.io.artifact.manifest import DenseEntry, Manifest, MaskEntry, SparseEntry
-from gossamer.io.artifact.packing import BITMASK
 from gossamer.io.artifact.piece import MASK_ARRAY, array_key
-from gossamer.nn.mask_rules import mask_digest
-from gossamer.ops.training.expansion import gather
 from gossamer.patterns import Pattern
 
 Arrays = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class MaskedTensor:
-    """A dense weight in its own shape and its mask [R, K]."""
+class SparseWeight:
+    """The weight of a sparse layer and the form that it was saved in."""
 
-    weight: torch.Tensor
-    mask: torch.Tensor
-    pattern: Pattern
-
-
-@dataclass(frozen=True)
-class CompactTensor:
-    """Kept values and packed mask of a matrix with `num_columns` columns."""
-
-    values: torch.Tensor
-    mask_bits: torch.Tensor
-    num_columns: int
-    pattern: Pattern
+    matrix: SparseMatrix
+    form: Literal["masked", "compact"]
 
 
 @dataclass(frozen=True)
@@ -47,7 +35,7 @@ class TiedMask:
     pattern: Pattern
 
 
-Decoded = torch.Tensor | MaskedTensor | CompactTensor | TiedMask
+Decoded = torch.Tensor | SparseWeight | TiedMask
 
 
 def decode_all(manifest: Manifest, arrays: Arrays, where: str) -> dict[str, Decoded]:
@@ -74,27 +62,14 @@ def decode_all(manifest: Manifest, arrays: Arrays, where: str) -> dict[str, Deco
     return decoded
 
 
-def _decode_sparse(entry: SparseEntry, arrays: Arrays, where: str) -> Decoded:
+def _decode_sparse(entry: SparseEntry, arrays: Arrays, where: str) -> SparseWeight:
     pattern = parse_mask_pattern(entry.mask, where)
-    rows = entry.shape[0]
-    columns = torch.Size(entry.shape[1:]).numel()
-    sparse = SparseTensor((rows, columns), pattern, entry.format, arrays)
     try:
-        if entry.codes is not None:
-            weight, mask = decode_sparse(entry, sparse, where)
-        else:
-            validate(sparse, where)
-            if entry.format == BITMASK and entry.holder == "compact":
-                _check_mask(entry.mask, arrays[BITMASK], sparse.shape, where)
-                return CompactTensor(arrays["values"], arrays[BITMASK], columns, pattern)
-            weight, mask = unpack(sparse)
+        matrix = decode_sparse(entry, arrays, pattern, where)
     except (FormatError, PatternError, RegistryError) as error:
         raise ArtifactError(str(error)) from error
-    bits_RB = pack_bits(mask)
-    _check_mask(entry.mask, bits_RB, sparse.shape, where)
-    if entry.holder == "compact":
-        return CompactTensor(gather(weight, mask), bits_RB, columns, pattern)
-    return MaskedTensor(weight.reshape(entry.shape), mask, pattern)
+    _check_mask(entry.mask, matrix.nnz, matrix.positions.digest, where)
+    return SparseWeight(SparseMatrix(matrix.positions, matrix.floats()), entry.holder)
 
 
 def _decode_mask(
@@ -109,15 +84,12 @@ def _decode_mask(
         pattern.validate(mask, where)
     except (FormatError, PatternError) as error:
         raise ArtifactError(str(error)) from error
-    _check_mask(entry, bits_RB, matrix, where)
+    _check_mask(entry, count_bits(bits_RB), mask_digest(bits_RB, matrix), where)
     return TiedMask(mask, pattern)
 
 
-def _check_mask(
-    entry: MaskEntry, bits_RB: torch.Tensor, shape: tuple[int, int], where: str
-) -> None:
-    nnz = count_bits(bits_RB)
+def _check_mask(entry: MaskEntry, nnz: int, digest: str, where: str) -> None:
     if nnz != entry.nnz:
         raise ArtifactError(f"{where}: keeps {nnz} weights, the manifest says {entry.nnz}.")
-    if mask_digest(bits_RB, shape) != entry.sha256:
+    if digest != entry.sha256:
         raise ArtifactError(f"{where}: its mask does not match the digest in the manifest.")

@@ -9,11 +9,11 @@ from torch import nn
 
 from gossamer.errors import ArtifactError
 from gossamer.io.artifact.agreement import enclosing
-from gossamer.io.artifact.holders import can_mask, why_not_compact
 from gossamer.io.artifact.inventory import Slot, own_slots
 from gossamer.io.artifact.manifest import Manifest, SparseEntry, TiedEntry
 from gossamer.io.safe_files.limits import MAX_FAULTS_SHOWN
 from gossamer.io.safe_files.tensor_header import DTYPE_NAMES, dtype_name
+from gossamer.nn.layer_kinds import can_mask, why_not_compact
 
 
 def all_slots(model: nn.Module) -> dict[str, Slot]:

@@ -8,6 +8,7 @@ inside. Shared modules and tied tensors are listed once, with the names that ref
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,9 +17,9 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from gossamer.errors import ArtifactError, InputError
 from gossamer.io.safe_files.limits import check_name, checked_bytes
 from gossamer.io.safe_files.tensor_header import DTYPE_CODES
-from gossamer.nn import CompactWeight, MaskedWeight
+from gossamer.nn.layer_kinds import form_of
+from gossamer.nn.sparse_layer import SparseLayer
 
-SparseLayer = MaskedWeight | CompactWeight
 # Tensors of a sparse layer that its packed weight stands for.
 _PACKED_AWAY = ("weight", "values", "mask_bits")
 _TENSOR_TYPES = (torch.Tensor, nn.Parameter, nn.Buffer)
@@ -43,9 +44,7 @@ class Slot:
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the dense weight or tensor."""
-        if isinstance(self.layer, CompactWeight):
-            return self.layer.weight_shape
-        return tuple(self.tensor.shape)
+        return tuple(self.tensor.shape) if self.layer is None else self.layer.weight_shape
 
     @property
     def identity(self) -> tuple[object, ...]:
@@ -137,11 +136,9 @@ def take_inventory(model: nn.Module) -> Inventory:
 
 def own_slots(path: str, module: nn.Module) -> Iterator[Slot]:
     """The slots of one module, without its children."""
-    layer = module if isinstance(module, MaskedWeight | CompactWeight) else None
-    if isinstance(layer, CompactWeight):
-        yield Slot(path, "weight", module, layer.values, True, layer)
-    elif layer is not None:
-        yield Slot(path, "weight", module, layer.weight_parameter(), True, layer)
+    layer: Any = module if form_of(module) in ("masked", "compact") else None
+    if layer is not None:
+        yield Slot(path, "weight", module, layer.trained(), True, layer)
     for name, parameter in module._parameters.items():
         if parameter is not None and not (layer is not None and name in _PACKED_AWAY):
             yield Slot(path, name, module, parameter, True)

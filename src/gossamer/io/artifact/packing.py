@@ -12,10 +12,10 @@ from typing import Literal, get_args
 import torch
 
 from gossamer.errors import InputError
-from gossamer.formats import FORMATS, SparseTensor, choose_format, pack, validate
+from gossamer.formats import FORMATS, choose_format, encode
 from gossamer.formats.bits import row_bytes
-from gossamer.io.artifact.codes import coded_dense, coded_sparse, grid_of, scale_bytes
-from gossamer.io.artifact.inventory import Inventory, Slot, SparseLayer
+from gossamer.io.artifact.codes import as_codes, coded_dense, grid_of, scale_bytes
+from gossamer.io.artifact.inventory import Inventory, Slot
 from gossamer.io.artifact.manifest import (
     CodesEntry,
     DenseEntry,
@@ -26,10 +26,9 @@ from gossamer.io.artifact.manifest import (
 )
 from gossamer.io.artifact.piece import MASK_ARRAY, SEPARATOR, Arrays, Piece, array_key
 from gossamer.io.safe_files.tensor_header import dtype_name
-from gossamer.nn import CompactWeight
+from gossamer.nn.sparse_layer import SparseLayer
 
 SHARD_BYTES = 2 * 2**30
-BITMASK = "bitmask"
 # Elements from which half of a tensor is worth a look at all of it.
 _MIN_HALVED = 1024
 
@@ -98,7 +97,7 @@ def _dense_piece(slot: Slot) -> Piece:
     dtype, shape, layer = slot.tensor.dtype, slot.shape, slot.layer
 
     def arrays() -> Arrays:
-        return {slot.name: slot.tensor.detach() if layer is None else dense_weight(layer)}
+        return {slot.name: slot.tensor.detach() if layer is None else layer.dense_weight()}
 
     def entry(file: str, _: tuple[str, ...]) -> TensorEntry:
         return DenseEntry(file=file, shape=shape, dtype=dtype_name(dtype))
@@ -108,7 +107,7 @@ def _dense_piece(slot: Slot) -> Piece:
 
 def _sparse_piece(slot: Slot, layer: SparseLayer) -> Piece:
     matrix, nnz, pattern = layer.matrix_shape, layer.nnz, layer.pattern
-    grid = grid_of(dense_weight(layer))
+    grid = grid_of(layer.dense_weight())
     itemsize = slot.tensor.element_size() if grid is None else 1
     format_name = choose_format(matrix, nnz, itemsize, pattern)
     num_bytes = FORMATS.get(format_name).nbytes(matrix, nnz, itemsize, pattern)
@@ -117,11 +116,11 @@ def _sparse_piece(slot: Slot, layer: SparseLayer) -> Piece:
     codes: list[CodesEntry] = []
 
     def arrays() -> Arrays:
-        if grid is None:
-            stored = dict(pack_layer(layer, format_name, slot.name).arrays)
-        else:
-            weight_RK = dense_weight(layer).reshape(matrix)
-            stored, entry = coded_sparse(weight_RK, layer.mask(), pattern, format_name, grid)
+        held = layer.matrix()
+        held = held if grid is None else held.on_levels(grid)
+        stored = dict(encode(held, format_name)[1])
+        if held.levels is not None:
+            stored, entry = as_codes(stored, held.levels)
             codes[:] = [entry]
         return {array_key(slot.name, array): data for array, data in stored.items()}
 
@@ -133,8 +132,8 @@ def _sparse_piece(slot: Slot, layer: SparseLayer) -> Piece:
             format=format_name,
             arrays=tuple(sorted(key.removeprefix(slot.name + SEPARATOR) for key in keys)),
             mask=_mask_entry(layer),
-            holder="compact" if isinstance(layer, CompactWeight) else "masked",
-            mode=layer.mode if isinstance(layer, CompactWeight) else None,
+            holder="masked" if layer.form == "masked" else "compact",
+            mode=getattr(layer, "mode", None),
             codes=codes[0] if codes else None,
         )
 
@@ -145,7 +144,7 @@ def _mask_piece(slot: Slot, layer: SparseLayer, owner: str) -> Piece:
     rows, columns = layer.matrix_shape
 
     def arrays() -> Arrays:
-        return {array_key(slot.name, MASK_ARRAY): layer.mask_bits}
+        return {array_key(slot.name, MASK_ARRAY): layer.matrix().positions.bits()}
 
     def entry(file: str, _: tuple[str, ...]) -> TensorEntry:
         return TiedEntry(to=owner, mask=_mask_entry(layer), file=file)
@@ -157,34 +156,16 @@ def _mask_entry(layer: SparseLayer) -> MaskEntry:
     return MaskEntry(pattern=str(layer.pattern), nnz=layer.nnz, sha256=layer.mask_digest())
 
 
-def pack_layer(layer: SparseLayer, format_name: str, where: str) -> SparseTensor:
-    """The kept weights of a layer in `format_name`; a compact one is not expanded for bitmask."""
-    shape, pattern = layer.matrix_shape, layer.pattern
-    if isinstance(layer, CompactWeight) and format_name == BITMASK:
-        arrays = {"values": layer.kept_values(), BITMASK: layer.mask_bits}
-        sparse = SparseTensor(shape, pattern, format_name, arrays)
-        validate(sparse, where)
-        return sparse
-    return pack(dense_weight(layer).reshape(shape), layer.mask(), pattern, format_name)
-
-
 def transposed(inventory: Inventory, paths: Sequence[str]) -> Inventory:
     """The same with the weights of some layers dense and turned around."""
     slots = dict(inventory.slots)
     for path in paths:
         slot = slots.get(f"{path}.weight")
         if slot is not None:
-            dense = slot.tensor if slot.layer is None else dense_weight(slot.layer)
+            dense = slot.tensor if slot.layer is None else slot.layer.dense_weight()
             turned = dense.detach().t().contiguous()
             slots[slot.name] = replace(slot, tensor=turned, layer=None)
     return replace(inventory, slots=slots)
-
-
-def dense_weight(layer: SparseLayer) -> torch.Tensor:
-    """The layer's weight with exact zeros (+0.0) where it is pruned."""
-    if isinstance(layer, CompactWeight):
-        return layer.dense_weight()
-    return layer.masked_weight().detach()
 
 
 def check_kind(kind: str) -> ArtifactKind:

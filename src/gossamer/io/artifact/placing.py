@@ -7,23 +7,20 @@ become the Parameters.
 """
 
 import copy
+from typing import Any
 
 import torch
 from torch import nn
 
+from gossamer.formats import SparseMatrix
 from gossamer.io.artifact.agreement import enclosing
-from gossamer.io.artifact.decode import CompactTensor, Decoded, MaskedTensor, TiedMask
+from gossamer.io.artifact.decode import Decoded, SparseWeight, TiedMask
 from gossamer.io.artifact.fitting import all_slots, owner_of
-from gossamer.io.artifact.holders import compact_layer, mask_layer, ordinary_layer
 from gossamer.io.artifact.inventory import Slot, own_slots
 from gossamer.io.artifact.manifest import Manifest, SparseEntry
-from gossamer.nn import (
-    CompactWeight,
-    MaskedWeight,
-    Mode,
-    disable_fast_paths,
-    replace_module,
-)
+from gossamer.nn import MaskedWeight, Mode, disable_fast_paths, replace_module
+from gossamer.nn.layer_kinds import form_of, to_compact, to_dense, to_masked
+from gossamer.ops.training.expansion import expand_matrix
 from gossamer.patterns import Pattern
 
 _ROOT = "model"
@@ -53,7 +50,7 @@ class Placement:
         """The model in the saved state; another object only if the model is one sparse layer."""
         self._make_dense()
         # Ordinary tensors first: sparse layers take over the bias that is there.
-        for kind in (torch.Tensor, MaskedTensor, CompactTensor):
+        for kind in (torch.Tensor, SparseWeight):
             for name, stored in self._matched.items():
                 if stored == name and isinstance(self._decoded.get(name), kind):
                     self._put(self._slot(name), self._decoded.pop(name))
@@ -81,15 +78,14 @@ class Placement:
         for name, slot in all_slots(self._root[_ROOT]).items():
             entry = self._manifest.tensors[owner_of(self._manifest, self._matched[name])]
             if slot.layer is not None and not isinstance(entry, SparseEntry):
-                replace_module(self._root, slot.layer, ordinary_layer(slot.layer))
+                replace_module(self._root, slot.layer, to_dense(slot.layer))
 
     def _put(self, slot: Slot, decoded: Decoded) -> None:
         if isinstance(decoded, torch.Tensor):
             self._put_tensor(slot, decoded)
-        elif isinstance(decoded, MaskedTensor):
-            self._put_masked(slot, decoded)
-        elif isinstance(decoded, CompactTensor):
-            self._put_compact(slot, decoded)
+        elif isinstance(decoded, SparseWeight):
+            put = self._put_masked if decoded.form == "masked" else self._put_compact
+            put(slot, decoded.matrix)
 
     def _keeps(self, slot: Slot) -> bool:
         """Whether the tensor that is there stays and is overwritten."""
@@ -103,43 +99,39 @@ class Placement:
         else:
             slot.module._buffers[slot.attribute] = tensor
 
-    def _put_masked(self, slot: Slot, decoded: MaskedTensor) -> None:
-        layer = _without_compact(slot.module)
-        if self._keeps(slot) and not isinstance(slot.layer, CompactWeight):
-            slot.tensor.data.copy_(decoded.weight)
+    def _put_masked(self, slot: Slot, matrix: SparseMatrix) -> None:
+        layer, weight = _without_compact(slot.module), expand_matrix(matrix)
+        if self._keeps(slot) and layer is slot.module:
+            slot.tensor.data.copy_(weight)
         else:
-            layer._parameters["weight"] = self._parameter(slot, decoded.weight)
-        replace_module(self._root, slot.module, mask_layer(layer, decoded.mask, decoded.pattern))
+            layer._parameters["weight"] = self._parameter(slot, weight)
+        replace_module(self._root, slot.module, to_masked(layer, matrix.mask(), matrix.pattern))
 
-    def _put_compact(self, slot: Slot, decoded: CompactTensor) -> None:
+    def _put_compact(self, slot: Slot, matrix: SparseMatrix) -> None:
         mode = self._mode(slot.name)
-        if self._in_place and isinstance(slot.layer, CompactWeight):
-            _overwrite(slot.layer, decoded, mode)
+        if self._in_place and form_of(slot.module) == "compact":
+            layer: Any = slot.layer
+            layer.take(matrix, mode)
             return
-        values = self._parameter(slot, decoded.values)
-        bits = decoded.mask_bits.to(values.device)
-        new = compact_layer(slot.module, values, bits, decoded.num_columns, decoded.pattern, mode)
+        values = self._parameter(slot, matrix.values)
+        bits = matrix.positions.bits().to(values.device)
+        new = to_compact(slot.module, values, bits, matrix.pattern, mode)
         replace_module(self._root, slot.module, new)
 
     def _tie(self, name: str, owner: str) -> None:
         slot, original = self._slot(name), self._slot(owner)
         tied_mask = self._decoded.pop(name, None)
+        source: Any = original.layer
         if isinstance(tied_mask, TiedMask):
             self._tie_masked(slot, original.tensor, tied_mask.mask, tied_mask.pattern)
-        elif isinstance(original.layer, MaskedWeight):
-            masked = original.layer
-            new = self._tie_masked(slot, original.tensor, masked.mask(), masked.pattern)
+        elif source is not None and source.form == "masked":
+            new = self._tie_masked(slot, original.tensor, source.mask(), source.pattern)
             # As nn.masked promises: layers with one weight move their mask together.
             for buffer in ("mask_bits", "_mask"):
-                new._buffers[buffer] = masked._buffers[buffer]
-        elif isinstance(original.layer, CompactWeight):
-            source = original.layer
-            columns, pattern, mode = source.matrix_shape[1], source.pattern, source.mode
-            replace_module(
-                self._root,
-                slot.module,
-                compact_layer(slot.module, source.values, source.mask_bits, columns, pattern, mode),
-            )
+                new._buffers[buffer] = source._buffers[buffer]
+        elif source is not None:
+            shared = (source.values, source.mask_bits, source.pattern, source.mode)
+            replace_module(self._root, slot.module, to_compact(slot.module, *shared))
         else:
             table = slot.module._parameters if slot.is_parameter else slot.module._buffers
             table[slot.attribute] = original.tensor  # type: ignore[assignment]
@@ -153,7 +145,7 @@ class Placement:
             **layer._parameters,
             "weight": nn.Parameter(torch.zeros_like(weight)),
         }
-        new = mask_layer(layer, mask, pattern)
+        new = to_masked(layer, mask, pattern)
         new._parameters["weight"] = weight  # type: ignore[assignment]
         replace_module(self._root, slot.module, new)
         return new
@@ -170,15 +162,4 @@ class Placement:
 
 
 def _without_compact(layer: nn.Module) -> nn.Module:
-    return ordinary_layer(layer) if isinstance(layer, CompactWeight) else layer
-
-
-def _overwrite(layer: CompactWeight, decoded: CompactTensor, mode: Mode) -> None:
-    """Give a compact layer of the user's new values and positions; the Parameter object stays."""
-    layer.take_back_values()
-    values = layer.values
-    values.grad = None
-    values.data = decoded.values.to(values.device)
-    layer.mask_bits.copy_(decoded.mask_bits)
-    layer.pattern, layer.mode = decoded.pattern, mode
-    layer.refresh()
+    return to_dense(layer) if form_of(layer) == "compact" else layer

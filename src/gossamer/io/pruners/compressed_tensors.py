@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from gossamer.errors import ArtifactError, FormatError
-from gossamer.formats import SparseTensor, unpack, validate
+from gossamer.formats import decode
 from gossamer.io.safe_files.limits import MAX_TENSOR_BYTES, check_memory
 from gossamer.patterns import NM, Pattern, Unstructured
 
@@ -135,12 +135,11 @@ def _expand(arrays: Tensors, name: str, where: str) -> tuple[torch.Tensor, torch
     if name == TWO_FOUR_FORMAT:
         values = values.reshape(-1)
     own = {"values": values, "bitmask": arrays["bitmask"]}
-    sparse = SparseTensor((rows, columns), _PATTERNS[name], "bitmask", own)
     try:
-        validate(sparse, where)
+        matrix = decode("bitmask", own, (rows, columns), _PATTERNS[name], where)
     except (FormatError, ValueError) as error:
         raise ArtifactError(str(error)) from error
-    weight_RK, mask_RK = unpack(sparse)
+    weight_RK, mask_RK = matrix.dense(), matrix.mask()
     if name == BITMASK_FORMAT:
         expected = row_offsets(mask_RK)
         found = arrays["row_offsets"]

@@ -15,10 +15,10 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.io.artifact.companions import check_beside
-from gossamer.io.artifact.inventory import Inventory, SparseLayer, as_stored, take_inventory, unwrap
+from gossamer.io.artifact.inventory import Inventory, as_stored, take_inventory, unwrap
 from gossamer.io.artifact.manifest import CONFIG_FILE
 from gossamer.io.artifact.opened import check_replaceable
-from gossamer.io.artifact.packing import BITMASK, pack_layer, plan_pieces
+from gossamer.io.artifact.packing import plan_pieces
 from gossamer.io.huggingface.transformers_models import config_of
 from gossamer.io.pruners.compressed_tensors import (
     BITMASK_FORMAT,
@@ -31,6 +31,7 @@ from gossamer.io.pruners.dense_checkpoint import SINGLE_FILE
 from gossamer.io.safe_files.atomic import replace_directory
 from gossamer.io.safe_files.strict_json import pretty_json
 from gossamer.io.safe_files.tensor_file import HashingFile, write_tensors
+from gossamer.nn.sparse_layer import SparseLayer
 
 _VERSION = "0.14.0"
 _WEIGHT = ".weight"
@@ -101,13 +102,13 @@ def _sparse_matrices(inventory: Inventory) -> dict[str, SparseLayer]:
 
 
 def _compressed(name: str, layer: SparseLayer) -> dict[str, torch.Tensor]:
-    arrays = pack_layer(layer, BITMASK, name).arrays
+    matrix = layer.matrix()
     prefix = name.removesuffix(_WEIGHT)
     return {
         f"{prefix}.shape": torch.tensor(layer.matrix_shape, dtype=torch.int64),
-        f"{prefix}.compressed": arrays["values"],
-        f"{prefix}.bitmask": arrays[BITMASK],
-        f"{prefix}.row_offsets": row_offsets(layer.mask()),
+        f"{prefix}.compressed": matrix.values,
+        f"{prefix}.bitmask": matrix.positions.bits(),
+        f"{prefix}.row_offsets": row_offsets(matrix.mask()),
     }
 
 

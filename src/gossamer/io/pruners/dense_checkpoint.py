@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 from gossamer.errors import ArtifactError, InputError
-from gossamer.io.artifact.holders import can_mask, mask_layer
 from gossamer.io.pruners.stored_masks import fold_pruned
 from gossamer.io.safe_files.limits import (
     MAX_MANIFEST_BYTES,
@@ -29,6 +28,7 @@ from gossamer.io.safe_files.tensor_file import read_tensors
 from gossamer.io.safe_files.tensor_header import read_header
 from gossamer.named_files import is_inside, open_inside, open_named, read_inside, size_of
 from gossamer.nn import CompactWeight, MaskedWeight, disable_fast_paths, replace_module
+from gossamer.nn.layer_kinds import can_mask, to_masked
 from gossamer.patterns import Pattern, detect_pattern
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -116,7 +116,7 @@ def adopt_zeros(model: nn.Module, min_sparsity: float = DEFAULT_MIN_SPARSITY) ->
         found = _detect(weight, min_sparsity)
         if found is None:
             continue
-        masked = [mask_layer(layer, found.mask, found.pattern) for _, layer in places]
+        masked = [to_masked(layer, found.mask, found.pattern) for _, layer in places]
         for (name, layer), new in zip(places, masked, strict=True):
             new._buffers["mask_bits"], new._buffers["_mask"] = masked[0].mask_bits, masked[0]._mask
             replace_module(model, layer, new)

@@ -14,10 +14,10 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.nn.utils.prune import BasePruningMethod
 
 from gossamer.errors import InputError
-from gossamer.io.artifact.holders import can_mask, mask_layer
 from gossamer.io.pruners.dense_checkpoint import AdoptedLayer
 from gossamer.io.pruners.stored_masks import MASK, ORIGINAL, as_mask
 from gossamer.nn import disable_fast_paths, replace_module
+from gossamer.nn.layer_kinds import can_mask, to_masked
 from gossamer.patterns import Pattern, detect_pattern
 
 _FOLDED = ("weight", "bias")
@@ -59,7 +59,7 @@ def adopt_pruned(model: nn.Module) -> list[AdoptedLayer]:
     ]
     for item in found:
         _restore(item)
-        masked = mask_layer(item.layer, item.mask, item.pattern)
+        masked = to_masked(item.layer, item.mask, item.pattern)
         replace_module(model, item.layer, masked)
     disable_fast_paths(model)
     return [

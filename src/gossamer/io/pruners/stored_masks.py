@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from gossamer.errors import ArtifactError, InputError
-from gossamer.io.artifact.holders import can_mask, mask_layer
 from gossamer.nn import MaskedWeight, disable_fast_paths, replace_module
+from gossamer.nn.layer_kinds import can_mask, to_masked
 from gossamer.patterns import detect_pattern
 
 ORIGINAL, MASK = "_orig", "_mask"
@@ -73,7 +73,7 @@ def apply_masks(model: nn.Module, masks: dict[str, torch.Tensor], where: str) ->
         layer = modules[known]
         if isinstance(layer, MaskedWeight) or not can_mask(layer) or bool(mask.all()):
             continue
-        masked = mask_layer(layer, mask, detect_pattern(mask))
+        masked = to_masked(layer, mask, detect_pattern(mask))
         replace_module(model, layer, masked)
         modules = {key: masked if module is layer else module for key, module in modules.items()}
     disable_fast_paths(model)

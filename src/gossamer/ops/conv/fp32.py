@@ -11,6 +11,7 @@ import torch
 from torch.compiler import is_compiling
 
 from gossamer.errors import InputError, KernelError
+from gossamer.formats import Positions, SparseMatrix
 from gossamer.formats.bits import check_bits
 from gossamer.ops import _native
 from gossamer.ops.addresses import address, direct_address, optional_address
@@ -50,17 +51,15 @@ class PackedConv:
     """`act(conv2d(x, W) + bias)` for one sparse weight; immutable, for inference.
 
     Args:
-        values: kept values of the weight seen as [R, K], row-major, float32 on the CPU.
-        mask_bits: packed mask [R, ceil(K/8)].
+        matrix: the weight seen as [R, K], float32 on the CPU.
         settings: sizes, stride, padding, dilation and groups.
     """
 
     kernel = KERNEL
 
     @names_memory("packing a convolution", "Free memory.")
-    def __init__(
-        self, values: torch.Tensor, mask_bits: torch.Tensor, settings: ConvSettings
-    ) -> None:
+    def __init__(self, matrix: SparseMatrix, settings: ConvSettings) -> None:
+        values, mask_bits = matrix.floats(), matrix.positions.bits()
         if values.dtype is not torch.float32 or values.device.type != "cpu":
             raise KernelError(
                 f"{self.kernel} kernel: values must be float32 on the CPU, got {values.dtype} on"
@@ -70,7 +69,8 @@ class PackedConv:
         if reason is not None:
             raise KernelError(f"{self.kernel} kernel: {reason}.")
         check_bits(mask_bits, settings.matrix_shape, f"{self.kernel} kernel")
-        self.values, self.mask_bits = values.detach().contiguous(), mask_bits.contiguous()
+        positions = Positions(mask_bits.contiguous(), settings.weight_shape, matrix.pattern)
+        self.matrix = SparseMatrix(positions, values.detach().contiguous())
         self.settings = settings
         self._num_rows, self._num_channels = settings.out_channels, settings.in_channels
         self._by_size: dict[Pair, _native.PackedConv | _native.Int8Conv] = {}
@@ -177,9 +177,10 @@ class PackedConv:
         return packed
 
     def _pack_native(self, geometry: Geometry) -> _native.PackedConv | _native.Int8Conv:
-        return _native.pack_conv(
-            self.values.numpy(), self.mask_bits.numpy(), *self.settings.matrix_shape, **geometry
-        )
+        return _native.pack_conv(*self._arrays(), *self.matrix.shape, **geometry)
+
+    def _arrays(self) -> tuple[Any, Any]:
+        return self.matrix.values.numpy(), self.matrix.positions.bits().numpy()
 
 
 def why_not(settings: ConvSettings) -> str | None:

@@ -9,9 +9,8 @@ An image that holds a NaN or an infinity gives NaN in its whole output; an image
 all below 2^-120 counts as zero.
 """
 
-import torch
-
 from gossamer.errors import KernelError
+from gossamer.formats import SparseMatrix
 from gossamer.ops import _native
 from gossamer.ops.conv import fp32
 from gossamer.ops.conv.settings import ConvSettings
@@ -24,8 +23,7 @@ class PackedInt8Conv(fp32.PackedConv):
     """`act(conv2d(x, W) + bias)` in int8 arithmetic; see PackedConv.
 
     Args:
-        values: kept values of the weight seen as [R, K], row-major, finite float32 on the CPU.
-        mask_bits: packed mask [R, ceil(K/8)].
+        matrix: the weight seen as [R, K], finite float32 on the CPU.
         settings: sizes, stride, padding, dilation and groups; K is at most 131072.
         activation_bits: 7 or 8; None takes what the instruction set does best: 8 with VNNI and in
             the reference, else 7. Results are the same bits for equal numbers.
@@ -35,8 +33,7 @@ class PackedInt8Conv(fp32.PackedConv):
 
     def __init__(
         self,
-        values: torch.Tensor,
-        mask_bits: torch.Tensor,
+        matrix: SparseMatrix,
         settings: ConvSettings,
         activation_bits: int | None = None,
     ) -> None:
@@ -44,29 +41,28 @@ class PackedInt8Conv(fp32.PackedConv):
             raise KernelError(
                 f"conv_int8 kernel: activation_bits must be 7, 8 or None, got {activation_bits!r}."
             )
-        reason = why_not(settings, values)
+        reason = why_not(settings, matrix)
         if reason is not None:
             raise KernelError(f"conv_int8 kernel: {reason}.")
-        super().__init__(values, mask_bits, settings)
+        super().__init__(matrix, settings)
         self.activation_bits = activation_bits
 
     def _pack_native(self, geometry: fp32.Geometry) -> _native.Int8Conv:
         return _native.pack_int8_conv(
-            self.values.numpy(),
-            self.mask_bits.numpy(),
-            *self.settings.matrix_shape,
+            *self._arrays(),
+            *self.matrix.shape,
             **geometry,
             activation_bits=self.activation_bits or 0,
         )
 
 
-def why_not(settings: ConvSettings, values: torch.Tensor) -> str | None:
+def why_not(settings: ConvSettings, matrix: SparseMatrix) -> str | None:
     """Why the kernel cannot run a convolution with these kept values; None if it can."""
     if settings.matrix_shape[1] > MAX_COLUMNS:
         return (
             f"at most {MAX_COLUMNS} weights of an output channel fit the 32-bit sums, got"
             f" {settings.matrix_shape[1]}"
         )
-    if not bool(values.isfinite().all()):
+    if not bool(matrix.values.isfinite().all()):
         return "values must be finite, found NaN or infinity; they have no int8 scale"
     return fp32.why_not(settings)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from gossamer.errors import InputError, KernelError
+from gossamer.formats import SparseMatrix
 from gossamer.formats.bits import check_bits
 from gossamer.ops import _native
 from gossamer.ops.addresses import address
@@ -33,16 +34,14 @@ class ConvStep:
     """`act(conv2d(source) + bias + added)`; numbers are those of values.
 
     Attributes:
-        values: kept values of the weight seen as [R, K], row-major.
-        mask_bits: packed mask.
+        matrix: the weight seen as [R, K].
         added: of the target's size, or None; its channels are added from `added_first` on.
     """
 
     source: int
     target: int
     settings: ConvSettings
-    values: torch.Tensor
-    mask_bits: torch.Tensor
+    matrix: SparseMatrix
     bias: torch.Tensor | None
     relu: bool
     added: int | None = None
@@ -210,14 +209,15 @@ class PackedConvNet:
                 self._native.add_largest(taken, step.target, len(phases), positions)
             return
         rows, columns = step.settings.matrix_shape
-        check_bits(step.mask_bits, (rows, columns), "conv net")
+        bits = step.matrix.positions.bits()
+        check_bits(bits, (rows, columns), "conv net")
         if self._tops is not None and columns > MAX_COLUMNS:
             raise KernelError(f"conv net: {columns} weights of a channel are too many for int8.")
         self._native.add_conv(
             taken,
             step.target,
-            step.values.detach().contiguous().numpy(),
-            step.mask_bits.contiguous().numpy(),
+            step.matrix.floats().detach().contiguous().numpy(),
+            bits.contiguous().numpy(),
             rows,
             columns,
             bias=None if step.bias is None else step.bias.detach().contiguous().numpy(),

@@ -13,19 +13,10 @@ from gossamer.errors import InputError, KernelError
 from gossamer.formats.bits import check_bits
 from gossamer.ops import _native
 from gossamer.ops.addresses import address
+from gossamer.ops.engines.product import Product
 from gossamer.ops.kernels import active_kernels
 from gossamer.ops.linear.packed_weight import ACTIVATIONS
 from gossamer.ops.out_of_memory import names_memory
-
-
-@dataclass(frozen=True)
-class KeptLinear:
-    """A linear layer in canonical arrays: row-major kept values, packed mask, bias."""
-
-    values: torch.Tensor
-    mask_bits: torch.Tensor
-    shape: tuple[int, int]
-    bias: torch.Tensor | None
 
 
 @dataclass(frozen=True)
@@ -40,10 +31,10 @@ class Norm:
 class EncoderLayer:
     """One post-norm layer: attention, norm of its sum with the input, the same for feed-forward."""
 
-    qkv: KeptLinear
-    out: KeptLinear
-    up: KeptLinear
-    down: KeptLinear
+    qkv: Product
+    out: Product
+    up: Product
+    down: Product
     attention_norm: Norm
     output_norm: Norm
     epsilon: float
@@ -53,7 +44,7 @@ class EncoderLayer:
     activation: str
 
     @property
-    def products(self) -> tuple[KeptLinear, ...]:
+    def products(self) -> tuple[Product, ...]:
         """Its linear layers, in the order of their use."""
         return (self.qkv, self.out, self.up, self.down)
 
@@ -78,9 +69,9 @@ class PackedEncoder:
         self.precision = precision
         self.num_layers = len(layers)
         self.nbytes = 0
-        parts = [part for layer in layers for part in layer.products]
-        numel = sum(part.shape[0] * part.shape[1] for part in parts)
-        self.density = sum(part.values.numel() for part in parts) / max(numel, 1)
+        matrices = [part.matrix for layer in layers for part in layer.products]
+        numel = sum(matrix.positions.numel for matrix in matrices)
+        self.density = sum(matrix.nnz for matrix in matrices) / max(numel, 1)
         self._native = _native.EncoderModel(active_kernels(), features)
         for layer in layers:
             self._add(layer)
@@ -104,12 +95,13 @@ class PackedEncoder:
             activation=ACTIVATIONS[layer.activation],
         )
 
-    def _pack(self, linear: KeptLinear) -> _native.PanelLinear:
-        check_bits(linear.mask_bits, linear.shape, "encoder")
+    def _pack(self, linear: Product) -> _native.PanelLinear:
+        matrix, bits = linear.matrix, linear.matrix.positions.bits()
+        check_bits(bits, matrix.shape, "encoder")
         return _native.pack_panel_linear(
-            _array(linear.values),
-            linear.mask_bits.contiguous().numpy(),
-            *linear.shape,
+            _array(matrix.floats()),
+            bits.contiguous().numpy(),
+            *matrix.shape,
             bias=None if linear.bias is None else _array(linear.bias),
             kernels=active_kernels(),
             int8=self.precision == "int8",

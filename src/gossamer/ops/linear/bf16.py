@@ -10,18 +10,17 @@ vdpbf16ps takes denormals for zeros and every kernel set adds in its own order, 
 two sets agree within rounding, not in bits.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Literal
 
-import torch
-
 from gossamer.errors import KernelError
-from gossamer.formats.base import SparseTensor
+from gossamer.formats import SparseMatrix
 from gossamer.ops import _native
-from gossamer.ops.dispatch import Kernel
+from gossamer.ops.dispatch import Kernel, Problem, of_matrix
 from gossamer.ops.kernels import active_kernels, available_extensions
-from gossamer.ops.linear.canonical import canonical
 from gossamer.ops.linear.packed_weight import PackedWeight, pack_weight
-from gossamer.patterns.block import Block
+from gossamer.patterns import Block
 
 Form = Literal["panel", "pair"]
 FORMS: tuple[Form, ...] = ("panel", "pair")
@@ -30,24 +29,17 @@ FORMS: tuple[Form, ...] = ("panel", "pair")
 _PAIR_DENSITY = 0.75
 
 
-def pack_bf16(
-    values: torch.Tensor,
-    mask_bits: torch.Tensor,
-    shape: tuple[int, int],
-    form: Form = "panel",
-) -> PackedWeight:
-    """Round and pack the kept values of a [R, K] weight.
+def pack_bf16(matrix: SparseMatrix, form: Form = "panel") -> PackedWeight:
+    """Round and pack the kept values of a weight.
 
     Args:
-        values: row-major kept values, float32 on the CPU.
-        mask_bits: packed mask [R, ceil(K/8)].
-        shape: (R, K).
+        matrix: float32 on the CPU.
         form: "panel" is for any mask; "pair" for masks whose zeros come in aligned pairs of
             columns, such as block:RxC with even C, and for dense weights.
     """
     if form not in FORMS:
         raise KernelError(f"bf16 kernel: form must be 'panel' or 'pair', got {form!r}.")
-    return pack_weight(f"bf16_{form}", _native.pack_bf16, values, mask_bits, shape, form=form)
+    return pack_weight(f"bf16_{form}", _native.pack_bf16, matrix, form=form)
 
 
 def has_bf16_instructions() -> bool:
@@ -55,26 +47,15 @@ def has_bf16_instructions() -> bool:
     return active_kernels() == "avx512" and "avx512bf16" in available_extensions()
 
 
-def _has_pairs(sparse: SparseTensor) -> bool:
-    pattern, (num_rows, num_columns) = sparse.pattern, sparse.shape
+def _has_pairs(problem: Problem) -> bool:
+    pattern = problem.matrix.pattern
     comes_in_pairs = isinstance(pattern, Block) and pattern.columns % 2 == 0
-    is_full = sparse.nnz >= _PAIR_DENSITY * num_rows * num_columns
-    return comes_in_pairs or is_full
+    return comes_in_pairs or problem.matrix.density >= _PAIR_DENSITY
 
 
-KERNELS = (
-    Kernel(
-        "bf16_panel",
-        lambda sparse: True,
-        lambda sparse: pack_bf16(*canonical(sparse)),
-        "bf16",
-        is_offered=has_bf16_instructions,
-    ),
-    Kernel(
-        "bf16_pair",
-        _has_pairs,
-        lambda sparse: pack_bf16(*canonical(sparse), "pair"),
-        "bf16",
-        is_offered=has_bf16_instructions,
-    ),
-)
+def _kernel(form: Form, accepts: Callable[[Problem], bool]) -> Kernel:
+    pack = of_matrix(functools.partial(pack_bf16, form=form))
+    return Kernel(f"bf16_{form}", pack, accepts, "bf16", is_offered=has_bf16_instructions)
+
+
+KERNELS = (_kernel("panel", lambda problem: True), _kernel("pair", _has_pairs))

@@ -7,16 +7,13 @@ values); arithmetic is fp32. `KERNELS` says which form serves which weight; `com
 
 import functools
 
-import torch
-
 from gossamer.errors import KernelError
-from gossamer.formats.base import SparseTensor
+from gossamer.formats import SparseMatrix
 from gossamer.ops import _native
-from gossamer.ops.dispatch import Kernel
+from gossamer.ops.dispatch import Kernel, Problem, of_matrix
 from gossamer.ops.kernels import active_kernels
-from gossamer.ops.linear.canonical import canonical
 from gossamer.ops.linear.packed_weight import PackedWeight, pack_weight
-from gossamer.patterns.nm import NM
+from gossamer.patterns import NM
 
 # Weights are read once and used for all tokens; from here on the panel kernel does better.
 MAX_TOKENS = 16
@@ -25,20 +22,16 @@ DTYPES = ("fp32", "bf16", "int8", "int4")
 
 
 def pack_few(
-    values: torch.Tensor,
-    mask_bits: torch.Tensor,
-    shape: tuple[int, int],
+    matrix: SparseMatrix,
     form: str = "bitmask",
     dtype: str = "fp32",
     group: tuple[int, int] | None = None,
     scale_group: int = 32,
 ) -> PackedWeight:
-    """Kept values of a [R, K] weight, row-major, and its packed mask, for few tokens.
+    """A weight for few tokens.
 
     Args:
-        values: float32 on the CPU.
-        mask_bits: packed mask [R, ceil(K/8)].
-        shape: (R, K).
+        matrix: float32 on the CPU.
         form: "bitmask" (any mask), "indexed" (any mask, for many zeros), "nm".
         dtype: what values are rounded to, to nearest, ties to even: "fp32" (not at all), "bf16",
             "int8" or "int4".
@@ -61,9 +54,7 @@ def pack_few(
         return pack_weight(
             kernel_name(form, dtype),
             _native.pack_few,
-            values,
-            mask_bits,
-            shape,
+            matrix,
             form=form,
             dtype=dtype,
             scale_group=scale_group,
@@ -79,27 +70,23 @@ def kernel_name(form: str, dtype: str) -> str:
     return f"few/{form}" if dtype == "fp32" else f"few/{form}-{dtype}"
 
 
-def _accepts(form: str, sparse: SparseTensor) -> bool:
-    density = sparse.nnz / max(sparse.shape[0] * sparse.shape[1], 1)
+def _accepts(form: str, problem: Problem) -> bool:
+    matrix = problem.matrix
     if form == "nm":
-        return isinstance(sparse.pattern, NM)
+        return isinstance(matrix.pattern, NM)
     # A bitmask costs the same for every column, an index for every kept weight. At density 0.2 the
     # index was faster for every type; between the bounds both are offered and measured.
-    return density >= 0.25 if form == "bitmask" else density <= 0.6
+    return matrix.density >= 0.25 if form == "bitmask" else matrix.density <= 0.6
 
 
-def _prepare(form: str, dtype: str, sparse: SparseTensor) -> PackedWeight:
-    pattern = sparse.pattern
+def _pack(form: str, dtype: str, matrix: SparseMatrix) -> PackedWeight:
+    pattern = matrix.pattern
     group = (pattern.num_kept, pattern.group) if isinstance(pattern, NM) and form == "nm" else None
-    return pack_few(*canonical(sparse), form=form, dtype=dtype, group=group)
+    return pack_few(matrix, form=form, dtype=dtype, group=group)
 
 
-def _permutes_fast() -> bool:
-    return active_kernels() == "avx512"
-
-
-def _prepare_permute(sparse: SparseTensor) -> PackedWeight:
-    packed = _prepare("nm", "fp32", sparse)
+def _pack_permute(matrix: SparseMatrix) -> PackedWeight:
+    packed = _pack("nm", "fp32", matrix)
     packed.kernel = "permute"
     return packed
 
@@ -107,11 +94,11 @@ def _prepare_permute(sparse: SparseTensor) -> PackedWeight:
 KERNELS: tuple[Kernel, ...] = (
     *(
         Kernel(
-            name=kernel_name(form, dtype),
-            accepts=functools.partial(_accepts, form),
-            prepare=functools.partial(_prepare, form, dtype),
-            precision=dtype,
-            max_tokens=MAX_TOKENS,
+            kernel_name(form, dtype),
+            of_matrix(functools.partial(_pack, form, dtype)),
+            functools.partial(_accepts, form),
+            dtype,
+            MAX_TOKENS,
         )
         for form in FORMS
         for dtype in DTYPES
@@ -121,8 +108,8 @@ KERNELS: tuple[Kernel, ...] = (
     # needs two for 8 and four for 16: panels were faster there from 8 tokens on, by 1.1 to 4 times.
     Kernel(
         "permute",
+        of_matrix(_pack_permute),
         functools.partial(_accepts, "nm"),
-        _prepare_permute,
-        is_offered=_permutes_fast,
+        is_offered=lambda: active_kernels() == "avx512",
     ),
 )

@@ -11,44 +11,28 @@ import functools
 import torch
 
 from gossamer.errors import KernelError
-from gossamer.formats.base import SparseTensor
+from gossamer.formats import SparseMatrix
 from gossamer.ops import _native
-from gossamer.ops.dispatch import Kernel
+from gossamer.ops.dispatch import Kernel, of_matrix
 from gossamer.ops.kernels import active_kernels, available_extensions
-from gossamer.ops.linear.canonical import canonical
 from gossamer.ops.linear.few import MAX_TOKENS
 from gossamer.ops.linear.packed_weight import PackedWeight, pack_weight
 
 DTYPES = ("int8", "int4")
 
 
-def pack_few_int(
-    values: torch.Tensor,
-    mask_bits: torch.Tensor,
-    shape: tuple[int, int],
-    dtype: str = "int8",
-    scale_group: int = 32,
-) -> PackedWeight:
-    """Kept values of a [R, K] weight, row-major, and its packed mask, rounded to `dtype`.
+def pack_few_int(matrix: SparseMatrix, dtype: str = "int8", scale_group: int = 32) -> PackedWeight:
+    """A weight rounded to `dtype`; where everything is kept, no mask is stored.
 
     Args:
-        values: float32 on the CPU, finite.
-        mask_bits: packed mask [R, ceil(K/8)]; where it keeps everything, none is stored.
-        shape: (R, K).
+        matrix: float32 on the CPU, finite.
         dtype: "int8" (one scale per row) or "int4".
         scale_group: int4: kept values that share a scale, about; it serves whole runs of 64
             columns.
     """
     try:
-        return pack_weight(
-            kernel_name(dtype),
-            _native.pack_few_int,
-            values,
-            mask_bits,
-            shape,
-            dtype=dtype,
-            scale_group=scale_group,
-        )
+        options = {"dtype": dtype, "scale_group": scale_group}
+        return pack_weight(kernel_name(dtype), _native.pack_few_int, matrix, **options)
     except ValueError as error:
         raise KernelError(f"few_int kernel: {error}.") from error
 
@@ -95,15 +79,10 @@ def expands_masks() -> bool:
     return active_kernels() == "avx512" and "avx512vbmi2" in available_extensions()
 
 
-def _prepare(dtype: str, sparse: SparseTensor) -> PackedWeight:
-    return pack_few_int(*canonical(sparse), dtype=dtype)
-
-
 KERNELS: tuple[Kernel, ...] = tuple(
     Kernel(
-        name=kernel_name(dtype),
-        accepts=lambda sparse: True,
-        prepare=functools.partial(_prepare, dtype),
+        kernel_name(dtype),
+        of_matrix(functools.partial(pack_few_int, dtype=dtype)),
         precision=dtype,
         max_tokens=MAX_TOKENS,
         is_offered=is_native,

@@ -8,17 +8,15 @@ A token that holds a NaN or an infinity gives NaN in its whole output row; a tok
 all below 2^-120 counts as zero.
 """
 
+import functools
 from typing import Literal
 
-import torch
-
 from gossamer.errors import KernelError
-from gossamer.formats.base import SparseTensor
+from gossamer.formats import SparseMatrix
 from gossamer.ops import _native
-from gossamer.ops.dispatch import Kernel
-from gossamer.ops.linear.canonical import canonical
+from gossamer.ops.dispatch import Kernel, Problem, of_matrix
 from gossamer.ops.linear.packed_weight import PackedWeight, pack_weight
-from gossamer.patterns.block import Block
+from gossamer.patterns import Block
 
 Layout = Literal["panel", "quad"]
 LAYOUTS: tuple[Layout, ...] = ("panel", "quad")
@@ -46,19 +44,15 @@ class Int8Weight(PackedWeight):
 
 
 def pack_int8(
-    values: torch.Tensor,
-    mask_bits: torch.Tensor,
-    shape: tuple[int, int],
+    matrix: SparseMatrix,
     layout: Layout = "panel",
     activation_bits: int | None = None,
     activation_scale: float | None = None,
 ) -> Int8Weight:
-    """Quantise and pack the kept values of a [R, K] weight.
+    """Quantise and pack the kept values of a weight.
 
     Args:
-        values: row-major kept values, finite float32 on the CPU.
-        mask_bits: packed mask [R, ceil(K/8)].
-        shape: (R, K), K at most 131072.
+        matrix: finite float32 on the CPU, at most 131072 columns.
         layout: "panel" is for any mask; "quad" for masks whose zeros come in aligned groups of
             four columns, such as block:RxC with C divisible by 4, and for dense weights.
         activation_bits: 7 or 8; None takes what the instruction set does best: 8 with VNNI and in
@@ -77,21 +71,19 @@ def pack_int8(
             "int8 kernel: activation_scale must be between 2^-120 and 2^120, or None for one scale"
             f" per token; got {activation_scale!r}."
         )
-    if shape[1] > MAX_COLUMNS:
+    if matrix.shape[1] > MAX_COLUMNS:
         raise KernelError(
-            f"int8 kernel: at most {MAX_COLUMNS} columns fit the 32-bit sums, got {shape[1]}."
-            " Keep this layer in fp32."
+            f"int8 kernel: at most {MAX_COLUMNS} columns fit the 32-bit sums, got"
+            f" {matrix.shape[1]}. Keep this layer in fp32."
         )
-    if not bool(values.isfinite().all()):
+    if not bool(matrix.values.isfinite().all()):
         raise KernelError(
             "int8 kernel: values must be finite, found NaN or infinity; they have no int8 scale."
         )
     packed = pack_weight(
         f"int8_{layout}",
         _native.pack_int8,
-        values,
-        mask_bits,
-        shape,
+        matrix,
         layout=layout,
         activation_bits=activation_bits or 0,
         activation_scale=activation_scale or 0.0,
@@ -99,18 +91,17 @@ def pack_int8(
     return Int8Weight(packed._native, packed.kernel)
 
 
-def _fits(sparse: SparseTensor) -> bool:
-    return sparse.shape[1] <= MAX_COLUMNS
+def _fits(problem: Problem) -> bool:
+    return problem.matrix.shape[1] <= MAX_COLUMNS
 
 
-def _has_quads(sparse: SparseTensor) -> bool:
-    pattern, (num_rows, num_columns) = sparse.pattern, sparse.shape
-    if isinstance(pattern, Block) and pattern.columns % 4 == 0:
-        return _fits(sparse)
-    return _fits(sparse) and sparse.nnz >= _QUAD_DENSITY * num_rows * num_columns
+def _has_quads(problem: Problem) -> bool:
+    pattern = problem.matrix.pattern
+    in_fours = isinstance(pattern, Block) and pattern.columns % 4 == 0
+    return _fits(problem) and (in_fours or problem.matrix.density >= _QUAD_DENSITY)
 
 
 KERNELS = (
-    Kernel("int8_panel", _fits, lambda sparse: pack_int8(*canonical(sparse)), "int8"),
-    Kernel("int8_quad", _has_quads, lambda sparse: pack_int8(*canonical(sparse), "quad"), "int8"),
+    Kernel("int8_panel", of_matrix(pack_int8), _fits, "int8"),
+    Kernel("int8_quad", of_matrix(functools.partial(pack_int8, layout="quad")), _has_quads, "int8"),
 )

@@ -3,15 +3,12 @@
 
 import math
 
-import torch
-
 from gossamer.errors import KernelError
-from gossamer.formats.base import SparseTensor
+from gossamer.formats import SparseMatrix
 from gossamer.ops import _native
-from gossamer.ops.dispatch import Kernel
-from gossamer.ops.linear.canonical import canonical
+from gossamer.ops.dispatch import Kernel, Problem, of_matrix
 from gossamer.ops.linear.packed_weight import PackedWeight, pack_weight
-from gossamer.patterns.nmg import NMG
+from gossamer.patterns import NMG
 
 # n: one row alone shares nothing, more than four do not fit into the registers.
 MIN_KEPT, MAX_KEPT = 2, 4
@@ -20,30 +17,17 @@ MIN_KEPT, MAX_KEPT = 2, 4
 MAX_CHOICES = 100
 
 
-def pack_nmg(
-    values: torch.Tensor,
-    mask_bits: torch.Tensor,
-    shape: tuple[int, int],
-    *,
-    num_kept: int,
-    group: int,
-    repeats: int,
-) -> PackedWeight:
-    """A weight whose mask obeys nmg:num_kept:group:repeats, from its canonical arrays."""
-    return pack_weight(
-        "nmg",
-        _native.pack_nmg,
-        values,
-        mask_bits,
-        shape,
-        num_kept=num_kept,
-        group=group,
-        repeats=repeats,
-    )
+def pack_nmg(matrix: SparseMatrix) -> PackedWeight:
+    """A weight whose mask obeys its pattern nmg:n:m:g."""
+    pattern = matrix.pattern
+    if not isinstance(pattern, NMG):
+        raise KernelError(f"nmg kernel: expected an nmg:n:m:g weight, got {pattern}.")
+    sizes = {"num_kept": pattern.num_kept, "group": pattern.group, "repeats": pattern.repeats}
+    return pack_weight("nmg", _native.pack_nmg, matrix, **sizes)
 
 
-def _accepts(sparse: SparseTensor) -> bool:
-    pattern = sparse.pattern
+def _accepts(problem: Problem) -> bool:
+    pattern = problem.matrix.pattern
     return (
         isinstance(pattern, NMG)
         and MIN_KEPT <= pattern.num_kept <= MAX_KEPT
@@ -51,16 +35,4 @@ def _accepts(sparse: SparseTensor) -> bool:
     )
 
 
-def _prepare(sparse: SparseTensor) -> PackedWeight:
-    pattern = sparse.pattern
-    if not isinstance(pattern, NMG):
-        raise KernelError(f"nmg kernel: expected an nmg:n:m:g weight, got {pattern}.")
-    return pack_nmg(
-        *canonical(sparse),
-        num_kept=pattern.num_kept,
-        group=pattern.group,
-        repeats=pattern.repeats,
-    )
-
-
-KERNELS = (Kernel("nmg", _accepts, _prepare),)
+KERNELS = (Kernel("nmg", of_matrix(pack_nmg), _accepts),)

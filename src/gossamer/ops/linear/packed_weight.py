@@ -14,6 +14,7 @@ from torch.compiler import is_compiling
 from torch.nn import Parameter
 
 from gossamer.errors import InputError, KernelError
+from gossamer.formats import Positions, SparseMatrix
 from gossamer.formats.bits import check_bits
 from gossamer.ops import _native
 from gossamer.ops.addresses import address, direct_address
@@ -60,13 +61,13 @@ class PackedWeight:
         return self._native.is_lossless
 
     @names_memory("unpacking a weight", "Free memory.")
-    def unpack(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """(values, mask_bits) in canonical row-major order, as they were packed."""
+    def unpack(self) -> SparseMatrix:
+        """The matrix as it was packed, unstructured."""
         num_bytes = (self.shape[1] + 7) // 8
         values = torch.empty(self.nnz, dtype=torch.float32, device="cpu")
         bits = torch.empty(self.shape[0], num_bytes, dtype=torch.uint8, device="cpu")
         self._native.unpack(values.numpy(), bits.numpy())
-        return values, bits
+        return SparseMatrix(Positions(bits, self.shape), values)
 
     def __call__(
         self, x: torch.Tensor, bias: torch.Tensor | None = None, activation: str = "none"
@@ -134,29 +135,26 @@ class PackedWeight:
 def pack_weight(
     kernel: str,
     packer: Callable[..., _native.PackedWeight],
-    values: torch.Tensor,
-    mask_bits: torch.Tensor,
-    shape: tuple[int, int],
+    matrix: SparseMatrix,
     **options: object,
 ) -> PackedWeight:
-    """Pack canonical arrays for a kernel family, for the active kernel set.
+    """Pack a sparse matrix for a kernel family, for the active kernel set.
 
     Args:
         kernel: name of the family.
         packer: its `_native.pack_...` function.
-        values: row-major kept values, float32 on the CPU.
-        mask_bits: packed mask [R, ceil(K/8)].
-        shape: (R, K).
+        matrix: float32 on the CPU.
         options: what else the packer takes.
     """
+    values, bits = matrix.floats(), matrix.positions.bits()
     if values.dtype is not torch.float32 or values.device.type != "cpu":
         raise KernelError(
             f"{kernel} kernel: values must be float32 on the CPU, got {values.dtype} on"
             f" {values.device}. Convert with .float(), or keep the layer in mode 'jit'."
         )
-    check_bits(mask_bits, shape, f"{kernel} kernel")
-    arrays = values.detach().contiguous().numpy(), mask_bits.contiguous().numpy()
-    native = packer(*arrays, *shape, kernels=active_kernels(), **options)
+    check_bits(bits, matrix.shape, f"{kernel} kernel")
+    arrays = values.detach().contiguous().numpy(), bits.contiguous().numpy()
+    native = packer(*arrays, *matrix.shape, kernels=active_kernels(), **options)
     return PackedWeight(native, kernel)
 
 

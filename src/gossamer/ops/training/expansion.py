@@ -9,6 +9,7 @@ Legend: R rows (outputs), K columns (inputs), n kept values.
 
 import torch
 
+from gossamer.formats import SparseMatrix
 from gossamer.formats.bits import unpack_bits
 from gossamer.ops import _native
 from gossamer.ops.addresses import address, is_readable
@@ -25,6 +26,12 @@ def expand(values: torch.Tensor, mask_bits: torch.Tensor, in_features: int) -> t
     dense = values.new_empty(mask_bits.shape[0], in_features)
     fill(dense, values, mask_bits)
     return dense
+
+
+def expand_matrix(matrix: SparseMatrix) -> torch.Tensor:
+    """The dense weight in its own shape, exact zeros included: `matrix.dense()`, in native code."""
+    bits = matrix.positions.bits().to(matrix.values.device)
+    return expand(matrix.floats(), bits, matrix.shape[1]).view(matrix.positions.shape)
 
 
 def fill(dense_RK: torch.Tensor, values: torch.Tensor, mask_bits: torch.Tensor) -> None:

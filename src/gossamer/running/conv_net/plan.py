@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from gossamer.errors import KernelError
-from gossamer.formats.bits import pack_bits
 from gossamer.nn.carried import carried, carried_by_calls
+from gossamer.nn.layer_kinds import matrix_of
 from gossamer.ops.conv.settings import ConvSettings, Pair
 from gossamer.ops.engines.conv_net import ConvStep, NetPlan, NetValue, PoolStep, positions_of
 from gossamer.running.layers.fused_convs import is_plain_sum, is_relu
@@ -111,7 +111,7 @@ class Lowering:
             raise NotUnderstood
         source = self.take(node.args[0])
         try:
-            positions_of(_settings(module), self.values[source].size)
+            positions_of(ConvSettings.of(module), self.values[source].size)
         except KernelError:
             raise NotUnderstood from None
         self._pending[node] = _Pending(module, source)
@@ -124,7 +124,7 @@ class Lowering:
             if held is None or held.added is not None or len(conv.users) != 1:
                 continue
             number, at, channels = self._summand(other)
-            settings = _settings(held.module)
+            settings = ConvSettings.of(held.module)
             out = settings.out_size(self.values[held.source].size)
             if self.values[number].size != out or channels != settings.out_channels:
                 raise NotUnderstood
@@ -148,14 +148,13 @@ class Lowering:
 
     def _emit(self, pending: fx.Node, node: fx.Node, *, relu: bool) -> None:
         held = self._pending.pop(pending)
-        settings = _settings(held.module)
+        settings = ConvSettings.of(held.module)
         size = settings.out_size(self.values[held.source].size)
         target = self.add(node, settings.out_channels, size, relu)
-        values, bits = _kept(held.module)
         self.steps.append(
             ConvStep(
-                held.source, target, settings, values, bits, held.module.bias, relu, held.added,
-                held.added_first,
+                held.source, target, settings, matrix_of(held.module), held.module.bias, relu,
+                held.added, held.added_first,
             )
         )  # fmt: skip
 
@@ -256,18 +255,6 @@ def rest_of(graph: fx.Graph, last: fx.Node, model: nn.Module) -> fx.GraphModule:
         copies[node] = rest.node_copy(node, lambda given: copies[given])
     rest.lint()
     return fx.GraphModule(model, rest).eval()
-
-
-def _settings(module: PackedConv2d | nn.Conv2d) -> ConvSettings:
-    return module.settings if isinstance(module, PackedConv2d) else ConvSettings.of(module)
-
-
-def _kept(module: PackedConv2d | nn.Conv2d) -> tuple[torch.Tensor, torch.Tensor]:
-    if isinstance(module, PackedConv2d):
-        return module.packed.values, module.packed.mask_bits
-    weight_RK = module.weight.detach().flatten(1)
-    mask_RK = weight_RK != 0
-    return weight_RK[mask_RK], pack_bits(mask_RK)
 
 
 def _pair(value: Any) -> Pair:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.formats.bits import pack_bits
+from gossamer.formats import SparseMatrix
 from gossamer.formats.grid import encode_exactly, int4_grid, offsets_grid
 from gossamer.ops.engines.decoder import (
     DecoderBlock,
@@ -22,14 +22,15 @@ from gossamer.ops.engines.decoder import (
     NativeSession,
     PackedLayer,
 )
+from gossamer.ops.engines.product import Product
 from gossamer.ops.linear import few, few_int
 from gossamer.ops.linear.packed_weight import PackedWeight
 from gossamer.ops.linear.panel import pack_panel
+from gossamer.patterns import NM
 from gossamer.running.decoder.sampling import Sampler, Sampling
-from gossamer.running.decoder.weights import Matrix, decoder_shape, joined, rope_angles
+from gossamer.running.decoder.weights import decoder_shape, joined, rope_angles
 
 DTYPES = few.DTYPES
-_Arrays = tuple[torch.Tensor, torch.Tensor, tuple[int, int]]
 # Kept fraction below which an index per kept weight is smaller than a bit per weight.
 _INDEXED_BELOW = 0.25
 
@@ -233,41 +234,40 @@ class _Packer:
     prompt_copy: bool
     reads_rows: bool = False
 
-    def __call__(self, matrix: Matrix) -> PackedLayer:
+    def __call__(self, product: Product) -> PackedLayer:
+        matrix, bias = product.matrix, product.bias
         if self.dtype == "int4" and matrix.density == 1:
-            with_offsets = _pack_offsets(matrix.weight)
+            with_offsets = _pack_offsets(matrix.dense())
             if with_offsets is not None:
-                return PackedLayer(with_offsets, None, matrix.bias)
-        arrays: _Arrays = (
-            matrix.weight[matrix.mask],
-            pack_bits(matrix.mask),
-            (matrix.weight.shape[0], matrix.weight.shape[1]),
-        )
+                return PackedLayer(with_offsets, None, bias)
         if self._is_integer(matrix):
-            packed = few_int.pack_few_int(*arrays, dtype=self.dtype, scale_group=self.scale_group)
-            return PackedLayer(packed, None, matrix.bias)
+            integers = few_int.pack_few_int(matrix, self.dtype, self.scale_group)
+            return PackedLayer(integers, None, bias)
         many: PackedWeight | None = None
         if self.prompt_copy and self.dtype in ("fp32", "bf16") and matrix.density < 1:
-            many = pack_panel(*arrays, bf16=self.dtype == "bf16")
-        return PackedLayer(self._pack_few(matrix, arrays), many, matrix.bias)
+            many = pack_panel(matrix, bf16=self.dtype == "bf16")
+        return PackedLayer(self._pack_few(matrix), many, bias)
 
-    def _is_integer(self, matrix: Matrix) -> bool:
+    def _is_integer(self, matrix: SparseMatrix) -> bool:
         if self.dtype not in few_int.DTYPES or few_int.expands_masks():
             return self.dtype in few_int.DTYPES
         # Without that instruction, fixed positions and few kept weights are better off with floats.
-        is_dense_enough = matrix.group is None and matrix.density >= _INDEXED_BELOW
+        is_dense_enough = _group(matrix) is None and matrix.density >= _INDEXED_BELOW
         return few_int.is_native() and (self.reads_rows or is_dense_enough)
 
-    def _pack_few(self, matrix: Matrix, arrays: _Arrays) -> PackedWeight:
+    def _pack_few(self, matrix: SparseMatrix) -> PackedWeight:
         form, group = "bitmask", None
         if not self.reads_rows:
-            if matrix.group is not None:
-                form, group = "nm", matrix.group
-            elif matrix.density < _INDEXED_BELOW:
-                form = "indexed"
-        return few.pack_few(
-            *arrays, form=form, dtype=self.dtype, group=group, scale_group=self.scale_group
-        )
+            group = _group(matrix)
+            form = "bitmask" if matrix.density >= _INDEXED_BELOW else "indexed"
+            form = form if group is None else "nm"
+        return few.pack_few(matrix, form, self.dtype, group, self.scale_group)
+
+
+def _group(matrix: SparseMatrix) -> tuple[int, int] | None:
+    """(N, M) if every row keeps N of M."""
+    pattern = matrix.pattern
+    return (pattern.num_kept, pattern.group) if isinstance(pattern, NM) else None
 
 
 def _pack_offsets(weight: torch.Tensor) -> PackedWeight | None:

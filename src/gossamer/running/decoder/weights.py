@@ -4,52 +4,25 @@
 Legend: R rows (outputs), K columns (inputs), D width of a head.
 """
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.nn import Linear, MaskedLinear
+from gossamer.formats import Positions, SparseMatrix
 from gossamer.nn.carried import carried, carried_by_calls
+from gossamer.nn.layer_kinds import form_of, kind_name, matrix_of, weight_of
 from gossamer.ops.engines.decoder import DecoderShape
-from gossamer.patterns import NM, Pattern, detect_pattern
-from gossamer.running.layers.packed import MIN_SPARSITY, PackedLinear
+from gossamer.ops.engines.product import Product
+from gossamer.running.layers.packed import MIN_SPARSITY
 
 # Classes whose layers are RMSNorm, rotated halves, grouped queries and SwiGLU.
 CLASSES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "MistralForCausalLM")
 _LIBRARIES = ("torch", "transformers", "gossamer")
 # Ways to stretch positions whose angles do not depend on the length of the sequence.
 _STATIC_ROPE = ("default", "linear", "llama3", "yarn")
-
-
-@dataclass(frozen=True)
-class Matrix:
-    """One or more layers that read the same input, as one weight: rows behind one another.
-
-    Attributes:
-        weight: float32 [R, K], exact zeros where nothing is kept.
-        mask: bool [R, K]; all True for a dense layer.
-        bias: float32 or None.
-        pattern: the one that all layers have, or None.
-    """
-
-    weight: torch.Tensor
-    mask: torch.Tensor
-    bias: torch.Tensor | None
-    pattern: Pattern | None
-
-    @property
-    def density(self) -> float:
-        """Kept fraction."""
-        return float(self.mask.float().mean()) if self.mask.numel() else 1.0
-
-    @property
-    def group(self) -> tuple[int, int] | None:
-        """(N, M) if every row keeps N of M."""
-        pattern = self.pattern
-        return (pattern.num_kept, pattern.group) if isinstance(pattern, NM) else None
 
 
 def decoder_shape(model: nn.Module, context: int | None) -> DecoderShape:
@@ -92,7 +65,7 @@ def _refuse_extras(model: nn.Module) -> None:
     """Refuse what a call of the modules does, and the native decoder would not."""
     for name, module in model.named_modules():
         kind, reason = type(module), carried_by_calls(module)
-        if reason is None and isinstance(module, nn.Linear | Linear):
+        if reason is None and kind_name(module) == "linear" and form_of(module) != "packed":
             reason = carried(module)
         if reason is None and kind.__module__.split(".")[0] not in _LIBRARIES:
             reason = f"{kind.__name__} is a class of its own"
@@ -134,50 +107,25 @@ def rope_angles(model: nn.Module, shape: DecoderShape) -> tuple[torch.Tensor, to
     return angles.cos() * scale, angles.sin() * scale
 
 
-def joined(layers: list[nn.Module], where: str) -> Matrix:
-    """Layers that read the same input as one matrix."""
-    parts = [_matrix(layer, where) for layer in layers]
-    biases = [part.bias for part in parts]
-    bias = None
-    if any(b is not None for b in biases):
-        bias = torch.cat([torch.zeros(len(p.weight)) if p.bias is None else p.bias for p in parts])
-    patterns = {part.pattern for part in parts}
-    return Matrix(
-        torch.cat([part.weight for part in parts]),
-        torch.cat([part.mask for part in parts]),
-        bias,
-        patterns.pop() if len(patterns) == 1 else None,
-    )
+def joined(layers: list[nn.Module], where: str) -> Product:
+    """Layers that read the same input as one product."""
+    return Product.stack([_product(layer, where) for layer in layers])
 
 
-def _matrix(layer: nn.Module, where: str) -> Matrix:
-    if isinstance(layer, PackedLinear):
-        layer = layer.to_compact()
-    if isinstance(layer, MaskedLinear):
-        weight_RK = layer.masked_weight().detach().float()
-        mask_RK, pattern = layer.mask(), layer.pattern
-    elif isinstance(layer, Linear):
-        weight_RK = layer.to_dense().weight.detach().float()
-        mask_RK, pattern = layer.mask(), layer.pattern
-    elif isinstance(layer, nn.Linear | nn.Embedding):
-        weight_RK = layer.weight.detach().float()
-        mask_RK = weight_RK != 0
-        pattern = None
-        if not mask_RK.numel() or float(mask_RK.float().mean()) > 1 - MIN_SPARSITY:
-            mask_RK = torch.ones_like(mask_RK)
-        else:
-            pattern = detect_pattern(mask_RK)
-    else:
+def _product(layer: nn.Module, where: str) -> Product:
+    if form_of(layer) is None and not isinstance(layer, nn.Embedding):
         raise InputError(
             f"decoder: {where} is a {type(layer).__name__}; expected a linear layer, masked,"
             " compact or dense. Merge adapters first."
         )
-    if not bool(torch.isfinite(weight_RK).all()):
+    matrix = matrix_of(layer)
+    if form_of(layer) in ("dense", None) and matrix.density > 1 - MIN_SPARSITY:
+        # A few zeros of a dense layer are weights like the others.
+        weight = weight_of(layer)
+        matrix = SparseMatrix(Positions(None, tuple(weight.shape)), weight.flatten())
+    values = matrix.values.detach().float().cpu()
+    if not bool(torch.isfinite(values).all()):
         raise InputError(f"decoder: {where} holds weights that are NaN or infinite.")
     bias = getattr(layer, "bias", None)
-    return Matrix(
-        weight_RK.cpu(),
-        mask_RK.cpu(),
-        None if bias is None else bias.detach().float().cpu(),
-        pattern,
-    )
+    floats = None if bias is None else bias.detach().float().cpu()
+    return Product(replace(matrix, values=values), floats)

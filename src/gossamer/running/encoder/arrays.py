@@ -19,8 +19,8 @@ import torch
 from torch import nn
 
 from gossamer.errors import TargetError
-from gossamer.formats.bits import unpack_bits
-from gossamer.ops.engines.encoder import EncoderLayer, KeptLinear
+from gossamer.ops.engines.encoder import EncoderLayer
+from gossamer.ops.engines.product import Product
 from gossamer.running.encoder.layers import find_encoders, read_layers
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -90,8 +90,7 @@ def _layer(layer: EncoderLayer) -> Arrays:
     return arrays
 
 
-def _dense(linear: KeptLinear) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    weight = torch.zeros(linear.shape)
-    weight[unpack_bits(linear.mask_bits, linear.shape[1])] = linear.values
-    bias = torch.zeros(linear.shape[0]) if linear.bias is None else linear.bias
+def _dense(linear: Product) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    weight = linear.matrix.dense()
+    bias = torch.zeros(len(weight)) if linear.bias is None else linear.bias
     return weight.numpy(), bias.numpy()

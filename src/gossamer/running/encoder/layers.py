@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from gossamer.errors import TargetError
-from gossamer.formats.bits import pack_bits
-from gossamer.nn import Linear, MaskedLinear
 from gossamer.nn.carried import carried, carried_by_calls, carried_by_state
+from gossamer.nn.layer_kinds import form_of, kind_name, matrix_of
 from gossamer.nn.token_pruning import TokenPrunedEncoder
 from gossamer.nn.unit_families import BlockFamily, family_of
-from gossamer.ops.engines.encoder import EncoderLayer, KeptLinear, Norm, PackedEncoder
+from gossamer.ops.engines.encoder import EncoderLayer, Norm, PackedEncoder
+from gossamer.ops.engines.product import Product
 from gossamer.running.encoder.ragged import RaggedEncoder
 
 # Where the norms and the activation of a family of post-norm encoders are.
@@ -109,14 +109,14 @@ def _read(where: str, layer: nn.Module) -> EncoderLayer:
         raise TargetError(f"{where}: has no attention heads left.") from None
     head_width = int(_attribute(layer, family.head_dim))
     return EncoderLayer(
-        qkv=_stacked(projections),
+        qkv=Product.stack(projections),
         out=_kept(where, layer.get_submodule(family.output)),
         up=_kept(where, layer.get_submodule(family.expansions[0])),
         down=_kept(where, layer.get_submodule(family.down)),
         attention_norm=norms[0][0],
         output_norm=norms[1][0],
         epsilon=norms[0][1],
-        heads=projections[0].shape[0] // head_width,
+        heads=projections[0].matrix.shape[0] // head_width,
         head_width=head_width,
         scale=_scale(layer, family, head_width),
         activation=_activation(where, layer, activation),
@@ -160,30 +160,13 @@ def _float(where: str, values: torch.Tensor) -> torch.Tensor:
     return values.detach()
 
 
-def _kept(where: str, module: nn.Module) -> KeptLinear:
+def _kept(where: str, module: nn.Module) -> Product:
     reason = carried(module)
     if reason is not None:
         raise TargetError(f"{where}: {reason}.")
-    if isinstance(module, Linear):
-        values, bits = module.kept_values(), module.mask_bits
-    elif isinstance(module, MaskedLinear):
-        values, bits = module.masked_weight().detach()[module.mask()], pack_bits(module.mask())
-    elif type(module) is nn.Linear:
-        weight = module.weight.detach()
-        values, bits = weight[weight != 0], pack_bits(weight != 0)
-    else:
+    if kind_name(module) != "linear" or form_of(module) == "packed":
         raise TargetError(f"{where}: {type(module).__name__} is no linear layer this can pack.")
-    shape = (module.out_features, module.in_features)
-    bias = None if module.bias is None else _float(where, module.bias)
-    return KeptLinear(_float(where, values), bits, shape, bias)
-
-
-def _stacked(parts: list[KeptLinear]) -> KeptLinear:
-    """Layers that read the same input, as one."""
-    biases = [torch.zeros(part.shape[0]) if part.bias is None else part.bias for part in parts]
-    return KeptLinear(
-        torch.cat([part.values for part in parts]),
-        torch.cat([part.mask_bits for part in parts]),
-        (sum(part.shape[0] for part in parts), parts[0].shape[1]),
-        torch.cat(biases),
-    )
+    layer: Any = module
+    matrix = matrix_of(layer)
+    _float(where, matrix.values)
+    return Product(matrix, None if layer.bias is None else _float(where, layer.bias))

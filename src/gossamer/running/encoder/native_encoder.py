@@ -170,7 +170,7 @@ def pack_encoder(encoder: nn.Module, precision: str) -> PackedEncoder:
     Neurons of its feed-forward blocks are reordered if that measures faster.
     """
     layers = read_layers(encoder)
-    features = layers[0].qkv.shape[1]
+    features = layers[0].qkv.matrix.shape[1]
     packed = PackedEncoder(layers, features, precision)
     reordered = reorder_neurons(layers)
     few_enough = reordered.moved_after <= _MAX_MOVED * reordered.moved_before

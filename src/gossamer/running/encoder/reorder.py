@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from gossamer.formats.bits import pack_bits, unpack_bits
-from gossamer.ops.engines.encoder import EncoderLayer, KeptLinear
+from gossamer.formats import SparseMatrix
+from gossamer.ops.engines.encoder import EncoderLayer
+from gossamer.ops.engines.product import Product
 
 # Columns of a block of the kernel at low density, see native/src/avx512/encoder.cpp.
 _BLOCK = 128
@@ -35,13 +36,11 @@ def reorder_neurons(layers: Sequence[EncoderLayer]) -> Reordered:
     """Sort the neurons of every layer by the weights that `down` keeps of them."""
     new, before, after = [], 0, 0
     for layer in layers:
-        down_DN = unpack_bits(layer.down.mask_bits, layer.down.shape[1])
+        down_DN = layer.down.matrix.mask()
         order_N = down_DN.sum(dim=0).argsort(descending=True, stable=True)
         before += moved_rows(down_DN)
         after += moved_rows(down_DN[:, order_N])
-        new.append(
-            replace(layer, up=_rows(layer.up, order_N), down=_columns(layer.down, down_DN, order_N))
-        )
+        new.append(replace(layer, up=_rows(layer.up, order_N), down=_columns(layer.down, order_N)))
     return Reordered(new, before, after)
 
 
@@ -50,20 +49,12 @@ def moved_rows(mask_DN: torch.Tensor, block: int = _BLOCK) -> int:
     return sum(int(part.any(dim=1).sum()) for part in torch.split(mask_DN, block, dim=1))
 
 
-def _rows(linear: KeptLinear, order_N: torch.Tensor) -> KeptLinear:
-    mask_ND = unpack_bits(linear.mask_bits, linear.shape[1])
-    weight_ND = _dense(linear, mask_ND)[order_N]
+def _rows(linear: Product, order_N: torch.Tensor) -> Product:
+    weight_ND, mask_ND = linear.matrix.dense()[order_N], linear.matrix.mask()[order_N]
     bias = None if linear.bias is None else linear.bias[order_N]
-    mask_ND = mask_ND[order_N]
-    return KeptLinear(weight_ND[mask_ND], pack_bits(mask_ND), linear.shape, bias)
+    return Product(SparseMatrix.from_dense(weight_ND, mask_ND), bias)
 
 
-def _columns(linear: KeptLinear, mask_DN: torch.Tensor, order_N: torch.Tensor) -> KeptLinear:
-    weight_DN, mask_DN = _dense(linear, mask_DN)[:, order_N], mask_DN[:, order_N]
-    return KeptLinear(weight_DN[mask_DN], pack_bits(mask_DN), linear.shape, linear.bias)
-
-
-def _dense(linear: KeptLinear, mask: torch.Tensor) -> torch.Tensor:
-    weight = torch.zeros(linear.shape)
-    weight[mask] = linear.values
-    return weight
+def _columns(linear: Product, order_N: torch.Tensor) -> Product:
+    weight_DN, mask_DN = linear.matrix.dense()[:, order_N], linear.matrix.mask()[:, order_N]
+    return Product(SparseMatrix.from_dense(weight_DN, mask_DN), linear.bias)

@@ -17,15 +17,17 @@ import torch
 from torch import fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from gossamer.nn import CompactWeight, Conv2d, MaskedConv2d, MaskedWeight, replace_module
+from gossamer.nn import replace_module
 from gossamer.nn.batch import call_on_batch
 from gossamer.nn.carried import carried, carried_by_calls, hand_over, leave
+from gossamer.nn.layer_kinds import in_form_of, kind_name, weight_of
+from gossamer.nn.sparse_layer import SparseLayer
 from gossamer.ops.conv.settings import ConvSettings
 from gossamer.ops.dispatch import report_fallback
 from gossamer.running.layers.same_output import same_output
 
-AnyConv = nn.Conv2d | Conv2d
-Pair = tuple[AnyConv, nn.BatchNorm2d]
+# A convolution in any form, and what follows it.
+Pair = tuple[Any, nn.BatchNorm2d]
 
 
 def fold_batch_norms(model: nn.Module, example: Any, settled: Collection[int] = ()) -> None:
@@ -76,7 +78,7 @@ def _fold_all(
     return replaced
 
 
-def _is_foldable(conv: AnyConv, norm: nn.BatchNorm2d) -> bool:
+def _is_foldable(conv: Any, norm: nn.BatchNorm2d) -> bool:
     return (
         norm.running_mean is not None
         and norm.running_var is not None
@@ -86,14 +88,10 @@ def _is_foldable(conv: AnyConv, norm: nn.BatchNorm2d) -> bool:
 
 
 @torch.no_grad()
-def _folded(conv: AnyConv, norm: nn.BatchNorm2d) -> nn.Module:
+def _folded(conv: Any, norm: nn.BatchNorm2d) -> nn.Module:
     """A layer of the same class whose weight and bias hold the BatchNorm too."""
-    if isinstance(conv, Conv2d):
-        weight = conv.dense_weight()
-    else:
-        weight = conv.masked_weight() if isinstance(conv, MaskedConv2d) else conv.weight
     weight, bias = fuse_conv_bn_weights(
-        weight,
+        weight_of(conv),
         conv.bias,
         norm.running_mean,  # type: ignore[arg-type]
         norm.running_var,  # type: ignore[arg-type]
@@ -105,17 +103,13 @@ def _folded(conv: AnyConv, norm: nn.BatchNorm2d) -> nn.Module:
     dense.weight = nn.Parameter(weight.detach(), requires_grad=False)
     dense.bias = nn.Parameter(bias.detach(), requires_grad=False)
     dense.eval()
-    if isinstance(conv, Conv2d):
-        return Conv2d.from_dense(dense, conv.mask(), conv.pattern, conv.mode)
-    if isinstance(conv, MaskedConv2d):
-        return MaskedConv2d.from_dense(dense, conv.mask(), conv.pattern)
-    return dense
+    return in_form_of(conv, dense)
 
 
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         # What a hook does would be traced once and never run again.
-        stays = isinstance(m, MaskedWeight | CompactWeight) or carried_by_calls(m) is not None
+        stays = isinstance(m, SparseLayer) or carried_by_calls(m) is not None
         return stays or super().is_leaf_module(m, module_qualified_name)
 
 
@@ -135,7 +129,7 @@ def _traced_pairs(model: nn.Module) -> list[Pair] | None:
             continue
         conv, (user,) = modules[node.target], node.users
         norm = modules[user.target] if user.op == "call_module" else None
-        if not isinstance(conv, AnyConv) or not isinstance(norm, nn.BatchNorm2d):
+        if kind_name(conv) != "conv" or not isinstance(norm, nn.BatchNorm2d):
             continue
         if calls[id(conv)] == calls[id(norm)] == 1:
             pairs.append((conv, norm))
@@ -144,13 +138,13 @@ def _traced_pairs(model: nn.Module) -> list[Pair] | None:
 
 def _run_and_watch(model: nn.Module, example: Any) -> tuple[Any, list[Pair]]:
     """The model's output, and BatchNorms whose input was the output of a convolution."""
-    outputs: list[tuple[AnyConv, Any]] = []
+    outputs: list[tuple[Any, Any]] = []
     pairs: list[Pair] = []
     calls: Counter[int] = Counter()
 
     def after_conv(module: nn.Module, _: Any, output: torch.Tensor) -> None:
         calls[id(module)] += 1
-        outputs.append((module, weakref.ref(output)))  # type: ignore[arg-type]
+        outputs.append((module, weakref.ref(output)))
 
     def before_norm(module: nn.Module, inputs: tuple[Any, ...]) -> None:
         calls[id(module)] += 1
@@ -160,7 +154,7 @@ def _run_and_watch(model: nn.Module, example: Any) -> tuple[Any, list[Pair]]:
 
     handles = []
     for module in model.modules():
-        if isinstance(module, AnyConv):
+        if kind_name(module) == "conv":
             handles.append(module.register_forward_hook(after_conv))
         elif isinstance(module, nn.BatchNorm2d):
             handles.append(module.register_forward_pre_hook(before_norm))
@@ -180,5 +174,5 @@ def _sequential_pairs(model: nn.Module) -> Iterator[Pair]:
         if isinstance(parent, nn.Sequential) and runs_in_turn and "forward" not in parent.__dict__:
             children = list(parent)
             for conv, norm in itertools.pairwise(children):
-                if isinstance(conv, AnyConv) and isinstance(norm, nn.BatchNorm2d):
+                if kind_name(conv) == "conv" and isinstance(norm, nn.BatchNorm2d):
                     yield conv, norm

@@ -34,4 +34,4 @@ class Casting:
 
 def casting(kernel: Kernel) -> Kernel:
     """The same kernel for a 16-bit layer whose weight is given to it as float32."""
-    return replace(kernel, prepare=lambda sparse: Casting(kernel.prepare(sparse)))
+    return replace(kernel, pack=lambda problem: Casting(kernel.pack(problem)))

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from gossamer import settings
 from gossamer.errors import InputError
-from gossamer.ops.dispatch import PRECISIONS, Kernel, kernel_names
+from gossamer.ops.dispatch import PRECISIONS, Kernel, kernel_list
 from gossamer.ops.load import QUIET, Load
 from gossamer.ops.timing import Duel, Race, contest
 from gossamer.running.layers.contenders import Contenders
@@ -70,7 +70,7 @@ class Chooser:
         if not self._tune:
             # The lowest precision is what was asked for; its first kernel is the general one.
             lowest = max(kernels, key=lambda kernel: PRECISIONS.index(kernel.precision))
-            return _by_rule(lowest.name, contenders.density, tokens)
+            return _by_rule(lowest.name, contenders.matrix.density, tokens)
         weight_RK = contenders.weight_RK
         generator = torch.Generator().manual_seed(0)
         x_TK = torch.randn(tokens, weight_RK.shape[1], generator=generator).to(weight_RK.dtype)
@@ -111,8 +111,8 @@ def _rival(contenders: Contenders, kernel: Kernel, x_TK: torch.Tensor, bias: tor
         kernel=contenders.cost_name(kernel),
         rows=num_rows,
         columns=num_columns,
-        pattern=str(contenders.sparse.pattern),
-        density=contenders.density,
+        pattern=str(contenders.matrix.pattern),
+        density=contenders.matrix.density,
         tokens=x_TK.shape[0],
         threads=torch.get_num_threads(),
     )
@@ -125,7 +125,7 @@ class Forced(Chooser):
 
     def __init__(self, kernel: str) -> None:
         super().__init__()
-        known = kernel_names("linear")
+        known = kernel_list("linear").names()
         if kernel not in known:
             raise InputError(f"compile: no kernel is called {kernel!r}. Known: {', '.join(known)}.")
         self._kernel = kernel
@@ -134,7 +134,7 @@ class Forced(Chooser):
         """The forced kernel, or dense with the reason."""
         if any(kernel.name == self._kernel for kernel in contenders.kernels):
             return Choice(tokens, self._kernel, None, None, "forced")
-        why = f"{self._kernel} does not take {contenders.sparse.pattern} at this precision"
+        why = f"{self._kernel} does not take {contenders.matrix.pattern} at this precision"
         return Choice(tokens, "dense", None, None, why)
 
 

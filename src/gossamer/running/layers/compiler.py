@@ -3,45 +3,39 @@
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-import gossamer.ops.linear.fp32  # noqa: F401  (registers the built-in kernels)
 from gossamer.errors import InputError, TargetError
-from gossamer.formats import pack
-from gossamer.nn import (
-    CompactWeight,
-    Conv2d,
-    Linear,
-    MaskedConv2d,
-    MaskedLinear,
-    MaskedWeight,
-    attention_outputs,
-    disable_fast_paths,
-    replace_module,
-)
+from gossamer.nn import attention_outputs, disable_fast_paths, replace_module
 from gossamer.nn.carried import call_hooks, carried, hand_over, leave
 from gossamer.nn.fastpath import READ_BY_ATTENTION
 from gossamer.nn.input_shapes import input_shapes
-from gossamer.ops.dispatch import candidates, report_fallback, report_missing
+from gossamer.nn.layer_kinds import form_of, kind_name, matrix_of
+from gossamer.ops.dispatch import report_fallback
 from gossamer.ops.engines.encoder import PackedEncoder
-from gossamer.patterns import Pattern, detect_pattern
+from gossamer.patterns import Pattern
 from gossamer.running.conv_net.network import use_conv_net
 from gossamer.running.encoder.layers import find_encoders
 from gossamer.running.encoder.native_encoder import choose_encoder, pack_encoder
 from gossamer.running.encoder.short_forward import shorten_forward
 from gossamer.running.layers.batch_norm import fold_batch_norms
-from gossamer.running.layers.casting import HALVES, casting
+from gossamer.running.layers.casting import HALVES
 from gossamer.running.layers.choose import Chooser, Forced
-from gossamer.running.layers.contenders import Contenders
-from gossamer.running.layers.convs import convert_conv
+from gossamer.running.layers.convs import pack_conv
 from gossamer.running.layers.fused_convs import fuse_convs, may_rewrite_forward
-from gossamer.running.layers.packed import MIN_SPARSITY, Choice, PackedLinear
-from gossamer.running.layers.weight_reads import READ_BY_MODEL, dense_weight, weights_read
+from gossamer.running.layers.job import Job, StaysDense
+from gossamer.running.layers.linears import pack_linear
+from gossamer.running.layers.packed import MIN_SPARSITY, Choice
+from gossamer.running.layers.weight_reads import READ_BY_MODEL, weights_read
+
+# How layers of each kind get their packed form: a new kind has a line here.
+PACKERS = {"linear": pack_linear, "conv": pack_conv}
 
 
 def compile(
@@ -94,19 +88,19 @@ def compile(
         decide = chooser or (Chooser() if kernel is None else Forced(kernel))
         fast, settled = _settle_read_weights(fast, example, counts)
         fold_batch_norms(fast, example, settled)
-        shapes = input_shapes(fast, example, (nn.Conv2d, Conv2d), "compile")
+        shapes = input_shapes(fast, example, "conv", "compile")
         encoders = _pack_encoders(fast, precision) if kernel is None else []
         for where, module in _layers(fast):
             if id(module) in settled or not _could_gain(module):
                 continue
             refused = carried(module)
-            if refused is not None:
-                new = _stay_as_it_is(module, where, counts, refused)
-            elif isinstance(module, nn.Conv2d | Conv2d):
-                stay_dense = _dense_stayer(where, counts)
-                new = convert_conv(where, module, shapes, decide, stay_dense, precision)
+            if refused is None:
+                matrix = matrix_of(module)
+                dtype = matrix.values.dtype
+                job = Job(where, module, matrix, dtype, counts, shapes, decide, precision)
+                new = _settle(_pack(job), job)
             else:
-                new = _convert(where, module, counts, decide, precision)
+                new = _stay_as_it_is(module, where, counts, refused)
             fast = _put(fast, module, new)
         for stock, packed in encoders:
             fast = _put(fast, stock, choose_encoder(stock, packed, counts, decide))
@@ -123,8 +117,11 @@ def compile(
 
 def _layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """Linear and Conv2d layers of all forms, with the names that messages give them."""
-    kinds = (nn.Linear, nn.Conv2d, Linear, Conv2d)
-    return [(n or type(m).__name__, m) for n, m in model.named_modules() if isinstance(m, kinds)]
+    return [
+        (name or type(module).__name__, module)
+        for name, module in model.named_modules()
+        if form_of(module) not in (None, "packed")
+    ]
 
 
 def _put(model: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
@@ -140,12 +137,10 @@ def _put(model: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
 
 def _could_gain(module: nn.Module) -> bool:
     """Whether a layer is pruned, or has so many zeros that a kernel may gain from them."""
-    if isinstance(module, MaskedWeight | CompactWeight):
-        return isinstance(module, MaskedLinear | MaskedConv2d | Linear | Conv2d)
-    if not isinstance(module, nn.Linear | nn.Conv2d):
-        return False
+    if form_of(module) != "dense":
+        return True
     with torch.no_grad():
-        weight = module.weight  # of subclasses, too: it may be computed
+        weight: Any = module.weight  # of subclasses, too: it may be computed
     if not isinstance(weight, torch.Tensor) or isinstance(weight, UninitializedParameter):
         return False
     return bool(weight.numel()) and float((weight != 0).float().mean()) <= 1 - MIN_SPARSITY
@@ -187,54 +182,22 @@ def _pack_encoders(model: nn.Module, precision: str) -> list[tuple[nn.Module, Pa
     return found
 
 
-def _convert(
-    name: str, module: nn.Module, counts: tuple[int, ...], chooser: Chooser, precision: str
-) -> nn.Module:
-    """The inference form of one Linear."""
-    weight_RK = dense_weight(module)
-    if isinstance(module, MaskedLinear | Linear):
-        mask_RK, pattern = module.mask(), module.pattern
-    else:
-        mask_RK = weight_RK != 0
-        pattern = detect_pattern(mask_RK)
-    if weight_RK.dtype not in (torch.float32, *HALVES) or weight_RK.device.type != "cpu":
-        reason = f"kernels are float32 on the CPU, this is {weight_RK.dtype} on {weight_RK.device}"
-        return _stay_dense(module, name, counts, reason)
-    sparse = pack(weight_RK.float(), mask_RK, pattern)
-    kernels = candidates("linear", sparse, precision)
-    if not kernels:
-        report_missing("linear", sparse.format, name)
-    if weight_RK.dtype in HALVES:
-        kernels = tuple(casting(kernel) for kernel in kernels)
-    return _pack(name, module, Contenders(sparse, weight_RK, kernels), counts, chooser)
-
-
-def _pack(
-    name: str,
-    module: nn.Module,
-    contenders: Contenders,
-    counts: tuple[int, ...],
-    chooser: Chooser,
-) -> nn.Module:
-    dtype = contenders.weight_RK.dtype
-    choices = tuple(chooser.choose(contenders, count) for count in counts)
-    sparse, chosen = contenders.sparse, {choice.kernel for choice in choices}
-    if chosen == {"dense"}:
-        dense = _as_dense(module)
-        _annotate(dense, sparse.pattern, choices)
-        return dense
-    runs = {k.name: contenders.packed(k) for k in contenders.kernels if k.name in chosen}
-    held = contenders.weight_RK if "dense" in chosen else None
-    bias: Any = module.bias
-    choices = tuple(choice.of_dtype(dtype) for choice in choices)
-    return PackedLinear(sparse, runs, bias, choices, held, dtype, name)
+def _pack(job: Job) -> nn.Module | StaysDense:
+    """The inference form of one layer, by its kind."""
+    if job.dtype not in (torch.float32, *HALVES) or job.matrix.values.device.type != "cpu":
+        where = job.matrix.values.device
+        return StaysDense(reason=f"kernels are float32 on the CPU, this is {job.dtype} on {where}")
+    job = replace(job, matrix=replace(job.matrix, values=job.matrix.values.float()))
+    return PACKERS[kind_name(job.layer)](job)
 
 
 def _as_dense(module: nn.Module) -> nn.Module:
     """A stock layer with exact zeros and no gradients."""
-    if isinstance(module, MaskedLinear | MaskedConv2d | Linear | Conv2d):
-        return module.to_dense().eval().requires_grad_(False)
-    return module
+    if form_of(module) == "dense":
+        return module
+    sparse: Any = module
+    dense: nn.Module = sparse.to_dense().eval().requires_grad_(False)
+    return dense
 
 
 def _stay_dense(module: nn.Module, name: str, counts: tuple[int, ...], reason: str) -> nn.Module:
@@ -250,8 +213,15 @@ def _stay_as_it_is(module: nn.Module, name: str, counts: tuple[int, ...], reason
     return module
 
 
-def _dense_stayer(name: str, counts: tuple[int, ...]) -> Callable[[nn.Module, str], nn.Module]:
-    return lambda module, reason: _stay_dense(module, name, counts, reason)
+def _settle(result: nn.Module | StaysDense, job: Job) -> nn.Module:
+    """What takes the place of a layer."""
+    if not isinstance(result, StaysDense):
+        return result
+    if result.reason:
+        return _stay_dense(job.layer, job.name, job.counts, result.reason)
+    dense = _as_dense(job.layer)
+    _annotate(dense, job.matrix.pattern, result.choices)
+    return dense
 
 
 def _annotate(dense: nn.Module, pattern: Pattern | None, choices: tuple[Choice, ...]) -> None:

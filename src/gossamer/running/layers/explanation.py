@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from gossamer.nn import CompactWeight, MaskedConv2d, MaskedLinear, attention_outputs
+from gossamer.nn import attention_outputs
 from gossamer.nn.carried import LEFT
 from gossamer.nn.fastpath import READ_BY_ATTENTION
+from gossamer.nn.layer_kinds import density_of, form_of, shape_of
 from gossamer.nn.left_dense import LeftDense, left_dense, left_lines
 from gossamer.ops.engines.conv_net import ConvStep
 from gossamer.running.conv_net.network import NetForward
 from gossamer.running.encoder.native_encoder import NativeEncoder
-from gossamer.running.layers.packed import MIN_SPARSITY, Choice, PackedLinear
-from gossamer.running.layers.packed_conv import PackedConv2d
+from gossamer.running.layers.packed import MIN_SPARSITY, Choice
 
 _LAYER_BY_LAYER, _AS_IT_WAS, _MASKED = "layer by layer", "as it was", "masked dense"
 _NOT_SPARSE = ("dense", _MASKED, _LAYER_BY_LAYER, _AS_IT_WAS)
@@ -98,9 +98,7 @@ def explain(model: nn.Module) -> Explanation:
             rows.append(_net_row(name, module, forward, forward.choice))
         if isinstance(module, NativeEncoder):
             rows.extend(_encoder_rows(name, module))
-        elif isinstance(
-            module, PackedLinear | PackedConv2d | CompactWeight | nn.Linear | nn.Conv2d
-        ):
+        elif form_of(module) is not None:
             rows.extend(_rows(name or type(module).__name__, module, id(module) in outputs))
         elif LEFT in module.__dict__:
             rows.append(_left_row(name or type(module).__name__, module))
@@ -126,10 +124,10 @@ def _left_row(name: str, module: nn.Module) -> Row:
 
 
 def _weights_with_a_row(module: nn.Module) -> int | None:
-    if isinstance(module, PackedLinear | PackedConv2d):
-        return torch.Size(_shape(module)).numel()
-    weight = module._parameters.get("weight") if isinstance(module, nn.Linear | nn.Conv2d) else None
-    return None if weight is None else weight.numel()
+    form, weight = form_of(module), module._parameters.get("weight")
+    if form == "packed":
+        return torch.Size(shape_of(module)).numel()
+    return None if form is None or weight is None else weight.numel()
 
 
 def _net_row(name: str, module: nn.Module, forward: NetForward, choice: Choice) -> Row:
@@ -140,7 +138,7 @@ def _net_row(name: str, module: nn.Module, forward: NetForward, choice: Choice) 
         name=name or type(module).__name__,
         kind=type(forward).__name__,
         shape=(len(convs), *forward.net.plan.values[0].size),
-        density=sum(step.values.numel() for step in convs) / max(numel, 1),
+        density=sum(step.matrix.nnz for step in convs) / max(numel, 1),
         pattern="-",
         format="-",
         tokens=choice.tokens,
@@ -197,7 +195,7 @@ def _rows(name: str, module: nn.Module, is_read: bool) -> list[Row]:
             )
             for c in choices
         ]
-    if form == "dense" and _density(module) > 1 - MIN_SPARSITY:
+    if form == "dense" and density_of(module) > 1 - MIN_SPARSITY:
         why = "no mask and too few zeros to gain"
     else:
         why = f"stays dense when compiled, too: {READ_BY_ATTENTION}" if is_read else _NOT_COMPILED
@@ -206,9 +204,10 @@ def _rows(name: str, module: nn.Module, is_read: bool) -> list[Row]:
 
 def _form(module: nn.Module) -> str:
     """What a layer runs as where no sparse kernel does."""
-    if isinstance(module, CompactWeight):
-        return f"compact/{module.mode}"
-    return _MASKED if isinstance(module, MaskedLinear | MaskedConv2d) else "dense"
+    form = form_of(module)
+    return {"masked": _MASKED, "compact": f"compact/{getattr(module, 'mode', '')}"}.get(
+        form or "", "dense"
+    )
 
 
 def _row(
@@ -223,8 +222,8 @@ def _row(
     return Row(
         name=name,
         kind=type(module).__name__,
-        shape=_shape(module),
-        density=_density(module),
+        shape=shape_of(module),
+        density=density_of(module),
         pattern=str(getattr(module, "pattern", None) or "-"),
         format=getattr(module, "format", "-"),
         tokens=tokens,
@@ -233,29 +232,6 @@ def _row(
         sparse_us=sparse_us,
         why=why,
     )
-
-
-def _shape(module: nn.Module) -> tuple[int, ...]:
-    if isinstance(module, PackedLinear):
-        return (module.out_features, module.in_features)
-    if isinstance(module, PackedConv2d | CompactWeight):
-        return module.weight_shape
-    return tuple(_weight(module).shape)
-
-
-def _density(module: nn.Module) -> float:
-    held = PackedLinear | PackedConv2d | CompactWeight | MaskedLinear | MaskedConv2d
-    if isinstance(module, held):
-        return module.density
-    weight = _weight(module)
-    return float((weight != 0).float().mean()) if weight.numel() else 1.0
-
-
-def _weight(module: nn.Module) -> torch.Tensor:
-    """Of a stock layer; it may be computed."""
-    with torch.no_grad():
-        weight: torch.Tensor = module.weight  # type: ignore[assignment]
-    return weight
 
 
 def _why(row: Row) -> str:

@@ -16,8 +16,9 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError, TargetError
-from gossamer.nn import Linear, MaskedLinear, replace_module
+from gossamer.nn import replace_module
 from gossamer.nn.carried import carried, carried_by_calls
+from gossamer.nn.layer_kinds import kind_name, weight_of
 from gossamer.nn.relufication import ShiftedReLU
 from gossamer.ops.addresses import direct_address
 from gossamer.ops.engines.neurons import PackedNeurons
@@ -105,8 +106,7 @@ def use_active_neurons(
         )
     for name, block in blocks.items():
         for part, module in block.named_modules(prefix=name):
-            linear = isinstance(module, nn.Linear | Linear)
-            reason = carried(module) if linear else carried_by_calls(module)
+            reason = carried(module) if kind_name(module) else carried_by_calls(module)
             if reason is not None:
                 raise TargetError(f"active neurons: {part} would not be called any more: {reason}.")
     inputs = _record(model, blocks, run)
@@ -131,11 +131,9 @@ def _is_block(module: nn.Module) -> bool:
     if not is_gated and not is_plain:
         return False
     gate, up, down, activation = _layers(module)
-    linear = nn.Linear | Linear | MaskedLinear
     return (
         isinstance(activation, nn.ReLU | ShiftedReLU)
-        and all(isinstance(layer, linear) for layer in (gate, down))
-        and (up is None or isinstance(up, linear))
+        and all(kind_name(layer) == "linear" for layer in (gate, down, up or gate))
         and gate.in_features == down.out_features
     )
 
@@ -162,23 +160,14 @@ def _record(
     return {name: torch.cat(rows)[:_MAX_INPUTS] for name, rows in seen.items()}
 
 
-def _weight(layer: Any) -> torch.Tensor:
-    if isinstance(layer, MaskedLinear):
-        return layer.masked_weight().detach()
-    if isinstance(layer, Linear):
-        return layer.to_dense().weight.detach()
-    weight: torch.Tensor = layer.weight.detach()
-    return weight
-
-
 def pack_block(block: nn.Module, *, bf16: bool = False) -> PackedNeurons:
     """The neurons of a block."""
     gate, up, down, activation = _layers(block)
     shift = float(activation.get_buffer("shift")) if isinstance(activation, ShiftedReLU) else 0.0
     return PackedNeurons(
-        _weight(gate),
-        None if up is None else _weight(up),
-        _weight(down).T.contiguous(),
+        weight_of(gate),
+        None if up is None else weight_of(up),
+        weight_of(down).T.contiguous(),
         gate_bias_N=gate.bias,
         up_bias_N=None if up is None else up.bias,
         shift=shift,

@@ -10,14 +10,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from gossamer.errors import WeightIsPacked
-from gossamer.formats import unpack
-from gossamer.formats.base import SparseTensor
-from gossamer.formats.bits import pack_bits
+from gossamer.formats import SparseMatrix, choose_format
 from gossamer.nn import Linear
+from gossamer.nn.sparse_layer import SparseLayer
 from gossamer.nn.weight_stand_in import HasNoWeight, Refusal, WeightStandIn
 from gossamer.ops.dispatch import Run
 from gossamer.ops.linear.packed_weight import PackedWeight
-from gossamer.patterns import Pattern
 from gossamer.running.layers.casting import Casting
 
 # A dense layer with fewer zeros than this is left alone: no kernel gains from it.
@@ -64,42 +62,43 @@ def packed_stand_in(where: str, shape: tuple[int, ...], dtype: torch.dtype) -> W
     return WeightStandIn(shape, dtype, torch.device("cpu"), Refusal(WeightIsPacked, message))
 
 
-class PackedLinear(HasNoWeight):
+class PackedLinear(HasNoWeight, SparseLayer):
     """y = x W^T + b with W packed for the kernels that won. Inference only.
 
     `runs` holds the packed weight of each kernel named in `choices`. They are copies: later edits
     of the layer they came from do not reach them. Calls are safe from several threads. A dense
     weight is held only if some token count runs dense. `dtype` is that of the layer: a 16-bit one
-    has float32 in `sparse`, and runs that cast (`casting.py`).
+    has float32 in `matrix`, and runs that cast (`casting.py`).
     """
 
+    kind = "linear"
+    form = "packed"
     bias: nn.Parameter | None
-    dense_weight: torch.Tensor | None
+    dense_copy: torch.Tensor | None
 
     def __init__(
         self,
-        sparse: SparseTensor,
+        matrix: SparseMatrix,
         runs: dict[str, Run],
         bias: torch.Tensor | None,
         choices: tuple[Choice, ...],
-        dense_weight: torch.Tensor | None,
+        dense_copy: torch.Tensor | None,
         dtype: torch.dtype = torch.float32,
         where: str = "a compiled Linear",
     ) -> None:
         super().__init__()
-        self.out_features, self.in_features = sparse.shape
+        self.out_features, self.in_features = matrix.shape
         self._dtype = dtype
         self._stand_in = packed_stand_in(where, (self.out_features, self.in_features), dtype)
-        self.pattern: Pattern = sparse.pattern
-        self.format = sparse.format
+        self.pattern = matrix.pattern
         self.runs = runs
-        self.density = sparse.nnz / max(self.out_features * self.in_features, 1)
+        self._nnz = matrix.nnz
         # Some layouts give the kept values back; beside any other the source is held.
-        self._source = None if self._lossless() is not None else sparse
+        self._source = None if self._lossless() is not None else matrix
         self.choices = tuple(sorted(choices, key=lambda choice: choice.tokens))
         held = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
         self.register_parameter("bias", held)
-        self.register_buffer("dense_weight", dense_weight, persistent=False)
+        self.register_buffer("dense_copy", dense_copy, persistent=False)
         self._switches = self._find_switches()
 
     @property
@@ -136,20 +135,38 @@ class PackedLinear(HasNoWeight):
                 if numel >= start:
                     run = later
         if run is None:
-            return F.linear(x, self._buffers["dense_weight"], bias)  # type: ignore[arg-type]
+            return F.linear(x, self._buffers["dense_copy"], bias)  # type: ignore[arg-type]
         return run(x, bias, "none")
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """[out, in]."""
+        return self.out_features, self.in_features
+
+    @property
+    def nnz(self) -> int:
+        """Kept weights."""
+        return self._nnz
+
+    @property
+    def format(self) -> str:
+        """What a file would hold the weight in."""
+        return choose_format((self.out_features, self.in_features), self._nnz, 4, self.pattern)
+
+    def matrix(self) -> SparseMatrix:
+        """The kept values that were packed, in the dtype of the layer."""
+        packed = self._lossless()
+        matrix = self._source if packed is None else packed.unpack()
+        assert matrix is not None  # noqa: S101  (held for layouts that are not lossless)
+        positions = replace(matrix.positions, pattern=self.pattern)
+        # A 16-bit value is the same in 32 bits.
+        return SparseMatrix(positions, matrix.values.to(self._dtype))
 
     def to_compact(self) -> Linear:
         """The compact layer with the same kept values: what `gossamer.save` writes."""
-        packed = self._lossless()
-        if packed is not None:
-            values, mask_bits = packed.unpack()
-        else:
-            assert self._source is not None  # noqa: S101  (set for such layouts)
-            weight_RK, mask_RK = unpack(self._source)
-            values, mask_bits = weight_RK[mask_RK], pack_bits(mask_RK)
-        values = values.to(self._dtype)  # a 16-bit value is the same in 32 bits
-        return Linear(values, mask_bits, self.in_features, self.bias, pattern=self.pattern)
+        held = self.matrix()
+        bits, width = held.positions.bits(), self.in_features
+        return Linear(held.values, bits, width, self.bias, pattern=self.pattern)
 
     def _lossless(self) -> PackedWeight | None:
         runs = (run.run if isinstance(run, Casting) else run for run in self.runs.values())

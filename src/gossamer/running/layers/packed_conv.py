@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """A convolution for inference: packed kept weights on the sparse kernel."""
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
+from gossamer.formats import SparseMatrix
 from gossamer.nn import Conv2d
 from gossamer.nn.conv_attributes import ConvAttributes
+from gossamer.nn.sparse_layer import SparseLayer
 from gossamer.nn.weight_stand_in import HasNoWeight
 from gossamer.ops.conv.fp32 import PackedConv
 from gossamer.ops.conv.settings import ConvSettings
@@ -13,7 +17,7 @@ from gossamer.patterns import Pattern
 from gossamer.running.layers.packed import Choice, packed_stand_in
 
 
-class PackedConv2d(ConvAttributes, HasNoWeight):
+class PackedConv2d(ConvAttributes, HasNoWeight, SparseLayer):
     """`nn.Conv2d` with a weight packed for a kernel. Inference only.
 
     The packed weight is a copy: later edits of the layer it came from do not reach it. Images of
@@ -21,6 +25,8 @@ class PackedConv2d(ConvAttributes, HasNoWeight):
     packs the weight once more. `dtype` is that of the layer: 16-bit ones are computed in float32.
     """
 
+    kind = "conv"
+    form = "packed"
     bias: nn.Parameter | None
 
     def __init__(
@@ -36,8 +42,8 @@ class PackedConv2d(ConvAttributes, HasNoWeight):
         self.packed = packed
         self.settings: ConvSettings = packed.settings
         self._dtype = dtype
-        self._stand_in = packed_stand_in(where, self.weight_shape, dtype)
-        self.pattern: Pattern = pattern
+        self._stand_in = packed_stand_in(where, self.settings.weight_shape, dtype)
+        self.pattern = pattern
         self.choices = choices
         held = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
         self.register_parameter("bias", held)
@@ -48,9 +54,15 @@ class PackedConv2d(ConvAttributes, HasNoWeight):
         return self._stand_in
 
     @property
-    def density(self) -> float:
-        """Kept fraction."""
-        return self.packed.values.numel() / max(torch.Size(self.weight_shape).numel(), 1)
+    def weight_shape(self) -> tuple[int, ...]:
+        """[out, in / groups, kernel height, kernel width]."""
+        return self.settings.weight_shape
+
+    def matrix(self) -> SparseMatrix:
+        """The kept values that were packed, in the dtype of the layer."""
+        held = self.packed.matrix
+        positions = replace(held.positions, pattern=self.pattern)
+        return SparseMatrix(positions, held.values.to(self._dtype))
 
     def forward(
         self, x: torch.Tensor, added: torch.Tensor | None = None, activation: str = "none"
@@ -64,14 +76,9 @@ class PackedConv2d(ConvAttributes, HasNoWeight):
 
     def to_compact(self) -> Conv2d:
         """The compact layer with the same kept values: what `gossamer.save` writes."""
-        packed = self.packed
-        return Conv2d(
-            packed.values.to(self._dtype, copy=True),
-            packed.mask_bits.clone(),
-            self.settings,
-            self.bias,
-            pattern=self.pattern,
-        )
+        held = self.matrix()
+        values, bits = held.values.clone(), held.positions.bits().clone()
+        return Conv2d(values, bits, self.settings, self.bias, pattern=self.pattern)
 
     def extra_repr(self) -> str:
         """Sizes and the kernel, as nn.Conv2d prints its own."""

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from gossamer.nn import CompactWeight, MaskedWeight, replace_module
+from gossamer.nn import replace_module
 from gossamer.nn.batch import call_on_batch
+from gossamer.nn.layer_kinds import weight_of
 from gossamer.nn.weight_stand_in import WeightStandIn
 
 READ_BY_MODEL = "the model computes with its weight itself, beside calling the layer or instead"
@@ -44,16 +45,6 @@ def weights_read(model: nn.Module, example: Any, layers: Iterable[nn.Module]) ->
     return {id(probe.layer) for probe in probes if probe.was_used}
 
 
-def dense_weight(layer: nn.Module) -> torch.Tensor:
-    """The weight of a Linear or Conv2d in its own shape, exact zeros included; no gradients."""
-    if isinstance(layer, CompactWeight):
-        return layer.dense_weight()
-    if isinstance(layer, MaskedWeight):
-        return layer.masked_weight().detach()
-    weight: torch.Tensor = layer.weight  # type: ignore[assignment]
-    return weight.detach()
-
-
 class _Probe(nn.Module):
     """A layer that notes who reads its weight."""
 
@@ -70,7 +61,7 @@ class _Probe(nn.Module):
 
     def _give(self) -> torch.Tensor:
         self.was_used = True
-        return dense_weight(self.layer)
+        return weight_of(self.layer)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.layer(*args, **kwargs)

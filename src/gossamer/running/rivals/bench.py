@@ -15,12 +15,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-import gossamer.ops.linear.fp32  # noqa: F401  (registers the built-in kernels)
+import gossamer.ops.linear  # noqa: F401  (lists the built-in kernels)
 from gossamer.errors import InputError
-from gossamer.formats import pack
-from gossamer.formats.base import SparseTensor
+from gossamer.formats import SparseMatrix, choose_format
 from gossamer.ops import _native
-from gossamer.ops.dispatch import prepare
+from gossamer.ops.dispatch import Problem, kernels_for
 from gossamer.ops.kernels import active_kernels
 from gossamer.ops.load import LoadWatch
 from gossamer.ops.timing import Duel, duel, fair_clock, race, spread_of, stopwatch
@@ -109,16 +108,17 @@ def bench_linear(
     generator = torch.Generator().manual_seed(seed + 1)
     x_TK = torch.randn(tokens, shape[1], generator=generator)
     bias_R = torch.randn(shape[0], generator=generator)
-    prepared = prepare("linear", sparse)
+    kernel = kernels_for("linear", Problem(sparse))[0]
+    run = kernel.pack(Problem(sparse))
     turns: list[Duel] = []
     ceiling, watch = 0.0, LoadWatch()
-    mix = mix_of(prepared.kernel)
+    mix = mix_of(kernel.name)
     with torch.inference_mode():
         for _ in range(_TURNS):
             turns.append(
                 duel(
                     functools.partial(F.linear, x_TK, w_RK, bias_R),
-                    functools.partial(prepared.run, x_TK, bias_R, "none"),
+                    functools.partial(run, x_TK, bias_R, "none"),
                     budget_seconds=budget_seconds / _TURNS,
                     max_rounds=1000,
                     watch=watch,
@@ -131,8 +131,8 @@ def bench_linear(
         tokens=tokens,
         sparsity=1 - sparse.nnz / w_RK.numel(),
         pattern=str(sparse.pattern),
-        format=sparse.format,
-        kernel=prepared.kernel,
+        format=choose_format(sparse.shape, sparse.nnz, w_RK.element_size(), sparse.pattern),
+        kernel=kernel.name,
         kernels=active_kernels(),
         threads=torch.get_num_threads(),
         dense_us=min(turn.first_us for turn in turns),
@@ -149,8 +149,8 @@ def sample_weight(
     pattern: str | Pattern = "unstructured",
     *,
     seed: int = 0,
-) -> tuple[torch.Tensor, SparseTensor]:
-    """A random weight [R, K] pruned by magnitude to a pattern: dense with its zeros, and packed.
+) -> tuple[torch.Tensor, SparseMatrix]:
+    """A random weight [R, K] pruned by magnitude to a pattern: dense with its zeros, and sparse.
 
     Patterns with a density of their own ignore `sparsity`.
     """
@@ -159,7 +159,7 @@ def sample_weight(
     fixed = chosen.fixed_density
     mask_RK = chosen.project(w_RK.abs(), 1 - sparsity if fixed is None else fixed)
     w_RK = w_RK * mask_RK
-    return w_RK, pack(w_RK, mask_RK, chosen)
+    return w_RK, SparseMatrix.from_dense(w_RK, mask_RK, chosen)
 
 
 def mix_of(kernel: str) -> str:

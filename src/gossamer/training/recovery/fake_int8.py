@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.formats.bits import pack_bits
+from gossamer.formats import SparseMatrix
 from gossamer.nn import (
     CompactWeight,
     Conv2d,
@@ -111,8 +111,7 @@ class QuantisedLayers:
 
 def engine_bits() -> int:
     """Bits of an activation in the int8 kernels of this CPU: 8 with VNNI, else 7."""
-    one = torch.ones(1, 1, dtype=torch.bool)
-    return pack_int8(torch.ones(1), pack_bits(one), (1, 1)).activation_bits
+    return pack_int8(SparseMatrix.from_dense(torch.ones(1, 1))).activation_bits
 
 
 def attach_fake_int8(

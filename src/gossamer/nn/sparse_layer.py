@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every layer with a sparse weight is, whatever its kind and its form."""
+
+from typing import ClassVar, Literal, TypeVar
+
+import torch
+from torch import nn
+
+from gossamer.formats import SparseMatrix
+from gossamer.patterns import Pattern
+
+Form = Literal["masked", "compact", "packed"]
+DenseLayer = TypeVar("DenseLayer", nn.Linear, nn.Conv2d)
+
+
+class SparseLayer(nn.Module):
+    """A layer whose weight keeps some of its entries.
+
+    Attributes:
+        kind: its row in the table of layer kinds (`nn/layer_kinds.py`): "linear", "conv".
+        form: "masked" while the mask moves, "compact" once it is fixed, "packed" for inference.
+        pattern: the rule the mask obeys.
+    """
+
+    kind: ClassVar[str]
+    form: ClassVar[Form]
+    pattern: Pattern
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """Shape of the dense weight."""
+        raise NotImplementedError
+
+    def matrix(self) -> SparseMatrix:
+        """The sparse weight: positions and kept values, detached; a view where the form allows."""
+        raise NotImplementedError
+
+    def trained(self) -> nn.Parameter:
+        """The Parameter that holds the weight in training."""
+        raise NotImplementedError
+
+    def dense_weight(self) -> torch.Tensor:
+        """A copy of the weight in its own shape, exact zeros included; no gradients."""
+        return self.matrix().dense()
+
+    @property
+    def matrix_shape(self) -> tuple[int, int]:
+        """[R, K] of the weight seen as a matrix."""
+        rows, *rest = self.weight_shape
+        return rows, torch.Size(rest).numel()
+
+    @property
+    def nnz(self) -> int:
+        """Kept weights."""
+        return self.matrix().nnz
+
+    @property
+    def density(self) -> float:
+        """Kept fraction; 1 for a weight without elements."""
+        numel = torch.Size(self.weight_shape).numel()
+        return self.nnz / numel if numel else 1.0
+
+    def mask(self) -> torch.Tensor:
+        """A copy of the mask, bool [R, K]."""
+        return self.matrix().mask()
+
+    def mask_digest(self) -> str:
+        """sha256 (hex) of shape and mask, to compare ranks and files."""
+        return self.matrix().positions.digest
+
+    def _copied_to(self, dense: DenseLayer) -> DenseLayer:
+        """`dense` with copies of the weight and the bias, in the same mode."""
+        trains, bias = self.trained().requires_grad, self._parameters["bias"]
+        dense.weight = nn.Parameter(self.dense_weight(), requires_grad=trains)
+        if bias is not None:
+            dense.bias = nn.Parameter(bias.detach().clone(), requires_grad=bias.requires_grad)
+        return dense.train(self.training)
