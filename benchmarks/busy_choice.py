@@ -24,8 +24,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import gossamer
-from gossamer.formats import pack
-from gossamer.ops.dispatch import candidates
+from gossamer.ops.dispatch import Problem, kernels_for
 from gossamer.ops.kernels import active_kernels, cpu_name
 from gossamer.running.layers.choose import Chooser
 from gossamer.running.layers.cost_table import CostTable
@@ -101,14 +100,13 @@ def reference(case, names=None, seconds=REFERENCE_SECONDS):
     """Best microseconds of dense and every kernel, all in turn."""
     _, model, precision, tokens = case
     layer = model[0]
-    weight, mask = layer.masked_weight().detach(), layer.mask()
-    sparse = pack(weight, mask, layer.pattern)
+    weight = layer.dense_weight()
+    problem = Problem(layer.matrix(), precision, tokens)
     x, bias = torch.randn(tokens, weight.shape[1]), torch.zeros(weight.shape[0])
     calls = {"dense": lambda: F.linear(x, weight, bias)}
-    for kernel in candidates("linear", sparse, precision):
-        if kernel.max_tokens is None or tokens <= kernel.max_tokens:
-            run = kernel.prepare(sparse)
-            calls[kernel.name] = lambda run=run: run(x, bias, "none")
+    for kernel in kernels_for("linear", problem):
+        run = kernel.pack(problem)
+        calls[kernel.name] = lambda run=run: run(x, bias, "none")
     if names is not None:
         calls = {name: call for name, call in calls.items() if name in names}
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter

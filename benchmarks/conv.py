@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from gossamer.formats.bits import pack_bits
+from gossamer.formats import SparseMatrix
 from gossamer.nn import Conv2d
 from gossamer.ops.conv.fp32 import PackedConv
 from gossamer.ops.conv.int8 import PackedInt8Conv
@@ -94,7 +94,7 @@ def make(case, batch, sparsity):
 def bench_forward(case, batch, sparsity, seconds, ceiling):
     settings, matrix, mask, x = make(case, batch, sparsity)
     weight, bias = matrix.view(settings.weight_shape), torch.randn(settings.out_channels)
-    packed = PackedConv(matrix[mask], pack_bits(mask), settings)
+    packed = PackedConv(SparseMatrix.from_dense(matrix, mask), settings)
     with torch.inference_mode():
         times = duel(
             lambda: settings.apply(x, weight, bias),
@@ -107,7 +107,7 @@ def bench_forward(case, batch, sparsity, seconds, ceiling):
 def bench_int8(case, batch, sparsity, seconds, ceiling):
     settings, matrix, mask, x = make(case, batch, sparsity)
     weight, bias = matrix.view(settings.weight_shape), torch.randn(settings.out_channels)
-    arguments = (matrix[mask], pack_bits(mask), settings)
+    arguments = (SparseMatrix.from_dense(matrix, mask), settings)
     fp32, int8 = PackedConv(*arguments), PackedInt8Conv(*arguments)
     stock = quantized(settings, weight, bias)
     q = torch.quantize_per_tensor(x, 0.05, 64, torch.quint8)

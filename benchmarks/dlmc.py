@@ -18,8 +18,7 @@ import torch
 
 from gossamer import settings
 from gossamer.cli.shell.output import table
-from gossamer.formats import pack
-from gossamer.patterns import Unstructured
+from gossamer.formats import SparseMatrix
 from gossamer.running.rivals.bench import mix_of
 from support import contenders
 from support.options import give, machine, parser, progress
@@ -97,7 +96,7 @@ def measure(mask_RK, tokens, peers, seconds):
     generator = torch.Generator().manual_seed(0)
     w_RK = torch.randn(mask_RK.shape, generator=generator) * mask_RK
     x_TK = torch.randn(tokens, mask_RK.shape[1], generator=generator)
-    sparse = pack(w_RK, mask_RK, Unstructured())
+    sparse = SparseMatrix.from_dense(w_RK, mask_RK)
     kernels = contenders.gossamer_contenders(w_RK, sparse, x_TK)
     watches = contenders.dense_contender(w_RK, x_TK)
     watches |= contenders.csr_contender(w_RK, x_TK)

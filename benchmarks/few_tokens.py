@@ -19,7 +19,7 @@ import sys
 import torch
 import torch.nn.functional as F
 
-from gossamer.formats.bits import pack_bits
+from gossamer.formats import SparseMatrix
 from gossamer.ops.kernels import active_kernels, cpu_name
 from gossamer.ops.linear.few import DTYPES, pack_few
 from gossamer.ops.timing import duel
@@ -89,10 +89,10 @@ def sparse_run(weight_RK, pattern, sparsity, form, dtype, x_TK, bare):
     density = 1 - sparsity if chosen.fixed_density is None else None
     mask_RK = chosen.project(weight_RK.abs(), density)
     group = (chosen.num_kept, chosen.group) if form == "nm" else None
-    arrays = weight_RK[mask_RK], pack_bits(mask_RK), tuple(weight_RK.shape)
-    first = pack_few(*arrays, form=form, dtype=dtype, group=group)
+    matrix = SparseMatrix.from_dense(weight_RK, mask_RK)
+    first = pack_few(matrix, form=form, dtype=dtype, group=group)
     copies = [first] + [
-        pack_few(*arrays, form=form, dtype=dtype, group=group)
+        pack_few(matrix, form=form, dtype=dtype, group=group)
         for _ in range(num_copies(first.nbytes) - 1)
     ]
     if not bare:

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from gossamer.formats.bits import pack_bits
+from gossamer.formats import SparseMatrix
 from gossamer.ops.kernels import active_kernels, cpu_name
 from gossamer.ops.linear.panel import pack_panel
 from gossamer.ops.timing import duel
@@ -59,7 +59,7 @@ def main():
         weight, x = torch.randn(shape), torch.randn(TOKENS, shape[1])
         mask = torch.rand(shape) >= sparsity
         weight = weight * mask
-        packed = pack_panel(weight[mask], pack_bits(mask), shape)
+        packed = pack_panel(SparseMatrix.from_dense(weight, mask))
         cases.append(
             {
                 "shape": shape,

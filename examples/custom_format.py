@@ -1,10 +1,11 @@
-"""A plug-in on three axes with its conformance tests: a storage format, its kernel, a scorer."""
+"""Plug-ins on three axes with their conformance tests: a storage format, a kernel, a scorer."""
 
 import torch
 from torch import nn
 
 import gossamer
-from gossamer.formats.base import VALUE_DTYPES, Format, expect_array, expect_only
+from gossamer.formats import VALUE_DTYPES, Format
+from gossamer.formats.base import expect_array, expect_only, with_mask
 from gossamer.patterns import Unstructured
 
 
@@ -16,34 +17,31 @@ class Flat(Format):
     def supports(self, pattern):
         return isinstance(pattern, Unstructured)
 
-    def pack(self, weight_RK, mask_RK, pattern):
-        positions = mask_RK.flatten().nonzero().flatten()
-        return {"values": weight_RK.flatten()[positions], "positions": positions.int()}
+    def encode(self, matrix):
+        positions = matrix.mask().flatten().nonzero().flatten()
+        return {"values": matrix.values, "positions": positions.int()}
 
-    def validate(self, arrays, shape, pattern, where="tensor"):
+    def decode(self, arrays, shape, pattern, where="tensor"):
         expect_only(arrays, ("values", "positions"), where)
         values = expect_array(arrays, "values", VALUE_DTYPES, (None,), where)
         positions = expect_array(arrays, "positions", (torch.int32,), (len(values),), where).long()
-        bounded = torch.cat([torch.tensor([-1]), positions, torch.tensor([shape[0] * shape[1]])])
+        numel = torch.Size(shape).numel()
+        bounded = torch.cat([torch.tensor([-1]), positions, torch.tensor([numel])])
         if not bool((bounded.diff() > 0).all()):
             raise gossamer.errors.FormatError(f"{where}: positions must increase and be in range.")
-
-    def unpack(self, arrays, shape, pattern):
-        weight, mask = arrays["values"].new_zeros(shape), torch.zeros(shape, dtype=torch.bool)
-        weight.view(-1)[arrays["positions"].long()] = arrays["values"]
-        mask.view(-1)[arrays["positions"].long()] = True
-        return weight, mask
+        mask = torch.zeros(numel, dtype=torch.bool)
+        mask[positions] = True
+        return with_mask(values, mask.view(shape).flatten(1), shape, pattern)
 
     def nbytes(self, shape, nnz, itemsize, pattern):
         return nnz * (itemsize + 4)
 
 
-def linear_flat(sparse):
-    rows_cols = torch.stack(torch.unravel_index(sparse.arrays["positions"].long(), sparse.shape))
-    weight = torch.sparse_coo_tensor(rows_cols, sparse.values, sparse.shape, check_invariants=True)
+def linear_flat(matrix):
+    weight = matrix.dense().to_sparse()
 
     def run(x, bias, activation):
-        y = (weight @ x.reshape(-1, sparse.shape[1]).T).T.reshape(*x.shape[:-1], sparse.shape[0])
+        y = (weight @ x.reshape(-1, matrix.shape[1]).T).T.reshape(*x.shape[:-1], matrix.shape[0])
         y = y if bias is None else y + bias
         return y if activation == "none" else getattr(nn.functional, activation)(y)
 

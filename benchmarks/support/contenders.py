@@ -32,11 +32,11 @@ def gossamer_contenders(w_RK, sparse, x_TK, precision="fp32"):
     """Every kernel that takes the weight and computes in exactly this precision, by name."""
     made = {}
     expected_TR = F.linear(x_TK, w_RK)
-    for kernel in dispatch.candidates("linear", sparse, precision):
-        is_for_fewer = kernel.max_tokens is not None and len(x_TK) > kernel.max_tokens
-        if kernel.precision != precision or is_for_fewer:
+    problem = dispatch.Problem(sparse, precision, len(x_TK))
+    for kernel in dispatch.kernels_for("linear", problem):
+        if kernel.precision != precision:
             continue
-        call = functools.partial(kernel.prepare(sparse), x_TK, None, "none")
+        call = functools.partial(kernel.pack(problem), x_TK, None, "none")
         if not agrees(call(), expected_TR, precision):
             raise SystemExit(
                 f"{kernel.name} on {sparse.pattern} {list(sparse.shape)}: wrong result"

@@ -6,7 +6,6 @@ Only names registered here can appear in a recipe or a file; nothing is ever imp
 
 from collections.abc import Callable
 
-import gossamer.ops.linear  # noqa: F401  (built-in kernels take their names first)
 from gossamer.formats import FORMATS, Format, SparseMatrix
 from gossamer.ops.dispatch import Kernel, Problem, Run, kernel_list, of_matrix
 from gossamer.patterns import PATTERNS, Pattern

@@ -1,30 +1,22 @@
-import functools
-
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import gossamer
 from gossamer.errors import DenseFallback, KernelError, KernelMissing, RegistryError
-from gossamer.formats import FORMATS, pack, unpack
-from gossamer.formats.bitmask import Bitmask
 from gossamer.ops.dispatch import (
-    LINEAR,
-    built_in_kernels,
+    Problem,
     fallbacks,
-    prepare,
+    kernel_list,
+    kernels_for,
     report_fallback,
+    report_missing,
 )
 from gossamer.ops.kernels import available_kernels
 from gossamer.patterns import NM, NMG, VNM, Block, Unstructured
 from gossamer.testing import check_op
-from gossamer.testing.ops import check_kernel
-
-
-@pytest.mark.parametrize("name", ["bitmask", "csr", "nm", "vnm", "nmg", "block"])
-def test_built_in_linear_of_every_format(name):
-    check_op("linear", name)
-
+from gossamer.testing.formats import SAMPLE_PATTERNS
 
 # Patterns with remainders of every tile that the structured kernels have.
 STRUCTURED = (
@@ -36,55 +28,33 @@ STRUCTURED = (
 )
 
 
-@functools.cache
-def example(pattern):
-    scores = torch.rand(pattern.padded_shape((33, 97)))
-    return pack(scores, pattern.project(scores, pattern.fixed_density or 0.3), pattern)
-
-
-EXACT = [kernel for kernel in built_in_kernels("linear") if kernel.precision == "fp32"]
+EXACT = [kernel for kernel in kernel_list("linear") if kernel.precision == "fp32"]
 
 
 @pytest.mark.parametrize("kernels", available_kernels())
 @pytest.mark.parametrize("kernel", EXACT, ids=lambda kernel: kernel.name)
 def test_built_in_kernels_keep_the_contract(kernel, kernels, monkeypatch):
     monkeypatch.setenv("GOSSAMER_KERNELS", kernels)
-    check_kernel(kernel, [p for p in STRUCTURED if kernel.accepts(example(p))])
+    check_op("linear", kernel.name, (*STRUCTURED, *SAMPLE_PATTERNS))
 
 
 @pytest.fixture
 def plug_in():
-    class Copy(Bitmask):
-        name = "copy-of-bitmask"
-
-    gossamer.register.format("copy-of-bitmask", Copy())
-    yield "copy-of-bitmask"
-    FORMATS.remove("copy-of-bitmask")
-    LINEAR.remove("copy-of-bitmask")
+    yield "mine"
+    kernel_list("linear").remove("mine")
 
 
-def sparse_weight(name):
-    weight = torch.randn(6, 8)
-    mask = torch.rand(6, 8) < 0.5
-    return pack(weight, mask, Unstructured(), name), weight * mask
+def test_weights_without_a_kernel_are_counted():
+    report_missing("linear", "mine:3", "layers.0")
+    assert fallbacks()["layers.0: no linear kernel for pattern 'mine:3'"] >= 1
 
 
-def test_format_without_kernel_runs_dense_and_is_counted(plug_in):
-    sparse, weight = sparse_weight(plug_in)
-    prepared = prepare("linear", sparse, "layers.0")
-    x = torch.randn(3, 8)
-    assert prepared.kernel == "dense"
-    assert torch.equal(prepared.run(x, None, "relu"), F.relu(F.linear(x, weight)))
-    assert fallbacks()["layers.0: no linear kernel for format 'copy-of-bitmask'"] >= 1
-
-
-def test_format_without_kernel_is_an_error_under_strict_with_the_stub(plug_in):
-    sparse, _ = sparse_weight(plug_in)
+def test_weights_without_a_kernel_are_an_error_under_strict_with_the_stub():
     with gossamer.strict(), pytest.raises(KernelMissing) as error:
-        prepare("linear", sparse, "layers.0")
-    assert '@gossamer.register.op("linear", "copy-of-bitmask")' in str(error.value)
+        report_missing("linear", "mine:3", "layers.0")
+    assert '@gossamer.register.op("linear", "mine")' in str(error.value)
     assert "layers.0" in str(error.value)
-    prepare("linear", sparse)  # strict ends with its context
+    report_missing("linear", "mine:3", "layers.0")  # strict ends with its context
 
 
 def test_strict_turns_other_fallbacks_into_errors():
@@ -93,19 +63,24 @@ def test_strict_turns_other_fallbacks_into_errors():
 
 
 def test_registered_op_is_used_and_checked(plug_in):
-    @gossamer.register.op("linear", plug_in)
-    def prepare_dense(sparse):
-        weight, _ = unpack(sparse)
+    @gossamer.register.op("linear", plug_in, lambda problem: problem.matrix.pattern == NM(2, 4))
+    def pack_dense(matrix):
+        weight = matrix.dense()
         return lambda x, bias, activation: (
             getattr(F, activation)(F.linear(x, weight, bias))
             if (activation != "none")
             else F.linear(x, weight, bias)
         )
 
-    sparse, _ = sparse_weight(plug_in)
-    with gossamer.strict():
-        assert prepare("linear", sparse).kernel == "linear/copy-of-bitmask"
     check_op("linear", plug_in)
+    model = nn.Sequential(nn.Linear(64, 32))
+    gossamer.sparsify(model, sparsity=0.5, pattern="2:4")
+    fast = gossamer.compile(model, tokens=(4,), kernel=plug_in)
+    assert [row.kernel for row in gossamer.explain(fast)] == [plug_in]
+    x = torch.randn(4, 64)
+    torch.testing.assert_close(fast(x), model(x))
+    gossamer.sparsify(model := nn.Sequential(nn.Linear(64, 32)), sparsity=0.5)
+    assert not any(k.name == plug_in for k in kernels_for("linear", Problem(model[0].matrix())))
 
 
 @pytest.mark.parametrize(
@@ -121,16 +96,22 @@ def test_registered_op_is_used_and_checked(plug_in):
 )
 def test_wrong_ops_are_caught(plug_in, fault, message):
     gossamer.register.op("linear", plug_in)(
-        lambda sparse: lambda x, bias, activation: fault(x, unpack(sparse)[0], bias)
+        lambda matrix: lambda x, bias, activation: fault(x, matrix.dense(), bias)
     )
     with pytest.raises((KernelError, RuntimeError), match=message):
         check_op("linear", plug_in)
 
 
+def test_a_kernel_that_accepts_nothing_cannot_be_checked(plug_in):
+    gossamer.register.op("linear", plug_in, lambda problem: False)(lambda matrix: None)
+    with pytest.raises(KernelError, match="accepts none of"):
+        check_op("linear", plug_in)
+
+
 def test_unknown_names_are_refused():
     with pytest.raises(RegistryError, match="no operation"):
-        check_op("conv9", "bitmask")
-    with pytest.raises(RegistryError, match="bitmask"):
-        check_op("linear", "bitmsk")
+        check_op("conv9", "panel")
+    with pytest.raises(RegistryError, match="panel"):
+        check_op("linear", "panle")
     with pytest.raises(RegistryError, match="already"):
-        gossamer.register.op("linear", "bitmask")(lambda sparse: None)
+        gossamer.register.op("linear", "panel")(lambda matrix: None)

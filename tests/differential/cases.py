@@ -22,7 +22,7 @@ from torch import nn
 
 import gossamer
 from gossamer.errors import GossamerError
-from gossamer.ops.dispatch import kernel_names
+from gossamer.ops.dispatch import kernel_list
 
 PATTERNS = ("unstructured",) * 5 + ("2:4", "1:4", "4:8", "block:4x4", "block:16x1", "nmg:1:4:4")
 MODES = ("jit", "kernel", "resident")
@@ -242,7 +242,7 @@ class _Case:
         """Compile for the inputs' own token counts, sometimes with a kernel of our choice."""
         x = self.drawn.inputs[0]
         precision = self.draw.choice(("fp32", "fp32", "fp32", "bf16", "int8"))
-        kernel = self.draw.choice((None, None, *kernel_names("linear")))
+        kernel = self.draw.choice((None, None, *kernel_list("linear").names()))
         rows = max(x.numel() // max(x.shape[-1], 1), 1) if x.ndim else 1
         options = {
             "tokens": (1, rows),

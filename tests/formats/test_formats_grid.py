@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.errors import FormatError, InputError
-from gossamer.formats.bits import pack_bits
+from gossamer.formats import SparseMatrix
 from gossamer.formats.grid import (
     Grid,
     check_scales,
@@ -90,12 +90,12 @@ def test_the_kernels_find_the_same_weights(zeros):
     density = float(mask.float().mean())
     for dtype, grid in (("int8", row_grid(448)), ("int4", int4_grid(448, density))):
         rounded = on_grid(weight, grid)
-        packed = pack_few_int(rounded[mask], pack_bits(mask), (33, 448), dtype)
+        packed = pack_few_int(SparseMatrix.from_dense(rounded, mask), dtype)
         # One-hot tokens read the columns: activations of one value are exact in int8.
         columns = packed(torch.eye(448)).t()
         assert torch.allclose(columns, rounded, rtol=1e-6, atol=0)
     rounded = on_grid(weight, row_grid(448))
-    panel = pack_int8(rounded[mask], pack_bits(mask), (33, 448))
+    panel = pack_int8(SparseMatrix.from_dense(rounded, mask))
     assert torch.allclose(panel(torch.eye(448)).t(), rounded, rtol=1e-6, atol=0)
 
 

@@ -6,24 +6,24 @@ import numpy as np
 import torch
 from torch import nn
 
-from gossamer.formats import pack
-from gossamer.formats.bits import pack_bits
+from gossamer.formats import SparseMatrix
 from gossamer.nn import Conv2d, Linear
 from gossamer.ops.conv.fp32 import PackedConv
 from gossamer.ops.conv.int8 import PackedInt8Conv
 from gossamer.ops.conv.settings import ConvSettings
-from gossamer.ops.dispatch import built_in_kernels
+from gossamer.ops.dispatch import Problem, kernel_list
 from gossamer.ops.engines import decoder as dec
 from gossamer.ops.engines.conv_net import ConvStep, NetPlan, NetValue, PackedConvNet, PoolStep
-from gossamer.ops.engines.encoder import EncoderLayer, KeptLinear, Norm, PackedEncoder
+from gossamer.ops.engines.encoder import EncoderLayer, Norm, PackedEncoder
 from gossamer.ops.engines.neurons import PackedNeurons
+from gossamer.ops.engines.product import Product
 from gossamer.ops.linear.few import pack_few
-from gossamer.ops.linear.fp32 import PANEL
 from gossamer.ops.training.absorb import absorb
 from gossamer.ops.training.adamw import Moment, adamw_step
 from gossamer.patterns import NM, NMG, VNM, Block, Unstructured
 
-KERNELS = (PANEL, *built_in_kernels("linear"))
+KERNELS = tuple(kernel_list("linear"))
+PANEL = KERNELS[0]
 _PATTERNS = (
     *(Unstructured(), NM(2, 8), NM(4, 16), VNM(16, 8), NMG(2, 4, 4)),
     *(Block(16, 1), Block(4, 4), Block(1, 4)),
@@ -37,10 +37,10 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def kept(rows: int, columns: int, seed: int = 0, density: float = 0.4):
-    """Values and mask bits of a random weight, and the weight itself with its zeros."""
+    """A random sparse weight, and the same with its zeros."""
     mask = random(rows, columns, seed=seed + 1).abs() < density
     weight = random(rows, columns, seed=seed) * mask
-    return weight[mask], pack_bits(mask), weight
+    return SparseMatrix.from_dense(weight, mask), weight
 
 
 def weight_for(kernel, shape=(48, 80)):
@@ -49,7 +49,7 @@ def weight_for(kernel, shape=(48, 80)):
         padded = pattern.padded_shape(shape)
         weight = random(*padded, seed=3)
         mask = pattern.project(weight.abs(), pattern.fixed_density or 0.3)
-        sparse = pack(weight, mask, pattern)
+        sparse = Problem(SparseMatrix.from_dense(weight, mask, pattern))
         if kernel.accepts(sparse):
             return sparse, weight * mask
     raise AssertionError(f"{kernel.name} takes none of the patterns")
@@ -58,13 +58,13 @@ def weight_for(kernel, shape=(48, 80)):
 def pack_linear(kernel):
     """A weight packed for a kernel, and the dense one."""
     sparse, weight = weight_for(kernel)
-    return kernel.prepare(sparse), weight
+    return kernel.pack(sparse), weight
 
 
 def pack_conv(kind=PackedConv):
     """A packed convolution 4 -> 6 of 3 x 3, and its dense weight."""
-    values, bits, weight = kept(*CONV.matrix_shape)
-    return kind(values, bits, CONV), weight.view(CONV.weight_shape)
+    matrix, weight = kept(*CONV.matrix_shape)
+    return kind(matrix, CONV), weight.view(CONV.weight_shape)
 
 
 def make_net(scales=None):
@@ -73,14 +73,13 @@ def make_net(scales=None):
         *(NetValue(4, (12, 12), False), NetValue(6, (12, 12), True)),
         *(NetValue(6, (6, 6), True), NetValue(6, (6, 6), True)),
     )
-    first, bits, _ = kept(6, 36)
-    second, more_bits, _ = kept(6, 54, seed=5)
+    first, second = kept(6, 36)[0], kept(6, 54, seed=5)[0]
     same = ConvSettings(6, 6, (3, 3), padding=(1, 1))
     pool = ConvSettings(6, 6, (3, 3), (2, 2), (1, 1), groups=1)
     steps = (
-        ConvStep(0, 1, CONV, first, bits, random(6), True),
+        ConvStep(0, 1, CONV, first, random(6), True),
         PoolStep(1, 2, pool),
-        ConvStep(2, 3, same, second, more_bits, None, True, added=2),
+        ConvStep(2, 3, same, second, None, True, added=2),
     )
     tops = None if scales is None else [scales] * len(values)
     return PackedConvNet(NetPlan(values, steps, 3, True), tops)
@@ -90,8 +89,7 @@ def make_encoder(precision="fp32"):
     """Two layers of 24 features in 3 heads."""
 
     def linear(rows, columns, seed):
-        values, bits, _ = kept(rows, columns, seed)
-        return KeptLinear(values, bits, (rows, columns), random(rows, seed=seed))
+        return Product(kept(rows, columns, seed)[0], random(rows, seed=seed))
 
     norm = Norm(torch.ones(24), torch.zeros(24))
     layers = [
@@ -124,8 +122,7 @@ def make_decoder():
     shape = dec.DecoderShape(32, 4, 2, 8, 40, 50, 40, 1e-5)
 
     def layer(rows, columns, seed):
-        values, bits, _ = kept(rows, columns, seed)
-        return dec.PackedLayer(pack_few(values, bits, (rows, columns)))
+        return dec.PackedLayer(pack_few(kept(rows, columns, seed)[0]))
 
     blocks = [
         dec.DecoderBlock(
@@ -202,12 +199,12 @@ def calls() -> dict[str, Callable[[], torch.Tensor]]:
     made: dict[str, Callable[[], torch.Tensor]] = {}
     for kernel in KERNELS:
         sparse, weight = weight_for(kernel)
-        run = kernel.prepare(sparse)
+        run = kernel.pack(sparse)
         x, bias = random(70, weight.shape[1]), random(weight.shape[0])
         made[f"linear {kernel.name}"] = lambda run=run, x=x, bias=bias: run(x, bias, "gelu")
-        made[f"pack {kernel.name}"] = lambda kernel=kernel, sparse=sparse, x=x: kernel.prepare(
-            sparse
-        )(x)
+        made[f"pack {kernel.name}"] = lambda kernel=kernel, sparse=sparse, x=x: kernel.pack(sparse)(
+            x
+        )
     images, tokens, hidden = random(5, 4, 12, 12), random(130, 80), random(150, 24)
     for name, kind in (("conv", PackedConv), ("conv int8", PackedInt8Conv)):
         conv, _ = pack_conv(kind)
@@ -236,7 +233,7 @@ def calls() -> dict[str, Callable[[], torch.Tensor]]:
             made[f"compact {name} {mode} backward"] = lambda layer=layer, x=x: backward(layer, x)
     made["dense weight"] = lambda: compact_linear().dense_weight()
     panel, _ = pack_linear(PANEL)
-    made["unpack"] = lambda: panel.unpack()[0]
+    made["unpack"] = lambda: panel.unpack().values
     made["adamw"] = optimizer_step
     made["absorb"] = absorbed
     return made

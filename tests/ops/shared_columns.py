@@ -3,13 +3,13 @@
 import torch
 import torch.nn.functional as F
 
-from gossamer.formats.bits import pack_bits
+from gossamer.formats import SparseMatrix
 
 FUNCTIONS = {"none": lambda v: v, "relu": F.relu, "gelu": F.gelu, "silu": F.silu}
 
 
-def arrays(weight, mask):
-    return weight[mask], pack_bits(mask), tuple(weight.shape)
+def matrix(weight, mask):
+    return SparseMatrix.from_dense(weight, mask)
 
 
 def check_against_float64(layer, weight, mask, x, bias=None, activation="none"):

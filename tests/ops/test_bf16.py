@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,12 +10,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import gossamer
-import gossamer.ops.linear.fp32
 from gossamer.errors import InputError, KernelError
-from gossamer.formats import pack
-from gossamer.formats.bits import pack_bits
+from gossamer.formats import SparseMatrix
 from gossamer.ops import _native
-from gossamer.ops.dispatch import candidates
+from gossamer.ops.dispatch import Problem, kernels_for
 from gossamer.ops.kernels import available_extensions, available_kernels
 from gossamer.ops.linear import bf16
 from gossamer.ops.linear.bf16 import FORMS, KERNELS, pack_bf16
@@ -23,6 +23,10 @@ SETS = available_kernels()
 EPS = torch.finfo(torch.float32).eps
 
 
+def problem(weight, mask, pattern):
+    return Problem(SparseMatrix.from_dense(weight, mask, pattern))
+
+
 def random_layer(rows, columns, density, seed=0):
     generator = torch.Generator().manual_seed(seed)
     mask = torch.rand(rows, columns, generator=generator) < density
@@ -30,7 +34,7 @@ def random_layer(rows, columns, density, seed=0):
 
 
 def packed(weight, mask, form="panel"):
-    return pack_bf16(weight[mask], pack_bits(mask), tuple(weight.shape), form)
+    return pack_bf16(SparseMatrix.from_dense(weight, mask), form)
 
 
 def rounded(tensor):
@@ -217,7 +221,7 @@ def test_kernels_accept_and_prepare(with_instructions, pattern):
     rule = parse_pattern(pattern)
     weight = torch.randn(32, 64)
     mask = rule.project(weight.abs(), None if rule.fixed_density else 0.25)
-    sparse = pack(weight * mask, mask, rule)
+    sparse = problem(weight * mask, mask, rule)
     panel, pair = KERNELS
     assert panel.precision == pair.precision == "bf16"
     assert panel.accepts(sparse)
@@ -225,32 +229,36 @@ def test_kernels_accept_and_prepare(with_instructions, pattern):
     x = torch.randn(40, 64)
     wanted = F.linear(x, weight * mask)
     for kernel in (panel, pair):
-        error = (kernel.prepare(sparse)(x, None, "none") - wanted).norm()
+        error = (kernel.pack(sparse)(x, None, "none") - wanted).norm()
         assert float(error / wanted.norm()) < 2.0**-8
 
 
 def test_a_nearly_full_weight_goes_in_pairs(with_instructions):
     weight, mask = random_layer(32, 64, 0.9)
-    assert KERNELS[1].accepts(pack(weight, mask, parse_pattern("unstructured")))
+    assert KERNELS[1].accepts(problem(weight, mask, parse_pattern("unstructured")))
 
 
 def test_offered_only_where_the_cpu_has_the_instruction(monkeypatch):
     weight, mask = random_layer(32, 64, 1.0)
-    sparse = pack(weight, mask, parse_pattern("unstructured"))
+    sparse = problem(weight, mask, parse_pattern("unstructured"))
     names = {"bf16_panel", "bf16_pair"}
     for active, extensions in (("avx512", ("avx512vnni",)), ("avx2", ("avx512bf16",))):
         monkeypatch.setattr(bf16, "active_kernels", lambda active=active: active)
         monkeypatch.setattr(bf16, "available_extensions", lambda extensions=extensions: extensions)
-        assert not names & {kernel.name for kernel in candidates("linear", sparse, "bf16")}
+        assert not names & {
+            kernel.name for kernel in kernels_for("linear", replace(sparse, precision="bf16"))
+        }
     assert set(available_extensions()) <= {"avx512vnni", "avx512bf16", "avx512vbmi2"}
 
 
 def test_compile_offers_it_where_bf16_is_allowed(with_instructions):
     weight, mask = random_layer(32, 64, 0.9)
-    sparse = pack(weight, mask, parse_pattern("unstructured"))
+    sparse = problem(weight, mask, parse_pattern("unstructured"))
     names = {"bf16_panel", "bf16_pair"}
-    assert names <= {kernel.name for kernel in candidates("linear", sparse, "bf16")}
-    assert not names & {kernel.name for kernel in candidates("linear", sparse, "fp32")}
+    assert names <= {
+        kernel.name for kernel in kernels_for("linear", replace(sparse, precision="bf16"))
+    }
+    assert not names & {kernel.name for kernel in kernels_for("linear", sparse)}
     model = nn.Sequential(nn.Linear(64, 32))
     gossamer.sparsify(model, sparsity=0.5)
     fast = gossamer.compile(model, tokens=(33,), precision="bf16", kernel="bf16_panel")

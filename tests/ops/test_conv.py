@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.errors import InputError, KernelError
+from gossamer.formats import Positions, SparseMatrix
 from gossamer.formats.bits import pack_bits
 from gossamer.ops.conv.fp32 import PackedConv, why_not
 from gossamer.ops.conv.settings import ConvSettings
@@ -21,7 +22,7 @@ def make(conv, density=0.3, seed=0):
     weight = torch.randn(conv.weight_shape, generator=generator)
     mask = torch.rand(conv.matrix_shape, generator=generator) < density
     weight = weight * mask.view(weight.shape)
-    return PackedConv(weight.flatten(1)[mask], pack_bits(mask), conv), weight
+    return PackedConv(SparseMatrix.from_dense(weight.flatten(1), mask), conv), weight
 
 
 def assert_close(packed, weight, x, bias=None, activation="none"):
@@ -119,7 +120,7 @@ def test_rows_without_weights_and_one_full_row():
     mask = torch.zeros(conv.matrix_shape, dtype=torch.bool)
     mask[7] = True
     weight = torch.randn(conv.weight_shape) * mask.view(conv.weight_shape)
-    packed = PackedConv(weight.flatten(1)[mask], pack_bits(mask), conv)
+    packed = PackedConv(SparseMatrix.from_dense(weight.flatten(1), mask), conv)
     bias = torch.randn(20)
     x = torch.randn(1, 8, 12, 12)
     assert_close(packed, weight, x, bias)
@@ -199,10 +200,11 @@ def test_wrong_calls_are_refused(x, bias, activation, message):
 def test_wrong_weights_are_refused():
     conv = ConvSettings(4, 6, (3, 3))
     mask = torch.ones(conv.matrix_shape, dtype=torch.bool)
+    positions = Positions(pack_bits(mask), conv.weight_shape)
     with pytest.raises(KernelError, match="float32 on the CPU"):
-        PackedConv(torch.randn(216).double(), pack_bits(mask), conv)
+        PackedConv(SparseMatrix(positions, torch.randn(216).double()), conv)
     with pytest.raises(ValueError, match="keeps 216 weights but there are 3"):
-        PackedConv(torch.randn(3), pack_bits(mask), conv)(torch.randn(1, 4, 8, 8))
+        PackedConv(SparseMatrix(positions, torch.randn(3)), conv)(torch.randn(1, 4, 8, 8))
     with pytest.raises(InputError, match="groups=3 must divide"):
         ConvSettings(4, 6, (3, 3), groups=3)
 
@@ -220,4 +222,4 @@ def test_what_the_kernel_cannot_run(conv, message):
     assert message in why_not(conv)
     rows, columns = conv.matrix_shape
     with pytest.raises(KernelError, match=message):
-        PackedConv(torch.zeros(0), torch.zeros(rows, (columns + 7) // 8, dtype=torch.uint8), conv)
+        PackedConv(SparseMatrix.from_dense(torch.zeros(rows, columns)), conv)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from test_conv import CASES, convs
 
 from gossamer.errors import InputError, KernelError
+from gossamer.formats import Positions, SparseMatrix
 from gossamer.formats.bits import pack_bits
 from gossamer.ops.conv.int8 import PackedInt8Conv
 from gossamer.ops.conv.settings import ConvSettings
@@ -20,7 +21,7 @@ def make(conv, density=0.3, seed=0, bits=None):
     mask = torch.rand(conv.matrix_shape, generator=generator) < density
     matrix = torch.randn(conv.matrix_shape, generator=generator) * mask
     weight = matrix.view(conv.weight_shape)
-    return PackedInt8Conv(matrix[mask], pack_bits(mask), conv, bits), weight
+    return PackedInt8Conv(SparseMatrix.from_dense(matrix, mask), conv, bits), weight
 
 
 def apply(x, weight, s):
@@ -184,16 +185,20 @@ def test_what_is_refused():
     conv = ConvSettings(4, 6, (3, 3))
     mask = torch.ones(conv.matrix_shape, dtype=torch.bool)
     values = torch.randn(mask.numel())
+
+    def matrix(values):
+        return SparseMatrix(Positions(pack_bits(mask), tuple(mask.shape)), values)
+
     with pytest.raises(KernelError, match="must be 7, 8 or None, got 6"):
-        PackedInt8Conv(values, pack_bits(mask), conv, 6)
+        PackedInt8Conv(matrix(values), conv, 6)
     with pytest.raises(KernelError, match="conv_int8 kernel: values must be float32"):
-        PackedInt8Conv(values.double(), pack_bits(mask), conv)
+        PackedInt8Conv(matrix(values.double()), conv)
     with pytest.raises(KernelError, match="must be finite"):
-        PackedInt8Conv(values / 0, pack_bits(mask), conv)
+        PackedInt8Conv(matrix(values / 0), conv)
     wide = ConvSettings(131073, 1, (1, 1))
     with pytest.raises(KernelError, match=r"at most 131072 weights .* got 131073"):
-        PackedInt8Conv(torch.zeros(0), torch.zeros(1, 16385, dtype=torch.uint8), wide)
-    packed = PackedInt8Conv(values, pack_bits(mask), conv)
+        PackedInt8Conv(SparseMatrix.from_dense(torch.zeros(1, 131073)), wide)
+    packed = PackedInt8Conv(matrix(values), conv)
     with pytest.raises(InputError, match=r"must be \[N, 4, H, W\]"):
         packed(torch.randn(1, 3, 8, 8))
     with pytest.raises(InputError, match="images of 2 x 8 are too small"):

@@ -8,15 +8,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.errors import InputError, KernelError
-from gossamer.formats import pack
-from gossamer.formats.bits import pack_bits
+from gossamer.formats import SparseMatrix
 from gossamer.ops import _native
+from gossamer.ops.dispatch import Problem
 from gossamer.ops.kernels import available_kernels
 from gossamer.ops.linear.few import DTYPES, KERNELS, pack_few
 from gossamer.patterns import parse_pattern
 
 NM = [(1, 1), (1, 4), (2, 4), (2, 6), (2, 8), (3, 10), (4, 16), (2, 16), (5, 20), (4, 32)]
 EPS = torch.finfo(torch.float32).eps
+
+
+def problem(weight, mask, pattern):
+    return Problem(SparseMatrix.from_dense(weight, mask, pattern))
 
 
 def random_layer(rows, columns, density, seed=0):
@@ -32,8 +36,8 @@ def nm_layer(rows, groups, n, m, seed=0):
 
 
 def packed(weight, mask, form="bitmask", dtype="fp32", group=None, **options):
-    arrays = weight[mask], pack_bits(mask), tuple(weight.shape)
-    return pack_few(*arrays, form=form, dtype=dtype, group=group, **options)
+    matrix = SparseMatrix.from_dense(weight, mask)
+    return pack_few(matrix, form=form, dtype=dtype, group=group, **options)
 
 
 def stored_weight(layer):
@@ -122,9 +126,9 @@ def test_one_full_row_and_far_apart_columns(kernels, form):
     mask[4, 2999] = True
     weight = torch.randn(5, 3000) * mask
     check(weight, mask, torch.randn(3, 3000), form=form)
-    values, bits = packed(weight, mask, form).unpack()
-    assert torch.equal(values, weight[mask])
-    assert torch.equal(bits, pack_bits(mask))
+    matrix = packed(weight, mask, form).unpack()
+    assert torch.equal(matrix.values, weight[mask])
+    assert torch.equal(matrix.mask(), mask)
 
 
 @given(
@@ -152,9 +156,9 @@ def test_unpack_gives_back_what_was_packed(kernels, form):
     group = (2, 8) if form == "nm" else None
     layer = packed(weight, mask, form, group=group)
     assert layer.is_lossless
-    values, bits = layer.unpack()
-    assert torch.equal(values, weight[mask])
-    assert torch.equal(bits, pack_bits(mask))
+    matrix = layer.unpack()
+    assert torch.equal(matrix.values, weight[mask])
+    assert torch.equal(matrix.mask(), mask)
     assert not packed(weight, mask, form, "bf16", group).is_lossless
 
 
@@ -222,11 +226,11 @@ def test_calls_from_eight_threads_agree():
 def test_kernels_accept_what_they_can_run():
     weight, mask = nm_layer(16, 8, 2, 8)
     for pattern in ("2:8", "unstructured"):
-        sparse = pack(weight, mask, parse_pattern(pattern))
+        sparse = problem(weight, mask, parse_pattern(pattern))
         accepted = [kernel for kernel in KERNELS if kernel.accepts(sparse)]
         assert any("few/nm" in kernel.name for kernel in accepted) is (pattern == "2:8")
         for kernel in accepted:
-            run = kernel.prepare(sparse)
+            run = kernel.pack(sparse)
             assert run.kernel == kernel.name
             y = run(torch.randn(2, 64), None, "none")
             assert y.shape == (2, 16)
@@ -238,7 +242,7 @@ def test_kernels_accept_what_they_can_run():
 
 def test_permutation_serves_any_number_of_tokens_where_it_is_one_instruction(monkeypatch):
     weight, mask = nm_layer(5, 2, 2, 8)
-    sparse = pack(weight, mask, parse_pattern("2:8"))
+    sparse = problem(weight, mask, parse_pattern("2:8"))
     permute = next(kernel for kernel in KERNELS if kernel.name == "permute")
     assert permute.max_tokens is None
     for kernels, offered in (("avx512", True), ("avx2", False), ("reference", False)):
@@ -246,7 +250,7 @@ def test_permutation_serves_any_number_of_tokens_where_it_is_one_instruction(mon
         assert permute.is_offered() is offered
     assert permute.accepts(sparse)
     x = torch.randn(40, 16)
-    packed = permute.prepare(sparse)
+    packed = permute.pack(sparse)
     assert packed.kernel == "permute"
     torch.testing.assert_close(packed(x), x @ weight.T)
 

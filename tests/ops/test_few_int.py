@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.errors import KernelError
-from gossamer.formats.bits import pack_bits
+from gossamer.formats import SparseMatrix
 from gossamer.ops.kernels import available_kernels
 from gossamer.ops.linear.few_int import DTYPES, pack_few_int, pack_few_int_offsets
 
@@ -20,7 +20,7 @@ def random_layer(rows, columns, density, seed=0):
 
 
 def packed(weight, mask, dtype, **options):
-    return pack_few_int(weight[mask], pack_bits(mask), tuple(weight.shape), dtype, **options)
+    return pack_few_int(SparseMatrix.from_dense(weight, mask), dtype, **options)
 
 
 def quantised(x):

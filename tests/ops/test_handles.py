@@ -63,9 +63,9 @@ def test_a_compiled_function_follows_the_model_it_is_given():
 
     x = native_calls.random(3, 80)
     for seed in (1, 2, 1):
-        weight = native_calls.kept(48, 80, seed=seed)[2]
-        sparse = native_calls.pack(weight, weight != 0, native_calls.Unstructured())
-        torch.testing.assert_close(run(native_calls.PANEL.prepare(sparse), x), x @ weight.T)
+        weight = native_calls.kept(48, 80, seed=seed)[1]
+        sparse = native_calls.Problem(native_calls.SparseMatrix.from_dense(weight))
+        torch.testing.assert_close(run(native_calls.PANEL.pack(sparse), x), x @ weight.T)
 
 
 def test_a_graph_for_other_sizes_is_refused():

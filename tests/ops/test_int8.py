@@ -8,14 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.errors import KernelError
-from gossamer.formats import pack
-from gossamer.formats.bits import pack_bits
+from gossamer.formats import SparseMatrix
 from gossamer.ops import _native
+from gossamer.ops.dispatch import Problem
 from gossamer.ops.kernels import available_kernels
 from gossamer.ops.linear.int8 import KERNELS, LAYOUTS, pack_int8
 from gossamer.patterns import parse_pattern
 
 SETS = available_kernels()
+
+
+def problem(weight, mask, pattern):
+    return Problem(SparseMatrix.from_dense(weight, mask, pattern))
 
 
 def random_layer(rows, columns, density, seed=0):
@@ -25,7 +29,7 @@ def random_layer(rows, columns, density, seed=0):
 
 
 def packed(weight, mask, layout="panel", bits=None, scale=None):
-    return pack_int8(weight[mask], pack_bits(mask), tuple(weight.shape), layout, bits, scale)
+    return pack_int8(SparseMatrix.from_dense(weight, mask), layout, bits, scale)
 
 
 def largest(matrix):
@@ -271,14 +275,14 @@ def test_kernels_accept_and_prepare(pattern):
     rule = parse_pattern(pattern)
     weight = torch.randn(32, 64)
     mask = rule.project(weight.abs(), None if rule.fixed_density else 0.25)
-    sparse = pack(weight * mask, mask, rule)
+    sparse = problem(weight * mask, mask, rule)
     panel, quad = KERNELS
     assert panel.precision == quad.precision == "int8"
     assert panel.accepts(sparse)
     assert quad.accepts(sparse) == (pattern == "block:1x4")
     x = torch.randn(40, 64)
     for kernel in (panel, quad):
-        run = kernel.prepare(sparse)
+        run = kernel.pack(sparse)
         error = (run(x, None, "none") - F.linear(x, weight * mask)).norm()
         assert float(error / F.linear(x, weight * mask).norm()) < 0.03
 
@@ -291,12 +295,12 @@ def test_kernels_accept_and_prepare(pattern):
         ({"activation_scale": 0.0}, "activation_scale must be between"),
         ({"activation_scale": -1.0}, "activation_scale must be between"),
         ({"activation_scale": math.nan}, "activation_scale must be between"),
-        ({"shape": (1, 1 << 18)}, "at most 131072 columns"),
+        ({"matrix": SparseMatrix.from_dense(torch.ones(1, 1 << 18))}, "at most 131072 columns"),
     ],
 )
 def test_wrong_options_are_refused(change, message):
     weight, mask = random_layer(8, 16, 0.5)
-    arguments = {"values": weight[mask], "mask_bits": pack_bits(mask), "shape": (8, 16)} | change
+    arguments = {"matrix": SparseMatrix.from_dense(weight, mask)} | change
     with pytest.raises(KernelError, match=message):
         pack_int8(**arguments)
 

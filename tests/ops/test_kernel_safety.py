@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gossamer.formats import pack
-from gossamer.ops.dispatch import built_in_kernels
-from gossamer.ops.linear.fp32 import PANEL
+from gossamer.formats import SparseMatrix
+from gossamer.ops.dispatch import Problem, kernel_list
 from gossamer.patterns import NM, NMG, VNM, Block, Unstructured
 
 PATTERNS = (
@@ -22,7 +21,11 @@ PATTERNS = (
     *(NM(2, 8), NM(4, 16), VNM(16, 8), NMG(2, 4, 4)),
     *(Block(16, 1), Block(4, 4), Block(1, 4)),
 )
-KERNELS = (PANEL, *built_in_kernels("linear"))
+KERNELS = tuple(kernel_list("linear"))
+
+
+def problem(weight, mask, pattern):
+    return Problem(SparseMatrix.from_dense(weight, mask, pattern))
 
 
 @pytest.fixture(params=KERNELS, ids=lambda kernel: kernel.name)
@@ -36,9 +39,9 @@ def weight_for(kernel, shape=(200, 240)):
         padded = pattern.padded_shape(shape)
         weight = torch.randn(padded, generator=torch.Generator().manual_seed(3))
         mask = pattern.project(weight.abs(), pattern.fixed_density or 0.2)
-        sparse = pack(weight, mask, pattern)
+        sparse = problem(weight, mask, pattern)
         if kernel.accepts(sparse):
-            return kernel.prepare(sparse), mask
+            return kernel.pack(sparse), mask
     raise AssertionError(f"{kernel.name} takes none of the patterns of this suite")
 
 

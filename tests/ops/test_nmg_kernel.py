@@ -1,11 +1,19 @@
 import pytest
 import torch
-from shared_columns import arrays, check_against_float64, same_bits_on_two_threads
+from shared_columns import check_against_float64, matrix, same_bits_on_two_threads
 
-from gossamer.formats import pack
+from gossamer.formats import Positions, SparseMatrix
+from gossamer.formats.bits import pack_bits
+from gossamer.ops import _native
+from gossamer.ops.dispatch import Problem
 from gossamer.ops.kernels import available_kernels
 from gossamer.ops.linear.nmg import KERNELS, pack_nmg
+from gossamer.ops.linear.packed_weight import pack_weight
 from gossamer.patterns import parse_pattern
+
+
+def problem(weight, mask, pattern):
+    return Problem(SparseMatrix.from_dense(weight, mask, pattern))
 
 
 def nmg_layer(text, down, across, seed=0):
@@ -23,13 +31,9 @@ def nmg_layer(text, down, across, seed=0):
 
 
 def packed(text, weight, mask):
-    pattern = parse_pattern(text)
-    return pack_nmg(
-        *arrays(weight, mask),
-        num_kept=pattern.num_kept,
-        group=pattern.group,
-        repeats=pattern.repeats,
-    )
+    # Not through from_dense, which would refuse masks that break the pattern.
+    positions = Positions(pack_bits(mask), tuple(mask.shape), parse_pattern(text))
+    return pack_nmg(SparseMatrix(positions, weight[mask]))
 
 
 def check(text, down, across, tokens, activation="none"):
@@ -88,14 +92,14 @@ def test_kernel_accepts_what_shares_columns():
         ("nmg:5:6:2", False),
     ):
         weight, mask = nmg_layer(text, 2, 2)
-        sparse = pack(weight, mask, parse_pattern(text))
+        sparse = problem(weight, mask, parse_pattern(text))
         assert kernel.accepts(sparse) is wanted
         if wanted:
             x = torch.randn(9, weight.shape[1])
-            check_against_float64(kernel.prepare(sparse), weight, mask, x)
+            check_against_float64(kernel.pack(sparse), weight, mask, x)
     dense = torch.randn(4, 6)
     everything = torch.ones(4, 6, dtype=torch.bool)
-    assert not kernel.accepts(pack(dense, everything, parse_pattern("unstructured")))
+    assert not kernel.accepts(problem(dense, everything, parse_pattern("unstructured")))
 
 
 def test_masks_without_the_structure_are_refused():
@@ -129,4 +133,11 @@ def test_masks_without_the_structure_are_refused():
 def test_numbers_that_do_not_fit_are_refused(num_kept, group, repeats, message):
     weight, mask = nmg_layer("nmg:2:4:2", 2, 1)
     with pytest.raises(ValueError, match=message):
-        pack_nmg(*arrays(weight, mask), num_kept=num_kept, group=group, repeats=repeats)
+        pack_weight(
+            "nmg",
+            _native.pack_nmg,
+            matrix(weight, mask),
+            num_kept=num_kept,
+            group=group,
+            repeats=repeats,
+        )

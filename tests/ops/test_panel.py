@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.errors import FormatError, InputError, KernelError
+from gossamer.formats import Positions, SparseMatrix
 from gossamer.formats.bits import pack_bits
 from gossamer.ops import _native
 from gossamer.ops.kernels import active_kernels, available_kernels
@@ -26,7 +27,7 @@ def random_layer(rows, columns, density, seed=0):
 
 
 def packed(weight, mask):
-    return pack_panel(weight[mask], pack_bits(mask), tuple(weight.shape))
+    return pack_panel(SparseMatrix.from_dense(weight, mask))
 
 
 def check_against_float64(weight, mask, x, bias=None, activation="none"):
@@ -114,9 +115,9 @@ def test_any_shape_equals_the_dense_product(rows, columns, tokens, density, seed
 def test_unpack_gives_back_what_was_packed(shape, density):
     weight, mask = random_layer(*shape, density)
     weight[mask] = torch.where(torch.rand(int(mask.sum())) < 0.2, 0.0, weight[mask])  # kept zeros
-    values, bits = packed(weight, mask).unpack()
-    assert torch.equal(values, weight[mask])
-    assert torch.equal(bits, pack_bits(mask))
+    matrix = packed(weight, mask).unpack()
+    assert torch.equal(matrix.values, weight[mask])
+    assert torch.equal(matrix.mask(), mask)
 
 
 def test_strided_and_higher_dimensional_activations():
@@ -181,7 +182,7 @@ def test_weights_that_are_not_float32_are_refused():
     with pytest.raises(KernelError, match="float32"):
         packed(weight.half(), mask)
     with pytest.raises(FormatError, match="packed mask"):
-        pack_panel(weight[mask], pack_bits(mask)[:4], (8, 16))
+        pack_panel(SparseMatrix(Positions(pack_bits(mask)[:4], (8, 16)), weight[mask]))
 
 
 def test_binding_refuses_what_it_cannot_check_later():

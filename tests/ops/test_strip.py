@@ -3,15 +3,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shared_columns import arrays, check_against_float64, same_bits_on_two_threads
+from shared_columns import check_against_float64, matrix, same_bits_on_two_threads
 
 from gossamer.errors import KernelError
-from gossamer.formats import pack
-from gossamer.formats.bits import pack_bits
+from gossamer.formats import SparseMatrix
 from gossamer.ops import _native
+from gossamer.ops.dispatch import Problem
 from gossamer.ops.kernels import available_kernels
 from gossamer.ops.linear.row_groups import KERNELS, pack_strip
 from gossamer.patterns import parse_pattern
+
+
+def problem(weight, mask, pattern):
+    return Problem(SparseMatrix.from_dense(weight, mask, pattern))
 
 
 def block_layer(rows, columns, block_rows, density, seed=0):
@@ -23,7 +27,7 @@ def block_layer(rows, columns, block_rows, density, seed=0):
 
 def check(rows, columns, block_rows, density, tokens, activation="none", seed=0):
     weight, mask = block_layer(rows, columns, block_rows, density, seed)
-    layer = pack_strip(*arrays(weight, mask), block_rows=block_rows)
+    layer = pack_strip(matrix(weight, mask), block_rows=block_rows)
     assert layer.shape == (rows, columns)
     assert layer.nnz == int(mask.sum())
     x, bias = torch.randn(tokens, columns), torch.randn(rows)
@@ -65,7 +69,7 @@ def test_one_full_block_row(kernels):
     mask = torch.zeros(32, 70, dtype=torch.bool)
     mask[8:12] = True
     weight = torch.randn(32, 70) * mask
-    layer = pack_strip(*arrays(weight, mask), block_rows=4)
+    layer = pack_strip(matrix(weight, mask), block_rows=4)
     check_against_float64(layer, weight, mask, torch.randn(30, 70), torch.randn(32))
 
 
@@ -84,7 +88,7 @@ def test_any_shape_equals_the_dense_product(rows, columns, block_rows, tokens, d
 
 def test_strided_and_higher_dimensional_activations():
     weight, mask = block_layer(24, 48, 4, 0.3)
-    layer, wide = pack_strip(*arrays(weight, mask), block_rows=4), torch.randn(5, 6, 96)
+    layer, wide = pack_strip(matrix(weight, mask), block_rows=4), torch.randn(5, 6, 96)
     for x in (wide[..., :48], wide[..., ::2], wide.transpose(0, 1)[..., 48:], wide[0, 0, :48]):
         check_against_float64(layer, weight, mask, x, torch.randn(24))
 
@@ -92,7 +96,7 @@ def test_strided_and_higher_dimensional_activations():
 @pytest.mark.parametrize("block_rows", [4, 5])
 def test_threads_do_not_change_a_bit(block_rows):
     weight, mask = block_layer(700, 300, block_rows, 0.2)
-    assert same_bits_on_two_threads(pack_strip(*arrays(weight, mask), block_rows=block_rows), 300)
+    assert same_bits_on_two_threads(pack_strip(matrix(weight, mask), block_rows=block_rows), 300)
 
 
 @pytest.mark.parametrize("pattern", ["block:16x1", "block:4x4", "block:16x16", "block:2x8"])
@@ -100,9 +104,9 @@ def test_kernel_prepares_block_weights(pattern):
     (kernel,) = KERNELS
     weight = torch.randn(64, 96)
     mask = parse_pattern(pattern).project(weight.abs(), 0.25)
-    sparse = pack(weight * mask, mask, parse_pattern(pattern))
+    sparse = problem(weight * mask, mask, parse_pattern(pattern))
     assert kernel.accepts(sparse)
-    check_against_float64(kernel.prepare(sparse), weight * mask, mask, torch.randn(17, 96))
+    check_against_float64(kernel.pack(sparse), weight * mask, mask, torch.randn(17, 96))
 
 
 @pytest.mark.parametrize("pattern", ["block:1x4", "unstructured", "nmg:2:4:4"])
@@ -110,7 +114,7 @@ def test_kernel_leaves_other_patterns_alone(pattern):
     weight, chosen = torch.randn(64, 96), parse_pattern(pattern)
     density = 0.5 if chosen.fixed_density is None else None
     mask = chosen.project(weight.abs(), density)
-    assert not KERNELS[0].accepts(pack(weight * mask, mask, chosen))
+    assert not KERNELS[0].accepts(problem(weight * mask, mask, chosen))
 
 
 def test_masks_that_are_not_blocks_are_refused():
@@ -118,16 +122,16 @@ def test_masks_that_are_not_blocks_are_refused():
     mask[5, 3] = False
     weight = torch.randn(8, 16) * mask
     with pytest.raises(ValueError, match=r"blocks? of 4 .* rows 4 and 5 differ"):
-        pack_strip(*arrays(weight, mask), block_rows=4)
+        pack_strip(matrix(weight, mask), block_rows=4)
     for block_rows in (-4, 0, 1):
         with pytest.raises(ValueError, match=f"at least 2, got {block_rows}"):
-            pack_strip(*arrays(weight, mask), block_rows=block_rows)
+            pack_strip(matrix(weight, mask), block_rows=block_rows)
 
 
 def test_wrong_arrays_are_refused():
     weight, mask = block_layer(8, 16, 4, 0.5)
     with pytest.raises(KernelError, match="strip kernel: values must be float32"):
-        pack_strip(weight[mask].half(), pack_bits(mask), (8, 16), block_rows=4)
+        pack_strip(matrix(weight.half(), mask), block_rows=4)
     values, bits = np.ones(2, np.float32), np.ones((2, 1), np.uint8)
     with pytest.raises(ValueError, match="keeps 2 weights but there are 3"):
         _native.pack_strip(np.ones(3, np.float32), bits, 2, 1, "reference", 2)

@@ -8,11 +8,10 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from gossamer.errors import InputError
-from gossamer.formats import pack
+from gossamer.formats import SparseMatrix
 from gossamer.ops.dispatch import Kernel
 from gossamer.ops.load import Load
 from gossamer.ops.timing import Duel, Race, duel, race
-from gossamer.patterns import Unstructured
 from gossamer.running.layers.choose import Chooser
 from gossamer.running.layers.contenders import Contenders
 from gossamer.running.layers.cost_table import CostKey, CostTable
@@ -22,7 +21,7 @@ def kernel(name, precision="fp32", max_tokens=None):
     def run(x, bias, activation):
         return x.new_zeros(x.shape[0], 10)
 
-    return Kernel(name, lambda sparse: True, lambda sparse: run, precision, max_tokens)
+    return Kernel(name, lambda problem: run, precision=precision, max_tokens=max_tokens)
 
 
 PANEL = kernel("panel")
@@ -31,7 +30,7 @@ PANEL = kernel("panel")
 def layer(density, kernels=(PANEL,)):
     mask = torch.arange(100).view(10, 10) < round(100 * density)
     weight = torch.ones(10, 10) * mask
-    return Contenders(pack(weight, mask, Unstructured()), weight, kernels)
+    return Contenders(SparseMatrix.from_dense(weight, mask), weight, kernels)
 
 
 def flipping_timer():
@@ -98,7 +97,7 @@ def test_kernels_meet_in_one_race_with_dense_first(tmp_path):
 
     def named(name):
         run = lambda x, bias, activation: ran.append(name)  # noqa: E731
-        return Kernel(name, lambda sparse: True, lambda sparse: run)
+        return Kernel(name, lambda problem: run)
 
     def timer(*calls):
         for call in calls:

@@ -7,8 +7,7 @@ from torch import nn
 import gossamer
 from gossamer.errors import DenseFallback, InputError
 from gossamer.nn import Linear
-from gossamer.ops.dispatch import fallbacks
-from gossamer.ops.linear.fp32 import PANEL
+from gossamer.ops.dispatch import fallbacks, kernel_list
 from gossamer.ops.timing import Duel, Race
 from gossamer.running.layers.choose import Chooser
 from gossamer.running.layers.compiler import compile
@@ -25,7 +24,8 @@ def fixed_times(dense_us, sparse_us):
 @pytest.fixture
 def panel_only(monkeypatch):
     """One kernel per layer, so that a list of times says which layer got which."""
-    monkeypatch.setattr("gossamer.running.layers.compiler.candidates", lambda *arguments: (PANEL,))
+    panel = kernel_list("linear").get("panel")
+    monkeypatch.setattr("gossamer.running.layers.linears.kernels_for", lambda *_: (panel,))
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_pruned_layers_are_packed_and_agree(sparse_wins, compacted):
     fast = compile(model, tokens=(1, 8), chooser=sparse_wins)
     assert isinstance(fast[0], PackedLinear)
     assert isinstance(fast[3], PackedLinear)
-    assert fast[0].dense_weight is None
+    assert fast[0].dense_copy is None
     for shape in ((1, 40), (7, 40), (2, 3, 40), (0, 40)):
         assert_same_output(fast, model, torch.randn(shape))
 
@@ -89,7 +89,7 @@ def test_token_counts_choose_separately(tmp_path, panel_only):
     chooser = Chooser(CostTable(tmp_path / "c.json"), lambda first, second: next(times))
     fast = compile(model, tokens=(128, 1), chooser=chooser)
     layer = fast[0]
-    assert layer.dense_weight is not None
+    assert layer.dense_copy is not None
     assert [layer.choice_for(n).kernel for n in (0, 1, 11, 12, 128, 10**6)] == [
         *("dense", "dense", "dense"),
         *("panel", "panel", "panel"),

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from gossamer.errors import InputError, PatternError
-from gossamer.formats import unpack
 from gossamer.ops import _native
 from gossamer.ops.kernels import active_kernels
 from gossamer.running.rivals.bench import BenchRow, bench_linear, ceilings, mix_of, sample_weight
@@ -89,9 +88,8 @@ def test_a_kernel_is_judged_by_the_mix_of_its_name(monkeypatch):
 @pytest.mark.parametrize("pattern", ["unstructured", "2:4", "block:4x4"])
 def test_sample_weights_obey_their_pattern(pattern):
     weight, sparse = sample_weight((16, 32), 0.75, pattern)
-    values, mask = unpack(sparse)
-    assert torch.equal(values, weight)
-    sparse.pattern.validate(mask)
+    assert torch.equal(sparse.dense(), weight)
+    sparse.pattern.validate(sparse.mask())
     assert str(sparse.pattern) == pattern
     assert sparse.nnz == (256 if pattern == "2:4" else 128)
     again, _ = sample_weight((16, 32), 0.75, pattern)

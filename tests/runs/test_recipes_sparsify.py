@@ -8,8 +8,7 @@ from torch import nn
 
 import gossamer.nn as gnn
 from gossamer.errors import InputError, RecipeError
-from gossamer.formats import pack
-from gossamer.patterns import Unstructured
+from gossamer.formats import encode
 from gossamer.recipes.loader import builtin_text, load_recipe
 from gossamer.recipes.schema import Prune, Recipe, Stage
 from gossamer.report.report import LayerRow, Report, format_bytes
@@ -39,8 +38,8 @@ def test_report_counts_and_bytes():
     packed = 0
     for name in counts:
         layer = model[int(name)]
-        weight = layer.masked_weight().detach().flatten(1)
-        packed += pack(weight, layer.mask(), Unstructured()).nbytes
+        _, arrays = encode(layer.matrix())
+        packed += sum(array.nbytes for array in arrays.values())
     assert report.bytes_sparse == bytes_dense - 4 * sum(counts.values()) + packed
     assert sum(row.bytes_sparse for row in report.layers) == packed
     assert report.ms_dense is None

@@ -80,6 +80,9 @@ class NMGFormat(Format):
                 f" once, but {column} is missing."
             )
 
+        if not values.numel():
+            mask_RK = torch.zeros(matrix, dtype=torch.bool, device=columns.device)
+            return with_mask(values, mask_RK, shape, pattern)
         places = _places(nmg, columns.long(), matrix)
         mask_RK = torch.zeros(matrix, dtype=torch.bool, device=columns.device)
         mask_RK.view(-1)[places] = True

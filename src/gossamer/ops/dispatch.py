@@ -7,6 +7,7 @@ A kernel says which problems it accepts and packs a weight once into a callable
 
 import contextlib
 import contextvars
+import importlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -98,16 +99,17 @@ _fallbacks: Counter[str] = Counter()
 
 
 def kernel_list(op: str) -> Registry[Kernel]:
-    """The kernels of one operation."""
+    """The kernels of one operation: the built-in ones of its room, and plug-ins."""
     if op not in KERNELS:
         raise RegistryError(f"no operation is called {op!r}; known: {', '.join(KERNELS)}.")
+    importlib.import_module(f"gossamer.ops.{op}")  # it adds its own when it is first imported
     return KERNELS[op]
 
 
 def add_kernels(op: str, kernels: Iterable[Kernel]) -> None:
     """Let these run `op` wherever they accept a problem."""
     for kernel in kernels:
-        kernel_list(op).add(kernel.name, kernel)
+        KERNELS[op].add(kernel.name, kernel)
 
 
 def allowed_precisions(lowest: str) -> tuple[str, ...]:

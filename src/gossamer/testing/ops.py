@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-import gossamer.ops.linear  # noqa: F401  (lists the built-in kernels)
 from gossamer.errors import KernelError
 from gossamer.formats import SparseMatrix
 from gossamer.ops.dispatch import Problem, Run, activate, kernel_list

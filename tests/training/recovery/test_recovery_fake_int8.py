@@ -14,6 +14,7 @@ from torch.nn.functional import conv2d
 
 import gossamer
 from gossamer.errors import InputError
+from gossamer.formats import SparseMatrix
 from gossamer.nn.fake_quant import (
     best_scale,
     rounded_activations,
@@ -43,7 +44,7 @@ def by_engine(layer, x, bits, scale=None):
     """The layer on the native kernel."""
     mask = layer.mask()
     weight = layer.to_dense().weight.detach()
-    packed = pack_int8(weight[mask], layer.mask_bits, tuple(weight.shape), "panel", bits, scale)
+    packed = pack_int8(SparseMatrix.from_dense(weight, mask), "panel", bits, scale)
     return packed(x, layer.bias.detach())
 
 

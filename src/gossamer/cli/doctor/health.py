@@ -79,7 +79,6 @@ def usable_cores() -> int:
 
 
 def _kernels() -> list[Check]:
-    import gossamer.ops.linear  # noqa: F401  (lists the built-in kernels)
     from gossamer.ops.dispatch import kernel_list
     from gossamer.ops.kernels import active_kernels, available_extensions, available_kernels
     from gossamer.running.layers.cost_table import CostTable

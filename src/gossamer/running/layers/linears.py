@@ -3,7 +3,6 @@
 
 from torch import nn
 
-import gossamer.ops.linear  # noqa: F401  (lists the built-in kernels)
 from gossamer.nn.layer_kinds import weight_of
 from gossamer.ops.dispatch import Problem, kernels_for, report_missing
 from gossamer.running.layers.casting import HALVES, casting

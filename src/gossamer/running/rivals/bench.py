@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-import gossamer.ops.linear  # noqa: F401  (lists the built-in kernels)
 from gossamer.errors import InputError
 from gossamer.formats import SparseMatrix, choose_format
 from gossamer.ops import _native
