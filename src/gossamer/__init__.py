@@ -15,7 +15,7 @@ _HOMES = {
     "plan": "gossamer.planner.planning",
     "shrink": "gossamer.search.shrinking",
     "sparsify": "gossamer.runs.oneshot",
-    "compact": "gossamer.training.compaction",
+    "compact": "gossamer.nn.compaction",
     "compile": "gossamer.running.layers.compiler",
     "explain": "gossamer.running.layers.explanation",
     "save": "gossamer.io.artifact.writer",
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from gossamer import errors, nn, register, testing
     from gossamer.io.artifact.reader import load
     from gossamer.io.artifact.writer import save
+    from gossamer.nn.compaction import compact
     from gossamer.ops.dispatch import strict
     from gossamer.planner.planning import plan
     from gossamer.running.layers.compiler import compile
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
     from gossamer.runs.attach import attach
     from gossamer.runs.oneshot import sparsify
     from gossamer.search.shrinking import shrink
-    from gossamer.training.compaction import compact
 
 
 def __getattr__(name: str) -> Any:

@@ -9,11 +9,11 @@ from torch import nn
 import gossamer.nn as gnn
 from gossamer.errors import InputError, RecipeError
 from gossamer.formats import encode
+from gossamer.nn.compaction import compact
 from gossamer.recipes.loader import builtin_text, load_recipe
 from gossamer.recipes.schema import Prune, Recipe, Stage
 from gossamer.report.report import LayerRow, Report, format_bytes
 from gossamer.runs.oneshot import sparsify
-from gossamer.training.compaction import compact
 
 
 def network():

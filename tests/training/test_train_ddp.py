@@ -15,8 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gossamer.nn as gnn
 from gossamer.errors import InputError
+from gossamer.nn.compaction import compact
 from gossamer.patterns import Unstructured
-from gossamer.training.compaction import compact
 
 WORLD = 2
 STEPS = 4

@@ -16,6 +16,7 @@ import torch
 import yaml
 from torch import nn
 
+from gossamer.nn.compaction import compact
 from gossamer.planner.cluster_schema import (
     GB,
     SCHEMA_VERSION,
@@ -27,7 +28,6 @@ from gossamer.planner.cluster_schema import (
     Memory,
 )
 from gossamer.runs.oneshot import sparsify
-from gossamer.training.compaction import compact
 from gossamer.zoo.gpt import GPTBlock
 
 DENSITIES: Final = (0.05, 0.1, 0.2, 0.5)

@@ -14,9 +14,9 @@ from torch import nn
 
 from gossamer.errors import InputError, ResourceError
 from gossamer.nn import MaskedWeight
+from gossamer.nn.compaction import CompactionResult, compact
 from gossamer.pruning.schedules.controller import Controller
 from gossamer.runs.attach import attach
-from gossamer.training.compaction import CompactionResult, compact
 from gossamer.training.loop.settings import Compaction
 from gossamer.training.modes import choose_modes
 

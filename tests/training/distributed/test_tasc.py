@@ -14,9 +14,9 @@ from torch import nn
 
 import gossamer.nn as gnn
 from gossamer.errors import ArtifactError, DistributedError, InputError
+from gossamer.nn.compaction import compact
 from gossamer.patterns import Unstructured
 from gossamer.training.checkpoint.state_tree import decode, encode
-from gossamer.training.compaction import compact
 from gossamer.training.distributed.tasc import exchange as tasc_module
 from gossamer.training.distributed.tasc.curvature import CurvatureProbe
 from gossamer.training.distributed.tasc.exchange import Tasc, tasc_hook

@@ -22,6 +22,7 @@ from gossamer.cli.quickstart.output import (
 from gossamer.cli.shell.output import Output
 from gossamer.cli.shell.progress import Stage
 from gossamer.io import load, save
+from gossamer.nn.compaction import compact
 from gossamer.ops.timing import duel, one_thread
 from gossamer.report.charts import Curve
 from gossamer.report.comparison import Comparison, Figure
@@ -30,7 +31,6 @@ from gossamer.report.page import Page, TextTable
 from gossamer.report.report import format_bytes
 from gossamer.running.layers.explanation import Explanation, explain
 from gossamer.runs.oneshot import sparsify
-from gossamer.training.compaction import compact
 from gossamer.training.memory.held import measure
 from gossamer.zoo import MLP, Split, accuracy, cluster_problem
 

@@ -21,9 +21,9 @@ from gossamer.nn import (
     attention_outputs,
     replace_module,
 )
+from gossamer.nn.compaction import compact
 from gossamer.nn.masked import MaskedOutProj
 from gossamer.patterns.text import parse_pattern
-from gossamer.training.compaction import compact
 
 
 def layer_forms(model: nn.Module) -> dict[str, Any]:

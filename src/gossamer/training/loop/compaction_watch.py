@@ -10,7 +10,7 @@ import torch
 
 from gossamer.errors import InputError
 from gossamer.nn import CompactWeight, MaskedWeight
-from gossamer.training.compaction import compact
+from gossamer.nn.compaction import compact
 from gossamer.training.loop.settings import LoopSettings
 from gossamer.training.memory.held import measure
 from gossamer.training.modes import choose_modes

@@ -12,27 +12,16 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gossamer.errors import InputError
-from gossamer.nn import (
-    CompactWeight,
-    Conv2d,
-    Linear,
-    MaskedConv2d,
-    MaskedLinear,
-    MaskedOutProj,
-    MaskedWeight,
-    Mode,
-    disable_fast_paths,
-    inherit_hooks,
-    replace_module,
-    unchanged_on_error,
-)
-from gossamer.nn.carried import carried, hand_over
+from gossamer.nn.compact import Mode
+from gossamer.nn.fastpath import READ_BY_ATTENTION, disable_fast_paths
+from gossamer.nn.layer_kinds import to_compact, why_not_compact
+from gossamer.nn.masked import MaskedWeight
 from gossamer.nn.optimizer_state import check_state, convert_state, swap_parameter
-from gossamer.ops.conv.settings import ConvSettings
+from gossamer.nn.replace import replace_module
+from gossamer.nn.unchanged import unchanged_on_error
 from gossamer.ops.training.expansion import gather
 
 _LEFT_OUT_PROJ = "nn.MultiheadAttention reads out_proj.weight directly, which a compact layer lacks"
-_LEFT_OTHER = "only Linear and Conv2d layers have a compact form"
 
 
 @dataclass(frozen=True)
@@ -66,7 +55,7 @@ class _Tied:
 
     weight: nn.Parameter
     names: list[str]
-    layers: list[MaskedLinear | MaskedConv2d]
+    layers: list[MaskedWeight]
 
     @property
     def mask(self) -> torch.Tensor:
@@ -114,11 +103,12 @@ def _find(model: nn.Module) -> tuple[list[_Tied], dict[str, str]]:
                 f"{name or 'the model'} is wrapped in DistributedDataParallel, whose buckets hold"
                 " the dense weights. Call compact(model, optimizer) first, then wrap."
             )
-        if isinstance(module, MaskedOutProj):
-            left[name] = _LEFT_OUT_PROJ
-        elif (reason := _why_not(module)) is not None:
-            left[name] = reason
-        elif isinstance(module, MaskedLinear | MaskedConv2d):
+        if not isinstance(module, MaskedWeight):
+            continue
+        reason = why_not_compact(module)
+        if reason is not None:
+            left[name] = _LEFT_OUT_PROJ if reason == READ_BY_ATTENTION else reason
+        else:
             weight = module.weight_parameter()
             group = groups.setdefault(weight, _Tied(weight, [], []))
             group.names.append(name)
@@ -128,21 +118,12 @@ def _find(model: nn.Module) -> tuple[list[_Tied], dict[str, str]]:
             "the model has no masked layer to compact."
             " Prune it first: gossamer.sparsify(model, sparsity=0.9)."
         )
-    if isinstance(model, MaskedLinear | MaskedConv2d):
+    if isinstance(model, MaskedWeight):
         raise InputError(
             f"the model is itself one {type(model).__name__} and cannot be replaced in place."
             " Wrap it: model = torch.nn.Sequential(model)."
         )
     return list(groups.values()), left
-
-
-def _why_not(module: nn.Module) -> str | None:
-    """Why a masked layer stays masked; None if it does not, or is none."""
-    if not isinstance(module, MaskedWeight):
-        return None
-    if isinstance(module, MaskedLinear | MaskedConv2d):
-        return carried(module, inherits_hooks=True)
-    return _LEFT_OTHER
 
 
 def _check(model: nn.Module, group: _Tied, optimizer: torch.optim.Optimizer | None) -> None:
@@ -185,16 +166,5 @@ def _convert(
     if optimizer is not None:
         swap_parameter(optimizer, weight, values, convert_state(optimizer, weight, kept))
     for layer in group.layers:
-        compacted = _compact_layer(layer, values, first.mask_bits, mode)
-        inherit_hooks(compacted, layer)
-        hand_over(compacted, layer)
+        compacted = to_compact(layer, values, first.mask_bits, layer.pattern, mode)
         replace_module(model, layer, compacted)
-
-
-def _compact_layer(
-    layer: MaskedLinear | MaskedConv2d, values: nn.Parameter, mask_bits: torch.Tensor, mode: Mode
-) -> CompactWeight:
-    bias, pattern = layer.bias, layer.pattern
-    if isinstance(layer, MaskedConv2d):
-        return Conv2d(values, mask_bits, ConvSettings.of(layer), bias, pattern=pattern, mode=mode)
-    return Linear(values, mask_bits, layer.in_features, bias, pattern=pattern, mode=mode)

@@ -7,8 +7,8 @@ from torch import nn
 
 import gossamer.nn as gnn
 from gossamer.errors import InputError
+from gossamer.nn.compaction import compact
 from gossamer.patterns import Unstructured
-from gossamer.training.compaction import compact
 
 ANY = Unstructured()
 
