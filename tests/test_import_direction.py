@@ -80,7 +80,7 @@ def test_every_part_has_a_place():
 @pytest.mark.parametrize(
     ("part", "source"),
     [
-        ("pruning", "from gossamer.nn.compaction import compact"),
+        ("pruning", "from gossamer.training.modes import choose_modes"),
         ("running", "import gossamer.pruning"),
         ("nn", "def f():\n    from gossamer.io import load"),
         ("formats", "from gossamer import nn"),
