@@ -20,8 +20,8 @@ from torch import nn
 import gossamer
 from gossamer.training.checkpoint.background import CheckpointWriter
 from gossamer.training.checkpoint.folders import CheckpointStore, Snapshot
-from gossamer.training.checkpoint.layer_forms import layer_forms
 from gossamer.training.checkpoint.random_state import capture_random
+from gossamer.training.checkpoint.restoring import layer_forms
 from gossamer.zoo import GPT
 from support import options
 

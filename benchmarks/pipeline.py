@@ -35,7 +35,7 @@ from gossamer.testing.fake_network import Conditions, FakeNetwork
 from gossamer.training.distributed.pipeline.message_driven import MessageDriven, Work
 from gossamer.training.distributed.pipeline.pipeline import Pipeline
 from gossamer.training.distributed.pipeline.schedules import PipelineSettings
-from gossamer.training.distributed.pipeline.timeline import Span, most_held
+from gossamer.training.distributed.pipeline.stage import Span, most_held
 from gossamer.zoo import GPT
 from support.pipeline_stages import SleepingLayer
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from rich.table import Table
 
 from gossamer.testing import Cluster
-from gossamer.training.distributed.tasc.two_hops import all_reduce_in_two_hops, padded_size
+from gossamer.training.distributed.tasc.packet import all_reduce_in_two_hops, padded_size
 from support import options
 
 WAYS = {

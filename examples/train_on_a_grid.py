@@ -10,12 +10,11 @@ from torch.nn.functional import cross_entropy
 
 import gossamer
 from gossamer.data.batches import ShuffledBatches
-from gossamer.training.distributed.placement.grid import Grid
-from gossamer.training.distributed.processes.mesh_sizes import MeshSizes, picture, split_batch
+from gossamer.training.distributed.mesh_sizes import MeshSizes, picture, split_batch
+from gossamer.training.distributed.placement.mesh import ProcessMesh
 from gossamer.training.distributed.processes.session import joined, world_of_environment
-from gossamer.training.loop.learning_rate import LearningRate
 from gossamer.training.loop.loop import Loop
-from gossamer.training.loop.settings import LoopSettings
+from gossamer.training.loop.settings import LearningRate, LoopSettings
 from gossamer.zoo import GPT
 
 MESH = MeshSizes(data=2, shard=2)
@@ -26,7 +25,7 @@ def loss(model, ids):
     return cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
 
 
-def train(grid: Grid | None) -> None:
+def train(grid: ProcessMesh | None) -> None:
     torch.manual_seed(0)
     model = GPT(32, width=32, num_heads=4, num_layers=2, context=16)
     gossamer.sparsify(model, sparsity=0.9)
@@ -50,4 +49,4 @@ else:
     with joined(MESH) as session:
         if session.is_lead:
             print(picture(MESH, split_batch(MESH, BATCH)))
-        train(Grid(session))
+        train(ProcessMesh(session))

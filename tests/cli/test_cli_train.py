@@ -17,7 +17,7 @@ import gossamer
 from gossamer.io.safe_files.lock import exclusive_lock
 from gossamer.nn import CompactWeight
 from gossamer.training.checkpoint.folders import read_checkpoint
-from gossamer.training.loop.metrics import read_metrics
+from gossamer.training.run_files.metrics import read_metrics
 from gossamer.zoo import GPT
 
 RECIPE = """\

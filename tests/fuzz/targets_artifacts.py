@@ -131,7 +131,7 @@ def training_seeds(folder: Path) -> None:
 @target(
     "training-checkpoint",
     training_seeds,
-    "training/checkpoint/manifest.py:parse_manifest",
+    "training/checkpoint/folders.py:parse_manifest",
     "training/checkpoint/folders.py:read_checkpoint _open_manifest",
     "training/checkpoint/state_tree.py:decode _is_item",
     "io/safe_files/tensor_header.py:read_header _check_entries _check_metadata _check_entry"

@@ -11,7 +11,7 @@ from target import target, tried
 def journal_seeds(folder: Path) -> None:
     from gossamer.pruning.calibration.journal import DiskJournal
     from gossamer.pruning.solvers.problem import LayerSolution
-    from gossamer.training.loop.metrics import MetricsFile
+    from gossamer.training.run_files.metrics import MetricsFile
 
     torch.manual_seed(0)
     mask = torch.rand(6, 10) > 0.5
@@ -27,11 +27,11 @@ def journal_seeds(folder: Path) -> None:
     "journal",
     journal_seeds,
     "pruning/calibration/journal.py:recall _check_key check_same_run _held _solution",
-    "training/loop/metrics.py:read_metrics",
+    "training/run_files/metrics.py:read_metrics",
 )
 def read_journal(folder: Path) -> object:
     from gossamer.pruning.calibration.journal import DiskJournal
-    from gossamer.training.loop.metrics import read_metrics
+    from gossamer.training.run_files.metrics import read_metrics
 
     if (folder / "metrics.jsonl").exists():
         read_metrics(folder / "metrics.jsonl")

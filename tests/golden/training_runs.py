@@ -16,10 +16,9 @@ from torch import nn
 import gossamer
 from gossamer.training.checkpoint.background import CheckpointWriter
 from gossamer.training.checkpoint.folders import Checkpoint, CheckpointStore
-from gossamer.training.loop.learning_rate import LearningRate
 from gossamer.training.loop.loop import Loop
-from gossamer.training.loop.run_context import Surroundings
-from gossamer.training.loop.settings import LoopSettings
+from gossamer.training.loop.run import Surroundings
+from gossamer.training.loop.settings import LearningRate, LoopSettings
 from gossamer.training.optim import LAMB, SGD, AdamW
 from gossamer.zoo import TinyEncoder
 

@@ -5,7 +5,7 @@ import pytest
 
 from gossamer.report.svg import render_svg
 from gossamer.report.timeline import MAX_SPANS, timeline_chart
-from gossamer.training.distributed.pipeline.timeline import (
+from gossamer.training.distributed.pipeline.stage import (
     Span,
     most_held,
     spans_from_tensor,

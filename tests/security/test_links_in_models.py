@@ -192,7 +192,7 @@ NOT_FILES_OF_OTHERS = {
     "data/vectors.py": "writes",
     "io/safe_files/limits.py": "/proc/meminfo",
     "pruning/calibration/journal.py": "writes",
-    "training/loop/metrics.py": "appends",
+    "training/run_files/metrics.py": "appends",
     "running/layers/cost_table.py": "writes",
     "runs/planning.py": "/proc",
     "planner/calibration.py": "/proc",

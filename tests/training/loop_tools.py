@@ -54,7 +54,7 @@ def train(
 ):
     """Run in this process; with `stop_after`, die there as a kill would, and return None."""
     from gossamer.runs.training.stage import run_training
-    from gossamer.training.loop.run_folder import RunFolder
+    from gossamer.training.run_files.folder import RunFolder
 
     class Killed(Exception):
         pass
@@ -78,7 +78,7 @@ def train_recipe(folder: Path, recipe, data: str):
     """Run a loaded recipe in this process."""
     from gossamer.runs.training.request import TrainRequest
     from gossamer.runs.training.stage import run_training
-    from gossamer.training.loop.run_folder import RunFolder
+    from gossamer.training.run_files.folder import RunFolder
 
     run = RunFolder(folder)
     with run.opened(resume=False):
@@ -87,9 +87,7 @@ def train_recipe(folder: Path, recipe, data: str):
 
 def state_of(trained) -> dict:
     """Everything that a further step would depend on, as tensors and numbers."""
-    from gossamer.training.loop.state import capture_state
-
-    state = capture_state(trained.loop)
+    state = trained.loop.state()
     for clocked in ("metrics_bytes", "seconds"):
         state["counters"].pop(clocked)
     return state

@@ -17,13 +17,12 @@ from gossamer.errors import ArtifactError, InputError, RecipeError, ResourceErro
 from gossamer.nn import CompactWeight, Linear, MaskedLinear
 from gossamer.training.checkpoint.background import CheckpointWriter
 from gossamer.training.checkpoint.folders import CheckpointStore, Snapshot
-from gossamer.training.loop.interrupts import TrainingStopped
-from gossamer.training.loop.learning_rate import LearningRate
+from gossamer.training.loop.endings import TrainingDiverged, TrainingStopped
 from gossamer.training.loop.loop import Loop
-from gossamer.training.loop.metrics import MetricsFile, read_metrics
 from gossamer.training.loop.recompute import recomputing
-from gossamer.training.loop.run_context import Surroundings
-from gossamer.training.loop.settings import LoopSettings, TrainingDiverged
+from gossamer.training.loop.run import Surroundings
+from gossamer.training.loop.settings import LearningRate, LoopSettings
+from gossamer.training.run_files.metrics import MetricsFile, read_metrics
 from gossamer.zoo import TinyEncoder
 
 CONSTANT = LearningRate("constant", 10)

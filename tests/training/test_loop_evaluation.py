@@ -8,10 +8,8 @@ import torch
 from torch import nn
 
 from gossamer.errors import ArtifactError, InputError
-from gossamer.training.loop.best_state import BestState
-from gossamer.training.loop.learning_rate import LearningRate
-from gossamer.training.loop.settings import LoopSettings
-from gossamer.training.loop.stopwatch import Stopwatch
+from gossamer.training.loop.evaluation import BestState, Stopwatch
+from gossamer.training.loop.settings import LearningRate, LoopSettings
 
 
 def weight(model, value):

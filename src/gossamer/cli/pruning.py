@@ -38,8 +38,8 @@ from gossamer.runs.curves import curves
 from gossamer.runs.execute import execute
 from gossamer.runs.kept_run import KeptRun
 from gossamer.runs.stages.prune import StageInput
-from gossamer.training.loop.metrics import read_metrics
-from gossamer.training.loop.run_folder import RunFolder
+from gossamer.training.run_files.folder import RunFolder
+from gossamer.training.run_files.metrics import read_metrics
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -68,7 +68,7 @@ def train(  # noqa: PLR0913  (one argument per option)
     checkpoint, to the same bits.
     """
     from gossamer.recipes.loader import load_recipe
-    from gossamer.training.distributed.processes.told_once import told_once_per_host
+    from gossamer.training.distributed.told_once import told_once_per_host
 
     with told_once_per_host():
         loaded = load_recipe(recipe, overrides)

@@ -25,16 +25,16 @@ from gossamer.runs.training.report import (
 )
 from gossamer.runs.training.request import TrainRequest, train_stage
 from gossamer.runs.training.stage import Trained, run_training
-from gossamer.training.distributed.placement.grid import Grid, GridSettings
-from gossamer.training.distributed.processes.mesh_sizes import picture, split_batch
+from gossamer.training.distributed.mesh_sizes import picture, split_batch
+from gossamer.training.distributed.placement.mesh import MeshSettings, ProcessMesh
 from gossamer.training.distributed.processes.session import (
     Timeouts,
     joined,
     restarts,
     world_of_environment,
 )
-from gossamer.training.loop.metrics import read_metrics
-from gossamer.training.loop.run_folder import RunFolder
+from gossamer.training.run_files.folder import RunFolder
+from gossamer.training.run_files.metrics import read_metrics
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -106,7 +106,7 @@ def run_command(command: TrainCommand, out: Output) -> TrainOutcome | None:
     timeouts = Timeouts(mesh.start_timeout, mesh.timeout, mesh.heartbeat)
     with ends_for_good(), joined(mesh.sizes, timeouts) as session:
         train = train_stage(command.recipe)
-        settings = GridSettings(
+        settings = MeshSettings(
             wire=mesh.wire,
             microbatches=mesh.num_microbatches(train.batch),
             schedule=mesh.schedule,
@@ -119,10 +119,10 @@ def run_command(command: TrainCommand, out: Output) -> TrainOutcome | None:
             out.quiet = True
         # What torchrun started again goes on where the last checkpoint was taken.
         command = replace(command, resume=command.resume or restarts() > 0)
-        return _run_here(command, out, Grid(session, settings))
+        return _run_here(command, out, ProcessMesh(session, settings))
 
 
-def _run_here(command: TrainCommand, out: Output, grid: Grid | None) -> TrainOutcome | None:
+def _run_here(command: TrainCommand, out: Output, grid: ProcessMesh | None) -> TrainOutcome | None:
     is_lead = grid is None or grid.is_lead
     if is_lead:
         check_destination(command.target)
@@ -161,7 +161,9 @@ def plan_table(plan: TrainingPlan) -> "Table":
     return shown
 
 
-def _train(request: TrainRequest, folder: RunFolder, out: Output, grid: Grid | None) -> Trained:
+def _train(
+    request: TrainRequest, folder: RunFolder, out: Output, grid: ProcessMesh | None
+) -> Trained:
     with ExitStack() as stack:
         stages: list[Stage] = []
 

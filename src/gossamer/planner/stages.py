@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gossamer.planner.model_shape import ModelShape, Unit
-from gossamer.training.distributed.pipeline.partition import partition
+from gossamer.training.distributed.partition import partition
 
 Cut = Literal["cost", "even"]
 

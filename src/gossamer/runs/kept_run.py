@@ -8,10 +8,10 @@ from gossamer.pruning.calibration.journal import check_same_run
 from gossamer.recipes.stages.train import CheckpointSettings
 from gossamer.training.checkpoint.background import CheckpointWriter
 from gossamer.training.checkpoint.folders import Checkpoint, CheckpointStore
-from gossamer.training.loop.metrics import MetricsFile
-from gossamer.training.loop.run_context import Surroundings
-from gossamer.training.loop.run_folder import RunFolder
-from gossamer.training.loop.state import read_counters
+from gossamer.training.checkpoint.restoring import read_counters
+from gossamer.training.loop.run import Surroundings
+from gossamer.training.run_files.folder import RunFolder
+from gossamer.training.run_files.metrics import MetricsFile
 
 
 @dataclass(frozen=True)

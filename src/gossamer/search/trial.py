@@ -25,7 +25,7 @@ from gossamer.search.budget import Deadline, OutOfTime, Stopped
 from gossamer.search.candidates import DENSE, Candidate, has_all_weights, is_trained_dense
 from gossamer.search.records import read_record, write_record
 from gossamer.search.workloads.workload import Workload
-from gossamer.training.loop.run_folder import RunFolder
+from gossamer.training.run_files.folder import RunFolder
 
 _RESULT = "trial.json"
 _STOPPED = "stopped.json"

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from gossamer.errors import DistributedError
 from gossamer.training.distributed.pipeline.message_driven import Direction, Work
-from gossamer.training.distributed.pipeline.timeline import Span
+from gossamer.training.distributed.pipeline.stage import Span
 
 
 class StageWork(Protocol):

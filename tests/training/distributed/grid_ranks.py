@@ -27,7 +27,7 @@ def started(function: Callable, arguments: tuple, world: int) -> Iterator[mp.Pro
     """`function(rank, *arguments)` in `world` processes; none is left behind."""
     # One import of torch for all ranks of all tests.
     multiprocessing.set_forkserver_preload(
-        ["gossamer.training.distributed.placement.grid", "gossamer.zoo"]
+        ["gossamer.training.distributed.placement.mesh", "gossamer.zoo"]
     )
     context = mp.start_processes(
         function, arguments, nprocs=world, join=False, start_method="forkserver"

@@ -8,9 +8,8 @@ from torch.nn.functional import cross_entropy
 import gossamer.nn as gnn
 from gossamer.data.batches import RepeatedBatches
 from gossamer.nn import replace_module
-from gossamer.training.loop.learning_rate import LearningRate
 from gossamer.training.loop.loop import Loop
-from gossamer.training.loop.settings import LoopSettings
+from gossamer.training.loop.settings import LearningRate, LoopSettings
 from gossamer.zoo import GPT
 
 STEPS = 5

@@ -5,8 +5,8 @@ import grid_tiny as tiny
 import pytest
 from grid_ranks import run_on_ranks
 
-from gossamer.training.distributed.placement.grid import Grid, GridSettings
-from gossamer.training.distributed.processes.mesh_sizes import MeshSizes
+from gossamer.training.distributed.mesh_sizes import MeshSizes
+from gossamer.training.distributed.placement.mesh import MeshSettings, ProcessMesh
 from gossamer.training.distributed.processes.session import Timeouts, joined
 
 TIMEOUTS = Timeouts(start=60, step=60, heartbeat=1)
@@ -33,8 +33,10 @@ GRIDS = [
 def train_on(mesh, microbatches, schedule, kind, accumulate) -> None:
     sizes = MeshSizes(*mesh)
     with joined(sizes, TIMEOUTS) as session:
-        settings = GridSettings(microbatches=microbatches, schedule=schedule)
-        loop = tiny.make_loop(tiny.build(kind), Grid(session, settings), accumulate=accumulate)
+        settings = MeshSettings(microbatches=microbatches, schedule=schedule)
+        loop = tiny.make_loop(
+            tiny.build(kind), ProcessMesh(session, settings), accumulate=accumulate
+        )
         loop.train()
         if session.is_lead:
             expected = tiny.alone(kind, accumulate=accumulate)

@@ -6,10 +6,10 @@ import pytest
 from grid_ranks import run_on_ranks
 
 import gossamer
-from gossamer.training.distributed.placement.grid import Grid, GridSettings
-from gossamer.training.distributed.processes.mesh_sizes import MeshSizes
+from gossamer.training.distributed.mesh_sizes import MeshSizes
+from gossamer.training.distributed.placement.mesh import MeshSettings, ProcessMesh
 from gossamer.training.distributed.processes.session import Timeouts, joined
-from gossamer.training.loop.run_context import Surroundings
+from gossamer.training.loop.run import Surroundings
 
 TIMEOUTS = Timeouts(start=60, step=60, heartbeat=1)
 # data, pipeline, shard, tensor
@@ -62,7 +62,7 @@ def trained(processes=None, *, scheduled: bool) -> Records:
 
 def compare_on(mesh, scheduled) -> None:
     with joined(MeshSizes(*mesh), TIMEOUTS) as session:
-        records = trained(Grid(session, GridSettings(microbatches=2)), scheduled=scheduled)
+        records = trained(ProcessMesh(session, MeshSettings(microbatches=2)), scheduled=scheduled)
     # Every rank says the same: figures are those of the model, not of the rank that writes.
     expected = trained(scheduled=scheduled)
     for kind in ("step", "evaluation"):

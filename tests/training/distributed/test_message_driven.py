@@ -8,7 +8,7 @@ import pytest
 from gossamer.errors import DistributedError, InputError
 from gossamer.testing.fake_network import Conditions, FakeNetwork, rough_weather
 from gossamer.training.distributed.pipeline.message_driven import MessageDriven, Work
-from gossamer.training.distributed.pipeline.timeline import most_held
+from gossamer.training.distributed.pipeline.stage import most_held
 
 
 class Chain:

@@ -13,12 +13,12 @@ from gossamer.recipes.loader import parse_recipe
 from gossamer.runs.training.request import TrainRequest
 from gossamer.runs.training.stage import run_training
 from gossamer.training.checkpoint.folders import CheckpointStore
-from gossamer.training.distributed.placement.grid import Grid, GridSettings
-from gossamer.training.distributed.processes.mesh_sizes import MeshSizes
+from gossamer.training.distributed.mesh_sizes import MeshSizes
+from gossamer.training.distributed.placement.mesh import MeshSettings, ProcessMesh
 from gossamer.training.distributed.processes.session import Timeouts, joined
-from gossamer.training.loop.interrupts import TrainingStopped
-from gossamer.training.loop.metrics import read_metrics
-from gossamer.training.loop.run_folder import RunFolder
+from gossamer.training.loop.endings import TrainingStopped
+from gossamer.training.run_files.folder import RunFolder
+from gossamer.training.run_files.metrics import read_metrics
 
 TIMEOUTS = Timeouts(240, 240, 2)
 # Masks are final after 4 steps.
@@ -56,7 +56,7 @@ def train_leg(mesh: tuple[int, ...], stop: int, folder: str) -> None:
 
     def train() -> None:
         with joined(sizes, TIMEOUTS) as session:
-            grid = Grid(session, GridSettings(microbatches=2 if sizes.pipeline > 1 else 1))
+            grid = ProcessMesh(session, MeshSettings(microbatches=2 if sizes.pipeline > 1 else 1))
             run_training(request, kept, say=lambda _: None, grid=grid, progress=ask_to_stop)
 
     with pytest.raises((TrainingStopped, SystemExit)):

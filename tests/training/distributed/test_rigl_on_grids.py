@@ -15,12 +15,12 @@ from grid_ranks import run_on_ranks
 import gossamer
 from gossamer.training.checkpoint.background import CheckpointWriter
 from gossamer.training.checkpoint.folders import CheckpointStore, read_checkpoint
-from gossamer.training.distributed.placement.grid import Grid, GridSettings
-from gossamer.training.distributed.processes.mesh_sizes import MeshSizes
+from gossamer.training.distributed.mesh_sizes import MeshSizes
+from gossamer.training.distributed.placement.mesh import MeshSettings, ProcessMesh
+from gossamer.training.distributed.processes.messages import shared_checkpoint
 from gossamer.training.distributed.processes.session import Timeouts, joined
-from gossamer.training.distributed.processes.shared_checkpoint import shared_checkpoint
 from gossamer.training.loop.loop import Loop
-from gossamer.training.loop.run_context import Surroundings
+from gossamer.training.loop.run import Surroundings
 
 TIMEOUTS = Timeouts(start=60, step=60, heartbeat=1)
 STEPS, SETTLED = 14, 8
@@ -60,8 +60,8 @@ def state_of(loop: Loop) -> dict[str, torch.Tensor]:
 def train_and_resume(mesh: tuple[int, ...], microbatches: int, folder: str, resumed: tuple) -> None:
     with joined(MeshSizes(*mesh), TIMEOUTS) as session:
 
-        def grid() -> Grid:
-            return Grid(session, GridSettings(microbatches=microbatches))
+        def grid() -> ProcessMesh:
+            return ProcessMesh(session, MeshSettings(microbatches=microbatches))
 
         whole = make_loop(grid(), Path(folder))
         whole.train()

@@ -11,11 +11,11 @@ import torch
 from grid_ranks import be_rank, free_port, run_on_ranks, started
 
 from gossamer.errors import DistributedError, InputError
+from gossamer.training.distributed import told_once as telling
+from gossamer.training.distributed.mesh_sizes import MeshSizes
 from gossamer.training.distributed.placement.gradients import average
-from gossamer.training.distributed.placement.grid import Grid
-from gossamer.training.distributed.processes import told_once as telling
+from gossamer.training.distributed.placement.mesh import ProcessMesh
 from gossamer.training.distributed.processes.equal_on_all import check_alike, check_masks
-from gossamer.training.distributed.processes.mesh_sizes import MeshSizes
 from gossamer.training.distributed.processes.messages import broadcast_json, gather_json
 from gossamer.training.distributed.processes.session import Timeouts, joined
 
@@ -152,7 +152,7 @@ def fail_on_rank(rank: int, failing: int, port: int) -> None:
     be_rank(rank, 2, port)
     try:
         with joined(MeshSizes(data=2), PATIENT) as session:
-            loop = tiny.make_loop(tiny.build("compact"), Grid(session), steps=50)
+            loop = tiny.make_loop(tiny.build("compact"), ProcessMesh(session), steps=50)
             if rank == failing:
                 loop.objective = _refuse
             loop.train()

@@ -13,9 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 from gossamer.errors import InputError
 from gossamer.training.distributed.tasc.blocks import Cut, Residual
-from gossamer.training.distributed.tasc.direct import why_not_direct
+from gossamer.training.distributed.tasc.direct import MeanGradient, why_not_direct
 from gossamer.training.distributed.tasc.exchange import attach
-from gossamer.training.distributed.tasc.mean import MeanGradient
 from gossamer.training.distributed.tasc.packet import Entry, Packet
 from gossamer.training.distributed.tasc.row_optim import RowSGD
 

@@ -12,10 +12,15 @@ import gossamer
 from gossamer.errors import InputError
 from gossamer.nn.batch import rows_of
 from gossamer.training.recovery import Batch, Distillation, Teacher, Terms
-from gossamer.training.recovery.blocks import block_names, captured
-from gossamer.training.recovery.outputs import logits_of, vectors_of
-from gossamer.training.recovery.teacher import check_apart
-from gossamer.training.recovery.terms import cosine_term, hidden_term, logits_term, similarity_term
+from gossamer.training.recovery.teacher import block_names, captured, check_apart
+from gossamer.training.recovery.terms import (
+    cosine_term,
+    hidden_term,
+    logits_of,
+    logits_term,
+    similarity_term,
+    vectors_of,
+)
 from gossamer.zoo import TinyEncoder
 
 

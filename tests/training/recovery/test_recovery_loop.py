@@ -16,8 +16,8 @@ from gossamer.errors import InputError
 from gossamer.nn import Linear, MaskedLinear
 from gossamer.training.checkpoint.background import CheckpointWriter
 from gossamer.training.checkpoint.folders import CheckpointStore
-from gossamer.training.loop.run_context import Surroundings
-from gossamer.training.loop.settings import TrainingDiverged
+from gossamer.training.loop.run import Surroundings
+from gossamer.training.loop.endings import TrainingDiverged
 from gossamer.training.recovery import (
     HELD_OUT,
     Batch,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from gossamer.errors import ResourceError
-from gossamer.training.loop.interrupts import TrainingStopped
+from gossamer.training.loop.endings import TrainingStopped
 
 
 def resume_command() -> str:

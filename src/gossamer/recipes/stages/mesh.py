@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gossamer.training.distributed.processes.mesh_sizes import MeshSizes
+from gossamer.training.distributed.mesh_sizes import MeshSizes
 
 _MOST = 2**16
 

@@ -19,7 +19,7 @@ from gossamer.recipes.stages.recover import Recover
 from gossamer.runs.stages.prune import StageInput
 from gossamer.runs.stages.recover_data import RecoverySamples, SortedBatches, samples_of_batches
 from gossamer.training.loop.loop import Loop
-from gossamer.training.loop.run_context import Surroundings
+from gossamer.training.loop.run import Surroundings
 from gossamer.training.recovery import (
     HELD_OUT,
     Distillation,

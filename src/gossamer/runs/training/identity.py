@@ -11,7 +11,7 @@ from gossamer.ops.kernels import active_kernels
 from gossamer.recipes.digest import content_differences, recipe_content
 from gossamer.runs.training.request import Say, TrainRequest
 from gossamer.training.checkpoint.folders import Checkpoint
-from gossamer.training.distributed.processes.mesh_sizes import AXES, MeshSizes
+from gossamer.training.distributed.mesh_sizes import AXES, MeshSizes
 
 _MAX_SHOWN = 300
 

@@ -20,19 +20,18 @@ from gossamer.runs.training.request import Say, TrainRequest, make_task, model_o
 from gossamer.training.checkpoint.background import CheckpointWriter
 from gossamer.training.checkpoint.folders import Checkpoint, CheckpointStore
 from gossamer.training.checkpoint.random_state import seed_all
-from gossamer.training.distributed.placement.grid import Grid
+from gossamer.training.checkpoint.restoring import read_counters
+from gossamer.training.distributed.placement.mesh import ProcessMesh
 from gossamer.training.distributed.processes.equal_on_all import check_alike, check_masks
-from gossamer.training.distributed.processes.shared_checkpoint import shared_checkpoint
+from gossamer.training.distributed.processes.messages import shared_checkpoint
 from gossamer.training.loop.control import Control
-from gossamer.training.loop.learning_rate import LearningRate
+from gossamer.training.loop.endings import memory_for
 from gossamer.training.loop.loop import Loop
-from gossamer.training.loop.metrics import MetricsFile, Sink, TensorBoard
-from gossamer.training.loop.out_of_memory import memory_for
-from gossamer.training.loop.run_context import Progress, Surroundings
-from gossamer.training.loop.run_folder import RunFolder
-from gossamer.training.loop.settings import LoopSettings
-from gossamer.training.loop.state import read_counters
+from gossamer.training.loop.run import Progress, Surroundings
+from gossamer.training.loop.settings import LearningRate, LoopSettings
 from gossamer.training.optim import LAMB, LARS
+from gossamer.training.run_files.folder import RunFolder
+from gossamer.training.run_files.metrics import MetricsFile, Sink, TensorBoard
 
 _SMALLER = "Use a smaller model or batch, or recompute: true; 'gossamer train --dry-run' says more."
 
@@ -83,7 +82,7 @@ def run_training(
     *,
     say: Say,
     progress: Progress | None = None,
-    grid: Grid | None = None,
+    grid: ProcessMesh | None = None,
 ) -> Trained:
     """Train in a folder that is held open; the model at the end, whole on the leading rank.
 
@@ -145,7 +144,7 @@ def prepare(
     store: CheckpointStore,
     checkpoint: Checkpoint | None,
     progress: Progress | None,
-    grid: Grid | None = None,
+    grid: ProcessMesh | None = None,
 ) -> Trained:
     """Everything a run needs, seeded, before its first step."""
     train = request.train

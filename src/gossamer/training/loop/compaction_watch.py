@@ -4,48 +4,46 @@
 import statistics
 from collections import deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import Any
 
 from gossamer.errors import InputError
 from gossamer.nn import CompactWeight, MaskedWeight
 from gossamer.nn.compaction import compact
 from gossamer.training.loop.settings import LoopSettings
+from gossamer.nn.compaction import compact
+from gossamer.training.loop.processes import Processes
 from gossamer.training.memory.held import measure
 from gossamer.training.modes import choose_modes
 from gossamer.training.optim import SmallStateOptimizer
-
-if TYPE_CHECKING:
-    from gossamer.training.loop.loop import Loop
 
 _TIMED_STEPS = 10
 
 
 class CompactionWatch:
-    """Compacts once, and times the steps before and after."""
+    """Compacts the model of a run once, and times the steps before and after."""
 
-    def __init__(self, settings: LoopSettings, example: torch.Tensor | None = None) -> None:
+    def __init__(self, processes: Processes) -> None:
         self.is_done = False
         self.is_moot = False
-        self._settings = settings
-        self._example = example
+        self._processes = processes
         self._before: deque[float] = deque(maxlen=_TIMED_STEPS)
         self._after: list[float] | None = None
 
-    def compact(self, loop: "Loop") -> dict[str, Any] | None:
-        """Compact the model of `loop`; what changed, or None if there is nothing to do."""
-        masked = any(isinstance(module, MaskedWeight) for module in loop.model.modules())
-        if self._settings.compaction == "off" or not masked:
+    def compact(self) -> dict[str, Any] | None:
+        """Compact the model; what changed, or None if there is nothing to do."""
+        run = self._processes.run
+        settings, model = run.settings, run.model
+        masked = any(isinstance(module, MaskedWeight) for module in model.modules())
+        if settings.compaction == "off" or not masked:
             self.is_moot = True
             return None
-        bytes_before = measure(loop.model, loop.optimizer).total_bytes
-        result = compact(loop.model, loop.optimizer, mode=self._settings.mode)
+        bytes_before = measure(model, run.optimizer).total_bytes
+        result = compact(model, run.optimizer, mode=settings.mode)
         modes: dict[str, str] = {}
-        if self._settings.split_masters:
-            _split_masters(loop)
-        if self._settings.compaction == "auto":
-            choices = choose_modes(loop.model, self._settings.tokens, example=self._example)
+        if settings.split_masters:
+            self._split_masters()
+        if settings.compaction == "auto":
+            choices = choose_modes(model, settings.tokens, example=run.around.example)
             modes = {choice.layer: choice.mode for choice in choices}
         self.is_done = True
         self._after = []
@@ -54,35 +52,34 @@ class CompactionWatch:
             "left_masked": sorted(result.left_masked),
             "weights": result.num_weights,
             "values": result.num_values,
-            "sparsity": loop.processes.sparsity(loop),
+            "sparsity": self._processes.sparsity(),
             "bytes_before": bytes_before,
-            "bytes_after": measure(loop.model, loop.optimizer).total_bytes,
+            "bytes_after": measure(model, run.optimizer).total_bytes,
             "modes": modes,
         }
 
-    def after_step(self, loop: "Loop", elapsed_ms: float) -> Iterator[dict[str, Any]]:
+    def after_step(self, elapsed_ms: float) -> Iterator[dict[str, Any]]:
         """Note the time of a step; the comparison, once enough steps after it were timed."""
         if self._after is None:
             self._before.append(elapsed_ms)
             return
         self._after.append(elapsed_ms)
-        # The first step after compaction warms up; it is no step like the others.
+        # The first step after compaction warms up and is unlike the others.
         if len(self._after) == _TIMED_STEPS + 1:
-            before = statistics.median(self._before) if self._before else None
             yield {
-                "ms_before": before,
+                "ms_before": statistics.median(self._before) if self._before else None,
                 "ms_after": statistics.median(self._after[1:]),
-                "bytes_after": loop.processes.state_bytes(loop),
+                "bytes_after": self._processes.state_bytes(),
             }
 
-
-def _split_masters(loop: "Loop") -> None:
-    if not isinstance(loop.optimizer, SmallStateOptimizer):
-        raise InputError(
-            f"split_masters: {type(loop.optimizer).__name__} has no split masters. Use an optimizer"
-            " of gossamer.training.optim."
-        )
-    layers = [m for m in loop.model.modules() if isinstance(m, CompactWeight)]
-    loop.optimizer.split_masters([layer.values for layer in layers])
-    for layer in layers:
-        layer.refresh()
+    def _split_masters(self) -> None:
+        run = self._processes.run
+        if not isinstance(run.optimizer, SmallStateOptimizer):
+            raise InputError(
+                f"split_masters: {type(run.optimizer).__name__} has no split masters. Use an"
+                " optimizer of gossamer.training.optim."
+            )
+        layers = [m for m in run.model.modules() if isinstance(m, CompactWeight)]
+        run.optimizer.split_masters([layer.values for layer in layers])
+        for layer in layers:
+            layer.refresh()

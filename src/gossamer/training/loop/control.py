@@ -42,52 +42,53 @@ class Control(Protocol):
 
     def penalty(self) -> torch.Tensor | None:
         """A term to add to the loss, or None."""
+        return None
 
     def sparsity(self) -> float:
         """Fraction of zeros over the layers of the schedule, now."""
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that decides what the schedule does next."""
+        return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved state, masks included."""
+        return
 
     def follow(self, parts: Mapping[nn.Parameter, Part]) -> None:
         """Masks are final and Parameters were cut: what the optimizer holds of each from now on."""
+        return
 
     def part_of(self, parameter: nn.Parameter) -> dict[str, torch.Tensor]:
         """What is known of single entries of a cut Parameter, by their places in the whole one."""
+        return {}
 
     def whole_state(
         self, parts: Mapping[nn.Parameter, Sequence[Mapping[str, torch.Tensor]]]
     ) -> dict[str, Any]:
         """`state_dict` of a model that is cut: with what `part_of` gave in all processes."""
+        return {}
 
     def close(self) -> None:
         """Take hooks off; masks stay."""
+        return
 
 
-class NoControl:
+class NoControl(Control):
     """Training without a schedule: masks that are there are held and never move.
 
     Args:
         model: is trained.
     """
 
+    is_settled = True
+
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-
-    @property
-    def is_settled(self) -> bool:
-        """Nothing moves."""
-        return True
 
     def step(self) -> tuple[ScheduleEvent, ...]:
         """Nothing to do."""
         return ()
-
-    def penalty(self) -> None:
-        """Nothing to add."""
 
     def sparsity(self) -> float:
         """Fraction of zeros over the layers that have a mask; 0 if none has."""
@@ -99,26 +100,3 @@ class NoControl:
                 held.setdefault(id(module.weight_parameter()), module)
         total = sum(m.matrix_shape[0] * m.matrix_shape[1] for m in held.values())
         return 1.0 - sum(m.nnz for m in held.values()) / total if total else 0.0
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing to keep."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing to take up."""
-
-    def follow(self, parts: Mapping[nn.Parameter, Part]) -> None:
-        """No entries to follow."""
-
-    def part_of(self, parameter: nn.Parameter) -> dict[str, torch.Tensor]:
-        """Nothing is known."""
-        return {}
-
-    def whole_state(
-        self, parts: Mapping[nn.Parameter, Sequence[Mapping[str, torch.Tensor]]]
-    ) -> dict[str, Any]:
-        """Nothing to keep."""
-        return {}
-
-    def close(self) -> None:
-        """Nothing to take off."""

@@ -15,24 +15,32 @@ import torch
 from torch import nn
 
 from gossamer.data.batches import Batches
-from gossamer.errors import ResourceError
+from gossamer.errors import ArtifactError, ResourceError
 from gossamer.training.checkpoint.folders import Checkpoint, Snapshot
-from gossamer.training.loop.best_state import BestState
+from gossamer.training.checkpoint.random_state import capture_random, restore_random
+from gossamer.training.checkpoint.restoring import (
+    COUNTED,
+    layer_forms,
+    read_counters,
+    restore_forms,
+    restore_model,
+    restore_optimizer,
+)
 from gossamer.training.loop.compaction_watch import CompactionWatch
 from gossamer.training.loop.control import Control, NoControl, ScheduleEvent
+from gossamer.training.loop.endings import Interrupts, TrainingDiverged, TrainingStopped
 from gossamer.training.loop.evaluation import EvaluationWatch
 from gossamer.training.loop.finite import scale_gradients
-from gossamer.training.loop.interrupts import Interrupts, TrainingStopped
+from gossamer.training.loop.processes import Agreement, Processes
 from gossamer.training.loop.recompute import recomputing
-from gossamer.training.loop.run_context import Objective, Surroundings
-from gossamer.training.loop.settings import MAX_SKIPPED_IN_A_ROW, LoopSettings, TrainingDiverged
-from gossamer.training.loop.single_process import Agreement, Alone, Processes
-from gossamer.training.loop.state import capture_state, restore_state
+from gossamer.training.loop.run import Objective, Surroundings, TrainingRun
+from gossamer.training.loop.settings import LoopSettings
 
+MAX_SKIPPED_IN_A_ROW = 3
 _ALONE = Surroundings()
 
 
-class Loop:
+class Loop(TrainingRun):
     """One training run.
 
     Args:
@@ -58,60 +66,90 @@ class Loop:
         around: Surroundings = _ALONE,
         processes: Processes | None = None,
     ) -> None:
-        self.model, self.optimizer = model, optimizer
-        self.objective, self.batches, self.settings = objective, batches, settings
-        self.control: Control = NoControl(model) if control is None else control
-        self.processes: Processes = Alone() if processes is None else processes
-        self.step = 0
-        self.taken = 0
-        self.skipped = 0
-        self.compaction = CompactionWatch(settings, around.example)
-        self.evaluation = EvaluationWatch(model, settings, around)
-        self._around, self._writer = around, around.writer
-        self._in_a_row = 0
-        self._rate_shift = 0
+        control = NoControl(model) if control is None else control
+        super().__init__(model, optimizer, objective, batches, settings, control, around)
+        self.processes = Processes() if processes is None else processes
+        self.processes.run = self
+        self.in_a_row = 0
+        self.rate_shift = 0
+        self.compaction = CompactionWatch(self.processes)
+        self.evaluation = EvaluationWatch(self)
+        self.best = self.evaluation.best
+        self._writer = around.writer
+        # The objective, if it has a state: a teacher that remembers, a loss with parameters.
+        self._memory: Any = objective if hasattr(objective, "load_state_dict") else None
         self._last_saved = -1
         self._was_settled = False
         self._traffic: dict[str, int] = {}
         self._losses: deque[float] = deque(maxlen=settings.log_every)
         self._recent_ms: deque[float] = deque(maxlen=20)
 
-    def restore(self, checkpoint: Checkpoint, *, keep_settings: bool = False) -> None:
-        """Go on from a checkpoint; with `keep_settings` learning rates stay those of now."""
-        counters = restore_state(self, checkpoint.state, keep_settings=keep_settings)
-        self.step, self.taken = counters["step"], counters["taken"]
-        self.skipped, self._in_a_row = counters["skipped"], counters["in_a_row"]
-        self._rate_shift = counters["rate_shift"]
-        self._losses.extend(counters["losses"])
-        self.compaction.is_done = counters["compacted"]
-        self.evaluation.time.seconds = counters["seconds"]
-        self._last_saved = self.step
-
     @property
     def quality(self) -> dict[str, float]:
         """What the last evaluation measured."""
         return self.evaluation.quality
 
-    @property
-    def best(self) -> BestState | None:
-        """The best evaluation so far, where `settings.keep_best` names a number."""
-        return self.evaluation.best
-
-    def counters(self) -> dict[str, Any]:
-        """Plain numbers that a checkpoint holds."""
+    def state(self) -> dict[str, Any] | None:
+        """Everything that decides the steps to come; None where no files are written."""
+        states = self.processes.states()
+        if states is None:
+            return None
+        model, optimizer, control = states
         return {
-            "step": self.step,
-            "taken": self.taken,
-            "skipped": self.skipped,
-            "in_a_row": self._in_a_row,
-            "rate_shift": self._rate_shift,
+            "counters": self._counters(),
+            "forms": layer_forms(self.model),
+            "model": model,
+            "optimizer": optimizer,
+            "control": control,
+            "best": None if self.best is None else self.best.state_dict(),
+            "objective": None if self._memory is None else self._memory.state_dict(),
+            "random": capture_random(),
+        }
+
+    def _counters(self) -> dict[str, Any]:
+        return {
+            **{name: getattr(self, name) for name in COUNTED},
             "losses": list(self._losses),
             "seconds": self.evaluation.time.read(),
             "compacted": self.compaction.is_done,
-            "metrics_bytes": next(
-                (s.length for s in self._around.sinks if hasattr(s, "length")), 0
-            ),
+            "metrics_bytes": next((s.length for s in self.around.sinks if hasattr(s, "length")), 0),
         }
+
+    def restore(self, checkpoint: Checkpoint, *, keep_settings: bool = False) -> None:
+        """Go on from a checkpoint; with `keep_settings` learning rates stay those of now.
+
+        Order: forms of layers, weights, moments, schedule; generators last, because building a
+        model draws from them.
+        """
+        state = checkpoint.state
+        try:
+            counters = read_counters(state)
+            forms = state["forms"]
+            # Or compact from the start; then their modes are those of the checkpoint.
+            compact = counters["compacted"] or any(f["form"] == "compact" for f in forms.values())
+            if compact:
+                # Masks first: the schedule knows its layers as masked ones and follows from there.
+                self.control.load_state_dict(state["control"])
+                restore_forms(self.model, self.optimizer, forms, state["model"])
+            restore_model(self.model, state["model"])
+            restore_optimizer(self.optimizer, state["optimizer"], keep_settings=keep_settings)
+            if not compact:
+                self.control.load_state_dict(state["control"])
+            if self.best is not None:
+                self.best.load_state_dict(state["best"])
+            if self._memory is not None:
+                self._memory.load_state_dict(state["objective"])
+            restore_random(state["random"])
+        except (KeyError, TypeError) as error:
+            raise ArtifactError(
+                f"checkpoint: {error} is missing or not what belongs there."
+            ) from error
+        for name in COUNTED:
+            setattr(self, name, counters[name])
+        self._losses.extend(counters["losses"])
+        self.compaction.is_done = counters["compacted"]
+        self.evaluation.time.seconds = counters["seconds"]
+        self._last_saved = self.step
 
     def train(self) -> None:
         """Take all steps that are left, then evaluate and save.
@@ -127,7 +165,7 @@ class Loop:
             with Interrupts() as interrupts, recomputing(self.model, self.settings.recompute):
                 self._was_settled = self.control.is_settled
                 self._compact_if_settled()
-                self.processes.arrange(self)
+                self.processes.arrange()
                 if self.best is not None and self.best.step < 0:
                     self.evaluate()
                     # Modes of layers were measured: as after compaction.
@@ -138,7 +176,7 @@ class Loop:
                 self.save()
                 if self._writer is not None:
                     self._writer.wait()
-                self.processes.dissolve(self)
+                self.processes.dissolve()
         finally:
             if self.best is not None:
                 self.best.restore()
@@ -146,10 +184,10 @@ class Loop:
     def _take_steps(self, interrupts: Interrupts) -> None:
         settings, watch = self.settings, self.evaluation
         every = settings.evaluate_every or settings.steps + 1
-        position = watch.position(self.step)
+        position = watch.position()
         while position < settings.steps:
             before, is_taken = position, self._one_step(position, interrupts.number or 0)
-            position = watch.position(self.step)
+            position = watch.position()
             if not is_taken:
                 continue
             if before // every < position // every and position < settings.steps:
@@ -166,9 +204,9 @@ class Loop:
         if self._was_settled or not self.control.is_settled:
             return
         self._was_settled = True
-        self.processes.dissolve(self)
+        self.processes.dissolve()
         self._compact_if_settled()
-        self.processes.arrange(self)
+        self.processes.arrange()
 
     def save(self) -> None:
         """Write a checkpoint of now, unless that was tried already."""
@@ -176,12 +214,12 @@ class Loop:
             return
         self._last_saved = self.step
         began = time.perf_counter()
-        state = capture_state(self)
+        state = self.state()
         if state is None:
             self.processes.saved()
             return
         try:
-            snapshot = Snapshot.of(self.step, self._around.run, state, copy=self._writer.copies)
+            snapshot = Snapshot.of(self.step, self.around.run, state, copy=self._writer.copies)
             self._writer.submit(snapshot)
         except ResourceError as error:
             if self.settings.on_full_disk == "stop":
@@ -195,16 +233,13 @@ class Loop:
 
     def evaluate(self) -> None:
         """Measure the quality, and log it."""
-        record = self.processes.evaluated(self, self._measure)
+        record = self.processes.evaluated(self.evaluation.measure)
         if record is not None:
-            self._log("evaluation", sparsity=self.processes.sparsity(self), **record)
-
-    def _measure(self, model: nn.Module) -> dict[str, Any] | None:
-        return self.evaluation.measure(self.step, model)
+            self._log("evaluation", sparsity=self.processes.sparsity(), **record)
 
     def close(self) -> None:
         """Nothing is logged any more; files are closed, and a checkpoint under way is finished."""
-        for sink in self._around.sinks:
+        for sink in self.around.sinks:
             sink.close()
         if self._writer is not None:
             self._writer.wait()
@@ -212,25 +247,24 @@ class Loop:
     def _one_step(self, position: float, signal: int) -> bool:
         """One optimizer step; False if the batch was skipped."""
         began = time.perf_counter()
-        rate = self.settings.rate.apply(self.optimizer, position + self._rate_shift)
+        rate = self.settings.rate.apply(self.optimizer, position + self.rate_shift)
         self.optimizer.zero_grad()
         agreed = self._gradients(signal)
         loss, norm = agreed.loss, agreed.norm
         if not torch.tensor([loss, norm]).isfinite().all():
             self._skip(loss)
             return False
-        parameters = [param for group in self.optimizer.param_groups for param in group["params"]]
         clip = self.settings.clip
         if clip is not None and norm > clip:
-            scale_gradients(parameters, clip / norm)
+            scale_gradients(self.parameters, clip / norm)
         self.optimizer.step()
-        self._in_a_row = 0
+        self.in_a_row = 0
         events = self.control.step()
         self.step += 1
         elapsed = 1000 * (time.perf_counter() - began)
         self._recent_ms.append(elapsed)
         self._losses.append(loss)
-        for record in self.compaction.after_step(self, elapsed):
+        for record in self.compaction.after_step(elapsed):
             self._log("compaction-effect", **record)
         self._follow_events(events)
         if self.step % self.settings.log_every == 0 or self.step == self.settings.steps:
@@ -240,7 +274,7 @@ class Loop:
                 loss=mean,
                 lr=rate,
                 gradient_norm=norm,
-                sparsity=self.processes.sparsity(self),
+                sparsity=self.processes.sparsity(),
                 ms=round(sum(self._recent_ms) / len(self._recent_ms), 3),
                 skipped=self.skipped,
                 **agreed.numbers,
@@ -249,8 +283,8 @@ class Loop:
         if traffic != self._traffic:
             self._traffic = traffic
             self._log("traffic", **traffic)
-        if self._around.progress is not None:
-            self._around.progress(self.step, self.settings.steps)
+        if self.around.progress is not None:
+            self.around.progress(self.step, self.settings.steps)
         return True
 
     def _gradients(self, signal: int) -> Agreement:
@@ -260,26 +294,26 @@ class Loop:
         for index in range(count):
             batch = self.batches[self.taken]
             self.taken += 1
-            loss, found = self.processes.backward(self, batch, is_last=index == count - 1)
+            loss, found = self.processes.backward(batch, is_last=index == count - 1)
             total += loss
             for name, value in found.items():
                 numbers[name] = numbers.get(name, 0.0) + value
         penalty = self.control.penalty()
         if penalty is not None:
             torch.autograd.backward(penalty)
-        return self.processes.agree(self, total, numbers, signal)
+        return self.processes.agree(total, numbers, signal)
 
     def _skip(self, loss: float) -> None:
         """Leave weights and optimizer state as they are; stop if it happens again and again."""
-        layers = self.processes.not_finite(self)
+        layers = self.processes.not_finite()
         layers = layers or ["the loss, or the norm of all gradients"]
         self.optimizer.zero_grad()
         self.skipped += 1
-        self._in_a_row += 1
+        self.in_a_row += 1
         self._log("skipped", batch=self.taken - 1, loss=loss, layers=layers[:8])
-        if self._in_a_row >= MAX_SKIPPED_IN_A_ROW:
+        if self.in_a_row >= MAX_SKIPPED_IN_A_ROW:
             raise TrainingDiverged(
-                f"step {self.step}: gradients were NaN or Inf {self._in_a_row} times in a row, in"
+                f"step {self.step}: gradients were NaN or Inf {self.in_a_row} times in a row, in"
                 f" {', '.join(layers[:3])}. Weights and optimizer state are those of the last good"
                 " step. Lower the learning rate, clip gradients, or check the data."
             )
@@ -288,7 +322,7 @@ class Loop:
         watch = self.compaction
         if watch.is_done or watch.is_moot or not self.control.is_settled:
             return
-        record = self.compaction.compact(self)
+        record = self.compaction.compact()
         if record is not None:
             self._log("compaction", **record)
             # Modes are measured: they are written down before a step is taken with them.
@@ -297,12 +331,12 @@ class Loop:
 
     def _follow_events(self, events: Sequence[ScheduleEvent]) -> None:
         if events:
-            self.processes.changed(self)
+            self.processes.changed()
         for event in events:
             self._log("schedule", event=event.kind, sparsity=event.sparsity, **event.details)
             # Rewinding says whose learning rate comes next.
             if "lr_step" in event.details:
-                self._rate_shift = int(event.details["lr_step"]) - self.step
+                self.rate_shift = int(event.details["lr_step"]) - self.step
 
     def _stop(self, number: int) -> None:
         self.save()
@@ -313,5 +347,5 @@ class Loop:
 
     def _log(self, kind: str, **content: Any) -> None:
         record = {"kind": kind, "step": self.step, **content}
-        for sink in self._around.sinks:
+        for sink in self.around.sinks:
             sink.write(record)

@@ -8,20 +8,12 @@ of one layer at a time (a dense weight in mode "jit") is not state and not count
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from gossamer.errors import InputError
 
 Kind = Literal["weights", "gradients", "masters", "moments", "positions", "dense copies", "other"]
-KINDS: Final[tuple[Kind, ...]] = (
-    "weights",
-    "gradients",
-    "masters",
-    "moments",
-    "positions",
-    "dense copies",
-    "other",
-)
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 # Elements that share one exponent in 8-bit moments.
 MOMENT_BLOCK: Final = 256
 MASK_BYTES: Final = 1 / 8
@@ -77,12 +69,9 @@ def state_cost(
         dense_bytes: of the dense copy of mode "resident".
         values_in_dense: whether the dense copy is the only one.
     """
-    kept: dict[Kind, float] = {
-        "weights": 0 if values_in_dense else weight_bytes,
-        "gradients": weight_bytes,
-        "masters": master_bytes,
-        "moments": moment_bytes,
-    }
+    kept = dict(_per_entry(weight_bytes, master_bytes, moment_bytes))
+    if values_in_dense:
+        kept["weights"] = 0
     return StateCost(kept, {"positions": mask_bytes, "dense copies": dense_bytes})
 
 
@@ -93,13 +82,11 @@ def moment_bytes(count: int, *, eight_bit: bool = False) -> float:
 
 def dense_cost(*, weight_bytes: int, master_bytes: float, moment_bytes: float) -> StateCost:
     """The cost of a weight that is not pruned; gradients have the type of the weight."""
-    always: dict[Kind, float] = {
-        "weights": weight_bytes,
-        "gradients": weight_bytes,
-        "masters": master_bytes,
-        "moments": moment_bytes,
-    }
-    return StateCost({}, always)
+    return StateCost({}, _per_entry(weight_bytes, master_bytes, moment_bytes))
+
+
+def _per_entry(weight: float, master: float, moments: float) -> Mapping[Kind, float]:
+    return {"weights": weight, "gradients": weight, "masters": master, "moments": moments}
 
 
 # Adam in the forms that are compared. SAMO (arXiv 2302.05045): dense 16-bit weights; compressed

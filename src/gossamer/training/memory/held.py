@@ -4,8 +4,8 @@
 Storages are walked, each is counted once, whoever shares it.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -17,6 +17,7 @@ from gossamer.training.memory.formulas import KINDS, VARIANTS, Kind
 from gossamer.training.memory.predicted import predicted_cost
 
 Accounting = Literal["storages", "samo"]
+SparseLayer = CompactWeight | MaskedWeight
 
 _STATE_KINDS: dict[str, Kind] = {
     "master": "masters",
@@ -29,7 +30,7 @@ _STATE_KINDS: dict[str, Kind] = {
 
 
 @dataclass(frozen=True)
-class Part:
+class MemoryPart:
     """Bytes of some of the parameters.
 
     Attributes:
@@ -72,8 +73,8 @@ class MemoryUse:
         accounting: "storages", or "samo" for what SAMO as published holds for the same masks.
     """
 
-    pruned: Part
-    rest: Part
+    pruned: MemoryPart
+    rest: MemoryPart
     accounting: Accounting = "storages"
 
     @property
@@ -146,30 +147,23 @@ def measure(
         )
     ledger = _Ledger()
     state: dict[Any, dict[str, Any]] = {} if optimizer is None else dict(optimizer.state)
-    layers = {id(weight): layer for layer, weight in _sparse_layers(model)}
+    layers = {_weight(layer): layer for layer in model.modules() if isinstance(layer, SparseLayer)}
+    pruned: list[tuple[nn.Parameter, SparseLayer | None]] = []
+    rest: list[tuple[nn.Parameter, SparseLayer | None]] = []
     for param in model.parameters():
-        _enter_parameter(ledger, param, state.get(param, {}), id(param) in layers)
+        layer = layers.get(param)
+        _enter_parameter(ledger, param, state.get(param, {}), layer is not None)
+        (rest if layer is None else pruned).append((param, layer))
     for module in model.modules():
         _enter_module(ledger, module)
-    pruned = [(param, layers[id(param)]) for param in model.parameters() if id(param) in layers]
-    rest = [param for param in model.parameters() if id(param) not in layers]
-    parts = (
-        _part(ledger.pruned, optimizer, pruned),
-        _part(ledger.rest, optimizer, [(param, None) for param in rest]),
-    )
+    part = _part(ledger.pruned, optimizer, pruned)
     if accounting == "samo":
-        parts = (_as_published(parts[0]), parts[1])
-    return MemoryUse(*parts, accounting)
+        part = _as_published(part)
+    return MemoryUse(part, _part(ledger.rest, optimizer, rest), accounting)
 
 
-def _sparse_layers(
-    model: nn.Module,
-) -> Iterator[tuple[CompactWeight | MaskedWeight, nn.Parameter]]:
-    for module in model.modules():
-        if isinstance(module, CompactWeight):
-            yield module, module.values
-        elif isinstance(module, MaskedWeight):
-            yield module, module.weight_parameter()
+def _weight(layer: SparseLayer) -> nn.Parameter:
+    return layer.values if isinstance(layer, CompactWeight) else layer.weight_parameter()
 
 
 def _enter_parameter(
@@ -184,7 +178,7 @@ def _enter_parameter(
 
 
 def _enter_module(ledger: _Ledger, module: nn.Module) -> None:
-    pruned = isinstance(module, CompactWeight | MaskedWeight)
+    pruned = isinstance(module, SparseLayer)
     for name, buffer in module._buffers.items():
         is_mask = pruned and name in ("mask_bits", "_mask")
         ledger.enter(buffer, "positions" if is_mask else "other", pruned)
@@ -196,8 +190,8 @@ def _enter_module(ledger: _Ledger, module: nn.Module) -> None:
 def _part(
     measured: dict[Kind, int],
     optimizer: torch.optim.Optimizer | None,
-    weights: Sequence[tuple[nn.Parameter, CompactWeight | MaskedWeight | None]],
-) -> Part:
+    weights: Sequence[tuple[nn.Parameter, SparseLayer | None]],
+) -> MemoryPart:
     numel = kept = 0
     predicted: dict[Kind, float] | None = dict.fromkeys(KINDS, 0.0)
     for param, layer in weights:
@@ -211,21 +205,12 @@ def _part(
         elif entries:
             for kind, value in cost.by_kind(trained / entries).items():
                 predicted[kind] += value * entries
-    return Part(numel, kept, measured, predicted)
+    return MemoryPart(numel, kept, measured, predicted)
 
 
-def _as_published(part: Part) -> Part:
+def _as_published(part: MemoryPart) -> MemoryPart:
     """The same masks in SAMO's tensors: each is sized by the entries it would have."""
-    cost = VARIANTS["samo"]
-    kinds = {*cost.per_kept, *cost.per_weight}
-    held = {
-        kind: round(
-            cost.per_kept.get(kind, 0) * part.num_kept
-            + cost.per_weight.get(kind, 0) * part.num_parameters
-        )
-        for kind in kinds
-    }
-    predicted = {
-        kind: value * part.num_parameters for kind, value in cost.by_kind(part.density).items()
-    }
-    return Part(part.num_parameters, part.num_kept, held, predicted)
+    per_parameter = VARIANTS["samo"].by_kind(part.density)
+    predicted = {kind: value * part.num_parameters for kind, value in per_parameter.items()}
+    held = {kind: round(value) for kind, value in predicted.items() if value}
+    return replace(part, measured=held, predicted=predicted)

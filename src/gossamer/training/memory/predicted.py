@@ -23,55 +23,47 @@ def predicted_cost(
     """The cost of a parameter with its gradient; None for an optimizer without a formula."""
     group = _group_of(optimizer, param)
     size = param.element_size()
-    # Never stepped: no gradient, no state.
-    if param.grad is None:
-        found: tuple[float, float] | None = (0.0, 0.0)
-    else:
-        found = (0.0, 0.0) if group is None else _state_bytes(optimizer, group, param)
+    found: tuple[float, float] | None = (0.0, 0.0)
+    if param.grad is not None and group is not None:
+        found = _state_bytes(optimizer, group, param)
     if found is None:
         return None
     master, moments = found
     if isinstance(layer, CompactWeight):
-        resident = layer.mode == "resident"
         cost = state_cost(
             weight_bytes=size,
             master_bytes=master,
             moment_bytes=moments,
-            dense_bytes=size if resident else 0,
+            dense_bytes=size if layer.mode == "resident" else 0,
             values_in_dense=DenseHome.of(param) is not None,
         )
     else:
         cost = dense_cost(weight_bytes=size, master_bytes=master, moment_bytes=moments)
-    always = dict(cost.per_weight)
+    kept, always = dict(cost.per_kept), dict(cost.per_weight)
     if isinstance(layer, MaskedWeight):
         always["positions"] = 1 + 1 / 8
     if param.grad is None:
-        always["gradients"] = 0
-        return StateCost({**cost.per_kept, "gradients": 0}, always)
-    return StateCost(cost.per_kept, always)
+        kept["gradients"] = always["gradients"] = 0
+    return StateCost(kept, always)
 
 
 def _group_of(
     optimizer: torch.optim.Optimizer | None, param: nn.Parameter
 ) -> dict[str, Any] | None:
-    for group in [] if optimizer is None else optimizer.param_groups:
-        if any(held is param for held in group["params"]):
-            return group
-    return None
+    groups = [] if optimizer is None else optimizer.param_groups
+    return next((g for g in groups if any(held is param for held in g["params"])), None)
 
 
 def _state_bytes(
     optimizer: torch.optim.Optimizer | None, group: dict[str, Any], param: nn.Parameter
 ) -> tuple[float, float] | None:
     """Bytes of master and of moments per entry."""
-    wide = param.dtype is torch.float64
     if isinstance(optimizer, SmallStateOptimizer):
         own_master = param.dtype in (torch.float32, torch.float64)
         master = 0 if own_master else _MASTER_BYTES[group["master"]]
         count, eight_bit = len(optimizer.moments_of(group)), group["moments"] == "8bit"
-        return master, moment_bytes(count, eight_bit=eight_bit) * (
-            2 if wide and not eight_bit else 1
-        )
+        factor = 2 if param.dtype is torch.float64 and not eight_bit else 1
+        return master, moment_bytes(count, eight_bit=eight_bit) * factor
     if type(optimizer) in _TORCH_ADAMS:
         return 0, (3 if group["amsgrad"] else 2) * param.element_size()
     if type(optimizer) is torch.optim.SGD:

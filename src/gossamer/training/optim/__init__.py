@@ -5,10 +5,8 @@ They take any Parameters, compact `values` or ordinary ones, and are stock torch
 schedulers, `clip_grad_norm_`, DDP and `gossamer.compact`.
 """
 
-from gossamer.training.optim.adamw import AdamW
+from gossamer.training.optim.adam import LAMB, AdamW
 from gossamer.training.optim.base import SmallStateOptimizer
-from gossamer.training.optim.lamb import LAMB
-from gossamer.training.optim.lars import LARS
-from gossamer.training.optim.sgd import SGD
+from gossamer.training.optim.momentum import LARS, SGD
 
 __all__ = ["LAMB", "LARS", "SGD", "AdamW", "SmallStateOptimizer"]

@@ -8,7 +8,7 @@ per moment, or 1 of low bits and 1 per moment.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal, cast, get_args
 
 import torch
@@ -19,26 +19,44 @@ from gossamer.nn import MaskedWeight
 from gossamer.nn.dense_home import DenseHome
 from gossamer.nn.optimizer_state import Convert
 from gossamer.training.optim import halves
-from gossamer.training.optim.codes import BLOCK
-from gossamer.training.optim.moments import Moment, Spec
-from gossamer.training.optim.pieces import Piece, numbers_of, pieces
+from gossamer.training.optim.moments import Spec, StoredMoment
+from gossamer.training.optim.pieces import numbers_of
 from gossamer.training.optim.state_checks import (
     LOW,
     MASTER,
     MASTER_KEYS,
     checked_state,
     refuse_gradient,
+    refuse_number,
     refuse_parameter,
 )
 
 Master = Literal["split", "split8", "fp32"]
 Moments = Literal["fp32", "8bit"]
 
-# Elements of a piece: 256 KiB of float32, whole blocks of 8-bit codes.
-_PIECE = 256 * BLOCK
+
+class StepsEachParameter(torch.optim.Optimizer, ABC):
+    """An optimizer that takes its step parameter by parameter."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step for all parameters that have a gradient; the loss if a closure is given."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is not None and param.numel():
+                    self._step_parameter(param, group)
+        return loss
+
+    @abstractmethod
+    def _step_parameter(self, param: nn.Parameter, group: dict[str, Any]) -> None:
+        """One step of the algorithm for a parameter that has a gradient."""
 
 
-class SmallStateOptimizer(torch.optim.Optimizer, ABC):
+class SmallStateOptimizer(StepsEachParameter):
     """Base of AdamW, SGD, LAMB and LARS.
 
     Args:
@@ -51,7 +69,9 @@ class SmallStateOptimizer(torch.optim.Optimizer, ABC):
         moments: "fp32" (float64 for float64 parameters), or "8bit" codes.
     """
 
-    MOMENTS: ClassVar[tuple[Moment, ...]] = ()
+    MOMENTS: ClassVar[tuple[StoredMoment, ...]] = ()
+    # Settings that are numbers from 0, and what they must stay below.
+    RANGES: ClassVar[dict[str, float]] = {}
 
     def __init__(
         self, params: Any, defaults: dict[str, Any], master: Master, moments: Moments
@@ -72,6 +92,13 @@ class SmallStateOptimizer(torch.optim.Optimizer, ABC):
     def _check_group(self, group: dict[str, Any]) -> None:
         """Raise InputError for settings out of range; each algorithm adds its own."""
         name = type(self).__name__
+        for key, below in self.RANGES.items():
+            value = group[key]
+            if isinstance(value, tuple | list):
+                for index, one in enumerate(value):
+                    refuse_number(name, f"{key}[{index}]", one, below)
+            else:
+                refuse_number(name, key, value, below)
         for key, choices in (("master", get_args(Master)), ("moments", get_args(Moments))):
             if group[key] not in choices:
                 raise InputError(
@@ -79,23 +106,6 @@ class SmallStateOptimizer(torch.optim.Optimizer, ABC):
                 )
         for param in group["params"]:
             refuse_parameter(name, param, group["master"])
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step for all parameters that have a gradient; the loss if a closure is given."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for param in group["params"]:
-                if param.grad is not None and param.numel():
-                    self._step_parameter(param, group)
-        return loss
-
-    @abstractmethod
-    def _step_parameter(self, param: nn.Parameter, group: dict[str, Any]) -> None:
-        """One step of the algorithm for a parameter that has a gradient."""
 
     def _started(self, param: nn.Parameter, group: dict[str, Any]) -> tuple[dict[str, Any], int]:
         """The state of a parameter, made at its first step, and the number of this step."""
@@ -126,18 +136,9 @@ class SmallStateOptimizer(torch.optim.Optimizer, ABC):
             return {**spec, MASTER: (shape, torch.float32)}
         return {**spec, LOW: (shape, torch.int8 if group["master"] == "split8" else torch.int16)}
 
-    def moments_of(self, group: dict[str, Any]) -> tuple[Moment, ...]:
-        """The running averages that a group keeps."""
-        return self.MOMENTS
-
-    def _pieces(self, param: nn.Parameter, state: dict[str, Any]) -> Iterator[Piece]:
-        """The parameter piece by piece; each is written back when the next one is asked for."""
-        return pieces(param, state, _PIECE, self._needs_dither(state))
-
-    def _needs_dither(self, state: dict[str, Any]) -> bool:
-        """Whether something in the state is rounded to 8 bits."""
-        is_short = LOW in state and state[LOW].dtype is torch.int8
-        return is_short or any(key.endswith("_exponents") for key in state)
+    def moments_of(self, group: dict[str, Any]) -> tuple[StoredMoment, ...]:
+        """The running averages that a group keeps: none where momentum is a setting and 0."""
+        return self.MOMENTS if group.get("momentum", True) else ()
 
     def follow_masks(self, model: nn.Module) -> None:
         """Let norms leave out pruned entries of the masked layers of `model`, wherever masks move.
@@ -149,9 +150,16 @@ class SmallStateOptimizer(torch.optim.Optimizer, ABC):
             if isinstance(module, MaskedWeight):
                 self._masked[module.weight_parameter()] = module
 
-    def _kept(self, param: nn.Parameter) -> torch.Tensor | None:
+    def _norm(self, vector: torch.Tensor, param: nn.Parameter) -> float:
+        """The 2-norm over the kept entries of a parameter, summed in float64.
+
+        In float64 the order of the sum does not show: compact values and a masked weight with zeros
+        between them have the same norm.
+        """
         layer = self._masked.get(param)
-        return None if layer is None else layer._mask.view(-1)
+        if layer is not None:
+            vector = torch.where(layer._mask.view(-1), vector, 0.0)
+        return float(torch.linalg.vector_norm(vector, dtype=torch.float64))
 
     def split_masters(self, params: Any = None) -> int:
         """Halve float32 parameters in place: bfloat16 weights now, their low bits in the state.

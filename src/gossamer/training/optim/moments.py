@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from gossamer.ops.training.adamw import Moment as NativeMoment
+from gossamer.ops.training.adamw import Moment
 from gossamer.training.optim import codes
 
 Spec = dict[str, tuple[tuple[int, ...], torch.dtype]]
@@ -14,7 +14,7 @@ _EXPONENTS = "_exponents"
 
 
 @dataclass(frozen=True)
-class Moment:
+class StoredMoment:
     """One running average.
 
     Attributes:
@@ -38,9 +38,9 @@ class Moment:
         blocks = (codes.num_blocks(param.numel()),)
         return {self.key: (shape, self._code_dtype), self.key + _EXPONENTS: (blocks, torch.int8)}
 
-    def arrays(self, state: dict[str, Any]) -> NativeMoment:
+    def arrays(self, state: dict[str, Any]) -> Moment:
         """The state as it is: numbers, or codes with exponents."""
-        return NativeMoment(state[self.key], state.get(self.key + _EXPONENTS))
+        return Moment(state[self.key], state.get(self.key + _EXPONENTS))
 
     def read(self, state: dict[str, Any], start: int, stop: int) -> torch.Tensor:
         """Entries start .. stop - 1 of the flat moment: a view of numbers, or decoded codes."""

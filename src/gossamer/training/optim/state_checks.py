@@ -17,12 +17,12 @@ MASTER_KEYS = (LOW, MASTER)
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
-def refuse_number(name: str, key: str, value: Any, low: float, below: float = float("inf")) -> None:
-    """Raise InputError unless `value` is a number in [low, below)."""
+def refuse_number(name: str, key: str, value: Any, below: float = float("inf")) -> None:
+    """Raise InputError unless `value` is a number in [0, below)."""
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         value = value.item()
-    if not isinstance(value, (int, float)) or not low <= value < below:
-        raise InputError(f"{name}: {key} must be in [{low}, {below}), got {value!r}.")
+    if not isinstance(value, (int, float)) or not 0 <= value < below:
+        raise InputError(f"{name}: {key} must be in [0.0, {below}), got {value!r}.")
 
 
 def refuse_parameter(name: str, param: nn.Parameter, master: str) -> None:

@@ -4,8 +4,7 @@
 from gossamer.nn.batch import Batch
 from gossamer.training.recovery.distillation import Distillation, Terms
 from gossamer.training.recovery.fake_int8 import attach_fake_int8, detach_fake_int8, fake_int8
-from gossamer.training.recovery.run import recover
-from gossamer.training.recovery.schedule import HELD_OUT, Schedule
+from gossamer.training.recovery.run import HELD_OUT, Schedule, recover
 from gossamer.training.recovery.teacher import Teacher
 
 __all__ = [

@@ -10,15 +10,15 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.nn.batch import Batch, rows_of
-from gossamer.training.recovery.blocks import block_names, captured
-from gossamer.training.recovery.outputs import logits_of, vectors_of
-from gossamer.training.recovery.teacher import Teacher
+from gossamer.training.recovery.teacher import Teacher, block_names, captured
 from gossamer.training.recovery.terms import (
     cosine_term,
     hidden_term,
+    logits_of,
     logits_term,
     similarity_term,
     squares_term,
+    vectors_of,
 )
 
 TaskLoss = Callable[[Any, Batch], torch.Tensor]

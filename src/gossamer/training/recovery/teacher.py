@@ -5,16 +5,16 @@ On a CPU the dense teacher costs more than a step of a 90 % sparse student, so v
 that come again in the next epoch are kept.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.nn.batch import Batch
-from gossamer.training.recovery.blocks import captured
-from gossamer.training.recovery.outputs import vectors_of
+from gossamer.nn.batch import Batch, first_tensor
+from gossamer.training.recovery.terms import vectors_of
 
 
 def check_apart(teacher: nn.Module, student: nn.Module) -> None:
@@ -89,3 +89,45 @@ class Teacher:
             if sample not in self._vectors and vector_D.nbytes <= self._left:
                 self._left -= vector_D.nbytes
                 self._vectors[sample] = vector_D.clone()
+
+
+def block_names(model: nn.Module) -> list[str]:
+    """Children of the nn.ModuleList that holds most weights: the layers of a transformer."""
+    lists = {
+        name: sum(parameter.numel() for parameter in module.parameters())
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and len(module)
+    }
+    if not lists:
+        raise InputError(
+            "distillation of hidden states: the model has no nn.ModuleList of blocks. Name the"
+            " modules to compare with blocks=[...], or give hidden weight 0."
+        )
+    # The outermost of equals comes first.
+    largest = max(lists, key=lambda name: lists[name])
+    prefix = f"{largest}." if largest else ""
+    return [f"{prefix}{name}" for name, _ in model.get_submodule(largest).named_children()]
+
+
+@contextmanager
+def captured(model: nn.Module, names: Sequence[str]) -> Iterator[list[torch.Tensor]]:
+    """The outputs of the named modules in the calls inside, in the order in which they come."""
+    seen: list[torch.Tensor] = []
+
+    def hook(module: nn.Module, inputs: Any, outputs: Any) -> None:
+        found = first_tensor(outputs)
+        if found is not None:
+            seen.append(found)
+
+    handles = []
+    try:
+        for name in names:
+            try:
+                module = model.get_submodule(name)
+            except AttributeError as error:
+                raise InputError(f"distillation: the model has no module {name!r}.") from error
+            handles.append(module.register_forward_hook(hook))
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -14,8 +14,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import GossamerError, InputError
-from gossamer.nn.token_pruning import Phase, TokenPrunedEncoder, token_encoder
-from gossamer.training.token_pruning.objective import kept_fractions, token_penalty
+from gossamer.nn.token_pruning import Phase, TokenPrunedEncoder, TokenTrace, token_encoder
 
 Loss = Callable[[nn.Module, Any], torch.Tensor]
 OnStep = Callable[[str, int, float, list[float]], None]
@@ -199,3 +198,22 @@ def _endless(batches: Sequence[Any], seed: int) -> Iterator[Any]:
     generator = random.Random(seed)  # noqa: S311 (an order, no secret)
     while True:
         yield from generator.sample(list(batches), len(batches))
+
+
+def kept_fractions(traces: Sequence[TokenTrace]) -> torch.Tensor:
+    """Kept tokens (soft: their weights) of all real ones, per layer [L]; differentiable.
+
+    Padding counts neither as kept nor as dropped, so the price does not depend on the batch.
+    """
+    if not traces:
+        raise InputError(
+            "kept_fractions: the encoder was not called. Is it part of the model that loss uses?"
+        )
+    real = sum(int(trace.real.sum()) for trace in traces)
+    kept = [torch.stack([keep_BT.sum() for keep_BT in trace.keep]) for trace in traces]
+    return torch.stack(kept).sum(dim=0) / real
+
+
+def token_penalty(traces: Sequence[TokenTrace]) -> torch.Tensor:
+    """Sum over layers of the kept fraction, as in the authors' code."""
+    return kept_fractions(traces).sum()

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
+from gossamer.training.distributed.partition import Bounds, partition
 from gossamer.training.distributed.pipeline.chain import (
     Chain,
     PassThrough,
@@ -21,7 +22,6 @@ from gossamer.training.distributed.pipeline.chain import (
     num_layers,
 )
 from gossamer.training.distributed.pipeline.costs import LinkCost, link_costs
-from gossamer.training.distributed.pipeline.partition import Bounds, partition
 
 
 @dataclass(frozen=True)

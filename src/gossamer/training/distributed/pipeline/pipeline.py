@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 from gossamer.training.distributed.pipeline.chain import Chain
 from gossamer.training.distributed.pipeline.cutting import cut
 from gossamer.training.distributed.pipeline.microbatches import check_batch, pieces
-from gossamer.training.distributed.pipeline.prediction import broadcast_tensor, predict
+from gossamer.training.distributed.pipeline.prediction import predict
 from gossamer.training.distributed.pipeline.schedules import (
     PipelineSettings,
     check_microbatches,
@@ -32,9 +32,14 @@ from gossamer.training.distributed.pipeline.schedules import (
     rank_of_stage,
     stages_per_rank,
 )
-from gossamer.training.distributed.pipeline.stage import Stage
+from gossamer.training.distributed.pipeline.stage import (
+    Span,
+    Stage,
+    spans_from_tensor,
+    spans_to_tensor,
+)
 from gossamer.training.distributed.pipeline.tied_gradients import sum_tied_gradients
-from gossamer.training.distributed.pipeline.timeline import Span, spans_from_tensor, spans_to_tensor
+from gossamer.training.distributed.processes.messages import broadcast_tensor
 
 Loss = Callable[[Any, Any], torch.Tensor]
 

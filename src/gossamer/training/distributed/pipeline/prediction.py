@@ -12,8 +12,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64)
-_MAX_DIMS = 8
+from gossamer.training.distributed.processes.messages import (
+    broadcast_tensor,
+    global_rank,
+    receive_tensor,
+    send_tensor,
+)
 
 
 def predict(
@@ -44,53 +48,11 @@ def predict(
             given: Any = inputs
             for stage, module in sorted(modules.items()):
                 if stage and rank_of(stage - 1) != me:
-                    given = (_receive(_global(rank_of(stage - 1), group), group, device),)
+                    given = (receive_tensor(global_rank(rank_of(stage - 1), group), group, device),)
                 output = module(*given, **keywords)
                 given = (output,)
                 if stage < num_stages - 1 and rank_of(stage + 1) != me:
-                    _send(output, _global(rank_of(stage + 1), group), group)
+                    send_tensor(output, global_rank(rank_of(stage + 1), group), group)
             outputs.append(given[0])
     merged = torch.cat(outputs) if num_stages - 1 in modules else None
     return broadcast_tensor(merged, rank_of(num_stages - 1), group, device)
-
-
-def broadcast_tensor(
-    tensor: torch.Tensor | None, rank: int, group: dist.ProcessGroup | None, device: torch.device
-) -> torch.Tensor:
-    """What `rank` of the group gave, on all its ranks; the others give None."""
-    source = _global(rank, group)
-    header = (
-        _header(tensor) if tensor is not None else torch.empty(_MAX_DIMS + 2, dtype=torch.int64)
-    )
-    header = header.to(device)
-    dist.broadcast(header, source, group)
-    tensor = _empty(header, device) if tensor is None else tensor.contiguous()
-    dist.broadcast(tensor, source, group)
-    return tensor
-
-
-def _global(rank: int, group: dist.ProcessGroup | None) -> int:
-    return rank if group is None else dist.get_global_rank(group, rank)
-
-
-def _header(tensor: torch.Tensor) -> torch.Tensor:
-    dims = list(tensor.shape) + [0] * (_MAX_DIMS - tensor.ndim)
-    return torch.tensor([_DTYPES.index(tensor.dtype), tensor.ndim, *dims])
-
-
-def _empty(header: torch.Tensor, device: torch.device) -> torch.Tensor:
-    dtype, num_dims, *dims = header.tolist()
-    return torch.empty(dims[:num_dims], dtype=_DTYPES[dtype], device=device)
-
-
-def _send(tensor: torch.Tensor, peer: int, group: dist.ProcessGroup | None) -> None:
-    dist.send(_header(tensor).to(tensor.device), peer, group)
-    dist.send(tensor.contiguous(), peer, group)
-
-
-def _receive(peer: int, group: dist.ProcessGroup | None, device: torch.device) -> torch.Tensor:
-    header = torch.empty(_MAX_DIMS + 2, dtype=torch.int64, device=device)
-    dist.recv(header, peer, group)
-    tensor = _empty(header, device)
-    dist.recv(tensor, peer, group)
-    return tensor

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What one rank has of a batch, and of chance."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from gossamer.data.batches import generator_of
 from gossamer.errors import InputError
+from gossamer.training.distributed.pipeline.microbatches import pieces
 
 
 def num_samples(batch: Any) -> int:
@@ -29,24 +32,15 @@ def cut_batch(batch: Any, part: int, count: int) -> Any:
             f"batch: {total} samples cannot be shared by {count} data and shard ranks. Use a batch"
             f" that {count} divides."
         )
-    each = total // count
-
-    def cut(leaf: Any) -> Any:
-        is_tensor = isinstance(leaf, torch.Tensor)
-        return leaf[part * each : (part + 1) * each] if is_tensor else leaf
-
-    return tree_map(cut, batch)
+    return pieces(batch, count)[part]
 
 
-class own_random:  # noqa: N801  (used like a function)
+@contextmanager
+def own_random(seed: int, number: int, part: int) -> Iterator[None]:
     """Draws within differ from rank to rank; afterwards generators are equal again."""
-
-    def __init__(self, seed: int, number: int, part: int) -> None:
-        self._seed = generator_of(seed, number, part).initial_seed()
-
-    def __enter__(self) -> None:
-        self._before = torch.get_rng_state()
-        torch.manual_seed(self._seed)
-
-    def __exit__(self, *_: object) -> None:
-        torch.set_rng_state(self._before)
+    before = torch.get_rng_state()
+    torch.manual_seed(generator_of(seed, number, part).initial_seed())
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before)

@@ -9,8 +9,9 @@ activations cross the network, one sum per plan and direction.
 Legend: R rows (outputs), K columns (inputs).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -21,8 +22,8 @@ from gossamer.errors import InputError
 from gossamer.formats.bits import pack_bits, unpack_bits
 from gossamer.nn import Linear, replace_module
 from gossamer.nn.unit_families import BlockFamily, family_of
-from gossamer.training.distributed.placement.pieces import Positions
 
+Positions = Callable[[], torch.Tensor]
 # used Parameter -> (Parameter it was cut from, positions in it)
 Cuts = dict[nn.Parameter, tuple[nn.Parameter, Positions]]
 
@@ -152,7 +153,7 @@ def _blocks(model: nn.Module) -> list[tuple[str, nn.Module, BlockFamily]]:
 
 def _plan(block: nn.Module, family: BlockFamily) -> Iterator[tuple[str, bool, Any, int]]:
     """(layer, rows or columns, size of a unit for so many, segments)."""
-    head_dim = int(_attribute(block, family.head_dim))
+    head_dim = int(attrgetter(family.head_dim)(block))
     heads = _shape(block.get_submodule(family.key), family.key)[0] // family.segments // head_dim
 
     def head(total: int) -> int:
@@ -246,10 +247,3 @@ def _count_heads(block: nn.Module, family: BlockFamily, ranks: int) -> None:
         path, _, name = dotted.rpartition(".")
         owner = block.get_submodule(path)
         setattr(owner, name, getattr(owner, name) // ranks)
-
-
-def _attribute(block: nn.Module, dotted: str) -> Any:
-    value: Any = block
-    for part in dotted.split("."):
-        value = getattr(value, part)
-    return value

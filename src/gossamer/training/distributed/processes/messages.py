@@ -1,59 +1,132 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small things that cross the network: JSON and named tensors, without pickle."""
+"""What ranks tell each other: tensors, JSON and nested state, without pickle.
+
+A message says the shape and type of its tensor first, so that no rank need know them beforehand.
+"""
 
 import json
+from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 import torch.distributed as dist
 
+from gossamer.io.safe_files.tensor_header import DTYPES
+from gossamer.training.checkpoint.folders import Checkpoint
+from gossamer.training.checkpoint.state_tree import decode, encode
+from gossamer.training.distributed.processes.session import RankSession
 
-def broadcast_json(content: Any, group: dist.ProcessGroup | None = None) -> Any:
+Group = dist.ProcessGroup | None
+_CPU = torch.device("cpu")
+_DTYPES = tuple(DTYPES.values())
+_MAX_DIMS = 32
+
+
+def global_rank(rank: int, group: Group) -> int:
+    """The rank among all processes of a rank in a group."""
+    return rank if group is None else dist.get_global_rank(group, rank)
+
+
+def send_tensor(tensor: torch.Tensor, to: int, group: Group) -> None:
+    """Send a tensor to another rank, which calls `receive_tensor`."""
+    dist.send(_header(tensor), to, group)
+    if tensor.numel():
+        dist.send(_as_bytes(tensor), to, group)
+
+
+def receive_tensor(sender: int, group: Group, device: torch.device = _CPU) -> torch.Tensor:
+    """What `send_tensor` of another rank gave."""
+    header = _no_header(device)
+    dist.recv(header, sender, group)
+    tensor = _empty(header)
+    if tensor.numel():
+        dist.recv(_as_bytes(tensor), sender, group)
+    return tensor
+
+
+def broadcast_tensor(
+    tensor: torch.Tensor | None, rank: int, group: Group, device: torch.device = _CPU
+) -> torch.Tensor:
+    """What `rank` of the group gave, on all its ranks; the others give None."""
+    source = global_rank(rank, group)
+    header = _no_header(device) if tensor is None else _header(tensor)
+    dist.broadcast(header, source, group)
+    tensor = _empty(header) if tensor is None else tensor.contiguous()
+    if tensor.numel():
+        dist.broadcast(_as_bytes(tensor), source, group)
+    return tensor
+
+
+def broadcast_json(content: Any, group: Group = None) -> Any:
     """What rank 0 of the group gives, on all ranks."""
-    src = dist.get_global_rank(group, 0) if group is not None else 0
-    raw = json.dumps(content).encode() if dist.get_rank() == src else b""
-    size = torch.tensor([len(raw)])
-    dist.broadcast(size, src, group)
-    data = _bytes(raw) if raw else torch.empty(int(size), dtype=torch.uint8)
-    dist.broadcast(data, src, group)
-    return json.loads(bytes(data.numpy()))
+    raw = _json_bytes(content) if dist.get_rank(group) == 0 else None
+    return _parsed(broadcast_tensor(raw, 0, group))
 
 
-def gather_json(content: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+def gather_json(content: Any, group: Group = None) -> list[Any]:
     """What every rank of the group gives, in their order, on all of them."""
-    raw = _bytes(json.dumps(content).encode())
+    raw = _json_bytes(content)
     sizes = torch.zeros(dist.get_world_size(group), dtype=torch.int64)
     sizes[dist.get_rank(group)] = raw.numel()
     dist.all_reduce(sizes, group=group)
-    longest = int(sizes.max())
-    padded = torch.zeros(longest, dtype=torch.uint8)
+    padded = torch.zeros(int(sizes.max()), dtype=torch.uint8)
     padded[: raw.numel()] = raw
     rows = [torch.empty_like(padded) for _ in sizes]
     dist.all_gather(rows, padded, group)
-    return [
-        json.loads(bytes(row[:size].numpy()))
-        for row, size in zip(rows, sizes.tolist(), strict=True)
-    ]
+    return [_parsed(row[:size]) for row, size in zip(rows, sizes.tolist(), strict=True)]
 
 
-def send_tensors(
-    tensors: dict[str, torch.Tensor], to: int, group: dist.ProcessGroup | None
-) -> None:
-    """Named tensors to another rank, as the bytes of a safetensors file."""
-    raw = _bytes(safetensors.torch.save({name: t.contiguous() for name, t in tensors.items()}))
-    dist.send(torch.tensor([raw.numel()]), to, group)
-    dist.send(raw, to, group)
+def send_tree(tree: Any, to: int, group: Group) -> None:
+    """Send nested state, as checkpoints hold it, to another rank."""
+    plain, tensors = encode(tree)
+    send_tensor(_json_bytes([plain, list(tensors)]), to, group)
+    for tensor in tensors.values():
+        send_tensor(tensor, to, group)
 
 
-def receive_tensors(sender: int, group: dist.ProcessGroup | None) -> dict[str, torch.Tensor]:
-    """What `send_tensors` of another rank gave."""
-    size = torch.zeros(1, dtype=torch.int64)
-    dist.recv(size, sender, group)
-    raw = torch.empty(int(size), dtype=torch.uint8)
-    dist.recv(raw, sender, group)
-    return safetensors.torch.load(bytes(raw.numpy()))
+def receive_tree(sender: int, group: Group) -> Any:
+    """What `send_tree` of another rank gave."""
+    plain, names = _parsed(receive_tensor(sender, group))
+    return decode(plain, {name: receive_tensor(sender, group) for name in names}, "message")
 
 
-def _bytes(raw: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(raw), dtype=torch.uint8)
+def shared_checkpoint(session: RankSession, checkpoint: Checkpoint | None) -> Checkpoint | None:
+    """The checkpoint that rank 0 has read, on all ranks: only its disk needs to have it."""
+    head, tensors = None, dict[str, torch.Tensor]()
+    if checkpoint is not None:
+        plain, tensors = encode(checkpoint.state)
+        head = [str(checkpoint.path), checkpoint.step, dict(checkpoint.run), plain, list(tensors)]
+    head = broadcast_json(head, session.patient)
+    if head is None:
+        return None
+    path, step, run, plain, names = head
+    tensors = {name: broadcast_tensor(tensors.get(name), 0, session.patient) for name in names}
+    return checkpoint or Checkpoint(Path(path), step, run, decode(plain, tensors, path))
+
+
+def _header(tensor: torch.Tensor) -> torch.Tensor:
+    dims = list(tensor.shape) + [0] * (_MAX_DIMS - tensor.ndim)
+    content = [_DTYPES.index(tensor.dtype), tensor.ndim, *dims]
+    return torch.tensor(content, device=tensor.device)
+
+
+def _no_header(device: torch.device) -> torch.Tensor:
+    return torch.empty(_MAX_DIMS + 2, dtype=torch.int64, device=device)
+
+
+def _empty(header: torch.Tensor) -> torch.Tensor:
+    dtype, num_dims, *dims = header.tolist()
+    return torch.empty(dims[:num_dims], dtype=_DTYPES[dtype], device=header.device)
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    # gloo does not know every dtype.
+    return tensor.detach().contiguous().flatten().view(torch.uint8)
+
+
+def _json_bytes(content: Any) -> torch.Tensor:
+    return torch.frombuffer(bytearray(json.dumps(content).encode()), dtype=torch.uint8)
+
+
+def _parsed(raw: torch.Tensor) -> Any:
+    return json.loads(bytes(raw.numpy()))

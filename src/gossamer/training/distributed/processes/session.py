@@ -22,9 +22,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from gossamer.errors import DistributedError, InputError
-from gossamer.training.distributed.processes.mesh_sizes import AXES, MeshSizes, Place
-from gossamer.training.distributed.processes.told_once import leave_it_to_others
+from gossamer.training.distributed.mesh_sizes import AXES, MeshSizes, Place
 from gossamer.training.distributed.processes.watch import Watch, end_together
+from gossamer.training.distributed.told_once import leave_it_to_others
 
 _POLL_SECONDS = 0.05
 # torch's own timeout comes first where it works.
@@ -47,7 +47,7 @@ class Timeouts:
 
 
 @dataclass(frozen=True)
-class Session:
+class RankSession:
     """A run's processes, all there.
 
     Attributes:
@@ -94,7 +94,7 @@ def restarts() -> int:
 
 
 @contextmanager
-def joined(sizes: MeshSizes, timeouts: Timeouts | None = None) -> Iterator[Session]:
+def joined(sizes: MeshSizes, timeouts: Timeouts | None = None) -> Iterator[RankSession]:
     """All processes of the grid, until the block ends; whatever one raises ends all of them.
 
     Raises:
@@ -210,7 +210,7 @@ def _wait_for_all(store: Store, rank: int, world: int, seconds: float) -> None:
 
 def _connected(
     store: Store, sizes: MeshSizes, rank: int, watch: Watch, timeouts: Timeouts
-) -> Session:
+) -> RankSession:
     backend = "nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
     long, short = (timedelta(seconds=s) for s in (timeouts.start, timeouts.step))
     try:
@@ -228,4 +228,4 @@ def _connected(
             f"rank {rank}: cannot connect to the others ({str(error)[:200]}). Set"
             " GLOO_SOCKET_IFNAME to the network interface of this host that they reach."
         ) from error
-    return Session(sizes, rank, mesh, patient, watch)
+    return RankSession(sizes, rank, mesh, patient, watch)

@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import Store
 
 from gossamer.errors import DistributedError, GossamerError
 from gossamer.training.distributed.processes.store_guard import GuardedStore
-from gossamer.training.loop.interrupts import TrainingStopped
+from gossamer.training.loop.endings import TrainingStopped
 
 _CAUSE = "cause"
 _LOST_PEER = ("gloo", "connection", "timed out", "timeout", "broken pipe", "socket", "nccl", "recv")

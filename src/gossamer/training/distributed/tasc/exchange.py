@@ -34,13 +34,14 @@ from gossamer.errors import ArtifactError, DistributedError, InputError
 from gossamer.training.distributed.tasc.blocks import Cut, Residual, cut_parameters
 from gossamer.training.distributed.tasc.direct import DirectSteps, why_not_direct
 from gossamer.training.distributed.tasc.forecast import Forecast, measure_forecast
-from gossamer.training.distributed.tasc.packet import Entry, Packet
-from gossamer.training.distributed.tasc.structure import choose_blocks
-from gossamer.training.distributed.tasc.two_hops import (
+from gossamer.training.distributed.tasc.packet import (
     MOST_BYTES,
+    Entry,
+    Packet,
     all_reduce_in_two_hops,
     padded_size,
 )
+from gossamer.training.distributed.tasc.structure import choose_blocks
 
 VERSION = 1
 

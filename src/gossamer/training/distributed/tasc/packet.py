@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 
 from gossamer.training.distributed.tasc.blocks import Cut, Residual
 
@@ -135,3 +136,22 @@ def _lay_out(
         scores = score_at + cut.num_blocks
         yield Part(entry, rows, buffer[at:sent], buffer[tail_at:tail], buffer[score_at:scores])
         at, tail_at, score_at = sent, tail, scores
+
+
+# Beyond this many bytes gloo's ring, which cuts its messages, was faster.
+MOST_BYTES = 1 << 21
+
+
+def padded_size(size: int, num_ranks: int) -> int:
+    """Elements that a buffer must have so that all ranks own equal pieces."""
+    return -(-size // num_ranks) * num_ranks
+
+
+def all_reduce_in_two_hops(buffer: torch.Tensor, group: dist.ProcessGroup | None) -> None:
+    """Add up over all ranks, in place; in the order of ranks, the same bits on all of them."""
+    num_ranks = dist.get_world_size(group)
+    pieces_WC = torch.empty_like(buffer).view(num_ranks, -1)
+    dist.all_to_all_single(pieces_WC.view(-1), buffer, group=group)
+    own_C = pieces_WC.sum(0)
+    pieces_WC.copy_(own_C)
+    dist.all_to_all_single(buffer, pieces_WC.view(-1), group=group)

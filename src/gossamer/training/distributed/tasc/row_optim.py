@@ -12,8 +12,7 @@ With all blocks sent in every step results are those of torch's optimizers (weig
 Legend: A blocks that were sent, N elements of a block; G their summed gradient, a the steps in it.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+from abc import abstractmethod
 from typing import Any, ClassVar
 
 import torch
@@ -21,9 +20,10 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.training.distributed.tasc.exchange import Tasc
+from gossamer.training.optim.base import StepsEachParameter
 
 
-class RowOptimizer(torch.optim.Optimizer, ABC):
+class RowOptimizer(StepsEachParameter):
     """Base of RowSGD and RowAdamW.
 
     Args:
@@ -39,19 +39,6 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
             raise InputError(f"{type(self).__name__}: lr and weight_decay must not be negative.")
         super().__init__(params, defaults)
         self._tasc = tasc
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step for all blocks that were sent; the loss if a closure is given."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for param in group["params"]:
-                if param.grad is not None:
-                    self._step_parameter(param, group)
-        return loss
 
     def _step_parameter(self, param: nn.Parameter, group: dict[str, Any]) -> None:
         state = self.state[param]

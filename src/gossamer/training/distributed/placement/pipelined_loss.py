@@ -13,8 +13,8 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.training.distributed.pipeline.pipeline import Pipeline
-from gossamer.training.loop.run_context import Objective
-from gossamer.training.loop.single_process import loss_of
+from gossamer.training.loop.processes import loss_of
+from gossamer.training.loop.run import Objective
 
 
 class _Called(Exception):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which layers of a model are masked or compact, and how to bring a fresh model to the same state.
+"""A run brought back to what its checkpoint says: counters, forms of layers, weights, moments.
 
 A run that is resumed after compaction builds the dense model anew; masks come from the checkpoint.
 """
@@ -25,16 +25,18 @@ from gossamer.nn.compaction import compact
 from gossamer.nn.masked import MaskedOutProj
 from gossamer.patterns.text import parse_pattern
 
+# Whole numbers of a run that decide its next steps.
+COUNTED = ("step", "taken", "skipped", "in_a_row", "rate_shift")
+
 
 def layer_forms(model: nn.Module) -> dict[str, Any]:
     """Name -> form, pattern and mode of every masked and compact layer."""
     forms: dict[str, Any] = {}
     for name, module in model.named_modules():
         if isinstance(module, CompactWeight):
-            pattern = str(module.pattern)
             forms[name] = {
                 "form": "compact",
-                "pattern": pattern,
+                "pattern": str(module.pattern),
                 "mode": module.mode,
                 "dtype": dtype_name(module.values.dtype),
             }
@@ -104,3 +106,80 @@ def _mask(
             raise ArtifactError(f"a {type(module).__name__} cannot be masked.")
     except GossamerError as error:
         raise ArtifactError(f"layers: a saved mask does not fit the model ({error})") from error
+
+
+def restore_optimizer(
+    optimizer: torch.optim.Optimizer, state: Mapping[str, Any], *, keep_settings: bool = False
+) -> None:
+    """Put a saved `optimizer.state_dict()` into an optimizer that was built alike.
+
+    Args:
+        optimizer: holds as many parameters in as many groups as the one that was saved.
+        state: tensors in it are taken over, not copied.
+        keep_settings: learning rate and the like stay as they are; only moments are taken.
+    """
+    groups, saved = optimizer.param_groups, state.get("param_groups")
+    if not isinstance(saved, list) or len(saved) != len(groups):
+        raise ArtifactError(_unlike("groups", len(groups), saved))
+    for group, old in zip(groups, saved, strict=True):
+        if not isinstance(old, dict) or len(old.get("params", ())) != len(group["params"]):
+            raise ArtifactError(_unlike("parameters", len(group["params"]), old.get("params")))
+    parameters = [param for group in groups for param in group["params"]]
+    entries = state.get("state")
+    if not isinstance(entries, dict) or not all(
+        isinstance(index, int) and 0 <= index < len(parameters) for index in entries
+    ):
+        raise ArtifactError("optimizer: the saved state names parameters that are not there.")
+    if type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict:
+        optimizer.load_state_dict(dict(state))  # It knows better than to cast.
+        return
+    optimizer.state.clear()
+    for index, entry in entries.items():
+        param = parameters[index]
+        optimizer.state[param] = {key: _placed(value, param) for key, value in entry.items()}
+    for group, old in zip(groups, saved, strict=True):
+        if not keep_settings:
+            group.update({key: value for key, value in old.items() if key != "params"})
+
+
+def _placed(value: Any, param: torch.Tensor) -> Any:
+    # Step counts stay on the CPU, as torch keeps them.
+    return value.to(param.device) if isinstance(value, torch.Tensor) and value.ndim else value
+
+
+def _unlike(what: str, expected: int, found: Any) -> str:
+    number = len(found) if isinstance(found, list) else "none"
+    return (
+        f"optimizer: the checkpoint holds {number} {what}, this optimizer {expected}. It was saved"
+        " by another model or optimizer; resume with the recipe of that run."
+    )
+
+
+def read_counters(state: Any) -> dict[str, Any]:
+    """The counters of a captured state, if each is the number it should be."""
+    found = state.get("counters") if isinstance(state, dict) else None
+    whole = (*COUNTED, "metrics_bytes")
+    right = (
+        isinstance(found, dict)
+        and all(type(found.get(name)) is int for name in whole)
+        and all(found[name] >= 0 for name in whole if name != "rate_shift")
+        and isinstance(found.get("compacted"), bool)
+        and isinstance(found.get("losses"), list)
+        and all(isinstance(loss, float) for loss in found["losses"])
+        and isinstance(found.get("seconds"), list)
+        and [type(part) for part in found["seconds"]] == [float, float]
+    )
+    if not right or not isinstance(found, dict):
+        raise ArtifactError("checkpoint: its counters are not what a run writes.")
+    return dict(found)
+
+
+def restore_model(model: nn.Module, tensors: Mapping[str, Any]) -> None:
+    """Put saved weights into a model whose layers have their forms."""
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise ArtifactError(
+            f"checkpoint: its weights are not those of this model ({str(error)[:300]}). Resume with"
+            " the recipe and the model of that run."
+        ) from error

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a training loop is given beside model, optimizer and data."""
+"""One training run: what is trained on what, how, and what it reports to."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from gossamer.data.batches import Batches
 from gossamer.training.checkpoint.background import CheckpointWriter
-from gossamer.training.loop.metrics import Sink
-from gossamer.training.loop.stopwatch import Clock
+from gossamer.training.loop.control import Control
+from gossamer.training.loop.settings import LoopSettings
+from gossamer.training.run_files.metrics import Sink
 
 # loss(model, batch) -> the loss, or the loss and numbers to log beside it.
 Objective = Callable[[nn.Module, Any], torch.Tensor | tuple[torch.Tensor, Mapping[str, float]]]
@@ -42,4 +44,38 @@ class Surroundings:
     sinks: tuple[Sink, ...] = ()
     progress: Progress | None = None
     example: torch.Tensor | None = None
-    clock: Clock = time.monotonic
+    clock: Callable[[], float] = time.monotonic
+
+
+@dataclass
+class TrainingRun:
+    """What the loop, its processes and its watches share of one run.
+
+    Attributes:
+        model: trained in place.
+        optimizer: holds its parameters.
+        objective: the loss of a batch.
+        batches: the data, by number.
+        settings: how the loop runs.
+        control: the sparsity schedule.
+        around: what the run reports to, and where it is kept.
+        step: optimizer steps taken.
+        taken: batches taken.
+        skipped: batches whose gradients were not finite.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    objective: Objective
+    batches: Batches
+    settings: LoopSettings
+    control: Control
+    around: Surroundings
+    step: int = 0
+    taken: int = 0
+    skipped: int = 0
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """What the optimizer holds."""
+        return [param for group in self.optimizer.param_groups for param in group["params"]]

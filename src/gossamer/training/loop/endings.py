@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ctrl-C and SIGTERM: the first asks the loop to save and stop, the second stops at once."""
+"""What ends a run early: signals, gradients that are not numbers, and memory that is used up.
+
+Of Ctrl-C and SIGTERM the first asks the loop to save and stop, the second stops at once.
+"""
 
 import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from gossamer.errors import GossamerError
+from gossamer.errors import GossamerError, ResourceError
+from gossamer.ops.out_of_memory import is_out_of_memory, memory_error
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -19,6 +25,12 @@ class TrainingStopped(GossamerError):
     def __init__(self, message: str, number: int) -> None:
         super().__init__(message)
         self.exit_code = 128 + number
+
+
+class TrainingDiverged(GossamerError, RuntimeError):
+    """Gradients were NaN or Inf several times in a row."""
+
+    exit_code = 4
 
 
 class Interrupts:
@@ -48,3 +60,19 @@ class Interrupts:
         sys.stderr.flush()
         # No clean-up: whatever is being written has no name that a reader accepts.
         os._exit(128 + number)
+
+
+@contextmanager
+def memory_for(phase: str, advice: str) -> Iterator[None]:
+    """Turn a failed allocation inside the block into ResourceError.
+
+    Args:
+        phase: what is being done, for the message.
+        advice: what to make smaller.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError, ResourceError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise memory_error(error, phase, advice) from error

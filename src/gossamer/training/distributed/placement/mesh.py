@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The steps of a training loop on a mesh of processes.
+
+While masks move, every rank has the whole model and DDP joins all of them: a schedule then sees the
+same weights and gradients everywhere and moves the same masks. Once they are final, the compact
+model is laid out on the mesh. What a step decides (skip, clip, stop) is decided on numbers that all
+ranks have agreed on.
+"""
+
+import signal
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gossamer.errors import InputError
+from gossamer.training.distributed.pipeline.pipeline import Pipeline
+from gossamer.training.distributed.pipeline.schedules import PipelineSettings
+from gossamer.training.distributed.placement.gradients import Wire, average, replicated
+from gossamer.training.distributed.placement.pipelined_loss import (
+    PipelinedModel,
+    inputs_of,
+    loss_of_output,
+)
+from gossamer.training.distributed.placement.placement import Placement, lay_out
+from gossamer.training.distributed.placement.rules import check_model
+from gossamer.training.distributed.placement.shares import cut_batch, num_samples, own_random
+from gossamer.training.distributed.placement.whole_model import (
+    FixedFigures,
+    gather,
+    whole_not_finite,
+    whole_state_bytes,
+)
+from gossamer.training.distributed.processes.equal_on_all import check_masks
+from gossamer.training.distributed.processes.messages import broadcast_json
+from gossamer.training.distributed.processes.session import RankSession
+from gossamer.training.loop.processes import Agreement, Processes, States
+from gossamer.training.loop.recompute import recomputing
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@dataclass(frozen=True)
+class MeshSettings:
+    """How the processes of a mesh work together.
+
+    Attributes:
+        wire: how gradients travel between replicas: as they are, or rounded to bf16.
+        microbatches: of a batch in a pipeline.
+        schedule: of the pipeline.
+        seed: of what differs between ranks, such as dropout.
+    """
+
+    wire: Wire = "full"
+    microbatches: int = 1
+    schedule: str = "1f1b"
+    seed: int = 0
+
+
+class ProcessMesh(Processes):
+    """All processes of a session, as a `Loop` uses them.
+
+    Args:
+        session: they are there.
+        settings: how they work together.
+    """
+
+    def __init__(self, session: RankSession, settings: MeshSettings | None = None) -> None:
+        self.session, self.settings = session, settings or MeshSettings()
+        self.placement: Placement | None = None
+        self._fixed: FixedFigures | None = None
+        self._model: nn.Module | None = None
+        self._copies: dict[nn.Parameter, int] = {}
+        self._part, self._num_parts = 0, 1
+        self._stop = 0
+        self._stack = ExitStack()
+
+    @property
+    def is_lead(self) -> bool:
+        """Whether this process writes files."""
+        return self.session.is_lead
+
+    def arrange(self) -> None:
+        """DDP over all ranks while masks move; the mesh once they are final."""
+        run, session, settings = self.run, self.session, self.settings
+        sizes, place = session.sizes, session.place
+        check_masks(run.model, f"after step {run.step}", session.patient)
+        self._part, self._num_parts = place.data * sizes.shard + place.shard, sizes.num_parts
+        check_model(
+            sizes,
+            run.model,
+            run.optimizer,
+            precision=run.settings.precision,
+            schedule=settings.schedule,
+            microbatches=settings.microbatches,
+        )
+        if not run.control.is_settled:
+            self._arrange_replicas()
+            return
+        self._fixed = FixedFigures.of(run.model, run.control.sparsity())
+        self.placement = placement = lay_out(
+            session,
+            run.model,
+            run.optimizer,
+            self._pipeline if sizes.pipeline > 1 else None,
+            follow=run.control.follow,
+        )
+        self._copies = {shard.trained: shard.copies for shard in placement.shards}
+        for module in placement.modules:
+            self._stack.enter_context(recomputing(module, run.settings.recompute))
+        if placement.pipeline is not None:
+            self._model = PipelinedModel(placement.pipeline)
+            self._model.train(run.settings.in_train_mode)
+        elif sizes.shard == 1 and sizes.data > 1:
+            self._model = replicated(placement.modules[0], session.group("data"), settings.wire)
+        else:
+            self._model = placement.modules[0]
+
+    def _pipeline(self, model: nn.Module) -> Pipeline:
+        """The stages of `model`, cut by what one microbatch costs."""
+        run, count = self.run, self.settings.microbatches
+        share = cut_batch(run.batches[run.taken], self._part, self._num_parts)
+        args, keywords = inputs_of(run.objective, cut_batch(share, 0, count))
+        return Pipeline(
+            model,
+            lambda output, batch: loss_of_output(run.objective, output, batch),
+            args,
+            PipelineSettings(num_microbatches=count, schedule=self.settings.schedule),
+            keywords=keywords,
+            group=self.session.group("pipeline"),
+        )
+
+    def _arrange_replicas(self) -> None:
+        world, run = self.session.sizes.num_ranks, self.run
+        if num_samples(run.batches[run.taken]) % world == 0:
+            self._part, self._num_parts = self.session.rank, world
+        # Otherwise ranks of one pipeline, or of shared heads, compute the same: the mean stays.
+        self._copies = dict.fromkeys(run.parameters, world)
+        self._model = replicated(run.model, dist.group.WORLD, self.settings.wire)
+
+    def dissolve(self) -> None:
+        """Make the model whole on the leading rank, as if it had trained alone."""
+        self._model = None
+        self._stack.close()
+        if self.placement is None:
+            return
+        whole = gather(self.session, self.placement, self.run)
+        if whole is not None:
+            whole.restore(self.run, self.placement)
+            # The other ranks never have the whole model again.
+            self._fixed = None
+        self.placement = None
+
+    def backward(self, batch: Any, *, is_last: bool) -> tuple[float, dict[str, float]]:
+        """This rank's share of one batch; gradients are added up behind the last one."""
+        model, placement = self._ready(), self.placement
+        share = cut_batch(batch, self._part, self._num_parts)
+        with own_random(self.settings.seed, self.run.taken, self._part):
+            if placement is not None and placement.pipeline is not None:
+                result = self._pipeline_step(placement.pipeline, share)
+            else:
+                waits = isinstance(model, DistributedDataParallel) and not is_last
+                with model.no_sync() if waits else nullcontext():  # type: ignore[operator]
+                    result = self._backward_once(model, share)
+        if is_last and placement is not None:
+            self._finish_gradients(placement)
+        return result
+
+    def _ready(self) -> nn.Module:
+        if self._model is None:
+            raise InputError("grid: arrange() comes before the first step.")
+        return self._model
+
+    def _pipeline_step(self, pipeline: Pipeline, share: Any) -> tuple[float, dict[str, float]]:
+        """All microbatches of one batch; gradients of the batches before are added."""
+        count = self.run.settings.accumulate
+        before = {param: param.grad for param in pipeline.parameters()}
+        inputs, keywords = inputs_of(self.run.objective, share)
+        loss = pipeline.step(*inputs, target=share, **keywords)
+        for param, grad in before.items():
+            if param.grad is not None:
+                param.grad /= count
+                if grad is not None:
+                    param.grad += grad
+        return loss / count, {}
+
+    def _finish_gradients(self, placement: Placement) -> None:
+        sizes = self.session.sizes
+        placement.collect_gradients()
+        if placement.pipeline is not None and sizes.data > 1 and sizes.shard == 1:
+            held = (shard.trained for shard in placement.shards)
+            average(held, self.session.group("data"), self.settings.wire)
+
+    def agree(self, loss: float, numbers: Mapping[str, float], signal: int) -> Agreement:
+        """Means over the batch, the norm of all gradients, and whether anyone was asked to stop."""
+        self.session.watch.step = self.run.step
+        names = sorted(numbers)
+        world = self.session.sizes.num_ranks
+        mine = [
+            loss / world,
+            self._square(),
+            *(float(signal == number) for number in _SIGNALS),
+            *(numbers[name] / world for name in names),
+        ]
+        total = torch.tensor(mine, dtype=torch.float64)
+        dist.all_reduce(total)
+        found = total.tolist()
+        asked = [n for n, votes in zip(_SIGNALS, found[2:4], strict=True) if votes]
+        self._stop = int(asked[0]) if asked else 0
+        return Agreement(found[0], found[1] ** 0.5, dict(zip(names, found[4:], strict=True)))
+
+    def _square(self) -> float:
+        """Of this rank's gradients; what several ranks have counts in parts."""
+        total = 0.0
+        for param in self.run.parameters:
+            if param.grad is not None and param.grad.numel():
+                norm = float(torch.linalg.vector_norm(param.grad, dtype=torch.float64))
+                total += norm**2 / self._copies[param]
+        return total
+
+    def asked_to_stop(self, signal: int) -> int:
+        """What was agreed in this step: a signal that came later is for the next one."""
+        return self._stop
+
+    def changed(self) -> None:
+        """Masks that moved must be the same everywhere."""
+        check_masks(self.run.model, f"after step {self.run.step}")
+
+    def not_finite(self) -> list[str]:
+        """Parameters of the whole model, in the order of ranks."""
+        if self.placement is not None:
+            shards = {shard.name: shard.trained for shard in self.placement.shards}
+            return whole_not_finite(shards, self._copies, self.placement.shapes)
+        held = {name: p for name, p in self.run.model.named_parameters() if p in self._copies}
+        shapes = {name: param.shape for name, param in held.items()}
+        return whole_not_finite(held, self._copies, shapes)
+
+    def sparsity(self) -> float:
+        """Of the whole model: a rank that holds a part of it says what was known before the cut."""
+        return super().sparsity() if self._fixed is None else self._fixed.sparsity
+
+    def state_bytes(self) -> int:
+        """Of the whole model, whatever this rank holds of it."""
+        if self._fixed is None or self.placement is None:
+            return super().state_bytes()
+        return whole_state_bytes(self._fixed, self.placement.shards, self.run.optimizer)
+
+    def evaluated(self, measure: Callable[[nn.Module], Any]) -> Any:
+        """Every rank runs the evaluation: a model may need all of them for one output."""
+        model = self._ready()
+        if isinstance(model, DistributedDataParallel):
+            model = model.module
+        return broadcast_json(measure(model), self.session.patient)
+
+    def states(self) -> States | None:
+        """Of the whole model, whatever the mesh."""
+        if self.placement is None:
+            return super().states() if self.is_lead else None
+        whole = gather(self.session, self.placement, self.run)
+        return None if whole is None else whole.states_of(self.run, self.placement)
+
+    def saved(self) -> None:
+        """Nobody goes on before the leading rank has written: its disk may be slow, or full."""
+        dist.barrier(self.session.patient)
+
+    def traffic(self) -> dict[str, int]:
+        """Bytes that this rank sends in a step, by purpose, once the model is laid out."""
+        if self.placement is None:
+            return {}
+        return self.placement.step_traffic(self.session.sizes, self.settings.wire)

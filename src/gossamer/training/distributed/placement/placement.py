@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model whose masks are final, laid out on the mesh: what this rank computes with and trains.
+
+Cut in this order: heads and filters (tensor), layers (pipeline), entries of parameters (shard);
+what is left is replicated along data. The optimizer follows: it holds the shards of this rank, with
+their moments. The whole model keeps its tree and its names, without numbers, for the way back.
+"""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from gossamer.nn.optimizer_state import Part, convert_state
+from gossamer.training.distributed.mesh_sizes import MeshSizes
+from gossamer.training.distributed.pipeline.pipeline import Pipeline
+from gossamer.training.distributed.placement.gradients import Wire
+from gossamer.training.distributed.placement.rules import check_optimizer
+from gossamer.training.distributed.placement.tensor_parallel import Cuts, Positions, share_units
+from gossamer.training.distributed.processes.session import RankSession
+
+
+@dataclass
+class ParameterShard:
+    """A part of one parameter.
+
+    Attributes:
+        name: of the parameter in the whole model.
+        whole: the whole model's Parameter; its numbers are elsewhere while shards are trained.
+        shape: of the whole parameter.
+        used: the Parameter that the local model computes with.
+        trained: the Parameter that the optimizer holds; the same one, or a view of its shard.
+        positions: entries of the flat whole that `used` holds, in its order; None for all of them.
+        share: entries of the flat `used` that `trained` holds; None for all of them.
+        copies: ranks that hold the same entries.
+    """
+
+    name: str
+    whole: nn.Parameter
+    shape: torch.Size
+    used: nn.Parameter
+    trained: nn.Parameter
+    positions: Positions | None = None
+    share: slice | None = None
+    copies: int = 1
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this rank holds the parameter as it is."""
+        return self.positions is None and self.share is None
+
+    def index(self) -> torch.Tensor | slice:
+        """Entries of the flat whole that `trained` holds, in its order."""
+        everything = slice(0, self.shape.numel())
+        if self.positions is None:
+            return everything if self.share is None else self.share
+        found = self.positions()
+        return found if self.share is None else found[self.share]
+
+    def cut(self, whole: torch.Tensor) -> torch.Tensor:
+        """The part of a tensor of the whole parameter's shape, such as a moment."""
+        if self.is_whole:
+            return whole
+        return whole.flatten()[self.index()].reshape(self.trained.shape).clone()
+
+
+def structure_copy(model: nn.Module) -> nn.Module:
+    """New modules, the same tensors; modules that are shared stay shared."""
+    made: dict[int, nn.Module] = {}
+    for module in model.modules():
+        twin = module.__new__(type(module))
+        # Tables of parameters, buffers, children and hooks are the twin's own.
+        twin.__dict__ = {
+            key: copy.copy(value) if isinstance(value, dict) else value
+            for key, value in module.__dict__.items()
+            # A forward on the instance is bound to the module it was put on.
+            if key != "forward"
+        }
+        made[id(module)] = twin
+    for twin in made.values():
+        for name, child in twin._modules.items():
+            if child is not None:
+                twin._modules[name] = made[id(child)]
+    return made[id(model)]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What this rank has of a model.
+
+    Attributes:
+        modules: what it computes with: the model, or its stages of a pipeline.
+        pipeline: how its stages run; None without a pipeline.
+        holders: of parameters that several stages use, the ranks of the pipeline that have them.
+        shards: what it trains, in the order of the whole model.
+        order: names of the whole optimizer's parameters, group by group.
+        shapes: of all parameters of the whole model.
+    """
+
+    modules: list[nn.Module]
+    pipeline: Pipeline | None
+    holders: dict[str, list[int]]
+    shards: list[ParameterShard]
+    order: list[list[str]]
+    shapes: dict[str, torch.Size]
+
+    def step_traffic(self, sizes: MeshSizes, wire: Wire) -> dict[str, int]:
+        """Bytes that a rank sends in a step with one batch, by purpose, as rings send them.
+
+        Legend: N numbers of this rank, D data ranks, S shard ranks. An all-reduce sends 2 (D-1)/D
+        N, a gather or a reduce-scatter (S-1)/S N. (gloo reduce-scatters by an all-reduce, twice as
+        much.)
+        """
+        full = sum(shard.trained.nbytes for shard in self.shards)
+        halves = sum(shard.trained.numel() * 2 for shard in self.shards)
+        sent = halves if wire == "bf16" and sizes.shard == 1 else full
+        gathered = (sizes.shard - 1) * full
+        found = {
+            # Shards of gradients go to their ranks first.
+            "gradients": round(2 * (sizes.data - 1) / sizes.data * sent + gathered),
+            # Once for forward, once more for backward.
+            "parameters": 2 * gathered,
+            "activations": 0 if self.pipeline is None else self.pipeline.sent_bytes,
+        }
+        return {purpose: num_bytes for purpose, num_bytes in found.items() if num_bytes}
+
+    def collect_gradients(self) -> None:
+        """Hand gradients of sharded parameters to the optimizer's views of them."""
+        for shard in self.shards:
+            used = shard.used
+            if isinstance(used, DTensor):
+                shard.trained.data = used.to_local().detach()
+                grad = used.grad
+                shard.trained.grad = grad.to_local() if isinstance(grad, DTensor) else None
+                used.grad = None
+
+
+def lay_out(
+    session: RankSession,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    make_pipeline: Callable[[nn.Module], Pipeline] | None,
+    *,
+    follow: Callable[[dict[nn.Parameter, Part]], None],
+) -> Placement:
+    """Cut `model` for this rank; `model` and `optimizer` are changed in place.
+
+    Args:
+        session: the processes of the mesh.
+        model: whole, on every rank the same.
+        optimizer: of the whole model, with its state.
+        make_pipeline: cuts a model into stages; None without a pipeline.
+        follow: is told what this rank trains of which parameter, while masks are still there.
+    """
+    sizes = session.sizes
+    names = {param: name for name, param in model.named_parameters()}
+    check_optimizer(sizes, names, optimizer)
+    order = [[names[p] for p in group["params"]] for group in optimizer.param_groups]
+    shapes = {name: param.shape for param, name in names.items()}
+    local = structure_copy(model)
+    cuts: Cuts = {}
+    if sizes.tensor > 1:
+        cuts = share_units(local, session.group("tensor"))
+    pipeline, holders, modules = None, {}, [local]
+    if make_pipeline is not None:
+        pipeline = make_pipeline(local)
+        modules = list(pipeline.modules.values())
+        holders = _holders(pipeline, local, names)
+    used = _used(modules, names, cuts, sizes, holders)
+    if sizes.shard > 1:
+        _shard(session, modules, used)
+    places = {name: index for index, name in enumerate(shapes)}
+    shards = sorted(used, key=lambda shard: places[shard.name])
+    _follow(optimizer, shards)
+    follow({shard.whole: (shard.trained, shard.index()) for shard in shards})
+    _give_away(model, shards, modules, keep_buffers=session.is_lead)
+    return Placement(modules, pipeline, holders, shards, order, shapes)
+
+
+def _holders(
+    pipeline: Pipeline, local: nn.Module, names: dict[nn.Parameter, str]
+) -> dict[str, list[int]]:
+    return {
+        names[local.get_parameter(tied.names[0])]: sorted(
+            {pipeline.rank_of(stage) for stage in tied.stages}
+        )
+        for tied in pipeline.cut.tied
+    }
+
+
+def _used(
+    modules: list[nn.Module],
+    names: dict[nn.Parameter, str],
+    cuts: Cuts,
+    sizes: MeshSizes,
+    holders: dict[str, list[int]],
+) -> list[ParameterShard]:
+    found: dict[nn.Parameter, ParameterShard] = {}
+    for module in modules:
+        for param in module.parameters():
+            if param in found:
+                continue
+            whole, positions = cuts.get(param, (param, None))
+            name = names[whole]
+            copies = sizes.data * sizes.shard * len(holders.get(name, [0]))
+            if positions is None:
+                copies *= sizes.tensor
+            found[param] = ParameterShard(
+                name, whole, whole.shape, param, param, positions, copies=copies
+            )
+    return list(found.values())
+
+
+def _shard(session: RankSession, modules: list[nn.Module], shards: list[ParameterShard]) -> None:
+    """FSDP2 over the shard axis, and over data where there are replicas of shards."""
+    sizes = session.sizes
+    axes = ("data", "shard") if sizes.data > 1 else ("shard",)
+    places = [
+        (shard, owner, key)
+        for shard in shards
+        for module in modules
+        for owner in module.modules()
+        for key, param in owner._parameters.items()
+        if param is shard.used
+    ]
+    empty = {shard.used for shard in shards if shard.used.numel() == 0}
+    for module in modules:
+        for block in _blocks(module):
+            fully_shard(block, mesh=session.mesh[axes], ignored_params=empty)
+        fully_shard(module, mesh=session.mesh[axes], ignored_params=empty)
+    index, count = session.place.shard, sizes.shard
+    for shard, owner, key in places:
+        new: Any = owner._parameters[key]
+        if new is shard.used:
+            continue
+        # As FSDP2 cuts: along the first dimension, whole chunks first.
+        rows = shard.used.shape[0]
+        width = shard.used[0].numel() if rows else 1
+        each = -(-rows // count)
+        start, stop = (min(place * each, rows) * width for place in (index, index + 1))
+        shard.used, shard.share = new, slice(start, stop)
+        shard.trained = nn.Parameter(new.to_local().detach(), requires_grad=new.requires_grad)
+        shard.copies //= count
+
+
+def _blocks(module: nn.Module) -> list[nn.Module]:
+    """What is gathered and freed on its own: elements of lists of layers."""
+    return [
+        block
+        for child in module.modules()
+        if isinstance(child, nn.ModuleList)
+        for block in child
+        if any(True for _ in block.parameters())
+    ]
+
+
+def _follow(optimizer: torch.optim.Optimizer, shards: list[ParameterShard]) -> None:
+    """Let the optimizer hold the shards of this rank and nothing else."""
+    by_whole = {shard.whole: shard for shard in shards}
+    states: dict[torch.Tensor, Any] = {}
+    for group in optimizer.param_groups:
+        held = [by_whole[p] for p in group["params"] if p in by_whole]
+        for shard in held:
+            if shard.whole in optimizer.state:
+                states[shard.trained] = (
+                    optimizer.state[shard.whole]
+                    if shard.is_whole
+                    else convert_state(optimizer, shard.whole, shard.cut)
+                )
+        group["params"] = [shard.trained for shard in held]
+    optimizer.state.clear()
+    optimizer.state.update(states)
+
+
+def _give_away(
+    model: nn.Module, shards: list[ParameterShard], modules: list[nn.Module], *, keep_buffers: bool
+) -> None:
+    """Free what this rank does not compute with; the leading one keeps all masks for files."""
+    kept = {shard.trained for shard in shards}
+    for param in model.parameters():
+        if param not in kept:
+            param.grad = None
+            param.data = param.data.new_empty(0)
+    if keep_buffers:
+        return
+    used = {id(buffer) for module in modules for buffer in module.buffers()}
+    for buffer in model.buffers():
+        if id(buffer) not in used:
+            buffer.data = buffer.data.new_empty(0)

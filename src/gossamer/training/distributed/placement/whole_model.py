@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The way back: shards of all ranks become the whole model and optimizer on the leading rank.
+
+What comes out is what a single process has, so checkpoints and artifacts do not depend on the mesh.
+Figures of the whole model need all ranks, too: a rank's own layers say nothing about it. What the
+cut does not change (zeros, buffers) is noted before it. What training changes is added up over the
+ranks, and entries that several ranks hold count once.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from gossamer.training.distributed.placement.placement import ParameterShard, Placement
+from gossamer.training.distributed.processes.messages import (
+    gather_json,
+    receive_tree,
+    send_tree,
+)
+from gossamer.training.distributed.processes.session import RankSession
+from gossamer.training.loop.finite import describe, not_finite_gradients
+from gossamer.training.loop.processes import States
+from gossamer.training.loop.run import TrainingRun
+from gossamer.training.memory.held import measure
+
+_MASKS = "mask_bits"
+
+
+@dataclass
+class WholeModel:
+    """Tensors of the whole model, on the leading rank.
+
+    Attributes:
+        parameters: by name.
+        states: optimizer state by the name of its parameter.
+        buffers: by name; those that training changes.
+        entries: what the schedule knows of single entries, by the name of their parameter; one dict
+            per rank that holds some.
+    """
+
+    parameters: dict[str, torch.Tensor] = field(default_factory=dict)
+    states: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
+    buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+    entries: dict[str, list[dict[str, torch.Tensor]]] = field(default_factory=dict)
+
+    def add(self, given: dict[str, Any], shapes: dict[str, torch.Size]) -> None:
+        """Put in what one rank gave."""
+        self.buffers |= given["buffers"]
+        for name, shard in given["shards"].items():
+            index, shape = shard["index"], shapes[name]
+            if isinstance(index, tuple):
+                index = slice(*index)
+            _put(self.parameters, name, shard["value"], index, shape)
+            for key, tensor in shard["state"].items():
+                state = self.states.setdefault(name, {})
+                if tensor.ndim and tensor.shape == shard["value"].shape:
+                    _put(state, key, tensor, index, shape)
+                else:
+                    state[key] = tensor
+            if shard["control"]:
+                self.entries.setdefault(name, []).append(shard["control"])
+
+    def states_of(self, run: TrainingRun, placement: Placement) -> States:
+        """State dicts of the model, the optimizer and the schedule, as one process has them."""
+        parameters = dict(run.model.named_parameters())
+        names = {id(param): name for name, param in parameters.items()}
+        model: dict[str, Any] = {}
+        for key, value in run.model.state_dict(keep_vars=True).items():
+            if isinstance(value, nn.Parameter):
+                model[key] = self.parameters[names[id(value)]]
+            else:
+                model[key] = self.buffers.get(key, value)
+        control = {parameters[name]: entries for name, entries in self.entries.items()}
+        return model, self._optimizer_state(run, placement), run.control.whole_state(control)
+
+    def _optimizer_state(self, run: TrainingRun, placement: Placement) -> dict[str, Any]:
+        index, groups, state = 0, [], {}
+        for group, names in zip(run.optimizer.param_groups, placement.order, strict=True):
+            settings = {key: value for key, value in group.items() if key != "params"}
+            groups.append({**settings, "params": list(range(index, index + len(names)))})
+            for name in names:
+                if name in self.states:
+                    state[index] = self.states[name]
+                index += 1
+        return {"state": state, "param_groups": groups}
+
+    def restore(self, run: TrainingRun, placement: Placement) -> None:
+        """Put the numbers back into the model and the optimizer of the leading rank."""
+        parameters, optimizer = dict(run.model.named_parameters()), run.optimizer
+        for name, tensor in self.parameters.items():
+            parameters[name].grad = None
+            parameters[name].data = tensor
+        for name, buffer in run.model.named_buffers():
+            if name in self.buffers:
+                buffer.data = self.buffers[name]
+        optimizer.state.clear()
+        for group, names in zip(optimizer.param_groups, placement.order, strict=True):
+            group["params"] = [parameters[name] for name in names]
+            for name in names:
+                if name in self.states:
+                    optimizer.state[parameters[name]] = dict(self.states[name])
+
+
+def gather(session: RankSession, placement: Placement, run: TrainingRun) -> WholeModel | None:
+    """Everything on rank 0, None elsewhere; all ranks call it together."""
+    sizes = session.sizes
+    if not session.is_lead:
+        if session.place.data == 0:
+            send_tree(_mine(session, placement, run), 0, session.patient)
+        return None
+    result = WholeModel()
+    result.add(_mine(session, placement, run), placement.shapes)
+    for rank in range(1, sizes.num_ranks // sizes.data):
+        result.add(receive_tree(rank, session.patient), placement.shapes)
+    return result
+
+
+def _mine(session: RankSession, placement: Placement, run: TrainingRun) -> dict[str, Any]:
+    """What this rank gives: of entries that several hold, the first rank's."""
+    place, shards = session.place, {}
+    for shard in placement.shards:
+        if not _is_giver(shard, placement, place):
+            continue
+        index, trained = shard.index(), shard.trained
+        shards[shard.name] = {
+            "index": (index.start, index.stop) if isinstance(index, slice) else index,
+            "value": _plain(trained),
+            "state": {
+                key: _plain(value)
+                for key, value in run.optimizer.state.get(trained, {}).items()
+                if isinstance(value, torch.Tensor)
+            },
+            "control": {k: _plain(t) for k, t in run.control.part_of(trained).items()},
+        }
+    buffers = {}
+    if place.shard == place.tensor == 0:
+        mine = {id(b) for module in placement.modules for b in module.buffers()}
+        # Masks are final, and the leading rank has all of them.
+        buffers = {
+            name: _plain(buffer)
+            for name, buffer in run.model.named_buffers()
+            if id(buffer) in mine and not name.endswith(_MASKS)
+        }
+    return {"shards": shards, "buffers": buffers}
+
+
+def _is_giver(shard: ParameterShard, placement: Placement, place: Any) -> bool:
+    if (shard.share is None and place.shard) or (shard.positions is None and place.tensor):
+        return False
+    return bool(placement.holders.get(shard.name, [place.pipeline])[0] == place.pipeline)
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to("cpu")
+
+
+def _put(
+    into: dict[str, torch.Tensor], name: str, part: torch.Tensor, index: Any, shape: torch.Size
+) -> None:
+    if name not in into:
+        into[name] = part.new_empty(shape)
+    into[name].view(-1)[index] = part.flatten()
+
+
+@dataclass(frozen=True)
+class FixedFigures:
+    """What a cut of the model does not change; taken while this rank has all of it.
+
+    Attributes:
+        sparsity: fraction of zeros over the layers of the schedule.
+        beside_bytes: of masks and other tensors that are not parameters.
+    """
+
+    sparsity: float
+    beside_bytes: int
+
+    @staticmethod
+    def of(model: nn.Module, sparsity: float) -> "FixedFigures":
+        """Of a model that is whole and whose masks are final."""
+        use = measure(model)
+        kinds = [*use.pruned.measured.items(), *use.rest.measured.items()]
+        beside = sum(size for kind, size in kinds if kind not in ("weights", "gradients"))
+        return FixedFigures(sparsity, beside)
+
+
+def whole_state_bytes(
+    fixed: FixedFigures, shards: Iterable[ParameterShard], optimizer: torch.optim.Optimizer
+) -> int:
+    """Bytes of weights, gradients, optimizer state, masks and buffers; all ranks call it."""
+    mine = 0.0
+    for shard in shards:
+        trained = shard.trained
+        # A number that belongs to the whole parameter, such as a count of steps, is here in part.
+        part = trained.numel() / max(1, shard.shape.numel())
+        for tensor in (trained, trained.grad, *optimizer.state.get(trained, {}).values()):
+            if isinstance(tensor, torch.Tensor):
+                follows = tensor.numel() == trained.numel()
+                mine += tensor.nbytes * (1 if follows else part) / shard.copies
+    total = torch.tensor([mine], dtype=torch.float64)
+    dist.all_reduce(total)
+    return fixed.beside_bytes + round(total.item())
+
+
+def whole_not_finite(
+    parameters: dict[str, nn.Parameter],
+    copies: dict[nn.Parameter, int],
+    shapes: dict[str, torch.Size],
+) -> list[str]:
+    """Gradients with NaN or Inf, counted over the whole parameters; all ranks call it.
+
+    Args:
+        parameters: what this rank trains, under the names of the whole model.
+        copies: how many ranks hold the same entries.
+        shapes: of the whole parameters.
+    """
+    mine = {
+        name: bad / copies[parameters[name]]
+        for name, (bad, _) in not_finite_gradients(parameters.items()).items()
+    }
+    counts: dict[str, float] = {}
+    for found in gather_json(mine):
+        for name, bad in found.items():
+            counts[name] = counts.get(name, 0.0) + bad
+    return [describe(name, round(bad), shapes[name].numel()) for name, bad in counts.items()]

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Optimizers with two moments: AdamW, and LAMB (arXiv 1904.00962).
+
+AdamW is Adam with decoupled weight decay, operation for operation that of torch. LAMB rescales
+Adam's direction per layer to the size of its weights.
+"""
+
+from math import inf
+from typing import Any
+
+import torch
+from torch import nn
+
+from gossamer.errors import InputError
+from gossamer.nn.dense_home import DenseHome
+from gossamer.ops.training.adamw import adamw_step, runs_native
+from gossamer.training.optim.base import Master, Moments, SmallStateOptimizer
+from gossamer.training.optim.dither import native_dither
+from gossamer.training.optim.moments import StoredMoment
+from gossamer.training.optim.pieces import Stretch, needs_dither, numbers_of, stretches
+from gossamer.training.optim.state_checks import LOW, refuse_number
+
+MEAN = StoredMoment("exp_avg", signed=True)
+SQUARE = StoredMoment("exp_avg_sq", signed=False)
+_RANGES = {"lr": inf, "eps": inf, "weight_decay": inf, "betas": 1.0}
+
+
+class AdamW(SmallStateOptimizer):
+    """AdamW whose fp32 results equal `torch.optim.AdamW(foreach=False)` bit by bit.
+
+    Args:
+        params: Parameters or groups, see `SmallStateOptimizer`.
+        lr: learning rate.
+        betas: decay of the running mean of gradients and of their squares.
+        eps: added to the root of the second moment.
+        weight_decay: decoupled: weights shrink by lr * weight_decay per step.
+        master: "split", "split8" or "fp32", for bfloat16 parameters.
+        moments: "fp32" or "8bit".
+        fused: one pass over memory in native code instead of torch's operations one after the
+            other: some ten times as fast. Results are the same on every instruction set and for
+            compact and dense parameters; against torch they differ in the last bit, because its
+            square roots are not always rounded to nearest, and now and then by one 8-bit code where
+            its logarithm rounds otherwise. Needs a CPU and no separate fp32 master; parameters that
+            are not contiguous take the other way.
+    """
+
+    MOMENTS = (MEAN, SQUARE)
+    RANGES = _RANGES
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+        *,
+        master: Master = "split",
+        moments: Moments = "fp32",
+        fused: bool = False,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "fused": fused,
+        }
+        super().__init__(params, defaults, master, moments)
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        super()._check_group(group)
+        if group["fused"] and group["master"] == "fp32":
+            raise InputError('AdamW: fused needs master="split" or "split8"; got master="fp32".')
+
+    def _step_parameter(self, param: nn.Parameter, group: dict[str, Any]) -> None:
+        state, step = self._started(param, group)
+        if group["fused"] and self._stepped_natively(param, group, state, step):
+            return
+        lr, (beta1, beta2) = float(group["lr"]), group["betas"]
+        step_size = lr / (1 - beta1**step)
+        root_correction = (1 - beta2**step) ** 0.5
+        for part in stretches(param, state, self.MOMENTS):
+            part.master.mul_(1 - lr * group["weight_decay"])
+            mean, square = _updated(part, beta1, beta2)
+            denominator = (square.sqrt() / root_correction).add_(group["eps"])
+            part.master.addcdiv_(mean, denominator, value=-step_size)
+
+    def _stepped_natively(
+        self, param: nn.Parameter, group: dict[str, Any], state: dict[str, Any], step: int
+    ) -> bool:
+        """One pass of native code, if the tensors allow it."""
+        home, weight, grad = DenseHome.of(param), numbers_of(param), param.grad
+        known = param.dtype is torch.float32 or LOW in state
+        if not known or grad is None or grad.dtype is not param.dtype:
+            return False
+        low, mean, square = state.get(LOW), MEAN.arrays(state), SQUARE.arrays(state)
+        if not runs_native(weight, grad, low, *mean, *square):
+            return False
+        settings = (float(group["lr"]), *group["betas"], group["eps"], group["weight_decay"])
+        dither = native_dither(param.numel(), step) if needs_dither(state) else None
+        adamw_step(weight, low, grad, mean, square, settings, step, dither)
+        if home is not None:
+            home.write(weight)
+        else:
+            # Autograd must know that a weight it may have saved was changed.
+            torch.autograd.graph.increment_version(param)
+        return True
+
+
+def _updated(part: Stretch, beta1: float, beta2: float) -> list[torch.Tensor]:
+    """Mean and square after the gradient of a step."""
+    mean, square = part.moments
+    mean.lerp_(part.grad, 1 - beta1)
+    square.mul_(beta2).addcmul_(part.grad, part.grad, value=1 - beta2)
+    return part.moments
+
+
+class LAMB(SmallStateOptimizer):
+    """LAMB with bias correction.
+
+    r = m / (sqrt(v) + eps) + weight_decay w;  w -= lr |w| / |r| r. The ratio is 1 where either norm
+    is 0. A parameter is a layer: norms of compact values are those of the kept weights. The
+    direction of one parameter at a time is held in float32.
+
+    Args:
+        params: Parameters or groups, see `SmallStateOptimizer`.
+        lr: learning rate.
+        betas: decay of the running mean of gradients and of their squares.
+        eps: added to the root of the second moment.
+        weight_decay: weight of w in the direction.
+        max_ratio: largest |w| / |r|; None for no bound.
+        adapt: False takes 1 for the ratio: for groups of biases and norms. Compact values have one
+            dimension as well, so the number of dimensions cannot decide it.
+        master: "split", "split8" or "fp32", for bfloat16 parameters.
+        moments: "fp32" or "8bit".
+    """
+
+    MOMENTS = (MEAN, SQUARE)
+    RANGES = _RANGES
+
+    def __init__(  # noqa: PLR0913
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.01,
+        *,
+        max_ratio: float | None = None,
+        adapt: bool = True,
+        master: Master = "split",
+        moments: Moments = "fp32",
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "max_ratio": max_ratio,
+            "adapt": adapt,
+        }
+        super().__init__(params, defaults, master, moments)
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        super()._check_group(group)
+        if group["max_ratio"] is not None:
+            refuse_number(type(self).__name__, "max_ratio", group["max_ratio"])
+
+    def _step_parameter(self, param: nn.Parameter, group: dict[str, Any]) -> None:
+        state, step = self._started(param, group)
+        (beta1, beta2), decay = group["betas"], group["weight_decay"]
+        wide = torch.float64 if param.dtype is torch.float64 else torch.float32
+        direction = torch.empty(param.numel(), dtype=wide, device=param.device)
+        weights = torch.empty_like(direction) if group["adapt"] else None
+        for part in stretches(param, state, self.MOMENTS):
+            mean, square = _updated(part, beta1, beta2)
+            denominator = (square / (1 - beta2**step)).sqrt_().add_(group["eps"])
+            move = direction[part.start : part.stop]
+            torch.div(mean / (1 - beta1**step), denominator, out=move)
+            move.add_(part.master, alpha=decay)
+            if weights is not None:
+                weights[part.start : part.stop] = part.master
+        ratio = 1.0
+        if weights is not None:
+            sizes = self._norm(weights, param), self._norm(direction, param)
+            # A norm of 0 says nothing about scale.
+            ratio = sizes[0] / sizes[1] if min(sizes) > 0 else 1.0
+            ratio = ratio if group["max_ratio"] is None else min(ratio, group["max_ratio"])
+        for part in stretches(param, state):
+            move = direction[part.start : part.stop]
+            part.master.add_(move, alpha=-float(group["lr"]) * ratio)
