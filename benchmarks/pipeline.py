@@ -35,7 +35,7 @@ from gossamer.testing.fake_network import Conditions, FakeNetwork
 from gossamer.training.distributed.pipeline.message_driven import MessageDriven, Work
 from gossamer.training.distributed.pipeline.pipeline import Pipeline
 from gossamer.training.distributed.pipeline.schedules import PipelineSettings
-from gossamer.training.distributed.pipeline.stage import Span, most_held
+from gossamer.training.distributed.pipeline.stage import WorkSpan, most_held
 from gossamer.zoo import GPT
 from support.pipeline_stages import SleepingLayer
 
@@ -129,7 +129,8 @@ def measure(condition, rounds):
         if condition in ("far", "full") and not cluster.isolated:
             sys.exit("a bad link needs namespaces: run as root on Linux")
     spans = {
-        name: [Span(*span) for rank in ranks for span in rank["spans"][name]] for name in CONTENDERS
+        name: [WorkSpan(*span) for rank in ranks for span in rank["spans"][name]]
+        for name in CONTENDERS
     }
     return ranks[0]["seconds"], spans
 

@@ -1,23 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
+import json
 from xml.etree import ElementTree
 
 import pytest
 
 from gossamer.report.svg import render_svg
 from gossamer.report.timeline import MAX_SPANS, timeline_chart
-from gossamer.training.distributed.pipeline.stage import (
-    Span,
-    most_held,
-    spans_from_tensor,
-    spans_to_tensor,
-)
+from gossamer.training.distributed.pipeline.stage import WorkSpan, most_held
 
 SPANS = [
-    Span(0, "forward", 0, 10.0, 10.1),
-    Span(1, "forward", 0, 10.1, 10.2),
-    Span(1, "input", 0, 10.2, 10.3),
-    Span(0, "backward", 0, 10.3, 10.5),
-    Span(1, "weight", 0, 10.3, 10.4),
+    WorkSpan(0, "forward", 0, 10.0, 10.1),
+    WorkSpan(1, "forward", 0, 10.1, 10.2),
+    WorkSpan(1, "input", 0, 10.2, 10.3),
+    WorkSpan(0, "backward", 0, 10.3, 10.5),
+    WorkSpan(1, "weight", 0, 10.3, 10.4),
 ]
 
 
@@ -52,7 +48,7 @@ def test_no_work_gives_an_empty_chart():
 
 
 def test_a_long_step_is_cut():
-    many = [Span(0, "forward", k, float(k), k + 0.5) for k in range(MAX_SPANS + 5)]
+    many = [WorkSpan(0, "forward", k, float(k), k + 0.5) for k in range(MAX_SPANS + 5)]
     assert len(timeline_chart(many, "").bars) == MAX_SPANS + 1
 
 
@@ -65,16 +61,16 @@ def test_svg_is_well_formed_and_escaped():
 
 def test_held_from_forward_to_the_last_gradient():
     spans = [
-        Span(0, "forward", 0, 0.0, 1.0),
-        Span(0, "forward", 1, 1.0, 2.0),
-        Span(0, "input", 0, 2.0, 3.0),
-        Span(0, "forward", 2, 3.0, 4.0),
-        Span(0, "weight", 0, 4.0, 5.0),
+        WorkSpan(0, "forward", 0, 0.0, 1.0),
+        WorkSpan(0, "forward", 1, 1.0, 2.0),
+        WorkSpan(0, "input", 0, 2.0, 3.0),
+        WorkSpan(0, "forward", 2, 3.0, 4.0),
+        WorkSpan(0, "weight", 0, 4.0, 5.0),
     ]
     assert most_held(spans, 0) == 3
     assert most_held(spans, 1) == 0
 
 
 @pytest.mark.parametrize("spans", [[], SPANS])
-def test_spans_travel_as_tensors(spans):
-    assert spans_from_tensor(spans_to_tensor(spans)) == spans
+def test_spans_travel_as_json(spans):
+    assert [WorkSpan(*span) for span in json.loads(json.dumps(spans))] == spans

@@ -4,7 +4,7 @@
 from collections.abc import Sequence
 
 from gossamer.report.charts import WIDTH, Bar, Chart, Label
-from gossamer.training.distributed.pipeline.stage import Span
+from gossamer.training.distributed.pipeline.stage import WorkSpan
 
 _HUES = {"forward": "hue1", "backward": "hue3", "input": "hue3", "weight": "hue4"}
 _WORDS = {"forward": "forward", "backward": "backward", "input": "backward", "weight": "weights"}
@@ -14,7 +14,7 @@ _LETTER = 7.5
 MAX_SPANS = 4000
 
 
-def timeline_chart(spans: Sequence[Span], title: str, seconds: float | None = None) -> Chart:
+def timeline_chart(spans: Sequence[WorkSpan], title: str, seconds: float | None = None) -> Chart:
     """One step of a pipeline.
 
     Args:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from gossamer.errors import DistributedError
 from gossamer.training.distributed.pipeline.message_driven import Direction, Work
-from gossamer.training.distributed.pipeline.stage import Span
+from gossamer.training.distributed.pipeline.stage import WorkSpan
 
 
 class StageWork(Protocol):
@@ -102,7 +102,7 @@ class FakeNetwork:
         self._num_events = 0
         self._link_free: dict[tuple[int, Direction], float] = {}
         self._received: dict[tuple[int, Work], Any] = {}
-        self.spans: list[Span] = []
+        self.spans: list[WorkSpan] = []
 
     def run(self) -> float:
         """Let all stages finish; the time it took. A deadlock is an error."""
@@ -131,7 +131,7 @@ class FakeNetwork:
         compute = self._work.forward if work.direction == "forward" else self._work.backward
         message = compute(stage, work.microbatch, self._received.pop((stage, work), None))
         stop = now + self._conditions.work(stage, *work, self._numbers)
-        self.spans.append(Span(stage, work.direction, work.microbatch, now, stop))
+        self.spans.append(WorkSpan(stage, work.direction, work.microbatch, now, stop))
         self._push(stop, stage, work, message, is_message=False)
 
     def _send(self, stage: int, work: Work, message: Any, now: float) -> None:

@@ -3,6 +3,7 @@
 
 import json
 from contextlib import nullcontext
+from dataclasses import asdict
 from datetime import timedelta
 
 import pytest
@@ -20,7 +21,7 @@ from gossamer.training.checkpoint.state_tree import decode, encode
 from gossamer.training.distributed.tasc import exchange as tasc_module
 from gossamer.training.distributed.tasc.curvature import CurvatureProbe
 from gossamer.training.distributed.tasc.exchange import Tasc, tasc_hook
-from gossamer.training.distributed.tasc.forecast import Forecast
+from gossamer.training.distributed.tasc.forecast import ExchangeForecast
 from gossamer.training.distributed.tasc.row_optim import RowAdamW, RowSGD
 
 
@@ -219,7 +220,7 @@ def test_wrong_settings_are_named(wrong, message):
 
 @pytest.mark.parametrize(("seconds", "structured"), [(0.9, False), (0.7, True)])
 def test_a_forecast_decides_and_is_kept(monkeypatch, seconds, structured):
-    forecast = Forecast(1.0, 0.1, seconds)
+    forecast = ExchangeForecast(1.0, 0.1, seconds)
     monkeypatch.setattr(tasc_module, "measure_forecast", lambda *_: forecast)
     params, tasc = made(min_gain=1.2)
     gradients = gradients_of(params, 2)
@@ -244,7 +245,7 @@ def test_a_forecast_is_rehearsed_and_changes_nothing(kind, past_buckets):
         tasc.past_buckets = past_buckets
         results[min_gain] = [reduce(tasc, params, gradients_of(params, step)) for step in range(6)]
         assert tasc.structure() is not None
-    seconds = tasc.forecast.as_dict()
+    seconds = asdict(tasc.forecast)
     assert len(seconds) == 3
     assert min(seconds.values()) > 0
     for plain, measured in zip(*results.values(), strict=True):

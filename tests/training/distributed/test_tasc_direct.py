@@ -12,10 +12,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from gossamer.errors import InputError
-from gossamer.training.distributed.tasc.blocks import Cut, Residual
+from gossamer.training.distributed.tasc.blocks import BlockCut, Residual
 from gossamer.training.distributed.tasc.direct import MeanGradient, why_not_direct
 from gossamer.training.distributed.tasc.exchange import attach
-from gossamer.training.distributed.tasc.packet import Entry, Packet
+from gossamer.training.distributed.tasc.packet import BlockedParameter, Packet
 from gossamer.training.distributed.tasc.row_optim import RowSGD
 
 STEPS = 9
@@ -219,8 +219,8 @@ def test_gradients_that_come_too_late_are_an_error():
 
 
 def test_a_gradient_in_two_pieces_is_their_sum():
-    cut = Cut(3, 4, 2)
-    entry = Entry("w", 0, cut, slice(0, 3), Residual(cut, torch.zeros(())))
+    cut = BlockCut(3, 4, 2)
+    entry = BlockedParameter("w", 0, cut, slice(0, 3), Residual(cut, torch.zeros(())))
     part = Packet([(entry, torch.tensor([1]))]).parts[0]
     first, second = torch.randn(14), torch.randn(14)
     part.fill(first)
@@ -231,10 +231,12 @@ def test_a_gradient_in_two_pieces_is_their_sum():
     torch.testing.assert_close(part.scores[0], total[:4].square().mean())
 
 
-@pytest.mark.parametrize("cut", [Cut(0, 1, 5), Cut(1, 1, 0), Cut(3, 4, 0), Cut(2, 3, 1)])
+@pytest.mark.parametrize(
+    "cut", [BlockCut(0, 1, 5), BlockCut(1, 1, 0), BlockCut(3, 4, 0), BlockCut(2, 3, 1)]
+)
 def test_a_mean_gradient_is_zero_but_for_what_came_last(cut):
     torch.manual_seed(0)
-    entry = Entry("w", 0, cut, slice(0, cut.num_blocks), Residual(cut, torch.zeros(())))
+    entry = BlockedParameter("w", 0, cut, slice(0, cut.num_blocks), Residual(cut, torch.zeros(())))
     mean = MeanGradient(nn.Parameter(torch.zeros(cut.blocked + cut.tail)))
     for number in range(5):
         rows = torch.arange(cut.num_blocks)[number % 2 :: 2]

@@ -57,7 +57,7 @@ def test_the_teacher_is_frozen_and_in_eval_mode():
     assert not model.training
     assert not any(parameter.requires_grad for parameter in model.parameters())
     batch = Batch(torch.randint(30, (2, 5)))
-    assert not teacher.run(batch).requires_grad
+    assert not teacher.run(batch)[0].requires_grad
 
 
 def test_vectors_of_known_samples_are_remembered_and_right():

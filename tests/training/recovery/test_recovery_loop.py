@@ -16,13 +16,13 @@ from gossamer.errors import InputError
 from gossamer.nn import Linear, MaskedLinear
 from gossamer.training.checkpoint.background import CheckpointWriter
 from gossamer.training.checkpoint.folders import CheckpointStore
-from gossamer.training.loop.run import Surroundings
 from gossamer.training.loop.endings import TrainingDiverged
+from gossamer.training.loop.run import Surroundings
 from gossamer.training.recovery import (
     HELD_OUT,
     Batch,
     Distillation,
-    Schedule,
+    RecoverySchedule,
     Teacher,
     Terms,
     fake_int8,
@@ -66,7 +66,7 @@ class Checks:
 
 
 def test_the_rate_rises_then_falls_to_zero():
-    rate = Schedule(steps=100, rate=2.0, warmup=0.1).loop_settings(keep_best=False).rate
+    rate = RecoverySchedule(steps=100, rate=2.0, warmup=0.1).loop_settings(keep_best=False).rate
     factors = [rate.factor(step) for step in range(101)]
     assert factors[0] == pytest.approx(0.1)
     assert max(factors) == factors[9] == pytest.approx(1.0)
@@ -88,7 +88,7 @@ def test_recovery_wins_back_quality_and_holds_masks():
         with torch.no_grad():
             return float(goal(net, held)[0])
 
-    schedule, checks = Schedule(steps=80, rate=0.01, checks=4), Checks()
+    schedule, checks = RecoverySchedule(steps=80, rate=0.01, checks=4), Checks()
     around = Surroundings(sinks=(checks,))
     loop = recover(model, goal, data, schedule, validate=validate, around=around)
     assert [check["step"] for check in checks.seen] == [0, 20, 40, 60, 80]
@@ -106,7 +106,7 @@ def test_compact_and_masked_layers_take_the_same_steps():
     masked, compacted = pruned_model(), pruned_model()
     gossamer.compact(compacted)
     for model in (masked, compacted):
-        recover(model, objective(), batches(), Schedule(steps=5, rate=0.01))
+        recover(model, objective(), batches(), RecoverySchedule(steps=5, rate=0.01))
     for one, two in zip(masked, compacted, strict=True):
         if isinstance(one, MaskedLinear):
             torch.testing.assert_close(
@@ -119,7 +119,7 @@ def test_the_best_state_is_kept_though_later_ones_are_worse():
     with torch.no_grad():
         model[0].weight.fill_(2.0)
     # Falls through 1, where validation is best, and on.
-    schedule = Schedule(steps=40, rate=0.1, warmup=0.0, checks=40)
+    schedule = RecoverySchedule(steps=40, rate=0.1, warmup=0.0, checks=40)
     result = recover(
         model,
         lambda net, x: net(x).sum(),
@@ -135,7 +135,7 @@ def test_the_best_state_is_kept_though_later_ones_are_worse():
 def test_without_validation_the_last_state_is_kept():
     model = nn.Sequential(nn.Linear(1, 1, bias=False))
     loop = recover(
-        model, lambda net, x: net(x).sum(), [torch.ones(1, 1)], Schedule(steps=3, checks=2)
+        model, lambda net, x: net(x).sum(), [torch.ones(1, 1)], RecoverySchedule(steps=3, checks=2)
     )
     assert loop.best is None
     assert loop.step == 3
@@ -157,7 +157,7 @@ def test_time_limits_count_training_and_not_watching():
         model,
         loss,
         [torch.ones(1, 1)],
-        Schedule(steps=1000, minutes=1.0, checks=2),
+        RecoverySchedule(steps=1000, minutes=1.0, checks=2),
         validate=lambda net: 0.0,
         around=Surroundings(watch=watch, sinks=(checks,), clock=lambda: now[0]),
     )
@@ -177,12 +177,12 @@ def test_bad_gradients_are_skipped_and_three_in_a_row_end_the_run():
         return y * math.nan if len(calls) in (2, 3, 5) else y
 
     data = [torch.ones(1, 2)]
-    loop = recover(model, loss, data, Schedule(steps=6))
+    loop = recover(model, loss, data, RecoverySchedule(steps=6))
     assert (loop.skipped, loop.step) == (3, 6)
     assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(TrainingDiverged, match=r"3 times in a row, in 0.weight"):
-        recover(model, lambda net, x: net(x).sum() * math.nan, data, Schedule(steps=6))
+        recover(model, lambda net, x: net(x).sum() * math.nan, data, RecoverySchedule(steps=6))
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
@@ -202,7 +202,7 @@ def test_an_error_leaves_the_best_state():
         return goal(net, batch)
 
     with pytest.raises(RuntimeError, match="power cut"):
-        recover(model, loss, batches(), Schedule(steps=20, checks=4), validate=validate)
+        recover(model, loss, batches(), RecoverySchedule(steps=20, checks=4), validate=validate)
     assert len(calls) == 7
     assert all(torch.equal(best[n], p) for n, p in model.named_parameters())
 
@@ -236,7 +236,7 @@ def test_a_run_goes_on_from_its_checkpoint_to_the_same_bits(tmp_path, stop_at, q
                 raise KeyboardInterrupt
 
         around = Surroundings(writer=CheckpointWriter(store), progress=progress)
-        schedule = Schedule(steps=12, rate=0.01, checks=3, checkpoint_every=5)
+        schedule = RecoverySchedule(steps=12, rate=0.01, checks=3, checkpoint_every=5)
         data = ShuffledBatches(len(rows), 16, 0, take)
         checkpoint = store.newest(pytest.fail)
         scales = fake_int8(model, "learned", calibrate=[held.run]) if quantise else nullcontext()
@@ -260,9 +260,9 @@ def test_a_run_goes_on_from_its_checkpoint_to_the_same_bits(tmp_path, stop_at, q
 def test_bad_input_is_named():
     model = nn.Sequential(nn.Linear(2, 2))
     with pytest.raises(InputError, match="no batch to train on"):
-        recover(model, lambda net, x: net(x).sum(), [], Schedule())
+        recover(model, lambda net, x: net(x).sum(), [], RecoverySchedule())
     with pytest.raises(InputError, match="no parameter of the model takes gradients"):
-        recover(model.requires_grad_(False), lambda net, x: net(x).sum(), [], Schedule())
+        recover(model.requires_grad_(False), lambda net, x: net(x).sum(), [], RecoverySchedule())
     for settings, words in [
         ({"steps": 0}, "must be at least 1"),
         ({"checks": 0}, "must be at least 1"),
@@ -270,9 +270,9 @@ def test_bad_input_is_named():
         ({"warmup": 1.0}, "warmup must be in"),
     ]:
         with pytest.raises(InputError, match=words):
-            Schedule(**settings)
+            RecoverySchedule(**settings)
     with pytest.raises(InputError, match="minutes: must be more than 0"):
-        Schedule(minutes=0.0).loop_settings(keep_best=False)
+        RecoverySchedule(minutes=0.0).loop_settings(keep_best=False)
 
 
 def test_masked_layers_are_compact_inside_and_the_same_objects_afterwards():

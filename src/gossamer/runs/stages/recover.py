@@ -23,7 +23,7 @@ from gossamer.training.loop.run import Surroundings
 from gossamer.training.recovery import (
     HELD_OUT,
     Distillation,
-    Schedule,
+    RecoverySchedule,
     Teacher,
     Terms,
     fake_int8,
@@ -147,8 +147,8 @@ def _terms(step: Recover) -> Terms:
     )
 
 
-def _schedule(step: Recover) -> Schedule:
-    return Schedule(
+def _schedule(step: Recover) -> RecoverySchedule:
+    return RecoverySchedule(
         steps=step.steps,
         minutes=step.minutes,
         rate=step.rate,

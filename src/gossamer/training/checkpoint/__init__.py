@@ -1,2 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that decides the steps to come, saved and put back to the bit."""
+"""Checkpoints of a training run: complete or absent, without pickle, equal to the last bit.
+
+`CheckpointStore` reads and writes their folders, `CheckpointWriter` writes while training goes on,
+`state_tree` turns nested state into JSON and tensors, `restoring` brings a run back to it.
+"""
+
+from gossamer.training.checkpoint.background import CheckpointWriter
+from gossamer.training.checkpoint.folders import (
+    Checkpoint,
+    CheckpointStore,
+    Snapshot,
+    read_checkpoint,
+)
+from gossamer.training.checkpoint.random_state import seed_all, undisturbed_random
+from gossamer.training.checkpoint.restoring import read_counters
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointStore",
+    "CheckpointWriter",
+    "Snapshot",
+    "read_checkpoint",
+    "read_counters",
+    "seed_all",
+    "undisturbed_random",
+]

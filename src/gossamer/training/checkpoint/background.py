@@ -5,7 +5,7 @@ Tensors are copied before `submit` returns, on the CPU too; the folder gets its 
 of it is on disk. One write at a time: a second one waits for the first.
 """
 
-import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from gossamer.training.checkpoint.folders import CheckpointStore, Snapshot
@@ -22,9 +22,8 @@ class CheckpointWriter:
     def __init__(self, store: CheckpointStore, *, asynchronous: bool = False) -> None:
         self.store = store
         self.copies = asynchronous
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
-        self._asynchronous = asynchronous
+        self._pool = ThreadPoolExecutor(1, "checkpoint") if asynchronous else None
+        self._pending: Future[Path] | None = None
 
     def submit(self, snapshot: Snapshot) -> Path | None:
         """Write a snapshot; the folder, or None while it is being written.
@@ -32,23 +31,13 @@ class CheckpointWriter:
         A failure of the write before is raised here.
         """
         self.wait()
-        if not self._asynchronous:
+        if self._pool is None:
             return self.store.write(snapshot)
-        self._thread = threading.Thread(target=self._write, args=(snapshot,), name="checkpoint")
-        self._thread.start()
+        self._pending = self._pool.submit(self.store.write, snapshot)
         return None
 
     def wait(self) -> None:
         """Return when nothing is being written; raises what the write raised."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
-
-    def _write(self, snapshot: Snapshot) -> None:
-        try:
-            self.store.write(snapshot)
-        except BaseException as error:
-            self._error = error
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()

@@ -164,7 +164,7 @@ class CheckpointStore:
         Raises:
             ResourceError: with needed and free bytes; what was there before is unchanged.
         """
-        target = self.folder / f"step_{snapshot.step:08d}"
+        target = self._path(snapshot.step)
         # State that is no tensor is small, but it must not be what fills the disk.
         needed = snapshot.num_bytes + len(str(snapshot.plain)) * 2 + len(str(snapshot.run)) * 2
         with replace_directory(target, needed, _check_is_checkpoint) as folder:
@@ -188,6 +188,9 @@ class CheckpointStore:
         self._remove_old()
         return target
 
+    def _path(self, step: int) -> Path:
+        return self.folder / _folder_name(step)
+
     def steps(self) -> list[int]:
         """Steps of which there is a folder, ascending; it may be damaged."""
         if not self.folder.is_dir():
@@ -207,7 +210,7 @@ class CheckpointStore:
         refused: list[str] = []
         for step in reversed(self.steps()):
             try:
-                checkpoint = read_checkpoint(self.folder / f"step_{step:08d}")
+                checkpoint = read_checkpoint(self._path(step))
             except ArtifactError as error:
                 refused.append(f"{error}")
                 continue
@@ -237,7 +240,7 @@ class CheckpointStore:
         oldest_kept = complete[-self._keep]
         for step in self.steps():
             if step < oldest_kept:
-                path = self.folder / f"step_{step:08d}"
+                path = self._path(step)
                 # Renamed first: a folder that is half deleted must not look like a checkpoint.
                 doomed = path.with_name(f"{path.name}.tmp-{uuid.uuid4().hex}")
                 path.rename(doomed)
@@ -246,7 +249,7 @@ class CheckpointStore:
 
     def _looks_complete(self, step: int) -> bool:
         try:
-            _open_manifest(self.folder / f"step_{step:08d}")
+            _open_manifest(self._path(step))
         except ArtifactError:
             return False
         return True
@@ -264,6 +267,10 @@ def read_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(path, manifest.step, manifest.run, state)
 
 
+def _folder_name(step: int) -> str:
+    return f"step_{step:08d}"
+
+
 def _open_manifest(path: Path) -> CheckpointManifest:
     """The manifest, checked against the names and sizes of the files beside it."""
     where = str(path / MANIFEST_FILE)
@@ -271,7 +278,7 @@ def _open_manifest(path: Path) -> CheckpointManifest:
         manifest = parse_manifest(read_manifest(path), where)
         if set(manifest.files) != {STATE_FILE}:
             raise ArtifactError(f"{where}: must list {STATE_FILE} and nothing else.")
-        if path.name != f"step_{manifest.step:08d}":
+        if path.name != _folder_name(manifest.step):
             raise ArtifactError(f"{where}: is of step {manifest.step}; the folder was renamed.")
         open_regular(path / STATE_FILE, manifest.files[STATE_FILE].size).close()
     except FileNotFoundError as error:

@@ -1,2 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training on many processes: a grid of ranks, and the parts of a model on it."""
+"""Training on many processes: a mesh of ranks, and the parts of a model on it.
+
+What stands here needs no torch: the sizes of a mesh, what one rank does with a batch, and how costs
+are cut into parts. `processes` starts and ends the ranks together, `placement` lays a model out on
+them and is what a `Loop` uses, `pipeline` runs layers one after the other, `tasc` sends only the
+blocks of a gradient that matter.
+"""
+
+from gossamer.training.distributed.mesh_sizes import AXES, MeshSizes, picture, split_batch
+from gossamer.training.distributed.partition import partition
+from gossamer.training.distributed.told_once import told_once_per_host
+
+__all__ = ["AXES", "MeshSizes", "partition", "picture", "split_batch", "told_once_per_host"]

@@ -12,7 +12,7 @@ from gossamer.nn.compaction import compact
 from gossamer.training.loop.settings import LoopSettings
 from gossamer.nn.compaction import compact
 from gossamer.training.loop.processes import Processes
-from gossamer.training.memory.held import measure
+from gossamer.training.memory import measure
 from gossamer.training.modes import choose_modes
 from gossamer.training.optim import SmallStateOptimizer
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import ArtifactError, InputError
-from gossamer.training.checkpoint.random_state import undisturbed_random
+from gossamer.training.checkpoint import undisturbed_random
 from gossamer.training.loop.run import TrainingRun
 
 

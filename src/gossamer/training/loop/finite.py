@@ -12,17 +12,19 @@ from torch import nn
 
 def gradient_norm(parameters: Iterable[torch.Tensor]) -> float:
     """The 2-norm of all gradients together; NaN or Inf if any element is."""
-    grads = [param.grad for param in parameters if param.grad is not None]
-    if not grads:
-        return 0.0
-    return float(torch.nn.utils.get_total_norm(grads))
+    grads = _gradients(parameters)
+    return float(nn.utils.get_total_norm(grads)) if grads else 0.0
 
 
 def scale_gradients(parameters: Iterable[torch.Tensor], factor: float) -> None:
     """Multiply all gradients, in place."""
-    grads = [param.grad for param in parameters if param.grad is not None]
+    grads = _gradients(parameters)
     if grads:
         torch._foreach_mul_(grads, factor)
+
+
+def _gradients(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    return [param.grad for param in parameters if param.grad is not None]
 
 
 def not_finite_gradients(

@@ -16,7 +16,7 @@ from torch import nn
 
 from gossamer.data.batches import Batches
 from gossamer.errors import ArtifactError, ResourceError
-from gossamer.training.checkpoint.folders import Checkpoint, Snapshot
+from gossamer.training.checkpoint import Checkpoint, Snapshot
 from gossamer.training.checkpoint.random_state import capture_random, restore_random
 from gossamer.training.checkpoint.restoring import (
     COUNTED,

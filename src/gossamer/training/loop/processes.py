@@ -11,7 +11,7 @@ from torch import nn
 from gossamer.errors import InputError
 from gossamer.training.loop.finite import describe, gradient_norm, not_finite_gradients
 from gossamer.training.loop.run import Objective, TrainingRun
-from gossamer.training.memory.held import measure
+from gossamer.training.memory import measure
 
 States = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
 

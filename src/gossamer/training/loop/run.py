@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from gossamer.data.batches import Batches
-from gossamer.training.checkpoint.background import CheckpointWriter
+from gossamer.training.checkpoint import CheckpointWriter
 from gossamer.training.loop.control import Control
 from gossamer.training.loop.settings import LoopSettings
-from gossamer.training.run_files.metrics import Sink
+from gossamer.training.run_files import Sink
 
 # loss(model, batch) -> the loss, or the loss and numbers to log beside it.
 Objective = Callable[[nn.Module, Any], torch.Tensor | tuple[torch.Tensor, Mapping[str, float]]]

@@ -105,7 +105,7 @@ class Distillation:
         wanted: Any = None
         wanted_hidden: list[torch.Tensor] = []
         if terms.hidden or terms.logits:
-            wanted, wanted_hidden = self.teacher.run_with_blocks(batch, self._blocks)
+            wanted, wanted_hidden = self.teacher.run(batch, self._blocks)
         if terms.logits:
             mine, theirs = (rows_of(logits_of(one), keep) for one in (outputs, wanted))
             parts["logits"] = logits_term(mine, theirs, terms.temperature)

@@ -14,9 +14,8 @@ from torch import nn
 
 from gossamer.data.batches import Batches, RepeatedBatches
 from gossamer.errors import InputError
-from gossamer.training.checkpoint.folders import Checkpoint
-from gossamer.training.loop.loop import Loop
-from gossamer.training.loop.run import Objective, Surroundings
+from gossamer.training.checkpoint import Checkpoint
+from gossamer.training.loop import Loop, Objective, Surroundings
 from gossamer.training.loop.settings import LearningRate, LoopSettings, Shape
 
 HELD_OUT = "held_out_loss"
@@ -26,7 +25,7 @@ _ALONE = Surroundings()
 
 
 @dataclass(frozen=True)
-class Schedule:
+class RecoverySchedule:
     """A short run: warm-up, then down to zero.
 
     Attributes:
@@ -87,7 +86,7 @@ def recover(
     model: nn.Module,
     objective: Objective,
     batches: Batches | Sequence[Any],
-    schedule: Schedule,
+    schedule: RecoverySchedule,
     *,
     validate: Callable[[nn.Module], float] | None = None,
     around: Surroundings = _ALONE,

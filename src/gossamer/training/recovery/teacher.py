@@ -42,12 +42,7 @@ class Teacher:
         self._vectors: dict[int, torch.Tensor] = {}
 
     @torch.no_grad()
-    def run(self, batch: Batch) -> Any:
-        """The model's output."""
-        return batch.run(self.model.eval())
-
-    @torch.no_grad()
-    def run_with_blocks(self, batch: Batch, names: Sequence[str]) -> tuple[Any, list[torch.Tensor]]:
+    def run(self, batch: Batch, names: Sequence[str] = ()) -> tuple[Any, list[torch.Tensor]]:
         """The model's output and those of the named modules."""
         with captured(self.model.eval(), names) as hidden:
             outputs = batch.run(self.model)
@@ -59,7 +54,7 @@ class Teacher:
         samples = batch.samples
         if samples is not None and all(sample in self._vectors for sample in samples):
             return torch.stack([self._vectors[sample] for sample in samples])
-        vectors_BD = vectors_of(self.run(batch), batch.keep)
+        vectors_BD = vectors_of(self.run(batch)[0], batch.keep)
         if samples is not None and len(samples) == len(vectors_BD):
             self._remember(samples, vectors_BD)
         return vectors_BD

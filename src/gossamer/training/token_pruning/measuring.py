@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many tokens are left in each layer, and what that saves.
+"""How many tokens are left in each layer, what that saves, and thresholds read off data.
+
+Thresholds for a wanted share of tokens are a start for training that is near its end: a few hundred
+steps cannot carry thresholds from nothing to where tokens are dropped. Without training they are
+the baseline of hand-set thresholds.
 
 Legend: n tokens a layer gets, m tokens it keeps, d width, F feed-forward width.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -14,7 +19,7 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.nn.token_attention import first_tokens
-from gossamer.nn.token_pruning import TokenTrace, token_encoder
+from gossamer.nn.token_pruning import TokenPrunedEncoder, TokenTrace, token_encoder
 
 
 @dataclass(frozen=True)
@@ -39,27 +44,30 @@ def measure_tokens(
     model: nn.Module, batches: Iterable[Any], call: Callable[[nn.Module, Any], object]
 ) -> TokenCost:
     """Run `call(model, batch)` on all batches, hard, and count; the model is as before after it."""
-    encoder = token_encoder(model)
-    was_training, was_phase = model.training, encoder.phase
-    model.eval()
-    encoder.phase = "hard"
     lengths, kept = [], []
-    try:
+    with _hard(model) as encoder:
         for batch in batches:
             with torch.inference_mode(), encoder.recording() as traces:
                 call(model, batch)
             lengths += [trace.real.sum(dim=1) for trace in traces]
-            kept += [_counts(trace) for trace in traces]
-    finally:
-        model.train(was_training)
-        encoder.phase = was_phase
+            kept += [torch.stack([one.sum(dim=1) for one in trace.keep]) for trace in traces]
     layer: Any = encoder.layer[0]
     down = layer.output.dense
     return _cost(torch.cat(lengths), torch.cat(kept, dim=1), down.out_features, down.in_features)
 
 
-def _counts(trace: TokenTrace) -> torch.Tensor:
-    return torch.stack([keep_BT.sum(dim=1) for keep_BT in trace.keep])
+@contextmanager
+def _hard(model: nn.Module) -> Iterator[TokenPrunedEncoder]:
+    """The encoder of `model`, which drops tokens and is in eval mode inside."""
+    encoder = token_encoder(model)
+    was_training, was_phase = model.training, encoder.phase
+    model.eval()
+    encoder.phase = "hard"
+    try:
+        yield encoder
+    finally:
+        model.train(was_training)
+        encoder.phase = was_phase
 
 
 def _cost(lengths_S: torch.Tensor, kept_LS: torch.Tensor, width: int, filters: int) -> TokenCost:
@@ -100,20 +108,13 @@ def set_thresholds(
         raise InputError(f"set_thresholds: dropped tokens do not return, but kept is {list(kept)}.")
     if not batches:
         raise InputError("set_thresholds: batches is empty.")
-    was_training, was_phase = model.training, encoder.phase
-    model.eval()
-    encoder.phase = "hard"
-    try:
-        with torch.no_grad():
-            encoder.thresholds.zero_()
-            for layer, part in enumerate(kept):
-                with encoder.recording() as traces:
-                    for batch in batches:
-                        call(model, batch)
-                encoder.thresholds[layer] = _threshold(traces, layer, part)
-    finally:
-        model.train(was_training)
-        encoder.phase = was_phase
+    with _hard(model), torch.no_grad():
+        encoder.thresholds.zero_()
+        for layer, part in enumerate(kept):
+            with encoder.recording() as traces:
+                for batch in batches:
+                    call(model, batch)
+            encoder.thresholds[layer] = _threshold(traces, layer, part)
     found: list[float] = encoder.thresholds.tolist()
     return found
 

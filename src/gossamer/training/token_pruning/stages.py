@@ -8,7 +8,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -51,12 +51,10 @@ class TokenPlan:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, low in (
-            ("penalty", 0.0), ("soft_steps", 0), ("hard_steps", 0), ("lr", 0.0),
-            ("threshold_lr", 0.0), ("weight_decay", 0.0),
-        ):  # fmt: skip
+        for name in ("penalty", "soft_steps", "hard_steps", "lr", "threshold_lr", "weight_decay"):
             value = getattr(self, name)
-            if not (math.isfinite(value) and value >= low):
+            if not (math.isfinite(value) and value >= 0):
+                low = 0 if name.endswith("steps") else 0.0
                 raise InputError(f"TokenPlan: {name} must be at least {low}, got {value}.")
         for name in ("temperature", "final_temperature", "clip"):
             value = getattr(self, name)
@@ -65,7 +63,7 @@ class TokenPlan:
 
 
 @dataclass(frozen=True)
-class StageResult:
+class TokenStageResult:
     """One stage.
 
     Attributes:
@@ -75,7 +73,7 @@ class StageResult:
         thresholds: at the end.
     """
 
-    stage: Literal["soft", "hard"]
+    stage: Phase
     losses: list[float]
     kept: list[float]
     thresholds: list[float]
@@ -88,7 +86,7 @@ def train_token_pruning(
     plan: TokenPlan,
     *,
     on_step: OnStep | None = None,
-) -> list[StageResult]:
+) -> list[TokenStageResult]:
     """Learn thresholds, then weights, in place; the model is left in eval mode and phase "hard".
 
     Args:
@@ -102,17 +100,18 @@ def train_token_pruning(
     if not batches:
         raise InputError("train_token_pruning: batches is empty.")
     order = _endless(batches, plan.seed)
-    results = []
+    stages: list[tuple[Phase, int]] = [("soft", plan.soft_steps), ("hard", plan.hard_steps)]
     wanted = encoder.thresholds.requires_grad
     try:
-        for stage, steps in (("soft", plan.soft_steps), ("hard", plan.hard_steps)):
-            if steps:
-                results.append(_stage(model, encoder, order, loss, plan, stage, on_step))  # type: ignore[arg-type]
+        return [
+            _stage(model, encoder, order, loss, plan, stage, steps, on_step)
+            for stage, steps in stages
+            if steps
+        ]
     finally:
         encoder.thresholds.requires_grad_(wanted)
         encoder.phase = "hard"
         model.eval()
-    return results
 
 
 def _stage(
@@ -121,13 +120,12 @@ def _stage(
     order: Iterator[Any],
     loss: Loss,
     plan: TokenPlan,
-    stage: Literal["soft", "hard"],
+    stage: Phase,
+    steps: int,
     on_step: OnStep | None,
-) -> StageResult:
+) -> TokenStageResult:
     soft = stage == "soft"
-    steps = plan.soft_steps if soft else plan.hard_steps
-    phase: Phase = stage
-    encoder.phase = phase
+    encoder.phase = stage
     encoder.thresholds.requires_grad_(soft)
     model.train()
     weights, optimizer, schedule = _optimizer(model, encoder, plan, steps, soft)
@@ -156,7 +154,7 @@ def _stage(
             on_step(stage, step, losses[-1], fractions)
     last = kept[-max(1, steps // 10) :]
     means = [sum(column) / len(last) for column in zip(*last, strict=True)]
-    return StageResult(stage, losses, means, encoder.thresholds.detach().tolist())
+    return TokenStageResult(stage, losses, means, encoder.thresholds.detach().tolist())
 
 
 def _optimizer(

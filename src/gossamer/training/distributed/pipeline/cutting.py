@@ -38,7 +38,7 @@ class TiedWeight:
 
 
 @dataclass(frozen=True)
-class Cut:
+class PipelineCut:
     """Which links make which stage.
 
     Attributes:
@@ -78,13 +78,32 @@ class Cut:
             module = model.get_submodule(path)
             replaced[id(module)] = module if path in own else PassThrough(module)
         part: nn.Module = copy.deepcopy(model, replaced)
-        entry = self.chain.entry if index > 0 else ""
-        if entry or self.chain.keywords:
-            call = _Call(entry, dict(self.chain.keywords))
-            part.register_forward_pre_hook(call, with_kwargs=True)
+        part.register_forward_pre_hook(self._arguments_of(index), with_kwargs=True)
         if self.chain.output:
-            part.register_forward_hook(_Output(self.chain.output))
+            part.register_forward_hook(self._tensor_of)
         return part
+
+    def _arguments_of(self, index: int) -> Any:
+        """A hook that gives hidden states as their keyword, and keywords of the family."""
+        entry = self.chain.entry if index > 0 else ""
+
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if entry:
+                kwargs, args = {**kwargs, entry: args[0]}, args[1:]
+            return args, {**dict(self.chain.keywords), **kwargs}
+
+        return hook
+
+    def _tensor_of(self, module: nn.Module, args: Any, output: Any) -> torch.Tensor:
+        """A hook that takes the tensor out of a model's output object."""
+        for name in self.chain.output:
+            tensor = getattr(output, name, None)
+            if isinstance(tensor, torch.Tensor):
+                return tensor
+        raise InputError(
+            f"pipeline: {type(module).__name__} gave a {type(output).__name__} without any of"
+            f" {', '.join(self.chain.output)}."
+        )
 
 
 def find_links(
@@ -111,7 +130,7 @@ def cut(
     *,
     keywords: dict[str, Any] | None = None,
     chain: Chain | None = None,
-) -> Cut:
+) -> PipelineCut:
     """Contiguous stages of `model` whose dearest one is as cheap as possible.
 
     Args:
@@ -124,51 +143,19 @@ def cut(
     chain, links = find_links(model, num_stages, chain)
     costs = link_costs(model, links, example, keywords)
     bounds = partition([cost.total for cost in costs], num_stages)
-    stage_of = {
-        path: stage
-        for stage, (start, stop) in enumerate(bounds)
-        for link in links[start:stop]
-        for path in link
-    }
-    return Cut(chain, links, costs, bounds, _tied(model, stage_of))
+    return PipelineCut(chain, links, costs, bounds, _tied(model, links, bounds))
 
 
-def _tied(model: nn.Module, stage_of: dict[str, int]) -> tuple[TiedWeight, ...]:
-    found: dict[int, dict[int, str]] = {}
-    for path, stage in stage_of.items():
-        for name, parameter in model.get_submodule(path).named_parameters():
-            found.setdefault(id(parameter), {}).setdefault(stage, f"{path}.{name}")
+def _tied(
+    model: nn.Module, links: tuple[tuple[str, ...], ...], bounds: Bounds
+) -> tuple[TiedWeight, ...]:
+    found: dict[nn.Parameter, dict[int, str]] = {}
+    for stage, (start, stop) in enumerate(bounds):
+        for path in (path for link in links[start:stop] for path in link):
+            for name, parameter in model.get_submodule(path).named_parameters():
+                found.setdefault(parameter, {}).setdefault(stage, f"{path}.{name}")
     return tuple(
-        TiedWeight(tuple(names[stage] for stage in sorted(names)), tuple(sorted(names)))
+        TiedWeight(tuple(names.values()), tuple(names))
         for names in found.values()
         if len(names) > 1
     )
-
-
-class _Call:
-    """Gives a stage's input as the keyword that means hidden states, and keywords of the family."""
-
-    def __init__(self, entry: str, keywords: dict[str, Any]) -> None:
-        self._entry, self._keywords = entry, keywords
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._entry:
-            kwargs, args = {**kwargs, self._entry: args[0]}, args[1:]
-        return args, {**self._keywords, **kwargs}
-
-
-class _Output:
-    """Takes the tensor out of a model's output object."""
-
-    def __init__(self, names: tuple[str, ...]) -> None:
-        self._names = names
-
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> torch.Tensor:
-        for name in self._names:
-            tensor = getattr(output, name, None)
-            if isinstance(tensor, torch.Tensor):
-                return tensor
-        raise InputError(
-            f"pipeline: {type(module).__name__} gave a {type(output).__name__} without any of"
-            f" {', '.join(self._names)}."
-        )

@@ -93,26 +93,21 @@ class StageMessages:
         self._num_microbatches = num_microbatches
         self._arrived: queue.SimpleQueue[Work | BaseException] = queue.SimpleQueue()
         self._sent: list[tuple[Any, Any]] = []
-        sources: list[Direction] = []
-        if not stage.is_first:
-            sources.append("forward")
-        if not stage.is_last:
-            sources.append("backward")
         self._receivers = [
             threading.Thread(target=self._receive, args=(direction,), daemon=True)
-            for direction in sources
+            for direction, is_end in (("forward", stage.is_first), ("backward", stage.is_last))
+            if not is_end
         ]
         for receiver in self._receivers:
             receiver.start()
 
     def send(self, work: Work) -> None:
         """Send the result of `work` to where it is needed, if anywhere; does not wait."""
-        if work.direction == "forward":
-            ops = self._stage.get_fwd_send_ops(work.microbatch)
-        else:
-            ops = self._stage.get_bwd_send_ops(work.microbatch)
-        for op in ops:
-            sending = dist.isend(op.tensor, op.peer, self._stage.group, _tag(work))
+        stage = self._stage
+        is_forward = work.direction == "forward"
+        ops_of = stage.get_fwd_send_ops if is_forward else stage.get_bwd_send_ops
+        for op in ops_of(work.microbatch):
+            sending = dist.isend(op.tensor, op.peer, stage.group, _tag(work))
             self._sent.append((sending, op.tensor))
 
     def next(self, *, wait: bool) -> Work | None:
@@ -148,11 +143,10 @@ class StageMessages:
             self._arrived.put(error)
 
     def _post(self, work: Work) -> list[Any]:
-        if work.direction == "forward":
-            ops = self._stage.get_fwd_recv_ops(work.microbatch)
-        else:
-            ops = self._stage.get_bwd_recv_ops(work.microbatch)
-        return [dist.irecv(op.tensor, op.peer, self._stage.group, _tag(work)) for op in ops]
+        stage = self._stage
+        is_forward = work.direction == "forward"
+        ops = (stage.get_fwd_recv_ops if is_forward else stage.get_bwd_recv_ops)(work.microbatch)
+        return [dist.irecv(op.tensor, op.peer, stage.group, _tag(work)) for op in ops]
 
 
 def _tag(work: Work) -> int:

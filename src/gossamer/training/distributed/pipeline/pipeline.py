@@ -19,12 +19,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
 from gossamer.training.distributed.pipeline.chain import Chain
 from gossamer.training.distributed.pipeline.cutting import cut
 from gossamer.training.distributed.pipeline.microbatches import check_batch, pieces
-from gossamer.training.distributed.pipeline.prediction import predict
 from gossamer.training.distributed.pipeline.schedules import (
     PipelineSettings,
     check_microbatches,
@@ -32,14 +32,14 @@ from gossamer.training.distributed.pipeline.schedules import (
     rank_of_stage,
     stages_per_rank,
 )
-from gossamer.training.distributed.pipeline.stage import (
-    Span,
-    Stage,
-    spans_from_tensor,
-    spans_to_tensor,
+from gossamer.training.distributed.pipeline.stage import RecordedStage, WorkSpan
+from gossamer.training.distributed.processes.messages import (
+    broadcast_tensor,
+    gather_json,
+    global_rank,
+    receive_tensor,
+    send_tensor,
 )
-from gossamer.training.distributed.pipeline.tied_gradients import sum_tied_gradients
-from gossamer.training.distributed.processes.messages import broadcast_tensor
 
 Loss = Callable[[Any, Any], torch.Tensor]
 
@@ -90,7 +90,7 @@ class Pipeline:
         self._loss = loss
         self._targets: list[Any] = []
         self._shapes: Any = None
-        self._stages: list[Stage] = []
+        self._stages: list[RecordedStage] = []
         self._schedule: Any = None
 
     def rank_of(self, stage: int) -> int:
@@ -98,17 +98,14 @@ class Pipeline:
         return rank_of_stage(self.settings.schedule, stage, self.num_ranks)
 
     @property
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[WorkSpan]:
         """What the stages of this rank did in the last step."""
         return [span for stage in self._stages for span in stage.spans]
 
-    def timeline(self) -> list[Span]:
+    def timeline(self) -> list[WorkSpan]:
         """What all stages did in the last step, on every rank; hosts should agree on the time."""
-        found: list[Span] = []
-        for rank in range(self.num_ranks):
-            own = spans_to_tensor(self.spans).to(self.device) if rank == self.rank else None
-            found += spans_from_tensor(broadcast_tensor(own, rank, self.group, self.device))
-        return found
+        found = gather_json(self.spans, self.group)
+        return [WorkSpan(*span) for spans in found for span in spans]
 
     @property
     def sent_bytes(self) -> int:
@@ -164,16 +161,71 @@ class Pipeline:
         for parameter in self.parameters():
             if parameter.grad is not None:
                 parameter.grad.div_(self.settings.num_microbatches)
-        sum_tied_gradients(self.cut.tied, self.modules, self.rank_of, self.group)
+        self._sum_tied_gradients()
         mean = torch.stack(losses).detach().mean() if has_last else None
         last = self.rank_of(self.cut.num_stages - 1)
         return float(broadcast_tensor(mean, last, self.group, self.device))
 
     def predict(self, *inputs: Any, **keywords: Any) -> torch.Tensor:
         """The model's output for a batch of any size, on every rank; no gradients."""
-        batches = pieces((inputs, keywords), self.settings.num_microbatches)
-        where = (self._wrapped, self.rank_of, self.cut.num_stages, self.group)
-        return predict(*where, batches, self.device)
+        outputs, last = [], self.cut.num_stages - 1
+        # All ranks walk through (microbatch, stage) in one order, so that blocking messages cannot
+        # wait for each other in a circle. Nothing is held for a backward, and every message says
+        # its shape, so that the odd last batch of a data set is taken as well.
+        with torch.no_grad():
+            for given, others in pieces((inputs, keywords), self.settings.num_microbatches):
+                for stage, module in sorted(self._wrapped.items()):
+                    if stage and self.rank_of(stage - 1) != self.rank:
+                        given = (receive_tensor(self._peer(stage - 1), self.group, self.device),)
+                    given = (module(*given, **others),)
+                    if stage < last and self.rank_of(stage + 1) != self.rank:
+                        send_tensor(given[0], self._peer(stage + 1), self.group)
+                outputs.append(given[0])
+        merged = torch.cat(outputs) if last in self.modules else None
+        return broadcast_tensor(merged, self.rank_of(last), self.group, self.device)
+
+    def _peer(self, stage: int) -> int:
+        """Who runs a stage, among all processes."""
+        return global_rank(self.rank_of(stage), self.group)
+
+    def _sum_tied_gradients(self) -> None:
+        """Let every rank that holds a tied weight add up all its gradients in the same order.
+
+        Stages of one rank share the Parameter, so autograd has added there. Ranks exchange what
+        they have and add in the order of ranks: the same bits everywhere, so the copies never drift
+        apart.
+        """
+        for weight in self.cut.tied:
+            ranks = sorted({self.rank_of(stage) for stage in weight.stages})
+            if self.rank not in ranks or len(ranks) == 1:
+                continue
+            held = zip(weight.stages, weight.names, strict=True)
+            stage, name = next(pair for pair in held if pair[0] in self.modules)
+            parameter = self.modules[stage].get_parameter(name)
+            if not parameter.requires_grad:
+                continue
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            # Shards of the data-parallel ranks are cut alike in all stages.
+            grad = parameter.grad
+            self._sum_over(ranks, grad.to_local() if isinstance(grad, DTensor) else grad)
+
+    def _sum_over(self, ranks: list[int], gradient: torch.Tensor) -> None:
+        own = gradient.contiguous()
+        gradients = {self.rank: own}
+        works: list[Any] = []
+        for other in ranks:
+            if other != self.rank:
+                peer = global_rank(other, self.group)
+                gradients[other] = torch.empty_like(own)
+                works.append(dist.irecv(gradients[other], peer, self.group))
+                works.append(dist.isend(own, peer, self.group))
+        for work in works:
+            work.wait()
+        total = gradients[ranks[0]].clone()
+        for other in ranks[1:]:
+            total += gradients[other]
+        gradient.copy_(total)
 
     def _prepare(self, inputs: Any) -> None:
         """Make stages and schedule; buffers have the shapes of one batch, so again for others."""
@@ -182,7 +234,7 @@ class Pipeline:
             return
         num_stages = self.cut.num_stages
         self._stages = [
-            Stage(module, index, num_stages, self.device, group=self.group)
+            RecordedStage(module, index, num_stages, self.device, group=self.group)
             for index, module in self._wrapped.items()
         ]
         self._schedule = make_schedule(self.settings, self._stages, self._loss_of)

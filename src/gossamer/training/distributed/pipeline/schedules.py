@@ -19,7 +19,7 @@ from gossamer.training.distributed.pipeline.message_schedule import ScheduleMess
 
 
 @dataclass(frozen=True)
-class Schedule:
+class PipelineOrder:
     """One way to run a pipeline.
 
     Attributes:
@@ -35,13 +35,13 @@ class Schedule:
     turns: bool = False
 
 
-SCHEDULES: dict[str, Schedule] = {
-    "gpipe": Schedule(ScheduleGPipe),
-    "1f1b": Schedule(Schedule1F1B),
-    "interleaved": Schedule(ScheduleInterleaved1F1B, 2, several=True),
-    "zero-bubble": Schedule(ScheduleInterleavedZeroBubble, 1, several=True),
-    "zero-bubble-v": Schedule(ScheduleZBVZeroBubble, 2, several=True, turns=True),
-    "message-driven": Schedule(ScheduleMessageDriven),
+SCHEDULES: dict[str, PipelineOrder] = {
+    "gpipe": PipelineOrder(ScheduleGPipe),
+    "1f1b": PipelineOrder(Schedule1F1B),
+    "interleaved": PipelineOrder(ScheduleInterleaved1F1B, 2, several=True),
+    "zero-bubble": PipelineOrder(ScheduleInterleavedZeroBubble, 1, several=True),
+    "zero-bubble-v": PipelineOrder(ScheduleZBVZeroBubble, 2, several=True, turns=True),
+    "message-driven": PipelineOrder(ScheduleMessageDriven),
 }
 
 
@@ -62,7 +62,7 @@ class PipelineSettings:
     slack: int = DEFAULT_SLACK
 
 
-def schedule_named(name: str) -> Schedule:
+def schedule_named(name: str) -> PipelineOrder:
     """The schedule of a name."""
     if name not in SCHEDULES:
         raise InputError(f"pipeline: schedule must be one of {', '.join(SCHEDULES)}; got {name!r}.")

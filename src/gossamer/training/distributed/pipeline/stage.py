@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stage of torch.distributed.pipelining that writes down what it does and when."""
+"""Stages of torch.distributed.pipelining that write down what they did when, as spans of time."""
 
 import time
-from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -13,10 +14,7 @@ from torch.distributed.pipelining import PipelineStage
 Kind = Literal["forward", "backward", "input", "weight"]
 
 
-_KINDS: tuple[Kind, ...] = get_args(Kind)
-
-
-class Span(NamedTuple):
+class WorkSpan(NamedTuple):
     """One piece of work.
 
     Attributes:
@@ -34,21 +32,7 @@ class Span(NamedTuple):
     stop: float
 
 
-def spans_to_tensor(spans: Sequence[Span]) -> torch.Tensor:
-    """float64 [spans, 5], to be sent."""
-    rows = [[s.stage, _KINDS.index(s.kind), s.microbatch, s.start, s.stop] for s in spans]
-    return torch.tensor(rows, dtype=torch.float64).reshape(len(rows), 5)
-
-
-def spans_from_tensor(rows: torch.Tensor) -> list[Span]:
-    """What `spans_to_tensor` was given."""
-    return [
-        Span(int(stage), _KINDS[int(kind)], int(microbatch), start, stop)
-        for stage, kind, microbatch, start, stop in rows.tolist()
-    ]
-
-
-def most_held(spans: Sequence[Span], stage: int) -> int:
+def most_held(spans: Sequence[WorkSpan], stage: int) -> int:
     """Most microbatches that a stage held between forward and the end of their backward."""
     changes = []
     for span in spans:
@@ -63,12 +47,12 @@ def most_held(spans: Sequence[Span], stage: int) -> int:
     return most
 
 
-class Stage(PipelineStage):
+class RecordedStage(PipelineStage):
     """Runs under every schedule, torch's and ours; `spans` is the timeline of the last step."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.spans: list[Span] = []
+        self.spans: list[WorkSpan] = []
         self.sent_bytes = 0
         self._buffers_before: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -79,10 +63,8 @@ class Stage(PipelineStage):
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """The output of a microbatch."""
-        start = time.time()
-        output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
-        self._note("forward", fwd_chunk_id, start)
-        return output
+        with self._noted("forward", fwd_chunk_id):
+            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
     def backward_one_chunk(
         self,
@@ -92,15 +74,13 @@ class Stage(PipelineStage):
         last_backward: Any = False,
     ) -> None:
         """The gradients of a microbatch, or of its input alone."""
-        start = time.time()
-        super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
-        self._note("backward" if full_backward else "input", bwd_chunk_id, start)
+        with self._noted("backward" if full_backward else "input", bwd_chunk_id):
+            super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: Any = False) -> None:
         """The gradients of the weights, after those of the input."""
-        start = time.time()
-        super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
-        self._note("weight", bwd_chunk_id, start)
+        with self._noted("weight", bwd_chunk_id):
+            super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         """Sends of an output; networks take contiguous tensors only."""
@@ -111,8 +91,9 @@ class Stage(PipelineStage):
         return self._counted(super().get_bwd_send_ops(bwd_chunk_id))
 
     def _counted(self, ops: list[dist.P2POp]) -> list[dist.P2POp]:
-        for op in _contiguous(ops):
-            self.sent_bytes += op.tensor.numel() * op.tensor.element_size()
+        for op in ops:
+            op.tensor = op.tensor.contiguous()
+            self.sent_bytes += op.tensor.nbytes
         return ops
 
     def _forward_metadata_inference(self, *args: Any, **kwargs: Any) -> Any:
@@ -128,12 +109,9 @@ class Stage(PipelineStage):
                 buffer.copy_(kept)
         self._buffers_before = []
 
-    def _note(self, kind: Kind, microbatch: int, start: float) -> None:
+    @contextmanager
+    def _noted(self, kind: Kind, microbatch: int) -> Iterator[None]:
         # The wall clock is what processes of one machine share.
-        self.spans.append(Span(self.stage_index, kind, microbatch, start, time.time()))
-
-
-def _contiguous(ops: list[dist.P2POp]) -> list[dist.P2POp]:
-    for op in ops:
-        op.tensor = op.tensor.contiguous()
-    return ops
+        start = time.time()
+        yield
+        self.spans.append(WorkSpan(self.stage_index, kind, microbatch, start, time.time()))

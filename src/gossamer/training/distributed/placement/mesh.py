@@ -19,8 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gossamer.errors import InputError
-from gossamer.training.distributed.pipeline.pipeline import Pipeline
-from gossamer.training.distributed.pipeline.schedules import PipelineSettings
+from gossamer.training.distributed.pipeline import Pipeline, PipelineSettings
 from gossamer.training.distributed.placement.gradients import Wire, average, replicated
 from gossamer.training.distributed.placement.pipelined_loss import (
     PipelinedModel,
@@ -36,9 +35,8 @@ from gossamer.training.distributed.placement.whole_model import (
     whole_not_finite,
     whole_state_bytes,
 )
-from gossamer.training.distributed.processes.equal_on_all import check_masks
+from gossamer.training.distributed.processes import RankSession, check_masks
 from gossamer.training.distributed.processes.messages import broadcast_json
-from gossamer.training.distributed.processes.session import RankSession
 from gossamer.training.loop.processes import Agreement, Processes, States
 from gossamer.training.loop.recompute import recomputing
 

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.training.distributed.pipeline.pipeline import Pipeline
+from gossamer.training.distributed.pipeline import Pipeline
+from gossamer.training.loop import Objective
 from gossamer.training.loop.processes import loss_of
-from gossamer.training.loop.run import Objective
 
 
 class _Called(Exception):

@@ -18,11 +18,11 @@ from torch.distributed.tensor import DTensor
 
 from gossamer.nn.optimizer_state import Part, convert_state
 from gossamer.training.distributed.mesh_sizes import MeshSizes
-from gossamer.training.distributed.pipeline.pipeline import Pipeline
+from gossamer.training.distributed.pipeline import Pipeline
 from gossamer.training.distributed.placement.gradients import Wire
 from gossamer.training.distributed.placement.rules import check_optimizer
 from gossamer.training.distributed.placement.tensor_parallel import Cuts, Positions, share_units
-from gossamer.training.distributed.processes.session import RankSession
+from gossamer.training.distributed.processes import RankSession
 
 
 @dataclass

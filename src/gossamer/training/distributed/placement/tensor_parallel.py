@@ -131,12 +131,15 @@ def share_units(model: nn.Module, group: dist.ProcessGroup) -> Cuts:
             layer = block.get_submodule(part)
             _check_final(layer, where)
             rows, columns = _shape(layer, where)
+            total = rows if is_rows else columns
+            places = share.of(total, width(total), segments, where)
+            bias = layer._parameters["bias"]
+            new: nn.Module
             if is_rows:
-                new = _rows(layer, share.of(rows, width(rows), segments, where), cuts)
-                replace_module(block, layer, RowsOfUnits(new, group))
+                new = RowsOfUnits(_cut_rows(layer, places, bias, cuts), group)
             else:
-                new, bias = _columns(layer, share.of(columns, width(columns), 1, where), cuts)
-                replace_module(block, layer, ColumnsOfUnits(new, bias, group))
+                new = ColumnsOfUnits(_cut_layer(layer, slice(None), places, cuts), bias, group)
+            replace_module(block, layer, new)
         _count_heads(block, family, share.count)
     return cuts
 
@@ -189,18 +192,13 @@ def _check_final(layer: nn.Module, where: str) -> None:
         )
 
 
-def _rows(layer: nn.Module, rows: torch.Tensor, cuts: Cuts) -> nn.Module:
+def _cut_rows(
+    layer: nn.Module, rows: torch.Tensor, bias: nn.Parameter | None, cuts: Cuts
+) -> nn.Module:
     new = _cut_layer(layer, rows, slice(None), cuts)
-    bias = layer._parameters["bias"]
     if bias is not None:
         new.register_parameter("bias", _remember(bias[rows], bias, lambda: rows, cuts))
     return new
-
-
-def _columns(
-    layer: nn.Module, columns: torch.Tensor, cuts: Cuts
-) -> tuple[nn.Module, nn.Parameter | None]:
-    return _cut_layer(layer, slice(None), columns, cuts), layer._parameters["bias"]
 
 
 def _cut_layer(

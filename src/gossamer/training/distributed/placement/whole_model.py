@@ -16,16 +16,16 @@ import torch.distributed as dist
 from torch import nn
 
 from gossamer.training.distributed.placement.placement import ParameterShard, Placement
+from gossamer.training.distributed.processes import RankSession
 from gossamer.training.distributed.processes.messages import (
     gather_json,
     receive_tree,
     send_tree,
 )
-from gossamer.training.distributed.processes.session import RankSession
+from gossamer.training.loop import TrainingRun
 from gossamer.training.loop.finite import describe, not_finite_gradients
 from gossamer.training.loop.processes import States
-from gossamer.training.loop.run import TrainingRun
-from gossamer.training.memory.held import measure
+from gossamer.training.memory import measure
 
 _MASKS = "mask_bits"
 

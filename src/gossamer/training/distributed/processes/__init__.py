@@ -1,2 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes of a run: how they meet, agree, and end together."""
+"""The processes of a run: how they meet, agree, and end together.
+
+`joined` brings all ranks of a mesh together and gives a `RankSession`. `check_alike` and
+`check_masks` compare what must be equal, `messages` carries JSON and tensors without pickle.
+"""
+
+from gossamer.training.distributed.processes.equal_on_all import check_alike, check_masks
+from gossamer.training.distributed.processes.messages import shared_checkpoint
+from gossamer.training.distributed.processes.session import (
+    RankSession,
+    Timeouts,
+    joined,
+    restarts,
+    world_of_environment,
+)
+
+__all__ = [
+    "RankSession",
+    "Timeouts",
+    "check_alike",
+    "check_masks",
+    "joined",
+    "restarts",
+    "shared_checkpoint",
+    "world_of_environment",
+]

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from gossamer.io.safe_files.tensor_header import DTYPES
-from gossamer.training.checkpoint.folders import Checkpoint
+from gossamer.training.checkpoint import Checkpoint
 from gossamer.training.checkpoint.state_tree import decode, encode
 from gossamer.training.distributed.processes.session import RankSession
 

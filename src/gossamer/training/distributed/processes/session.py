@@ -23,7 +23,7 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from gossamer.errors import DistributedError, InputError
 from gossamer.training.distributed.mesh_sizes import AXES, MeshSizes, Place
-from gossamer.training.distributed.processes.watch import Watch, end_together
+from gossamer.training.distributed.processes.watch import HeartbeatWatch, end_together
 from gossamer.training.distributed.told_once import leave_it_to_others
 
 _POLL_SECONDS = 0.05
@@ -63,7 +63,7 @@ class RankSession:
     rank: int
     mesh: DeviceMesh
     patient: dist.ProcessGroup
-    watch: Watch
+    watch: HeartbeatWatch
 
     @property
     def is_lead(self) -> bool:
@@ -116,7 +116,7 @@ def joined(sizes: MeshSizes, timeouts: Timeouts | None = None) -> Iterator[RankS
             leave_it_to_others(error.exit_code)
         raise
     store = _store(rank, world, timeouts.start)
-    watch = Watch(
+    watch = HeartbeatWatch(
         store,
         rank,
         world,
@@ -209,7 +209,7 @@ def _wait_for_all(store: Store, rank: int, world: int, seconds: float) -> None:
 
 
 def _connected(
-    store: Store, sizes: MeshSizes, rank: int, watch: Watch, timeouts: Timeouts
+    store: Store, sizes: MeshSizes, rank: int, watch: HeartbeatWatch, timeouts: Timeouts
 ) -> RankSession:
     backend = "nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
     long, short = (timedelta(seconds=s) for s in (timeouts.start, timeouts.step))

@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import Store
 
 from gossamer.errors import DistributedError, GossamerError
 from gossamer.training.distributed.processes.store_guard import GuardedStore
-from gossamer.training.loop.endings import TrainingStopped
+from gossamer.training.loop import TrainingStopped
 
 _CAUSE = "cause"
 _LOST_PEER = ("gloo", "connection", "timed out", "timeout", "broken pipe", "socket", "nccl", "recv")
@@ -33,10 +33,10 @@ class Cause:
 
     rank: int
     text: str
-    exit_code: int
+    exit_code: int = DistributedError.exit_code
 
 
-class Watch:
+class HeartbeatWatch:
     """Signs of life of this rank, and of the next one.
 
     Args:
@@ -134,15 +134,14 @@ class Watch:
         self._store.stop()
 
     def _failed(self, error: BaseException) -> Cause:
-        text = f"rank {self.rank} failed at step {self.step}: {str(error)[:300]}"
-        return Cause(self.rank, text, DistributedError.exit_code)
+        return Cause(self.rank, f"rank {self.rank} failed at step {self.step}: {str(error)[:300]}")
 
     def _store_is_gone(self) -> Cause:
         text = (
             f"the store of the run is gone, and with it rank 0, at step {self.step}. All ranks"
             " ended; go on with --resume."
         )
-        return Cause(1 if self._world > 1 else 0, text, DistributedError.exit_code)
+        return Cause(1 if self._world > 1 else 0, text)
 
     def _cut_off(self) -> Cause:
         # On this side of a cut nobody else may know of it, so every rank speaks for itself.
@@ -150,7 +149,7 @@ class Watch:
             f"rank {self.rank} cannot reach the store of the run after step {self.step}: the"
             " network is cut, or the host of rank 0 is gone. Go on with --resume."
         )
-        return Cause(self.rank, text, DistributedError.exit_code)
+        return Cause(self.rank, text)
 
     def _silence(self, rank: int) -> Cause:
         # Steps are taken together, so that the last common one is this rank's.
@@ -158,7 +157,7 @@ class Watch:
             f"rank {rank} stopped answering after step {self.step}. All ranks ended; go on with"
             " --resume, or let torchrun start them again with --max-restarts."
         )
-        return Cause(self.rank, text, DistributedError.exit_code)
+        return Cause(self.rank, text)
 
     def _beat(self, rank: int) -> str:
         key = f"beat/{rank}"
@@ -197,7 +196,7 @@ class Watch:
 
 
 @contextmanager
-def end_together(watch: Watch) -> Iterator[None]:
+def end_together(watch: HeartbeatWatch) -> Iterator[None]:
     """Turn whatever ends the block into one told cause and silent ends of all other ranks."""
     try:
         yield
@@ -212,18 +211,19 @@ def end_together(watch: Watch) -> Iterator[None]:
         # torchrun asks the others to end as soon as one is gone; naming it comes first.
         with suppress(ValueError):
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        cause = watch.lost_peer(error) if _is_lost_peer(error) else watch.tell(_own(watch, error))
+        lost = _is_lost_peer(error)
+        if lost:
+            cause = watch.lost_peer(error)
+        else:
+            code = getattr(error, "exit_code", DistributedError.exit_code)
+            text = f"step {watch.step}: {str(error)[:300]}"
+            cause = watch.tell(Cause(watch.rank, text, code))
         watch.leave()
         if cause.rank != watch.rank:
             raise SystemExit(cause.exit_code) from None
-        if isinstance(error, GossamerError) or not _is_lost_peer(error):
-            raise
-        raise DistributedError(cause.text) from error
-
-
-def _own(watch: Watch, error: BaseException) -> Cause:
-    code = error.exit_code if isinstance(error, GossamerError) else DistributedError.exit_code
-    return Cause(watch.rank, f"step {watch.step}: {str(error)[:300]}", code)
+        if lost:
+            raise DistributedError(cause.text) from error
+        raise
 
 
 def _is_lost_peer(error: BaseException) -> bool:

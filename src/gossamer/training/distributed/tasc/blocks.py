@@ -18,7 +18,7 @@ VALUES_PER_BLOCK = 256
 
 
 @dataclass(frozen=True)
-class Cut:
+class BlockCut:
     """How a parameter is cut: R blocks of N elements, then a tail that always travels."""
 
     num_blocks: int
@@ -31,7 +31,7 @@ class Cut:
         return self.num_blocks * self.block_size
 
 
-def cut_parameters(model: nn.Module) -> dict[str, Cut]:
+def cut_parameters(model: nn.Module) -> dict[str, BlockCut]:
     """How each trainable parameter is cut, by name.
 
     A matrix or a convolution is cut into the rows of its first dimension, the kept values of a
@@ -45,11 +45,11 @@ def cut_parameters(model: nn.Module) -> dict[str, Cut]:
         size = param.numel()
         if id(param) in values:
             full = size // VALUES_PER_BLOCK
-            cuts[name] = Cut(full, VALUES_PER_BLOCK, size - full * VALUES_PER_BLOCK)
+            cuts[name] = BlockCut(full, VALUES_PER_BLOCK, size - full * VALUES_PER_BLOCK)
         elif param.ndim >= 2 and size:
-            cuts[name] = Cut(len(param), size // len(param), 0)
+            cuts[name] = BlockCut(len(param), size // len(param), 0)
         else:
-            cuts[name] = Cut(0, 1, size)
+            cuts[name] = BlockCut(0, 1, size)
     return cuts
 
 
@@ -61,7 +61,7 @@ class Residual:
         like: the parameter; 16-bit ones get a float32 residual.
     """
 
-    def __init__(self, cut: Cut, like: torch.Tensor) -> None:
+    def __init__(self, cut: BlockCut, like: torch.Tensor) -> None:
         dtype = torch.float32 if like.dtype in (torch.float16, torch.bfloat16) else like.dtype
         self.cut = cut
         shape = (cut.num_blocks, cut.block_size)

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gossamer.errors import InputError
-from gossamer.training.distributed.tasc.packet import Packet, Part
+from gossamer.training.distributed.tasc.packet import Packet, PacketPart
 
 if TYPE_CHECKING:
     from gossamer.training.distributed.tasc.exchange import Tasc
@@ -51,7 +51,7 @@ class DirectSteps:
         self._armed = False  # the next backward pass belongs to a structured step
         self._done = False  # it has ended
         self._packets: list[Packet] = []
-        self._parts: dict[torch.Tensor, Part] = {}
+        self._parts: dict[torch.Tensor, PacketPart] = {}
         self._filled: set[torch.Tensor] = set()
         ddp.register_forward_pre_hook(self._before_forward)
         ddp.register_forward_hook(self._after_forward, always_call=True)
@@ -127,7 +127,7 @@ class MeanGradient:
         self._version = self.tensor._version
         self._rows: torch.Tensor | None = None
 
-    def receive(self, part: Part) -> None:
+    def receive(self, part: PacketPart) -> None:
         """Take over what came back, and zeros elsewhere."""
         cut, flat = part.entry.cut, self.tensor.view(-1)
         if self.tensor._version != self._version:

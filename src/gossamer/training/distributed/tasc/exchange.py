@@ -20,7 +20,9 @@ Legend: R blocks of all parameters, N elements of a block, W ranks.
 
 import time
 import warnings
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from typing import Any, cast
 
 import torch
@@ -31,12 +33,12 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from gossamer.errors import ArtifactError, DistributedError, InputError
-from gossamer.training.distributed.tasc.blocks import Cut, Residual, cut_parameters
+from gossamer.training.distributed.tasc.blocks import BlockCut, Residual, cut_parameters
 from gossamer.training.distributed.tasc.direct import DirectSteps, why_not_direct
-from gossamer.training.distributed.tasc.forecast import Forecast, measure_forecast
+from gossamer.training.distributed.tasc.forecast import ExchangeForecast, measure_forecast
 from gossamer.training.distributed.tasc.packet import (
     MOST_BYTES,
-    Entry,
+    BlockedParameter,
     Packet,
     all_reduce_in_two_hops,
     padded_size,
@@ -110,11 +112,11 @@ class Tasc:
         self.density, self.max_age, self.start, self.min_gain = density, max_age, start, min_gain
         self._group = group
         self._num_ranks = self._count_ranks()
-        self._entries: dict[int, Entry] = {}
+        self._entries: dict[int, BlockedParameter] = {}
         at = 0
         for index, (name, cut) in enumerate(cuts.items()):
             span, residual = slice(at, at + cut.num_blocks), Residual(cut, params[name])
-            self._entries[id(params[name])] = Entry(name, index, cut, span, residual)
+            self._entries[id(params[name])] = BlockedParameter(name, index, cut, span, residual)
             at = span.stop
         sizes = [torch.full((cut.num_blocks,), cut.block_size) for cut in cuts.values()]
         self._sizes_R = torch.cat([torch.zeros(0, dtype=torch.int64), *sizes])
@@ -123,7 +125,7 @@ class Tasc:
         self._scores_R = torch.zeros(at, dtype=torch.float64)
         self.set_curvature(torch.zeros(at))
         self.step = 0
-        self.forecast: Forecast | None = None
+        self.forecast: ExchangeForecast | None = None
         self.past_buckets = False  # whether structured steps take gradients at the parameters
         # Of the step that is under way, or was last:
         self._chosen_R: torch.Tensor | None = None  # None: dense
@@ -140,7 +142,7 @@ class Tasc:
         """Whether steps after `start` are structured: the forecast has not spoken against it."""
         return self.forecast is None or self.forecast.gain >= self.min_gain
 
-    def sent(self, param: nn.Parameter) -> tuple[Cut, torch.Tensor, torch.Tensor] | None:
+    def sent(self, param: nn.Parameter) -> tuple[BlockCut, torch.Tensor, torch.Tensor] | None:
         """How a parameter is cut, its blocks sent last, and how many steps each had waited.
 
         None if all of it was sent, as in every step. A block sent in every step has waited 1.
@@ -160,7 +162,7 @@ class Tasc:
         """True for the blocks of all parameters that the last step sent; None if all were."""
         return None if self._chosen_R is None else self._chosen_R.clone()
 
-    def blocks(self) -> Iterator[tuple[str, Cut, slice]]:
+    def blocks(self) -> Iterator[tuple[str, BlockCut, slice]]:
         """Names of parameters, how they are cut and where their blocks are in `structure()`."""
         for entry in self._entries.values():
             yield entry.name, entry.cut, entry.span
@@ -173,22 +175,24 @@ class Tasc:
     def state_dict(self) -> dict[str, Any]:
         """Tensors and plain values, by parameter. Residuals are this rank's own: save all ranks."""
         self._settle()
+        known = self._known_of_blocks()
         parameters = {
             entry.name: {
                 "residual": entry.residual.held_RN.clone(),
-                "ages": self._ages_R[entry.span].clone(),
-                "scores": self._scores_R[entry.span].clone(),
-                "curvature": self._curvature_R[entry.span].clone(),
+                **{key: all_R[entry.span].clone() for key, all_R in known.items()},
             }
             for entry in self._entries.values()
         }
-        forecast = None if self.forecast is None else self.forecast.as_dict()
         return {
             "version": VERSION,
             "step": self.step,
-            "forecast": forecast,
+            "forecast": None if self.forecast is None else asdict(self.forecast),
             "parameters": parameters,
         }
+
+    def _known_of_blocks(self) -> dict[str, torch.Tensor]:
+        """What a checkpoint holds of each block, beside its residual."""
+        return {"ages": self._ages_R, "scores": self._scores_R, "curvature": self._curvature_R}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was taken; ArtifactError if it is of another model."""
@@ -208,14 +212,12 @@ class Tasc:
                     f" {list(found)}. The model, or the masks of its layers, were others."
                 )
         for entry in self._entries.values():
-            mine = held[entry.name]
-            entry.residual.held_RN.copy_(mine["residual"])
-            self._ages_R[entry.span] = mine["ages"]
-            self._scores_R[entry.span] = mine["scores"]
-            self._curvature_R[entry.span] = mine["curvature"]
+            entry.residual.held_RN.copy_(held[entry.name]["residual"])
+            for key, all_R in self._known_of_blocks().items():
+                all_R[entry.span] = held[entry.name][key]
         self.set_curvature(self._curvature_R)
         self.step, forecast = state["step"], state["forecast"]
-        self.forecast = None if forecast is None else Forecast(**forecast)
+        self.forecast = None if forecast is None else ExchangeForecast(**forecast)
         self._open, self._expects_first_bucket, self._chosen_R = False, True, None
         self._packets, self._failed, self._differs = [], False, False
 
@@ -311,14 +313,14 @@ class Tasc:
             self._rows.append(chosen[first:last] - entry.span.start)
             first = last
 
-    def _packets_of(self, entries: Iterable[Entry]) -> list[Packet]:
+    def _packets_of(self, entries: Iterable[BlockedParameter]) -> list[Packet]:
         """A packet for the parameters of each dtype."""
-        groups: dict[torch.dtype, list[Entry]] = {}
+        groups: dict[torch.dtype, list[BlockedParameter]] = defaultdict(list)
         for entry in entries:
-            groups.setdefault(entry.residual.held_RN.dtype, []).append(entry)
+            groups[entry.residual.held_RN.dtype].append(entry)
         return [self._packet_of(group) for group in groups.values()]
 
-    def _packet_of(self, entries: Iterable[Entry]) -> Packet:
+    def _packet_of(self, entries: Iterable[BlockedParameter]) -> Packet:
         chosen = [(entry, self._rows[entry.index]) for entry in entries]
         return Packet(chosen, lambda size: padded_size(size, self._num_ranks))
 
@@ -376,7 +378,7 @@ class Tasc:
         work = dist.all_reduce(tensor, group=self._group, async_op=True)
         return cast("Future[list[torch.Tensor]]", work.get_future())
 
-    def _pieces(self, bucket: GradBucket) -> Iterator[tuple[Entry, torch.Tensor]]:
+    def _pieces(self, bucket: GradBucket) -> Iterator[tuple[BlockedParameter, torch.Tensor]]:
         """The parameters of a bucket and their pieces of its buffer."""
         at, buffer = 0, bucket.buffer()
         for param in bucket.parameters():

@@ -8,7 +8,7 @@ rehearse at once, because they share cores and links when it counts, too.
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 import torch.distributed as dist
@@ -17,7 +17,7 @@ _REPEATS = 5
 
 
 @dataclass(frozen=True)
-class Forecast:
+class ExchangeForecast:
     """Seconds of communication per step, the slowest rank's.
 
     Attributes:
@@ -35,15 +35,10 @@ class Forecast:
         """How many times less communication costs."""
         return self.dense_seconds / max(self.packed_seconds + self.local_seconds, 1e-9)
 
-    def as_dict(self) -> dict[str, float]:
-        """Plain values, for a checkpoint."""
-        return asdict(self)
-
     def __str__(self) -> str:
-        milliseconds = {name: f"{value * 1e3:.1f} ms" for name, value in asdict(self).items()}
+        dense, packed, local = (f"{seconds * 1e3:.1f} ms" for seconds in astuple(self))
         return (
-            f"a dense exchange takes {milliseconds['dense_seconds']}, a structured one"
-            f" {milliseconds['packed_seconds']} and {milliseconds['local_seconds']} of work, a"
+            f"a dense exchange takes {dense}, a structured one {packed} and {local} of work, a"
             f" gain of {self.gain:.2f}"
         )
 
@@ -53,7 +48,7 @@ def measure_forecast(
     like: torch.Tensor,
     num_elements: int,
     group: dist.ProcessGroup | None,
-) -> Forecast:
+) -> ExchangeForecast:
     """Measure on all ranks at once; all get the same numbers.
 
     Args:
@@ -78,7 +73,7 @@ def measure_forecast(
         [dense_seconds, packed_seconds, structured_seconds - packed_seconds], dtype=torch.float64
     )
     dist.all_reduce(seconds, dist.ReduceOp.MAX, group=group)
-    return Forecast(*seconds.tolist())
+    return ExchangeForecast(*seconds.tolist())
 
 
 def _typical(action: Callable[[], object], group: dist.ProcessGroup | None) -> float:

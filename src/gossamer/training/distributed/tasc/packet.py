@@ -13,28 +13,28 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from gossamer.training.distributed.tasc.blocks import Cut, Residual
+from gossamer.training.distributed.tasc.blocks import BlockCut, Residual
 
 # Sums of checksums over 4096 ranks are exact in fp32.
 _CHECKSUM_MODULUS = 4093
 
 
 @dataclass(frozen=True, eq=False)
-class Entry:
+class BlockedParameter:
     """A parameter: where its blocks stand among all, and what waits in them on this rank."""
 
     name: str
     index: int
-    cut: Cut
+    cut: BlockCut
     span: slice
     residual: Residual
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class PacketPart:
     """A parameter in a packet: its blocks to send, and its places in the buffer."""
 
-    entry: Entry
+    entry: BlockedParameter
     rows: torch.Tensor
     sent: torch.Tensor
     tail: torch.Tensor
@@ -79,7 +79,7 @@ class Packet:
 
     def __init__(
         self,
-        chosen: Sequence[tuple[Entry, torch.Tensor]],
+        chosen: Sequence[tuple[BlockedParameter, torch.Tensor]],
         padded_size: Callable[[int], int] = lambda size: size,
     ) -> None:
         # In the order of the model: a bucket's own order is another before DDP has made its buckets
@@ -127,14 +127,19 @@ class Packet:
 
 
 def _lay_out(
-    chosen: Sequence[tuple[Entry, torch.Tensor]], buffer: torch.Tensor, tail_at: int, score_at: int
-) -> Iterator[Part]:
+    chosen: Sequence[tuple[BlockedParameter, torch.Tensor]],
+    buffer: torch.Tensor,
+    tail_at: int,
+    score_at: int,
+) -> Iterator[PacketPart]:
     at = 0
     for entry, rows in chosen:
         cut = entry.cut
         sent, tail = at + len(rows) * cut.block_size, tail_at + cut.tail
         scores = score_at + cut.num_blocks
-        yield Part(entry, rows, buffer[at:sent], buffer[tail_at:tail], buffer[score_at:scores])
+        yield PacketPart(
+            entry, rows, buffer[at:sent], buffer[tail_at:tail], buffer[score_at:scores]
+        )
         at, tail_at, score_at = sent, tail, scores
 
 

@@ -20,7 +20,7 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.training.distributed.tasc.exchange import Tasc
-from gossamer.training.optim.base import StepsEachParameter
+from gossamer.training.optim import StepsEachParameter
 
 
 class RowOptimizer(StepsEachParameter):
