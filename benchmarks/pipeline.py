@@ -33,7 +33,7 @@ from gossamer.report.timeline import timeline_chart
 from gossamer.testing.cluster import Cluster, Link
 from gossamer.testing.fake_network import Conditions, FakeNetwork
 from gossamer.training.distributed.pipeline.message_driven import MessageDriven, Work
-from gossamer.training.distributed.pipeline.pipeline import Pipeline
+from gossamer.training.distributed.pipeline.pipeline import LayerPipeline
 from gossamer.training.distributed.pipeline.schedules import PipelineSettings
 from gossamer.training.distributed.pipeline.stage import WorkSpan, most_held
 from gossamer.zoo import GPT
@@ -97,7 +97,7 @@ def work(condition, rounds, folder):
     for name, settings in CONTENDERS.items():
         model, x, loss = model_of(condition)
         example = x[: len(x) // MICROBATCHES]
-        pipelines[name] = Pipeline(model, loss, (example,), settings)
+        pipelines[name] = LayerPipeline(model, loss, (example,), settings)
         pipelines[name].step(x, target=x)
     seconds, spans = {name: [] for name in pipelines}, {}
     for turn in range(rounds):

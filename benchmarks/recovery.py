@@ -29,7 +29,7 @@ from gossamer.runs.calibration import pair_loss
 from gossamer.runs.stages.prune import StageInput
 from gossamer.runs.stages.recover import run_recover_stage
 from gossamer.runs.stages.recover_data import samples_of_pairs
-from gossamer.training.recovery import Distillation, Teacher, Terms
+from gossamer.training.recovery import DistillationObjective, Teacher, Terms
 from sparsify import MiniLM, one_pruning
 from support.options import give, machine, parser, progress
 
@@ -145,7 +145,9 @@ def step_times(task, pruned, samples, sparsity, given):
     """One step (student forward, loss, backward) in each form; the teacher's vectors are known."""
     size, threads = given.batch, torch.get_num_threads()
     batch = list(samples.in_order(size))[len(samples.numbers) // size // 2]
-    objective = Distillation(Teacher(copy.deepcopy(task.model)), Terms(embeddings=1, similarity=10))
+    objective = DistillationObjective(
+        Teacher(copy.deepcopy(task.model)), Terms(embeddings=1, similarity=10)
+    )
     objective.teacher.vectors(batch)
     forms = {"dense": copy.deepcopy(task.model), "masked": copy.deepcopy(pruned)}
     for mode in ("jit", "resident", "kernel"):

@@ -15,7 +15,7 @@ from torch import nn
 import gossamer
 from gossamer.nn import replace_module
 from gossamer.nn.masked import MaskedLinear
-from gossamer.training.distributed.pipeline.pipeline import Pipeline
+from gossamer.training.distributed.pipeline.pipeline import LayerPipeline
 from gossamer.training.distributed.pipeline.schedules import PipelineSettings
 from gossamer.training.distributed.placement.gradients import average, replicated
 from gossamer.zoo import GPT
@@ -119,7 +119,7 @@ def stepper(model, data, pipeline, microbatch, batch):
     columns = [dist.new_group(column.tolist()) for column in world.T]
     settings = PipelineSettings(num_microbatches=share // microbatch, schedule="1f1b")
     example = torch.zeros(microbatch, model.context, dtype=torch.int64)
-    pipe = Pipeline(model, loss_of, (example,), settings, group=rows[here // pipeline])
+    pipe = LayerPipeline(model, loss_of, (example,), settings, group=rows[here // pipeline])
     optimizer = torch.optim.AdamW(pipe.parameters())
 
     def step(samples):

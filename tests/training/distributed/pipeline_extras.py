@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 from gossamer.errors import InputError
-from gossamer.training.distributed.pipeline.pipeline import Pipeline
+from gossamer.training.distributed.pipeline.pipeline import LayerPipeline
 from gossamer.training.distributed.pipeline.schedules import PipelineSettings
 from gossamer.zoo import TinyEncoder
 
@@ -30,7 +30,7 @@ def shapes_change_and_statistics_stay(group):
     model = nn.Sequential(*layers).double()
     alone = copy.deepcopy(model)
     settings = PipelineSettings(2, "message-driven")
-    pipeline = Pipeline(model, mse_loss, (torch.randn(2, 5).double(),), settings, group=group)
+    pipeline = LayerPipeline(model, mse_loss, (torch.randn(2, 5).double(),), settings, group=group)
     for size in (4, 8, 4):
         x, y = torch.randn(size, 5).double(), torch.randn(size, 3).double()
         loss = pipeline.step(x, target=y)
@@ -61,7 +61,7 @@ def keywords_and_containers(group):
 
     settings = PipelineSettings(3, "zero-bubble")
     keywords = {"keep_BT": keep[:2]}
-    pipeline = Pipeline(model, loss, (ids[:2],), settings, keywords=keywords, group=group)
+    pipeline = LayerPipeline(model, loss, (ids[:2],), settings, keywords=keywords, group=group)
     found = pipeline.step(ids, target={"labels": labels}, keep_BT=keep)
     expected = cross_entropy(alone(ids, keep), labels)
     expected.backward()
@@ -84,7 +84,7 @@ def stock_ddp_around_stages(group, data_group, schedule):
         return DistributedDataParallel(module, process_group=data_group)
 
     settings = PipelineSettings(4, schedule)
-    pipeline = Pipeline(model, loss_of, (batch_of(0, 1)[0],), settings, group=group, wrap=wrap)
+    pipeline = LayerPipeline(model, loss_of, (batch_of(0, 1)[0],), settings, group=group, wrap=wrap)
     for step in range(2):
         ids, target = batch_of(step, 8)
         share = slice(4 * place, 4 * place + 4)
@@ -97,14 +97,14 @@ def stock_ddp_around_stages(group, data_group, schedule):
 def bad_input_is_named(group):
     model = build("dense")
     settings = PipelineSettings(4)
-    pipeline = Pipeline(model, loss_of, (batch_of(0, 1)[0],), settings, group=group)
+    pipeline = LayerPipeline(model, loss_of, (batch_of(0, 1)[0],), settings, group=group)
     ids, target = batch_of(0, 6)
     with pytest.raises(InputError, match="6 samples cannot be cut into 4 equal microbatches"):
         pipeline.step(ids, target=target)
     with pytest.raises(InputError, match=r"stages need at least as many layers, but GPT has 1"):
-        Pipeline(build("dense", num_layers=1), loss_of, (ids,), settings, group=group)
+        LayerPipeline(build("dense", num_layers=1), loss_of, (ids,), settings, group=group)
     with pytest.raises(InputError, match="schedule must be one of"):
-        Pipeline(model, loss_of, (ids,), PipelineSettings(4, "2f2b"), group=group)
+        LayerPipeline(model, loss_of, (ids,), PipelineSettings(4, "2f2b"), group=group)
 
 
 def run_all(group, data_group):

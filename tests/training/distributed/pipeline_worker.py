@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 import gossamer.nn as gnn
 from gossamer.nn.replace import replace_module
-from gossamer.training.distributed.pipeline.pipeline import Pipeline
+from gossamer.training.distributed.pipeline.pipeline import LayerPipeline
 from gossamer.training.distributed.pipeline.schedules import PipelineSettings
 from gossamer.zoo import GPT
 
@@ -94,7 +94,7 @@ def train_on_ranks(case, pipe_group, data_group):
     share = slice(place * case.microbatches, (place + 1) * case.microbatches)
     example, _ = batch_of(0, 1)
     settings = PipelineSettings(case.microbatches, case.schedule, case.stages)
-    pipeline = Pipeline(model, loss_of, (example,), settings, group=pipe_group)
+    pipeline = LayerPipeline(model, loss_of, (example,), settings, group=pipe_group)
     del model
     optimizer = adamw(pipeline.parameters())
     losses = []

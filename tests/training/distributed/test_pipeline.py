@@ -15,7 +15,7 @@ from pipeline_worker import Case, batch_of, build, loss_of, train_alone, train_o
 from safetensors.torch import load_file, save_file
 
 from gossamer.errors import DistributedError
-from gossamer.training.distributed.pipeline.pipeline import Pipeline
+from gossamer.training.distributed.pipeline.pipeline import LayerPipeline
 from gossamer.training.distributed.pipeline.schedules import PipelineSettings
 
 WORLD = 4
@@ -131,7 +131,7 @@ def deserter(rank, folder):
         return loss_of(output, target)
 
     settings = PipelineSettings(4, "message-driven")
-    pipeline = Pipeline(build("compact"), loss, (batch_of(0, 1)[0],), settings)
+    pipeline = LayerPipeline(build("compact"), loss, (batch_of(0, 1)[0],), settings)
     ids, target = batch_of(0, 4)
     pipeline.step(ids, target=target)
     try:

@@ -11,7 +11,7 @@ from torch import nn
 
 from gossamer.testing import Cluster
 from gossamer.testing.simulated_ranks import SimulatedRanks
-from gossamer.training.distributed.tasc.exchange import tasc_hook
+from gossamer.training.distributed.tasc.joining import tasc_hook
 from gossamer.training.distributed.tasc.row_optim import RowAdamW, RowSGD
 
 RANKS, STEPS, STOP = 3, 9, 5
@@ -47,7 +47,7 @@ def work(folder):
     from safetensors.torch import save_file
     from torch.nn.parallel import DistributedDataParallel
 
-    from gossamer.training.distributed.tasc.exchange import attach
+    from gossamer.training.distributed.tasc import attach
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

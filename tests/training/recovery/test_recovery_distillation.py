@@ -11,7 +11,7 @@ from torch import nn
 import gossamer
 from gossamer.errors import InputError
 from gossamer.nn.batch import rows_of
-from gossamer.training.recovery import Batch, Distillation, Teacher, Terms
+from gossamer.training.recovery import Batch, DistillationObjective, Teacher, Terms
 from gossamer.training.recovery.teacher import block_names, captured, check_apart
 from gossamer.training.recovery.terms import (
     cosine_term,
@@ -115,7 +115,7 @@ def test_every_term_is_weighted_and_named():
     dense, student = encoder(), encoder(1)
     batch = Batch(torch.randint(30, (6, 5)))
     terms = Terms(logits=2.0, embeddings=3.0, similarity=5.0, hidden=7.0, temperature=4.0)
-    loss, parts = Distillation(Teacher(dense), terms)(student, batch)
+    loss, parts = DistillationObjective(Teacher(dense), terms)(student, batch)
     with torch.no_grad(), captured(student, block_names(student)) as mine:
         outputs = batch.run(student)
     with torch.no_grad(), captured(dense, block_names(dense)) as theirs:
@@ -144,8 +144,10 @@ def test_hardness_mixes_in_the_task(hardness):
     def task(outputs, given):
         return nn.functional.cross_entropy(outputs, given.labels)
 
-    soft = Distillation(Teacher(dense), Terms(logits=1.0))(student, batch)[0]
-    objective = Distillation(Teacher(dense), Terms(logits=1.0), task=task, hardness=hardness)
+    soft = DistillationObjective(Teacher(dense), Terms(logits=1.0))(student, batch)[0]
+    objective = DistillationObjective(
+        Teacher(dense), Terms(logits=1.0), task=task, hardness=hardness
+    )
     loss, parts = objective(student, batch)
     hard = task(batch.run(student), batch)
     wanted = (1 - hardness) * float(soft.detach()) + hardness * float(hard.detach())
@@ -160,7 +162,7 @@ def test_the_loss_is_zero_for_the_teacher_itself_pruned_by_nothing():
     gossamer.sparsify(student, sparsity=0.0)
     batch = Batch(torch.randint(30, (6, 5)))
     terms = Terms(logits=1.0, embeddings=1.0, similarity=1.0, hidden=1.0)
-    loss, _ = Distillation(Teacher(dense), terms)(student, batch)
+    loss, _ = DistillationObjective(Teacher(dense), terms)(student, batch)
     assert float(loss.detach()) == pytest.approx(0, abs=1e-5)
 
 
@@ -170,7 +172,7 @@ def test_padding_does_not_count():
     more = {name: nn.functional.pad(value, (0, 4)) for name, value in batch.arguments.items()}
     padded = Batch(more, nn.functional.pad(batch.keep, (0, 4)))
     terms = Terms(embeddings=1.0, similarity=1.0)
-    objective = Distillation(Teacher(Speaker()), terms)
+    objective = DistillationObjective(Teacher(Speaker()), terms)
     losses = [float(objective(Speaker(1), one)[0].detach()) for one in (batch, padded)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
     hidden = torch.randn(2, 3, 5)
@@ -205,4 +207,4 @@ def test_outputs_are_read_in_every_form():
 )
 def test_bad_settings_are_named(terms, hardness, words):
     with pytest.raises(InputError, match=words):
-        Distillation(Teacher(encoder()), terms, hardness=hardness)
+        DistillationObjective(Teacher(encoder()), terms, hardness=hardness)

@@ -21,7 +21,7 @@ from gossamer.training.loop.run import Surroundings
 from gossamer.training.recovery import (
     HELD_OUT,
     Batch,
-    Distillation,
+    DistillationObjective,
     RecoverySchedule,
     Teacher,
     Terms,
@@ -48,7 +48,7 @@ def batches(count=6):
 
 
 def objective():
-    return Distillation(Teacher(dense_model()), Terms(logits=1.0))
+    return DistillationObjective(Teacher(dense_model()), Terms(logits=1.0))
 
 
 class Checks:
@@ -225,7 +225,9 @@ def test_a_run_goes_on_from_its_checkpoint_to_the_same_bits(tmp_path, stop_at, q
         gossamer.compact(model)
         # What one process measured another need not find.
         model[0].mode = "jit" if stop is None else "kernel"
-        goal = Distillation(Teacher(dense_model()), Terms(embeddings=1.0, distance="squares"))
+        goal = DistillationObjective(
+            Teacher(dense_model()), Terms(embeddings=1.0, distance="squares")
+        )
 
         def validate(net):
             with torch.no_grad():

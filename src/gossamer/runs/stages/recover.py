@@ -22,7 +22,7 @@ from gossamer.training.loop.loop import Loop
 from gossamer.training.loop.run import Surroundings
 from gossamer.training.recovery import (
     HELD_OUT,
-    Distillation,
+    DistillationObjective,
     RecoverySchedule,
     Teacher,
     Terms,
@@ -68,7 +68,7 @@ def run_recover_stage(
     check_apart(teacher, model)
     samples, size = samples_for(given, step.batch, "a recover stage")
     train, held = samples.split(step.holdout, step.seed)
-    objective = Distillation(
+    objective = DistillationObjective(
         Teacher(teacher),
         _terms(step),
         task=_task(_labelled_loss(given, teacher, held)) if step.hardness else None,

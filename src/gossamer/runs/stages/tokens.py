@@ -12,7 +12,7 @@ from gossamer.recipes.stages.tokens import Tokens
 from gossamer.runs.stages.prune import StageInput
 from gossamer.runs.stages.recover import samples_for, trainable
 from gossamer.runs.stages.recover_data import SortedBatches
-from gossamer.training.recovery import Batch, Distillation, Teacher, Terms
+from gossamer.training.recovery import Batch, DistillationObjective, Teacher, Terms
 from gossamer.training.recovery.teacher import check_apart
 from gossamer.training.token_pruning import (
     TokenPlan,
@@ -38,7 +38,7 @@ def run_tokens_stage(
     set_thresholds(model, batches[:_SHOWN], _run, kept)
     if step.soft_steps + step.hard_steps:
         terms = Terms(logits=step.logits, embeddings=step.embeddings)
-        objective, seen = Distillation(Teacher(teacher), terms), itertools.count()
+        objective, seen = DistillationObjective(Teacher(teacher), terms), itertools.count()
 
         def loss(net: nn.Module, batch: Batch) -> torch.Tensor:
             # One loss per step; that of the first one comes before it is done.

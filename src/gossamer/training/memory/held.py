@@ -4,8 +4,8 @@
 Storages are walked, each is counted once, whoever shares it.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -107,26 +107,6 @@ def _line(name: str, measured: float, predicted: float | None) -> str:
     return f"{name:44} {measured:9.4f} {formula}"
 
 
-@dataclass
-class _Ledger:
-    """Bytes by part and kind; a storage is entered once."""
-
-    seen: set[tuple[str, int]] = field(default_factory=set)
-    pruned: dict[Kind, int] = field(default_factory=dict)
-    rest: dict[Kind, int] = field(default_factory=dict)
-
-    def enter(self, tensor: torch.Tensor | None, kind: Kind, pruned: bool) -> None:
-        if tensor is None or tensor.is_meta:
-            return
-        storage = tensor.untyped_storage()
-        key = (str(tensor.device), storage.data_ptr())
-        if storage.nbytes() == 0 or key in self.seen:
-            return
-        self.seen.add(key)
-        book = self.pruned if pruned else self.rest
-        book[kind] = book.get(kind, 0) + storage.nbytes()
-
-
 def measure(
     model: nn.Module,
     optimizer: torch.optim.Optimizer | None = None,
@@ -145,46 +125,45 @@ def measure(
         raise InputError(
             f"accounting: must be one of {', '.join(get_args(Accounting))}; got {accounting!r}."
         )
-    ledger = _Ledger()
     state: dict[Any, dict[str, Any]] = {} if optimizer is None else dict(optimizer.state)
     layers = {_weight(layer): layer for layer in model.modules() if isinstance(layer, SparseLayer)}
-    pruned: list[tuple[nn.Parameter, SparseLayer | None]] = []
-    rest: list[tuple[nn.Parameter, SparseLayer | None]] = []
-    for param in model.parameters():
-        layer = layers.get(param)
-        _enter_parameter(ledger, param, state.get(param, {}), layer is not None)
-        (rest if layer is None else pruned).append((param, layer))
-    for module in model.modules():
-        _enter_module(ledger, module)
-    part = _part(ledger.pruned, optimizer, pruned)
-    if accounting == "samo":
-        part = _as_published(part)
-    return MemoryUse(part, _part(ledger.rest, optimizer, rest), accounting)
+    books: dict[bool, dict[Kind, int]] = {True: {}, False: {}}
+    seen: set[tuple[str, int]] = set()
+    for tensor, kind, is_pruned in _held(model, state, layers):
+        if not isinstance(tensor, torch.Tensor) or tensor.is_meta:
+            continue
+        storage = tensor.untyped_storage()
+        key = (str(tensor.device), storage.data_ptr())
+        if storage.nbytes() and key not in seen:
+            seen.add(key)
+            books[is_pruned][kind] = books[is_pruned].get(kind, 0) + storage.nbytes()
+    weights = [(param, layers.get(param)) for param in model.parameters()]
+    pruned = _part(books[True], optimizer, [pair for pair in weights if pair[1] is not None])
+    rest = _part(books[False], optimizer, [pair for pair in weights if pair[1] is None])
+    return MemoryUse(_as_published(pruned) if accounting == "samo" else pruned, rest, accounting)
 
 
 def _weight(layer: SparseLayer) -> nn.Parameter:
     return layer.values if isinstance(layer, CompactWeight) else layer.weight_parameter()
 
 
-def _enter_parameter(
-    ledger: _Ledger, param: nn.Parameter, state: dict[str, Any], pruned: bool
-) -> None:
-    ledger.enter(param, "weights", pruned)
-    ledger.enter(param.grad, "gradients", pruned)
-    for key, value in state.items():
-        if isinstance(value, torch.Tensor):
-            kind = _STATE_KINDS.get(key.removesuffix("_exponents"), "other")
-            ledger.enter(value, kind, pruned)
-
-
-def _enter_module(ledger: _Ledger, module: nn.Module) -> None:
-    pruned = isinstance(module, SparseLayer)
-    for name, buffer in module._buffers.items():
-        is_mask = pruned and name in ("mask_bits", "_mask")
-        ledger.enter(buffer, "positions" if is_mask else "other", pruned)
-    for name, value in vars(module).items():
-        if isinstance(value, torch.Tensor):
-            ledger.enter(value, "dense copies" if name == "_dense" else "other", pruned)
+def _held(
+    model: nn.Module, state: dict[Any, dict[str, Any]], layers: Container[nn.Parameter]
+) -> Iterator[tuple[Any, Kind, bool]]:
+    """Everything that may be a tensor, its kind, and whether it belongs to a pruned weight."""
+    for param in model.parameters():
+        pruned = param in layers
+        yield param, "weights", pruned
+        yield param.grad, "gradients", pruned
+        for key, value in state.get(param, {}).items():
+            yield value, _STATE_KINDS.get(key.removesuffix("_exponents"), "other"), pruned
+    for module in model.modules():
+        pruned = isinstance(module, SparseLayer)
+        for name, buffer in module._buffers.items():
+            is_mask = pruned and name in ("mask_bits", "_mask")
+            yield buffer, "positions" if is_mask else "other", pruned
+        for name, value in vars(module).items():
+            yield value, "dense copies" if name == "_dense" else "other", pruned
 
 
 def _part(

@@ -50,7 +50,7 @@ class Terms:
         return self.logits + self.embeddings + self.similarity + self.hidden
 
 
-class Distillation:
+class DistillationObjective:
     """`loss(model, batch)`: (1 - hardness) times the terms, plus hardness times the task's loss.
 
     Args:

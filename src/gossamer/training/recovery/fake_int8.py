@@ -53,6 +53,7 @@ class FakeInt8(nn.Module):
     """
 
     log_scale: torch.Tensor | None
+    _counts: torch.Tensor
 
     def __init__(
         self, layer: PrunedLayer, bits: int, scale: float | None = None, *, learned: bool = False
@@ -69,7 +70,7 @@ class FakeInt8(nn.Module):
         else:
             self.register_buffer("log_scale", log_scale)
         if isinstance(layer, CompactWeight):
-            self.register_buffer("_counts_R", layer.mask().sum(dim=1), persistent=False)
+            self.register_buffer("_counts", layer.mask().sum(dim=1), persistent=False)
 
     @property
     def scale(self) -> float | None:
@@ -84,17 +85,13 @@ class FakeInt8(nn.Module):
             x = rounded_by_scale(x, self.log_scale.exp().to(x.dtype), self.bits)
         layer = self.layer
         if isinstance(layer, CompactWeight):
-            weights = {"values": rounded_values(layer.values, self._counts())}
+            weights = {"values": rounded_values(layer.values, self._counts)}
             # A dense copy is filed under the address of the values, which these share with others.
             layer.refresh()
         else:
             weights = {"weight": rounded_weight(layer.masked_weight())}
         y: torch.Tensor = torch.func.functional_call(layer, weights, (x,))
         return y
-
-    def _counts(self) -> torch.Tensor:
-        counts_R: torch.Tensor = self._buffers["_counts_R"]  # type: ignore[assignment]
-        return counts_R
 
 
 @dataclass(frozen=True)

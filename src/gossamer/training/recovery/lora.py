@@ -34,8 +34,7 @@ class LoRALinear(nn.Module):
         super().__init__()
         self.base = base
         self.rank, self.scale = rank, alpha / rank
-        held = base.values if isinstance(base, Linear) else base._parameters["weight"]
-        device = None if held is None else held.device
+        device = next(base.parameters()).device
         self.down_rK = nn.Parameter(torch.empty(rank, base.in_features, device=device))
         self.up_Rr = nn.Parameter(torch.zeros(base.out_features, rank, device=device))
         nn.init.kaiming_uniform_(self.down_rK, a=5**0.5)
@@ -60,6 +59,7 @@ class LoRALinear(nn.Module):
         for a layer that is not pruned.
         """
         change, base = self.change(), self.base
+        whole = float(change.norm())
         if isinstance(base, Linear):
             kept = gather(change, base.mask())
             base.values.add_(kept.to(base.values.dtype))
@@ -71,7 +71,6 @@ class LoRALinear(nn.Module):
             kept = change
             weight.add_(change.to(weight.dtype))
         base.requires_grad_(True)
-        whole = float(self.change().norm())
         share = float(kept.norm()) / whole if whole else 1.0
         return base, max(1 - share**2, 0.0) ** 0.5
 

@@ -99,7 +99,8 @@ def recover(
 
     Args:
         model: usually compact, see `gossamer.compact`.
-        objective: loss of (model, batch), or the loss and its named parts; see `Distillation`.
+        objective: loss of (model, batch), or the loss and its named parts, such as
+            `DistillationObjective`.
         batches: by number, or a list that is gone through again and again.
         schedule: steps, minutes, rates, checks.
         validate: lower is better, looked at in every check: the best state is kept. Without it the

@@ -2,7 +2,7 @@
 """Inter-layer parallelism: a model over the ranks of a group, trained by a schedule.
 
     settings = PipelineSettings(num_microbatches=8, schedule="message-driven")
-    pipeline = Pipeline(model, loss, (ids,), settings)
+    pipeline = LayerPipeline(model, loss, (ids,), settings)
     optimizer = torch.optim.AdamW(pipeline.parameters())
     loss = pipeline.step(ids, target=labels)      # on every rank, with the same batch
     optimizer.step()
@@ -44,7 +44,7 @@ from gossamer.training.distributed.processes.messages import (
 Loss = Callable[[Any, Any], torch.Tensor]
 
 
-class Pipeline:
+class LayerPipeline:
     """The stages of this rank and how they run.
 
     Args:

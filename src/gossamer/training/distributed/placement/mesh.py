@@ -19,14 +19,14 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gossamer.errors import InputError
-from gossamer.training.distributed.pipeline import Pipeline, PipelineSettings
+from gossamer.training.distributed.pipeline import LayerPipeline, PipelineSettings
 from gossamer.training.distributed.placement.gradients import Wire, average, replicated
 from gossamer.training.distributed.placement.pipelined_loss import (
     PipelinedModel,
     inputs_of,
     loss_of_output,
 )
-from gossamer.training.distributed.placement.placement import Placement, lay_out
+from gossamer.training.distributed.placement.placement import RankPlacement, lay_out
 from gossamer.training.distributed.placement.rules import check_model
 from gossamer.training.distributed.placement.shares import cut_batch, num_samples, own_random
 from gossamer.training.distributed.placement.whole_model import (
@@ -70,7 +70,7 @@ class ProcessMesh(Processes):
 
     def __init__(self, session: RankSession, settings: MeshSettings | None = None) -> None:
         self.session, self.settings = session, settings or MeshSettings()
-        self.placement: Placement | None = None
+        self.placement: RankPlacement | None = None
         self._fixed: FixedFigures | None = None
         self._model: nn.Module | None = None
         self._copies: dict[nn.Parameter, int] = {}
@@ -119,12 +119,12 @@ class ProcessMesh(Processes):
         else:
             self._model = placement.modules[0]
 
-    def _pipeline(self, model: nn.Module) -> Pipeline:
+    def _pipeline(self, model: nn.Module) -> LayerPipeline:
         """The stages of `model`, cut by what one microbatch costs."""
         run, count = self.run, self.settings.microbatches
         share = cut_batch(run.batches[run.taken], self._part, self._num_parts)
         args, keywords = inputs_of(run.objective, cut_batch(share, 0, count))
-        return Pipeline(
+        return LayerPipeline(
             model,
             lambda output, batch: loss_of_output(run.objective, output, batch),
             args,
@@ -174,7 +174,7 @@ class ProcessMesh(Processes):
             raise InputError("grid: arrange() comes before the first step.")
         return self._model
 
-    def _pipeline_step(self, pipeline: Pipeline, share: Any) -> tuple[float, dict[str, float]]:
+    def _pipeline_step(self, pipeline: LayerPipeline, share: Any) -> tuple[float, dict[str, float]]:
         """All microbatches of one batch; gradients of the batches before are added."""
         count = self.run.settings.accumulate
         before = {param: param.grad for param in pipeline.parameters()}
@@ -187,7 +187,7 @@ class ProcessMesh(Processes):
                     param.grad += grad
         return loss / count, {}
 
-    def _finish_gradients(self, placement: Placement) -> None:
+    def _finish_gradients(self, placement: RankPlacement) -> None:
         sizes = self.session.sizes
         placement.collect_gradients()
         if placement.pipeline is not None and sizes.data > 1 and sizes.shard == 1:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.training.distributed.pipeline import Pipeline
+from gossamer.training.distributed.pipeline import LayerPipeline
 from gossamer.training.loop import Objective
 from gossamer.training.loop.processes import loss_of
 
@@ -53,7 +53,7 @@ def loss_of_output(objective: Objective, output: Any, batch: Any) -> torch.Tenso
 class PipelinedModel(nn.Module):
     """What evaluations call: all ranks of the pipeline together, the output on each of them."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: LayerPipeline) -> None:
         super().__init__()
         self._pipeline = pipeline
 

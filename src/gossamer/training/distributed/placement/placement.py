@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from gossamer.nn.optimizer_state import Part, convert_state
 from gossamer.training.distributed.mesh_sizes import MeshSizes
-from gossamer.training.distributed.pipeline import Pipeline
+from gossamer.training.distributed.pipeline import LayerPipeline
 from gossamer.training.distributed.placement.gradients import Wire
 from gossamer.training.distributed.placement.rules import check_optimizer
 from gossamer.training.distributed.placement.tensor_parallel import Cuts, Positions, share_units
@@ -90,7 +90,7 @@ def structure_copy(model: nn.Module) -> nn.Module:
 
 
 @dataclass(frozen=True)
-class Placement:
+class RankPlacement:
     """What this rank has of a model.
 
     Attributes:
@@ -103,7 +103,7 @@ class Placement:
     """
 
     modules: list[nn.Module]
-    pipeline: Pipeline | None
+    pipeline: LayerPipeline | None
     holders: dict[str, list[int]]
     shards: list[ParameterShard]
     order: list[list[str]]
@@ -144,10 +144,10 @@ def lay_out(
     session: RankSession,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    make_pipeline: Callable[[nn.Module], Pipeline] | None,
+    make_pipeline: Callable[[nn.Module], LayerPipeline] | None,
     *,
     follow: Callable[[dict[nn.Parameter, Part]], None],
-) -> Placement:
+) -> RankPlacement:
     """Cut `model` for this rank; `model` and `optimizer` are changed in place.
 
     Args:
@@ -179,11 +179,11 @@ def lay_out(
     _follow(optimizer, shards)
     follow({shard.whole: (shard.trained, shard.index()) for shard in shards})
     _give_away(model, shards, modules, keep_buffers=session.is_lead)
-    return Placement(modules, pipeline, holders, shards, order, shapes)
+    return RankPlacement(modules, pipeline, holders, shards, order, shapes)
 
 
 def _holders(
-    pipeline: Pipeline, local: nn.Module, names: dict[nn.Parameter, str]
+    pipeline: LayerPipeline, local: nn.Module, names: dict[nn.Parameter, str]
 ) -> dict[str, list[int]]:
     return {
         names[local.get_parameter(tied.names[0])]: sorted(

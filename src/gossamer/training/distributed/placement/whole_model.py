@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from gossamer.training.distributed.placement.placement import ParameterShard, Placement
+from gossamer.training.distributed.placement.placement import ParameterShard, RankPlacement
 from gossamer.training.distributed.processes import RankSession
 from gossamer.training.distributed.processes.messages import (
     gather_json,
@@ -64,7 +64,7 @@ class WholeModel:
             if shard["control"]:
                 self.entries.setdefault(name, []).append(shard["control"])
 
-    def states_of(self, run: TrainingRun, placement: Placement) -> States:
+    def states_of(self, run: TrainingRun, placement: RankPlacement) -> States:
         """State dicts of the model, the optimizer and the schedule, as one process has them."""
         parameters = dict(run.model.named_parameters())
         names = {id(param): name for name, param in parameters.items()}
@@ -77,7 +77,7 @@ class WholeModel:
         control = {parameters[name]: entries for name, entries in self.entries.items()}
         return model, self._optimizer_state(run, placement), run.control.whole_state(control)
 
-    def _optimizer_state(self, run: TrainingRun, placement: Placement) -> dict[str, Any]:
+    def _optimizer_state(self, run: TrainingRun, placement: RankPlacement) -> dict[str, Any]:
         index, groups, state = 0, [], {}
         for group, names in zip(run.optimizer.param_groups, placement.order, strict=True):
             settings = {key: value for key, value in group.items() if key != "params"}
@@ -88,7 +88,7 @@ class WholeModel:
                 index += 1
         return {"state": state, "param_groups": groups}
 
-    def restore(self, run: TrainingRun, placement: Placement) -> None:
+    def restore(self, run: TrainingRun, placement: RankPlacement) -> None:
         """Put the numbers back into the model and the optimizer of the leading rank."""
         parameters, optimizer = dict(run.model.named_parameters()), run.optimizer
         for name, tensor in self.parameters.items():
@@ -105,7 +105,7 @@ class WholeModel:
                     optimizer.state[parameters[name]] = dict(self.states[name])
 
 
-def gather(session: RankSession, placement: Placement, run: TrainingRun) -> WholeModel | None:
+def gather(session: RankSession, placement: RankPlacement, run: TrainingRun) -> WholeModel | None:
     """Everything on rank 0, None elsewhere; all ranks call it together."""
     sizes = session.sizes
     if not session.is_lead:
@@ -119,7 +119,7 @@ def gather(session: RankSession, placement: Placement, run: TrainingRun) -> Whol
     return result
 
 
-def _mine(session: RankSession, placement: Placement, run: TrainingRun) -> dict[str, Any]:
+def _mine(session: RankSession, placement: RankPlacement, run: TrainingRun) -> dict[str, Any]:
     """What this rank gives: of entries that several hold, the first rank's."""
     place, shards = session.place, {}
     for shard in placement.shards:
@@ -148,7 +148,7 @@ def _mine(session: RankSession, placement: Placement, run: TrainingRun) -> dict[
     return {"shards": shards, "buffers": buffers}
 
 
-def _is_giver(shard: ParameterShard, placement: Placement, place: Any) -> bool:
+def _is_giver(shard: ParameterShard, placement: RankPlacement, place: Any) -> bool:
     if (shard.share is None and place.shard) or (shard.positions is None and place.tensor):
         return False
     return bool(placement.holders.get(shard.name, [place.pipeline])[0] == place.pipeline)

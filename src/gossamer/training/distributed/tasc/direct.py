@@ -10,17 +10,15 @@ A parameter that no rank has used gets a gradient, too: what waits of it, or zer
 what is sent of such a parameter: DDP leaves its `.grad` alone.)
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gossamer.errors import InputError
+from gossamer.training.distributed.tasc.exchange import Tasc
 from gossamer.training.distributed.tasc.packet import Packet, PacketPart
-
-if TYPE_CHECKING:
-    from gossamer.training.distributed.tasc.exchange import Tasc
 
 
 def why_not_direct(ddp: DistributedDataParallel) -> str | None:
@@ -43,7 +41,7 @@ class DirectSteps:
         tasc: what decides.
     """
 
-    def __init__(self, ddp: DistributedDataParallel, tasc: "Tasc") -> None:
+    def __init__(self, ddp: DistributedDataParallel, tasc: Tasc) -> None:
         self._ddp, self._tasc = ddp, tasc
         self._params = [param for param in ddp.module.parameters() if param.requires_grad]
         self._means: dict[nn.Parameter, MeanGradient] = {}
