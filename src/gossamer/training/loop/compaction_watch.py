@@ -9,8 +9,6 @@ from typing import Any
 from gossamer.errors import InputError
 from gossamer.nn import CompactWeight, MaskedWeight
 from gossamer.nn.compaction import compact
-from gossamer.training.loop.settings import LoopSettings
-from gossamer.nn.compaction import compact
 from gossamer.training.loop.processes import Processes
 from gossamer.training.memory import measure
 from gossamer.training.modes import choose_modes
