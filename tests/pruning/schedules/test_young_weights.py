@@ -30,8 +30,8 @@ def masked_model(shape=(6, 10), seed=0):
 def make_run(model, optimizer, grows=True):
     entries = OptimizerEntries(model, optimizer, grows)
     made = Run(model, [SparseLayer(model, "0")], Unstructured(), entries, 1000)
-    optimizer.register_step_pre_hook(lambda *_: entries.before_step())
-    optimizer.register_step_post_hook(lambda *_: entries.after_step())
+    optimizer.register_step_pre_hook(lambda *_: entries.young.before())
+    optimizer.register_step_post_hook(lambda *_: entries.young.after())
     return made
 
 

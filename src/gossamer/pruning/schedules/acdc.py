@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """AC/DC (arXiv 2106.12379): compressed and dense phases alternate, the last one is compressed."""
 
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
-from gossamer.pruning.schedules.allocation import best_masks, magnitudes
-from gossamer.pruning.schedules.base import Event, Schedule
+from gossamer.pruning.schedules.base import Schedule
+from gossamer.pruning.schedules.run import Event
 
 Phase = Literal["dense", "sparse"]
 
@@ -29,44 +30,34 @@ def phases(begin: int, phase: int, last_dense: int, end: int) -> dict[int, Phase
     return found
 
 
+@dataclass(eq=False, kw_only=True)
 class AcDc(Schedule):
     """Masks by magnitude at each compression; decompressed weights come back as zeros.
 
-    Args:
-        density: of the sparse phases.
-        budget: how it is shared among layers.
+    Attributes:
         changes: see `phases`.
         reset_momentum: clear the optimizer's state at each decompression.
     """
 
+    changes: dict[int, Phase]
+    reset_momentum: bool
     kind = "acdc"
     grows = True
 
-    def __init__(
-        self, *, density: float, budget: str, changes: dict[int, Phase], reset_momentum: bool
-    ) -> None:
-        self._density, self._budget = density, budget
-        self._changes, self._reset_momentum = changes, reset_momentum
-
-    def start(self) -> list[Event]:
-        """The first phase may be sparse."""
-        return self.update(0)
-
     def update(self, step: int) -> list[Event]:
-        """Compress or decompress, if it is due."""
-        change, run = self._changes.get(step), self.run
+        """Compress or decompress, if it is due; the first phase may be sparse."""
+        change, run = self.changes.get(step), self.run
         if change is None:
             return []
         if change == "sparse":
-            scores = magnitudes(run.layers)
-            run.change(best_masks(run, self._budget, self._density, scores), run.pattern)
+            self.prune()
             return [run.event(step, "mask")]
         run.change([torch.ones_like(layer.mask) for layer in run.layers])
-        if self._reset_momentum:
+        if self.reset_momentum:
             for layer in run.layers:
                 run.entries.forget(layer.name, layer.weight)
         return [run.event(step, "dense")]
 
     def is_settled(self, step: int) -> bool:
         """After the last compression."""
-        return step >= max(self._changes)
+        return step >= max(self.changes)

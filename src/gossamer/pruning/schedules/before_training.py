@@ -2,6 +2,7 @@
 """Masks made before the first step, which never move: random, SNIP, GraSP, SynFlow."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,24 +12,25 @@ from gossamer.errors import InputError
 from gossamer.pruning.calibration.batches import Batch
 from gossamer.pruning.gradients.saliency import grasp, snip, synflow, user_passes
 from gossamer.pruning.schedules.allocation import (
-    best_masks,
     checked_scores,
-    layer_counts,
-    layer_masks,
-    on_the_way,
     project,
     pruned_last,
+    random_scores,
 )
-from gossamer.pruning.schedules.base import Event, Schedule
-from gossamer.pruning.schedules.moments import uniform_scores
+from gossamer.pruning.schedules.base import Schedule
+from gossamer.pruning.schedules.run import Event
 from gossamer.pruning.targets import Target
 
-# Dense scores [R, K] of every layer of a run.
-Saliency = Callable[["BeforeTraining"], list[torch.Tensor]]
 
-
+@dataclass(eq=False, kw_only=True)
 class Static(Schedule):
-    """Settled from the start."""
+    """Settled from the start.
+
+    Attributes:
+        seed: of positions that are drawn.
+    """
+
+    seed: int
 
     def update(self, step: int) -> list[Event]:
         """Nothing ever happens."""
@@ -44,86 +46,60 @@ class Random(Static):
 
     kind = "random"
 
-    def __init__(self, *, density: float, budget: str, seed: int) -> None:
-        self._density, self._budget, self._seed = density, budget, seed
-
     def start(self) -> list[Event]:
         """Draw it."""
-        run = self.run
-        scores = [
-            uniform_scores(tuple(layer.mask.shape), self._seed, layer.name, 0).to(layer.mask.device)
-            for layer in run.layers
-        ]
-        if run.pattern.fixed_density is None:
-            counts = layer_counts(run, self._budget, self._density, scores)
-            masks = layer_masks(scores, counts, run.pattern)
-        else:
-            masks = [run.pattern.project(score) for score in scores]
-        run.change(masks, run.pattern)
-        return [run.event(0, "mask")]
+        self.prune(random_scores(self.run.layers, self.seed))
+        return [self.run.event(0, "mask")]
 
 
+@dataclass(eq=False, kw_only=True)
 class BeforeTraining(Static):
     """Masks by what weights are worth at initialisation.
 
-    Args:
+    Attributes:
         kind: "snip", "grasp" or "synflow".
         density: of all layers together, reached in `rounds` rounds: density^(k / rounds) after k.
-        budget: how it is shared among layers.
         rounds: how often is scored and pruned.
-        seed: of the positions that `Shuffled` draws.
         temperature: of GraSP's logits.
         data: batches.
         loss: loss(model, batch) -> a tensor with one number; not needed by SynFlow.
     """
 
-    def __init__(
-        self,
-        *,
-        kind: str,
-        density: float,
-        budget: str,
-        rounds: int,
-        seed: int,
-        temperature: float,
-        data: Sequence[Any] | None,
-        loss: Callable[..., torch.Tensor] | None,
-    ) -> None:
-        self.kind = kind
-        self._density, self._budget, self._rounds = density, budget, rounds
-        self._seed, self._temperature = seed, temperature
-        self._data, self._loss = data, loss
-        _check_data(kind, data, loss)
+    kind: str
+    rounds: int
+    temperature: float
+    data: Sequence[Any] | None
+    loss: Callable[..., torch.Tensor] | None
+
+    def __post_init__(self) -> None:
+        _check_data(self.kind, self.data, self.loss)
 
     def start(self) -> list[Event]:
         """All rounds."""
         run = self.run
-        if self._rounds > 1:
-            on_the_way(run.pattern, self._density, self.kind)
-        for number in range(1, self._rounds + 1):
-            density = self._density ** (number / self._rounds)
-            last = number == self._rounds
-            pattern = run.pattern if last else on_the_way(run.pattern, density, self.kind)
+        if self.rounds > 1:
+            self.pattern_at(self.density)
+        for number in range(1, self.rounds + 1):
             scores = [
                 pruned_last(checked_scores(layer.name, score.to(layer.mask.device)), layer.mask)
                 for layer, score in zip(run.layers, self._scores(), strict=True)
             ]
-            run.change(best_masks(run, self._budget, density, scores, pattern), pattern)
+            self.prune_round(number, self.rounds, scores)
         # Batches are not needed again, and a controller lives as long as the run.
-        self._data = self._loss = None
-        return [run.event(0, "mask", rounds=self._rounds)]
+        self.data = self.loss = None
+        return [run.event(0, "mask", rounds=self.rounds)]
 
     def _scores(self) -> list[torch.Tensor]:
-        run, data = self.run, self._data or ()
+        run, data = self.run, self.data or ()
         if self.kind == "synflow":
             first = data[0] if isinstance(data[0], Batch) else Batch(data[0])
             return synflow(run.model, [layer.name for layer in run.layers], first)
         targets = [Target(layer.name, layer.module) for layer in run.layers]  # type: ignore[arg-type]
-        passes = user_passes(run.model, data, self._loss)
+        passes = user_passes(run.model, data, self.loss)
         if self.kind == "snip":
             scores = snip(passes, targets)
         else:
-            scores = grasp(passes, targets, self._temperature)
+            scores = grasp(passes, targets, self.temperature)
         if run.replicas is not None:
             for score in scores:
                 dist.all_reduce(score, group=run.replicas)
@@ -138,16 +114,8 @@ class Shuffled(BeforeTraining):
         run = self.run
         weights = [layer.weight.detach().clone() for layer in run.layers]
         events = super().start()
-        masks = [
-            project(
-                uniform_scores(tuple(layer.mask.shape), self._seed, layer.name, 0).to(
-                    layer.mask.device
-                ),
-                int(layer.mask.sum()),
-                run.pattern,
-            )
-            for layer in run.layers
-        ]
+        drawn = zip(random_scores(run.layers, self.seed), run.layers, strict=True)
+        masks = [project(scores, int(layer.mask.sum()), run.pattern) for scores, layer in drawn]
         run.change(masks, run.pattern)
         with torch.no_grad():
             # Weights that the first mask had cut come back with their initial values.

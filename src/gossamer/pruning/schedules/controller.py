@@ -16,9 +16,9 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.nn.optimizer_state import Part
-from gossamer.pruning.schedules.base import Event, Schedule, State
+from gossamer.pruning.schedules.base import Schedule, State
 from gossamer.pruning.schedules.layers import release_layers, restore_mask
-from gossamer.pruning.schedules.run import Run
+from gossamer.pruning.schedules.run import Event, Run
 
 _VERSION = 1
 
@@ -79,7 +79,7 @@ class Controller:
 
     def penalty(self) -> torch.Tensor | None:
         """What the schedule adds to the loss of this step, if anything."""
-        return None if self.is_settled else self._schedule.penalty()
+        return None if self.is_settled else self._schedule.loss_term()
 
     def sparsity(self) -> float:
         """Fraction of zeros in the layers of the schedule."""
@@ -94,7 +94,7 @@ class Controller:
 
     def state_dict(self) -> State:
         """Tensors, numbers, texts, lists and dicts; weights are in the model's own."""
-        layers = {layer.name: layer.current for layer in self._run.layers}
+        layers = self._run.current()
         return {
             "version": _VERSION,
             "settings": dict(self._settings),
@@ -118,9 +118,7 @@ class Controller:
             restore_mask(layer, state["masks"][layer.name], state["patterns"][layer.name])
         self._run.agree_counts()
         self._schedule.load_state_dict(state["schedule"], step)
-        self._run.entries.load_state_dict(
-            state["entries"], {layer.name: layer.current for layer in self._run.layers}
-        )
+        self._run.entries.load_state_dict(state["entries"], self._run.current())
         self._step = step
         self.events = [Event(**event) for event in state["events"]]
         self._arm()
@@ -132,11 +130,11 @@ class Controller:
             parts: for every Parameter of which this process trains something, the one that took its
                 place and the entries of the flat whole that it holds.
         """
-        self._run.entries.follow(parts)
+        self._run.entries.young.follow(parts)
 
     def part_of(self, parameter: nn.Parameter) -> dict[str, torch.Tensor]:
         """What is known of single entries of a cut Parameter, by their places in the whole one."""
-        return self._run.entries.part_of(parameter)
+        return self._run.entries.young.part_of(parameter)
 
     def whole_state(
         self, parts: Mapping[nn.Parameter, Sequence[Mapping[str, torch.Tensor]]]
@@ -146,8 +144,8 @@ class Controller:
         Args:
             parts: by Parameter of the whole model, what `part_of` gave in all processes.
         """
-        layers = {layer.name: layer.current for layer in self._run.layers}
-        return {**self.state_dict(), "entries": self._run.entries.whole_state(layers, parts)}
+        entries = self._run.entries.whole_state(self._run.current(), parts)
+        return {**self.state_dict(), "entries": entries}
 
     def _check(self, state: State) -> None:
         missing = set(self.state_dict()) - set(state)
@@ -176,16 +174,15 @@ class Controller:
             )
 
     def _arm(self) -> None:
-        upcoming = self._step + 1
         if not self.is_settled:
-            self._run.arm(self._schedule.wants_gradients(upcoming))
+            self._run.arm(self._schedule.wants_gradients(self._step + 1))
 
     def _before_optimizer(self, *_: Any) -> None:
         if not self.is_settled:
             self._schedule.before_optimizer()
-        self._run.entries.before_step()
+        self._run.entries.young.before()
 
     def _after_optimizer(self, *_: Any) -> None:
-        self._run.entries.after_step()
+        self._run.entries.young.after()
         if not self.is_settled:
             self._schedule.after_optimizer()

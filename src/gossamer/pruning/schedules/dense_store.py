@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights that train but do not run.
 
-A masked layer promises exact zeros wherever its weight is pruned. Schedules that go on training
-pruned weights keep those values here and lend them to the Parameter for the time of the optimizer's
+A masked layer promises exact zeros wherever its weight is pruned. Schedules that keep training
+pruned weights hold those values here and lend them to the Parameter for the time of the optimizer's
 step, in which momentum, weight decay and the update reach them as any other weight.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 
 from gossamer.patterns import Pattern
 from gossamer.pruning.schedules.allocation import checked_scores
-from gossamer.pruning.schedules.base import State
+from gossamer.pruning.schedules.base import State, WindowedSchedule
 from gossamer.pruning.schedules.run import Run, trained_entries
 
 
@@ -81,3 +82,27 @@ class DenseStore:
         for number, layer in enumerate(self._run.layers):
             for module in layer.everyone:
                 module.set_reach(None if reach is None else reach[number])
+
+
+@dataclass(eq=False, kw_only=True)
+class StoredSchedule(WindowedSchedule):
+    """A schedule whose pruned weights train as well, for as long as it has a store."""
+
+    _store: DenseStore | None = field(init=False, default=None)
+
+    def before_optimizer(self) -> None:
+        """Stored weights train as well."""
+        if self._store is not None:
+            self._store.lend()
+
+    def after_optimizer(self) -> None:
+        """What does not run goes back to the store."""
+        if self._store is not None:
+            self._store.collect()
+
+    def _load_store(self, state: State, reach: Sequence[torch.Tensor] | None) -> None:
+        """The store of a `state_dict`, if it had one; `reach` as in `DenseStore`."""
+        self._store = None
+        if "store" in state:
+            self._store = DenseStore(self.run)
+            self._store.load_state_dict(state["store"], reach)

@@ -9,6 +9,8 @@ The exchange happens after the optimizer's step, with the gradient of that same 
 code skips the optimizer at such steps instead.
 """
 
+from dataclasses import dataclass
+
 import torch
 
 from gossamer.errors import InputError
@@ -16,73 +18,50 @@ from gossamer.patterns import Pattern
 from gossamer.patterns.select import keep_largest
 from gossamer.pruning.schedules.allocation import (
     checked_scores,
-    layer_counts,
-    layer_masks,
     project,
     pruned_last,
+    random_scores,
 )
-from gossamer.pruning.schedules.base import Event, Schedule, State
+from gossamer.pruning.schedules.base import State, WindowedSchedule
 from gossamer.pruning.schedules.layers import SparseLayer
-from gossamer.pruning.schedules.moments import Window, cosine, uniform_scores
+from gossamer.pruning.schedules.moments import cosine
+from gossamer.pruning.schedules.run import Event
 
 _MAX_POSTPONED = 3
 
 
-class Dynamic(Schedule):
-    """Fixed counts, moving positions.
+@dataclass(eq=False, kw_only=True)
+class Dynamic(WindowedSchedule):
+    """Fixed counts, moving positions: exchanges happen at the window's steps.
 
-    Args:
-        density: of all layers together.
+    Attributes:
         budget: uniform or erk.
-        window: exchanges happen at its steps; step 0 draws the first mask.
         drop: fraction exchanged in the beginning.
-        seed: of the first mask and of SET's growth.
+        seed: of the first mask, drawn at step 0, and of SET's growth.
     """
 
+    drop: float
+    seed: int
     grows = True
-
-    def __init__(
-        self, *, density: float, budget: str, window: Window, drop: float, seed: int
-    ) -> None:
-        self._density, self._budget, self._window = density, budget, window
-        self._drop, self._seed = drop, seed
 
     def start(self) -> list[Event]:
         """A random mask."""
-        run = self.run
-        scores = [
-            uniform_scores(tuple(layer.mask.shape), self._seed, layer.name, 0).to(layer.mask.device)
-            for layer in run.layers
-        ]
-        counts = layer_counts(run, self._budget, self._density)
-        run.change(layer_masks(scores, counts, run.pattern), run.pattern)
-        return [run.event(0, "mask")]
+        self.prune(random_scores(self.run.layers, self.seed))
+        return [self.run.event(0, "mask")]
 
     def update(self, step: int) -> list[Event]:
         """Exchange, if it is due."""
         if not self._is_due(step):
             return []
-        return self._exchange(step, self._growth(step))
-
-    def is_settled(self, step: int) -> bool:
-        """From the end of the window on."""
-        return step >= self._window.end
+        return self._exchange(step, random_scores(self.run.layers, self.seed, step))
 
     def _is_due(self, step: int) -> bool:
         # At the end of the window the cosine is 0, there is nothing left to exchange.
-        return 0 < step < self._window.end and self._window.holds(step)
-
-    def _growth(self, step: int) -> list[torch.Tensor]:
-        """Scores of all positions, at least 0: the highest ones are grown."""
-        return [
-            uniform_scores(tuple(layer.mask.shape), self._seed, layer.name, step).to(
-                layer.mask.device
-            )
-            for layer in self.run.layers
-        ]
+        return 0 < step < self.window.end and self.window.holds(step)
 
     def _exchange(self, step: int, growth: list[torch.Tensor]) -> list[Event]:
-        run, fraction = self.run, cosine(self._drop, self._window.progress(step))
+        """Grow where `growth` [R, K], at least 0, is highest."""
+        run, fraction = self.run, cosine(self.drop, self.window.progress(step))
         masks, num_new = [], 0
         for layer, scores in zip(run.layers, growth, strict=True):
             mask = exchanged(layer, scores, fraction, run.pattern)
@@ -98,37 +77,21 @@ class SetSchedule(Dynamic):
     kind = "set"
 
 
+@dataclass(eq=False, kw_only=True)
 class RigL(Dynamic):
     """Grows where the dense gradient is largest; it is computed for these steps only.
 
-    Args:
-        density: of all layers together.
-        budget: uniform or erk.
-        window: exchanges happen at its steps; step 0 draws the first mask.
-        drop: fraction exchanged in the beginning.
-        seed: of the first mask.
+    Attributes:
         gradient_steps: the gradient is summed over so many steps up to the exchange.
     """
 
+    gradient_steps: int = 1
     kind = "rigl"
     _postponed = 0
 
-    def __init__(
-        self,
-        *,
-        density: float,
-        budget: str,
-        window: Window,
-        drop: float,
-        seed: int,
-        gradient_steps: int = 1,
-    ) -> None:
-        super().__init__(density=density, budget=budget, window=window, drop=drop, seed=seed)
-        self._gradient_steps = gradient_steps
-
     def wants_gradients(self, step: int) -> bool:
         """Up to update steps, and one step later where gradients were not finite."""
-        ahead = range(step, step + self._gradient_steps)
+        ahead = range(step, step + self.gradient_steps)
         return self._postponed > 0 or any(self._is_due(later) for later in ahead)
 
     def update(self, step: int) -> list[Event]:

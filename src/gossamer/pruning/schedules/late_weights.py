@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from gossamer.nn import CompactWeight, MaskedWeight
+from gossamer.nn import CompactWeight
 from gossamer.nn.optimizer_state import Part
+from gossamer.pruning.schedules.layers import AnySparse
 
 _GROWN_UP = 1e-3
 
@@ -41,7 +42,7 @@ class _Young:
 class YoungWeights:
     """Which weights of Adam's Parameters are young; `before` and `after` surround its step."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Adam) -> None:
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self._model = model
         self._optimizer = optimizer
         self._young: dict[str, _Young] = {}
@@ -104,7 +105,7 @@ class YoungWeights:
     def load_state_dict(
         self,
         state: dict[str, dict[str, torch.Tensor]],
-        layers: dict[str, MaskedWeight | CompactWeight],
+        layers: dict[str, AnySparse],
     ) -> None:
         """Positions and ages as they were, in `layers` of today."""
         self._young = {}
@@ -143,7 +144,7 @@ class YoungWeights:
 
     def whole_state(
         self,
-        layers: Mapping[str, MaskedWeight | CompactWeight],
+        layers: Mapping[str, AnySparse],
         parts: Mapping[nn.Parameter, Sequence[Mapping[str, torch.Tensor]]],
     ) -> dict[str, dict[str, torch.Tensor]]:
         """`state_dict`, from what `part_of` gave in all processes.
@@ -209,7 +210,7 @@ def _adult_age(beta2: float) -> int:
     return math.ceil(math.log(_GROWN_UP) / math.log(beta2)) if 0.0 < beta2 < 1.0 else 1
 
 
-def _trained(layer: MaskedWeight | CompactWeight) -> nn.Parameter:
+def _trained(layer: AnySparse) -> nn.Parameter:
     """The Parameter that an optimizer holds of a layer."""
     return layer.values if isinstance(layer, CompactWeight) else layer.weight_parameter()
 

@@ -18,6 +18,7 @@ from gossamer.pruning.plan import Plan, check_layer
 from gossamer.pruning.rules import Rules
 from gossamer.pruning.targets import find_targets
 
+AnySparse = MaskedWeight | CompactWeight
 # Layers whose masks a controller moves; two of them would undo each other's work.
 _CONTROLLED: "WeakSet[nn.Module]" = WeakSet()
 
@@ -37,10 +38,10 @@ class SparseLayer:
     twins: tuple[str, ...] = ()
 
     @property
-    def current(self) -> MaskedWeight | CompactWeight:
+    def current(self) -> AnySparse:
         """The layer as it is now."""
         module = self.model.get_submodule(self.name)
-        if not isinstance(module, MaskedWeight | CompactWeight):
+        if not isinstance(module, AnySparse):
             raise InputError(
                 f"{self.name}: was replaced by a {type(module).__name__} while a controller was"
                 " attached. Call ctl.close() before changing layers."

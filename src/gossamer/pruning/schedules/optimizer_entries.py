@@ -2,7 +2,7 @@
 """The optimizer's memory of single weights: cleared where a weight leaves or joins the training.
 
 Survivors are not touched, bit for bit. A weight that joins starts as a new Parameter would: its
-slots are zero and, with Adam, its own steps are counted (`young_weights`).
+slots are zero and, with Adam, its own steps are counted (`late_weights`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.nn import CompactWeight, MaskedWeight
-from gossamer.nn.optimizer_state import Part, check_state
+from gossamer.nn.optimizer_state import check_state
 from gossamer.pruning.schedules.late_weights import YoungWeights
+from gossamer.pruning.schedules.layers import AnySparse
 
 # Zero slots are the fresh state of each of these; Adam's step count is seen to by YoungWeights.
 _KNOWN = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop)
@@ -35,6 +35,9 @@ class OptimizerEntries:
         model: holds the weights.
         optimizer: trains them.
         grows: whether weights will join in the middle of the run.
+
+    Attributes:
+        young: weights whose own steps Adam must count; none with other optimizers.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, grows: bool) -> None:
@@ -50,8 +53,8 @@ class OptimizerEntries:
                 " reset_entries(parameter, where), or take a schedule that only prunes."
             )
         self.optimizer = optimizer
-        adam = isinstance(optimizer, torch.optim.Adam)
-        self._young = YoungWeights(model, optimizer) if grows and adam else None  # type: ignore[arg-type]
+        self._counts_ages = grows and isinstance(optimizer, torch.optim.Adam)
+        self.young = YoungWeights(model, optimizer)
 
     def check(self, name: str, parameter: nn.Parameter) -> None:
         """Raise InputError if the state of `parameter` cannot follow a mask."""
@@ -63,15 +66,14 @@ class OptimizerEntries:
     ) -> None:
         """Entries leave and join, bool tensors of the parameter's shape."""
         self.reset(parameter, dropped | grown)
-        if self._young is not None:
-            self._young.remove(name, dropped)
-            self._young.add(name, parameter, grown)
+        if self._counts_ages:
+            self.young.remove(name, dropped)
+            self.young.add(name, parameter, grown)
 
     def forget(self, name: str, parameter: nn.Parameter) -> None:
         """The whole Parameter starts anew."""
         self.optimizer.state.pop(parameter, None)
-        if self._young is not None:
-            self._young.clear(name)
+        self.young.clear(name)
 
     def reset(self, parameter: nn.Parameter, where: torch.Tensor) -> None:
         """Zero all slots at bool `where`, of the parameter's shape."""
@@ -82,40 +84,19 @@ class OptimizerEntries:
             if isinstance(value, torch.Tensor) and value.ndim and value.shape == parameter.shape:
                 value.masked_fill_(where, 0)
 
-    def before_step(self) -> None:
-        """Inside optimizer.step(), before weights change."""
-        if self._young is not None:
-            self._young.before()
-
-    def after_step(self) -> None:
-        """Inside optimizer.step(), after weights have changed."""
-        if self._young is not None:
-            self._young.after()
-
     def state_dict(self) -> dict[str, Any]:
         """What is not in the optimizer's own state."""
-        return {} if self._young is None else {"young": self._young.state_dict()}
+        return {"young": self.young.state_dict()} if self._counts_ages else {}
 
-    def load_state_dict(
-        self, state: dict[str, Any], layers: dict[str, MaskedWeight | CompactWeight]
-    ) -> None:
+    def load_state_dict(self, state: dict[str, Any], layers: dict[str, AnySparse]) -> None:
         """As `state_dict` gave it; `layers` are those of today, by name."""
-        if self._young is not None:
-            self._young.load_state_dict(state.get("young", {}), layers)
-
-    def follow(self, parts: Mapping[nn.Parameter, Part]) -> None:
-        """The optimizer holds parts of Parameters from now on."""
-        if self._young is not None:
-            self._young.follow(parts)
-
-    def part_of(self, parameter: nn.Parameter) -> dict[str, torch.Tensor]:
-        """What is known of single entries of a cut Parameter, by their places in the whole one."""
-        return {} if self._young is None else self._young.part_of(parameter)
+        if self._counts_ages:
+            self.young.load_state_dict(state.get("young", {}), layers)
 
     def whole_state(
         self,
-        layers: Mapping[str, MaskedWeight | CompactWeight],
+        layers: Mapping[str, AnySparse],
         parts: Mapping[nn.Parameter, Sequence[Mapping[str, torch.Tensor]]],
     ) -> dict[str, Any]:
         """`state_dict`, from what `part_of` gave in all processes."""
-        return {} if self._young is None else {"young": self._young.whole_state(layers, parts)}
+        return {"young": self.young.whole_state(layers, parts)} if self._counts_ages else {}

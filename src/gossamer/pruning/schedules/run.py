@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a schedule works on: layers, optimizer, length of the run, other processes.
+"""What a schedule works on: layers, optimizer, length of the run, other processes; its events.
 
 All masks move through `Run.change`: dropped weights become 0, weights that join start at 0, the
 optimizer's state follows, survivors are not touched, and replicas are compared.
@@ -7,7 +7,7 @@ optimizer's state follows, survivors are not touched, and replicas are compared.
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -17,9 +17,32 @@ from torch import nn
 from gossamer.errors import DistributedError, InputError
 from gossamer.nn.masked import GradientSum, MaskedWeight
 from gossamer.patterns import Pattern, Unstructured
-from gossamer.pruning.schedules.base import Event
-from gossamer.pruning.schedules.layers import SparseLayer
+from gossamer.pruning.schedules.layers import AnySparse, SparseLayer
 from gossamer.pruning.schedules.optimizer_entries import OptimizerEntries
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something a schedule did.
+
+    Attributes:
+        step: the optimizer steps done so far.
+        kind: "mask" (masks moved), "dense" (all weights are back), "rewind" (weights or learning
+            rate went back; `details["lr_step"]` is the step whose learning rate comes next),
+            "distance" (an Early-Bird look), "ticket" (its mask is drawn), "postponed" (gradients
+            were not finite, tried again one step later).
+        sparsity: of the pruned layers, afterwards.
+        details: numbers and texts that belong to the kind.
+    """
+
+    step: int
+    kind: str
+    sparsity: float
+    details: dict[str, float | int | str | bool] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        return asdict(self)
 
 
 @dataclass(eq=False)
@@ -62,9 +85,13 @@ class Run:
         dist.all_reduce(everywhere, group=self.shards)
         self._elsewhere = int(everywhere[0]) - total, int(everywhere[1]) - kept
 
+    def current(self) -> dict[str, AnySparse]:
+        """The layers as they are now, by name."""
+        return {layer.name: layer.current for layer in self.layers}
+
     def _counts(self) -> tuple[int, int]:
         """Weights of the layers of this process, and how many of them are kept."""
-        current = [layer.current for layer in self.layers]
+        current = self.current().values()
         total = sum(module.matrix_shape[0] * module.matrix_shape[1] for module in current)
         return total, sum(module.nnz for module in current)
 
@@ -163,8 +190,8 @@ class Run:
     def digest(self) -> str:
         """sha256 over the masks of all layers."""
         whole = hashlib.sha256()
-        for layer in self.layers:
-            whole.update(f"{layer.name}:{layer.current.mask_digest()};".encode())
+        for name, module in self.current().items():
+            whole.update(f"{name}:{module.mask_digest()};".encode())
         return whole.hexdigest()
 
     def _compare_replicas(self) -> None:
