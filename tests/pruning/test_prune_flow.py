@@ -12,7 +12,7 @@ from gossamer.pruning.calibration.batches import Batch, as_batches
 from gossamer.pruning.calibration.calibrated import CalibratedPruning, Journal
 from gossamer.pruning.calibration.flow import stops
 from gossamer.pruning.calibration.journal import DiskJournal, data_digest, model_digest
-from gossamer.pruning.calibration.moments import gram, input_rows, moments
+from gossamer.pruning.calibration.statistics import gram, input_rows, moments
 from gossamer.pruning.methods import make_method
 from gossamer.zoo import TinyEncoder
 

@@ -16,10 +16,10 @@ from torch import nn
 
 from gossamer.errors import RecipeError
 from gossamer.pruning.calibration.batches import Batch
-from gossamer.pruning.calibration.calibrated import evaluating
 from gossamer.pruning.calibration.flow import stops
 from gossamer.pruning.calibration.live_memory import LiveBytes
-from gossamer.pruning.calibration.moments import gram
+from gossamer.pruning.calibration.modes import evaluating
+from gossamer.pruning.calibration.statistics import gram
 from gossamer.pruning.methods import METHODS, Method
 from gossamer.pruning.solvers.problem import LayerProblem
 from gossamer.pruning.targets import Target

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy, normalize
 
 from gossamer.data.samples import Pair, padded_batches, sentences
 from gossamer.errors import InputError
-from gossamer.pruning.calibration.calibrated import evaluating
+from gossamer.pruning.calibration.modes import evaluating
 from gossamer.running.text.embedding import pool
 
 _BATCH_TOKENS = 4096

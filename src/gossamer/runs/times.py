@@ -11,7 +11,7 @@ from torch import nn
 
 from gossamer.ops.timing import Duel, duel
 from gossamer.pruning.calibration.batches import call_on_batch
-from gossamer.pruning.calibration.calibrated import evaluating
+from gossamer.pruning.calibration.modes import evaluating
 from gossamer.report.report import Report
 from gossamer.running.layers.choose import Call, Chooser, Rival
 from gossamer.running.layers.compiler import compile as compile_model

@@ -14,8 +14,8 @@ from gossamer.errors import PatternError
 from gossamer.patterns import Pattern, Unstructured, kept_count
 from gossamer.pruning.budgets.table import Budget, BudgetLayer
 from gossamer.pruning.calibration.batches import Batch
-from gossamer.pruning.calibration.calibrated import check_all_met, evaluating, weight_and_mask
-from gossamer.pruning.calibration.flow import stops
+from gossamer.pruning.calibration.calibrated import check_all_met, met_targets, weight_and_mask
+from gossamer.pruning.calibration.modes import evaluating
 from gossamer.pruning.calibration.statistics import Statistics
 from gossamer.pruning.methods import wanda
 from gossamer.pruning.solvers.problem import LayerProblem, Needed, Solve
@@ -174,13 +174,10 @@ def _meet(
 ) -> None:
     """Call `see` with every target and the moments of its inputs, one target at a time."""
     statistics = Statistics(needed, batches)
-    by_module = {id(target.module): target for target in targets}
-    modules: list[nn.Module] = [target.module for target in targets]
     met = set()
     with evaluating(model), torch.no_grad():
         statistics.look_ahead(model, targets)
-        for stop in stops([batch.call(model) for batch in batches], modules):
-            target = by_module[id(stop.module)]
+        for target, stop in met_targets(model, batches, targets):
             moments = statistics.of(target, stop)
             if moments is not None:
                 see(target, moments)

@@ -4,7 +4,6 @@
 import copy
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -17,6 +16,7 @@ from gossamer.patterns import Pattern
 from gossamer.pruning.calibration.batches import Batch
 from gossamer.pruning.calibration.flow import Stop, stops
 from gossamer.pruning.calibration.live_memory import give_back_free_memory
+from gossamer.pruning.calibration.modes import evaluating
 from gossamer.pruning.calibration.statistics import Statistics
 from gossamer.pruning.methods import Method
 from gossamer.pruning.solvers.gram import damped
@@ -165,25 +165,29 @@ def _walk(
     batches: Sequence[Batch],
     targets: Sequence[Target],
 ) -> Iterator[tuple[Target, Stop, Stop | None]]:
-    """The targets in the order in which data meets them, beside the dense model's stop if asked."""
-    by_module = {id(target.module): target for target in targets}
-    modules: list[nn.Module] = [target.module for target in targets]
-    flow = stops([batch.call(model) for batch in batches], modules)
+    """The targets as data meets them, each with the dense model's stop if there is a teacher."""
+    flow = met_targets(model, batches, targets)
     if teacher is None:
-        for stop in flow:
-            yield by_module[id(stop.module)], stop, None
+        yield from ((target, stop, None) for target, stop in flow)
         return
-    names = {id(module): name for name, module in teacher.named_modules()}
-    twins = [teacher.get_submodule(target.name) for target in targets]
-    beside = stops([batch.call(teacher) for batch in batches], twins)
-    for stop, dense in zip(flow, beside, strict=True):
-        target = by_module[id(stop.module)]
-        if names[id(dense.module)] != target.name or dense.batches != stop.batches:
+    twins = [replace(target, module=teacher.get_submodule(target.name)) for target in targets]
+    dense_flow = met_targets(teacher, batches, twins)
+    for (target, stop), (twin, dense) in zip(flow, dense_flow, strict=True):
+        if twin.name != target.name or dense.batches != stop.batches:
             raise InputError(
                 f"{target.name}: pruned and dense model took different ways through the model, so"
                 " match='dense' cannot compare them. Use match='pruned'."
             )
         yield target, stop, dense
+
+
+def met_targets(
+    model: nn.Module, batches: Sequence[Batch], targets: Sequence[Target]
+) -> Iterator[tuple[Target, Stop]]:
+    """The targets in the order in which data meets them, with what is about to enter each."""
+    by_module: dict[nn.Module, Target] = {target.module: target for target in targets}
+    for stop in stops([batch.call(model) for batch in batches], list(by_module)):
+        yield by_module[stop.module], stop
 
 
 def weight_and_mask(target: Target) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -221,25 +225,3 @@ def check_all_met(targets: Sequence[Target], met: Collection[str], consequence: 
             " nn.MultiheadAttention does with out_proj. Give other data, or add the layer to"
             " ignore=[...]."
         )
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode without caches of keys and values inside, everything as it was afterwards.
-
-    Decoders of transformers remember keys and values of every layer for a next token: with all
-    batches on their way at once, that is more memory than everything else together.
-    """
-    modes = {module: module.training for module in model.modules()}
-    configs = [getattr(module, "config", None) for module in modes]
-    caching = {id(c): c for c in configs if getattr(c, "use_cache", None) is True}.values()
-    try:
-        model.eval()
-        for config in caching:
-            setattr(config, "use_cache", False)  # noqa: B010 (its type is not known here)
-        yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
-        for config in caching:
-            setattr(config, "use_cache", True)  # noqa: B010

@@ -9,7 +9,7 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.pruning.calibration.batches import call_on_batch
-from gossamer.pruning.calibration.calibrated import evaluating
+from gossamer.pruning.calibration.modes import evaluating, hooked
 from gossamer.pruning.targets import Target
 
 # Rows kept per layer: the first ones seen. 4096 x 768 floats are 12 MiB.
@@ -44,13 +44,9 @@ def collect_inputs(
         for target in targets
         for module in (target.module, *(twin for _, twin in target.twins))
     ]
-    try:
-        with evaluating(model), torch.no_grad():
-            for batch in data:
-                call_on_batch(model, batch)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with hooked(handles), evaluating(model), torch.no_grad():
+        for batch in data:
+            call_on_batch(model, batch)
     for name, seen in rows.items():
         if not seen:
             raise InputError(

@@ -14,7 +14,7 @@ from gossamer.data.tasks.image_files import read_pairs
 from gossamer.errors import InputError
 from gossamer.io.safe_files.array_file import open_arrays
 from gossamer.nn.batch import Batch
-from gossamer.pruning.calibration.calibrated import evaluating
+from gossamer.pruning.calibration.modes import evaluating
 from gossamer.pruning.gradients.losses import output_of
 from gossamer.runs.calibration import Quality
 from gossamer.runs.stages.recover_data import RecoverySamples
