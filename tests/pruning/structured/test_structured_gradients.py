@@ -6,14 +6,10 @@ import torch
 from structured_models import FAMILY_NAMES, FILTERS, HEADS, UNEVEN, loss, make_ids, make_model
 
 from gossamer.errors import InputError
-from gossamer.pruning.structured import (
-    cost_tables,
-    find_units,
-    fisher_scores,
-    mask_gradients,
-    scaled_units,
-    slim,
-)
+from gossamer.pruning.structured import find_units, slim
+from gossamer.pruning.structured.costs import cost_tables
+from gossamer.pruning.structured.gradients import fisher_scores, mask_gradients
+from gossamer.pruning.structured.masks import scaled_units
 
 FLOAT32_NORMS = ("llama", "qwen2", "mistral")
 

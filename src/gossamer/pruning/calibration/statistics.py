@@ -75,7 +75,11 @@ class Statistics:
         """
         if self._needed == "none":
             return
-        names = {m: t.name for t in targets for m in (t.module, *(twin for _, twin in t.twins))}
+        names: dict[nn.Module, str] = {
+            module: target.name
+            for target in targets
+            for module in (target.module, *(twin for _, twin in target.twins))
+        }
         calls: Counter[str] = Counter()
 
         def count(module: nn.Module, args: object) -> None:

@@ -14,14 +14,12 @@ from gossamer.errors import InputError
 from gossamer.patterns import VNM
 from gossamer.pruning.gradients.fisher import FisherBlocks, saliency
 from gossamer.pruning.gradients.pairs import choose_by_pairs
-from gossamer.pruning.gradients.passes import GradientPasses
-from gossamer.pruning.gradients.scores import Scores, Solutions, check_reached
+from gossamer.pruning.gradients.scores import GradientMethod, GradientProblems, check_reached
 from gossamer.pruning.solvers.problem import LayerProblem, LayerSolution, select
-from gossamer.pruning.targets import Target
 
 
 @dataclass(frozen=True)
-class OBERT:
+class OBERT(GradientMethod):
     """The method and its settings.
 
     Attributes:
@@ -61,32 +59,20 @@ class OBERT:
                 " that needs no gradients, such as sparsegpt or wanda."
             )
 
-    def scores(
-        self,
-        passes: GradientPasses,
-        targets: Sequence[Target],
-        problems: Sequence[LayerProblem],
-    ) -> Iterator[Scores]:
+    def scores(self, problems: GradientProblems) -> Iterator[tuple[int, torch.Tensor]]:
         """(index of the target, saliencies of its single weights)."""
-        for index, blocks in self._blocks(passes, targets, problems):
-            weight_RK = problems[index].weight_RK
+        for index, blocks in self._blocks(problems):
+            weight_RK = problems.layers[index].weight_RK
             yield index, saliency(weight_RK, blocks.neighbours()[0]).to(weight_RK.dtype)
 
-    def solutions(
-        self,
-        passes: GradientPasses,
-        targets: Sequence[Target],
-        problems: Sequence[LayerProblem],
-    ) -> Iterator[Solutions]:
+    def solutions(self, problems: GradientProblems) -> Iterator[tuple[int, LayerSolution]]:
         """(index of the target, its mask and new weights)."""
-        for index, blocks in self._blocks(passes, targets, problems):
-            problem = problems[index]
-            mask_RK = self._mask(problem, blocks)
-            weight_RK = blocks.update(problem.weight_RK, mask_RK)
-            yield (
-                index,
-                LayerSolution(weight_RK, mask_RK, _notes(len(passes.batches), self.num_needed)),
-            )
+        notes = _notes(len(problems.passes.batches), self.num_needed)
+        for index, blocks in self._blocks(problems):
+            layer = problems.layers[index]
+            mask_RK = self._mask(layer, blocks)
+            weight_RK = blocks.update(layer.weight_RK, mask_RK)
+            yield index, LayerSolution(weight_RK, mask_RK, notes)
 
     def _mask(self, problem: LayerProblem, blocks: FisherBlocks) -> torch.Tensor:
         diagonal_RK, next_RK = blocks.neighbours()
@@ -100,12 +86,7 @@ class OBERT:
             # pattern, which looks at each row's best two, finds a way to stay inside.
         return select(problem, saliency(problem.weight_RK, diagonal_RK))
 
-    def _blocks(
-        self,
-        passes: GradientPasses,
-        targets: Sequence[Target],
-        problems: Sequence[LayerProblem],
-    ) -> Iterator[tuple[int, FisherBlocks]]:
+    def _blocks(self, problems: GradientProblems) -> Iterator[tuple[int, FisherBlocks]]:
         """Layer by layer, with all gradients of the layer.
 
         The inverse of a block needs all of its gradients, so they are held: passes x weights
@@ -115,20 +96,18 @@ class OBERT:
         the number of passes; it would pay only for many more passes than that.
         The result does not depend on the groups: nothing is written before the last one.
         """
+        passes, layers = problems.passes, problems.layers
         num_passes = len(passes.batches)
-        for group in _groups(problems, num_passes, self.max_bytes):
-            weights = [problems[i].weight_RK for i in group]
+        for group in _groups(layers, num_passes, self.max_bytes):
+            weights = [layers[i].weight_RK for i in group]
             held = [weight_RK.new_empty(num_passes, *weight_RK.shape) for weight_RK in weights]
-            for number, gradients in enumerate(passes.each([targets[i] for i in group])):
+            for number, gradients in enumerate(passes.each([problems.targets[i] for i in group])):
                 for gradients_PRK, gradient_RK in zip(held, gradients, strict=True):
                     gradients_PRK[number] = gradient_RK
             for i in group:
-                gradients_PRK = held.pop(0)
-                check_reached(problems[i], gradients_PRK)
-                yield (
-                    i,
-                    FisherBlocks(problems[i].name, gradients_PRK, self.fisher_block, self.damping),
-                )
+                gradients_PRK, layer = held.pop(0), layers[i]
+                check_reached(layer, gradients_PRK)
+                yield i, FisherBlocks(layer.name, gradients_PRK, self.fisher_block, self.damping)
 
 
 def _notes(num_passes: int, num_needed: int) -> tuple[str, ...]:

@@ -5,7 +5,6 @@ Legend: R rows (outputs), K columns (inputs, or inputs x kernel).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,8 +40,7 @@ class GradientPasses:
         of them; call it inside `kept_flags`.
         """
         wanted = [target.weight for target in targets]
-        for parameter in self.model.parameters():
-            parameter.requires_grad_(False)
+        self.model.requires_grad_(False)
         for weight in wanted:
             weight.requires_grad_(True)
         for number, batch in enumerate(self.batches):
@@ -55,17 +53,6 @@ class GradientPasses:
                 _matrix(weight, gradient, target.name, number)
                 for weight, gradient, target in zip(wanted, found, targets, strict=True)
             ]
-
-
-@contextmanager
-def kept_flags(model: nn.Module) -> Iterator[None]:
-    """Every parameter's requires_grad afterwards as before."""
-    before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    try:
-        yield
-    finally:
-        for parameter, flag in before:
-            parameter.requires_grad_(flag)
 
 
 def in_samples(batches: Sequence[Batch]) -> list[Batch]:

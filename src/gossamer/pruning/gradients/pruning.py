@@ -2,9 +2,9 @@
 """Pruning by gradients of a loss: all gradients at the given weights, then all new weights."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,41 +13,22 @@ from gossamer.errors import InputError
 from gossamer.nn import unchanged_on_error
 from gossamer.patterns import Pattern, Unstructured
 from gossamer.pruning.calibration.batches import Batch
-from gossamer.pruning.calibration.calibrated import (
-    LayerProgress,
-    check_inside,
-    evaluating,
-    weight_and_mask,
-)
+from gossamer.pruning.calibration.calibrated import LayerProgress, check_inside, weight_and_mask
+from gossamer.pruning.calibration.modes import evaluating, kept_flags
 from gossamer.pruning.gradients.obert import OBERT
-from gossamer.pruning.gradients.passes import GradientPasses, Loss, kept_flags
-from gossamer.pruning.gradients.scores import Scores, Solutions, fisher, taylor
+from gossamer.pruning.gradients.passes import GradientPasses, Loss
+from gossamer.pruning.gradients.scores import GradientMethod, GradientProblems, fisher, taylor
 from gossamer.pruning.solvers.problem import LayerProblem, LayerSolution
 from gossamer.pruning.targets import Target
 from gossamer.registry import Registry
 
-
-class GradientMethod(Protocol):
-    """What turns gradients into scores, and into masks and weights."""
-
-    def scores(
-        self,
-        passes: GradientPasses,
-        targets: Sequence[Target],
-        problems: Sequence[LayerProblem],
-    ) -> Iterator[Scores]:
-        """(index of the target, scores [R, K]) of every target, in any order."""
-        ...
-
-    def solutions(
-        self,
-        passes: GradientPasses,
-        targets: Sequence[Target],
-        problems: Sequence[LayerProblem],
-    ) -> Iterator[Solutions]:
-        """(index of the target, mask and weights) of every target, in any order."""
-        ...
-
+__all__ = [
+    "GRADIENT_METHODS",
+    "GradientMethod",
+    "make_gradient_method",
+    "prune_by_gradients",
+    "score_by_gradients",
+]
 
 _STUB = """\
 from gossamer.pruning.gradients.pruning import GRADIENT_METHODS
@@ -100,15 +81,15 @@ def prune_by_gradients(
         progress: called after each layer.
     """
     prune = make_gradient_method(method) if isinstance(method, str) else method
-    passes = GradientPasses(model, batches, loss)
     solutions: dict[str, LayerSolution] = {}
     weights = [target.weight for target in targets]
     with unchanged_on_error(model, contents=weights), evaluating(model), kept_flags(model):
-        problems = _problems(targets, counts, pattern)
+        passes = GradientPasses(model, batches, loss)
+        problems = _problems(passes, targets, counts, pattern)
         started = time.perf_counter()
-        for index, solution in prune.solutions(passes, targets, problems):
+        for index, solution in prune.solutions(problems):
             name = targets[index].name
-            check_inside(problems[index], solution)
+            check_inside(problems.layers[index], solution)
             solutions[name] = solution
             seconds = time.perf_counter() - started
             progress(
@@ -136,9 +117,9 @@ def score_by_gradients(
     passes = GradientPasses(model, batches, loss)
     found: dict[str, torch.Tensor] = {}
     with evaluating(model), kept_flags(model):
-        problems = _problems(targets, [0] * len(targets), Unstructured())
-        for index, scores_RK in rank.scores(passes, targets, problems):
-            allowed_RK = problems[index].allowed_RK
+        problems = _problems(passes, targets, [0] * len(targets), Unstructured())
+        for index, scores_RK in rank.scores(problems):
+            allowed_RK = problems.layers[index].allowed_RK
             if allowed_RK is not None:
                 scores_RK = scores_RK.masked_fill(~allowed_RK, -torch.inf)
             found[targets[index].name] = scores_RK
@@ -146,11 +127,11 @@ def score_by_gradients(
 
 
 def _problems(
-    targets: Sequence[Target], counts: Sequence[int], pattern: Pattern
-) -> list[LayerProblem]:
-    problems = []
+    passes: GradientPasses, targets: Sequence[Target], counts: Sequence[int], pattern: Pattern
+) -> GradientProblems:
+    layers = []
     for target, count in zip(targets, counts, strict=True):
         weight_RK, allowed_RK = weight_and_mask(target)
         pattern.check_shape((weight_RK.shape[0], weight_RK.shape[1]), f"{target.name}.weight")
-        problems.append(LayerProblem(target.name, weight_RK, None, pattern, count, allowed_RK))
-    return problems
+        layers.append(LayerProblem(target.name, weight_RK, None, pattern, count, allowed_RK))
+    return GradientProblems(passes, targets, layers)

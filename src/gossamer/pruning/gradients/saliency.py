@@ -7,7 +7,7 @@ they find is how many weights a layer needs, not which ones.
 
 import copy
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -16,7 +16,8 @@ from torch import nn
 from gossamer.errors import InputError
 from gossamer.nn import MaskedWeight
 from gossamer.pruning.calibration.batches import Batch
-from gossamer.pruning.gradients.passes import GradientPasses, Loss, kept_flags
+from gossamer.pruning.calibration.modes import hooked, kept_flags
+from gossamer.pruning.gradients.passes import GradientPasses, Loss
 from gossamer.pruning.targets import Target
 
 
@@ -91,8 +92,7 @@ def synflow(model: nn.Module, names: Sequence[str], batch: Batch) -> list[torch.
         if not isinstance(layer, MaskedWeight):
             raise InputError(f"synflow: {name} is not a masked layer.")
         weights.append(layer.weight_parameter())
-    for parameter in linear.parameters():
-        parameter.requires_grad_(True)
+    linear.requires_grad_(True)
     with torch.enable_grad():
         output = linear(ones)
         if not isinstance(output, torch.Tensor):
@@ -125,8 +125,7 @@ def _as_before(model: nn.Module) -> Iterator[None]:
                     buffer.copy_(saved)
 
 
-@contextmanager
-def _divided_logits(model: nn.Module, temperature: float) -> Iterator[None]:
+def _divided_logits(model: nn.Module, temperature: float) -> AbstractContextManager[None]:
     def divide(_: nn.Module, __: Any, output: Any) -> Any:
         if isinstance(output, torch.Tensor):
             return output / temperature
@@ -135,12 +134,7 @@ def _divided_logits(model: nn.Module, temperature: float) -> Iterator[None]:
             " it gives its logits, or set temperature: 1."
         )
 
-    handle = model.register_forward_hook(divide) if temperature != 1.0 else None
-    try:
-        yield
-    finally:
-        if handle is not None:
-            handle.remove()
+    return hooked([model.register_forward_hook(divide)] if temperature != 1.0 else [])
 
 
 def user_passes(model: nn.Module, data: Sequence[Any], loss: Any) -> GradientPasses:

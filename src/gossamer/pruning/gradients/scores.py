@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores from running sums of gradients: nothing but one tensor per layer is held.
+"""What a gradient method is, and scores from running sums of gradients.
+
+A running sum holds nothing but one tensor per layer.
 
 Legend: R rows, K columns.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -14,12 +17,39 @@ from gossamer.pruning.gradients.passes import GradientPasses
 from gossamer.pruning.solvers.problem import LayerProblem, LayerSolution, select
 from gossamer.pruning.targets import Target
 
-Scores = tuple[int, torch.Tensor]
-Solutions = tuple[int, LayerSolution]
+
+@dataclass(frozen=True)
+class GradientProblems:
+    """Layers to prune, and where their gradients come from.
+
+    Attributes:
+        passes: over the data.
+        targets: layers.
+        layers: the problem of each.
+    """
+
+    passes: GradientPasses
+    targets: Sequence[Target]
+    layers: Sequence[LayerProblem]
+
+
+class GradientMethod(ABC):
+    """What turns gradients into scores, and into masks and weights."""
+
+    @abstractmethod
+    def scores(self, problems: GradientProblems) -> Iterator[tuple[int, torch.Tensor]]:
+        """(index of the target, scores [R, K]) of every target, in any order."""
+
+    def solutions(self, problems: GradientProblems) -> Iterator[tuple[int, LayerSolution]]:
+        """(index of the target, mask and weights) of every target, in any order."""
+        for index, scores_RK in self.scores(problems):
+            layer = problems.layers[index]
+            mask_RK = select(layer, scores_RK)
+            yield index, LayerSolution(torch.where(mask_RK, layer.weight_RK, 0.0), mask_RK)
 
 
 @dataclass(frozen=True)
-class RunningMean:
+class RunningMean(GradientMethod):
     """A method whose score is a mean over backward passes, times something of the weight.
 
     Attributes:
@@ -30,34 +60,16 @@ class RunningMean:
     of_gradient: Callable[[torch.Tensor], torch.Tensor]
     of_weight: Callable[[torch.Tensor], torch.Tensor]
 
-    def scores(
-        self,
-        passes: GradientPasses,
-        targets: Sequence[Target],
-        problems: Sequence[LayerProblem],
-    ) -> Iterator[Scores]:
+    def scores(self, problems: GradientProblems) -> Iterator[tuple[int, torch.Tensor]]:
         """(index of the target, scores [R, K]) of all targets, after one round of passes."""
-        means = [torch.zeros_like(problem.weight_RK) for problem in problems]
-        num_passes = 0
-        for gradients in passes.each(targets):
-            num_passes += 1
+        passes, layers = problems.passes, problems.layers
+        means = [torch.zeros_like(layer.weight_RK) for layer in layers]
+        for gradients in passes.each(problems.targets):
             for mean_RK, gradient_RK in zip(means, gradients, strict=True):
                 mean_RK.add_(self.of_gradient(gradient_RK))
-        for index, (mean_RK, problem) in enumerate(zip(means, problems, strict=True)):
-            check_reached(problem, mean_RK)
-            yield index, self.of_weight(problem.weight_RK) * mean_RK.div_(num_passes)
-
-    def solutions(
-        self,
-        passes: GradientPasses,
-        targets: Sequence[Target],
-        problems: Sequence[LayerProblem],
-    ) -> Iterator[Solutions]:
-        """(index of the target, its mask; kept weights stay as they are)."""
-        for index, scores_RK in self.scores(passes, targets, problems):
-            mask_RK = select(problems[index], scores_RK)
-            weight_RK = torch.where(mask_RK, problems[index].weight_RK, 0.0)
-            yield index, LayerSolution(weight_RK, mask_RK)
+        for index, (mean_RK, layer) in enumerate(zip(means, layers, strict=True)):
+            check_reached(layer, mean_RK)
+            yield index, self.of_weight(layer.weight_RK) * mean_RK.div_(len(passes.batches))
 
 
 def taylor() -> RunningMean:

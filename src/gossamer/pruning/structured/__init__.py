@@ -1,36 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Structured post-training pruning: whole heads and filters go, the model gets smaller for good."""
+"""Structured post-training pruning: whole heads and filters go, the model gets smaller for good.
 
-from gossamer.nn.slimming import UnitGroup
-from gossamer.pruning.structured.costs import cost_tables
-from gossamer.pruning.structured.gradients import fisher_scores, mask_gradients
-from gossamer.pruning.structured.masks import mask_factors, scaled_units
-from gossamer.pruning.structured.pipeline import prune_structured
-from gossamer.pruning.structured.rearrange import pruned_objective, rearrange_units
-from gossamer.pruning.structured.result import BlockUnits, StageLog, StructuredResult
-from gossamer.pruning.structured.search import best_units, search_units, two_lists
-from gossamer.pruning.structured.slim import slim
-from gossamer.pruning.structured.tune import SubLayerFit, reconstruct
-from gossamer.pruning.structured.units import find_units
+Start with `prune_structured`. It takes gradients of mask variables (`gradients`), searches for the
+best units within a budget (`costs`, `search`, `rearrange`), cuts the others out (`units`) and fits
+what is left to the dense model (`tune`, with `replay` and `least_squares`).
+"""
 
-__all__ = [
-    "BlockUnits",
-    "StageLog",
-    "StructuredResult",
-    "SubLayerFit",
-    "UnitGroup",
-    "best_units",
-    "cost_tables",
-    "find_units",
-    "fisher_scores",
-    "mask_factors",
-    "mask_gradients",
-    "prune_structured",
-    "pruned_objective",
-    "rearrange_units",
-    "reconstruct",
-    "scaled_units",
-    "search_units",
-    "slim",
-    "two_lists",
-]
+from gossamer.pruning.structured.pipeline import StructuredResult, prune_structured
+from gossamer.pruning.structured.units import find_units, slim
+
+__all__ = ["StructuredResult", "find_units", "prune_structured", "slim"]

@@ -5,6 +5,7 @@ Legend: S samples or batches, U units of one group.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -12,20 +13,20 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.nn.slimming import UnitGroup
-from gossamer.pruning.structured.masks import frozen
+from gossamer.pruning.calibration.modes import frozen, hooked
 
 Loss = Callable[[nn.Module, Any], torch.Tensor]
 Fisher = Literal["batch", "sample"]
 
 
+@dataclass
 class _Variables:
     """Mask variables of one group that come into being with the calls of its consumer."""
 
-    def __init__(self, group: UnitGroup, fisher: Fisher) -> None:
-        self.group = group
-        self.fisher = fisher
-        self.rows = 0
-        self.variables: list[torch.Tensor] = []
+    group: UnitGroup
+    fisher: Fisher
+    rows: int = 0
+    variables: list[torch.Tensor] = field(default_factory=list)
 
     def note_rows(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The block is entered: its first dimension is the samples."""
@@ -93,17 +94,13 @@ def mask_gradients(
         for holder in holders
     ]
     rows: list[list[torch.Tensor]] = [[] for _ in holders]
-    try:
-        with frozen(model), torch.enable_grad():
-            for batch in batches:
-                value = loss(model, batch)
-                _check_loss(value)
-                value.backward()  # type: ignore[no-untyped-call]
-                for seen, holder in zip(rows, holders, strict=True):
-                    seen.append(holder.take().detach())
-    finally:
-        for handle in handles:
-            handle.remove()
+    with hooked(handles), frozen(model), torch.enable_grad():
+        for batch in batches:
+            value = loss(model, batch)
+            _check_loss(value)
+            value.backward()  # type: ignore[no-untyped-call]
+            for seen, holder in zip(rows, holders, strict=True):
+                seen.append(holder.take().detach())
     if not rows[0]:
         raise InputError("batches: there is none; gradients need calibration data.")
     found = iter([torch.cat(seen) for seen in rows])

@@ -5,45 +5,27 @@ The factor acts on the input of the consumer (output projection, down matrix), s
 serves every family.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import nn
 
 from gossamer.nn.slimming import UnitGroup
+from gossamer.pruning.calibration.modes import hooked
 
 
-@contextmanager
-def scaled_units(groups: Sequence[UnitGroup], factors: Sequence[torch.Tensor]) -> Iterator[None]:
+def scaled_units(
+    groups: Sequence[UnitGroup], factors: Sequence[torch.Tensor]
+) -> AbstractContextManager[None]:
     """Inside, every group's units are multiplied by its factors [units]."""
-    handles = [
-        group.consumer.register_forward_pre_hook(_scale(group, factor))
-        for group, factor in zip(groups, factors, strict=True)
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-@contextmanager
-def frozen(model: nn.Module) -> Iterator[None]:
-    """Inside, the model is in eval mode and its parameters get no gradient; both are restored."""
-    modes = {module: module.training for module in model.modules()}
-    needs = {parameter: parameter.requires_grad for parameter in model.parameters()}
-    try:
-        model.eval()
-        for parameter in needs:
-            parameter.requires_grad_(False)
-        yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
-        for parameter, need in needs.items():
-            parameter.requires_grad_(need)
+    return hooked(
+        [
+            group.consumer.register_forward_pre_hook(_scale(group, factor))
+            for group, factor in zip(groups, factors, strict=True)
+        ]
+    )
 
 
 def mask_factors(groups: Sequence[UnitGroup], kept: Sequence[Sequence[int]]) -> list[torch.Tensor]:

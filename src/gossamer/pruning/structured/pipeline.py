@@ -4,27 +4,89 @@
 import copy
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.nn.matrix_layer import matrix_of, set_matrix
-from gossamer.nn.slimming import UnitGroup
 from gossamer.pruning.structured.costs import Cost, cost_tables
 from gossamer.pruning.structured.gradients import Fisher, Loss, fisher_scores, mask_gradients
 from gossamer.pruning.structured.masks import mask_factors, scaled_units
 from gossamer.pruning.structured.rearrange import pruned_objective, rearrange_units
 from gossamer.pruning.structured.replay import Keep
-from gossamer.pruning.structured.result import BlockUnits, Evaluate, StageLog, StructuredResult
 from gossamer.pruning.structured.search import best_units
-from gossamer.pruning.structured.slim import slim
 from gossamer.pruning.structured.tune import Method, reconstruct
-from gossamer.pruning.structured.units import find_units
+from gossamer.pruning.structured.units import find_units, slim
 
 Teacher = Literal["dense", "sqrt"]
+# evaluate(model): higher is better.
+Evaluate = Callable[[nn.Module], float]
+
+
+@dataclass(frozen=True)
+class StageLog:
+    """One stage.
+
+    Attributes:
+        name: gradients, search, rearrange, slim, tune or refit.
+        figure: its own objective: estimated rise of the loss (search, rearrange), mean relative
+            error of sub-layers on the held-out quarter (tune, refit), None for the others.
+        score: what `evaluate` said after it, None if it was not asked.
+        kept: False if the state before it scored better and was taken back.
+        seconds: time of the stage, evaluation not counted.
+    """
+
+    name: str
+    figure: float | None
+    score: float | None
+    kept: bool
+    seconds: float
+
+
+@dataclass(frozen=True)
+class BlockUnits:
+    """Units of one block that are left, by their numbers in the dense model."""
+
+    name: str
+    heads: tuple[int, ...]
+    filters: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StructuredResult:
+    """The slim model and how it came about.
+
+    Attributes:
+        model: the model that was given, now smaller.
+        fraction: cost of the blocks that is left, of the dense one.
+        stages: in order.
+        blocks: what is left of every block.
+        notes: sub-layers that could not be fitted, and why.
+    """
+
+    model: nn.Module
+    fraction: float
+    stages: tuple[StageLog, ...]
+    blocks: tuple[BlockUnits, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def seconds(self) -> float:
+        """Time of all stages."""
+        return sum(stage.seconds for stage in self.stages)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready, without the model."""
+        return {
+            "fraction": self.fraction,
+            "seconds": self.seconds,
+            "stages": [asdict(stage) for stage in self.stages],
+            "blocks": [asdict(block) for block in self.blocks],
+            "notes": list(self.notes),
+        }
 
 
 def prune_structured(  # noqa: PLR0913 (the stages' settings are all named)
@@ -110,33 +172,31 @@ def prune_structured(  # noqa: PLR0913 (the stages' settings are all named)
     return run.result(spent / total if total else 1.0)
 
 
+@dataclass
 class _Run:
     """The model on its way, and the log of its stages."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        batches: list[Any],
-        loss: Loss,
-        keep: Keep | None,
-        evaluate: Evaluate | None,
-        fisher: Fisher,
-        fit_batches: int,
-    ) -> None:
+    model: nn.Module
+    batches: list[Any]
+    loss: Loss
+    keep: Keep | None
+    evaluate: Evaluate | None
+    fisher: Fisher
+    fit_batches: int
+    stages: list[StageLog] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    score: float | None = None
+
+    def __post_init__(self) -> None:
         # Batches are often sorted by length: every part of them must be seen.
-        self.some = batches[:: -(-len(batches) // fit_batches) or 1]
-        self.model, self.batches, self.loss = model, batches, loss
-        self.keep, self.evaluate, self.fisher = keep, evaluate, fisher
-        self.groups = find_units(model)
+        self.some = self.batches[:: -(-len(self.batches) // self.fit_batches) or 1]
+        self.groups = find_units(self.model)
         self.original = [list(range(group.count)) for group in self.groups]
-        self.stages: list[StageLog] = []
-        self.notes: list[str] = []
-        self.score: float | None = None
 
     def gradients(self) -> list[torch.Tensor]:
         start = time.perf_counter()
         found = mask_gradients(self.model, self.groups, self.batches, self.loss, self.fisher)
-        self._log("gradients", None, None, True, start)
+        self._log("gradients", time.perf_counter() - start)
         return found
 
     def search(
@@ -148,26 +208,18 @@ class _Run:
     ) -> list[list[int]]:
         start = time.perf_counter()
         is_head = [group.kind == "heads" for group in self.groups]
-        kept = best_units(
-            fisher_scores(gradients), tables, is_head, budget,
-            multiple=limits["multiple"], minimum=limits["minimum"],
-        )  # fmt: skip
+        kept = best_units(fisher_scores(gradients), tables, is_head, budget, **limits)
         seconds = time.perf_counter() - start
         self.score = self._masked_score(kept)
-        self._log("search", _objective(gradients, kept), self.score, True, seconds=seconds)
+        self._log("search", seconds, _objective(gradients, kept), self.score)
         return kept
 
     def rearrange(self, gradients: list[torch.Tensor], kept: list[list[int]]) -> list[list[int]]:
         start = time.perf_counter()
         other = [rearrange_units(g, units) for g, units in zip(gradients, kept, strict=True)]
         seconds = time.perf_counter() - start
-        score = self._masked_score(other)
-        better = score is None or self.score is None or score > self.score
-        self._log("rearrange", _objective(gradients, other), score, better, seconds=seconds)
-        if not better:
-            return kept
-        self.score = score
-        return other
+        score, figure = self._masked_score(other), _objective(gradients, other)
+        return other if self._is_taken("rearrange", seconds, figure, score) else kept
 
     def cut(self, kept: list[list[int]]) -> None:
         start = time.perf_counter()
@@ -177,26 +229,21 @@ class _Run:
             for names, units in zip(self.original, kept, strict=True)
         ]
         self.groups = find_units(self.model)
-        self._log("slim", None, self.score, True, start)
+        self._log("slim", time.perf_counter() - start, score=self.score)
 
     def reconstruct(self, name: str, teacher: nn.Module, method: Method) -> None:
         start = time.perf_counter()
-        before = [_consumer_state(group) for group in self.groups]
+        before = [copy.deepcopy(group.consumer.state_dict()) for group in self.groups]
         fits = reconstruct(
             self.model, self.groups, teacher, find_units(teacher), self.some, self.loss,
             method=method, keep=self.keep,
         )  # fmt: skip
         seconds = time.perf_counter() - start
         self.notes += [f"{name}: {fit.name}: {fit.note}" for fit in fits if fit.note]
-        score = None if self.evaluate is None else float(self.evaluate(self.model))
-        better = score is None or self.score is None or score > self.score
         error = sum(fit.error_after for fit in fits) / len(fits)
-        self._log(name, error, score, better, seconds=seconds)
-        if better:
-            self.score = score
-        else:
+        if not self._is_taken(name, seconds, error, self._score()):
             for group, state in zip(self.groups, before, strict=True):
-                _restore_consumer(group, state)
+                group.consumer.load_state_dict(state)
 
     def result(self, fraction: float) -> StructuredResult:
         blocks = [
@@ -209,39 +256,31 @@ class _Run:
             self.model, fraction, tuple(self.stages), tuple(blocks), tuple(self.notes)
         )
 
+    def _score(self) -> float | None:
+        return None if self.evaluate is None else float(self.evaluate(self.model))
+
     def _masked_score(self, kept: list[list[int]]) -> float | None:
-        if self.evaluate is None:
-            return None
         with scaled_units(self.groups, mask_factors(self.groups, kept)):
-            return float(self.evaluate(self.model))
+            return self._score()
+
+    def _is_taken(self, name: str, seconds: float, figure: float, score: float | None) -> bool:
+        """Log an optional stage; whether the model is better with it, as far as one knows."""
+        better = score is None or self.score is None or score > self.score
+        self._log(name, seconds, figure, score, better)
+        if better:
+            self.score = score
+        return better
 
     def _log(
         self,
         name: str,
-        figure: float | None,
-        score: float | None,
-        kept: bool,
-        start: float | None = None,
-        *,
-        seconds: float = 0.0,
+        seconds: float,
+        figure: float | None = None,
+        score: float | None = None,
+        kept: bool = True,
     ) -> None:
-        if start is not None:
-            seconds = time.perf_counter() - start
         self.stages.append(StageLog(name, figure, score, kept, seconds))
 
 
 def _objective(gradients: list[torch.Tensor], kept: list[list[int]]) -> float:
     return sum(pruned_objective(g, units) for g, units in zip(gradients, kept, strict=True))
-
-
-def _consumer_state(group: UnitGroup) -> tuple[torch.Tensor, torch.Tensor | None]:
-    bias = group.consumer._parameters.get("bias")
-    matrix = matrix_of(group.consumer).detach().clone()
-    return matrix, None if bias is None else bias.detach().clone()
-
-
-def _restore_consumer(group: UnitGroup, state: tuple[torch.Tensor, torch.Tensor | None]) -> None:
-    set_matrix(group.consumer, state[0])
-    bias = group.consumer._parameters.get("bias")
-    if bias is not None and state[1] is not None:
-        bias.data.copy_(state[1])

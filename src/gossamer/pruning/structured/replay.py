@@ -6,6 +6,7 @@ Legend: N tokens that count, K inputs of a consumer, D width of the model.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
+from gossamer.pruning.calibration.modes import hooked
 from gossamer.pruning.structured.gradients import Loss
 
 # keep(batch): bool or 0/1 tensor [B, T] per call of the model, zero where a token is padding.
@@ -103,15 +105,10 @@ def watch(
 
         return hook
 
-    handles = [layer.register_forward_hook(look(name)) for name, layer in wanted.items()]
     result = None
-    try:
+    handles = [layer.register_forward_hook(look(name)) for name, layer in wanted.items()]
+    with hooked(handles), suppress(_Stop):
         result = call.run(block, number)
-    except _Stop:
-        pass
-    finally:
-        for handle in handles:
-            handle.remove()
     return seen, result
 
 

@@ -16,6 +16,7 @@ from torch import nn
 from gossamer.errors import InputError
 from gossamer.nn.matrix_layer import matrix_of, set_matrix
 from gossamer.nn.slimming import UnitGroup
+from gossamer.pruning.calibration.modes import frozen
 from gossamer.pruning.structured.gradients import Loss
 from gossamer.pruning.structured.least_squares import (
     REFIT_RIDGES,
@@ -24,7 +25,6 @@ from gossamer.pruning.structured.least_squares import (
     refitted,
     unit_scales,
 )
-from gossamer.pruning.structured.masks import frozen
 from gossamer.pruning.structured.replay import Keep, ModelCall, record_calls, watch
 
 Method = Literal["scales", "weights"]

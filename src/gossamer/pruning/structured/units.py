@@ -1,11 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which heads and filters a model has, or a typed error that says why it cannot be cut."""
+"""Which heads and filters a model has, and a smaller model with some of them.
 
+What cannot be cut is a typed error that says why.
+"""
+
+from collections.abc import Sequence
+
+import torch
 from torch import nn
 
 from gossamer.errors import InputError, TargetError
 from gossamer.nn.matrix_layer import is_matrix_layer
-from gossamer.nn.slimming import UnitGroup, find_groups
+from gossamer.nn.slimming import UnitGroup, cut_units, find_groups
 from gossamer.nn.unit_families import FAMILIES, family_of
 
 _FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
@@ -37,6 +43,25 @@ def find_units(model: nn.Module) -> list[UnitGroup]:
     groups = find_groups(model)
     _check_sharing(model, groups)
     return groups
+
+
+def slim(model: nn.Module, kept: Sequence[Sequence[int]]) -> nn.Module:
+    """Cut all units but `kept` out of `model`, in place, and return it.
+
+    A sub-layer with nothing left still adds its output bias. The result equals the model whose
+    other units are masked (`scaled_units`).
+
+    Args:
+        model: of a family of `find_units`.
+        kept: per group of `find_units(model)`, ascending unit numbers.
+    """
+    groups = find_units(model)
+    if len(kept) != len(groups):
+        raise InputError(f"kept: one list per group is due, {len(groups)}, got {len(kept)}.")
+    with torch.no_grad():
+        for group, units in zip(groups, kept, strict=True):
+            cut_units(group, units)
+    return model
 
 
 def _check_layers(block_name: str, block: nn.Module) -> None:
