@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gossamer.errors import InputError, RegistryError
 from gossamer.patterns import kept_count
-from gossamer.pruning import BUDGETS, Budget, BudgetLayer
+from gossamer.pruning.budgets import BUDGETS, Budget, BudgetLayer
 
 UNIFORM, GLOBAL, ERK, HALF = (
     BUDGETS.get(name) for name in ("uniform", "global", "erk", "half-erk")

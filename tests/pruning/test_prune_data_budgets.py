@@ -7,11 +7,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oneshot_runs import prune_oneshot
 from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.patterns import NM, Block, Unstructured, kept_count
-from gossamer.pruning import BUDGETS, BudgetLayer, find_targets, plan_oneshot, prune_oneshot
+from gossamer.pruning import plan_oneshot
+from gossamer.pruning.budgets import BUDGETS, BudgetLayer
 from gossamer.pruning.budgets.from_data import OWL_SPREAD, lower_hull
 from gossamer.pruning.budgets.measures import (
     block_of,
@@ -22,6 +24,7 @@ from gossamer.pruning.budgets.measures import (
 )
 from gossamer.pruning.calibration.batches import as_batches
 from gossamer.pruning.methods import make_method
+from gossamer.pruning.targets import find_targets
 
 OWL, SENSITIVITY = BUDGETS.get("owl"), BUDGETS.get("sensitivity")
 

@@ -7,13 +7,13 @@ from torch import nn
 from gossamer.errors import InputError
 from gossamer.nn import MaskedLinear
 from gossamer.patterns import NM, Unstructured
-from gossamer.pruning import find_targets
 from gossamer.pruning.calibration.batches import Batch, as_batches
 from gossamer.pruning.calibration.calibrated import CalibratedPruning, Journal
 from gossamer.pruning.calibration.flow import stops
 from gossamer.pruning.calibration.journal import DiskJournal, data_digest, model_digest
 from gossamer.pruning.calibration.statistics import gram, input_rows, moments
 from gossamer.pruning.methods import make_method
+from gossamer.pruning.targets import find_targets
 from gossamer.zoo import TinyEncoder
 
 

@@ -4,13 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from oneshot_runs import prune_oneshot
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from gossamer.errors import InputError, PatternError, RegistryError
 from gossamer.nn import MaskedLinear
 from gossamer.patterns import NM, NMG, VNM, Block, Unstructured
-from gossamer.pruning import find_targets, prune_oneshot
 from gossamer.pruning.calibration.batches import Batch, as_batches
 from gossamer.pruning.gradients.losses import (
     Distillation,
@@ -26,6 +26,7 @@ from gossamer.pruning.gradients.pruning import (
     prune_by_gradients,
     score_by_gradients,
 )
+from gossamer.pruning.targets import find_targets
 
 METHODS = ("taylor", "fisher", "obert")
 PATTERNS = (

@@ -6,12 +6,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oneshot_runs import prune_oneshot
 from torch import nn
 
 import gossamer.nn as gnn
 from gossamer.errors import GossamerError, InputError, PatternError, RegistryError, TargetError
 from gossamer.patterns import parse_pattern
-from gossamer.pruning import SCORERS, Scorer, prune_oneshot, random_scorer, register_scorer
+from gossamer.pruning import Scorer, register_scorer
+from gossamer.pruning.scorers import SCORERS, random_scorer
 
 
 def mlp(dtype=torch.float32):

@@ -9,7 +9,7 @@ from torch.nn.utils import parametrizations
 import gossamer.nn as gnn
 from gossamer.errors import InputError, TargetError
 from gossamer.patterns import Unstructured
-from gossamer.pruning import find_targets
+from gossamer.pruning.targets import find_targets
 
 
 class Attention(nn.Module):

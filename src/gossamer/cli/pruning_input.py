@@ -19,10 +19,10 @@ from gossamer.errors import InputError, RecipeError
 from gossamer.io.safe_files.destination import check_destination
 from gossamer.io.safe_files.guarded_tokenizer import TOKENIZER_FILE, known_tokens, make_tokenizer
 from gossamer.ops.kernels import active_kernels
-from gossamer.pruning import find_targets
 from gossamer.pruning.calibration.batches import Batch
 from gossamer.pruning.calibration.journal import DiskJournal, data_digest, model_digest
 from gossamer.pruning.gradients.passes import Loss
+from gossamer.pruning.targets import find_targets
 from gossamer.recipes.digest import recipe_digest
 from gossamer.recipes.schema import Prune, Recipe
 from gossamer.runs.calibration import (

@@ -1,30 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Step 1: which weights go. Scorers rank them, budgets share a target, patterns make it legal."""
+"""Step 1: which weights go. Scorers rank them, budgets share a target, patterns make it legal.
 
-from gossamer.pruning.budgets.from_data import by_sensitivity, outlier_weighted
-from gossamer.pruning.budgets.table import BUDGETS, Budget, BudgetLayer
-from gossamer.pruning.oneshot import LayerResult, apply_plan, prune_oneshot
-from gossamer.pruning.plan import Plan, check_sparsity, plan_oneshot
-from gossamer.pruning.scorers import SCORERS, LayerContext, Scorer, random_scorer, register_scorer
-from gossamer.pruning.targets import Target, find_targets
+Start with `plan_oneshot` and `apply_plan`, which prune by a scorer. With data a layer's outputs
+decide (`calibration`, `solvers`), or gradients of a loss (`gradients`); `structured` cuts whole
+heads and filters, and `schedules` move masks while a model trains. README.md tells how a layer is
+pruned with data.
+"""
+
+from gossamer.pruning.oneshot import (
+    LayerResult,
+    PruningPlan,
+    apply_plan,
+    check_layer,
+    plan_oneshot,
+    tensors_of,
+)
+from gossamer.pruning.scorers import Scorer, register_scorer
 
 __all__ = [
-    "BUDGETS",
-    "SCORERS",
-    "Budget",
-    "BudgetLayer",
-    "LayerContext",
     "LayerResult",
-    "Plan",
+    "PruningPlan",
     "Scorer",
-    "Target",
     "apply_plan",
-    "by_sensitivity",
-    "check_sparsity",
-    "find_targets",
-    "outlier_weighted",
+    "check_layer",
     "plan_oneshot",
-    "prune_oneshot",
-    "random_scorer",
     "register_scorer",
+    "tensors_of",
 ]

@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One-shot pruning. Everything that can fail is in the plan; then layers become masked ones."""
+"""One-shot pruning: a plan with a mask for every target, then masked layers.
+
+Everything that can fail is in the plan, which changes nothing.
+"""
 
 import math
+import numbers
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from gossamer.errors import InputError
 from gossamer.nn import (
     MaskedConv2d,
     MaskedLinear,
@@ -19,11 +24,187 @@ from gossamer.nn import (
     replace_module,
     unchanged_on_error,
 )
-from gossamer.patterns import Pattern
-from gossamer.pruning.plan import Plan, plan_oneshot
-from gossamer.pruning.rules import Rules
-from gossamer.pruning.scorers import Scorer
-from gossamer.pruning.targets import PrunableLayer, Target
+from gossamer.nn.mask_rules import check_float_weight
+from gossamer.patterns import Pattern, kept_count, parse_pattern
+from gossamer.pruning.budgets.measures import budget_layers
+from gossamer.pruning.budgets.table import BUDGETS, Budget, BudgetLayer
+from gossamer.pruning.calibration.batches import Batch, as_batches
+from gossamer.pruning.calibration.layer_inputs import collect_inputs
+from gossamer.pruning.scorers import LayerContext, Scorer, resolve_scorer
+from gossamer.pruning.solvers.problem import keep_highest, nearest_density
+from gossamer.pruning.targets import PrunableLayer, Rules, Target, find_targets
+
+
+@dataclass(frozen=True)
+class PruningPlan:
+    """Masks to apply, one per target."""
+
+    pattern: Pattern
+    targets: list[Target]
+    masks: list[torch.Tensor]
+
+
+def tensors_of(targets: Iterable[Target]) -> list[torch.Tensor]:
+    """The weights of `targets`, and the masks of those that have one."""
+    found: list[torch.Tensor] = []
+    for target in targets:
+        found.append(target.weight)
+        if isinstance(target.module, MaskedWeight):
+            found += [target.module.mask_bits, target.module._mask]
+    return found
+
+
+def plan_oneshot(
+    model: nn.Module,
+    *,
+    sparsity: float | None = None,
+    pattern: str | Pattern = "unstructured",
+    scorer: str | Scorer = "magnitude",
+    budget: str = "uniform",
+    targets: Rules = None,
+    ignore: Rules = None,
+    data: Iterable[Any] | None = None,
+) -> PruningPlan:
+    """Score, share the budget, project onto the pattern; `model` stays as it is.
+
+    A layer that is masked already is pruned further within its mask.
+
+    Args:
+        model: any module.
+        sparsity: fraction of zeros in [0, 1); leave it out for patterns that fix it.
+        pattern: which zeros are legal.
+        scorer: what says which weights matter.
+        budget: how the target is shared among layers.
+        targets: which layers, see `find_targets`.
+        ignore: which layers not.
+        data: batches, for scorers that need activations.
+    """
+    rule = pattern if isinstance(pattern, Pattern) else parse_pattern(pattern)
+    density = rule.resolve_density(None if sparsity is None else 1.0 - check_sparsity(sparsity))
+    rank, share = resolve_scorer(scorer), _budget(budget, rule)
+    found = find_targets(model, targets, ignore)
+    for target in found:
+        check_layer(target, rule)
+    batches: list[Batch] = []
+    if share.needs_data:
+        batches = as_batches(data, f"budget {share.name!r}")
+        # An iterator is used up now; the scorer gets what came out of it.
+        data = [batch.arguments for batch in batches]
+    contexts = _contexts(model, found, rank, data)
+    layers = budget_layers(model, batches, found, share, density, rule)
+    return PruningPlan(rule, found, _masks(found, contexts, rule, rank, share, density, layers))
+
+
+def check_sparsity(sparsity: Any) -> float:
+    """The sparsity as a float in [0, 1); InputError otherwise, NaN and percentages included."""
+    if isinstance(sparsity, bool) or not isinstance(sparsity, numbers.Real):
+        raise InputError(f"sparsity: expected a number in [0, 1), got {sparsity!r}.")
+    value = float(sparsity)
+    if 0.0 <= value < 1.0:
+        return value
+    hint = ""
+    if 1.0 < value < 100.0:
+        hint = f" Write {value / 100:g} for {value:g} %."
+    elif value == 1.0:
+        hint = " At 1.0 nothing would be left."
+    raise InputError(f"sparsity: must be in [0, 1), got {sparsity}.{hint}")
+
+
+def _budget(name: str, pattern: Pattern) -> Budget:
+    if not isinstance(name, str):
+        raise InputError(f"budget: expected a name, got {type(name).__name__}.")
+    budget = BUDGETS.get(name)
+    if pattern.fixed_density is not None and name != "uniform":
+        raise InputError(
+            f"budget {name!r} gives each layer its own sparsity, but pattern {pattern} fixes it at"
+            f" {1 - pattern.fixed_density:g} everywhere. Use budget='uniform', or a pattern"
+            " without a fixed density such as 'unstructured'."
+        )
+    return budget
+
+
+def check_layer(target: Target, pattern: Pattern) -> None:
+    """Raise unless the weight is finite enough to rank and fits the pattern."""
+    where = f"{target.name}.weight"
+    weight = target.weight
+    check_float_weight(weight, where)
+    num_nan = int(weight.detach().isnan().sum())
+    if num_nan:
+        raise InputError(
+            f"{where}: {num_nan} of {weight.numel()} weights are NaN and cannot be ranked."
+            " The model is damaged; load it again, or add the layer to ignore=[...]."
+        )
+    pattern.check_shape((weight.shape[0], weight.shape[1:].numel()), where)
+
+
+def _contexts(
+    model: nn.Module, targets: list[Target], scorer: Scorer, data: Iterable[Any] | None
+) -> list[LayerContext]:
+    if scorer.needs == "gradients":
+        raise InputError(
+            f"scorer {scorer.name!r} needs gradients, which one-shot pruning does not collect."
+            " Use a scorer that needs none, such as 'magnitude'."
+        )
+    inputs = {}
+    if scorer.needs == "activations":
+        inputs = collect_inputs(model, targets, data, scorer.name)
+    return [
+        LayerContext(target.name, _matrix(target.module), inputs.get(target.name))
+        for target in targets
+    ]
+
+
+def _matrix(module: PrunableLayer) -> torch.Tensor:
+    """The weight as [R, K]: a view where it can be one; pruned entries are 0."""
+    weight = module.masked_weight() if isinstance(module, MaskedWeight) else module.weight
+    return weight.detach().flatten(1)
+
+
+def _masks(
+    targets: list[Target],
+    contexts: list[LayerContext],
+    pattern: Pattern,
+    scorer: Scorer,
+    budget: Budget,
+    density: float,
+    layers: list[BudgetLayer],
+) -> list[torch.Tensor]:
+    def scores_of(index: int) -> torch.Tensor:
+        scores, module = scorer(contexts[index]), targets[index].module
+        if isinstance(module, MaskedWeight):
+            # Pruned stays pruned: below every other score.
+            return scores.masked_fill(~module._mask, -math.inf)
+        return scores
+
+    held = None
+    if budget.needs == "scores":
+        held = [scores_of(i) for i in range(len(targets))]
+        layers = [replace(layer, scores=scores) for layer, scores in zip(layers, held, strict=True)]
+    counts = budget(layers, density)
+    masks = []
+    for index, (target, count) in enumerate(zip(targets, counts, strict=True)):
+        scores = scores_of(index) if held is None else held[index]
+        masks.append(_mask(target, scores, pattern, count))
+    return masks
+
+
+def _mask(target: Target, scores: torch.Tensor, pattern: Pattern, count: int) -> torch.Tensor:
+    """The legal mask nearest to `count` kept weights, inside the one the layer has."""
+    old = target.module if isinstance(target.module, MaskedWeight) else None
+    if old is not None and old.pattern == pattern:
+        density = nearest_density(pattern, scores, count)
+        if old.nnz == kept_count(density, scores.numel()):
+            return old.mask()
+    mask = keep_highest(scores, count, pattern)
+    num_back = 0 if old is None else int((mask & ~old._mask).sum())
+    if old is not None and num_back:
+        raise InputError(
+            f"{target.name}: is masked already and keeps {old.nnz} of {mask.numel()} weights"
+            f" ({old.pattern}); keeping {int(mask.sum())} ({pattern}) would bring {num_back} pruned"
+            " ones back as zeros. Ask for a higher sparsity, keep the pattern, or start from"
+            " to_dense()."
+        )
+    return mask
 
 
 @dataclass(frozen=True)
@@ -61,48 +242,10 @@ class LayerResult:
         return math.prod(self.shape)
 
 
-def prune_oneshot(
-    model: nn.Module,
-    *,
-    sparsity: float | None = None,
-    pattern: str | Pattern = "unstructured",
-    scorer: str | Scorer = "magnitude",
-    budget: str = "uniform",
-    targets: Rules = None,
-    ignore: Rules = None,
-    data: Iterable[Any] | None = None,
-) -> list[LayerResult]:
-    """Replace layers of `model` by masked ones, in place; an error leaves it as it was.
-
-    A layer that is masked already is pruned further within its mask.
-
-    Args:
-        model: any module.
-        sparsity: fraction of zeros in [0, 1); leave it out for patterns that fix it.
-        pattern: which zeros are legal.
-        scorer: what says which weights matter.
-        budget: how the target is shared among layers.
-        targets: which layers, see `find_targets`.
-        ignore: which layers not.
-        data: batches, for scorers that need activations.
-    """
-    plan = plan_oneshot(
-        model,
-        sparsity=sparsity,
-        pattern=pattern,
-        scorer=scorer,
-        budget=budget,
-        targets=targets,
-        ignore=ignore,
-        data=data,
-    )
-    return apply_plan(model, plan)
-
-
-def apply_plan(model: nn.Module, plan: Plan) -> list[LayerResult]:
+def apply_plan(model: nn.Module, plan: PruningPlan) -> list[LayerResult]:
     """Mask the planned layers of `model`, in place; an error leaves it as it was."""
     pairs = zip(plan.targets, plan.masks, strict=True)
-    with unchanged_on_error(model, contents=plan.tensors()):
+    with unchanged_on_error(model, contents=tensors_of(plan.targets)):
         results = [_apply(model, target, mask, plan.pattern) for target, mask in pairs]
         disable_fast_paths(model)
     return results

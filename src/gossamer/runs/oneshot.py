@@ -15,7 +15,7 @@ from gossamer.patterns import Pattern
 from gossamer.pruning import Scorer, apply_plan, plan_oneshot
 from gossamer.pruning.gradients.pruning import GRADIENT_METHODS
 from gossamer.pruning.methods import METHODS
-from gossamer.pruning.rules import Rules
+from gossamer.pruning.targets import Rules
 from gossamer.recipes.loader import load_recipe, make_recipe
 from gossamer.recipes.schema import Recipe
 from gossamer.report.report import Report

@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 import gossamer
 from gossamer.errors import InputError
-from gossamer.pruning import find_targets
+from gossamer.pruning import apply_plan, plan_oneshot
 from gossamer.pruning.calibration.batches import Batch
 from gossamer.pruning.gradients.saliency import (
     grasp,
@@ -21,7 +21,7 @@ from gossamer.pruning.gradients.saliency import (
     synflow,
     user_passes,
 )
-from gossamer.pruning.oneshot import prune_oneshot
+from gossamer.pruning.targets import find_targets
 
 
 def smooth_model():
@@ -111,7 +111,7 @@ def bias_free_mlp():
 
 def test_synflow_is_conserved_at_every_hidden_unit():
     model = bias_free_mlp()
-    prune_oneshot(model, sparsity=0.0)
+    apply_plan(model, plan_oneshot(model, sparsity=0.0))
     before = copy.deepcopy(model.state_dict())
     scores = synflow(model, ["0", "2", "4"], Batch(torch.zeros(3, 10)))
     for first, second in itertools.pairwise(scores):

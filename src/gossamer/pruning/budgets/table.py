@@ -15,7 +15,7 @@ from gossamer.patterns.select import keep_largest
 from gossamer.registry import Registry
 
 # What a budget must know of the layers besides their shapes. Outliers and errors are measured on
-# calibration data, see `budgets_measure`.
+# calibration data, see `measures`.
 BudgetNeeds = Literal["nothing", "scores", "outliers", "errors"]
 
 
@@ -73,7 +73,7 @@ class Budget:
 
 
 _STUB = """\
-from gossamer.pruning import BUDGETS, Budget
+from gossamer.pruning.budgets import BUDGETS, Budget
 
 def allocate(layers, density):    # layer.name, layer.shape, layer.numel, layer.scores
     return [round(density * layer.numel) for layer in layers]

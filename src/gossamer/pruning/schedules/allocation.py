@@ -14,6 +14,7 @@ from gossamer.pruning.schedules.layers import SparseLayer
 from gossamer.pruning.schedules.moments import uniform_scores
 from gossamer.pruning.schedules.radix_select import keep_largest_across
 from gossamer.pruning.schedules.run import Run
+from gossamer.pruning.solvers.problem import keep_highest
 
 Scores = Sequence[torch.Tensor]
 
@@ -62,20 +63,9 @@ def layer_counts(run: Run, budget: str, density: float, scores: Scores | None = 
 
 def layer_masks(scores: Scores, counts: Sequence[int], pattern: Pattern) -> list[torch.Tensor]:
     """Legal masks with the highest scores; counts are those of the nearest legal density."""
-    return [project(score, count, pattern) for score, count in zip(scores, counts, strict=True)]
-
-
-def project(scores: torch.Tensor, count: int, pattern: Pattern) -> torch.Tensor:
-    """The legal mask nearest to `count` kept weights."""
-    if pattern.fixed_density is not None:
-        return pattern.project(scores)
-    if not count or not scores.numel():
-        return torch.zeros_like(scores, dtype=torch.bool)
-    shape = (scores.shape[0], scores.shape[1])
-    density = pattern.legal_density(shape, count / scores.numel())
-    if not density:
-        return torch.zeros_like(scores, dtype=torch.bool)
-    return pattern.project(scores, density)
+    return [
+        keep_highest(score, count, pattern) for score, count in zip(scores, counts, strict=True)
+    ]
 
 
 def best_masks(

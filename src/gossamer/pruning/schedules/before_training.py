@@ -13,12 +13,12 @@ from gossamer.pruning.calibration.batches import Batch
 from gossamer.pruning.gradients.saliency import grasp, snip, synflow, user_passes
 from gossamer.pruning.schedules.allocation import (
     checked_scores,
-    project,
     pruned_last,
     random_scores,
 )
 from gossamer.pruning.schedules.base import Schedule
 from gossamer.pruning.schedules.run import Event
+from gossamer.pruning.solvers.problem import keep_highest
 from gossamer.pruning.targets import Target
 
 
@@ -115,7 +115,9 @@ class Shuffled(BeforeTraining):
         weights = [layer.weight.detach().clone() for layer in run.layers]
         events = super().start()
         drawn = zip(random_scores(run.layers, self.seed), run.layers, strict=True)
-        masks = [project(scores, int(layer.mask.sum()), run.pattern) for scores, layer in drawn]
+        masks = [
+            keep_highest(scores, int(layer.mask.sum()), run.pattern) for scores, layer in drawn
+        ]
         run.change(masks, run.pattern)
         with torch.no_grad():
             # Weights that the first mask had cut come back with their initial values.

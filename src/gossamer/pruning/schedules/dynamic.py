@@ -18,7 +18,6 @@ from gossamer.patterns import Pattern
 from gossamer.patterns.select import keep_largest
 from gossamer.pruning.schedules.allocation import (
     checked_scores,
-    project,
     pruned_last,
     random_scores,
 )
@@ -26,6 +25,7 @@ from gossamer.pruning.schedules.base import State, WindowedSchedule
 from gossamer.pruning.schedules.layers import SparseLayer
 from gossamer.pruning.schedules.moments import cosine
 from gossamer.pruning.schedules.run import Event
+from gossamer.pruning.solvers.problem import keep_highest
 
 _MAX_POSTPONED = 3
 
@@ -141,10 +141,10 @@ def exchanged(
         return mask.clone()
     size = checked_scores(layer.name, layer.matrix.abs())
     if pattern.fixed_density is None:
-        survivors = project(pruned_last(size, mask), kept - num_dropped, pattern) & mask
+        survivors = keep_highest(pruned_last(size, mask), kept - num_dropped, pattern) & mask
     else:
         # Any weight may go: the pattern then fills up the groups that lost one.
         flat = pruned_last(size, mask).flatten()
         survivors = keep_largest(flat, kept - num_dropped).view(mask.shape)
     wanted = growth.masked_fill(survivors, torch.inf)
-    return project(checked_scores(layer.name, wanted), kept, pattern)
+    return keep_highest(checked_scores(layer.name, wanted), kept, pattern)

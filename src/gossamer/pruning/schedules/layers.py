@@ -13,10 +13,8 @@ from gossamer.formats.bits import unpack_bits
 from gossamer.nn import CompactWeight, MaskedWeight
 from gossamer.nn.mask_rules import fault_in_stored_mask
 from gossamer.patterns import Pattern, Unstructured, parse_pattern
-from gossamer.pruning.oneshot import apply_plan
-from gossamer.pruning.plan import Plan, check_layer
-from gossamer.pruning.rules import Rules
-from gossamer.pruning.targets import find_targets
+from gossamer.pruning.oneshot import PruningPlan, apply_plan, check_layer
+from gossamer.pruning.targets import Rules, find_targets
 
 AnySparse = MaskedWeight | CompactWeight
 # Layers whose masks a controller moves; two of them would undo each other's work.
@@ -105,7 +103,7 @@ def take_layers(
             )
     # All kept: legal only where any mask is; the schedule gives layers their pattern with the mask.
     masks = [torch.ones_like(t.weight.detach().flatten(1), dtype=torch.bool) for t in found]
-    apply_plan(model, Plan(Unstructured(), found, masks))
+    apply_plan(model, PruningPlan(Unstructured(), found, masks))
     layers = [SparseLayer(model, t.name, tuple(name for name, _ in t.twins)) for t in found]
     for layer in layers:
         _CONTROLLED.update(layer.everyone)

@@ -39,9 +39,7 @@ class ADMM:
 
     def __call__(self, problem: LayerProblem) -> LayerSolution:
         """Prune one layer."""
-        if problem.gram_KK is None:
-            raise ValueError(f"{problem.name}: ADMM needs the Gram matrix of the inputs")
-        gram = damped(problem.gram_KK, self.damping)
+        gram = damped(problem.gram_for("ADMM"), self.damping)
         size_K = gram.matrix_KK.diagonal().sqrt()
         scaled_KK = gram.matrix_KK / size_K / size_K[:, None]
         weight_RK = problem.weight_RK * size_K

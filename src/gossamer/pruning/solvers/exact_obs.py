@@ -14,11 +14,10 @@ from dataclasses import dataclass
 import torch
 
 from gossamer.errors import PatternError
-from gossamer.patterns import NM, Unstructured, kept_count
-from gossamer.patterns.select import keep_largest
+from gossamer.patterns import NM, Unstructured
 from gossamer.pruning.solvers.gram import damped
 from gossamer.pruning.solvers.least_squares import refit
-from gossamer.pruning.solvers.problem import LayerProblem, LayerSolution
+from gossamer.pruning.solvers.problem import LayerProblem, LayerSolution, keep_highest
 
 # Rows whose inverses [K, K] are held together.
 SLICE_NUMBERS = 1 << 24
@@ -36,48 +35,35 @@ class ExactOBS:
 
     def __call__(self, problem: LayerProblem) -> LayerSolution:
         """Prune one layer."""
-        if problem.gram_KK is None:
-            raise ValueError(f"{problem.name}: exact OBS needs the Gram matrix of the inputs")
         pattern = problem.pattern
         if not isinstance(pattern, Unstructured | NM):
             raise PatternError(
                 f"{problem.name}: exact-obs drops single weights and works with 'unstructured' and"
                 f" N:M, not with {pattern}. Use sparsegpt or admm."
             )
-        inverse_KK = torch.cholesky_inverse(damped(problem.gram_KK, self.damping).factor_KK)
-        num_rows, num_columns = problem.weight_RK.shape
-        height = max(1, SLICE_NUMBERS // max(1, num_columns**2))
-        group = pattern.group if isinstance(pattern, NM) else None
+        gram = damped(problem.gram_for("exact OBS"), self.damping)
+        inverse_KK = torch.cholesky_inverse(gram.factor_KK)
+        weight_RK, allowed_RK = problem.weight_RK, problem.allowed_RK
+        if allowed_RK is None:
+            allowed_RK = torch.ones_like(weight_RK, dtype=torch.bool)
+        groups = (pattern.num_kept, pattern.group) if isinstance(pattern, NM) else None
         # What the step that dropped a weight cost; inf for weights that stay to the end.
-        costs_RK = (
-            torch.cat(
-                [
-                    _eliminate(
-                        problem.weight_RK[start : start + height],
-                        inverse_KK,
-                        None
-                        if problem.allowed_RK is None
-                        else problem.allowed_RK[start : start + height],
-                        (pattern.num_kept, group) if isinstance(pattern, NM) and group else None,
-                    )
-                    for start in range(0, num_rows, height)
-                ]
-            )
-            if num_rows
-            else problem.weight_RK.clone()
-        )
+        costs_RK = torch.empty_like(weight_RK)
+        height = max(1, SLICE_NUMBERS // max(1, weight_RK.shape[1] ** 2))
+        for start in range(0, len(weight_RK), height):
+            rows = slice(start, start + height)
+            costs_RK[rows] = _eliminate(weight_RK[rows], inverse_KK, allowed_RK[rows], groups)
         if isinstance(pattern, NM):
             mask_RK = costs_RK.isinf()
         else:
-            kept = kept_count(problem.density, costs_RK.numel()) if problem.density else 0
-            mask_RK = keep_largest(costs_RK.flatten(), kept).view(costs_RK.shape)
+            mask_RK = keep_highest(costs_RK, problem.count, pattern)
         return refit(problem, mask_RK, self.damping)
 
 
 def _eliminate(
     weight_SK: torch.Tensor,
     inverse_KK: torch.Tensor,
-    allowed_SK: torch.Tensor | None,
+    allowed_SK: torch.Tensor,
     groups: tuple[int, int] | None,
 ) -> torch.Tensor:
     """What dropping each weight cost, always more than the step before it in the same row.
@@ -92,14 +78,10 @@ def _eliminate(
     dearest_S = torch.zeros_like(weight_SK[:, 0]) if weight_SK.shape[1] else weight_SK.sum(1)
     infinity = torch.full_like(dearest_S, torch.inf)
     num_columns = weight_SK.shape[1]
-    num_steps = (
-        num_columns if groups is None else num_columns - num_columns // groups[1] * groups[0]
-    )
-    for _ in range(num_steps):
+    num_left = 0 if groups is None else num_columns // groups[1] * groups[0]
+    for _ in range(num_columns - num_left):
         diagonal_SK = inverse_SKK.diagonal(dim1=1, dim2=2)
-        scores_SK = weight_SK.square() / diagonal_SK
-        if allowed_SK is not None:
-            scores_SK.masked_fill_(~allowed_SK, 0.0)
+        scores_SK = (weight_SK.square() / diagonal_SK).masked_fill_(~allowed_SK, 0.0)
         droppable_SK = alive_SK if groups is None else alive_SK & _has_more(alive_SK, *groups)
         scores_SK.masked_fill_(~droppable_SK, torch.inf)
         cost_S, column_S = scores_SK.min(dim=1)

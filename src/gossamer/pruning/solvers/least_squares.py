@@ -33,9 +33,7 @@ def refit(
     For row r with kept columns k: G_kk w' = (G w)_k. `damping` is added to the diagonal of both
     sides, so that it pulls towards the given weights and not towards zero. `start_RK` is a guess.
     """
-    if problem.gram_KK is None:
-        raise ValueError(f"{problem.name}: the re-fit needs the Gram matrix of the inputs")
-    gram = damped(problem.gram_KK, damping)
+    gram = damped(problem.gram_for("the re-fit"), damping)
     wanted_RK = problem.weight_RK @ gram.matrix_KK
     counts_R = mask_RK.sum(dim=1)
     start_RK = problem.weight_RK if start_RK is None else start_RK

@@ -44,20 +44,19 @@ class LayerProblem:
     @property
     def density(self) -> float:
         """The density nearest to `count` that the pattern can have."""
-        fixed = self.pattern.fixed_density
-        if fixed is not None:
-            return fixed
-        rows, columns = self.weight_RK.shape
-        if not self.count or not rows * columns:
-            return 0.0
-        return self.pattern.legal_density((rows, columns), self.count / (rows * columns))
+        return nearest_density(self.pattern, self.weight_RK, self.count)
+
+    def gram_for(self, asker: str) -> torch.Tensor:
+        """The Gram matrix, which `asker` cannot do without."""
+        if self.gram_KK is None or self.gram_KK.ndim != 2:
+            raise ValueError(f"{self.name}: {asker} needs the Gram matrix of the inputs")
+        return self.gram_KK
 
     def error(self, weight_RK: torch.Tensor) -> float:
         """Mean squared change of the outputs per token, as a part of the outputs' own square."""
-        if self.gram_KK is None or self.gram_KK.ndim != 2:
-            raise ValueError(f"{self.name}: the error needs the Gram matrix of the inputs")
-        change = output_square(weight_RK - self.weight_RK, self.gram_KK)
-        whole = output_square(self.weight_RK, self.gram_KK)
+        gram_KK = self.gram_for("the error")
+        change = output_square(weight_RK - self.weight_RK, gram_KK)
+        whole = output_square(self.weight_RK, gram_KK)
         return change / whole if whole else 0.0
 
 
@@ -89,9 +88,25 @@ def output_square(weight_RK: torch.Tensor, gram_KK: torch.Tensor) -> float:
 
 def select(problem: LayerProblem, scores_RK: torch.Tensor) -> torch.Tensor:
     """The legal mask of the highest scores with the problem's count, inside the allowed weights."""
-    if problem.density == 0.0:
-        return torch.zeros_like(scores_RK, dtype=torch.bool)
     if problem.allowed_RK is not None:
         # Below every other score; patterns that sum scores stay finite.
         scores_RK = scores_RK.masked_fill(~problem.allowed_RK, -torch.inf)
-    return problem.pattern.project(scores_RK, problem.density)
+    return keep_highest(scores_RK, problem.count, problem.pattern)
+
+
+def keep_highest(scores_RK: torch.Tensor, count: int, pattern: Pattern) -> torch.Tensor:
+    """The legal mask of the highest scores with nearly `count` kept weights."""
+    density = nearest_density(pattern, scores_RK, count)
+    if density == 0.0:
+        return torch.zeros_like(scores_RK, dtype=torch.bool)
+    return pattern.project(scores_RK, density)
+
+
+def nearest_density(pattern: Pattern, matrix_RK: torch.Tensor, count: int) -> float:
+    """The density nearest to `count` kept weights that the pattern can have in this matrix."""
+    if pattern.fixed_density is not None:
+        return pattern.fixed_density
+    rows, columns = matrix_RK.shape
+    if not count or not rows * columns:
+        return 0.0
+    return pattern.legal_density((rows, columns), count / (rows * columns))

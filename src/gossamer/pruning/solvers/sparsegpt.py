@@ -36,9 +36,7 @@ class SparseGPT:
 
     def __call__(self, problem: LayerProblem) -> LayerSolution:
         """Prune one layer."""
-        if problem.gram_KK is None:
-            raise ValueError(f"{problem.name}: SparseGPT needs the Gram matrix of the inputs")
-        gram = damped(problem.gram_KK, self.damping)
+        gram = damped(problem.gram_for("SparseGPT"), self.damping)
         upper_KK = gram.inverse_upper_factor()
         # Columns as rows: every step below touches whole rows of memory.
         weight_KR = problem.weight_RK.T.contiguous()

@@ -10,7 +10,7 @@ from torch import nn
 from gossamer.errors import RecipeError
 from gossamer.nn import unchanged_on_error
 from gossamer.patterns import Pattern, parse_pattern
-from gossamer.pruning import LayerResult, Plan, apply_plan, plan_oneshot
+from gossamer.pruning import LayerResult, PruningPlan, apply_plan, plan_oneshot
 from gossamer.pruning.budgets.measures import budget_layers
 from gossamer.pruning.budgets.table import BUDGETS, BudgetLayer
 from gossamer.pruning.calibration.batches import Batch
@@ -26,7 +26,7 @@ from gossamer.pruning.gradients.pruning import (
     score_by_gradients,
 )
 from gossamer.pruning.methods import Method, make_method
-from gossamer.pruning.plan import check_layer, tensors_of
+from gossamer.pruning.oneshot import check_layer, tensors_of
 from gossamer.pruning.solvers.problem import LayerSolution
 from gossamer.pruning.targets import Target, find_targets
 from gossamer.recipes.schema import Prune
@@ -142,7 +142,7 @@ def _pruned_layers(
         )
         solutions = pruning.run(model, stage.batches, stage.targets, stage.counts)
     masks = [solutions[target.name].mask_RK for target in stage.targets]
-    return apply_plan(model, Plan(stage.pattern, stage.targets, masks))
+    return apply_plan(model, PruningPlan(stage.pattern, stage.targets, masks))
 
 
 def prepare_stage(model: nn.Module, step: Prune, given: StageInput) -> PreparedStage:

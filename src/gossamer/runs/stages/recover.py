@@ -14,7 +14,7 @@ from gossamer.errors import RecipeError
 from gossamer.nn.batch import Batch
 from gossamer.pruning.gradients.losses import default_loss, next_token_loss
 from gossamer.pruning.gradients.passes import Loss
-from gossamer.pruning.rules import match
+from gossamer.pruning.targets import match
 from gossamer.recipes.stages.recover import Recover
 from gossamer.runs.stages.prune import StageInput
 from gossamer.runs.stages.recover_data import RecoverySamples, SortedBatches, samples_of_batches

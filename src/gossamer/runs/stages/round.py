@@ -4,7 +4,7 @@
 from torch import nn
 
 from gossamer.nn.rounding import ROUNDINGS, can_round, round_layer
-from gossamer.pruning.rules import match
+from gossamer.pruning.targets import match
 from gossamer.recipes.stages.round import Round
 
 

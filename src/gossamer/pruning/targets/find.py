@@ -10,7 +10,7 @@ from torch.nn.parameter import UninitializedParameter
 from gossamer.errors import InputError, TargetError
 from gossamer.nn import CompactWeight
 from gossamer.nn.prunable import EMBEDDINGS, PRUNABLE, is_head, why_not_prunable
-from gossamer.pruning.rules import Rules, as_rules, inside, is_exact, match
+from gossamer.pruning.targets.rules import Rules, as_rules, inside, is_exact, match
 
 PrunableLayer = nn.Linear | nn.Conv2d
 Holders = dict[nn.Parameter, list[tuple[str, nn.Module]]]
@@ -52,7 +52,7 @@ def find_targets(model: nn.Module, targets: Rules = None, ignore: Rules = None) 
 
     Args:
         model: any module.
-        targets: rules of `gossamer.pruning.rules` that replace the default.
+        targets: rules of `gossamer.pruning.targets.rules` that replace the default.
         ignore: rules that are taken away from it.
     """
     if not isinstance(model, nn.Module):
