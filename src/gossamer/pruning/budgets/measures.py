@@ -5,7 +5,7 @@ Legend: R rows, K columns.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
@@ -61,12 +61,7 @@ def layers_with_outliers(
     A block is everything below a name that ends in a number, such as model.layers.3; a target
     without a number in its name is a block of its own. What an earlier mask pruned does not count.
     """
-    squares: dict[str, torch.Tensor] = {}
-
-    def note(target: Target, moments: torch.Tensor) -> None:
-        squares[target.name] = moments
-
-    _meet(model, batches, targets, "squares", note)
+    squares = {t.name: moments for t, moments in _moments(model, batches, targets, "squares")}
     blocks: dict[str, list[Target]] = {}
     for target in targets:
         blocks.setdefault(block_of(target.name), []).append(target)
@@ -105,8 +100,7 @@ def layers_with_errors(
     """
     prune, rule = solve or wanda(), pattern or Unstructured()
     curves: dict[str, tuple[tuple[int, float], ...]] = {}
-
-    def measure(target: Target, moments: torch.Tensor) -> None:
+    for target, moments in _moments(model, batches, targets, "gram"):
         weight_RK, allowed_RK = weight_and_mask(target)
         num_kept = weight_RK.numel() if allowed_RK is None else int(allowed_RK.sum())
         curve = []
@@ -115,8 +109,6 @@ def layers_with_errors(
             exact = count == num_kept
             curve.append((count, 0.0 if exact else problem.error(prune(problem).weight_RK)))
         curves[target.name] = tuple(curve)
-
-    _meet(model, batches, targets, "gram", measure)
     return [BudgetLayer(t.name, tuple(t.weight.shape), errors=curves[t.name]) for t in targets]
 
 
@@ -133,8 +125,7 @@ def pattern_errors(
     """
     prune = wanda()
     sums = [0.0] * len(choices)
-
-    def measure(target: Target, moments: torch.Tensor) -> None:
+    for target, moments in _moments(model, batches, targets, "gram"):
         weight_RK, allowed_RK = weight_and_mask(target)
         for number, (pattern, density) in enumerate(choices):
             count = kept_count(density, weight_RK.numel())
@@ -144,8 +135,6 @@ def pattern_errors(
                 sums[number] += problem.error(prune(problem).weight_RK)
             except PatternError:
                 sums[number] = math.inf
-
-    _meet(model, batches, targets, "gram", measure)
     return [total / max(len(targets), 1) for total in sums]
 
 
@@ -165,14 +154,10 @@ def outlier_part(scores: Sequence[torch.Tensor]) -> float:
     return sum(int((part > OUTLIER_RATIO * mean).sum()) for part in scores) / num_scores
 
 
-def _meet(
-    model: nn.Module,
-    batches: Sequence[Batch],
-    targets: Sequence[Target],
-    needed: Needed,
-    see: Callable[[Target, torch.Tensor], None],
-) -> None:
-    """Call `see` with every target and the moments of its inputs, one target at a time."""
+def _moments(
+    model: nn.Module, batches: Sequence[Batch], targets: Sequence[Target], needed: Needed
+) -> Iterator[tuple[Target, torch.Tensor]]:
+    """Every target with the moments of its inputs, one at a time as the data meets them."""
     statistics = Statistics(needed, batches)
     met = set()
     with evaluating(model), torch.no_grad():
@@ -180,8 +165,8 @@ def _meet(
         for target, stop in met_targets(model, batches, targets):
             moments = statistics.of(target, stop)
             if moments is not None:
-                see(target, moments)
                 met.add(target.name)
+                yield target, moments
     check_all_met(targets, met, "the budget cannot measure it")
 
 

@@ -58,12 +58,12 @@ def stops(calls: Sequence[Callable[[], Any]], modules: Sequence[nn.Module]) -> I
                 return
             # All stand at one place, unless the model routes batches differently: then those that
             # are behind go first, so that the others meet them where their ways join.
-            module = min(waiting, key=lambda runner: runner.num_stops).module()
-            here = [i for i, runner in enumerate(runners) if runner.is_at(module)]
-            yield Stop(module, [runners[i].input() for i in here], here)
+            module = min(waiting, key=lambda runner: runner.num_stops).place[0]
+            here = [runner for runner in waiting if runner.place[0] is module]
+            yield Stop(module, [r.place[1] for r in here], [runners.index(r) for r in here])
             left.discard(id(module))
-            for i in here:
-                runners[i].release()
+            for runner in here:
+                runner.release()
     finally:
         for handle in handles:
             handle.remove()
@@ -87,16 +87,9 @@ class _Runner:
         reached = self._greenlet.switch(None)
         self.arrived = None if self._greenlet.dead else reached
 
-    def is_at(self, module: nn.Module) -> bool:
-        return self.arrived is not None and self.arrived[0] is module
-
-    def module(self) -> nn.Module:
-        return self._place()[0]
-
-    def input(self) -> torch.Tensor:
-        return self._place()[1]
-
-    def _place(self) -> tuple[nn.Module, torch.Tensor]:
+    @property
+    def place(self) -> tuple[nn.Module, torch.Tensor]:
+        """Where it stands, and what it is about to give the layer there."""
         if self.arrived is None:
             raise RuntimeError("this batch is not waiting")
         return self.arrived

@@ -8,7 +8,7 @@ loss.backward(); optimizer.step()
 ctl.step()
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import nn
 from gossamer.errors import InputError
 from gossamer.nn.optimizer_state import Part
 from gossamer.pruning.schedules.base import Schedule, State
+from gossamer.pruning.schedules.late_weights import EntryParts
 from gossamer.pruning.schedules.layers import release_layers, restore_mask
 from gossamer.pruning.schedules.run import Event, Run
 
@@ -136,9 +137,7 @@ class Controller:
         """What is known of single entries of a cut Parameter, by their places in the whole one."""
         return self._run.entries.young.part_of(parameter)
 
-    def whole_state(
-        self, parts: Mapping[nn.Parameter, Sequence[Mapping[str, torch.Tensor]]]
-    ) -> State:
+    def whole_state(self, parts: EntryParts) -> State:
         """`state_dict` of a model that is cut.
 
         Args:

@@ -23,6 +23,8 @@ from gossamer.nn.optimizer_state import Part
 from gossamer.pruning.schedules.layers import AnySparse
 
 _GROWN_UP = 1e-3
+# What is known of single entries of Parameters, from all processes that hold a part of each.
+EntryParts = Mapping[nn.Parameter, Sequence[Mapping[str, torch.Tensor]]]
 
 
 @dataclass
@@ -55,11 +57,8 @@ class YoungWeights:
         if not len(index):
             return
         age = torch.zeros(len(index), dtype=torch.int32, device=index.device)
-        held = self._young.get(name)
-        if held is None:
-            self._young[name] = _Young(parameter, index, age)
-        else:
-            held.index, held.age = torch.cat([held.index, index]), torch.cat([held.age, age])
+        held = self._young.setdefault(name, _Young(parameter, index[:0], age[:0]))
+        held.index, held.age = torch.cat([held.index, index]), torch.cat([held.age, age])
 
     def remove(self, name: str, dropped: torch.Tensor) -> None:
         """Entries of bool `dropped` are no longer trained."""
@@ -110,10 +109,9 @@ class YoungWeights:
         """Positions and ages as they were, in `layers` of today."""
         self._young = {}
         for name, part in state.items():
-            index, age, layer = part["index"].clone(), part["age"].clone(), layers[name]
-            if isinstance(layer, CompactWeight):
-                index = _ranks(layer)[index]
-            self._young[name] = _Young(_trained(layer), index, age)
+            layer = layers[name]
+            index = _ranks(layer)[part["index"]]
+            self._young[name] = _Young(_trained(layer), index, part["age"].clone())
 
     def follow(self, parts: Mapping[nn.Parameter, Part]) -> None:
         """A compact model was cut: entries that this process does not train are others' now."""
@@ -145,7 +143,7 @@ class YoungWeights:
     def whole_state(
         self,
         layers: Mapping[str, AnySparse],
-        parts: Mapping[nn.Parameter, Sequence[Mapping[str, torch.Tensor]]],
+        parts: EntryParts,
     ) -> dict[str, dict[str, torch.Tensor]]:
         """`state_dict`, from what `part_of` gave in all processes.
 
@@ -157,10 +155,8 @@ class YoungWeights:
         for name, layer in layers.items():
             given = parts.get(_trained(layer), ())
             if given:
-                index = torch.cat([part["index"] for part in given])
-                if isinstance(layer, CompactWeight):
-                    index = _kept(layer)[index]
-                found[name] = {"index": index, "age": torch.cat([part["age"] for part in given])}
+                index, age = (torch.cat([part[key] for part in given]) for key in ("index", "age"))
+                found[name] = {"index": _kept(layer)[index], "age": age}
         return found
 
     def _dense_index(self, name: str, held: _Young) -> torch.Tensor:
@@ -215,11 +211,17 @@ def _trained(layer: AnySparse) -> nn.Parameter:
     return layer.values if isinstance(layer, CompactWeight) else layer.weight_parameter()
 
 
-def _kept(module: CompactWeight) -> torch.Tensor:
-    """Flat position of every kept entry in the dense weight."""
-    return module.mask().reshape(-1).nonzero().squeeze(1)
+def _held_entries(layer: AnySparse) -> torch.Tensor:
+    """Bool [R * K]: the entries of the dense weight that the trained Parameter holds."""
+    mask = layer.mask().reshape(-1)
+    return mask if isinstance(layer, CompactWeight) else torch.ones_like(mask)
 
 
-def _ranks(module: CompactWeight) -> torch.Tensor:
-    """Place of every kept entry among the values."""
-    return module.mask().reshape(-1).cumsum(0) - 1
+def _kept(layer: AnySparse) -> torch.Tensor:
+    """Flat position in the dense weight of every entry of the trained Parameter."""
+    return _held_entries(layer).nonzero().squeeze(1)
+
+
+def _ranks(layer: AnySparse) -> torch.Tensor:
+    """Place of every entry of the dense weight in the trained Parameter."""
+    return _held_entries(layer).cumsum(0) - 1

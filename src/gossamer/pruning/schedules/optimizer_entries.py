@@ -5,7 +5,7 @@ Survivors are not touched, bit for bit. A weight that joins starts as a new Para
 slots are zero and, with Adam, its own steps are counted (`late_weights`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -13,7 +13,7 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.nn.optimizer_state import check_state
-from gossamer.pruning.schedules.late_weights import YoungWeights
+from gossamer.pruning.schedules.late_weights import EntryParts, YoungWeights
 from gossamer.pruning.schedules.layers import AnySparse
 
 # Zero slots are the fresh state of each of these; Adam's step count is seen to by YoungWeights.
@@ -96,7 +96,7 @@ class OptimizerEntries:
     def whole_state(
         self,
         layers: Mapping[str, AnySparse],
-        parts: Mapping[nn.Parameter, Sequence[Mapping[str, torch.Tensor]]],
+        parts: EntryParts,
     ) -> dict[str, Any]:
         """`state_dict`, from what `part_of` gave in all processes."""
         return {"young": self.young.whole_state(layers, parts)} if self._counts_ages else {}
