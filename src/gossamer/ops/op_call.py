@@ -6,11 +6,12 @@ cannot do with an op of gossamer is told in gossamer's words.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec
 
 import torch
 from torch._C._functorch import TransformType, get_interpreter_stack, is_functorch_wrapped_tensor
+from torch._library.custom_ops import CustomOpDef
 from torch.autograd import forward_ad
 
 from gossamer.errors import InputError
@@ -21,6 +22,29 @@ P = ParamSpec("P")
 
 # What torch.func.grad and its kin say to the derivative of any custom op.
 _NO_FUNCTION = "In order to use an autograd.Function with functorch transforms"
+
+
+def define_op(
+    name: str, where: str, fake: Callable[..., Any] | None = None, mutates: Iterable[str] = ()
+) -> Callable[[Callable[..., Any]], CustomOpDef]:
+    """Make a function the custom op `gossamer::name`.
+
+    Args:
+        name: of the op.
+        where: begins the messages of what the op refuses.
+        fake: takes the op's arguments and gives a tensor of the result's shape and dtype; not
+            needed by ops without a result.
+        mutates: names of arguments that the op changes.
+    """
+
+    def define(function: Callable[..., Any]) -> CustomOpDef:
+        body = op_body(where)(function)
+        op = torch.library.custom_op(f"gossamer::{name}", body, mutates_args=mutates)
+        if fake is not None:
+            op.register_fake(fake)
+        return op
+
+    return define
 
 
 def call_op(op: Callable[..., Any], where: str, *args: Any) -> torch.Tensor:

@@ -7,6 +7,8 @@ loops replaced masked_scatter_ and nonzero + index_select, which cost more than 
 Legend: R rows (outputs), K columns (inputs), n kept values.
 """
 
+from collections.abc import Callable
+
 import torch
 
 from gossamer.formats import SparseMatrix
@@ -37,15 +39,7 @@ def expand_matrix(matrix: SparseMatrix) -> torch.Tensor:
 def fill(dense_RK: torch.Tensor, values: torch.Tensor, mask_bits: torch.Tensor) -> None:
     """Overwrite a contiguous dense weight with the kept values and zeros."""
     if _is_native(dense_RK, values, mask_bits):
-        _native.expand(
-            address(values, _WHERE),
-            values.numel(),
-            mask_bits.numpy(),
-            dense_RK.shape[1],
-            values.element_size(),
-            address(dense_RK, _WHERE),
-            active_kernels(),
-        )
+        _run(_native.expand, values, mask_bits, dense_RK)
     else:
         dense_RK.zero_().masked_scatter_(unpack_bits(mask_bits, dense_RK.shape[1]), values)
 
@@ -56,21 +50,30 @@ def gather_kept(dense_RK: torch.Tensor, mask_bits: torch.Tensor, num_values: int
     if not _is_native(dense_RK, dense_RK, mask_bits):
         return gather(dense_RK, unpack_bits(mask_bits, dense_RK.shape[1]))
     values = dense_RK.new_empty(num_values)
-    _native.gather(
-        address(values, _WHERE),
-        num_values,
-        mask_bits.numpy(),
-        dense_RK.shape[1],
-        dense_RK.element_size(),
-        address(dense_RK, _WHERE),
-        active_kernels(),
-    )
+    _run(_native.gather, values, mask_bits, dense_RK)
     return values
 
 
 def gather(dense: torch.Tensor, mask_RK: torch.Tensor) -> torch.Tensor:
     """The kept entries of a tensor with as many elements as the bool mask, row-major."""
     return dense.reshape(-1).index_select(0, mask_RK.reshape(-1).nonzero().squeeze(1))
+
+
+def _run(
+    kernel: Callable[..., None],
+    values: torch.Tensor,
+    mask_bits: torch.Tensor,
+    dense_RK: torch.Tensor,
+) -> None:
+    kernel(
+        address(values, _WHERE),
+        values.numel(),
+        mask_bits.numpy(),
+        dense_RK.shape[1],
+        values.element_size(),
+        address(dense_RK, _WHERE),
+        active_kernels(),
+    )
 
 
 def _is_native(dense: torch.Tensor, values: torch.Tensor, mask_bits: torch.Tensor) -> bool:

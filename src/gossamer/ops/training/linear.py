@@ -5,11 +5,7 @@ The dense weight exists only inside a call: forward rebuilds it, multiplies and 
 rebuilds it for the input and gathers the gradient of the values from the dense product. With
 `sparse` no dense matrix exists at all: sparse kernels do the same three products in float32 on the
 CPU (ops/training/linear_kernels.py), and what they cannot take is computed densely and counted.
-Three ops are closed under differentiation, so second derivatives work too:
-
-    L(x, v) = x W(v)^T      dx = I(g, v)     dv = V(g, x)
-    I(g, v) = g W(v)        dg = L(h, v)     dv = V(g, h)
-    V(g, x) = (g^T x)[mask] dg = L(x, u)     dx = I(g, u)
+The ops are those of `products.py`: x W(v)^T, g W(v) and (g^T x)[mask].
 
 Values in 16 bits may meet an input in 32: they are raised inside the call, and their gradient is
 rounded to their own type, so that neither is ever held in 32 bits.
@@ -27,11 +23,11 @@ from torch.nn.functional import linear
 from gossamer.errors import InputError
 from gossamer.ops.dispatch import report_fallback
 from gossamer.ops.onnx_form import expand_for_onnx, is_onnx_export
-from gossamer.ops.op_call import call_op, op_body
+from gossamer.ops.op_call import call_op, define_op
 from gossamer.ops.out_of_memory import names_memory
 from gossamer.ops.training import linear_kernels as train_kernels
 from gossamer.ops.training.expansion import expand, fill, gather_kept
-from gossamer.ops.training.wanted_gradients import wanted_gradients
+from gossamer.ops.training.products import Gradients, Products, wanted_gradients
 
 _WIDE = (torch.float32, torch.float64)
 _NARROW = (torch.bfloat16, torch.float16)
@@ -39,6 +35,10 @@ _NARROW = (torch.bfloat16, torch.float16)
 
 def _flat(x: torch.Tensor) -> torch.Tensor:
     return x.reshape(x.shape[:-1].numel(), x.shape[-1])
+
+
+def _rows_like(x: torch.Tensor, mask_bits: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(*x.shape[:-1], mask_bits.shape[0])
 
 
 def _runs_sparse(sparse: bool, *operands: torch.Tensor | None) -> bool:
@@ -51,8 +51,9 @@ def _runs_sparse(sparse: bool, *operands: torch.Tensor | None) -> bool:
     return reason is None
 
 
-@torch.library.custom_op("gossamer::compact_linear", mutates_args=())
-@op_body("compact layer")
+@define_op(
+    "compact_linear", "compact layer", lambda x, values, mask_bits, *_: _rows_like(x, mask_bits)
+)
 def _linear(
     x: torch.Tensor,
     values: torch.Tensor,
@@ -69,8 +70,11 @@ def _linear(
     return y_TR.view(*x.shape[:-1], y_TR.shape[1])
 
 
-@torch.library.custom_op("gossamer::compact_linear_grad_input", mutates_args=())
-@op_body("compact layer")
+@define_op(
+    "compact_linear_grad_input",
+    "compact layer",
+    lambda grad, values, mask_bits, columns, *_: grad.new_empty(*grad.shape[:-1], columns),
+)
 def _grad_input(
     grad: torch.Tensor,
     values: torch.Tensor,
@@ -86,8 +90,11 @@ def _grad_input(
     return dx_TK.view(*grad.shape[:-1], in_features)
 
 
-@torch.library.custom_op("gossamer::compact_linear_grad_values", mutates_args=())
-@op_body("compact layer")
+@define_op(
+    "compact_linear_grad_values",
+    "compact layer",
+    lambda grad, x, mask_bits, num_values, *_: grad.new_empty(num_values),
+)
 def _grad_values(
     grad: torch.Tensor,
     x: torch.Tensor,
@@ -101,8 +108,11 @@ def _grad_values(
     return gather_kept(dense_grad_RK, mask_bits, num_values)
 
 
-@torch.library.custom_op("gossamer::resident_linear", mutates_args=())
-@op_body("compact layer")
+@define_op(
+    "resident_linear",
+    "compact layer",
+    lambda x, values, dense, mask_bits, bias: _rows_like(x, mask_bits),
+)
 def _resident_linear(
     x: torch.Tensor,
     values: torch.Tensor,
@@ -114,131 +124,43 @@ def _resident_linear(
     return y_TR.view(*x.shape[:-1], y_TR.shape[1])
 
 
-@torch.library.custom_op("gossamer::expand_into", mutates_args={"dense"})
-@op_body("compact layer")
+@define_op("expand_into", "compact layer", mutates={"dense"})
 def expand_into(dense: torch.Tensor, values: torch.Tensor, mask_bits: torch.Tensor) -> None:
     """Overwrite a dense weight [R, K] with the kept values and zeros."""
     fill(dense, values, mask_bits)
 
 
-@torch.library.custom_op("gossamer::expand_values", mutates_args=())
-@op_body("compact layer")
+@define_op(
+    "expand_values",
+    "compact layer",
+    lambda values, mask_bits, num_columns: values.new_empty(mask_bits.shape[0], num_columns),
+)
 def _expand_values(values: torch.Tensor, mask_bits: torch.Tensor, num_columns: int) -> torch.Tensor:
     return expand(values.contiguous(), mask_bits, num_columns)
 
 
-@torch.library.custom_op("gossamer::gather_values", mutates_args=())
-@op_body("compact layer")
+@define_op(
+    "gather_values",
+    "compact layer",
+    lambda dense, mask_bits, num_values: dense.new_empty(num_values),
+)
 def _gather_values(dense: torch.Tensor, mask_bits: torch.Tensor, num_values: int) -> torch.Tensor:
     return gather_kept(dense.contiguous(), mask_bits, num_values)
 
 
-@_expand_values.register_fake
-def _(values: torch.Tensor, mask_bits: torch.Tensor, num_columns: int) -> torch.Tensor:
-    return values.new_empty(mask_bits.shape[0], num_columns)
-
-
-@_gather_values.register_fake
-def _(dense: torch.Tensor, mask_bits: torch.Tensor, num_values: int) -> torch.Tensor:
-    return dense.new_empty(num_values)
-
-
-@_linear.register_fake
-def _(
-    x: torch.Tensor,
-    values: torch.Tensor,
-    mask_bits: torch.Tensor,
-    bias: torch.Tensor | None,
-    in_features: int,
-    sparse: bool = False,
-) -> torch.Tensor:
-    return x.new_empty(*x.shape[:-1], mask_bits.shape[0])
-
-
-@_grad_input.register_fake
-def _(
-    grad: torch.Tensor,
-    values: torch.Tensor,
-    mask_bits: torch.Tensor,
-    in_features: int,
-    sparse: bool = False,
-) -> torch.Tensor:
-    return grad.new_empty(*grad.shape[:-1], in_features)
-
-
-@_grad_values.register_fake
-def _(
-    grad: torch.Tensor,
-    x: torch.Tensor,
-    mask_bits: torch.Tensor,
-    num_values: int,
-    sparse: bool = False,
-) -> torch.Tensor:
-    return grad.new_empty(num_values)
-
-
-@_resident_linear.register_fake
-def _(
-    x: torch.Tensor,
-    values: torch.Tensor,
-    dense: torch.Tensor,
-    mask_bits: torch.Tensor,
-    bias: torch.Tensor | None,
-) -> torch.Tensor:
-    return x.new_empty(*x.shape[:-1], mask_bits.shape[0])
-
-
-def _save_linear(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    x, values, mask_bits, _, in_features, sparse = inputs
-    needs_x, needs_values = ctx.needs_input_grad[:2]
-    # dx needs only the values and dvalues only x: a frozen side frees the other one's input.
-    ctx.save_for_backward(x if needs_values else None, values if needs_x else None, mask_bits)
-    ctx.in_features, ctx.num_values, ctx.sparse = in_features, values.numel(), sparse
-    ctx.dtype = values.dtype
-
-
-@names_memory("compact layer")
-def _linear_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    x, values, mask_bits = ctx.saved_tensors
-    needs_x, needs_values, _, needs_bias = wanted_gradients(ctx)[:4]
-    dx = dvalues = None
-    if needs_x:
-        dx = _grad_input(grad, values, mask_bits, ctx.in_features, ctx.sparse)
-    if needs_values:
-        dvalues = _grad_values(grad, x, mask_bits, ctx.num_values, ctx.sparse).to(ctx.dtype)
-    return dx, dvalues, None, _flat(grad).sum(0) if needs_bias else None, None, None
-
-
-def _save_grad_input(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    ctx.save_for_backward(*inputs[:3])
-    ctx.in_features, ctx.sparse = inputs[3:]
-
-
-def _grad_input_backward(ctx: Any, h: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    grad, values, mask_bits = ctx.saved_tensors
-    needs_grad, needs_values = wanted_gradients(ctx)[:2]
-    dgrad = dvalues = None
-    if needs_grad:
-        dgrad = _linear(h, values, mask_bits, None, ctx.in_features, ctx.sparse)
-    if needs_values:
-        dvalues = _grad_values(grad, h, mask_bits, values.numel(), ctx.sparse).to(values.dtype)
-    return dgrad, dvalues, None, None, None
-
-
-def _save_grad_values(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    ctx.save_for_backward(*inputs[:3])
-    ctx.sparse = inputs[4]
-
-
-def _grad_values_backward(ctx: Any, u: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    grad, x, mask_bits = ctx.saved_tensors
-    needs_grad, needs_x = wanted_gradients(ctx)[:2]
-    dgrad = dx = None
-    if needs_grad:
-        dgrad = _linear(x, u, mask_bits, None, x.shape[-1], ctx.sparse)
-    if needs_x:
-        dx = _grad_input(grad, u, mask_bits, x.shape[-1], ctx.sparse)
-    return dgrad, dx, None, None, None
+Products(
+    where="compact layer",
+    multiply=lambda x, values, mask_bits, size, sparse: _linear(
+        x, values, mask_bits, None, *size, sparse
+    ),
+    grad_input=lambda grad, values, mask_bits, size, sparse: _grad_input(
+        grad, values, mask_bits, *size, sparse
+    ),
+    grad_values=_grad_values,
+    grad_bias=lambda grad: _flat(grad).sum(0),
+    size_of=lambda x: x.shape[-1:],
+    settings_at=4,
+).register(_linear, _grad_input, _grad_values)
 
 
 def _save_resident(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -246,7 +168,7 @@ def _save_resident(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> N
 
 
 @names_memory("compact layer")
-def _resident_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+def _resident_backward(ctx: Any, grad: torch.Tensor) -> Gradients:
     x, values, dense, mask_bits = ctx.saved_tensors
     needs_x, needs_values, _, _, needs_bias = wanted_gradients(ctx)
     dx = None
@@ -271,7 +193,7 @@ def _save_expand(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> Non
     ctx.num_values = inputs[0].numel()
 
 
-def _expand_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+def _expand_backward(ctx: Any, grad: torch.Tensor) -> Gradients:
     return _gather_values(grad, *ctx.saved_tensors, ctx.num_values), None, None
 
 
@@ -280,15 +202,12 @@ def _save_gather(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> Non
     ctx.num_columns = inputs[0].shape[1]
 
 
-def _gather_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+def _gather_backward(ctx: Any, grad: torch.Tensor) -> Gradients:
     return _expand_values(grad, *ctx.saved_tensors, ctx.num_columns), None, None
 
 
 _expand_values.register_autograd(_expand_backward, setup_context=_save_expand)
 _gather_values.register_autograd(_gather_backward, setup_context=_save_gather)
-_linear.register_autograd(_linear_backward, setup_context=_save_linear)
-_grad_input.register_autograd(_grad_input_backward, setup_context=_save_grad_input)
-_grad_values.register_autograd(_grad_values_backward, setup_context=_save_grad_values)
 _resident_linear.register_autograd(_resident_backward, setup_context=_save_resident)
 
 

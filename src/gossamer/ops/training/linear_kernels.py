@@ -8,6 +8,8 @@ no index beside the mask bits, and a new mask or an edit of the values needs no 
 Legend: T tokens, R rows (outputs), K columns (inputs), n kept values.
 """
 
+from collections.abc import Callable
+
 import torch
 
 from gossamer.ops import _native
@@ -33,22 +35,8 @@ def linear(
     x_TK: torch.Tensor, values: torch.Tensor, mask_bits: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
     """`x W^T + b`, [T, R]."""
-    x_TK, values, mask_bits = _rows(x_TK), values.contiguous(), mask_bits.contiguous()
     y_TR = x_TK.new_empty(x_TK.shape[0], mask_bits.shape[0])
-    bias = None if bias is None else bias.contiguous()
-    _native.train_linear(
-        address(values, _WHERE),
-        values.numel(),
-        mask_bits.numpy(),
-        x_TK.shape[1],
-        address(x_TK, _WHERE),
-        x_TK.shape[0],
-        x_TK.stride(0),
-        address(y_TR, _WHERE),
-        y_TR.stride(0),
-        optional_address(bias, _WHERE),
-        active_kernels(),
-    )
+    _multiply(_native.train_linear, x_TK, values, mask_bits, x_TK.shape[1], y_TR, bias)
     return y_TR
 
 
@@ -56,22 +44,36 @@ def grad_input(
     grad_TR: torch.Tensor, values: torch.Tensor, mask_bits: torch.Tensor, in_features: int
 ) -> torch.Tensor:
     """`dY W`, [T, K]."""
-    grad_TR, values, mask_bits = _rows(grad_TR), values.contiguous(), mask_bits.contiguous()
     dx_TK = grad_TR.new_empty(grad_TR.shape[0], in_features)
-    _native.train_grad_input(
+    _multiply(_native.train_grad_input, grad_TR, values, mask_bits, in_features, dx_TK)
+    return dx_TK
+
+
+def _multiply(
+    kernel: Callable[..., None],
+    x: torch.Tensor,
+    values: torch.Tensor,
+    mask_bits: torch.Tensor,
+    in_features: int,
+    y: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> None:
+    """`y` becomes the product of the rows of `x` with the kept values."""
+    x, values, mask_bits = _rows(x), values.contiguous(), mask_bits.contiguous()
+    bias = None if bias is None else bias.contiguous()
+    kernel(
         address(values, _WHERE),
         values.numel(),
         mask_bits.numpy(),
         in_features,
-        address(grad_TR, _WHERE),
-        grad_TR.shape[0],
-        grad_TR.stride(0),
-        address(dx_TK, _WHERE),
-        dx_TK.stride(0),
-        0,
+        address(x, _WHERE),
+        x.shape[0],
+        x.stride(0),
+        address(y, _WHERE),
+        y.stride(0),
+        optional_address(bias, _WHERE),
         active_kernels(),
     )
-    return dx_TK
 
 
 def grad_values(
