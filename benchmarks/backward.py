@@ -17,7 +17,7 @@ from torch import nn
 import gossamer
 from gossamer.cli.shell.output import table
 from gossamer.nn.linear import Mode
-from gossamer.running.rivals.bench import sample_weight
+from gossamer.running.bench.linear import sample_weight
 from support.cases import SHAPES
 from support.contenders import DENSE, agrees, peer_contenders, run_race, watch
 from support.options import give, machine, parser, progress, shape

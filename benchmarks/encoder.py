@@ -36,16 +36,13 @@ import gossamer
 from gossamer import settings
 from gossamer.ops import _native
 from gossamer.report.html import write_html
-from gossamer.running.encoder.arrays import encoder_arrays, find_base
-from gossamer.running.rivals.bench_encoder import (
-    OWN,
-    STOCK,
-    engine_entry,
-    model_entry,
+from gossamer.running.bench.encoder import (
+    RaceEntry,
     model_run,
     race_encoders,
 )
-from gossamer.running.rivals.encoder_engines import (
+from gossamer.running.encoder.arrays import encoder_arrays, find_base
+from gossamer.running.rivals import (
     PRECISIONS,
     TITLES,
     EncoderEngine,
@@ -182,7 +179,9 @@ def measure(models, batch, engines, given):
                 if precision == "bf16" and not has_bf16():
                     continue
                 try:
-                    made = engine_entry(engine, (precision, sparsity), arrays, ids_BT, expected)
+                    made = RaceEntry.of_engine(
+                        engine, (precision, sparsity), arrays, ids_BT, expected
+                    )
                 except EngineFailed as failure:
                     progress(f"{failure}; {precision} at {sparsity:.0%} left out")
                     continue
@@ -205,16 +204,18 @@ def expected_of(model, arrays, ids_BT, engines):
 def own_entries(model, sparsity, ids_BT, expected):
     """What runs in this process: torch with the dense weights, gossamer with the pruned ones."""
     if not sparsity:
-        made = [model_entry((STOCK, "fp32", 0.0), model, ids_BT, expected)]
+        made = [RaceEntry.of_model((RaceEntry.STOCK, "fp32", 0.0), model, ids_BT, expected)]
         if has_bf16():
             half = copy.deepcopy(model).bfloat16()
-            made.append(model_entry((STOCK, "bf16", 0.0), half, ids_BT, expected))
+            made.append(RaceEntry.of_model((RaceEntry.STOCK, "bf16", 0.0), half, ids_BT, expected))
         return made
     made = []
     for precision in ("fp32", "int8"):
         fast = gossamer.compile(model, ids_BT.numel(), precision=precision)
-        made.append(model_entry((OWN, precision, sparsity), fast, ids_BT, expected))
-        progress(f"  {OWN} {precision} {sparsity:.0%}: error {made[-1].error:.1e}")
+        made.append(
+            RaceEntry.of_model((RaceEntry.OWN, precision, sparsity), fast, ids_BT, expected)
+        )
+        progress(f"  {RaceEntry.OWN} {precision} {sparsity:.0%}: error {made[-1].error:.1e}")
     return made
 
 

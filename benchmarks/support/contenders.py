@@ -18,7 +18,7 @@ from torch import nn
 from gossamer.cli.bench.int8_rival import dense_int8
 from gossamer.ops import dispatch
 from gossamer.ops.timing import race
-from gossamer.running.rivals.bench import ceiling_run
+from gossamer.running.bench.linear import ceiling_run
 from gossamer.running.rivals.engine_scripts.turn import turn
 from support.options import progress
 

@@ -8,10 +8,11 @@ from gossamer.cli.shell.output import table
 from gossamer.report.charts import WIDTH, Bar, Chart, Label
 from gossamer.report.comparison import Comparison, Figure
 from gossamer.report.page import Page, TextTable
-from gossamer.running.rivals.bench_encoder import OWN, STOCK
-from gossamer.running.rivals.encoder_engines import TITLES
+from gossamer.running.bench.encoder import RaceEntry
+from gossamer.running.rivals import TITLES
 from support.encoder_cases import THREADS_GOAL, goal
 
+OWN, STOCK = RaceEntry.OWN, RaceEntry.STOCK
 _REFERENCE = TITLES["onnxruntime"]
 _HEADLINE = 0.9
 _LINE, _BAR_HEIGHT, _LEFT, _RIGHT = 20.0, 13.0, 230.0, WIDTH - 80

@@ -12,14 +12,14 @@ import torch
 
 import gossamer
 from gossamer.ops.timing import race
-from gossamer.running.rivals.bench_encoder import dense_copy
-from gossamer.running.rivals.engine_scripts.turn import turn
-from gossamer.running.rivals.network_engines import (
+from gossamer.running.bench.encoder import dense_copy
+from gossamer.running.rivals import (
     NETWORK_PRECISIONS,
     EngineFailed,
     NetworkEngine,
     export_network,
 )
+from gossamer.running.rivals.engine_scripts.turn import turn
 from support.options import progress
 
 ENGINES = ("onnxruntime", "openvino", "deepsparse")

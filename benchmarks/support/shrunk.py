@@ -20,7 +20,7 @@ import gossamer
 from gossamer.cli.shell.output import table
 from gossamer.pruning.calibration.journal import model_digest
 from gossamer.running.encoder.arrays import encoder_arrays, find_base
-from gossamer.running.rivals.encoder_engines import TITLES, EncoderEngine, EngineFailed, find_engine
+from gossamer.running.rivals import TITLES, EncoderEngine, EngineFailed, find_engine
 from gossamer.running.rivals.engine_scripts.turn import turn
 from gossamer.runs.execute import execute
 from gossamer.search.candidates import dense_int8

@@ -10,20 +10,19 @@ from encoder_models import tiny_encoder
 
 from gossamer import settings
 from gossamer.ops.kernels import available_kernels
-from gossamer.running.encoder.arrays import encoder_arrays, find_base
-from gossamer.running.rivals import encoder_engines
-from gossamer.running.rivals.bench_encoder import (
+from gossamer.running.bench.encoder import (
     EncoderTime,
-    engine_entry,
-    model_entry,
+    RaceEntry,
     model_run,
     race_encoders,
     relative_error,
 )
-from gossamer.running.rivals.encoder_engines import (
+from gossamer.running.encoder.arrays import encoder_arrays, find_base
+from gossamer.running.rivals import (
     PRECISIONS,
     EncoderEngine,
     EngineFailed,
+    engines,
     find_engine,
 )
 
@@ -32,10 +31,13 @@ IDS = torch.randint(3, 50, (2, 5), generator=torch.Generator().manual_seed(0))
 # Sums of word vectors stand for an encoder; it breaks in three ways, one per precision.
 ENGINE = """
 import sys
-from encoders import serve
+import onnx
+from serve import serve
 
-def prepare(arrays, ids, precision, threads, calibration):
+def prepare(path, kind, precision, threads, calibration):
     print("a banner")
+    assert kind == "encoder", kind
+    word = onnx.numpy_helper.to_array(onnx.load(path).graph.initializer[0])
     if precision == "refused":
         raise ValueError("unknown precision")
     if precision == "dies":
@@ -45,7 +47,7 @@ def prepare(arrays, ids, precision, threads, calibration):
         calls.append(1)
         if precision == "dies later" and len(calls) > 1:
             sys.exit(4)
-        return arrays["word"][inputs["ids"]] * threads * inputs["mask"][..., None]
+        return word[inputs["ids"]] * threads * inputs["mask"][..., None]
     return run
 
 serve("numpy", prepare)
@@ -55,8 +57,8 @@ serve("numpy", prepare)
 @pytest.fixture
 def engine(tmp_path, monkeypatch):
     """One engine, run by this interpreter."""
-    (tmp_path / "encode_onnxruntime.py").write_text(ENGINE)
-    monkeypatch.setattr(encoder_engines, "SCRIPTS", tmp_path)
+    (tmp_path / "run_onnxruntime.py").write_text(ENGINE)
+    monkeypatch.setattr(engines, "SCRIPTS", tmp_path)
     with EncoderEngine("onnxruntime", Path(sys.executable), threads=3) as running:
         yield running
 
@@ -100,9 +102,9 @@ def test_a_death_is_told_and_not_waited_for(engine, arrays):
 
 def test_who_dies_in_a_race_has_no_time(engine, arrays):
     expected = arrays["word"][IDS.numpy()] * 3
-    entry = engine_entry(engine, ("dies later", 0.0), arrays, IDS, expected)
+    entry = RaceEntry.of_engine(engine, ("dies later", 0.0), arrays, IDS, expected)
     model = tiny_encoder()
-    stock = model_entry(("torch", "fp32", 0.0), model, IDS, model_run(model, IDS)().numpy())
+    stock = RaceEntry.of_model(("torch", "fp32", 0.0), model, IDS, model_run(model, IDS)().numpy())
     dead, alive = race_encoders([entry, stock], 0.0, 1)
     assert dead.ms == math.inf
     assert alive == EncoderTime("torch", "fp32", 0.0, 0.0, alive.ms)
@@ -114,7 +116,7 @@ def test_error_is_relative_to_the_largest_value():
 
 
 def test_an_environment_goes_before_this_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(encoder_engines.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(engines.importlib.util, "find_spec", lambda name: None)
     assert find_engine("openvino", tmp_path) is None
     python = tmp_path / "openvino" / "bin" / "python"
     python.parent.mkdir(parents=True)
@@ -122,7 +124,7 @@ def test_an_environment_goes_before_this_one(tmp_path, monkeypatch):
     assert find_engine("openvino", tmp_path) == python
     monkeypatch.setenv("GOSSAMER_PEERS", str(tmp_path))
     assert find_engine("openvino") == python
-    monkeypatch.setattr(encoder_engines.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(engines.importlib.util, "find_spec", lambda name: name)
     assert find_engine("deepsparse") == Path(sys.executable)
 
 

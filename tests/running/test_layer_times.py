@@ -11,9 +11,9 @@ from torch import nn
 import gossamer
 from gossamer.cli.main import cli
 from gossamer.report.layer_bars import layer_bars
+from gossamer.running.bench.encoder import dense_copy
 from gossamer.running.layers.compiler import compile
 from gossamer.running.layers.layer_times import LayerTime, LayerTimes, layer_times
-from gossamer.running.rivals.bench_encoder import dense_copy
 
 
 def test_every_layer_and_the_whole_have_times(monkeypatch):

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from gossamer.running.rivals import network_engines
-from gossamer.running.rivals.network_engines import EngineFailed, NetworkEngine, export_network
+from gossamer.running.rivals import EngineFailed, NetworkEngine, engines, export_network
 from gossamer.search import contenders
 from gossamer.search.contenders import EngineContenders, counted_bytes, engine_points
 from gossamer.search.trial import Point
@@ -19,15 +18,16 @@ from gossamer.search.workloads.images import ImageSet, image_workload
 
 # The reference evaluator of the onnx package computes what an engine would.
 ENGINE = """
-from networks import serve
 from onnx.reference import ReferenceEvaluator
+from serve import serve
 
-def prepare(path, calibration, precision, batch, threads):
+def prepare(path, kind, precision, threads, calibration):
+    assert kind == "network", kind
     if precision == "fp32":
         raise ValueError("not today")
-    assert calibration.shape[1:] == (1, 8, 8), calibration.shape
+    assert calibration[0]["x"].shape[1:] == (1, 8, 8)
     evaluator = ReferenceEvaluator(path)
-    return lambda x: evaluator.run(None, {"x": x})[0]
+    return lambda inputs: evaluator.run(None, inputs)[0]
 
 serve("numpy", prepare)
 """
@@ -35,8 +35,8 @@ serve("numpy", prepare)
 
 @pytest.fixture
 def scripts(tmp_path, monkeypatch):
-    (tmp_path / "net_onnxruntime.py").write_text(ENGINE)
-    monkeypatch.setattr(network_engines, "SCRIPTS", tmp_path)
+    (tmp_path / "run_onnxruntime.py").write_text(ENGINE)
+    monkeypatch.setattr(engines, "SCRIPTS", tmp_path)
     python = Path(sys.executable)
     found = {"onnxruntime": python}
     monkeypatch.setattr(contenders, "find_engine", lambda name, folder=None: found.get(name))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dense models in other engines, on the same data and the same input as ours.
 
-Each engine runs in its own process and environment (`running/rivals/encoder_engines.py`,
-`running/rivals/network_engines.py`). Quality and time are those of one compiled model: sequences of
-the timed length, shorter texts padded and masked; one image at a time.
+Each engine runs in its own process and environment (`running/rivals/engines.py`). Quality and time
+are those of one compiled model: sequences of the timed length, shorter texts padded and masked; one
+image at a time.
 
 Legend: N texts, T tokens, D features.
 """
@@ -21,17 +21,15 @@ from gossamer.errors import InputError, TargetError
 from gossamer.nn.token_pruning import EncoderOutput
 from gossamer.ops.timing import fair_clock, race, stopwatch
 from gossamer.running.encoder.arrays import encoder_arrays, find_base
-from gossamer.running.rivals.encoder_engines import (
+from gossamer.running.rivals import (
+    NETWORK_PRECISIONS,
     PRECISIONS,
     TITLES,
     EncoderEngine,
     EngineFailed,
-    find_engine,
-)
-from gossamer.running.rivals.network_engines import (
-    NETWORK_PRECISIONS,
     NetworkEngine,
     export_network,
+    find_engine,
 )
 from gossamer.search.trial import Point
 from gossamer.search.workloads.workload import Workload

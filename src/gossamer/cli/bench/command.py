@@ -14,7 +14,7 @@ from gossamer.cli.shell.parameters import POSITIVE, SPARSITY, Shape
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from gossamer.running.rivals.bench import BenchRow
+    from gossamer.running.bench.linear import BenchRow
 
 _EXAMPLES = """
 gossamer bench linear
@@ -77,7 +77,7 @@ def linear(
     import torch
 
     from gossamer.patterns import parse_pattern
-    from gossamer.running.rivals.bench import bench_linear, ceilings
+    from gossamer.running.bench.linear import bench_linear, ceilings
 
     fixed = parse_pattern(pattern).fixed_density
     wanted = sparsities if fixed is None else (1 - fixed,)

@@ -9,20 +9,17 @@ from torch import nn
 
 from gossamer.cli.models.sources import load_source
 from gossamer.errors import InputError
-from gossamer.running.encoder.arrays import Arrays, encoder_arrays, find_base
-from gossamer.running.encoder.layers import read_layers
-from gossamer.running.layers.compiler import compile as compile_model
-from gossamer.running.rivals.bench_encoder import (
-    OWN,
-    STOCK,
+from gossamer.running.bench.encoder import (
     EncoderTime,
+    RaceEntry,
     dense_copy,
-    engine_entry,
-    model_entry,
     model_run,
     race_encoders,
 )
-from gossamer.running.rivals.encoder_engines import PRECISIONS, EncoderEngine, EngineFailed
+from gossamer.running.encoder.arrays import Arrays, encoder_arrays, find_base
+from gossamer.running.encoder.layers import read_layers
+from gossamer.running.layers.compiler import compile as compile_model
+from gossamer.running.rivals import PRECISIONS, EncoderEngine, EngineFailed
 
 _ROUNDS = 5
 
@@ -85,18 +82,19 @@ def race_batch(
     """Times with torch fp32 first, and why an engine is not among them."""
     ids_BT = subject.random_ids(batch)
     expected = model_run(subject.dense, ids_BT)().numpy()
-    entries = [model_entry((STOCK, "fp32", 0.0), subject.dense, ids_BT, expected)]
+    entries = [RaceEntry.of_model((RaceEntry.STOCK, "fp32", 0.0), subject.dense, ids_BT, expected)]
     for precision in dict.fromkeys(precisions):
         fast = compile_model(subject.base, ids_BT.numel(), precision=precision)
-        entries.append(model_entry((OWN, precision, subject.sparsity), fast, ids_BT, expected))
+        names = (RaceEntry.OWN, precision, subject.sparsity)
+        entries.append(RaceEntry.of_model(names, fast, ids_BT, expected))
     refusals = []
     for engine in engines:
         for precision in dict.fromkeys(precisions):
             if precision not in PRECISIONS[engine.name]:
                 continue
-            names = (precision, subject.sparsity)
+            found = (precision, subject.sparsity)
             try:
-                entries.append(engine_entry(engine, names, subject.arrays, ids_BT, expected))
+                entries.append(RaceEntry.of_engine(engine, found, subject.arrays, ids_BT, expected))
             except EngineFailed as failure:
                 refusals.append(f"{failure} ({precision}, batch {batch})")
     return race_encoders(entries, seconds, _ROUNDS), refusals

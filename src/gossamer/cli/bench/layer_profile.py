@@ -13,9 +13,9 @@ from gossamer.report.comparison import Comparison, Figure
 from gossamer.report.html import write_html
 from gossamer.report.layer_bars import layer_bars
 from gossamer.report.page import Page
+from gossamer.running.bench.encoder import dense_copy
 from gossamer.running.layers.explanation import Row
 from gossamer.running.layers.layer_times import LayerTimes, layer_times
-from gossamer.running.rivals.bench_encoder import dense_copy
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from gossamer.cli.bench.encoder_race import Subject
-    from gossamer.running.rivals.bench_encoder import EncoderTime
+    from gossamer.running.bench.encoder import EncoderTime
 
 ENGINES = ("onnxruntime", "openvino", "deepsparse")
 _PRECISIONS = ("fp32", "int8")
@@ -83,7 +83,7 @@ def bench_model(  # noqa: PLR0913  (one argument per option)
     from gossamer.cli.bench.encoder_race import race_batch, read_subject
     from gossamer.io.safe_files.destination import check_file_destination
     from gossamer.report.machine import describe_machine
-    from gossamer.running.rivals.encoder_engines import TITLES, EncoderEngine, find_engine
+    from gossamer.running.rivals import TITLES, EncoderEngine, find_engine
 
     if html is not None:
         check_file_destination(html)

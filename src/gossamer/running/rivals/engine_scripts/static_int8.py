@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Static int8 of a network by ONNX Runtime's own tool: weights per channel."""
+"""Static int8 of a graph by ONNX Runtime's own tool."""
 
 from onnxruntime.quantization import (
     CalibrationDataReader,
@@ -11,25 +11,30 @@ from onnxruntime.quantization.shape_inference import quant_pre_process
 
 
 class _Batches(CalibrationDataReader):
-    def __init__(self, images, batch):
-        parts = range(0, len(images) - batch + 1, batch)
-        self._left = [{"x": images[i : i + batch]} for i in parts]
+    def __init__(self, batches):
+        self._left = list(batches)
 
     def get_next(self):
         return self._left.pop() if self._left else None
 
 
-def quantised(path, images, batch, qdq, activation_type=QuantType.QUInt8):
+def with_shapes(path):
+    """The path of the same graph with the shapes of its values, as networks want it."""
+    to = path.replace(".onnx", "_shapes.onnx")
+    quant_pre_process(path, to, skip_symbolic_shape=True)
+    return to
+
+
+def quantised(path, calibration, qdq, **options):
     """The path of the int8 graph; qdq: pairs of QuantizeLinear, else QLinear operators."""
-    prepared, to = path.replace(".onnx", "_shapes.onnx"), path.replace(".onnx", "_int8.onnx")
-    quant_pre_process(path, prepared, skip_symbolic_shape=True)
+    to = path.replace(".onnx", "_int8.onnx")
     quantize_static(
-        prepared,
+        path,
         to,
-        _Batches(images, batch),
+        _Batches(calibration),
         quant_format=QuantFormat.QDQ if qdq else QuantFormat.QOperator,
-        activation_type=activation_type,
+        activation_type=QuantType.QUInt8,
         weight_type=QuantType.QInt8,
-        per_channel=True,
+        **options,
     )
     return to

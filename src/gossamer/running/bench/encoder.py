@@ -12,7 +12,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -23,16 +23,15 @@ from gossamer.nn import Conv2d, Linear, MaskedConv2d, MaskedLinear, replace_modu
 from gossamer.ops.load import LoadWatch
 from gossamer.ops.timing import Stopwatch, race
 from gossamer.running.encoder.arrays import Arrays
-from gossamer.running.rivals.encoder_engines import EncoderEngine, EngineFailed
+from gossamer.running.rivals import EncoderEngine, EngineFailed
 from gossamer.running.rivals.engine_scripts.turn import turn
 
 Hidden = npt.NDArray[np.float32]
-OWN, STOCK = "gossamer", "torch"
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One engine with one encoder, ready to run.
+class RaceEntry:
+    """One engine with one encoder, ready to run; made by `of_model` or `of_engine`.
 
     Attributes:
         engine: as people call it.
@@ -42,11 +41,45 @@ class Entry:
         watch: seconds of one turn.
     """
 
+    OWN: ClassVar[str] = "gossamer"
+    STOCK: ClassVar[str] = "torch"
+
     engine: str
     precision: str
     sparsity: float
     error: float
     watch: Stopwatch
+
+    @classmethod
+    def of_model(
+        cls, names: tuple[str, str, float], base: nn.Module, ids_BT: torch.Tensor, expected: Hidden
+    ) -> Self:
+        """A module of this process; names: engine, precision, sparsity."""
+        run = model_run(base, ids_BT)
+        error = relative_error(run().float().numpy(), expected)
+        return cls(*names, error, functools.partial(turn, run, torch.get_num_threads()))
+
+    @classmethod
+    def of_engine(
+        cls,
+        engine: EncoderEngine,
+        names: tuple[str, float],
+        arrays: Arrays,
+        ids_BT: torch.Tensor,
+        expected: Hidden,
+    ) -> Self:
+        """An encoder in another engine; names: precision, sparsity. EngineFailed if it refuses."""
+        precision, sparsity = names
+        key = f"{precision} {sparsity}"
+        error = relative_error(engine.load(key, arrays, ids_BT, precision), expected)
+
+        def watch() -> float:
+            try:
+                return engine.turn(key)
+            except EngineFailed:
+                return math.inf  # it ran once; where it died meanwhile it has no time
+
+        return cls(engine.title, precision, sparsity, error, watch)
 
 
 @dataclass(frozen=True)
@@ -77,37 +110,9 @@ def model_run(base: nn.Module, ids_BT: torch.Tensor) -> Callable[[], torch.Tenso
     return run
 
 
-def model_entry(
-    names: tuple[str, str, float], base: nn.Module, ids_BT: torch.Tensor, expected: Hidden
-) -> Entry:
-    """A module of this process; names: engine, precision, sparsity."""
-    run = model_run(base, ids_BT)
-    error = relative_error(run().float().numpy(), expected)
-    return Entry(*names, error, functools.partial(turn, run, torch.get_num_threads()))
-
-
-def engine_entry(
-    engine: EncoderEngine,
-    names: tuple[str, float],
-    arrays: Arrays,
-    ids_BT: torch.Tensor,
-    expected: Hidden,
-) -> Entry:
-    """An encoder in another engine; names: precision, sparsity. EngineFailed if it refuses."""
-    precision, sparsity = names
-    key = f"{precision} {sparsity}"
-    error = relative_error(engine.load(key, arrays, ids_BT, precision), expected)
-
-    def watch() -> float:
-        try:
-            return engine.turn(key)
-        except EngineFailed:
-            return math.inf  # it ran once; where it died meanwhile it has no time
-
-    return Entry(engine.title, precision, sparsity, error, watch)
-
-
-def race_encoders(entries: Sequence[Entry], seconds: float, min_rounds: int) -> list[EncoderTime]:
+def race_encoders(
+    entries: Sequence[RaceEntry], seconds: float, min_rounds: int
+) -> list[EncoderTime]:
     """Best times of all entries, taken in turns."""
     watches = [entry.watch for entry in entries]
     # Most of the work is that of other processes, for which this one waits.
