@@ -7,6 +7,7 @@ Differences between opsets end here: what is returned uses the operators of
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ MAX_NODES = 100_000
 MAX_NAME = 256
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _INTERNAL = {
-    "AutoPad", "DynamicQuantizeDequantize", "FlatSoftmax", "QuantizeDequantize",
+    "AutoPad", "DynamicQuantizeDequantize", "FlatLogSoftmax", "FlatSoftmax", "QuantizeDequantize",
     "ScaledAttention", "ZeroPad",
 }  # fmt: skip
 SUPPORTED = tuple(sorted({*OPERATORS, *LOWERED, "Constant"} - _INTERNAL))
@@ -199,24 +200,28 @@ def _attributes(
         if entry.name in plain or entry.name in constants:
             raise ArtifactError(f"{where}: the attribute {entry.name[:80]!a} appears twice.")
         kind = entry.AttributeType.Name(entry.type)
-        if kind == "INT":
-            plain[entry.name] = int(entry.i)
-        elif kind == "FLOAT":
-            # fp32 in the file: the shortest decimal that is the same number is what was meant.
-            plain[entry.name] = float(f"{entry.f:.7g}")
-        elif kind == "STRING":
-            plain[entry.name] = entry.s.decode("utf-8", "backslashreplace")
-        elif kind == "INTS":
-            plain[entry.name] = tuple(int(i) for i in entry.ints)
-        elif kind == "FLOATS":
-            constants[entry.name] = torch.tensor(list(entry.floats), dtype=torch.float32)
-        elif kind == "TENSOR":
-            constants[entry.name] = tensors.dense(entry.t, entry.name)
-        elif kind == "SPARSE_TENSOR":
-            constants[entry.name] = tensors.sparse(entry.sparse_tensor, entry.name)
+        if kind in _PLAIN:
+            plain[entry.name] = _PLAIN[kind](entry)
+        elif kind in _CONSTANTS:
+            constants[entry.name] = _CONSTANTS[kind](entry, tensors)
         else:
             raise ArtifactError(f"{where}: an attribute of type {kind} cannot be read.")
     return plain, constants
+
+
+# How an attribute is read, by its type.
+_PLAIN: dict[str, Callable[[Any], Attribute]] = {
+    "INT": lambda entry: int(entry.i),
+    # fp32 in the file: the shortest decimal that is the same number is what was meant.
+    "FLOAT": lambda entry: float(f"{entry.f:.7g}"),
+    "STRING": lambda entry: entry.s.decode("utf-8", "backslashreplace"),
+    "INTS": lambda entry: tuple(int(i) for i in entry.ints),
+}
+_CONSTANTS: dict[str, Callable[[Any, TensorReader], torch.Tensor]] = {
+    "FLOATS": lambda entry, _: torch.tensor(list(entry.floats), dtype=torch.float32),
+    "TENSOR": lambda entry, tensors: tensors.dense(entry.t, entry.name),
+    "SPARSE_TENSOR": lambda entry, tensors: tensors.sparse(entry.sparse_tensor, entry.name),
+}
 
 
 def _constant(
@@ -224,14 +229,15 @@ def _constant(
 ) -> torch.Tensor:
     if len(plain) + len(constants) != 1:
         raise ArtifactError(f"{where}: expected one attribute with the value.")
-    for name in ("value", "sparse_value", "value_floats"):
-        if name in constants:
-            return constants[name]
-    ((name, value),) = plain.items() if plain else ((min(constants), ""),)
+    for name, tensor in constants.items():
+        if name in ("value", "sparse_value", "value_floats"):
+            return tensor
     kinds = {"value_int": torch.int64, "value_ints": torch.int64, "value_float": torch.float32}
-    if name not in kinds:
-        raise ArtifactError(f"{where}: the attribute {name[:80]!a} cannot be read.")
-    return torch.tensor(value, dtype=kinds[name])
+    for name, value in plain.items():
+        if name in kinds:
+            return torch.tensor(value, dtype=kinds[name])
+    name = min(plain | constants)
+    raise ArtifactError(f"{where}: the attribute {name[:80]!a} cannot be read.")
 
 
 def _check_values(graph: Graph, known: set[str]) -> None:

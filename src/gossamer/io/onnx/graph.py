@@ -83,6 +83,21 @@ class Graph:
             for value in set(node.inputs):
                 self.users[value].remove(node)
 
+    def replace(self, old: Node, *new: Node) -> None:
+        """Put nodes in the place of one that makes the same values."""
+        self.remove(old)
+        self.add(*new)
+
+    def put_layer(
+        self, layer: nn.Module, source: str, last: Node, *parameters: str, name: str | None = None
+    ) -> None:
+        """Let a layer make what `last` makes now; it is called after its parameters or `name`."""
+        title = self.title(last.name if name is None else name, *parameters)
+        if parameters and parameters[0] in self.scales:
+            self.scales[last.outputs[0]] = self.scales[parameters[0]]
+        kind = type(layer).__name__
+        self.replace(last, Node(kind, [source], last.outputs, {}, title, layer))
+
     def alias(self, old: str, new: str) -> None:
         """Let everybody who uses `old` use `new` instead."""
         for node in self.users.pop(old, []):
@@ -104,13 +119,13 @@ class Graph:
         self._fresh += 1
         return f"'{self._fresh}"
 
-    def title(self, node: Node, *parameters: str) -> str:
+    def title(self, node_name: str, *parameters: str) -> str:
         """What a layer might be called, best first: its parameters' names, the node's name.
 
         Exporters store equal tensors once: a parameter that others use too names nobody.
         """
         names = [self.origins.get(name, name) for name in parameters if name]
-        return "\n".join([*(name for name in names if name not in self.shared), node.name])
+        return "\n".join([*(name for name in names if name not in self.shared), node_name])
 
     def sole_user(self, value: str) -> Node | None:
         """The only node that uses a value that is no result; None if there are others."""

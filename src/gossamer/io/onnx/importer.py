@@ -7,13 +7,17 @@ from pathlib import Path
 from torch import nn
 
 from gossamer.errors import ArtifactError, InputError
-from gossamer.io.onnx.attention import find_attention
 from gossamer.io.onnx.file import read_onnx
 from gossamer.io.onnx.folding import simplify
 from gossamer.io.onnx.graph import Graph
 from gossamer.io.onnx.layers import make_layers
 from gossamer.io.onnx.names import constant_keys, layer_paths
-from gossamer.io.onnx.patterns import find_gelus, find_layer_norms, fold_batch_norms
+from gossamer.io.onnx.patterns import (
+    find_attention,
+    find_gelus,
+    find_layer_norms,
+    fold_batch_norms,
+)
 from gossamer.io.onnx.quantised import find_integer_products, join_pairs
 from gossamer.nn.operator_graph import GraphModule, Plan, Step, StoredScales
 from gossamer.nn.operator_graph.module import CONSTANTS

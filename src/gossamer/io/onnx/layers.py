@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products with constant weights as the Linear and Conv2d layers everything else works on."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -12,65 +15,63 @@ from gossamer.nn.operator_graph.windows import Sizes
 _SAME = ("SAME_UPPER", "SAME_LOWER")
 
 
-@torch.no_grad()
-def make_layers(graph: Graph) -> None:
-    """MatMul and Gemm (with the bias behind them) and two-dimensional Conv, as layers."""
-    shared: dict[str, nn.Parameter] = {}
-    for node in graph.nodes("Gemm"):
-        _gemm(graph, node, shared)
-    for node in graph.nodes("MatMul"):
-        _matmul(graph, node, shared)
-    for node in graph.nodes("Conv"):
-        _conv(graph, node)
-
-
-def _matmul(graph: Graph, node: Node, shared: dict[str, nn.Parameter]) -> None:
-    weight = node.inputs[1]
-    if not _is_matrix(graph, weight):
-        return
-    outputs, bias, gone = node.outputs, "", [node]
-    add = graph.sole_user(node.outputs[0])
-    if add is not None and add.operator == "Add":
-        other = [value for value in add.inputs if value != node.outputs[0]]
-        if len(other) == 1 and _is_bias(graph, other[0], weight, dim=1):
-            outputs, bias, gone = add.outputs, other[0], [node, add]
-    if weight not in shared:
-        shared[weight] = nn.Parameter(graph.constants[weight].T.contiguous())
-    shift = None if not bias else graph.constants[bias].clone()
-    layer = Node("Linear", node.inputs[:1], outputs, {}, graph.title(node, weight, bias))
-    layer.layer = _linear(shared[weight], shift)
-    _note_scale(graph, layer, weight)
-    graph.remove(*gone)
-    graph.add(layer)
-
-
-def _gemm(graph: Graph, node: Node, shared: dict[str, nn.Parameter]) -> None:
-    weight, bias = node.inputs[1], node.input(2)
-    turned = bool(node.attributes.get("transB", 0))
-    if not _is_matrix(graph, weight) or node.attributes.get("transA", 0):
-        return
-    if bias and not _is_bias(graph, bias, weight, dim=0 if turned else 1):
-        return
-    alpha, beta = (node.number(name, 1.0) for name in ("alpha", "beta"))
-    values = graph.constants[weight] if turned else graph.constants[weight].T
-    key = f"{weight}:{turned}:{alpha}"
-    if key not in shared:
-        shared[key] = nn.Parameter((values if alpha == 1 else alpha * values).contiguous())
-    shift = None if not bias else beta * graph.constants[bias]
-    layer = Node("Linear", node.inputs[:1], node.outputs, {}, graph.title(node, weight, bias))
-    layer.layer = _linear(shared[key], shift)
-    _note_scale(graph, layer, weight)
-    graph.remove(node)
-    graph.add(layer)
-
-
-def _linear(weight: nn.Parameter, bias: torch.Tensor | None) -> nn.Linear:
-    rows, columns = weight.shape
-    layer = nn.Linear(columns, rows, bias is not None, device="meta", dtype=weight.dtype)
+def filled(
+    kind: Callable[..., nn.Module], weight: nn.Parameter, bias: torch.Tensor | None, *settings: Any
+) -> nn.Module:
+    """A layer of a class of torch.nn with these parameters."""
+    layer = kind(*settings, bias=bias is not None, device="meta", dtype=weight.dtype)
     layer.weight = weight
     if bias is not None:
         layer.bias = nn.Parameter(bias)
     return layer
+
+
+@torch.no_grad()
+def make_layers(graph: Graph) -> None:
+    """MatMul and Gemm (with the bias behind them) and two-dimensional Conv, as layers."""
+    shared: dict[object, nn.Parameter] = {}
+    for node in graph.nodes("Gemm", "MatMul"):
+        _linear(graph, node, shared)
+    for node in graph.nodes("Conv"):
+        _conv(graph, node)
+
+
+def _linear(graph: Graph, node: Node, shared: dict[object, nn.Parameter]) -> None:
+    weight, bias, last = node.inputs[1], node.input(2), node
+    values = graph.constants.get(weight)
+    if values is None or values.ndim != 2 or not values.is_floating_point():
+        return
+    if node.attributes.get("transA", 0):
+        return
+    turned = bool(node.attributes.get("transB", 0))
+    sizes = values.shape[:1] if turned else values.shape[1:]
+    if node.operator == "MatMul":
+        bias, last = _added_bias(graph, node, sizes)
+    elif bias and not _has_shape(graph, bias, sizes):
+        return
+    alpha, beta = (node.number(name, 1.0) for name in ("alpha", "beta"))
+    key = (node.operator, weight, turned, alpha)
+    if key not in shared:
+        values = values if turned else values.T
+        shared[key] = nn.Parameter((values if alpha == 1 else alpha * values).contiguous())
+    rows, columns = shared[key].shape
+    shift = beta * graph.constants[bias] if bias else None
+    layer = filled(nn.Linear, shared[key], shift, columns, rows)
+    graph.put_layer(layer, node.inputs[0], last, weight, bias, name=node.name)
+
+
+def _added_bias(graph: Graph, product: Node, sizes: torch.Size) -> tuple[str, Node]:
+    """(the bias that is added to a product, the node that makes the sum)."""
+    add = graph.sole_user(product.outputs[0])
+    if add is not None and add.operator == "Add":
+        others = [value for value in add.inputs if value != product.outputs[0]]
+        if len(others) == 1 and _has_shape(graph, others[0], sizes):
+            return others[0], add
+    return "", product
+
+
+def _has_shape(graph: Graph, value: str, shape: torch.Size) -> bool:
+    return value in graph.constants and graph.constants[value].shape == shape
 
 
 def _conv(graph: Graph, node: Node) -> None:
@@ -78,53 +79,38 @@ def _conv(graph: Graph, node: Node) -> None:
     values = graph.constants.get(weight)
     if values is None or values.ndim != 4 or not values.is_floating_point():
         return
-    if bias and (bias not in graph.constants or graph.constants[bias].shape != values.shape[:1]):
+    if bias and not _has_shape(graph, bias, values.shape[:1]):
         return
     group = node.attributes.get("group", 1)
     if not isinstance(group, int) or group < 1 or values.shape[0] % group:
         return
-    strides = _pair(node, "strides", (1, 1))
-    dilations = _pair(node, "dilations", (1, 1))
-    source, padding = _padding(graph, node, (values.shape[2], values.shape[3]), strides, dilations)
-    conv = nn.Conv2d(
-        values.shape[1] * group,
-        values.shape[0],
-        (values.shape[2], values.shape[3]),
-        strides,  # type: ignore[arg-type]
-        padding,
-        dilations,  # type: ignore[arg-type]
-        group,
-        bool(bias),
-        device="meta",
-        dtype=values.dtype,
-    )
-    conv.weight = nn.Parameter(values.contiguous())
-    if bias:
-        conv.bias = nn.Parameter(graph.constants[bias].clone())
-    layer = Node("Conv2d", [source], node.outputs, {}, graph.title(node, weight, bias), conv)
-    _note_scale(graph, layer, weight)
-    graph.remove(node)
-    graph.add(layer)
+    outputs, inputs, *kernel = values.shape
+    strides, dilations = (_sizes(node, name, (1, 1)) for name in ("strides", "dilations"))
+    source, padding = _padding(graph, node, tuple(kernel), strides, dilations)
+    shift = graph.constants[bias].clone() if bias else None
+    settings = (inputs * group, outputs, tuple(kernel), strides, padding, dilations, group)
+    layer = filled(nn.Conv2d, nn.Parameter(values.contiguous()), shift, *settings)
+    graph.put_layer(layer, source, node, weight, bias)
 
 
 def _padding(
     graph: Graph, node: Node, kernel: Sizes, strides: Sizes, dilations: Sizes
-) -> tuple[str, tuple[int, int]]:
+) -> tuple[str, Sizes]:
     """(what the layer reads, padding it does itself); other padding is a step before it."""
     mode = str(node.attributes.get("auto_pad", "NOTSET"))
-    pads = _pair(node, "pads", (0, 0, 0, 0)) if mode == "NOTSET" else (0, 0, 0, 0)
+    pads = _sizes(node, "pads", (0, 0, 0, 0)) if mode == "NOTSET" else (0, 0, 0, 0)
     if mode not in _SAME and pads[:2] == pads[2:]:
-        return node.inputs[0], (pads[0], pads[1])
-    padded = graph.value()
+        return node.inputs[0], pads[:2]
+    new = Node("ZeroPad", node.inputs[:1], [graph.value()], {"pads": pads}, node.name)
     if mode in _SAME:
-        around = {"mode": mode, "kernel": kernel, "strides": strides, "dilations": dilations}
-        graph.add(Node("AutoPad", node.inputs[:1], [padded], around, node.name))  # type: ignore[arg-type]
-    else:
-        graph.add(Node("ZeroPad", node.inputs[:1], [padded], {"pads": pads}, node.name))
-    return padded, (0, 0)
+        new.operator = "AutoPad"
+        new.attributes = {"mode": mode, "kernel": kernel, "strides": strides}
+        new.attributes["dilations"] = dilations
+    graph.add(new)
+    return new.outputs[0], (0, 0)
 
 
-def _pair(node: Node, name: str, default: Sizes) -> Sizes:
+def _sizes(node: Node, name: str, default: Sizes) -> Sizes:
     value = node.attributes.get(name, default)
     if not isinstance(value, tuple) or len(value) != len(default) or min(value) < 0:
         raise ArtifactError(
@@ -132,18 +118,3 @@ def _pair(node: Node, name: str, default: Sizes) -> Sizes:
             f" dimensions, got {ascii(value)[:80]}."
         )
     return value
-
-
-def _is_matrix(graph: Graph, value: str) -> bool:
-    tensor = graph.constants.get(value)
-    return tensor is not None and tensor.ndim == 2 and tensor.is_floating_point()
-
-
-def _is_bias(graph: Graph, value: str, weight: str, dim: int) -> bool:
-    tensor = graph.constants.get(value)
-    return tensor is not None and tensor.shape == (graph.constants[weight].shape[dim],)
-
-
-def _note_scale(graph: Graph, layer: Node, weight: str) -> None:
-    if weight in graph.scales:
-        graph.scales[layer.outputs[0]] = graph.scales[weight]

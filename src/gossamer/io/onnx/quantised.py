@@ -9,43 +9,45 @@ file is read), and MatMulInteger or ConvInteger with a scale multiplied in after
 import torch
 
 from gossamer.io.onnx.graph import Graph, Node
+from gossamer.io.onnx.matching import constant, either, find, made
 
 _FLOAT = 1  # TensorProto.FLOAT
 _PRODUCTS = {"MatMulInteger": "MatMul", "ConvInteger": "Conv"}
+_PRODUCT = made(" ".join(_PRODUCTS), "codes", constant("weight"), name="product", alone=True)
+_SUM = made("Add", _PRODUCT, constant("bias"), alone=True, swaps=True)
+_CAST = made(
+    "Cast",
+    either(_SUM, _PRODUCT),
+    alone=True,
+    where=lambda graph, node: node.attributes["to"] == _FLOAT,
+)
+_SCALED = made("Mul", _CAST, "factor", swaps=True)
 
 
 @torch.no_grad()
 def find_integer_products(graph: Graph) -> None:
     """Cast(integer product [+ integer bias]) * scale, as a product of floats."""
-    for node in graph.nodes(*_PRODUCTS):
-        weight = graph.constants.get(node.inputs[1])
-        cast, bias = _to_float(graph, node)
-        last = None if cast is None else graph.sole_user(cast.outputs[0])
-        if weight is None or cast is None or last is None or last.operator != "Mul":
+    for last, found in find(graph, "Mul", _SCALED):
+        node, weight = graph.producer[found["product"]], graph.constants[found["weight"]]
+        bias, factor, zero = found.get("bias", ""), found["factor"], node.input(3)
+        scales = _scales(graph, node, factor)
+        if scales is None or (bias and factor not in graph.constants):
             continue
-        others = [value for value in last.inputs if value != cast.outputs[0]]
-        source = graph.maker(node.inputs[0], "QuantizeLinear", "DynamicQuantizeLinear")
-        found = None
-        if len(others) == 1 and source is not None and (not bias or others[0] in graph.constants):
-            found = _weight_scale(graph, source, others[0], node.input(2))
-        if found is None:
-            continue
-        x_scale, w_scale = found
-        zero = node.input(3)
         if zero and (zero not in graph.constants or graph.constants[zero].numel() != 1):
             continue
+        x_scale, w_scale = scales
         shift = float(graph.constants[zero]) if zero else 0.0
         sizes = _along_outputs(node, weight, w_scale)
         if sizes is None:
             continue
         real = (weight.to(torch.float32) - shift) * sizes
-        name = graph.constant(real, node.inputs[1])
+        name = graph.constant(real, found["weight"])
         graph.scales[name] = w_scale
         image, product = graph.value(), last.outputs[0]
         inputs = [image, name]
         new = []
         if bias:
-            real_bias = graph.constants[bias].float() * graph.constants[others[0]]
+            real_bias = graph.constants[bias].float() * graph.constants[factor]
             if node.operator == "ConvInteger":
                 inputs.append(graph.constant(real_bias.reshape(-1), bias))
             else:
@@ -55,28 +57,15 @@ def find_integer_products(graph: Graph) -> None:
         codes = [node.inputs[0], x_scale, node.input(2)]
         new.append(Node("DequantizeLinear", codes, [image], {}, node.name))
         new.append(Node(_PRODUCTS[node.operator], inputs, [product], node.attributes, node.name))
-        graph.remove(last)
-        graph.add(*new)
+        graph.replace(last, *new)
 
 
-def _to_float(graph: Graph, node: Node) -> tuple[Node | None, str]:
-    """The Cast behind an integer product, and the constant that is added on the way."""
-    bias = ""
-    following = graph.sole_user(node.outputs[0])
-    if following is not None and following.operator == "Add":
-        added = [value for value in following.inputs if value != node.outputs[0]]
-        if len(added) != 1 or added[0] not in graph.constants:
-            return None, ""
-        bias, following = added[0], graph.sole_user(following.outputs[0])
-    if following is None or following.operator != "Cast" or following.attributes["to"] != _FLOAT:
-        return None, ""
-    return following, bias
-
-
-def _weight_scale(
-    graph: Graph, source: Node, factor: str, zero: str
-) -> tuple[str, torch.Tensor] | None:
+def _scales(graph: Graph, node: Node, factor: str) -> tuple[str, torch.Tensor] | None:
     """(name of the scale of the activation, scale of the weight); their product is `factor`."""
+    source = graph.maker(node.inputs[0], "QuantizeLinear", "DynamicQuantizeLinear")
+    zero = node.input(2)
+    if source is None:
+        return None
     if source.operator == "DynamicQuantizeLinear":
         product = graph.maker(factor, "Mul")
         if product is None or zero != source.outputs[2]:
@@ -116,22 +105,17 @@ def join_pairs(graph: Graph, *, rounding: bool) -> None:
         if source.operator == "DynamicQuantizeLinear":
             if node.inputs[1:] != source.outputs[1:]:
                 continue
-            graph.remove(node)
-            if rounding:
-                graph.add(
-                    Node(
-                        "DynamicQuantizeDequantize", source.inputs[:1], node.outputs, {}, node.name
-                    )
-                )
-            else:
+            pair = Node("DynamicQuantizeDequantize", source.inputs[:1], node.outputs, {}, node.name)
+            graph.replace(node, *([pair] if rounding else []))
+            if not rounding:
                 graph.alias(node.outputs[0], source.inputs[0])
         elif all(_same(graph, node.input(i), source.input(i)) for i in (1, 2)):
             axis = source.attributes.get("axis", 1)
             if axis == node.attributes.get("axis", 1) or graph.scalar(node.inputs[1]) is not None:
-                graph.remove(node)
-                attributes = {"axis": axis, "rounding": int(rounding)}
-                pair = "QuantizeDequantize"
-                graph.add(Node(pair, list(source.inputs), node.outputs, attributes, node.name))
+                settings = {"axis": axis, "rounding": int(rounding)}
+                inputs = list(source.inputs)
+                pair = Node("QuantizeDequantize", inputs, node.outputs, settings, node.name)
+                graph.replace(node, pair)
 
 
 def _same(graph: Graph, first: str, second: str) -> bool:

@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """What opsets say differently, and operators that stand for a few others."""
 
+from collections.abc import Callable
+
 from gossamer.errors import InputError
 from gossamer.io.onnx.graph import Graph, Node
+from gossamer.nn.operator_graph import Attribute
 
-# Operators that are written as others when a file is read.
-LOWERED = frozenset({"QLinearMatMul", "QLinearConv"})
 # Outputs that are computed; 0 stands for all of them, everything else has one.
 UNIQUE_OUTPUTS = {"Split": 0, "DynamicQuantizeLinear": 3}
 # Attributes that may be there with the value that means "as ever".
 _NEUTRAL = {"block_size": 0, "output_dtype": 0, "precision": 0}
 _QUANTISING = ("QuantizeLinear", "DequantizeLinear")
-_WITH_ROWS = ("Softmax", "LogSoftmax")
+# Before opset 13 everything from the axis on was one row.
+_FLAT = {"Softmax": "FlatSoftmax", "LogSoftmax": "FlatLogSoftmax"}
 
 
 def normalise(node: Node, opset: int) -> None:
@@ -26,58 +28,69 @@ def normalise(node: Node, opset: int) -> None:
         node.attributes.pop("momentum", None)
     while node.inputs and not node.inputs[-1]:
         node.inputs.pop()
-    if node.operator in _WITH_ROWS and opset < 13:
+    if node.operator in _FLAT and opset < 13:
         node.attributes.setdefault("axis", 1)
-        node.operator = "FlatSoftmax" if node.operator == "Softmax" else "FlatLogSoftmax"
+        node.operator = _FLAT[node.operator]
 
 
 def lower(node: Node, graph: Graph) -> list[Node]:
     """The nodes that compute what `node` does, with operators of the table."""
-    if node.operator == "QLinearMatMul":
-        return _lower_matmul(node, graph)
-    if node.operator == "QLinearConv":
-        return _lower_conv(node, graph)
-    if node.operator == "FlatLogSoftmax":
-        rows = graph.value()
-        return [
-            Node("FlatSoftmax", node.inputs, [rows], node.attributes, node.name),
-            Node("Log", [rows], node.outputs, {}, node.name),
-        ]
-    return [node]
+    if node.operator not in LOWERED:
+        return [node]
+    steps = _Steps(node, graph)
+    LOWERED[node.operator](node, steps)
+    # What the last step makes is what the node makes.
+    steps.nodes[-1].outputs = node.outputs
+    return steps.nodes
 
 
-def _lower_matmul(node: Node, graph: Graph) -> list[Node]:
+class _Steps:
+    """Nodes in the place of one."""
+
+    def __init__(self, node: Node, graph: Graph) -> None:
+        self._node, self._graph = node, graph
+        self.nodes: list[Node] = []
+
+    def add(self, operator: str, *inputs: str, **attributes: Attribute) -> str:
+        """The value that the next step makes."""
+        made = self._graph.value()
+        self.nodes.append(Node(operator, list(inputs), [made], attributes, self._node.name))
+        return made
+
+
+def _lower_matmul(node: Node, steps: _Steps) -> None:
     """Q(DQ(a) DQ(b)): sums are those of floats, so a tie may round to the neighbour."""
     if len(node.inputs) != 8:
         raise InputError(f"{len(node.inputs)} inputs, expected 8.")
-    a, a_scale, a_zero, b, b_scale, b_zero, scale, zero = node.inputs
-    left, right, product = graph.value(), graph.value(), graph.value()
-    return [
-        Node("DequantizeLinear", [a, a_scale, a_zero], [left], {"axis": -2}, node.name),
-        Node("DequantizeLinear", [b, b_scale, b_zero], [right], {"axis": -1}, node.name),
-        Node("MatMul", [left, right], [product], {}, node.name),
-        Node("QuantizeLinear", [product, scale, zero], node.outputs, {"axis": -1}, node.name),
-    ]
+    left = steps.add("DequantizeLinear", *node.inputs[:3], axis=-2)
+    right = steps.add("DequantizeLinear", *node.inputs[3:6], axis=-1)
+    product = steps.add("MatMul", left, right)
+    steps.add("QuantizeLinear", product, *node.inputs[6:], axis=-1)
 
 
-def _lower_conv(node: Node, graph: Graph) -> list[Node]:
+def _lower_conv(node: Node, steps: _Steps) -> None:
     if len(node.inputs) not in (8, 9):
         raise InputError(f"{len(node.inputs)} inputs, expected 8 or 9.")
-    x, x_scale, x_zero, weight, w_scale, w_zero, scale, zero = node.inputs[:8]
-    image, kernel, product = graph.value(), graph.value(), graph.value()
-    nodes = [
-        Node("DequantizeLinear", [x, x_scale, x_zero], [image], {"axis": 1}, node.name),
-        Node("DequantizeLinear", [weight, w_scale, w_zero], [kernel], {"axis": 0}, node.name),
-        Node("QuantizeLinear", [product, scale, zero], node.outputs, {"axis": 1}, node.name),
+    _, x_scale, _, _, w_scale, _ = node.inputs[:6]
+    inputs = [
+        steps.add("DequantizeLinear", *node.inputs[:3], axis=1),
+        steps.add("DequantizeLinear", *node.inputs[3:6], axis=0),
     ]
-    inputs = [image, kernel]
     if node.input(8):
         # The bias is int32 in units of x_scale * w_scale.
-        unit, bias = graph.value(), graph.value()
-        nodes.append(Node("Mul", [x_scale, w_scale], [unit], {}, node.name))
-        nodes.append(
-            Node("DequantizeLinear", [node.inputs[8], unit], [bias], {"axis": 0}, node.name)
-        )
-        inputs.append(bias)
-    nodes.append(Node("Conv", inputs, [product], node.attributes, node.name))
-    return nodes
+        unit = steps.add("Mul", x_scale, w_scale)
+        inputs.append(steps.add("DequantizeLinear", node.inputs[8], unit, axis=0))
+    product = steps.add("Conv", *inputs, **node.attributes)
+    steps.add("QuantizeLinear", product, *node.inputs[6:8], axis=1)
+
+
+def _lower_log_softmax(node: Node, steps: _Steps) -> None:
+    steps.add("Log", steps.add("FlatSoftmax", *node.inputs, **node.attributes))
+
+
+# Operators that are written as others when a file is read.
+LOWERED: dict[str, Callable[[Node, _Steps], None]] = {
+    "FlatLogSoftmax": _lower_log_softmax,
+    "QLinearConv": _lower_conv,
+    "QLinearMatMul": _lower_matmul,
+}
