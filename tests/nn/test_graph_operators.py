@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.errors import InputError
-from gossamer.nn.operator_graph import OPERATORS, GraphModule, Plan, PlanInput, Step
+from gossamer.nn.operator_graph import OPERATORS, GraphModule, OperatorPlan, PlanInput, Step
 
 pytest.importorskip("onnx")
 from onnx import helper
@@ -263,7 +263,7 @@ def test_plans_are_checked():
     relu = Step("Relu", (0,), (1,))
 
     def build(*steps, outputs=(("y", 1),), layers=None, inputs=(x,)):
-        return GraphModule(Plan(inputs, (), steps, outputs), layers or {}, {})
+        return GraphModule(OperatorPlan(inputs, (), steps, outputs), layers or {}, {})
 
     assert float(build(relu)(torch.tensor(-1.0))) == 0
     linear = {"a": torch.nn.Linear(1, 1)}

@@ -9,7 +9,7 @@ from torch import nn
 
 from gossamer.io.huggingface.transformers_models import config_of
 from gossamer.nn import Linear
-from gossamer.nn.operator_graph import GraphModule, Plan
+from gossamer.nn.operator_graph import GraphModule, OperatorPlan
 from gossamer.zoo import MLP, TinyEncoder
 
 # Where a graph leaves sizes open: tokens of a sequence, pixels of an image.
@@ -107,7 +107,7 @@ def _graph_example(model: GraphModule, tokens: int, generator: torch.Generator) 
     return Example((), made, f"made-up {text}", tokens)
 
 
-def _tables(plan: Plan, number: int, model: GraphModule) -> list[int]:
+def _tables(plan: OperatorPlan, number: int, model: GraphModule) -> list[int]:
     """Rows of the tables that an input of a graph looks up."""
     first = len(plan.inputs)
     return [

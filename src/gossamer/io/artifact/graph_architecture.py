@@ -18,7 +18,7 @@ from gossamer.io.artifact.manifest import (
 )
 from gossamer.io.artifact.skeleton import MAX_NODES, SkeletonBuilder
 from gossamer.io.safe_files.tensor_header import DTYPE_NAMES, dtype_name
-from gossamer.nn.operator_graph import GraphModule, Plan, PlanInput, Step
+from gossamer.nn.operator_graph import GraphModule, OperatorPlan, PlanInput, Step
 
 DescribeLayer = Callable[[nn.Module, str], TorchNode | ZooNode | None]
 
@@ -72,7 +72,7 @@ def build_graph(node: GraphNode, builder: SkeletonBuilder) -> GraphModule:
             raise ArtifactError(f"{where}: {entry.name!a} is of the unknown type {entry.dtype!a}.")
         dtype = DTYPE_NAMES[entry.dtype]
         constants[entry.name] = torch.empty(entry.shape, dtype=dtype, device="meta")
-    plan = Plan(
+    plan = OperatorPlan(
         inputs=tuple(PlanInput(i.name, i.dtype, i.dims) for i in node.inputs),
         constants=tuple(entry.name for entry in node.constants),
         steps=tuple(_step(step) for step in node.steps),

@@ -1,24 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes a graph smaller without changing what it computes: constants, copies, equal nodes."""
 
-import math
-
 import torch
 
 from gossamer.errors import ArtifactError, GossamerError
 from gossamer.io.onnx.graph import Graph, Node
-from gossamer.nn.operator_graph import OPERATORS
-from gossamer.nn.operator_graph.elementwise import BROADCASTING, UNARY
-from gossamer.nn.operator_graph.shaping import broadcast
+from gossamer.nn.operator_graph import OPERATORS, largest_result
 
 # Elements that may be made of constants beyond what the file holds: masks and position tables.
 _BUDGET = 2**24
-# Operators whose results are no larger than their largest input.
-_NEVER_LARGER = {
-    *UNARY, "DequantizeLinear", "QuantizeLinear", "Flatten", "Reshape", "Shape", "Size", "Slice",
-    "Split", "Squeeze", "Transpose", "Trilu", "Unsqueeze", "CumSum", "ArgMax", "ReduceMax",
-    "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "Softmax",
-}  # fmt: skip
 _KEEP_NAME = {
     "Cast",
     "DequantizeLinear",
@@ -52,7 +42,8 @@ def _fold_constants(graph: Graph) -> None:
             continue
         given = [graph.constants[value] if value else None for value in node.inputs]
         try:
-            size = _largest_result(node, [t for t in given if t is not None])
+            given_tensors = [tensor for tensor in given if tensor is not None]
+            size = largest_result(node.operator, given_tensors, node.whole("axis", 0))
             if size is None or size > left:
                 continue
             made = OPERATORS[node.operator].function(*given, **node.attributes)
@@ -76,27 +67,6 @@ def _keep_origin(graph: Graph, node: Node, value: str) -> None:
         graph.scales[value] = graph.constants[node.inputs[1]]
     elif source in graph.scales:
         graph.scales[value] = graph.scales[source]
-
-
-def _largest_result(node: Node, given: list[torch.Tensor]) -> int | None:
-    """A bound of the elements of a result, None where nobody can tell."""
-    total = sum(tensor.numel() for tensor in given)
-    if node.operator in _NEVER_LARGER or node.operator == "Concat":
-        return total
-    if node.operator in BROADCASTING:
-        return math.prod(broadcast(*(tensor.shape for tensor in given)))
-    if node.operator == "ConstantOfShape":
-        return abs(math.prod(int(size) for size in given[0].tolist()))
-    if node.operator == "Expand":
-        return abs(math.prod(broadcast(given[0].shape, given[1].tolist())))
-    if node.operator == "Gather":
-        axis = node.whole("axis", 0)
-        return given[0].numel() // max(1, given[0].shape[axis]) * given[1].numel()
-    if node.operator == "Range":
-        first, last, step = (float(tensor) for tensor in given)
-        return math.ceil(abs((last - first) / step)) if step else 0
-    # Products of matrices and the like: small ones only.
-    return total * total if total <= 4096 else None
 
 
 def _merge_equal(graph: Graph) -> None:

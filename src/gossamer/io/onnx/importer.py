@@ -19,9 +19,7 @@ from gossamer.io.onnx.patterns import (
     fold_batch_norms,
 )
 from gossamer.io.onnx.quantised import find_integer_products, join_pairs
-from gossamer.nn.operator_graph import GraphModule, Plan, Step, StoredScales
-from gossamer.nn.operator_graph.module import CONSTANTS
-from gossamer.nn.operator_graph.plan import ABSENT
+from gossamer.nn.operator_graph import GraphModule, OperatorPlan, Step, StoredScales
 
 
 def load_onnx(
@@ -71,13 +69,13 @@ def load_onnx(
 def _build(graph: Graph) -> GraphModule:
     nodes = graph.nodes()
     layered = [node for node in nodes if node.layer is not None]
-    paths = layer_paths([node.name for node in layered], CONSTANTS)
+    paths = layer_paths([node.name for node in layered], GraphModule.CONSTANTS)
     path_of = {id(node): path for node, path in zip(layered, paths, strict=True)}
     used = {value for node in nodes for value in node.inputs}
     used |= {value for _, value in graph.outputs}
     constants = [name for name in graph.constants if name in used]
     keys = constant_keys([graph.origins.get(name, name) for name in constants])
-    numbers = {"": ABSENT}
+    numbers = {"": Step.ABSENT}
     for value in [*(entry.name for entry in graph.inputs), *constants]:
         numbers[value] = len(numbers) - 1
     steps = []
@@ -95,7 +93,7 @@ def _build(graph: Graph) -> GraphModule:
             )
         )
     outputs = tuple((name, numbers[value]) for name, value in graph.outputs)
-    plan = Plan(graph.inputs, tuple(keys), tuple(steps), outputs)
+    plan = OperatorPlan(graph.inputs, tuple(keys), tuple(steps), outputs)
     layers: dict[str, nn.Module] = {}
     for node, path in zip(layered, paths, strict=True):
         assert node.layer is not None  # noqa: S101 - for the type checker

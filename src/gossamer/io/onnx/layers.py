@@ -9,8 +9,8 @@ from torch import nn
 
 from gossamer.errors import ArtifactError
 from gossamer.io.onnx.graph import Graph, Node
-from gossamer.nn.operator_graph.windows import Sizes
 
+Sizes = tuple[int, ...]
 # Pads of a convolution that keep the size: their amount depends on the image.
 _SAME = ("SAME_UPPER", "SAME_LOWER")
 

@@ -17,7 +17,7 @@ import torch
 from gossamer.errors import ArtifactError
 from gossamer.io.safe_files.limits import check_memory, checked_bytes
 from gossamer.named_files import open_inside, size_of
-from gossamer.nn.operator_graph.elementwise import DTYPES
+from gossamer.nn.operator_graph import DTYPES
 
 _EXTERNAL = 1  # TensorProto.DataLocation
 # Where protobuf keeps numbers that are not raw bytes, and how wide they are stored there.

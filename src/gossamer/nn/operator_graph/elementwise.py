@@ -67,10 +67,6 @@ def _hard_sigmoid(x: Tensor, *, alpha: float = 0.2, beta: float = 0.5) -> Tensor
     return (alpha * x + beta).clamp(0, 1)
 
 
-def _identity(x: Tensor) -> Tensor:
-    return x
-
-
 def _dropout(
     x: Tensor, ratio: Tensor | None = None, training: Tensor | None = None, /, *, seed: int = 0
 ) -> Tensor:
@@ -86,22 +82,54 @@ def _folded(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tenso
     return over_all
 
 
+# Functions of torch say nothing of the inputs they take.
+def _of_one(function: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    return lambda x: function(x)
+
+
+def _of_two(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
+    return lambda a, b: function(a, b)
+
+
+_ONE: dict[str, Callable[[Tensor], Tensor]] = {
+    "Abs": torch.abs,
+    "Ceil": torch.ceil,
+    "Erf": torch.erf,
+    "Exp": torch.exp,
+    "Floor": torch.floor,
+    "HardSwish": F.hardswish,
+    "IsNaN": torch.isnan,
+    "Log": torch.log,
+    "Neg": torch.neg,
+    "Not": torch.logical_not,
+    "Reciprocal": torch.reciprocal,
+    "Relu": torch.relu,
+    "Round": torch.round,
+    "Sigmoid": torch.sigmoid,
+    "Sign": torch.sign,
+    "Softplus": F.softplus,
+    "Sqrt": torch.sqrt,
+    "Tanh": torch.tanh,
+}
+_TWO: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "Add": torch.add,
+    "And": torch.logical_and,
+    "Equal": torch.eq,
+    "Greater": torch.gt,
+    "GreaterOrEqual": torch.ge,
+    "Less": torch.lt,
+    "LessOrEqual": torch.le,
+    "Mul": torch.mul,
+    "Or": torch.logical_or,
+    "Sub": torch.sub,
+    "Xor": torch.logical_xor,
+}
 # Elementwise with broadcasting: what comes out has the broadcast shape of what goes in.
 BROADCASTING: dict[str, Callable[..., Any]] = {
-    "Add": lambda a, b: torch.add(a, b),
-    "Sub": lambda a, b: torch.sub(a, b),
-    "Mul": lambda a, b: torch.mul(a, b),
+    **{name: _of_two(function) for name, function in _TWO.items()},
     "Div": _divide,
     "Pow": _power,
     "Mod": _modulo,
-    "Equal": lambda a, b: torch.eq(a, b),
-    "Less": lambda a, b: torch.lt(a, b),
-    "LessOrEqual": lambda a, b: torch.le(a, b),
-    "Greater": lambda a, b: torch.gt(a, b),
-    "GreaterOrEqual": lambda a, b: torch.ge(a, b),
-    "And": lambda a, b: torch.logical_and(a, b),
-    "Or": lambda a, b: torch.logical_or(a, b),
-    "Xor": lambda a, b: torch.logical_xor(a, b),
     "Where": lambda condition, a, b: torch.where(condition, a, b),
     "Max": _folded(torch.maximum),
     "Min": _folded(torch.minimum),
@@ -109,29 +137,12 @@ BROADCASTING: dict[str, Callable[..., Any]] = {
     "Clip": _clip,
 }
 UNARY: dict[str, Callable[..., Any]] = {
-    "Abs": lambda x: torch.abs(x),
+    **{name: _of_one(function) for name, function in _ONE.items()},
     "Cast": _cast,
-    "Ceil": lambda x: torch.ceil(x),
     "Dropout": _dropout,
     "Elu": _elu,
-    "Erf": lambda x: torch.erf(x),
-    "Exp": lambda x: torch.exp(x),
-    "Floor": lambda x: torch.floor(x),
     "Gelu": _gelu,
     "HardSigmoid": _hard_sigmoid,
-    "HardSwish": lambda x: F.hardswish(x),
-    "Identity": _identity,
-    "IsNaN": lambda x: torch.isnan(x),
+    "Identity": lambda x: x,
     "LeakyRelu": _leaky_relu,
-    "Log": lambda x: torch.log(x),
-    "Neg": lambda x: torch.neg(x),
-    "Not": lambda x: torch.logical_not(x),
-    "Reciprocal": lambda x: torch.reciprocal(x),
-    "Relu": lambda x: torch.relu(x),
-    "Round": lambda x: torch.round(x),
-    "Sigmoid": lambda x: torch.sigmoid(x),
-    "Sign": lambda x: torch.sign(x),
-    "Softplus": lambda x: torch.nn.functional.softplus(x),
-    "Sqrt": lambda x: torch.sqrt(x),
-    "Tanh": lambda x: torch.tanh(x),
 }

@@ -4,17 +4,16 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
 from gossamer.errors import GossamerError, InputError
-from gossamer.nn.operator_graph.plan import ABSENT, Plan, PlanInput, Step, check_plan
+from gossamer.nn.operator_graph.plan import OperatorPlan, PlanInput, Step, check_plan
 from gossamer.nn.operator_graph.table import OPERATORS
 from gossamer.nn.replace import submodule_at
 
-CONSTANTS = "constants"
 _KEY = re.compile(r"[A-Za-z0-9_]{1,200}")
 # What torch raises for shapes and types that do not fit.
 _RUN_ERRORS = (RuntimeError, IndexError, TypeError, ValueError, ZeroDivisionError, OverflowError)
@@ -58,16 +57,19 @@ class GraphModule(nn.Module):
             what runs in int8 is decided by `gossamer.compile(model, precision="int8")`.
     """
 
+    # The module that holds the constants; no layer may have its name.
+    CONSTANTS: ClassVar[str] = "constants"
+
     def __init__(
         self,
-        plan: Plan,
+        plan: OperatorPlan,
         layers: Mapping[str, nn.Module],
         constants: Mapping[str, torch.Tensor],
         where: str = "graph",
     ) -> None:
         super().__init__()
         check_plan(plan, set(layers), where)
-        _check_paths([*layers, *(f"{CONSTANTS}.{name}" for name in plan.constants)], where)
+        _check_paths([*layers, *(f"{self.CONSTANTS}.{name}" for name in plan.constants)], where)
         self.plan = plan
         self.stored_scales: dict[str, StoredScales] = {}
         self.constants = nn.Module()
@@ -89,7 +91,7 @@ class GraphModule(nn.Module):
         values += [buffers[name] for name in plan.constants]
         values += [None] * (plan.num_values - len(values))
         for step, path, dead in zip(plan.steps, self._paths, self._dead, strict=True):
-            given = [None if value == ABSENT else values[value] for value in step.inputs]
+            given = [None if value == Step.ABSENT else values[value] for value in step.inputs]
             made = self._run(step, path, given)
             if isinstance(made, torch.Tensor):
                 values[step.outputs[0]] = made
@@ -164,12 +166,12 @@ def _check_argument(entry: PlanInput, tensor: torch.Tensor) -> None:
         )
 
 
-def _last_uses(plan: Plan) -> tuple[tuple[int, ...], ...]:
+def _last_uses(plan: OperatorPlan) -> tuple[tuple[int, ...], ...]:
     """Values that nobody needs after each step, so that they can be freed."""
     kept = {value for _, value in plan.outputs}
     dead: list[tuple[int, ...]] = []
     for step in reversed(plan.steps):
-        last = {*step.inputs, *step.outputs} - kept - {ABSENT}
+        last = {*step.inputs, *step.outputs} - kept - {Step.ABSENT}
         kept |= last
         dead.append(tuple(sorted(last)))
     return tuple(reversed(dead))

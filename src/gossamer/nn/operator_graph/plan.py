@@ -7,11 +7,10 @@ operator of the table or a layer of the model; every value is made once, before 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from gossamer.errors import InputError
 from gossamer.nn.operator_graph.table import OPERATORS, Attribute
-
-ABSENT = -1  # an optional input that is not there
 
 
 @dataclass(frozen=True)
@@ -27,6 +26,9 @@ class PlanInput:
 class Step:
     """One operator, or one layer if `layer` names it; `origin` is the node it came from."""
 
+    # Stands for an optional input that is not there.
+    ABSENT: ClassVar[int] = -1
+
     operator: str
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
@@ -39,7 +41,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Plan:
+class OperatorPlan:
     """Everything but layers and tensors.
 
     Attributes:
@@ -61,7 +63,7 @@ class Plan:
         return len(self.inputs) + len(self.constants) + made
 
 
-def check_plan(plan: Plan, layers: set[str], where: str) -> None:
+def check_plan(plan: OperatorPlan, layers: set[str], where: str) -> None:
     """Raise InputError unless the plan can run with `layers`."""
     known = set(range(len(plan.inputs) + len(plan.constants)))
     for step in plan.steps:
@@ -80,17 +82,17 @@ def check_plan(plan: Plan, layers: set[str], where: str) -> None:
 
 
 def _step_fault(step: Step, known: set[int], layers: set[str]) -> str | None:
-    missing = [value for value in step.inputs if value not in known and value != ABSENT]
+    missing = [value for value in step.inputs if value not in known and value != step.ABSENT]
     if missing:
         return f"uses value {missing[0]} before it is made"
     if step.layer is not None:
         if step.layer not in layers:
             return f"there is no layer {step.layer!a}"
-        lone = len(step.inputs) == len(step.outputs) == 1 and ABSENT not in step.inputs
+        lone = len(step.inputs) == len(step.outputs) == 1 and step.ABSENT not in step.inputs
         return None if lone and not step.attributes else "a layer takes one value and makes one"
     if step.operator not in OPERATORS:
         return f"there is no operator {step.operator!a}; known: {', '.join(sorted(OPERATORS))}"
     operator = OPERATORS[step.operator]
-    if ABSENT in step.inputs[: operator.min_inputs]:
+    if step.ABSENT in step.inputs[: operator.min_inputs]:
         return "an input that it needs is absent"
     return operator.fault(len(step.inputs), step.attributes)

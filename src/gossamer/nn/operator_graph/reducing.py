@@ -11,13 +11,17 @@ from torch.nn import functional as F
 from gossamer.errors import InputError
 
 
-def _product(x: Tensor, dims: list[int], keepdim: bool) -> Tensor:
-    for dim in sorted((d % x.ndim for d in dims), reverse=True):
-        x = x.prod(dim, keepdim=keepdim, dtype=x.dtype)
+def _product(x: Tensor, dim: list[int], keepdim: bool) -> Tensor:
+    for place in sorted((d % x.ndim for d in dim), reverse=True):
+        x = x.prod(place, keepdim=keepdim, dtype=x.dtype)
     return x
 
 
-def _reduction(function: Callable[[Tensor, list[int], bool], Tensor]) -> Callable[..., Tensor]:
+def _sum(x: Tensor, dim: list[int], keepdim: bool) -> Tensor:
+    return x.sum(dim, keepdim=keepdim, dtype=x.dtype)
+
+
+def _reduction(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Axes are an attribute up to opset 12 or 17 and an input from then on."""
 
     def reduced(
@@ -33,7 +37,7 @@ def _reduction(function: Callable[[Tensor, list[int], bool], Tensor]) -> Callabl
         if not chosen and noop_with_empty_axes:
             return x
         dims = chosen or list(range(x.ndim))
-        return function(x, dims, bool(keepdims)) if dims else x
+        return function(x, dim=dims, keepdim=bool(keepdims)) if dims else x
 
     return reduced
 
@@ -47,12 +51,11 @@ def _extreme(find: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return place
 
 
-def _softmax(x: Tensor, *, axis: int = -1) -> Tensor:
-    return x.softmax(dim=axis)
+def _over(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def over_axis(x: Tensor, *, axis: int = -1) -> Tensor:
+        return function(x, dim=axis)
 
-
-def _log_softmax(x: Tensor, *, axis: int = -1) -> Tensor:
-    return x.log_softmax(dim=axis)
+    return over_axis
 
 
 def _flat_softmax(x: Tensor, *, axis: int = 1) -> Tensor:
@@ -122,16 +125,14 @@ REDUCING: dict[str, Callable[..., Any]] = {
     "FlatSoftmax": _flat_softmax,
     "Gemm": _gemm,
     "LayerNormalization": _layer_norm,
-    "LogSoftmax": _log_softmax,
+    "LogSoftmax": _over(torch.log_softmax),
     "MatMul": lambda a, b: torch.matmul(a, b),
-    "ReduceL2": _reduction(
-        lambda x, dims, keep: torch.linalg.vector_norm(x, dim=dims, keepdim=keep)
-    ),
-    "ReduceMax": _reduction(lambda x, dims, keep: x.amax(dims, keepdim=keep)),
-    "ReduceMean": _reduction(lambda x, dims, keep: x.mean(dims, keepdim=keep)),
-    "ReduceMin": _reduction(lambda x, dims, keep: x.amin(dims, keepdim=keep)),
+    "ReduceL2": _reduction(torch.linalg.vector_norm),
+    "ReduceMax": _reduction(torch.amax),
+    "ReduceMean": _reduction(torch.mean),
+    "ReduceMin": _reduction(torch.amin),
     "ReduceProd": _reduction(_product),
-    "ReduceSum": _reduction(lambda x, dims, keep: x.sum(dims, keepdim=keep, dtype=x.dtype)),
+    "ReduceSum": _reduction(_sum),
     "ScaledAttention": _attention,
-    "Softmax": _softmax,
+    "Softmax": _over(torch.softmax),
 }

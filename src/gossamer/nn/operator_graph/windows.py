@@ -100,25 +100,17 @@ def _max_pool(
     storage_order: int = 0,
     strides: Sizes | None = None,
 ) -> Tensor:
-    if not x.is_floating_point():  # quantised images: 8 bits are exact in float32
-        return _max_pool(
-            x.float(),
-            kernel_shape=kernel_shape,
-            auto_pad=auto_pad,
-            ceil_mode=ceil_mode,
-            dilations=dilations,
-            pads=pads,
-            strides=strides,
-        ).to(x.dtype)
     rank = _rank(x, "MaxPool")
     ones = (1,) * rank
     strides, dilations = strides or ones, dilations or ones
     around = _resolved(x, auto_pad, pads, kernel_shape, strides, dilations)
-    padding = _same_on_both_sides(around, kernel_shape)
+    padding = _same_on_both_sides(around, kernel_shape, ceil_mode)
+    # Quantised images: 8 bits are exact in float32.
+    image = x if x.is_floating_point() else x.float()
     if padding is None:
-        _no_ceil(ceil_mode, around)
-        x, padding = padded(x, around, float("-inf")), (0,) * rank
-    return _MAX[rank](x, kernel_shape, strides, padding, dilations, bool(ceil_mode))
+        image, padding = padded(image, around, float("-inf")), (0,) * rank
+    found = _MAX[rank](image, kernel_shape, strides, padding, dilations, bool(ceil_mode))
+    return found.to(x.dtype)
 
 
 def _average_pool(
@@ -138,30 +130,26 @@ def _average_pool(
         raise InputError("AveragePool: dilations other than 1 are not computed.")
     strides = strides or ones
     around = _resolved(x, auto_pad, pads, kernel_shape, strides, ones)
-    padding = _same_on_both_sides(around, kernel_shape)
-    if padding is None:
-        _no_ceil(ceil_mode, around)
-        total = _AVERAGE[rank](padded(x, around, 0.0), kernel_shape, strides)
-        if count_include_pad:
-            return total
-        inside = padded(torch.ones_like(x[:1, :1]), around, 0.0)
-        return total / _AVERAGE[rank](inside, kernel_shape, strides)
-    return _AVERAGE[rank](
-        x, kernel_shape, strides, padding, bool(ceil_mode), bool(count_include_pad)
-    )
+    padding = _same_on_both_sides(around, kernel_shape, ceil_mode)
+    pool = _AVERAGE[rank]
+    if padding is not None:
+        return pool(x, kernel_shape, strides, padding, bool(ceil_mode), bool(count_include_pad))
+    total = pool(padded(x, around, 0.0), kernel_shape, strides)
+    if count_include_pad:
+        return total
+    inside = padded(torch.ones_like(x[:1, :1]), around, 0.0)
+    return total / pool(inside, kernel_shape, strides)
 
 
-def _same_on_both_sides(pads: Sizes, kernel: Sizes) -> Sizes | None:
+def _same_on_both_sides(pads: Sizes, kernel: Sizes, ceil_mode: int) -> Sizes | None:
     """Padding torch can do itself: alike on both sides and at most half of the window."""
     half = len(kernel)
     begins, ends = pads[:half], pads[half:]
-    fits = all(0 <= p <= k // 2 for p, k in zip(begins, kernel, strict=True))
-    return begins if begins == ends and fits else None
-
-
-def _no_ceil(ceil_mode: int, pads: Sizes) -> None:
+    if begins == ends and all(0 <= p <= k // 2 for p, k in zip(begins, kernel, strict=True)):
+        return begins
     if ceil_mode:
         raise InputError(f"pooling with ceil_mode and the uneven pads {pads} is not computed.")
+    return None
 
 
 def _global(function: Callable[[Tensor, list[int]], Tensor]) -> Callable[..., Tensor]:
