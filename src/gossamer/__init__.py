@@ -19,7 +19,7 @@ _HOMES = {
     "compile": "gossamer.running.layers.compiler",
     "explain": "gossamer.running.layers.explanation",
     "save": "gossamer.io.artifact.writer",
-    "load": "gossamer.io.artifact.reader",
+    "load": "gossamer.io.loading",
     "strict": "gossamer.ops.dispatch",
     "errors": "gossamer.errors",
     "nn": "gossamer.nn",
@@ -46,9 +46,9 @@ __all__ = [
 
 if TYPE_CHECKING:
     from gossamer import errors, nn, register, testing
-    from gossamer.io.artifact.reader import load
     from gossamer.io.artifact.writer import save
     from gossamer.nn.compaction import compact
+    from gossamer.io.loading import load
     from gossamer.ops.dispatch import strict
     from gossamer.planner.planning import plan
     from gossamer.running.layers.compiler import compile

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from gossamer.io import save
-from gossamer.io.artifact.companions import read_beside
 from gossamer.io.artifact.opened import find_artifact, open_artifact
+from gossamer.io.loading import read_beside
 from gossamer.io.safe_files import atomic
 from gossamer.zoo import MLP
 

@@ -49,7 +49,7 @@ def artifact_seeds(folder: Path) -> None:
 @target(
     "artifact",
     artifact_seeds,
-    "io/artifact/reader.py:_load_artifact _skeleton _max_tensors",
+    "io/artifact/reader.py:load_artifact _skeleton",
     "io/artifact/opened.py:read document config open_artifact _open _check_files open_regular"
     " read_manifest _read_document",
     "io/artifact/manifest.py:checked_content parse_manifest _faults _place _named",
@@ -59,7 +59,7 @@ def artifact_seeds(folder: Path) -> None:
     "io/safe_files/tensor_file.py:read_tensors",
     "io/artifact/decode.py",
     "io/artifact/codes.py:check_coded stored_arrays decode_codes",
-    "io/artifact/companions.py:read_beside",
+    "io/loading.py:read_beside",
     change=with_hashes,
 )
 def read_artifact(folder: Path) -> object:

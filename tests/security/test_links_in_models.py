@@ -16,7 +16,7 @@ from gossamer.cli.main import main
 from gossamer.errors import GossamerError
 from gossamer.io import load, load_pretrained, read_beside, read_dense_checkpoint
 from gossamer.io.artifact.manifest import BESIDE_FILES
-from gossamer.io.artifact.reader import load_skeleton
+from gossamer.io.loading import load_skeleton
 from gossamer.named_files import open_inside
 
 pytest.importorskip("transformers")

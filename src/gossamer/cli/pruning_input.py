@@ -16,7 +16,7 @@ from gossamer.cli.models.example_input import example_input
 from gossamer.cli.models.sources import Source, check_source
 from gossamer.data.samples import Texts, check_scores, read_samples
 from gossamer.errors import InputError, RecipeError
-from gossamer.io.safe_files.destination import check_destination
+from gossamer.io.destination import check_destination
 from gossamer.io.safe_files.guarded_tokenizer import TOKENIZER_FILE, known_tokens, make_tokenizer
 from gossamer.ops.kernels import active_kernels
 from gossamer.pruning.calibration.batches import Batch

@@ -5,15 +5,14 @@ No pickle, no code from data: architectures, formats and patterns come from clos
 every byte is checked before it is used.
 """
 
-from gossamer.io.artifact.companions import read_beside
+from gossamer.io.artifact.compressed_tensors_writer import save_compressed_tensors
 from gossamer.io.artifact.manifest import Manifest
 from gossamer.io.artifact.opened import open_artifact
-from gossamer.io.artifact.reader import load
 from gossamer.io.artifact.writer import save
 from gossamer.io.gguf.file import load_gguf
 from gossamer.io.huggingface.directory import load_pretrained
+from gossamer.io.loading import load, read_beside
 from gossamer.io.onnx.importer import load_onnx
-from gossamer.io.pruners.compressed_tensors_writer import save_compressed_tensors
 from gossamer.io.pruners.dense_checkpoint import (
     AdoptedLayer,
     DenseCheckpoint,

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.io.artifact.reader import load_skeleton
 from gossamer.io.huggingface.transformers_models import config_of
+from gossamer.io.loading import load_skeleton
 from gossamer.planner.model_shape import NAMED_SHAPES, GPTSizes, ModelShape, gpt_shape
 from gossamer.planner.model_tracing import trace_shape
 from gossamer.recipes.loader import builtin_names, load_recipe

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from gossamer.errors import ArtifactError
+from gossamer.errors import ArtifactError, TargetError
 from gossamer.io.artifact.fitting import all_slots, tied_names
 from gossamer.io.artifact.graph_architecture import build_graph, describe_graph
 from gossamer.io.artifact.inventory import own_slots
@@ -20,13 +20,13 @@ from gossamer.io.artifact.manifest import (
     ArchitectureNode,
     Argument,
     GraphNode,
+    SlimBlock,
+    TokenPruning,
     TorchNode,
     TransformersNode,
     ZooNode,
 )
-from gossamer.io.artifact.skeleton import SkeletonBuilder
-from gossamer.io.artifact.slim_blocks import shrink, slim_blocks
-from gossamer.io.artifact.token_encoders import prune_tokens, token_pruning_of
+from gossamer.io.artifact.skeleton import SkeletonBuilder, shrink
 from gossamer.io.huggingface.transformers_models import (
     TRANSFORMERS_CLASSES,
     build_transformers,
@@ -35,6 +35,8 @@ from gossamer.io.huggingface.transformers_models import (
 from gossamer.nn import Conv2d, Linear, MaskedConv2d, MaskedLinear
 from gossamer.nn.conv1d import conv1d_paths, conv1d_to_linear
 from gossamer.nn.operator_graph import GraphModule
+from gossamer.nn.slimming import unit_counts
+from gossamer.nn.token_pruning import TokenPrunedEncoder, add_token_pruning
 from gossamer.zoo import ZOO
 
 # Two levels of JSON per nested container must stay below the limit of the manifest.
@@ -69,11 +71,11 @@ def describe(model: nn.Module, config: dict[str, Any] | None = None) -> Architec
             node = node.model_copy(update={"linear": True})
             conv1d_to_linear(rebuilt)
         if isinstance(node, ZooNode | TransformersNode):
-            node = node.model_copy(update={"slim": slim_blocks(model, rebuilt)})
+            node = node.model_copy(update={"slim": _slim_blocks(model, rebuilt)})
             shrink(rebuilt, node.slim)
         if isinstance(node, TransformersNode):
-            node = node.model_copy(update={"tokens": token_pruning_of(model)})
-            prune_tokens(rebuilt, node.tokens)
+            node = node.model_copy(update={"tokens": _token_pruning_of(model)})
+            _prune_tokens(rebuilt, node.tokens)
     except ArtifactError:
         # Beyond the limits of the reader, such as ten thousand modules.
         return None
@@ -104,8 +106,41 @@ def build(
     if node.linear:
         conv1d_to_linear(model)
     shrink(model, node.slim)
-    prune_tokens(model, node.tokens)
+    _prune_tokens(model, node.tokens)
     return model
+
+
+def _slim_blocks(model: nn.Module, full: nn.Module) -> tuple[SlimBlock, ...]:
+    """Unit counts of `model`; none if they are those of `full`, or if its blocks are unknown."""
+    try:
+        found, expected = unit_counts(model), unit_counts(full)
+    except TargetError:
+        # Masked or compact layers: nothing has been cut out of such a model.
+        return ()
+    if found == expected or len(found) != len(expected):
+        return ()
+    return tuple(SlimBlock(heads=heads, filters=filters) for heads, filters in found)
+
+
+def _token_pruning_of(model: nn.Module) -> TokenPruning | None:
+    """What the encoder of `model` that prunes tokens is set to; None if there is none."""
+    for module in model.modules():
+        if isinstance(module, TokenPrunedEncoder):
+            return TokenPruning(
+                phase=module.phase, soft=module.soft, temperature=module.temperature
+            )
+    return None
+
+
+def _prune_tokens(model: nn.Module, wanted: TokenPruning | None) -> None:
+    """Put an encoder that prunes tokens into a skeleton, if the file asks for one."""
+    if wanted is None:
+        return
+    try:
+        encoder = add_token_pruning(model, soft=wanted.soft)
+    except TargetError as error:
+        raise ArtifactError(f"architecture.tokens: {error}") from error
+    encoder.phase, encoder.temperature = wanted.phase, wanted.temperature
 
 
 def _describe(module: nn.Module, key: str, depth: int) -> TorchNode | ZooNode | None:

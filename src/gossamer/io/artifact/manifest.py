@@ -50,6 +50,7 @@ COMPANIONS: Final = BESIDE_FILES | {CARD_FILE, ".gitattributes", "README.md"}
 
 MAX_RECIPE: Final = 2**20
 MAX_SLIM_BLOCKS: Final = 10_000
+MAX_BESIDE_BYTES: Final = MAX_MANIFEST_BYTES
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0, le=2**46)]

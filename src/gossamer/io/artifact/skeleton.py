@@ -11,8 +11,8 @@ from torch import nn
 
 from gossamer.errors import ArtifactError
 from gossamer.io.artifact.layer_table import CONTAINERS, ENCODER, ENCODER_ARGS, LAYERS, Kind
-from gossamer.io.artifact.manifest import Argument, PartNode, TorchNode, ZooNode
-from gossamer.io.artifact.slim_blocks import shrink
+from gossamer.io.artifact.manifest import Argument, PartNode, SlimBlock, TorchNode, ZooNode
+from gossamer.nn.slimming import cut_units, find_groups
 from gossamer.zoo import ZOO
 
 MAX_NODES = 10_000
@@ -142,3 +142,24 @@ def _unknown(where: str, what: str, name: str, known: list[str]) -> ArtifactErro
         f"{where}: no {what} is called {name!a}; known: {', '.join(known)}."
         " Pass model= to load the weights into your own module."
     )
+
+
+def shrink(model: nn.Module, blocks: tuple[SlimBlock, ...]) -> None:
+    """Cut a skeleton of full size to the counts of a file; which units are cut does not matter."""
+    if not blocks:
+        return
+    groups = find_groups(model)
+    wanted = [count for block in blocks for count in (block.heads, block.filters)]
+    if len(wanted) != len(groups):
+        raise ArtifactError(
+            f"architecture.slim: has {len(blocks)} blocks, the model {len(groups) // 2}."
+        )
+    for group, count in zip(groups, wanted, strict=True):
+        if count > group.count:
+            raise ArtifactError(
+                f"architecture.slim: {count} {group.kind} for {group.block_name}, which has"
+                f" {group.count}."
+            )
+    with torch.no_grad():
+        for group, count in zip(groups, wanted, strict=True):
+            cut_units(group, range(count))

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`save`: a model to a directory that appears whole or not at all."""
 
+import math
 import os
+import re
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -12,17 +14,18 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.io.artifact.architecture import build, describe
-from gossamer.io.artifact.card import default_card
-from gossamer.io.artifact.companions import check_beside
 from gossamer.io.artifact.inventory import as_stored, take_inventory, unwrap
 from gossamer.io.artifact.manifest import (
+    BESIDE_FILES,
     CARD_FILE,
     CONFIG_FILE,
     MANIFEST_FILE,
+    MAX_BESIDE_BYTES,
     MAX_RECIPE,
     REPORT_FILE,
     FileEntry,
     Manifest,
+    SparseEntry,
     TensorEntry,
     TransformersNode,
     manifest_bytes,
@@ -42,6 +45,7 @@ from gossamer.io.huggingface.transformers_models import config_of
 from gossamer.io.safe_files.atomic import replace_directory
 from gossamer.io.safe_files.strict_json import pretty_json
 from gossamer.io.safe_files.tensor_file import HashingFile, write_tensors
+from gossamer.io.safe_files.tensor_header import DTYPE_NAMES
 from gossamer.nn.conv1d import conv1d_paths
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -127,7 +131,7 @@ def save(
             architecture=architecture,
             recipe=recipe,
         )
-        text = default_card(manifest, Path(path).name) if card is None else card
+        text = _default_card(manifest, Path(path).name) if card is None else card
         _write_bytes(folder / CARD_FILE, text.encode("utf-8"))
         raw = manifest_bytes(manifest)
         # Read back before anything is replaced: a manifest over the limits would be lost data.
@@ -186,3 +190,49 @@ def producer() -> str:
         return f"gossamer {version('gossamer')}"
     except PackageNotFoundError:
         return "gossamer (not installed)"
+
+
+def check_beside(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The same files, or InputError for a name that is not in the list or content too large."""
+    for name, raw in files.items():
+        if name not in BESIDE_FILES:
+            raise InputError(
+                f"beside: {ascii(name)[:80]} is not carried along; known:"
+                f" {', '.join(sorted(BESIDE_FILES))}."
+            )
+        if not isinstance(raw, bytes) or len(raw) > MAX_BESIDE_BYTES:
+            raise InputError(
+                f"beside: {name} must be at most {MAX_BESIDE_BYTES} bytes, got"
+                f" {len(raw) if isinstance(raw, bytes) else type(raw).__name__}."
+            )
+    return dict(files)
+
+
+def _default_card(manifest: Manifest, name: str) -> str:
+    """Markdown with the measured facts of one artifact, for people to edit.
+
+    It holds no text from the model: names of layers are untrusted and would need escaping.
+    """
+    title = re.sub(r"[^A-Za-z0-9._ -]", "_", name) or "model"
+    sparse = [entry for entry in manifest.tensors.values() if isinstance(entry, SparseEntry)]
+    size = sum(entry.size for entry in manifest.files.values())
+    lines = [
+        f"# {title}",
+        "",
+        f"Written by {manifest.producer} as a {manifest.kind} artifact: {size} bytes.",
+        "",
+    ]
+    if sparse:
+        numel = sum(math.prod(entry.shape) for entry in sparse)
+        nnz = sum(entry.mask.nnz for entry in sparse)
+        dense = sum(math.prod(e.shape) * DTYPE_NAMES[e.dtype].itemsize for e in sparse)
+        patterns = sorted({entry.mask.pattern for entry in sparse})
+        lines += [
+            f"- {len(sparse)} sparse layers, patterns: {', '.join(patterns)}",
+            f"- {nnz} of {numel} weights kept: sparsity {1 - nnz / max(numel, 1):.4f}",
+            f"- these weights would take {dense} bytes dense",
+            "",
+        ]
+    call = "gossamer.load(path)" if manifest.architecture else "gossamer.load(path, model=model)"
+    lines += [f"Load with `{call}`.", "", "Quality, data and licence: not stated yet.", ""]
+    return "\n".join(lines)

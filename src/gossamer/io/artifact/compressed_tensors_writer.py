@@ -19,6 +19,11 @@ from gossamer.io.artifact.inventory import Inventory, as_stored, take_inventory,
 from gossamer.io.artifact.manifest import CONFIG_FILE
 from gossamer.io.artifact.opened import check_replaceable
 from gossamer.io.artifact.packing import plan_pieces
+from gossamer.io.artifact.inventory import Inventory, SparseLayer, as_stored, take_inventory, unwrap
+from gossamer.io.artifact.manifest import CONFIG_FILE
+from gossamer.io.artifact.opened import check_replaceable
+from gossamer.io.artifact.packing import BITMASK, pack_layer, plan_pieces
+from gossamer.io.artifact.writer import check_beside
 from gossamer.io.huggingface.transformers_models import config_of
 from gossamer.io.pruners.compressed_tensors import (
     BITMASK_FORMAT,
