@@ -11,7 +11,7 @@ from gossamer.errors import ArtifactError
 from gossamer.io.artifact.agreement import enclosing
 from gossamer.io.artifact.inventory import Slot, own_slots
 from gossamer.io.artifact.manifest import Manifest, SparseEntry, TiedEntry
-from gossamer.io.safe_files.limits import MAX_FAULTS_SHOWN
+from gossamer.io.safe_files.limits import listed
 from gossamer.io.safe_files.tensor_header import DTYPE_NAMES, dtype_name
 from gossamer.nn.layer_kinds import can_mask, why_not_compact
 
@@ -77,21 +77,16 @@ def check_fit(
     matched = match_names(manifest, slots)
     faults = _name_faults(manifest, slots, matched) + _shared_faults(manifest, model)
     for name, stored in matched.items():
-        slot = slots[name]
-        faults += _tensor_faults(manifest, slot, stored, exact_dtypes)
-        faults += _layer_faults(manifest, slot, stored)
+        faults += _slot_faults(manifest, slots[name], stored, exact_dtypes)
     for names in tied_names(slots):
         owners = {owner_of(manifest, matched[name]) for name in names if name in matched}
         if len(owners) > 1:
             faults.append(f"{', '.join(names)}: one tensor in the model, but {len(owners)} here")
     if faults:
         shown = [fault.encode("ascii", "backslashreplace").decode() for fault in faults]
-        more = len(faults) - MAX_FAULTS_SHOWN
-        tail = f"\n  and {more} more" if more > 0 else ""
         raise ArtifactError(
-            f"{where}: does not fit the model; nothing was changed. {len(faults)} mismatches:\n  "
-            + "\n  ".join(shown[:MAX_FAULTS_SHOWN])
-            + tail
+            f"{where}: does not fit the model; nothing was changed. {len(faults)} mismatches:"
+            + listed(shown)
         )
     return matched
 
@@ -134,8 +129,8 @@ def _same_kind(first: nn.Module, second: nn.Module) -> bool:
     )
 
 
-def _tensor_faults(manifest: Manifest, slot: Slot, stored: str, exact_dtypes: bool) -> list[str]:
-    entry = manifest.tensors[owner_of(manifest, stored)]
+def _slot_faults(manifest: Manifest, slot: Slot, stored: str, exact_dtypes: bool) -> list[str]:
+    own, entry = manifest.tensors[stored], manifest.tensors[owner_of(manifest, stored)]
     if isinstance(entry, TiedEntry):
         return [f"{slot.name}: is tied to a tensor that is tied itself"]
     faults = []
@@ -151,20 +146,18 @@ def _tensor_faults(manifest: Manifest, slot: Slot, stored: str, exact_dtypes: bo
             f"{slot.name}: {entry.dtype} in the artifact, {dtype_name(wanted)} in the model; call"
             f" model.to(torch.{entry.dtype}) first"
         )
+    if isinstance(entry, SparseEntry):
+        faults += _layer_faults(slot, compact=entry.holder == "compact")
+    elif isinstance(own, TiedEntry) and own.mask is not None:
+        faults += _layer_faults(slot, compact=False)
     return faults
 
 
-def _layer_faults(manifest: Manifest, slot: Slot, stored: str) -> list[str]:
-    own = manifest.tensors[stored]
-    entry = manifest.tensors[owner_of(manifest, stored)]
-    sparse = isinstance(entry, SparseEntry)
-    tied_mask = isinstance(own, TiedEntry) and own.mask is not None
-    if not sparse and not tied_mask:
-        return []
+def _layer_faults(slot: Slot, *, compact: bool) -> list[str]:
+    """Why the layer of a slot cannot hold a sparse weight."""
     kind = type(slot.module).__name__
     if slot.attribute != "weight":
         return [f"{slot.name}: is sparse, but is not the weight of a layer in the model"]
-    compact = isinstance(entry, SparseEntry) and entry.holder == "compact"
     why_not = why_not_compact(slot.module) if compact else None
     if why_not is not None:
         return [f"{slot.name}: is compact, but the model has a {kind} there ({why_not})"]

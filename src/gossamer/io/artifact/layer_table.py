@@ -20,7 +20,7 @@ MAX_LAYERS = 1024
 
 
 @dataclass(frozen=True)
-class Kind:
+class ArgumentRule:
     """What an argument may be."""
 
     expected: str
@@ -35,16 +35,16 @@ def _is_real(value: Any) -> bool:
     return type(value) in (int, float) and math.isfinite(value)
 
 
-def _or_none(kind: Kind) -> Kind:
-    return Kind(f"{kind.expected} or null", lambda v: v is None or kind.accepts(v))
+def _or_none(kind: ArgumentRule) -> ArgumentRule:
+    return ArgumentRule(f"{kind.expected} or null", lambda v: v is None or kind.accepts(v))
 
 
-def _choice(*values: str) -> Kind:
-    return Kind(f"one of {', '.join(values)}", lambda v: v in values)
+def _choice(*values: str) -> ArgumentRule:
+    return ArgumentRule(f"one of {', '.join(values)}", lambda v: v in values)
 
 
-def _sizes(low: int) -> Kind:
-    return Kind(
+def _sizes(low: int) -> ArgumentRule:
+    return ArgumentRule(
         f"an integer >= {low} or a list of them",
         lambda v: (
             _is_int(v, low, MAX_DIM)
@@ -57,16 +57,16 @@ def _sizes(low: int) -> Kind:
     )
 
 
-SIZE = Kind("an integer in [0, 2^40]", lambda v: _is_int(v, 0, MAX_DIM))
-COUNT = Kind("an integer in [1, 2^40]", lambda v: _is_int(v, 1, MAX_DIM))
-DEPTH = Kind(f"an integer in [1, {MAX_LAYERS}]", lambda v: _is_int(v, 1, MAX_LAYERS))
-DIM = Kind("an integer in [-8, 8]", lambda v: _is_int(v, -MAX_DIMS, MAX_DIMS))
-INDEX = Kind("an integer", lambda v: _is_int(v, -MAX_DIM, MAX_DIM))
-FLAG = Kind("true or false", lambda v: type(v) is bool)
-REAL = Kind("a finite number", _is_real)
+SIZE = ArgumentRule("an integer in [0, 2^40]", lambda v: _is_int(v, 0, MAX_DIM))
+COUNT = ArgumentRule("an integer in [1, 2^40]", lambda v: _is_int(v, 1, MAX_DIM))
+DEPTH = ArgumentRule(f"an integer in [1, {MAX_LAYERS}]", lambda v: _is_int(v, 1, MAX_LAYERS))
+DIM = ArgumentRule("an integer in [-8, 8]", lambda v: _is_int(v, -MAX_DIMS, MAX_DIMS))
+INDEX = ArgumentRule("an integer", lambda v: _is_int(v, -MAX_DIM, MAX_DIM))
+FLAG = ArgumentRule("true or false", lambda v: type(v) is bool)
+REAL = ArgumentRule("a finite number", _is_real)
 SIZES = _sizes(0)
 STEPS = _sizes(1)
-PADDING = Kind(
+PADDING = ArgumentRule(
     "a size, a list of sizes, 'same' or 'valid'",
     lambda v: v in ("same", "valid") or SIZES.accepts(v),
 )
@@ -79,100 +79,51 @@ class Layer:
     """One row of the table. `read` has the arguments that are no attribute of the same name."""
 
     build: type[nn.Module]
-    args: dict[str, Kind]
+    args: dict[str, ArgumentRule]
     read: dict[str, Read]
 
 
-def _has_bias(module: Any) -> Argument:
-    return module.bias is not None
+def _layer(
+    build: type[nn.Module], read: dict[str, Read] | None = None, /, **args: ArgumentRule
+) -> Layer:
+    if read is None:
+        read = {"bias": lambda module: module.bias is not None}
+    return Layer(build, args, read)
 
 
 def _conv(build: type[nn.Module]) -> Layer:
-    args = {
-        "in_channels": SIZE,
-        "out_channels": SIZE,
-        "kernel_size": STEPS,
-        "stride": STEPS,
-        "padding": PADDING,
-        "dilation": STEPS,
-        "groups": COUNT,
-        "bias": FLAG,
-        "padding_mode": _choice("zeros", "reflect", "replicate", "circular"),
-    }
-    return Layer(build, args, {"bias": _has_bias})
+    return _layer(
+        build,
+        in_channels=SIZE,
+        out_channels=SIZE,
+        kernel_size=STEPS,
+        stride=STEPS,
+        padding=PADDING,
+        dilation=STEPS,
+        groups=COUNT,
+        bias=FLAG,
+        padding_mode=_choice("zeros", "reflect", "replicate", "circular"),
+    )
 
 
 def _norm(build: type[nn.Module]) -> Layer:
-    args = {
-        "num_features": SIZE,
-        "eps": REAL,
-        "momentum": _or_none(REAL),
-        "affine": FLAG,
-        "track_running_stats": FLAG,
-    }
-    return Layer(build, args, {})
+    return _layer(
+        build,
+        num_features=SIZE,
+        eps=REAL,
+        momentum=_or_none(REAL),
+        affine=FLAG,
+        track_running_stats=FLAG,
+    )
 
 
-def _simple(build: type[nn.Module], **args: Kind) -> Layer:
-    return Layer(build, args, {})
-
-
-def _activation_name(module: Any) -> Argument:
-    # None is no legal activation, so an unknown function makes the layer indescribable.
-    names = {functional.relu: "relu", functional.gelu: "gelu"}
-    return names.get(module.activation)
-
-
-ENCODER_LAYER = Layer(
-    nn.TransformerEncoderLayer,
-    {
-        "d_model": COUNT,
-        "nhead": COUNT,
-        "dim_feedforward": COUNT,
-        "dropout": REAL,
-        "activation": _choice("relu", "gelu"),
-        "layer_norm_eps": REAL,
-        "batch_first": FLAG,
-        "norm_first": FLAG,
-        "bias": FLAG,
-    },
-    {
-        "d_model": lambda m: m.self_attn.embed_dim,
-        "nhead": lambda m: m.self_attn.num_heads,
-        "dim_feedforward": lambda m: m.linear1.out_features,
-        "dropout": lambda m: m.dropout.p,
-        "activation": _activation_name,
-        "layer_norm_eps": lambda m: m.norm1.eps,
-        "batch_first": lambda m: m.self_attn.batch_first,
-        "bias": lambda m: m.linear1.bias is not None,
-    },
-)
-ATTENTION = Layer(
-    nn.MultiheadAttention,
-    {
-        "embed_dim": COUNT,
-        "num_heads": COUNT,
-        "dropout": REAL,
-        "bias": FLAG,
-        "add_bias_kv": FLAG,
-        "add_zero_attn": FLAG,
-        "kdim": COUNT,
-        "vdim": COUNT,
-        "batch_first": FLAG,
-    },
-    {
-        "bias": lambda m: m.in_proj_bias is not None,
-        "add_bias_kv": lambda m: m.bias_k is not None,
-    },
-)
-
-LAYERS: dict[str, Layer] = {
-    "Linear": Layer(
-        nn.Linear, {"in_features": SIZE, "out_features": SIZE, "bias": FLAG}, {"bias": _has_bias}
-    ),
-    "Conv1d": _conv(nn.Conv1d),
-    "Conv2d": _conv(nn.Conv2d),
-    "Embedding": _simple(
+# None is no legal activation, so an unknown function makes the layer indescribable.
+_ACTIVATIONS = {functional.relu: "relu", functional.gelu: "gelu"}
+_ROWS = (
+    _layer(nn.Linear, in_features=SIZE, out_features=SIZE, bias=FLAG),
+    _conv(nn.Conv1d),
+    _conv(nn.Conv2d),
+    _layer(
         nn.Embedding,
         num_embeddings=SIZE,
         embedding_dim=SIZE,
@@ -182,34 +133,35 @@ LAYERS: dict[str, Layer] = {
         scale_grad_by_freq=FLAG,
         sparse=FLAG,
     ),
-    "LayerNorm": Layer(
+    _layer(
         nn.LayerNorm,
-        {"normalized_shape": SIZES, "eps": REAL, "elementwise_affine": FLAG, "bias": FLAG},
         {"bias": lambda m: m.bias is not None or not m.elementwise_affine},
+        normalized_shape=SIZES,
+        eps=REAL,
+        elementwise_affine=FLAG,
+        bias=FLAG,
     ),
-    "RMSNorm": _simple(
-        nn.RMSNorm, normalized_shape=SIZES, eps=_or_none(REAL), elementwise_affine=FLAG
-    ),
-    "GroupNorm": _simple(nn.GroupNorm, num_groups=COUNT, num_channels=SIZE, eps=REAL, affine=FLAG),
-    "BatchNorm1d": _norm(nn.BatchNorm1d),
-    "BatchNorm2d": _norm(nn.BatchNorm2d),
-    "ReLU": _simple(nn.ReLU, inplace=FLAG),
-    "LeakyReLU": _simple(nn.LeakyReLU, negative_slope=REAL, inplace=FLAG),
-    "ELU": _simple(nn.ELU, alpha=REAL, inplace=FLAG),
-    "GELU": _simple(nn.GELU, approximate=_choice("none", "tanh")),
-    "SiLU": _simple(nn.SiLU, inplace=FLAG),
-    "Mish": _simple(nn.Mish, inplace=FLAG),
-    "Hardswish": _simple(nn.Hardswish, inplace=FLAG),
-    "Softplus": _simple(nn.Softplus, beta=REAL, threshold=REAL),
-    "Tanh": _simple(nn.Tanh),
-    "Sigmoid": _simple(nn.Sigmoid),
-    "Softmax": _simple(nn.Softmax, dim=_or_none(DIM)),
-    "LogSoftmax": _simple(nn.LogSoftmax, dim=_or_none(DIM)),
-    "Dropout": _simple(nn.Dropout, p=REAL, inplace=FLAG),
-    "Dropout2d": _simple(nn.Dropout2d, p=REAL, inplace=FLAG),
-    "Identity": _simple(nn.Identity),
-    "Flatten": _simple(nn.Flatten, start_dim=DIM, end_dim=DIM),
-    "MaxPool2d": _simple(
+    _layer(nn.RMSNorm, normalized_shape=SIZES, eps=_or_none(REAL), elementwise_affine=FLAG),
+    _layer(nn.GroupNorm, num_groups=COUNT, num_channels=SIZE, eps=REAL, affine=FLAG),
+    _norm(nn.BatchNorm1d),
+    _norm(nn.BatchNorm2d),
+    _layer(nn.ReLU, inplace=FLAG),
+    _layer(nn.LeakyReLU, negative_slope=REAL, inplace=FLAG),
+    _layer(nn.ELU, alpha=REAL, inplace=FLAG),
+    _layer(nn.GELU, approximate=_choice("none", "tanh")),
+    _layer(nn.SiLU, inplace=FLAG),
+    _layer(nn.Mish, inplace=FLAG),
+    _layer(nn.Hardswish, inplace=FLAG),
+    _layer(nn.Softplus, beta=REAL, threshold=REAL),
+    _layer(nn.Tanh),
+    _layer(nn.Sigmoid),
+    _layer(nn.Softmax, dim=_or_none(DIM)),
+    _layer(nn.LogSoftmax, dim=_or_none(DIM)),
+    _layer(nn.Dropout, p=REAL, inplace=FLAG),
+    _layer(nn.Dropout2d, p=REAL, inplace=FLAG),
+    _layer(nn.Identity),
+    _layer(nn.Flatten, start_dim=DIM, end_dim=DIM),
+    _layer(
         nn.MaxPool2d,
         kernel_size=STEPS,
         stride=STEPS,
@@ -218,7 +170,7 @@ LAYERS: dict[str, Layer] = {
         return_indices=FLAG,
         ceil_mode=FLAG,
     ),
-    "AvgPool2d": _simple(
+    _layer(
         nn.AvgPool2d,
         kernel_size=STEPS,
         stride=STEPS,
@@ -227,10 +179,47 @@ LAYERS: dict[str, Layer] = {
         count_include_pad=FLAG,
         divisor_override=_or_none(COUNT),
     ),
-    "AdaptiveAvgPool2d": _simple(nn.AdaptiveAvgPool2d, output_size=STEPS),
-    "MultiheadAttention": ATTENTION,
-    "TransformerEncoderLayer": ENCODER_LAYER,
-}
+    _layer(nn.AdaptiveAvgPool2d, output_size=STEPS),
+    _layer(
+        nn.MultiheadAttention,
+        {
+            "bias": lambda m: m.in_proj_bias is not None,
+            "add_bias_kv": lambda m: m.bias_k is not None,
+        },
+        embed_dim=COUNT,
+        num_heads=COUNT,
+        dropout=REAL,
+        bias=FLAG,
+        add_bias_kv=FLAG,
+        add_zero_attn=FLAG,
+        kdim=COUNT,
+        vdim=COUNT,
+        batch_first=FLAG,
+    ),
+    _layer(
+        nn.TransformerEncoderLayer,
+        {
+            "d_model": lambda m: m.self_attn.embed_dim,
+            "nhead": lambda m: m.self_attn.num_heads,
+            "dim_feedforward": lambda m: m.linear1.out_features,
+            "dropout": lambda m: m.dropout.p,
+            "activation": lambda m: _ACTIVATIONS.get(m.activation),
+            "layer_norm_eps": lambda m: m.norm1.eps,
+            "batch_first": lambda m: m.self_attn.batch_first,
+            "bias": lambda m: m.linear1.bias is not None,
+        },
+        d_model=COUNT,
+        nhead=COUNT,
+        dim_feedforward=COUNT,
+        dropout=REAL,
+        activation=_choice("relu", "gelu"),
+        layer_norm_eps=REAL,
+        batch_first=FLAG,
+        norm_first=FLAG,
+        bias=FLAG,
+    ),
+)
+LAYERS = {row.build.__name__: row for row in _ROWS}
 
 CONTAINERS: dict[str, type[nn.Module]] = {
     "Sequential": nn.Sequential,
@@ -239,7 +228,7 @@ CONTAINERS: dict[str, type[nn.Module]] = {
 }
 # Takes one described layer and, optionally, one described norm.
 ENCODER = "TransformerEncoder"
-ENCODER_ARGS: dict[str, Kind] = {"num_layers": DEPTH, "enable_nested_tensor": FLAG}
+ENCODER_ARGS: dict[str, ArgumentRule] = {"num_layers": DEPTH, "enable_nested_tensor": FLAG}
 
 
 def read_args(layer: Layer, module: nn.Module) -> dict[str, Argument] | None:

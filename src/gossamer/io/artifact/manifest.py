@@ -14,10 +14,10 @@ from gossamer.errors import ArtifactError
 from gossamer.io.safe_files.limits import (
     MAX_DIM,
     MAX_DIMS,
-    MAX_FAULTS_SHOWN,
     MAX_MANIFEST_BYTES,
     check_file_name,
     check_name,
+    listed,
 )
 from gossamer.io.safe_files.strict_json import canonical_json, parse_json, pretty_json
 from gossamer.nn import Mode
@@ -323,14 +323,9 @@ def parse_manifest(raw: bytes, where: str = MANIFEST_FILE) -> Manifest:
 
 def _faults(error: ValidationError, where: str) -> str:
     faults = error.errors(include_url=False, include_context=False, include_input=False)
-    lines = [
-        f"{_place(fault['loc'])}: {ascii(fault['msg'][:300])[1:-1]}"
-        for fault in faults[:MAX_FAULTS_SHOWN]
-    ]
-    more = len(faults) - len(lines)
-    tail = f"\n  and {more} more" if more > 0 else ""
+    lines = [f"{_place(fault['loc'])}: {ascii(fault['msg'][:300])[1:-1]}" for fault in faults]
     plural = "fault" if len(faults) == 1 else "faults"
-    return f"{where}: {len(faults)} {plural}:\n  " + "\n  ".join(lines) + tail
+    return f"{where}: {len(faults)} {plural}:{listed(lines)}"
 
 
 def _place(parts: tuple[int | str, ...]) -> str:

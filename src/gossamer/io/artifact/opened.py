@@ -30,7 +30,7 @@ from gossamer.io.artifact.manifest import (
 from gossamer.io.safe_files.atomic import find_directory
 from gossamer.io.safe_files.limits import MAX_MANIFEST_BYTES
 from gossamer.io.safe_files.strict_json import parse_json
-from gossamer.io.safe_files.tensor_file import read_tensors
+from gossamer.io.safe_files.tensor_file import check_hash, read_tensors
 from gossamer.io.safe_files.tensor_header import TensorHeader, read_header
 
 ATTEMPTS = 20
@@ -224,13 +224,7 @@ def read_manifest(folder: Path) -> bytes:
 def _read_document(file: BinaryIO, sha256: str, where: str) -> bytes:
     file.seek(0)
     raw = file.read(MAX_MANIFEST_BYTES + 1)
-    found = hashlib.sha256(raw).hexdigest()
-    if found != sha256:
-        raise ArtifactError(
-            f"{where}: was damaged or replaced after it was written: its SHA-256 begins with"
-            f" {found[:8]}, the manifest says {sha256[:8]}. Copy this file again from where the"
-            " artifact came from, or make the artifact anew."
-        )
+    check_hash(hashlib.sha256(raw).hexdigest(), sha256, where)
     return raw
 
 

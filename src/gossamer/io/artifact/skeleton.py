@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import ArtifactError
-from gossamer.io.artifact.layer_table import CONTAINERS, ENCODER, ENCODER_ARGS, LAYERS, Kind
+from gossamer.io.artifact.layer_table import CONTAINERS, ENCODER, ENCODER_ARGS, LAYERS, ArgumentRule
 from gossamer.io.artifact.manifest import Argument, PartNode, SlimBlock, TorchNode, ZooNode
 from gossamer.nn.slimming import cut_units, find_groups
 from gossamer.zoo import ZOO
@@ -123,7 +123,7 @@ def _count_nodes(root: PartNode) -> int:
     return count
 
 
-def _check_args(node: TorchNode, kinds: dict[str, Kind], where: str) -> None:
+def _check_args(node: TorchNode, kinds: dict[str, ArgumentRule], where: str) -> None:
     if set(node.args) != set(kinds):
         raise ArtifactError(
             f"{where}: {node.name} takes the arguments {sorted(kinds)}, got"

@@ -29,6 +29,14 @@ DEFAULT_MAX_BYTES = 64 * 2**30
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
+def listed(faults: Sequence[str]) -> str:
+    """The first faults, one per line, and how many more there are."""
+    shown = [*faults[:MAX_FAULTS_SHOWN]]
+    if len(faults) > len(shown):
+        shown.append(f"and {len(faults) - len(shown)} more")
+    return "".join(f"\n  {line}" for line in shown)
+
+
 def check_name(name: str, where: str) -> str:
     """Return a tensor or module name that is safe to store, print and look up."""
     try:

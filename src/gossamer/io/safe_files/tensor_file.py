@@ -75,13 +75,19 @@ def read_tensors(
         tensors[entry.name] = flat.view(entry.dtype).view(entry.shape)
     if file.read(1):
         raise ArtifactError(f"{where}: has bytes after its last tensor.")
-    if sha256 is not None and hasher.hexdigest() != sha256:
+    if sha256 is not None:
+        check_hash(hasher.hexdigest(), sha256, where)
+    return tensors
+
+
+def check_hash(found: str, expected: str, where: str) -> None:
+    """Raise ArtifactError unless a file has the SHA-256 that its manifest says."""
+    if found != expected:
         raise ArtifactError(
             f"{where}: was damaged or replaced after it was written: its SHA-256 begins with"
-            f" {hasher.hexdigest()[:8]}, the manifest says {sha256[:8]}. Copy this file again from"
-            " where the artifact came from, or make the artifact anew."
+            f" {found[:8]}, the manifest says {expected[:8]}. Copy this file again from where the"
+            " artifact came from, or make the artifact anew."
         )
-    return tensors
 
 
 def _read_fully(file: BinaryIO, view: memoryview, where: str) -> None:
