@@ -10,7 +10,8 @@ refused before they are opened, so nothing hangs.
 
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
@@ -42,15 +43,9 @@ def open_named(path: os.PathLike[str] | str, error: Fault = ArtifactError) -> Bi
         error: there is no such file, it cannot be opened, or it is a folder, pipe or device.
     """
     where = str(path)
-    try:
+    with _explained(where, f"{where}: there is no such file.", error):
         _expect_file(os.stat(path), where, error)  # noqa: PTH116 - as it is spelled
         return _file(os.open(path, _FLAGS), where, error)
-    except FileNotFoundError as fault:
-        raise error(f"{where}: there is no such file.") from fault
-    except (OSError, ValueError) as fault:
-        if isinstance(fault, GossamerError):
-            raise
-        raise error(f"{where}: cannot be opened ({_reason(fault)}).") from fault
 
 
 def read_named(path: os.PathLike[str] | str, max_bytes: int, error: Fault = ArtifactError) -> bytes:
@@ -84,14 +79,8 @@ def open_inside(
             " Links may stay in it, or lead to the blobs of the hub cache it belongs to. If you"
             " trust the link, put the file itself in its place: cp -L."
         )
-    try:
+    with _explained(str(place), f"{root}: {name!a} is missing.", error):
         return _open_below(home, real.relative_to(home).parts, str(place), error)
-    except FileNotFoundError as fault:
-        raise error(f"{root}: {name!a} is missing.") from fault
-    except (OSError, ValueError) as fault:
-        if isinstance(fault, GossamerError):
-            raise
-        raise error(f"{place}: cannot be opened ({_reason(fault)}).") from fault
 
 
 def read_inside(
@@ -164,5 +153,15 @@ def _expect_file(status: os.stat_result, where: str, error: Fault) -> None:
         raise error(f"{where}: is {kind}, no regular file. Put the file itself there.")
 
 
-def _reason(fault: Exception) -> str:
-    return str((isinstance(fault, OSError) and fault.strerror) or fault)
+@contextmanager
+def _explained(where: str, missing: str, error: Fault) -> Iterator[None]:
+    """What the system says of a file that cannot be opened, as `error`."""
+    try:
+        yield
+    except FileNotFoundError as fault:
+        raise error(missing) from fault
+    except (OSError, ValueError) as fault:
+        if isinstance(fault, GossamerError):
+            raise
+        reason = (isinstance(fault, OSError) and fault.strerror) or fault
+        raise error(f"{where}: cannot be opened ({reason}).") from fault

@@ -6,7 +6,7 @@ The directory is an ordinary Hugging Face one without a manifest; `gossamer.load
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from gossamer.io.safe_files.atomic import replace_directory
 from gossamer.io.safe_files.strict_json import pretty_json
 from gossamer.io.safe_files.tensor_file import HashingFile, write_tensors
 from gossamer.nn.sparse_layer import SparseLayer
+from gossamer.io.safe_files.tensor_file import write_file
 
 _VERSION = "0.14.0"
 _WEIGHT = ".weight"
@@ -84,9 +85,9 @@ def save_compressed_tensors(
         for piece in pieces:
             layer = sparse.get(piece.name)
             arrays.update(piece.arrays() if layer is None else _compressed(piece.name, layer))
-        _write(folder / SINGLE_FILE, lambda file: write_tensors(file.write, arrays))
+        write_file(folder / SINGLE_FILE, arrays)
         for name, raw in documents.items():
-            _write(folder / name, lambda file, raw=raw: file.write(raw))  # type: ignore[misc]
+            write_file(folder / name, raw)
     return Path(path)
 
 
@@ -133,8 +134,3 @@ def _settings(sparse: dict[str, SparseLayer]) -> dict[str, Any]:
             "sparsity_structure": "2:4" if patterns == {"2:4"} else "unstructured",
         },
     }
-
-
-def _write(path: Path, fill: Callable[[HashingFile], None]) -> None:
-    with HashingFile(path) as file:
-        fill(file)

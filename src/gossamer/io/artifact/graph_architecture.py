@@ -33,27 +33,16 @@ def describe_graph(model: GraphModule, describe_layer: DescribeLayer) -> GraphNo
         if not isinstance(node, TorchNode):
             return None
         layers.append(node)
-    buffers = dict(model.constants.named_buffers())
+    constants = []
+    for name in plan.constants:
+        tensor = model.constants.get_buffer(name)
+        dtype = dtype_name(tensor.dtype)
+        constants.append(GraphConstant(name=name, shape=tuple(tensor.shape), dtype=dtype))
     return GraphNode(
-        inputs=tuple(GraphInput(name=i.name, dtype=i.dtype, dims=i.dims) for i in plan.inputs),
-        constants=tuple(
-            GraphConstant(
-                name=name, shape=tuple(buffers[name].shape), dtype=dtype_name(buffers[name].dtype)
-            )
-            for name in plan.constants
-        ),
+        inputs=tuple(GraphInput(**vars(entry)) for entry in plan.inputs),
+        constants=tuple(constants),
         layers=tuple(layers),
-        steps=tuple(
-            GraphStep(
-                operator=step.operator,
-                inputs=step.inputs,
-                outputs=step.outputs,
-                attributes=dict(step.attributes),
-                layer=step.layer,
-                origin=step.origin,
-            )
-            for step in plan.steps
-        ),
+        steps=tuple(GraphStep(**vars(step)) for step in plan.steps),
         outputs=tuple(GraphOutput(name=name, value=value) for name, value in plan.outputs),
     )
 
@@ -73,7 +62,7 @@ def build_graph(node: GraphNode, builder: SkeletonBuilder) -> GraphModule:
         dtype = DTYPE_NAMES[entry.dtype]
         constants[entry.name] = torch.empty(entry.shape, dtype=dtype, device="meta")
     plan = OperatorPlan(
-        inputs=tuple(PlanInput(i.name, i.dtype, i.dims) for i in node.inputs),
+        inputs=tuple(PlanInput(**vars(entry)) for entry in node.inputs),
         constants=tuple(entry.name for entry in node.constants),
         steps=tuple(_step(step) for step in node.steps),
         outputs=tuple((entry.name, entry.value) for entry in node.outputs),
@@ -86,4 +75,4 @@ def build_graph(node: GraphNode, builder: SkeletonBuilder) -> GraphModule:
 
 def _step(step: GraphStep) -> Step:
     attributes = {name: value for name, value in step.attributes.items() if value is not None}
-    return Step(step.operator, step.inputs, step.outputs, attributes, step.layer, step.origin)
+    return Step(**{**vars(step), "attributes": attributes})

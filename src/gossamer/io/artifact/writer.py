@@ -40,11 +40,11 @@ from gossamer.io.artifact.packing import (
     plan_pieces,
     transposed,
 )
-from gossamer.io.artifact.piece import Piece
+from gossamer.io.artifact.piece import Arrays, Piece
 from gossamer.io.huggingface.transformers_models import config_of
 from gossamer.io.safe_files.atomic import replace_directory
 from gossamer.io.safe_files.strict_json import pretty_json
-from gossamer.io.safe_files.tensor_file import HashingFile, write_tensors
+from gossamer.io.safe_files.tensor_file import write_file
 from gossamer.io.safe_files.tensor_header import DTYPE_NAMES
 from gossamer.nn.conv1d import conv1d_paths
 
@@ -121,7 +121,7 @@ def save(
         if kind == "dense" and len(shards) > 1:
             documents[INDEX_FILE] = _index(entries, needed)
         for file, raw in documents.items():
-            files[file] = _write_bytes(folder / file, raw)
+            files[file] = _write(folder / file, raw)
         manifest = Manifest(
             producer=producer(),
             kind=kind,
@@ -132,11 +132,11 @@ def save(
             recipe=recipe,
         )
         text = _default_card(manifest, Path(path).name) if card is None else card
-        _write_bytes(folder / CARD_FILE, text.encode("utf-8"))
+        _write(folder / CARD_FILE, text.encode("utf-8"))
         raw = manifest_bytes(manifest)
         # Read back before anything is replaced: a manifest over the limits would be lost data.
         parse_manifest(raw)
-        _write_bytes(folder / MANIFEST_FILE, raw)
+        _write(folder / MANIFEST_FILE, raw)
     return Path(path)
 
 
@@ -156,19 +156,16 @@ def _documents(
 
 
 def _write_shard(path: Path, shard: list[Piece], entries: dict[str, TensorEntry]) -> FileEntry:
-    arrays: dict[str, torch.Tensor] = {}
+    arrays: Arrays = {}
     for piece in shard:
         own = piece.arrays()
         entries[piece.name] = piece.entry(path.name, tuple(own))
         arrays.update(own)
-    with HashingFile(path) as file:
-        write_tensors(file.write, arrays)
-    return FileEntry(size=file.size, sha256=file.sha256)
+    return _write(path, arrays)
 
 
-def _write_bytes(path: Path, raw: bytes) -> FileEntry:
-    with HashingFile(path) as file:
-        file.write(raw)
+def _write(path: Path, content: bytes | Arrays) -> FileEntry:
+    file = write_file(path, content)
     return FileEntry(size=file.size, sha256=file.sha256)
 
 

@@ -20,19 +20,13 @@ from gossamer.named_files import open_inside, size_of
 from gossamer.nn.operator_graph import DTYPES
 
 _EXTERNAL = 1  # TensorProto.DataLocation
-# Where protobuf keeps numbers that are not raw bytes, and how wide they are stored there.
-_FIELDS: dict[torch.dtype, tuple[str, type[np.generic]]] = {
-    torch.float32: ("float_data", np.float32),
-    torch.float64: ("double_data", np.float64),
-    torch.int64: ("int64_data", np.int64),
-    torch.int32: ("int32_data", np.int32),
-    torch.int16: ("int32_data", np.int16),
-    torch.int8: ("int32_data", np.int8),
-    torch.uint8: ("int32_data", np.uint8),
-    torch.bool: ("int32_data", np.bool_),
-    torch.float16: ("int32_data", np.uint16),
-    torch.bfloat16: ("int32_data", np.uint16),
+# Where protobuf keeps numbers that are not raw bytes; all others are int32, floats of 16 bits too.
+_FIELDS = {
+    torch.float32: "float_data",
+    torch.float64: "double_data",
+    torch.int64: "int64_data",
 }
+_HALVES = (torch.float16, torch.bfloat16)
 
 
 @dataclass
@@ -130,16 +124,16 @@ def dtype_of(code: int, where: str) -> torch.dtype:
 
 
 def _from_numbers(proto: Any, dtype: torch.dtype, where: str) -> torch.Tensor:
-    name, kind = _FIELDS[dtype]
+    name = _FIELDS.get(dtype, "int32_data")
     numbers = getattr(proto, name)
     expected = math.prod(proto.dims)
     if len(numbers) != expected:
         raise ArtifactError(
             f"{where}: shape {list(proto.dims)} needs {expected} numbers, found {len(numbers)}."
         )
-    array = np.array(numbers, dtype=np.int64 if name == "int32_data" else kind)
-    tensor = torch.from_numpy(array.astype(kind, copy=False).reshape(tuple(proto.dims)))
-    return tensor.view(dtype) if dtype in (torch.float16, torch.bfloat16) else tensor
+    wide = np.array(numbers, np.float64 if name in ("float_data", "double_data") else np.int64)
+    tensor = torch.from_numpy(wide).reshape(tuple(proto.dims))
+    return tensor.to(torch.uint16).view(dtype) if dtype in _HALVES else tensor.to(dtype)
 
 
 def _number(entries: dict[str, str], key: str, where: str) -> int:

@@ -105,6 +105,18 @@ def _as_bytes(tensor: torch.Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data
 
 
+def write_file(
+    path: os.PathLike[str], content: bytes | Mapping[str, torch.Tensor]
+) -> "HashingFile":
+    """Write a new file of bytes or of tensors; gives its size and hash."""
+    with HashingFile(path) as file:
+        if isinstance(content, bytes):
+            file.write(content)
+        else:
+            write_tensors(file.write, content)
+    return file
+
+
 class HashingFile:
     """A new file that counts and hashes what is written and is on disk when it is closed."""
 
