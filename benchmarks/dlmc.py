@@ -19,9 +19,6 @@ import torch
 from gossamer import settings
 from gossamer.cli.shell.output import table
 from gossamer.formats import SparseMatrix
-from gossamer.running.rivals.bench import mix_of
-from gossamer.formats import pack
-from gossamer.patterns import Unstructured
 from gossamer.running.bench.linear import mix_of
 from support import contenders
 from support.options import give, machine, parser, progress

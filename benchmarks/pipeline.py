@@ -30,7 +30,8 @@ from torch.nn.functional import cross_entropy
 
 from gossamer.report.svg import render_svg
 from gossamer.report.timeline import timeline_chart
-from gossamer.testing.cluster import Cluster, Link
+from gossamer.testing.cluster import Cluster
+from gossamer.testing.cluster_links import Link
 from gossamer.testing.fake_network import Conditions, FakeNetwork
 from gossamer.training.distributed.pipeline.message_driven import MessageDriven, Work
 from gossamer.training.distributed.pipeline.pipeline import LayerPipeline

@@ -47,8 +47,8 @@ __all__ = [
 if TYPE_CHECKING:
     from gossamer import errors, nn, register, testing
     from gossamer.io.artifact.writer import save
-    from gossamer.nn.compaction import compact
     from gossamer.io.loading import load
+    from gossamer.nn.compaction import compact
     from gossamer.ops.dispatch import strict
     from gossamer.planner.planning import plan
     from gossamer.running.layers.compiler import compile

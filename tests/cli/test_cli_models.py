@@ -13,7 +13,7 @@ from gossamer.cli.models.bare_checkpoint import is_bare, read_bare
 from gossamer.cli.models.example_input import example_input
 from gossamer.cli.models.sources import load_source
 from gossamer.nn import MaskedConv2d, MaskedLinear
-from gossamer.pruning.calibration.batches import call_on_batch
+from gossamer.nn.batch import call_on_batch
 from gossamer.zoo import MLP
 
 

@@ -17,7 +17,7 @@ from train_drill import Calls, in_child
 
 import gossamer.cli.pruning  # noqa: F401  (once, before the forks)
 from gossamer.cli.main import main
-from gossamer.io.safe_files import tensor_file
+from gossamer.io.safe_files.tensors import tensor_file
 from gossamer.training.checkpoint import folders as checkpoint
 
 RECIPE = """\

@@ -10,8 +10,8 @@ from artifact_tools import names_in
 
 from gossamer.errors import ResourceError
 from gossamer.io import load, save
-from gossamer.io.safe_files import atomic
-from gossamer.io.safe_files.lock import exclusive_lock
+from gossamer.io.safe_files.directories import atomic
+from gossamer.io.safe_files.directories.lock import exclusive_lock
 from gossamer.zoo import MLP
 
 SIZES = ((4, 8, 2), (4, 12, 2))
@@ -35,7 +35,8 @@ def test_readers_see_the_old_or_the_new_artifact_and_never_an_error(tmp_path, wa
     code = WRITER
     if way == "two renames":
         code = (
-            "import gossamer.io.safe_files.atomic as a; a._exchange = lambda *_: False\n" + WRITER
+            "import gossamer.io.safe_files.directories.atomic as a\n"
+            "a._exchange = lambda *_: False\n" + WRITER
         )
     seen, errors = set(), []
     stop = threading.Event()
@@ -64,7 +65,7 @@ def test_readers_see_the_old_or_the_new_artifact_and_never_an_error(tmp_path, wa
 
 HOLDER = """
 import sys, pathlib
-from gossamer.io.safe_files.lock import exclusive_lock
+from gossamer.io.safe_files.directories.lock import exclusive_lock
 with exclusive_lock(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.readline()

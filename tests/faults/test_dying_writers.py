@@ -16,7 +16,8 @@ from writer_drill import NEW, OLD
 
 from gossamer.errors import ResourceError
 from gossamer.io import load, save
-from gossamer.io.safe_files import atomic, tensor_file
+from gossamer.io.safe_files.directories import atomic
+from gossamer.io.safe_files.tensors import tensor_file
 from gossamer.zoo import MLP
 
 

@@ -19,7 +19,7 @@ import pytest
 from gossamer.io import save
 from gossamer.io.artifact.opened import find_artifact, open_artifact
 from gossamer.io.loading import read_beside
-from gossamer.io.safe_files import atomic
+from gossamer.io.safe_files.directories import atomic
 from gossamer.zoo import MLP
 
 LOOKS = ("stat", "lstat", "open", "listdir", "scandir")

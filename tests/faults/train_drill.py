@@ -22,8 +22,9 @@ from loop_tools import arguments, artifact_bytes, write_recipe
 
 import gossamer.cli.training  # noqa: F401  (once, before the forks)
 from gossamer.cli.main import main
-from gossamer.io.safe_files import atomic, tensor_file
-from gossamer.training import compaction
+from gossamer.io.safe_files.directories import atomic
+from gossamer.io.safe_files.tensors import tensor_file
+from gossamer.nn import compaction
 from gossamer.training.checkpoint import folders as checkpoint
 from gossamer.zoo import MLP
 

@@ -18,7 +18,7 @@ import torch
 
 from gossamer.errors import GossamerError
 from gossamer.io import load, save
-from gossamer.io.safe_files import atomic
+from gossamer.io.safe_files.directories import atomic
 from gossamer.zoo import MLP
 
 OLD, NEW = (8, 16, 3), (8, 24, 3)

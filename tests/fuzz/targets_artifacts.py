@@ -54,9 +54,9 @@ def artifact_seeds(folder: Path) -> None:
     " read_manifest _read_document",
     "io/artifact/manifest.py:checked_content parse_manifest _faults _place _named",
     "io/artifact/agreement.py",
-    "io/safe_files/tensor_header.py:read_header _check_entries _check_metadata _check_entry"
+    "io/safe_files/tensors/tensor_header.py:read_header _check_entries _check_metadata _check_entry"
     " _integers",
-    "io/safe_files/tensor_file.py:read_tensors",
+    "io/safe_files/tensors/tensor_file.py:read_tensors",
     "io/artifact/decode.py",
     "io/artifact/codes.py:check_coded stored_arrays decode_codes",
     "io/loading.py:read_beside",
@@ -78,7 +78,7 @@ def manifest_only(files: Files, draw: random.Random) -> Files:
     "manifest",
     artifact_seeds,
     "io/artifact/manifest.py:checked_content parse_manifest _faults _place _named _distinct",
-    "io/safe_files/strict_json.py",
+    "io/safe_files/documents/strict_json.py",
     "io/safe_files/limits.py:check_name check_file_name",
     change=manifest_only,
 )
@@ -110,9 +110,9 @@ def checkpoint_seeds(folder: Path) -> None:
     checkpoint_seeds,
     "io/pruners/dense_checkpoint.py:read_dense_checkpoint read_tensors_of"
     " _read_files _files_of _read_index _detect",
-    "io/safe_files/tensor_header.py",
+    "io/safe_files/tensors/tensor_header.py",
     "io/pruners/stored_masks.py",
-    "io/safe_files/tensor_file.py:read_tensors",
+    "io/safe_files/tensors/tensor_file.py:read_tensors",
     "named_files.py:read_inside open_inside read_at_most",
 )
 def read_checkpoint_folder(folder: Path) -> object:
@@ -134,7 +134,7 @@ def training_seeds(folder: Path) -> None:
     "training/checkpoint/folders.py:parse_manifest",
     "training/checkpoint/folders.py:read_checkpoint _open_manifest",
     "training/checkpoint/state_tree.py:decode _is_item",
-    "io/safe_files/tensor_header.py:read_header _check_entries _check_metadata _check_entry"
+    "io/safe_files/tensors/tensor_header.py:read_header _check_entries _check_metadata _check_entry"
     " _integers",
     change=with_hashes,
 )

@@ -102,7 +102,7 @@ def image_seeds(folder: Path) -> None:
 @target(
     "images",
     image_seeds,
-    "io/safe_files/array_file.py",
+    "io/safe_files/arrays/array_file.py",
     "data/tasks/image_files.py",
     "data/tasks/idx_file.py",
 )

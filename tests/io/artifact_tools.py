@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from gossamer.io.artifact.manifest import digest_of
-from gossamer.io.safe_files.strict_json import pretty_json
+from gossamer.io.safe_files.documents.strict_json import pretty_json
 from gossamer.nn import Linear, MaskedLinear, replace_module
 from gossamer.patterns import Pattern, Unstructured, parse_pattern
 

@@ -12,8 +12,8 @@ import pytest
 from gossamer.data.tasks.idx_file import read_idx
 from gossamer.data.tasks.image_files import read_images
 from gossamer.errors import InputError, ResourceError
-from gossamer.io.safe_files import array_file
-from gossamer.io.safe_files.array_file import open_arrays
+from gossamer.io.safe_files.arrays import array_file
+from gossamer.io.safe_files.arrays.array_file import open_arrays
 from gossamer.search.workloads.images import read_image_set
 
 X = np.arange(5 * 16, dtype=np.uint8).reshape(5, 4, 4)

@@ -10,7 +10,11 @@ import pytest
 
 from gossamer.cli.main import main
 from gossamer.errors import ArtifactError, InputError
-from gossamer.io.safe_files.guarded_tokenizer import GuardedTokenizer, guarded, make_tokenizer
+from gossamer.io.safe_files.tokenizer.guarded_tokenizer import (
+    GuardedTokenizer,
+    guarded,
+    make_tokenizer,
+)
 
 pytest.importorskip("tokenizers")
 sys.path.append(str(Path(__file__).parents[1] / "running"))

@@ -19,7 +19,7 @@ from gossamer.io.artifact.manifest import (
     manifest_bytes,
     parse_manifest,
 )
-from gossamer.io.safe_files.strict_json import pretty_json
+from gossamer.io.safe_files.documents.strict_json import pretty_json
 
 FILE = "a.safetensors"
 MANIFEST = Manifest(

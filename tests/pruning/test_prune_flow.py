@@ -6,8 +6,9 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.nn import MaskedLinear
+from gossamer.nn.batch import Batch
 from gossamer.patterns import NM, Unstructured
-from gossamer.pruning.calibration.batches import Batch, as_batches
+from gossamer.pruning.calibration.batches import as_batches
 from gossamer.pruning.calibration.calibrated import CalibratedPruning, Journal
 from gossamer.pruning.calibration.flow import stops
 from gossamer.pruning.calibration.journal import DiskJournal, data_digest, model_digest

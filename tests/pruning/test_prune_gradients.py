@@ -10,8 +10,9 @@ from torch.nn.functional import cross_entropy
 
 from gossamer.errors import InputError, PatternError, RegistryError
 from gossamer.nn import MaskedLinear
+from gossamer.nn.batch import Batch
 from gossamer.patterns import NM, NMG, VNM, Block, Unstructured
-from gossamer.pruning.calibration.batches import Batch, as_batches
+from gossamer.pruning.calibration.batches import as_batches
 from gossamer.pruning.gradients.losses import (
     Distillation,
     RandomProbe,

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from gossamer.errors import ArtifactError, InputError
-from gossamer.io.safe_files.tensor_file import header_bytes, read_tensors, write_tensors
-from gossamer.io.safe_files.tensor_header import read_header
+from gossamer.io.safe_files.tensors.tensor_file import header_bytes, read_tensors, write_tensors
+from gossamer.io.safe_files.tensors.tensor_header import read_header
 from gossamer.pruning.calibration.journal import check_same_run
 from gossamer.recipes.digest import content_differences
 

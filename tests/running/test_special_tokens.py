@@ -19,7 +19,7 @@ from tokenizers import (
 )
 
 from gossamer.errors import InputError
-from gossamer.io.safe_files.guarded_tokenizer import make_tokenizer
+from gossamer.io.safe_files.tokenizer.guarded_tokenizer import make_tokenizer
 from gossamer.running.text.chat_prompt import prompt_ids
 from gossamer.running.text.chat_template import ChatTemplate
 from gossamer.running.text.special_tokens import SpecialTokens

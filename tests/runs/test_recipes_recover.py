@@ -13,7 +13,7 @@ from gossamer import sparsify
 from gossamer.data.samples import Pair, draw
 from gossamer.errors import InputError, RecipeError, TargetError
 from gossamer.nn import Linear, MaskedLinear
-from gossamer.pruning.calibration.batches import Batch
+from gossamer.nn.batch import Batch
 from gossamer.recipes.loader import make_recipe
 from gossamer.recipes.stages.recover import Recover
 from gossamer.runs.execute import execute

@@ -10,8 +10,8 @@ from torch.nn.functional import cross_entropy
 
 import gossamer
 from gossamer.errors import GossamerError, InputError, RecipeError
+from gossamer.nn.batch import Batch
 from gossamer.patterns import Unstructured
-from gossamer.pruning.calibration.batches import Batch
 from gossamer.pruning.gradients.pruning import prune_by_gradients
 from gossamer.pruning.targets import find_targets
 

@@ -13,8 +13,8 @@ import gossamer
 from gossamer.search import rungs
 from gossamer.search.candidates import Mask, trained_dense
 from gossamer.search.front import Limits, best, trained_beside
-from gossamer.search.page import verdict
 from gossamer.search.trial import Point
+from gossamer.search.verdict import verdict
 
 NINETY = (Mask("unstructured", 0.9),)
 

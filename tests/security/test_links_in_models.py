@@ -180,15 +180,15 @@ def opening_calls(path):
 # Who may open, and why no file of a model or of a user goes past the doors there.
 DOORS = {
     "named_files.py": "the door for files",
-    "io/safe_files/strict_json.py": "the door for JSON",
-    "io/safe_files/guarded_tokenizer.py": "the door for tokenizers",
-    "io/safe_files/array_file.py": "the door for .npz, opened by the door for files",
+    "io/safe_files/documents/strict_json.py": "the door for JSON",
+    "io/safe_files/tokenizer/guarded_tokenizer.py": "the door for tokenizers",
+    "io/safe_files/arrays/array_file.py": "the door for .npz, opened by the door for files",
     "io/artifact/opened.py": "artifacts: opened without following any link",
 }
 NOT_FILES_OF_OTHERS = {
-    "io/safe_files/atomic.py": "writes",
-    "io/safe_files/lock.py": "a lock of our own",
-    "io/safe_files/tensor_file.py": "writes",
+    "io/safe_files/directories/atomic.py": "writes",
+    "io/safe_files/directories/lock.py": "a lock of our own",
+    "io/safe_files/tensors/tensor_file.py": "writes",
     "data/vectors.py": "writes",
     "io/safe_files/limits.py": "/proc/meminfo",
     "pruning/calibration/journal.py": "writes",

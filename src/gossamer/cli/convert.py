@@ -53,7 +53,7 @@ def convert(out: Output, source: str, target: Path, form: str) -> None:
         tensor_bytes,
     )
     from gossamer.io import read_beside, save, save_compressed_tensors
-    from gossamer.io.destination import check_destination
+    from gossamer.io.artifact.destination import check_destination
     from gossamer.nn import CompactWeight, MaskedWeight
     from gossamer.report.report import format_bytes
 

@@ -69,7 +69,7 @@ def explain(
         raise InputError("--html: is the page of a profile; give --profile, too.")
     from gossamer.cli.models.example_input import example_input
     from gossamer.cli.models.sources import load_source
-    from gossamer.io.destination import check_file_destination
+    from gossamer.io.artifact.destination import check_file_destination
     from gossamer.nn.left_dense import left_lines
     from gossamer.ops.dispatch import fallbacks
     from gossamer.report.machine import describe_machine

@@ -92,7 +92,7 @@ def plan(  # noqa: PLR0913  (one argument per option)
         raise click.UsageError("RECIPE_OR_MODEL is missing, or --calibrate FILE.")
     # Before torch is loaded: faults of the file are told at once.
     described_cluster = load_cluster(cluster)
-    from gossamer.io.destination import check_file_destination
+    from gossamer.io.artifact.destination import check_file_destination
     from gossamer.planner.candidates import DEFAULT_SCHEDULES
     from gossamer.planner.model_sources import describe
     from gossamer.planner.planning import DEFAULT_SPARSITY, plan_workload
@@ -139,7 +139,7 @@ def _calibrate(out: Output, target: Path) -> None:
 
     if target.exists():
         raise InputError(f"{target}: exists already and is not overwritten. Name another file.")
-    from gossamer.io.destination import check_file_destination
+    from gossamer.io.artifact.destination import check_file_destination
 
     check_file_destination(target, makes_parents=False)
     from gossamer.planner.calibration import calibrate, cluster_text

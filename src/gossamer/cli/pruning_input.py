@@ -16,10 +16,14 @@ from gossamer.cli.models.example_input import example_input
 from gossamer.cli.models.sources import Source, check_source
 from gossamer.data.samples import Texts, check_scores, read_samples
 from gossamer.errors import InputError, RecipeError
-from gossamer.io.destination import check_destination
-from gossamer.io.safe_files.guarded_tokenizer import TOKENIZER_FILE, known_tokens, make_tokenizer
+from gossamer.io.artifact.destination import check_destination
+from gossamer.io.safe_files.tokenizer.guarded_tokenizer import (
+    TOKENIZER_FILE,
+    known_tokens,
+    make_tokenizer,
+)
+from gossamer.nn.batch import Batch
 from gossamer.ops.kernels import active_kernels
-from gossamer.pruning.calibration.batches import Batch
 from gossamer.pruning.calibration.journal import DiskJournal, data_digest, model_digest
 from gossamer.pruning.gradients.passes import Loss
 from gossamer.pruning.targets import find_targets

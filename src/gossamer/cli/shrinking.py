@@ -11,8 +11,12 @@ from gossamer.cli.models.user_function import find_function, is_function
 from gossamer.cli.shell.output import Output
 from gossamer.data.samples import Texts, check_scores
 from gossamer.errors import InputError
-from gossamer.io.destination import check_destination
-from gossamer.io.safe_files.guarded_tokenizer import TOKENIZER_FILE, known_tokens, make_tokenizer
+from gossamer.io.artifact.destination import check_destination
+from gossamer.io.safe_files.tokenizer.guarded_tokenizer import (
+    TOKENIZER_FILE,
+    known_tokens,
+    make_tokenizer,
+)
 from gossamer.report.html import write_html
 from gossamer.search.contenders import EngineContenders, dense_point, engine_points
 from gossamer.search.front import Limits

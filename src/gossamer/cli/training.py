@@ -12,7 +12,7 @@ from gossamer.cli.shell.output import Output, table
 from gossamer.cli.shell.progress import Stage
 from gossamer.cli.shell.resuming import told_how_to_resume
 from gossamer.io import save
-from gossamer.io.destination import check_destination
+from gossamer.io.artifact.destination import check_destination
 from gossamer.recipes.schema import Recipe
 from gossamer.recipes.stages.mesh import Mesh
 from gossamer.report.report import Report, format_bytes

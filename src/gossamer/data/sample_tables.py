@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.errors import InputError
-from gossamer.io.safe_files.strict_json import parse_json_line
+from gossamer.io.safe_files.documents.strict_json import parse_json_line
 
 TEXT_NAMES = ("text", "sentence")
 PAIR_NAMES = (("text_a", "text_b"), ("sentence1", "sentence2"))

@@ -22,11 +22,11 @@ from gossamer.data.sample_tables import (
     text_in,
 )
 from gossamer.errors import InputError
-from gossamer.io.safe_files.guarded_tokenizer import TOKENIZER_FILE as TOKENIZER_FILE
-from gossamer.io.safe_files.guarded_tokenizer import make_tokenizer as make_tokenizer
-from gossamer.io.safe_files.tensor_file import read_tensors
-from gossamer.io.safe_files.tensor_header import read_header
-from gossamer.io.safe_files.text_bytes import decode_text
+from gossamer.io.safe_files.documents.text_bytes import decode_text
+from gossamer.io.safe_files.tensors.tensor_file import read_tensors
+from gossamer.io.safe_files.tensors.tensor_header import read_header
+from gossamer.io.safe_files.tokenizer.guarded_tokenizer import TOKENIZER_FILE as TOKENIZER_FILE
+from gossamer.io.safe_files.tokenizer.guarded_tokenizer import make_tokenizer as make_tokenizer
 from gossamer.named_files import open_named, read_at_most, size_of
 
 TEXT_SUFFIXES = (".txt", ".md", ".text")

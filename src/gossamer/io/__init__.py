@@ -2,37 +2,26 @@
 """Artifacts on disk, and the files of other tools: Hugging Face directories, gguf, ONNX.
 
 No pickle, no code from data: architectures, formats and patterns come from closed tables, and
-every byte is checked before it is used.
+every byte is checked before it is used. Start at `save` and `load`, which reads any of them; what
+each room behind this door is for stands in README.md.
 """
 
-from gossamer.io.artifact.compressed_tensors_writer import save_compressed_tensors
-from gossamer.io.artifact.manifest import Manifest
-from gossamer.io.artifact.opened import open_artifact
-from gossamer.io.artifact.writer import save
+from gossamer.io.artifact import open_artifact, save, save_compressed_tensors
 from gossamer.io.gguf.file import load_gguf
 from gossamer.io.huggingface.directory import load_pretrained
-from gossamer.io.loading import load, read_beside
-from gossamer.io.onnx.importer import load_onnx
-from gossamer.io.pruners.dense_checkpoint import (
-    AdoptedLayer,
-    DenseCheckpoint,
-    DetectedMask,
-    adopt_zeros,
-    read_dense_checkpoint,
-)
-from gossamer.io.pruners.pruned_layers import adopt_pruned
+from gossamer.io.loading import load, load_skeleton, load_telling, read_beside
+from gossamer.io.onnx import load_onnx
+from gossamer.io.pruners import adopt_pruned, adopt_zeros, read_dense_checkpoint
 
 __all__ = [
-    "AdoptedLayer",
-    "DenseCheckpoint",
-    "DetectedMask",
-    "Manifest",
     "adopt_pruned",
     "adopt_zeros",
     "load",
     "load_gguf",
     "load_onnx",
     "load_pretrained",
+    "load_skeleton",
+    "load_telling",
     "open_artifact",
     "read_beside",
     "read_dense_checkpoint",

@@ -7,18 +7,29 @@ from pathlib import Path
 from torch import nn
 
 from gossamer.errors import ArtifactError, InputError
-from gossamer.io.artifact.inventory import unwrap
-from gossamer.io.artifact.manifest import BESIDE_FILES, CONFIG_FILE, MAX_BESIDE_BYTES
-from gossamer.io.artifact.opened import find_artifact, open_artifact
-from gossamer.io.artifact.reader import artifact_skeleton, fill, load_artifact
+from gossamer.io.artifact import (
+    BESIDE_FILES,
+    CONFIG_FILE,
+    MAX_BESIDE_BYTES,
+    artifact_skeleton,
+    fill,
+    find_artifact,
+    load_artifact,
+    open_artifact,
+    unwrap,
+)
 from gossamer.io.gguf.file import is_gguf, load_gguf
 from gossamer.io.gguf.tokenizer import gguf_tokenizer_files
 from gossamer.io.huggingface.directory import load_pretrained, pretrained_skeleton
-from gossamer.io.onnx.file import is_onnx
-from gossamer.io.onnx.importer import load_onnx
-from gossamer.io.pruners.dense_checkpoint import AdoptedLayer, adopt_zeros, read_tensors_of
-from gossamer.io.pruners.foreign_file import describe_foreign
-from gossamer.io.pruners.stored_masks import apply_masks, fold_pruned
+from gossamer.io.onnx import is_onnx, load_onnx
+from gossamer.io.pruners import (
+    AdoptedLayer,
+    adopt_zeros,
+    apply_masks,
+    describe_foreign,
+    fold_pruned,
+    read_tensors_of,
+)
 from gossamer.named_files import is_inside, read_inside
 
 

@@ -24,11 +24,12 @@ from gossamer.nn import (
     replace_module,
     unchanged_on_error,
 )
+from gossamer.nn.batch import Batch
 from gossamer.nn.mask_rules import check_float_weight
 from gossamer.patterns import Pattern, kept_count, parse_pattern
 from gossamer.pruning.budgets.measures import budget_layers
 from gossamer.pruning.budgets.table import BUDGETS, Budget, BudgetLayer
-from gossamer.pruning.calibration.batches import Batch, as_batches
+from gossamer.pruning.calibration.batches import as_batches
 from gossamer.pruning.calibration.layer_inputs import collect_inputs
 from gossamer.pruning.scorers import LayerContext, Scorer, resolve_scorer
 from gossamer.pruning.solvers.problem import keep_highest, nearest_density

@@ -25,7 +25,7 @@ from gossamer.data.samples import (
     windows,
 )
 from gossamer.errors import InputError
-from gossamer.pruning.calibration.batches import Batch
+from gossamer.nn.batch import Batch
 from gossamer.recipes.schema import Calibration
 from gossamer.runs.quality import agreement, embed, mean_vectors, pair_correlation, perplexity
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import RecipeError
-from gossamer.pruning.calibration.batches import Batch
+from gossamer.nn.batch import Batch
 from gossamer.pruning.calibration.flow import stops
 from gossamer.pruning.calibration.live_memory import LiveBytes
 from gossamer.pruning.calibration.modes import evaluating

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError, RecipeError
-from gossamer.pruning.calibration.batches import Batch, as_batches
+from gossamer.nn.batch import Batch
+from gossamer.pruning.calibration.batches import as_batches
 from gossamer.pruning.gradients.passes import Loss
 from gossamer.pruning.gradients.pruning import GRADIENT_METHODS
 from gossamer.recipes.schema import Recipe

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from gossamer.nn.batch import call_on_batch
 from gossamer.ops.timing import Duel, duel
-from gossamer.pruning.calibration.batches import call_on_batch
 from gossamer.pruning.calibration.modes import evaluating
 from gossamer.report.report import Report
 from gossamer.running.layers.choose import Call, Chooser, Rival

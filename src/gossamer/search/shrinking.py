@@ -15,7 +15,7 @@ from gossamer.data.samples import Texts
 from gossamer.errors import InputError
 from gossamer.io.artifact.manifest import CARD_FILE
 from gossamer.io.artifact.opened import check_replaceable
-from gossamer.io.safe_files.atomic import replace_directory
+from gossamer.io.safe_files.directories.atomic import replace_directory
 from gossamer.pruning.calibration.journal import check_same_run, model_digest
 from gossamer.search.budget import Budget, Deadline
 from gossamer.search.candidates import MASKS, Mask, dense

@@ -12,8 +12,8 @@ from torch.func import functional_call
 
 import gossamer
 from gossamer.errors import InputError
+from gossamer.nn.batch import Batch
 from gossamer.pruning import apply_plan, plan_oneshot
-from gossamer.pruning.calibration.batches import Batch
 from gossamer.pruning.gradients.saliency import (
     grasp,
     hessian_times_gradient,

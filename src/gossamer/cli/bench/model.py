@@ -81,7 +81,7 @@ def bench_model(  # noqa: PLR0913  (one argument per option)
     import torch
 
     from gossamer.cli.bench.encoder_race import race_batch, read_subject
-    from gossamer.io.destination import check_file_destination
+    from gossamer.io.artifact.destination import check_file_destination
     from gossamer.report.machine import describe_machine
     from gossamer.running.rivals import TITLES, EncoderEngine, find_engine
 

@@ -9,10 +9,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from gossamer.io import DetectedMask, read_dense_checkpoint
+from gossamer.io import read_dense_checkpoint
 from gossamer.io.artifact.manifest import CONFIG_FILE, MANIFEST_FILE
 from gossamer.io.gguf.file import is_gguf
 from gossamer.io.onnx.file import is_onnx
+from gossamer.io.pruners import DetectedMask
 from gossamer.named_files import is_inside
 from gossamer.nn import MaskedConv2d, MaskedLinear
 from gossamer.nn.replace import submodule_at

@@ -24,8 +24,8 @@ from gossamer.cli.shell.output import Output
 from gossamer.cli.shell.progress import Stage
 from gossamer.data.samples import Texts
 from gossamer.io import load, save
+from gossamer.nn.batch import Batch
 from gossamer.ops.timing import duel, one_thread
-from gossamer.pruning.calibration.batches import Batch
 from gossamer.recipes.schema import Calibration, Prune, Recipe
 from gossamer.recipes.schema import Stage as RecipeStage
 from gossamer.report.comparison import Comparison, Figure

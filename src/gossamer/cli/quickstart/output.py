@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from gossamer.errors import ArtifactError
-from gossamer.io.destination import check_destination
+from gossamer.io.artifact.destination import check_destination
 from gossamer.ops.timing import contest
 from gossamer.report.html import write_html
 from gossamer.report.page import Page

@@ -9,7 +9,7 @@ import torch
 
 from gossamer.cli.models.sources import load_source
 from gossamer.errors import ArtifactError
-from gossamer.io.safe_files.guarded_tokenizer import TOKENIZER_FILE
+from gossamer.io.safe_files.tokenizer.guarded_tokenizer import TOKENIZER_FILE
 from gossamer.running.decoder.generation import GenerationOptions, NativeGenerator
 from gossamer.running.decoder.sampling import Sampling
 from gossamer.running.text.writer import Writer, make_writer

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gossamer.errors import InputError
-from gossamer.io.safe_files.array_file import FREE_BYTES, MAX_GROWTH
+from gossamer.io.safe_files.arrays.array_file import FREE_BYTES, MAX_GROWTH
 from gossamer.named_files import is_inside, open_inside, size_of
 
 _UINT8 = 8

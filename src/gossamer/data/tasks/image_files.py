@@ -13,7 +13,7 @@ import torch
 
 from gossamer.data.tasks.idx_file import read_idx
 from gossamer.errors import InputError
-from gossamer.io.safe_files.array_file import ArrayFile, ArrayHeader, open_arrays
+from gossamer.io.safe_files.arrays.array_file import ArrayFile, ArrayHeader, open_arrays
 
 _NAMES = ("x_train", "y_train", "x_test", "y_test")
 _IDX = (

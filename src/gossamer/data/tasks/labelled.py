@@ -15,7 +15,7 @@ from gossamer.data.tasks.digests import tensors_digest
 from gossamer.data.tasks.task import Task
 from gossamer.data.tasks.tokens import make_vocabulary
 from gossamer.errors import InputError
-from gossamer.io.safe_files.strict_json import parse_json_line
+from gossamer.io.safe_files.documents.strict_json import parse_json_line
 
 GENERATED = "zoo:labelled"
 MAX_CLASSES = 10_000

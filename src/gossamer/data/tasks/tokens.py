@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from gossamer.errors import ResourceError
-from gossamer.io.safe_files.guarded_tokenizer import (
+from gossamer.io.safe_files.tokenizer.guarded_tokenizer import (
     TOKENIZER_FILE,
     GuardedTokenizer,
     make_tokenizer,

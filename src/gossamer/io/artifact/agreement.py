@@ -16,8 +16,8 @@ from gossamer.io.artifact.manifest import (
     TiedEntry,
 )
 from gossamer.io.artifact.piece import MASK_ARRAY, SEPARATOR, array_key
-from gossamer.io.safe_files.limits import checked_bytes
-from gossamer.io.safe_files.tensor_header import DTYPE_NAMES, StoredTensor, TensorHeader, dtype_name
+from gossamer.io.safe_files import checked_bytes
+from gossamer.io.safe_files.tensors import DTYPE_NAMES, StoredTensor, TensorHeader, dtype_name
 from gossamer.patterns import Pattern, parse_pattern
 
 Headers = dict[str, TensorHeader]

@@ -14,15 +14,10 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.io.artifact.companions import check_beside
 from gossamer.io.artifact.inventory import Inventory, as_stored, take_inventory, unwrap
 from gossamer.io.artifact.manifest import CONFIG_FILE
 from gossamer.io.artifact.opened import check_replaceable
 from gossamer.io.artifact.packing import plan_pieces
-from gossamer.io.artifact.inventory import Inventory, SparseLayer, as_stored, take_inventory, unwrap
-from gossamer.io.artifact.manifest import CONFIG_FILE
-from gossamer.io.artifact.opened import check_replaceable
-from gossamer.io.artifact.packing import BITMASK, pack_layer, plan_pieces
 from gossamer.io.artifact.writer import check_beside
 from gossamer.io.huggingface.transformers_models import config_of
 from gossamer.io.pruners.compressed_tensors import (
@@ -33,11 +28,10 @@ from gossamer.io.pruners.compressed_tensors import (
     row_offsets,
 )
 from gossamer.io.pruners.dense_checkpoint import SINGLE_FILE
-from gossamer.io.safe_files.atomic import replace_directory
-from gossamer.io.safe_files.strict_json import pretty_json
-from gossamer.io.safe_files.tensor_file import HashingFile, write_tensors
+from gossamer.io.safe_files.directories.atomic import replace_directory
+from gossamer.io.safe_files.documents import pretty_json
+from gossamer.io.safe_files.tensors.tensor_file import write_file
 from gossamer.nn.sparse_layer import SparseLayer
-from gossamer.io.safe_files.tensor_file import write_file
 
 _VERSION = "0.14.0"
 _WEIGHT = ".weight"

@@ -11,8 +11,8 @@ from gossamer.errors import ArtifactError
 from gossamer.io.artifact.agreement import enclosing
 from gossamer.io.artifact.inventory import Slot, own_slots
 from gossamer.io.artifact.manifest import Manifest, SparseEntry, TiedEntry
-from gossamer.io.safe_files.limits import listed
-from gossamer.io.safe_files.tensor_header import DTYPE_NAMES, dtype_name
+from gossamer.io.safe_files import listed
+from gossamer.io.safe_files.tensors.tensor_header import DTYPE_NAMES, dtype_name
 from gossamer.nn.layer_kinds import can_mask, why_not_compact
 
 

@@ -17,7 +17,7 @@ from gossamer.io.artifact.manifest import (
     ZooNode,
 )
 from gossamer.io.artifact.skeleton import MAX_NODES, SkeletonBuilder
-from gossamer.io.safe_files.tensor_header import DTYPE_NAMES, dtype_name
+from gossamer.io.safe_files.tensors import DTYPE_NAMES, dtype_name
 from gossamer.nn.operator_graph import GraphModule, OperatorPlan, PlanInput, Step
 
 DescribeLayer = Callable[[nn.Module, str], TorchNode | ZooNode | None]

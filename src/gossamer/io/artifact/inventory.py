@@ -16,7 +16,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from gossamer.errors import ArtifactError, InputError
 from gossamer.io.safe_files.limits import check_name, checked_bytes
-from gossamer.io.safe_files.tensor_header import DTYPE_CODES
+from gossamer.io.safe_files.tensors.tensor_header import DTYPE_CODES
 from gossamer.nn.layer_kinds import form_of
 from gossamer.nn.sparse_layer import SparseLayer
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from gossamer.io.artifact.manifest import Argument
-from gossamer.io.safe_files.limits import MAX_DIM, MAX_DIMS
+from gossamer.io.safe_files import MAX_DIM, MAX_DIMS
 
 MAX_LAYERS = 1024
 

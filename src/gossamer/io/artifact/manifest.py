@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from gossamer.errors import ArtifactError
-from gossamer.io.safe_files.limits import (
+from gossamer.io.safe_files import (
     MAX_DIM,
     MAX_DIMS,
     MAX_MANIFEST_BYTES,
@@ -19,7 +19,7 @@ from gossamer.io.safe_files.limits import (
     check_name,
     listed,
 )
-from gossamer.io.safe_files.strict_json import canonical_json, parse_json, pretty_json
+from gossamer.io.safe_files.documents import canonical_json, parse_json, pretty_json
 from gossamer.nn import Mode
 from gossamer.nn.token_pruning import Phase, Soft
 

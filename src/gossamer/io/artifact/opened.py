@@ -27,11 +27,10 @@ from gossamer.io.artifact.manifest import (
     Manifest,
     parse_manifest,
 )
-from gossamer.io.safe_files.atomic import find_directory
-from gossamer.io.safe_files.limits import MAX_MANIFEST_BYTES
-from gossamer.io.safe_files.strict_json import parse_json
-from gossamer.io.safe_files.tensor_file import check_hash, read_tensors
-from gossamer.io.safe_files.tensor_header import TensorHeader, read_header
+from gossamer.io.safe_files import MAX_MANIFEST_BYTES
+from gossamer.io.safe_files.directories import find_directory
+from gossamer.io.safe_files.documents import parse_json
+from gossamer.io.safe_files.tensors import TensorHeader, check_hash, read_header, read_tensors
 
 ATTEMPTS = 20
 TENSOR_SUFFIX = ".safetensors"

@@ -25,7 +25,7 @@ from gossamer.io.artifact.manifest import (
     TiedEntry,
 )
 from gossamer.io.artifact.piece import MASK_ARRAY, SEPARATOR, Arrays, Piece, array_key
-from gossamer.io.safe_files.tensor_header import dtype_name
+from gossamer.io.safe_files.tensors.tensor_header import dtype_name
 from gossamer.nn.sparse_layer import SparseLayer
 
 SHARD_BYTES = 2 * 2**30

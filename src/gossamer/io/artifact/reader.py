@@ -17,8 +17,8 @@ from gossamer.io.artifact.inventory import unwrap
 from gossamer.io.artifact.manifest import DenseEntry, Manifest, SparseEntry, TransformersNode
 from gossamer.io.artifact.opened import OpenArtifact, open_artifact
 from gossamer.io.artifact.placing import Placement
-from gossamer.io.safe_files.limits import check_memory
-from gossamer.io.safe_files.tensor_header import dtype_name
+from gossamer.io.safe_files import check_memory
+from gossamer.io.safe_files.tensors import dtype_name
 
 
 def load_artifact(

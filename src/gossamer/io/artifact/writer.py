@@ -42,10 +42,9 @@ from gossamer.io.artifact.packing import (
 )
 from gossamer.io.artifact.piece import Arrays, Piece
 from gossamer.io.huggingface.transformers_models import config_of
-from gossamer.io.safe_files.atomic import replace_directory
-from gossamer.io.safe_files.strict_json import pretty_json
-from gossamer.io.safe_files.tensor_file import write_file
-from gossamer.io.safe_files.tensor_header import DTYPE_NAMES
+from gossamer.io.safe_files.directories import replace_directory
+from gossamer.io.safe_files.documents import pretty_json
+from gossamer.io.safe_files.tensors import DTYPE_NAMES, write_file
 from gossamer.nn.conv1d import conv1d_paths
 
 INDEX_FILE = "model.safetensors.index.json"

@@ -12,7 +12,7 @@ from typing import Any
 
 from gossamer.errors import ArtifactError
 from gossamer.io.gguf.header import open_gguf
-from gossamer.io.safe_files.strict_json import pretty_json
+from gossamer.io.safe_files.documents.strict_json import pretty_json
 
 _MODEL = "gpt2"
 _BYTE_LEVEL = {

@@ -21,8 +21,8 @@ from gossamer.io.huggingface.transformers_models import (
 from gossamer.io.pruners.compressed_tensors import expand_bitmasks
 from gossamer.io.pruners.dense_checkpoint import read_tensors_of
 from gossamer.io.pruners.stored_masks import apply_masks, fold_pruned
+from gossamer.io.safe_files.documents.strict_json import parse_json
 from gossamer.io.safe_files.limits import MAX_MANIFEST_BYTES, check_memory
-from gossamer.io.safe_files.strict_json import parse_json
 from gossamer.named_files import is_inside, read_inside
 from gossamer.nn.conv1d import conv1d_to_linear
 

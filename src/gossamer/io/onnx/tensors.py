@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from gossamer.errors import ArtifactError
-from gossamer.io.safe_files.limits import check_memory, checked_bytes
+from gossamer.io.safe_files import check_memory, checked_bytes
 from gossamer.named_files import open_inside, size_of
 from gossamer.nn.operator_graph import DTYPES
 

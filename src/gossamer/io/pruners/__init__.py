@@ -1,2 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models and files that other pruners made, and files for them."""
+"""Models and files that other pruners made: their zeros and masks become masks of ours.
+
+Start at `read_dense_checkpoint` for files, at `adopt_zeros` and `adopt_pruned` for models in
+memory. `describe_foreign` says what a file is that cannot be read, and what to do about it.
+"""
+
+from gossamer.io.pruners.compressed_tensors import expand_bitmasks
+from gossamer.io.pruners.dense_checkpoint import (
+    AdoptedLayer,
+    DenseCheckpoint,
+    DetectedMask,
+    adopt_zeros,
+    adoption_text,
+    read_dense_checkpoint,
+    read_tensors_of,
+)
+from gossamer.io.pruners.foreign_file import describe_foreign
+from gossamer.io.pruners.pruned_layers import adopt_pruned
+from gossamer.io.pruners.stored_masks import apply_masks, fold_pruned
+
+__all__ = [
+    "AdoptedLayer",
+    "DenseCheckpoint",
+    "DetectedMask",
+    "adopt_pruned",
+    "adopt_zeros",
+    "adoption_text",
+    "apply_masks",
+    "describe_foreign",
+    "expand_bitmasks",
+    "fold_pruned",
+    "read_dense_checkpoint",
+    "read_tensors_of",
+]

@@ -13,7 +13,7 @@ import torch
 
 from gossamer.errors import ArtifactError, FormatError
 from gossamer.formats import decode
-from gossamer.io.safe_files.limits import MAX_TENSOR_BYTES, check_memory
+from gossamer.io.safe_files import MAX_TENSOR_BYTES, check_memory
 from gossamer.patterns import NM, Pattern, Unstructured
 
 BITMASK_FORMAT = "sparse-bitmask"

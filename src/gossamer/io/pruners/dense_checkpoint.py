@@ -17,15 +17,9 @@ from torch import nn
 
 from gossamer.errors import ArtifactError, InputError
 from gossamer.io.pruners.stored_masks import fold_pruned
-from gossamer.io.safe_files.limits import (
-    MAX_MANIFEST_BYTES,
-    check_file_name,
-    check_memory,
-    check_name,
-)
-from gossamer.io.safe_files.strict_json import parse_json
-from gossamer.io.safe_files.tensor_file import read_tensors
-from gossamer.io.safe_files.tensor_header import read_header
+from gossamer.io.safe_files import MAX_MANIFEST_BYTES, check_file_name, check_memory, check_name
+from gossamer.io.safe_files.documents import parse_json
+from gossamer.io.safe_files.tensors import read_header, read_tensors
 from gossamer.named_files import is_inside, open_inside, open_named, read_inside, size_of
 from gossamer.nn import CompactWeight, MaskedWeight, disable_fast_paths, replace_module
 from gossamer.nn.layer_kinds import can_mask, to_masked

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from gossamer.errors import PatternError
+from gossamer.nn.batch import Batch
 from gossamer.patterns import Pattern, Unstructured, kept_count
 from gossamer.pruning.budgets.table import Budget, BudgetLayer
-from gossamer.pruning.calibration.batches import Batch
 from gossamer.pruning.calibration.calibrated import check_all_met, met_targets, weight_and_mask
 from gossamer.pruning.calibration.modes import evaluating
 from gossamer.pruning.calibration.statistics import Statistics

@@ -12,8 +12,8 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.nn import MaskedWeight, unchanged_on_error
+from gossamer.nn.batch import Batch
 from gossamer.patterns import Pattern
-from gossamer.pruning.calibration.batches import Batch
 from gossamer.pruning.calibration.flow import Stop, stops
 from gossamer.pruning.calibration.live_memory import give_back_free_memory
 from gossamer.pruning.calibration.modes import evaluating

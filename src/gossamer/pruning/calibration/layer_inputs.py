@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.pruning.calibration.batches import call_on_batch
+from gossamer.nn.batch import call_on_batch
 from gossamer.pruning.calibration.modes import evaluating, hooked
 from gossamer.pruning.targets import Target
 

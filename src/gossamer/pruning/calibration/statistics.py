@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.functional import unfold
 
 from gossamer.errors import InputError
-from gossamer.pruning.calibration.batches import Batch
+from gossamer.nn.batch import Batch
 from gossamer.pruning.calibration.flow import Stop
 from gossamer.pruning.calibration.modes import hooked
 from gossamer.pruning.solvers.problem import Needed

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.pruning.calibration.batches import Batch
+from gossamer.nn.batch import Batch
 from gossamer.pruning.targets import Target
 
 # A scalar whose gradient says what each weight is worth. It calls the model itself.

@@ -11,8 +11,8 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.nn import unchanged_on_error
+from gossamer.nn.batch import Batch
 from gossamer.patterns import Pattern, Unstructured
-from gossamer.pruning.calibration.batches import Batch
 from gossamer.pruning.calibration.calibrated import LayerProgress, check_inside, weight_and_mask
 from gossamer.pruning.calibration.modes import evaluating, kept_flags
 from gossamer.pruning.gradients.obert import OBERT

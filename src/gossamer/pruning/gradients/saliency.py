@@ -15,7 +15,7 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.nn import MaskedWeight
-from gossamer.pruning.calibration.batches import Batch
+from gossamer.nn.batch import Batch
 from gossamer.pruning.calibration.modes import hooked, kept_flags
 from gossamer.pruning.gradients.passes import GradientPasses, Loss
 from gossamer.pruning.targets import Target

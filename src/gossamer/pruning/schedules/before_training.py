@@ -9,7 +9,7 @@ import torch
 from torch import distributed as dist
 
 from gossamer.errors import InputError
-from gossamer.pruning.calibration.batches import Batch
+from gossamer.nn.batch import Batch
 from gossamer.pruning.gradients.saliency import grasp, snip, synflow, user_passes
 from gossamer.pruning.schedules.allocation import (
     checked_scores,

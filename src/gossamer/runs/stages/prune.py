@@ -9,22 +9,22 @@ from torch import nn
 
 from gossamer.errors import RecipeError
 from gossamer.nn import unchanged_on_error
+from gossamer.nn.batch import Batch
 from gossamer.patterns import Pattern, parse_pattern
 from gossamer.pruning import LayerResult, PruningPlan, apply_plan, plan_oneshot
 from gossamer.pruning.budgets.measures import budget_layers
 from gossamer.pruning.budgets.table import BUDGETS, BudgetLayer
-from gossamer.pruning.calibration.batches import Batch
 from gossamer.pruning.calibration.calibrated import CalibratedPruning, Journal, LayerProgress
 from gossamer.pruning.gradients.losses import default_loss
 from gossamer.pruning.gradients.obert import OBERT
 from gossamer.pruning.gradients.passes import Loss
 from gossamer.pruning.gradients.pruning import (
     GRADIENT_METHODS,
-    GradientMethod,
     make_gradient_method,
     prune_by_gradients,
     score_by_gradients,
 )
+from gossamer.pruning.gradients.scores import GradientMethod
 from gossamer.pruning.methods import Method, make_method
 from gossamer.pruning.oneshot import check_layer, tensors_of
 from gossamer.pruning.solvers.problem import LayerSolution

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gossamer.pruning.calibration.batches import Batch
+from gossamer.nn.batch import Batch
 from gossamer.pruning.gradients.passes import Loss
 from gossamer.pruning.structured import StructuredResult, prune_structured
 from gossamer.recipes.schema import Structured

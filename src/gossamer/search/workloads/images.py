@@ -12,7 +12,7 @@ from torch import nn
 
 from gossamer.data.tasks.image_files import read_pairs
 from gossamer.errors import InputError
-from gossamer.io.safe_files.array_file import open_arrays
+from gossamer.io.safe_files.arrays.array_file import open_arrays
 from gossamer.nn.batch import Batch
 from gossamer.pruning.calibration.modes import evaluating
 from gossamer.pruning.gradients.losses import output_of

@@ -2,7 +2,7 @@
 """Checkpoints of a training run: folders `step_<n>` that are complete or do not exist.
 
 Written under a temporary name, every file flushed and hashed, the manifest last, then renamed
-(`io/safe_files/atomic.py`). Old ones go only after the new one is in place, never the newest two.
+(`io/safe_files/directories`). Old ones go only after the new one is in place, never the newest two.
 There is no `latest` link: the reader takes the highest complete step, and says so if a newer one is
 damaged.
 """
@@ -28,16 +28,16 @@ from gossamer.io.artifact.manifest import (
 )
 from gossamer.io.artifact.opened import open_regular, read_manifest
 from gossamer.io.artifact.writer import producer
-from gossamer.io.safe_files.atomic import replace_directory, sync_directory
+from gossamer.io.safe_files.directories.atomic import replace_directory, sync_directory
+from gossamer.io.safe_files.documents import canonical_json, pretty_json
 from gossamer.io.safe_files.limits import MAX_MANIFEST_BYTES
-from gossamer.io.safe_files.strict_json import canonical_json, pretty_json
-from gossamer.io.safe_files.tensor_file import (
+from gossamer.io.safe_files.tensors.tensor_file import (
     HashingFile,
     header_bytes,
     read_tensors,
     write_tensors,
 )
-from gossamer.io.safe_files.tensor_header import read_header
+from gossamer.io.safe_files.tensors.tensor_header import read_header
 from gossamer.training.checkpoint.state_tree import decode, encode
 
 FORMAT_NAME: Final = "gossamer-checkpoint"

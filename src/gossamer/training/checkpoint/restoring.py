@@ -12,7 +12,7 @@ from torch import nn
 
 from gossamer.errors import ArtifactError, GossamerError
 from gossamer.formats.bits import unpack_bits
-from gossamer.io.safe_files.tensor_header import DTYPE_NAMES, dtype_name
+from gossamer.io.safe_files.tensors.tensor_header import DTYPE_NAMES, dtype_name
 from gossamer.nn import (
     CompactWeight,
     MaskedConv2d,

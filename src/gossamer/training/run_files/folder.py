@@ -16,8 +16,8 @@ from pathlib import Path
 
 from gossamer.errors import InputError, ResourceError
 from gossamer.io.artifact.opened import check_replaceable
-from gossamer.io.safe_files.atomic import SPARE_FACTOR
-from gossamer.io.safe_files.lock import exclusive_lock
+from gossamer.io.safe_files.directories.atomic import SPARE_FACTOR
+from gossamer.io.safe_files.directories.lock import exclusive_lock
 
 
 class RunFolder:

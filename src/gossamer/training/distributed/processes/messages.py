@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gossamer.io.safe_files.tensor_header import DTYPES
+from gossamer.io.safe_files.tensors.tensor_header import DTYPES
 from gossamer.training.checkpoint import Checkpoint
 from gossamer.training.checkpoint.state_tree import decode, encode
 from gossamer.training.distributed.processes.session import RankSession

@@ -14,7 +14,7 @@ from typing import BinaryIO
 import torch
 
 from gossamer.errors import ArtifactError
-from gossamer.io.safe_files.tensor_header import DTYPE_CODES, LENGTH_BYTES, TensorHeader
+from gossamer.io.safe_files.tensors.tensor_header import DTYPE_CODES, LENGTH_BYTES, TensorHeader
 
 ALIGNMENT = 8
 CHUNK_BYTES = 1 << 20

@@ -11,13 +11,13 @@ from typing import Any, BinaryIO
 import torch
 
 from gossamer.errors import ArtifactError
+from gossamer.io.safe_files.documents.strict_json import parse_json
 from gossamer.io.safe_files.limits import (
     MAX_HEADER_BYTES,
     MAX_TENSORS_PER_FILE,
     check_name,
     checked_bytes,
 )
-from gossamer.io.safe_files.strict_json import parse_json
 
 LENGTH_BYTES = 8
 

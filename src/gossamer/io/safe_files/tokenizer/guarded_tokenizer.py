@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from gossamer.errors import ArtifactError, InputError, ResourceError
+from gossamer.io.safe_files.documents.strict_json import parse_json
 from gossamer.io.safe_files.limits import MAX_LINE_VALUES, MAX_MANIFEST_BYTES
-from gossamer.io.safe_files.strict_json import parse_json
 
 TOKENIZER_FILE = "tokenizer.json"
 _CURE = "Take the tokenizer.json that was published with the model."

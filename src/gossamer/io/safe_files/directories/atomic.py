@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gossamer.errors import ArtifactError, ResourceError
-from gossamer.io.safe_files.lock import exclusive_lock
+from gossamer.io.safe_files.directories.lock import exclusive_lock
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _AT_FDCWD = -100
