@@ -19,7 +19,7 @@ from gossamer.ops.engines.neurons import PackedNeurons
 from gossamer.ops.engines.product import Product
 from gossamer.ops.linear.few import pack_few
 from gossamer.ops.training.absorb import absorb
-from gossamer.ops.training.adamw import Moment, adamw_step
+from gossamer.ops.training.adamw import NativeMoment, adamw_step
 from gossamer.patterns import NM, NMG, VNM, Block, Unstructured
 
 KERNELS = tuple(kernel_list("linear"))
@@ -174,7 +174,13 @@ def optimizer_step(number=3):
     weight, mean, square = random(700), torch.zeros(700), torch.zeros(700)
     settings = (1e-2, 0.9, 0.99, 1e-8, 0.1)
     adamw_step(
-        weight, None, random(700, seed=number), Moment(mean), Moment(square), settings, number
+        weight,
+        None,
+        random(700, seed=number),
+        NativeMoment(mean),
+        NativeMoment(square),
+        settings,
+        number,
     )
     return torch.cat([weight, mean, square])
 

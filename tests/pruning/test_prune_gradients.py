@@ -14,7 +14,7 @@ from gossamer.nn.batch import Batch
 from gossamer.patterns import NM, NMG, VNM, Block, Unstructured
 from gossamer.pruning.calibration.batches import as_batches
 from gossamer.pruning.gradients.losses import (
-    Distillation,
+    OutputDistance,
     RandomProbe,
     SampledLabels,
     default_loss,
@@ -373,7 +373,7 @@ def test_layers_without_gradients_are_refused(method):
     targets = targets_of(model)
     with pytest.raises(InputError, match=r"0: its gradient is zero.*distillation"):
         prune_by_gradients(
-            *(model, [Batch(batch.arguments[0]) for batch in small_data()], Distillation(model)),
+            *(model, [Batch(batch.arguments[0]) for batch in small_data()], OutputDistance(model)),
             *(targets, halves(targets), Unstructured(), method),
         )
 
@@ -592,7 +592,7 @@ def test_squares_of_random_losses_are_the_curvature():
 def test_distillation_has_a_gradient_once_the_model_has_moved():
     model = small_model()
     data = [Batch(batch.arguments[0]) for batch in small_data()]
-    loss = Distillation(model)
+    loss = OutputDistance(model)
     prune_oneshot(model, sparsity=0.5, targets=["0"])
     targets = targets_of(model)
     prune_by_gradients(model, data, loss, targets, [100, 144], Unstructured(), "fisher")

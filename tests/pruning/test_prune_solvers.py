@@ -7,8 +7,8 @@ from gossamer.errors import InputError, PatternError
 from gossamer.patterns import NM, NMG, VNM, Block, Unstructured
 from gossamer.pruning.solvers import ADMM, ExactOBS, LayerProblem, SparseGPT, refit
 from gossamer.pruning.solvers.gram import damped
-from gossamer.pruning.solvers.grid import Grid
 from gossamer.pruning.solvers.problem import output_square
+from gossamer.pruning.solvers.weight_levels import WeightLevels
 
 PATTERNS = (
     Unstructured(),
@@ -137,7 +137,7 @@ def test_joint_quantisation_to_8_bits_has_one_scale_per_row():
 def test_joint_quantisation_loses_less_than_rounding_afterwards():
     problem = problem_of(Unstructured(), shape=(16, 128), sparsity=0.0)
     joint = SparseGPT(bits=4)(problem)
-    grids = [Grid(part, 4) for part in problem.weight_RK.split(64, dim=1)]
+    grids = [WeightLevels(part, 4) for part in problem.weight_RK.split(64, dim=1)]
     parts = [
         torch.stack([grid.round(column_R) for column_R in part.T], dim=1)
         for grid, part in zip(grids, problem.weight_RK.split(64, dim=1), strict=True)
@@ -146,13 +146,13 @@ def test_joint_quantisation_loses_less_than_rounding_afterwards():
 
 
 def test_a_grid_of_zeros_rounds_to_zeros():
-    grid = Grid(torch.zeros(3, 5), 4)
+    grid = WeightLevels(torch.zeros(3, 5), 4)
     assert torch.equal(grid.round(torch.zeros(3)), torch.zeros(3))
 
 
 def test_joint_quantisation_refuses_other_numbers_of_bits():
     with pytest.raises(InputError, match="4 or 8 bits, got 3"):
-        Grid(torch.zeros(3, 5), 3)
+        WeightLevels(torch.zeros(3, 5), 3)
 
 
 def test_refit_is_the_least_squares_solution():

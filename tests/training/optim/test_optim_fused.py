@@ -11,7 +11,7 @@ import gossamer
 from gossamer.errors import InputError
 from gossamer.ops import _native
 from gossamer.ops.training import adamw
-from gossamer.ops.training.adamw import Moment
+from gossamer.ops.training.adamw import NativeMoment
 from gossamer.training.optim import AdamW
 
 SETTINGS = (3e-3, 0.9, 0.999, 1e-8, 0.1)
@@ -28,7 +28,7 @@ def tensors(count, dtype, seed=0):
 
 
 def adamw_step(weight, low, grad, mean, square, settings, number):
-    adamw.adamw_step(weight, low, grad, Moment(mean), Moment(square), settings, number)
+    adamw.adamw_step(weight, low, grad, NativeMoment(mean), NativeMoment(square), settings, number)
 
 
 def masters(weight, low):

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from gossamer.ops import _native
-from gossamer.ops.training.adamw import Moment, adamw_step
+from gossamer.ops.training.adamw import NativeMoment, adamw_step
 from gossamer.training.optim import AdamW, codes
 from gossamer.training.optim.dither import native_dither, offsets
 
@@ -20,7 +20,8 @@ def coded(values, dtype, number=1, settings=STILL):
     count = values.numel()
     mean, square = (torch.zeros(count, dtype=dt) for dt in (torch.int8, torch.uint8))
     made = [
-        Moment(m, torch.zeros(codes.num_blocks(count), dtype=torch.int8)) for m in (mean, square)
+        NativeMoment(m, torch.zeros(codes.num_blocks(count), dtype=torch.int8))
+        for m in (mean, square)
     ]
     adamw_step(torch.zeros(count), None, values.clone(), *made, settings, number,
                native_dither(count, number))  # fmt: skip
@@ -64,8 +65,8 @@ def test_every_code_is_read_as_torch_reads_it_and_written_back(dtype, exponent, 
     for kernels in _native.available_kernels():
         monkeypatch.setattr("gossamer.ops.training.adamw.active_kernels", lambda name=kernels: name)
         for number in (1, 2, 3):
-            kept = Moment(entries.clone(), torch.full((1,), exponent, dtype=torch.int8))
-            zeros = Moment(other.clone(), torch.zeros(1, dtype=torch.int8))
+            kept = NativeMoment(entries.clone(), torch.full((1,), exponent, dtype=torch.int8))
+            zeros = NativeMoment(other.clone(), torch.zeros(1, dtype=torch.int8))
             pair = (kept, zeros) if dtype is torch.int8 else (zeros, kept)
             # Both averages keep what they are: beta1 and beta2 are 1 to float32.
             settings = (0.0, 1.0 - 1e-12, 1.0 - 1e-12, 1e-8, 0.0)

@@ -17,7 +17,7 @@ _WHERE = "AdamW"
 _LOW_BITS = {torch.int8: 8, torch.int16: 16}
 
 
-class Moment(NamedTuple):
+class NativeMoment(NamedTuple):
     """A running average: float32, or codes of 8 bits with an exponent for every 256 of them.
 
     Attributes:
@@ -45,8 +45,8 @@ def adamw_step(
     weight: torch.Tensor,
     low: torch.Tensor | None,
     grad: torch.Tensor,
-    mean: Moment,
-    square: Moment,
+    mean: NativeMoment,
+    square: NativeMoment,
     settings: tuple[float, float, float, float, float],
     number: int,
     dither: Dither | None = None,

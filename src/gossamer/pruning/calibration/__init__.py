@@ -1,2 +1,56 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pruning with data: batches flow through a model and stop in front of every layer."""
+"""Pruning with data: batches flow through a model and stop in front of every layer.
+
+Start with `CalibratedPruning`, which solves one layer after the other while the batches of
+`as_batches` flow (`stops`). `Statistics` are what a method knows of a layer's inputs, a `Journal`
+remembers solved layers, and `evaluating`, `frozen`, `kept_flags` and `hooked` leave a model as it
+was after a look at it.
+"""
+
+from gossamer.pruning.calibration.batches import Batch, as_batches, call_on_batch
+from gossamer.pruning.calibration.calibrated import (
+    CalibratedPruning,
+    Journal,
+    LayerProgress,
+    check_all_met,
+    check_inside,
+    met_targets,
+    weight_and_mask,
+)
+from gossamer.pruning.calibration.flow import stops
+from gossamer.pruning.calibration.journal import (
+    DiskJournal,
+    check_same_run,
+    data_digest,
+    model_digest,
+)
+from gossamer.pruning.calibration.layer_inputs import collect_inputs
+from gossamer.pruning.calibration.live_memory import LiveBytes
+from gossamer.pruning.calibration.modes import evaluating, frozen, hooked, kept_flags
+from gossamer.pruning.calibration.statistics import Statistics, gram
+
+__all__ = [
+    "Batch",
+    "CalibratedPruning",
+    "DiskJournal",
+    "Journal",
+    "LayerProgress",
+    "LiveBytes",
+    "Statistics",
+    "as_batches",
+    "call_on_batch",
+    "check_all_met",
+    "check_inside",
+    "check_same_run",
+    "collect_inputs",
+    "data_digest",
+    "evaluating",
+    "frozen",
+    "gram",
+    "hooked",
+    "kept_flags",
+    "met_targets",
+    "model_digest",
+    "stops",
+    "weight_and_mask",
+]

@@ -1,2 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pruning by gradients of a loss: scores, Fisher blocks, second-order costs."""
+"""Pruning by gradients of a loss: scores, Fisher blocks, second-order costs.
+
+Start with `prune_by_gradients`, which takes all gradients at the given weights before it changes
+one. `GRADIENT_METHODS` holds the methods by name; `default_loss` finds a loss where the user gives
+none.
+"""
+
+from gossamer.pruning.gradients.losses import default_loss, next_token_loss, output_of
+from gossamer.pruning.gradients.obert import OBERT
+from gossamer.pruning.gradients.passes import GradientPasses, Loss
+from gossamer.pruning.gradients.pruning import (
+    GRADIENT_METHODS,
+    make_gradient_method,
+    prune_by_gradients,
+    score_by_gradients,
+)
+from gossamer.pruning.gradients.scores import GradientMethod
+
+__all__ = [
+    "GRADIENT_METHODS",
+    "OBERT",
+    "GradientMethod",
+    "GradientPasses",
+    "Loss",
+    "default_loss",
+    "make_gradient_method",
+    "next_token_loss",
+    "output_of",
+    "prune_by_gradients",
+    "score_by_gradients",
+]

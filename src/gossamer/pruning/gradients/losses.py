@@ -6,7 +6,7 @@ gradients: F = mean of g g^T. For that the gradients must not vanish, and their 
 be the curvature of something.
 
 * Next-token cross entropy has both, on text the model was not fitted to perfectly.
-* Distillation, the distance to the dense model's outputs, has a curvature but no gradient: the
+* `OutputDistance`, to the dense model's outputs, has a curvature but no gradient: the
   dense model is its minimum. It serves models that have been pruned or changed already.
 * Cross entropy against labels drawn from the model's own output distribution is the replacement for
   models with logits and no labels: its expected g g^T is the Fisher matrix, which is the curvature
@@ -89,7 +89,7 @@ class RandomProbe:
         return (rows_TV * probe_TV).sum() / math.sqrt(max(1, len(rows_TV)))
 
 
-class Distillation:
+class OutputDistance:
     """Mean squared distance to the outputs that `model` gives now; see the top of this file.
 
     Args:

@@ -1,11 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layer-wise methods: a mask and new kept weights from the Gram matrix of a layer's inputs."""
+"""Layer-wise methods: a mask and new kept weights from the Gram matrix of a layer's inputs.
+
+Start with `LayerProblem`, which every solver turns into a `LayerSolution`. `refit` is the least
+squares solution for a given mask.
+"""
 
 from gossamer.pruning.solvers.admm import ADMM
 from gossamer.pruning.solvers.exact_obs import ExactOBS
-from gossamer.pruning.solvers.gram import NotPositiveDefinite
+from gossamer.pruning.solvers.gram import NotPositiveDefinite, damped
 from gossamer.pruning.solvers.least_squares import refit
-from gossamer.pruning.solvers.problem import LayerProblem, LayerSolution
+from gossamer.pruning.solvers.problem import (
+    LayerProblem,
+    LayerSolution,
+    Needed,
+    Solve,
+    keep_highest,
+    nearest_density,
+    select,
+)
 from gossamer.pruning.solvers.sparsegpt import SparseGPT
 
 __all__ = [
@@ -13,7 +25,13 @@ __all__ = [
     "ExactOBS",
     "LayerProblem",
     "LayerSolution",
+    "Needed",
     "NotPositiveDefinite",
+    "Solve",
     "SparseGPT",
+    "damped",
+    "keep_highest",
+    "nearest_density",
     "refit",
+    "select",
 ]

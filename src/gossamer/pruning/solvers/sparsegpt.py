@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """SparseGPT (arXiv 2301.00774): one pass over the columns; those behind make up for each zero.
 
-Columns are visited from left to right. When a weight is dropped (or rounded to a grid), the weights
+Columns are visited from left to right. When a weight is dropped (or rounded to levels), the weights
 of its row that come later are moved so that the outputs change least. Corrections of the columns
 behind a lazy block are applied once per block. The mask of a block is chosen from weights that
 carry all corrections so far: for patterns with column groups at every group, otherwise at the
@@ -16,8 +16,8 @@ import torch
 
 from gossamer.patterns import Pattern, kept_count
 from gossamer.pruning.solvers.gram import damped, damping_note
-from gossamer.pruning.solvers.grid import COLUMNS, Grid
 from gossamer.pruning.solvers.problem import LayerProblem, LayerSolution
+from gossamer.pruning.solvers.weight_levels import COLUMNS, WeightLevels
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,13 @@ class SparseGPT:
         weight_KR = problem.weight_RK.T.contiguous()
         weight_KR[gram.dead_K] = 0.0
         mask_KR = torch.ones_like(weight_KR, dtype=torch.bool)
-        grid = None if self.bits is None else Grid(problem.weight_RK, self.bits)
+        levels = None if self.bits is None else WeightLevels(problem.weight_RK, self.bits)
         choose = _Choice(problem, upper_KK)
         cost = 0.0
         for first, last in choose.lazy_blocks(self.block):
             columns = slice(first, last)
             mask_BR, error_BR = _walk(
-                weight_KR[columns], upper_KK[columns, columns], choose, first, grid
+                weight_KR[columns], upper_KK[columns, columns], choose, first, levels
             )
             mask_KR[columns] = mask_BR
             cost += float(error_BR.square().sum(dtype=torch.float64))
@@ -113,7 +113,7 @@ def _walk(
     upper_BB: torch.Tensor,
     choose: _Choice,
     first: int,
-    grid: Grid | None,
+    levels: WeightLevels | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One lazy block in place: its mask, and the error of each column over its U_ii."""
     step = choose.unit if choose.is_fixed else len(weight_BR)
@@ -123,13 +123,13 @@ def _walk(
     for i, scale in enumerate(diagonal):
         if i % step == 0:
             mask_BR[i : i + step] = choose.mask(weight_BR[i : i + step], first + i)
-        if grid is not None and grid.begins_at(first + i):
+        if levels is not None and levels.begins_at(first + i):
             # Behind `known` nothing is decided yet; the largest weights are likely to stay.
             known, group = i // step * step + step, weight_BR[i : i + COLUMNS].clone()
             group[: known - i] *= mask_BR[i : min(known, i + COLUMNS)]
-            grid.begin(group)
+            levels.begin(group)
         column_R = weight_BR[i]
-        kept_R = column_R if grid is None else grid.round(column_R)
+        kept_R = column_R if levels is None else levels.round(column_R)
         final_R = torch.where(mask_BR[i], kept_R, 0.0)
         error_R = torch.sub(column_R, final_R, out=error_BR[i]).div_(scale)
         # One outer product: this column's own entry becomes final_R up to rounding.

@@ -18,7 +18,7 @@ COLUMNS = 64
 _DIVISORS = {127: (127.0,), 7: (9.0, 8.0, 7.0, 6.0)}
 
 
-class Grid:
+class WeightLevels:
     """Levels `scale * q`, where q is between -127 and 127, or between -7 and 7.
 
     Attributes:
