@@ -14,7 +14,6 @@ import gossamer
 from gossamer.errors import InputError
 from gossamer.nn.batch import Batch
 from gossamer.pruning import apply_plan, plan_oneshot
-from gossamer.pruning.calibration.batches import Batch
 from gossamer.pruning.schedules.saliency import (
     grasp,
     hessian_times_gradient,

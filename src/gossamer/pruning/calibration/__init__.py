@@ -7,7 +7,8 @@ remembers solved layers, and `evaluating`, `frozen`, `kept_flags` and `hooked` l
 was after a look at it.
 """
 
-from gossamer.pruning.calibration.batches import Batch, as_batches, call_on_batch
+from gossamer.nn.batch import Batch, call_on_batch
+from gossamer.pruning.calibration.batches import as_batches
 from gossamer.pruning.calibration.calibrated import (
     CalibratedPruning,
     Journal,

@@ -10,8 +10,6 @@ from torch import distributed as dist
 
 from gossamer.errors import InputError
 from gossamer.nn.batch import Batch
-from gossamer.pruning.gradients.saliency import grasp, snip, synflow, user_passes
-from gossamer.pruning.calibration.batches import Batch
 from gossamer.pruning.schedules.allocation import (
     checked_scores,
     pruned_last,

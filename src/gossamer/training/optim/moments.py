@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from gossamer.ops.training.adamw import Moment
 from gossamer.ops.training.adamw import NativeMoment
 from gossamer.training.optim import codes
 
@@ -39,9 +38,9 @@ class StoredMoment:
         blocks = (codes.num_blocks(param.numel()),)
         return {self.key: (shape, self._code_dtype), self.key + _EXPONENTS: (blocks, torch.int8)}
 
-    def arrays(self, state: dict[str, Any]) -> Moment:
+    def arrays(self, state: dict[str, Any]) -> NativeMoment:
         """The state as it is: numbers, or codes with exponents."""
-        return Moment(state[self.key], state.get(self.key + _EXPONENTS))
+        return NativeMoment(state[self.key], state.get(self.key + _EXPONENTS))
 
     def read(self, state: dict[str, Any], start: int, stop: int) -> torch.Tensor:
         """Entries start .. stop - 1 of the flat moment: a view of numbers, or decoded codes."""
