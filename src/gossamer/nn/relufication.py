@@ -15,25 +15,12 @@ from torch import nn
 from torch.nn.functional import relu
 
 from gossamer.errors import InputError, TargetError
+from gossamer.nn.families import answers, block_of
 from gossamer.nn.histogram import Histogram
 from gossamer.nn.matrix_layer import stores_transposed
 from gossamer.nn.replace import inherit_hooks
-from gossamer.nn.unit_families import family_of
 
 Call = Callable[[nn.Module, Any], object]
-
-# Where a block of each family keeps the activation of its feed-forward part.
-_ACTIVATIONS = {
-    "BERT": "intermediate.intermediate_act_fn",
-    "RoBERTa": "intermediate.intermediate_act_fn",
-    "DistilBERT": "ffn.activation",
-    "GPT-2": "mlp.act",
-    "OPT": "activation_fn",
-    "Llama": "mlp.act_fn",
-    "Qwen2": "mlp.act_fn",
-    "Mistral": "mlp.act_fn",
-    "zoo.TinyEncoder": "activation",
-}
 
 
 class ShiftedReLU(nn.Module):
@@ -53,7 +40,7 @@ class ShiftedReLU(nn.Module):
 
 
 # How configurations of transformers name the activation.
-_CONFIG_NAMES = ("hidden_act", "activation_function", "activation")
+_CONFIG_NAMES = {classes.activation for classes in answers("classes").values()}
 _ACTIVATION_MODULES = ("torch.nn.modules.activation", "transformers.activations", __name__)
 
 
@@ -88,11 +75,11 @@ def find_feed_forward(model: nn.Module) -> list[FeedForward]:
     """Blocks of known families, and `Linear, activation, Linear` inside any `nn.Sequential`."""
     found = []
     for name, module in model.named_modules():
-        family = family_of(module)
-        if family is not None:
-            parent, _, attribute = _ACTIVATIONS[family.name].rpartition(".")
+        parts = block_of(module)
+        if parts is not None:
+            parent, _, attribute = parts.activation.rpartition(".")
             prefix = f"{name}." if name else ""
-            first, down = family.expansions[0], family.down
+            first, down = parts.expansions[0], parts.down
             found.append(
                 FeedForward(
                     name, module.get_submodule(parent), attribute,
@@ -232,7 +219,7 @@ def _blocks(model: nn.Module) -> list[FeedForward]:
     if not blocks:
         raise TargetError(
             f"relufication: {type(model).__name__} has no feed-forward block of a known family"
-            f" ({', '.join(_ACTIVATIONS)}) and no Sequential with Linear, activation, Linear."
+            f" ({', '.join(answers('block'))}) and no Sequential with Linear, activation, Linear."
         )
     for block in blocks:
         if not isinstance(block.activation, nn.Module):

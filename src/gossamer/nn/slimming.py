@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import TargetError
+from gossamer.nn.families import BlockParts, block_of
 from gossamer.nn.matrix_layer import (
     BiasOnly,
     is_matrix_layer,
@@ -21,7 +22,6 @@ from gossamer.nn.matrix_layer import (
     take_rows,
 )
 from gossamer.nn.replace import inherit_hooks
-from gossamer.nn.unit_families import BlockFamily, family_of
 
 Kind = Literal["heads", "filters"]
 
@@ -44,7 +44,7 @@ class UnitGroup:
 
     block_name: str
     block: nn.Module
-    family: BlockFamily
+    family: BlockParts
     kind: Kind
     count: int
     width: int
@@ -113,7 +113,7 @@ def find_groups(model: nn.Module) -> list[UnitGroup]:
     """Heads and filters of every block of a known family, in the order of the model."""
     groups = []
     for name, module in model.named_modules():
-        family = family_of(module)
+        family = block_of(module)
         if family is not None:
             groups += [_heads(name, module, family), _filters(name, module, family)]
     return groups
@@ -163,7 +163,7 @@ def _fix_attention(group: UnitGroup, units: int) -> None:
         _set_attribute(block, attribute, width)
 
 
-def _heads(name: str, block: nn.Module, family: BlockFamily) -> UnitGroup:
+def _heads(name: str, block: nn.Module, family: BlockParts) -> UnitGroup:
     gone = bool(family.attention) and isinstance(block.get_submodule(family.attention), NoAttention)
     count = width = 0
     if not gone:
@@ -177,7 +177,7 @@ def _heads(name: str, block: nn.Module, family: BlockFamily) -> UnitGroup:
     )  # fmt: skip
 
 
-def _filters(name: str, block: nn.Module, family: BlockFamily) -> UnitGroup:
+def _filters(name: str, block: nn.Module, family: BlockParts) -> UnitGroup:
     count = _matrix_shape(name, block, family.down)[1]
     return UnitGroup(name, block, family, "filters", count, 1, family.down, family.expansions, 1)
 

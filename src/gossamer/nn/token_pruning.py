@@ -20,9 +20,9 @@ from torch.nn.functional import logsigmoid
 
 from gossamer.errors import InputError, TargetError
 from gossamer.nn.carried import carried_by_calls
+from gossamer.nn.families import answers, block_of
 from gossamer.nn.replace import replace_module
 from gossamer.nn.token_attention import attend, first_tokens, live_tokens
-from gossamer.nn.unit_families import family_of
 
 Phase = Literal["off", "soft", "hard"]
 # What the attention a token receives is divided by: the number of live tokens, the padded length
@@ -32,7 +32,7 @@ Normalise = Literal["live", "padded", "received"]
 Dropped = Literal["zero", "last"]
 Soft = Literal["weighted", "published"]
 
-_FAMILIES = ("BERT", "RoBERTa")
+_UNCALLED = {name for facts in answers("tokens").values() for name in facts.uncalled}
 # Smaller weights change nothing in float32, but products with them are denormal numbers, which make
 # a step several times slower.
 _LEAST_LOG_WEIGHT = -30.0
@@ -259,7 +259,7 @@ def check_uncalled(encoder: nn.Module) -> None:
     """Refuse hooks on modules that are not called any more once tokens can be dropped."""
     for name, module in encoder.named_modules():
         last = name.rpartition(".")[2]
-        uncalled = not name or last in ("attention", "self") or last.isdigit()
+        uncalled = not name or last in _UNCALLED or last.isdigit()
         reason = carried_by_calls(module) if uncalled else None
         if reason is not None:
             raise TargetError(
@@ -283,7 +283,7 @@ def find_encoder(model: nn.Module) -> nn.Module:
     ]
     if len(found) != 1:
         raise TargetError(
-            f"token pruning: expected one encoder of the families {', '.join(_FAMILIES)} in"
+            f"token pruning: expected one encoder of the families {', '.join(answers('tokens'))} in"
             f" {type(model).__name__}, found {len(found)}"
             + (f": {', '.join(name or 'the model' for name, _ in found)}." if found else ".")
         )
@@ -299,9 +299,7 @@ def find_encoder(model: nn.Module) -> nn.Module:
 
 def _is_encoder(module: nn.Module) -> bool:
     layers = _layers(module)
-    return bool(layers) and all(
-        (family := family_of(layer)) is not None and family.name in _FAMILIES for layer in layers
-    )
+    return bool(layers) and all(block_of(layer, "tokens") is not None for layer in layers)
 
 
 def _layers(module: nn.Module) -> list[Any]:

@@ -26,6 +26,8 @@ from gossamer.data.samples import (
 )
 from gossamer.errors import InputError
 from gossamer.nn.batch import Batch
+from gossamer.nn.families import is_decoder
+from gossamer.pruning.calibration.batches import Batch
 from gossamer.recipes.schema import Calibration
 from gossamer.runs.quality import agreement, embed, mean_vectors, pair_correlation, perplexity
 
@@ -35,7 +37,6 @@ _BATCH_TOKENS = 2048
 _PAIR_TOKENS = 512
 _MAX_EVALUATED = 64
 _MIN_HELD_OUT = 4
-_DECODERS = ("ForCausalLM", "LMHeadModel")
 
 
 @dataclass(frozen=True)
@@ -71,11 +72,6 @@ class Quality:
         if math.isnan(quality):
             return math.inf
         return (quality - dense if self.lower_is_better else dense - quality) / whole
-
-
-def is_decoder(model: nn.Module) -> bool:
-    """Whether the model gives next-token logits."""
-    return type(model).__name__.endswith(_DECODERS)
 
 
 def calibration_batches(

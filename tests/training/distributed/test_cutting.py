@@ -7,7 +7,7 @@ from torch import nn
 
 import gossamer.nn as gnn
 from gossamer.errors import InputError
-from gossamer.training.distributed.pipeline.chain import Chain
+from gossamer.nn.families import Chain
 from gossamer.training.distributed.pipeline.cutting import TiedWeight, cut
 from gossamer.zoo import GPT, MLP, TinyEncoder
 

@@ -20,22 +20,18 @@ from gossamer.errors import ArtifactError, InputError
 from gossamer.io.gguf.header import GgufHeader, GgufTensor, open_gguf
 from gossamer.io.huggingface.directory import from_tensors
 from gossamer.io.safe_files.limits import MAX_FAULTS_SHOWN, check_memory
+from gossamer.nn.families import answers
 
 GGUF_SUFFIX = ".gguf"
-ARCHITECTURE = "llama"
-_CLASS = "LlamaForCausalLM"
-_EMBEDDING, _HEAD, _NORM = "token_embd.weight", "output.weight", "output_norm.weight"
-_BLOCK_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
+_FAMILY = "Llama"
+_NAMES = answers("gguf")[_FAMILY]
+_PARTS, _CHAIN = answers("block")[_FAMILY], answers("chains")[_FAMILY][_NAMES.model]
+_BLOCK_NAMES = dict(
+    zip((*_NAMES.norms, *_NAMES.linears), (*_PARTS.norms, *_PARTS.linears), strict=True)
+)
+_OUTER_NAMES = dict(zip((*_NAMES.front, *_NAMES.back), (*_CHAIN.front, *_CHAIN.back), strict=True))
+ARCHITECTURE: str = _NAMES.architecture
+_EMBEDDING, _NORM, _HEAD = (f"{name}.weight" for name in _OUTER_NAMES)
 # Settings that change what the model computes in ways this reader does not know.
 _MUST_BE_ABSENT = ("expert_count", "rope.scaling.factor", "attention.sliding_window")
 
@@ -69,7 +65,7 @@ def load_gguf(path: os.PathLike[str] | str, *, max_bytes: int | None = None) -> 
         stored = sum(tensor.end - tensor.begin for tensor in header.tensors.values())
         check_memory(needed + 2 * largest, stored, max_bytes, where)
         tensors = dict(_read_tensors(file, header, config, where))
-    return from_tensors(_CLASS, config, tensors, where)
+    return from_tensors(_NAMES.model, config, tensors, where)
 
 
 def llama_config(header: GgufHeader, where: str) -> dict[str, Any]:
@@ -100,7 +96,7 @@ def llama_config(header: GgufHeader, where: str) -> dict[str, Any]:
     if _EMBEDDING not in header.tensors or len(header.tensors[_EMBEDDING].shape) != 2:
         raise ArtifactError(f"{where}: has no matrix {_EMBEDDING!r}.")
     config: dict[str, Any] = {
-        "architectures": [_CLASS],
+        "architectures": [_NAMES.model],
         "model_type": ARCHITECTURE,
         "vocab_size": header.tensors[_EMBEDDING].shape[0],
         "hidden_size": width,
@@ -204,15 +200,10 @@ def _read_tensors(
 
 
 def _torch_name(name: str) -> str:
-    known = {
-        _EMBEDDING: "model.embed_tokens.weight",
-        _NORM: "model.norm.weight",
-        _HEAD: "lm_head.weight",
-    }
-    if name in known:
-        return known[name]
-    _, number, part, _ = name.split(".")
-    return f"model.layers.{number}.{_BLOCK_NAMES[part]}.weight"
+    *block, part, _ = name.split(".")
+    if not block:
+        return f"{_OUTER_NAMES[part]}.weight"
+    return f"{_CHAIN.layers}.{block[1]}.{_BLOCK_NAMES[part]}.weight"
 
 
 def _half_split(weight: torch.Tensor, num_heads: int) -> torch.Tensor:

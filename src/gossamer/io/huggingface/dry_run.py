@@ -13,6 +13,7 @@ from torch import nn
 
 from gossamer.errors import ArtifactError
 from gossamer.io.artifact.manifest import CONFIG_FILE
+from gossamer.nn.families import starts_after_padding
 
 # Sizes of all known families; every one of them must be a whole number from 1 where it is set.
 _SIZES = (
@@ -107,8 +108,7 @@ def _check_tokens(config: Any) -> None:
         type(padding) is not int or not -config.vocab_size <= padding < config.vocab_size
     ):
         raise _fault("pad_token_id", padding, f"a token below {config.vocab_size}")
-    if config.model_type == "roberta":
-        # Positions are counted from behind the padding token.
+    if starts_after_padding(config):
         if padding is None or padding < 0:
             raise _fault("pad_token_id", padding, "a token from 0")
         if config.max_position_embeddings <= padding + 1:

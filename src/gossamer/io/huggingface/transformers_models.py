@@ -23,35 +23,14 @@ from gossamer.io.artifact.manifest import CONFIG_FILE
 from gossamer.io.huggingface.dry_run import check_numbers, check_runs, check_sizes, one_layer
 from gossamer.io.safe_files.documents.strict_json import parse_json
 from gossamer.io.safe_files.limits import MAX_MANIFEST_BYTES
+from gossamer.io.safe_files.strict_json import parse_json
+from gossamer.nn.families import answers
 
-_HEADS = {
-    "bert": ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification",
-             "ForQuestionAnswering"),
-    "distilbert": ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification",
-                   "ForQuestionAnswering"),
-    "roberta": ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification",
-                "ForQuestionAnswering"),
-    "gpt2": ("Model", "LMHeadModel", "ForSequenceClassification", "ForTokenClassification"),
-    "opt": ("Model", "ForCausalLM", "ForSequenceClassification"),
-    "llama": ("Model", "ForCausalLM", "ForSequenceClassification"),
-    "qwen2": ("Model", "ForCausalLM", "ForSequenceClassification"),
-    "mistral": ("Model", "ForCausalLM", "ForSequenceClassification"),
-}  # fmt: skip
-_PREFIXES = {
-    "bert": "Bert",
-    "distilbert": "DistilBert",
-    "roberta": "Roberta",
-    "gpt2": "GPT2",
-    "opt": "OPT",
-    "llama": "Llama",
-    "qwen2": "Qwen2",
-    "mistral": "Mistral",
-}
+_CLASSES = answers("classes").values()
+_CONFIGS = {classes.model_type: f"{classes.prefix}Config" for classes in _CLASSES}
 # Class name to model_type: the only classes a file can ask for.
 TRANSFORMERS_CLASSES: dict[str, str] = {
-    _PREFIXES[model_type] + head: model_type
-    for model_type, heads in _HEADS.items()
-    for head in heads
+    classes.prefix + head: classes.model_type for classes in _CLASSES for head in classes.heads
 }
 
 # Fields of older files that configuration classes still translate.
@@ -107,7 +86,7 @@ def build_transformers(
 
 def make_config(model_type: str, content: dict[str, Any], max_layers: int) -> Any:
     """The configuration object, from declared fields with bounded values only."""
-    kind = getattr(import_transformers(), _PREFIXES[model_type] + "Config")
+    kind = getattr(import_transformers(), _CONFIGS[model_type])
     if dataclasses.is_dataclass(kind):
         declared = {field.name for field in dataclasses.fields(kind)}
     else:

@@ -173,7 +173,7 @@ def _layers(groups: Sequence[UnitGroup], with_attention: bool = False) -> dict[s
 def _ffn_residual(
     call: ModelCall, group: UnitGroup, seen: dict[str, tuple[torch.Tensor, torch.Tensor]]
 ) -> torch.Tensor:
-    """What the feed-forward output is added to: see `BlockFamily.norm_first`."""
+    """What the feed-forward output is added to: see `BlockParts.norm_first`."""
     first = group.family.norm_first
     if isinstance(first, str):
         first = bool(getattr(group.block, first))

@@ -10,9 +10,11 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError, TargetError
+from gossamer.nn.families import answers, block_of
 from gossamer.nn.matrix_layer import is_matrix_layer
 from gossamer.nn.slimming import UnitGroup, cut_units, find_groups
 from gossamer.nn.unit_families import FAMILIES, family_of
+from gossamer.nn.slimming import UnitGroup, find_groups
 
 _FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 
@@ -27,7 +29,7 @@ def find_units(model: nn.Module) -> list[UnitGroup]:
         raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}.")
     names: dict[int, str] = {}
     for name, module in model.named_modules(remove_duplicate=False):
-        if family_of(module) is None:
+        if block_of(module) is None:
             continue
         if id(module) in names:
             raise TargetError(
@@ -65,10 +67,10 @@ def slim(model: nn.Module, kept: Sequence[Sequence[int]]) -> nn.Module:
 
 
 def _check_layers(block_name: str, block: nn.Module) -> None:
-    family = family_of(block)
+    family = block_of(block)
     if family is None:
         return
-    for part in (*family.projections, family.output, *family.expansions, family.down):
+    for part in family.linears:
         try:
             layer = block.get_submodule(part)
         except AttributeError:
@@ -104,7 +106,7 @@ def _check_sharing(model: nn.Module, groups: list[UnitGroup]) -> None:
 
 
 def _unknown(model: nn.Module) -> str:
-    supported = ", ".join(family.name for family in FAMILIES)
+    supported = ", ".join(answers("block"))
     fused = [
         f"{name or 'the model'} ({type(module).__name__})"
         for name, module in model.named_modules()

@@ -15,6 +15,7 @@ from torch import nn
 from gossamer.errors import InputError
 from gossamer.formats import SparseMatrix
 from gossamer.formats.grid import encode_exactly, int4_grid, offsets_grid
+from gossamer.nn.families import BlockParts
 from gossamer.ops.engines.decoder import (
     DecoderBlock,
     DecoderShape,
@@ -29,6 +30,13 @@ from gossamer.ops.linear.panel import pack_panel
 from gossamer.patterns import NM
 from gossamer.running.decoder.sampling import Sampler, Sampling
 from gossamer.running.decoder.weights import decoder_shape, joined, rope_angles
+from gossamer.running.decoder.weights import (
+    Matrix,
+    decoder_parts,
+    decoder_shape,
+    joined,
+    rope_angles,
+)
 
 DTYPES = few.DTYPES
 # Kept fraction below which an index per kept weight is smaller than a bit per weight.
@@ -103,18 +111,19 @@ class DecoderEngine:
         self.head_dtype = head_dtype or ("int8" if dtype == "int4" else dtype)
         pack = _Packer(dtype, scale_group, prompt_copy)
         pack_table = _Packer(self.head_dtype, scale_group, prompt_copy=False, reads_rows=True)
-        parts: Any = model
+        chain, parts = decoder_parts(model)
+        outside: list[Any] = [model.get_submodule(name) for name in (*chain.front, *chain.back)]
+        embedding, norm, lm_head = outside
         angles = rope_angles(model, self.shape)
-        table = pack_table(joined([parts.model.embed_tokens], "model.embed_tokens"))
+        table = pack_table(joined([embedding], chain.front[0]))
         head = table
-        if parts.lm_head.weight is not parts.model.embed_tokens.weight:
-            head = pack_table(joined([parts.lm_head], "lm_head"))
+        if lm_head.weight is not embedding.weight:
+            head = pack_table(joined([lm_head], chain.back[-1]))
         blocks = [
-            _block(layer, f"model.layers.{number}", pack)
-            for number, layer in enumerate(parts.model.layers)
+            _block(layer, parts, f"{chain.layers}.{number}", pack)
+            for number, layer in model.get_submodule(chain.layers).named_children()
         ]
-        final_norm = parts.model.norm.weight
-        self._native = NativeDecoder(self.shape, table.few, blocks, final_norm, head, angles)
+        self._native = NativeDecoder(self.shape, table.few, blocks, norm.weight, head, angles)
         linears = [linear for block in blocks for linear in block.linears]
         tables = {id(t): t for t in (table, head)}.values()
         self.size = DecoderSize(
@@ -281,16 +290,18 @@ def _pack_offsets(weight: torch.Tensor) -> PackedWeight | None:
     return None
 
 
-def _block(layer: Any, where: str, pack: _Packer) -> DecoderBlock:
-    attention, mlp = layer.self_attn, layer.mlp
-    qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
+def _block(layer: nn.Module, parts: BlockParts, where: str, pack: _Packer) -> DecoderBlock:
+    def packed(place: str, *names: str) -> PackedLayer:
+        return pack(joined([layer.get_submodule(name) for name in names], f"{where}.{place}"))
+
+    norms: list[Any] = [layer.get_submodule(name) for name in parts.norms]
     return DecoderBlock(
-        attention_norm=layer.input_layernorm.weight,
-        qkv=pack(joined(qkv, f"{where}.self_attn")),
-        out=pack(joined([attention.o_proj], f"{where}.self_attn.o_proj")),
-        ffn_norm=layer.post_attention_layernorm.weight,
-        gate_up=pack(joined([mlp.gate_proj, mlp.up_proj], f"{where}.mlp")),
-        down=pack(joined([mlp.down_proj], f"{where}.mlp.down_proj")),
+        attention_norm=norms[0].weight,
+        qkv=packed(parts.attention, *parts.projections),
+        out=packed(parts.output, parts.output),
+        ffn_norm=norms[1].weight,
+        gate_up=packed(parts.down.rpartition(".")[0], *parts.expansions),
+        down=packed(parts.down, parts.down),
     )
 
 

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError, TargetError
+from gossamer.nn.families import DECODER_HEADS, is_decoder
 from gossamer.ops.dispatch import report_fallback
 from gossamer.running.decoder.engine import DecoderEngine, Session
 from gossamer.running.decoder.sampling import Sampler, Sampling
 from gossamer.running.layers.compiler import compile as compile_model
 from gossamer.running.text.tokens import num_positions
 
-_CLASSES = ("ForCausalLM", "LMHeadModel")
 # Keys and values of a session are held for all of it.
 _NATIVE_CONTEXT = 2048
 _MAX_FREE_SESSIONS = 4
@@ -48,11 +48,6 @@ class TokenGenerator(Protocol):
         """New tokens behind `ids`; work is done when the next one is asked for."""
 
 
-def is_generator(model: nn.Module) -> bool:
-    """Whether `model` gives logits of the next token."""
-    return type(model).__name__.endswith(_CLASSES)
-
-
 def make_generator(
     model: nn.Module,
     precision: str = "fp32",
@@ -73,10 +68,10 @@ def make_generator(
         context: the most tokens of a text; None: what the model can read, of the native decoder at
             most 2048, since keys and values of all of it are held.
     """
-    if not is_generator(model):
+    if not is_decoder(model):
         raise InputError(
             f"{type(model).__name__}: generates no text; expected a model that ends with"
-            f" {' or '.join(_CLASSES)}."
+            f" {' or '.join(DECODER_HEADS)}."
         )
     most = num_positions(model.config)
     if context is not None and not 1 <= context <= most:

@@ -21,6 +21,9 @@ from torch import nn
 from gossamer.errors import TargetError
 from gossamer.ops.engines.encoder import EncoderLayer
 from gossamer.ops.engines.product import Product
+from gossamer.formats.bits import unpack_bits
+from gossamer.nn.families import answers
+from gossamer.ops.engines.encoder import EncoderLayer, KeptLinear
 from gossamer.running.encoder.layers import find_encoders, read_layers
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -31,9 +34,9 @@ def find_base(model: nn.Module) -> tuple[nn.Module, nn.Module]:
     found = find_encoders(model)
     if len(found) != 1 or not found[0][0]:
         raise TargetError(
-            f"{type(model).__name__} holds {len(found)} encoders of a known family (BERT, RoBERTa,"
-            " DistilBERT) below embeddings, expected 1. `gossamer bench linear` times single layers"
-            " of any model."
+            f"{type(model).__name__} holds {len(found)} encoders of a known family"
+            f" ({', '.join(answers('encoder'))}) below embeddings, expected 1. `gossamer bench"
+            " linear` times single layers of any model."
         )
     name, encoder = found[0]
     return model.get_submodule(name.rpartition(".")[0]), encoder

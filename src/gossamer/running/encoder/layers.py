@@ -17,18 +17,11 @@ from gossamer.nn.token_pruning import TokenPrunedEncoder
 from gossamer.nn.unit_families import BlockFamily, family_of
 from gossamer.ops.engines.encoder import EncoderLayer, Norm, PackedEncoder
 from gossamer.ops.engines.product import Product
+from gossamer.nn.families import BlockParts, block_of
+from gossamer.nn.token_pruning import TokenPrunedEncoder
+from gossamer.ops.engines.encoder import EncoderLayer, KeptLinear, Norm, PackedEncoder
 from gossamer.running.encoder.ragged import RaggedEncoder
 
-# Where the norms and the activation of a family of post-norm encoders are.
-_PARTS = {
-    "BERT": ("attention.output.LayerNorm", "output.LayerNorm", "intermediate.intermediate_act_fn"),
-    "RoBERTa": (
-        "attention.output.LayerNorm",
-        "output.LayerNorm",
-        "intermediate.intermediate_act_fn",
-    ),
-    "DistilBERT": ("sa_layer_norm", "output_layer_norm", "ffn.activation"),
-}
 _ACTIVATIONS = {
     "GELUActivation": "gelu",
     "GELU": "gelu",
@@ -51,7 +44,7 @@ def find_encoders(model: nn.Module) -> list[tuple[str, nn.Module]]:
         and len(layers)
         and not isinstance(module, TokenPrunedEncoder | RaggedEncoder)
         and not isinstance(getattr(module, "packed", None), PackedEncoder)
-        and all((family := family_of(each)) and family.name in _PARTS for each in layers)
+        and all(block_of(each, "encoder") is not None for each in layers)
     ]
 
 
@@ -66,12 +59,11 @@ def read_layers(encoder: nn.Module) -> list[EncoderLayer]:
 def _refuse_extras(encoder: nn.Module) -> None:
     """Refuse what one native call would not do, though a call of the modules does."""
     layers: Any = encoder.layer
-    family = family_of(layers[0])
-    if family is None:
+    parts = block_of(layers[0])
+    if parts is None:
         return
-    linears = (*family.projections, family.output, *family.expansions, family.down)
-    read = {f"layer.{i}.{part}" for i in range(len(layers)) for part in linears}
-    read |= {f"layer.{i}.{part}" for i in range(len(layers)) for part in _PARTS[family.name]}
+    names = (*parts.linears, *parts.norms, parts.activation)
+    read = {f"layer.{i}.{name}" for i in range(len(layers)) for name in names}
     home = type(layers[0]).__module__
     for name, module in encoder.named_modules():
         kind, reason = type(module), carried_by_calls(module)
@@ -94,32 +86,31 @@ def _is_stock(module: nn.Module, home: str) -> bool:
 
 
 def _read(where: str, layer: nn.Module) -> EncoderLayer:
-    family = family_of(layer)
-    if family is None or family.name not in _PARTS:
-        raise TargetError(f"{where}: {type(layer).__name__} is no encoder layer of a known family.")
+    parts = block_of(layer, "encoder")
+    if parts is None:
+        raise TargetError(f"{where}: {type(layer).__name__} is no encoder layer of a known parts.")
     if getattr(layer, "is_decoder", False) or getattr(layer, "add_cross_attention", False):
         raise TargetError(f"{where}: is a decoder layer or attends to another sequence.")
-    attention_norm, output_norm, activation = _PARTS[family.name]
-    norms = [_norm(where, layer.get_submodule(name)) for name in (attention_norm, output_norm)]
+    norms = [_norm(where, layer.get_submodule(name)) for name in parts.norms]
     if norms[0][1] != norms[1][1]:
         raise TargetError(f"{where}: its two norms have different eps.")
     try:
-        projections = [_kept(where, layer.get_submodule(name)) for name in family.projections]
+        projections = [_kept(where, layer.get_submodule(name)) for name in parts.projections]
     except AttributeError:
         raise TargetError(f"{where}: has no attention heads left.") from None
-    head_width = int(_attribute(layer, family.head_dim))
+    head_width = int(_attribute(layer, parts.head_dim))
     return EncoderLayer(
         qkv=Product.stack(projections),
-        out=_kept(where, layer.get_submodule(family.output)),
-        up=_kept(where, layer.get_submodule(family.expansions[0])),
-        down=_kept(where, layer.get_submodule(family.down)),
+        out=_kept(where, layer.get_submodule(parts.output)),
+        up=_kept(where, layer.get_submodule(parts.expansions[0])),
+        down=_kept(where, layer.get_submodule(parts.down)),
         attention_norm=norms[0][0],
         output_norm=norms[1][0],
         epsilon=norms[0][1],
         heads=projections[0].matrix.shape[0] // head_width,
         head_width=head_width,
-        scale=_scale(layer, family, head_width),
-        activation=_activation(where, layer, activation),
+        scale=_scale(layer, parts, head_width),
+        activation=_activation(where, layer, parts.activation),
     )
 
 
@@ -128,8 +119,8 @@ def _attribute(module: nn.Module, path: str) -> Any:
     return getattr(module.get_submodule(parent), name)
 
 
-def _scale(layer: nn.Module, family: BlockFamily, head_width: int) -> float:
-    own = layer.get_submodule(family.attention)
+def _scale(layer: nn.Module, parts: BlockParts, head_width: int) -> float:
+    own = layer.get_submodule(parts.attention)
     return float(getattr(own, "scaling", head_width**-0.5))
 
 

@@ -13,12 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from gossamer.nn.families import answers
 from gossamer.running.encoder.native_encoder import NativeEncoder
 
-_MODELS = {
-    "transformers.models.bert.modeling_bert": "BertModel",
-    "transformers.models.roberta.modeling_roberta": "RobertaModel",
-}
+_MODELS = {facts.plain_model for facts in answers("encoder").values()}
 
 
 def short_forward(
@@ -44,7 +42,7 @@ def shorten_forward(model: nn.Module) -> None:
     """Give every model around a native encoder its short way."""
     for module in model.modules():
         kind = type(module)
-        known = _MODELS.get(kind.__module__) == kind.__name__
+        known = f"{kind.__module__}.{kind.__name__}" in _MODELS
         own = "forward" in module.__dict__ or kind.forward.__module__ != kind.__module__
         if known and not own and isinstance(getattr(module, "encoder", None), NativeEncoder):
             # A bound method: a copy of the model gets one of its own.

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from gossamer.running.decoder.generation import is_generator
+from gossamer.nn.families import is_decoder
 from gossamer.running.layers.compiler import compile as compile_model
 from gossamer.running.text.classification import Classifier, is_classifier
 from gossamer.running.text.embedding import Embedder, Pooling
@@ -44,7 +44,7 @@ def make_service(
         precision: the lowest one that kernels may compute in.
         pooling: of embeddings.
     """
-    if is_generator(model):
+    if is_decoder(model):
         return Service(name, writer=make_writer(model, beside, precision=precision))
     fast: Any = compile_model(model, tokens=_ENCODER_TOKENS, inplace=True, precision=precision)
     classifier = Classifier(fast, beside) if is_classifier(fast) else None

@@ -8,6 +8,8 @@ import torch
 
 from gossamer.errors import InputError
 from gossamer.io.safe_files.tokenizer.guarded_tokenizer import TOKENIZER_FILE, make_tokenizer
+from gossamer.io.safe_files.guarded_tokenizer import TOKENIZER_FILE, make_tokenizer
+from gossamer.nn.families import starts_after_padding
 from gossamer.running.text.special_tokens import SpecialTokens
 
 _POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx")
@@ -87,6 +89,5 @@ def num_positions(config: Any) -> int:
             "the configuration of this model does not say how many positions it has; expected one"
             f" of {', '.join(_POSITIONS)}."
         )
-    # RoBERTa counts positions from behind its padding token.
-    reserved = int(config.pad_token_id) + 1 if config.model_type == "roberta" else 0
+    reserved = int(config.pad_token_id) + 1 if starts_after_padding(config) else 0
     return min(known) - reserved

@@ -15,7 +15,7 @@ from gossamer.data.batches import generator_of
 from gossamer.data.samples import Pair, Texts, padded, sentences, windows
 from gossamer.errors import InputError
 from gossamer.nn.batch import Batch
-from gossamer.runs.calibration import is_decoder
+from gossamer.nn.families import is_decoder
 
 # Steps whose samples are sorted by length together.
 _STEPS_SORTED = 20

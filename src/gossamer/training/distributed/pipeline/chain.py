@@ -1,79 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models that are a chain of layers: where they keep it, as data, and what stands in for a part.
+"""Models that are a chain of layers, and what stands in for a part of one.
 
 A stage runs the model's own forward with the layers of other stages replaced by `PassThrough`.
 So nothing is written twice: masks, rotary tables and options of a family are computed by the
 family's code, and every parameter keeps the name it has in the whole model.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from gossamer.errors import InputError
-
-
-@dataclass(frozen=True)
-class Chain:
-    """Where a model keeps its layers, in the order in which they run.
-
-    Attributes:
-        layers: path of the list of layers; empty if the model itself is the list.
-        front: modules that run before the first layer.
-        back: modules that run after the last layer.
-        entry: keyword under which the model takes hidden states instead of its input; empty if it
-            takes them in the place of its input.
-        output: attribute of the model's output that holds the tensor, the first one there is.
-        keywords: what every call is given, such as not to keep keys and values.
-    """
-
-    layers: str = ""
-    front: tuple[str, ...] = ()
-    back: tuple[str, ...] = ()
-    entry: str = ""
-    output: tuple[str, ...] = ()
-    keywords: tuple[tuple[str, Any], ...] = ()
-
-
-def _hugging_face(base: str, layers: str, front: str, back: str, head: str) -> Chain:
-    inside = f"{base}." if base else ""
-    return Chain(
-        layers=inside + layers,
-        front=tuple(inside + name for name in front.split()),
-        back=(*(inside + name for name in back.split()), *head.split()),
-        entry="inputs_embeds",
-        output=("logits", "last_hidden_state"),
-        keywords=(("use_cache", False),),
-    )
-
-
-def _gpt2(base: str, head: str) -> Chain:
-    return _hugging_face(base, "h", "wte wpe drop", "ln_f", head)
-
-
-def _llama(base: str, head: str) -> Chain:
-    return _hugging_face(base, "layers", "embed_tokens", "norm", head)
-
-
-def _bert(base: str, back: str, head: str) -> Chain:
-    return _hugging_face(base, "encoder.layer", "embeddings", back, head)
-
+from gossamer.nn.families import Chain, answers
 
 # By the name of the class, which is looked up and never imported.
 CHAINS: dict[str, Chain] = {
-    "Sequential": Chain(),
-    "GPT": Chain("blocks", ("tokens", "positions"), ("norm", "head")),
-    "TinyEncoder": Chain("layers", ("tokens", "positions"), ("norm", "pool", "head")),
-    "GPT2Model": _gpt2("", ""),
-    "GPT2LMHeadModel": _gpt2("transformer", "lm_head"),
-    "LlamaModel": _llama("", ""),
-    "LlamaForCausalLM": _llama("model", "lm_head"),
-    "MistralForCausalLM": _llama("model", "lm_head"),
-    "Qwen2ForCausalLM": _llama("model", "lm_head"),
-    "BertForSequenceClassification": _bert("bert", "pooler", "dropout classifier"),
-    "BertForMaskedLM": _bert("bert", "", "cls"),
+    name: chain for chains in answers("chains").values() for name, chain in chains.items()
 }
 
 

@@ -14,8 +14,8 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.training.distributed.partition import Bounds, partition
+from gossamer.nn.families import Chain
 from gossamer.training.distributed.pipeline.chain import (
-    Chain,
     PassThrough,
     chain_of,
     links_of,

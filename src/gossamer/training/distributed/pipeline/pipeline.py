@@ -22,7 +22,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
-from gossamer.training.distributed.pipeline.chain import Chain
+from gossamer.nn.families import Chain
 from gossamer.training.distributed.pipeline.cutting import cut
 from gossamer.training.distributed.pipeline.microbatches import check_batch, pieces
 from gossamer.training.distributed.pipeline.schedules import (

@@ -22,6 +22,8 @@ from gossamer.errors import InputError
 from gossamer.formats.bits import pack_bits, unpack_bits
 from gossamer.nn import Linear, replace_module
 from gossamer.nn.unit_families import BlockFamily, family_of
+from gossamer.nn.families import BlockParts, block_of
+from gossamer.training.distributed.placement.pieces import Positions
 
 Positions = Callable[[], torch.Tensor]
 # used Parameter -> (Parameter it was cut from, positions in it)
@@ -144,8 +146,8 @@ def share_units(model: nn.Module, group: dist.ProcessGroup) -> Cuts:
     return cuts
 
 
-def _blocks(model: nn.Module) -> list[tuple[str, nn.Module, BlockFamily]]:
-    blocks = [(name, m, f) for name, m in model.named_modules() if (f := family_of(m)) is not None]
+def _blocks(model: nn.Module) -> list[tuple[str, nn.Module, BlockParts]]:
+    blocks = [(name, m, f) for name, m in model.named_modules() if (f := block_of(m)) is not None]
     if not blocks:
         raise InputError(
             f"mesh.tensor: {type(model).__name__} has no transformer block of a known family whose"
@@ -154,7 +156,7 @@ def _blocks(model: nn.Module) -> list[tuple[str, nn.Module, BlockFamily]]:
     return blocks
 
 
-def _plan(block: nn.Module, family: BlockFamily) -> Iterator[tuple[str, bool, Any, int]]:
+def _plan(block: nn.Module, family: BlockParts) -> Iterator[tuple[str, bool, Any, int]]:
     """(layer, rows or columns, size of a unit for so many, segments)."""
     head_dim = int(attrgetter(family.head_dim)(block))
     heads = _shape(block.get_submodule(family.key), family.key)[0] // family.segments // head_dim
@@ -240,7 +242,7 @@ def _remember(
     return new
 
 
-def _count_heads(block: nn.Module, family: BlockFamily, ranks: int) -> None:
+def _count_heads(block: nn.Module, family: BlockParts, ranks: int) -> None:
     for dotted in (*family.head_counts, *family.head_widths):
         path, _, name = dotted.rpartition(".")
         owner = block.get_submodule(path)

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Model families: everything that this package knows about BERT, Llama, zoo.GPT and the others.
+
+One file per family holds its row, a `Family`. Start with `family.py`, which lists the questions,
+and `llama.py`, which answers most of them. Whoever needs to know where a family keeps something
+asks here: `answers("classes")` for all families, `block_of(module)` for one block. A family without
+an answer says why in a text. A new family is one new file and its line in `table.py`.
+"""
+
+from gossamer.nn.families.family import BlockParts, Chain
+from gossamer.nn.families.table import (
+    DECODER_HEADS,
+    FAMILIES,
+    answers,
+    block_of,
+    is_decoder,
+    starts_after_padding,
+)
+
+__all__ = [
+    "DECODER_HEADS",
+    "FAMILIES",
+    "BlockParts",
+    "Chain",
+    "answers",
+    "block_of",
+    "is_decoder",
+    "starts_after_padding",
+]

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""BERT, and what other families take from it."""
+
+from gossamer.nn.families.family import (
+    BlockParts,
+    Chain,
+    ClassNames,
+    EncoderFacts,
+    Family,
+    PositionFacts,
+    TokenFacts,
+    transformers_chain,
+    transformers_path,
+)
+from gossamer.nn.families.reasons import NO_GGUF, NOT_CAUSAL
+
+ENCODER_HEADS = (
+    "Model",
+    "ForMaskedLM",
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForQuestionAnswering",
+)
+
+
+def bert_like(
+    name: str,
+    model_type: str,
+    prefix: str,
+    *,
+    chains: dict[str, Chain] | str,
+    positions: PositionFacts,
+) -> Family:
+    """A family whose layers are written like those of BERT."""
+    return Family(
+        name=name,
+        block=BlockParts(
+            block=transformers_path(model_type, f"{prefix}Layer"),
+            projections=("attention.self.query", "attention.self.key", "attention.self.value"),
+            output="attention.output.dense",
+            attention="attention.self",
+            head_dim="attention.self.attention_head_size",
+            head_counts=("attention.self.num_attention_heads",),
+            head_widths=("attention.self.all_head_size",),
+            expansions=("intermediate.dense",),
+            down="output.dense",
+            activation="intermediate.intermediate_act_fn",
+            norms=("attention.output.LayerNorm", "output.LayerNorm"),
+            norm_first=False,
+        ),
+        encoder=EncoderFacts(plain_model=transformers_path(model_type, f"{prefix}Model")),
+        decoder=NOT_CAUSAL,
+        tokens=TokenFacts(uncalled=("attention", "self")),
+        positions=positions,
+        chains=chains,
+        classes=ClassNames(model_type, prefix, ENCODER_HEADS, activation="hidden_act"),
+        gguf=NO_GGUF,
+    )
+
+
+FAMILY = bert_like(
+    "BERT",
+    "bert",
+    "Bert",
+    chains={
+        "BertForSequenceClassification": transformers_chain(
+            "bert", "encoder.layer", "embeddings", "pooler", "dropout classifier"
+        ),
+        "BertForMaskedLM": transformers_chain("bert", "encoder.layer", "embeddings", "", "cls"),
+    },
+    positions=PositionFacts(),
+)

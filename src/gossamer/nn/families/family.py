@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The questions that every model family answers, each with a record or with a reason why not.
+
+Names of modules are dotted paths. Classes are looked up by name and never imported, so that no
+family needs transformers to be installed.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class BlockParts:
+    """Where a transformer block keeps its parts; names are relative to the block.
+
+    Attributes:
+        block: module and class of the block.
+        projections: layers whose rows belong to heads: query, key and value, or all in one.
+        output: the layer whose columns belong to heads.
+        attention: module that computes the heads and has nothing to do once none is left; empty
+            where the block itself computes them.
+        head_dim: attribute with the rows of one head.
+        expansions: layers whose rows are filters: up, or gate and up.
+        down: the layer whose columns are filters.
+        activation: the activation of the feed-forward part, behind the first of `expansions`.
+        norms: of the attention and of the feed-forward part.
+        norm_first: True if the feed-forward part adds to the sum of block input and attention,
+            False if it adds to its own input; a name is an attribute of the block that says so.
+        head_counts: attributes that hold the number of query heads.
+        head_widths: attributes that hold query heads times head_dim.
+        segments: how many projections are stacked in each of `projections`.
+    """
+
+    block: str
+    projections: tuple[str, ...]
+    output: str
+    attention: str
+    head_dim: str
+    expansions: tuple[str, ...]
+    down: str
+    activation: str
+    norms: tuple[str, str]
+    norm_first: bool | str
+    head_counts: tuple[str, ...] = ()
+    head_widths: tuple[str, ...] = ()
+    segments: int = 1
+
+    @property
+    def key(self) -> str:
+        """The projection that has one head per unit."""
+        return self.projections[0 if self.segments > 1 else 1]
+
+    @property
+    def linears(self) -> tuple[str, ...]:
+        """All layers with a weight matrix, in the order in which they run."""
+        return (*self.projections, self.output, *self.expansions, self.down)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Where a model keeps its layers, in the order in which they run.
+
+    Attributes:
+        layers: path of the list of layers; empty if the model itself is the list.
+        front: modules that run before the first layer.
+        back: modules that run after the last layer.
+        entry: keyword under which the model takes hidden states instead of its input; empty if it
+            takes them in the place of its input.
+        output: attribute of the model's output that holds the tensor, the first one there is.
+        keywords: what every call is given, such as not to keep keys and values.
+    """
+
+    layers: str = ""
+    front: tuple[str, ...] = ()
+    back: tuple[str, ...] = ()
+    entry: str = ""
+    output: tuple[str, ...] = ()
+    keywords: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class EncoderFacts:
+    """A stack of post-norm blocks, which one native call can run.
+
+    Attributes:
+        plain_model: module and class of a model whose plain call is embeddings, encoder and pooler
+            and nothing else; empty if there is none.
+    """
+
+    plain_model: str = ""
+
+
+@dataclass(frozen=True)
+class DecoderFacts:
+    """RMSNorm, rotated halves, grouped queries and SwiGLU, which the native decoder runs.
+
+    Attributes:
+        model: name of the class that gives logits.
+        chain: of that class.
+        rotary: the module that holds the frequencies of the rotation.
+    """
+
+    model: str
+    chain: Chain
+    rotary: str
+
+
+@dataclass(frozen=True)
+class TokenFacts:
+    """What dropping tokens between the layers of an encoder needs to know.
+
+    Attributes:
+        uncalled: last names of modules that are not called any more once tokens can be dropped.
+    """
+
+    uncalled: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PositionFacts:
+    """How tokens are numbered.
+
+    Attributes:
+        after_padding: numbers start behind the number of the padding token, not at 0.
+    """
+
+    after_padding: bool = False
+
+
+@dataclass(frozen=True)
+class ClassNames:
+    """Classes of transformers, the only ones that a file can ask for.
+
+    Attributes:
+        model_type: what config.json calls the family.
+        prefix: how the names of its classes begin, that of its configuration included.
+        heads: how they end.
+        activation: field of the configuration that names the activation.
+    """
+
+    model_type: str
+    prefix: str
+    heads: tuple[str, ...]
+    activation: str
+
+
+@dataclass(frozen=True)
+class GgufNames:
+    """How a gguf file of the family names things.
+
+    Attributes:
+        architecture: of the file; settings begin with it.
+        model: name of the class that the file becomes; one of the family's chains.
+        norms: of a block, in the order of `BlockParts.norms`.
+        linears: of a block, in the order of `BlockParts.linears`.
+        front: in the order of the chain's `front`.
+        back: in the order of the chain's `back`.
+    """
+
+    architecture: str
+    model: str
+    norms: tuple[str, ...]
+    linears: tuple[str, ...]
+    front: tuple[str, ...]
+    back: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Family:
+    """One model family. Where it has no answer, a text says why.
+
+    Attributes:
+        name: what people call it.
+        block: where a block keeps its parts: slimming, relufication, tensor parallelism.
+        encoder: whether the native encoder runs it.
+        decoder: whether the native decoder runs it.
+        tokens: whether tokens can be dropped between its layers.
+        positions: how tokens are numbered.
+        chains: how it is cut into stages of a pipeline, by the name of the model's class.
+        classes: its classes in transformers.
+        gguf: its names in gguf files.
+    """
+
+    name: str
+    block: BlockParts | str
+    encoder: EncoderFacts | str
+    decoder: DecoderFacts | str
+    tokens: TokenFacts | str
+    positions: PositionFacts | str
+    chains: dict[str, Chain] | str
+    classes: ClassNames | str
+    gguf: GgufNames | str
+
+
+def transformers_path(model_type: str, name: str) -> str:
+    """Module and class of a model of transformers."""
+    return f"transformers.models.{model_type}.modeling_{model_type}.{name}"
+
+
+def transformers_chain(base: str, layers: str, front: str, back: str, head: str) -> Chain:
+    """The chain of a model of transformers.
+
+    Args:
+        base: path of the model without its head; empty if it is the model.
+        layers: path of the list of layers in it.
+        front: paths of what runs before, separated by spaces.
+        back: paths of what runs after.
+        head: paths of what runs after, outside of `base`.
+    """
+    inside = f"{base}." if base else ""
+    return Chain(
+        layers=inside + layers,
+        front=tuple(inside + name for name in front.split()),
+        back=(*(inside + name for name in back.split()), *head.split()),
+        entry="inputs_embeds",
+        output=("logits", "last_hidden_state"),
+        keywords=(("use_cache", False),),
+    )

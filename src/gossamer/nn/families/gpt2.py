@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPT-2. Its weights are stored transposed, in transformers' Conv1D."""
+
+from gossamer.nn.families.family import (
+    BlockParts,
+    ClassNames,
+    Family,
+    PositionFacts,
+    transformers_chain,
+    transformers_path,
+)
+from gossamer.nn.families.reasons import NO_GGUF, NORM_FIRST, NOT_GATED, WRITES_TOKENS
+
+_PARTS = ("h", "wte wpe drop", "ln_f")
+
+FAMILY = Family(
+    name="GPT-2",
+    block=BlockParts(
+        block=transformers_path("gpt2", "GPT2Block"),
+        projections=("attn.c_attn",),
+        output="attn.c_proj",
+        attention="attn",
+        head_dim="attn.head_dim",
+        head_counts=("attn.num_heads",),
+        head_widths=("attn.split_size",),
+        segments=3,
+        expansions=("mlp.c_fc",),
+        down="mlp.c_proj",
+        activation="mlp.act",
+        norms=("ln_1", "ln_2"),
+        norm_first=True,
+    ),
+    encoder=NORM_FIRST,
+    decoder=NOT_GATED,
+    tokens=WRITES_TOKENS,
+    positions=PositionFacts(),
+    chains={
+        "GPT2Model": transformers_chain("", *_PARTS, ""),
+        "GPT2LMHeadModel": transformers_chain("transformer", *_PARTS, "lm_head"),
+    },
+    classes=ClassNames(
+        "gpt2",
+        "GPT2",
+        ("Model", "LMHeadModel", "ForSequenceClassification", "ForTokenClassification"),
+        activation="activation_function",
+    ),
+    gguf=NO_GGUF,
+)

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""OPT."""
+
+from gossamer.nn.families.family import (
+    BlockParts,
+    ClassNames,
+    Family,
+    PositionFacts,
+    transformers_path,
+)
+from gossamer.nn.families.llama import LLAMA_HEADS
+from gossamer.nn.families.reasons import NO_GGUF, NO_PIPELINE, NOT_GATED, WRITES_TOKENS
+
+FAMILY = Family(
+    name="OPT",
+    block=BlockParts(
+        block=transformers_path("opt", "OPTDecoderLayer"),
+        projections=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        output="self_attn.out_proj",
+        attention="self_attn",
+        head_dim="self_attn.head_dim",
+        head_counts=("self_attn.num_heads",),
+        expansions=("fc1",),
+        down="fc2",
+        activation="activation_fn",
+        norms=("self_attn_layer_norm", "final_layer_norm"),
+        norm_first="do_layer_norm_before",
+    ),
+    encoder="its layers hide later tokens; the native encoder attends to all of them",
+    decoder=NOT_GATED,
+    tokens=WRITES_TOKENS,
+    positions=PositionFacts(),
+    chains=NO_PIPELINE,
+    classes=ClassNames("opt", "OPT", LLAMA_HEADS, activation="activation_function"),
+    gguf=NO_GGUF,
+)

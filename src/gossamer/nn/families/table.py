@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of model families, and how a module finds its row."""
+
+from functools import cache
+from typing import Any, Final, Literal
+
+from torch import nn
+
+from gossamer.nn.families import (
+    bert,
+    distilbert,
+    gpt2,
+    llama,
+    mistral,
+    opt,
+    plain,
+    qwen2,
+    roberta,
+    zoo_encoder,
+    zoo_gpt,
+)
+from gossamer.nn.families.family import BlockParts, Family
+
+FAMILIES: Final[tuple[Family, ...]] = (
+    plain.SEQUENTIAL,
+    bert.FAMILY,
+    roberta.FAMILY,
+    distilbert.FAMILY,
+    gpt2.FAMILY,
+    opt.FAMILY,
+    llama.FAMILY,
+    qwen2.FAMILY,
+    mistral.FAMILY,
+    zoo_encoder.FAMILY,
+    zoo_gpt.FAMILY,
+    plain.MLP,
+)
+
+Question = Literal[
+    "block", "encoder", "decoder", "tokens", "positions", "chains", "classes", "gguf"
+]
+# How the names of models end that give logits of the next token, of any family.
+DECODER_HEADS = ("ForCausalLM", "LMHeadModel")
+
+
+@cache
+def answers(question: Question) -> dict[str, Any]:
+    """What each family that has an answer says to a question of `Family`, by its name."""
+    found = {family.name: getattr(family, question) for family in FAMILIES}
+    return {name: answer for name, answer in found.items() if not isinstance(answer, str)}
+
+
+_BY_BLOCK = {block.block: name for name, block in answers("block").items()}
+_AFTER_PADDING = {
+    classes.model_type
+    for name, classes in answers("classes").items()
+    if answers("positions")[name].after_padding
+}
+
+
+def block_of(module: nn.Module, question: Question = "block") -> BlockParts | None:
+    """The parts of a block of a family that answers `question`; None for every other module."""
+    kind = type(module)
+    name = _BY_BLOCK.get(f"{kind.__module__}.{kind.__qualname__}", "")
+    return answers("block")[name] if name in answers(question) else None
+
+
+def is_decoder(model: nn.Module) -> bool:
+    """Whether the class of `model` says that it gives logits of the next token."""
+    return type(model).__name__.endswith(DECODER_HEADS)
+
+
+def starts_after_padding(config: Any) -> bool:
+    """Whether a configuration of transformers numbers positions from behind the padding token."""
+    return config.model_type in _AFTER_PADDING
