@@ -25,39 +25,34 @@ class Wire:
 
     def whole(self, text: str, finish: str, prompt_tokens: int, new_tokens: int) -> dict[str, Any]:
         """An answer that is not streamed."""
-        content: dict[str, Any] = {"text": text, "logprobs": None}
-        if self.chat:
-            content = {"message": {"role": "assistant", "content": text}}
-        answer = self._with("chat.completion", {**content, "finish_reason": finish})
+        message = {"message": {"role": "assistant", "content": text}}
+        answer = self._with("chat.completion", [self._choice(text, message, finish)])
         return answer | {"usage": _usage(prompt_tokens, new_tokens)}
 
     def opening(self) -> dict[str, Any]:
         """The first event of a chat: who speaks."""
-        delta = {"role": "assistant", "content": ""}
-        return self._with("chat.completion.chunk", {"delta": delta, "finish_reason": None})
+        return self._chunk("", {"role": "assistant", "content": ""}, None)
 
-    def piece(self, text: str) -> dict[str, Any]:
-        """Some more text."""
-        return self._chunk(text, None)
-
-    def ending(self, finish: str) -> dict[str, Any]:
-        """The last event with a choice: why the text ends."""
-        return self._chunk("", finish)
+    def piece(self, text: str, finish: str | None = None) -> dict[str, Any]:
+        """Some more text; the last event with a choice says why the text ends."""
+        return self._chunk(text, {"content": text} if text else {}, finish)
 
     def usage_only(self, prompt_tokens: int, new_tokens: int) -> dict[str, Any]:
         """An event without a choice: how many tokens it took."""
-        answer = self._with("chat.completion.chunk", {})
-        return answer | {"choices": [], "usage": _usage(prompt_tokens, new_tokens)}
+        answer = self._with("chat.completion.chunk", [])
+        return answer | {"usage": _usage(prompt_tokens, new_tokens)}
 
-    def _chunk(self, text: str, finish: str | None) -> dict[str, Any]:
-        content: dict[str, Any] = {"text": text, "logprobs": None}
-        if self.chat:
-            content = {"delta": {"content": text} if text else {}}
-        return self._with("chat.completion.chunk", {**content, "finish_reason": finish})
+    def _chunk(self, text: str, delta: dict[str, str], finish: str | None) -> dict[str, Any]:
+        choice = self._choice(text, {"delta": delta}, finish)
+        return self._with("chat.completion.chunk", [choice])
 
-    def _with(self, chat_object: str, choice: dict[str, Any]) -> dict[str, Any]:
+    def _choice(self, text: str, chat: dict[str, Any], finish: str | None) -> dict[str, Any]:
+        content = chat if self.chat else {"text": text, "logprobs": None}
+        return {"index": 0, **content, "finish_reason": finish}
+
+    def _with(self, chat_object: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         kind = chat_object if self.chat else "text_completion"
-        return {**self._head, "object": kind, "choices": [{"index": 0, **choice}]}
+        return {**self._head, "object": kind, "choices": choices}
 
 
 def _usage(prompt_tokens: int, new_tokens: int) -> dict[str, int]:

@@ -24,6 +24,7 @@ from gossamer.running.server.text_routes import (
     embedding_routes,
 )
 from gossamer.running.server.turns import TurnTaker
+from gossamer.running.server.worker import Worker
 from gossamer.running.server.writing_routes import writing_routes
 from gossamer.running.text.tokens import TextTokens
 
@@ -42,7 +43,7 @@ def build_app(
     """
     bounds = limits or Limits()
     metrics = Metrics()
-    workers: list[Batcher | TurnTaker] = []
+    workers: list[Worker[Any]] = []
     turn = threading.Lock()
 
     def batched(tokens: TextTokens, run: RunBatch) -> BatchedTexts:
@@ -50,17 +51,17 @@ def build_app(
         workers.append(batcher)
         return BatchedTexts(service.name, tokens, batcher, bounds)
 
-    routers = [_status_routes(service, metrics, workers)]
+    router = APIRouter()
+    _status_routes(router, service, metrics, workers)
     if (embedder := service.embedder) is not None:
-        texts = batched(embedder.tokens, embedder.vectors)
-        routers.append(embedding_routes(texts))
+        embedding_routes(router, batched(embedder.tokens, embedder.vectors))
     if (classifier := service.classifier) is not None:
         texts = batched(classifier.tokens, classifier.scores)
-        routers.append(classification_routes(texts, classifier))
+        classification_routes(router, texts, classifier)
     if (writer := service.writer) is not None:
         turns = TurnTaker(writer.engine, bounds, metrics)
         workers.append(turns)
-        routers.append(writing_routes(writer, turns, bounds, service.name))
+        writing_routes(router, writer, turns, bounds, service.name)
     metrics.watch_queue(lambda: sum(map(len, workers)))
 
     @asynccontextmanager
@@ -75,9 +76,8 @@ def build_app(
     app = FastAPI(
         title=f"gossamer: {service.name}", docs_url=None, redoc_url=None, lifespan=lifespan
     )
-    for router in routers:
-        app.include_router(router)
-    found: list[Any] = [route for router in routers for route in router.routes]
+    app.include_router(router)
+    found: list[Any] = router.routes
     paths = [route.path for route in found if "{" not in route.path]
     install_faults(app, bounds, paths)
     app.add_middleware(
@@ -86,9 +86,9 @@ def build_app(
     return app
 
 
-def _status_routes(service: Service, metrics: Metrics, workers: list[Any]) -> APIRouter:
-    router = APIRouter()
-
+def _status_routes(
+    router: APIRouter, service: Service, metrics: Metrics, workers: list[Any]
+) -> None:
     @router.get("/health")
     async def health() -> dict[str, Any]:
         return {"status": "ok", "model": service.name, "queue_length": sum(map(len, workers))}
@@ -112,5 +112,3 @@ def _status_routes(service: Service, metrics: Metrics, workers: list[Any]) -> AP
     @router.get("/metrics", response_model=None)
     async def read_metrics() -> Response:
         return Response(metrics.text(), media_type=_METRICS_TYPE)
-
-    return router

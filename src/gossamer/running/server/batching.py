@@ -4,8 +4,6 @@
 Nothing waits for company: an idle server runs a lone request at once.
 """
 
-import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import AbstractContextManager, suppress
@@ -14,9 +12,9 @@ from dataclasses import dataclass, field
 import torch
 
 from gossamer.errors import KernelError
-from gossamer.running.server.failure import as_failure
-from gossamer.running.server.limits import Limits, QueueFull
+from gossamer.running.server.limits import Limits
 from gossamer.running.server.metrics import Metrics
+from gossamer.running.server.worker import Worker, as_failure
 
 RunBatch = Callable[[Sequence[torch.Tensor]], torch.Tensor]
 
@@ -31,8 +29,8 @@ class Ticket:
     rows: list[torch.Tensor] = field(default_factory=list)
 
 
-class Batcher:
-    """A bounded queue and the thread that empties it.
+class Batcher(Worker[Ticket]):
+    """Runs the texts of waiting requests together, and finishes them all before it ends.
 
     Args:
         run: one row per text; called by one thread.
@@ -44,42 +42,16 @@ class Batcher:
     def __init__(
         self, run: RunBatch, limits: Limits, metrics: Metrics, turn: AbstractContextManager[object]
     ) -> None:
-        self._run, self._limits, self._metrics, self._turn = run, limits, metrics, turn
-        self._queue: deque[Ticket] = deque()
-        self._changed = threading.Condition()
-        self._closed = False
-        # A daemon: a call of the model that never ends must not keep the process alive.
-        self._thread = threading.Thread(target=self._work, name="gossamer-batches", daemon=True)
-
-    def start(self) -> None:
-        """Begin to work."""
-        self._thread.start()
-
-    def close(self, seconds: float = 10.0) -> None:
-        """Finish what waits, then end the thread."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-        self._thread.join(seconds)
-
-    def __len__(self) -> int:
-        return len(self._queue)
+        super().__init__("gossamer-batches", limits, metrics)
+        self._run, self._turn = run, turn
 
     def submit(self, ids: Sequence[torch.Tensor]) -> Ticket:
         """Queue the texts of a request; QueueFull if too many wait."""
-        ticket = Ticket(list(ids))
-        with self._changed:
-            if self._closed or len(self._queue) >= self._limits.max_queue:
-                raise QueueFull
-            self._queue.append(ticket)
-            self._changed.notify()
-        return ticket
+        return self._enqueue(Ticket(list(ids)))
 
     def drop(self, ticket: Ticket) -> None:
         """Forget a request whose client has gone; what runs already is finished."""
-        with self._changed:
-            if ticket in self._queue:
-                self._queue.remove(ticket)
+        self._forget(ticket)
         ticket.future.cancel()
 
     def _work(self) -> None:
@@ -93,7 +65,11 @@ class Batcher:
                 if not bool(torch.isfinite(rows).all()):
                     raise KernelError("the model gives numbers that are NaN or infinite.")
             except Exception as error:
-                self._fail([ticket for ticket, _ in batch], as_failure(error, f"{len(ids)} texts"))
+                failure = as_failure(error, f"{len(ids)} texts")
+                for ticket, _ in batch:
+                    self._forget(ticket)
+                    with suppress(InvalidStateError):
+                        ticket.future.set_exception(failure)
             else:
                 _deliver(batch, rows)
 
@@ -118,13 +94,9 @@ class Batcher:
                 self._queue.rotate(-1)
             return batch
 
-    def _fail(self, tickets: Sequence[Ticket], error: Exception) -> None:
-        for ticket in tickets:
-            with self._changed:
-                if ticket in self._queue:
-                    self._queue.remove(ticket)
-            with suppress(InvalidStateError):
-                ticket.future.set_exception(error)
+    def _forget(self, ticket: Ticket) -> None:
+        with self._changed, suppress(ValueError):
+            self._queue.remove(ticket)
 
 
 def _deliver(batch: Sequence[tuple[Ticket, int]], rows: torch.Tensor) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whatever goes wrong in a request, as one JSON form: what is wrong, where, what was expected."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -12,6 +12,8 @@ from starlette.exceptions import HTTPException
 from gossamer.errors import GossamerError, InputError
 from gossamer.running.server.limits import Limits, QueueFull
 from gossamer.running.text.template_process import TemplateTooSlow
+
+Answer = Callable[[Any, Request], JSONResponse]
 
 _KINDS = {
     401: "authentication_error",
@@ -46,62 +48,49 @@ def fault(
     return JSONResponse(content, status, headers)
 
 
-def overloaded(limits: Limits) -> JSONResponse:
-    """503: as many requests wait as may."""
-    message = f"the server is busy: {limits.max_queue} requests wait already. Try again later."
-    return fault(503, message, headers={"Retry-After": "1"})
-
-
 def install_faults(app: FastAPI, limits: Limits, paths: Sequence[str]) -> None:
     """Give every error of `app` the one form; whoever asks for another path is told `paths`."""
+    busy = f"the server is busy: {limits.max_queue} requests wait already. Try again later."
+    late = f"no answer within {limits.timeout_seconds:g} s: the server is busy. Try again later."
 
-    @app.exception_handler(RequestValidationError)
-    async def malformed(_: Request, error: RequestValidationError) -> JSONResponse:
-        found = error.errors()
-        if found and found[0]["type"] == "json_invalid":
-            reason = found[0].get("ctx", {}).get("error", "")
-            return fault(400, f"body: is not JSON ({reason}). Expected a JSON object.")
-        lines = [_sentence(item) for item in found[:5]]
-        return fault(422, " ".join(lines), _path(found[0]) if found else None)
-
-    @app.exception_handler(HTTPException)
-    async def http(request: Request, error: HTTPException) -> JSONResponse:
+    def http(error: HTTPException, request: Request) -> JSONResponse:
         message = str(error.detail)
         if error.status_code in (404, 405):
             where = ascii(request.url.path)[1:-1][:80]
             message = f"{where}: {message}. This model serves {', '.join(sorted(paths))}."
         return fault(error.status_code, message, headers=dict(error.headers or {}))
 
-    @app.exception_handler(QueueFull)
-    async def full(_: Request, __: QueueFull) -> JSONResponse:
-        return overloaded(limits)
-
-    @app.exception_handler(TimeoutError)
-    async def late(_: Request, __: TimeoutError) -> JSONResponse:
-        seconds = limits.timeout_seconds
-        return fault(504, f"no answer within {seconds:g} s: the server is busy. Try again later.")
-
-    @app.exception_handler(TemplateTooSlow)
-    async def slow(_: Request, error: TemplateTooSlow) -> JSONResponse:
-        return fault(504, str(error), "messages")
-
-    @app.exception_handler(ClientGone)
-    async def gone(_: Request, __: ClientGone) -> JSONResponse:
+    answers: dict[type[Exception], Answer] = {
+        RequestValidationError: lambda error, _: _malformed(error.errors()),
+        HTTPException: http,
+        QueueFull: lambda *_: fault(503, busy, headers={"Retry-After": "1"}),
+        TimeoutError: lambda *_: fault(504, late),
+        TemplateTooSlow: lambda error, _: fault(504, str(error), "messages"),
         # Nobody reads it; the number shows in the metrics.
-        return fault(499, "the client has gone.")
-
-    @app.exception_handler(Exception)
-    async def bug(_: Request, error: Exception) -> JSONResponse:
+        ClientGone: lambda *_: fault(499, "the client has gone."),
+        OtherModel: lambda error, _: fault(404, str(error), "model"),
+        InputError: lambda error, _: fault(422, str(error)),
+        GossamerError: lambda error, _: fault(500, str(error)),
         # The server logs the traceback.
-        return fault(500, f"this is a bug of gossamer ({type(error).__name__}).")
+        Exception: lambda error, _: fault(
+            500, f"this is a bug of gossamer ({type(error).__name__})."
+        ),
+    }
+    for kind, answer in answers.items():
 
-    @app.exception_handler(OtherModel)
-    async def other(_: Request, error: OtherModel) -> JSONResponse:
-        return fault(404, str(error), "model")
+        @app.exception_handler(kind)
+        async def respond(
+            request: Request, error: Exception, answer: Answer = answer
+        ) -> JSONResponse:
+            return answer(error, request)
 
-    @app.exception_handler(GossamerError)
-    async def refused(_: Request, error: GossamerError) -> JSONResponse:
-        return fault(422 if isinstance(error, InputError) else 500, str(error))
+
+def _malformed(found: Sequence[Any]) -> JSONResponse:
+    if found and found[0]["type"] == "json_invalid":
+        reason = found[0].get("ctx", {}).get("error", "")
+        return fault(400, f"body: is not JSON ({reason}). Expected a JSON object.")
+    lines = [_sentence(item) for item in found[:5]]
+    return fault(422, " ".join(lines), _path(found[0]) if found else None)
 
 
 def _path(item: Any) -> str:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a port to the last answer: bind, run until told to stop, finish what runs."""
 
+import asyncio
 import math
 import signal
 import socket
@@ -8,12 +9,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gossamer.errors import ResourceError
-from gossamer.running.server.connections import connection_class
 from gossamer.running.server.limits import Limits
 
 _BACKLOG = 1024
@@ -103,7 +105,7 @@ def _server(app: FastAPI, limits: Limits, ready: Callable[[], None]) -> uvicorn.
     config = uvicorn.Config(
         app,
         loop="asyncio",
-        http=connection_class(limits.timeout_seconds),
+        http=_connection_class(limits.timeout_seconds),
         ws="none",
         lifespan="on",
         log_config=None,
@@ -115,6 +117,43 @@ def _server(app: FastAPI, limits: Limits, ready: Callable[[], None]) -> uvicorn.
         timeout_graceful_shutdown=math.ceil(limits.timeout_seconds),
     )
     return _ReadyServer(config, ready)
+
+
+def _connection_class(seconds: float) -> type[asyncio.Protocol]:
+    """Connections of uvicorn, which are closed if the headers of a request take longer.
+
+    uvicorn bounds the time between two requests, and `request_body.py` that of a body. In between
+    are the headers: a client that sends them byte by byte, or nothing at all, would keep its place.
+    """
+
+    class Connection(H11Protocol):
+        _watch: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._watch_headers()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._watch_headers()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._forget()
+            super().connection_lost(exc)
+
+        def _watch_headers(self) -> None:
+            """Start the clock with the first byte, and stop it when a request has come together."""
+            if self.cycle is not None and not self.cycle.response_complete:
+                self._forget()
+            elif self._watch is None:
+                self._watch = self.loop.call_later(seconds, self.transport.close)
+
+        def _forget(self) -> None:
+            if self._watch is not None:
+                self._watch.cancel()
+                self._watch = None
+
+    return Connection
 
 
 class _ReadyServer(uvicorn.Server):

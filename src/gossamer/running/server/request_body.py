@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The body of one request: so large and no larger, by a time that the first byte sets."""
+"""One request: a body so large and no larger, and a time that the first byte sets."""
 
 import asyncio
 import time
+from collections.abc import Awaitable
+from typing import TypeVar
 
+from fastapi import Request
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope
 
+from gossamer.running.server.faults import ClientGone
 from gossamer.running.server.limits import Limits
 
+T = TypeVar("T")
 _CLOSE = {"Connection": "close"}
 _END = "gossamer.end"
 
@@ -21,6 +26,36 @@ def start_clock(scope: Scope, limits: Limits) -> None:
 def seconds_left(scope: Scope) -> float:
     """Until a request must have been read and answered, or begun to be; never below 0."""
     return max(0.0, float(scope[_END]) - time.monotonic())
+
+
+async def while_connected(work: Awaitable[T], request: Request, *, timed: bool = True) -> T:
+    """The result of `work`; ClientGone or TimeoutError if that comes first.
+
+    Args:
+        work: on the answer to `request`.
+        request: what the client sent; its body has been read.
+        timed: end with the time of the request; else `work` looks after its time itself.
+    """
+    seconds = seconds_left(request.scope) if timed else None
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnect(request))
+    try:
+        done, _ = await asyncio.wait(
+            {task, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
+        )
+        if task in done:
+            return task.result()
+        raise ClientGone if gone in done else TimeoutError
+    finally:
+        task.cancel()
+        # What it says when it ends after all is for nobody.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        gone.cancel()
+
+
+async def _disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 class RequestBody:

@@ -1,6 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a request may say. Types are not converted, and a field nobody knows is refused."""
+"""What a request may say. Types are not converted, and a field nobody knows is refused.
 
+Clients of OpenAI's interface send optional fields out of habit, with null or with the value that is
+the default. They are taken where they ask for nothing (`only`), else refused.
+"""
+
+import json
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -12,8 +18,6 @@ from pydantic import (
     model_validator,
 )
 
-from gossamer.running.server.neutral import Label, at_most, null_is, only
-
 # However a body of some megabytes is filled, looking through it takes no more than a moment.
 _MAX_ITEMS = 1 << 16
 _MAX_FIELDS = 64
@@ -24,6 +28,38 @@ _NO_PENALTY = "tokens are not penalised"
 _NO_TOOLS = "tools are not called"
 _WHOLE_VECTORS = "a vector is as long as the model makes it; one that is cut means something else"
 _NO_AUDIO = "there is nothing but text"
+
+
+def only(*values: Any, why: str) -> BeforeValidator:
+    """Take null and `values`; refuse others, since `why`."""
+    allowed = " or ".join(["null", *map(json.dumps, values)])
+
+    def check(value: Any) -> None:
+        if value is not None and not any(_same(value, other) for other in values):
+            raise ValueError(f"{why}; expected {allowed}, got {ascii(value)[:60]}")
+
+    return BeforeValidator(check)
+
+
+def at_most(count: int) -> Callable[[Any], Any]:
+    """Refuse an object with more fields, before each of them is complained about."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > count:
+            raise ValueError(f"has {len(value)} fields; expected at most {count}")
+        return value
+
+    return check
+
+
+def null_is(default: Any) -> BeforeValidator:
+    """Take null for `default`."""
+    return BeforeValidator(lambda value: default if value is None else value)
+
+
+def _same(value: Any, other: Any) -> bool:
+    """Equal, and no boolean for a number."""
+    return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
 
 
 def _texts_or_tokens(value: Any) -> Any:
@@ -84,6 +120,8 @@ def _stops(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+# Who asks, or what for. It is not read and changes no answer.
+Label = Annotated[str, Field(max_length=512)] | None
 Inputs = Annotated[list[str] | list[list[int]], BeforeValidator(_texts_or_tokens)]
 StopText = Annotated[str, Field(min_length=1, max_length=256), BeforeValidator(_content)]
 

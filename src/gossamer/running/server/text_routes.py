@@ -14,9 +14,8 @@ from gossamer.errors import InputError
 from gossamer.running.server.batching import Batcher
 from gossamer.running.server.faults import check_model
 from gossamer.running.server.limits import Limits
-from gossamer.running.server.request_body import seconds_left
+from gossamer.running.server.request_body import while_connected
 from gossamer.running.server.requests import EmbeddingsBody, TextsBody
-from gossamer.running.server.waiting import while_connected
 from gossamer.running.text.classification import Classifier
 from gossamer.running.text.tokens import TextTokens
 
@@ -31,12 +30,10 @@ class BatchedTexts:
     async def rows(self, body: TextsBody, request: Request) -> tuple[torch.Tensor, int]:
         """One row per text, and the number of tokens."""
         check_model(body.model, self.name)
-        encoding = run_in_threadpool(self._ids, body)
-        ids = await while_connected(encoding, request, seconds_left(request.scope))
+        ids = await while_connected(run_in_threadpool(self._ids, body), request)
         ticket = self._batcher.submit(ids)
         try:
-            waiting = asyncio.wrap_future(ticket.future)
-            found = await while_connected(waiting, request, seconds_left(request.scope))
+            found = await while_connected(asyncio.wrap_future(ticket.future), request)
         finally:
             self._batcher.drop(ticket)
         return found, sum(map(len, ids))
@@ -52,9 +49,8 @@ class BatchedTexts:
         return [self._tokens.checked(ids, f"input[{i}]") for i, ids in enumerate(inputs)]
 
 
-def embedding_routes(texts: BatchedTexts) -> APIRouter:
-    """/embed and /v1/embeddings."""
-    router = APIRouter()
+def embedding_routes(router: APIRouter, texts: BatchedTexts) -> None:
+    """Add /embed and /v1/embeddings."""
 
     @router.post("/embed")
     async def embed(body: TextsBody, request: Request) -> dict[str, Any]:
@@ -72,12 +68,9 @@ def embedding_routes(texts: BatchedTexts) -> APIRouter:
         usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
         return {"object": "list", "data": data, "model": texts.name, "usage": usage}
 
-    return router
 
-
-def classification_routes(texts: BatchedTexts, classifier: Classifier) -> APIRouter:
-    """/classify."""
-    router = APIRouter()
+def classification_routes(router: APIRouter, texts: BatchedTexts, classifier: Classifier) -> None:
+    """Add /classify."""
 
     @router.post("/classify")
     async def classify(body: TextsBody, request: Request) -> dict[str, Any]:
@@ -90,8 +83,6 @@ def classification_routes(texts: BatchedTexts, classifier: Classifier) -> APIRou
             for row in scores
         ]
         return {"model": texts.name, "results": results, "tokens": num_tokens}
-
-    return router
 
 
 def _base64(vector: torch.Tensor) -> str:

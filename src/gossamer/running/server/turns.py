@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from gossamer.running.decoder.generation import GenerationOptions, TokenGenerator
-from gossamer.running.server.failure import as_failure
-from gossamer.running.server.limits import Limits, QueueFull
+from gossamer.running.server.limits import Limits
 from gossamer.running.server.metrics import Metrics
+from gossamer.running.server.worker import Worker, as_failure
 
 
 class TokenStream:
@@ -65,8 +65,8 @@ class TokenStream:
             self._loop.call_soon_threadsafe(self._news.set)
 
 
-class TurnTaker:
-    """A bounded queue of prompts, and the thread that continues some of them in turns.
+class TurnTaker(Worker[TokenStream]):
+    """Continues some of the waiting prompts in turns; drops what is left when it ends.
 
     Args:
         generator: the engine; used by one thread.
@@ -75,37 +75,13 @@ class TurnTaker:
     """
 
     def __init__(self, generator: TokenGenerator, limits: Limits, metrics: Metrics) -> None:
-        self._generator, self._limits, self._metrics = generator, limits, metrics
-        self._waiting: deque[TokenStream] = deque()
+        super().__init__("gossamer-turns", limits, metrics)
+        self._generator = generator
         self._active: list[TokenStream] = []
-        self._changed = threading.Condition()
-        self._closed = False
-        # A daemon: a call of the model that never ends must not keep the process alive.
-        self._thread = threading.Thread(target=self._work, name="gossamer-turns", daemon=True)
-
-    def start(self) -> None:
-        """Begin to work."""
-        self._thread.start()
-
-    def close(self, seconds: float = 10.0) -> None:
-        """Drop what is left and end the thread."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
-        self._thread.join(seconds)
-
-    def __len__(self) -> int:
-        return len(self._waiting)
 
     def submit(self, ids: Sequence[int], options: GenerationOptions) -> TokenStream:
         """Queue a prompt, from the event loop; QueueFull if too many wait."""
-        stream = TokenStream(self._generator.generate(ids, options), self._changed)
-        with self._changed:
-            if self._closed or len(self._waiting) >= self._limits.max_queue:
-                raise QueueFull
-            self._waiting.append(stream)
-            self._changed.notify()
-        return stream
+        return self._enqueue(TokenStream(self._generator.generate(ids, options), self._changed))
 
     def _work(self) -> None:
         while (ready := self._ready()) is not None:
@@ -116,10 +92,10 @@ class TurnTaker:
         """Texts that can get a token; waits for one. None when the server closes."""
         with self._changed:
             while not self._closed:
-                self._waiting = deque(s for s in self._waiting if not s.dropped)
+                self._queue = deque(s for s in self._queue if not s.dropped)
                 self._active = [s for s in self._active if not self._is_over(s)]
-                while self._waiting and len(self._active) < self._limits.max_streams:
-                    self._active.append(self._waiting.popleft())
+                while self._queue and len(self._active) < self._limits.max_streams:
+                    self._active.append(self._queue.popleft())
                 ready = [s for s in self._active if len(s.buffer) < self._limits.stream_tokens]
                 if ready:
                     return ready

@@ -4,7 +4,7 @@
 import json
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -18,10 +18,9 @@ from gossamer.running.decoder.sampling import Sampling
 from gossamer.running.server.answers import Wire
 from gossamer.running.server.faults import check_model
 from gossamer.running.server.limits import Limits
-from gossamer.running.server.request_body import seconds_left
+from gossamer.running.server.request_body import seconds_left, while_connected
 from gossamer.running.server.requests import ChatBody, CompletionBody, GenerationBody
 from gossamer.running.server.turns import TokenStream, TurnTaker
-from gossamer.running.server.waiting import while_connected
 from gossamer.running.text.pieces import TextPieces
 from gossamer.running.text.writer import Writer
 
@@ -40,7 +39,7 @@ class _Text:
     timeout_seconds: float
     first_seconds: float
     num_tokens: int = 0
-    finish: str = field(default="stop")
+    finish: str = "stop"
 
     async def written(self) -> AsyncIterator[str]:
         """Pieces of the text; `finish` is right when they end."""
@@ -62,9 +61,10 @@ class _Text:
         return "".join([piece async for piece in self.written()])
 
 
-def writing_routes(writer: Writer, turns: TurnTaker, limits: Limits, name: str) -> APIRouter:
-    """/v1/completions and /v1/chat/completions."""
-    router = APIRouter()
+def writing_routes(
+    router: APIRouter, writer: Writer, turns: TurnTaker, limits: Limits, name: str
+) -> None:
+    """Add /v1/completions and /v1/chat/completions."""
 
     @router.post("/v1/completions", response_model=None)
     async def completions(body: CompletionBody, request: Request) -> Response:
@@ -90,7 +90,7 @@ def writing_routes(writer: Writer, turns: TurnTaker, limits: Limits, name: str) 
         request: Request, encode: Callable[..., list[int]], content: Any, special_tokens: bool
     ) -> list[int]:
         work = run_in_threadpool(encode, content, special_tokens=special_tokens)
-        return await while_connected(work, request, seconds_left(request.scope))
+        return await while_connected(work, request)
 
     async def answer(
         body: GenerationBody, request: Request, ids: Sequence[int], most: int, wire: Wire
@@ -113,12 +113,10 @@ def writing_routes(writer: Writer, turns: TurnTaker, limits: Limits, name: str) 
             with_usage = body.stream_options is not None and body.stream_options.include_usage
             return _EventStream(stream, _events(text, wire, len(ids), with_usage))
         try:
-            written = await while_connected(text.whole(), request, None)
+            written = await while_connected(text.whole(), request, timed=False)
         finally:
             stream.drop()
         return JSONResponse(wire.whole(written, text.finish, len(ids), text.num_tokens))
-
-    return router
 
 
 class _EventStream(StreamingResponse):
@@ -145,7 +143,7 @@ async def _events(
             yield _event(wire.opening())
         async for piece in text.written():
             yield _event(wire.piece(piece))
-        yield _event(wire.ending(text.finish))
+        yield _event(wire.piece("", text.finish))
         if with_usage:
             yield _event(wire.usage_only(prompt_tokens, text.num_tokens))
     except Exception as error:
