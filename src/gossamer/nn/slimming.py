@@ -7,6 +7,7 @@ grouped-query attention one unit is a key/value head with all its query heads.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Literal
 
 import torch
@@ -156,18 +157,18 @@ def _fix_attention(group: UnitGroup, units: int) -> None:
         _put(block, family.attention, empty)
         return
     width = units * group.width
-    head_dim = int(_attribute(block, family.head_dim))
+    head_dim = int(attrgetter(family.head_dim)(block))
     for attribute in family.head_counts:
-        _set_attribute(block, attribute, width // head_dim)
+        _put(block, attribute, width // head_dim)
     for attribute in family.head_widths:
-        _set_attribute(block, attribute, width)
+        _put(block, attribute, width)
 
 
 def _heads(name: str, block: nn.Module, family: BlockParts) -> UnitGroup:
     gone = bool(family.attention) and isinstance(block.get_submodule(family.attention), NoAttention)
     count = width = 0
     if not gone:
-        head_dim = int(_attribute(block, family.head_dim))
+        head_dim = int(attrgetter(family.head_dim)(block))
         key = _matrix_shape(name, block, family.key)[0] // family.segments
         count = key // head_dim
         width = _matrix_shape(name, block, family.output)[1] // count if count else head_dim
@@ -192,18 +193,6 @@ def _matrix_shape(name: str, block: nn.Module, part: str) -> torch.Size:
     return matrix_of(layer).shape
 
 
-def _attribute(block: nn.Module, dotted: str) -> Any:
-    value: Any = block
-    for part in dotted.split("."):
-        value = getattr(value, part)
-    return value
-
-
-def _set_attribute(block: nn.Module, dotted: str, value: int) -> None:
+def _put(block: nn.Module, dotted: str, value: nn.Module | int) -> None:
     path, _, name = dotted.rpartition(".")
     setattr(block.get_submodule(path), name, value)
-
-
-def _put(block: nn.Module, dotted: str, module: nn.Module) -> None:
-    path, _, name = dotted.rpartition(".")
-    setattr(block.get_submodule(path), name, module)

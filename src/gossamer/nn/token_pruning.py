@@ -21,6 +21,7 @@ from torch.nn.functional import logsigmoid
 from gossamer.errors import InputError, TargetError
 from gossamer.nn.carried import carried_by_calls
 from gossamer.nn.families import answers, block_of
+from gossamer.nn.families.table import Question
 from gossamer.nn.replace import replace_module
 from gossamer.nn.token_attention import attend, first_tokens, live_tokens
 
@@ -236,9 +237,7 @@ def add_token_pruning(
     old = find_encoder(model)
     if isinstance(old, TokenPrunedEncoder):
         raise TargetError("the model has token pruning already: set its thresholds instead.")
-    layers = old.layer
-    if not isinstance(layers, nn.ModuleList):
-        raise TargetError("token pruning: the encoder's layers are no ModuleList.")
+    layers: Any = old.layer
     check_uncalled(old)
     like = next(layers.parameters())
     depth = torch.arange(1, len(layers) + 1, device=like.device, dtype=like.dtype)
@@ -278,9 +277,7 @@ def token_encoder(model: nn.Module) -> TokenPrunedEncoder:
 
 def find_encoder(model: nn.Module) -> nn.Module:
     """The one module whose `layer` list holds BERT layers."""
-    found: list[tuple[str, nn.Module]] = [
-        (name, module) for name, module in model.named_modules() if _is_encoder(module)
-    ]
+    found = find_stacks(model, "tokens")
     if len(found) != 1:
         raise TargetError(
             f"token pruning: expected one encoder of the families {', '.join(answers('tokens'))} in"
@@ -288,7 +285,8 @@ def find_encoder(model: nn.Module) -> nn.Module:
             + (f": {', '.join(name or 'the model' for name, _ in found)}." if found else ".")
         )
     name, encoder = found[0]
-    for number, layer in enumerate(_layers(encoder)):
+    layers: Any = encoder.layer
+    for number, layer in enumerate(layers):
         where = f"{name}.layer.{number}"
         if getattr(layer, "is_decoder", False):
             raise TargetError(f"{where}: is a decoder layer; token pruning needs an encoder.")
@@ -297,11 +295,12 @@ def find_encoder(model: nn.Module) -> nn.Module:
     return encoder
 
 
-def _is_encoder(module: nn.Module) -> bool:
-    layers = _layers(module)
-    return bool(layers) and all(block_of(layer, "tokens") is not None for layer in layers)
-
-
-def _layers(module: nn.Module) -> list[Any]:
-    layers = getattr(module, "layer", None)
-    return list(layers) if isinstance(layers, nn.ModuleList) else []
+def find_stacks(model: nn.Module, question: Question) -> list[tuple[str, nn.Module]]:
+    """Modules whose list `layer` holds blocks, all of families that answer `question`."""
+    return [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(layers := getattr(module, "layer", None), nn.ModuleList)
+        and len(layers)
+        and all(block_of(layer, question) for layer in layers)
+    ]

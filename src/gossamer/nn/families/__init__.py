@@ -10,20 +10,20 @@ an answer says why in a text. A new family is one new file and its line in `tabl
 from gossamer.nn.families.family import BlockParts, Chain
 from gossamer.nn.families.table import (
     DECODER_HEADS,
-    FAMILIES,
     answers,
     block_of,
     is_decoder,
+    num_positions,
     starts_after_padding,
 )
 
 __all__ = [
     "DECODER_HEADS",
-    "FAMILIES",
     "BlockParts",
     "Chain",
     "answers",
     "block_of",
     "is_decoder",
+    "num_positions",
     "starts_after_padding",
 ]

@@ -6,6 +6,7 @@ from typing import Any, Final, Literal
 
 from torch import nn
 
+from gossamer.errors import InputError
 from gossamer.nn.families import (
     bert,
     distilbert,
@@ -42,6 +43,9 @@ Question = Literal[
 # How the names of models end that give logits of the next token, of any family.
 DECODER_HEADS = ("ForCausalLM", "LMHeadModel")
 
+# How configurations of transformers name the number of positions.
+_POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx")
+
 
 @cache
 def answers(question: Question) -> dict[str, Any]:
@@ -73,3 +77,16 @@ def is_decoder(model: nn.Module) -> bool:
 def starts_after_padding(config: Any) -> bool:
     """Whether a configuration of transformers numbers positions from behind the padding token."""
     return config.model_type in _AFTER_PADDING
+
+
+def num_positions(config: Any) -> int:
+    """Tokens of the longest sequence that a model of this configuration takes."""
+    found = [getattr(config, name, None) for name in _POSITIONS]
+    known = [int(number) for number in found if number]
+    if not known:
+        raise InputError(
+            "the configuration of this model does not say how many positions it has; expected one"
+            f" of {', '.join(_POSITIONS)}."
+        )
+    reserved = int(config.pad_token_id) + 1 if starts_after_padding(config) else 0
+    return min(known) - reserved

@@ -9,12 +9,11 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError, TargetError
-from gossamer.nn.families import DECODER_HEADS, is_decoder
+from gossamer.nn.families import DECODER_HEADS, is_decoder, num_positions
 from gossamer.ops.dispatch import report_fallback
 from gossamer.running.decoder.engine import DecoderEngine, Session
 from gossamer.running.decoder.sampling import Sampler, Sampling
 from gossamer.running.layers.compiler import compile as compile_model
-from gossamer.running.text.tokens import num_positions
 
 # Keys and values of a session are held for all of it.
 _NATIVE_CONTEXT = 2048

@@ -5,6 +5,7 @@ What a native encoder cannot compute is refused by name, so that the caller can 
 runs layer by layer.
 """
 
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from gossamer.ops.engines.encoder import EncoderLayer, Norm, PackedEncoder
 from gossamer.ops.engines.product import Product
 from gossamer.nn.families import BlockParts, block_of
 from gossamer.nn.token_pruning import TokenPrunedEncoder
+from gossamer.nn.families import block_of
+from gossamer.nn.token_pruning import TokenPrunedEncoder, find_stacks
 from gossamer.ops.engines.encoder import EncoderLayer, KeptLinear, Norm, PackedEncoder
 from gossamer.running.encoder.ragged import RaggedEncoder
 
@@ -39,12 +42,9 @@ def find_encoders(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """
     return [
         (name, module)
-        for name, module in model.named_modules()
-        if isinstance(layers := getattr(module, "layer", None), nn.ModuleList)
-        and len(layers)
-        and not isinstance(module, TokenPrunedEncoder | RaggedEncoder)
+        for name, module in find_stacks(model, "encoder")
+        if not isinstance(module, TokenPrunedEncoder | RaggedEncoder)
         and not isinstance(getattr(module, "packed", None), PackedEncoder)
-        and all(block_of(each, "encoder") is not None for each in layers)
     ]
 
 
@@ -98,7 +98,8 @@ def _read(where: str, layer: nn.Module) -> EncoderLayer:
         projections = [_kept(where, layer.get_submodule(name)) for name in parts.projections]
     except AttributeError:
         raise TargetError(f"{where}: has no attention heads left.") from None
-    head_width = int(_attribute(layer, parts.head_dim))
+    head_width = int(attrgetter(parts.head_dim)(layer))
+    attention = layer.get_submodule(parts.attention)
     return EncoderLayer(
         qkv=Product.stack(projections),
         out=_kept(where, layer.get_submodule(parts.output)),
@@ -109,23 +110,13 @@ def _read(where: str, layer: nn.Module) -> EncoderLayer:
         epsilon=norms[0][1],
         heads=projections[0].matrix.shape[0] // head_width,
         head_width=head_width,
-        scale=_scale(layer, parts, head_width),
+        scale=float(getattr(attention, "scaling", head_width**-0.5)),
         activation=_activation(where, layer, parts.activation),
     )
 
 
-def _attribute(module: nn.Module, path: str) -> Any:
-    parent, _, name = path.rpartition(".")
-    return getattr(module.get_submodule(parent), name)
-
-
-def _scale(layer: nn.Module, parts: BlockParts, head_width: int) -> float:
-    own = layer.get_submodule(parts.attention)
-    return float(getattr(own, "scaling", head_width**-0.5))
-
-
 def _activation(where: str, layer: nn.Module, path: str) -> str:
-    module = _attribute(layer, path)
+    module = attrgetter(path)(layer)
     kind = type(module)
     known = kind.__module__.split(".")[0] in ("torch", "transformers")
     name = _ACTIVATIONS.get(kind.__name__) if known else None

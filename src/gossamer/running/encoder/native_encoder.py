@@ -7,7 +7,6 @@ tile is 64 tokens wide whether they are there or not.
 Legend: B sequences, T padded tokens, N live tokens of all sequences, D features.
 """
 
-import copy
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,6 +29,7 @@ from gossamer.ops.op_call import call_op, op_body
 from gossamer.ops.timing import duel
 from gossamer.running.encoder.layers import read_layers
 from gossamer.running.encoder.reorder import reorder_neurons
+from gossamer.running.encoder.stand_in import EncoderStandIn
 from gossamer.running.layers.choose import Chooser, Rival
 from gossamer.running.layers.cost_table import CostKey
 from gossamer.running.layers.packed import Choice
@@ -42,11 +42,10 @@ _RULE_TOKENS = 24
 _MAX_MOVED = 0.95
 
 
-class NativeEncoder(nn.Module):
+class NativeEncoder(EncoderStandIn):
     """Runs the layers in one native call where `choices` say it is faster, one by one elsewhere.
 
     Attributes:
-        layer: the layers one by one, under their old names.
         packed: the same layers for one native call.
         choices: what was measured at which number of tokens.
         min_tokens: tokens of a batch from which the native call runs.
@@ -55,15 +54,11 @@ class NativeEncoder(nn.Module):
     def __init__(
         self, stock: nn.Module, packed: PackedEncoder, choices: tuple[Choice, ...]
     ) -> None:
-        super().__init__()
-        # Not registered: its layers are, and names stay what they were.
-        self._stock = (stock,)
-        self.layer: Any = stock.layer
+        super().__init__(stock)
         self.packed = packed
         self._handle = _ENCODERS.add(packed)
         self.choices = tuple(sorted(choices, key=lambda choice: choice.tokens))
         self.min_tokens = _first_win(self.choices)
-        self.config: Any = getattr(stock, "config", None)
         self._watch = Watch(stock.modules())
 
     def forward(
@@ -94,12 +89,6 @@ class NativeEncoder(nn.Module):
     def _is_hooked(self) -> bool:
         """Whether layers were hooked after `compile`: then they are called."""
         return not torch.compiler.is_compiling() and self._watch.finds_hooks()
-
-    def to_compact(self) -> nn.Module:
-        """The encoder it was made of, with the layers as they are now: what is saved."""
-        encoder = copy.copy(self._stock[0])
-        encoder.__dict__["_modules"] = {**encoder._modules, "layer": self.layer}
-        return encoder
 
     def extra_repr(self) -> str:
         """What the native call computes in, and from where on."""

@@ -11,7 +11,6 @@ Legend: N rows (live tokens of all sequences), B sequences, T padded tokens, D w
 E width of a head.
 """
 
-import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,42 +30,29 @@ from gossamer.nn.token_pruning import (
     fixed_divisor,
 )
 from gossamer.running.encoder.ragged_batch import Group, RaggedBatch
+from gossamer.running.encoder.stand_in import EncoderStandIn
 
 # Attention chances held at once, in numbers; 4 MiB of float32 stay in most caches of level 2 and 3.
 _MAX_CHANCES = 1 << 20
 
 
-class RaggedEncoder(nn.Module):
+class RaggedEncoder(EncoderStandIn):
     """Runs the layers of an encoder on packed tokens; for inference.
 
     Attributes:
-        layer: the layers, under their old names.
         thresholds: of token pruning; a layer whose threshold is 0 drops nothing and does not
             compute importance.
     """
 
     def __init__(self, encoder: nn.Module) -> None:
-        super().__init__()
-        layers = encoder.layer
-        if not isinstance(layers, nn.ModuleList):
-            raise TargetError("run_packed: the encoder's layers are no ModuleList.")
-        self.layer = layers
-        self.thresholds = [0.0] * len(layers)
+        super().__init__(encoder)
+        self.thresholds = [0.0] * len(self.layer)
         self.normalise: Normalise = "live"
         self.keeps_last = False
         if isinstance(encoder, TokenPrunedEncoder) and encoder.phase != "off":
             self.thresholds = encoder.thresholds.detach().tolist()
             self.normalise, self.keeps_last = encoder.normalise, encoder.dropped == "last"
-        self.config: Any = getattr(encoder, "config", None)
         self.training = encoder.training
-        # In a tuple, so that it is no submodule: its layers are this one's.
-        self._made_of = (encoder,)
-
-    def to_compact(self) -> nn.Module:
-        """The encoder it was made of, with the layers as they are now: what is saved."""
-        encoder = copy.copy(self._made_of[0])
-        encoder.__dict__["_modules"] = {**encoder._modules, "layer": self.layer}
-        return encoder
 
     def forward(
         self,

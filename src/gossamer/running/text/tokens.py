@@ -9,10 +9,8 @@ import torch
 from gossamer.errors import InputError
 from gossamer.io.safe_files.tokenizer.guarded_tokenizer import TOKENIZER_FILE, make_tokenizer
 from gossamer.io.safe_files.guarded_tokenizer import TOKENIZER_FILE, make_tokenizer
-from gossamer.nn.families import starts_after_padding
+from gossamer.nn.families import num_positions
 from gossamer.running.text.special_tokens import SpecialTokens
-
-_POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx")
 
 
 class TextTokens:
@@ -78,16 +76,3 @@ class TextTokens:
                 f" {min(ids)} to {max(ids)}."
             )
         return torch.tensor(ids, dtype=torch.int64)
-
-
-def num_positions(config: Any) -> int:
-    """Tokens of the longest sequence that a model of this configuration takes."""
-    found = [getattr(config, name, None) for name in _POSITIONS]
-    known = [int(number) for number in found if number]
-    if not known:
-        raise InputError(
-            "the configuration of this model does not say how many positions it has; expected one"
-            f" of {', '.join(_POSITIONS)}."
-        )
-    reserved = int(config.pad_token_id) + 1 if starts_after_padding(config) else 0
-    return min(known) - reserved
