@@ -1,2 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gguf files of Llama-type models."""
+"""Files of llama.cpp: models of the Llama family as transformers models, and their tokenizers.
+
+`file.py` makes a model of a file; `header.py` checks everything a file says before a byte of its
+tensors is read.
+"""
+
+from gossamer.io.gguf.file import is_gguf, load_gguf
+from gossamer.io.gguf.tokenizer import gguf_tokenizer_files
+
+__all__ = [
+    "gguf_tokenizer_files",
+    "is_gguf",
+    "load_gguf",
+]

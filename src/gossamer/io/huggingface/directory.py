@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import ArtifactError
-from gossamer.io.artifact.manifest import CONFIG_FILE
+from gossamer.io.huggingface.dry_run import CONFIG_FILE
 from gossamer.io.huggingface.transformers_models import (
     build_transformers,
     import_transformers,

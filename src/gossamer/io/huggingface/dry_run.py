@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from gossamer.errors import ArtifactError
-from gossamer.io.artifact.manifest import CONFIG_FILE
 from gossamer.nn.families import starts_after_padding
 
+CONFIG_FILE = "config.json"
 # Sizes of all known families; every one of them must be a whole number from 1 where it is set.
 _SIZES = (
     "vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim",

@@ -1,2 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text generation with one native call per token."""
+"""Text generation: token numbers in, token numbers out.
+
+`make_generator` is the one place where an engine is chosen: the native decoder (`engine.py`) for
+models of the Llama type, transformers with compiled layers for all others. Whoever writes text uses
+`gossamer.running.text`, which adds the tokenizer.
+"""
+
+from gossamer.running.decoder.engine import DecoderEngine
+from gossamer.running.decoder.generation import (
+    GenerationOptions,
+    NativeGenerator,
+    TokenGenerator,
+    make_generator,
+)
+from gossamer.running.decoder.sampling import Sampling
+
+__all__ = [
+    "DecoderEngine",
+    "GenerationOptions",
+    "NativeGenerator",
+    "Sampling",
+    "TokenGenerator",
+    "make_generator",
+]

@@ -1,2 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model behind HTTP: batches, bounded queues, streams. Needs the extra [serve]."""
+"""A model behind HTTP, in its own form and in the one of OpenAI's interface.
+
+`make_service` says what a model can do, `build_app` makes an ASGI application of that, `run_server`
+runs it until it is told to stop. Start with `app.py`. The extra [serve] must be installed.
+"""
+
+from gossamer.running.server.access import Access
+from gossamer.running.server.app import build_app
+from gossamer.running.server.lifecycle import (
+    is_loopback,
+    open_socket,
+    run_server,
+    running_server,
+    url_of,
+)
+from gossamer.running.server.limits import Limits
+from gossamer.running.server.service import make_service
+
+__all__ = [
+    "Access",
+    "Limits",
+    "build_app",
+    "is_loopback",
+    "make_service",
+    "open_socket",
+    "run_server",
+    "running_server",
+    "url_of",
+]

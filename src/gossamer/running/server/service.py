@@ -9,7 +9,7 @@ from torch import nn
 
 from gossamer.nn.families import is_decoder
 from gossamer.running.layers.compiler import compile as compile_model
-from gossamer.running.text.classification import Classifier, is_classifier
+from gossamer.running.text.classification import Classifier
 from gossamer.running.text.embedding import Embedder, Pooling
 from gossamer.running.text.writer import Writer, make_writer
 
@@ -47,5 +47,5 @@ def make_service(
     if is_decoder(model):
         return Service(name, writer=make_writer(model, beside, precision=precision))
     fast: Any = compile_model(model, tokens=_ENCODER_TOKENS, inplace=True, precision=precision)
-    classifier = Classifier(fast, beside) if is_classifier(fast) else None
+    classifier = Classifier(fast, beside) if Classifier.fits(fast) else None
     return Service(name, Embedder(fast, beside, pooling=pooling), classifier)

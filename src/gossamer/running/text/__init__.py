@@ -1,2 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts to tokens, vectors, labels and chats."""
+"""Models that read and write text: tokenizers, chat templates, vectors, labels and new text.
+
+`Embedder` gives vectors, `Classifier` labels, `make_writer` new text; start there. `TextTokens` is
+the tokenizer of all three: special tokens that a text spells stay text (`special_tokens.py`). A
+chat template is a program from a file and runs in a process of its own (`template_process.py`).
+"""
+
+from gossamer.running.text.classification import Classifier
+from gossamer.running.text.embedding import Embedder, Pooling, pool
+from gossamer.running.text.pieces import TextPieces
+from gossamer.running.text.template_process import TemplateTooSlow
+from gossamer.running.text.tokens import TextTokens
+from gossamer.running.text.writer import Writer, make_writer
+
+__all__ = [
+    "Classifier",
+    "Embedder",
+    "Pooling",
+    "TemplateTooSlow",
+    "TextPieces",
+    "TextTokens",
+    "Writer",
+    "make_writer",
+    "pool",
+]

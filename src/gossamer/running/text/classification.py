@@ -17,11 +17,6 @@ from gossamer.running.text.tokens import TextTokens
 _CLASS = "ForSequenceClassification"
 
 
-def is_classifier(model: nn.Module) -> bool:
-    """Whether `model` gives one row of class logits per text."""
-    return type(model).__name__.endswith(_CLASS)
-
-
 class Classifier:
     """A classification model of transformers and its tokenizer. May be called from threads.
 
@@ -34,7 +29,7 @@ class Classifier:
     """
 
     def __init__(self, model: nn.Module, beside: Mapping[str, bytes]) -> None:
-        if not is_classifier(model):
+        if not self.fits(model):
             raise InputError(f"{type(model).__name__}: expected a model that ends with {_CLASS}.")
         config: Any = model.config
         self._model = model
@@ -42,6 +37,11 @@ class Classifier:
         self._padding = int(config.pad_token_id or 0)
         self.labels = tuple(str(config.id2label[i]) for i in range(config.num_labels))
         self._several = config.problem_type == "multi_label_classification"
+
+    @staticmethod
+    def fits(model: nn.Module) -> bool:
+        """Whether `model` gives one row of class logits per text."""
+        return type(model).__name__.endswith(_CLASS)
 
     def scores(self, ids: Sequence[torch.Tensor]) -> torch.Tensor:
         """Scores float32 [B, C] of token numbers, in one call of the model."""
