@@ -12,7 +12,7 @@ Legend: B batch, T tokens, D width, L layers.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import nn
@@ -108,16 +108,15 @@ class TokenPrunedEncoder(nn.Module):
     @property
     def normalise(self) -> Normalise:
         """What importance is divided by."""
-        found: Normalise = self._rule(0, get_args(Normalise))
-        return found
+        return cast(Normalise, self._rule(0))
 
     @property
     def dropped(self) -> Dropped:
         """What the result holds for a dropped token: zeros, or its state when it was dropped."""
-        found: Dropped = self._rule(1, get_args(Dropped))
-        return found
+        return cast(Dropped, self._rule(1))
 
-    def _rule(self, which: int, choices: tuple[Any, ...]) -> Any:
+    def _rule(self, which: int) -> Any:
+        choices = get_args((Normalise, Dropped)[which])
         code = int(self.get_buffer("rules")[which])
         if code >= len(choices):
             raise InputError(

@@ -8,6 +8,7 @@ read; nothing in the file is executed.
 Legend: H query heads, G key and value heads, P half of a head's width.
 """
 
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,11 +60,10 @@ def load_gguf(path: os.PathLike[str] | str, *, max_bytes: int | None = None) -> 
         where = str(path)
         config = llama_config(header, where)
         _check_tensors(header, config, where)
-        needed = sum(4 * torch.Size(t.shape).numel() for t in header.tensors.values())
-        # The largest tensor exists three times while it is dequantised and put in order.
-        largest = max(4 * torch.Size(t.shape).numel() for t in header.tensors.values())
+        sizes = [4 * math.prod(tensor.shape) for tensor in header.tensors.values()]
         stored = sum(tensor.end - tensor.begin for tensor in header.tensors.values())
-        check_memory(needed + 2 * largest, stored, max_bytes, where)
+        # The largest tensor exists three times while it is dequantised and put in order.
+        check_memory(sum(sizes) + 2 * max(sizes), stored, max_bytes, where)
         tensors = dict(_read_tensors(file, header, config, where))
     return from_tensors(_NAMES.model, config, tensors, where)
 

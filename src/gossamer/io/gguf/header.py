@@ -118,7 +118,7 @@ def read_gguf_header(file: BinaryIO, file_size: int, where: str) -> GgufHeader:
             raise ArtifactError(f"{where}: the setting {key!a} appears twice.")
         settings[key] = cursor.value(key)
     described = [_read_tensor(cursor) for _ in range(num_tensors)]
-    begin = _aligned(cursor.position, _alignment(settings, where))
+    begin = cursor.position + -cursor.position % _alignment(settings, where)
     return GgufHeader(settings, _place(described, begin, file_size, where))
 
 
@@ -243,7 +243,3 @@ def _place(
             )
         tensors[name] = GgufTensor(name, shape, kind, start, end)
     return tensors
-
-
-def _aligned(position: int, alignment: int) -> int:
-    return position + -position % alignment

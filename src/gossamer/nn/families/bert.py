@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """BERT, and what other families take from it."""
 
+from dataclasses import replace
+
 from gossamer.nn.families.family import (
     BlockParts,
-    Chain,
     ClassNames,
     EncoderFacts,
     Family,
-    PositionFacts,
     TokenFacts,
     transformers_chain,
     transformers_path,
 )
-from gossamer.nn.families.reasons import NO_GGUF, NOT_CAUSAL
 
 ENCODER_HEADS = (
     "Model",
@@ -23,14 +22,7 @@ ENCODER_HEADS = (
 )
 
 
-def bert_like(
-    name: str,
-    model_type: str,
-    prefix: str,
-    *,
-    chains: dict[str, Chain] | str,
-    positions: PositionFacts,
-) -> Family:
+def bert_like(name: str, model_type: str, prefix: str) -> Family:
     """A family whose layers are written like those of BERT."""
     return Family(
         name=name,
@@ -49,24 +41,17 @@ def bert_like(
             norm_first=False,
         ),
         encoder=EncoderFacts(plain_model=transformers_path(model_type, f"{prefix}Model")),
-        decoder=NOT_CAUSAL,
         tokens=TokenFacts(uncalled=("attention", "self")),
-        positions=positions,
-        chains=chains,
         classes=ClassNames(model_type, prefix, ENCODER_HEADS, activation="hidden_act"),
-        gguf=NO_GGUF,
     )
 
 
-FAMILY = bert_like(
-    "BERT",
-    "bert",
-    "Bert",
+FAMILY = replace(
+    bert_like("BERT", "bert", "Bert"),
     chains={
         "BertForSequenceClassification": transformers_chain(
             "bert", "encoder.layer", "embeddings", "pooler", "dropout classifier"
         ),
         "BertForMaskedLM": transformers_chain("bert", "encoder.layer", "embeddings", "", "cls"),
     },
-    positions=PositionFacts(),
 )

@@ -7,10 +7,8 @@ from gossamer.nn.families.family import (
     ClassNames,
     EncoderFacts,
     Family,
-    PositionFacts,
     transformers_path,
 )
-from gossamer.nn.families.reasons import NO_GGUF, NO_PIPELINE, NOT_CAUSAL
 
 FAMILY = Family(
     name="DistilBERT",
@@ -28,10 +26,6 @@ FAMILY = Family(
         norm_first=False,
     ),
     encoder=EncoderFacts(),
-    decoder=NOT_CAUSAL,
     tokens="its attention computes the output projection, too, which token pruning calls apart",
-    positions=PositionFacts(),
-    chains=NO_PIPELINE,
     classes=ClassNames("distilbert", "DistilBert", ENCODER_HEADS, activation="activation"),
-    gguf=NO_GGUF,
 )

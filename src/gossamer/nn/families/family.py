@@ -17,8 +17,6 @@ class BlockParts:
         block: module and class of the block.
         projections: layers whose rows belong to heads: query, key and value, or all in one.
         output: the layer whose columns belong to heads.
-        attention: module that computes the heads and has nothing to do once none is left; empty
-            where the block itself computes them.
         head_dim: attribute with the rows of one head.
         expansions: layers whose rows are filters: up, or gate and up.
         down: the layer whose columns are filters.
@@ -26,6 +24,8 @@ class BlockParts:
         norms: of the attention and of the feed-forward part.
         norm_first: True if the feed-forward part adds to the sum of block input and attention,
             False if it adds to its own input; a name is an attribute of the block that says so.
+        attention: module that computes the heads and has nothing to do once none is left; empty
+            where the block itself computes them.
         head_counts: attributes that hold the number of query heads.
         head_widths: attributes that hold query heads times head_dim.
         segments: how many projections are stacked in each of `projections`.
@@ -34,13 +34,13 @@ class BlockParts:
     block: str
     projections: tuple[str, ...]
     output: str
-    attention: str
     head_dim: str
     expansions: tuple[str, ...]
     down: str
     activation: str
     norms: tuple[str, str]
     norm_first: bool | str
+    attention: str = ""
     head_counts: tuple[str, ...] = ()
     head_widths: tuple[str, ...] = ()
     segments: int = 1
@@ -167,7 +167,7 @@ class GgufNames:
 
 @dataclass(frozen=True)
 class Family:
-    """One model family. Where it has no answer, a text says why.
+    """One model family. Where it has no answer, a text says why; the usual reasons are defaults.
 
     Attributes:
         name: what people call it.
@@ -182,14 +182,14 @@ class Family:
     """
 
     name: str
-    block: BlockParts | str
-    encoder: EncoderFacts | str
-    decoder: DecoderFacts | str
-    tokens: TokenFacts | str
-    positions: PositionFacts | str
-    chains: dict[str, Chain] | str
-    classes: ClassNames | str
-    gguf: GgufNames | str
+    block: BlockParts | str = "it has no transformer blocks"
+    encoder: EncoderFacts | str = "the native encoder runs layers that attend to all and norm last"
+    decoder: DecoderFacts | str = "the native decoder runs RMSNorm, rotated positions and SwiGLU"
+    tokens: TokenFacts | str = "tokens are dropped where attention and its output are called apart"
+    positions: PositionFacts | str = PositionFacts()
+    chains: dict[str, Chain] | str = "it was never cut into the stages of a pipeline"
+    classes: ClassNames | str = "it is not a class of transformers"
+    gguf: GgufNames | str = "no reader knows its gguf files"
 
 
 def transformers_path(model_type: str, name: str) -> str:

@@ -5,11 +5,9 @@ from gossamer.nn.families.family import (
     BlockParts,
     ClassNames,
     Family,
-    PositionFacts,
     transformers_chain,
     transformers_path,
 )
-from gossamer.nn.families.reasons import NO_GGUF, NORM_FIRST, NOT_GATED, WRITES_TOKENS
 
 _PARTS = ("h", "wte wpe drop", "ln_f")
 
@@ -30,10 +28,6 @@ FAMILY = Family(
         norms=("ln_1", "ln_2"),
         norm_first=True,
     ),
-    encoder=NORM_FIRST,
-    decoder=NOT_GATED,
-    tokens=WRITES_TOKENS,
-    positions=PositionFacts(),
     chains={
         "GPT2Model": transformers_chain("", *_PARTS, ""),
         "GPT2LMHeadModel": transformers_chain("transformer", *_PARTS, "lm_head"),
@@ -44,5 +38,4 @@ FAMILY = Family(
         ("Model", "LMHeadModel", "ForSequenceClassification", "ForTokenClassification"),
         activation="activation_function",
     ),
-    gguf=NO_GGUF,
 )

@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Llama, and the families whose layers are written like it."""
 
+from dataclasses import replace
+
 from gossamer.nn.families.family import (
     BlockParts,
     ClassNames,
     DecoderFacts,
     Family,
     GgufNames,
-    PositionFacts,
     transformers_chain,
     transformers_path,
 )
-from gossamer.nn.families.reasons import NORM_FIRST, WRITES_TOKENS
 
 LLAMA_HEADS = ("Model", "ForCausalLM", "ForSequenceClassification")
 
 
-def llama_like(name: str, model_type: str, prefix: str, *, gguf: GgufNames | str) -> Family:
+def llama_like(name: str, model_type: str, prefix: str) -> Family:
     """A family whose layers are RMSNorm, rotated halves, grouped queries and SwiGLU."""
     parts = ("layers", "embed_tokens", "norm")
     model, chain = f"{prefix}ForCausalLM", transformers_chain("model", *parts, "lm_head")
@@ -34,20 +34,14 @@ def llama_like(name: str, model_type: str, prefix: str, *, gguf: GgufNames | str
             norms=("input_layernorm", "post_attention_layernorm"),
             norm_first=True,
         ),
-        encoder=NORM_FIRST,
         decoder=DecoderFacts(model, chain, rotary="model.rotary_emb"),
-        tokens=WRITES_TOKENS,
-        positions=PositionFacts(),
         chains={f"{prefix}Model": transformers_chain("", *parts, ""), model: chain},
         classes=ClassNames(model_type, prefix, LLAMA_HEADS, activation="hidden_act"),
-        gguf=gguf,
     )
 
 
-FAMILY = llama_like(
-    "Llama",
-    "llama",
-    "Llama",
+FAMILY = replace(
+    llama_like("Llama", "llama", "Llama"),
     gguf=GgufNames(
         "llama",
         "LlamaForCausalLM",

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mistral: the layers of Llama, which may attend to a sliding window."""
 
+from dataclasses import replace
+
 from gossamer.nn.families.llama import llama_like
 
-FAMILY = llama_like(
-    "Mistral", "mistral", "Mistral", gguf="its gguf files say they are llama and are read as such"
+FAMILY = replace(
+    llama_like("Mistral", "mistral", "Mistral"),
+    gguf="its gguf files say they are llama and are read as such",
 )

@@ -5,11 +5,9 @@ from gossamer.nn.families.family import (
     BlockParts,
     ClassNames,
     Family,
-    PositionFacts,
     transformers_path,
 )
 from gossamer.nn.families.llama import LLAMA_HEADS
-from gossamer.nn.families.reasons import NO_GGUF, NO_PIPELINE, NOT_GATED, WRITES_TOKENS
 
 FAMILY = Family(
     name="OPT",
@@ -27,10 +25,5 @@ FAMILY = Family(
         norm_first="do_layer_norm_before",
     ),
     encoder="its layers hide later tokens; the native encoder attends to all of them",
-    decoder=NOT_GATED,
-    tokens=WRITES_TOKENS,
-    positions=PositionFacts(),
-    chains=NO_PIPELINE,
     classes=ClassNames("opt", "OPT", LLAMA_HEADS, activation="activation_function"),
-    gguf=NO_GGUF,
 )

@@ -81,10 +81,8 @@ class NativeEncoder(EncoderStandIn):
         if is_direct and (attention_mask is None or direct_address(attention_mask)):
             return EncoderOutput(_run_padded(self.packed, hidden_states, attention_mask))
         refuse_onnx("packed encoder")
-        seen = (self._handle, self.packed.num_layers, self.packed.features, self.packed.precision)
-        return EncoderOutput(
-            call_op(packed_encoder, "packed encoder", hidden_states, attention_mask, *seen)
-        )
+        seen = (hidden_states, attention_mask, self._handle, *_identity(self.packed))
+        return EncoderOutput(call_op(packed_encoder, "packed encoder", *seen))
 
     def _is_hooked(self) -> bool:
         """Whether layers were hooked after `compile`: then they are called."""
@@ -113,6 +111,11 @@ def _run_padded(
     return output.view_as(hidden_BTD)
 
 
+def _identity(packed: PackedEncoder) -> tuple[int, int, str]:
+    """What a graph remembers of the encoder it was made for."""
+    return packed.num_layers, packed.features, packed.precision
+
+
 _ENCODERS: Handles[PackedEncoder] = Handles("packed encoder")
 
 
@@ -129,23 +132,16 @@ def packed_encoder(
     """A `NativeEncoder` as an op that torch.compile, export and tracers can see."""
     packed = _ENCODERS.find(handle)
     made_for = (num_layers, features, precision)
-    if made_for != (packed.num_layers, packed.features, packed.precision):
+    if made_for != _identity(packed):
         raise KernelError(
-            f"packed encoder: this graph was made for {made_for}, found"
-            f" {(packed.num_layers, packed.features, packed.precision)}. Export the model again."
+            f"packed encoder: this graph was made for {made_for}, found {_identity(packed)}. Export"
+            " the model again."
         )
     return _run_padded(packed, hidden_states, attention_mask)
 
 
 @packed_encoder.register_fake
-def _(
-    hidden_states: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    handle: int,
-    num_layers: int,
-    features: int,
-    precision: str,
-) -> torch.Tensor:
+def _(hidden_states: torch.Tensor, *_: Any) -> torch.Tensor:
     refuse_onnx("packed encoder")  # strict export comes here first
     return torch.empty_like(hidden_states, memory_format=torch.contiguous_format)
 

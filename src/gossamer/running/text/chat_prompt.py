@@ -7,6 +7,7 @@ the place of those that begin or end special tokens: what is still special was s
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from gossamer.running.text.chat_template import ChatTemplate
@@ -96,7 +97,6 @@ def _changed(messages: Conversation, change: Any) -> list[Mapping[str, str]]:
 
 
 def _first_other(found: Sequence[int], ours: Sequence[int]) -> int:
-    for place, number in enumerate(found):
-        if place >= len(ours) or ours[place] != number:
-            return number
-    return ours[len(found)]
+    """The first number that only one of two lists has at its place."""
+    pairs = zip_longest(found, ours)
+    return next(own if other is None else other for other, own in pairs if other != own)

@@ -150,32 +150,27 @@ class _Worker:
         try:
             to.write(LENGTH.pack(len(question)) + question)
             to.flush()
-            content = _read_answer(back)
+            return _read_answer(back)
         except OSError:
             return None
         finally:
             watch.cancel()
-        return None if content is None else _parsed(content)
 
     def _stop(self) -> None:
         self.late = True
         self._process.kill()
 
 
-def _read_answer(stdout: IO[bytes]) -> bytes | None:
+def _read_answer(stdout: IO[bytes]) -> dict[str, Any] | None:
     head = stdout.read(LENGTH.size)
     if len(head) < LENGTH.size:
         return None
     (length,) = LENGTH.unpack(head)
     if length > _MAX_ANSWER_BYTES:
         return None
-    content = stdout.read(length)
-    return content if len(content) == length else None
-
-
-def _parsed(content: bytes) -> dict[str, Any] | None:
     try:
-        answer = json.loads(content)
+        # An answer that was cut short is not JSON.
+        answer = json.loads(stdout.read(length))
     except ValueError:
         return None
     return answer if isinstance(answer, dict) else None
