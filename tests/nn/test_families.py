@@ -140,6 +140,7 @@ def test_positions_start_where_the_table_says(family):
 def test_decoders_name_their_chain_and_the_module_that_rotates(family):
     facts = answers("decoder")[family]
     assert answers("chains")[family][facts.model] is facts.chain
+    assert answers("block")[family] is facts.block
     assert hasattr(tiny(facts.model).get_submodule(facts.rotary), "inv_freq")
 
 

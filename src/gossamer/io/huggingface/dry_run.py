@@ -52,13 +52,13 @@ def check_numbers(config: Any, content: Mapping[str, Any]) -> None:
             raise _fault(name, value, "a whole number from 0")
     for name in _NOT_NEGATIVE:
         value = getattr(config, name, 0.0)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+        if not (_is_number(value) and value >= 0):
             raise _fault(name, value, "a number from 0")
     rope = content.get("rope_parameters") or content.get("rope_scaling") or {}
     for name in _POSITIVE:
         for place in (content, rope if isinstance(rope, dict) else {}):
             value = place.get(name, 1.0)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            if not (_is_number(value) and value > 0):
                 raise _fault(name, value, "a positive number")
     labels = getattr(config, "id2label", None)
     if labels is not None and set(labels) != set(range(len(labels))):
@@ -100,6 +100,10 @@ def one_layer(content: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(short.get("layer_types"), list):
         short["layer_types"] = short["layer_types"][:1]
     return short
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _check_tokens(config: Any) -> None:

@@ -97,11 +97,13 @@ class DecoderFacts:
     Attributes:
         model: name of the class that gives logits.
         chain: of that class.
+        block: the parts of its layers.
         rotary: the module that holds the frequencies of the rotation.
     """
 
     model: str
     chain: Chain
+    block: BlockParts
     rotary: str
 
 

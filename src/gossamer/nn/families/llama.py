@@ -20,21 +20,22 @@ def llama_like(name: str, model_type: str, prefix: str) -> Family:
     """A family whose layers are RMSNorm, rotated halves, grouped queries and SwiGLU."""
     parts = ("layers", "embed_tokens", "norm")
     model, chain = f"{prefix}ForCausalLM", transformers_chain("model", *parts, "lm_head")
+    block = BlockParts(
+        block=transformers_path(model_type, f"{prefix}DecoderLayer"),
+        projections=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        output="self_attn.o_proj",
+        attention="self_attn",
+        head_dim="self_attn.head_dim",
+        expansions=("mlp.gate_proj", "mlp.up_proj"),
+        down="mlp.down_proj",
+        activation="mlp.act_fn",
+        norms=("input_layernorm", "post_attention_layernorm"),
+        norm_first=True,
+    )
     return Family(
         name=name,
-        block=BlockParts(
-            block=transformers_path(model_type, f"{prefix}DecoderLayer"),
-            projections=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-            output="self_attn.o_proj",
-            attention="self_attn",
-            head_dim="self_attn.head_dim",
-            expansions=("mlp.gate_proj", "mlp.up_proj"),
-            down="mlp.down_proj",
-            activation="mlp.act_fn",
-            norms=("input_layernorm", "post_attention_layernorm"),
-            norm_first=True,
-        ),
-        decoder=DecoderFacts(model, chain, rotary="model.rotary_emb"),
+        block=block,
+        decoder=DecoderFacts(model, chain, block, rotary="model.rotary_emb"),
         chains={f"{prefix}Model": transformers_chain("", *parts, ""), model: chain},
         classes=ClassNames(model_type, prefix, LLAMA_HEADS, activation="hidden_act"),
     )

@@ -31,8 +31,8 @@ from gossamer.patterns import NM
 from gossamer.running.decoder.sampling import Sampler, Sampling
 from gossamer.running.decoder.weights import decoder_shape, joined, rope_angles
 from gossamer.running.decoder.weights import (
+    FACTS,
     Matrix,
-    decoder_parts,
     decoder_shape,
     joined,
     rope_angles,
@@ -111,7 +111,8 @@ class DecoderEngine:
         self.head_dtype = head_dtype or ("int8" if dtype == "int4" else dtype)
         pack = _Packer(dtype, scale_group, prompt_copy)
         pack_table = _Packer(self.head_dtype, scale_group, prompt_copy=False, reads_rows=True)
-        chain, parts = decoder_parts(model)
+        facts = FACTS[type(model).__name__]
+        chain = facts.chain
         outside: list[Any] = [model.get_submodule(name) for name in (*chain.front, *chain.back)]
         embedding, norm, lm_head = outside
         angles = rope_angles(model, self.shape)
@@ -120,7 +121,7 @@ class DecoderEngine:
         if lm_head.weight is not embedding.weight:
             head = pack_table(joined([lm_head], chain.back[-1]))
         blocks = [
-            _block(layer, parts, f"{chain.layers}.{number}", pack)
+            _block(layer, facts.block, f"{chain.layers}.{number}", pack)
             for number, layer in model.get_submodule(chain.layers).named_children()
         ]
         self._native = NativeDecoder(self.shape, table.few, blocks, norm.weight, head, angles)

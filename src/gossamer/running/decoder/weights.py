@@ -15,11 +15,13 @@ from gossamer.formats import Positions, SparseMatrix
 from gossamer.nn.carried import carried, carried_by_calls
 from gossamer.nn.layer_kinds import form_of, kind_name, matrix_of, weight_of
 from gossamer.nn.families import BlockParts, Chain, answers
+from gossamer.nn.families import answers
 from gossamer.ops.engines.decoder import DecoderShape
 from gossamer.ops.engines.product import Product
 from gossamer.running.layers.packed import MIN_SPARSITY
 
-_FAMILIES = {facts.model: name for name, facts in answers("decoder").items()}
+# What is known of the classes that the native decoder runs.
+FACTS = {facts.model: facts for facts in answers("decoder").values()}
 _LIBRARIES = ("torch", "transformers", "gossamer")
 # Ways to stretch positions whose angles do not depend on the length of the sequence.
 _STATIC_ROPE = ("default", "linear", "llama3", "yarn")
@@ -34,9 +36,9 @@ def decoder_shape(model: nn.Module, context: int | None) -> DecoderShape:
     """
     config: Any = getattr(model, "config", None)
     kind = type(model).__name__
-    if config is None or kind not in _FAMILIES:
+    if config is None or kind not in FACTS:
         raise InputError(
-            f"decoder: {kind} cannot run on the native decoder; supported: {', '.join(_FAMILIES)}"
+            f"decoder: {kind} cannot run on the native decoder; supported: {', '.join(FACTS)}"
             " of transformers. gossamer.compile runs the layers of any model."
         )
     _refuse_extras(model)
@@ -95,7 +97,7 @@ def _refuse_features(config: Any, context: int) -> None:
 
 def rope_angles(model: nn.Module, shape: DecoderShape) -> tuple[torch.Tensor, torch.Tensor]:
     """(cosines, sines) [context, D / 2], as transformers computes them in fp32."""
-    rotary: Any = model.get_submodule(answers("decoder")[_FAMILIES[type(model).__name__]].rotary)
+    rotary: Any = model.get_submodule(FACTS[type(model).__name__].rotary)
     frequencies = rotary.inv_freq.float()
     if frequencies.numel() != shape.head_dim // 2:
         raise InputError(
@@ -105,12 +107,6 @@ def rope_angles(model: nn.Module, shape: DecoderShape) -> tuple[torch.Tensor, to
     angles = torch.arange(shape.context, dtype=torch.float32)[:, None] * frequencies[None, :]
     scale = float(rotary.attention_scaling)
     return angles.cos() * scale, angles.sin() * scale
-
-
-def decoder_parts(model: nn.Module) -> tuple[Chain, BlockParts]:
-    """Where a supported model keeps its layers, embeddings and head, and a layer its parts."""
-    family = _FAMILIES[type(model).__name__]
-    return answers("decoder")[family].chain, answers("block")[family]
 
 
 def joined(layers: list[nn.Module], where: str) -> Product:

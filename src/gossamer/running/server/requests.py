@@ -22,9 +22,7 @@ from pydantic import (
 _MAX_ITEMS = 1 << 16
 _MAX_FIELDS = 64
 _MAX_LABELS = 16
-_ONE_TEXT = "one text is written for a request"
 _NO_CHANCES = "chances of tokens are not given"
-_NO_PENALTY = "tokens are not penalised"
 _NO_TOOLS = "tools are not called"
 _WHOLE_VECTORS = "a vector is as long as the model makes it; one that is cut means something else"
 _NO_AUDIO = "there is nothing but text"
@@ -122,6 +120,12 @@ def _stops(value: Any) -> Any:
 
 # Who asks, or what for. It is not read and changes no answer.
 Label = Annotated[str, Field(max_length=512)] | None
+# Fields of several requests that ask for what is not done; see `only`.
+OneText = Annotated[Any, only(1, why="one text is written for a request")]
+NoPenalty = Annotated[Any, only(0, why="tokens are not penalised")]
+NoTools = Annotated[Any, only([], why=_NO_TOOLS)]
+NoToolChoice = Annotated[Any, only("none", "auto", why=_NO_TOOLS)]
+NoAudio = Annotated[Any, only(why=_NO_AUDIO)]
 Inputs = Annotated[list[str] | list[list[int]], BeforeValidator(_texts_or_tokens)]
 StopText = Annotated[str, Field(min_length=1, max_length=256), BeforeValidator(_content)]
 
@@ -181,9 +185,9 @@ class GenerationBody(Body):
     stream: Annotated[bool, null_is(False)] = False
     stream_options: StreamOptions | None = None
     # Taken where they ask for nothing that is not done anyway.
-    n: Annotated[Any, only(1, why=_ONE_TEXT)] = None
-    presence_penalty: Annotated[Any, only(0, why=_NO_PENALTY)] = None
-    frequency_penalty: Annotated[Any, only(0, why=_NO_PENALTY)] = None
+    n: OneText = None
+    presence_penalty: NoPenalty = None
+    frequency_penalty: NoPenalty = None
     logit_bias: Annotated[Any, only({}, why="tokens are not biased")] = None
     user: Label = None
 
@@ -192,7 +196,7 @@ class CompletionBody(GenerationBody):
     """Of /v1/completions."""
 
     prompt: Inputs
-    best_of: Annotated[Any, only(1, why=_ONE_TEXT)] = None
+    best_of: OneText = None
     echo: Annotated[Any, only(False, why="the prompt is not repeated")] = None
     logprobs: Annotated[Any, only(why=_NO_CHANCES)] = None
     suffix: Annotated[Any, only("", why="a text cannot be filled in before another one")] = None
@@ -206,9 +210,9 @@ class Message(Fields):
     name: Label = None
     # As answers carry them, which come back as messages.
     refusal: Annotated[Any, only(why="a refusal is content like other")] = None
-    tool_calls: Annotated[Any, only([], why=_NO_TOOLS)] = None
+    tool_calls: NoTools = None
     function_call: Annotated[Any, only(why=_NO_TOOLS)] = None
-    audio: Annotated[Any, only(why=_NO_AUDIO)] = None
+    audio: NoAudio = None
     annotations: Annotated[Any, only([], why="texts are not annotated")] = None
 
 
@@ -222,13 +226,13 @@ class ChatBody(GenerationBody):
     )
     logprobs: Annotated[Any, only(False, why=_NO_CHANCES)] = None
     top_logprobs: Annotated[Any, only(0, why=_NO_CHANCES)] = None
-    tools: Annotated[Any, only([], why=_NO_TOOLS)] = None
-    tool_choice: Annotated[Any, only("none", "auto", why=_NO_TOOLS)] = None
+    tools: NoTools = None
+    tool_choice: NoToolChoice = None
     parallel_tool_calls: bool | None = None
-    functions: Annotated[Any, only([], why=_NO_TOOLS)] = None
-    function_call: Annotated[Any, only("none", "auto", why=_NO_TOOLS)] = None
+    functions: NoTools = None
+    function_call: NoToolChoice = None
     modalities: Annotated[Any, only(["text"], why=_NO_AUDIO)] = None
-    audio: Annotated[Any, only(why=_NO_AUDIO)] = None
+    audio: NoAudio = None
     prediction: Annotated[Any, only(why="texts are not predicted by a client")] = None
     reasoning_effort: Annotated[Any, only("none", why="there is no effort to set")] = None
     verbosity: Annotated[Any, only("medium", why="there is no length to set but max_tokens")] = None
