@@ -27,7 +27,6 @@ from gossamer.data.samples import (
 from gossamer.errors import InputError
 from gossamer.nn.batch import Batch
 from gossamer.nn.families import is_decoder
-from gossamer.pruning.calibration.batches import Batch
 from gossamer.recipes.schema import Calibration
 from gossamer.runs.quality import agreement, embed, mean_vectors, pair_correlation, perplexity
 

@@ -22,15 +22,7 @@ from gossamer.errors import ArtifactError, InputError
 from gossamer.io.artifact.manifest import CONFIG_FILE
 from gossamer.io.huggingface.dry_run import check_numbers, check_runs, check_sizes, one_layer
 from gossamer.io.safe_files.documents.strict_json import parse_json
-from gossamer.io.huggingface.dry_run import (
-    CONFIG_FILE,
-    check_numbers,
-    check_runs,
-    check_sizes,
-    one_layer,
-)
 from gossamer.io.safe_files.limits import MAX_MANIFEST_BYTES
-from gossamer.io.safe_files.strict_json import parse_json
 from gossamer.nn.families import answers
 
 _CLASSES = answers("classes").values()

@@ -13,8 +13,6 @@ from gossamer.errors import InputError, TargetError
 from gossamer.nn.families import answers, block_of
 from gossamer.nn.matrix_layer import is_matrix_layer
 from gossamer.nn.slimming import UnitGroup, cut_units, find_groups
-from gossamer.nn.unit_families import FAMILIES, family_of
-from gossamer.nn.slimming import UnitGroup, find_groups
 
 _FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 

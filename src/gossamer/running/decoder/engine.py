@@ -29,14 +29,7 @@ from gossamer.ops.linear.packed_weight import PackedWeight
 from gossamer.ops.linear.panel import pack_panel
 from gossamer.patterns import NM
 from gossamer.running.decoder.sampling import Sampler, Sampling
-from gossamer.running.decoder.weights import decoder_shape, joined, rope_angles
-from gossamer.running.decoder.weights import (
-    FACTS,
-    Matrix,
-    decoder_shape,
-    joined,
-    rope_angles,
-)
+from gossamer.running.decoder.weights import FACTS, decoder_shape, joined, rope_angles
 
 DTYPES = few.DTYPES
 # Kept fraction below which an index per kept weight is smaller than a bit per weight.

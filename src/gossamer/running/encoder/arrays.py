@@ -19,11 +19,9 @@ import torch
 from torch import nn
 
 from gossamer.errors import TargetError
+from gossamer.nn.families import answers
 from gossamer.ops.engines.encoder import EncoderLayer
 from gossamer.ops.engines.product import Product
-from gossamer.formats.bits import unpack_bits
-from gossamer.nn.families import answers
-from gossamer.ops.engines.encoder import EncoderLayer, KeptLinear
 from gossamer.running.encoder.layers import find_encoders, read_layers
 
 Arrays = dict[str, npt.NDArray[Any]]

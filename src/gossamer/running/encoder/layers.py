@@ -13,16 +13,11 @@ from torch import nn
 
 from gossamer.errors import TargetError
 from gossamer.nn.carried import carried, carried_by_calls, carried_by_state
+from gossamer.nn.families import block_of
 from gossamer.nn.layer_kinds import form_of, kind_name, matrix_of
-from gossamer.nn.token_pruning import TokenPrunedEncoder
-from gossamer.nn.unit_families import BlockFamily, family_of
+from gossamer.nn.token_pruning import TokenPrunedEncoder, find_stacks
 from gossamer.ops.engines.encoder import EncoderLayer, Norm, PackedEncoder
 from gossamer.ops.engines.product import Product
-from gossamer.nn.families import BlockParts, block_of
-from gossamer.nn.token_pruning import TokenPrunedEncoder
-from gossamer.nn.families import block_of
-from gossamer.nn.token_pruning import TokenPrunedEncoder, find_stacks
-from gossamer.ops.engines.encoder import EncoderLayer, KeptLinear, Norm, PackedEncoder
 from gossamer.running.encoder.ragged import RaggedEncoder
 
 _ACTIVATIONS = {

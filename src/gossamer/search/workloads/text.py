@@ -13,9 +13,8 @@ from torch.nn.functional import cross_entropy
 from gossamer.data.samples import Texts, padded_batches, sentences
 from gossamer.errors import InputError
 from gossamer.nn.batch import Batch
-from gossamer.pruning.calibration.modes import evaluating
 from gossamer.nn.families import is_decoder
-from gossamer.pruning.calibration.calibrated import evaluating
+from gossamer.pruning.calibration.modes import evaluating
 from gossamer.pruning.gradients.losses import next_token_loss, output_of
 from gossamer.recipes.schema import Calibration
 from gossamer.runs.calibration import (

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.training.distributed.partition import Bounds, partition
 from gossamer.nn.families import Chain
+from gossamer.training.distributed.partition import Bounds, partition
 from gossamer.training.distributed.pipeline.chain import (
     PassThrough,
     chain_of,

@@ -21,9 +21,7 @@ from torch import nn
 from gossamer.errors import InputError
 from gossamer.formats.bits import pack_bits, unpack_bits
 from gossamer.nn import Linear, replace_module
-from gossamer.nn.unit_families import BlockFamily, family_of
 from gossamer.nn.families import BlockParts, block_of
-from gossamer.training.distributed.placement.pieces import Positions
 
 Positions = Callable[[], torch.Tensor]
 # used Parameter -> (Parameter it was cut from, positions in it)
