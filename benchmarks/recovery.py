@@ -22,7 +22,7 @@ import torch
 import gossamer
 from gossamer import settings
 from gossamer.cli.shell.output import table
-from gossamer.data.samples import Pair
+from gossamer.data.files import Pair
 from gossamer.ops.timing import race, stopwatch
 from gossamer.recipes.loader import make_recipe
 from gossamer.runs.calibration import pair_loss

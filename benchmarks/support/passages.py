@@ -11,7 +11,7 @@ import lzma
 
 import torch
 
-from gossamer.data.samples import sentences
+from gossamer.data.token_ids import sentences
 from gossamer.runs.quality import embed
 
 MOST, TOKENS = 1000, 128

@@ -379,6 +379,21 @@ def test_texts_of_files_are_trained_on(gossamer_cli, tmp_path, task, tokens):
     assert gossamer_cli(*words, "--resume").code == 0
 
 
+@pytest.mark.parametrize(("name", "sign"), [("a.csv", ","), ("a.tsv", "\t")])
+def test_labelled_tables_are_trained_on_as_shrink_reads_them(gossamer_cli, tmp_path, name, sign):
+    path = tmp_path / name
+    lines = [f"line {n % 7} of {n % 3} words{sign}{n % 2}" for n in range(40)]
+    path.write_text("\n".join([f"text{sign}label", *lines]))
+    words = ["train", "train-classifier", "--data", path, "-q", "--set", "steps=2"]
+    for change in ("batch=4", "model.width=16", "model.layers=1", "model.context=8"):
+        words += ["--set", f"stages.0.train.{change}"]
+    assert gossamer_cli(*words, "-o", tmp_path / "out").code == 0
+    path.write_text("\n".join([f"text{sign}label", lines[0], f"a{sign}good"]))
+    ran = gossamer_cli(*words, "-o", tmp_path / "other")
+    assert ran.code == 2
+    assert f"{name}:3: label must be a whole number in [0, 10000), got 'good'" in ran.err
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [

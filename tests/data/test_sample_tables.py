@@ -3,7 +3,7 @@
 
 import pytest
 
-from gossamer.data.samples import read_samples
+from gossamer.data.files import read_samples
 from gossamer.errors import InputError
 
 

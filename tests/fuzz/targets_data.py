@@ -64,17 +64,14 @@ def sample_seeds(folder: Path) -> None:
 @target(
     "samples",
     sample_seeds,
-    "data/samples.py:read_samples read_text _read_rows _read_ids",
-    "data/sample_tables.py",
-    "data/tasks/labelled.py:_read _sample",
+    "data/files/text_files.py",
 )
 def read_sample_file(folder: Path) -> object:
-    from gossamer.data.samples import read_samples
-    from gossamer.data.tasks.labelled import _read
+    from gossamer.data.files import read_labelled, read_samples
 
     path = only(folder)
-    if path.suffix == ".jsonl":
-        tried(lambda: _read(str(path)))
+    if path.suffix in (".jsonl", ".csv", ".tsv"):
+        tried(lambda: read_labelled(path))
     found = read_samples(path, labelled=True)
     # Texts go to tokenizers and files.
     return "\n".join(found.texts).encode("utf-8")
@@ -103,15 +100,13 @@ def image_seeds(folder: Path) -> None:
     "images",
     image_seeds,
     "io/safe_files/arrays/array_file.py",
-    "data/tasks/image_files.py",
-    "data/tasks/idx_file.py",
+    "data/files/image_files.py",
 )
 def read_image_data(folder: Path) -> object:
-    from gossamer.data.tasks.image_files import read_images
-    from gossamer.search.workloads.images import read_image_set
+    from gossamer.data.files import read_images
 
     path = folder / "m.npz"
     if not path.exists():
-        return read_images(folder)
-    tried(lambda: read_images(path))
-    return read_image_set(path)
+        return read_images(folder, split=True)
+    tried(lambda: read_images(path, split=True))
+    return read_images(path)

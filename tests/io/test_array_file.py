@@ -9,12 +9,14 @@ import zipfile
 import numpy as np
 import pytest
 
-from gossamer.data.tasks.idx_file import read_idx
-from gossamer.data.tasks.image_files import read_images
+from gossamer.data.files import read_images
+from gossamer.data.files.image_files import read_idx
 from gossamer.errors import InputError, ResourceError
 from gossamer.io.safe_files.arrays import array_file
 from gossamer.io.safe_files.arrays.array_file import open_arrays
 from gossamer.search.workloads.images import read_image_set
+from gossamer.io.safe_files import array_file
+from gossamer.io.safe_files.array_file import open_arrays
 
 X = np.arange(5 * 16, dtype=np.uint8).reshape(5, 4, 4)
 Y = np.arange(5)
@@ -35,11 +37,11 @@ def write(path, entries, packing=zipfile.ZIP_DEFLATED):
 
 def both_refuse(path, text):
     """Both readers of images, and in little memory."""
-    for read in (read_image_set, read_images):
+    for split in (False, True):
         tracemalloc.start()
         try:
             with pytest.raises((InputError, ResourceError), match=text):
-                read(path)
+                read_images(path, split=split)
             assert tracemalloc.get_traced_memory()[1] < 2**23
         finally:
             tracemalloc.stop()
@@ -93,7 +95,7 @@ def test_directories_of_archives_that_cannot_be(tmp_path, place):
     raw[raw.rfind(b"PK\1\2") + place] ^= 0x63
     path.write_bytes(raw)
     with pytest.raises(InputError, match=r"m\.npz"):
-        read_image_set(path)
+        read_images(path)
 
 
 @pytest.mark.parametrize("packing", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
@@ -134,7 +136,7 @@ def test_more_than_there_is_memory_for(tmp_path, monkeypatch):
     np.savez(tmp_path / "m.npz", x=X, y=Y)
     monkeypatch.setattr(array_file, "available_bytes", lambda: 500)
     with pytest.raises(ResourceError, match="500 are free"):
-        read_image_set(tmp_path / "m.npz")
+        read_images(tmp_path / "m.npz")
 
 
 def idx(array):

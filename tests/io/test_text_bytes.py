@@ -3,7 +3,7 @@
 
 import pytest
 
-from gossamer.data.samples import check_scores, read_samples
+from gossamer.data.files import check_scores, read_samples
 from gossamer.errors import InputError
 from gossamer.io.safe_files.documents.text_bytes import decode_text
 

@@ -9,7 +9,7 @@ import torch
 from text_models import POSITIONS, WORDS, sentences
 
 import gossamer
-from gossamer.data.vectors import open_vectors
+from gossamer.cli.run.vectors import open_vectors
 from gossamer.errors import InputError
 from gossamer.io import load, read_beside
 from gossamer.running.text.classification import Classifier

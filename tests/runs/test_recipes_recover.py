@@ -10,7 +10,8 @@ from torch.nn.functional import cross_entropy
 
 import gossamer
 from gossamer import sparsify
-from gossamer.data.samples import Pair, draw
+from gossamer.data.files import Pair
+from gossamer.data.token_ids import draw
 from gossamer.errors import InputError, RecipeError, TargetError
 from gossamer.nn import Linear, MaskedLinear
 from gossamer.nn.batch import Batch

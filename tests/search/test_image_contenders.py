@@ -11,10 +11,13 @@ import torch
 from torch import nn
 
 from gossamer.running.rivals import EngineFailed, NetworkEngine, engines, export_network
+from gossamer.data.files import ImageSet
+from gossamer.running.rivals import network_engines
+from gossamer.running.rivals.network_engines import EngineFailed, NetworkEngine, export_network
 from gossamer.search import contenders
 from gossamer.search.contenders import EngineContenders, counted_bytes, engine_points
 from gossamer.search.trial import Point
-from gossamer.search.workloads.images import ImageSet, image_workload
+from gossamer.search.workloads.images import image_workload
 
 # The reference evaluator of the onnx package computes what an engine would.
 ENGINE = """

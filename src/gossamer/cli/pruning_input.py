@@ -14,7 +14,7 @@ from torch import nn
 import gossamer
 from gossamer.cli.models.example_input import example_input
 from gossamer.cli.models.sources import Source, check_source
-from gossamer.data.samples import Texts, check_scores, read_samples
+from gossamer.data.files import Texts, check_scores, read_samples
 from gossamer.errors import InputError, RecipeError
 from gossamer.io.artifact.destination import check_destination
 from gossamer.io.safe_files.tokenizer.guarded_tokenizer import (

@@ -9,7 +9,7 @@ from typing import Any
 from gossamer.cli.models.sources import Source, check_source, load_source
 from gossamer.cli.models.user_function import find_function, is_function
 from gossamer.cli.shell.output import Output
-from gossamer.data.samples import Texts, check_scores
+from gossamer.data.files import Texts, check_scores
 from gossamer.errors import InputError
 from gossamer.io.artifact.destination import check_destination
 from gossamer.io.safe_files.tokenizer.guarded_tokenizer import (

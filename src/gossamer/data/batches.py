@@ -51,11 +51,13 @@ class ShuffledBatches:
     def __getitem__(self, number: int) -> Any:
         epoch, place = divmod(number, len(self))
         if epoch != self._epoch:
-            self._order = torch.randperm(
-                self._num_samples, generator=generator_of(self._seed, epoch)
-            )
+            self._order = self._draw(self._num_samples, generator_of(self._seed, epoch))
             self._epoch = epoch
         return self._take(self._order[place * self._size : (place + 1) * self._size])
+
+    def _draw(self, count: int, generator: torch.Generator) -> torch.Tensor:
+        """What `take` gets in one epoch, in its order."""
+        return torch.randperm(count, generator=generator)
 
 
 class RepeatedBatches:

@@ -14,16 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from gossamer.data.samples import (
-    Pair,
-    Texts,
-    check_scores,
-    draw,
-    padded,
-    padded_batches,
-    sentences,
-    windows,
-)
+from gossamer.data.files import Pair, Texts, check_scores
+from gossamer.data.token_ids import draw, padded, padded_batches, sentences, windows
 from gossamer.errors import InputError
 from gossamer.nn.batch import Batch
 from gossamer.nn.families import is_decoder

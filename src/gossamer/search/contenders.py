@@ -16,7 +16,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from gossamer.data.samples import Texts, padded, sentences
+from gossamer.data.files import Texts
+from gossamer.data.token_ids import padded, sentences
 from gossamer.errors import InputError, TargetError
 from gossamer.nn.token_pruning import EncoderOutput
 from gossamer.ops.timing import fair_clock, race, stopwatch

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gossamer.data.samples import Texts
+from gossamer.data.files import Texts
 from gossamer.errors import InputError
 from gossamer.io.artifact.manifest import CARD_FILE
 from gossamer.io.artifact.opened import check_replaceable

@@ -22,7 +22,7 @@ from gossamer.cli.quickstart.output import (
 from gossamer.cli.quickstart.sentences import make_sentences
 from gossamer.cli.shell.output import Output
 from gossamer.cli.shell.progress import Stage
-from gossamer.data.samples import Texts
+from gossamer.data.files import Texts
 from gossamer.io import load, save
 from gossamer.nn.batch import Batch
 from gossamer.ops.timing import duel, one_thread

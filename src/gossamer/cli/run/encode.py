@@ -23,7 +23,7 @@ from gossamer.cli.shell.parameters import (
 if TYPE_CHECKING:
     import torch
 
-    from gossamer.data.vectors import WriteVectors
+    from gossamer.cli.run.vectors import WriteVectors
     from gossamer.running.text.embedding import Embedder, Pooling
 
 _EXAMPLES = """
@@ -79,6 +79,8 @@ def encode(  # noqa: PLR0913  (one argument per option)
     from gossamer.cli.models.sources import check_source, load_source
     from gossamer.data.vectors import check_suffix
     from gossamer.io.artifact.destination import check_file_destination
+    from gossamer.cli.run.vectors import check_suffix
+    from gossamer.io.safe_files.destination import check_file_destination
     from gossamer.running.layers.compiler import compile as compile_model
     from gossamer.running.text.embedding import Embedder
 
@@ -151,7 +153,7 @@ def encode(  # noqa: PLR0913  (one argument per option)
 
 
 def _read(file: Path) -> tuple[str, ...]:
-    from gossamer.data.samples import read_samples
+    from gossamer.data.files import read_samples
     from gossamer.errors import InputError
 
     texts = read_samples(file).texts
@@ -172,7 +174,7 @@ def _sink(
     out: Output, target: Path | None, count: int, kept: list[list[float]]
 ) -> "Iterator[WriteVectors]":
     """Where vectors go: a file, stdout, or `kept` for the document of --json."""
-    from gossamer.data.vectors import json_lines, open_vectors
+    from gossamer.cli.run.vectors import json_lines, open_vectors
 
     def to_stdout(texts: Sequence[str], vectors: "torch.Tensor") -> None:
         sys.stdout.writelines(json_lines(texts, vectors))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Classification of images. Legend: B batch, C channels, H height, W width."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from gossamer.data.batches import ShuffledBatches, generator_of
-from gossamer.data.tasks.digests import tensors_digest
-from gossamer.data.tasks.image_files import Images, read_images
-from gossamer.data.tasks.task import Task
+from gossamer.data.files.image_files import ImageSet, read_images
+from gossamer.data.tasks.task import Task, classifier_quality, tensors_digest
 
 GENERATED = "zoo:images"
 _EVAL_BATCH = 500
@@ -26,30 +26,25 @@ def image_task(data: str, batch: int, seed: int, *, flat: bool = False) -> Task:
         seed: of the order of images.
         flat: images are given to the model as [B, C * H * W], as an MLP takes them.
     """
-    images = generated_images() if data == GENERATED else read_images(Path(data))
-    mean, std = images.x_train.mean(), images.x_train.std().clamp(min=1e-6)
-    channels, height, width = images.x_train.shape[1:]
-    x_train, x_test = ((x - mean) / std for x in (images.x_train, images.x_test))
+    images = generated_images() if data == GENERATED else read_images(Path(data), split=True)
+    # Both parts are there: `split` asks for them, and generated images have them.
+    test: Any = images.test
+    mean, std = images.pixels.mean(), images.pixels.std().clamp(min=1e-6)
+    channels, height, width = images.pixels.shape[1:]
+    x_train, x_test = ((part.pixels - mean) / std for part in (images, test))
     if flat:
         x_train, x_test = x_train.flatten(1), x_test.flatten(1)
 
     def take(index: torch.Tensor) -> Any:
-        return x_train[index], images.y_train[index]
+        return x_train[index], images.labels[index]
 
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
         x, y_B = batch
         return cross_entropy(model(x).float(), y_B)
 
     def evaluate(model: nn.Module) -> dict[str, float]:
-        right, total = 0, 0.0
-        for x, y_B in zip(
-            torch.split(x_test, _EVAL_BATCH), torch.split(images.y_test, _EVAL_BATCH), strict=True
-        ):
-            logits = model(x).float()
-            right += int((logits.argmax(-1) == y_B).sum())
-            total += float(cross_entropy(logits, y_B, reduction="sum"))
-        count = len(images.y_test)
-        return {"accuracy": right / count, "eval_loss": total / count}
+        parts = zip(x_test.split(_EVAL_BATCH), test.labels.split(_EVAL_BATCH), strict=True)
+        return classifier_quality(model, (((x,), y_B) for x, y_B in parts))
 
     return Task(
         name="images",
@@ -62,22 +57,22 @@ def image_task(data: str, batch: int, seed: int, *, flat: bool = False) -> Task:
             "channels": channels,
             "height": height,
             "width": width,
-            "classes": images.num_classes,
+            "classes": int(max(images.labels.max(), test.labels.max())) + 1,
         },
         example=x_train[:batch],
-        digest=tensors_digest(images.x_train, images.y_train, images.x_test, images.y_test),
+        digest=tensors_digest(images.pixels, images.labels, test.pixels, test.labels),
     )
 
 
 def generated_images(
     num_train: int = 2000, num_test: int = 500, side: int = 12, num_classes: int = 6
-) -> Images:
+) -> ImageSet:
     """Noisy, shifted drawings of random smooth patterns: learned in seconds, not trivial."""
     generator = generator_of(0, num_classes, side)
     coarse = torch.randn(num_classes, 1, 4, 4, generator=generator)
     drawings = nn.functional.interpolate(coarse, size=(side + 4, side + 4), mode="bilinear")
 
-    def draw(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def draw(count: int) -> ImageSet:
         labels = torch.randint(num_classes, (count,), generator=generator)
         shifts = torch.randint(5, (count, 2), generator=generator).tolist()
         noise = 0.8 * torch.randn(count, 1, side, side, generator=generator)
@@ -85,6 +80,6 @@ def generated_images(
             drawings[label, :, down : down + side, right : right + side]
             for label, (down, right) in zip(labels.tolist(), shifts, strict=True)
         ]
-        return torch.stack(cut) + noise, labels
+        return ImageSet("generated", torch.stack(cut) + noise, labels)
 
-    return Images(*draw(num_train), *draw(num_test))
+    return replace(draw(num_train), test=draw(num_test))

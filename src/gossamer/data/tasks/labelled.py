@@ -16,11 +16,12 @@ from gossamer.data.tasks.task import Task
 from gossamer.data.tasks.tokens import make_vocabulary
 from gossamer.errors import InputError
 from gossamer.io.safe_files.documents.strict_json import parse_json_line
+from gossamer.data.files.text_files import read_labelled
+from gossamer.data.tasks.task import Task, classifier_quality, tensors_digest
+from gossamer.data.token_ids import make_vocabulary, padded
 
 GENERATED = "zoo:labelled"
-MAX_CLASSES = 10_000
 _EVAL_BATCH = 64
-_EXPECTED = 'Each line is an object such as {"text": "good film", "label": 1}.'
 
 Sample = tuple[str, int]
 
@@ -37,10 +38,10 @@ def labelled_task(  # noqa: PLR0913  (one argument per setting of the data)
     evaluation: str | None = None,
     saved_tokenizer: bytes | None = None,
 ) -> Task:
-    """Texts with labels from a .jsonl file, or generated ones: `zoo:labelled`.
+    """Texts with labels from a file, or generated ones: `zoo:labelled`.
 
     Args:
-        data: lines of {"text": ..., "label": ...}, or "zoo:labelled".
+        data: a .jsonl, .csv or .tsv file with text and label, or "zoo:labelled".
         batch: texts in a batch.
         seed: of the order of texts, and of which are held out.
         context: longest text in tokens; longer ones are cut.
@@ -75,14 +76,11 @@ def labelled_task(  # noqa: PLR0913  (one argument per setting of the data)
         return cross_entropy(model(ids_BT, keep_BT).float(), y_B)
 
     def evaluate(model: nn.Module) -> dict[str, float]:
-        right, total = 0, 0.0
-        for start in range(0, len(eval_ids), _EVAL_BATCH):
-            ids_BT, keep_BT = _padded(eval_ids[start : start + _EVAL_BATCH])
-            y_B = eval_labels[start : start + _EVAL_BATCH]
-            logits = model(ids_BT, keep_BT).float()
-            right += int((logits.argmax(-1) == y_B).sum())
-            total += float(cross_entropy(logits, y_B, reduction="sum"))
-        return {"accuracy": right / len(eval_ids), "eval_loss": total / len(eval_ids)}
+        starts = range(0, len(eval_ids), _EVAL_BATCH)
+        parts = [slice(start, start + _EVAL_BATCH) for start in starts]
+        return classifier_quality(
+            model, ((_padded(eval_ids[part]), eval_labels[part]) for part in parts)
+        )
 
     return Task(
         name="labelled",
@@ -97,37 +95,12 @@ def labelled_task(  # noqa: PLR0913  (one argument per setting of the data)
 
 
 def _padded(ids: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    ids_BT = nn.utils.rnn.pad_sequence(list(ids), batch_first=True)
-    if not ids_BT.shape[1]:
-        ids_BT = ids_BT.new_zeros(len(ids), 1)
-    return ids_BT, ids_BT != 0
+    inputs = padded(ids)
+    return inputs["input_ids"], inputs["attention_mask"].bool()
 
 
 def _read(data: str) -> list[Sample]:
-    if data == GENERATED:
-        return _generated()
-    path = Path(data)
-    if path.suffix != ".jsonl" or not path.is_file():
-        raise InputError(f"{path}: expected a .jsonl file that is there. {_EXPECTED}")
-    samples = []
-    for number, line in enumerate(read_text(path).split("\n"), start=1):
-        if line.strip():
-            samples.append(_sample(line, f"{path}:{number}"))
-    if not samples:
-        raise InputError(f"{path}: is empty. {_EXPECTED}")
-    return samples
-
-
-def _sample(line: str, where: str) -> Sample:
-    item = parse_json_line(line, where)
-    text = item.get("text") if isinstance(item, dict) else None
-    label = item.get("label") if isinstance(item, dict) else None
-    if not isinstance(text, str) or type(label) is not int or not 0 <= label < MAX_CLASSES:
-        raise InputError(
-            f"{where}: expected a text and a label in [0, {MAX_CLASSES}), got {line[:60]!r}."
-            f" {_EXPECTED}"
-        )
-    return text, label
+    return _generated() if data == GENERATED else read_labelled(Path(data))
 
 
 def _generated(count: int = 800) -> list[Sample]:

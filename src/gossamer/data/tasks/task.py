@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A task: batches, the loss of a batch, how good a model is, and the sizes a model must have."""
 
-from collections.abc import Callable, Mapping
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 from gossamer.data.batches import Batches
 
@@ -43,3 +45,26 @@ class Task:
     beside: Mapping[str, bytes] = field(default_factory=dict)
     model: nn.Module | None = None
     higher_is_better: bool = True
+
+
+def classifier_quality(
+    model: nn.Module, batches: Iterable[tuple[tuple[torch.Tensor, ...], torch.Tensor]]
+) -> dict[str, float]:
+    """Accuracy and mean loss of a classifier over (inputs, labels)."""
+    right, total, count = 0, 0.0, 0
+    for inputs, y_B in batches:
+        logits = model(*inputs).float()
+        right += int((logits.argmax(-1) == y_B).sum())
+        total += float(cross_entropy(logits, y_B, reduction="sum"))
+        count += len(y_B)
+    return {"accuracy": right / count, "eval_loss": total / count}
+
+
+def tensors_digest(*tensors: torch.Tensor) -> str:
+    """sha256 of dtypes, shapes and bytes: what data a run was trained on."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -3,17 +3,16 @@
 
 import math
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from gossamer.data.batches import generator_of
-from gossamer.data.samples import read_samples
-from gossamer.data.tasks.digests import tensors_digest
-from gossamer.data.tasks.task import Task
-from gossamer.data.tasks.tokens import make_vocabulary
+from gossamer.data.batches import ShuffledBatches, generator_of
+from gossamer.data.files.text_files import read_samples
+from gossamer.data.tasks.task import Task, tensors_digest
+from gossamer.data.token_ids import make_vocabulary
 from gossamer.errors import InputError
 
 GENERATED = "zoo:text"
@@ -57,9 +56,6 @@ def text_task(  # noqa: PLR0913  (one argument per setting of the data)
     bytes_per_token = len(eval_text.encode("utf-8")) / max(len(eval_ids), 1)
     windows_NT = _eval_windows(eval_ids, context)
 
-    def loss(model: nn.Module, ids_BT: Any) -> torch.Tensor:
-        return _loss(model, ids_BT)
-
     def evaluate(model: nn.Module) -> dict[str, float]:
         total = [float(_loss(model, part)) * len(part) for part in torch.split(windows_NT, batch)]
         mean = sum(total) / len(windows_NT)
@@ -68,7 +64,7 @@ def text_task(  # noqa: PLR0913  (one argument per setting of the data)
     return Task(
         name="text",
         batches=batches,
-        loss=loss,
+        loss=_loss,
         evaluate=evaluate if len(windows_NT) else None,
         tokens=batch * context,
         sizes={"vocabulary": words.size},
@@ -78,32 +74,24 @@ def text_task(  # noqa: PLR0913  (one argument per setting of the data)
     )
 
 
-class _Windows:
+class _Windows(ShuffledBatches):
     """Windows of context + 1 tokens; every epoch cuts the text at other places."""
 
     def __init__(self, ids: torch.Tensor, batch: int, context: int, seed: int, where: str) -> None:
-        self._ids, self._batch, self._context, self._seed = ids, batch, context, seed
-        self._count = (len(ids) - 1) // context - 1
-        if self._count < batch:
+        count = max((len(ids) - 1) // context - 1, 0)
+        if count < batch:
             raise InputError(
-                f"{where}: {len(ids)} tokens give {max(self._count, 0)} windows of {context}, fewer"
-                f" than one batch of {batch}. Give more text, or a smaller context or batch."
+                f"{where}: {len(ids)} tokens give {count} windows of {context}, fewer than one"
+                f" batch of {batch}. Give more text, or a smaller context or batch."
             )
-        self._epoch = -1
-        self._starts = torch.empty(0, dtype=torch.int64)
+        self._context = context
+        super().__init__(
+            count, batch, seed, lambda starts: ids[starts[:, None] + torch.arange(context + 1)]
+        )
 
-    def __len__(self) -> int:
-        return self._count // self._batch
-
-    def __getitem__(self, number: int) -> torch.Tensor:
-        epoch, place = divmod(number, len(self))
-        if epoch != self._epoch:
-            generator = generator_of(self._seed, epoch)
-            shift = int(torch.randint(self._context, (), generator=generator))
-            order = torch.randperm(self._count, generator=generator)
-            self._starts, self._epoch = shift + order * self._context, epoch
-        starts = self._starts[place * self._batch : (place + 1) * self._batch]
-        return self._ids[starts[:, None] + torch.arange(self._context + 1)]
+    def _draw(self, count: int, generator: torch.Generator) -> torch.Tensor:
+        shift = int(torch.randint(self._context, (), generator=generator))
+        return shift + super()._draw(count, generator) * self._context
 
 
 def _loss(model: nn.Module, ids_BT: torch.Tensor) -> torch.Tensor:

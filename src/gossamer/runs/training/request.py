@@ -20,7 +20,7 @@ Say = Callable[[str], None]
 _DATA: dict[str, tuple[tuple[str, ...], str]] = {
     "images": ((".npz",), "an .npz file or a folder of idx files"),
     "text": ((), "a text file"),
-    "labelled": ((".jsonl",), "a .jsonl file of texts with labels"),
+    "labelled": ((".jsonl", ".csv", ".tsv"), "a .jsonl, .csv or .tsv file of labelled texts"),
 }
 # A user's function of --model: a module for the recipe's task, or a whole task.
 Given = Callable[[], nn.Module | Task]

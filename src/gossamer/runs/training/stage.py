@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gossamer.data.tasks import Task
-from gossamer.data.tasks.digests import tensors_digest
+from gossamer.data.tasks import Task, tensors_digest
 from gossamer.recipes.stages.schedules import Iterative
 from gossamer.recipes.stages.train import Train, warmup_steps
 from gossamer.runs.attach import attach

@@ -3,8 +3,6 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +11,7 @@ from torch import nn
 from gossamer.data.tasks.image_files import read_pairs
 from gossamer.errors import InputError
 from gossamer.io.safe_files.arrays.array_file import open_arrays
+from gossamer.data.files import ImageSet
 from gossamer.nn.batch import Batch
 from gossamer.pruning.calibration.modes import evaluating
 from gossamer.pruning.gradients.losses import output_of
@@ -25,36 +24,6 @@ _CALIBRATED, _CALIBRATION_BATCH = 512, 64
 # A convolution sees as many samples as an image has pixels: fewer images tell it as much.
 _CONVOLVED_PIXELS = 2**17
 _EVALUATED = 256
-_PAIRS = (("x", "y"), ("x_train", "y_train"))
-_TEST = ("x_test", "y_test")
-_EXPECTED = "Give a .npz file with x [N, H, W] or [N, C, H, W] and y [N], or x_train and y_train."
-
-
-@dataclass(frozen=True)
-class ImageSet:
-    """float32 [N, C, H, W], int64 labels [N]; `test`: the rest of a file that has two parts."""
-
-    name: str
-    pixels: torch.Tensor
-    labels: torch.Tensor
-    test: "ImageSet | None" = None
-
-    def part(self, numbers: Sequence[int]) -> "ImageSet":
-        """Some of them."""
-        chosen = list(numbers)
-        return ImageSet(self.name, self.pixels[chosen], self.labels[chosen])
-
-
-def read_image_set(path: Path) -> ImageSet:
-    """Images of a .npz file, never pickled: whole numbers become parts of their largest."""
-    with open_arrays(path, _EXPECTED) as held:
-        names = next((pair for pair in _PAIRS if set(pair) <= set(held.names)), None)
-        if names is None:
-            found = ", ".join(held.names[:6]) or "nothing"
-            raise InputError(f"{path}: found {ascii(found)[1:-1][:200]}. {_EXPECTED}")
-        pairs = [names, *([_TEST] if set(_TEST) <= set(held.names) else [])]
-        parts = [ImageSet(path.name, *made) for made in read_pairs(held, pairs, str(path))]
-    return ImageSet(path.name, parts[0].pixels, parts[0].labels, (*parts, None)[1])
 
 
 def image_workload(

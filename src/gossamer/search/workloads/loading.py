@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import nn
 
-from gossamer.data.samples import Texts, check_scores, read_samples
+from gossamer.data.files import ImageSet, Texts, check_scores, read_images, read_samples
 from gossamer.errors import InputError
 from gossamer.search.workloads.batches import batch_workload
-from gossamer.search.workloads.images import ImageSet, image_workload, read_image_set
+from gossamer.search.workloads.images import image_workload
 from gossamer.search.workloads.text import split_texts, text_workload
 from gossamer.search.workloads.workload import Workload
 
@@ -60,7 +60,7 @@ def read_part(data: Any) -> Texts | ImageSet | list[Any]:
         return data
     if isinstance(data, str | Path):
         path = Path(data)
-        return read_image_set(path) if path.suffix == _IMAGES else read_samples(path, labelled=True)
+        return read_images(path) if path.suffix == _IMAGES else read_samples(path, labelled=True)
     if isinstance(data, Sequence):
         return list(data)
     raise InputError(

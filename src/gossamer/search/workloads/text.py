@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from gossamer.data.samples import Texts, padded_batches, sentences
+from gossamer.data.files import Texts
+from gossamer.data.token_ids import padded_batches, sentences
 from gossamer.errors import InputError
 from gossamer.nn.batch import Batch
 from gossamer.nn.families import is_decoder

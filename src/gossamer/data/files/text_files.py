@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Texts from a user's files: plain text, JSON lines, tables, token tensors; one reader each.
+
+The names of columns say what a row is: a text, a text with a label, or two texts with a score.
+Tables and JSON lines know the same names. Legend: N samples, T tokens.
+"""
+
+import csv
+import io
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from gossamer.errors import InputError
+from gossamer.io.safe_files.strict_json import parse_json_line
+from gossamer.io.safe_files.tensor_file import read_tensors
+from gossamer.io.safe_files.tensor_header import read_header
+from gossamer.io.safe_files.text_bytes import decode_text
+from gossamer.named_files import open_named, read_at_most, size_of
+
+MAX_TEXT_BYTES = 1 << 30
+MAX_CLASSES = 10_000
+_TEXT_NAMES = ("text", "sentence")
+_PAIR_NAMES = (("text_a", "text_b"), ("sentence1", "sentence2"))
+_LABELLED_LINE = 'Each line is an object such as {"text": "good film", "label": 1}.'
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two texts and how alike people find them."""
+
+    first: str
+    second: str
+    score: float
+
+
+@dataclass(frozen=True)
+class Texts:
+    """What a file of texts holds.
+
+    Attributes:
+        path: for messages.
+        stream: the text as it stands.
+        texts: one entry per line that is not blank.
+        pairs: with text_a, text_b and score; their texts are in `texts` too.
+        labels: a class per text; empty if there are none.
+        ids_NT: token ids, if the file holds them instead of text.
+    """
+
+    path: Path
+    stream: str = ""
+    texts: tuple[str, ...] = ()
+    pairs: tuple[Pair, ...] = ()
+    ids_NT: torch.Tensor | None = None  # noqa: N815  (shape suffix)
+    labels: tuple[int, ...] = ()
+
+
+def read_samples(path: Path, *, labelled: bool = False) -> Texts:
+    """Read a .txt, .jsonl, .csv, .tsv or .safetensors file.
+
+    Lines of a .jsonl file have "text" (or "sentence"), maybe with a "label", or "text_a", "text_b"
+    and "score"; the first line of a table names such columns; a .safetensors file has a tensor
+    `input_ids` [N, T]. Labels are read only if `labelled`.
+    """
+    if not path.is_file():
+        what = "is a folder, not a file" if path.is_dir() else "there is no such file"
+        raise InputError(f"{path}: {what}. Give a .txt, .jsonl, .csv, .tsv or .safetensors file.")
+    if path.suffix in _ROW_READERS:
+        return _samples_of(path, _rows(path), labelled=labelled)
+    if path.suffix in _READERS:
+        return _READERS[path.suffix](path)
+    raise InputError(
+        f"{path}: expected a file that ends with .txt, .md, .text, .jsonl, .csv, .tsv or"
+        " .safetensors."
+    )
+
+
+def read_labelled(path: Path) -> list[tuple[str, int]]:
+    """Read a .jsonl, .csv or .tsv file in which every row is a text with a label."""
+    if path.suffix not in _ROW_READERS or not path.is_file():
+        endings = ", ".join(_ROW_READERS)
+        raise InputError(f"{path}: expected a file that is there: {endings}. {_LABELLED_LINE}")
+    samples = [_labelled_text(row) for row in _rows(path)]
+    if not samples:
+        raise InputError(f"{path}: is empty. {_LABELLED_LINE}")
+    return samples
+
+
+def check_scores(samples: Texts) -> None:
+    """Raise InputError if pairs cannot be ranked, because all their scores are the same."""
+    scores = {pair.score for pair in samples.pairs}
+    if len(scores) == 1:
+        raise InputError(
+            f"{samples.path}: all {len(samples.pairs)} pairs have the score {scores.pop():g}, so no"
+            " model can be told from another by them. Give pairs with different scores, or a file"
+            " with texts alone."
+        )
+
+
+class _Row(NamedTuple):
+    """A line of a table or of a .jsonl file; `line` is the text of the latter, else empty."""
+
+    where: str
+    cells: Mapping[str, Any]
+    line: str = ""
+
+
+def _rows(path: Path) -> Iterator[_Row]:
+    return _ROW_READERS[path.suffix](path, _read_text(path))
+
+
+def _csv_rows(path: Path, text: str) -> Iterator[_Row]:
+    """A .csv file is quoted as spreadsheets do it."""
+    return _table_rows(path, csv.reader(io.StringIO(text), strict=True))
+
+
+def _tsv_rows(path: Path, text: str) -> Iterator[_Row]:
+    """In a .tsv file a quotation mark is a character like any other."""
+    reader = csv.reader(io.StringIO(text), delimiter="\t", quoting=csv.QUOTE_NONE)
+    return _table_rows(path, reader)
+
+
+def _table_rows(path: Path, reader: Any) -> Iterator[_Row]:
+    try:
+        names = [name.strip().lower() for name in next(reader)]
+        _check_names(names, path)
+        for cells in reader:
+            # Tables with tabs are known to have more cells than names, and no text is cut by that.
+            if path.suffix == ".csv" and any(cell.strip() for cell in cells[len(names) :]):
+                raise InputError(
+                    f"{path}:{reader.line_num}: has {len(cells)} cells, but the first line names"
+                    f" {len(names)} columns. Put a text with commas in it between quotation marks."
+                )
+            if any(cell.strip() for cell in cells):
+                filled = [*cells, *[""] * len(names)]
+                yield _Row(f"{path}:{reader.line_num}", dict(zip(names, filled, strict=False)))
+    except csv.Error as error:
+        raise InputError(f"{path}:{reader.line_num}: is no table ({error}).") from error
+
+
+def _check_names(names: list[str], path: Path) -> None:
+    if _kind_of(names) is None:
+        other = next((sign for sign in ";\t|" if len(names) == 1 and sign in names[0]), "")
+        advice = "Put a line with the names of the columns on top."
+        if other:
+            advice = f"Cells are separated by {other!r} here: save the table with commas."
+        raise InputError(
+            f"{path}:1: expected a column {' or '.join(_TEXT_NAMES)}, or two"
+            f" ({', '.join(_PAIR_NAMES[0])}) and score; found"
+            f" {', '.join(names[:8])[:200]!r}. {advice}"
+        )
+    twice = [name for name, count in Counter(names).items() if name and count > 1]
+    if twice:
+        raise InputError(
+            f"{path}:1: has {names.count(twice[0])} columns {twice[0]!r}, so it is not clear"
+            " which one is meant. Give each column a name of its own, or leave one out."
+        )
+
+
+def _json_rows(path: Path, text: str) -> Iterator[_Row]:
+    # Not splitlines: U+2028 and the like may stand inside of a text.
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            where = f"{path}:{number}"
+            item = parse_json_line(line, where)
+            yield _Row(where, item if isinstance(item, dict) else {}, line)
+
+
+def _kind_of(names: Iterable[str]) -> str | None:
+    """What a row with these columns is: "pair", "label", "text", or nothing that is known."""
+    has = set(names)
+    if "score" in has and any(set(pair) <= has for pair in _PAIR_NAMES):
+        return "pair"
+    if not has & set(_TEXT_NAMES):
+        return None
+    return "label" if "label" in has else "text"
+
+
+def _samples_of(path: Path, rows: Iterator[_Row], *, labelled: bool) -> Texts:
+    """Pairs where a row has two texts and a score; all texts have a label, or none has."""
+    texts: list[str] = []
+    pairs: list[Pair] = []
+    labels: list[int] = []
+    for row in rows:
+        kind = _kind_of(row.cells)
+        if kind is None:
+            raise InputError(
+                f'{row.where}: expected {{"text": "..."}}, maybe with "label": 1, or'
+                f' {{"text_a": "...", "text_b": "...", "score": 3.5}}, got {row.line[:60]!r}.'
+            )
+        if kind == "pair":
+            pair = _pair_in(row)
+            pairs.append(pair)
+            texts += [pair.first, pair.second]
+            continue
+        texts.append(_text_in(row))
+        if labelled and kind == "label":
+            labels.append(_label_in(row))
+    if labels and (pairs or len(labels) != len(texts)):
+        raise InputError(f"{path}: {len(labels)} of {len(texts)} texts have a label; expected all.")
+    return Texts(path, "\n".join(texts), tuple(texts), tuple(pairs), labels=tuple(labels))
+
+
+def _labelled_text(row: _Row) -> tuple[str, int]:
+    try:
+        return _text_in(row, blank=True), _label_in(row)
+    except InputError as error:
+        if not row.line:
+            raise
+        raise InputError(
+            f"{row.where}: expected a text and a label in [0, {MAX_CLASSES}), got"
+            f" {row.line[:60]!r}. {_LABELLED_LINE}"
+        ) from error
+
+
+def _pair_in(row: _Row) -> Pair:
+    first, second = next(pair for pair in _PAIR_NAMES if set(pair) <= set(row.cells))
+    found = row.cells["score"]
+    try:
+        score = float(found)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{row.where}: score is not a number, got {found!r}.") from error
+    if not math.isfinite(score):
+        raise InputError(
+            f"{row.where}: score is {score}; expected a finite number. Leave this pair out, or give"
+            " it its score."
+        )
+    return Pair(_text_in(row, first), _text_in(row, second), score)
+
+
+def _text_in(row: _Row, name: str | None = None, *, blank: bool = False) -> str:
+    """The text in a column; None takes the first that is known."""
+    column = name or next((each for each in _TEXT_NAMES if each in row.cells), _TEXT_NAMES[0])
+    found = row.cells.get(column)
+    if not isinstance(found, str) or not (blank or found.strip()):
+        raise InputError(f"{row.where}: has no text in column {column!r}.")
+    return found
+
+
+def _label_in(row: _Row) -> int:
+    """A class, counted from 0."""
+    found = row.cells.get("label")
+    number = int(found) if isinstance(found, str) and found.strip().isdecimal() else found
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < MAX_CLASSES:
+        raise InputError(
+            f"{row.where}: label must be a whole number in [0, {MAX_CLASSES}), got"
+            f" {repr(found)[:60]}."
+        )
+    return number
+
+
+def _read_text(path: Path) -> str:
+    """The text of a file that is not empty; InputError says what else it is."""
+    with open_named(path, InputError) as file:
+        if size_of(file) > MAX_TEXT_BYTES:
+            raise InputError(
+                f"{path}: is larger than {MAX_TEXT_BYTES >> 20} MiB. Give a part of it."
+            )
+        raw = read_at_most(file, MAX_TEXT_BYTES, str(path), InputError)
+    text = decode_text(raw, str(path))
+    if not text.strip():
+        raise InputError(f"{path}: is empty; expected some text.")
+    return text
+
+
+def _read_lines(path: Path) -> Texts:
+    text = _read_text(path)
+    return Texts(path, text, tuple(line for line in text.splitlines() if line.strip()))
+
+
+def _read_ids(path: Path) -> Texts:
+    with open_named(path, InputError) as file:
+        header = read_header(file, size_of(file), str(path))
+        if "input_ids" not in header.tensors:
+            raise InputError(
+                f"{path}: expected a tensor input_ids [samples, tokens], found"
+                f" {', '.join(sorted(header.tensors)[:5]) or 'none'}."
+            )
+        ids = read_tensors(file, header, str(path))["input_ids"]
+    if ids.ndim != 2 or ids.dtype not in (torch.int64, torch.int32) or not ids.numel():
+        raise InputError(
+            f"{path}: input_ids must be int64 [samples, tokens] and not empty, got {ids.dtype}"
+            f" {list(ids.shape)}."
+        )
+    return Texts(path, ids_NT=ids.long())
+
+
+# The table of file types: rows of texts, which may have labels or scores, and everything else.
+_ROW_READERS: Final[Mapping[str, Callable[[Path, str], Iterator[_Row]]]] = {
+    ".jsonl": _json_rows,
+    ".csv": _csv_rows,
+    ".tsv": _tsv_rows,
+}
+_READERS: Final[Mapping[str, Callable[[Path], Texts]]] = {
+    ".txt": _read_lines,
+    ".md": _read_lines,
+    ".text": _read_lines,
+    ".safetensors": _read_ids,
+}
