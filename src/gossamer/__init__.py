@@ -4,28 +4,11 @@
 Names are loaded on first use: importing gossamer does not import torch.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from gossamer.lazy_door import lazy_door
 
 __version__ = "0.1.0"
-
-# Public name -> module that holds it. A submodule is given as itself.
-_HOMES = {
-    "attach": "gossamer.runs.attach",
-    "plan": "gossamer.planner.planning",
-    "shrink": "gossamer.search.shrinking",
-    "sparsify": "gossamer.runs.oneshot",
-    "compact": "gossamer.nn.compaction",
-    "compile": "gossamer.running.layers.compiler",
-    "explain": "gossamer.running.layers.explanation",
-    "save": "gossamer.io.artifact.writer",
-    "load": "gossamer.io.loading",
-    "strict": "gossamer.ops.dispatch",
-    "errors": "gossamer.errors",
-    "nn": "gossamer.nn",
-    "register": "gossamer.register",
-    "testing": "gossamer.testing",
-}
 
 __all__ = [
     "attach",
@@ -57,14 +40,23 @@ if TYPE_CHECKING:
     from gossamer.runs.oneshot import sparsify
     from gossamer.search.shrinking import shrink
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'gossamer' has no attribute {name!r}")
-    module = importlib.import_module(home)
-    return module if home == f"gossamer.{name}" else getattr(module, name)
-
-
-def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+# Public name -> module that holds it. A submodule is given as itself.
+__getattr__, __dir__ = lazy_door(
+    __name__,
+    {
+        "attach": "runs.attach",
+        "plan": "planner.planning",
+        "shrink": "search.shrinking",
+        "sparsify": "runs.oneshot",
+        "compact": "nn.compaction",
+        "compile": "running.layers.compiler",
+        "explain": "running.layers.explanation",
+        "save": "io.artifact.writer",
+        "load": "io.loading",
+        "strict": "ops.dispatch",
+        "errors": "errors",
+        "nn": "nn",
+        "register": "register",
+        "testing": "testing",
+    },
+)

@@ -5,10 +5,12 @@ Legend of shape suffixes: R rows (outputs), K columns (inputs). A mask is bool, 
 """
 
 from abc import ABC, abstractmethod
+from typing import ClassVar, Self
 
 import torch
 
 from gossamer.errors import InputError, PatternError
+from gossamer.patterns.syntax import FORMS
 
 
 def check_density(density: float, where: str = "density") -> float:
@@ -76,6 +78,79 @@ class Pattern(ABC):
                 f" {density:g} was asked for. Leave sparsity out, or write sparsity={1 - fixed:g}."
             )
         return fixed
+
+
+class BuiltinPattern(Pattern):
+    """A row of `syntax.FORMS`: a frozen dataclass whose fields are the numbers of its text.
+
+    Subclasses say which tiles cover a matrix, how scores are projected and what a mask must keep;
+    what they are given has been checked.
+    """
+
+    form: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        FORMS[self.form].check(*self._numbers)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read the whole text of the pattern."""
+        return cls(*FORMS[cls.form].read(text))
+
+    @property
+    def _numbers(self) -> tuple[int, ...]:
+        return tuple(vars(self).values())
+
+    @property
+    def fixed_density(self) -> float | None:
+        """The kept fraction where the pattern fixes it."""
+        return FORMS[self.form].density(*self._numbers)
+
+    @property
+    @abstractmethod
+    def tile(self) -> tuple[int, int]:
+        """Rows and columns that a shape must be divisible by."""
+
+    def padded_shape(self, shape: tuple[int, int]) -> tuple[int, int]:
+        """`shape` rounded up to whole tiles."""
+        rows, columns = self.tile
+        return -(-shape[0] // rows) * rows, -(-shape[1] // columns) * columns
+
+    def check_shape(self, shape: tuple[int, int], where: str = "weight") -> None:
+        """Refuse a shape that tiles do not cover."""
+        padded = self.padded_shape(shape)
+        if padded != tuple(shape):
+            raise PatternError(f"{where} {list(shape)}: {self} {self._shape_fault(shape, padded)}")
+
+    @abstractmethod
+    def _shape_fault(self, shape: tuple[int, int], padded: tuple[int, int]) -> str:
+        """What a shape must be, and the options that remain."""
+
+    def project(self, scores_RK: torch.Tensor, density: float | None = None) -> torch.Tensor:
+        """The legal mask that keeps the highest total score."""
+        wanted = self.resolve_density(density)
+        check_scores(scores_RK)
+        self.check_shape((scores_RK.shape[0], scores_RK.shape[1]), "scores")
+        return self._chosen(scores_RK, wanted)
+
+    @abstractmethod
+    def _chosen(self, scores_RK: torch.Tensor, density: float) -> torch.Tensor:
+        """`project`, of scores that were checked."""
+
+    def validate(self, mask_RK: torch.Tensor, where: str = "mask") -> None:
+        """Refuse a mask that breaks the pattern, naming the first place."""
+        check_mask(mask_RK, where)
+        self.check_shape((mask_RK.shape[0], mask_RK.shape[1]), where)
+        fault = self._mask_fault(mask_RK)
+        if fault:
+            raise PatternError(f"{where} {list(mask_RK.shape)}: {self} {fault}")
+
+    @abstractmethod
+    def _mask_fault(self, mask_RK: torch.Tensor) -> str:
+        """What is wrong with a mask of a fitting shape; empty if nothing is."""
+
+    def __str__(self) -> str:
+        return FORMS[self.form].text.format(*self._numbers)
 
 
 def check_scores(scores_RK: torch.Tensor) -> None:

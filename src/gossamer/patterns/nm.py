@@ -4,96 +4,92 @@
 Legend: R rows, K columns, G = K/M groups of a row.
 """
 
+from abc import abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
-from gossamer.errors import PatternError
-from gossamer.patterns.base import Pattern, check_mask, check_scores
+from gossamer.patterns.base import BuiltinPattern
 from gossamer.patterns.select import keep_largest
-from gossamer.patterns.syntax import MAX_NM_GROUP, check_nm, read_nm
+from gossamer.patterns.syntax import MAX_NM_GROUP
 
 
-@dataclass(frozen=True)
-class NM(Pattern):
-    """`num_kept` of every `group` consecutive weights along the input dimension."""
+class GroupedPattern(BuiltinPattern):
+    """Rows are cut into groups of `group` consecutive inputs."""
 
-    num_kept: int
     group: int
 
-    def __post_init__(self) -> None:
-        check_nm(self.num_kept, self.group)
-
-    @classmethod
-    def parse(cls, text: str) -> "NM":
-        """Read `N:M`."""
-        return cls(*read_nm(text))
-
     @property
-    def fixed_density(self) -> float:
-        """N/M."""
-        return self.num_kept / self.group
+    def tile(self) -> tuple[int, int]:
+        """Any number of rows fits."""
+        return 1, self.group
 
-    def check_shape(self, shape: tuple[int, int], where: str = "weight") -> None:
-        """Refuse an input size that M does not divide."""
-        num_columns = shape[1]
-        if num_columns % self.group == 0:
-            return
-        padded = self.padded_shape(shape)[1]
-        other = self._nearest_dividing(num_columns)
-        raise PatternError(
-            f"{where} {list(shape)}: {self} needs the input size divisible by {self.group}, got"
-            f" {num_columns}. Options: pad to {padded} columns (adds {padded - num_columns}),"
+    def _shape_fault(self, shape: tuple[int, int], padded: tuple[int, int]) -> str:
+        num_columns, other = shape[1], self._nearest_dividing(shape[1])
+        return (
+            f"needs the input size divisible by {self.group}, got {num_columns}. Options: pad to"
+            f" {padded[1]} columns (adds {padded[1] - num_columns}),"
             + (f' pattern "{other}",' if other else "")
             + " or add the layer to ignore."
         )
 
+    @abstractmethod
+    def _nearest_dividing(self, num_columns: int) -> BuiltinPattern | None:
+        """The most similar pattern whose groups divide `num_columns`, if there is one."""
+
+    def _groups(self, matrix_RK: torch.Tensor) -> torch.Tensor:
+        """[R, G, M] view of a fitting matrix."""
+        num_rows, num_columns = matrix_RK.shape
+        return matrix_RK.reshape(num_rows, num_columns // self.group, self.group)
+
+    def _miscounted(self, mask_RK: torch.Tensor, num_kept: int) -> tuple[str, int]:
+        """The first group that does not keep `num_kept`, in words, and how many there are."""
+        counts_RG = self._groups(mask_RK).sum(dim=-1)
+        wrong = (counts_RG != num_kept).nonzero()
+        if not len(wrong):
+            return "", 0
+        row, group = wrong[0].tolist()
+        return (
+            f"keeps exactly {num_kept} of {self.group}, but row {row}, columns"
+            f" {group * self.group} to {(group + 1) * self.group - 1}, keeps"
+            f" {int(counts_RG[row, group])}"
+        ), len(wrong)
+
+
+@dataclass(frozen=True)
+class NM(GroupedPattern):
+    """`num_kept` of every `group` consecutive weights along the input dimension."""
+
+    form: ClassVar[str] = "N:M"
+    num_kept: int
+    group: int
+
     def _nearest_dividing(self, num_columns: int) -> "NM | None":
-        """The pattern of nearest density whose M divides `num_columns`, if there is one."""
+        density = self.num_kept / self.group
         candidates = [
-            NM(max(1, round(self.fixed_density * group)), group)
+            NM(max(1, round(density * group)), group)
             for group in range(2, MAX_NM_GROUP + 1)
             if num_columns % group == 0
         ]
         return min(
             candidates,
             key=lambda c: (
-                round(abs(c.fixed_density - self.fixed_density), 6),
+                round(abs(c.num_kept / c.group - density), 6),
                 abs(c.group - self.group),
             ),
             default=None,
         )
 
-    def padded_shape(self, shape: tuple[int, int]) -> tuple[int, int]:
-        """`shape` with the columns rounded up to whole groups."""
-        return shape[0], -(-shape[1] // self.group) * self.group
-
-    def project(self, scores_RK: torch.Tensor, density: float | None = None) -> torch.Tensor:
+    def _chosen(self, scores_RK: torch.Tensor, density: float) -> torch.Tensor:
         """Keep the N highest scores of every group."""
-        self.resolve_density(density)
-        check_scores(scores_RK)
-        num_rows, num_columns = scores_RK.shape
-        self.check_shape((num_rows, num_columns), "scores")
-        scores_RGM = scores_RK.reshape(num_rows, num_columns // self.group, self.group)
-        return keep_largest(scores_RGM, self.num_kept).view(num_rows, num_columns)
+        return keep_largest(self._groups(scores_RK), self.num_kept).flatten(1)
 
-    def validate(self, mask_RK: torch.Tensor, where: str = "mask") -> None:
-        """Refuse a group that keeps more or fewer than N."""
-        check_mask(mask_RK, where)
-        num_rows, num_columns = mask_RK.shape
-        self.check_shape((num_rows, num_columns), where)
-        groups_RGM = mask_RK.reshape(num_rows, num_columns // self.group, self.group)
-        counts_RG = groups_RGM.sum(dim=-1)
-        wrong = (counts_RG != self.num_kept).nonzero()
-        if len(wrong):
-            row, group = wrong[0].tolist()
-            raise PatternError(
-                f"{where} {list(mask_RK.shape)}: {self} keeps exactly {self.num_kept} of"
-                f" {self.group}, but row {row}, columns {group * self.group} to"
-                f" {(group + 1) * self.group - 1}, keeps {int(counts_RG[row, group])}"
-                f" ({len(wrong)} groups are wrong). Project the scores again or name another"
-                " pattern."
-            )
-
-    def __str__(self) -> str:
-        return f"{self.num_kept}:{self.group}"
+    def _mask_fault(self, mask_RK: torch.Tensor) -> str:
+        """A group that keeps more or fewer than N."""
+        fault, count = self._miscounted(mask_RK, self.num_kept)
+        if not fault:
+            return ""
+        return (
+            f"{fault} ({count} groups are wrong). Project the scores again or name another pattern."
+        )

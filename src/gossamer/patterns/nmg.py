@@ -8,32 +8,23 @@ Legend: R rows, K columns, T tiles, W = C*g columns of a tile, C row patterns, m
 
 from dataclasses import dataclass
 from math import comb
+from typing import ClassVar
 
 import torch
 
-from gossamer.errors import PatternError
-from gossamer.patterns.base import Pattern, check_mask, check_scores
-from gossamer.patterns.gray import gray_order
-from gossamer.patterns.nmg_search import assign_columns
+from gossamer.patterns.base import BuiltinPattern
+from gossamer.patterns.nmg_search import assign_columns, gray_order
 from gossamer.patterns.select import summable
-from gossamer.patterns.syntax import check_nmg, read_nmg
 
 
 @dataclass(frozen=True)
-class NMG(Pattern):
+class NMG(BuiltinPattern):
     """`num_kept` of `group` outputs per input; each row pattern in `repeats` columns of a tile."""
 
+    form: ClassVar[str] = "nmg"
     num_kept: int
     group: int
     repeats: int
-
-    def __post_init__(self) -> None:
-        check_nmg(self.num_kept, self.group, self.repeats)
-
-    @classmethod
-    def parse(cls, text: str) -> "NMG":
-        """Read `nmg:n:m:g`."""
-        return cls(*read_nmg(text))
 
     @property
     def num_row_patterns(self) -> int:
@@ -46,37 +37,23 @@ class NMG(Pattern):
         return self.num_row_patterns * self.repeats
 
     @property
-    def fixed_density(self) -> float:
-        """n/m."""
-        return self.num_kept / self.group
+    def tile(self) -> tuple[int, int]:
+        """M rows by C(m, n) * g columns."""
+        return self.group, self.tile_columns
 
     def row_patterns(self, device: torch.device | str = "cpu") -> torch.Tensor:
         """int64 [C, n]: the kept rows of each row pattern, in Gray order."""
         return torch.tensor(gray_order(self.group, self.num_kept), device=device)
 
-    def check_shape(self, shape: tuple[int, int], where: str = "weight") -> None:
-        """Refuse a shape that tiles do not cover."""
-        if self.padded_shape(shape) != tuple(shape):
-            raise PatternError(
-                f"{where} {list(shape)}: {self} needs rows divisible by {self.group} and columns"
-                f" divisible by C({self.group}, {self.num_kept}) * {self.repeats} ="
-                f" {self.tile_columns}. Options: pad to {list(self.padded_shape(shape))}, another"
-                " g, or add the layer to ignore."
-            )
-
-    def padded_shape(self, shape: tuple[int, int]) -> tuple[int, int]:
-        """`shape` rounded up to whole tiles."""
+    def _shape_fault(self, shape: tuple[int, int], padded: tuple[int, int]) -> str:
         return (
-            -(-shape[0] // self.group) * self.group,
-            -(-shape[1] // self.tile_columns) * self.tile_columns,
+            f"needs rows divisible by {self.group} and columns divisible by C({self.group},"
+            f" {self.num_kept}) * {self.repeats} = {self.tile_columns}. Options: pad to"
+            f" {list(padded)}, another g, or add the layer to ignore."
         )
 
-    def project(self, scores_RK: torch.Tensor, density: float | None = None) -> torch.Tensor:
+    def _chosen(self, scores_RK: torch.Tensor, density: float) -> torch.Tensor:
         """Give every column of a tile a row pattern: greedily, then by swaps that improve."""
-        self.resolve_density(density)
-        check_scores(scores_RK)
-        shape = (scores_RK.shape[0], scores_RK.shape[1])
-        self.check_shape(shape, "scores")
         if scores_RK.numel() == 0:
             return torch.zeros_like(scores_RK, dtype=torch.bool)
         scores_TWm = self.tiled(summable(scores_RK)).flatten(0, 1)
@@ -84,7 +61,7 @@ class NMG(Pattern):
             self.num_row_patterns, self.group, dtype=torch.bool, device=scores_RK.device
         ).scatter_(1, self.row_patterns(scores_RK.device), True)
         ids_TW = assign_columns(scores_TWm, members_Cm, self.repeats)
-        return self.untiled(members_Cm[ids_TW], shape)
+        return self.untiled(members_Cm[ids_TW], (scores_RK.shape[0], scores_RK.shape[1]))
 
     def tiled(self, matrix_RK: torch.Tensor) -> torch.Tensor:
         """[K/W, R/m, W, m] view of a fitting matrix: tiles in storage order, columns first."""
@@ -112,32 +89,26 @@ class NMG(Pattern):
         slots = torch.searchsorted(codes_C, codes).clamp_(max=len(codes_C) - 1)
         return torch.where(codes_C[slots] == codes, order_C[slots], -1)
 
-    def validate(self, mask_RK: torch.Tensor, where: str = "mask") -> None:
-        """Refuse a column that keeps other than n of m, or a tile with unequal use of patterns."""
-        check_mask(mask_RK, where)
-        self.check_shape((mask_RK.shape[0], mask_RK.shape[1]), where)
+    def _mask_fault(self, mask_RK: torch.Tensor) -> str:
+        """A column that keeps other than n of m, or a tile with unequal use of patterns."""
         ids = self.row_pattern_ids(mask_RK)
         wrong = (ids < 0).nonzero()
         if len(wrong):
             across, down, column = wrong[0].tolist()
-            raise PatternError(
-                f"{where} {list(mask_RK.shape)}: {self} keeps exactly {self.num_kept} of"
-                f" {self.group} outputs, but rows {down * self.group} to"
-                f" {(down + 1) * self.group - 1} of column {across * self.tile_columns + column}"
-                " do not. Project the scores again."
+            return (
+                f"keeps exactly {self.num_kept} of {self.group} outputs, but rows"
+                f" {down * self.group} to {(down + 1) * self.group - 1} of column"
+                f" {across * self.tile_columns + column} do not. Project the scores again."
             )
         used = torch.zeros(*ids.shape[:2], self.num_row_patterns, dtype=ids.dtype)
         used = used.to(ids.device).scatter_add_(2, ids, torch.ones_like(ids))
         wrong = (used != self.repeats).nonzero()
-        if len(wrong):
-            across, down, which = wrong[0].tolist()
-            raise PatternError(
-                f"{where} {list(mask_RK.shape)}: {self} uses each choice of rows in exactly"
-                f" {self.repeats} columns of a tile, but the tile at row {down * self.group},"
-                f" column {across * self.tile_columns} uses rows"
-                f" {gray_order(self.group, self.num_kept)[which]} in"
-                f" {int(used[across, down, which])}. Project the scores again."
-            )
-
-    def __str__(self) -> str:
-        return f"nmg:{self.num_kept}:{self.group}:{self.repeats}"
+        if not len(wrong):
+            return ""
+        across, down, which = wrong[0].tolist()
+        return (
+            f"uses each choice of rows in exactly {self.repeats} columns of a tile, but the tile at"
+            f" row {down * self.group}, column {across * self.tile_columns} uses rows"
+            f" {gray_order(self.group, self.num_kept)[which]} in"
+            f" {int(used[across, down, which])}. Project the scores again."
+        )

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which column of a tile gets which row pattern, when every pattern must serve exactly g columns.
+"""Row patterns in Gray order, and which column of a tile gets which of them.
+
+Every row pattern must serve exactly g columns.
 
 A transportation problem per tile, solved for all tiles at once: greedy, then pairwise swaps until
 none improves. Legend: T tiles, W = C*g columns, C row patterns, g columns per pattern, m rows.
 """
+
+from functools import lru_cache
 
 import torch
 
@@ -11,6 +15,30 @@ import torch
 SLICE_PAIRS = 1 << 22
 # Scores arrive scaled to about 1: smaller gains are rounding, and chasing them might never end.
 MIN_GAIN = 1e-9
+
+
+@lru_cache(maxsize=256)
+def gray_order(num_items: int, num_chosen: int) -> tuple[tuple[int, ...], ...]:
+    """All increasing tuples of `num_chosen` out of range(num_items), each one entry from the last.
+
+    Neighbours differ in one entry, so that a kernel swaps one accumulator.
+
+    The homogeneous scheme of Eades and McKay (1984; Knuth 7.2.1.3): with s = items - chosen,
+    K(s, t) = K(s-1, t) without the top item, the reverse of K(s-1, t-1) with the top item and
+    without the next, K(s, t-2) with both. Exactly one tuple entry changes at a time, not only one
+    member of the set.
+    """
+    if num_chosen == 0:
+        return ((),)
+    if num_chosen == num_items:
+        return (tuple(range(num_items)),)
+    if num_chosen == 1:
+        return tuple((item,) for item in range(num_items))
+    top = num_items - 1
+    order = list(gray_order(num_items - 1, num_chosen))
+    order += [(*rest, top) for rest in reversed(gray_order(num_items - 2, num_chosen - 1))]
+    order += [(*rest, top - 1, top) for rest in gray_order(num_items - 2, num_chosen - 2)]
+    return tuple(order)
 
 
 def assign_columns(

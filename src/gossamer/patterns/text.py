@@ -28,11 +28,8 @@ gossamer.register.pattern("{name}", MyPattern.parse)
 '''
 
 PATTERNS: Registry[Callable[[str], Pattern]] = Registry("pattern", _STUB)
-PATTERNS.add("unstructured", Unstructured.parse)
-PATTERNS.add("N:M", NM.parse)
-PATTERNS.add("V:N:M", VNM.parse)
-PATTERNS.add("nmg", NMG.parse)
-PATTERNS.add("block", Block.parse)
+for _builtin in (Unstructured, NM, VNM, NMG, Block):
+    PATTERNS.add(_builtin.form, _builtin.parse)
 
 
 def parse_pattern(text: str) -> Pattern:

@@ -2,35 +2,27 @@
 """No constraint: any weight may be dropped. The best quality per kept weight."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
-from gossamer.patterns.base import Pattern, check_density, check_mask, check_scores, kept_count
+from gossamer.patterns.base import BuiltinPattern, check_density, kept_count
 from gossamer.patterns.select import keep_largest
-from gossamer.patterns.syntax import read_unstructured
 
 
 @dataclass(frozen=True)
-class Unstructured(Pattern):
+class Unstructured(BuiltinPattern):
     """Any mask is legal; the density is chosen per layer."""
 
-    @classmethod
-    def parse(cls, text: str) -> "Unstructured":
-        """Read `unstructured`."""
-        read_unstructured(text)
-        return cls()
+    form: ClassVar[str] = "unstructured"
 
     @property
-    def fixed_density(self) -> float | None:
-        """None: any density is legal."""
-        return None
+    def tile(self) -> tuple[int, int]:
+        """Every shape fits."""
+        return 1, 1
 
-    def check_shape(self, shape: tuple[int, int], where: str = "weight") -> None:
-        """Accept every shape."""
-
-    def padded_shape(self, shape: tuple[int, int]) -> tuple[int, int]:
-        """`shape` itself."""
-        return shape
+    def _shape_fault(self, shape: tuple[int, int], padded: tuple[int, int]) -> str:
+        return ""
 
     def legal_density(self, shape: tuple[int, int], density: float) -> float:
         """The nearest density with a whole number of kept weights."""
@@ -38,16 +30,10 @@ class Unstructured(Pattern):
         numel = shape[0] * shape[1]
         return kept_count(density, numel) / numel if numel else density
 
-    def project(self, scores_RK: torch.Tensor, density: float | None = None) -> torch.Tensor:
+    def _chosen(self, scores_RK: torch.Tensor, density: float) -> torch.Tensor:
         """Keep the round(density * numel) highest scores of the whole matrix."""
-        wanted = self.resolve_density(density)
-        check_scores(scores_RK)
-        num_kept = kept_count(wanted, scores_RK.numel())
+        num_kept = kept_count(density, scores_RK.numel())
         return keep_largest(scores_RK.flatten(), num_kept).view(scores_RK.shape)
 
-    def validate(self, mask_RK: torch.Tensor, where: str = "mask") -> None:
-        """Accept every bool matrix."""
-        check_mask(mask_RK, where)
-
-    def __str__(self) -> str:
-        return "unstructured"
+    def _mask_fault(self, mask_RK: torch.Tensor) -> str:
+        return ""

@@ -6,13 +6,13 @@ Legend: R rows, K columns, B = ceil(R/V) row blocks, G = K/M column groups, M co
 
 from dataclasses import dataclass
 from itertools import combinations
+from typing import ClassVar
 
 import torch
 
-from gossamer.errors import PatternError
-from gossamer.patterns.base import Pattern, check_mask, check_scores
+from gossamer.patterns.nm import GroupedPattern
 from gossamer.patterns.select import keep_largest, summable
-from gossamer.patterns.syntax import MAX_VNM_GROUP, NUM_KEPT, NUM_SHARED, check_vnm, read_vnm
+from gossamer.patterns.syntax import MAX_VNM_GROUP, NUM_KEPT, NUM_SHARED
 
 # C(8, 4) = 70 sets are tried one by one; C(16, 4) = 1820 would cost more than they gain (< 1.4 %).
 MAX_GROUP_EXACT = 8
@@ -21,54 +21,24 @@ SLICE_SCORES = 1 << 22
 
 
 @dataclass(frozen=True)
-class VNM(Pattern):
+class VNM(GroupedPattern):
     """`block_rows` rows share 4 of every `group` columns; each row keeps 2 of the 4."""
 
+    form: ClassVar[str] = "V:N:M"
     block_rows: int
     group: int
-
-    def __post_init__(self) -> None:
-        check_vnm(self.block_rows, self.group)
-
-    @classmethod
-    def parse(cls, text: str) -> "VNM":
-        """Read `V:N:M`; N must be 2."""
-        return cls(*read_vnm(text))
-
-    @property
-    def fixed_density(self) -> float:
-        """2/M."""
-        return NUM_KEPT / self.group
 
     def grid(self, shape: tuple[int, int]) -> tuple[int, int]:
         """Row blocks, the last of which may be short, and column groups of a fitting shape."""
         return -(-shape[0] // self.block_rows), shape[1] // self.group
 
-    def check_shape(self, shape: tuple[int, int], where: str = "weight") -> None:
-        """Refuse an input size that M does not divide; any number of rows fits."""
-        num_columns = shape[1]
-        if num_columns % self.group == 0:
-            return
-        padded = self.padded_shape(shape)[1]
+    def _nearest_dividing(self, num_columns: int) -> "VNM | None":
         groups = [m for m in range(NUM_SHARED, MAX_VNM_GROUP + 1) if num_columns % m == 0]
         nearest = min(groups, key=lambda m: abs(m - self.group), default=None)
-        raise PatternError(
-            f"{where} {list(shape)}: {self} needs the input size divisible by {self.group}, got"
-            f" {num_columns}. Options: pad to {padded} columns (adds {padded - num_columns}),"
-            + (f' pattern "{VNM(self.block_rows, nearest)}",' if nearest else "")
-            + " or add the layer to ignore."
-        )
+        return None if nearest is None else VNM(self.block_rows, nearest)
 
-    def padded_shape(self, shape: tuple[int, int]) -> tuple[int, int]:
-        """`shape` with the columns rounded up to whole groups."""
-        return shape[0], -(-shape[1] // self.group) * self.group
-
-    def project(self, scores_RK: torch.Tensor, density: float | None = None) -> torch.Tensor:
+    def _chosen(self, scores_RK: torch.Tensor, density: float) -> torch.Tensor:
         """Keep high scores: exact for M <= 8, else the 4 heaviest columns and one pass of swaps."""
-        self.resolve_density(density)
-        check_scores(scores_RK)
-        shape = (scores_RK.shape[0], scores_RK.shape[1])
-        self.check_shape(shape, "scores")
         if scores_RK.numel() == 0:
             return torch.zeros_like(scores_RK, dtype=torch.bool)
         scores_BVGM = self.row_blocks(summable(scores_RK))
@@ -82,7 +52,7 @@ class VNM(Pattern):
         index = columns_BG4.unsqueeze(1).expand(-1, own_BVGM.shape[1], -1, -1)
         kept_BVG4 = keep_largest(own_BVGM.gather(3, index), NUM_KEPT)
         mask_BVGM = torch.zeros_like(own_BVGM, dtype=torch.bool).scatter_(3, index, kept_BVG4)
-        return mask_BVGM.flatten(0, 1).flatten(1)[: shape[0]]
+        return mask_BVGM.flatten(0, 1).flatten(1)[: len(scores_RK)]
 
     def row_blocks(self, matrix_RK: torch.Tensor) -> torch.Tensor:
         """[B, V, G, M] view of a fitting matrix, a short last block filled with zero rows."""
@@ -95,33 +65,22 @@ class VNM(Pattern):
             matrix_RK = torch.cat([matrix_RK, padding])
         return matrix_RK.reshape(num_blocks, height, num_groups, self.group)
 
-    def validate(self, mask_RK: torch.Tensor, where: str = "mask") -> None:
-        """Refuse a row that keeps other than 2 of M, or a block that needs more than 4 columns."""
-        check_mask(mask_RK, where)
-        num_rows, num_columns = mask_RK.shape
-        self.check_shape((num_rows, num_columns), where)
-        counts_RG = mask_RK.reshape(num_rows, num_columns // self.group, self.group).sum(dim=-1)
-        wrong = (counts_RG != NUM_KEPT).nonzero()
-        if len(wrong):
-            row, group = wrong[0].tolist()
-            raise PatternError(
-                f"{where} {list(mask_RK.shape)}: {self} keeps exactly 2 of {self.group}, but row"
-                f" {row}, columns {group * self.group} to {(group + 1) * self.group - 1}, keeps"
-                f" {int(counts_RG[row, group])}. Project the scores again."
-            )
+    def _mask_fault(self, mask_RK: torch.Tensor) -> str:
+        """A row that keeps other than 2 of M, or a block that needs more than 4 columns."""
+        fault, _ = self._miscounted(mask_RK, NUM_KEPT)
+        if fault:
+            return f"{fault}. Project the scores again."
         num_used_BG = self.row_blocks(mask_RK).any(dim=1).sum(dim=-1)
         wrong = (num_used_BG > NUM_SHARED).nonzero()
-        if len(wrong):
-            block, group = wrong[0].tolist()
-            raise PatternError(
-                f"{where} {list(mask_RK.shape)}: {self} shares 4 columns among {self.block_rows}"
-                f" rows, but rows from {block * self.block_rows}, columns {group * self.group} to"
-                f" {(group + 1) * self.group - 1}, use {int(num_used_BG[block, group])}. Project"
-                " the scores again."
-            )
-
-    def __str__(self) -> str:
-        return f"{self.block_rows}:{NUM_KEPT}:{self.group}"
+        if not len(wrong):
+            return ""
+        block, group = wrong[0].tolist()
+        return (
+            f"shares 4 columns among {self.block_rows} rows, but rows from"
+            f" {block * self.block_rows}, columns {group * self.group} to"
+            f" {(group + 1) * self.group - 1}, use {int(num_used_BG[block, group])}. Project the"
+            " scores again."
+        )
 
 
 def _best_columns(scores_BVGM: torch.Tensor) -> torch.Tensor:
