@@ -25,12 +25,12 @@ from rich.table import Table
 
 from gossamer.planner.calibration import calibrate
 from gossamer.planner.candidates import Evaluator
-from gossamer.planner.cluster_schema import Link as PlannedLink
+from gossamer.planner.cluster_schema import LinkSpec
 from gossamer.planner.explaining import reasons
 from gossamer.planner.model_sources import describe
 from gossamer.planner.planning import plan_workload
 from gossamer.planner.states import find_state
-from gossamer.planner.workload import Grid, Layout, Workload
+from gossamer.planner.workload import RankGrid, RankLayout, StepSpec
 from gossamer.testing import Cluster, Link
 from support import box_rank
 from support.options import give, machine, parser, progress
@@ -110,7 +110,7 @@ def box(arguments):
         densities=(1 - SPARSITY,),
     )
     # What is left for data: 1448 of the 1538 bytes that a full TCP frame takes on Ethernet.
-    rate = PlannedLink(gb_s=arguments.rate / 8e3 * 1448 / 1538, latency_us=300)
+    rate = LinkSpec(gb_s=arguments.rate / 8e3 * 1448 / 1538, latency_us=300)
     links = found.links.model_copy(
         update={
             "inside": rate,
@@ -135,9 +135,9 @@ def box(arguments):
 def forecast(name, cluster, arguments):
     state, data, pipeline, microbatch = CASES[name]
     shape = described(arguments)
-    work = Workload(arguments.batch, SPARSITY, microbatch=microbatch)
-    layout = Layout(
-        Grid(data, pipeline), "1f1b", 1, microbatch, arguments.batch // data // microbatch
+    work = StepSpec(arguments.batch, SPARSITY, microbatch=microbatch)
+    layout = RankLayout(
+        RankGrid(data, pipeline), "1f1b", 1, microbatch, arguments.batch // data // microbatch
     )
     evaluator = Evaluator(shape, cluster, find_state(state), work)
     found = evaluator.simulated(evaluator.evaluate(layout))
@@ -165,7 +165,7 @@ def planned_limit(said, cluster, arguments):
     plan = plan_workload(
         described(arguments),
         cluster.model_copy(update={"memory": memory}),
-        Workload(arguments.batch, SPARSITY, microbatch=2),
+        StepSpec(arguments.batch, SPARSITY, microbatch=2),
         states=[find_state("dense fp32"), find_state("fp32")],
         schedules=("1f1b",),
         max_shard=1,

@@ -15,7 +15,7 @@ from gossamer.planner.model_shape import NAMED_SHAPES, gpt_shape
 from gossamer.planner.pictures import scaling_chart
 from gossamer.planner.planning import plan_workload
 from gossamer.planner.states import STATES, find_state
-from gossamer.planner.workload import Workload
+from gossamer.planner.workload import StepSpec
 from gossamer.report.html import render_svg
 from support.options import give, machine, parser
 
@@ -71,7 +71,7 @@ def planned(name, ranks, batch, how, *, everything=False, cut="cost"):
     shape = gpt_shape(NAMED_SHAPES[name], name)
     shape = shape.all_pruned() if everything else shape
     axonn = how == "as AxoNN"
-    work = Workload(
+    work = StepSpec(
         batch, 0.9, microbatch=1 if axonn else None, recompute="sqrt", cut=cut, buckets=False
     )
     options = {"schedules": ("1f1b",), "max_shard": 1, "choice": "smallest-pipeline"}

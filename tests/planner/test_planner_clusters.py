@@ -4,8 +4,13 @@
 import pytest
 
 from gossamer.errors import ClusterError
-from gossamer.planner.calibration import cluster_text, measure_loopback
-from gossamer.planner.cluster_loader import builtin_clusters, load_cluster, parse_cluster
+from gossamer.planner.calibration import measure_loopback
+from gossamer.planner.cluster_loader import (
+    builtin_clusters,
+    cluster_text,
+    load_cluster,
+    parse_cluster,
+)
 
 GOOD = """gossamer-cluster: 1
 nodes: 4

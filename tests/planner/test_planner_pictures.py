@@ -4,7 +4,7 @@
 import pytest
 
 from gossamer.planner.pictures import scaling_chart, timeline_chart
-from gossamer.planner.schedules import Pipeline
+from gossamer.planner.schedules import PipelineSpec
 from gossamer.planner.simulation import Costs, simulate
 from gossamer.report.charts import WIDTH
 from gossamer.report.html import render_svg
@@ -12,7 +12,7 @@ from gossamer.report.html import render_svg
 
 def test_a_timeline_has_a_bar_for_every_action():
     one = [1.0] * 3
-    played = simulate(Pipeline("1f1b", 3, 4), Costs(one, one, one))
+    played = simulate(PipelineSpec("1f1b", 3, 4), Costs(one, one, one))
     chart = timeline_chart(played, "one step")
     work = [bar for bar in chart.bars if bar.kind != "track"]
     assert len(work) == 3 * 4 * 2

@@ -10,12 +10,12 @@ import gossamer
 from gossamer.errors import InputError
 from gossamer.planner.candidates import Evaluator, divisors, layouts
 from gossamer.planner.cluster_loader import load_cluster
-from gossamer.planner.explaining import plan_page, reasons, rows
+from gossamer.planner.explaining import plan_page, plan_table, reasons
 from gossamer.planner.model_shape import NAMED_SHAPES, GPTSizes, gpt_shape
 from gossamer.planner.planning import plan_workload
 from gossamer.planner.states import STATES, find_state
 from gossamer.planner.step_time import exposed, interpolate, reduce_seconds
-from gossamer.planner.workload import Grid, Workload
+from gossamer.planner.workload import RankGrid, StepSpec
 from gossamer.report.html import render_html
 
 DENSE = "dense, mixed precision"
@@ -28,7 +28,7 @@ def published(name, ranks, batch, *, everything=True, cut="even", tied=True):
     return plan_workload(
         shape.all_pruned() if everything else shape,
         load_cluster("summit"),
-        Workload(batch, 0.9, microbatch=1, recompute="sqrt", cut=cut, buckets=False),
+        StepSpec(batch, 0.9, microbatch=1, recompute="sqrt", cut=cut, buckets=False),
         ranks=ranks,
         schedules=("1f1b",),
         max_shard=1,
@@ -95,10 +95,10 @@ def test_parameters_and_operations_follow_the_formulas():
 
 
 def test_layouts_are_all_grids_that_divide_ranks_and_batch():
-    work = Workload(12, microbatch=1)
+    work = StepSpec(12, microbatch=1)
     grids = {(one.grid.data, one.grid.pipeline, one.grid.shard) for one in layouts(4, work)}
     assert grids == {(4, 1, 1), (2, 1, 2), (1, 1, 4), (2, 2, 1), (1, 2, 2), (1, 4, 1)}
-    for one in layouts(8, Workload(24)):
+    for one in layouts(8, StepSpec(24)):
         assert one.grid.ranks == 8
         assert one.microbatch * one.microbatches * one.grid.batch_ways == 24
     assert divisors(1) == [1]
@@ -106,11 +106,11 @@ def test_layouts_are_all_grids_that_divide_ranks_and_batch():
 
 
 def test_traffic_of_replicas_is_two_ring_passes_over_the_kept_gradients():
-    cluster, work = load_cluster("workstations"), Workload(16, 0.9, microbatch=1)
+    cluster, work = load_cluster("workstations"), StepSpec(16, 0.9, microbatch=1)
     plan = plan_workload(SMALL, cluster, work, max_shard=1)
     for name, per_kept in (("dense fp32", 4), ("fp32", 4), ("exact", 2)):
         found = plan.state(name).candidates
-        ring = next(one for one in found if one.layout.grid == Grid(4, 1))
+        ring = next(one for one in found if one.layout.grid == RankGrid(4, 1))
         density = 1 if name == "dense fp32" else work.density
         payload = SMALL.prunable * density * per_kept
         payload += (SMALL.parameters - SMALL.prunable) * 4
@@ -119,14 +119,14 @@ def test_traffic_of_replicas_is_two_ring_passes_over_the_kept_gradients():
 
 
 def test_the_busiest_rank_of_a_pipeline_has_two_neighbours_or_a_tied_head():
-    cluster, work = load_cluster("workstations"), Workload(16, 0.9, microbatch=1)
+    cluster, work = load_cluster("workstations"), StepSpec(16, 0.9, microbatch=1)
     for tied, stages in itertools.product((True, False), (2, 4)):
         # Of 1.5 neighbours' worth: more than one message a microbatch, less than two.
         messages = 16 * 32 * 64 * 4
         sizes = GPTSizes(4, 64, 2, vocabulary=messages * 3 // 2 // 4 // 64, tokens=32, tied=tied)
         plan = plan_workload(gpt_shape(sizes), cluster, work, max_shard=1, ranks=stages)
         found = plan.state("dense fp32").candidates
-        one = next(one for one in found if one.layout.grid == Grid(1, stages))
+        one = next(one for one in found if one.layout.grid == RankGrid(1, stages))
         if tied:
             assert one.traffic.p2p == messages
             assert one.traffic.all_reduce == sizes.vocabulary * 64 * 4
@@ -138,10 +138,10 @@ def test_the_busiest_rank_of_a_pipeline_has_two_neighbours_or_a_tied_head():
 
 def test_gradients_of_stages_hide_behind_nothing():
     """They travel after the last microbatch; replicas without stages send while they compute."""
-    cluster, work = load_cluster("workstations"), Workload(16, 0.9, microbatch=1)
+    cluster, work = load_cluster("workstations"), StepSpec(16, 0.9, microbatch=1)
     large = gpt_shape(replace(NAMED_SHAPES["gpt3-xl"], tied=False), "gpt3-xl")
     found = plan_workload(large, cluster, work, max_shard=1).state("dense fp32").candidates
-    for grid, hides in ((Grid(4, 1), True), (Grid(2, 2), False)):
+    for grid, hides in ((RankGrid(4, 1), True), (RankGrid(2, 2), False)):
         one = next(one for one in found if one.layout.grid == grid)
         # Both ways of a ring carry this much of the payload.
         payload = one.traffic.all_reduce / 2 / (1 - 1 / grid.data)
@@ -150,10 +150,10 @@ def test_gradients_of_stages_hide_behind_nothing():
 
 
 def test_shards_divide_the_state():
-    evaluator = Evaluator(SMALL, load_cluster("workstations"), find_state("fp32"), Workload(16))
+    evaluator = Evaluator(SMALL, load_cluster("workstations"), find_state("fp32"), StepSpec(16))
     whole, half = (
-        next(evaluator.evaluate(one) for one in layouts(4, Workload(16)) if one.grid == grid)
-        for grid in (Grid(4, 1, 1), Grid(2, 1, 2))
+        next(evaluator.evaluate(one) for one in layouts(4, StepSpec(16)) if one.grid == grid)
+        for grid in (RankGrid(4, 1, 1), RankGrid(2, 1, 2))
     )
     assert half.memory.state == pytest.approx(whole.memory.state / 2)
     assert half.memory.weights == pytest.approx(whole.memory.weights / 2)
@@ -162,7 +162,7 @@ def test_shards_divide_the_state():
 def test_a_memory_limit_makes_dense_pipeline_and_compact_not():
     shape = gpt_shape(GPTSizes(16, 512, 8, vocabulary=256, tokens=128), "gpt")
     cluster = load_cluster("workstations")
-    needs = plan_workload(shape, cluster, Workload(16, recompute=1), max_shard=1)
+    needs = plan_workload(shape, cluster, StepSpec(16, recompute=1), max_shard=1)
     dense = needs.state("dense fp32").candidates
     by_stages = {
         p: min(c.memory.total for c in dense if c.layout.grid.pipeline == p) for p in (1, 2, 4)
@@ -172,7 +172,7 @@ def test_a_memory_limit_makes_dense_pipeline_and_compact_not():
         update={"gb": (by_stages[2] + by_stages[4]) / 2 / 0.94e9, "overhead_gb": 0.0}
     )
     small = cluster.model_copy(update={"memory": memory})
-    plan = plan_workload(shape, small, Workload(16, recompute=1), max_shard=1)
+    plan = plan_workload(shape, small, StepSpec(16, recompute=1), max_shard=1)
     assert plan.state("dense fp32").best.layout.grid.pipeline == 4
     fitting = [one.layout.grid.pipeline for one in plan.state("fp32").candidates if one.fits]
     assert min(fitting) == 1
@@ -181,9 +181,9 @@ def test_a_memory_limit_makes_dense_pipeline_and_compact_not():
 
 def test_what_does_not_fit_is_said():
     shape = gpt_shape(NAMED_SHAPES["gpt3-13b"])
-    plan = plan_workload(shape, load_cluster("workstations"), Workload(4, recompute="sqrt"))
+    plan = plan_workload(shape, load_cluster("workstations"), StepSpec(4, recompute="sqrt"))
     assert plan.state("dense fp32").best is None
-    assert "does not fit" in next(rows(plan))
+    assert "does not fit" in plan_table(plan)[1][0]
     assert "no layout of 4 ranks fits" in reasons(plan)[0]
     render_html(plan_page(plan, "workstations"))
 
@@ -199,7 +199,7 @@ def test_the_page_of_a_plan_has_pictures_and_is_marked_as_a_forecast():
 def test_sharing_cores_slows_ranks_down():
     cluster = load_cluster("workstations")
     shared = cluster.model_copy(update={"shared_cores": 2})
-    work = Workload(16, microbatch=4)
+    work = StepSpec(16, microbatch=4)
     alone, crowded = (
         plan_workload(SMALL, one, work, states=[find_state("dense fp32")])
         for one in (cluster, shared)
@@ -217,11 +217,11 @@ def test_gradients_hide_behind_the_backward_pass_except_for_the_last_bucket():
 
 def test_rings_share_the_links_of_their_node():
     summit = load_cluster("summit")
-    one = reduce_seconds(summit, Grid(64, 1), 1e9)
-    six = reduce_seconds(summit, Grid(64, 6), 1e9)
+    one = reduce_seconds(summit, RankGrid(64, 1), 1e9)
+    six = reduce_seconds(summit, RankGrid(64, 6), 1e9)
     assert six == pytest.approx(6 * one, rel=1e-2)
-    assert reduce_seconds(summit, Grid(1, 8), 1e9) == 0
-    assert reduce_seconds(summit, Grid(2, 3), 1e9) == pytest.approx(1e9 / 45e9, rel=1e-3)
+    assert reduce_seconds(summit, RankGrid(1, 8), 1e9) == 0
+    assert reduce_seconds(summit, RankGrid(2, 3), 1e9) == pytest.approx(1e9 / 45e9, rel=1e-3)
 
 
 def test_speed_ups_are_interpolated_between_measured_densities():
@@ -243,12 +243,12 @@ def test_speed_ups_are_interpolated_between_measured_densities():
 )
 def test_bad_workloads_are_refused(options, words):
     with pytest.raises(InputError, match=words):
-        plan_workload(SMALL, load_cluster("workstations"), Workload(**options))
+        plan_workload(SMALL, load_cluster("workstations"), StepSpec(**options))
 
 
 def test_too_many_ranks_and_unknown_states_are_refused():
     with pytest.raises(InputError, match="the cluster has 4, got 5"):
-        plan_workload(SMALL, load_cluster("workstations"), Workload(4), ranks=5)
+        plan_workload(SMALL, load_cluster("workstations"), StepSpec(4), ranks=5)
     with pytest.raises(InputError, match="state: must be one of"):
         gossamer.plan(SMALL, "workstations", states=["sparse"])
     with pytest.raises(InputError, match="layers: must be at least 1"):

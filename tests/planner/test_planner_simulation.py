@@ -8,9 +8,9 @@ from torch.distributed.pipelining import schedules as torch_schedules
 
 from gossamer.errors import InputError
 from gossamer.planner.rank_memory import held
-from gossamer.planner.schedules import Kind, Pipeline, rank_order, schedule_fault
+from gossamer.planner.schedules import ActionKind, PipelineSpec, rank_order, schedule_fault
 from gossamer.planner.simulation import Costs, simulate
-from gossamer.planner.workload import Grid, Layout
+from gossamer.planner.workload import RankGrid, RankLayout
 
 ORDERED = [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zero-bubble", 1), ("zero-bubble", 2)]
 SIZES = [(1, 1), (1, 3), (2, 1), (2, 2), (3, 7), (4, 8), (8, 16)]
@@ -51,7 +51,7 @@ def test_orders_are_those_of_torch(name, kind, chunks, ranks, microbatches):
             for action in theirs._calculate_single_rank_operations(rank)
             if action is not None
         ]
-        ours = rank_order(Pipeline(name, ranks, microbatches, chunks), rank)
+        ours = rank_order(PipelineSpec(name, ranks, microbatches, chunks), rank)
         assert [(a.kind.value, a.stage, a.microbatch) for a in ours] == wanted
 
 
@@ -60,12 +60,12 @@ def test_orders_are_those_of_torch(name, kind, chunks, ranks, microbatches):
 def test_every_microbatch_passes_every_stage_once(name, chunks, ranks, microbatches):
     if not legal(name, ranks, microbatches, chunks):
         pytest.skip("no whole rounds")
-    pipeline = Pipeline(name, ranks, microbatches, chunks)
+    pipeline = PipelineSpec(name, ranks, microbatches, chunks)
     done = [action for rank in range(ranks) for action in rank_order(pipeline, rank)]
     kinds = (
-        (Kind.FORWARD, Kind.INPUT, Kind.WEIGHT)
+        (ActionKind.FORWARD, ActionKind.INPUT, ActionKind.WEIGHT)
         if pipeline.splits_backward
-        else (Kind.FORWARD, Kind.BACKWARD)
+        else (ActionKind.FORWARD, ActionKind.BACKWARD)
     )
     wanted = {(k, s, m) for k in kinds for s in range(ranks * chunks) for m in range(microbatches)}
     assert len(done) == len(wanted)
@@ -75,7 +75,7 @@ def test_every_microbatch_passes_every_stage_once(name, chunks, ranks, microbatc
 @pytest.mark.parametrize(("name", "chunks"), ORDERED)
 @pytest.mark.parametrize(("ranks", "microbatches"), [(1, 3), (2, 2), (4, 4), (4, 8), (8, 32)])
 def test_simulation_equals_the_closed_form_of_equal_stages(name, chunks, ranks, microbatches):
-    played = simulate(pipeline := Pipeline(name, ranks, microbatches, chunks), even(pipeline))
+    played = simulate(pipeline := PipelineSpec(name, ranks, microbatches, chunks), even(pipeline))
     bubble = (ranks - 1) * (1 if name == "zero-bubble" else 3) / chunks
     assert played.seconds == pytest.approx(3 * microbatches + bubble, rel=1e-12)
     assert played.busy == pytest.approx([3 * microbatches] * ranks)
@@ -84,9 +84,9 @@ def test_simulation_equals_the_closed_form_of_equal_stages(name, chunks, ranks, 
 @pytest.mark.parametrize(("name", "chunks"), ORDERED)
 @pytest.mark.parametrize(("ranks", "microbatches"), [(1, 3), (2, 2), (4, 4), (4, 8), (8, 16)])
 def test_activations_in_flight_are_those_of_the_formula(name, chunks, ranks, microbatches):
-    pipeline = Pipeline(name, ranks, microbatches, chunks)
+    pipeline = PipelineSpec(name, ranks, microbatches, chunks)
     played = simulate(pipeline, even(pipeline))
-    layout = Layout(Grid(1, ranks), name, chunks, 1, microbatches)
+    layout = RankLayout(RankGrid(1, ranks), name, chunks, 1, microbatches)
     for rank, most in enumerate(played.most_held):
         formula = held(layout, rank) * chunks
         # Zero-bubble's late ranks may hold less than the bound that all of them share.
@@ -94,7 +94,7 @@ def test_activations_in_flight_are_those_of_the_formula(name, chunks, ranks, mic
 
 
 def test_messages_between_stages_are_latency_and_bandwidth():
-    pipeline = Pipeline("1f1b", 2, 1)
+    pipeline = PipelineSpec("1f1b", 2, 1)
     played = simulate(pipeline, even(pipeline, message=0.5, latency=0.25))
     assert played.seconds == pytest.approx(6 + 2 * 0.75)
 
@@ -112,7 +112,7 @@ stage_times = st.lists(st.floats(0.1, 3.0), min_size=1, max_size=5)
 def test_events_agree_with_propagation_on_uneven_stages(times, microbatches, name, message):
     if not legal(name, len(times), microbatches, 1):
         return
-    pipeline = Pipeline(name, len(times), microbatches)
+    pipeline = PipelineSpec(name, len(times), microbatches)
     costs = Costs(times, times, times, message=message, latency=message / 3)
     ordered = simulate(pipeline, costs)
     by_events = simulate(pipeline, costs, cores=len(times))
@@ -123,37 +123,39 @@ def test_events_agree_with_propagation_on_uneven_stages(times, microbatches, nam
 @settings(max_examples=60, deadline=None)
 @given(stage_times, st.integers(1, 9), st.floats(0, 0.5), st.integers(0, 1000))
 def test_message_driven_ends_for_any_delays_and_holds_at_most_p(times, microbatches, jitter, seed):
-    pipeline = Pipeline("message-driven", len(times), microbatches)
+    pipeline = PipelineSpec("message-driven", len(times), microbatches)
     costs = Costs(times, times, times, message=0.3, jitter=jitter)
     played = simulate(pipeline, costs, seed=seed)
     most_work = max(times) * 3 * microbatches
     if not jitter:
         assert played.seconds >= most_work * (1 - 1e-9)
     assert max(played.most_held) <= min(len(times), microbatches)
-    forwards = sum(span.action.kind is Kind.FORWARD for span in played.spans)
+    forwards = sum(span.action.kind is ActionKind.FORWARD for span in played.spans)
     assert forwards == len(times) * microbatches
 
 
 def test_message_driven_is_within_five_percent_of_1f1b_on_even_stages():
     for ranks, microbatches in ((2, 8), (4, 16), (8, 64)):
         both = [
-            simulate(p := Pipeline(name, ranks, microbatches), even(p)).seconds
+            simulate(p := PipelineSpec(name, ranks, microbatches), even(p)).seconds
             for name in ("message-driven", "1f1b")
         ]
         assert both[0] <= 1.05 * both[1]
 
 
 def test_ranks_that_share_cores_take_all_the_work_through_them():
-    pipeline = Pipeline("1f1b", 4, 8)
+    pipeline = PipelineSpec("1f1b", 4, 8)
     shared = simulate(pipeline, even(pipeline), cores=2)
     assert shared.seconds >= 4 * 8 * 3 / 2
     assert simulate(pipeline, even(pipeline), cores=1).seconds == pytest.approx(4 * 8 * 3)
-    four = simulate(Pipeline("1f1b", 1, 8), even(Pipeline("1f1b", 1, 8)), replicas=4, cores=2)
+    four = simulate(
+        PipelineSpec("1f1b", 1, 8), even(PipelineSpec("1f1b", 1, 8)), replicas=4, cores=2
+    )
     assert four.seconds == pytest.approx(4 * 8 * 3 / 2)
 
 
 def test_slow_parts_and_jitter_cost_time():
-    pipeline = Pipeline("1f1b", 4, 8)
+    pipeline = PipelineSpec("1f1b", 4, 8)
     quick = simulate(pipeline, even(pipeline, message=0.1)).seconds
     assert (
         simulate(pipeline, even(pipeline, message=0.1, slow_ranks={2: 2.0})).seconds > quick * 1.5
@@ -167,7 +169,7 @@ def test_slow_parts_and_jitter_cost_time():
 
 
 def test_thousands_of_ranks_cost_one_pipeline():
-    pipeline = Pipeline("1f1b", 32, 64)
+    pipeline = PipelineSpec("1f1b", 32, 64)
     played = simulate(pipeline, even(pipeline, jitter=0.1), replicas=128)
     assert len(played.finished) == 32
     assert played.seconds > 95 * 3
@@ -176,13 +178,13 @@ def test_thousands_of_ranks_cost_one_pipeline():
 @pytest.mark.parametrize(
     ("build", "words"),
     [
-        (lambda: Pipeline("1f1b", 0, 1), "needs a rank"),
-        (lambda: Pipeline("1f1b", 2, 4, 2), "one chunk per rank"),
-        (lambda: Pipeline("interleaved", 3, 7, 2), "whole rounds"),
-        (lambda: Pipeline("fastest", 3, 7), "unknown schedule"),
-        (lambda: simulate(Pipeline("1f1b", 2, 1), Costs([1], [1], [1])), "needs 2 values"),
-        (lambda: simulate(Pipeline("1f1b", 1, 1), Costs([-1], [1], [1])), "cannot be negative"),
-        (lambda: rank_order(Pipeline("message-driven", 2, 1), 0), "has no order"),
+        (lambda: PipelineSpec("1f1b", 0, 1), "needs a rank"),
+        (lambda: PipelineSpec("1f1b", 2, 4, 2), "one chunk per rank"),
+        (lambda: PipelineSpec("interleaved", 3, 7, 2), "whole rounds"),
+        (lambda: PipelineSpec("fastest", 3, 7), "unknown schedule"),
+        (lambda: simulate(PipelineSpec("1f1b", 2, 1), Costs([1], [1], [1])), "needs 2 values"),
+        (lambda: simulate(PipelineSpec("1f1b", 1, 1), Costs([-1], [1], [1])), "cannot be negative"),
+        (lambda: rank_order(PipelineSpec("message-driven", 2, 1), 0), "has no order"),
     ],
 )
 def test_bad_pipelines_are_refused(build, words):

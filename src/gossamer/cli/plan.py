@@ -2,18 +2,17 @@
 """`gossamer plan`: what training would cost on a described cluster; nothing is run."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gossamer.cli.shell.command import Command
 from gossamer.cli.shell.output import Output, Verbatim, table
 from gossamer.cli.shell.parameters import POSITIVE, SPARSITY
-from gossamer.planner.schedules import SCHEDULES
+from gossamer.planner import SCHEDULES
 
 if TYPE_CHECKING:
-    from gossamer.planner.planning import Plan
-    from gossamer.planner.schedules import ScheduleName
+    from gossamer.planner import ScheduleName, TrainingPlan
 
 _EXAMPLES = """
 gossamer plan gpt3-13b --cluster summit --ranks 1024 --batch 2048
@@ -61,21 +60,16 @@ _STATES = ("dense, mixed precision", "samo", "resident", "exact", "8bit", "dense
     help="Measure this machine and write it as a cluster to FILE.",
 )
 @click.pass_obj
-def plan(  # noqa: PLR0913  (one argument per option)
+def plan(
     out: Output,
+    /,
     source: str | None,
     cluster: str,
-    batch: int | None,
-    microbatch: int | None,
-    sparsity: float | None,
-    tokens: int | None,
-    ranks: int | None,
     states: tuple[str, ...],
     schedules: "tuple[ScheduleName, ...]",
-    data: str | None,
-    overrides: tuple[str, ...],
     target: Path | None,
     calibrate: Path | None,
+    **settings: Any,
 ) -> None:
     """Compare every grid of data, pipeline and shard ranks for dense, SAMO and compact training.
 
@@ -83,7 +77,7 @@ def plan(  # noqa: PLR0913  (one argument per option)
     are not needed) or gpt3-xl, gpt3-2.7b, gpt3-6.7b, gpt3-13b. A cluster file says nodes, memory,
     FLOP/s and links; start from one that --calibrate writes.
     """
-    from gossamer.planner.cluster_loader import load_cluster
+    from gossamer.planner import load_cluster
 
     if calibrate is not None:
         _calibrate(out, calibrate)
@@ -98,33 +92,26 @@ def plan(  # noqa: PLR0913  (one argument per option)
     from gossamer.planner.planning import DEFAULT_SPARSITY, plan_workload
     from gossamer.planner.states import find_state
     from gossamer.planner.workload import Workload
+    from gossamer.io.safe_files.destination import check_file_destination
+    from gossamer.planner import plan as make_plan
 
     if target is not None:
         check_file_destination(target)
-    found = describe(source, tokens=tokens, data=data, overrides=overrides)
-    sparsities = (sparsity, found.sparsity, DEFAULT_SPARSITY)
-    made = plan_workload(
-        found.shape,
+    made = make_plan(
+        source,
         described_cluster,
-        Workload(
-            batch=batch or found.batch or ranks or described_cluster.ranks,
-            sparsity=next(value for value in sparsities if value is not None),
-            microbatch=microbatch,
-            recompute=found.recompute,
-        ),
-        ranks=ranks,
-        states=[find_state(name) for name in states] or None,
-        schedules=schedules or DEFAULT_SCHEDULES,
+        states=states or None,
+        schedules=schedules or None,
+        **settings,
     )
     _show(out, made, cluster, target)
 
 
-def _show(out: Output, made: "Plan", cluster: str, target: Path | None) -> None:
-    from gossamer.planner.explaining import FORECAST, HEAD, plan_page, reasons, rows
+def _show(out: Output, made: "TrainingPlan", cluster: str, target: Path | None) -> None:
+    from gossamer.planner import FORECAST, plan_page, plan_table, reasons
 
-    shown = table(*HEAD)
-    for row in rows(made):
-        shown.add_row(*row)
+    head, rows = plan_table(made)
+    shown = table(*head, rows=rows)
     document = {**made.to_dict(), "reasons": reasons(made)}
     if target is not None:
         from gossamer.report.html import write_html
@@ -142,7 +129,7 @@ def _calibrate(out: Output, target: Path) -> None:
     from gossamer.io.artifact.destination import check_file_destination
 
     check_file_destination(target, makes_parents=False)
-    from gossamer.planner.calibration import calibrate, cluster_text
+    from gossamer.planner import calibrate, cluster_text
 
     with out.stage("measuring this machine"):
         measured = calibrate()

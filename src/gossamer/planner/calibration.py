@@ -13,18 +13,17 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-import yaml
 from torch import nn
 
 from gossamer.nn.compaction import compact
 from gossamer.planner.cluster_schema import (
     GB,
     SCHEMA_VERSION,
-    Cluster,
+    ClusterSpec,
     CompactSpeed,
     Compute,
-    Link,
     Links,
+    LinkSpec,
     Memory,
 )
 from gossamer.runs.oneshot import sparsify
@@ -45,7 +44,7 @@ def calibrate(
     tokens: int = 1024,
     repeats: int = 5,
     densities: tuple[float, ...] = DENSITIES,
-) -> Cluster:
+) -> ClusterSpec:
     """Measure training steps, memory and loopback; about half a minute.
 
     Args:
@@ -60,8 +59,8 @@ def calibrate(
         rate, speeds = measure_blocks(width, tokens, repeats, densities)
         moved = measure_optimizer(repeats)
     bandwidth, latency = measure_loopback()
-    loopback = Link(gb_s=bandwidth / GB, latency_us=latency * 1e6)
-    return Cluster.model_validate(
+    loopback = LinkSpec(gb_s=bandwidth / GB, latency_us=latency * 1e6)
+    return ClusterSpec.model_validate(
         {
             "gossamer-cluster": SCHEMA_VERSION,
             "description": f"This machine, {torch.get_num_threads()} thread(s) per rank",
@@ -157,12 +156,6 @@ def measure_loopback() -> tuple[float, float]:
     return bandwidth, latency
 
 
-def cluster_text(cluster: Cluster) -> str:
-    """The description as a file that `load_cluster` reads."""
-    content = _rounded(cluster.model_dump(by_alias=True, exclude_none=True))
-    return yaml.safe_dump(content, sort_keys=False, width=100)
-
-
 def _block(width: int, density: float | None) -> nn.Module:
     torch.manual_seed(0)
     block: nn.Module = GPTBlock(width, max(1, width // _HEAD), 4 * width)
@@ -217,14 +210,3 @@ def _runtime_bytes() -> int:
         torch.optim.AdamW(block.parameters()).step()
     pages = int(Path("/proc/self/statm").read_text().split()[1]) if Path("/proc").exists() else 0
     return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def _rounded(value: Any) -> Any:
-    """Four digits are more than a measurement has."""
-    if isinstance(value, float):
-        return float(f"{value:.4g}")
-    if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_rounded(item) for item in value]
-    return value

@@ -5,22 +5,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
-from gossamer.planner.cluster_schema import Cluster
+from gossamer.planner.cluster_schema import ClusterSpec
 from gossamer.planner.model_shape import ModelShape
 from gossamer.planner.rank_memory import RankMemory, rank_memory
 from gossamer.planner.schedules import ScheduleName, schedule_fault
 from gossamer.planner.simulation import Played, simulate
-from gossamer.planner.stages import Stage, cut_stages
+from gossamer.planner.stages import StageShape, cut_stages
 from gossamer.planner.states import State
-from gossamer.planner.step_time import Machine, StepTime, Traffic
-from gossamer.planner.workload import Grid, Layout, Workload
+from gossamer.planner.step_time import Machine, StepTime, StepTraffic
+from gossamer.planner.workload import RankGrid, RankLayout, StepSpec
 
 DEFAULT_SCHEDULES: Final[tuple[ScheduleName, ...]] = ("1f1b", "interleaved", "zero-bubble")
 _CHUNKS: Final = {"interleaved": (2,), "zero-bubble": (1, 2)}
 
 
 @dataclass(frozen=True)
-class Candidate:
+class PlannedLayout:
     """One way to train.
 
     Attributes:
@@ -34,10 +34,10 @@ class Candidate:
     """
 
     state: str
-    layout: Layout
+    layout: RankLayout
     memory: RankMemory
     time: StepTime
-    traffic: Traffic
+    traffic: StepTraffic
     limit: float
     simulated: float | None = None
 
@@ -55,19 +55,17 @@ class Candidate:
         """Plain data."""
         return {
             "state": self.state,
-            "data": self.layout.grid.data,
-            "pipeline": self.layout.grid.pipeline,
-            "shard": self.layout.grid.shard,
+            **asdict(self.layout.grid),
             "schedule": self.layout.schedule,
             "chunks": self.layout.chunks,
             "microbatch": self.layout.microbatch,
             "microbatches": self.layout.microbatches,
             "fits": self.fits,
             "seconds": self.seconds,
-            "time": {**asdict(self.time), "total": self.time.total},
+            "time": self.time.to_dict(),
             "simulated_seconds": self.simulated,
-            "memory": {**asdict(self.memory), "total": self.memory.total},
-            "traffic": {**asdict(self.traffic), "total": self.traffic.total},
+            "memory": self.memory.to_dict(),
+            "traffic": self.traffic.to_dict(),
         }
 
 
@@ -79,21 +77,23 @@ def divisors(number: int) -> list[int]:
 
 def layouts(
     ranks: int,
-    work: Workload,
+    work: StepSpec,
     schedules: Sequence[ScheduleName] = DEFAULT_SCHEDULES,
     max_shard: int | None = None,
-) -> Iterator[Layout]:
+) -> Iterator[RankLayout]:
     """Every grid, schedule and microbatch that divides ranks and batch."""
     for pipeline in divisors(ranks):
         for shard in divisors(ranks // pipeline):
             if max_shard is not None and shard > max_shard:
                 continue
-            grid = Grid(ranks // pipeline // shard, pipeline, shard)
+            grid = RankGrid(ranks // pipeline // shard, pipeline, shard)
             if work.batch % grid.batch_ways == 0:
                 yield from _of_grid(grid, work, schedules)
 
 
-def _of_grid(grid: Grid, work: Workload, schedules: Sequence[ScheduleName]) -> Iterator[Layout]:
+def _of_grid(
+    grid: RankGrid, work: StepSpec, schedules: Sequence[ScheduleName]
+) -> Iterator[RankLayout]:
     local = work.batch // grid.batch_ways
     if work.microbatch is None:
         sizes = [2**k for k in range(local.bit_length()) if local % 2**k == 0]
@@ -108,19 +108,21 @@ def _of_grid(grid: Grid, work: Workload, schedules: Sequence[ScheduleName]) -> I
                 if chunks > 1 and local // size < grid.pipeline:
                     continue
                 if schedule_fault(name, grid.pipeline, local // size, chunks) is None:
-                    yield Layout(grid, name, chunks, size, local // size)
+                    yield RankLayout(grid, name, chunks, size, local // size)
 
 
 class Evaluator:
     """Evaluates layouts of one model, cluster and state; stages are cut once."""
 
-    def __init__(self, shape: ModelShape, cluster: Cluster, state: State, work: Workload) -> None:
+    def __init__(
+        self, shape: ModelShape, cluster: ClusterSpec, state: State, work: StepSpec
+    ) -> None:
         self.shape, self.cluster, self.work = shape, cluster, work
         self.state = state.on(cluster)
         self.machine = Machine(cluster, self.state, work)
-        self._cut: dict[int, list[Stage] | None] = {}
+        self._cut: dict[int, list[StageShape] | None] = {}
 
-    def stages(self, layout: Layout) -> list[Stage] | None:
+    def stages(self, layout: RankLayout) -> list[StageShape] | None:
         """The stages of a layout; None if the model has too few units."""
         if layout.stages not in self._cut:
             self._cut[layout.stages] = cut_stages(
@@ -128,24 +130,17 @@ class Evaluator:
             )
         return self._cut[layout.stages]
 
-    def evaluate(self, layout: Layout) -> Candidate | None:
+    def evaluate(self, layout: RankLayout) -> PlannedLayout | None:
         """Memory, time and traffic in closed form; None where that cannot be."""
         stages = self.stages(layout)
         if stages is None or (layout.grid.shard > 1 and not self.state.can_shard):
             return None
         time, traffic = self.machine.step(self.shape, stages, layout)
-        memory = rank_memory(
-            self.shape,
-            stages,
-            self.state,
-            self.work,
-            layout,
-            on_kernels=self.machine.on_kernels,
-        )
+        memory = rank_memory(self.machine, self.shape, stages, layout)
         limit = self.cluster.memory.bytes_for_training
-        return Candidate(self.state.name, layout, memory, time, traffic, limit)
+        return PlannedLayout(self.state.name, layout, memory, time, traffic, limit)
 
-    def play(self, layout: Layout, *, jitter: float = 0.0, seed: int = 0) -> Played:
+    def play(self, layout: RankLayout, *, jitter: float = 0.0, seed: int = 0) -> Played:
         """The pipeline of a layout, event by event."""
         stages = self.stages(layout) or []
         costs = replace(self.machine.costs(self.shape, stages, layout), jitter=jitter)
@@ -160,7 +155,9 @@ class Evaluator:
             cores=shared,
         )
 
-    def simulated(self, found: Candidate, *, jitter: float = 0.0, seed: int = 0) -> Candidate:
+    def simulated(
+        self, found: PlannedLayout, *, jitter: float = 0.0, seed: int = 0
+    ) -> PlannedLayout:
         """The candidate with its pipeline played instead of calculated."""
         played = self.play(found.layout, jitter=jitter, seed=seed)
         time = found.time

@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a file or a built-in name to a checked `Cluster`; every fault is told at once, by line."""
+"""From a file or a built-in name to a checked `ClusterSpec`, and back.
+
+All faults of a file are told at once, by line.
+"""
 
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import BaseModel, ValidationError
 
 from gossamer.errors import ClusterError
 from gossamer.named_files import open_named
-from gossamer.planner.cluster_schema import Cluster, Compute, Link, Links, Memory
+from gossamer.plain_data import map_leaves
+from gossamer.planner.cluster_schema import ClusterSpec, Compute, Links, LinkSpec, Memory
 from gossamer.planner.cluster_schema import CompactSpeed as Speed
 from gossamer.recipes.faults import Fault, RecipeFaults, near, plain, show
 from gossamer.recipes.faults import Path as FieldPath
@@ -23,8 +28,8 @@ _MODELS: dict[str, type[BaseModel]] = {
     "memory": Memory,
     "compute": Compute,
     "links": Links,
-    "inside": Link,
-    "between": Link,
+    "inside": LinkSpec,
+    "between": LinkSpec,
     "compact": Speed,
 }
 
@@ -42,7 +47,7 @@ def builtin_clusters() -> list[str]:
     return sorted(file.stem for file in _BUILTIN.glob("*.yaml"))
 
 
-def load_cluster(source: str | os.PathLike[str]) -> Cluster:
+def load_cluster(source: str | os.PathLike[str]) -> ClusterSpec:
     """The cluster in a file, or the built-in one of that name.
 
     Raises:
@@ -68,7 +73,7 @@ def load_cluster(source: str | os.PathLike[str]) -> Cluster:
     return parse_cluster(raw, where)
 
 
-def parse_cluster(raw: bytes, source: str) -> Cluster:
+def parse_cluster(raw: bytes, source: str) -> ClusterSpec:
     """The cluster in the bytes of a file; `source` is its name in messages."""
     try:
         document = parse_yaml(raw, source)
@@ -78,10 +83,19 @@ def parse_cluster(raw: bytes, source: str) -> Cluster:
         text = f"expected a mapping that starts 'gossamer-cluster: 1', got {show(document.data)}."
         raise ClusterFaults((document.fault((), text),))
     try:
-        return Cluster.model_validate(document.data)
+        return ClusterSpec.model_validate(document.data)
     except ValidationError as error:
         found = [document.fault(path, text) for path, text in _findings(error)]
         raise ClusterFaults(tuple(sorted(found, key=lambda f: (f.line or 0, f.path)))) from error
+
+
+def cluster_text(cluster: ClusterSpec) -> str:
+    """The description as a file that `load_cluster` reads; figures have four digits."""
+    content = map_leaves(
+        cluster.model_dump(by_alias=True, exclude_none=True),
+        lambda value: float(f"{value:.4g}") if isinstance(value, float) else value,
+    )
+    return yaml.safe_dump(content, sort_keys=False, width=100)
 
 
 def _findings(error: ValidationError) -> Iterator[tuple[FieldPath, str]]:
@@ -100,4 +114,4 @@ def _findings(error: ValidationError) -> Iterator[tuple[FieldPath, str]]:
 
 def _fields(path: FieldPath) -> Any:
     names = [part for part in path if isinstance(part, str)]
-    return (_MODELS[names[-1]] if names else Cluster).model_fields
+    return (_MODELS[names[-1]] if names else ClusterSpec).model_fields

@@ -77,18 +77,28 @@ class Compute(_Data):
         return self.tflops * 1e12 * self.efficiency
 
 
-class Link(_Data):
+class LinkSpec(_Data):
     """A way between two ranks."""
 
     gb_s: float = Field(gt=0.0, le=1e6, description="Bandwidth of one flow in one direction.")
     latency_us: float = Field(default=0.0, ge=0.0, le=1e9, description="Of a message.")
 
+    @property
+    def bytes_per_second(self) -> float:
+        """Of one flow."""
+        return self.gb_s * GB
+
+    @property
+    def latency_seconds(self) -> float:
+        """Of a message."""
+        return self.latency_us * 1e-6
+
 
 class Links(_Data):
     """The network."""
 
-    inside: Link = Field(description="Between neighbouring ranks of one node.")
-    between: Link = Field(description="One flow between two nodes.")
+    inside: LinkSpec = Field(description="Between neighbouring ranks of one node.")
+    between: LinkSpec = Field(description="One flow between two nodes.")
     node_gb_s: float = Field(
         gt=0.0, le=1e6, description="All flows that leave one node together, one direction."
     )
@@ -104,7 +114,7 @@ class Links(_Data):
     )
 
 
-class Cluster(_Data):
+class ClusterSpec(_Data):
     """Equal nodes with equal ranks, counted through shards, then stages, then replicas."""
 
     version: Annotated[Literal[1], BeforeValidator(_whole)] = Field(
@@ -137,7 +147,7 @@ class Cluster(_Data):
         return self.nodes * self.ranks_per_node
 
     @model_validator(mode="after")
-    def _check(self) -> "Cluster":
+    def _check(self) -> "ClusterSpec":
         if self.ranks > MAX_RANKS:
             raise ValueError(f"nodes: {self.ranks} ranks, more than {MAX_RANKS}.")
         if self.memory.bytes_for_training <= 0:

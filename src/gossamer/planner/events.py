@@ -12,12 +12,20 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gossamer.planner.schedules import Action, Kind, Pipeline, rank_order
-from gossamer.planner.simulation import Costs, Noise, Played, Span, held_at_once
+from gossamer.planner.schedules import (
+    Action,
+    ActionKind,
+    PipelineSpec,
+    input_of,
+    needs_input,
+    next_input,
+    rank_order,
+)
+from gossamer.planner.simulation import ActionSpan, Costs, Noise, Played, held_at_once
 
 
 def play_events(
-    pipeline: Pipeline, costs: Costs, *, replicas: int, seed: int, cores: int | None
+    pipeline: PipelineSpec, costs: Costs, *, replicas: int, seed: int, cores: int | None
 ) -> Played:
     """Play one step; replicas are independent unless they share cores."""
     if cores is not None:
@@ -50,7 +58,7 @@ class _Rank:
 
 class _Game:
     def __init__(
-        self, pipeline: Pipeline, costs: Costs, replicas: int, seed: int, cores: int | None
+        self, pipeline: PipelineSpec, costs: Costs, replicas: int, seed: int, cores: int | None
     ) -> None:
         self.pipeline, self.costs = pipeline, costs
         self.noise = Noise(costs.jitter, seed)
@@ -60,7 +68,7 @@ class _Game:
         self.events: list[tuple[float, int, _Rank, Action, bool]] = []
         self.count = 0
         self.link_free: dict[tuple[int, int, int], float] = {}
-        self.spans: list[Span] = []
+        self.spans: list[ActionSpan] = []
         self.ranks = [
             [_Rank(pipe, number) for number in range(pipeline.ranks)] for pipe in range(replicas)
         ]
@@ -99,7 +107,7 @@ class _Game:
         number = self.entered[pipe]
         if number < self.pipeline.microbatches:
             self.entered[pipe] += 1
-            self._take(self.ranks[pipe][0], Action(Kind.FORWARD, 0, number), now)
+            self._take(self.ranks[pipe][0], Action(ActionKind.FORWARD, 0, number), now)
 
     def _take(self, rank: _Rank, action: Action, now: float) -> None:
         """The input of an action is there."""
@@ -125,36 +133,34 @@ class _Game:
             if not rank.arrived:
                 return None
             # Of two that wait, the backward one: it frees memory and lets a microbatch in.
-            backward = (a for a in rank.arrived if a.kind is Kind.BACKWARD)
+            backward = (a for a in rank.arrived if a.kind is ActionKind.BACKWARD)
             action = next(backward, rank.arrived[0])
             rank.arrived.remove(action)
             return action
         if not rank.order:
             return None
         action = rank.order[0]
-        first = 0 if action.kind is Kind.FORWARD else self.pipeline.stages - 1
-        needs = action._replace(kind=Kind.BACKWARD) if action.kind is Kind.INPUT else action
-        if action.kind is Kind.WEIGHT or action.stage == first or needs in rank.ready:
-            return rank.order.popleft()
-        return None
+        if needs_input(self.pipeline, action) and input_of(action) not in rank.ready:
+            return None
+        return rank.order.popleft()
 
     def _start(self, rank: _Rank, action: Action, now: float) -> None:
         if self.cores is not None:
             self.cores -= 1
         work = self.costs.of(action)
         if self.by_message and self._is_last(action):
-            work += self.costs.of(action._replace(kind=Kind.BACKWARD))
+            work += self.costs.of(action._replace(kind=ActionKind.BACKWARD))
         work *= self.costs.slow_ranks.get(rank.number, 1.0) * self.noise.factor()
         rank.busy += work
         if rank.pipe == 0:
-            self.spans.append(Span(rank.number, action, now, now + work))
+            self.spans.append(ActionSpan(rank.number, action, now, now + work))
         self._push(now + work, rank, action, is_message=False)
 
     def _finish(self, rank: _Rank, action: Action, now: float) -> None:
         rank.running, rank.free_at = False, now
         rank.done.append(action)
         if self.by_message and self._is_last(action):
-            action = action._replace(kind=Kind.BACKWARD)
+            action = action._replace(kind=ActionKind.BACKWARD)
             rank.done.append(action)
         self._give(rank, action, now)
         if self.cores is not None:
@@ -165,16 +171,12 @@ class _Game:
 
     def _give(self, rank: _Rank, action: Action, now: float) -> None:
         """Send what an action made to the stage that waits for it."""
-        forward = action.kind is Kind.FORWARD
-        stage = action.stage + (1 if forward else -1)
-        if action.kind is Kind.WEIGHT or stage == self.pipeline.stages:
-            return
-        if stage < 0:
-            if self.by_message:
+        target = next_input(self.pipeline, action)
+        if target is None:
+            if self.by_message and action.kind is ActionKind.BACKWARD:
                 self._enter(rank.pipe, now)
             return
-        target = Action(Kind.FORWARD if forward else Kind.BACKWARD, stage, action.microbatch)
-        other = self.ranks[rank.pipe][stage % self.pipeline.ranks]
+        other = self.ranks[rank.pipe][target.stage % self.pipeline.ranks]
         if other is rank:
             self._take(rank, target, now)
             return
@@ -186,7 +188,7 @@ class _Game:
         self._push(leave + taken + self.costs.latency, other, target, is_message=True)
 
     def _is_last(self, action: Action) -> bool:
-        return action.kind is Kind.FORWARD and action.stage == self.pipeline.stages - 1
+        return action.kind is ActionKind.FORWARD and action.stage == self.pipeline.stages - 1
 
     def _push(self, when: float, rank: _Rank, action: Action, *, is_message: bool) -> None:
         self.count += 1

@@ -1,41 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
 """A plan in sentences, as a table and as a page."""
 
-from collections.abc import Iterator
 from operator import attrgetter
 
-from gossamer.planner.candidates import Candidate
+from gossamer.planner.candidates import PlannedLayout
 from gossamer.planner.pictures import memory_chart, time_chart, timeline_chart
-from gossamer.planner.planning import Plan, StatePlan
+from gossamer.planner.planning import StatePlan, TrainingPlan
 from gossamer.report.comparison import Comparison, Figure
 from gossamer.report.page import Page, TextTable
 
+_SHOWN = 12  # Layouts of a state, fastest first.
 FORECAST = "A forecast: nothing was run. Times come from a model of the cluster, not from a clock."
-HEAD = (
+_HEAD = (
     *("state", "data x pipe x shard", "schedule", "microbatches", ">GB", ">s a step", ">compute"),
     *(">bubble", ">network", ">other", ">MB sent"),
 )
 
 
-def rows(plan: Plan) -> Iterator[tuple[str, ...]]:
-    """One row per state: the layout that was chosen, or the leanest one that does not fit."""
+def plan_table(plan: TrainingPlan) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Names of columns, and a row per state: the layout that was chosen.
+
+    Where none fits it is the leanest one.
+    """
+    rows = []
     for found in plan.states:
-        one = found.best
-        if one is None:
-            lean = found.leanest
-            needs = f"{lean.memory.total / 1e9:.3g}"
-            yield (found.state.name, str(lean.layout.grid), "does not fit", "", needs, *("",) * 6)
-        else:
-            yield (found.state.name, *_cells(one))
+        if found.best is not None:
+            rows.append((found.state.name, *_cells(found.best)))
+            continue
+        lean = found.leanest
+        needs = f"{lean.memory.total / 1e9:.3g}"
+        rows.append((found.state.name, str(lean.layout.grid), "does not fit", "", needs, *[""] * 6))
+    return _HEAD, rows
 
 
-def candidate_rows(found: StatePlan, most: int = 12) -> Iterator[tuple[str, ...]]:
-    """The fastest layouts of a state, and the fewest stages that do not fit."""
-    for one in found.candidates[:most]:
-        yield ("" if one.fits else "too big", *_cells(one))
-
-
-def _cells(one: Candidate) -> tuple[str, ...]:
+def _cells(one: PlannedLayout) -> tuple[str, ...]:
     layout, time = one.layout, one.time
     chunks = f", {layout.chunks} chunks" if layout.chunks > 1 else ""
     network = time.p2p + time.shard + time.all_reduce
@@ -51,7 +49,7 @@ def _cells(one: Candidate) -> tuple[str, ...]:
     )
 
 
-def reasons(plan: Plan) -> list[str]:
+def reasons(plan: TrainingPlan) -> list[str]:
     """Why these layouts: what fits, and what the next best would cost."""
     limit = plan.cluster.memory.bytes_for_training / 1e9
     said = []
@@ -79,7 +77,7 @@ def reasons(plan: Plan) -> list[str]:
     return said
 
 
-def _stages_reason(found: StatePlan, best: Candidate, limit: float) -> str:
+def _stages_reason(found: StatePlan, best: PlannedLayout, limit: float) -> str:
     stages = best.layout.grid.pipeline
     fewer = [
         one
@@ -102,7 +100,7 @@ def _stages_reason(found: StatePlan, best: Candidate, limit: float) -> str:
     )
 
 
-def _next_best(found: StatePlan, best: Candidate) -> str:
+def _next_best(found: StatePlan, best: PlannedLayout) -> str:
     others = [one for one in found.candidates if one.fits and one.layout.grid != best.layout.grid]
     if not others:
         return ""
@@ -110,7 +108,7 @@ def _next_best(found: StatePlan, best: Candidate) -> str:
     return f" Next grid: {second.layout.grid}, {second.seconds:.3g} s."
 
 
-def plan_page(plan: Plan, name: str) -> Page:
+def plan_page(plan: TrainingPlan, name: str) -> Page:
     """The plan as a report."""
     bests = {found.state.name: found.best for found in plan.states if found.best is not None}
     charts = []
@@ -120,13 +118,16 @@ def plan_page(plan: Plan, name: str) -> Page:
         if found.best is not None and found.best.layout.grid.pipeline > 1:
             played = found.evaluator.play(found.best.layout)
             charts.append(timeline_chart(played, f"One step of the pipeline, {found.state.name}"))
-    head = tuple(column.lstrip(">") for column in HEAD)
-    tables = [TextTable("Chosen", head, tuple(rows(plan)), FORECAST)]
+    head, rows = plan_table(plan)
+    head = tuple(column.lstrip(">") for column in head)
+    tables = [TextTable("Chosen", head, tuple(rows), FORECAST)]
     tables += [
         TextTable(
             f"Layouts of {found.state.name}",
             ("fits", *head[1:]),
-            tuple(candidate_rows(found)),
+            tuple(
+                ("" if one.fits else "too big", *_cells(one)) for one in found.candidates[:_SHOWN]
+            ),
             f"{len(found.candidates)} legal layouts were compared.",
         )
         for found in plan.states
@@ -149,7 +150,7 @@ def plan_page(plan: Plan, name: str) -> Page:
     )
 
 
-def _comparison(plan: Plan) -> Comparison:
+def _comparison(plan: TrainingPlan) -> Comparison:
     bests = [found.best for found in plan.states]
     return Comparison(
         tuple(found.state.name for found in plan.states),
@@ -161,5 +162,5 @@ def _comparison(plan: Plan) -> Comparison:
     )
 
 
-def _of(best: Candidate | None, name: str, factor: float = 1.0) -> float | None:
+def _of(best: PlannedLayout | None, name: str, factor: float = 1.0) -> float | None:
     return None if best is None else float(attrgetter(name)(best)) * factor

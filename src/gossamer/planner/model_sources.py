@@ -39,7 +39,7 @@ class Described:
         shape: of the model.
         batch: samples of a step; None if nothing says it.
         sparsity: of pruned weights; None if nothing says it.
-        recompute: as in `Workload`.
+        recompute: as in `StepSpec`.
     """
 
     shape: ModelShape
@@ -95,13 +95,10 @@ def _from_recipe(source: str, data: str | None, overrides: Sequence[str]) -> Des
     if schedule is not None:
         rules = {"targets": schedule.targets, "ignore": schedule.ignore}
     name = source if source in builtin_names() else Path(source).stem
-    if train.task == "images":
-        example = _image_size(train, sizes)
-        shape = trace_shape(model, example, name=name, tokens=1, ids=False, **rules)
-    else:
-        length = context_of(architecture_of(train))
-        example = torch.Size([length])
-        shape = trace_shape(model, example, name=name, tokens=length, ids=True, **rules)
+    is_text = train.task != "images"
+    tokens = context_of(architecture_of(train)) if is_text else 1
+    example = torch.Size([tokens]) if is_text else _image_size(train, sizes)
+    shape = trace_shape(model, example, name=name, tokens=tokens, ids=is_text, **rules)
     return Described(
         shape,
         batch=train.batch * train.accumulate,
@@ -141,13 +138,9 @@ def _trace(model: nn.Module, name: str, tokens: int | None) -> ModelShape:
     config = config_of(model)
     if config is not None:
         limit = min((config[key] for key in _POSITIONS if config.get(key)), default=_DEFAULT_TOKENS)
-        length = min(_DEFAULT_TOKENS, limit) if tokens is None else tokens
-    elif isinstance(model, GPT):
-        limit = model.context
-        length = model.context if tokens is None else tokens
-    elif isinstance(model, TinyEncoder):
-        limit = model.max_tokens
-        length = model.max_tokens if tokens is None else tokens
+        usual = min(_DEFAULT_TOKENS, limit)
+    elif isinstance(model, GPT | TinyEncoder):
+        limit = usual = model.context if isinstance(model, GPT) else model.max_tokens
     elif isinstance(model, MLP):
         return trace_shape(model, torch.Size(model.sizes[:1]), name=name, tokens=1, ids=False)
     else:
@@ -155,6 +148,7 @@ def _trace(model: nn.Module, name: str, tokens: int | None) -> ModelShape:
             f"{name}: no input can be made up for a {type(model).__name__}; expected a zoo model"
             " or one of transformers. Trace it yourself: gossamer.planner.model_tracing."
         )
+    length = usual if tokens is None else tokens
     if not 1 <= length <= limit:
         raise InputError(f"tokens: {name} takes 1 to {limit}, got {length}.")
     return trace_shape(model, torch.Size([length]), name=name, tokens=length, ids=True)

@@ -5,25 +5,30 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
-from gossamer.planner.candidates import Candidate
-from gossamer.planner.schedules import Kind
+from gossamer.planner.candidates import PlannedLayout
+from gossamer.planner.schedules import ActionKind
 from gossamer.planner.simulation import Played
 from gossamer.report.charts import WIDTH, Bar, Chart, Label, Line
 
 _HUES = ("hue1", "hue2", "hue3", "hue4", "hue5", "hue6", "dense")
 _ROW, _BAR, _LEFT, _RIGHT = 26.0, 16.0, 190.0, 90.0
-_KINDS = {Kind.FORWARD: "hue1", Kind.BACKWARD: "hue3", Kind.INPUT: "hue3", Kind.WEIGHT: "hue4"}
+_KINDS = {
+    ActionKind.FORWARD: "hue1",
+    ActionKind.BACKWARD: "hue3",
+    ActionKind.INPUT: "hue3",
+    ActionKind.WEIGHT: "hue4",
+}
 _MAX_RANKS = 32
 _MAX_SPANS = 4000
 
 
-def time_chart(found: Mapping[str, Candidate]) -> Chart:
+def time_chart(found: Mapping[str, PlannedLayout]) -> Chart:
     """Seconds of a step of the best layout of each state, by part."""
     rows = {name: asdict(one.time) for name, one in found.items()}
     return _stacked("Seconds of a step, in closed form (forecast)", rows, lambda x: f"{x:.3g} s")
 
 
-def memory_chart(found: Mapping[str, Candidate]) -> Chart:
+def memory_chart(found: Mapping[str, PlannedLayout]) -> Chart:
     """Bytes of the fullest rank, by part."""
     rows = {name: asdict(one.memory) for name, one in found.items()}
     return _stacked("Bytes of the fullest rank (forecast)", rows, lambda x: f"{x / 1e9:.3g} GB")

@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from gossamer.errors import InputError
-from gossamer.planner.candidates import DEFAULT_SCHEDULES, Candidate, Evaluator, layouts
+from gossamer.planner.candidates import DEFAULT_SCHEDULES, Evaluator, PlannedLayout, layouts
 from gossamer.planner.cluster_loader import load_cluster
-from gossamer.planner.cluster_schema import Cluster
+from gossamer.planner.cluster_schema import ClusterSpec
 from gossamer.planner.model_shape import GPTSizes, ModelShape
 from gossamer.planner.schedules import ScheduleName
 from gossamer.planner.states import State, compared_states, find_state
-from gossamer.planner.workload import Workload
+from gossamer.planner.workload import StepSpec
 
 if TYPE_CHECKING:
     from torch import nn
@@ -36,18 +36,18 @@ class StatePlan:
     """
 
     state: State
-    best: Candidate | None
-    candidates: tuple[Candidate, ...]
+    best: PlannedLayout | None
+    candidates: tuple[PlannedLayout, ...]
     evaluator: Evaluator
 
     @property
-    def leanest(self) -> Candidate:
+    def leanest(self) -> PlannedLayout:
         """The layout with the least memory."""
         return min(self.candidates, key=lambda found: found.memory.total)
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """What a cluster would bring. Nothing was run.
 
     Attributes:
@@ -59,8 +59,8 @@ class Plan:
     """
 
     shape: ModelShape
-    cluster: Cluster
-    work: Workload
+    cluster: ClusterSpec
+    work: StepSpec
     ranks: int
     states: tuple[StatePlan, ...]
 
@@ -101,15 +101,15 @@ class Plan:
 
 def plan_workload(
     shape: ModelShape,
-    cluster: Cluster,
-    work: Workload,
+    cluster: ClusterSpec,
+    work: StepSpec,
     *,
     ranks: int | None = None,
     states: Sequence[State] | None = None,
     schedules: Sequence[ScheduleName] = DEFAULT_SCHEDULES,
     max_shard: int | None = None,
     choice: Choice = "fastest",
-) -> Plan:
+) -> TrainingPlan:
     """Every layout of a described workload.
 
     Args:
@@ -129,7 +129,7 @@ def plan_workload(
         _plan_state(Evaluator(shape, cluster, state, work), used, schedules, max_shard, choice)
         for state in (compared_states(cluster) if states is None else states)
     ]
-    return Plan(shape, cluster, work, used, tuple(found))
+    return TrainingPlan(shape, cluster, work, used, tuple(found))
 
 
 def _plan_state(
@@ -153,32 +153,21 @@ def _plan_state(
         # Ranks that share cores have no closed form worth the name.
         played = [evaluator.simulated(one) for one in candidates]
     else:
-        played = _play_fastest(evaluator, fitting)
-        played += [one for one in candidates if one not in fitting[: len(played)]]
-    played.sort(key=_order)
-    best = None
-    if fitting:
-        best = played[0]
-    if fitting and choice == "smallest-pipeline":
-        best = min(
-            (one for one in played if one.fits),
-            key=lambda one: (one.layout.grid.pipeline, one.time.total),
-        )
-    return StatePlan(evaluator.state, best, tuple(played), evaluator)
+        # The closed form errs both ways for uneven stages.
+        played = [evaluator.simulated(one) for one in fitting[:_PLAYED]]
+        played += [one for one in candidates if one not in fitting[:_PLAYED]]
+    played.sort(
+        key=lambda one: (not one.fits, one.simulated is None, one.seconds, one.memory.total)
+    )
+    fitting = [one for one in played if one.fits]
+    if choice == "smallest-pipeline":
+        fitting.sort(key=lambda one: (one.layout.grid.pipeline, one.time.total))
+    return StatePlan(evaluator.state, next(iter(fitting), None), tuple(played), evaluator)
 
 
-def _play_fastest(evaluator: Evaluator, fitting: Sequence[Candidate]) -> list[Candidate]:
-    """Play the layouts that are fastest in closed form: it errs both ways for uneven stages."""
-    return [evaluator.simulated(one) for one in fitting[:_PLAYED]]
-
-
-def _order(one: Candidate) -> tuple[bool, bool, float, float]:
-    return not one.fits, one.simulated is None, one.seconds, one.memory.total
-
-
-def plan(
+def plan(  # noqa: PLR0913  (one argument per thing a user may ask for)
     model: "str | nn.Module | GPTSizes | ModelShape",
-    cluster: str | os.PathLike[str] | Cluster = "workstations",
+    cluster: str | os.PathLike[str] | ClusterSpec = "workstations",
     *,
     batch: int | None = None,
     sparsity: float | None = None,
@@ -186,7 +175,10 @@ def plan(
     tokens: int | None = None,
     ranks: int | None = None,
     states: Sequence[str] | None = None,
-) -> Plan:
+    schedules: Sequence[ScheduleName] | None = None,
+    data: str | None = None,
+    overrides: Sequence[str] = (),
+) -> TrainingPlan:
     """What training a model on a cluster would cost, for dense, SAMO and compact states.
 
     Nothing is run and no weight is allocated.
@@ -201,20 +193,27 @@ def plan(
         tokens: of a sample, where the model leaves it open.
         ranks: to use; default: all.
         states: names of `gossamer.planner.states.STATES` to compare.
+        schedules: of pipelines; default: those of `torch.distributed.pipelining`.
+        data: of a recipe on images or labels, as in `gossamer train`: sizes of inputs and outputs.
+        overrides: of a recipe, as in `gossamer train --set`.
     """
-    where = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
+    where = cluster if isinstance(cluster, ClusterSpec) else load_cluster(cluster)
     chosen = None if states is None else [find_state(name) for name in states]
     from gossamer.planner.model_sources import describe
 
-    described = describe(model, tokens=tokens)
-    work = Workload(
+    described = describe(model, tokens=tokens, data=data, overrides=overrides)
+    sparsities = (sparsity, described.sparsity, DEFAULT_SPARSITY)
+    work = StepSpec(
         batch=batch or described.batch or (where.ranks if ranks is None else ranks),
-        sparsity=_first(sparsity, described.sparsity, DEFAULT_SPARSITY),
+        sparsity=next(value for value in sparsities if value is not None),
         microbatch=microbatch,
         recompute=described.recompute,
     )
-    return plan_workload(described.shape, where, work, ranks=ranks, states=chosen)
-
-
-def _first(*values: float | None) -> float:
-    return next(value for value in values if value is not None)
+    return plan_workload(
+        described.shape,
+        where,
+        work,
+        ranks=ranks,
+        states=chosen,
+        schedules=schedules or DEFAULT_SCHEDULES,
+    )

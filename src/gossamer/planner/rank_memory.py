@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gossamer.planner.model_shape import ModelShape
-from gossamer.planner.stages import Stage
-from gossamer.planner.states import State
-from gossamer.planner.workload import Layout, Workload
+from gossamer.planner.stages import StageShape
+from gossamer.planner.step_time import Machine
+from gossamer.planner.workload import RankLayout, Summed
 from gossamer.training.memory.formulas import Kind
 
 _WEIGHTS: tuple[Kind, ...] = ("weights", "positions", "dense copies")
@@ -16,7 +16,7 @@ _STATE: tuple[Kind, ...] = ("masters", "moments", "other")
 
 
 @dataclass(frozen=True)
-class RankMemory:
+class RankMemory(Summed):
     """Bytes of one rank, by what they are for.
 
     Attributes:
@@ -35,46 +35,26 @@ class RankMemory:
     scratch: float
     buffers: float
 
-    @property
-    def total(self) -> float:
-        """Of everything."""
-        return (
-            self.weights
-            + self.gradients
-            + self.state
-            + self.activations
-            + self.scratch
-            + self.buffers
-        )
-
 
 def rank_memory(
-    shape: ModelShape,
-    stages: Sequence[Stage],
-    state: State,
-    work: Workload,
-    layout: Layout,
-    *,
-    on_kernels: bool,
+    machine: Machine, shape: ModelShape, stages: Sequence[StageShape], layout: RankLayout
 ) -> RankMemory:
     """The fullest rank.
 
     Args:
+        machine: where, and how weights are held.
         shape: of the model.
         stages: of the whole pipeline; stage s lies on rank s mod P.
-        state: how weights are held.
-        work: what is trained.
-        layout: where.
-        on_kernels: sparse kernels run the products, so that no dense weight is ever built.
+        layout: of the ranks.
     """
-    P, fullest = layout.grid.pipeline, _Fullest(shape, state, work, layout, on_kernels)
+    P, fullest = layout.grid.pipeline, _Fullest(machine, shape, layout)
     return max(
         (fullest.rank(stages[rank::P], held(layout, rank)) for rank in range(P)),
         key=lambda memory: memory.total,
     )
 
 
-def held(layout: Layout, rank: int) -> float:
+def held(layout: RankLayout, rank: int) -> float:
     """Microbatches whose activations a rank holds at once, in units of its whole stage."""
     P, m, v = layout.grid.pipeline, layout.microbatches, layout.chunks
     per_round = m // max(1, m // P)
@@ -92,17 +72,10 @@ def held(layout: Layout, rank: int) -> float:
 class _Fullest:
     """Bytes of the ranks of one layout; what they have in common is worked out once."""
 
-    def __init__(
-        self,
-        shape: ModelShape,
-        state: State,
-        work: Workload,
-        layout: Layout,
-        on_kernels: bool,
-    ) -> None:
-        self.state, self.layout, self.on_kernels = state, layout, on_kernels
-        self.density = work.density if state.is_sparse else 1.0
-        pruned, rest = state.pruned.by_kind(self.density), state.rest.by_kind(1.0)
+    def __init__(self, machine: Machine, shape: ModelShape, layout: RankLayout) -> None:
+        self.machine, self.layout = machine, layout
+        state, work = machine.state, machine.work
+        pruned, rest = state.pruned.by_kind(machine.density), state.rest.by_kind(1.0)
         self.per_entry = [
             (sum(pruned[kind] for kind in kinds), sum(rest[kind] for kind in kinds))
             for kinds in (_WEIGHTS, _GRADIENTS, _STATE)
@@ -112,34 +85,33 @@ class _Fullest:
         self.inner = max(unit.output for unit in shape.units if unit.is_block)
         self.buckets = layout.grid.data > 1 and work.buckets
 
-    def rank(self, stages: Sequence[Stage], in_flight: float) -> RankMemory:
-        shard, state = self.layout.grid.shard, self.state
+    def rank(self, stages: Sequence[StageShape], in_flight: float) -> RankMemory:
+        shard = self.layout.grid.shard
         prunable = sum(stage.prunable for stage in stages)
         rest = sum(stage.rest for stage in stages)
         weights, gradients, moments = (
             (of_pruned * prunable + of_rest * rest) / shard for of_pruned, of_rest in self.per_entry
         )
-        sent = (prunable * self.density * state.number + rest * state.rest_number) / shard
         return RankMemory(
             weights=weights,
             gradients=gradients,
             state=moments,
             activations=self._activations(stages, in_flight),
             scratch=self._scratch(max(stage.largest for stage in stages)),
-            buffers=sent if self.buckets else 0.0,
+            buffers=self.machine.sent(stages) / shard if self.buckets else 0.0,
         )
 
     def _scratch(self, largest: int) -> float:
-        state, copies = self.state, 0.0
-        if state.is_sparse and not self.on_kernels:
+        state, copies = self.machine.state, 0.0
+        if state.is_sparse and not self.machine.on_kernels:
             # A dense gradient always, and a dense weight where none is resident.
             copies += 1 if state.pruned.per_weight.get("weights") else 2
         if self.layout.grid.shard > 1:
             # One unit at a time is gathered from its shards, with its gradient.
-            copies += 2 * self.density
+            copies += 2 * self.machine.density
         return copies * largest * state.number
 
-    def _activations(self, stages: Sequence[Stage], in_flight: float) -> float:
+    def _activations(self, stages: Sequence[StageShape], in_flight: float) -> float:
         if not self.interval:
             return in_flight * sum(stage.saved for stage in stages) * self.token_bytes
         kept = in_flight * sum(stage.blocks for stage in stages) / self.interval * self.inner

@@ -6,9 +6,10 @@ and zero-bubble orders are those of `torch.distributed.pipelining`. The message-
 no order: whatever arrives first is run.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Final, Literal, NamedTuple, get_args
 
 from gossamer.errors import InputError
@@ -17,7 +18,7 @@ ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zero-bubble", "message-d
 SCHEDULES: Final[tuple[ScheduleName, ...]] = get_args(ScheduleName)
 
 
-class Kind(str, Enum):
+class ActionKind(str, Enum):
     """Work on one microbatch: forward, backward, or backward in two halves."""
 
     FORWARD = "F"
@@ -29,13 +30,13 @@ class Kind(str, Enum):
 class Action(NamedTuple):
     """Work on a microbatch in a stage."""
 
-    kind: Kind
+    kind: ActionKind
     stage: int
     microbatch: int
 
 
 @dataclass(frozen=True)
-class Pipeline:
+class PipelineSpec:
     """One pipeline and its schedule.
 
     Attributes:
@@ -83,46 +84,27 @@ def schedule_fault(schedule: str, ranks: int, microbatches: int, chunks: int) ->
     return None
 
 
-def rank_order(pipeline: Pipeline, rank: int) -> list[Action]:
-    """What a rank does, in order."""
-    orders: dict[ScheduleName, Callable[[Pipeline, int], list[Action]]] = {
-        "gpipe": _gpipe,
-        "1f1b": _1f1b,
-        "interleaved": _interleaved,
-        "zero-bubble": _zero_bubble,
-    }
-    if pipeline.schedule not in orders:
-        raise InputError(f"{pipeline.schedule}: has no order; simulate it by events.")
-    return orders[pipeline.schedule](pipeline, rank)
-
-
-def _gpipe(pipeline: Pipeline, rank: int) -> list[Action]:
+def _gpipe(pipeline: PipelineSpec, rank: int) -> list[Action]:
     counts = range(pipeline.microbatches)
-    return [Action(Kind.FORWARD, rank, k) for k in counts] + [
-        Action(Kind.BACKWARD, rank, k) for k in counts
+    return [Action(ActionKind.FORWARD, rank, k) for k in counts] + [
+        Action(ActionKind.BACKWARD, rank, k) for k in counts
     ]
 
 
-def _1f1b(pipeline: Pipeline, rank: int) -> list[Action]:
+def _1f1b(pipeline: PipelineSpec, rank: int) -> list[Action]:
     m = pipeline.microbatches
     warmup = min(m, pipeline.ranks - rank)
-    order = [Action(Kind.FORWARD, rank, k) for k in range(warmup)]
+    order = [Action(ActionKind.FORWARD, rank, k) for k in range(warmup)]
     for k in range(m):
-        order.append(Action(Kind.BACKWARD, rank, k))
+        order.append(Action(ActionKind.BACKWARD, rank, k))
         if warmup + k < m:
-            order.append(Action(Kind.FORWARD, rank, warmup + k))
+            order.append(Action(ActionKind.FORWARD, rank, warmup + k))
     return order
 
 
-def _interleaved(pipeline: Pipeline, rank: int) -> list[Action]:
-    return _in_rounds(pipeline, rank, warmup_factor=2, backward=Kind.BACKWARD)
-
-
-def _zero_bubble(pipeline: Pipeline, rank: int) -> list[Action]:
-    return _in_rounds(pipeline, rank, warmup_factor=1, backward=Kind.INPUT)
-
-
-def _in_rounds(pipeline: Pipeline, rank: int, warmup_factor: int, backward: Kind) -> list[Action]:
+def _in_rounds(
+    pipeline: PipelineSpec, rank: int, warmup_factor: int, backward: ActionKind
+) -> list[Action]:
     """Rounds of about P microbatches go through chunk after chunk.
 
     Gradients of weights, where they are separate, start `rank` backward steps late: late ranks
@@ -132,11 +114,11 @@ def _in_rounds(pipeline: Pipeline, rank: int, warmup_factor: int, backward: Kind
     per_round = m // max(1, m // P)
     total = m * v
     warmup = min(total, (v - 1) * per_round + warmup_factor * (P - 1 - rank))
-    done: dict[tuple[Kind, int], int] = {}
+    done: dict[tuple[ActionKind, int], int] = {}
     order: list[Action] = []
     backward_stages: list[int] = []
 
-    def add(kind: Kind, stage: int) -> None:
+    def add(kind: ActionKind, stage: int) -> None:
         count = done.get((kind, stage), 0)
         done[kind, stage] = count + 1
         order.append(Action(kind, stage, count))
@@ -150,15 +132,52 @@ def _in_rounds(pipeline: Pipeline, rank: int, warmup_factor: int, backward: Kind
     weights = 0
     for step in range(total + warmup):
         if step < total:
-            add(Kind.FORWARD, forward_stage(step))
+            add(ActionKind.FORWARD, forward_stage(step))
         if step < warmup:
             continue
         backward_stages.append(backward_stage(step - warmup))
         add(backward, backward_stages[-1])
-        if backward is Kind.INPUT and step - warmup >= rank:
-            add(Kind.WEIGHT, backward_stages[weights])
+        if backward is ActionKind.INPUT and step - warmup >= rank:
+            add(ActionKind.WEIGHT, backward_stages[weights])
             weights += 1
-    if backward is Kind.INPUT:
+    if backward is ActionKind.INPUT:
         for stage in backward_stages[weights:]:
-            add(Kind.WEIGHT, stage)
+            add(ActionKind.WEIGHT, stage)
     return order
+
+
+_ORDERS: Final[Mapping[ScheduleName, Callable[[PipelineSpec, int], list[Action]]]] = {
+    "gpipe": _gpipe,
+    "1f1b": _1f1b,
+    "interleaved": partial(_in_rounds, warmup_factor=2, backward=ActionKind.BACKWARD),
+    "zero-bubble": partial(_in_rounds, warmup_factor=1, backward=ActionKind.INPUT),
+}
+
+
+def rank_order(pipeline: PipelineSpec, rank: int) -> list[Action]:
+    """What a rank does, in order."""
+    if pipeline.schedule not in _ORDERS:
+        raise InputError(f"{pipeline.schedule}: has no order; simulate it by events.")
+    return _ORDERS[pipeline.schedule](pipeline, rank)
+
+
+def input_of(action: Action) -> Action:
+    """What an action waits for; gradients arrive as BACKWARD, whole or in halves."""
+    is_half = action.kind is ActionKind.INPUT
+    return action._replace(kind=ActionKind.BACKWARD) if is_half else action
+
+
+def needs_input(pipeline: PipelineSpec, action: Action) -> bool:
+    """Whether an action waits for another stage; gradients of weights never do."""
+    first = 0 if action.kind is ActionKind.FORWARD else pipeline.stages - 1
+    return action.kind is not ActionKind.WEIGHT and action.stage != first
+
+
+def next_input(pipeline: PipelineSpec, action: Action) -> Action | None:
+    """What an action gives to another one, if it does."""
+    if action.kind is ActionKind.FORWARD:
+        following = action.stage + 1
+        return action._replace(stage=following) if following < pipeline.stages else None
+    if action.kind is ActionKind.WEIGHT or action.stage == 0:
+        return None
+    return Action(ActionKind.BACKWARD, action.stage - 1, action.microbatch)

@@ -13,7 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossamer.errors import InputError
-from gossamer.planner.schedules import Action, Kind, Pipeline, rank_order
+from gossamer.planner.schedules import (
+    Action,
+    ActionKind,
+    PipelineSpec,
+    input_of,
+    needs_input,
+    next_input,
+    rank_order,
+)
 
 Times = NDArray[np.float64]
 
@@ -42,7 +50,7 @@ class Costs:
     slow_ranks: Mapping[int, float] = field(default_factory=dict)
     slow_links: Mapping[tuple[int, int], float] = field(default_factory=dict)
 
-    def check(self, pipeline: Pipeline) -> None:
+    def check(self, pipeline: PipelineSpec) -> None:
         """Every stage has its costs, and none is negative."""
         for name in ("forward", "backward_input", "backward_weight"):
             values = getattr(self, name)
@@ -57,17 +65,17 @@ class Costs:
     def of(self, action: Action) -> float:
         """Seconds of an action, without noise."""
         stage = action.stage
-        if action.kind is Kind.FORWARD:
-            return self.forward[stage]
-        if action.kind is Kind.INPUT:
-            return self.backward_input[stage]
-        if action.kind is Kind.WEIGHT:
-            return self.backward_weight[stage]
-        return self.backward_input[stage] + self.backward_weight[stage]
+        input_seconds, weight_seconds = self.backward_input[stage], self.backward_weight[stage]
+        return {
+            ActionKind.FORWARD: self.forward[stage],
+            ActionKind.BACKWARD: input_seconds + weight_seconds,
+            ActionKind.INPUT: input_seconds,
+            ActionKind.WEIGHT: weight_seconds,
+        }[action.kind]
 
 
 @dataclass(frozen=True)
-class Span:
+class ActionSpan:
     """An action of one rank and when it ran."""
 
     rank: int
@@ -92,7 +100,7 @@ class Played:
     finished: tuple[float, ...]
     busy: tuple[float, ...]
     most_held: tuple[int, ...]
-    spans: tuple[Span, ...]
+    spans: tuple[ActionSpan, ...]
 
     @property
     def bubble(self) -> float:
@@ -126,7 +134,7 @@ class Noise:
 
 
 def simulate(
-    pipeline: Pipeline,
+    pipeline: PipelineSpec,
     costs: Costs,
     *,
     replicas: int = 1,
@@ -150,28 +158,28 @@ def simulate(
     return _propagate(pipeline, costs, replicas, seed)
 
 
-def _propagate(pipeline: Pipeline, costs: Costs, replicas: int, seed: int) -> Played:
+def _propagate(pipeline: PipelineSpec, costs: Costs, replicas: int, seed: int) -> Played:
     """Times of a fixed order."""
     noise = Noise(costs.jitter, seed)
     orders = [rank_order(pipeline, rank) for rank in range(pipeline.ranks)]
     free = [np.zeros(replicas) for _ in orders]
     busy = [np.zeros(replicas) for _ in orders]
     link_free: dict[tuple[int, int], Times] = {}
-    ready: dict[tuple[Kind, int, int], Times] = {}
-    spans: list[Span] = []
+    ready: dict[Action, Times] = {}
+    spans: list[ActionSpan] = []
     for rank, action in _in_dependency_order(pipeline, orders):
         start = free[rank]
-        waited = ready.pop(_input_of(action), None)
+        waited = ready.pop(input_of(action), None)
         if waited is not None:
             start = np.maximum(start, waited)
         work = costs.of(action) * costs.slow_ranks.get(rank, 1.0) * noise.factors(replicas)
         end = start + work
         free[rank], busy[rank] = end, busy[rank] + work
-        spans.append(Span(rank, action, float(start[0]), float(end[0])))
-        target = _next_input(pipeline, action)
+        spans.append(ActionSpan(rank, action, float(start[0]), float(end[0])))
+        target = next_input(pipeline, action)
         if target is None:
             continue
-        ends = rank, target[1] % pipeline.ranks
+        ends = rank, target.stage % pipeline.ranks
         if ends[0] == ends[1]:
             ready[target] = end
             continue
@@ -194,51 +202,30 @@ def held_at_once(order: Sequence[Action]) -> int:
     """Most forwards whose backward, of the weights where that is separate, is still to come."""
     held = most = 0
     for action in order:
-        if action.kind is Kind.FORWARD:
+        if action.kind is ActionKind.FORWARD:
             held += 1
             most = max(most, held)
-        elif action.kind is not Kind.INPUT:
+        elif action.kind is not ActionKind.INPUT:
             held -= 1
     return most
 
 
-def _input_of(action: Action) -> tuple[Kind, int, int]:
-    """What an action waits for; gradients arrive as BACKWARD, whole or in halves."""
-    kind = Kind.BACKWARD if action.kind is Kind.INPUT else action.kind
-    return kind, action.stage, action.microbatch
-
-
-def _next_input(pipeline: Pipeline, action: Action) -> tuple[Kind, int, int] | None:
-    """What an action gives to another one, if it does."""
-    if action.kind is Kind.FORWARD:
-        following = action.stage + 1
-        return (Kind.FORWARD, following, action.microbatch) if following < pipeline.stages else None
-    if action.kind is Kind.WEIGHT or action.stage == 0:
-        return None
-    return Kind.BACKWARD, action.stage - 1, action.microbatch
-
-
 def _in_dependency_order(
-    pipeline: Pipeline, orders: Sequence[Sequence[Action]]
+    pipeline: PipelineSpec, orders: Sequence[Sequence[Action]]
 ) -> Iterator[tuple[int, Action]]:
     """All actions, each after what it needs; ranks advance as far as they can, in turn."""
-    done: set[tuple[Kind, int, int]] = set()
+    done: set[Action] = set()
     place = [0] * len(orders)
     waiting = list(range(len(orders)))
-    last = pipeline.stages - 1
     while waiting:
         moved = False
         for rank in waiting:
             order = orders[rank]
             while place[rank] < len(order):
                 action = order[place[rank]]
-                needs = _input_of(action)
-                is_first = action.kind is Kind.WEIGHT or (
-                    action.stage == (0 if action.kind is Kind.FORWARD else last)
-                )
-                if not is_first and needs not in done:
+                if needs_input(pipeline, action) and input_of(action) not in done:
                     break
-                target = _next_input(pipeline, action)
+                target = next_input(pipeline, action)
                 if target is not None:
                     done.add(target)
                 place[rank] += 1

@@ -2,17 +2,19 @@
 """A model cut into stages, and what each of them holds and computes."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from gossamer.planner.model_shape import ModelShape, Unit
 from gossamer.training.distributed.partition import partition
 
 Cut = Literal["cost", "even"]
+# What equal stages have equal parts of.
+_SHARED = ("prunable", "rest", "flops_prunable", "flops_rest", "flops_again", "blocks", "saved")
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageShape:
     """Sums over the units of a stage; counts may be fractions where ends are spread evenly.
 
     Attributes:
@@ -46,7 +48,7 @@ class Stage:
 
 def cut_stages(
     shape: ModelShape, count: int, cost: Callable[[Unit], float], how: Cut = "cost"
-) -> list[Stage] | None:
+) -> list[StageShape] | None:
     """The model in `count` stages, or None if it has fewer layers.
 
     Args:
@@ -65,7 +67,7 @@ def cut_stages(
     return [_stage(shape, shape.units[start:stop]) for start, stop in bounds]
 
 
-def _stage(shape: ModelShape, units: Sequence[Unit]) -> Stage:
+def _stage(shape: ModelShape, units: Sequence[Unit]) -> StageShape:
     blocks = [unit for unit in units if unit.is_block]
     ends = [unit for unit in units if not unit.is_block]
     per_layer = sum(unit.is_block for unit in shape.units) / max(shape.blocks, 1)
@@ -74,7 +76,7 @@ def _stage(shape: ModelShape, units: Sequence[Unit]) -> Stage:
     # A head in another stage than the embedding it shares holds a copy of it.
     shared = shape.units[-1].tied if len(units) < len(shape.units) else 0
     is_first, is_last = units[0] is shape.units[0], units[-1] is shape.units[-1]
-    return Stage(
+    return StageShape(
         prunable=sum(unit.prunable for unit in units),
         rest=sum(unit.rest for unit in units) + (shared if is_last else 0),
         flops_prunable=sum(unit.flops_prunable for unit in units),
@@ -90,7 +92,7 @@ def _stage(shape: ModelShape, units: Sequence[Unit]) -> Stage:
     )
 
 
-def _even(shape: ModelShape, count: int) -> list[Stage] | None:
+def _even(shape: ModelShape, count: int) -> list[StageShape] | None:
     halves = 2 * shape.blocks
     if not 1 <= count <= halves:
         return None
@@ -98,17 +100,5 @@ def _even(shape: ModelShape, count: int) -> list[Stage] | None:
     whole = _stage(shape, shape.units)
     share = imbalance / count
     inner = [unit for unit in shape.units if unit.is_block][-1]
-    stage = Stage(
-        prunable=whole.prunable * share,
-        rest=whole.rest * share,
-        flops_prunable=whole.flops_prunable * share,
-        flops_rest=whole.flops_rest * share,
-        flops_again=whole.flops_again * share,
-        blocks=whole.blocks * share,
-        saved=whole.saved * share,
-        saved_block=whole.saved_block,
-        saved_end=whole.saved_end,
-        output=inner.output,
-        largest=whole.largest,
-    )
-    return [stage] * count
+    scaled = {name: getattr(whole, name) * share for name in _SHARED}
+    return [replace(whole, output=inner.output, **scaled)] * count

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gossamer.errors import InputError
-from gossamer.planner.cluster_schema import Cluster
+from gossamer.planner.cluster_schema import ClusterSpec
 from gossamer.training.memory.formulas import MASK_BYTES, VARIANTS, StateCost
 
 _F = MASK_BYTES
@@ -60,7 +60,7 @@ class State:
     uses_kernels: bool = False
     can_shard: bool = True
 
-    def on(self, cluster: Cluster) -> "State":
+    def on(self, cluster: ClusterSpec) -> "State":
         """As it is run there: on CPUs 16-bit weights meet 32-bit activations."""
         return replace(self, activation=4) if cluster.device == "cpu" else self
 
@@ -102,7 +102,7 @@ STATES: Final[Mapping[str, State]] = {
 _COMPARED = {"gpu": (_MIXED, "samo", "exact", "8bit"), "cpu": (_FP32, "fp32", "exact", "8bit")}
 
 
-def compared_states(cluster: Cluster) -> tuple[State, ...]:
+def compared_states(cluster: ClusterSpec) -> tuple[State, ...]:
     """What is compared where nothing else is asked for; the first is dense."""
     return tuple(STATES[name] for name in _COMPARED[cluster.device])
 

@@ -11,19 +11,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from gossamer.planner.cluster_schema import GB, Cluster, CompactSpeed, Link
+from gossamer.planner.cluster_schema import GB, ClusterSpec, CompactSpeed, LinkSpec
 from gossamer.planner.model_shape import ModelShape, Unit
 from gossamer.planner.simulation import Costs
-from gossamer.planner.stages import Stage
+from gossamer.planner.stages import StageShape
 from gossamer.planner.states import State
-from gossamer.planner.workload import Grid, Layout, Workload
+from gossamer.planner.workload import RankGrid, RankLayout, StepSpec, Summed
 
 # DDP sends gradients in buckets of this size; the last one has no backward pass to hide behind.
 BUCKET_BYTES = 25 * 2**20
 
 
 @dataclass(frozen=True)
-class StepTime:
+class StepTime(Summed):
     """Seconds of a step, by what they are spent on.
 
     Attributes:
@@ -45,41 +45,23 @@ class StepTime:
     optimizer: float = 0.0
     compression: float = 0.0
 
-    @property
-    def total(self) -> float:
-        """Of everything."""
-        return (
-            self.compute
-            + self.bubble
-            + self.p2p
-            + self.shard
-            + self.all_reduce
-            + self.optimizer
-            + self.compression
-        )
-
 
 @dataclass(frozen=True)
-class Traffic:
+class StepTraffic(Summed):
     """Bytes that the busiest rank sends in a step."""
 
     p2p: float
     shard: float
     all_reduce: float
 
-    @property
-    def total(self) -> float:
-        """Of everything."""
-        return self.p2p + self.shard + self.all_reduce
-
 
 @dataclass(frozen=True)
 class Machine:
     """A cluster as one state of training sees it."""
 
-    cluster: Cluster
+    cluster: ClusterSpec
     state: State
-    work: Workload
+    work: StepSpec
 
     @property
     def speedup(self) -> float:
@@ -90,11 +72,16 @@ class Machine:
         return max(1.0, interpolate(table, self.work.density))
 
     @property
+    def density(self) -> float:
+        """Kept fraction of prunable weights; 1 where masks make nothing smaller."""
+        return self.work.density if self.state.is_sparse else 1.0
+
+    @property
     def on_kernels(self) -> bool:
         """Whether sparse kernels run the products."""
         return self.speedup > 1.0
 
-    def forward_flops(self, part: Unit | Stage) -> float:
+    def forward_flops(self, part: Unit | StageShape) -> float:
         """Operations per token that a forward pass costs, as dense ones."""
         return part.flops_prunable / self.speedup + part.flops_rest
 
@@ -103,7 +90,7 @@ class Machine:
         again = bool(self.work.recompute) and unit.is_block
         return (4 if again else 3) * self.forward_flops(unit)
 
-    def costs(self, shape: ModelShape, stages: Sequence[Stage], layout: Layout) -> Costs:
+    def costs(self, shape: ModelShape, stages: Sequence[StageShape], layout: RankLayout) -> Costs:
         """Seconds of the stages and messages of one microbatch."""
         tokens = layout.microbatch * shape.tokens
         per_flop = tokens / self.cluster.compute.flops
@@ -114,22 +101,23 @@ class Machine:
             for stage, less in zip(stages, gained, strict=True)
         ]
         link = pipeline_link(self.cluster, layout.grid)
-        message = self._message(shape, stages, layout)
         return Costs(
             forward=forward,
             backward_input=[f + more for f, more in zip(forward, again, strict=True)],
             backward_weight=forward,
-            message=message / (link.gb_s * GB),
-            latency=link.latency_us * 1e-6,
+            message=self._message(shape, stages, layout) / link.bytes_per_second,
+            latency=link.latency_seconds,
         )
 
-    def _message(self, shape: ModelShape, stages: Sequence[Stage], layout: Layout) -> float:
+    def _message(
+        self, shape: ModelShape, stages: Sequence[StageShape], layout: RankLayout
+    ) -> float:
         inner = max((stage.output for stage, _ in pairwise(stages)), default=0.0)
         return layout.microbatch * shape.tokens * inner * self.state.activation
 
     def step(
-        self, shape: ModelShape, stages: Sequence[Stage], layout: Layout
-    ) -> tuple[StepTime, Traffic]:
+        self, shape: ModelShape, stages: Sequence[StageShape], layout: RankLayout
+    ) -> tuple[StepTime, StepTraffic]:
         """Seconds and bytes of a step."""
         costs, grid, m = self.costs(shape, stages, layout), layout.grid, layout.microbatches
         by_rank = _by_rank(costs, grid.pipeline)
@@ -140,7 +128,7 @@ class Machine:
         messages = passed * m * layout.chunks
         fullest = [stages[rank :: grid.pipeline] for rank in range(grid.pipeline)]
         moved = max(self._moved(part) for part in fullest)
-        sent = max(self._sent(part) for part in fullest)
+        sent = max(self.sent(part) for part in fullest)
         tied = max(self._tied(part) for part in fullest)
         bandwidth = self.cluster.compute.memory_gb_s * GB
         crowd = self._crowd(grid)
@@ -164,7 +152,9 @@ class Machine:
         )
         return time, self._traffic(shape, stages, layout)
 
-    def _traffic(self, shape: ModelShape, stages: Sequence[Stage], layout: Layout) -> Traffic:
+    def _traffic(
+        self, shape: ModelShape, stages: Sequence[StageShape], layout: RankLayout
+    ) -> StepTraffic:
         """Of the rank that sends most: an end has fewer neighbours and may share a weight."""
         grid, m = layout.grid, layout.microbatches
         last, ranks = len(stages) - 1, []
@@ -172,9 +162,9 @@ class Machine:
             numbers = range(rank, len(stages), grid.pipeline)
             part = [stages[number] for number in numbers]
             neighbours = sum((number > 0) + (number < last) for number in numbers)
-            sent = self._sent(part) / grid.shard
+            sent = self.sent(part) / grid.shard
             ranks.append(
-                Traffic(
+                StepTraffic(
                     p2p=m * neighbours * self._message(shape, stages, layout),
                     shard=3 * m * sent * (grid.shard - 1),
                     all_reduce=2 * sent * (1 - 1 / grid.data) + self._tied(part) / grid.shard,
@@ -182,45 +172,40 @@ class Machine:
             )
         return max(ranks, key=lambda one: one.total)
 
-    def _shard_seconds(self, volume: float, layout: Layout, blocks: float) -> float:
+    def _shard_seconds(self, volume: float, layout: RankLayout, blocks: float) -> float:
         """Every block is gathered twice and scattered once per microbatch, in rings."""
         shard = layout.grid.shard
         bandwidth, latency = shard_link(self.cluster, layout.grid)
         steps = 3 * layout.microbatches * blocks * (shard - 1)
         return volume / bandwidth + steps * latency
 
-    def _crowd(self, grid: Grid) -> float:
+    def _crowd(self, grid: RankGrid) -> float:
         """How much slower ranks are that share cores, all computing at once."""
         cores = self.cluster.shared_cores
         return 1.0 if cores is None else max(1.0, grid.ranks / cores)
 
-    def _moved(self, stages: Sequence[Stage]) -> tuple[float, float]:
+    def _moved(self, stages: Sequence[StageShape]) -> tuple[float, float]:
         """Bytes moved by the optimizer, and by compression of one microbatch."""
         prunable = sum(stage.prunable for stage in stages)
         rest = sum(stage.rest for stage in stages)
-        density = self._density
-        optimizer = prunable * self.state.optimizer.per_parameter(density)
+        optimizer = prunable * self.state.optimizer.per_parameter(self.density)
         optimizer += rest * self.state.rest_optimizer.per_parameter(1.0)
-        return optimizer, prunable * self.state.compress.per_parameter(density)
+        return optimizer, prunable * self.state.compress.per_parameter(self.density)
 
-    def _sent(self, stages: Sequence[Stage]) -> float:
+    def sent(self, stages: Sequence[StageShape]) -> float:
         """Bytes of the gradients of one rank."""
         prunable = sum(stage.prunable for stage in stages)
         rest = sum(stage.rest for stage in stages)
-        return prunable * self._density * self.state.number + rest * self.state.rest_number
+        return prunable * self.density * self.state.number + rest * self.state.rest_number
 
-    def _tied(self, stages: Sequence[Stage]) -> float:
+    def _tied(self, stages: Sequence[StageShape]) -> float:
         """Bytes of the gradients that one rank exchanges with another stage's rank."""
         return sum(stage.tied for stage in stages) * self.state.rest_number
 
-    def _tied_seconds(self, payload: float, grid: Grid) -> float:
+    def _tied_seconds(self, payload: float, grid: RankGrid) -> float:
         """First and last stage send each other their gradients, after all else."""
         link = pipeline_link(self.cluster, grid)
-        return payload / (link.gb_s * GB) + link.latency_us * 1e-6 if payload else 0.0
-
-    @property
-    def _density(self) -> float:
-        return self.work.density if self.state.is_sparse else 1.0
+        return payload / link.bytes_per_second + link.latency_seconds if payload else 0.0
 
 
 def interpolate(table: Sequence[CompactSpeed], density: float) -> float:
@@ -234,14 +219,14 @@ def interpolate(table: Sequence[CompactSpeed], density: float) -> float:
     return points[-1][1]
 
 
-def pipeline_link(cluster: Cluster, grid: Grid) -> Link:
+def pipeline_link(cluster: ClusterSpec, grid: RankGrid) -> LinkSpec:
     """Between neighbouring stages; ranks count through shards, then stages, then replicas."""
     per_node, together = cluster.ranks_per_node, grid.pipeline * grid.shard
     in_node = together <= per_node and per_node % together == 0
     return cluster.links.inside if in_node else cluster.links.between
 
 
-def reduce_seconds(cluster: Cluster, grid: Grid, payload: float) -> float:
+def reduce_seconds(cluster: ClusterSpec, grid: RankGrid, payload: float) -> float:
     """A ring all-reduce of `payload` bytes over the replicas, nothing hidden."""
     if grid.data == 1:
         return 0.0
@@ -250,20 +235,20 @@ def reduce_seconds(cluster: Cluster, grid: Grid, payload: float) -> float:
     links = cluster.links
     steps = 2 * (grid.data - 1)
     if stride * grid.data <= per_node:
-        bandwidth, latency = links.inside.gb_s, links.inside.latency_us
+        bandwidth, latency = links.inside.gb_s, links.inside.latency_seconds
     else:
         # As many rings leave a node as it has ranks of different stages and shards.
         bandwidth = links.node_gb_s / min(per_node, stride)
-        latency = links.between.latency_us
-    return volume / (bandwidth * GB * links.ring_efficiency) + steps * latency * 1e-6
+        latency = links.between.latency_seconds
+    return volume / (bandwidth * GB * links.ring_efficiency) + steps * latency
 
 
-def shard_link(cluster: Cluster, grid: Grid) -> tuple[float, float]:
+def shard_link(cluster: ClusterSpec, grid: RankGrid) -> tuple[float, float]:
     """Bytes per second of the rings that gather shards, and seconds of one of their steps."""
     links, in_node = cluster.links, cluster.ranks_per_node % grid.shard == 0
     link = links.inside if in_node else links.between
     bandwidth = links.inside.gb_s if in_node else links.node_gb_s
-    return bandwidth * GB * links.ring_efficiency, link.latency_us * 1e-6
+    return bandwidth * GB * links.ring_efficiency, link.latency_seconds
 
 
 def exposed(seconds: float, payload: float, hidden_behind: float) -> float:
@@ -275,17 +260,16 @@ def exposed(seconds: float, payload: float, hidden_behind: float) -> float:
 
 
 def _by_rank(costs: Costs, ranks: int) -> list[tuple[float, float, float]]:
+    parts = (costs.forward, costs.backward_input, costs.backward_weight)
     return [
-        (
-            sum(costs.forward[rank::ranks]),
-            sum(costs.backward_input[rank::ranks]),
-            sum(costs.backward_weight[rank::ranks]),
+        (sum(forward), sum(of_input), sum(of_weight))
+        for forward, of_input, of_weight in (
+            (part[rank::ranks] for part in parts) for rank in range(ranks)
         )
-        for rank in range(ranks)
     ]
 
 
-def _bubble(layout: Layout, by_rank: Sequence[tuple[float, float, float]]) -> float:
+def _bubble(layout: RankLayout, by_rank: Sequence[tuple[float, float, float]]) -> float:
     whole = [sum(parts) for parts in by_rank]
     if layout.schedule == "zero-bubble":
         gaps = [max(0.0, f + i - w) for f, i, w in by_rank]

@@ -2,16 +2,16 @@
 """What is to be trained, how, and on which grid of ranks."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 from gossamer.errors import InputError
-from gossamer.planner.schedules import Pipeline, ScheduleName
+from gossamer.planner.schedules import PipelineSpec, ScheduleName
 from gossamer.planner.stages import Cut
 
 
 @dataclass(frozen=True)
-class Workload:
+class StepSpec:
     """A training step.
 
     Attributes:
@@ -51,8 +51,21 @@ class Workload:
         return max(1, round(math.sqrt(blocks))) if self.recompute == "sqrt" else self.recompute
 
 
+class Summed:
+    """A dataclass of numbers that are parts of a whole."""
+
+    @property
+    def total(self) -> float:
+        """Of everything."""
+        return float(sum(vars(self).values()))
+
+    def to_dict(self) -> dict[str, float]:
+        """The parts by name, and their sum."""
+        return {**asdict(self), "total": self.total}  # type: ignore[call-overload]
+
+
 @dataclass(frozen=True)
-class Grid:
+class RankGrid:
     """Ranks: replicas, stages of a pipeline, shards of a replica's state."""
 
     data: int
@@ -74,19 +87,19 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Layout:
+class RankLayout:
     """A grid with a schedule and the size of a microbatch."""
 
-    grid: Grid
+    grid: RankGrid
     schedule: ScheduleName
     chunks: int
     microbatch: int
     microbatches: int
 
     @property
-    def pipeline(self) -> Pipeline:
+    def pipeline(self) -> PipelineSpec:
         """As it is simulated."""
-        return Pipeline(self.schedule, self.grid.pipeline, self.microbatches, self.chunks)
+        return PipelineSpec(self.schedule, self.grid.pipeline, self.microbatches, self.chunks)
 
     @property
     def stages(self) -> int:

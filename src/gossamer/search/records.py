@@ -15,13 +15,14 @@ from gossamer.io.safe_files.directories.atomic import write_whole
 from gossamer.io.safe_files.documents.strict_json import parse_json
 from gossamer.io.safe_files.limits import MAX_MANIFEST_BYTES
 from gossamer.named_files import read_inside
+from gossamer.plain_data import map_leaves
 
 Record = TypeVar("Record")
 
 
 def write_record(path: Path, record: Any) -> None:
     """Write a dataclass; it is on disk when this returns."""
-    plain = record if isinstance(record, dict) else _plain(asdict(record))
+    plain = record if isinstance(record, dict) else map_leaves(asdict(record), _plain)
     write_whole(path, json.dumps(plain, indent=1, allow_nan=False).encode())
 
 
@@ -48,10 +49,4 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 def _plain(value: Any) -> Any:
     """JSON has neither NaN nor Inf; they are written as text."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return repr(value)
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
+    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -5,11 +5,12 @@ import contextlib
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gossamer.cli.shell.progress import Stage, run_stage
+from gossamer.plain_data import map_leaves
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -91,7 +92,7 @@ def console(stderr: bool = False) -> "Console":
     return made
 
 
-def table(*columns: str) -> "Table":
+def table(*columns: str, rows: Iterable[Iterable[str]] = ()) -> "Table":
     """A table without frames; a column that starts with '>' is set to the right."""
     from rich import box
     from rich.table import Table
@@ -100,24 +101,20 @@ def table(*columns: str) -> "Table":
     for column in columns:
         right = column.startswith(">")
         made.add_column(column.lstrip(">"), justify="right" if right else "left", overflow="fold")
+    for row in rows:
+        made.add_row(*row)
     return made
 
 
 def write_json(command: str, document: Mapping[str, Any]) -> None:
     """Print the one document of a --json run."""
     content = {"schema": SCHEMA, "command": command, **document}
-    sys.stdout.write(json.dumps(_plain(content), indent=2, allow_nan=False) + "\n")
+    sys.stdout.write(json.dumps(map_leaves(content, _plain), indent=2, allow_nan=False) + "\n")
     sys.stdout.flush()
 
 
 def _plain(value: Any) -> Any:
-    """Only what JSON has: no infinities, no tuples, no paths."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+    """Only what JSON has: no infinities, no paths."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    return str(value)
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
