@@ -39,14 +39,14 @@ def read_journal(folder: Path) -> object:
 
 
 def search_seeds(folder: Path) -> None:
-    from gossamer.search.forecast import Forecast, Forecasts
+    from gossamer.search.forecast import Forecasts, MaskForecast
     from gossamer.search.records import write_record
     from gossamer.search.trial import Point, Trial
 
     (folder / "s").mkdir()
     point = Point("a", "fp32", 80.0, float("inf"), 1.5, 2.0, 1000)
     write_record(folder / "s" / "trial.json", Trial("a", 1.0, (point, point), 10))
-    write_record(folder / "s" / "forecasts.json", Forecasts(1.0, (Forecast("2:4", 1.0, 0.5),)))
+    write_record(folder / "s" / "forecasts.json", Forecasts(1.0, (MaskForecast("2:4", 1.0, 0.5),)))
     write_record(folder / "s" / "search.json", {"model": "m", "data": "d"})
 
 

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer.search.budget import Budget, Deadline, OutOfTime, Stopped
+from gossamer.search.budget import Deadline, OutOfTime, Stopped, TimeBudget
 from gossamer.search.candidates import Candidate, dense
-from gossamer.search.front import Limits
+from gossamer.search.front import SearchLimits
 from gossamer.search.pursuit import pursue
 from gossamer.search.shrinking import ShrinkResult
 from gossamer.search.trial import Point, Trial
-from gossamer.search.verdict import verdict
+from gossamer.search.wording import verdict
 
 MEASURING = 2.0
 
@@ -71,7 +71,7 @@ class FakeShop:
         ]
         taken = []
         left_out = pursue(
-            iter(candidates), self, Budget(budget_seconds, reserve), taken.append,
+            iter(candidates), self, TimeBudget(budget_seconds, reserve), taken.append,
             lambda seconds: Deadline(seconds, lambda: self.now),
         )  # fmt: skip
         return [trial.candidate for trial in taken], left_out
@@ -143,7 +143,7 @@ def test_a_deadline_ends_at_the_next_safe_point():
 
 
 def test_the_pace_is_that_of_the_last_candidate():
-    budget = Budget(1000.0, quality_seconds=3.0)
+    budget = TimeBudget(1000.0, quality_seconds=3.0)
     budget.learn(dense(), 0.0, 1.0)
     plain, trained = Candidate("plain", None), Candidate("trained", None, steps=10)
     assert budget.needs(Candidate("dense-int8", None)) == 4.0
@@ -212,11 +212,11 @@ INT8 = point("dense-int8", 5.0)
     ],
 )
 def test_the_verdict_says_what_was_tried_and_what_was_not(found, words):
-    assert verdict(found, Limits(0.01)) == words
+    assert verdict(found, SearchLimits(0.01)) == words
 
 
 def test_forecasts_leave_time_for_what_they_are_made_for():
-    budget = Budget(100.0)
+    budget = TimeBudget(100.0)
     budget.learn(dense(), 0.0, 10.0)
     assert budget.for_forecasts == 80.0
     budget.spent = 69.0

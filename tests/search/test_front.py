@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossamer.search.front import Limits, best, front, nearest
+from gossamer.search.front import SearchLimits, best, front, nearest
 from gossamer.search.trial import Point
 
 
@@ -22,22 +22,22 @@ POINTS = st.lists(
 
 def test_the_fastest_within_the_loss_is_taken():
     points = [point("dense", 0, 10), point("a", 0.005, 5), point("b", 0.02, 2)]
-    assert best(points, Limits(0.01)).candidate == "a"
-    assert best(points, Limits(0.05)).candidate == "b"
-    assert best(points, Limits(0.001)).candidate == "dense"
+    assert best(points, SearchLimits(0.01)).candidate == "a"
+    assert best(points, SearchLimits(0.05)).candidate == "b"
+    assert best(points, SearchLimits(0.001)).candidate == "dense"
 
 
 def test_equally_fast_models_are_told_apart_by_bytes():
     points = [point("large", 0, 5.0, 200), point("small", 0.005, 5.1, 100)]
-    assert best(points, Limits(0.01)).candidate == "small"
+    assert best(points, SearchLimits(0.01)).candidate == "small"
 
 
 def test_impossible_limits_give_the_nearest():
     points = [point("dense", 0, 10), point("a", 0.005, 5), point("b", 0.5, 2)]
-    limits = Limits(0.01, max_ms=1.0)
+    limits = SearchLimits(0.01, max_ms=1.0)
     assert best(points, limits) is None
     assert nearest(points, limits).candidate == "a"
-    assert nearest(points, Limits(0.01, max_bytes=10)).candidate in ("dense", "a")
+    assert nearest(points, SearchLimits(0.01, max_bytes=10)).candidate in ("dense", "a")
 
 
 @given(POINTS)
@@ -54,7 +54,7 @@ def test_nothing_on_the_front_is_beaten(points):
 
 @given(POINTS, st.floats(0.001, 0.5))
 def test_the_best_is_within_the_limits(points, max_loss):
-    limits = Limits(max_loss)
+    limits = SearchLimits(max_loss)
     chosen = best(points, limits)
     allowed = [one for one in points if one.lost <= max_loss]
     assert (chosen is None) == (not allowed)
@@ -64,7 +64,7 @@ def test_the_best_is_within_the_limits(points, max_loss):
 
 
 def test_limits_measure_what_is_exceeded():
-    limits = Limits(0.01, max_ms=5, max_bytes=100)
+    limits = SearchLimits(0.01, max_ms=5, max_bytes=100)
     assert limits.met_by(point("a", 0.01, 5, 100))
     assert limits.excess(point("a", 0.03, 5, 100)) == pytest.approx(2)
     assert limits.excess(point("a", 0, 10, 100)) == pytest.approx(1)

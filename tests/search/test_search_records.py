@@ -8,7 +8,7 @@ import os
 import pytest
 
 from gossamer.errors import ArtifactError
-from gossamer.search.forecast import Forecast, Forecasts
+from gossamer.search.forecast import Forecasts, MaskForecast
 from gossamer.search.records import read_record, write_record
 from gossamer.search.trial import Point, Trial
 
@@ -17,7 +17,7 @@ TRIAL = Trial("a", 1.0, (POINT, POINT), 10)
 
 
 def test_records_come_back_as_they_were(tmp_path):
-    for record in (TRIAL, Forecasts(1.0, (Forecast("2:4", 1.0, 0.5),))):
+    for record in (TRIAL, Forecasts(1.0, (MaskForecast("2:4", 1.0, 0.5),))):
         write_record(tmp_path / "r.json", record)
         assert read_record(tmp_path / "r.json", type(record)) == record
     write_record(tmp_path / "r.json", {"model": "m"})

@@ -15,10 +15,10 @@ from gossamer.ops.timing import Duel
 from gossamer.search import forecast, rungs, trial
 from gossamer.search.budget import Deadline, OutOfTime
 from gossamer.search.candidates import MASKS, Mask, fewer_tokens, one_shot, recovered, slim
-from gossamer.search.forecast import Forecast, worth_trying
-from gossamer.search.front import Limits
+from gossamer.search.forecast import MaskForecast, worth_trying
+from gossamer.search.front import SearchLimits
 from gossamer.search.page import rows_of, search_page
-from gossamer.search.verdict import verdict
+from gossamer.search.wording import verdict
 from gossamer.search.workloads.loading import load_workload
 
 TWO = (Mask("unstructured", 0.5), Mask("unstructured", 0.9))
@@ -130,7 +130,7 @@ def test_no_time_means_dense_only(model, sentences, tokenizer, tmp_path, quick):
     result = search(model, sentences, tokenizer, tmp_path / "out", budget_minutes=1e-9)
     assert result.out_of_time
     assert {p.candidate for p in result.points} == {"dense"}
-    said = verdict(result, Limits(0.01))
+    said = verdict(result, SearchLimits(0.01))
     assert said.startswith("Dense in fp32 is the best of what was tried; no pruned model was tried")
     assert "faster" not in said
     left = [text.partition(":")[0] for text in result.left_out]
@@ -139,7 +139,7 @@ def test_no_time_means_dense_only(model, sentences, tokenizer, tmp_path, quick):
     card = (result.path / "card.md").read_text()
     assert "No pruned model was measured" in card
     assert "were not tried or not finished" in card
-    page = search_page(result, Limits(0.01), "tiny")
+    page = search_page(result, SearchLimits(0.01), "tiny")
     assert page.lead == said
     assert any("oneshot-90: the time was up" in note for note in page.notes)
 
@@ -258,17 +258,17 @@ def test_bad_requests(model, sentences, tokenizer, tmp_path):
 
 def test_masks_that_others_beat_are_not_tried():
     found = {
-        "50": Forecast("50", 10.0, 0.1),
-        "80": Forecast("80", 5.0, 0.2),
-        "2of4": Forecast("2of4", 12.0, 0.2),
+        "50": MaskForecast("50", 10.0, 0.1),
+        "80": MaskForecast("80", 5.0, 0.2),
+        "2of4": MaskForecast("2of4", 12.0, 0.2),
     }
     assert [mask.name for mask in worth_trying(found, MASKS)] == ["50", "80"]
 
 
 def test_masks_no_faster_than_the_best_are_skipped():
     point = trial.Point("dense-int8", "int8", 1.0, 0.0, 4.0, 2.0, 100)
-    found = {"80": Forecast("80", 5.0, 0.2), "90": Forecast("90", 3.0, 0.4)}
-    state = rungs.Search(None, Limits(0.01), lambda: found, MASKS, points=[point])
+    found = {"80": MaskForecast("80", 5.0, 0.2), "90": MaskForecast("90", 3.0, 0.4)}
+    state = rungs.Search(None, SearchLimits(0.01), lambda: found, MASKS, points=[point])
     assert "no faster than dense int8" in state._reason_against(MASKS[3], found, [])
     assert state._reason_against(MASKS[5], found, []) is None
     lost = trial.Point("oneshot-80", "int8", 0.0, 1.0, 2.0, 2.0, 100)

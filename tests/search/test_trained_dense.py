@@ -13,6 +13,8 @@ import gossamer
 from gossamer.search import rungs
 from gossamer.search.candidates import Mask, trained_dense
 from gossamer.search.front import Limits, best, trained_beside
+from gossamer.search.front import SearchLimits, best, trained_beside
+from gossamer.search.page import verdict
 from gossamer.search.trial import Point
 from gossamer.search.verdict import verdict
 
@@ -74,7 +76,7 @@ def point(candidate, lost, ms, size=100):
 def asked_for(aim):
     """Candidates of all rungs for a mask that never meets the limits, and what was left out."""
     work = SimpleNamespace(aim=aim)
-    state = rungs.Search(work, Limits(0.01, max_ms=1e-6), dict, NINETY, rates=(1e-3,))
+    state = rungs.Search(work, SearchLimits(0.01, max_ms=1e-6), dict, NINETY, rates=(1e-3,))
     state.points = [point("oneshot-90", 0.05, 2.0)]
     asked = []
     for candidate in state._recoveries(list(NINETY)):
@@ -103,7 +105,7 @@ def test_the_verdict_has_the_same_training_without_zeros(pairs, tmp_path, quick)
     pruned = point("recovered-90-300-r0.0005", 0.003, 2.0)
     points = (*result.points, trained, pruned)
     found = replace(result, chosen=pruned, met=True, points=points, left_out=())
-    said = verdict(found, Limits(0.01))
+    said = verdict(found, SearchLimits(0.01))
     assert said.endswith(
         "Dense, trained on the same data (dense trained-300-r0.0002 int8): 2.50x dense fp32, -2.00%"
         " of the quality lost."
@@ -114,7 +116,7 @@ def test_the_verdict_has_the_same_training_without_zeros(pairs, tmp_path, quick)
 
 def test_of_equally_fast_dense_models_the_trained_one_is_taken():
     plain, trained = point("dense-int8", 0.002, 4.0), point("dense-trained-100-r0.0002", -0.02, 4.0)
-    assert best([plain, trained], Limits(0.01)) is trained
+    assert best([plain, trained], SearchLimits(0.01)) is trained
 
 
 def test_tables_are_rounded_once():

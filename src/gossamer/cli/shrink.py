@@ -117,15 +117,14 @@ def shrink(
     OUT is then the nearest model.
     """
     from gossamer.cli.shrinking import ShrinkRequest, run_shrink
-    from gossamer.search.front import Limits
-    from gossamer.search.page import HEAD, notes_of, rows_of
-    from gossamer.search.verdict import verdict
+    from gossamer.search import HEAD, SearchLimits, notes_of, rows_of, verdict
 
-    limits = Limits(max_loss, max_latency, None if max_bytes is None else int(max_bytes))
+    limits = SearchLimits(max_loss, max_latency, None if max_bytes is None else int(max_bytes))
     result = run_shrink(out, ShrinkRequest(model, data, target, limits, budget, **more))
-    shown = table(*(column if i in (0, 6) else f">{column}" for i, column in enumerate(HEAD)))
-    for row in rows_of(result.points, result.chosen, result.front):
-        shown.add_row(*row)
+    shown = table(
+        *(column if i in (0, 6) else f">{column}" for i, column in enumerate(HEAD)),
+        rows=rows_of(result.points, result.chosen, result.front),
+    )
     name = result.quality_name
     final = (
         f"{verdict(result, limits)}\n"

@@ -18,13 +18,18 @@ from gossamer.io.safe_files.tokenizer.guarded_tokenizer import (
     make_tokenizer,
 )
 from gossamer.report.html import write_html
-from gossamer.search.contenders import EngineContenders, dense_point, engine_points
-from gossamer.search.front import Limits
-from gossamer.search.page import search_page
-from gossamer.search.shrinking import ShrinkResult, shrink
-from gossamer.search.trial import Point, Trial
-from gossamer.search.workloads.loading import check_parts, load_workload, read_part
-from gossamer.search.workloads.workload import Workload
+from gossamer.search import (
+    EngineContenders,
+    Point,
+    SearchLimits,
+    ShrinkResult,
+    Trial,
+    dense_point,
+    engine_points,
+    search_page,
+    shrink,
+)
+from gossamer.search.workloads import Workload, check_parts, load_workload, read_part
 
 _DATA = "one without arguments that returns a list of batches"
 _METRIC = "one that takes a model and a part of the data and returns a number"
@@ -37,7 +42,7 @@ class ShrinkRequest:
     model: str
     data: str
     target: Path
-    limits: Limits
+    limits: SearchLimits
     budget_minutes: float
     valid_data: str | None = None
     test_data: str | None = None

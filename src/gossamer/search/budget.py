@@ -9,14 +9,19 @@ spent is what the records of the candidates say, so a search that goes on decide
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
+from gossamer.ops.load import LoadWatch
 from gossamer.search.candidates import Candidate
+from gossamer.search.records import read_record, write_record
 
 Clock = Callable[[], float]
 # Steps and seconds from which on the pace of a candidate says how long it will take, and how much
 # longer than its time that must be: the first steps are slow.
 _SURE_STEPS, _SURE_SECONDS = 5, 5.0
 _SURELY_LATE = 1.25
+_OVERHEAD = "overhead.json"
+_LOOK_SECONDS = 0.5
 
 
 class OutOfTime(Exception):
@@ -95,7 +100,7 @@ class Deadline:
 
 
 @dataclass
-class Budget:
+class TimeBudget:
     """Seconds of a search, and how fast it goes.
 
     Attributes:
@@ -154,3 +159,59 @@ class Budget:
             self._step = max(self._step, total / candidate.steps)
         elif not candidate.steps:
             self._making = max(self._making, total)
+
+
+class Clocks:
+    """Wall and processor time of a search since its start, and what else the machine did."""
+
+    def __init__(self) -> None:
+        self._wall, self._cpu = time.perf_counter(), time.process_time()
+        # Files are written and engines waited for: waiting is no sign here.
+        self._watch = LoadWatch(is_own=False, every=_LOOK_SECONDS)
+        self.look = self._watch.look
+
+    @property
+    def wall(self) -> float:
+        """Seconds."""
+        return time.perf_counter() - self._wall
+
+    @property
+    def cpu(self) -> float:
+        """Seconds of processors that the search had."""
+        return time.process_time() - self._cpu
+
+    @property
+    def doubt(self) -> str:
+        """What else the machine did; empty if it was quiet."""
+        load = self._watch.load()
+        return "" if load.is_quiet else str(load)
+
+
+class Overhead:
+    """Seconds beside candidates, as the first run of a search took them.
+
+    A run that goes on decides by those, as by the recorded seconds of candidates.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / _OVERHEAD
+        self._held = read_record(self._path, dict[str, float]) if self._path.exists() else {}
+
+    def timed(self, name: str, work: Callable[[], float]) -> float:
+        """What `work` gives; its seconds are noted."""
+        start = time.perf_counter()
+        found = work()
+        self.noted(name, time.perf_counter() - start)
+        return found
+
+    def of(self, name: str) -> float:
+        """What was noted under this name."""
+        noted: float = self._held[name]
+        return noted
+
+    def noted(self, name: str, seconds: float) -> float:
+        """What was noted first under this name: `seconds`, unless an earlier run did."""
+        if name not in self._held:
+            self._held[name] = seconds
+            write_record(self._path, self._held)
+        return self.of(name)

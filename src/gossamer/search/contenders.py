@@ -20,7 +20,6 @@ from gossamer.data.files import Texts
 from gossamer.data.token_ids import padded, sentences
 from gossamer.errors import InputError, TargetError
 from gossamer.nn.token_pruning import EncoderOutput
-from gossamer.ops.timing import fair_clock, race, stopwatch
 from gossamer.running.encoder.arrays import encoder_arrays, find_base
 from gossamer.running.rivals import (
     NETWORK_PRECISIONS,
@@ -190,9 +189,7 @@ def dense_point(name: str, other: Workload, dense: Point) -> Point:
     """A smaller dense model of the user's; `other` is the same data for it and its tokenizer."""
     with torch.inference_mode():
         quality = other.choosing.measure(other.model)
-        watch = stopwatch(other.timed.call(other.model), fair_clock())
-        best = race([watch], budget_seconds=_TIMED_SECONDS)
-    milliseconds = best[0] / 1e3
+    milliseconds = other.milliseconds(other.model, _TIMED_SECONDS)
     return Point(
         name, "fp32", quality, other.lost(dense.quality, quality), milliseconds,
         dense.ms / milliseconds, counted_bytes(other.model, "fp32"), is_ours=False,

@@ -10,20 +10,17 @@ by the quality they leave, and does not say how much that is.
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
-from gossamer.ops.timing import fair_clock, race, stopwatch
 from gossamer.pruning.budgets.measures import pattern_errors
 from gossamer.pruning.targets import find_targets
 from gossamer.runs.oneshot import sparsify
-from gossamer.search.budget import Deadline
+from gossamer.search.budget import Deadline, OutOfTime, TimeBudget
 from gossamer.search.candidates import Mask
 from gossamer.search.records import read_record, write_record
-from gossamer.search.trial import compiled
+from gossamer.search.trial import compiled, read_stopped, write_stopped
 from gossamer.search.workloads.workload import Workload
 
 FORECAST_FILE = "forecasts.json"
@@ -34,7 +31,7 @@ _ANY = "unstructured"
 
 
 @dataclass(frozen=True)
-class Forecast:
+class MaskForecast:
     """Of one mask.
 
     Attributes:
@@ -53,18 +50,12 @@ class Forecasts:
     """Of all masks that fit the model, and the seconds that took."""
 
     seconds: float
-    masks: tuple[Forecast, ...]
+    masks: tuple[MaskForecast, ...]
 
     @property
-    def by_mask(self) -> dict[str, Forecast]:
+    def by_mask(self) -> dict[str, MaskForecast]:
         """By the name of the mask."""
         return {each.mask: each for each in self.masks}
-
-
-def known_forecasts(folder: Path) -> Forecasts | None:
-    """What an earlier run of this search found; None if it did not come so far."""
-    place = folder / FORECAST_FILE
-    return read_record(place, Forecasts) if place.exists() else None
 
 
 def forecast(
@@ -80,13 +71,13 @@ def forecast(
     errors = pattern_errors(work.model, work.batches(), targets, choices)
     known = {m: error for m, error in zip(masks, errors, strict=True) if math.isfinite(error)}
     times = _times(work, list(known), deadline)
-    found = tuple(Forecast(mask.name, times[mask.name], error) for mask, error in known.items())
+    found = tuple(MaskForecast(mask.name, times[mask.name], error) for mask, error in known.items())
     made = Forecasts(before + deadline.elapsed, found)
     write_record(folder / FORECAST_FILE, made)
     return made
 
 
-def worth_trying(found: dict[str, Forecast], masks: Sequence[Mask]) -> list[Mask]:
+def worth_trying(found: dict[str, MaskForecast], masks: Sequence[Mask]) -> list[Mask]:
     """Masks that no other one beats in time and error at once, gentlest first."""
     known = [mask for mask in masks if mask.name in found]
     left = [
@@ -97,7 +88,7 @@ def worth_trying(found: dict[str, Forecast], masks: Sequence[Mask]) -> list[Mask
     return sorted(left, key=lambda mask: found[mask.name].error)
 
 
-def _beats(one: Forecast, other: Forecast) -> bool:
+def _beats(one: MaskForecast, other: MaskForecast) -> bool:
     return one.ms * _MARGIN <= other.ms and one.error * _MARGIN <= other.error
 
 
@@ -108,13 +99,12 @@ def _times(work: Workload, masks: Sequence[Mask], deadline: Deadline) -> dict[st
         mask.sparsity: _milliseconds(work, mask, deadline)
         for mask in plain[:: max(len(plain) - 1, 1)]
     }
-    times = {}
-    for mask in masks:
-        if mask.pattern == _ANY:
-            times[mask.name] = _on_line(mask.sparsity, ends)
-        else:
-            times[mask.name] = _milliseconds(work, mask, deadline)
-    return times
+    return {
+        mask.name: _on_line(mask.sparsity, ends)
+        if mask.pattern == _ANY
+        else _milliseconds(work, mask, deadline)
+        for mask in masks
+    }
 
 
 def _on_line(place: float, ends: dict[float, float]) -> float:
@@ -132,7 +122,54 @@ def _milliseconds(work: Workload, mask: Mask, deadline: Deadline) -> float:
     sparsify(model, sparsity=sparsity, pattern=mask.pattern, ignore=work.kept_dense)
     # The lowest precision that candidates are measured with: fp32 kernels take part in it.
     fast = compiled(model, work, "int8")
-    with torch.inference_mode():
-        watch = stopwatch(work.timed.call(fast), fair_clock())
-        best = race([watch], budget_seconds=_TIMED_SECONDS)
-    return best[0] / 1e3
+    return work.milliseconds(fast, _TIMED_SECONDS)
+
+
+class Forecasting:
+    """Forecasts of all masks within a budget: made once, when they are first asked for.
+
+    There are none if the time is up first.
+
+    Attributes:
+        found: what was forecast.
+        left_out: what is to be said if there was no time.
+    """
+
+    def __init__(
+        self,
+        work: Workload,
+        masks: tuple[Mask, ...],
+        folder: Path,
+        budget: TimeBudget,
+        deadline: Callable[[float], Deadline],
+    ) -> None:
+        self._work, self._masks, self._folder = work, masks, folder
+        self._budget, self._deadline = budget, deadline
+        self._stopped = folder / f"{FORECAST_FILE}.stopped"
+        self.found: dict[str, MaskForecast] = {}
+        self.left_out: list[str] = []
+
+    def __call__(self) -> dict[str, MaskForecast]:
+        """By the name of the mask; the budget is charged with what they took."""
+        place = self._folder / FORECAST_FILE
+        made = read_record(place, Forecasts) if place.exists() else self._make()
+        if made is not None:
+            self._budget.spent += made.seconds
+            self.found.update(made.by_mask)
+        return self.found
+
+    def _make(self) -> Forecasts | None:
+        earlier, budget = read_stopped(self._stopped), self._budget
+        before = 0.0 if earlier is None else earlier.seconds
+        if budget.for_forecasts > before:
+            try:
+                deadline = self._deadline(budget.for_forecasts - before)
+                return forecast(self._work, self._masks, self._folder, deadline, before)
+            except OutOfTime as stop:
+                write_stopped(self._stopped, stop, before, budget.for_forecasts)
+                before += stop.seconds
+        budget.spent += before
+        self.left_out += [
+            f"oneshot-{mask.name}: the time was up before its forecast." for mask in self._masks
+        ]
+        return None

@@ -12,7 +12,7 @@ _SAME_TIME = 1.03
 
 
 @dataclass(frozen=True)
-class Limits:
+class SearchLimits:
     """What the user asked for; None is no limit."""
 
     max_loss: float
@@ -40,7 +40,7 @@ def front(points: Sequence[Point]) -> list[Point]:
     )
 
 
-def best(points: Sequence[Point], limits: Limits) -> Point | None:
+def best(points: Sequence[Point], limits: SearchLimits) -> Point | None:
     """The fastest point within the limits; among equally fast ones the smallest."""
     allowed = [point for point in points if limits.met_by(point)]
     if not allowed:
@@ -49,7 +49,7 @@ def best(points: Sequence[Point], limits: Limits) -> Point | None:
     return min((p for p in allowed if p.ms <= fastest * _SAME_TIME), key=lambda p: (p.size, p.lost))
 
 
-def nearest(points: Sequence[Point], limits: Limits) -> Point:
+def nearest(points: Sequence[Point], limits: SearchLimits) -> Point:
     """The point that is least beyond the limits."""
     return min(points, key=limits.excess)
 

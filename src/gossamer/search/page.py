@@ -9,17 +9,17 @@ from gossamer.report.comparison import Comparison, Figure
 from gossamer.report.machine import describe_machine
 from gossamer.report.page import Page, TextTable
 from gossamer.report.report import format_bytes
-from gossamer.search.front import Limits
+from gossamer.search.front import SearchLimits
 from gossamer.search.shrinking import ShrinkResult
 from gossamer.search.trial import Point
-from gossamer.search.verdict import OUT_OF_TIME, verdict
+from gossamer.search.wording import OUT_OF_TIME, verdict
 
 _HEIGHT, _LEFT, _BOTTOM = 320.0, 60.0, 290.0
 # Sides of dots: their area goes with the bytes of the model.
 _LEAST_DOT, _LARGEST_DOT = 5.0, 20.0
 
 
-def search_page(result: ShrinkResult, limits: Limits, title: str) -> Page:
+def search_page(result: ShrinkResult, limits: SearchLimits, title: str) -> Page:
     """Everything a reader needs to agree or disagree with the choice."""
     dense = result.points[0]
     comparison = Comparison(
@@ -51,7 +51,7 @@ def search_page(result: ShrinkResult, limits: Limits, title: str) -> Page:
     )
 
 
-def front_chart(result: ShrinkResult, limits: Limits) -> Chart:
+def front_chart(result: ShrinkResult, limits: SearchLimits) -> Chart:
     """Quality against time and bytes; a dot per model, the front joined, the limit dashed."""
     chart = Chart(
         "Quality lost against time; area of a dot: bytes (left, low and small is better)",

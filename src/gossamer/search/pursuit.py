@@ -1,12 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Candidates tried one after the other while there is time; what was not tried is said."""
+"""What is tried while there is time: candidates one after the other, and models of others.
 
-from collections.abc import Callable, Iterator
+What was not tried is said.
+"""
+
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Protocol
 
-from gossamer.search.budget import Budget, Deadline, OutOfTime, Stopped
+from gossamer.search.budget import Deadline, OutOfTime, Overhead, Stopped, TimeBudget
 from gossamer.search.candidates import DENSE, Candidate
-from gossamer.search.trial import Trial
+from gossamer.search.trial import Point, Trial
+from gossamer.search.workloads.workload import Workload
+
+AskOthers = Callable[[Workload, Point], Iterable[Point]]
+# Of the budget, for models of others.
+_OTHERS_PART = 0.25
 
 
 class Maker(Protocol):
@@ -25,7 +34,7 @@ class Maker(Protocol):
 def pursue(
     candidates: Iterator[Candidate],
     maker: Maker,
-    budget: Budget,
+    budget: TimeBudget,
     take: Callable[[Trial], None],
     set_deadline: Callable[[float], Deadline] = Deadline,
 ) -> list[str]:
@@ -66,7 +75,9 @@ def pursue(
     return left_out
 
 
-def _reason_against(candidate: Candidate, earlier: Stopped | None, budget: Budget) -> str | None:
+def _reason_against(
+    candidate: Candidate, earlier: Stopped | None, budget: TimeBudget
+) -> str | None:
     """Why it is not begun, or not gone on with; dense always is."""
     if candidate.name == DENSE:
         return None
@@ -93,3 +104,28 @@ def _stopped_text(stopped: Stopped) -> str:
 def seconds_text(seconds: float) -> str:
     """`40 s` or `3.5 min`."""
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.1f} min"
+
+
+def ask_others(
+    contenders: AskOthers | None,
+    work: Workload,
+    dense_point: Point,
+    budget: TimeBudget,
+    overhead: Overhead,
+) -> tuple[list[Point], list[str]]:
+    """Models of others, as many as a part of the budget allows, and what is to be said of it."""
+    points: list[Point] = []
+    if contenders is None:
+        return points, []
+    start, allowed = time.perf_counter(), _OTHERS_PART * budget.seconds
+    asked: Iterable[Point] = contenders(work, dense_point) if budget.left > 0 else ()
+    is_cut = budget.left <= 0
+    for point in asked:
+        points.append(point)
+        is_cut = time.perf_counter() - start > allowed
+        if is_cut:
+            break
+    if isinstance(asked, Generator):
+        asked.close()
+    budget.spent += overhead.noted("others", time.perf_counter() - start)
+    return points, [f"other engines: not all were asked, after {len(points)}."] if is_cut else []

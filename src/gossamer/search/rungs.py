@@ -26,8 +26,8 @@ from gossamer.search.candidates import (
     slim,
     trained_dense,
 )
-from gossamer.search.forecast import Forecast, worth_trying
-from gossamer.search.front import Limits, best
+from gossamer.search.forecast import MaskForecast, worth_trying
+from gossamer.search.front import SearchLimits, best
 from gossamer.search.trial import Point
 from gossamer.search.workloads.workload import Workload
 
@@ -61,8 +61,8 @@ class Search:
     """
 
     work: Workload
-    limits: Limits
-    forecasts: Callable[[], dict[str, Forecast]]
+    limits: SearchLimits
+    forecasts: Callable[[], dict[str, MaskForecast]]
     masks: tuple[Mask, ...]
     rates: tuple[float, ...] = RATES
     points: list[Point] = field(default_factory=list)
@@ -88,7 +88,7 @@ class Search:
         if self.work.kind == "encoder":
             yield from self._without_masks(table)
 
-    def _in_order(self, found: dict[str, Forecast]) -> list[Mask]:
+    def _in_order(self, found: dict[str, MaskForecast]) -> list[Mask]:
         """Fastest first; those that another one beats in time and error are left out."""
         masks = worth_trying(found, self.masks)
         self.skipped += [
@@ -99,7 +99,7 @@ class Search:
         return sorted(masks, key=lambda mask: (found[mask.name].ms, -mask.sparsity))
 
     def _reason_against(
-        self, mask: Mask, found: dict[str, Forecast], tried: list[Mask]
+        self, mask: Mask, found: dict[str, MaskForecast], tried: list[Mask]
     ) -> str | None:
         good = best(self.points, self.limits)
         ms = found[mask.name].ms

@@ -17,15 +17,11 @@ from gossamer.io.artifact.manifest import CARD_FILE
 from gossamer.io.artifact.opened import check_replaceable
 from gossamer.io.safe_files.directories.atomic import replace_directory
 from gossamer.pruning.calibration.journal import check_same_run, model_digest
-from gossamer.search.budget import Budget, Deadline
+from gossamer.search.budget import Clocks, Deadline, Overhead, TimeBudget
 from gossamer.search.candidates import MASKS, Mask, dense
-from gossamer.search.card import card_text
-from gossamer.search.clocks import Clocks, Overhead
-from gossamer.search.forecast import Forecast
-from gossamer.search.forecasting import Forecasting
-from gossamer.search.front import Limits, best, front, nearest
-from gossamer.search.others import AskOthers, ask_others
-from gossamer.search.pursuit import pursue
+from gossamer.search.forecast import Forecasting, MaskForecast
+from gossamer.search.front import SearchLimits, best, front, nearest
+from gossamer.search.pursuit import AskOthers, ask_others, pursue
 from gossamer.search.records import read_record, write_record
 from gossamer.search.rungs import RATES, Search
 from gossamer.search.trial import (
@@ -36,6 +32,7 @@ from gossamer.search.trial import (
     is_described,
     reload,
 )
+from gossamer.search.wording import card_text
 from gossamer.search.workloads.loading import load_workload
 
 _KEY = "search.json"
@@ -75,7 +72,7 @@ class ShrinkResult:
     dense_quality: float
     quality: float
     points: tuple[Point, ...]
-    forecasts: tuple[Forecast, ...]
+    forecasts: tuple[MaskForecast, ...]
     skipped: tuple[str, ...]
     seconds: float
     out_of_time: bool
@@ -174,9 +171,9 @@ def shrink(  # noqa: PLR0913  (one argument per thing a user may ask for)
         before = overhead.timed("reporting", lambda: work.reporting.measure(model))
         dense_quality = overhead.timed("choosing", lambda: work.choosing.measure(model))
     workshop = Workshop(work, folder, dense_quality, key, beside, say)
-    limits = Limits(max_loss, max_ms, max_bytes)
+    limits = SearchLimits(max_loss, max_ms, max_bytes)
     # The last measurement is that of the report: what it took once it will take again.
-    budget = Budget(
+    budget = TimeBudget(
         budget_minutes * 60,
         reserve=overhead.of("reporting") * _RESERVED + _RESERVED_SECONDS,
         spent=overhead.noted("setup", clocks.wall),
@@ -197,7 +194,6 @@ def shrink(  # noqa: PLR0913  (one argument per thing a user may ask for)
 
     left_out = pursue(search.candidates(), workshop, budget, take, deadline)
     left_out = [*not_asked, *forecasting.left_out, *left_out]
-    points = (*search.points, *others)
     chosen = best(search.points, limits)
     taken = chosen or nearest(search.points, limits)
     source = workshop.path(taken.candidate)
@@ -205,10 +201,24 @@ def shrink(  # noqa: PLR0913  (one argument per thing a user may ask for)
     with torch.inference_mode():
         quality = work.reporting.measure(result)
     found_it = ShrinkResult(
-        taken, chosen is not None, target, folder, work.choosing.name, before, quality, points,
-        tuple(forecasting.found.values()), tuple(search.skipped), clocks.wall, bool(left_out),
-        work.timed_text, tuple(left_out), 60 * budget_minutes, clocks.cpu, clocks.doubt,
-    )  # fmt: skip
+        chosen=taken,
+        met=chosen is not None,
+        path=target,
+        work=folder,
+        quality_name=work.choosing.name,
+        dense_quality=before,
+        quality=quality,
+        points=(*search.points, *others),
+        forecasts=tuple(forecasting.found.values()),
+        skipped=tuple(search.skipped),
+        seconds=clocks.wall,
+        out_of_time=bool(left_out),
+        timed=work.timed_text,
+        left_out=tuple(left_out),
+        budget_seconds=60 * budget_minutes,
+        cpu_seconds=clocks.cpu,
+        doubt=clocks.doubt,
+    )
     with replace_directory(target, taken.size, check_replaceable) as unfinished:
         shutil.copytree(source, unfinished, dirs_exist_ok=True)
         card = card_text(

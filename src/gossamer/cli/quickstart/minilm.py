@@ -37,10 +37,10 @@ from gossamer.runs.calibration import calibration_batches
 from gossamer.runs.oneshot import sparsify
 from gossamer.runs.quality import agreement
 from gossamer.search.candidates import Mask
-from gossamer.search.front import Limits
+from gossamer.search.front import SearchLimits
 from gossamer.search.page import HEAD, front_chart, rows_of
 from gossamer.search.shrinking import ShrinkResult, shrink
-from gossamer.search.verdict import verdict
+from gossamer.search.wording import verdict
 
 _TARGETS = "encoder.layer.*"
 _NUM_SENTENCES = 240
@@ -190,7 +190,7 @@ def _tell(
     floor: float,
 ) -> Story:
     layers = explain(fast)
-    limits = Limits(_MAX_LOSS)
+    limits = SearchLimits(_MAX_LOSS)
     rows = rows_of(found.points, found.chosen, found.front)
     table = TextTable(
         f"gossamer shrink: at most {_MAX_LOSS:.0%} of the agreement may be lost",

@@ -1,2 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a search works with: batches, samples, a loss, two qualities, a call to time."""
+"""What a search works with: a model, data in three parts, a measure of quality, an input to time.
+
+`load_workload` makes a `Workload` of whatever the user gives: a file of texts or images, or batches
+with a metric. There is one module per kind of data.
+"""
+
+from gossamer.search.workloads.loading import check_parts, load_workload, read_part
+from gossamer.search.workloads.workload import Workload
+
+__all__ = ["Workload", "check_parts", "load_workload", "read_part"]

@@ -2,7 +2,7 @@
 """Searches on a user's own batches, with the user's own metric."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,8 +12,7 @@ from gossamer.errors import InputError
 from gossamer.nn.batch import Batch
 from gossamer.pruning.calibration.batches import as_batches
 from gossamer.runs.stages.recover_data import samples_of_batches
-from gossamer.search.workloads.text import user_quality
-from gossamer.search.workloads.workload import Workload, split_numbers
+from gossamer.search.workloads.workload import Measure, Workload, split_data, user_quality
 
 _LEAST_BATCHES = 6
 
@@ -24,7 +23,7 @@ def batch_workload(
     *,
     choose: Sequence[Any] | None = None,
     report: Sequence[Any] | None = None,
-    metric: Callable[[nn.Module, Any], float] | None = None,
+    metric: Measure | None = None,
 ) -> Workload:
     """Batches as `gossamer.sparsify(data=...)` takes them, or `Batch` with labels."""
     if metric is None:
@@ -33,13 +32,14 @@ def batch_workload(
             " module:function. It is called with a model and a list of batches."
         )
     batches = as_batches(data, "shrink")
-    numbers = split_numbers(
-        len(batches), choose=choose is None, report=report is None, where="batches",
-        least=_LEAST_BATCHES,
-    )  # fmt: skip
-    training, first, second = ([batches[i] for i in part] for part in numbers)
-    choosing = as_batches(choose, "shrink") if choose is not None else first
-    reporting = as_batches(report, "shrink") if report is not None else second
+    given = [None if part is None else as_batches(part, "shrink") for part in (choose, report)]
+    training, choosing, reporting = split_data(
+        len(batches),
+        lambda numbers: [batches[i] for i in numbers],
+        (given[0], given[1]),
+        "batches",
+        _LEAST_BATCHES,
+    )
     timed = training[0]
     inputs = timed.first_tensor()
     if inputs is None:

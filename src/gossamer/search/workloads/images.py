@@ -2,8 +2,7 @@
 """Searches on images with labels. Legend: N images, C channels, H height, W width."""
 
 import hashlib
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -17,8 +16,14 @@ from gossamer.pruning.calibration.modes import evaluating
 from gossamer.pruning.gradients.losses import output_of
 from gossamer.runs.calibration import Quality
 from gossamer.runs.stages.recover_data import RecoverySamples
-from gossamer.search.workloads.text import label_loss, user_quality
-from gossamer.search.workloads.workload import Workload, split_numbers
+from gossamer.search.workloads.text import label_loss
+from gossamer.search.workloads.workload import (
+    Measure,
+    Workload,
+    accuracy_quality,
+    split_data,
+    user_quality,
+)
 
 _CALIBRATED, _CALIBRATION_BATCH = 512, 64
 # A convolution sees as many samples as an image has pixels: fewer images tell it as much.
@@ -32,25 +37,24 @@ def image_workload(
     *,
     choose: ImageSet | None = None,
     report: ImageSet | None = None,
-    metric: Callable[[nn.Module, Any], float] | None = None,
+    metric: Measure | None = None,
 ) -> Workload:
     """Accuracy of a classifier; the final figure is of x_test and y_test, if the file has them."""
     report = report or data.test
-    numbers = split_numbers(
-        len(data.labels), choose=choose is None, report=report is None, where=data.name
+    training, choosing, reporting = split_data(
+        len(data.labels), data.part, (choose, report), data.name
     )
-    training, first, second = (data.part(part) for part in numbers)
     example = training.pixels[:1]
     calibration = training.part(range(_calibrated(model, training.pixels)))
     digest = hashlib.sha256(training.pixels.numpy().tobytes() + training.labels.numpy().tobytes())
     return Workload(
         model=model,
-        batches=lambda: _batches(calibration),
+        batches=lambda: _batches(calibration, _CALIBRATION_BATCH),
         samples=lambda: _samples(training),
         loss=label_loss,
         terms={"logits": 1.0, "hardness": 0.5},
-        choosing=_quality(choose or first, metric),
-        reporting=_quality(report or second, metric),
+        choosing=_quality(choosing, metric),
+        reporting=_quality(reporting, metric),
         timed=Batch(example),
         timed_text=f"1 image of {' x '.join(map(str, example.shape[1:]))}",
         tokens=1,
@@ -60,21 +64,11 @@ def image_workload(
     )
 
 
-def _quality(data: ImageSet, metric: Callable[[nn.Module, Any], float] | None) -> Quality:
+def _quality(data: ImageSet, metric: Measure | None) -> Quality:
     if metric is not None:
         return user_quality(metric, data, data.name)
     where = f"{len(data.labels)} images, {data.name}"
-    return Quality("accuracy (%)", False, lambda m: _accuracy(m, data), where, 100.0)
-
-
-def _accuracy(model: nn.Module, data: ImageSet) -> float:
-    right = 0
-    with evaluating(model), torch.no_grad():
-        for x, y in zip(
-            torch.split(data.pixels, _EVALUATED), torch.split(data.labels, _EVALUATED), strict=True
-        ):
-            right += int((output_of(model(x)).argmax(dim=-1) == y).sum())
-    return 100 * right / len(data.labels)
+    return accuracy_quality(lambda: _batches(data, _EVALUATED), where)
 
 
 def _calibrated(model: nn.Module, pixels: torch.Tensor) -> int:
@@ -86,8 +80,8 @@ def _calibrated(model: nn.Module, pixels: torch.Tensor) -> int:
     return min(len(pixels), wanted)
 
 
-def _batches(data: ImageSet) -> list[Batch]:
-    parts = (torch.split(tensor, _CALIBRATION_BATCH) for tensor in (data.pixels, data.labels))
+def _batches(data: ImageSet, size: int) -> list[Batch]:
+    parts = (torch.split(tensor, size) for tensor in (data.pixels, data.labels))
     return [Batch(x, labels=y) for x, y in zip(*parts, strict=True)]
 
 

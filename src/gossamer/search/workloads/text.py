@@ -2,8 +2,9 @@
 """Searches on text: sentences, pairs with scores, labelled texts, a stream for language models."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,9 +26,15 @@ from gossamer.runs.calibration import (
     quality_of,
 )
 from gossamer.runs.stages.recover_data import RecoverySamples, samples_of_file
-from gossamer.search.workloads.workload import Workload, split_numbers, typical_ids
+from gossamer.search.workloads.workload import (
+    Measure,
+    Workload,
+    accuracy_quality,
+    split_data,
+    typical_ids,
+    user_quality,
+)
 
-Measure = Callable[[nn.Module, Any], float]
 _EVALUATED_TOKENS = 4096
 # What recovery matches: the vectors of an encoder, the distribution of everything with logits.
 _VECTORS = {"embeddings": 1.0, "similarity": 10.0}
@@ -129,8 +136,13 @@ def _quality(
     if data.labels and not is_decoder(model):
         ids = sentences(data.texts, tokenizer, settings.tokens)
         labels = torch.tensor(data.labels)
-        where = f"{len(ids)} texts, {data.path.name}"
-        return Quality("accuracy (%)", False, lambda m: _accuracy(m, ids, labels), where, 100.0)
+        return accuracy_quality(
+            lambda: (
+                Batch(inputs, labels=labels[members])
+                for members, inputs in padded_batches(ids, _EVALUATED_TOKENS)
+            ),
+            f"{len(ids)} texts, {data.path.name}",
+        )
     found = quality_of(model, data, tokenizer, settings, held_out=False)
     if found is None:
         raise InputError(
@@ -138,29 +150,6 @@ def _quality(
             " scores, texts with labels, or a text for a language model."
         )
     return found
-
-
-def user_quality(metric: Measure, data: Any, where: str) -> Quality:
-    """A user's function as a quality; its attributes `name`, `whole` and `lower_is_better` count.
-
-    Without `whole`, a loss is a part of the dense model's own number.
-    """
-    return Quality(
-        str(getattr(metric, "name", getattr(metric, "__name__", "metric"))),
-        bool(getattr(metric, "lower_is_better", False)),
-        lambda m: float(metric(m, data)),
-        where,
-        getattr(metric, "whole", None),
-    )
-
-
-def _accuracy(model: nn.Module, ids: Sequence[torch.Tensor], labels: torch.Tensor) -> float:
-    right = 0
-    with evaluating(model), torch.no_grad():
-        for members, inputs in padded_batches(ids, _EVALUATED_TOKENS):
-            guesses = output_of(model(**inputs)).argmax(dim=-1)
-            right += int((guesses == labels[members]).sum())
-    return 100 * right / len(ids)
 
 
 def _digest(data: Texts) -> str:
@@ -175,14 +164,8 @@ def split_texts(
     data: Texts, choose: Texts | None, report: Texts | None
 ) -> tuple[Texts, Texts, Texts]:
     """Texts to fit to, to choose by and to report; parts that are not given are set aside."""
-    numbers = split_numbers(
-        len(data.pairs or data.texts),
-        choose=choose is None,
-        report=report is None,
-        where=str(data.path),
-    )
-    training, first, second = (_chosen(data, part) for part in numbers)
-    return training, choose or first, report or second
+    count = len(data.pairs or data.texts)
+    return split_data(count, partial(_chosen, data), (choose, report), str(data.path))
 
 
 def _chosen(data: Texts, numbers: Sequence[int]) -> Texts:

@@ -5,15 +5,18 @@ Candidates are fitted to the first part, chosen by the second, and the third is 
 end: the figure that is reported is from data nothing was chosen by.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.nn.batch import Batch
+from gossamer.ops.timing import fair_clock, race, stopwatch
+from gossamer.pruning.calibration.calibrated import evaluating
+from gossamer.pruning.gradients.losses import output_of
 from gossamer.pruning.gradients.passes import Loss
 from gossamer.pruning.targets import find_targets
 from gossamer.runs.calibration import Quality
@@ -25,6 +28,8 @@ MIN_SAMPLES = 20
 _SEED = 0
 # Of the weights, in layers that are left dense.
 _SMALL_PART = 0.01
+Measure = Callable[[nn.Module, Any], float]
+Part = TypeVar("Part")
 
 
 @dataclass(frozen=True)
@@ -89,6 +94,12 @@ class Workload:
             names.append(target.name)
         return names
 
+    def milliseconds(self, model: nn.Module, seconds: float) -> float:
+        """The best time of the timed call, within so many seconds of trying."""
+        with torch.inference_mode():
+            watch = stopwatch(self.timed.call(model), fair_clock())
+            return race([watch], budget_seconds=seconds)[0] / 1e3
+
     def lost(self, dense: float, quality: float) -> float:
         """The quality given up, as a fraction: of the whole of a score, of a perplexity."""
         return self.choosing.lost(dense, quality)
@@ -116,6 +127,51 @@ def split_numbers(
     second = max(1, round(REPORT_PART * count)) if report else 0
     held = first + second
     return sorted(order[held:]), sorted(order[:first]), sorted(order[first:held])
+
+
+def split_data(
+    count: int,
+    take: Callable[[Sequence[int]], Part],
+    given: tuple[Part | None, Part | None],
+    where: str,
+    least: int = MIN_SAMPLES,
+) -> tuple[Part, Part, Part]:
+    """The parts to fit to, to choose by and to report; those that are not given are set aside."""
+    choose, report = given
+    numbers = split_numbers(
+        count, choose=choose is None, report=report is None, where=where, least=least
+    )
+    training, first, second = (take(part) for part in numbers)
+    return training, first if choose is None else choose, second if report is None else report
+
+
+def user_quality(metric: Measure, data: Any, where: str) -> Quality:
+    """A user's function as a quality; its attributes `name`, `whole` and `lower_is_better` count.
+
+    Without `whole`, a loss is a part of the dense model's own number.
+    """
+    return Quality(
+        str(getattr(metric, "name", getattr(metric, "__name__", "metric"))),
+        bool(getattr(metric, "lower_is_better", False)),
+        lambda m: float(metric(m, data)),
+        where,
+        getattr(metric, "whole", None),
+    )
+
+
+def accuracy_quality(batches: Callable[[], Iterable[Batch]], where: str) -> Quality:
+    """The percentage of labels that a classifier gets right."""
+
+    def measure(model: nn.Module) -> float:
+        right = count = 0
+        with evaluating(model), torch.no_grad():
+            for batch in batches():
+                labels: Any = batch.labels
+                hits = output_of(batch.run(model)).argmax(dim=-1) == labels
+                right, count = right + int(hits.sum()), count + len(hits)
+        return 100 * right / count
+
+    return Quality("accuracy (%)", False, measure, where, 100.0)
 
 
 def typical_ids(rows: Sequence[torch.Tensor], vocabulary: int, tokens: int) -> torch.Tensor:

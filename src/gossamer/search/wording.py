@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A search in words: the verdict, and the model card of what it took.
+
+The verdict says what was found, out of what was tried, and what was not; it never says more than
+was measured. The card says what the model is, what it was compared with, and how to run it.
+"""
+
+from typing import TYPE_CHECKING
+
+from gossamer.report.machine import describe_machine
+from gossamer.search.candidates import is_trained_dense
+from gossamer.search.front import SearchLimits, best, trained_beside
+from gossamer.search.trial import Point
+
+if TYPE_CHECKING:
+    from gossamer.search.shrinking import ShrinkResult
+
+OUT_OF_TIME = (
+    "The budget ended before the ideas did: the same command with a larger one goes on from here."
+)
+
+
+def verdict(result: "ShrinkResult", limits: SearchLimits) -> str:
+    """The headline; it never says more than was measured."""
+    chosen = result.chosen
+    untried = untried_text(result)
+    if not result.met:
+        return f"Nothing tried met all limits. Nearest: {_described(chosen)}.{untried}"
+    if chosen.is_dense:
+        return f"{_dense_verdict(result, limits)}{untried}"
+    rival = best([p for p in result.points if not p.is_ours], limits)
+    if rival is not None and rival.ms < chosen.ms:
+        ours = f"of ours, {_described(chosen)}"
+        return f"{rival.name} is faster ({rival.ms:.2f} ms); {ours}.{untried}"
+    beside = trained_beside(result.points, chosen)
+    return f"{_described(chosen)}.{' ' if beside else ''}{beside}{untried}"
+
+
+def untried_text(result: "ShrinkResult") -> str:
+    """A sentence on what there was no time for; empty if all was tried."""
+    count = len(result.left_out)
+    if not count:
+        return ""
+    ideas = "1 idea was" if count == 1 else f"{count} ideas were"
+    return f" {ideas} not tried or not finished: the budget of {_minutes(result)} ended first."
+
+
+def _dense_verdict(result: "ShrinkResult", limits: SearchLimits) -> str:
+    chosen, count = result.chosen, result.num_pruned
+    form = chosen.name.removeprefix("dense ")
+    if is_trained_dense(chosen.candidate):
+        form = f"{chosen.precision} and trained on the same data"
+    figures = "" if form == "fp32" else f" ({_figures(chosen)})"
+    if not count and result.left_out:
+        # Nothing is known of pruned models, so nothing is said against them.
+        return f"Dense in {form}{figures} is the best of what was tried; no pruned model was tried."
+    stay = f"Stay dense, in {form}{figures}"
+    if not count:
+        return f"{stay}: no pruned model was tried, because none was forecast to be faster."
+    tried = "the one pruned model that was tried is not faster"
+    if count > 1:
+        tried = f"none of the {count} pruned models that were tried is faster"
+    return f"{stay}: {tried} within the limits (a loss of {limits.max_loss:.2%})."
+
+
+def _described(point: Point) -> str:
+    return f"{point.name}: {_figures(point)}"
+
+
+def _figures(point: Point) -> str:
+    busy = ", timed on a busy machine" if point.doubt else ""
+    return f"{point.speedup:.2f}x dense fp32{busy}, {point.lost:+.2%} of the quality lost"
+
+
+def _minutes(result: "ShrinkResult") -> str:
+    seconds = result.budget_seconds
+    return f"{seconds / 60:g} min" if seconds >= 60 else f"{seconds:.2g} s"
+
+
+def card_text(result: "ShrinkResult", *, is_described: bool, has_images: bool) -> str:
+    """Markdown; figures are those of the search.
+
+    Args:
+        result: of the search.
+        is_described: whether the artifact says how its model is built.
+        has_images: whether it reads images, which are then compiled by example.
+    """
+    chosen, dense = result.chosen, result.points[0]
+    rows = [
+        (f"{result.quality_name}, data nothing was chosen by", f"{result.dense_quality:.2f}",
+         f"{result.quality:.2f}"),
+        (f"{result.quality_name}, data it was chosen by", f"{dense.quality:.2f}",
+         f"{chosen.quality:.2f}"),
+        (f"ms, {result.timed}, measured in turn", *_times(chosen)),
+        ("bytes of tensor files", str(dense.size), str(chosen.size)),
+    ]  # fmt: skip
+    machine = ", ".join(f"{key} {value}" for key, value in describe_machine().items())
+    why = f"the fastest of {len(result.points)} measured models within the limits."
+    if not result.met:
+        why = "no model met all limits, and this one is nearest."
+    if not result.num_pruned:
+        why += " No pruned model was measured."
+    why += untried_text(result)
+    load = "gossamer.load(path)" if is_described else "gossamer.load(path, your_model)"
+    example = ", example=images" if has_images else ""
+    beside = trained_beside(result.points, chosen)
+    lines = [
+        f"# {result.path.name}",
+        "",
+        f"Made by `gossamer shrink`: {chosen.name}, {why}",
+        "",
+        "| | dense fp32 | this model |",
+        "|---|---|---|",
+        *(f"| {name} | {first} | {second} |" for name, first, second in rows),
+        "",
+        *([beside, ""] if beside else []),
+        f"Load with `{load}` and run with `gossamer.compile(model,"
+        f' precision="{chosen.precision}"{example})`.',
+        "",
+        f"Measured on: {machine}.",
+        "",
+        "Data and licence: not stated yet.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _times(chosen: Point) -> tuple[str, str]:
+    """Of dense and this model; times of a busy machine are not written down for good."""
+    if chosen.doubt:
+        return (f"not measured ({chosen.doubt})",) * 2
+    return f"{chosen.ms * chosen.speedup:.2f}", f"{chosen.ms:.2f}"
