@@ -122,7 +122,7 @@ def test_another_architecture_is_named(capsys):
 
 
 def test_help_names_the_commands():
-    from gossamer.cli.run.command import run
+    from gossamer.cli.run import run
 
     shown = CliRunner().invoke(run, ["--help"]).output
     assert "complete" in shown

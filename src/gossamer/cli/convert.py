@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from gossamer.cli.shell.command import Command
+from gossamer.cli.shell.command import command
 from gossamer.cli.shell.output import Output, table
 
 COMPRESSED = "compressed-tensors"
@@ -18,11 +18,7 @@ gossamer convert SmolLM2-135M.Q4_1.gguf smollm2/ --format dense
 """
 
 
-@click.command(
-    cls=Command,
-    examples=_EXAMPLES,
-    short_help="Artifacts to dense files and back; gguf and others in.",
-)
+@command("Artifacts to dense files and back; gguf and others in.", _EXAMPLES)
 @click.argument("source", metavar="IN")
 @click.argument("target", metavar="OUT", type=click.Path(path_type=Path))
 @click.option(
@@ -30,11 +26,9 @@ gossamer convert SmolLM2-135M.Q4_1.gguf smollm2/ --format dense
     "form",
     type=click.Choice(["packed", "dense", COMPRESSED]),
     default="packed",
-    show_default=True,
     help="packed: kept weights only. dense: ordinary safetensors with zeros, for any tool."
     " compressed-tensors: sparse-bitmask for its versions up to 0.14.",
 )
-@click.pass_obj
 def convert(out: Output, source: str, target: Path, form: str) -> None:
     """Write the model in IN to OUT in another form; weights keep their bits.
 

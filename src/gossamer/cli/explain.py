@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gossamer.cli.shell.command import Command
+from gossamer.cli.shell.command import command
 from gossamer.cli.shell.output import Output, table
 from gossamer.cli.shell.parameters import POSITIVE
 from gossamer.errors import InputError
@@ -26,7 +26,7 @@ gossamer explain pruned/ --json
 """
 
 
-@click.command(cls=Command, examples=_EXAMPLES, short_help="Which kernel runs each layer, and why.")
+@command("Which kernel runs each layer, and why.", _EXAMPLES)
 @click.argument("model", metavar="MODEL")
 @click.option(
     "--tokens",
@@ -40,7 +40,6 @@ gossamer explain pruned/ --json
     "--precision",
     type=click.Choice(["fp32", "bf16", "int8", "int4"]),
     default="fp32",
-    show_default=True,
     help="Lowest precision that kernels may compute in.",
 )
 @click.option("--kernel", help="Force this kernel wherever it accepts a layer.")
@@ -50,7 +49,6 @@ gossamer explain pruned/ --json
     type=click.Path(path_type=Path, dir_okay=False),
     help="Also write the profile as a page with bars; needs --profile.",
 )
-@click.pass_obj
 def explain(
     out: Output,
     model: str,
@@ -116,23 +114,19 @@ def explain(
 
 def layer_table(rows: "list[Row]") -> "Table":
     """Rows of `gossamer.explain` for a terminal."""
-    shown = table(
+    return table(
         *("layer", "shape", ">sparsity", "pattern", "kernel", ">tokens", ">dense us"),
         *(">sparse us", "why"),
+        rows=(
+            (
+                *(row.name, "x".join(map(str, row.shape)) or "-", f"{1 - row.density:.1%}"),
+                *(row.pattern, row.kernel, "-" if row.tokens is None else str(row.tokens)),
+                *("-" if us is None else f"{us:.0f}" for us in (row.dense_us, row.sparse_us)),
+                row.why,
+            )
+            for row in rows
+        ),
     )
-    for row in rows:
-        shown.add_row(
-            row.name,
-            "x".join(map(str, row.shape)) or "-",
-            f"{1 - row.density:.1%}",
-            row.pattern,
-            row.kernel,
-            "-" if row.tokens is None else str(row.tokens),
-            "-" if row.dense_us is None else f"{row.dense_us:.0f}",
-            "-" if row.sparse_us is None else f"{row.sparse_us:.0f}",
-            row.why,
-        )
-    return shown
 
 
 def _verdict(rows: "list[Row]") -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gossamer.cli.shell.command import Command
+from gossamer.cli.shell.command import command
 from gossamer.cli.shell.output import Output, Verbatim, table
 from gossamer.cli.shell.parameters import POSITIVE, SPARSITY
 from gossamer.planner import SCHEDULES
@@ -24,14 +24,11 @@ gossamer plan --calibrate mine.yaml
 _STATES = ("dense, mixed precision", "samo", "resident", "exact", "8bit", "dense fp32", "fp32")
 
 
-@click.command(
-    cls=Command, examples=_EXAMPLES, short_help="Memory, time and traffic on a cluster, forecast."
-)
+@command("Memory, time and traffic on a cluster, forecast.", _EXAMPLES)
 @click.argument("source", metavar="RECIPE_OR_MODEL", required=False)
 @click.option(
     "--cluster",
     default="workstations",
-    show_default=True,
     metavar="NAME|FILE",
     help="summit, dgx-like, workstations, or a file.",
 )
@@ -59,7 +56,6 @@ _STATES = ("dense, mixed precision", "samo", "resident", "exact", "8bit", "dense
     metavar="FILE",
     help="Measure this machine and write it as a cluster to FILE.",
 )
-@click.pass_obj
 def plan(
     out: Output,
     /,

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from gossamer.cli.shell.command import Command
+from gossamer.cli.shell.command import command
 from gossamer.cli.shell.output import Output, table
 from gossamer.cli.shell.parameters import Fraction
 
@@ -59,9 +59,7 @@ class Quantity(click.ParamType):  # type: ignore[type-arg]  # generic in new cli
         return number
 
 
-@click.command(
-    cls=Command, examples=_EXAMPLES, short_help="The fastest model within a quality you name."
-)
+@command("The fastest model within a quality you name.", _EXAMPLES)
 @click.argument("model", metavar="MODEL")
 @click.option(
     "--data", required=True, metavar="FILE",
@@ -71,13 +69,13 @@ class Quantity(click.ParamType):  # type: ignore[type-arg]  # generic in new cli
     "-o", "--out", "target", type=click.Path(path_type=Path), required=True, help="Artifact folder."
 )
 @click.option(
-    "--max-loss", type=_LOSS, default="1%", show_default=True,
+    "--max-loss", type=_LOSS, default="1%",
     help="Points of a score, or growth of a perplexity.",
 )  # fmt: skip
 @click.option("--max-latency", type=Quantity("latency"), help="Of one sequence of 128 tokens.")
 @click.option("--max-bytes", type=Quantity("bytes"), help="Of the tensor files.")
 @click.option(
-    "--budget", type=Quantity("time"), default="20min", show_default=True,
+    "--budget", type=Quantity("time"), default="20min",
     help="For the whole search; what would take longer is not begun, or stopped.",
 )  # fmt: skip
 @click.option("--valid-data", metavar="FILE", help="Data to choose by; a part of DATA if left out.")
@@ -93,21 +91,16 @@ class Quantity(click.ParamType):  # type: ignore[type-arg]  # generic in new cli
     "--also", multiple=True, metavar="MODEL", help="A smaller dense model to compare with."
 )
 @click.option(
-    "--engines/--no-engines", default=True, show_default=True,
+    "--engines/--no-engines", default=True,
     help="Compare with int8 of other engines that are installed.",
 )  # fmt: skip
-@click.pass_obj
 def shrink(
     out: Output,
     /,
-    model: str,
-    data: str,
-    target: Path,
     max_loss: float,
     max_latency: float | None,
     max_bytes: float | None,
-    budget: float,
-    **more: Any,
+    **asked: Any,
 ) -> int:
     """Try what makes MODEL smaller and faster, keep the best, or say: stay dense.
 
@@ -116,11 +109,11 @@ def shrink(
     stopped goes on: finished candidates stay in OUT.work. Exit code 4 if nothing meets the limits;
     OUT is then the nearest model.
     """
-    from gossamer.cli.shrinking import ShrinkRequest, run_shrink
+    from gossamer.cli.shrinking import run_shrink
     from gossamer.search import HEAD, SearchLimits, notes_of, rows_of, verdict
 
     limits = SearchLimits(max_loss, max_latency, None if max_bytes is None else int(max_bytes))
-    result = run_shrink(out, ShrinkRequest(model, data, target, limits, budget, **more))
+    result = run_shrink(out, limits, **asked)
     shown = table(
         *(column if i in (0, 6) else f">{column}" for i, column in enumerate(HEAD)),
         rows=rows_of(result.points, result.chosen, result.front),

@@ -2,7 +2,6 @@
 """The work behind `gossamer shrink`."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,42 +34,39 @@ _DATA = "one without arguments that returns a list of batches"
 _METRIC = "one that takes a model and a part of the data and returns a number"
 
 
-@dataclass(frozen=True)
-class ShrinkRequest:
-    """What was asked for on the command line."""
-
-    model: str
-    data: str
-    target: Path
-    limits: SearchLimits
-    budget_minutes: float
-    valid_data: str | None = None
-    test_data: str | None = None
-    metric: str | None = None
-    also: Sequence[str] = ()
-    engines: bool = True
-
-
-def run_shrink(out: Output, request: ShrinkRequest) -> ShrinkResult:
+def run_shrink(  # noqa: PLR0913  (one argument per option)
+    out: Output,
+    limits: SearchLimits,
+    *,
+    model: str,
+    data: str,
+    target: Path,
+    budget: float,
+    valid_data: str | None = None,
+    test_data: str | None = None,
+    metric: str | None = None,
+    also: Sequence[str] = (),
+    engines: bool = True,
+) -> ShrinkResult:
     """Load, search, write the report."""
     # Before the model is loaded, which may take minutes: whatever can be wrong without it.
-    check_destination(request.target)
-    for text in (request.model, *request.also):
+    check_destination(target)
+    for text in (model, *also):
         check_source(text)
-    metric = request.metric and find_function(request.metric, "--metric", _METRIC)
+    quality = find_function(metric, "--metric", _METRIC) if metric else None
     with out.stage("reading data"):
         parts = [
             None if text is None else _data(text, option)
             for text, option in (
-                (request.data, "--data"),
-                (request.valid_data, "--valid-data"),
-                (request.test_data, "--test-data"),
+                (data, "--data"),
+                (valid_data, "--valid-data"),
+                (test_data, "--test-data"),
             )
         ]
         check_parts(*parts)
     with out.stage("loading"):
         # It looks for masks itself: zeros that are there are weights like the others.
-        source = load_source(request.model, detect_masks=False)
+        source = load_source(model, detect_masks=False)
 
     def told(trial: Trial) -> None:
         for point in trial.points:
@@ -79,20 +75,19 @@ def run_shrink(out: Output, request: ShrinkRequest) -> ShrinkResult:
                 f" {point.speedup:.2f}x dense ({trial.seconds:.0f} s)"
             )
 
-    limits = request.limits
     result = shrink(
         source.model,
         parts[0],  # type: ignore[arg-type]
-        request.target,
+        target,
         tokenizer=_tokenizer(source, parts[0]),
         max_loss=limits.max_loss,
         max_ms=limits.max_ms,
         max_bytes=limits.max_bytes,
-        budget_minutes=request.budget_minutes,
+        budget_minutes=budget,
         valid_data=parts[1],
         test_data=parts[2],
-        metric=metric or None,
-        contenders=_contenders(out, request, parts),
+        metric=quality,
+        contenders=_contenders(out, also, parts, engines=engines),
         beside=source.beside,
         on_trial=told,
         say=out.note,
@@ -121,18 +116,18 @@ def _tokenizer(source: Source, data: Any) -> Any:
 
 
 def _contenders(
-    out: Output, request: ShrinkRequest, parts: Sequence[Any]
+    out: Output, also: Sequence[str], parts: Sequence[Any], *, engines: bool
 ) -> Callable[[Workload, Point], Iterator[Point]]:
     def contenders(work: Workload, dense: Point) -> Iterator[Point]:
-        for text in request.also:
+        for text in also:
             source = load_source(text)
             tokenizer = _tokenizer(source, parts[0])
             other = load_workload(
                 source.model, tokenizer, parts[0], choose=parts[1], report=parts[2]
             )
             yield dense_point(source.name, other, dense)
-        if request.engines:
-            with EngineContenders(say=out.note) as engines:
-                yield from engine_points(work, dense, engines)
+        if engines:
+            with EngineContenders(say=out.note) as found:
+                yield from engine_points(work, dense, found)
 
     return contenders

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gossamer.cli.bench.model import bench_model
-from gossamer.cli.shell.command import Command
+from gossamer.cli.shell.command import command
 from gossamer.cli.shell.mistakes import Group
 from gossamer.cli.shell.output import Output, table
 from gossamer.cli.shell.parameters import POSITIVE, SPARSITY, Shape
@@ -23,15 +23,7 @@ gossamer bench linear --pattern 2:4 --threads 2 --json
 """
 
 
-@click.group(cls=Group, short_help="Time sparse layers and models against dense ones.")
-def bench() -> None:
-    """Time sparse layers and models against dense ones on this machine."""
-
-
-bench.add_command(bench_model)
-
-
-@bench.command("linear", cls=Command, examples=_EXAMPLES, short_help="Linear layers.")
+@command("Linear layers.", _EXAMPLES)
 @click.option(
     "--shape",
     "shapes",
@@ -58,9 +50,8 @@ bench.add_command(bench_model)
     show_default="0.5, 0.8, 0.9, 0.95",
     help="Fraction of zeros; may be repeated.",
 )
-@click.option("--pattern", default="unstructured", show_default=True, help="As in 2:4, block:4x4.")
-@click.option("--threads", type=POSITIVE, default=1, show_default=True)
-@click.pass_obj
+@click.option("--pattern", default="unstructured", help="As in 2:4, block:4x4.")
+@click.option("--threads", type=POSITIVE, default=1)
 def linear(
     out: Output,
     shapes: tuple[tuple[int, int], ...],
@@ -94,25 +85,19 @@ def linear(
 
 
 def _table(rows: "list[BenchRow]") -> "Table":
-    shown = table(
+    return table(
         *("shape", "tokens", "sparsity", "pattern", ">dense us", ">sparse us", ">speed-up"),
         *(">spread", ">dense GFLOP/s", ">kept GFLOP/s", ">of ceiling"),
+        rows=(
+            (
+                *(f"{row.rows}x{row.columns}", f"{row.tokens}", f"{row.sparsity:.1%}", row.pattern),
+                *(f"{row.dense_us:.0f}", f"{row.sparse_us:.0f}", f"{row.ratio:.2f}x"),
+                *(f"{row.spread:.0%}", f"{row.dense_gflops:.0f}", f"{row.kept_gflops:.0f}"),
+                f"{row.ceiling_fraction:.0%}",
+            )
+            for row in rows
+        ),
     )
-    for row in rows:
-        shown.add_row(
-            f"{row.rows}x{row.columns}",
-            str(row.tokens),
-            f"{row.sparsity:.1%}",
-            row.pattern,
-            f"{row.dense_us:.0f}",
-            f"{row.sparse_us:.0f}",
-            f"{row.ratio:.2f}x",
-            f"{row.spread:.0%}",
-            f"{row.dense_gflops:.0f}",
-            f"{row.kept_gflops:.0f}",
-            f"{row.ceiling_fraction:.0%}",
-        )
-    return shown
 
 
 def _legend(rows: "list[BenchRow]", best: dict[str, float]) -> str:
@@ -126,3 +111,12 @@ def _legend(rows: "list[BenchRow]", best: dict[str, float]) -> str:
     if doubts:
         text += f"\n{len(doubts)} of {len(rows)} rows are of a {doubts[0]}. Do not quote them."
     return text
+
+
+@click.group(cls=Group, short_help="Time sparse layers and models against dense ones.")
+def bench() -> None:
+    """Time sparse layers and models against dense ones on this machine."""
+
+
+for _command in (bench_model, linear):
+    bench.add_command(_command)

@@ -29,14 +29,20 @@ def profile_model(model: nn.Module, fast: nn.Module, example: Example) -> LayerT
 
 def profile_table(times: LayerTimes) -> "Table":
     """Layers, their sum, what lies between them, and the whole forward."""
-    shown = table("layer", ">dense ms", ">sparse ms", ">speed-up")
-    for layer in times.layers:
-        shown.add_row(layer.name, *_cells(layer.dense_ms, layer.sparse_ms))
-    shown.add_row("all layers", *_cells(times.dense_sum_ms, times.sparse_sum_ms))
-    rest = (times.dense_ms - times.dense_sum_ms, times.sparse_ms - times.sparse_sum_ms)
-    shown.add_row("between them", *_cells(*(max(ms, 0.0) for ms in rest)))
-    shown.add_row("whole forward", *_cells(times.dense_ms, times.sparse_ms))
-    return shown
+    rows: list[tuple[str, float | None, float | None]] = [
+        *((layer.name, layer.dense_ms, layer.sparse_ms) for layer in times.layers),
+        ("all layers", times.dense_sum_ms, times.sparse_sum_ms),
+        (
+            "between them",
+            max(times.dense_ms - times.dense_sum_ms, 0.0),
+            max(times.sparse_ms - times.sparse_sum_ms, 0.0),
+        ),
+        ("whole forward", times.dense_ms, times.sparse_ms),
+    ]
+    return table(
+        *("layer", ">dense ms", ">sparse ms", ">speed-up"),
+        rows=((name, *_cells(dense, sparse)) for name, dense, sparse in rows),
+    )
 
 
 def write_profile(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gossamer.cli.shell.command import Command
+from gossamer.cli.shell.command import command
 from gossamer.cli.shell.output import Output, table
 from gossamer.cli.shell.parameters import POSITIVE
 
@@ -27,7 +27,7 @@ gossamer bench model demo:minilm --against onnxruntime --peers build/peers
 """
 
 
-@click.command("model", cls=Command, examples=_EXAMPLES, short_help="A whole encoder.")
+@command("A whole encoder.", _EXAMPLES, "model")
 @click.argument("model", metavar="MODEL")
 @click.option(
     "--against",
@@ -40,8 +40,8 @@ gossamer bench model demo:minilm --against onnxruntime --peers build/peers
 @click.option(
     "--batch", type=POSITIVE, multiple=True, default=(1, 8), show_default="1, 8", help="Sequences."
 )
-@click.option("--sequence", type=POSITIVE, default=128, show_default=True, help="Tokens of each.")
-@click.option("--threads", type=POSITIVE, default=1, show_default=True)
+@click.option("--sequence", type=POSITIVE, default=128, help="Tokens of each.")
+@click.option("--threads", type=POSITIVE, default=1)
 @click.option(
     "--precision",
     "precisions",
@@ -56,9 +56,8 @@ gossamer bench model demo:minilm --against onnxruntime --peers build/peers
     type=click.Path(path_type=Path, file_okay=False),
     help="Environments of other engines, DIR/NAME each; default: GOSSAMER_PEERS.",
 )
-@click.option("--seconds", type=click.FloatRange(min=0), default=5.0, show_default=True)
+@click.option("--seconds", type=click.FloatRange(min=0), default=5.0)
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Also write a page.")
-@click.pass_obj
 def bench_model(  # noqa: PLR0913  (one argument per option)
     out: Output,
     model: str,
@@ -123,18 +122,17 @@ def bench_model(  # noqa: PLR0913  (one argument per option)
 
 
 def _table(times: "dict[int, list[EncoderTime]]") -> "Table":
-    shown = table("batch", "engine", "precision", ">ms", ">speed-up", ">error")
-    for size, rows in times.items():
-        for row in rows:
-            shown.add_row(
-                str(size),
-                row.engine,
-                row.precision,
-                f"{row.ms:.2f}",
-                f"{rows[0].ms / row.ms:.2f}x",
-                f"{row.error:.0e}",
+    return table(
+        *("batch", "engine", "precision", ">ms", ">speed-up", ">error"),
+        rows=(
+            (
+                *(str(size), row.engine, row.precision),
+                *(f"{row.ms:.2f}", f"{rows[0].ms / row.ms:.2f}x", f"{row.error:.0e}"),
             )
-    return shown
+            for size, rows in times.items()
+            for row in rows
+        ),
+    )
 
 
 def _legend(subject: "Subject", threads: int, document: dict[str, Any]) -> str:

@@ -1,18 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """`gossamer doctor`: is everything well on this machine? Ready to paste into an issue."""
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
-import click
-
-from gossamer.cli.shell.command import Command
+from gossamer.cli.shell.command import command
 from gossamer.cli.shell.output import Output, table
 from gossamer.errors import ResourceError
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from gossamer.cli.doctor.health import Check
 
 _EXAMPLES = """
 gossamer doctor
@@ -21,21 +14,19 @@ GOSSAMER_KERNELS=avx2 gossamer doctor
 """
 
 
-@click.command(cls=Command, examples=_EXAMPLES, short_help="Check this machine; test the kernels.")
-@click.pass_obj
+@command("Check this machine; test the kernels.", _EXAMPLES)
 def doctor(out: Output) -> int:
     """Check versions, CPU kernels, threads, disk and memory; test the kernels for a second.
 
     Prints no user names, tokens or home paths. Exits with 4 if something needs fixing.
     """
-    from gossamer.cli.doctor.health import Check, run_checks
+    from gossamer.cli.doctor.health import run_checks
     from gossamer.cli.doctor.scrub import scrub_text
 
     with out.stage("checking"):
         found = run_checks()
     checks = [
-        Check(check.name, scrub_text(check.found), check.ok, scrub_text(check.fix))
-        for check in found
+        replace(check, found=scrub_text(check.found), fix=scrub_text(check.fix)) for check in found
     ]
     problems = [check for check in checks if not check.ok]
     document = {
@@ -50,12 +41,6 @@ def doctor(out: Output) -> int:
         if not problems
         else "\n".join(f"Problem: {p.name}: {p.found}\n  Fix: {p.fix}" for p in problems)
     )
-    out.result(document, _table(checks), verdict)
+    rows = ((check.name, "ok" if check.ok else "PROBLEM", check.found) for check in checks)
+    out.result(document, table("check", "", "found", rows=rows), verdict)
     return ResourceError.exit_code if problems else 0
-
-
-def _table(checks: "list[Check]") -> "Table":
-    shown = table("check", "", "found")
-    for check in checks:
-        shown.add_row(check.name, "ok" if check.ok else "PROBLEM", check.found)
-    return shown

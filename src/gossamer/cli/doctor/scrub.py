@@ -7,22 +7,10 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|AUTH", re.I)
 # Shorter values, such as "1" or "basic", are no secrets and would eat ordinary text.
 _MIN_SECRET = 8
-
-
-def scrub(value: Any) -> Any:
-    """`value` with every string inside it cleaned."""
-    if isinstance(value, str):
-        return scrub_text(value)
-    if isinstance(value, Mapping):
-        return {key: scrub(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [scrub(item) for item in value]
-    return value
 
 
 def scrub_text(text: str, environ: Mapping[str, str] | None = None) -> str:

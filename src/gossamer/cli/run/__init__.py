@@ -1,6 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gossamer run`."""
+"""`gossamer run`: use a model; one file per kind of work."""
 
-from gossamer.cli.run.command import run
+import click
+
+from gossamer.cli.run.encode import encode
+from gossamer.cli.run.serve import serve
+from gossamer.cli.run.text import chat, complete
+from gossamer.cli.shell.mistakes import Group
 
 __all__ = ["run"]
+
+
+@click.group(cls=Group, short_help="Use a model: encode, chat, complete, serve.")
+def run() -> None:
+    """Use a pruned or dense model: vectors of texts, new text, answers over HTTP."""
+
+
+for _command in (encode, chat, complete, serve):
+    run.add_command(_command)

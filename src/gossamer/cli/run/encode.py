@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gossamer.cli.shell.command import Command
+from gossamer.cli.shell.command import command
 from gossamer.cli.shell.output import Output, table
 from gossamer.cli.shell.parameters import (
     POSITIVE,
@@ -33,9 +33,7 @@ gossamer run encode pruned/ reviews.tsv --pooling cls --no-normalise | head
 """
 
 
-@click.command(
-    "encode", cls=Command, examples=_EXAMPLES, short_help="Sentences of a file to vectors."
-)
+@command("Sentences of a file to vectors.", _EXAMPLES, "encode")
 @click.argument("model", metavar="MODEL")
 @click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
 @click.option(
@@ -45,16 +43,13 @@ gossamer run encode pruned/ reviews.tsv --pooling cls --no-normalise | head
     type=click.Path(path_type=Path),
     help="A .npy matrix, or .jsonl with the texts.  [default: JSON lines on stdout]",
 )
-@click.option("--batch", type=POSITIVE, default=32, show_default=True, help="Texts per call.")
+@click.option("--batch", type=POSITIVE, default=32, help="Texts per call.")
 @pooling_option
-@click.option(
-    "--normalise/--no-normalise", default=True, show_default=True, help="Vectors of length 1."
-)
+@click.option("--normalise/--no-normalise", default=True, help="Vectors of length 1.")
 @precision_option
 @click.option("--max-tokens", type=POSITIVE, help="Cut longer texts.  [default: as the model can]")
 @special_tokens_option
 @threads_option
-@click.pass_obj
 def encode(  # noqa: PLR0913  (one argument per option)
     out: Output,
     model: str,

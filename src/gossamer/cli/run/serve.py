@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gossamer import settings
-from gossamer.cli.shell.command import Command
+from gossamer.cli.shell.command import command
 from gossamer.cli.shell.output import Output
 from gossamer.cli.shell.parameters import (
     POSITIVE,
@@ -26,42 +26,35 @@ gossamer run serve demo:smollm2 --max-queue 32 --timeout 120
 """
 
 
-@click.command(
-    "serve", cls=Command, examples=_EXAMPLES, short_help="Answer over HTTP; also as OpenAI does."
-)
+@command("Answer over HTTP; also as OpenAI does.", _EXAMPLES, "serve")
 @click.argument("model", metavar="MODEL")
 @click.option(
     "--host",
     default="127.0.0.1",
-    show_default=True,
     help="Address to listen on; others than the loopback are open to the network.",
 )
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
     default=8000,
-    show_default=True,
     help="0 takes a free one.",
 )
 @click.option(
     "--max-queue",
     type=POSITIVE,
     default=256,
-    show_default=True,
     help="Requests that may wait; others get 503.",
 )
 @click.option(
     "--max-batch-tokens",
     type=POSITIVE,
     default=4096,
-    show_default=True,
     help="Tokens of one call of the model.",
 )
 @click.option(
     "--timeout",
     type=click.FloatRange(min=0, min_open=True, max=86400),
     default=60.0,
-    show_default=True,
     help="Seconds for a request and its answer, or for the next token of a text.",
 )
 @click.option(
@@ -79,7 +72,6 @@ gossamer run serve demo:smollm2 --max-queue 32 --timeout 120
 @precision_option
 @pooling_option
 @threads_option
-@click.pass_obj
 def serve(  # noqa: PLR0913  (one argument per option)
     out: Output,
     model: str,

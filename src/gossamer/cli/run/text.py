@@ -2,11 +2,12 @@
 """`gossamer run complete` and `gossamer run chat`: text from a pruned language model."""
 
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gossamer.cli.shell.command import Command
+from gossamer.cli.shell.command import command
 from gossamer.cli.shell.output import Output, Verbatim
 from gossamer.cli.shell.parameters import POSITIVE, Fraction, special_tokens_option, threads_option
 
@@ -33,7 +34,6 @@ def _options(command: Any) -> Any:
                 "--dtype",
                 type=click.Choice(["fp32", "bf16", "int8", "int4"]),
                 default="int8",
-                show_default=True,
                 help="What kept weights are stored in.",
             ),
             click.option(
@@ -42,14 +42,11 @@ def _options(command: Any) -> Any:
                 help="The same for embeddings and head.  [default: --dtype, at least int8]",
             ),
             click.option("--context", type=POSITIVE, help="Most tokens of prompt and answer."),
-            click.option(
-                "--max-tokens", type=POSITIVE, default=200, show_default=True, help="Of an answer."
-            ),
+            click.option("--max-tokens", type=POSITIVE, default=200, help="Of an answer."),
             click.option(
                 "--temperature",
                 type=click.FloatRange(min=0),
                 default=0.0,
-                show_default=True,
                 help="0 takes the likeliest token always.",
             ),
             click.option("--top-k", type=POSITIVE, help="Draw from so many tokens only."),
@@ -57,10 +54,9 @@ def _options(command: Any) -> Any:
                 "--top-p",
                 type=Fraction(low_open=True),
                 default=1.0,
-                show_default=True,
                 help="Draw from the likeliest tokens that add up to this.",
             ),
-            click.option("--seed", type=int, default=0, show_default=True, help="Of the draws."),
+            click.option("--seed", type=int, default=0, help="Of the draws."),
             special_tokens_option,
             threads_option,
         )
@@ -69,10 +65,9 @@ def _options(command: Any) -> Any:
     return command
 
 
-@click.command(cls=Command, examples=_COMPLETE, short_help="Continue a text.")
+@command("Continue a text.", _COMPLETE)
 @_options
 @click.option("--prompt", required=True, help="The text to continue.")
-@click.pass_obj
 def complete(out: Output, /, prompt: str, **settings: Any) -> None:
     """Continue PROMPT with MODEL, as it is: no chat template.
 
@@ -80,20 +75,13 @@ def complete(out: Output, /, prompt: str, **settings: Any) -> None:
     Mistral model; it must come with its tokenizer.
     """
     model = _open(out, settings)
-    pieces = []
-    for piece in model.complete(prompt):
-        pieces.append(piece)
-        if not out.json:
-            _show(piece)
-    out.note(f"\n{model.speed}")
-    document = {"text": "".join(pieces), **model.measured()}
-    out.result(document, *([] if out.json else [Verbatim("\n")]))
+    text = _tell(out, model, model.complete(prompt))
+    out.result({"text": text, **model.measured()}, *([] if out.json else [Verbatim("\n")]))
 
 
-@click.command(cls=Command, examples=_CHAT, short_help="Talk to a model.")
+@command("Talk to a model.", _CHAT)
 @_options
 @click.option("--system", help="What the model is told first.")
-@click.pass_obj
 def chat(out: Output, /, system: str | None, **settings: Any) -> None:
     """Talk to MODEL, which needs a chat template; an empty line or Ctrl-D ends.
 
@@ -103,13 +91,8 @@ def chat(out: Output, /, system: str | None, **settings: Any) -> None:
     turns = [{"role": "system", "content": system}] if system else []
     while question := _ask(out):
         turns.append({"role": "user", "content": question})
-        pieces = []
-        for piece in model.answer(turns):
-            pieces.append(piece)
-            if not out.json:
-                _show(piece)
-        turns.append({"role": "assistant", "content": "".join(pieces)})
-        out.note(f"\n{model.speed}")
+        answer = _tell(out, model, model.answer(turns))
+        turns.append({"role": "assistant", "content": answer})
     out.result({"turns": turns, **model.measured()})
 
 
@@ -131,6 +114,13 @@ def _ask(out: Output) -> str:
     return sys.stdin.readline().strip()
 
 
-def _show(piece: str) -> None:
-    sys.stdout.write(piece)
-    sys.stdout.flush()
+def _tell(out: Output, model: "TextModel", pieces: Iterable[str]) -> str:
+    """Show a text while it is made, then its speed; the whole text."""
+    told = []
+    for piece in pieces:
+        told.append(piece)
+        if not out.json:
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+    out.note(f"\n{model.speed}")
+    return "".join(told)

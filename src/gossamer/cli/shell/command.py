@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The click command all of ours are: shared options, worked examples, clean stdout."""
 
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -17,6 +18,7 @@ class Command(click.Command):
 
     def __init__(self, *args: Any, examples: str = "", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.context_settings["show_default"] = True
         self.examples = tuple(line.strip() for line in examples.strip().splitlines())
         self.params += [
             click.Option(["--json", "as_json"], is_flag=True, help="One JSON document on stdout."),
@@ -49,6 +51,24 @@ class Command(click.Command):
         with formatter.section("Examples"):
             for line in self.examples:
                 formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
+
+
+def command(
+    short_help: str, examples: str, name: str | None = None
+) -> Callable[[Callable[..., Any]], click.Command]:
+    """Make a `Command` of a function that gets an `Output` as its first argument.
+
+    Args:
+        short_help: for the list of commands.
+        examples: lines for --help.
+        name: of the command; None: the name of the function.
+    """
+
+    def made(function: Callable[..., Any]) -> click.Command:
+        settings: dict[str, Any] = {"examples": examples, "short_help": short_help}
+        return click.command(name, cls=Command, **settings)(click.pass_obj(function))
+
+    return made
 
 
 def command_name(ctx: click.Context) -> str:

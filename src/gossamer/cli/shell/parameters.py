@@ -86,14 +86,12 @@ precision_option = click.option(
     "--precision",
     type=click.Choice(["fp32", "int8"]),
     default="fp32",
-    show_default=True,
     help="Lowest precision that kernels may compute in.",
 )
 pooling_option = click.option(
     "--pooling",
     type=click.Choice(["mean", "cls"]),
     default="mean",
-    show_default=True,
     help="Of embeddings: mean of all tokens, or the first token.",
 )
 threads_option = click.option("--threads", type=POSITIVE, help="[default: as torch has it]")
