@@ -32,6 +32,9 @@ from gossamer.report.svg import render_svg
 from gossamer.report.timeline import timeline_chart
 from gossamer.testing.cluster import Cluster
 from gossamer.testing.cluster_links import Link
+from gossamer.report.charts.timeline import timeline_chart
+from gossamer.report.html import render_charts
+from gossamer.testing.cluster import Cluster, Link
 from gossamer.testing.fake_network import Conditions, FakeNetwork
 from gossamer.training.distributed.pipeline.message_driven import MessageDriven, Work
 from gossamer.training.distributed.pipeline.pipeline import LayerPipeline
@@ -246,7 +249,7 @@ def main():
         )
         charts += [timeline_chart(spans[name], f"{condition}: {name}", longest) for name in pair]
     if arguments.svg:
-        arguments.svg.write_text(render_svg(charts))
+        arguments.svg.write_text(render_charts(charts))
     if arguments.json:
         arguments.json.write_text(json.dumps(steps, indent=2))
 

@@ -7,6 +7,14 @@ import pytest
 from gossamer.report.svg import render_svg
 from gossamer.report.timeline import MAX_SPANS, timeline_chart
 from gossamer.training.distributed.pipeline.stage import WorkSpan, most_held
+from gossamer.report.charts.timeline import MAX_SPANS, timeline_chart
+from gossamer.report.html import render_charts
+from gossamer.training.distributed.pipeline.timeline import (
+    Span,
+    most_held,
+    spans_from_tensor,
+    spans_to_tensor,
+)
 
 SPANS = [
     WorkSpan(0, "forward", 0, 10.0, 10.1),
@@ -53,7 +61,7 @@ def test_a_long_step_is_cut():
 
 
 def test_svg_is_well_formed_and_escaped():
-    text = render_svg([timeline_chart(SPANS, "<b>1F1B & others</b>")] * 2)
+    text = render_charts([timeline_chart(SPANS, "<b>1F1B & others</b>")] * 2)
     root = ElementTree.fromstring(text)  # noqa: S314  (our own)
     titles = [node.text for node in root.iter() if node.get("class") == "title"]
     assert titles == ["<b>1F1B & others</b>"] * 2

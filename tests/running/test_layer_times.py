@@ -12,6 +12,7 @@ import gossamer
 from gossamer.cli.main import cli
 from gossamer.report.layer_bars import layer_bars
 from gossamer.running.bench.encoder import dense_copy
+from gossamer.report.charts import layer_bars
 from gossamer.running.layers.compiler import compile
 from gossamer.running.layers.layer_times import LayerTime, LayerTimes, layer_times
 

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import click
 
-from gossamer.cli.shell.command import command
-from gossamer.cli.shell.output import Output, table
+from gossamer.cli.shell import Output, gossamer_command, table
 
 COMPRESSED = "compressed-tensors"
 _EXAMPLES = """
@@ -18,7 +17,7 @@ gossamer convert SmolLM2-135M.Q4_1.gguf smollm2/ --format dense
 """
 
 
-@command("Artifacts to dense files and back; gguf and others in.", _EXAMPLES)
+@gossamer_command("Artifacts to dense files and back; gguf and others in.", _EXAMPLES)
 @click.argument("source", metavar="IN")
 @click.argument("target", metavar="OUT", type=click.Path(path_type=Path))
 @click.option(
@@ -37,12 +36,13 @@ def convert(out: Output, source: str, target: Path, form: str) -> None:
     (demo:minilm, demo:smollm2). Masks of compressed-tensors and torch.nn.utils.prune are taken as
     they are; exact zeros that another pruner left are taken as its mask. Tokenizer files go along.
     """
-    from gossamer.cli.models.bare_checkpoint import is_bare, read_bare
-    from gossamer.cli.models.sources import (
+    from gossamer.cli.models import (
         Source,
         check_source,
         directory_bytes,
+        is_bare,
         load_source,
+        read_bare,
         source_path,
         tensor_bytes,
     )

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gossamer.cli.shell.command import command
-from gossamer.cli.shell.output import Output, table
-from gossamer.cli.shell.parameters import POSITIVE
+from gossamer.cli.shell import POSITIVE, Output, gossamer_command, table
 from gossamer.errors import InputError
 
 if TYPE_CHECKING:
@@ -26,7 +24,7 @@ gossamer explain pruned/ --json
 """
 
 
-@command("Which kernel runs each layer, and why.", _EXAMPLES)
+@gossamer_command("Which kernel runs each layer, and why.", _EXAMPLES)
 @click.argument("model", metavar="MODEL")
 @click.option(
     "--tokens",
@@ -68,6 +66,8 @@ def explain(
     from gossamer.cli.models.example_input import example_input
     from gossamer.cli.models.sources import load_source
     from gossamer.io.artifact.destination import check_file_destination
+    from gossamer.cli.models import example_input, load_source
+    from gossamer.io.safe_files.destination import check_file_destination
     from gossamer.nn.left_dense import left_lines
     from gossamer.ops.dispatch import fallbacks
     from gossamer.report.machine import describe_machine
@@ -100,7 +100,7 @@ def explain(
     if profile:
         if example is None:
             raise InputError(f"--profile: no input can be made up for {source.name}.")
-        from gossamer.cli.bench.layer_profile import profile_model, profile_table, write_profile
+        from gossamer.cli.layer_profile import profile_model, profile_table, write_profile
 
         with out.stage("timing whole forwards"):
             times = profile_model(source.model, fast, example)

@@ -9,9 +9,7 @@ from collections.abc import Sequence
 import click
 
 import gossamer
-from gossamer.cli.shell.failures import explain_failure
-from gossamer.cli.shell.mistakes import Group
-from gossamer.cli.shell.output import write_json
+from gossamer.cli.shell import Group, explain_failure, write_json
 
 # Modules are imported when their command is looked up; none of them imports torch at its top.
 COMMANDS = (

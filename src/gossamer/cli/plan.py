@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gossamer.cli.shell.command import command
-from gossamer.cli.shell.output import Output, Verbatim, table
-from gossamer.cli.shell.parameters import POSITIVE, SPARSITY
+from gossamer.cli.shell import POSITIVE, SPARSITY, Output, Verbatim, gossamer_command, table
 from gossamer.planner import SCHEDULES
 
 if TYPE_CHECKING:
@@ -24,7 +22,7 @@ gossamer plan --calibrate mine.yaml
 _STATES = ("dense, mixed precision", "samo", "resident", "exact", "8bit", "dense fp32", "fp32")
 
 
-@command("Memory, time and traffic on a cluster, forecast.", _EXAMPLES)
+@gossamer_command("Memory, time and traffic on a cluster, forecast.", _EXAMPLES)
 @click.argument("source", metavar="RECIPE_OR_MODEL", required=False)
 @click.option(
     "--cluster",

@@ -7,9 +7,7 @@ from typing import Any
 
 import click
 
-from gossamer.cli.shell.command import command
-from gossamer.cli.shell.output import Output, table
-from gossamer.cli.shell.parameters import Fraction
+from gossamer.cli.shell import Fraction, Output, gossamer_command, table
 
 _EXAMPLES = """
 gossamer shrink demo:minilm --data pairs.jsonl --max-loss 1% -o small/
@@ -59,7 +57,7 @@ class Quantity(click.ParamType):  # type: ignore[type-arg]  # generic in new cli
         return number
 
 
-@command("The fastest model within a quality you name.", _EXAMPLES)
+@gossamer_command("The fastest model within a quality you name.", _EXAMPLES)
 @click.argument("model", metavar="MODEL")
 @click.option(
     "--data", required=True, metavar="FILE",

@@ -5,9 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from gossamer.cli.models.sources import Source, check_source, load_source
-from gossamer.cli.models.user_function import find_function, is_function
-from gossamer.cli.shell.output import Output
+from gossamer.cli.models import Source, check_source, find_function, is_function, load_source
+from gossamer.cli.shell import Output
 from gossamer.data.files import Texts, check_scores
 from gossamer.errors import InputError
 from gossamer.io.artifact.destination import check_destination

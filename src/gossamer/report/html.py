@@ -6,12 +6,14 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from gossamer.report.charts import WIDTH, Chart, curve_chart, sparsity_chart, time_chart
+from gossamer.report.charts import WIDTH, Chart
+from gossamer.report.charts.layer_charts import curve_chart, sparsity_chart, time_chart
 from gossamer.report.page import Page, tiles
 from gossamer.running.layers.explanation import Row
 
 # A model with thousands of layers still gives a page that opens at once.
 MAX_LAYERS = 400
+_CAPTION = 26.0
 
 
 def render_html(page: Page) -> str:
@@ -46,6 +48,16 @@ def write_html(page: Page, path: Path) -> Path:
 def render_svg(chart: Chart) -> str:
     """One chart as an SVG file of its own."""
     return _environment().get_template("chart.svg.j2").render(chart=chart, width=WIDTH)
+
+
+def render_charts(charts: Sequence[Chart]) -> str:
+    """Charts one below the other as an SVG file, each with its title and legend."""
+    tops, height = [], 0.0
+    for chart in charts:
+        tops.append(height + _CAPTION)
+        height += _CAPTION + chart.height + 10
+    template = _environment().get_template("charts.svg.j2")
+    return template.render(charts=list(zip(tops, charts, strict=True)), width=WIDTH, height=height)
 
 
 def _environment() -> Environment:

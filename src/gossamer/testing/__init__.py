@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conformance suites for plug-ins, and a cluster in a box for tests of distributed training."""
+"""Conformance suites for plug-ins, and a cluster in a box for tests of distributed training.
+
+`check_format` and `check_op` raise at the first rule that a plug-in breaks. `Cluster` gives hosts
+with `Link`s of their own on one machine. `fake_network` and `simulated_ranks` play pipelines and
+ranks in one process.
+"""
 
 from gossamer.testing.cluster import Cluster, why_no_namespaces
 from gossamer.testing.cluster_links import Link, Traffic

@@ -21,11 +21,10 @@ from types import TracebackType
 from typing import Literal
 
 from gossamer.errors import InputError, ResourceError
-from gossamer.testing.cluster_bridge import Bridge
-from gossamer.testing.cluster_delay import DelayedSwitch
 from gossamer.testing.cluster_links import Link, Traffic, read_traffic
 from gossamer.testing.cluster_namespace import new_namespace
 from gossamer.testing.cluster_process import Finished, HostProcess
+from gossamer.testing.cluster_switch import Bridge, DelayedSwitch
 
 Isolation = Literal["auto", "namespaces", "loopback"]
 MAX_HOSTS = 200

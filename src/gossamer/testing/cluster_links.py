@@ -31,13 +31,12 @@ class Link:
     jitter_ms: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("rate_mbit", "delay_ms", "jitter_ms"):
+        bounds = {"rate_mbit": "> 0", "delay_ms": ">= 0", "jitter_ms": ">= 0"}
+        for name, bound in bounds.items():
             value = getattr(self, name)
             if name == "rate_mbit" and value is None:
                 continue
-            low_is_wrong = value <= 0 if name == "rate_mbit" else value < 0
-            if not math.isfinite(value) or low_is_wrong:
-                bound = "> 0" if name == "rate_mbit" else ">= 0"
+            if not math.isfinite(value) or value < 0 or (value == 0 and bound == "> 0"):
                 raise InputError(f"Link: {name} must be finite and {bound}, got {value}.")
 
     @property
@@ -61,9 +60,8 @@ class Traffic:
 
 def read_traffic(namespace: int) -> Traffic:
     """The counters of the host in `namespace`; acknowledgements count as nothing."""
-    stats: dict[str, Any] = json.loads(tool(namespace, "ip -json -statistics link show dev eth0"))[
-        0
-    ]["stats64"]
+    (shown,) = json.loads(tool(namespace, "ip -json -statistics link show dev eth0"))
+    stats: dict[str, Any] = shown["stats64"]
     sent, received = (
         stats[way]["bytes"] - _HEADER_BYTES * stats[way]["packets"] for way in ("tx", "rx")
     )

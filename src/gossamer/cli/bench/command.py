@@ -6,10 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gossamer.cli.bench.model import bench_model
-from gossamer.cli.shell.command import command
-from gossamer.cli.shell.mistakes import Group
-from gossamer.cli.shell.output import Output, table
-from gossamer.cli.shell.parameters import POSITIVE, SPARSITY, Shape
+from gossamer.cli.shell import POSITIVE, SPARSITY, Group, Output, Shape, gossamer_command, table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -23,7 +20,7 @@ gossamer bench linear --pattern 2:4 --threads 2 --json
 """
 
 
-@command("Linear layers.", _EXAMPLES)
+@gossamer_command("Linear layers.", _EXAMPLES)
 @click.option(
     "--shape",
     "shapes",

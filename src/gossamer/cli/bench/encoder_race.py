@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from gossamer.cli.models.sources import load_source
+from gossamer.cli.models import load_source
 from gossamer.errors import InputError
 from gossamer.running.bench.encoder import (
     EncoderTime,

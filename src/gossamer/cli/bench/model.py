@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gossamer.cli.shell.command import command
-from gossamer.cli.shell.output import Output, table
-from gossamer.cli.shell.parameters import POSITIVE
+from gossamer.cli.shell import POSITIVE, Output, gossamer_command, table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -27,7 +25,7 @@ gossamer bench model demo:minilm --against onnxruntime --peers build/peers
 """
 
 
-@command("A whole encoder.", _EXAMPLES, "model")
+@gossamer_command("A whole encoder.", _EXAMPLES, "model")
 @click.argument("model", metavar="MODEL")
 @click.option(
     "--against",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gossamer doctor`."""
+"""`gossamer doctor`: `health` looks at the machine, `scrub` hides what is private."""
 
 from gossamer.cli.doctor.command import doctor
 

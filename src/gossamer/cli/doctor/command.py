@@ -3,8 +3,7 @@
 
 from dataclasses import replace
 
-from gossamer.cli.shell.command import command
-from gossamer.cli.shell.output import Output, table
+from gossamer.cli.shell import Output, gossamer_command, table
 from gossamer.errors import ResourceError
 
 _EXAMPLES = """
@@ -14,7 +13,7 @@ GOSSAMER_KERNELS=avx2 gossamer doctor
 """
 
 
-@command("Check this machine; test the kernels.", _EXAMPLES)
+@gossamer_command("Check this machine; test the kernels.", _EXAMPLES)
 def doctor(out: Output) -> int:
     """Check versions, CPU kernels, threads, disk and memory; test the kernels for a second.
 

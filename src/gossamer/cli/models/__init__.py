@@ -1,2 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MODEL on the command line: directories, files, demos, the user's own functions."""
+"""MODEL on the command line: directories, files, demos, the user's own functions.
+
+`load_source` gives the model behind a text, `check_source` says what is wrong with the text before
+anything is loaded, `example_input` makes up an input to time it with, and `find_function` finds a
+function of the user's.
+"""
+
+from gossamer.cli.models.bare_checkpoint import is_bare, read_bare
+from gossamer.cli.models.demo_models import DEMO_MODELS, demo_path
+from gossamer.cli.models.example_input import Example, example_input
+from gossamer.cli.models.sources import (
+    Source,
+    check_source,
+    directory_bytes,
+    load_function,
+    load_source,
+    source_path,
+    tensor_bytes,
+)
+from gossamer.cli.models.user_function import find_function, is_function
+
+__all__ = [
+    "DEMO_MODELS",
+    "Example",
+    "Source",
+    "check_source",
+    "demo_path",
+    "directory_bytes",
+    "example_input",
+    "find_function",
+    "is_bare",
+    "is_function",
+    "load_function",
+    "load_source",
+    "read_bare",
+    "source_path",
+    "tensor_bytes",
+]

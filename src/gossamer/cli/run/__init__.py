@@ -6,7 +6,7 @@ import click
 from gossamer.cli.run.encode import encode
 from gossamer.cli.run.serve import serve
 from gossamer.cli.run.text import chat, complete
-from gossamer.cli.shell.mistakes import Group
+from gossamer.cli.shell import Group
 
 __all__ = ["run"]
 

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gossamer.cli.shell.command import command
-from gossamer.cli.shell.output import Output, table
-from gossamer.cli.shell.parameters import (
+from gossamer.cli.shell import (
     POSITIVE,
+    Output,
+    gossamer_command,
     pooling_option,
     precision_option,
     special_tokens_option,
+    table,
     threads_option,
 )
 
@@ -33,7 +34,7 @@ gossamer run encode pruned/ reviews.tsv --pooling cls --no-normalise | head
 """
 
 
-@command("Sentences of a file to vectors.", _EXAMPLES, "encode")
+@gossamer_command("Sentences of a file to vectors.", _EXAMPLES, "encode")
 @click.argument("model", metavar="MODEL")
 @click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
 @click.option(
@@ -74,6 +75,7 @@ def encode(  # noqa: PLR0913  (one argument per option)
     from gossamer.cli.models.sources import check_source, load_source
     from gossamer.data.vectors import check_suffix
     from gossamer.io.artifact.destination import check_file_destination
+    from gossamer.cli.models import check_source, load_source
     from gossamer.cli.run.vectors import check_suffix
     from gossamer.io.safe_files.destination import check_file_destination
     from gossamer.running.layers.compiler import compile as compile_model

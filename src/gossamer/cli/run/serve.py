@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 import click
 
 from gossamer import settings
-from gossamer.cli.shell.command import command
-from gossamer.cli.shell.output import Output
-from gossamer.cli.shell.parameters import (
+from gossamer.cli.shell import (
     POSITIVE,
+    Output,
+    gossamer_command,
     pooling_option,
     precision_option,
     threads_option,
@@ -26,7 +26,7 @@ gossamer run serve demo:smollm2 --max-queue 32 --timeout 120
 """
 
 
-@command("Answer over HTTP; also as OpenAI does.", _EXAMPLES, "serve")
+@gossamer_command("Answer over HTTP; also as OpenAI does.", _EXAMPLES, "serve")
 @click.argument("model", metavar="MODEL")
 @click.option(
     "--host",
@@ -95,7 +95,7 @@ def serve(  # noqa: PLR0913  (one argument per option)
     _require_extra()
     import torch
 
-    from gossamer.cli.models.sources import load_source
+    from gossamer.cli.models import load_source
     from gossamer.running.server.access import Access
     from gossamer.running.server.app import build_app
     from gossamer.running.server.lifecycle import is_loopback, open_socket, run_server, url_of

@@ -7,9 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gossamer.cli.shell.command import command
-from gossamer.cli.shell.output import Output, Verbatim
-from gossamer.cli.shell.parameters import POSITIVE, Fraction, special_tokens_option, threads_option
+from gossamer.cli.shell import (
+    POSITIVE,
+    Fraction,
+    Output,
+    Verbatim,
+    gossamer_command,
+    special_tokens_option,
+    threads_option,
+)
 
 if TYPE_CHECKING:
     from gossamer.cli.run.text_model import TextModel
@@ -65,7 +71,7 @@ def _options(command: Any) -> Any:
     return command
 
 
-@command("Continue a text.", _COMPLETE)
+@gossamer_command("Continue a text.", _COMPLETE)
 @_options
 @click.option("--prompt", required=True, help="The text to continue.")
 def complete(out: Output, /, prompt: str, **settings: Any) -> None:
@@ -79,7 +85,7 @@ def complete(out: Output, /, prompt: str, **settings: Any) -> None:
     out.result({"text": text, **model.measured()}, *([] if out.json else [Verbatim("\n")]))
 
 
-@command("Talk to a model.", _CHAT)
+@gossamer_command("Talk to a model.", _CHAT)
 @_options
 @click.option("--system", help="What the model is told first.")
 def chat(out: Output, /, system: str | None, **settings: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gossamer.cli.models.sources import load_source
+from gossamer.cli.models import load_source
 from gossamer.errors import ArtifactError
 from gossamer.io.safe_files.tokenizer.guarded_tokenizer import TOKENIZER_FILE
 from gossamer.running.decoder.generation import GenerationOptions, NativeGenerator

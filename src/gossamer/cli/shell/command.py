@@ -53,7 +53,7 @@ class Command(click.Command):
                 formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
 
 
-def command(
+def gossamer_command(
     short_help: str, examples: str, name: str | None = None
 ) -> Callable[[Callable[..., Any]], click.Command]:
     """Make a `Command` of a function that gets an `Output` as its first argument.

@@ -1,77 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Geometry of the report's charts; the template draws it as inline SVG and escapes every text."""
+"""Charts of layers and of training: zeros, times in pairs of bars, curves."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
+from gossamer.report.charts.shapes import WIDTH, Bar, Chart, Curve, Label, Line, shorten
 from gossamer.running.layers.explanation import Row
+from gossamer.running.layers.layer_times import LayerTime, LayerTimes
 
-WIDTH = 960.0
 _VALUE_WIDTH = 100.0
-_LABEL_LENGTH = 46
 _LETTER = 6.9
 _ROW = 22.0
 _BAR = 14.0
 _PAIR_ROW = 30.0
 _PAIR_BAR = 10.0
-
-
-@dataclass(frozen=True)
-class Bar:
-    """A rectangle; `kind` is its CSS class, `title` what the pointer shows."""
-
-    x: float
-    y: float
-    width: float
-    height: float
-    kind: str
-    title: str = ""
-
-
-@dataclass(frozen=True)
-class Label:
-    """A text at a point; `kind` is its CSS class."""
-
-    x: float
-    y: float
-    text: str
-    kind: str = ""
-    title: str = ""
-
-
-@dataclass(frozen=True)
-class Line:
-    """A polyline through `points`."""
-
-    points: tuple[tuple[float, float], ...]
-    kind: str
-
-    def path(self) -> str:
-        """The points as SVG writes them."""
-        return " ".join(f"{x:.1f},{y:.1f}" for x, y in self.points)
-
-
-@dataclass(frozen=True)
-class Chart:
-    """Shapes in a box of WIDTH by `height`."""
-
-    title: str
-    height: float
-    legend: tuple[tuple[str, str], ...] = ()
-    bars: list[Bar] = field(default_factory=list)
-    labels: list[Label] = field(default_factory=list)
-    lines: list[Line] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A quantity over steps or another `unit`, with moments worth marking."""
-
-    title: str
-    points: tuple[tuple[float, float], ...]
-    marks: tuple[tuple[float, str], ...] = ()
-    unit: str = "step"
+# Of the bars of a whole forward: room for names, and for figures.
+_FORWARD_LEFT, _FORWARD_RIGHT = 330.0, 110.0
 
 
 def sparsity_chart(rows: Sequence[Row]) -> Chart:
@@ -102,22 +46,70 @@ def time_chart(rows: Sequence[Row], tokens: int) -> Chart:
     left = _label_width(timed)
     span = WIDTH - left - _VALUE_WIDTH
     for index, row in enumerate(timed):
-        top = index * _PAIR_ROW + 4
         dense, sparse = row.dense_us or 0.0, row.sparse_us or 0.0
         uses_sparse = row.is_sparse
-        chart.labels.append(_name(row.name, left, top + 14))
-        for offset, time, kind, used in (
-            (0.0, dense, "dense", not uses_sparse),
-            (_PAIR_BAR + 1, sparse, "sparse", uses_sparse),
-        ):
-            style = kind if used or kind == "dense" else f"{kind} pale"
-            title = f"{row.name}: {kind} {time:.0f} us"
-            width = span * time / longest
-            chart.bars.append(Bar(left, top + offset, width, _PAIR_BAR, style, title))
         ratio = dense / sparse if sparse else math.inf
+        bars = (
+            ("dense", span * dense / longest, f"dense {dense:.0f} us"),
+            (
+                "sparse" if uses_sparse else "sparse pale",
+                span * sparse / longest,
+                f"sparse {sparse:.0f} us",
+            ),
+        )
         text = f"{ratio:.2f}x" if uses_sparse else "stays dense"
-        chart.labels.append(Label(WIDTH - _VALUE_WIDTH + 10, top + 14, text, "value"))
+        _add_pair(chart, index, row.name, bars, text, left=left, right=_VALUE_WIDTH)
     return chart
+
+
+def layer_bars(times: LayerTimes) -> Chart:
+    """Milliseconds of each layer inside a whole forward, dense and sparse, all on one scale.
+
+    The sum of the layers and the whole forward come last.
+    """
+    rows = [
+        *times.layers,
+        LayerTime("all layers", times.dense_sum_ms, times.sparse_sum_ms),
+        LayerTime("whole forward", times.dense_ms, times.sparse_ms),
+    ]
+    longest = max(max(row.dense_ms or 0.0, row.sparse_ms or 0.0) for row in rows) or 1.0
+    chart = Chart(
+        "Milliseconds of each layer inside a forward",
+        len(rows) * _PAIR_ROW + 4,
+        legend=(("dense", "dense"), ("sparse", "sparse")),
+    )
+    span = WIDTH - _FORWARD_LEFT - _FORWARD_RIGHT
+    for index, row in enumerate(rows):
+        bars = [
+            None if ms is None else (kind, span * ms / longest, f"{kind} {ms:.3f} ms")
+            for kind, ms in (("dense", row.dense_ms), ("sparse", row.sparse_ms))
+        ]
+        ms = row.dense_ms if row.sparse_ms is None else row.sparse_ms
+        text = f"{ms or 0.0:.3f} ms"
+        if row.dense_ms and row.sparse_ms:
+            text = f"{row.dense_ms / row.sparse_ms:.2f}x"
+        _add_pair(chart, index, row.name, bars, text, left=_FORWARD_LEFT, right=_FORWARD_RIGHT)
+    return chart
+
+
+def _add_pair(
+    chart: Chart,
+    index: int,
+    name: str,
+    bars: Sequence[tuple[str, float, str] | None],
+    text: str,
+    *,
+    left: float,
+    right: float,
+) -> None:
+    """A row with a name, two bars (kind, width, title) and what comes of them."""
+    top = index * _PAIR_ROW + 4
+    chart.labels.append(_name(name, left, top + 14))
+    for offset, bar in zip((0.0, _PAIR_BAR + 1), bars, strict=True):
+        if bar is not None:
+            kind, width, title = bar
+            chart.bars.append(Bar(left, top + offset, width, _PAIR_BAR, kind, f"{name}: {title}"))
+    chart.labels.append(Label(WIDTH - right + 10, top + 14, text, "value"))
 
 
 def curve_chart(curve: Curve, height: float = 220.0) -> Chart:
@@ -158,11 +150,3 @@ def _name(name: str, left: float, y: float) -> Label:
 
 def _label_width(rows: Sequence[Row]) -> float:
     return 24 + _LETTER * max((len(shorten(row.name)) for row in rows), default=0)
-
-
-def shorten(name: str, length: int = _LABEL_LENGTH) -> str:
-    """A long name with its middle cut out."""
-    if len(name) <= length:
-        return name
-    half = (length - 3) // 2
-    return f"{name[: length - 3 - half]}...{name[-half:]}"

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from gossamer.cli.models.example_input import Example
-from gossamer.cli.shell.output import table
+from gossamer.cli.models import Example
+from gossamer.cli.shell import table
+from gossamer.report.charts import layer_bars
 from gossamer.report.comparison import Comparison, Figure
 from gossamer.report.html import write_html
-from gossamer.report.layer_bars import layer_bars
 from gossamer.report.page import Page
 from gossamer.running.bench.encoder import dense_copy
 from gossamer.running.layers.explanation import Row
