@@ -10,7 +10,7 @@ from gossamer.cli.shell import POSITIVE, SPARSITY, Output, Verbatim, gossamer_co
 from gossamer.planner import SCHEDULES
 
 if TYPE_CHECKING:
-    from gossamer.planner import ScheduleName, TrainingPlan
+    from gossamer.planner import ClusterPlan, ScheduleName
 
 _EXAMPLES = """
 gossamer plan gpt3-13b --cluster summit --ranks 1024 --batch 2048
@@ -101,7 +101,7 @@ def plan(
     _show(out, made, cluster, target)
 
 
-def _show(out: Output, made: "TrainingPlan", cluster: str, target: Path | None) -> None:
+def _show(out: Output, made: "ClusterPlan", cluster: str, target: Path | None) -> None:
     from gossamer.planner import FORECAST, plan_page, plan_table, reasons
 
     head, rows = plan_table(made)

@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from gossamer.planner.calibration import calibrate
     from gossamer.planner.cluster_loader import cluster_text, load_cluster
     from gossamer.planner.explaining import FORECAST, plan_page, plan_table, reasons
-    from gossamer.planner.planning import TrainingPlan, plan
+    from gossamer.planner.planning import ClusterPlan, plan
     from gossamer.planner.schedules import SCHEDULES, PipelineSpec, ScheduleName
     from gossamer.planner.simulation import Costs, simulate
 
 __all__ = [
     "FORECAST",
     "SCHEDULES",
+    "ClusterPlan",
     "Costs",
     "PipelineSpec",
     "ScheduleName",
-    "TrainingPlan",
     "calibrate",
     "cluster_text",
     "load_cluster",
@@ -43,7 +43,7 @@ __getattr__, __dir__ = lazy_door(
         "Costs": "simulation",
         "PipelineSpec": "schedules",
         "ScheduleName": "schedules",
-        "TrainingPlan": "planning",
+        "ClusterPlan": "planning",
         "calibrate": "calibration",
         "cluster_text": "cluster_loader",
         "load_cluster": "cluster_loader",

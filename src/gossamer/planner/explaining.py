@@ -5,7 +5,7 @@ from operator import attrgetter
 
 from gossamer.planner.candidates import PlannedLayout
 from gossamer.planner.pictures import memory_chart, time_chart, timeline_chart
-from gossamer.planner.planning import StatePlan, TrainingPlan
+from gossamer.planner.planning import ClusterPlan, StatePlan
 from gossamer.report.comparison import Comparison, Figure
 from gossamer.report.page import Page, TextTable
 
@@ -17,7 +17,7 @@ _HEAD = (
 )
 
 
-def plan_table(plan: TrainingPlan) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def plan_table(plan: ClusterPlan) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Names of columns, and a row per state: the layout that was chosen.
 
     Where none fits it is the leanest one.
@@ -49,7 +49,7 @@ def _cells(one: PlannedLayout) -> tuple[str, ...]:
     )
 
 
-def reasons(plan: TrainingPlan) -> list[str]:
+def reasons(plan: ClusterPlan) -> list[str]:
     """Why these layouts: what fits, and what the next best would cost."""
     limit = plan.cluster.memory.bytes_for_training / 1e9
     said = []
@@ -108,7 +108,7 @@ def _next_best(found: StatePlan, best: PlannedLayout) -> str:
     return f" Next grid: {second.layout.grid}, {second.seconds:.3g} s."
 
 
-def plan_page(plan: TrainingPlan, name: str) -> Page:
+def plan_page(plan: ClusterPlan, name: str) -> Page:
     """The plan as a report."""
     bests = {found.state.name: found.best for found in plan.states if found.best is not None}
     charts = []
@@ -150,7 +150,7 @@ def plan_page(plan: TrainingPlan, name: str) -> Page:
     )
 
 
-def _comparison(plan: TrainingPlan) -> Comparison:
+def _comparison(plan: ClusterPlan) -> Comparison:
     bests = [found.best for found in plan.states]
     return Comparison(
         tuple(found.state.name for found in plan.states),

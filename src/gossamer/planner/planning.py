@@ -47,7 +47,7 @@ class StatePlan:
 
 
 @dataclass(frozen=True)
-class TrainingPlan:
+class ClusterPlan:
     """What a cluster would bring. Nothing was run.
 
     Attributes:
@@ -109,7 +109,7 @@ def plan_workload(
     schedules: Sequence[ScheduleName] = DEFAULT_SCHEDULES,
     max_shard: int | None = None,
     choice: Choice = "fastest",
-) -> TrainingPlan:
+) -> ClusterPlan:
     """Every layout of a described workload.
 
     Args:
@@ -129,7 +129,7 @@ def plan_workload(
         _plan_state(Evaluator(shape, cluster, state, work), used, schedules, max_shard, choice)
         for state in (compared_states(cluster) if states is None else states)
     ]
-    return TrainingPlan(shape, cluster, work, used, tuple(found))
+    return ClusterPlan(shape, cluster, work, used, tuple(found))
 
 
 def _plan_state(
@@ -178,7 +178,7 @@ def plan(  # noqa: PLR0913  (one argument per thing a user may ask for)
     schedules: Sequence[ScheduleName] | None = None,
     data: str | None = None,
     overrides: Sequence[str] = (),
-) -> TrainingPlan:
+) -> ClusterPlan:
     """What training a model on a cluster would cost, for dense, SAMO and compact states.
 
     Nothing is run and no weight is allocated.
