@@ -28,13 +28,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from gossamer.report.svg import render_svg
-from gossamer.report.timeline import timeline_chart
-from gossamer.testing.cluster import Cluster
-from gossamer.testing.cluster_links import Link
 from gossamer.report.charts.timeline import timeline_chart
 from gossamer.report.html import render_charts
-from gossamer.testing.cluster import Cluster, Link
+from gossamer.testing.cluster import Cluster
+from gossamer.testing.cluster_links import Link
 from gossamer.testing.fake_network import Conditions, FakeNetwork
 from gossamer.training.distributed.pipeline.message_driven import MessageDriven, Work
 from gossamer.training.distributed.pipeline.pipeline import LayerPipeline

@@ -27,10 +27,8 @@ import gossamer
 from gossamer import settings
 from gossamer.cli.models.sources import load_source
 from gossamer.cli.shell.output import table
-from gossamer.data.samples import Pair, Texts
+from gossamer.data.files.text_files import Pair, Texts
 from gossamer.io.safe_files.tokenizer.guarded_tokenizer import TOKENIZER_FILE, make_tokenizer
-from gossamer.data.files import Pair, Texts
-from gossamer.io.safe_files.guarded_tokenizer import TOKENIZER_FILE, make_tokenizer
 from gossamer.search.candidates import Mask
 from gossamer.search.rungs import RATES
 from gossamer.search.workloads.loading import load_workload

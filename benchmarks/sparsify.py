@@ -23,11 +23,9 @@ import torch
 from gossamer import settings
 from gossamer.cli.models.sources import load_source
 from gossamer.cli.shell.output import table
-from gossamer.data.samples import Pair, Texts, draw, read_samples, windows
-from gossamer.io.safe_files.tokenizer.guarded_tokenizer import TOKENIZER_FILE, make_tokenizer
-from gossamer.data.files import Pair, Texts, read_samples
+from gossamer.data.files.text_files import Pair, Texts, read_samples
 from gossamer.data.token_ids import draw, windows
-from gossamer.io.safe_files.guarded_tokenizer import TOKENIZER_FILE, make_tokenizer
+from gossamer.io.safe_files.tokenizer.guarded_tokenizer import TOKENIZER_FILE, make_tokenizer
 from gossamer.pruning.calibration.batches import as_batches
 from gossamer.recipes.loader import make_recipe
 from gossamer.recipes.schema import Calibration

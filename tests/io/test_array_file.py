@@ -14,9 +14,6 @@ from gossamer.data.files.image_files import read_idx
 from gossamer.errors import InputError, ResourceError
 from gossamer.io.safe_files.arrays import array_file
 from gossamer.io.safe_files.arrays.array_file import open_arrays
-from gossamer.search.workloads.images import read_image_set
-from gossamer.io.safe_files import array_file
-from gossamer.io.safe_files.array_file import open_arrays
 
 X = np.arange(5 * 16, dtype=np.uint8).reshape(5, 4, 4)
 Y = np.arange(5)

@@ -4,17 +4,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from gossamer.report.svg import render_svg
-from gossamer.report.timeline import MAX_SPANS, timeline_chart
-from gossamer.training.distributed.pipeline.stage import WorkSpan, most_held
 from gossamer.report.charts.timeline import MAX_SPANS, timeline_chart
 from gossamer.report.html import render_charts
-from gossamer.training.distributed.pipeline.timeline import (
-    Span,
-    most_held,
-    spans_from_tensor,
-    spans_to_tensor,
-)
+from gossamer.training.distributed.pipeline.stage import WorkSpan, most_held
 
 SPANS = [
     WorkSpan(0, "forward", 0, 10.0, 10.1),

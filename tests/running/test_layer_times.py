@@ -10,9 +10,8 @@ from torch import nn
 
 import gossamer
 from gossamer.cli.main import cli
-from gossamer.report.layer_bars import layer_bars
+from gossamer.report.charts.layer_charts import layer_bars
 from gossamer.running.bench.encoder import dense_copy
-from gossamer.report.charts import layer_bars
 from gossamer.running.layers.compiler import compile
 from gossamer.running.layers.layer_times import LayerTime, LayerTimes, layer_times
 

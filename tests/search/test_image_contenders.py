@@ -10,10 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from gossamer.running.rivals import EngineFailed, NetworkEngine, engines, export_network
 from gossamer.data.files import ImageSet
-from gossamer.running.rivals import network_engines
-from gossamer.running.rivals.network_engines import EngineFailed, NetworkEngine, export_network
+from gossamer.running.rivals import (
+    EngineFailed,
+    NetworkEngine,
+    engines,
+    export_network,
+)
 from gossamer.search import contenders
 from gossamer.search.contenders import EngineContenders, counted_bytes, engine_points
 from gossamer.search.trial import Point

@@ -12,11 +12,9 @@ from search_tools import make_quick, random_lines, tiny_encoder, tiny_tokenizer
 import gossamer
 from gossamer.search import rungs
 from gossamer.search.candidates import Mask, trained_dense
-from gossamer.search.front import Limits, best, trained_beside
 from gossamer.search.front import SearchLimits, best, trained_beside
-from gossamer.search.page import verdict
 from gossamer.search.trial import Point
-from gossamer.search.verdict import verdict
+from gossamer.search.wording import verdict
 
 NINETY = (Mask("unstructured", 0.9),)
 

@@ -63,11 +63,8 @@ def explain(
     """
     if html is not None and not profile:
         raise InputError("--html: is the page of a profile; give --profile, too.")
-    from gossamer.cli.models.example_input import example_input
-    from gossamer.cli.models.sources import load_source
-    from gossamer.io.artifact.destination import check_file_destination
     from gossamer.cli.models import example_input, load_source
-    from gossamer.io.safe_files.destination import check_file_destination
+    from gossamer.io.artifact.destination import check_file_destination
     from gossamer.nn.left_dense import left_lines
     from gossamer.ops.dispatch import fallbacks
     from gossamer.report.machine import describe_machine

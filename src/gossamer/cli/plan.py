@@ -81,12 +81,6 @@ def plan(
     # Before torch is loaded: faults of the file are told at once.
     described_cluster = load_cluster(cluster)
     from gossamer.io.artifact.destination import check_file_destination
-    from gossamer.planner.candidates import DEFAULT_SCHEDULES
-    from gossamer.planner.model_sources import describe
-    from gossamer.planner.planning import DEFAULT_SPARSITY, plan_workload
-    from gossamer.planner.states import find_state
-    from gossamer.planner.workload import Workload
-    from gossamer.io.safe_files.destination import check_file_destination
     from gossamer.planner import plan as make_plan
 
     if target is not None:

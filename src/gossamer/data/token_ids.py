@@ -14,7 +14,7 @@ import torch
 
 from gossamer.data.files.text_files import Texts
 from gossamer.errors import InputError, ResourceError
-from gossamer.io.safe_files.guarded_tokenizer import (
+from gossamer.io.safe_files.tokenizer.guarded_tokenizer import (
     TOKENIZER_FILE,
     GuardedTokenizer,
     make_tokenizer,

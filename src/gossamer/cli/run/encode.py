@@ -72,12 +72,9 @@ def encode(  # noqa: PLR0913  (one argument per option)
     """
     import torch
 
-    from gossamer.cli.models.sources import check_source, load_source
-    from gossamer.data.vectors import check_suffix
-    from gossamer.io.artifact.destination import check_file_destination
     from gossamer.cli.models import check_source, load_source
     from gossamer.cli.run.vectors import check_suffix
-    from gossamer.io.safe_files.destination import check_file_destination
+    from gossamer.io.artifact.destination import check_file_destination
     from gossamer.running.layers.compiler import compile as compile_model
     from gossamer.running.text.embedding import Embedder
 

@@ -10,12 +10,6 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from gossamer.data.batches import ShuffledBatches, generator_of
-from gossamer.data.samples import read_text
-from gossamer.data.tasks.digests import tensors_digest
-from gossamer.data.tasks.task import Task
-from gossamer.data.tasks.tokens import make_vocabulary
-from gossamer.errors import InputError
-from gossamer.io.safe_files.documents.strict_json import parse_json_line
 from gossamer.data.files.text_files import read_labelled
 from gossamer.data.tasks.task import Task, classifier_quality, tensors_digest
 from gossamer.data.token_ids import make_vocabulary, padded

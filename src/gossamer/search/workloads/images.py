@@ -7,13 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from gossamer.data.tasks.image_files import read_pairs
-from gossamer.errors import InputError
-from gossamer.io.safe_files.arrays.array_file import open_arrays
 from gossamer.data.files import ImageSet
 from gossamer.nn.batch import Batch
-from gossamer.pruning.calibration.modes import evaluating
-from gossamer.pruning.gradients.losses import output_of
 from gossamer.runs.calibration import Quality
 from gossamer.runs.stages.recover_data import RecoverySamples
 from gossamer.search.workloads.text import label_loss

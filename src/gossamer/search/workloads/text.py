@@ -16,7 +16,6 @@ from gossamer.data.token_ids import padded_batches, sentences
 from gossamer.errors import InputError
 from gossamer.nn.batch import Batch
 from gossamer.nn.families import is_decoder
-from gossamer.pruning.calibration.modes import evaluating
 from gossamer.pruning.gradients.losses import next_token_loss, output_of
 from gossamer.recipes.schema import Calibration
 from gossamer.runs.calibration import (

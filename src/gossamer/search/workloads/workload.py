@@ -15,7 +15,7 @@ from torch import nn
 from gossamer.errors import InputError
 from gossamer.nn.batch import Batch
 from gossamer.ops.timing import fair_clock, race, stopwatch
-from gossamer.pruning.calibration.calibrated import evaluating
+from gossamer.pruning.calibration.modes import evaluating
 from gossamer.pruning.gradients.losses import output_of
 from gossamer.pruning.gradients.passes import Loss
 from gossamer.pruning.targets import find_targets
