@@ -26,7 +26,7 @@ from gossamer.data.files import Pair
 from gossamer.ops.timing import race, stopwatch
 from gossamer.recipes.loader import make_recipe
 from gossamer.runs.calibration import pair_loss
-from gossamer.runs.stages.prune import StageInput
+from gossamer.runs.stages import StageInput
 from gossamer.runs.stages.recover import run_recover_stage
 from gossamer.runs.stages.recover_data import samples_of_pairs
 from gossamer.training.recovery import DistillationObjective, Teacher, Terms
@@ -112,9 +112,9 @@ def one_run(task, pruned, samples, sparsity, name, extra, given):
             loss=pair_loss,
             samples=samples,
             say=lambda text: progress(f"{sparsity:.0%} {name}: {text}"),
+            teacher=copy.deepcopy(task.model),
+            watch=task.quality,
         ),
-        copy.deepcopy(task.model),
-        watch=task.quality,
         clock=time.process_time if given.cpu else time.monotonic,
     )
     by_step = {check["step"]: check for check in result.checks}

@@ -31,7 +31,7 @@ from gossamer.recipes.loader import make_recipe
 from gossamer.recipes.schema import Calibration
 from gossamer.runs.calibration import calibration_batches
 from gossamer.runs.quality import pair_correlation, perplexity
-from gossamer.runs.stages.prune import StageInput, run_prune_stage
+from gossamer.runs.stages import StageInput, run_prune_stage
 from support import stsb
 from support.options import give, machine, parser, progress
 

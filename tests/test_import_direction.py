@@ -12,7 +12,7 @@ SOURCE = Path(gossamer.__file__).parent
 # A layer may import itself and the layers before it. Parts of one layer never import each other.
 LAYERS = (
     {"errors"},
-    {"settings", "registry", "named_files", "lazy_door", "plain_data"},
+    {"settings", "registry", "named_files", "lazy_door", "plain_data", "method_table"},
     {"patterns"},
     {"formats"},
     {"ops"},

@@ -16,7 +16,7 @@ import torch
 import gossamer
 from gossamer.recipes.loader import make_recipe
 from gossamer.runs.execute import execute
-from gossamer.runs.stages.prune import StageInput
+from gossamer.runs.stages import StageInput
 from support.options import progress
 
 # Of the first two rungs of a search.

@@ -21,7 +21,7 @@ from gossamer.pruning.calibration.batches import as_batches
 from gossamer.pruning.calibration.journal import DiskJournal, data_digest, model_digest
 from gossamer.recipes.loader import load_recipe
 from gossamer.runs.execute import execute
-from gossamer.runs.stages.prune import StageInput
+from gossamer.runs.stages import StageInput
 from gossamer.zoo import MLP
 
 SIZES = (16, 24, 20, 12, 3)

@@ -8,11 +8,11 @@ from pydantic import ValidationError
 
 import gossamer
 from gossamer.errors import RecipeError
+from gossamer.method_table import METHODS
 from gossamer.patterns import PATTERNS, Unstructured
 from gossamer.recipes.faults import MAX_FAULTS_SHOWN
 from gossamer.recipes.loader import builtin_names, builtin_text, load_recipe, parse_recipe
 from gossamer.recipes.schema import Calibration, Prune, Recipe, Stage, Structured
-from gossamer.recipes.stages.prune_rules import METHODS
 
 HEAD = "gossamer: 1\nstages:\n  - "
 

@@ -7,7 +7,7 @@ from gossamer.pruning.calibration.journal import DiskJournal
 from gossamer.recipes.loader import builtin_names, load_recipe
 from gossamer.recipes.schema import Prune, Recipe, Stage
 from gossamer.runs.execute import execute
-from gossamer.runs.stages.prune import StageInput
+from gossamer.runs.stages import StageInput
 from gossamer.zoo import TinyEncoder
 
 

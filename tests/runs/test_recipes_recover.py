@@ -18,7 +18,7 @@ from gossamer.nn.batch import Batch
 from gossamer.recipes.loader import make_recipe
 from gossamer.recipes.stages.recover import Recover
 from gossamer.runs.execute import execute
-from gossamer.runs.stages.prune import StageInput
+from gossamer.runs.stages import StageInput
 from gossamer.runs.stages.recover import run_recover_stage
 from gossamer.runs.stages.recover_data import (
     SortedBatches,
@@ -139,8 +139,9 @@ def test_a_pruned_model_needs_a_teacher():
     )
     with pytest.raises(RecipeError, match="cannot be its own teacher"):
         execute(alone, model, batches)
+    given = StageInput(batches=_b(batches), teacher=model)
     with pytest.raises(InputError, match="with the model that is trained"):
-        run_recover_stage(model, alone.stages[0].step, StageInput(batches=_b(batches)), model)
+        run_recover_stage(model, alone.stages[0].step, given)
     assert all(parameter.requires_grad for parameter in model.parameters())
     before = distance(dense, model, batches)
     execute(alone, model, batches, given=StageInput(teacher=copy.deepcopy(dense)))
@@ -156,8 +157,8 @@ def test_compact_models_stay_compact():
     sparsify(model, sparsity=0.8)
     gossamer.compact(model)
     step = Recover(logits=1.0, steps=5)
-    given = StageInput(batches=_b(batches))
-    result = run_recover_stage(model, step, given, dense)
+    given = StageInput(batches=_b(batches), teacher=dense)
+    result = run_recover_stage(model, step, given)
     assert result.loop.step == 5
     assert isinstance(model.layers[0].query, Linear)
 

@@ -83,16 +83,16 @@ STEPS = {
     "first layer masked": "gossamer.pruning.oneshot._masked_layer",
     "third layer masked": "gossamer.pruning.oneshot._masked_layer",
     "fast paths off": "gossamer.pruning.oneshot.disable_fast_paths",
-    "report": "gossamer.runs.{room}.make_report",
-    "tokens counted": "gossamer.runs.{room}.tokens_seen",
-    "timed": "gossamer.runs.{room}.time_beside_dense",
+    "report": "gossamer.runs.execute.make_report",
+    "tokens counted": "gossamer.runs.execute.tokens_seen",
+    "timed": "gossamer.runs.execute.time_beside_dense",
     "compiled": "gossamer.runs.times.compile_model",
     "raced": "gossamer.runs.times.duel",
 }
 STAGES = {
-    "one shot": ("oneshot", {"sparsity": 0.5}),
-    "calibrated": ("execute", {"sparsity": 0.5, "scorer": "sparsegpt", "ignore": ["*.out_proj"]}),
-    "gradients": ("execute", {"sparsity": 0.5, "scorer": "obert", "ignore": ["*.out_proj"]}),
+    "one shot": {"sparsity": 0.5},
+    "calibrated": {"sparsity": 0.5, "scorer": "sparsegpt", "ignore": ["*.out_proj"]},
+    "gradients": {"sparsity": 0.5, "scorer": "obert", "ignore": ["*.out_proj"]},
 }
 RECIPE = {
     "gossamer": 1,
@@ -104,7 +104,7 @@ RECIPE = {
 }
 
 
-def failing(monkeypatch, step, room, error):
+def failing(monkeypatch, step, error):
     """Arguments of the call that fails at `step`."""
     place = STEPS[step]
     if place is None:
@@ -115,7 +115,6 @@ def failing(monkeypatch, step, room, error):
             return 1.0 if step == "evaluated after" and len(calls) == 1 else error()
 
         return {"evaluate": evaluate}
-    place = place.format(room=room)
     module, name = place.rsplit(".", 1)
     real, calls = getattr(__import__(module, fromlist=[name]), name), []
 
@@ -130,13 +129,13 @@ def failing(monkeypatch, step, room, error):
 @pytest.mark.parametrize("stage", [*STAGES, "recipe"])
 @pytest.mark.parametrize("step", list(STEPS))
 def test_a_failure_at_any_step_of_sparsify_changes_nothing(stage, step, monkeypatch):
-    room, arguments = STAGES.get(stage, ("execute", {}))
+    arguments = STAGES.get(stage, {})
     if stage == "recipe":
         arguments = {"recipe": make_recipe(RECIPE, "a test")}
     error = interrupt if step in ("raced", "third layer masked") else explode
     net = make_net()
     before = picture(net)
-    more = failing(monkeypatch, step, room, error)
+    more = failing(monkeypatch, step, error)
     with pytest.raises((Boom, KeyboardInterrupt)):
         gossamer.sparsify(net, **arguments, data=batches(), **more)
     assert picture(net) == before

@@ -40,6 +40,9 @@ from gossamer.runs.kept_run import KeptRun
 from gossamer.runs.stages.prune import StageInput
 from gossamer.training.run_files.folder import RunFolder
 from gossamer.training.run_files.metrics import read_metrics
+from gossamer.runs.stages import StageInput
+from gossamer.training.loop.metrics import read_metrics
+from gossamer.training.loop.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from rich.table import Table

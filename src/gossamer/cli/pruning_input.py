@@ -28,7 +28,8 @@ from gossamer.pruning.calibration.journal import DiskJournal, data_digest, model
 from gossamer.pruning.gradients.passes import Loss
 from gossamer.pruning.targets import find_targets
 from gossamer.recipes.digest import recipe_digest
-from gossamer.recipes.schema import Prune, Recipe
+from gossamer.recipes.schema import Recipe
+from gossamer.recipes.stages.prune import Prune
 from gossamer.runs.calibration import (
     Quality,
     calibration_batches,

@@ -15,7 +15,7 @@ from gossamer.io.loading import load_skeleton
 from gossamer.planner.model_shape import NAMED_SHAPES, GPTSizes, ModelShape, gpt_shape
 from gossamer.planner.model_tracing import trace_shape
 from gossamer.recipes.loader import builtin_names, load_recipe
-from gossamer.recipes.stages.prune_rules import read_pattern
+from gossamer.recipes.stages.pattern_rules import read_pattern
 from gossamer.recipes.stages.train import Train
 from gossamer.runs.training.models import build_model, context_of
 from gossamer.runs.training.request import (

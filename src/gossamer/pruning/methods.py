@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """How one layer is pruned, by name: what it must know of the inputs, and the solver."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+import inspect
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from gossamer.errors import InputError
+from gossamer.method_table import METHODS
 from gossamer.patterns import Unstructured
-from gossamer.pruning.scorers import SCORERS, LayerContext, Scorer
-from gossamer.pruning.solvers import ADMM, ExactOBS, LayerProblem, LayerSolution, SparseGPT
+from gossamer.pruning.scorers import LayerContext, Scorer, resolve_scorer
+from gossamer.pruning.solvers import LayerProblem, LayerSolution
 from gossamer.pruning.solvers.gram import NotPositiveDefinite
 from gossamer.pruning.solvers.least_squares import refit as least_squares
 from gossamer.pruning.solvers.problem import Needed, Solve, select
-from gossamer.registry import Registry
 
 
 @dataclass(frozen=True)
@@ -30,15 +30,6 @@ class Method:
     name: str
     statistics: Needed
     solve: Solve
-
-
-@dataclass(frozen=True)
-class MethodKind:
-    """A method before its settings are known: `build(**settings)` gives the solver."""
-
-    statistics: Needed
-    build: Callable[..., Solve]
-    settings: tuple[str, ...] = field(default=())
 
 
 def wanda() -> Solve:
@@ -85,60 +76,39 @@ def _keep(problem: LayerProblem, mask_RK: torch.Tensor) -> LayerSolution:
     return LayerSolution(torch.where(mask_RK, problem.weight_RK, 0.0), mask_RK)
 
 
-def _of(solver: type) -> MethodKind:
-    return MethodKind("gram", solver, tuple(setting.name for setting in fields(solver)))
-
-
-_STUB = """\
-from gossamer.pruning.methods import METHODS, MethodKind
-
-def build():                      # settings of the method as keyword arguments
-    def solve(problem):           # weight_RK, gram_KK, pattern, count -> LayerSolution
-        ...
-    return solve
-
-METHODS.add("{name}", MethodKind("gram", build))
-"""
-
-METHODS: Registry[MethodKind] = Registry("method", _STUB)
-METHODS.add("wanda", MethodKind("squares", wanda))
-METHODS.add("sparsegpt", _of(SparseGPT))
-METHODS.add("admm", _of(ADMM))
-METHODS.add("exact-obs", _of(ExactOBS))
-
-
 def make_method(
     name: str | Scorer, settings: dict[str, Any], *, refit: bool = False, damping: float = 0.01
 ) -> Method:
     """The method called `name`; a scorer that needs no data is one too.
 
     Args:
-        name: of METHODS or of a scorer.
+        name: of a row of `gossamer.method_table` that looks at inputs, or of a scorer.
         settings: of the method.
         refit: least squares of the kept weights after its mask.
         damping: of that re-fit.
     """
-    if isinstance(name, Scorer) or name in SCORERS:
-        scorer = name if isinstance(name, Scorer) else SCORERS.get(name)
+    row = METHODS.get(name) if isinstance(name, str) else None
+    if row is not None and row.needs == "inputs":
+        title, statistics, build = row.name, row.statistics, row.builder()
+    else:
+        scorer = resolve_scorer(name)
         if scorer.needs != "none":
             raise InputError(
                 f"scorer {scorer.name!r} needs {scorer.needs}, which are not collected while data"
                 " flows through the model. Use gossamer.sparsify(scorer=...) without a method."
             )
-        kind = MethodKind("none", lambda: scored(scorer))
-        name = scorer.name
-    else:
-        kind = METHODS.get(name)
-    unknown = sorted(set(settings) - set(kind.settings))
+        title, statistics, build = scorer.name, "none", lambda: scored(scorer)
+    known = list(inspect.signature(build).parameters)
+    unknown = sorted(set(settings) - set(known))
     if unknown:
-        known = ", ".join(kind.settings) or "none"
-        raise InputError(f"method {name!r} has no setting {unknown[0]!r}; it has: {known}.")
-    solve = kind.build(**settings)
-    if kind.statistics == "gram":
+        listed = ", ".join(known) or "none"
+        raise InputError(f"method {title!r} has no setting {unknown[0]!r}; it has: {listed}.")
+    solve = build(**settings)
+    if statistics == "gram":
         solve = _or_wanda(solve)
     if not refit:
-        return Method(name, kind.statistics, solve)
-    return Method(f"{name} + re-fit", "gram", _then_refit(solve, damping))
+        return Method(title, statistics, solve)
+    return Method(f"{title} + re-fit", "gram", _then_refit(solve, damping))
 
 
 def _or_wanda(solve: Solve) -> Solve:

@@ -2,12 +2,13 @@
 """One finding of pydantic about one field of a file, in gossamer's words."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from pydantic.fields import FieldInfo
 
 from gossamer.recipes.faults import near, show
 
+SCHEMA_HINT: Final = "Run 'gossamer recipe schema'."
 _EXPECTED = {
     "float_type": "a number",
     "int_type": "a whole number",
@@ -66,6 +67,15 @@ def field_words(name: str, found: Any, fields: Mapping[str, FieldInfo], hint: st
     if kind == "string_pattern_mismatch":
         return f"{show(value)} is no name; expected letters, digits, '_' and '-'."
     return f"{found['msg']}, got {show(value)}."
+
+
+def fraction_words(value: Any, legal: str) -> str:
+    """Why a number is no fraction; percentages get the number to write."""
+    if isinstance(value, int | float) and 1 < value < 100:
+        return f"must be in {legal}, got {value}. Write {value / 100:g} for {value:g} %."
+    if value == 1:
+        return f"must be in {legal}, got {value}. At 1.0 nothing would be left."
+    return f"must be in {legal}, got {value}."
 
 
 def _type(expected: str, value: Any) -> str:

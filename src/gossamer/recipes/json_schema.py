@@ -3,53 +3,21 @@
 
 from typing import Any
 
-from pydantic import BaseModel
-
-from gossamer.recipes.schema import Calibration, Prune, Recipe, Stage, Structured
-from gossamer.recipes.stages.prune_rules import METHODS, setting_methods
-from gossamer.recipes.stages.recover import Recover
-from gossamer.recipes.stages.relufy import Relufy
-from gossamer.recipes.stages.round import Round
-from gossamer.recipes.stages.schedules import SCHEDULES
-from gossamer.recipes.stages.tokens import Tokens
-from gossamer.recipes.stages.train import (
-    Architecture,
-    CheckpointSettings,
-    EvaluationSettings,
-    OptimizerSettings,
-    RateSettings,
-    Train,
-    TrainData,
-)
+from gossamer.method_table import METHOD_SETTINGS, METHODS, methods_with
+from gossamer.recipes.schema import SECTIONS, Recipe, Stage
+from gossamer.recipes.stages.prune import Prune
 
 _VARIABLE = {"type": "string", "pattern": r"^\$\{[A-Za-z_][A-Za-z0-9_-]*\}$"}
 _NOTES = ("description", "default", "title")
-_STAGES: tuple[type[BaseModel], ...] = (
-    Calibration,
-    Prune,
-    Structured,
-    Recover,
-    Tokens,
-    Relufy,
-    Round,
-)
-_TRAINING: tuple[type[BaseModel], ...] = (
-    Train,
-    Architecture,
-    TrainData,
-    OptimizerSettings,
-    RateSettings,
-    CheckpointSettings,
-    EvaluationSettings,
-    *SCHEDULES,
-)
 
 
 def json_schema() -> dict[str, Any]:
     """The schema of a file: any value below calibration and stages may also be `${name}`."""
     schema = Recipe.model_json_schema()
     definitions = schema["$defs"]
-    for model in (*_STAGES, *_TRAINING):
+    for model in SECTIONS.values():
+        if model is Stage:
+            continue
         properties = definitions[model.__name__]["properties"]
         for name, rule in properties.items():
             properties[name] = _or_variable(rule)
@@ -78,11 +46,8 @@ def _built_in_methods() -> dict[str, Any]:
 def _own_settings() -> list[dict[str, Any]]:
     """A setting is null where the method is a known one that does not have it."""
     rules = []
-    for name in Prune.model_fields:
-        methods = setting_methods(name)
-        if not methods:
-            continue
-        others = [method for method in METHODS if method not in methods]
+    for name in METHOD_SETTINGS:
+        others = [method for method in METHODS if method not in methods_with(name)]
         lacks: dict[str, Any] = {"properties": {"method": {"enum": others}}}
         if name == "match":
             lacks["properties"]["refit"] = {"const": False}

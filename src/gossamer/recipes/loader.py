@@ -72,6 +72,12 @@ def make_recipe(data: Mapping[str, Any], source: str) -> Recipe:
     return recipe
 
 
+def prune_recipe(step: Mapping[str, Any], source: str) -> Recipe:
+    """The recipe of one `prune` stage; settings that are None are left out."""
+    given = {name: value for name, value in step.items() if value is not None}
+    return make_recipe({"gossamer": 1, "stages": [{"prune": given}]}, source)
+
+
 def builtin_names() -> list[str]:
     """Names of the recipes that come with gossamer."""
     return sorted(file.stem for file in _BUILTIN.glob("*.yaml"))

@@ -1,46 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """pydantic's findings in gossamer's words: what is wrong, what is expected, a near match."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from gossamer.recipes.faults import Path, near, show
-from gossamer.recipes.field_words import LIMITS, field_words
-from gossamer.recipes.schema import (
-    ONE_STEP,
-    SCHEMA_VERSION,
-    Calibration,
-    Prune,
-    Recipe,
-    Stage,
-    Structured,
-)
-from gossamer.recipes.stages.mesh import Mesh
-from gossamer.recipes.stages.prune_rules import SCHEMA_HINT, fraction_hint, prune_faults
-from gossamer.recipes.stages.recover import Recover, recover_faults
-from gossamer.recipes.stages.relufy import Relufy
-from gossamer.recipes.stages.round import Round, round_faults
+from gossamer.recipes.field_words import LIMITS, SCHEMA_HINT, field_words, fraction_words
+from gossamer.recipes.schema import ONE_STEP, SCHEMA_VERSION, SECTIONS, Recipe, Stage
+from gossamer.recipes.stages.base import Settings, StageSettings
 from gossamer.recipes.stages.schedules import SCHEDULES
-from gossamer.recipes.stages.tokens import Tokens, tokens_faults
-from gossamer.recipes.stages.train import (
-    Architecture,
-    CheckpointSettings,
-    EvaluationSettings,
-    OptimizerSettings,
-    RateSettings,
-    Train,
-    TrainData,
-)
-from gossamer.recipes.stages.train_rules import train_faults
 
-_FRACTIONS = {
-    ("prune", "sparsity"): "[0, 1)",
-    ("structured", "budget"): "(0, 1]",
-    ("schedule", "sparsity"): "[0, 1)",
-}
-_KINDS = {str(kind.model_fields["kind"].default): kind for kind in SCHEDULES}
 _SCHEDULE = "schedule"
 Finding = tuple[Path, str]
 
@@ -62,15 +33,6 @@ def recipe_findings(data: dict[str, Any]) -> tuple[Recipe | None, list[Finding]]
     return (None if findings else recipe), findings
 
 
-_FAULTS: dict[str, Callable[[Mapping[str, Any]], Iterator[tuple[str, str]]]] = {
-    "prune": prune_faults,
-    "recover": recover_faults,
-    "tokens": tokens_faults,
-    "round": round_faults,
-    "train": train_faults,
-}
-
-
 def _stage_findings(data: dict[str, Any]) -> Iterator[Finding]:
     stages = data.get("stages")
     for index, stage in enumerate(stages if isinstance(stages, list) else ()):
@@ -82,9 +44,10 @@ def _stage_findings(data: dict[str, Any]) -> Iterator[Finding]:
             yield ("stages", index), f"{ONE_STEP}, this one has {has}. Write '- prune:'."
         elif len(given) == 1 and stage[given[0]] is None:
             yield ("stages", index, given[0]), f"expected a mapping, got {show(None)}."
-        for step, faults in _FAULTS.items():
-            if isinstance(stage.get(step), dict):
-                for name, message in faults(stage[step]):
+        for step in given:
+            model = SECTIONS[step]
+            if isinstance(stage[step], dict) and issubclass(model, StageSettings):
+                for name, message in model.faults(stage[step]):
                     yield ("stages", index, step, *name.split(".")), message
 
 
@@ -95,12 +58,10 @@ def _words(path: Path, found: Any) -> str:
         return _version(kind, value)
     if kind in ("union_tag_not_found", "union_tag_invalid"):
         return _schedule_kind(value)
-    if kind in LIMITS and path[-2:] in _FRACTIONS:
-        return fraction_hint(value, _FRACTIONS[path[-2:]])  # type: ignore[index]
-    fields = (
-        _model_at(found["loc"][:-1]).model_fields if kind in ("extra_forbidden", "missing") else {}
-    )
-    return field_words(name, found, fields, SCHEMA_HINT)
+    model = _model_at(found["loc"][:-1])
+    if kind in LIMITS and name in model.fractions:
+        return fraction_words(value, model.fractions[name])
+    return field_words(name, found, model.model_fields, SCHEMA_HINT)
 
 
 def _is_echo(found: Any) -> bool:
@@ -122,11 +83,11 @@ def _path(found: Any) -> Path:
 def _schedule_kind(value: Any) -> str:
     if not isinstance(value, dict):
         return f"expected a mapping with kind and sparsity, got {show(value)}."
-    listed = ", ".join(_KINDS)
+    listed = ", ".join(SCHEDULES)
     if "kind" not in value:
         return f"is missing; expected one of {listed}. {SCHEMA_HINT}"
     kind = value["kind"]
-    return f"unknown kind {show(kind)}.{near(kind, tuple(_KINDS))} Expected one of {listed}."
+    return f"unknown kind {show(kind)}.{near(kind, tuple(SCHEDULES))} Expected one of {listed}."
 
 
 def _is_schedule_rule(found: Any) -> bool:
@@ -149,28 +110,7 @@ def _version(kind: str, value: Any) -> str:
     return f"unknown version {show(value)}; {want}. A newer recipe needs a newer gossamer."
 
 
-def _model_at(path: Path) -> type[BaseModel]:
+def _model_at(path: Path) -> type[Settings]:
     """The model that holds the fields below `path`."""
-    names = [part for part in path if isinstance(part, str)]
-    if not names:
-        return Recipe
-    inner: dict[str, type[BaseModel]] = {
-        "stages": Stage,
-        "prune": Prune,
-        "structured": Structured,
-        "recover": Recover,
-        "tokens": Tokens,
-        "relufy": Relufy,
-        "round": Round,
-        "calibration": Calibration,
-        "train": Train,
-        "model": Architecture,
-        "data": TrainData,
-        "optimizer": OptimizerSettings,
-        "rate": RateSettings,
-        "checkpoint": CheckpointSettings,
-        "evaluation": EvaluationSettings,
-        "mesh": Mesh,
-        **_KINDS,
-    }
-    return inner[names[-1]]
+    known = [SECTIONS[part] for part in path if part in SECTIONS]
+    return known[-1] if known else Recipe

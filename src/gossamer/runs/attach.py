@@ -19,7 +19,8 @@ from gossamer.pruning.schedules.run import Run, default_replicas
 from gossamer.recipes.faults import near, show
 from gossamer.recipes.loader import load_recipe
 from gossamer.recipes.schema import Recipe
-from gossamer.recipes.stages.schedules import SCHEDULES, Schedule
+from gossamer.recipes.stages.schedules import SCHEDULES, Schedule, ScheduleSettings
+from gossamer.recipes.stages.train import Train
 from gossamer.runs.schedule_builders import build
 
 _ADAPTER: TypeAdapter[Any] = TypeAdapter(Schedule)
@@ -84,7 +85,7 @@ def attach(
 
 def read_schedule(recipe: Any) -> Any:
     """The schedule in what users give, checked; RecipeError with all faults otherwise."""
-    if isinstance(recipe, SCHEDULES):
+    if isinstance(recipe, ScheduleSettings):
         return recipe
     if isinstance(recipe, Mapping):
         return _validated(recipe)
@@ -99,7 +100,7 @@ def read_schedule(recipe: Any) -> Any:
 
 
 def _schedule_of(recipe: Recipe) -> Any:
-    found = [stage.train for stage in recipe.stages if stage.train is not None]
+    found = recipe.steps_of(Train)
     if len(found) != 1 or found[0].schedule is None:
         raise RecipeError(
             f"attach: expected a recipe with one train stage that has a schedule, this one has"
@@ -109,13 +110,8 @@ def _schedule_of(recipe: Recipe) -> Any:
     return found[0].schedule
 
 
-def schedule_kinds() -> list[str]:
-    """The words for `kind`."""
-    return [str(model.model_fields["kind"].default) for model in SCHEDULES]
-
-
 def _validated(data: Mapping[str, Any]) -> Any:
-    kind, kinds = data.get("kind"), schedule_kinds()
+    kind, kinds = data.get("kind"), list(SCHEDULES)
     if kind not in kinds:
         what = "is missing" if kind is None else f"unknown kind {show(kind)}"
         raise RecipeError(
@@ -124,8 +120,8 @@ def _validated(data: Mapping[str, Any]) -> Any:
     try:
         return _ADAPTER.validate_python(dict(data))
     except ValidationError as error:
-        model = next(m for m in SCHEDULES if m.model_fields["kind"].default == kind)
-        lines = [_words(found, tuple(model.model_fields)) for found in error.errors()]
+        known = tuple(SCHEDULES[kind].model_fields)
+        lines = [_words(found, known) for found in error.errors()]
         raise RecipeError("\n".join(f"schedule {kind}: {line}" for line in lines)) from error
 
 

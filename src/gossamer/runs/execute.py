@@ -2,7 +2,8 @@
 """A recipe carried out: dense is evaluated first, every stage is verified, a Report comes out."""
 
 import copy
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -12,20 +13,10 @@ from gossamer.errors import MaskDrift, RecipeError
 from gossamer.nn import CompactWeight, MaskedWeight
 from gossamer.pruning import LayerResult
 from gossamer.pruning.calibration.batches import as_batches
-from gossamer.recipes.schema import Recipe, Structured
-from gossamer.recipes.stages.recover import Recover
-from gossamer.recipes.stages.relufy import Relufy
-from gossamer.recipes.stages.round import Round
-from gossamer.recipes.stages.tokens import Tokens
-from gossamer.recipes.stages.train import Train
+from gossamer.recipes.schema import Recipe
 from gossamer.report.report import Report
 from gossamer.runs.reporting import Evaluate, dense_bytes, make_report, measure_quality
-from gossamer.runs.stages.prune import StageInput, run_prune_stage
-from gossamer.runs.stages.recover import run_recover_stage
-from gossamer.runs.stages.relufy import run_relufy_stage
-from gossamer.runs.stages.round import run_round_stage
-from gossamer.runs.stages.structured import run_structured_stage
-from gossamer.runs.stages.tokens import run_tokens_stage
+from gossamer.runs.stages import STAGES, StageInput, StageOutcome
 from gossamer.runs.times import time_beside_dense, tokens_seen, with_times
 
 
@@ -50,68 +41,68 @@ def execute(
         timed: whether the report has times, where there is data.
     """
     batches = None if data is None else as_batches(data, "the recipe")
-    given = replace(given or StageInput(), batches=batches)
-    quality_dense = measure_quality(evaluate, model, "before")
-    # Slimming changes the shapes: what it is compared with must be kept.
-    is_slim = any(stage.structured is not None for stage in recipe.stages)
-    dense = copy.deepcopy(model) if is_slim else None
-    teacher = _teacher(recipe, model, given)
-    before = dense_bytes(model)
-    pruned: dict[str, LayerResult] = {}
-    notes: list[str] = []
-    for number, stage in enumerate(recipe.stages):
-        step = stage.step
-        if isinstance(step, Train):
+    given = replace(given or StageInput(), batches=batches, watch=evaluate)
+    steps = [stage.step for stage in recipe.stages]
+    if any(step.needs_teacher for step in steps):
+        given = replace(given, teacher=_teacher(model, given))
+    stages: list[Callable[[], StageOutcome]] = []
+    for number, step in enumerate(steps):
+        run = STAGES.get(type(step))
+        if run is None:
             raise RecipeError(
                 f"stages[{number}].train: a training run has its own data, checkpoints and folder."
                 " Carry it out with 'gossamer train'."
             )
-        if isinstance(step, Structured):
-            notes += run_structured_stage(model, step, given).notes
-            continue
-        if isinstance(step, Tokens):
-            notes += run_tokens_stage(model, step, given, _needed(teacher))
-        elif isinstance(step, Relufy):
-            notes += run_relufy_stage(model, step, given)
-        elif isinstance(step, Round):
-            notes += run_round_stage(model, step)
-        elif isinstance(step, Recover):
-            kept = None if given.kept is None else given.kept.of_stage(number)
-            # A curve costs an evaluation per check: only where it is kept.
-            watch = None if kept is None else evaluate
-            of_stage = replace(given, kept=kept)
-            notes += run_recover_stage(model, step, of_stage, _needed(teacher), watch=watch).notes
-        else:
-            journal = given.journal.of_stage(number)
-            result = run_prune_stage(model, step, replace(given, journal=journal))
-            notes += result.notes
-            pruned |= {layer.name: layer for layer in result.layers}
-        # Of all stages so far: a later one must respect the masks it did not make.
-        verify(model, pruned.values())
+        stages.append(functools.partial(run, model, step, given.of_stage(number)))
+    # What is taken out changes the shapes: what the model is compared with must be kept.
+    dense = copy.deepcopy(model) if any(step.changes_shapes for step in steps) else None
+    timed_with = batches[0].arguments if batches is not None and timed else None
+    return carry_out(model, stages, evaluate, timed_with, dense)
+
+
+def carry_out(
+    model: nn.Module,
+    stages: Iterable[Callable[[], StageOutcome]],
+    evaluate: Evaluate | None,
+    timed: Any,
+    dense: nn.Module | None = None,
+) -> Report:
+    """Evaluate the model, change it stage by stage, verify, evaluate, time and report.
+
+    Args:
+        model: changed in place.
+        stages: what is done to it.
+        evaluate: gives the quality.
+        timed: the batch that dense and pruned are timed with; None measures no times.
+        dense: the model as it was, where its shapes change.
+    """
+    quality_dense = measure_quality(evaluate, model, "before")
+    before = dense_bytes(model)
+    pruned: dict[str, LayerResult] = {}
+    notes: list[str] = []
+    for run in stages:
+        outcome = run()
+        notes += outcome.notes
+        pruned |= {layer.name: layer for layer in outcome.layers}
+        if not outcome.changed_shapes:
+            # Of all stages so far: a later one must respect the masks it did not make.
+            verify(model, pruned.values())
     quality = measure_quality(evaluate, model, "after")
     report = make_report(model, list(pruned.values()), notes, quality_dense, quality)
     report = replace(report, bytes_dense=before)
-    if batches is None or not timed:
+    if timed is None:
         return report
     # Of pruned layers; a slim model has none, and all of its Linears matter.
-    layers = [m for name, m in model.named_modules() if name in pruned or (is_slim and not pruned)]
-    tokens = tokens_seen(model, layers, batches[0].arguments)
+    every = dense is not None and not pruned
+    layers = [module for name, module in model.named_modules() if name in pruned or every]
+    tokens = tokens_seen(model, layers, timed)
     if not tokens:
         return report
-    times = time_beside_dense(model, tokens, batches[0].arguments, dense)
-    return with_times(report, times)
+    return with_times(report, time_beside_dense(model, tokens, timed, dense))
 
 
-def _needed(teacher: nn.Module | None) -> nn.Module:
-    if teacher is None:
-        raise RecipeError("there is no dense model to learn from.")
-    return teacher
-
-
-def _teacher(recipe: Recipe, model: nn.Module, given: StageInput) -> nn.Module | None:
-    """The dense model for recover and tokens stages; None if there are none."""
-    if all(stage.recover is None and stage.tokens is None for stage in recipe.stages):
-        return None
+def _teacher(model: nn.Module, given: StageInput) -> nn.Module:
+    """The dense model for stages that train."""
     if given.teacher is not None:
         return given.teacher
     if any(isinstance(module, MaskedWeight | CompactWeight) for module in model.modules()):

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from gossamer.errors import InputError, RecipeError
+from gossamer.method_table import METHODS
 from gossamer.nn import unchanged_on_error
 from gossamer.patterns import Pattern
 from gossamer.pruning import Scorer, apply_plan, plan_oneshot
@@ -17,18 +18,19 @@ from gossamer.pruning.gradients.pruning import GRADIENT_METHODS
 from gossamer.pruning.methods import METHODS
 from gossamer.pruning.targets import Rules
 from gossamer.recipes.loader import load_recipe, make_recipe
+from gossamer.pruning.rules import Rules
+from gossamer.recipes.loader import load_recipe, prune_recipe
 from gossamer.recipes.schema import Recipe
 from gossamer.report.report import Report
-from gossamer.runs.execute import execute
-from gossamer.runs.reporting import Evaluate, make_report, measure_quality
-from gossamer.runs.stages.prune import StageInput
+from gossamer.runs.execute import carry_out, execute
+from gossamer.runs.reporting import Evaluate
+from gossamer.runs.stages import StageInput, StageOutcome
 from gossamer.runs.task_loss import (
     TaskLoss,
     as_loss,
     labelled_batches,
     refuse_loss,
 )
-from gossamer.runs.times import time_beside_dense, tokens_seen, with_times
 
 _DEFAULTS: dict[str, Any] = {
     "sparsity": None,
@@ -113,21 +115,17 @@ def _at_once(
     data: Iterable[Any] | None,
     evaluate: Evaluate | None,
 ) -> Report:
-    """Score, mask, measure: for scorers that leave the kept weights as they are."""
+    """For scorers that leave the kept weights as they are: only they look at all of the data."""
     batches = None if data is None else iter(data)
     first = [] if batches is None else list(itertools.islice(batches, 1))
     plan = plan_oneshot(
         model, **settings, data=None if batches is None else itertools.chain(first, batches)
     )
-    tokens = tokens_seen(model, [t.module for t in plan.targets], first[0]) if first else ()
-    quality_dense = measure_quality(evaluate, model, "before")
-    results = apply_plan(model, plan)
-    quality = measure_quality(evaluate, model, "after")
-    report = make_report(model, results, [], quality_dense, quality)
-    if not tokens:
-        return report
-    times = time_beside_dense(model, tokens, first[0])
-    return with_times(report, times)
+
+    def mask() -> StageOutcome:
+        return StageOutcome([], apply_plan(model, plan))
+
+    return carry_out(model, [mask], evaluate, first[0] if first else None)
 
 
 def _read(recipe: Any, arguments: dict[str, Any]) -> Recipe | dict[str, Any]:
@@ -136,23 +134,12 @@ def _read(recipe: Any, arguments: dict[str, Any]) -> Recipe | dict[str, Any]:
         _check_alone(arguments)
         return recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     settings = _settings(recipe, arguments)
-    if settings["scorer"] in METHODS or settings["scorer"] in GRADIENT_METHODS:
-        return _as_recipe(settings)
-    return settings
-
-
-def _as_recipe(settings: dict[str, Any]) -> Recipe:
-    """A recipe of one stage from the arguments of the call."""
-    step = {
-        "method": settings["scorer"],
-        "pattern": str(settings["pattern"]),
-        "sparsity": settings["sparsity"],
-        "budget": settings["budget"],
-        "targets": settings["targets"],
-        "ignore": settings["ignore"],
-    }
-    given = {name: value for name, value in step.items() if value is not None}
-    return make_recipe({"gossamer": 1, "stages": [{"prune": given}]}, "gossamer.sparsify")
+    method = METHODS.get(settings["scorer"])
+    if method is None or method.needs == "nothing":
+        return settings
+    step = {**settings, "pattern": str(settings["pattern"])}
+    step["method"] = step.pop("scorer")
+    return prune_recipe(step, "gossamer.sparsify")
 
 
 def _check_alone(arguments: dict[str, Any]) -> None:

@@ -21,10 +21,18 @@ from gossamer.pruning.calibration.live_memory import LiveBytes
 from gossamer.pruning.calibration.modes import evaluating
 from gossamer.pruning.calibration.statistics import gram
 from gossamer.pruning.methods import METHODS, Method
+from gossamer.method_table import METHODS
+from gossamer.pruning.calibration.batches import Batch
+from gossamer.pruning.calibration.calibrated import evaluating
+from gossamer.pruning.calibration.flow import stops
+from gossamer.pruning.calibration.live_memory import LiveBytes
+from gossamer.pruning.calibration.moments import gram
+from gossamer.pruning.methods import Method
 from gossamer.pruning.solvers.problem import LayerProblem
 from gossamer.pruning.targets import Target
-from gossamer.recipes.schema import Prune
-from gossamer.runs.stages.prune import PreparedStage, StageInput, method_of, prepare_stage
+from gossamer.recipes.stages.prune import Prune
+from gossamer.runs.stages.base import StageInput
+from gossamer.runs.stages.prune import PreparedStage, method_of, prepare_stage
 
 # Gram matrix, its damped copy, factor, inverse and its factor; then the weight and what solves it.
 _GRAMS_HELD = 5
@@ -74,7 +82,7 @@ class StagePlan:
 
 def plan_stage(model: nn.Module, step: Prune, batches: Sequence[Batch]) -> StagePlan:
     """Look at one batch; raises what the stage itself would raise before its work."""
-    if step.method not in METHODS and not step.refit:
+    if step.needs != "inputs" and not step.refit:
         raise RecipeError(
             f"plan: only methods that look at the inputs of layers are planned, not {step.method}."
         )
@@ -167,7 +175,8 @@ def _solver_bytes(stage: PreparedStage, method: Method, step: Prune) -> int:
         rows, columns = _matrix_shape(target)
         grams = columns**2 * (_GRAMS_HELD if method.statistics == "gram" else 0)
         largest = max(largest, 4 * (grams + _WEIGHTS_HELD * rows * columns))
-    return largest + (_REFIT_BYTES if step.refit or step.method in ("admm", "exact-obs") else 0)
+    solves_rows = step.needs is not None and METHODS[step.method].solves_rows
+    return largest + (_REFIT_BYTES if step.refit or solves_rows else 0)
 
 
 def _matrix_shape(target: Target) -> tuple[int, int]:

@@ -1,57 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a schedule as data to the object that moves masks: moments become steps, and are checked."""
 
+import inspect
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 from gossamer.errors import InputError
 from gossamer.patterns import Pattern
-from gossamer.pruning.schedules import (
-    acdc,
-    before_training,
-    dynamic,
-    early_bird,
-    gradual,
-    iterative,
-)
-from gossamer.pruning.schedules import topkast as top
+from gossamer.pruning.schedules.acdc import AcDc, phases
 from gossamer.pruning.schedules.base import Schedule
+from gossamer.pruning.schedules.before_training import BeforeTraining, Random, Shuffled
+from gossamer.pruning.schedules.dynamic import RigL, SetSchedule
+from gossamer.pruning.schedules.early_bird import EarlyBird, EarlyBirdChannels
+from gossamer.pruning.schedules.gradual import Gradual, OneShot
+from gossamer.pruning.schedules.iterative import Iterative
 from gossamer.pruning.schedules.moments import Window
-from gossamer.recipes.stages import schedules as schema
-from gossamer.recipes.stages.schedules import step_of
+from gossamer.pruning.schedules.topkast import TopKast
+from gossamer.recipes.stages.schedules import IterativeSettings, WindowSettings, step_of
 
 
 def build(
     data: Any, pattern: Pattern, total_steps: int, batches: list[Any] | None, loss: Any
 ) -> Schedule:
-    """The schedule for a run of `total_steps`; InputError if it does not fit in."""
+    """The schedule for a run of `total_steps`; InputError if it does not fit in.
+
+    Arguments of the schedule are the settings of the same names, unless its row says otherwise.
+    """
     density = pattern.resolve_density(None if data.sparsity is None else 1.0 - data.sparsity)
-    if isinstance(data, schema.Snip | schema.Grasp | schema.SynFlow):
-        return _before_training(data, density, batches, loss)
-    return _MAKERS[type(data)](data, density, total_steps)
+    choose, adapt = _BUILDERS[data.kind]
+    schedule: Callable[..., Schedule] = choose(data)
+    known: dict[str, Any] = {"temperature": 1.0, **dict(data), "data": batches, "loss": loss}
+    known |= {"density": density, **adapt(data, density, total_steps)}
+    if isinstance(data, WindowSettings):
+        known["window"] = _window(data, total_steps)
+    return schedule(**{name: known[name] for name in inspect.signature(schedule).parameters})
 
 
-def _oneshot(data: schema.OneShot, density: float, total: int) -> Schedule:
-    at = _moment(data, "at", total)
-    return gradual.OneShot(density=density, budget=data.budget, at=at)
-
-
-def _gradual(data: schema.Gradual, density: float, total: int) -> Schedule:
-    if 1.0 - data.initial_sparsity < density:
-        raise InputError(
-            f"schedule gradual: initial_sparsity {data.initial_sparsity:g} is above the"
-            f" {1 - density:g} of the pattern; a schedule never goes backwards."
-        )
-    return gradual.Gradual(
-        density=density,
-        initial_density=1.0 - data.initial_sparsity,
-        budget=data.budget,
-        window=_window(data, total),
-        regrow=data.allow_regrow,
-    )
-
-
-def one_training(data: schema.Iterative, total: int) -> tuple[int, int]:
+def one_training(data: IterativeSettings, total: int) -> tuple[int, int]:
     """Steps of one training, and the step it goes back to, in a run of `total` steps."""
     rounds, back = data.rounds, 0 if data.rewind == "init" else data.to
     # total = length + rounds * (length - to), with `to` in steps or as a fraction of length.
@@ -61,105 +47,64 @@ def one_training(data: schema.Iterative, total: int) -> tuple[int, int]:
     return length, round(back * length)
 
 
-def _iterative(data: schema.Iterative, density: float, total: int) -> Schedule:
-    rounds = data.rounds
+def _same(data: Any, density: float, total: int) -> dict[str, Any]:
+    return {}
+
+
+def _oneshot(data: Any, density: float, total: int) -> dict[str, Any]:
+    return {"at": _moment(data, "at", total)}
+
+
+def _gradual(data: Any, density: float, total: int) -> dict[str, Any]:
+    if 1.0 - data.initial_sparsity < density:
+        raise InputError(
+            f"schedule gradual: initial_sparsity {data.initial_sparsity:g} is above the"
+            f" {1 - density:g} of the pattern; a schedule never goes backwards."
+        )
+    return {"initial_density": 1.0 - data.initial_sparsity, "regrow": data.allow_regrow}
+
+
+def _iterative(data: Any, density: float, total: int) -> dict[str, Any]:
     length, to = one_training(data, total)
     if length < 1 or to >= length:
         raise InputError(
-            f"schedule iterative: {rounds} rounds that go back to step {to} do not fit into"
+            f"schedule iterative: {data.rounds} rounds that go back to step {to} do not fit into"
             f" {total} steps: one training would last {length}. Give more total_steps, fewer"
             " rounds, or an earlier `to`."
         )
-    return iterative.Iterative(
-        density=density, budget=data.budget, rounds=rounds, rewind=data.rewind, to=to, length=length
-    )
+    return {"to": to, "length": length}
 
 
-def _random(data: schema.Random, density: float, total: int) -> Schedule:
-    return before_training.Random(density=density, budget=data.budget, seed=data.seed)
-
-
-def _before_training(
-    data: Any, density: float, batches: list[Any] | None, loss: Callable[..., Any] | None
-) -> Schedule:
-    made = before_training.Shuffled if data.shuffle_within_layer else before_training.BeforeTraining
-    return made(
-        kind=data.kind,
-        density=density,
-        budget=data.budget,
-        rounds=data.rounds,
-        seed=data.seed,
-        temperature=getattr(data, "temperature", 1.0),
-        data=batches,
-        loss=loss,
-    )
-
-
-def _dynamic(data: schema.SetSchedule | schema.RigL, density: float, total: int) -> Schedule:
-    settings: dict[str, Any] = {
-        "density": density,
-        "budget": data.budget,
-        "window": _window(data, total),
-        "drop": data.drop,
-        "seed": data.seed,
-    }
-    if isinstance(data, schema.RigL):
-        return dynamic.RigL(**settings, gradient_steps=data.gradient_steps)
-    return dynamic.SetSchedule(**settings)
-
-
-def _topkast(data: schema.TopKast, density: float, total: int) -> Schedule:
-    return top.TopKast(
-        density=density,
-        exploration=data.exploration,
-        budget=data.budget,
-        window=_window(data, total),
-        penalty=data.penalty,
-    )
-
-
-def _acdc(data: schema.AcDc, density: float, total: int) -> Schedule:
-    begin, last_dense, end = (_moment(data, name, total) for name in ("begin", "last_dense", "end"))
-    _in_order(data, ("begin", "last_dense", "end"), (begin, last_dense, end))
+def _acdc(data: Any, density: float, total: int) -> dict[str, Any]:
+    begin, last_dense, end = _moments(data, total, "begin", "last_dense", "end")
     phase = max(1, _moment(data, "phase", total))
-    return acdc.AcDc(
-        density=density,
-        budget=data.budget,
-        changes=acdc.phases(begin, phase, last_dense, end),
-        reset_momentum=data.reset_momentum,
-    )
+    return {"changes": phases(begin, phase, last_dense, end)}
 
 
-def _early_bird(data: schema.EarlyBird, density: float, total: int) -> Schedule:
-    settings: dict[str, Any] = {
-        "density": density,
-        "budget": data.budget,
-        "window": _window(data, total),
-        "distance": data.distance,
-        "threshold": data.threshold,
-        "history": data.history,
-    }
-    if data.form == "channels":
-        return early_bird.EarlyBirdChannels(**settings, l1=data.l1)
-    return early_bird.EarlyBird(**settings)
+def _before_training(data: Any) -> type[Schedule]:
+    return Shuffled if data.shuffle_within_layer else BeforeTraining
 
 
-_MAKERS: dict[type, Callable[[Any, float, int], Schedule]] = {
-    schema.OneShot: _oneshot,
-    schema.Gradual: _gradual,
-    schema.Iterative: _iterative,
-    schema.Random: _random,
-    schema.SetSchedule: _dynamic,
-    schema.RigL: _dynamic,
-    schema.TopKast: _topkast,
-    schema.AcDc: _acdc,
-    schema.EarlyBird: _early_bird,
+_Adapt = Callable[[Any, float, int], dict[str, Any]]
+# Kind -> the class for its settings, and the arguments that are not settings of the same name.
+_BUILDERS: dict[str, tuple[Callable[[Any], Any], _Adapt]] = {
+    "oneshot": (lambda data: OneShot, _oneshot),
+    "gradual": (lambda data: Gradual, _gradual),
+    "iterative": (lambda data: Iterative, _iterative),
+    "random": (lambda data: Random, _same),
+    "snip": (_before_training, _same),
+    "grasp": (_before_training, _same),
+    "synflow": (_before_training, _same),
+    "set": (lambda data: SetSchedule, _same),
+    "rigl": (lambda data: RigL, _same),
+    "topkast": (lambda data: TopKast, _same),
+    "acdc": (lambda data: AcDc, _acdc),
+    "early_bird": (lambda data: EarlyBirdChannels if data.form == "channels" else EarlyBird, _same),
 }
 
 
-def _window(data: Any, total: int) -> Window:
-    begin, end = _moment(data, "begin", total), _moment(data, "end", total)
-    _in_order(data, ("begin", "end"), (begin, end))
+def _window(data: WindowSettings, total: int) -> Window:
+    begin, end = _moments(data, total, "begin", "end")
     return Window(begin, end, max(1, step_of(data.every, total)))
 
 
@@ -173,12 +118,13 @@ def _moment(data: Any, name: str, total: int) -> int:
     return step
 
 
-def _in_order(data: Any, names: tuple[str, ...], steps: tuple[int, ...]) -> None:
-    for (early, first), (late, second) in zip(
-        zip(names, steps, strict=True), list(zip(names, steps, strict=True))[1:], strict=False
-    ):
+def _moments(data: Any, total: int, *names: str) -> list[int]:
+    """The steps of several moments, which must be in order."""
+    steps = [_moment(data, name, total) for name in names]
+    for (early, first), (late, second) in itertools.pairwise(zip(names, steps, strict=True)):
         if first > second:
             raise InputError(
                 f"schedule {data.kind}: {late} is step {second}, before {early}, step {first};"
                 " a schedule never goes backwards."
             )
+    return steps

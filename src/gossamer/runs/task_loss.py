@@ -15,9 +15,13 @@ from torch import nn
 from gossamer.errors import InputError, RecipeError
 from gossamer.nn.batch import Batch
 from gossamer.pruning.calibration.batches import as_batches
+from gossamer.method_table import methods_that_need
+from gossamer.pruning.calibration.batches import Batch, as_batches
 from gossamer.pruning.gradients.passes import Loss
-from gossamer.pruning.gradients.pruning import GRADIENT_METHODS
 from gossamer.recipes.schema import Recipe
+from gossamer.recipes.stages.prune import Prune
+from gossamer.recipes.stages.recover import Recover
+from gossamer.recipes.stages.structured import Structured
 
 # loss(model, batch) -> a tensor with one number; the batch is an item of `data`.
 TaskLoss = Callable[[nn.Module, Any], torch.Tensor]
@@ -25,13 +29,12 @@ TaskLoss = Callable[[nn.Module, Any], torch.Tensor]
 
 def _check_used(recipe: Recipe) -> None:
     """Refuse a loss that no stage would look at."""
-    for stage in recipe.stages:
-        by_gradients = stage.prune is not None and stage.prune.method in GRADIENT_METHODS
-        if by_gradients or stage.structured is not None or stage.recover is not None:
-            return
+    by_gradients = any(step.needs == "gradients" for step in recipe.steps_of(Prune))
+    if by_gradients or any(isinstance(s.step, Structured | Recover) for s in recipe.stages):
+        return
     raise RecipeError(
         "loss: no stage of the recipe uses a loss. Leave it out, or use a method that looks at"
-        f" gradients: {', '.join(GRADIENT_METHODS.names())}."
+        f" gradients: {', '.join(methods_that_need('gradients'))}."
     )
 
 

@@ -20,7 +20,7 @@ from gossamer.running.encoder.ragged import run_packed
 from gossamer.running.layers.compiler import compile as compile_model
 from gossamer.runs.execute import execute
 from gossamer.runs.kept_run import KeptRun
-from gossamer.runs.stages.prune import StageInput
+from gossamer.runs.stages import StageInput
 from gossamer.search.budget import Deadline, OutOfTime, Stopped
 from gossamer.search.candidates import DENSE, Candidate, has_all_weights, is_trained_dense
 from gossamer.search.records import read_record, write_record

@@ -14,7 +14,6 @@ from torch import nn
 import gossamer
 from gossamer.errors import GossamerError, InputError, PatternError, RecipeError, TargetError
 from gossamer.recipes.stages import schedules as schema
-from gossamer.runs.attach import schedule_kinds
 
 GRADUAL = {"kind": "gradual", "sparsity": 0.9}
 
@@ -158,7 +157,7 @@ def test_fractions_and_steps_are_the_same_moments():
 
 def test_schedules_are_frozen_closed_and_survive_json():
     adapter = TypeAdapter(schema.Schedule)
-    for kind in schedule_kinds():
+    for kind in schema.SCHEDULES:
         made = adapter.validate_python({"kind": kind, "sparsity": 0.5})
         assert adapter.validate_json(made.model_dump_json()) == made
         with pytest.raises(ValueError, match="frozen"):
@@ -169,7 +168,7 @@ def test_schedules_are_frozen_closed_and_survive_json():
 
 
 def test_a_schedule_object_is_accepted():
-    ctl = attach_to(make_model(), schema.Random(sparsity=0.5))
+    ctl = attach_to(make_model(), schema.RandomSettings(sparsity=0.5))
     assert ctl.sparsity() == pytest.approx(0.5, abs=1e-3)
 
 

@@ -27,7 +27,10 @@ from gossamer.io import load, save
 from gossamer.nn.batch import Batch
 from gossamer.ops.timing import duel, one_thread
 from gossamer.recipes.schema import Calibration, Prune, Recipe
+from gossamer.pruning.calibration.batches import Batch
+from gossamer.recipes.schema import Calibration, Recipe
 from gossamer.recipes.schema import Stage as RecipeStage
+from gossamer.recipes.stages.prune import Prune
 from gossamer.report.comparison import Comparison, Figure
 from gossamer.report.machine import describe_machine
 from gossamer.report.page import Page, TextTable

@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pruning by gradients of a loss: all gradients at the given weights, then all new weights."""
 
+import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from gossamer.errors import InputError
+from gossamer.method_table import METHODS, methods_that_need
 from gossamer.nn import unchanged_on_error
 from gossamer.nn.batch import Batch
 from gossamer.patterns import Pattern, Unstructured
@@ -18,6 +22,15 @@ from gossamer.pruning.calibration.modes import evaluating, kept_flags
 from gossamer.pruning.gradients.obert import OBERT
 from gossamer.pruning.gradients.passes import GradientPasses, Loss
 from gossamer.pruning.gradients.scores import GradientMethod, GradientProblems, fisher, taylor
+from gossamer.pruning.calibration.batches import Batch
+from gossamer.pruning.calibration.calibrated import (
+    LayerProgress,
+    check_inside,
+    evaluating,
+    weight_and_mask,
+)
+from gossamer.pruning.gradients.passes import GradientPasses, Loss, kept_flags
+from gossamer.pruning.gradients.scores import Scores, Solutions
 from gossamer.pruning.solvers.problem import LayerProblem, LayerSolution
 from gossamer.pruning.targets import Target
 from gossamer.registry import Registry
@@ -38,16 +51,15 @@ GRADIENT_METHODS.add("{name}", lambda: RunningMean(of_gradient, of_weight))
 """
 
 GRADIENT_METHODS: Registry[Callable[..., GradientMethod]] = Registry("gradient method", _STUB)
-GRADIENT_METHODS.add("taylor", taylor)
-GRADIENT_METHODS.add("fisher", fisher)
-GRADIENT_METHODS.add("obert", OBERT)
+for _name in methods_that_need("gradients"):
+    GRADIENT_METHODS.add(_name, METHODS[_name].builder())
 
 
 def make_gradient_method(name: str, settings: Mapping[str, Any] | None = None) -> GradientMethod:
     """The method called `name`; a setting that it does not have is refused."""
     settings = settings or {}
     build = GRADIENT_METHODS.get(name)
-    known = [setting.name for setting in fields(OBERT)] if build is OBERT else []
+    known = list(inspect.signature(build).parameters)
     unknown = sorted(set(settings) - set(known))
     if unknown:
         legal = ", ".join(known) or "none"

@@ -1,28 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """`mesh:` of a `train` stage: the grid of processes, and how they talk."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from gossamer.training.distributed.mesh_sizes import MeshSizes
+from gossamer.recipes.stages.base import Settings
+from gossamer.training.distributed.processes.mesh_sizes import MeshSizes
 
-_MOST = 2**16
+_Ranks = Annotated[int, Field(ge=1, le=2**16)]
 
 
-class Mesh(BaseModel):
+class Mesh(Settings):
     """Ranks along each axis; their product is the number of processes torchrun starts."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(strict=False)
 
-    data: int = Field(default=1, ge=1, le=_MOST, description="Replicas with different samples.")
-    pipeline: int = Field(default=1, ge=1, le=_MOST, description="Stages of layers.")
-    shard: int = Field(
-        default=1, ge=1, le=_MOST, description="Parts of every parameter, with different samples."
+    data: _Ranks = Field(default=1, description="Replicas with different samples.")
+    pipeline: _Ranks = Field(default=1, description="Stages of layers.")
+    shard: _Ranks = Field(
+        default=1, description="Parts of every parameter, with different samples."
     )
-    tensor: int = Field(
-        default=1, ge=1, le=_MOST, description="Parts of the heads and filters of every block."
-    )
+    tensor: _Ranks = Field(default=1, description="Parts of the heads and filters of every block.")
     microbatches: int | None = Field(
         default=None,
         ge=1,

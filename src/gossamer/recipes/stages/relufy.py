@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a `relufy` stage says, as data; see `schema.py`."""
+"""What a `relufy` stage says: activations of feed-forward blocks become ReLU."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from gossamer.recipes.stages.base import StageSettings
 
 
-class Relufy(BaseModel):
+class Relufy(StageSettings):
     """The activation of feed-forward blocks becomes ReLU; a `recover` stage should follow."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     zeros: float | None = Field(
         default=None,

@@ -5,17 +5,27 @@ A moment is a step (a whole number) or a fraction of the run (a number with a po
 `end: 0.75` are the same in a run of 1000 steps. Step 0 is before the first optimizer step.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from gossamer.errors import PatternError
-from gossamer.recipes.stages.prune_rules import pattern_faults, read_pattern
-from gossamer.recipes.stages.shared_fields import PatternName, Rules
+from gossamer.recipes.stages.base import (
+    MAX_STEPS,
+    Ignored,
+    PatternName,
+    Seed,
+    Settings,
+    Targets,
+    raise_faults,
+)
+from gossamer.recipes.stages.pattern_rules import pattern_faults, read_pattern
 
-Budget = Literal["uniform", "global", "erk", "half-erk"]
-MAX_STEPS = 2**40
+Budget = Annotated[
+    Literal["uniform", "global", "erk", "half-erk"],
+    Field(description="How the sparsity is shared among layers."),
+]
 
 
 def _moment(value: Any) -> Any:
@@ -33,10 +43,10 @@ def _moment(value: Any) -> Any:
 Moment = Annotated[int | float, BeforeValidator(_moment)]
 
 
-class _Schedule(BaseModel):
+class ScheduleSettings(Settings):
     """What all schedules have."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    fractions: ClassVar = {"sparsity": "[0, 1)"}
 
     sparsity: float | None = Field(
         default=None,
@@ -47,17 +57,10 @@ class _Schedule(BaseModel):
     pattern: PatternName = Field(
         default="unstructured", description="Which zeros are legal: unstructured, 2:4, block:4x4."
     )
-    budget: Budget = Field(
-        default="uniform", description="How the sparsity is shared among layers."
-    )
-    targets: Rules | None = Field(
-        default=None,
-        description="Classes, globs or re:... to prune; every Linear and Conv2d if left out.",
-    )
-    ignore: Rules | None = Field(
-        default=None, description="Classes, globs or re:... to leave alone."
-    )
-    seed: int = Field(default=0, ge=0, lt=2**63, description="Of everything drawn at random.")
+    budget: Budget = "uniform"
+    targets: Targets = None
+    ignore: Ignored = None
+    seed: Seed = Field(default=0, description="Of everything drawn at random.")
 
     @model_validator(mode="before")
     @classmethod
@@ -72,14 +75,12 @@ class _Schedule(BaseModel):
         return data if fixed is None else {**data, "budget": "uniform"}
 
     @model_validator(mode="after")
-    def _check_pattern(self) -> "_Schedule":
-        found = [f"{field}: {text}" for field, text in pattern_faults(self.model_dump())]
-        if found:
-            raise ValueError(" ".join(found))
+    def _check_pattern(self) -> Self:
+        raise_faults(pattern_faults(self.model_dump()))
         return self
 
 
-class _Window(_Schedule):
+class WindowSettings(ScheduleSettings):
     """A schedule that acts again and again between two moments."""
 
     begin: Moment = Field(default=0, description="Nothing happens up to here.")
@@ -87,25 +88,25 @@ class _Window(_Schedule):
     every: Moment = Field(default=100, description="Between two mask updates.")
 
     @model_validator(mode="after")
-    def _forwards(self) -> "_Window":
+    def _forwards(self) -> Self:
         check_order(self, "begin", "end")
         if not self.every:
             raise ValueError("every: must be at least one step, got 0.")
         return self
 
 
-class OneShot(_Schedule):
+class OneShotSettings(ScheduleSettings):
     """All at once at one moment."""
 
     kind: Literal["oneshot"] = "oneshot"
     at: Moment = Field(default=0.5, description="When the mask is made; it never moves again.")
 
 
-class Gradual(_Window):
+class GradualSettings(WindowSettings):
     """Gradual magnitude pruning: sparsity rises along a cubic, fast first."""
 
     kind: Literal["gradual"] = "gradual"
-    budget: Budget = Field(default="erk", description=_Schedule.model_fields["budget"].description)
+    budget: Budget = "erk"
     initial_sparsity: float = Field(default=0.0, ge=0.0, lt=1.0, description="At `begin`.")
     begin: Moment = Field(default=0.1, description="Nothing is pruned up to here.")
     end: Moment = Field(default=0.7, description="The full sparsity is reached here.")
@@ -116,7 +117,7 @@ class Gradual(_Window):
     )
 
     @model_validator(mode="after")
-    def _rises(self) -> "Gradual":
+    def _rises(self) -> Self:
         if self.sparsity is not None and self.initial_sparsity > self.sparsity:
             raise ValueError(
                 f"initial_sparsity: {self.initial_sparsity:g} is above sparsity"
@@ -125,13 +126,11 @@ class Gradual(_Window):
         return self
 
 
-class Iterative(_Schedule):
+class IterativeSettings(ScheduleSettings):
     """Train, prune, go back, again: lottery tickets and rewinding."""
 
     kind: Literal["iterative"] = "iterative"
-    budget: Budget = Field(
-        default="global", description=_Schedule.model_fields["budget"].description
-    )
+    budget: Budget = "global"
     rounds: int = Field(default=5, ge=1, le=1000, description="How often is pruned.")
     rewind: Literal["init", "step", "lr", "finetune"] = Field(
         default="step",
@@ -143,37 +142,35 @@ class Iterative(_Schedule):
     )
 
 
-class Random(_Schedule):
+class RandomSettings(ScheduleSettings):
     """A random mask before training, never moved: the baseline of all others."""
 
     kind: Literal["random"] = "random"
-    budget: Budget = Field(default="erk", description=_Schedule.model_fields["budget"].description)
+    budget: Budget = "erk"
 
 
-class _BeforeTraining(_Schedule):
-    budget: Budget = Field(
-        default="global", description=_Schedule.model_fields["budget"].description
-    )
+class _BeforeTraining(ScheduleSettings):
+    budget: Budget = "global"
     rounds: int = Field(default=1, ge=1, le=10_000, description="Scored and pruned so many times.")
     shuffle_within_layer: bool = Field(
         default=False, description="Ablation: keep the layers' counts, draw the positions."
     )
 
 
-class Snip(_BeforeTraining):
+class SnipSettings(_BeforeTraining):
     """|gradient * weight| before training; needs data and a loss."""
 
     kind: Literal["snip"] = "snip"
 
 
-class Grasp(_BeforeTraining):
+class GraspSettings(_BeforeTraining):
     """Keeps what the gradient flow lives on, weight * Hessian * gradient; needs data and a loss."""
 
     kind: Literal["grasp"] = "grasp"
     temperature: float = Field(default=200.0, gt=0.0, description="Logits are divided by it.")
 
 
-class SynFlow(_BeforeTraining):
+class SynFlowSettings(_BeforeTraining):
     """Synaptic flow before training; needs a batch for its shape only."""
 
     kind: Literal["synflow"] = "synflow"
@@ -182,26 +179,26 @@ class SynFlow(_BeforeTraining):
     )
 
 
-class _Dynamic(_Window):
-    budget: Budget = Field(default="erk", description=_Schedule.model_fields["budget"].description)
+class _Dynamic(WindowSettings):
+    budget: Budget = "erk"
     drop: float = Field(
         default=0.3, gt=0.0, le=1.0, description="Fraction exchanged first; falls with a cosine."
     )
 
     @model_validator(mode="after")
-    def _counts_stay(self) -> "_Dynamic":
+    def _counts_stay(self) -> Self:
         if self.budget == "global":
             raise ValueError("budget: global has no scores before training; use erk or uniform.")
         return self
 
 
-class SetSchedule(_Dynamic):
+class SetSettings(_Dynamic):
     """Sparse from the start: drops small weights, grows at random (SET)."""
 
     kind: Literal["set"] = "set"
 
 
-class RigL(_Dynamic):
+class RigLSettings(_Dynamic):
     """Sparse from the start: drops small weights, grows where the dense gradient is largest."""
 
     kind: Literal["rigl"] = "rigl"
@@ -213,11 +210,11 @@ class RigL(_Dynamic):
     )
 
 
-class TopKast(_Window):
+class TopKastSettings(WindowSettings):
     """A dense store: the largest weights run, somewhat more of them train."""
 
     kind: Literal["topkast"] = "topkast"
-    budget: Budget = Field(default="erk", description=_Schedule.model_fields["budget"].description)
+    budget: Budget = "erk"
     exploration: float = Field(
         default=0.1,
         ge=0.0,
@@ -229,7 +226,7 @@ class TopKast(_Window):
     )
 
 
-class AcDc(_Schedule):
+class AcDcSettings(ScheduleSettings):
     """Compressed and decompressed phases alternate; ends compressed.
 
     Defaults are those published for 100 epochs. Short runs may want an earlier `end`: the learning
@@ -237,9 +234,7 @@ class AcDc(_Schedule):
     """
 
     kind: Literal["acdc"] = "acdc"
-    budget: Budget = Field(
-        default="global", description=_Schedule.model_fields["budget"].description
-    )
+    budget: Budget = "global"
     begin: Moment = Field(default=0.1, description="First compression.")
     phase: Moment = Field(default=0.05, description="Length of a phase.")
     last_dense: Moment = Field(default=0.75, description="The last dense phase has begun by here.")
@@ -249,7 +244,7 @@ class AcDc(_Schedule):
     )
 
     @model_validator(mode="after")
-    def _forwards(self) -> "AcDc":
+    def _forwards(self) -> Self:
         check_order(self, "begin", "last_dense")
         check_order(self, "last_dense", "end")
         if not self.phase:
@@ -257,13 +252,11 @@ class AcDc(_Schedule):
         return self
 
 
-class EarlyBird(_Window):
+class EarlyBirdSettings(WindowSettings):
     """Trains dense until the mask it would get stops changing, then prunes once."""
 
     kind: Literal["early_bird"] = "early_bird"
-    budget: Budget = Field(
-        default="global", description=_Schedule.model_fields["budget"].description
-    )
+    budget: Budget = "global"
     form: Literal["weights", "channels"] = Field(
         default="weights", description="Masks by |w|, or whole channels by BatchNorm's |gamma|."
     )
@@ -280,7 +273,7 @@ class EarlyBird(_Window):
     )
 
     @model_validator(mode="after")
-    def _whole_channels(self) -> "EarlyBird":
+    def _whole_channels(self) -> Self:
         if self.form != "channels":
             return self
         if self.pattern != "unstructured" or self.budget not in ("global", "uniform"):
@@ -292,25 +285,25 @@ class EarlyBird(_Window):
         return self
 
 
+# A schedule is a row here, a class above and an object in `gossamer.pruning.schedules`.
 Schedule = Annotated[
-    OneShot
-    | Gradual
-    | Iterative
-    | Random
-    | Snip
-    | Grasp
-    | SynFlow
-    | SetSchedule
-    | RigL
-    | TopKast
-    | AcDc
-    | EarlyBird,
+    OneShotSettings
+    | GradualSettings
+    | IterativeSettings
+    | RandomSettings
+    | SnipSettings
+    | GraspSettings
+    | SynFlowSettings
+    | SetSettings
+    | RigLSettings
+    | TopKastSettings
+    | AcDcSettings
+    | EarlyBirdSettings,
     Field(discriminator="kind"),
 ]
-SCHEDULES: tuple[type[_Schedule], ...] = (
-    OneShot, Gradual, Iterative, Random, Snip, Grasp, SynFlow, SetSchedule, RigL, TopKast, AcDc,
-    EarlyBird,
-)  # fmt: skip
+SCHEDULES: Final[dict[str, type[ScheduleSettings]]] = {
+    made.model_fields["kind"].default: made for made in get_args(get_args(Schedule)[0])
+}
 
 
 def step_of(moment: int | float, total_steps: int) -> int:
@@ -318,7 +311,7 @@ def step_of(moment: int | float, total_steps: int) -> int:
     return moment if isinstance(moment, int) else round(moment * total_steps)
 
 
-def check_order(schedule: BaseModel, first: str, second: str) -> None:
+def check_order(schedule: ScheduleSettings, first: str, second: str) -> None:
     """Raise ValueError if two moments of the same sort are in the wrong order.
 
     A step and a fraction can only be compared when the length of the run is known.

@@ -4,28 +4,29 @@
 Files, user functions and folders are given on the command line, never here.
 """
 
-from typing import Annotated, Any, Final, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field
 
+from gossamer.recipes.stages.base import (
+    MAX_STEPS,
+    Found,
+    Seed,
+    Settings,
+    StageSettings,
+    as_list,
+)
 from gossamer.recipes.stages.mesh import Mesh
 from gossamer.recipes.stages.schedules import Moment, Schedule, step_of
 from gossamer.recipes.stages.train_rules import train_faults
 
 Task = Literal["images", "text", "labelled"]
 ModelName = Literal["mlp", "cnn", "gpt", "encoder"]
-MAX_STEPS: Final = 2**40
+_Every = Annotated[int, Field(ge=0, le=MAX_STEPS, description="Steps; 0: at the end only.")]
 
 
-def _pair(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-class _Data(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class Architecture(_Data):
+class Architecture(Settings):
     """The model that is built; sizes of inputs and outputs come from the data."""
 
     name: ModelName = Field(description="mlp and cnn for images, gpt for text, encoder for labels.")
@@ -39,7 +40,7 @@ class Architecture(_Data):
     tied: bool | None = Field(default=None, description="gpt: head and embedding share weights.")
 
 
-class TrainData(_Data):
+class TrainData(Settings):
     """How files become numbers."""
 
     tokens: Literal["bytes", "bpe"] = Field(
@@ -51,7 +52,7 @@ class TrainData(_Data):
     )
 
 
-class OptimizerSettings(_Data):
+class OptimizerSettings(Settings):
     """How weights follow their gradients."""
 
     name: Literal["adamw", "sgd", "lamb", "lars"] = Field(
@@ -61,7 +62,7 @@ class OptimizerSettings(_Data):
     weight_decay: float = Field(
         default=0.01, ge=0.0, le=10.0, description="Of weights; biases and norms have none."
     )
-    betas: Annotated[tuple[float, float], BeforeValidator(_pair)] | None = Field(
+    betas: Annotated[tuple[float, float], BeforeValidator(as_list)] | None = Field(
         default=None, description="adamw, lamb: decay of both moments, such as [0.9, 0.999]."
     )
     momentum: float | None = Field(default=None, ge=0.0, lt=1.0, description="sgd, lars.")
@@ -74,7 +75,7 @@ class OptimizerSettings(_Data):
     moments: Literal["fp32", "8bit"] = Field(default="fp32", description="How moments are held.")
 
 
-class RateSettings(_Data):
+class RateSettings(Settings):
     """The learning rate over the run."""
 
     shape: Literal["cosine", "linear", "constant"] = Field(
@@ -86,10 +87,10 @@ class RateSettings(_Data):
     )
 
 
-class CheckpointSettings(_Data):
+class CheckpointSettings(Settings):
     """When the run is saved, and how much of it is kept."""
 
-    every: int = Field(default=500, ge=0, le=MAX_STEPS, description="Steps; 0: at the end only.")
+    every: _Every = 500
     keep: int = Field(default=2, ge=2, le=10_000, description="Newest ones that stay.")
     asynchronous: bool = Field(
         default=False, description="Write while training goes on; holds one copy of the state."
@@ -99,13 +100,13 @@ class CheckpointSettings(_Data):
     )
 
 
-class EvaluationSettings(_Data):
+class EvaluationSettings(Settings):
     """When the quality is measured."""
 
-    every: int = Field(default=500, ge=0, le=MAX_STEPS, description="Steps; 0: at the end only.")
+    every: _Every = 500
 
 
-class Train(_Data):
+class Train(StageSettings):
     """A training run. `steps` or `epochs` says how long."""
 
     task: Task = Field(description="What is learned: images, text (next token), labelled (texts).")
@@ -143,16 +144,12 @@ class Train(_Data):
     mesh: Mesh | None = Field(
         default=None, description="The grid of processes under torchrun; null: one process."
     )
-    seed: int = Field(
-        default=0, ge=0, lt=2**63, description="Of weights, dropout and the order of data."
-    )
+    seed: Seed = Field(default=0, description="Of weights, dropout and the order of data.")
 
-    @model_validator(mode="after")
-    def _check(self) -> "Train":
-        found = [f"{path}: {text}" for path, text in train_faults(self.model_dump())]
-        if found:
-            raise ValueError(" ".join(found))
-        return self
+    @classmethod
+    def faults(cls, raw: Mapping[str, Any]) -> Found:
+        """Settings that do not go together; fields of sections are dotted."""
+        return train_faults(raw)
 
     def num_steps(self, batches_per_epoch: int) -> int:
         """Optimizer steps of the run on data of so many batches."""
@@ -160,7 +157,6 @@ class Train(_Data):
             return self.steps
         return max(1, round((self.epochs or 1.0) * batches_per_epoch / self.accumulate))
 
-
-def warmup_steps(train: Train, steps: int) -> int:
-    """Steps of the rise in a run of `steps`."""
-    return min(step_of(train.rate.warmup, steps), steps)
+    def warmup_steps(self, steps: int) -> int:
+        """Steps of the rise in a run of `steps`."""
+        return min(step_of(self.rate.warmup, steps), steps)

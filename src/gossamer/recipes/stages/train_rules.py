@@ -4,35 +4,36 @@
 They work on the raw mapping of a file, so that they are told beside the faults of single fields.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from gossamer.errors import InputError
 from gossamer.recipes.faults import show
 from gossamer.training.distributed.mesh_sizes import AXES, MeshSizes, split_batch
+from gossamer.recipes.stages.base import Found
+from gossamer.training.distributed.processes.mesh_sizes import AXES, MeshSizes, split_batch
 
 # Task -> models that fit it; the first one is the default.
-TASK_MODELS: Final[dict[str, tuple[str, ...]]] = {
+_TASK_MODELS: Final[dict[str, tuple[str, ...]]] = {
     "images": ("mlp", "cnn"),
     "text": ("gpt",),
     "labelled": ("encoder",),
 }
 # Setting -> the models that have it.
-MODEL_SETTINGS: Final[dict[str, tuple[str, ...]]] = {
+_MODEL_SETTINGS: Final[dict[str, tuple[str, ...]]] = {
     "heads": ("gpt", "encoder"),
     "context": ("gpt", "encoder"),
     "activation": ("mlp",),
     "tied": ("gpt",),
 }
 # Setting -> the optimizers that have it.
-OPTIMIZER_SETTINGS: Final[dict[str, tuple[str, ...]]] = {
+_OPTIMIZER_SETTINGS: Final[dict[str, tuple[str, ...]]] = {
     "betas": ("adamw", "lamb"),
     "momentum": ("sgd", "lars"),
     "nesterov": ("sgd",),
 }
 # Moments of a schedule that are steps of the run.
 _MOMENTS = ("at", "begin", "end", "last_dense")
-Found = Iterator[tuple[str, str]]
 
 
 def train_faults(train: Mapping[str, Any]) -> Found:
@@ -57,11 +58,11 @@ def _model_faults(train: Mapping[str, Any]) -> Found:
     if not isinstance(model, Mapping):
         return
     name = model.get("name")
-    fitting = TASK_MODELS.get(task) if isinstance(task, str) else None
-    known = {known for names in TASK_MODELS.values() for known in names}
+    fitting = _TASK_MODELS.get(task) if isinstance(task, str) else None
+    known = {known for names in _TASK_MODELS.values() for known in names}
     if fitting is not None and name in known and name not in fitting:
         yield "model.name", f"{name} does not fit task {task}; expected {' or '.join(fitting)}."
-    yield from _settings_faults("model", model, name, known, MODEL_SETTINGS)
+    yield from _settings_faults("model", model, name, known, _MODEL_SETTINGS)
     width, heads = model.get("width", 128), model.get("heads")
     if type(width) is int and type(heads) is int and heads > 0 and width % heads:
         yield "model.heads", f"{heads} heads do not divide width {width}."
@@ -73,7 +74,7 @@ def _optimizer_faults(train: Mapping[str, Any]) -> Found:
         return
     name = settings.get("name", "adamw")
     known = {"adamw", "sgd", "lamb", "lars"}
-    yield from _settings_faults("optimizer", settings, name, known, OPTIMIZER_SETTINGS)
+    yield from _settings_faults("optimizer", settings, name, known, _OPTIMIZER_SETTINGS)
     betas = settings.get("betas")
     numbers = isinstance(betas, list | tuple) and all(isinstance(b, int | float) for b in betas)
     if numbers and not all(0 <= beta < 1 for beta in betas or ()):

@@ -1,2 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each stage of a recipe does to a model."""
+"""What each stage of a recipe does to a model: one file per stage, and the table that names them.
+
+`STAGES` maps what a stage says (a class of `gossamer.recipes.stages`) to the function that carries
+it out. Every function takes the model, the settings and a `StageInput`, changes the model in place
+and returns a `StageOutcome`. A `train` stage is carried out by `gossamer.runs.training`.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from gossamer.recipes.stages.base import StageSettings
+from gossamer.recipes.stages.prune import Prune
+from gossamer.recipes.stages.recover import Recover
+from gossamer.recipes.stages.relufy import Relufy
+from gossamer.recipes.stages.round import Round
+from gossamer.recipes.stages.structured import Structured
+from gossamer.recipes.stages.tokens import Tokens
+from gossamer.runs.stages.base import StageInput, StageOutcome
+from gossamer.runs.stages.prune import run_prune_stage
+from gossamer.runs.stages.recover import run_recover_stage
+from gossamer.runs.stages.recover_data import RecoverySamples, samples_of_batches, samples_of_file
+from gossamer.runs.stages.relufy import run_relufy_stage
+from gossamer.runs.stages.round import run_round_stage
+from gossamer.runs.stages.structured import run_structured_stage
+from gossamer.runs.stages.tokens import run_tokens_stage
+
+STAGES: Final[Mapping[type[StageSettings], Callable[..., StageOutcome]]] = {
+    Prune: run_prune_stage,
+    Structured: run_structured_stage,
+    Recover: run_recover_stage,
+    Tokens: run_tokens_stage,
+    Relufy: run_relufy_stage,
+    Round: run_round_stage,
+}
+
+__all__ = [
+    "STAGES",
+    "RecoverySamples",
+    "StageInput",
+    "StageOutcome",
+    "run_prune_stage",
+    "run_recover_stage",
+    "samples_of_batches",
+    "samples_of_file",
+]

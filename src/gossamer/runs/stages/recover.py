@@ -11,15 +11,13 @@ import torch
 from torch import nn
 
 from gossamer.errors import RecipeError
-from gossamer.nn.batch import Batch
 from gossamer.pruning.gradients.losses import default_loss, next_token_loss
-from gossamer.pruning.gradients.passes import Loss
-from gossamer.pruning.targets import match
+from gossamer.pruning.rules import match
 from gossamer.recipes.stages.recover import Recover
-from gossamer.runs.stages.prune import StageInput
+from gossamer.runs.stages.base import StageInput, StageOutcome, same_fields
 from gossamer.runs.stages.recover_data import RecoverySamples, SortedBatches, samples_of_batches
 from gossamer.training.loop.loop import Loop
-from gossamer.training.loop.run import Surroundings
+from gossamer.training.loop.run_context import Surroundings
 from gossamer.training.recovery import (
     HELD_OUT,
     DistillationObjective,
@@ -38,40 +36,37 @@ _CALIBRATED_ON = 8
 
 
 @dataclass(frozen=True)
-class RecoverResult:
-    """What the training did: the loop at its end, its checks since it went on, remarks."""
+class RecoverOutcome(StageOutcome):
+    """What the training did; also the loop at its end, and its checks since it was resumed."""
 
-    loop: Loop
-    checks: list[dict[str, Any]]
-    notes: list[str]
+    loop: Loop = field(kw_only=True)
+    checks: list[dict[str, Any]] = field(kw_only=True)
 
 
 def run_recover_stage(
     model: nn.Module,
     step: Recover,
     given: StageInput,
-    teacher: nn.Module,
     *,
-    watch: Callable[[nn.Module], Any] | None = None,
     clock: Callable[[], float] = time.monotonic,
-) -> RecoverResult:
+) -> RecoverOutcome:
     """Train `model` in place; layers keep their form (masked or compact) and their masks.
 
     Args:
         model: pruned.
         step: the stage.
-        given: its data, a loss where labels are looked at, and where the run is kept.
-        teacher: the dense model; it is frozen.
-        watch: a score for the curve; it decides nothing and its time does not count.
+        given: its data, the teacher (which is frozen), a loss where labels are looked at, and where
+            the run is kept.
         clock: of its minutes.
     """
+    teacher, watch = given.needed_teacher(), given.watch
     check_apart(teacher, model)
     samples, size = samples_for(given, step.batch, "a recover stage")
     train, held = samples.split(step.holdout, step.seed)
     objective = DistillationObjective(
         Teacher(teacher),
-        _terms(step),
-        task=_task(_labelled_loss(given, teacher, held)) if step.hardness else None,
+        Terms(**same_fields(step, Terms)),
+        task=_task(given, teacher, held) if step.hardness else None,
         hardness=step.hardness,
     )
 
@@ -96,7 +91,11 @@ def run_recover_stage(
                 model,
                 objective,
                 SortedBatches(train, size, step.seed),
-                _schedule(step),
+                RecoverySchedule(
+                    **same_fields(step, RecoverySchedule),
+                    checkpoint_every=step.checkpoint.every,
+                    on_full_disk=step.checkpoint.on_full_disk,
+                ),
                 validate=validate,
                 around=replace(
                     around,
@@ -107,7 +106,8 @@ def run_recover_stage(
                 ),
                 checkpoint=checkpoint,
             )
-    return RecoverResult(loop, checks.seen, _notes(step, loop, len(train.numbers)))
+    notes = _notes(step, loop, len(train.numbers))
+    return RecoverOutcome(notes, loop=loop, checks=checks.seen)
 
 
 @dataclass
@@ -136,41 +136,17 @@ def samples_for(given: StageInput, batch: int, what: str) -> tuple[RecoverySampl
     return samples_of_batches(given.needed_batches(what)), 1
 
 
-def _terms(step: Recover) -> Terms:
-    return Terms(
-        logits=step.logits,
-        embeddings=step.embeddings,
-        similarity=step.similarity,
-        hidden=step.hidden,
-        temperature=step.temperature,
-        distance=step.distance,
-    )
-
-
-def _schedule(step: Recover) -> RecoverySchedule:
-    return RecoverySchedule(
-        steps=step.steps,
-        minutes=step.minutes,
-        rate=step.rate,
-        warmup=step.warmup,
-        decay=step.decay,
-        checks=step.checks,
-        checkpoint_every=step.checkpoint.every,
-        on_full_disk=step.checkpoint.on_full_disk,
-    )
-
-
-def _labelled_loss(given: StageInput, teacher: nn.Module, samples: RecoverySamples) -> Loss:
+def _task(given: StageInput, teacher: nn.Module, samples: RecoverySamples) -> TaskLoss:
     """The user's loss, or next tokens; the losses that pruning makes up are no task."""
-    if given.loss is not None:
-        return given.loss
-    first = next(samples.in_order(1))
-    if default_loss(teacher, first) is not next_token_loss:
-        raise RecipeError(
-            "recover.hardness: mixes in the loss of a task, and there is none: give pairs with"
-            " scores, a causal language model, StageInput(loss=...), or hardness: 0."
-        )
-    return next_token_loss
+    loss = given.loss
+    if loss is None:
+        loss = default_loss(teacher, next(samples.in_order(1)))
+        if loss is not next_token_loss:
+            raise RecipeError(
+                "recover.hardness: mixes in the loss of a task, and there is none: give pairs with"
+                " scores, a causal language model, StageInput(loss=...), or hardness: 0."
+            )
+    return lambda outputs, batch: loss(_Answered(outputs), batch)
 
 
 class _Answered(nn.Module):
@@ -182,13 +158,6 @@ class _Answered(nn.Module):
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
         return self._outputs
-
-
-def _task(loss: Loss) -> TaskLoss:
-    def task(outputs: Any, batch: Batch) -> torch.Tensor:
-        return loss(_Answered(outputs), batch)
-
-    return task
 
 
 @contextmanager

@@ -7,19 +7,19 @@ from torch import nn
 from gossamer.nn.batch import Batch
 from gossamer.nn.relufication import ShiftedReLU, choose_shifts, fold_shifts, relufy
 from gossamer.recipes.stages.relufy import Relufy
-from gossamer.runs.stages.prune import StageInput
+from gossamer.runs.stages.base import StageInput, StageOutcome, call_model
 from gossamer.training.recovery.activation_sparsity import measure_activation_sparsity
 
 
-def run_relufy_stage(model: nn.Module, step: Relufy, given: StageInput) -> list[str]:
-    """Change `model` in place; returns what the user should know."""
+def run_relufy_stage(model: nn.Module, step: Relufy, given: StageInput) -> StageOutcome:
+    """Change `model` in place."""
     batches = given.needed_batches("a relufy stage")
     zeros = step.zeros
-    relufy(model, 0.0 if zeros is None else choose_shifts(model, batches, _run, zeros=zeros))
+    relufy(model, 0.0 if zeros is None else choose_shifts(model, batches, call_model, zeros=zeros))
     # As biases, shifts are trained by what follows, and files need not know of them.
     fold_shifts(model)
     padded = all(batch.keep is not None for batch in batches)
-    found = measure_activation_sparsity(model, batches, _run, keep=_keep if padded else None)
+    found = measure_activation_sparsity(model, batches, call_model, keep=_keep if padded else None)
     dead = max(layer.dead for layer in found.layers)
     notes = [
         f"relufy: {found.zeros:.0%} of the activations in feed-forward blocks are zero before"
@@ -30,13 +30,9 @@ def run_relufy_stage(model: nn.Module, step: Relufy, given: StageInput) -> list[
             "relufy: blocks without a bias keep their shift, so the saved model is loaded into one"
             " that was relufied alike: gossamer.load(path, model=model)."
         )
-    return notes
+    return StageOutcome(notes)
 
 
 def _keep(batch: Batch) -> torch.Tensor:
     assert batch.keep is not None  # noqa: S101  (looked at before)
     return batch.keep
-
-
-def _run(model: nn.Module, batch: Batch) -> object:
-    return batch.run(model)

@@ -6,10 +6,11 @@ from torch import nn
 from gossamer.nn.rounding import ROUNDINGS, can_round, round_layer
 from gossamer.pruning.targets import match
 from gossamer.recipes.stages.round import Round
+from gossamer.runs.stages.base import StageInput, StageOutcome
 
 
-def run_round_stage(model: nn.Module, step: Round) -> list[str]:
-    """Round `model` in place; returns what the user should know."""
+def run_round_stage(model: nn.Module, step: Round, given: StageInput) -> StageOutcome:
+    """Round `model` in place."""
     modules = {name: module for name, module in model.named_modules() if name}
     ignored = {name for rule in step.ignore or () for name in match(rule, modules, "round.ignore")}
     seen: set[int] = set()
@@ -25,4 +26,4 @@ def run_round_stage(model: nn.Module, step: Round) -> list[str]:
             counts[to] += 1
         seen |= weights
     done = ", ".join(f"{count} layers to {to}" for to, count in counts.items() if count)
-    return [f"rounded {done or 'nothing: no layer was found'}."]
+    return StageOutcome([f"rounded {done or 'nothing: no layer was found'}."])

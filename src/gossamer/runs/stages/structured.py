@@ -2,7 +2,6 @@
 """One `structured` stage of a recipe: whole heads and filters go, the model gets smaller."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,17 +9,9 @@ from torch import nn
 
 from gossamer.nn.batch import Batch
 from gossamer.pruning.gradients.passes import Loss
-from gossamer.pruning.structured import StructuredResult, prune_structured
-from gossamer.recipes.schema import Structured
-from gossamer.runs.stages.prune import StageInput
-
-
-@dataclass(frozen=True)
-class SlimResult:
-    """The result of the stage, and its lines for the report."""
-
-    result: StructuredResult
-    notes: list[str]
+from gossamer.pruning.structured import prune_structured
+from gossamer.recipes.stages.structured import Structured
+from gossamer.runs.stages.base import StageInput, StageOutcome
 
 
 def _ticking(loss: Loss, tick: Callable[[int, int], None]) -> Loss:
@@ -33,7 +24,7 @@ def _ticking(loss: Loss, tick: Callable[[int, int], None]) -> Loss:
     return ticking
 
 
-def run_structured_stage(model: nn.Module, step: Structured, given: StageInput) -> SlimResult:
+def run_structured_stage(model: nn.Module, step: Structured, given: StageInput) -> StageOutcome:
     """Make `model` smaller in place."""
     batches = given.needed_batches("structured pruning")
     loss = _ticking(given.needed_loss(model), given.tick)
@@ -45,17 +36,13 @@ def run_structured_stage(model: nn.Module, step: Structured, given: StageInput) 
         loss,
         budget=step.budget,
         tokens=mean_tokens(batches),
-        cost=step.cost,
-        fisher=step.fisher,
-        rearrange=step.rearrange,
-        tune=step.tune,
-        refit=step.refit,
-        multiple=step.multiple,
+        **step.model_dump(
+            include={"cost", "fisher", "rearrange", "tune", "refit", "multiple", "rounds"}
+        ),
         min_heads=step.min_units,
         min_filters=step.min_units,
         keep=_keep if any(batch.keep is not None for batch in batches) else None,
         evaluate=None if not held else lambda state: -_mean_loss(state, held, loss),
-        rounds=step.rounds,
     )
     undone = [stage.name for stage in result.stages if not stage.kept]
     lines = [
@@ -66,7 +53,7 @@ def run_structured_stage(model: nn.Module, step: Structured, given: StageInput) 
     notes = [f"{left} of all parameters.", *lines, *result.notes]
     if undone:
         notes.append(f"Taken back, because held-out batches lost by it: {', '.join(undone)}.")
-    return SlimResult(result, notes)
+    return StageOutcome(notes, changed_shapes=True)
 
 
 def hold_out(batches: Sequence[Batch], part: float) -> tuple[list[Batch], list[Batch]]:

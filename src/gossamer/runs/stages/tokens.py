@@ -2,14 +2,13 @@
 """One `tokens` stage of a recipe: an encoder learns which tokens it can do without."""
 
 import itertools
-from typing import Any
 
 import torch
 from torch import nn
 
 from gossamer.nn.token_pruning import add_token_pruning
 from gossamer.recipes.stages.tokens import Tokens
-from gossamer.runs.stages.prune import StageInput
+from gossamer.runs.stages.base import StageInput, StageOutcome, call_model
 from gossamer.runs.stages.recover import samples_for, trainable
 from gossamer.runs.stages.recover_data import SortedBatches
 from gossamer.training.recovery import Batch, DistillationObjective, Teacher, Terms
@@ -25,17 +24,16 @@ from gossamer.training.token_pruning import (
 _SHOWN = 10
 
 
-def run_tokens_stage(
-    model: nn.Module, step: Tokens, given: StageInput, teacher: nn.Module
-) -> list[str]:
-    """Give `model` token pruning and train it in place; returns what the user should know."""
+def run_tokens_stage(model: nn.Module, step: Tokens, given: StageInput) -> StageOutcome:
+    """Give `model` token pruning and train it in place."""
+    teacher = given.needed_teacher()
     check_apart(teacher, model)
     samples, size = samples_for(given, step.batch, "a tokens stage")
     ordered = SortedBatches(samples, size, step.seed)
     batches = [ordered[number] for number in range(len(ordered))]
     encoder = add_token_pruning(model, normalise=step.normalise, dropped=step.dropped)
     kept = [step.keep ** (layer + 1) for layer in range(len(encoder.layer))]
-    set_thresholds(model, batches[:_SHOWN], _run, kept)
+    set_thresholds(model, batches[:_SHOWN], call_model, kept)
     if step.soft_steps + step.hard_steps:
         terms = Terms(logits=step.logits, embeddings=step.embeddings)
         objective, seen = DistillationObjective(Teacher(teacher), terms), itertools.count()
@@ -45,29 +43,23 @@ def run_tokens_stage(
             given.tick(next(seen), step.soft_steps + step.hard_steps)
             return objective(net, batch)[0]
 
+        plan = TokenPlan(
+            penalty=step.penalty,
+            soft_steps=step.soft_steps,
+            hard_steps=step.hard_steps,
+            lr=step.rate,
+            threshold_lr=step.threshold_rate,
+            temperature=step.temperature,
+            final_temperature=step.temperature / 5,
+            seed=step.seed,
+        )
         with trainable(model, step.freeze, "tokens.freeze"):
-            train_token_pruning(model, batches, loss, _plan(step))
-    cost = measure_tokens(model, batches[:_SHOWN], _run)
+            train_token_pruning(model, batches, loss, plan)
+    cost = measure_tokens(model, batches[:_SHOWN], call_model)
     shares = ", ".join(f"{100 * part:.0f}" for part in cost.kept)
-    return [
+    notes = [
         f"tokens: {shares} % of {cost.tokens:.1f} are left after each layer,"
         f" {100 * cost.macs:.0f} % of the layers' multiply-adds.",
         "tokens: time is saved by gossamer.running.encoder.ragged.run_packed(model) only.",
     ]
-
-
-def _run(model: nn.Module, batch: Batch) -> Any:
-    return batch.run(model)
-
-
-def _plan(step: Tokens) -> TokenPlan:
-    return TokenPlan(
-        penalty=step.penalty,
-        soft_steps=step.soft_steps,
-        hard_steps=step.hard_steps,
-        lr=step.rate,
-        threshold_lr=step.threshold_rate,
-        temperature=step.temperature,
-        final_temperature=step.temperature / 5,
-        seed=step.seed,
-    )
+    return StageOutcome(notes)

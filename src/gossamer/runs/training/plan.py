@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from gossamer.pruning.targets import find_targets
-from gossamer.recipes.stages.prune_rules import read_pattern
+from gossamer.recipes.stages.pattern_rules import read_pattern
 from gossamer.recipes.stages.train import Train
 from gossamer.runs.training.optimizer import build_optimizer
 from gossamer.runs.training.request import TrainRequest, make_task, model_of
@@ -80,8 +80,8 @@ def plan_run(request: TrainRequest, out: str) -> TrainingPlan:
     schedule = train.schedule
     pruned = 0
     if schedule is not None:
-        rules = [None if r is None else list(r) for r in (schedule.targets, schedule.ignore)]
-        pruned = sum(target.weight.numel() for target in find_targets(model, *rules))
+        targets = find_targets(model, schedule.targets, schedule.ignore)
+        pruned = sum(target.weight.numel() for target in targets)
     dense = dense_cost(weight_bytes=4, master_bytes=0, moment_bytes=_moment_bytes(train))
     per_parameter = dense.bytes_per_parameter(1.0)
     return TrainingPlan(

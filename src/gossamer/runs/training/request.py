@@ -58,7 +58,7 @@ class TrainRequest:
 
 def train_stage(recipe: Recipe) -> Train:
     """The `train` stage of a recipe that has nothing else."""
-    found = [stage.train for stage in recipe.stages if stage.train is not None]
+    found = recipe.steps_of(Train)
     if len(recipe.stages) != 1 or not found:
         kinds = ", ".join(type(stage.step).__name__.lower() for stage in recipe.stages)
         raise RecipeError(

@@ -11,6 +11,10 @@ from torch import nn
 from gossamer.data.tasks import Task, tensors_digest
 from gossamer.recipes.stages.schedules import Iterative
 from gossamer.recipes.stages.train import Train, warmup_steps
+from gossamer.data.tasks import Task
+from gossamer.data.tasks.digests import tensors_digest
+from gossamer.recipes.stages.schedules import IterativeSettings
+from gossamer.recipes.stages.train import Train
 from gossamer.runs.attach import attach
 from gossamer.runs.schedule_builders import one_training
 from gossamer.runs.training.identity import check_identity, run_identity, saved_tokenizer
@@ -55,11 +59,11 @@ def loop_settings(train: Train, task: Task) -> LoopSettings:
     steps = train.num_steps(len(task.batches))
     # Rewinding repeats one training, and its learning rate, again and again.
     length = steps
-    if isinstance(train.schedule, Iterative):
+    if isinstance(train.schedule, IterativeSettings):
         length = one_training(train.schedule, steps)[0]
     return LoopSettings(
         steps=steps,
-        rate=LearningRate(train.rate.shape, length, warmup_steps(train, length), train.rate.floor),
+        rate=LearningRate(train.rate.shape, length, train.warmup_steps(length), train.rate.floor),
         accumulate=train.accumulate,
         clip=train.clip,
         precision=train.precision,

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a `prune` stage says: zeros in weights, by a method of `gossamer.method_table`."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from gossamer.method_table import METHOD_SETTINGS, METHODS, methods_with
+from gossamer.recipes.faults import near, plain, show
+from gossamer.recipes.field_words import SCHEMA_HINT
+from gossamer.recipes.stages.base import (
+    Found,
+    Ignored,
+    PatternName,
+    StageSettings,
+    Targets,
+    whole_number,
+)
+from gossamer.recipes.stages.pattern_rules import pattern_faults
+
+_BUDGETS_WITH_DATA: Final = ("owl", "sensitivity")
+
+
+class Prune(StageSettings):
+    """Zeros in weights. A setting that the method does not have is None."""
+
+    fractions: ClassVar = {"sparsity": "[0, 1)"}
+
+    method: Annotated[str, Field(max_length=100)] = Field(
+        description="What chooses the zeros, and the kept weights where it changes them."
+    )
+    kind: Literal["built-in", "scorer"] = Field(
+        default="built-in",
+        description="scorer: method is a name given to gossamer.register.scorer.",
+    )
+    pattern: PatternName = Field(
+        default="unstructured",
+        description="Which zeros are legal: unstructured, 2:4, 64:2:8, block:4x4.",
+    )
+    sparsity: float | None = Field(
+        default=None,
+        ge=0.0,
+        lt=1.0,
+        description="Fraction of zeros; left out where the pattern fixes it.",
+    )
+    budget: Literal["uniform", "global", "erk", "half-erk", "owl", "sensitivity"] = Field(
+        default="uniform", description="How the sparsity is shared among layers."
+    )
+    targets: Targets = None
+    ignore: Ignored = None
+    damping: float | None = Field(
+        default=None,
+        gt=0.0,
+        le=10.0,
+        description="Added to the diagonal of the Hessian, as a fraction of its mean.",
+    )
+    block: int | None = Field(
+        default=None, ge=1, le=65536, description="Columns that are updated together, lazily."
+    )
+    quantise: Annotated[Literal[4, 8], BeforeValidator(whole_number)] | None = Field(
+        default=None,
+        description="Bits of the kept weights, rounded in the same pass; null: not at all.",
+    )
+    refit: bool = Field(
+        default=False,
+        description="Exact least squares of the kept weights after the mask is fixed.",
+    )
+    match: Literal["pruned", "dense"] | None = Field(
+        default=None,
+        description="Whose outputs are reconstructed from the pruned model's inputs.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, data: Any) -> Any:
+        """Settings the method has and nobody gave get their defaults."""
+        if not isinstance(data, dict):
+            return data
+        given = {name: value for name, value in data.items() if value is not None}
+        return {**data, **_defaults(data), **given}
+
+    @classmethod
+    def faults(cls, raw: Mapping[str, Any]) -> Found:
+        """Methods, settings, patterns and rules that do not go together."""
+        yield from _method_faults(raw)
+        yield from pattern_faults(raw)
+        for name in ("targets", "ignore"):
+            yield from _rule_faults(name, raw.get(name))
+
+    @property
+    def needs(self) -> str | None:
+        """What the method looks at; None for a registered scorer, which says so when it runs."""
+        return METHODS[self.method].needs if self.kind == "built-in" else None
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether the method, the re-fit or the budget looks at data."""
+        looks = self.needs in ("inputs", "gradients")
+        return looks or self.refit or self.budget in _BUDGETS_WITH_DATA
+
+
+def _settings_of(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings that belong to the method, with their defaults; `refit: true` brings `match`."""
+    method, is_own = raw.get("method"), raw.get("kind", "built-in") == "built-in"
+    row = METHODS.get(method) if is_own and isinstance(method, str) else None
+    found = {} if row is None else row.settings
+    return {**found, "match": "pruned"} if raw.get("refit") is True else found
+
+
+def _defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in _settings_of(raw).items() if value is not None}
+
+
+def _method_faults(raw: Mapping[str, Any]) -> Found:
+    method, is_own = raw.get("method"), raw.get("kind", "built-in") == "built-in"
+    if not isinstance(method, str):
+        return
+    if method == "" and raw.get("kind") == "scorer":
+        yield "method", "expected the name of a registered scorer, got ''."
+    if is_own and method not in METHODS:
+        yield (
+            "method",
+            f"unknown method {show(method)}.{near(method, tuple(METHODS))} Expected one of"
+            f" {', '.join(METHODS)}; a registered scorer needs kind: scorer. {SCHEMA_HINT}",
+        )
+        return  # Which settings it has cannot be known.
+    own = _settings_of(raw)
+    for name in METHOD_SETTINGS:
+        if raw.get(name) is not None and name not in own:
+            extra = ", and of any method with refit: true" if name == "match" else ""
+            yield (
+                name,
+                f"{name} is a setting of {_listed(methods_with(name))}{extra}, not of"
+                f" {plain(method)}. Remove it.",
+            )
+
+
+def _rule_faults(name: str, rules: Any) -> Found:
+    listed: Sequence[Any] = [rules] if isinstance(rules, str) else rules
+    if not isinstance(listed, list | tuple):
+        return
+    for rule in listed:
+        if isinstance(rule, str) and rule.startswith("re:"):
+            try:
+                re.compile(rule.removeprefix("re:"))
+            except (re.error, OverflowError, RecursionError) as error:
+                yield name, f"{show(rule)} is not a regular expression: {error}."
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
