@@ -27,7 +27,7 @@ from gossamer.cli.models.sources import load_source
 from gossamer.cli.shell.output import table
 from gossamer.pruning.calibration.batches import as_batches
 from gossamer.recipes.loader import make_recipe
-from gossamer.runs.planning import plan_stage
+from gossamer.runs.pruning.plan import plan_stage
 from gossamer.runs.stages import StageInput, run_prune_stage
 from sparsify import SmolLM2
 from support.options import give, machine, parser, progress

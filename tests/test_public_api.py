@@ -23,12 +23,13 @@ GOLDEN = [
         "load",
         "nn",
         "plan",
+        "prune",
         "register",
         "save",
         "shrink",
         "sparsify",
     ),
-    *("strict", "testing"),
+    *("strict", "testing", "train"),
 ]
 
 

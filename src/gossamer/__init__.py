@@ -19,12 +19,14 @@ __all__ = [
     "load",
     "nn",
     "plan",
+    "prune",
     "register",
     "save",
     "shrink",
     "sparsify",
     "strict",
     "testing",
+    "train",
 ]
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from gossamer.running.layers.explanation import explain
     from gossamer.runs.attach import attach
     from gossamer.runs.oneshot import sparsify
+    from gossamer.runs.verbs import prune, train
     from gossamer.search.shrinking import shrink
 
 # Public name -> module that holds it. A submodule is given as itself.
@@ -46,6 +49,8 @@ __getattr__, __dir__ = lazy_door(
     {
         "attach": "runs.attach",
         "plan": "planner.planning",
+        "prune": "runs.verbs",
+        "train": "runs.verbs",
         "shrink": "search.shrinking",
         "sparsify": "runs.oneshot",
         "compact": "nn.compaction",

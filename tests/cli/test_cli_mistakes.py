@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-import gossamer.cli.models.sources
+import gossamer.runs.sources
 from gossamer.cli.main import COMMANDS, cli
 
 PAIRS = "text_a,text_b,score\n" + "".join(f"one {i},two {i},{i % 5}\n" for i in range(40))
@@ -43,7 +43,7 @@ def folder(tmp_path, monkeypatch):
     def never(*arguments, **settings):
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr(gossamer.cli.models.sources, "load_telling", never)
+    monkeypatch.setattr(gossamer.runs.sources, "load_telling", never)
     return tmp_path
 
 

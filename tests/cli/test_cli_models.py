@@ -10,10 +10,11 @@ from torch import nn
 
 import gossamer
 from gossamer.cli.models.bare_checkpoint import is_bare, read_bare
-from gossamer.cli.models.example_input import example_input
 from gossamer.cli.models.sources import load_source
 from gossamer.nn import MaskedConv2d, MaskedLinear
 from gossamer.nn.batch import call_on_batch
+from gossamer.pruning.calibration.batches import call_on_batch
+from gossamer.runs.example_input import example_input
 from gossamer.zoo import MLP
 
 

@@ -15,7 +15,7 @@ import torch._dynamo  # seconds of imports that an optimizer asks for; once, bef
 from safetensors.torch import save_file
 from train_drill import Calls, in_child
 
-import gossamer.cli.pruning  # noqa: F401  (once, before the forks)
+import gossamer.runs.verbs  # noqa: F401  (once, before the forks)
 from gossamer.cli.main import main
 from gossamer.io.safe_files.tensors import tensor_file
 from gossamer.training.checkpoint import folders as checkpoint

@@ -20,7 +20,7 @@ import torch
 import torch._dynamo  # seconds of imports that an optimizer asks for; once, before the forks
 from loop_tools import arguments, artifact_bytes, write_recipe
 
-import gossamer.cli.training  # noqa: F401  (once, before the forks)
+import gossamer.runs.verbs  # noqa: F401  (once, before the forks)
 from gossamer.cli.main import main
 from gossamer.io.safe_files.directories import atomic
 from gossamer.io.safe_files.tensors import tensor_file

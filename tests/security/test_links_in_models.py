@@ -194,7 +194,7 @@ NOT_FILES_OF_OTHERS = {
     "pruning/calibration/journal.py": "writes",
     "training/run_files/metrics.py": "appends",
     "running/layers/cost_table.py": "writes",
-    "runs/planning.py": "/proc",
+    "runs/pruning/plan.py": "/proc",
     "planner/calibration.py": "/proc",
     "ops/kernels.py": "/proc/cpuinfo",
     "cli/doctor/health.py": "/proc",

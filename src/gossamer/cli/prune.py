@@ -1,13 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """`gossamer prune`: one-shot pruning of a saved model, with bytes and time beside dense."""
 
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from gossamer.cli.shell.command import Command
-from gossamer.cli.shell.output import Output, table
+from gossamer.cli.shell.output import Output, comparison_table, table
 from gossamer.cli.shell.parameters import POSITIVE, SPARSITY
+from gossamer.cli.shell.resuming import resume_command
+from gossamer.method_table import methods_that_need
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from gossamer.report.report import Report
+    from gossamer.runs.pruning import StagePlan
 
 _EXAMPLES = """
 gossamer prune zoo:mlp -o pruned/ --sparsity 0.9
@@ -50,7 +60,8 @@ gossamer prune my-llama/ -o pruned/ --recipe sparsegpt-50 --data text.txt --set 
     "--scorer",
     default="magnitude",
     show_default=True,
-    help="magnitude, random; with --data wanda, sparsegpt, admm, exact-obs.",
+    help=f"{', '.join(methods_that_need('nothing'))};"
+    f" with --data {', '.join(methods_that_need('inputs'))}.",
 )
 @click.option(
     "--budget", default="uniform", show_default=True, help="uniform, global or erk over the layers."
@@ -101,9 +112,8 @@ def prune(  # noqa: PLR0913  (one argument per option)
     measured on --eval, or on the part of --data that calibration did not use. A run that was
     stopped goes on with --resume.
     """
-    from gossamer.cli.pruning import chosen_recipe, run_prune
-    from gossamer.cli.pruning_input import PruneRequest
-    from gossamer.cli.pruning_plan import plan_prune
+    from gossamer.cli.models.sources import origin
+    from gossamer.runs.pruning import PruneRequest, chosen_recipe, plan_prune, run_prune
 
     flags = {
         "sparsity": sparsity,
@@ -114,26 +124,66 @@ def prune(  # noqa: PLR0913  (one argument per option)
         "ignore": list(ignore) or None,
     }
     request = PruneRequest(
-        model=model,
+        origin=origin(model),
         target=target,
         recipe=chosen_recipe(recipe, overrides, flags, _given_flags()),
         data=data,
         evaluation=evaluation,
+        teacher=None if teacher is None else origin(teacher),
         resume=resume,
         form=form,
         tokens=tokens,
-        teacher=teacher,
+        how_to_resume=resume_command(),
     )
     if dry_run:
-        planned = plan_prune(request, out)
-        out.result(planned.document, planned.layer_table(), planned.totals())
+        plan = plan_prune(request, out)
+        content = {**asdict(plan), "peak_bytes": plan.peak_bytes, "out": str(target)}
+        out.result({**content, "written": False}, *_plan_tables(plan))
         return
     outcome = run_prune(request, out)
-    head, *rows = outcome.comparison.cells()
-    shown = table(head[0], *(f">{text}" for text in head[1:]))
-    for row in rows:
-        shown.add_row(*row)
-    out.result(outcome.document, outcome.layer_table(), shown, *outcome.remarks)
+    shown = comparison_table(outcome.comparison)
+    out.result(outcome.document, _layer_table(outcome.report), shown, *outcome.remarks)
+
+
+def _layer_table(report: "Report") -> "Table":
+    """The plan as it was carried out, one line per layer."""
+    from gossamer.report.report import format_bytes
+
+    shown = table("layer", "shape", "pattern", ">sparsity", ">dense", ">pruned", "format", "note")
+    for row in report.layers:
+        shown.add_row(
+            row.name,
+            "x".join(map(str, row.shape)),
+            row.pattern,
+            f"{row.sparsity:.1%}",
+            format_bytes(row.bytes_dense),
+            format_bytes(row.bytes_sparse),
+            row.format,
+            row.note,
+        )
+    return shown
+
+
+def _plan_tables(plan: "StagePlan") -> tuple["Table", "Table"]:
+    """The layers in the order in which they are pruned; then memory and time."""
+    from gossamer.report.report import format_bytes
+
+    layers = table("layer", "shape", "pattern", ">kept", ">seconds")
+    for layer in plan.layers:
+        shape = "x".join(map(str, layer.shape))
+        layers.add_row(layer.name, shape, layer.pattern, f"{layer.kept:,}", f"{layer.seconds:.2f}")
+    totals = table("", ">estimate")
+    totals.add_row("calibration tokens", f"{plan.num_tokens:,}")
+    for title, count in (
+        ("memory now, model included", plan.process_bytes),
+        ("activations of all batches", plan.activation_bytes),
+        ("copies of weights", plan.copy_bytes),
+        ("statistics and solver", plan.solver_bytes),
+        ("peak memory", plan.peak_bytes),
+    ):
+        totals.add_row(title, format_bytes(count))
+    totals.add_row("seconds of pruning, as loaded as now", f"{plan.seconds:.0f}")
+    return layers, totals
 
 
 def _given_flags() -> list[str]:

@@ -3,11 +3,18 @@
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from gossamer.cli.shell.command import Command
-from gossamer.cli.shell.output import Output
+from gossamer.cli.shell.output import Output, table
+from gossamer.cli.shell.resuming import resume_command
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from gossamer.runs.training import TrainingPlan, TrainResult
 
 _EXAMPLES = """
 gossamer train train-gradual --data zoo:images -o trained/
@@ -76,24 +83,66 @@ def train(  # noqa: PLR0913  (one argument per option)
         # One rank tells why a run ended; stacks of lost connections on all others hide it.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # After the recipe: its faults are told before torch is loaded.
-    from gossamer.cli.training import TrainCommand, plan_table, plan_training, run_command
+    from gossamer.cli.models.sources import load_function
+    from gossamer.cli.shell.grid_exit import ends_for_good
+    from gossamer.runs.training import TrainRequest, plan_train, run_train
 
-    command = TrainCommand(
+    request = TrainRequest(
         recipe=loaded,
-        target=target,
         data=data,
         evaluation=evaluation,
-        model=model,
+        given=None if model is None else lambda: load_function(model, out.note)(),
+        given_name=model or "",
         resume=resume,
         allow_change=allow_recipe_change,
         tensorboard=tensorboard,
+        how_to_resume=resume_command(),
     )
     if dry_run:
-        planned = plan_training(command, out)
-        out.result(planned.document, plan_table(planned))
+        plan = plan_train(request, target, out)
+        out.result(plan.document, _plan_table(plan))
         return
-    outcome = run_command(command, out)
-    if outcome is None:
+    with ends_for_good():
+        result = run_train(request, target, out)
+    if result is None:
         out.silence()
         return
-    out.result(outcome.document, outcome.table(), *outcome.remarks)
+    out.result(result.document, _result_table(result), f"Saved to {target}. Curves: {result.page}")
+
+
+def _result_table(result: "TrainResult") -> "Table":
+    """Quality, bytes and what the compaction saved."""
+    from gossamer.report.report import format_bytes
+
+    report, document = result.report, result.document
+    shown = table("", ">dense", ">trained")
+    for name, value in result.quality.items():
+        shown.add_row(name, "not measured", f"{value:.4f}")
+    shown.add_row("sparsity of pruned layers", "0", f"{report.sparsity:.4f}")
+    sizes = {"bytes of tensors": (report.bytes_dense, report.bytes_sparse)}
+    compaction = document["training"]["compaction"]
+    if compaction is not None:
+        sizes["bytes of training state"] = compaction["bytes_before"], compaction["bytes_after"]
+    for title, counts in sizes.items():
+        shown.add_row(title, *map(format_bytes, counts))
+    effect = document["step_ms"]
+    if effect is not None and effect[0] is not None:
+        shown.add_row("ms of a step", f"{effect[0]:.2f}", f"{effect[1]:.2f}")
+    return shown
+
+
+def _plan_table(plan: "TrainingPlan") -> "Table":
+    """The plan for people."""
+    from gossamer.report.report import format_bytes
+
+    shown = table("", ">estimate")
+    shown.add_row("steps", f"{plan.steps:,}")
+    shown.add_row("batches in an epoch", f"{plan.batches_per_epoch:,}")
+    shown.add_row("parameters", f"{plan.parameters:,}")
+    shown.add_row("of them in pruned layers", f"{plan.pruned:,}")
+    for kind, count in plan.bytes_by_kind.items():
+        shown.add_row(f"{kind}, once masks are final", format_bytes(count))
+    shown.add_row("training state, dense", format_bytes(plan.bytes_dense))
+    shown.add_row("one checkpoint, before compaction", format_bytes(plan.checkpoint_bytes))
+    shown.add_row("time at the dense step's speed", f"{plan.seconds:.0f} s")
+    return shown

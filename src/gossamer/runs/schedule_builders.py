@@ -34,7 +34,8 @@ def build(
     known |= {"density": density, **adapt(data, density, total_steps)}
     if isinstance(data, WindowSettings):
         known["window"] = _window(data, total_steps)
-    return schedule(**{name: known[name] for name in inspect.signature(schedule).parameters})
+    wanted = inspect.signature(schedule).parameters
+    return schedule(**{name: value for name, value in known.items() if name in wanted})
 
 
 def one_training(data: IterativeSettings, total: int) -> tuple[int, int]:

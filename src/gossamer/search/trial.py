@@ -16,6 +16,7 @@ from gossamer.io.artifact.opened import open_artifact
 from gossamer.nn.token_pruning import TokenPrunedEncoder
 from gossamer.ops.timing import duel
 from gossamer.pruning.calibration.journal import DiskJournal
+from gossamer.recipes.digest import recipe_digest
 from gossamer.running.encoder.ragged import run_packed
 from gossamer.running.layers.compiler import compile as compile_model
 from gossamer.runs.execute import execute
@@ -171,7 +172,7 @@ class Workshop:
             save(model, path, beside=self.beside)
             return
         run = RunFolder(path)
-        key = {**self.key, "candidate": candidate.name, "recipe": repr(candidate.recipe)}
+        key = {**self.key, "candidate": candidate.name, "recipe": recipe_digest(candidate.recipe)}
         # Stages have seeds of their own; what has none must not depend on what ran before.
         with run.opened(resume=True), torch.random.fork_rng(devices=[]):
             torch.manual_seed(_SEED)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """MODEL on the command line: a directory, a file, `demo:NAME`, `zoo:NAME`, `module:function`."""
 
+import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from gossamer.io import read_beside
 from gossamer.io.loading import load_telling
 from gossamer.io.pruners.dense_checkpoint import adoption_text
 from gossamer.io.pruners.foreign_file import describe_foreign
+from gossamer.errors import InputError
+from gossamer.runs.sources import Origin, Source, check_path, load_path
 from gossamer.zoo import MLP, TinyEncoder
 
 ZOO_PREFIX = "zoo:"
@@ -24,23 +26,6 @@ _ZOO: dict[str, Callable[[], nn.Module]] = {
     "mlp": lambda: MLP((64, 768, 768, 8)),
     "tiny-encoder": lambda: TinyEncoder(1000, 8, width=256, num_layers=2, ffn_width=1024),
 }
-
-
-@dataclass(frozen=True)
-class Source:
-    """A model and what to call it.
-
-    Attributes:
-        model: in eval mode.
-        name: short, for titles; the last part of a path.
-        disk_bytes: bytes of its tensor files, None if it has none.
-        beside: tokenizer and the like, for `gossamer.save(..., beside=)`.
-    """
-
-    model: nn.Module
-    name: str
-    disk_bytes: int | None
-    beside: dict[str, bytes] = field(default_factory=dict)
 
 
 def load_source(
@@ -63,10 +48,14 @@ def load_source(
     check_source(text)
     path = source_path(text)
     name = text if is_demo(text) else path.resolve().name
-    model, adopted = load_telling(path, detect_masks=detect_masks)
-    if adopted:
-        say(adoption_text(adopted, name))
-    return Source(model.eval(), name, tensor_bytes(path), read_beside(path))
+    return load_path(path, name, say, detect_masks=detect_masks)
+
+
+def origin(text: str) -> Origin:
+    """The model that `text` names, to be loaded later."""
+    return Origin(
+        text, functools.partial(check_source, text), lambda say: load_source(text, say=say)
+    )
 
 
 def check_source(text: str, *, bare: bool = False) -> None:
@@ -81,23 +70,9 @@ def check_source(text: str, *, bare: bool = False) -> None:
         return
     if _is_own(text):
         return
-    path = source_path(text)
-    if not path.exists():
-        known = [ZOO_PREFIX + name for name in _ZOO] + [DEMO_PREFIX + name for name in DEMO_MODELS]
-        raise ArtifactError(
-            f"{text}: there is no such file or directory. Expected a gossamer artifact, a local"
-            f" Hugging Face directory, a gguf or ONNX file, module:function or one of"
-            f" {', '.join(known)}."
-        )
-    foreign = describe_foreign(path)
-    if foreign is not None:
-        raise ArtifactError(f"{text}: {foreign}")
-    if not bare and path.is_file() and path.suffix == ".safetensors":
-        raise ArtifactError(
-            f"{text}: holds tensors and does not say of which model. Put it into a folder with the"
-            " config.json of its model and name the folder; or load it in Python into a model of"
-            " yours, gossamer.load(path, model=model)."
-        )
+    known = [ZOO_PREFIX + name for name in _ZOO] + [DEMO_PREFIX + name for name in DEMO_MODELS]
+    others = f", module:function or one of {', '.join(known)}"
+    check_path(source_path(text), text, others=others, bare=bare)
 
 
 def load_function(text: str, say: Callable[[str], None] = lambda line: None) -> Callable[[], Any]:
@@ -133,17 +108,6 @@ def source_path(text: str) -> Path:
 def is_demo(text: str) -> bool:
     """Whether `text` is a packaged model: `demo:NAME`, or NAME where no file is called so."""
     return text.startswith(DEMO_PREFIX) or (text in DEMO_MODELS and not Path(text).exists())
-
-
-def tensor_bytes(path: Path) -> int:
-    """Bytes of the tensor files of a directory, or of one file."""
-    files = [path] if path.is_file() else list(path.glob("*.safetensors"))
-    return sum(file.stat().st_size for file in files)
-
-
-def directory_bytes(path: Path) -> int:
-    """Bytes of everything in a directory."""
-    return sum(file.stat().st_size for file in path.iterdir() if file.is_file())
 
 
 def _check_zoo(name: str) -> None:

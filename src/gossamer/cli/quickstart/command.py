@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from gossamer.cli.shell.command import Command
-from gossamer.cli.shell.output import Output, table
+from gossamer.cli.shell.output import Output, comparison_table
 from gossamer.cli.shell.parameters import SPARSITY
 
 _EXAMPLES = """
@@ -53,9 +53,6 @@ def quickstart(out: Output, model: str, folder: Path, sparsity: float | None) ->
 
         story = run_minilm(folder, 0.8 if sparsity is None else sparsity, out)
     report_path = publish(story, folder)
-    head, *rows = story.page.comparison.cells()
-    shown = table(head[0], *(f">{text}" for text in head[1:]))
-    for row in rows:
-        shown.add_row(*row)
+    shown = comparison_table(story.page.comparison)
     remarks = [*story.remarks, f"Report: {report_path}"]
     out.result({**story.document(), "report": str(report_path)}, shown, "", *remarks)

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from gossamer.cli.bench import int8_rival
-from gossamer.cli.models.sources import directory_bytes, tensor_bytes
 from gossamer.cli.quickstart.minilm_model import MiniLM, embed, load_minilm
 from gossamer.cli.quickstart.output import (
     MODEL_FOLDER,
@@ -39,6 +38,7 @@ from gossamer.running.layers.explanation import explain
 from gossamer.runs.calibration import calibration_batches
 from gossamer.runs.oneshot import sparsify
 from gossamer.runs.quality import agreement
+from gossamer.runs.sources import directory_bytes, tensor_bytes
 from gossamer.search.candidates import Mask
 from gossamer.search.front import SearchLimits
 from gossamer.search.page import HEAD, front_chart, rows_of

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from gossamer.cli.bench import int8_rival
-from gossamer.cli.models.sources import directory_bytes
 from gossamer.cli.quickstart.output import (
     DENSE_FOLDER,
     MODEL_FOLDER,
@@ -31,6 +30,8 @@ from gossamer.report.page import Page, TextTable
 from gossamer.report.report import format_bytes
 from gossamer.running.layers.explanation import Explanation, explain
 from gossamer.runs.oneshot import sparsify
+from gossamer.runs.sources import directory_bytes
+from gossamer.nn.compaction import compact
 from gossamer.training.memory.held import measure
 from gossamer.zoo import MLP, Split, accuracy, cluster_problem
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
 
+    from gossamer.report.comparison import Comparison
+
 SCHEMA = 1
 # A table in a log file should not be folded as if it were a narrow terminal.
 _PIPE_WIDTH = 140
@@ -80,6 +82,15 @@ class Output:
                 sys.stdout.write(item)
             else:
                 console().print(item, markup=False, highlight=False)
+
+
+def comparison_table(comparison: "Comparison") -> "Table":
+    """Models side by side, one line per figure."""
+    head, *rows = comparison.cells()
+    shown = table(head[0], *(f">{text}" for text in head[1:]))
+    for row in rows:
+        shown.add_row(*row)
+    return shown
 
 
 def console(stderr: bool = False) -> "Console":

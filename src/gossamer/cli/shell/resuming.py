@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs that stop on the way say how to go on."""
+"""How to resume a run that was stopped."""
 
 import os
 import shlex
@@ -19,15 +19,3 @@ def resume_command() -> str:
     if world is not None:
         start = ["torchrun", "--nproc-per-node", world, "-m", "gossamer"]
     return shlex.join([*start, *arguments, "--resume"])
-
-
-@contextmanager
-def told_how_to_resume() -> Iterator[None]:
-    """Add the command to what ends a run whose state is kept."""
-    try:
-        yield
-    except TrainingStopped as error:
-        text = f"{error} Go on with:\n  {resume_command()}"
-        raise TrainingStopped(text, error.exit_code - 128) from error
-    except ResourceError as error:
-        raise ResourceError(f"{error}\nGo on with:\n  {resume_command()}") from error

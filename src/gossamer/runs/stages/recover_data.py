@@ -156,7 +156,7 @@ def samples_of_batches(batches: Sequence[Batch]) -> RecoverySamples:
         (number,) = numbers
         return batches[number]
 
-    return RecoverySamples(make, [_tokens(batch) for batch in batches], range(len(batches)))
+    return RecoverySamples(make, [batch_tokens(batch) for batch in batches], range(len(batches)))
 
 
 def _by_length(numbers: Sequence[int], lengths: Sequence[int], size: int) -> list[list[int]]:
@@ -164,7 +164,8 @@ def _by_length(numbers: Sequence[int], lengths: Sequence[int], size: int) -> lis
     return [order[start : start + size] for start in range(0, len(order), size)]
 
 
-def _tokens(batch: Batch) -> int:
+def batch_tokens(batch: Batch) -> int:
+    """Activation rows that a batch makes."""
     first = batch.first_tensor()
     if first is None:
         return 1

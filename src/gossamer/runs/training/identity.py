@@ -9,7 +9,8 @@ from gossamer.data.tasks import Task
 from gossamer.errors import RecipeError
 from gossamer.ops.kernels import active_kernels
 from gossamer.recipes.digest import content_differences, recipe_content
-from gossamer.runs.training.request import Say, TrainRequest
+from gossamer.runs.training.request import TrainRequest
+from gossamer.runs.voice import Say
 from gossamer.training.checkpoint.folders import Checkpoint
 from gossamer.training.distributed.mesh_sizes import AXES, MeshSizes
 

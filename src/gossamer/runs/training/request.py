@@ -15,7 +15,6 @@ from gossamer.recipes.stages.train import Architecture, Train
 from gossamer.runs.training.models import DEFAULT_CONTEXT, build_model, context_of
 from gossamer.zoo import MLP
 
-Say = Callable[[str], None]
 # Endings of files, and what they are called; any file may be a text.
 _DATA: dict[str, tuple[tuple[str, ...], str]] = {
     "images": ((".npz",), "an .npz file or a folder of idx files"),
@@ -28,17 +27,18 @@ Given = Callable[[], nn.Module | Task]
 
 @dataclass(frozen=True)
 class TrainRequest:
-    """What the command line gives beside the recipe.
+    """What is asked for.
 
     Attributes:
         recipe: has one stage, `train`.
         data: a file, a folder or `zoo:NAME`; None where the user's function brings its own.
         evaluation: a file to measure on; None measures on what is held out.
         given: makes the model or the whole task; None builds what the recipe names.
-        given_name: what --model says, kept in checkpoints.
+        given_name: what the model is called, kept in checkpoints.
         resume: go on with the run that lies there.
         allow_change: resume although recipe or data changed.
         tensorboard: also write event files.
+        how_to_resume: what to do after a run was stopped, for its last message.
     """
 
     recipe: Recipe
@@ -49,6 +49,7 @@ class TrainRequest:
     resume: bool = False
     allow_change: bool = False
     tensorboard: bool = False
+    how_to_resume: str = "the same call, with resume=True"
 
     @property
     def train(self) -> Train:

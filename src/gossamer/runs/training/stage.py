@@ -19,7 +19,8 @@ from gossamer.runs.attach import attach
 from gossamer.runs.schedule_builders import one_training
 from gossamer.runs.training.identity import check_identity, run_identity, saved_tokenizer
 from gossamer.runs.training.optimizer import build_optimizer
-from gossamer.runs.training.request import Say, TrainRequest, make_task, model_of
+from gossamer.runs.training.request import TrainRequest, make_task, model_of
+from gossamer.runs.voice import Say
 from gossamer.training.checkpoint.background import CheckpointWriter
 from gossamer.training.checkpoint.folders import Checkpoint, CheckpointStore
 from gossamer.training.checkpoint.random_state import seed_all
@@ -47,11 +48,13 @@ class Trained:
         loop: holds model, optimizer and counters.
         task: what it was trained on.
         dense_bytes: parameters and buffers of the model before anything was pruned.
+        resumed: whether it continued from a checkpoint.
     """
 
     loop: Loop
     task: Task
     dense_bytes: int
+    resumed: bool = False
 
 
 def loop_settings(train: Train, task: Task) -> LoopSettings:
@@ -182,7 +185,7 @@ def prepare(
         around=around,
         processes=grid,
     )
-    return Trained(loop, task, num_bytes)
+    return Trained(loop, task, num_bytes, checkpoint is not None)
 
 
 def attach_schedule(

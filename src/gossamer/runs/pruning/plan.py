@@ -31,8 +31,10 @@ from gossamer.pruning.methods import Method
 from gossamer.pruning.solvers.problem import LayerProblem
 from gossamer.pruning.targets import Target
 from gossamer.recipes.stages.prune import Prune
+from gossamer.runs.pruning.request import PruneRequest, check_request, prepare
 from gossamer.runs.stages.base import StageInput
 from gossamer.runs.stages.prune import PreparedStage, method_of, prepare_stage
+from gossamer.runs.voice import Voice
 
 # Gram matrix, its damped copy, factor, inverse and its factor; then the weight and what solves it.
 _GRAMS_HELD = 5
@@ -78,6 +80,22 @@ class StagePlan:
         """Resident memory of the process at its peak."""
         parts = (self.process_bytes, self.activation_bytes, self.copy_bytes, self.solver_bytes)
         return sum(parts)
+
+
+def plan_prune(request: PruneRequest, voice: Voice) -> StagePlan:
+    """The plan of the first prune stage; the model is loaded, one batch is run, nothing written."""
+    steps = request.recipe.steps_of(Prune)
+    if not steps or request.data is None:
+        raise RecipeError(
+            "--dry-run: plans stages that prune with calibration data. Give --data FILE and a"
+            " recipe with such a stage; others take seconds."
+        )
+    files = check_request(request)
+    with voice.stage("loading"):
+        source = request.origin.load(voice.note)
+        prepared = prepare(source, request, files)
+    with voice.stage("looking at one batch"):
+        return plan_stage(source.model, steps[0], prepared.batches or [])
 
 
 def plan_stage(model: nn.Module, step: Prune, batches: Sequence[Batch]) -> StagePlan:

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pruning run from the model to the artifact: load, prune, time, save."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gossamer.io import save
+from gossamer.pruning.calibration.calibrated import Journal
+from gossamer.pruning.calibration.journal import model_digest
+from gossamer.pruning.targets import find_targets
+from gossamer.recipes.schema import Recipe
+from gossamer.recipes.stages.prune import Prune
+from gossamer.recipes.stages.recover import Recover
+from gossamer.report.card import Card, render_card
+from gossamer.report.comparison import Comparison, Figure
+from gossamer.report.html import write_html
+from gossamer.report.machine import describe_machine
+from gossamer.report.page import Page
+from gossamer.report.report import Report
+from gossamer.running.layers.compiler import compile as compile_model
+from gossamer.running.layers.explanation import Explanation, explain
+from gossamer.runs.curves import curves
+from gossamer.runs.execute import execute
+from gossamer.runs.kept_run import KeptRun
+from gossamer.runs.pruning.request import (
+    PruneFiles,
+    PruneInput,
+    PruneRequest,
+    check_request,
+    open_journal,
+    prepare,
+    run_key,
+)
+from gossamer.runs.sources import Source, directory_bytes
+from gossamer.runs.stages import StageInput
+from gossamer.runs.voice import Voice, told_how_to_resume
+from gossamer.training.loop.metrics import read_metrics
+from gossamer.training.loop.run_folder import RunFolder
+
+# Below it the sparse kernels rarely win, so the user hears it before the work starts.
+_MIN_USEFUL_SPARSITY = 0.4
+_NOT_MEASURED = (
+    "Quality: not measured. Pruning costs quality, and nobody knows how much of it this model has"
+    " left. To know it, give data: 'gossamer prune ... --data FILE' (or --eval FILE) measures it,"
+    " and 'gossamer shrink MODEL --data FILE -o OUT' looks for the fastest model within a limit."
+)
+
+
+@dataclass(frozen=True)
+class PruneOutcome:
+    """What a run gave.
+
+    Attributes:
+        report: what pruning did.
+        comparison: the artifact beside the dense model.
+        document: everything as plain data.
+        remarks: lines for people.
+    """
+
+    report: Report
+    comparison: Comparison
+    document: dict[str, Any]
+    remarks: list[str]
+
+
+def run_prune(request: PruneRequest, voice: Voice) -> PruneOutcome:
+    """Everything that `gossamer prune` does; mistakes in the request are told before any work."""
+    files = check_request(request)
+    for step in request.recipe.steps_of(Prune):
+        if step.sparsity is not None and step.sparsity < _MIN_USEFUL_SPARSITY:
+            voice.note(
+                f"At {step.sparsity:.0%} zeros dense kernels are usually faster: expect a smaller"
+                " file and no speed-up."
+            )
+    if not request.recipe.steps_of(Recover):
+        return _run(request, files, None, voice)
+    folder = RunFolder(request.target)
+    with told_how_to_resume(request.how_to_resume), folder.opened(resume=request.resume):
+        return _run(request, files, folder, voice)
+
+
+def _run(
+    request: PruneRequest, files: PruneFiles, folder: RunFolder | None, voice: Voice
+) -> PruneOutcome:
+    recipe = request.recipe
+    with voice.stage("loading"):
+        source = request.origin.load(voice.note)
+        prepared = prepare(source, request, files)
+    teacher = None if request.teacher is None else request.teacher.load(lambda text: None).model
+    journal = open_journal(source, request, prepared)
+    kept = None
+    if folder is not None:
+        key = run_key(source.model, recipe, prepared)
+        kept = KeptRun(
+            folder, key if teacher is None else {**key, "teacher": model_digest(teacher)}
+        )
+    given = StageInput(
+        loss=prepared.loss,
+        journal=journal or Journal(),
+        teacher=teacher,
+        samples=prepared.recovery,
+        kept=kept,
+        say=lambda text: voice.note(f"recover: {text}"),
+    )
+    num_layers = sum(
+        len(find_targets(source.model, step.targets, step.ignore))
+        for step in recipe.steps_of(Prune)
+    )
+    with voice.stage("pruning, timing dense and pruned", num_layers) as stage:
+        given = replace(given, progress=lambda done: stage.advance())
+        measure = None if prepared.quality is None else prepared.quality.measure
+        report = execute(recipe, source.model, prepared.batches, evaluate=measure, given=given)
+        fast = compile_model(source.model, tokens=prepared.tokens)
+    with voice.stage("saving"):
+        outcome = _save(source, request, report, explain(fast), prepared)
+        if folder is not None:
+            outcome.remarks.append(f"Curves: {_write_page(request, outcome, folder)}")
+            folder.remove_checkpoints()
+    if journal is not None:
+        journal.remove()
+    return outcome
+
+
+def _write_page(request: PruneRequest, outcome: PruneOutcome, folder: RunFolder) -> Path:
+    """The curves of recovery with what it gave; times stand here, not in the artifact."""
+    found = [
+        curve
+        for number, stage in enumerate(request.recipe.stages)
+        if stage.recover is not None
+        for curve in curves(read_metrics(folder.of_stage(number).metrics))
+    ]
+    page = Page(
+        title=f"Recovered: {request.target.resolve().name}",
+        lead=f"{request.origin.text}, pruned to {outcome.report.sparsity:.0%} zeros in"
+        f" {len(outcome.report.layers)} layers and trained with the dense model as teacher.",
+        comparison=outcome.comparison,
+        layers=(),
+        machine=describe_machine(),
+        curves=found,
+        notes=tuple(outcome.report.notes),
+    )
+    return write_html(page, folder.report)
+
+
+def _save(
+    source: Source,
+    request: PruneRequest,
+    report: Report,
+    layers: Explanation,
+    prepared: PruneInput,
+) -> PruneOutcome:
+    machine, quality = describe_machine(), prepared.quality
+    figures = _figures(report, prepared)
+    content = {
+        **report.to_dict(),
+        "base": source.name,
+        "recipe": request.recipe.model_dump(mode="json", exclude_none=True),
+        "timed_with": prepared.timed,
+        "quality_data": None if quality is None else quality.data,
+        "quality_measured": report.quality_sparse is not None,
+        "kernels": layers.to_dicts(),
+        "machine": machine,
+    }
+    measured = _NOT_MEASURED if quality is None else f"Quality was measured on {quality.data}."
+    card = Card(
+        title=request.target.resolve().name,
+        base=source.name,
+        method=method_lines(request.recipe),
+        report=report,
+        comparison=Comparison(("dense", "pruned"), tuple(figures)),
+        machine=machine,
+        limits=(
+            measured,
+            "Times hold for the machine above; gossamer.compile measures again on yours.",
+            *report.notes,
+        ),
+    )
+    save(
+        source.model,
+        request.target,
+        format=request.form,
+        report=content,
+        card=render_card(card),
+        beside=source.beside,
+    )
+    before = report.bytes_dense if source.disk_bytes is None else source.disk_bytes
+    on_disk = (before, directory_bytes(request.target))
+    figures.insert(1, Figure(f"bytes on disk ({request.form})", "bytes", on_disk))
+    shown = Comparison(("dense", "pruned"), tuple(figures))
+    document = {**content, "out": str(request.target), "comparison": shown.to_dict()}
+    remarks = [f"Saved to {request.target}. {_speed_remark(layers)}", *report.notes]
+    if report.quality_sparse is None:
+        remarks.append(_NOT_MEASURED)
+    return PruneOutcome(report, shown, document, remarks)
+
+
+def _figures(report: Report, prepared: PruneInput) -> list[Figure]:
+    measured = prepared.quality
+    name = "quality" if measured is None else f"{measured.name} ({measured.data})"
+    return [
+        Figure(name, "score", (report.quality_dense, report.quality_sparse)),
+        Figure("bytes of tensors", "bytes", (report.bytes_dense, report.bytes_sparse)),
+        Figure(
+            f"ms per forward ({prepared.timed})",
+            "ms",
+            (report.ms_dense, report.ms_sparse),
+            report.doubt,
+        ),
+    ]
+
+
+def _speed_remark(layers: Explanation) -> str:
+    sparse = {row.name for row in layers if row.is_sparse}
+    if not sparse:
+        return "No layer runs faster sparse here: no speed-up is to be expected."
+    return f"{len(sparse)} layers run on sparse kernels; 'gossamer explain' says which and why."
+
+
+def method_lines(recipe: Recipe) -> dict[str, str]:
+    """The recipe for the model card: one line per setting, stages numbered if there are several."""
+    lines: dict[str, str] = {}
+    for number, stage in enumerate(recipe.stages, start=1):
+        prefix = "" if len(recipe.stages) == 1 else f"stage {number}: "
+        content = stage.step.model_dump(exclude_none=True)
+        lines |= {f"{prefix}{key}": str(value) for key, value in content.items()}
+    return lines
