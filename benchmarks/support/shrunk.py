@@ -22,7 +22,7 @@ from gossamer.pruning.calibration.journal import model_digest
 from gossamer.running.encoder.arrays import encoder_arrays, find_base
 from gossamer.running.rivals import TITLES, EncoderEngine, EngineFailed, find_engine
 from gossamer.running.rivals.engine_scripts.turn import turn
-from gossamer.runs.execute import execute
+from gossamer.runs.executor import execute
 from gossamer.search.candidates import dense_int8
 from gossamer.search.contenders import EngineEncoder, calibration_inputs, counted_bytes
 from gossamer.search.page import HEAD, rows_of

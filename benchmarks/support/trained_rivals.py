@@ -15,7 +15,7 @@ import torch
 
 import gossamer
 from gossamer.recipes.loader import make_recipe
-from gossamer.runs.execute import execute
+from gossamer.runs.executor import execute
 from gossamer.runs.stages import StageInput
 from support.options import progress
 

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from gossamer.planner.planning import plan
     from gossamer.running.layers.compiler import compile
     from gossamer.running.layers.explanation import explain
-    from gossamer.runs.attach import attach
     from gossamer.runs.oneshot import sparsify
+    from gossamer.runs.schedules import attach
     from gossamer.runs.verbs import prune, train
     from gossamer.search.shrinking import shrink
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy_door(
     __name__,
     {
-        "attach": "runs.attach",
+        "attach": "runs.schedules",
         "plan": "planner.planning",
         "prune": "runs.verbs",
         "train": "runs.verbs",

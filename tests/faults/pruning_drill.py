@@ -20,7 +20,7 @@ from gossamer.pruning.calibration import journal as journal_module
 from gossamer.pruning.calibration.batches import as_batches
 from gossamer.pruning.calibration.journal import DiskJournal, data_digest, model_digest
 from gossamer.recipes.loader import load_recipe
-from gossamer.runs.execute import execute
+from gossamer.runs.executor import execute
 from gossamer.runs.stages import StageInput
 from gossamer.zoo import MLP
 

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from gossamer.recipes.json_schema import json_schema
+from gossamer.recipes.editor_schema import json_schema
 from gossamer.recipes.loader import builtin_names, builtin_text
 from gossamer.recipes.schema import Prune
 from gossamer.recipes.yaml_lines import parse_yaml

@@ -17,7 +17,7 @@ from gossamer.nn import Linear, MaskedLinear
 from gossamer.nn.batch import Batch
 from gossamer.recipes.loader import make_recipe
 from gossamer.recipes.stages.recover import Recover
-from gossamer.runs.execute import execute
+from gossamer.runs.executor import execute
 from gossamer.runs.stages import StageInput
 from gossamer.runs.stages.recover import run_recover_stage
 from gossamer.runs.stages.recover_data import (
@@ -300,7 +300,7 @@ def test_a_recover_stage_needs_data_and_is_described():
     assert recipe().needs_data
     with pytest.raises(RecipeError, match="a recover stage looks at what data does"):
         execute(recipe(), tiny())
-    from gossamer.recipes.json_schema import json_schema
+    from gossamer.recipes.editor_schema import json_schema
 
     properties = json_schema()["$defs"]["Recover"]["properties"]
     assert all(rule["description"] for rule in properties.values())

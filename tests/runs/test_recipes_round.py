@@ -9,7 +9,7 @@ from gossamer.errors import GossamerError, InputError, RecipeError
 from gossamer.formats.grid import find_grid
 from gossamer.nn.rounding import round_layer
 from gossamer.recipes.loader import make_recipe
-from gossamer.runs.execute import execute
+from gossamer.runs.executor import execute
 
 
 def _recipe(*stages):

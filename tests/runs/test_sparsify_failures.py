@@ -83,9 +83,9 @@ STEPS = {
     "first layer masked": "gossamer.pruning.oneshot._masked_layer",
     "third layer masked": "gossamer.pruning.oneshot._masked_layer",
     "fast paths off": "gossamer.pruning.oneshot.disable_fast_paths",
-    "report": "gossamer.runs.execute.make_report",
-    "tokens counted": "gossamer.runs.execute.tokens_seen",
-    "timed": "gossamer.runs.execute.time_beside_dense",
+    "report": "gossamer.runs.executor.make_report",
+    "tokens counted": "gossamer.runs.executor.tokens_seen",
+    "timed": "gossamer.runs.executor.time_beside_dense",
     "compiled": "gossamer.runs.times.compile_model",
     "raced": "gossamer.runs.times.duel",
 }

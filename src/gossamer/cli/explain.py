@@ -72,7 +72,7 @@ def explain(
     from gossamer.report.machine import describe_machine
     from gossamer.running.layers.compiler import compile as compile_model
     from gossamer.running.layers.explanation import explain as explain_model
-    from gossamer.runs.example_input import example_input
+    from gossamer.runs.made_up_input import example_input
 
     if html is not None:
         check_file_destination(html)

@@ -18,7 +18,7 @@ from gossamer.running.bench.encoder import dense_copy
 from gossamer.running.layers.explanation import Row
 from gossamer.running.layers.layer_times import LayerTimes, layer_times
 from gossamer.running.rivals.bench_encoder import dense_copy
-from gossamer.runs.example_input import Example
+from gossamer.runs.made_up_input import Example
 
 if TYPE_CHECKING:
     from rich.table import Table

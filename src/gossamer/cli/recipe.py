@@ -133,7 +133,7 @@ def validate(out: Output, files: tuple[str, ...], overrides: tuple[str, ...]) ->
 @click.pass_obj
 def schema(out: Output) -> None:
     """Print the JSON schema of recipe files, which editors complete and check them with."""
-    from gossamer.recipes.json_schema import json_schema
+    from gossamer.recipes.editor_schema import json_schema
 
     content = json_schema()
     out.result({"json_schema": content}, Verbatim(json.dumps(content, indent=2) + "\n"))

@@ -2,7 +2,7 @@
 """`${name}`: a whole value of a recipe that is given once, under `variables`."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 from gossamer.recipes.faults import Fault, Path, near, show
@@ -13,7 +13,12 @@ WHOLE = re.compile(r"\$\{([^{}]*)\}")
 
 def unused_variables(document: Document) -> list[Fault]:
     """A fault for every variable that no value names."""
-    used = {name for _, name in _uses(document.data)}
+    used: set[str] = set()
+
+    def note(text: str, path: Path) -> None:
+        used.update(WHOLE.findall(text) if WHOLE.fullmatch(text) else ())
+
+    _map_texts(document.data, note)
     return [
         document.fault(
             ("variables", name),
@@ -30,34 +35,28 @@ def substitute(document: Document) -> tuple[Any, dict[Path, str], list[Fault]]:
     names: dict[Path, str] = {}
     faults: list[Fault] = []
 
-    def fill(value: Any, path: Path) -> Any:
-        if path == ("variables",):
-            return value
-        if isinstance(value, dict):
-            return {key: fill(item, (*path, key)) for key, item in value.items()}
-        if isinstance(value, list):
-            return [fill(item, (*path, index)) for index, item in enumerate(value)]
-        if not isinstance(value, str) or "${" not in value:
-            return value
-        match = WHOLE.fullmatch(value)
+    def fill(text: str, path: Path) -> Any:
+        if "${" not in text:
+            return text
+        match = WHOLE.fullmatch(text)
         if match is None:
-            text = f"{show(value)}: ${{name}} must be the whole value, not a part of it."
-            faults.append(document.fault(path, text))
+            words = f"{show(text)}: ${{name}} must be the whole value, not a part of it."
+            faults.append(document.fault(path, words))
         elif match[1] not in known:
             listed = ", ".join(known) if known else "none"
-            text = f"undefined variable {show(match[1])}.{near(match[1], list(known))}"
-            faults.append(document.fault(path, f"{text} Defined under variables: {listed}."))
+            words = f"undefined variable {show(match[1])}.{near(match[1], list(known))}"
+            faults.append(document.fault(path, f"{words} Defined under variables: {listed}."))
         else:
             names[path] = match[1]
             return known[match[1]]
-        return value
+        return text
 
     faults += [
         document.fault(("variables", name), "a variable cannot hold another variable.")
         for name, value in known.items()
         if isinstance(value, str) and "${" in value
     ]
-    return fill(document.data, ()), names, faults
+    return _map_texts(document.data, fill), names, faults
 
 
 def _variables(data: Any) -> dict[str, Any]:
@@ -65,14 +64,12 @@ def _variables(data: Any) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _uses(value: Any, path: Path = ()) -> Iterator[tuple[Path, str]]:
+def _map_texts(value: Any, change: Callable[[str, Path], Any], path: Path = ()) -> Any:
+    """The data with every text outside `variables` changed."""
     if path == ("variables",):
-        return
+        return value
     if isinstance(value, dict):
-        for key, item in value.items():
-            yield from _uses(item, (*path, key))
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from _uses(item, (*path, index))
-    elif isinstance(value, str) and (match := WHOLE.fullmatch(value)):
-        yield path, match[1]
+        return {key: _map_texts(item, change, (*path, key)) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_map_texts(item, change, (*path, number)) for number, item in enumerate(value)]
+    return change(value, path) if isinstance(value, str) else value

@@ -6,8 +6,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gossamer.recipes.faults import Path, near, show
-from gossamer.recipes.field_words import LIMITS, SCHEMA_HINT, field_words, fraction_words
+from gossamer.recipes.faults import (
+    LIMITS,
+    SCHEMA_HINT,
+    Path,
+    field_words,
+    fraction_words,
+    near,
+    show,
+)
 from gossamer.recipes.schema import ONE_STEP, SCHEMA_VERSION, SECTIONS, Recipe, Stage
 from gossamer.recipes.stages.base import Settings, StageSettings
 from gossamer.recipes.stages.schedules import SCHEDULES

@@ -8,7 +8,7 @@ similarities with people's scores, or, without scores, with those of the dense m
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,11 +16,22 @@ from torch import nn
 
 from gossamer.data.files import Pair, Texts, check_scores
 from gossamer.data.token_ids import draw, padded, padded_batches, sentences, windows
+from gossamer.data.samples import (
+    Pair,
+    Texts,
+    check_scores,
+    draw,
+    padded_batches,
+    sentences,
+    windows,
+)
 from gossamer.errors import InputError
 from gossamer.nn.batch import Batch
 from gossamer.nn.families import is_decoder
 from gossamer.recipes.schema import Calibration
 from gossamer.runs.quality import agreement, embed, mean_vectors, pair_correlation, perplexity
+from gossamer.runs.stages.recover_data import is_decoder as is_decoder
+from gossamer.runs.stages.recover_data import samples_of_pairs, takes_names
 
 # Tokens of one batch: long enough for fast products, short enough to be held many times.
 _BATCH_TOKENS = 2048
@@ -71,10 +82,10 @@ def calibration_batches(
     """The drawn part of a file as batches for `model`."""
     if is_decoder(model) or samples.ids_NT is not None:
         ids_NT = windows(samples, tokenizer, settings.tokens)
-        chosen = ids_NT[_calibration_part(len(ids_NT), settings)]
+        chosen = ids_NT[draw(len(ids_NT), settings.samples, settings.seed)]
         width = max(1, _BATCH_TOKENS // settings.tokens)
         return [
-            Batch({"input_ids": part} if _takes_names(model) else part)
+            Batch({"input_ids": part} if takes_names(model) else part)
             for part in torch.split(chosen, width)
         ]
     if samples.pairs:
@@ -89,18 +100,11 @@ def calibration_batches(
 
 
 def _pair_batches(pairs: Sequence[Pair], tokenizer: Any, max_tokens: int) -> list[Batch]:
-    """Pairs of like length together: first texts, then second ones; labels are scores in [0, 1]."""
-    first = sentences([pair.first for pair in pairs], tokenizer, max_tokens)
-    second = sentences([pair.second for pair in pairs], tokenizer, max_tokens)
-    top = max(abs(pair.score) for pair in pairs) or 1.0
-    longest = [torch.empty(max(len(a), len(b))) for a, b in zip(first, second, strict=True)]
-    batches = []
-    for members, _ in padded_batches(longest, _PAIR_TOKENS):
-        ids = [first[i] for i in members] + [second[i] for i in members]
-        inputs = padded(ids)
-        labels = torch.tensor([pairs[i].score / top for i in members])
-        batches.append(Batch(inputs, inputs["attention_mask"].bool(), labels))
-    return batches
+    """Pairs of like length together."""
+    samples = samples_of_pairs(pairs, tokenizer, max_tokens)
+    longest = [torch.empty(length // 2) for length in samples.lengths]
+    groups = [members for members, _ in padded_batches(longest, _PAIR_TOKENS)]
+    return [replace(samples.make(members), samples=None) for members in groups]
 
 
 def pair_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
@@ -127,7 +131,7 @@ def quality_of(
         ids_NT = windows(samples, tokenizer, settings.tokens)
         left = list(range(len(ids_NT)))
         if held_out:
-            used = set(_calibration_part(len(ids_NT), settings))
+            used = set(draw(len(ids_NT), settings.samples, settings.seed))
             left = [i for i in left if i not in used]
             if len(left) < _MIN_HELD_OUT:
                 return None
@@ -163,11 +167,3 @@ def _spread(numbers: list[int], most: int) -> list[int]:
     """At most `most` of the numbers, evenly spread."""
     count = min(len(numbers), most)
     return [numbers[i * len(numbers) // count] for i in range(count)]
-
-
-def _calibration_part(total: int, settings: Calibration) -> list[int]:
-    return draw(total, settings.samples, settings.seed)
-
-
-def _takes_names(model: nn.Module) -> bool:
-    return hasattr(model, "config")

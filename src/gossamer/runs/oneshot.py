@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """`gossamer.sparsify`: prune in one shot and say what it gained and cost."""
 
-import difflib
 import itertools
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from gossamer.errors import InputError, RecipeError
-from gossamer.method_table import METHODS
+from gossamer.method_table import METHODS, methods_that_need
 from gossamer.nn import unchanged_on_error
 from gossamer.patterns import Pattern
 from gossamer.pruning import Scorer, apply_plan, plan_oneshot
@@ -18,20 +19,21 @@ from gossamer.pruning.gradients.pruning import GRADIENT_METHODS
 from gossamer.pruning.methods import METHODS
 from gossamer.pruning.targets import Rules
 from gossamer.recipes.loader import load_recipe, make_recipe
+from gossamer.pruning.calibration.batches import Batch, as_batches
+from gossamer.pruning.gradients.passes import Loss
 from gossamer.pruning.rules import Rules
+from gossamer.recipes.faults import near
 from gossamer.recipes.loader import load_recipe, prune_recipe
 from gossamer.recipes.schema import Recipe
+from gossamer.recipes.stages import Prune, Recover, Structured
 from gossamer.report.report import Report
-from gossamer.runs.execute import carry_out, execute
+from gossamer.runs.executor import carry_out, execute
 from gossamer.runs.reporting import Evaluate
 from gossamer.runs.stages import StageInput, StageOutcome
-from gossamer.runs.task_loss import (
-    TaskLoss,
-    as_loss,
-    labelled_batches,
-    refuse_loss,
-)
 
+# loss(model, batch) -> a tensor with one number; the batch is an item of `data`.
+TaskLoss = Callable[[nn.Module, Any], torch.Tensor]
+_OWN_LOSS = "a loss of your own"
 _DEFAULTS: dict[str, Any] = {
     "sparsity": None,
     "pattern": "unstructured",
@@ -101,11 +103,13 @@ def sparsify(  # noqa: PLR0913  (the public call: every argument is a word of th
     wanted = _read(recipe, arguments)
     with unchanged_on_error(model):
         if isinstance(wanted, Recipe):
-            batches = data if loss is None else labelled_batches(data)
-            given = StageInput(loss=None if loss is None else as_loss(loss, wanted))
+            if loss is None:
+                return execute(wanted, model, data, evaluate=evaluate)
+            batches = [_labelled(batch) for batch in as_batches(data, _OWN_LOSS)]
+            given = StageInput(loss=_as_loss(loss, wanted))
             return execute(wanted, model, batches, evaluate=evaluate, given=given)
         if loss is not None:
-            raise refuse_loss(wanted["scorer"])
+            raise _refuse_loss(wanted["scorer"])
         return _at_once(model, wanted, data, evaluate)
 
 
@@ -162,8 +166,7 @@ def _settings(recipe: Mapping[str, Any] | None, arguments: dict[str, Any]) -> di
         )
     for key, value in recipe.items():
         if key not in _DEFAULTS:
-            near = difflib.get_close_matches(str(key), _DEFAULTS, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
+            hint = near(key, tuple(_DEFAULTS))
             raise RecipeError(f"recipe: unknown key {key!r}.{hint} Known: {', '.join(_DEFAULTS)}.")
         if arguments[key] != _DEFAULTS[key] and arguments[key] != value:
             raise RecipeError(
@@ -171,3 +174,36 @@ def _settings(recipe: Mapping[str, Any] | None, arguments: dict[str, Any]) -> di
                 " Give it once."
             )
     return arguments | dict(recipe)
+
+
+def _refuse_loss(scorer: Any) -> InputError:
+    """For a scorer that looks at no gradient."""
+    name = scorer if isinstance(scorer, str) else type(scorer).__name__
+    return InputError(
+        f"loss: scorer {name!r} uses no loss. Leave it out, or use one that looks at gradients:"
+        " scorer='taylor', 'fisher' or 'obert'."
+    )
+
+
+def _labelled(batch: Batch) -> Batch:
+    pair = batch.arguments
+    if batch.labels is not None or not isinstance(pair, list | tuple) or len(pair) != 2:
+        return batch
+    return replace(as_batches([pair[0]], _OWN_LOSS)[0], labels=pair[1])
+
+
+def _as_loss(loss: TaskLoss, recipe: Recipe) -> Loss:
+    """The user's loss, called with batches as the user gave them; refused where nobody calls it."""
+    if not callable(loss):
+        raise InputError(f"loss: expected loss(model, batch), got {type(loss).__name__}.")
+    by_gradients = any(step.needs == "gradients" for step in recipe.steps_of(Prune))
+    if by_gradients or any(isinstance(s.step, Structured | Recover) for s in recipe.stages):
+        return lambda model, batch: loss(model, _as_given(batch))
+    raise RecipeError(
+        "loss: no stage of the recipe uses a loss. Leave it out, or use a method that looks at"
+        f" gradients: {', '.join(methods_that_need('gradients'))}."
+    )
+
+
+def _as_given(batch: Batch) -> Any:
+    return batch.arguments if batch.labels is None else (batch.arguments, batch.labels)

@@ -5,8 +5,7 @@ Legend: N texts or windows, T tokens, V vocabulary, B batch, D width.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ _BATCH_TOKENS = 4096
 def perplexity(model: nn.Module, ids_NT: torch.Tensor) -> float:
     """Exp of the mean negative log-likelihood of all but the first token of every window."""
     total, count = 0.0, 0
-    with _evaluating(model):
+    with evaluating(model), torch.no_grad():
         for ids_T in ids_NT:
             logits_TV = _logits(model(input_ids=ids_T.unsqueeze(0)))[0, :-1].float()
             total += float(cross_entropy(logits_TV, ids_T[1:], reduction="sum"))
@@ -49,7 +48,7 @@ def pair_correlation(
 def embed(model: nn.Module, ids: Sequence[torch.Tensor]) -> torch.Tensor:
     """Unit vectors [N, D]: the mean of the last hidden state over the tokens of each text."""
     parts: dict[int, torch.Tensor] = {}
-    with _evaluating(model):
+    with evaluating(model), torch.no_grad():
         for members, inputs in padded_batches(ids, _BATCH_TOKENS):
             parts |= dict(zip(members, mean_vectors(model, inputs), strict=True))
     return torch.stack([parts[i] for i in range(len(ids))])
@@ -100,9 +99,3 @@ def _hidden(output: Any) -> torch.Tensor:
         )
     result: torch.Tensor = found
     return result
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    with evaluating(model), torch.no_grad():
-        yield

@@ -34,16 +34,19 @@ def measure_quality(evaluate: Evaluate | None, model: nn.Module, when: str) -> f
 def make_report(
     model: nn.Module,
     results: Sequence[LayerResult],
-    notes: Sequence[str],
-    quality_dense: float | None,
-    quality_sparse: float | None,
+    bytes_dense: int,
+    notes: Sequence[str] = (),
+    quality_dense: float | None = None,
+    quality_sparse: float | None = None,
 ) -> Report:
-    """The dense and the pruned model side by side; time is added by who measures it."""
+    """The dense and the pruned model side by side; time is added by who measures it.
+
+    `bytes_dense` are those of the model with its zeros.
+    """
     rows = [layer_row(result) for result in results]
     num_pruned = sum(result.numel - result.nnz for result in results)
     num_weights = sum(result.numel for result in results)
     num_parameters = sum(param.numel() for param in model.parameters())
-    bytes_dense = dense_bytes(model)
     # A slim model has no pruned layers, and nothing of it was left out.
     left = left_dense(model) if results else []
     saved = sum(row.bytes_dense - row.bytes_sparse for row in rows)

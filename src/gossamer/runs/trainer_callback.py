@@ -17,6 +17,8 @@ from gossamer.nn import MaskedWeight
 from gossamer.nn.compaction import CompactionResult, compact
 from gossamer.pruning.schedules.controller import Controller
 from gossamer.runs.attach import attach
+from gossamer.runs.schedules import attach
+from gossamer.nn.compaction import CompactionResult, compact
 from gossamer.training.loop.settings import Compaction
 from gossamer.training.modes import choose_modes
 

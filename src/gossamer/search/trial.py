@@ -19,7 +19,7 @@ from gossamer.pruning.calibration.journal import DiskJournal
 from gossamer.recipes.digest import recipe_digest
 from gossamer.running.encoder.ragged import run_packed
 from gossamer.running.layers.compiler import compile as compile_model
-from gossamer.runs.execute import execute
+from gossamer.runs.executor import execute
 from gossamer.runs.kept_run import KeptRun
 from gossamer.runs.stages import StageInput
 from gossamer.search.budget import Deadline, OutOfTime, Stopped

@@ -8,8 +8,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from gossamer.method_table import METHOD_SETTINGS, METHODS, methods_with
-from gossamer.recipes.faults import near, plain, show
-from gossamer.recipes.field_words import SCHEMA_HINT
+from gossamer.recipes.faults import SCHEMA_HINT, near, plain, show
 from gossamer.recipes.stages.base import (
     Found,
     Ignored,

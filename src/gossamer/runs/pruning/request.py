@@ -31,7 +31,7 @@ from gossamer.recipes.stages.prune import Prune
 from gossamer.recipes.stages.train import Train
 from gossamer.report.machine import describe_machine
 from gossamer.runs.calibration import Quality, calibration_batches, pair_loss, quality_of
-from gossamer.runs.example_input import example_input
+from gossamer.runs.made_up_input import example_input
 from gossamer.runs.sources import Origin, Source
 from gossamer.runs.stages.recover_data import RecoverySamples, batch_tokens, samples_of_file
 

@@ -21,7 +21,7 @@ from gossamer.report.report import Report
 from gossamer.running.layers.compiler import compile as compile_model
 from gossamer.running.layers.explanation import Explanation, explain
 from gossamer.runs.curves import curves
-from gossamer.runs.execute import execute
+from gossamer.runs.executor import execute
 from gossamer.runs.kept_run import KeptRun
 from gossamer.runs.pruning.request import (
     PruneFiles,

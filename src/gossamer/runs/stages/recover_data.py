@@ -24,6 +24,19 @@ _MAX_HELD_OUT = 512
 _OTHER_THAN_CALIBRATION = 0x5DEECE66D
 
 
+_DECODERS = ("ForCausalLM", "LMHeadModel")
+
+
+def is_decoder(model: nn.Module) -> bool:
+    """Whether the model gives next-token logits."""
+    return type(model).__name__.endswith(_DECODERS)
+
+
+def takes_names(model: nn.Module) -> bool:
+    """Whether the model takes input_ids by name."""
+    return hasattr(model, "config")
+
+
 @dataclass(frozen=True)
 class RecoverySamples:
     """What steps are made of.
@@ -105,9 +118,8 @@ def samples_of_file(
 ) -> RecoverySamples:
     """All of a file: pairs or texts for encoders, windows of the stream for decoders."""
     if is_decoder(model) or samples.ids_NT is not None:
-        return samples_of_windows(
-            windows(samples, tokenizer, max_tokens), named=hasattr(model, "config")
-        )
+        ids_NT = windows(samples, tokenizer, max_tokens)
+        return samples_of_windows(ids_NT, named=takes_names(model))
     if samples.pairs:
         return samples_of_pairs(samples.pairs, tokenizer, max_tokens)
     return samples_of_texts(sentences(samples.texts, tokenizer, max_tokens))

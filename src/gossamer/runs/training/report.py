@@ -5,13 +5,13 @@ What goes into the artifact holds no times, so that a resumed run writes the sam
 in metrics.jsonl and on the page beside it.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from gossamer.nn import CompactWeight, Conv2d, MaskedConv2d, MaskedWeight
-from gossamer.nn.left_dense import left_dense, left_lines
 from gossamer.pruning import LayerResult
 from gossamer.recipes.schema import Recipe
 from gossamer.report.card import Card, render_card
@@ -21,7 +21,7 @@ from gossamer.report.machine import describe_machine
 from gossamer.report.page import Page
 from gossamer.report.report import Report, format_bytes
 from gossamer.runs.curves import Records, curves
-from gossamer.runs.reporting import layer_row
+from gossamer.runs.reporting import make_report
 from gossamer.runs.training.stage import Trained
 
 _NO_TIME = "The time of a forward pass was not measured; run 'gossamer explain' on the artifact."
@@ -31,7 +31,6 @@ def training_report(trained: Trained) -> Report:
     """The trained model beside its dense form."""
     model = trained.loop.model
     results = _layers(model)
-    rows = [layer_row(result) for result in results]
     weights, kept = sum(r.numel for r in results), sum(r.nnz for r in results)
     parameters = sum(param.numel() for param in model.parameters())
     compact = sum(
@@ -39,18 +38,13 @@ def training_report(trained: Trained) -> Report:
         for m in model.modules()
         if isinstance(m, CompactWeight)
     )
-    saved = sum(r.numel * r.itemsize for r in results) - sum(row.bytes_sparse for row in rows)
-    left = left_dense(model) if rows else []
     quality = next(iter(trained.loop.quality.values()), None)
-    return Report(
+    report = make_report(model, results, trained.dense_bytes, quality_sparse=quality)
+    return replace(
+        report,
         sparsity=1 - kept / weights if weights else 0.0,
         global_sparsity=(weights - kept) / max(parameters + compact, 1),
-        bytes_dense=trained.dense_bytes,
-        bytes_sparse=trained.dense_bytes - saved,
-        quality_sparse=quality,
-        layers=rows,
-        left_dense=left,
-        notes=[*left_lines(left), _NO_TIME],
+        notes=[*report.notes, _NO_TIME],
     )
 
 
@@ -79,13 +73,12 @@ def training_card(trained: Trained, report: Report, recipe: Recipe, name: str) -
     """card.md of the artifact."""
     train = trained.loop.settings
     stage = recipe.stages[0].step.model_dump(mode="json", exclude_none=True)
-    comparison = Comparison(("dense", "trained"), (*_figures(trained, report),))
     card = Card(
         title=name,
         base=f"a fresh model, {train.steps} steps on {trained.task.name}",
         method={key: str(value) for key, value in stage.items()},
         report=report,
-        comparison=comparison,
+        comparison=_comparison(trained, report),
         machine=describe_machine(),
         limits=("Quality was measured on held-out data of the same source.", *report.notes),
     )
@@ -100,7 +93,7 @@ def write_page(trained: Trained, report: Report, records: Records, path: Path) -
         title=f"Training: {trained.task.name}",
         lead=f"{loop.step} steps, {report.sparsity:.1%} zeros in {len(report.layers)} layers."
         f" {quality}",
-        comparison=Comparison(("dense", "trained"), (*_figures(trained, report),)),
+        comparison=_comparison(trained, report),
         layers=(),
         machine=describe_machine(),
         curves=curves(records),
@@ -130,10 +123,10 @@ def _traffic(records: Records) -> list[str]:
     return [f"Rank 0 sends {', '.join(parts)} in every step."]
 
 
-def _figures(trained: Trained, report: Report) -> list[Figure]:
+def _comparison(trained: Trained, report: Report) -> Comparison:
     scores = [Figure(name, "score", (None, value)) for name, value in trained.loop.quality.items()]
     size = Figure("bytes of tensors", "bytes", (report.bytes_dense, report.bytes_sparse))
-    return [*scores, size]
+    return Comparison(("dense", "trained"), (*scores, size))
 
 
 def _layers(model: nn.Module) -> list[LayerResult]:

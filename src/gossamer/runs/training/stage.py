@@ -15,8 +15,7 @@ from gossamer.data.tasks import Task
 from gossamer.data.tasks.digests import tensors_digest
 from gossamer.recipes.stages.schedules import IterativeSettings
 from gossamer.recipes.stages.train import Train
-from gossamer.runs.attach import attach
-from gossamer.runs.schedule_builders import one_training
+from gossamer.runs.schedules import attach, one_training
 from gossamer.runs.training.identity import check_identity, run_identity, saved_tokenizer
 from gossamer.runs.training.optimizer import build_optimizer
 from gossamer.runs.training.request import TrainRequest, make_task, model_of

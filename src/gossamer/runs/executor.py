@@ -88,7 +88,9 @@ def carry_out(
             # Of all stages so far: a later one must respect the masks it did not make.
             verify(model, pruned.values())
     quality = measure_quality(evaluate, model, "after")
-    report = make_report(model, list(pruned.values()), notes, quality_dense, quality)
+    report = make_report(
+        model, list(pruned.values()), dense_bytes(model), notes, quality_dense, quality
+    )
     report = replace(report, bytes_dense=before)
     if timed is None:
         return report

@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gossamer.attach`: a schedule given as data becomes a controller that moves a model's masks.
+
+Moments become steps, and are checked.
+"""
+
+import inspect
+import itertools
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from torch import nn
+
+from gossamer.errors import InputError, RecipeError
+from gossamer.nn import unchanged_on_error
+from gossamer.patterns import Pattern, parse_pattern
+from gossamer.pruning.schedules.acdc import AcDc, phases
+from gossamer.pruning.schedules.base import Schedule as MaskSchedule
+from gossamer.pruning.schedules.before_training import BeforeTraining, Random, Shuffled
+from gossamer.pruning.schedules.controller import Controller
+from gossamer.pruning.schedules.dynamic import RigL, SetSchedule
+from gossamer.pruning.schedules.early_bird import EarlyBird, EarlyBirdChannels
+from gossamer.pruning.schedules.gradual import Gradual, OneShot
+from gossamer.pruning.schedules.iterative import Iterative
+from gossamer.pruning.schedules.layers import release_layers, take_layers
+from gossamer.pruning.schedules.moments import Window
+from gossamer.pruning.schedules.optimizer_entries import OptimizerEntries
+from gossamer.pruning.schedules.run import Run, default_replicas
+from gossamer.pruning.schedules.topkast import TopKast
+from gossamer.recipes.faults import near, show
+from gossamer.recipes.loader import load_recipe
+from gossamer.recipes.schema import Recipe
+from gossamer.recipes.stages import (
+    SCHEDULES,
+    IterativeSettings,
+    Schedule,
+    ScheduleSettings,
+    Train,
+    WindowSettings,
+    step_of,
+)
+
+_ADAPTER: TypeAdapter[Any] = TypeAdapter(Schedule)
+
+
+def attach(
+    model: nn.Module,
+    recipe: Mapping[str, Any] | BaseModel | str | os.PathLike[str],
+    optimizer: torch.optim.Optimizer,
+    *,
+    total_steps: int,
+    data: Iterable[Any] | None = None,
+    loss: Callable[[nn.Module, Any], torch.Tensor] | None = None,
+    replicas: Any = None,
+    shards: Any = None,
+) -> Controller:
+    """Let a schedule move the masks of `model` while your own loop trains it.
+
+    Layers become masked in place and keep their Parameters, so the optimizer needs no change. Call
+    `step()` of the result after every optimizer.step(). An error leaves model and optimizer as they
+    were.
+
+    Example:
+        >>> ctl = gossamer.attach(model, {"kind": "rigl", "sparsity": 0.9}, optimizer,
+        ...                       total_steps=1000)
+        >>> ctl.step()
+
+    Args:
+        model: any module; not wrapped in DistributedDataParallel yet.
+        recipe: a mapping with a `kind`, see docs/schedules.md; or a recipe, its file or built-in
+            name, whose one train stage has a schedule.
+        optimizer: trains the model.
+        total_steps: optimizer steps of the whole run.
+        data: batches, for snip, grasp and synflow.
+        loss: loss(model, batch) -> a tensor with one number, for snip and grasp.
+        replicas: process group whose ranks hold the same weights; all ranks if left out and there
+            are several and no shards.
+        shards: process group whose ranks hold other layers of the same model.
+    """
+    schedule = read_schedule(recipe)
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}.")
+    if isinstance(total_steps, bool) or not isinstance(total_steps, int) or total_steps < 1:
+        raise InputError(
+            f"total_steps: expected a whole number of at least 1, got {total_steps!r}."
+        )
+    pattern = parse_pattern(schedule.pattern)
+    if replicas is None and shards is None:
+        replicas = default_replicas()
+    made = _build(schedule, pattern, total_steps, None if data is None else list(data), loss)
+    entries = OptimizerEntries(model, optimizer, made.grows)
+    settings = {**schedule.model_dump(mode="json"), "total_steps": total_steps}
+    with unchanged_on_error(model, optimizer):
+        layers = take_layers(model, pattern, schedule.targets, schedule.ignore)
+        run = Run(model, layers, pattern, entries, total_steps, replicas, shards)
+        try:
+            return Controller(run, made, settings)
+        except BaseException:
+            release_layers(layers)
+            raise
+
+
+def read_schedule(recipe: Any) -> Any:
+    """The schedule in what users give, checked; RecipeError with all faults otherwise."""
+    if isinstance(recipe, ScheduleSettings):
+        return recipe
+    if isinstance(recipe, Mapping):
+        return _validated(recipe)
+    if isinstance(recipe, str | os.PathLike):
+        recipe = load_recipe(recipe)
+    if isinstance(recipe, Recipe):
+        return _schedule_of(recipe)
+    raise RecipeError(
+        f"attach: expected a schedule as a mapping such as {{'kind': 'gradual', 'sparsity': 0.9}},"
+        f" got {type(recipe).__name__}."
+    )
+
+
+def _schedule_of(recipe: Recipe) -> Any:
+    found = recipe.steps_of(Train)
+    if len(found) != 1 or found[0].schedule is None:
+        raise RecipeError(
+            f"attach: expected a recipe with one train stage that has a schedule, this one has"
+            f" {len(found)} train stage(s){' without a schedule' if len(found) == 1 else ''}."
+            " Name one such as 'train-gradual', or give the schedule as a mapping."
+        )
+    return found[0].schedule
+
+
+def _validated(data: Mapping[str, Any]) -> Any:
+    kind, kinds = data.get("kind"), list(SCHEDULES)
+    if kind not in kinds:
+        what = "is missing" if kind is None else f"unknown kind {show(kind)}"
+        raise RecipeError(
+            f"schedule: kind: {what}.{near(kind, kinds)} Expected one of {', '.join(kinds)}."
+        )
+    try:
+        return _ADAPTER.validate_python(dict(data))
+    except ValidationError as error:
+        known = tuple(SCHEDULES[kind].model_fields)
+        lines = [_words(found, known) for found in error.errors()]
+        raise RecipeError("\n".join(f"schedule {kind}: {line}" for line in lines)) from error
+
+
+def _words(found: Any, known: tuple[str, ...]) -> str:
+    place = ".".join(str(part) for part in found["loc"][1:])
+    if found["type"] == "extra_forbidden":
+        return f"unknown key {show(place)}.{near(place, known)} Expected one of {', '.join(known)}."
+    text = str(found["msg"]).removeprefix("Value error, ")
+    return text if not place else f"{place}: {text}, got {show(found['input'])}."
+
+
+def _build(
+    data: Any, pattern: Pattern, total_steps: int, batches: list[Any] | None, loss: Any
+) -> MaskSchedule:
+    """The schedule for a run of `total_steps`; InputError if it does not fit in.
+
+    Arguments of the schedule are the settings of the same names, unless its row says otherwise.
+    """
+    density = pattern.resolve_density(None if data.sparsity is None else 1.0 - data.sparsity)
+    choose, adapt = _BUILDERS[data.kind]
+    schedule: Callable[..., MaskSchedule] = choose(data)
+    known: dict[str, Any] = {"temperature": 1.0, **dict(data), "data": batches, "loss": loss}
+    known |= {"density": density, **adapt(data, density, total_steps)}
+    if isinstance(data, WindowSettings):
+        known["window"] = _window(data, total_steps)
+    wanted = inspect.signature(schedule).parameters
+    return schedule(**{name: value for name, value in known.items() if name in wanted})
+
+
+def one_training(data: IterativeSettings, total: int) -> tuple[int, int]:
+    """Steps of one training, and the step it goes back to, in a run of `total` steps."""
+    rounds, back = data.rounds, 0 if data.rewind == "init" else data.to
+    # total = length + rounds * (length - to), with `to` in steps or as a fraction of length.
+    if isinstance(back, int):
+        return (total + rounds * back) // (rounds + 1), back
+    length = round(total / (1 + rounds * (1 - back)))
+    return length, round(back * length)
+
+
+def _same(data: Any, density: float, total: int) -> dict[str, Any]:
+    return {}
+
+
+def _oneshot(data: Any, density: float, total: int) -> dict[str, Any]:
+    return {"at": _moment(data, "at", total)}
+
+
+def _gradual(data: Any, density: float, total: int) -> dict[str, Any]:
+    if 1.0 - data.initial_sparsity < density:
+        raise InputError(
+            f"schedule gradual: initial_sparsity {data.initial_sparsity:g} is above the"
+            f" {1 - density:g} of the pattern; a schedule never goes backwards."
+        )
+    return {"initial_density": 1.0 - data.initial_sparsity, "regrow": data.allow_regrow}
+
+
+def _iterative(data: Any, density: float, total: int) -> dict[str, Any]:
+    length, to = one_training(data, total)
+    if length < 1 or to >= length:
+        raise InputError(
+            f"schedule iterative: {data.rounds} rounds that go back to step {to} do not fit into"
+            f" {total} steps: one training would last {length}. Give more total_steps, fewer"
+            " rounds, or an earlier `to`."
+        )
+    return {"to": to, "length": length}
+
+
+def _acdc(data: Any, density: float, total: int) -> dict[str, Any]:
+    begin, last_dense, end = _moments(data, total, "begin", "last_dense", "end")
+    phase = max(1, _moment(data, "phase", total))
+    return {"changes": phases(begin, phase, last_dense, end)}
+
+
+def _before_training(data: Any) -> type[MaskSchedule]:
+    return Shuffled if data.shuffle_within_layer else BeforeTraining
+
+
+_Adapt = Callable[[Any, float, int], dict[str, Any]]
+# Kind -> the class for its settings, and the arguments that are not settings of the same name.
+_BUILDERS: dict[str, tuple[Callable[[Any], Any], _Adapt]] = {
+    "oneshot": (lambda data: OneShot, _oneshot),
+    "gradual": (lambda data: Gradual, _gradual),
+    "iterative": (lambda data: Iterative, _iterative),
+    "random": (lambda data: Random, _same),
+    "snip": (_before_training, _same),
+    "grasp": (_before_training, _same),
+    "synflow": (_before_training, _same),
+    "set": (lambda data: SetSchedule, _same),
+    "rigl": (lambda data: RigL, _same),
+    "topkast": (lambda data: TopKast, _same),
+    "acdc": (lambda data: AcDc, _acdc),
+    "early_bird": (lambda data: EarlyBirdChannels if data.form == "channels" else EarlyBird, _same),
+}
+
+
+def _window(data: WindowSettings, total: int) -> Window:
+    begin, end = _moments(data, total, "begin", "end")
+    return Window(begin, end, max(1, step_of(data.every, total)))
+
+
+def _moment(data: Any, name: str, total: int) -> int:
+    step = step_of(getattr(data, name), total)
+    if step > total:
+        raise InputError(
+            f"schedule {data.kind}: {name} is step {step}, past the {total} steps of the run. Give"
+            f" the total_steps of the whole run, or write a fraction such as {name}: 0.7."
+        )
+    return step
+
+
+def _moments(data: Any, total: int, *names: str) -> list[int]:
+    """The steps of several moments, which must be in order."""
+    steps = [_moment(data, name, total) for name in names]
+    for (early, first), (late, second) in itertools.pairwise(zip(names, steps, strict=True)):
+        if first > second:
+            raise InputError(
+                f"schedule {data.kind}: {late} is step {second}, before {early}, step {first};"
+                " a schedule never goes backwards."
+            )
+    return steps
