@@ -24,21 +24,22 @@ from gossamer.cli.shell.progress import Stage
 from gossamer.data.files import Texts
 from gossamer.io import load, save
 from gossamer.nn.batch import Batch
+from gossamer.data.samples import Texts
+from gossamer.io import load
 from gossamer.ops.timing import duel, one_thread
 from gossamer.recipes.schema import Calibration, Prune, Recipe
 from gossamer.pruning.calibration.batches import Batch
+from gossamer.recipes.loader import prune_recipe
 from gossamer.recipes.schema import Calibration, Recipe
-from gossamer.recipes.schema import Stage as RecipeStage
-from gossamer.recipes.stages.prune import Prune
 from gossamer.report.comparison import Comparison, Figure
 from gossamer.report.machine import describe_machine
 from gossamer.report.page import Page, TextTable
 from gossamer.report.report import Report
 from gossamer.running.layers.explanation import explain
 from gossamer.runs.calibration import calibration_batches
-from gossamer.runs.oneshot import sparsify
 from gossamer.runs.quality import agreement
 from gossamer.runs.sources import directory_bytes, tensor_bytes
+from gossamer.runs.verbs import prune
 from gossamer.search.candidates import Mask
 from gossamer.search.front import SearchLimits
 from gossamer.search.page import HEAD, front_chart, rows_of
@@ -101,10 +102,11 @@ def _run_minilm(folder: Path, sparsity: float, out: Output) -> Story:
     with out.stage(f"embedding {_NUM_SENTENCES} sentences with the dense model"):
         bench = _make_bench(minilm)
     with out.stage(f"pruning {sparsity:.0%}, saving and loading"):
-        pruned = copy.deepcopy(minilm.model)
-        report = sparsify(pruned, _recipe(sparsity), data=bench.calibration)
-        save(pruned, folder / MODEL_FOLDER, report=report)
-        loaded = load(folder / MODEL_FOLDER)
+        path = folder / MODEL_FOLDER
+        report = prune(
+            copy.deepcopy(minilm.model), _recipe(sparsity), data=bench.calibration, out=path
+        )
+        loaded = load(path)
     with out.stage("timing dense, pruned and dense int8"):
         fast = compile_afresh(loaded, tuple(batch * _LENGTH for batch in _BATCHES))
         comparison = _compare(bench, fast, folder)
@@ -129,13 +131,10 @@ def _make_bench(minilm: MiniLM) -> _Bench:
     return _Bench(minilm, sentences, vectors, batches)
 
 
-def _step(sparsity: float) -> Prune:
-    """SparseGPT that aims at the dense model's outputs."""
-    return Prune(method="sparsegpt", match="dense", sparsity=sparsity, targets=(_TARGETS,))
-
-
 def _recipe(sparsity: float) -> Recipe:
-    return Recipe(gossamer=1, stages=(RecipeStage(prune=_step(sparsity)),))
+    """SparseGPT that aims at the dense model's outputs."""
+    step = {"method": "sparsegpt", "match": "dense", "sparsity": sparsity, "targets": _TARGETS}
+    return prune_recipe(step, "gossamer quickstart")
 
 
 def _compare(bench: _Bench, fast: nn.Module, folder: Path) -> Comparison:
