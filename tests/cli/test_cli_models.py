@@ -13,7 +13,6 @@ from gossamer.cli.models.bare_checkpoint import is_bare, read_bare
 from gossamer.cli.models.sources import load_source
 from gossamer.nn import MaskedConv2d, MaskedLinear
 from gossamer.nn.batch import call_on_batch
-from gossamer.pruning.calibration.batches import call_on_batch
 from gossamer.runs.made_up_input import example_input
 from gossamer.zoo import MLP
 

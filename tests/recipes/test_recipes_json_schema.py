@@ -7,7 +7,7 @@ import pytest
 
 from gossamer.recipes.editor_schema import json_schema
 from gossamer.recipes.loader import builtin_names, builtin_text
-from gossamer.recipes.schema import Prune
+from gossamer.recipes.stages.prune import Prune
 from gossamer.recipes.yaml_lines import parse_yaml
 
 TYPES = {

@@ -12,7 +12,9 @@ from gossamer.method_table import METHODS
 from gossamer.patterns import PATTERNS, Unstructured
 from gossamer.recipes.faults import MAX_FAULTS_SHOWN
 from gossamer.recipes.loader import builtin_names, builtin_text, load_recipe, parse_recipe
-from gossamer.recipes.schema import Calibration, Prune, Recipe, Stage, Structured
+from gossamer.recipes.schema import Calibration, Recipe, Stage
+from gossamer.recipes.stages.prune import Prune
+from gossamer.recipes.stages.structured import Structured
 
 HEAD = "gossamer: 1\nstages:\n  - "
 

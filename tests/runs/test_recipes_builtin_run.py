@@ -5,7 +5,8 @@ from gossamer import sparsify
 from gossamer.nn import MaskedWeight
 from gossamer.pruning.calibration.journal import DiskJournal
 from gossamer.recipes.loader import builtin_names, load_recipe
-from gossamer.recipes.schema import Prune, Recipe, Stage
+from gossamer.recipes.schema import Recipe, Stage
+from gossamer.recipes.stages.prune import Prune
 from gossamer.runs.executor import execute
 from gossamer.runs.stages import StageInput
 from gossamer.zoo import TinyEncoder

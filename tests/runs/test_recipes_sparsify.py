@@ -11,7 +11,8 @@ from gossamer.errors import InputError, RecipeError
 from gossamer.formats import encode
 from gossamer.nn.compaction import compact
 from gossamer.recipes.loader import builtin_text, load_recipe
-from gossamer.recipes.schema import Prune, Recipe, Stage
+from gossamer.recipes.schema import Recipe, Stage
+from gossamer.recipes.stages.prune import Prune
 from gossamer.report.report import LayerRow, Report, format_bytes
 from gossamer.runs.oneshot import sparsify
 

@@ -46,13 +46,10 @@ def convert(out: Output, source: str, target: Path, form: str) -> None:
         source_path,
         tensor_bytes,
     )
-    from gossamer.cli.models.bare_checkpoint import is_bare, read_bare
-    from gossamer.cli.models.sources import check_source, load_source, source_path
     from gossamer.io import read_beside, save, save_compressed_tensors
     from gossamer.io.artifact.destination import check_destination
     from gossamer.nn import CompactWeight, MaskedWeight
     from gossamer.report.report import format_bytes
-    from gossamer.runs.sources import Source, directory_bytes, tensor_bytes
 
     check_destination(target)
     check_source(source, bare=True)

@@ -8,10 +8,6 @@ from typing import Any
 from gossamer.cli.models import Source, check_source, find_function, is_function, load_source
 from gossamer.cli.shell import Output
 from gossamer.data.files import Texts, check_scores
-from gossamer.cli.models.sources import check_source, load_source
-from gossamer.cli.models.user_function import find_function, is_function
-from gossamer.cli.shell.output import Output
-from gossamer.data.samples import Texts, check_scores
 from gossamer.errors import InputError
 from gossamer.io.artifact.destination import check_destination
 from gossamer.io.safe_files.tokenizer.guarded_tokenizer import (
@@ -32,14 +28,6 @@ from gossamer.search import (
     shrink,
 )
 from gossamer.search.workloads import Workload, check_parts, load_workload, read_part
-from gossamer.runs.sources import Source
-from gossamer.search.contenders import EngineContenders, dense_point, engine_points
-from gossamer.search.front import Limits
-from gossamer.search.page import search_page
-from gossamer.search.shrinking import ShrinkResult, shrink
-from gossamer.search.trial import Point, Trial
-from gossamer.search.workloads.loading import check_parts, load_workload, read_part
-from gossamer.search.workloads.workload import Workload
 
 _DATA = "one without arguments that returns a list of batches"
 _METRIC = "one that takes a model and a part of the data and returns a number"

@@ -7,13 +7,8 @@ from the request to the artifact. A `Source` is the model a run starts from, a `
 measured on it.
 """
 
-from gossamer.runs.calibration import (
-    Quality,
-    calibration_batches,
-    is_decoder,
-    pair_loss,
-    quality_of,
-)
+from gossamer.nn.families.table import is_decoder
+from gossamer.runs.calibration import Quality, calibration_batches, pair_loss, quality_of
 from gossamer.runs.executor import execute
 from gossamer.runs.kept_run import KeptRun
 from gossamer.runs.made_up_input import Example, example_input

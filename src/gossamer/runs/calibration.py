@@ -15,22 +15,12 @@ import torch
 from torch import nn
 
 from gossamer.data.files import Pair, Texts, check_scores
-from gossamer.data.token_ids import draw, padded, padded_batches, sentences, windows
-from gossamer.data.samples import (
-    Pair,
-    Texts,
-    check_scores,
-    draw,
-    padded_batches,
-    sentences,
-    windows,
-)
+from gossamer.data.token_ids import draw, padded_batches, sentences, windows
 from gossamer.errors import InputError
 from gossamer.nn.batch import Batch
 from gossamer.nn.families import is_decoder
 from gossamer.recipes.schema import Calibration
 from gossamer.runs.quality import agreement, embed, mean_vectors, pair_correlation, perplexity
-from gossamer.runs.stages.recover_data import is_decoder as is_decoder
 from gossamer.runs.stages.recover_data import samples_of_pairs, takes_names
 
 # Tokens of one batch: long enough for fast products, short enough to be held many times.

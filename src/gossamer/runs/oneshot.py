@@ -13,15 +13,12 @@ from torch import nn
 from gossamer.errors import InputError, RecipeError
 from gossamer.method_table import METHODS, methods_that_need
 from gossamer.nn import unchanged_on_error
+from gossamer.nn.batch import Batch
 from gossamer.patterns import Pattern
 from gossamer.pruning import Scorer, apply_plan, plan_oneshot
-from gossamer.pruning.gradients.pruning import GRADIENT_METHODS
-from gossamer.pruning.methods import METHODS
-from gossamer.pruning.targets import Rules
-from gossamer.recipes.loader import load_recipe, make_recipe
-from gossamer.pruning.calibration.batches import Batch, as_batches
+from gossamer.pruning.calibration.batches import as_batches
 from gossamer.pruning.gradients.passes import Loss
-from gossamer.pruning.rules import Rules
+from gossamer.pruning.targets import Rules
 from gossamer.recipes.faults import near
 from gossamer.recipes.loader import load_recipe, prune_recipe
 from gossamer.recipes.schema import Recipe

@@ -16,9 +16,7 @@ from gossamer.errors import InputError, ResourceError
 from gossamer.nn import MaskedWeight
 from gossamer.nn.compaction import CompactionResult, compact
 from gossamer.pruning.schedules.controller import Controller
-from gossamer.runs.attach import attach
 from gossamer.runs.schedules import attach
-from gossamer.nn.compaction import CompactionResult, compact
 from gossamer.training.loop.settings import Compaction
 from gossamer.training.modes import choose_modes
 

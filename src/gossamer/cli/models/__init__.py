@@ -8,17 +8,10 @@ function of the user's.
 
 from gossamer.cli.models.bare_checkpoint import is_bare, read_bare
 from gossamer.cli.models.demo_models import DEMO_MODELS, demo_path
-from gossamer.cli.models.example_input import Example, example_input
-from gossamer.cli.models.sources import (
-    Source,
-    check_source,
-    directory_bytes,
-    load_function,
-    load_source,
-    source_path,
-    tensor_bytes,
-)
+from gossamer.cli.models.sources import check_source, load_function, load_source, source_path
 from gossamer.cli.models.user_function import find_function, is_function
+from gossamer.runs.made_up_input import Example, example_input
+from gossamer.runs.sources import Source, directory_bytes, tensor_bytes
 
 __all__ = [
     "DEMO_MODELS",

@@ -11,11 +11,6 @@ from torch import nn
 
 from gossamer.cli.models.demo_models import DEMO_MODELS, DEMO_PREFIX, demo_path
 from gossamer.cli.models.user_function import find_function, is_function
-from gossamer.errors import ArtifactError, InputError
-from gossamer.io import read_beside
-from gossamer.io.loading import load_telling
-from gossamer.io.pruners.dense_checkpoint import adoption_text
-from gossamer.io.pruners.foreign_file import describe_foreign
 from gossamer.errors import InputError
 from gossamer.runs.sources import Origin, Source, check_path, load_path
 from gossamer.zoo import MLP, TinyEncoder

@@ -22,13 +22,9 @@ from gossamer.cli.quickstart.sentences import make_sentences
 from gossamer.cli.shell.output import Output
 from gossamer.cli.shell.progress import Stage
 from gossamer.data.files import Texts
-from gossamer.io import load, save
-from gossamer.nn.batch import Batch
-from gossamer.data.samples import Texts
 from gossamer.io import load
+from gossamer.nn.batch import Batch
 from gossamer.ops.timing import duel, one_thread
-from gossamer.recipes.schema import Calibration, Prune, Recipe
-from gossamer.pruning.calibration.batches import Batch
 from gossamer.recipes.loader import prune_recipe
 from gossamer.recipes.schema import Calibration, Recipe
 from gossamer.report.comparison import Comparison, Figure

@@ -31,7 +31,6 @@ from gossamer.report.report import format_bytes
 from gossamer.running.layers.explanation import Explanation, explain
 from gossamer.runs.oneshot import sparsify
 from gossamer.runs.sources import directory_bytes
-from gossamer.nn.compaction import compact
 from gossamer.training.memory.held import measure
 from gossamer.zoo import MLP, Split, accuracy, cluster_problem
 

@@ -4,11 +4,6 @@
 import os
 import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-from gossamer.errors import ResourceError
-from gossamer.training.loop.endings import TrainingStopped
 
 
 def resume_command() -> str:

@@ -4,10 +4,7 @@
 import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from typing import Any
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -19,18 +16,8 @@ from gossamer.nn.batch import Batch
 from gossamer.patterns import Pattern, Unstructured
 from gossamer.pruning.calibration.calibrated import LayerProgress, check_inside, weight_and_mask
 from gossamer.pruning.calibration.modes import evaluating, kept_flags
-from gossamer.pruning.gradients.obert import OBERT
 from gossamer.pruning.gradients.passes import GradientPasses, Loss
-from gossamer.pruning.gradients.scores import GradientMethod, GradientProblems, fisher, taylor
-from gossamer.pruning.calibration.batches import Batch
-from gossamer.pruning.calibration.calibrated import (
-    LayerProgress,
-    check_inside,
-    evaluating,
-    weight_and_mask,
-)
-from gossamer.pruning.gradients.passes import GradientPasses, Loss, kept_flags
-from gossamer.pruning.gradients.scores import Scores, Solutions
+from gossamer.pruning.gradients.scores import GradientMethod, GradientProblems
 from gossamer.pruning.solvers.problem import LayerProblem, LayerSolution
 from gossamer.pruning.targets import Target
 from gossamer.registry import Registry

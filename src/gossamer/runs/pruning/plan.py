@@ -15,18 +15,12 @@ import torch
 from torch import nn
 
 from gossamer.errors import RecipeError
+from gossamer.method_table import METHODS
 from gossamer.nn.batch import Batch
 from gossamer.pruning.calibration.flow import stops
 from gossamer.pruning.calibration.live_memory import LiveBytes
 from gossamer.pruning.calibration.modes import evaluating
 from gossamer.pruning.calibration.statistics import gram
-from gossamer.pruning.methods import METHODS, Method
-from gossamer.method_table import METHODS
-from gossamer.pruning.calibration.batches import Batch
-from gossamer.pruning.calibration.calibrated import evaluating
-from gossamer.pruning.calibration.flow import stops
-from gossamer.pruning.calibration.live_memory import LiveBytes
-from gossamer.pruning.calibration.moments import gram
 from gossamer.pruning.methods import Method
 from gossamer.pruning.solvers.problem import LayerProblem
 from gossamer.pruning.targets import Target

@@ -15,12 +15,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from gossamer.data.samples import Texts, check_scores, read_samples
+from gossamer.data.files.text_files import Texts, check_scores, read_samples
 from gossamer.errors import InputError, RecipeError
-from gossamer.io.safe_files.destination import check_destination
-from gossamer.io.safe_files.guarded_tokenizer import TOKENIZER_FILE, known_tokens, make_tokenizer
+from gossamer.io.artifact.destination import check_destination
+from gossamer.io.safe_files.tokenizer.guarded_tokenizer import (
+    TOKENIZER_FILE,
+    known_tokens,
+    make_tokenizer,
+)
+from gossamer.nn.batch import Batch
 from gossamer.ops.kernels import active_kernels
-from gossamer.pruning.calibration.batches import Batch, as_batches
+from gossamer.pruning.calibration.batches import as_batches
 from gossamer.pruning.calibration.journal import DiskJournal, data_digest, model_digest
 from gossamer.pruning.gradients.passes import Loss
 from gossamer.recipes.digest import recipe_digest

@@ -35,8 +35,8 @@ from gossamer.runs.pruning.request import (
 from gossamer.runs.sources import Source, directory_bytes
 from gossamer.runs.stages import StageInput
 from gossamer.runs.voice import Voice, told_how_to_resume
-from gossamer.training.loop.metrics import read_metrics
-from gossamer.training.loop.run_folder import RunFolder
+from gossamer.training.run_files.folder import RunFolder
+from gossamer.training.run_files.metrics import read_metrics
 
 # Below it the sparse kernels rarely win, so the user hears it before the work starts.
 _MIN_USEFUL_SPARSITY = 0.4

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from gossamer.errors import RecipeError
+from gossamer.nn.batch import Batch
 from gossamer.pruning import LayerResult
-from gossamer.pruning.calibration.batches import Batch
 from gossamer.pruning.calibration.calibrated import Journal, LayerProgress
 from gossamer.pruning.gradients.losses import default_loss
 from gossamer.pruning.gradients.passes import Loss

@@ -15,14 +15,9 @@ from gossamer.patterns import Pattern, parse_pattern
 from gossamer.pruning import LayerResult, PruningPlan, apply_plan, plan_oneshot
 from gossamer.pruning.budgets.measures import budget_layers
 from gossamer.pruning.budgets.table import BUDGETS, BudgetLayer
-from gossamer.pruning.calibration.calibrated import CalibratedPruning, Journal, LayerProgress
-from gossamer.pruning.gradients.losses import default_loss
-from gossamer.pruning.calibration.batches import Batch
 from gossamer.pruning.calibration.calibrated import CalibratedPruning, LayerProgress
 from gossamer.pruning.gradients.obert import OBERT
 from gossamer.pruning.gradients.pruning import (
-    GRADIENT_METHODS,
-    GradientMethod,
     make_gradient_method,
     prune_by_gradients,
     score_by_gradients,
@@ -30,8 +25,6 @@ from gossamer.pruning.gradients.pruning import (
 from gossamer.pruning.gradients.scores import GradientMethod
 from gossamer.pruning.methods import Method, make_method
 from gossamer.pruning.oneshot import check_layer, tensors_of
-from gossamer.pruning.solvers.problem import LayerSolution
-from gossamer.pruning.plan import check_layer, tensors_of
 from gossamer.pruning.targets import Target, find_targets
 from gossamer.recipes.stages.prune import Prune
 from gossamer.runs.stages.base import StageInput, StageOutcome

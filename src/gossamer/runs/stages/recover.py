@@ -12,12 +12,12 @@ from torch import nn
 
 from gossamer.errors import RecipeError
 from gossamer.pruning.gradients.losses import default_loss, next_token_loss
-from gossamer.pruning.rules import match
+from gossamer.pruning.targets.rules import match
 from gossamer.recipes.stages.recover import Recover
 from gossamer.runs.stages.base import StageInput, StageOutcome, same_fields
 from gossamer.runs.stages.recover_data import RecoverySamples, SortedBatches, samples_of_batches
 from gossamer.training.loop.loop import Loop
-from gossamer.training.loop.run_context import Surroundings
+from gossamer.training.loop.run import Surroundings
 from gossamer.training.recovery import (
     HELD_OUT,
     DistillationObjective,

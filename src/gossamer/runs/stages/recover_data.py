@@ -24,14 +24,6 @@ _MAX_HELD_OUT = 512
 _OTHER_THAN_CALIBRATION = 0x5DEECE66D
 
 
-_DECODERS = ("ForCausalLM", "LMHeadModel")
-
-
-def is_decoder(model: nn.Module) -> bool:
-    """Whether the model gives next-token logits."""
-    return type(model).__name__.endswith(_DECODERS)
-
-
 def takes_names(model: nn.Module) -> bool:
     """Whether the model takes input_ids by name."""
     return hasattr(model, "config")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.io import save
-from gossamer.io.safe_files.destination import check_destination
+from gossamer.io.artifact.destination import check_destination
 from gossamer.recipes.stages.mesh import Mesh
 from gossamer.report.report import Report
 from gossamer.runs.training.plan import TrainingPlan, plan_run
@@ -20,16 +20,16 @@ from gossamer.runs.training.report import (
 from gossamer.runs.training.request import TrainRequest
 from gossamer.runs.training.stage import Trained, run_training
 from gossamer.runs.voice import Progress, Quiet, Voice, told_how_to_resume
-from gossamer.training.distributed.placement.grid import Grid, GridSettings
-from gossamer.training.distributed.processes.mesh_sizes import picture, split_batch
+from gossamer.training.distributed.mesh_sizes import picture, split_batch
+from gossamer.training.distributed.placement.mesh import MeshSettings, ProcessMesh
 from gossamer.training.distributed.processes.session import (
     Timeouts,
     joined,
     restarts,
     world_of_environment,
 )
-from gossamer.training.loop.metrics import read_metrics
-from gossamer.training.loop.run_folder import RunFolder
+from gossamer.training.run_files.folder import RunFolder
+from gossamer.training.run_files.metrics import read_metrics
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def run_train(request: TrainRequest, target: Path, voice: Voice) -> TrainResult 
     mesh = mesh or Mesh()
     timeouts = Timeouts(mesh.start_timeout, mesh.timeout, mesh.heartbeat)
     with joined(mesh.sizes, timeouts) as session:
-        settings = GridSettings(
+        settings = MeshSettings(
             wire=mesh.wire,
             microbatches=mesh.num_microbatches(train.batch),
             schedule=mesh.schedule,
@@ -79,7 +79,7 @@ def run_train(request: TrainRequest, target: Path, voice: Voice) -> TrainResult 
             voice = Quiet()
         # What torchrun started again continues where the last checkpoint was taken.
         request = replace(request, resume=request.resume or restarts() > 0)
-        return _run_here(request, target, voice, Grid(session, settings))
+        return _run_here(request, target, voice, ProcessMesh(session, settings))
 
 
 def plan_train(request: TrainRequest, target: Path, voice: Voice) -> TrainingPlan:
@@ -90,7 +90,7 @@ def plan_train(request: TrainRequest, target: Path, voice: Voice) -> TrainingPla
 
 
 def _run_here(
-    request: TrainRequest, target: Path, voice: Voice, grid: Grid | None
+    request: TrainRequest, target: Path, voice: Voice, grid: ProcessMesh | None
 ) -> TrainResult | None:
     is_lead = grid is None or grid.is_lead
     if is_lead:
@@ -106,7 +106,9 @@ def _run_here(
             return _save(trained, request, target, folder)
 
 
-def _train(request: TrainRequest, folder: RunFolder, voice: Voice, grid: Grid | None) -> Trained:
+def _train(
+    request: TrainRequest, folder: RunFolder, voice: Voice, grid: ProcessMesh | None
+) -> Trained:
     with ExitStack() as stack:
         stages: list[Progress] = []
 

@@ -9,10 +9,6 @@ import torch
 from torch import nn
 
 from gossamer.data.tasks import Task, tensors_digest
-from gossamer.recipes.stages.schedules import Iterative
-from gossamer.recipes.stages.train import Train, warmup_steps
-from gossamer.data.tasks import Task
-from gossamer.data.tasks.digests import tensors_digest
 from gossamer.recipes.stages.schedules import IterativeSettings
 from gossamer.recipes.stages.train import Train
 from gossamer.runs.schedules import attach, one_training
