@@ -20,7 +20,7 @@ from gossamer.nn.families import (
     zoo_encoder,
     zoo_gpt,
 )
-from gossamer.nn.families.family import BlockParts, Family
+from gossamer.nn.families.family import BlockParts, ClassNames, Family, PositionFacts
 
 FAMILIES: Final[tuple[Family, ...]] = (
     plain.SEQUENTIAL,
@@ -42,7 +42,6 @@ Question = Literal[
 ]
 # How the names of models end that give logits of the next token, of any family.
 DECODER_HEADS = ("ForCausalLM", "LMHeadModel")
-
 # How configurations of transformers name the number of positions.
 _POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx")
 
@@ -56,9 +55,11 @@ def answers(question: Question) -> dict[str, Any]:
 
 _BY_BLOCK = {block.block: name for name, block in answers("block").items()}
 _AFTER_PADDING = {
-    classes.model_type
-    for name, classes in answers("classes").items()
-    if answers("positions")[name].after_padding
+    family.classes.model_type
+    for family in FAMILIES
+    if isinstance(family.classes, ClassNames)
+    and isinstance(family.positions, PositionFacts)
+    and family.positions.after_padding
 }
 
 

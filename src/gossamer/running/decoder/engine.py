@@ -108,6 +108,7 @@ class DecoderEngine:
         chain = facts.chain
         outside: list[Any] = [model.get_submodule(name) for name in (*chain.front, *chain.back)]
         embedding, norm, lm_head = outside
+        layers: Any = model.get_submodule(chain.layers)
         angles = rope_angles(model, self.shape)
         table = pack_table(joined([embedding], chain.front[0]))
         head = table
@@ -115,7 +116,7 @@ class DecoderEngine:
             head = pack_table(joined([lm_head], chain.back[-1]))
         blocks = [
             _block(layer, facts.block, f"{chain.layers}.{number}", pack)
-            for number, layer in model.get_submodule(chain.layers).named_children()
+            for number, layer in enumerate(layers)
         ]
         self._native = NativeDecoder(self.shape, table.few, blocks, norm.weight, head, angles)
         linears = [linear for block in blocks for linear in block.linears]
