@@ -191,37 +191,37 @@ def _place(graph: Graph, node: Node, proto: Any, opset: int, tensors: TensorRead
     graph.add(*new)
 
 
+# How an attribute is read, by its type.
+_READ: dict[str, Callable[[Any, TensorReader], Attribute | torch.Tensor]] = {
+    "INT": lambda entry, _: int(entry.i),
+    # fp32 in the file: the shortest decimal that is the same number is what was meant.
+    "FLOAT": lambda entry, _: float(f"{entry.f:.7g}"),
+    "STRING": lambda entry, _: entry.s.decode("utf-8", "backslashreplace"),
+    "INTS": lambda entry, _: tuple(int(i) for i in entry.ints),
+    "FLOATS": lambda entry, _: torch.tensor(list(entry.floats), dtype=torch.float32),
+    "TENSOR": lambda entry, tensors: tensors.dense(entry.t, entry.name),
+    "SPARSE_TENSOR": lambda entry, tensors: tensors.sparse(entry.sparse_tensor, entry.name),
+}
+
+
 def _attributes(
     proto: Any, where: str, tensors: TensorReader
 ) -> tuple[dict[str, Attribute], dict[str, torch.Tensor]]:
+    """Plain values, and tensors."""
     plain: dict[str, Attribute] = {}
     constants: dict[str, torch.Tensor] = {}
     for entry in proto.attribute:
         if entry.name in plain or entry.name in constants:
             raise ArtifactError(f"{where}: the attribute {entry.name[:80]!a} appears twice.")
         kind = entry.AttributeType.Name(entry.type)
-        if kind in _PLAIN:
-            plain[entry.name] = _PLAIN[kind](entry)
-        elif kind in _CONSTANTS:
-            constants[entry.name] = _CONSTANTS[kind](entry, tensors)
-        else:
+        if kind not in _READ:
             raise ArtifactError(f"{where}: an attribute of type {kind} cannot be read.")
+        value = _READ[kind](entry, tensors)
+        if isinstance(value, torch.Tensor):
+            constants[entry.name] = value
+        else:
+            plain[entry.name] = value
     return plain, constants
-
-
-# How an attribute is read, by its type.
-_PLAIN: dict[str, Callable[[Any], Attribute]] = {
-    "INT": lambda entry: int(entry.i),
-    # fp32 in the file: the shortest decimal that is the same number is what was meant.
-    "FLOAT": lambda entry: float(f"{entry.f:.7g}"),
-    "STRING": lambda entry: entry.s.decode("utf-8", "backslashreplace"),
-    "INTS": lambda entry: tuple(int(i) for i in entry.ints),
-}
-_CONSTANTS: dict[str, Callable[[Any, TensorReader], torch.Tensor]] = {
-    "FLOATS": lambda entry, _: torch.tensor(list(entry.floats), dtype=torch.float32),
-    "TENSOR": lambda entry, tensors: tensors.dense(entry.t, entry.name),
-    "SPARSE_TENSOR": lambda entry, tensors: tensors.sparse(entry.sparse_tensor, entry.name),
-}
 
 
 def _constant(

@@ -4,8 +4,6 @@
 import os
 from pathlib import Path
 
-from torch import nn
-
 from gossamer.errors import ArtifactError, InputError
 from gossamer.io.onnx.file import read_onnx
 from gossamer.io.onnx.folding import simplify
@@ -94,10 +92,7 @@ def _build(graph: Graph) -> GraphModule:
         )
     outputs = tuple((name, numbers[value]) for name, value in graph.outputs)
     plan = OperatorPlan(graph.inputs, tuple(keys), tuple(steps), outputs)
-    layers: dict[str, nn.Module] = {}
-    for node, path in zip(layered, paths, strict=True):
-        assert node.layer is not None  # noqa: S101 - for the type checker
-        layers[path] = node.layer
+    layers = {path_of[id(node)]: node.layer for node in nodes if node.layer is not None}
     tensors = {
         key: graph.constants[name].contiguous() for key, name in zip(keys, constants, strict=True)
     }
