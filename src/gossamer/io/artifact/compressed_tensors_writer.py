@@ -29,11 +29,12 @@ from gossamer.io.pruners.compressed_tensors import (
 )
 from gossamer.io.pruners.dense_checkpoint import SINGLE_FILE
 from gossamer.io.safe_files.directories.atomic import replace_directory
+from gossamer.io.pruners import SINGLE_FILE, bitmask_settings, row_offsets
+from gossamer.io.safe_files.directories import replace_directory
 from gossamer.io.safe_files.documents import pretty_json
 from gossamer.io.safe_files.tensors.tensor_file import write_file
 from gossamer.nn.sparse_layer import SparseLayer
 
-_VERSION = "0.14.0"
 _WEIGHT = ".weight"
 # Room for the header and the documents in the free-space check.
 _BYTES_PER_PIECE = 1024
@@ -71,7 +72,7 @@ def save_compressed_tensors(
     if not sparse:
         raise InputError("the model has no sparse Linear layer, so there is nothing to compress.")
     documents = check_beside(beside or {})
-    documents[CONFIG_FILE] = pretty_json({**config, SETTINGS_KEY: _settings(sparse)})
+    documents[CONFIG_FILE] = pretty_json({**config, **_settings(sparse)})
     pieces, _ = plan_pieces(inventory, "dense")
     needed = sum(piece.num_bytes + _BYTES_PER_PIECE for piece in pieces)
     with replace_directory(path, needed, check_replaceable) as folder, torch.no_grad():
@@ -116,15 +117,6 @@ def _settings(sparse: dict[str, SparseLayer]) -> dict[str, Any]:
     kept = sum(layer.nnz for layer in sparse.values())
     total = sum(rows * columns for rows, columns in (s.matrix_shape for s in sparse.values()))
     patterns = {str(layer.pattern) for layer in sparse.values()}
-    return {
-        "quant_method": METHOD,
-        "format": "dense",
-        "version": _VERSION,
-        SPARSITY_KEY: {
-            "format": BITMASK_FORMAT,
-            "targets": [name.removesuffix(_WEIGHT) for name in sparse],
-            "ignore": [],
-            "global_sparsity": 1 - kept / max(1, total),
-            "sparsity_structure": "2:4" if patterns == {"2:4"} else "unstructured",
-        },
-    }
+    structure = "2:4" if patterns == {"2:4"} else "unstructured"
+    layers = [name.removesuffix(_WEIGHT) for name in sparse]
+    return bitmask_settings(layers, 1 - kept / max(1, total), structure)

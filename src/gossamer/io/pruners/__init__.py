@@ -5,10 +5,10 @@ Start at `read_dense_checkpoint` for files, at `adopt_zeros` and `adopt_pruned` 
 memory. `describe_foreign` says what a file is that cannot be read, and what to do about it.
 """
 
-from gossamer.io.pruners.compressed_tensors import expand_bitmasks
+from gossamer.io.pruners.compressed_tensors import bitmask_settings, expand_bitmasks, row_offsets
 from gossamer.io.pruners.dense_checkpoint import (
+    SINGLE_FILE,
     AdoptedLayer,
-    DenseCheckpoint,
     DetectedMask,
     adopt_zeros,
     adoption_text,
@@ -20,16 +20,18 @@ from gossamer.io.pruners.pruned_layers import adopt_pruned
 from gossamer.io.pruners.stored_masks import apply_masks, fold_pruned
 
 __all__ = [
+    "SINGLE_FILE",
     "AdoptedLayer",
-    "DenseCheckpoint",
     "DetectedMask",
     "adopt_pruned",
     "adopt_zeros",
     "adoption_text",
     "apply_masks",
+    "bitmask_settings",
     "describe_foreign",
     "expand_bitmasks",
     "fold_pruned",
     "read_dense_checkpoint",
     "read_tensors_of",
+    "row_offsets",
 ]

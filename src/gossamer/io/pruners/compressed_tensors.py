@@ -18,9 +18,10 @@ from gossamer.patterns import NM, Pattern, Unstructured
 
 BITMASK_FORMAT = "sparse-bitmask"
 TWO_FOUR_FORMAT = "sparse-24-bitmask"
-METHOD = "compressed-tensors"
-SETTINGS_KEY = "quantization_config"
-SPARSITY_KEY = "sparsity_config"
+_SETTINGS_KEY = "quantization_config"
+_SPARSITY_KEY = "sparsity_config"
+# Later versions dropped the sparse formats.
+_VERSION = "0.14.0"
 _PARTS = {
     BITMASK_FORMAT: ("shape", "compressed", "bitmask", "row_offsets"),
     TWO_FOUR_FORMAT: ("shape", "compressed", "bitmask"),
@@ -33,8 +34,8 @@ Tensors = dict[str, torch.Tensor]
 
 def sparsity_format(config: dict[str, Any], where: str) -> str | None:
     """The sparse format that config.json names; None if weights are stored as they are."""
-    settings = config.get(SETTINGS_KEY)
-    sparsity = settings.get(SPARSITY_KEY) if isinstance(settings, dict) else None
+    settings = config.get(_SETTINGS_KEY)
+    sparsity = settings.get(_SPARSITY_KEY) if isinstance(settings, dict) else None
     if not isinstance(settings, dict) or not isinstance(sparsity, dict) or not sparsity:
         return None
     name = sparsity.get("format")
@@ -154,3 +155,22 @@ def row_offsets(mask_RK: torch.Tensor) -> torch.Tensor:
     """Where each row begins among the kept values, int64 [R]."""
     counts_R = mask_RK.sum(dim=1)
     return counts_R.cumsum(0) - counts_R
+
+
+def bitmask_settings(layers: list[str], sparsity: float, structure: str) -> dict[str, Any]:
+    """What config.json says of a model with sparse-bitmask files: its layers, and their zeros."""
+    about = {
+        "format": BITMASK_FORMAT,
+        "targets": layers,
+        "ignore": [],
+        "global_sparsity": sparsity,
+        "sparsity_structure": structure,
+    }
+    return {
+        _SETTINGS_KEY: {
+            "quant_method": "compressed-tensors",
+            "format": "dense",
+            "version": _VERSION,
+            _SPARSITY_KEY: about,
+        }
+    }
