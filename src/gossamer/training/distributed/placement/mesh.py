@@ -101,13 +101,8 @@ class ProcessMesh(Processes):
             self._arrange_replicas()
             return
         self._fixed = FixedFigures.of(run.model, run.control.sparsity())
-        self.placement = placement = lay_out(
-            session,
-            run.model,
-            run.optimizer,
-            self._pipeline if sizes.pipeline > 1 else None,
-            follow=run.control.follow,
-        )
+        make = self._pipeline if sizes.pipeline > 1 else None
+        self.placement = placement = lay_out(session, run, make)
         self._copies = {shard.trained: shard.copies for shard in placement.shards}
         for module in placement.modules:
             self._stack.enter_context(recomputing(module, run.settings.recompute))

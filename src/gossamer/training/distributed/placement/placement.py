@@ -16,13 +16,13 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from gossamer.nn.optimizer_state import Part, convert_state
+from gossamer.nn.optimizer_state import convert_state
 from gossamer.training.distributed.mesh_sizes import MeshSizes
 from gossamer.training.distributed.pipeline import LayerPipeline
 from gossamer.training.distributed.placement.gradients import Wire
-from gossamer.training.distributed.placement.rules import check_optimizer
 from gossamer.training.distributed.placement.tensor_parallel import Cuts, Positions, share_units
 from gossamer.training.distributed.processes import RankSession
+from gossamer.training.loop import TrainingRun
 
 
 @dataclass
@@ -142,24 +142,19 @@ class RankPlacement:
 
 def lay_out(
     session: RankSession,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    run: TrainingRun,
     make_pipeline: Callable[[nn.Module], LayerPipeline] | None,
-    *,
-    follow: Callable[[dict[nn.Parameter, Part]], None],
 ) -> RankPlacement:
-    """Cut `model` for this rank; `model` and `optimizer` are changed in place.
+    """Cut the model of `run` for this rank; model and optimizer are changed in place.
 
     Args:
         session: the processes of the mesh.
-        model: whole, on every rank the same.
-        optimizer: of the whole model, with its state.
+        run: its model is whole, on every rank the same, and passed `rules.check_model`. Its
+            schedule follows what this rank trains of which parameter, while masks are still there.
         make_pipeline: cuts a model into stages; None without a pipeline.
-        follow: is told what this rank trains of which parameter, while masks are still there.
     """
-    sizes = session.sizes
+    sizes, model, optimizer = session.sizes, run.model, run.optimizer
     names = {param: name for name, param in model.named_parameters()}
-    check_optimizer(sizes, names, optimizer)
     order = [[names[p] for p in group["params"]] for group in optimizer.param_groups]
     shapes = {name: param.shape for param, name in names.items()}
     local = structure_copy(model)
@@ -177,7 +172,7 @@ def lay_out(
     places = {name: index for index, name in enumerate(shapes)}
     shards = sorted(used, key=lambda shard: places[shard.name])
     _follow(optimizer, shards)
-    follow({shard.whole: (shard.trained, shard.index()) for shard in shards})
+    run.control.follow({shard.whole: (shard.trained, shard.index()) for shard in shards})
     _give_away(model, shards, modules, keep_buffers=session.is_lead)
     return RankPlacement(modules, pipeline, holders, shards, order, shapes)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What cannot be laid out on a grid, found before the first step.
+"""What cannot be laid out on a mesh, found before the first step.
 
 Models are cut when their masks are final, which may be days after the start; nobody should learn
 then that it does not work.
@@ -27,7 +27,7 @@ def check_model(
     microbatches: int,
 ) -> None:
     """Refuse what cannot be laid out; masks may still move."""
-    check_optimizer(sizes, {p: name for name, p in model.named_parameters()}, optimizer)
+    _check_optimizer(sizes, model, optimizer)
     if sizes.tensor > 1:
         check_units(model, sizes.tensor)
     if sizes.pipeline == 1:
@@ -41,10 +41,9 @@ def check_model(
     find_links(model, sizes.pipeline * stages_per_rank(schedule, None))
 
 
-def check_optimizer(
-    sizes: MeshSizes, names: dict[nn.Parameter, str], optimizer: torch.optim.Optimizer
-) -> None:
+def _check_optimizer(sizes: MeshSizes, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Refuse an optimizer whose state cannot be cut as `sizes` says."""
+    names = {param: name for name, param in model.named_parameters()}
     held = {param for group in optimizer.param_groups for param in group["params"]}
     strangers = [p for p in held if p not in names]
     if strangers:
