@@ -47,7 +47,7 @@ class Surroundings:
     clock: Callable[[], float] = time.monotonic
 
 
-@dataclass
+@dataclass(eq=False)
 class TrainingRun:
     """What the loop, its processes and its watches share of one run.
 

@@ -7,6 +7,7 @@ The formulas need no torch; `measure` is loaded on first use.
 from typing import TYPE_CHECKING, Any
 
 from gossamer.training.memory.formulas import (
+    KINDS,
     MASK_BYTES,
     VARIANTS,
     Kind,
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from gossamer.training.memory.held import measure
 
 __all__ = [
+    "KINDS",
     "MASK_BYTES",
     "VARIANTS",
     "Kind",

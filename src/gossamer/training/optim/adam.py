@@ -183,9 +183,9 @@ class LAMB(SmallStateOptimizer):
                 weights[part.start : part.stop] = part.master
         ratio = 1.0
         if weights is not None:
-            sizes = self._norm(weights, param), self._norm(direction, param)
+            size, length = self._norm(weights, param), self._norm(direction, param)
             # A norm of 0 says nothing about scale.
-            ratio = sizes[0] / sizes[1] if min(sizes) > 0 else 1.0
+            ratio = size / length if size > 0 and length > 0 else 1.0
             ratio = ratio if group["max_ratio"] is None else min(ratio, group["max_ratio"])
         for part in stretches(param, state):
             move = direction[part.start : part.stop]

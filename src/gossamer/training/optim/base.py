@@ -93,12 +93,11 @@ class SmallStateOptimizer(StepsEachParameter):
         """Raise InputError for settings out of range; each algorithm adds its own."""
         name = type(self).__name__
         for key, below in self.RANGES.items():
-            value = group[key]
-            if isinstance(value, tuple | list):
-                for index, one in enumerate(value):
-                    refuse_number(name, f"{key}[{index}]", one, below)
+            if key == "betas":
+                for index, beta in enumerate(group[key]):
+                    refuse_number(name, f"{key}[{index}]", beta, below)
             else:
-                refuse_number(name, key, value, below)
+                refuse_number(name, key, group[key], below)
         for key, choices in (("master", get_args(Master)), ("moments", get_args(Moments))):
             if group[key] not in choices:
                 raise InputError(
