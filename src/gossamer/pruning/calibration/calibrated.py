@@ -19,8 +19,7 @@ from gossamer.pruning.calibration.live_memory import give_back_free_memory
 from gossamer.pruning.calibration.modes import evaluating
 from gossamer.pruning.calibration.statistics import Statistics
 from gossamer.pruning.methods import Method
-from gossamer.pruning.solvers.gram import damped
-from gossamer.pruning.solvers.problem import LayerProblem, LayerSolution
+from gossamer.pruning.solvers import LayerProblem, LayerSolution, damped
 from gossamer.pruning.targets import Target
 
 # Which outputs a layer reproduces: its own on the pruned model's inputs, or the dense model's.

@@ -28,7 +28,7 @@ from gossamer.io.safe_files.tensors.tensor_header import read_header
 from gossamer.named_files import open_inside, read_inside, size_of
 from gossamer.nn.batch import Batch
 from gossamer.pruning.calibration.calibrated import Journal
-from gossamer.pruning.solvers.problem import LayerSolution
+from gossamer.pruning.solvers import LayerSolution
 
 KEY_FILE = "journal.json"
 _ARRAYS = ("values", "mask_bits", "shape", "notes")

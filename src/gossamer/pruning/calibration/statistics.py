@@ -17,7 +17,7 @@ from gossamer.errors import InputError
 from gossamer.nn.batch import Batch
 from gossamer.pruning.calibration.flow import Stop
 from gossamer.pruning.calibration.modes import hooked
-from gossamer.pruning.solvers.problem import Needed
+from gossamer.pruning.solvers import Needed
 from gossamer.pruning.targets import Target
 
 # The Gram matrix is symmetric: strips of columns compute the upper part only, 5/8 of the work.

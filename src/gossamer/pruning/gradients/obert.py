@@ -15,7 +15,7 @@ from gossamer.patterns import VNM
 from gossamer.pruning.gradients.fisher import FisherBlocks, saliency
 from gossamer.pruning.gradients.pairs import choose_by_pairs
 from gossamer.pruning.gradients.scores import GradientMethod, GradientProblems, check_reached
-from gossamer.pruning.solvers.problem import LayerProblem, LayerSolution, select
+from gossamer.pruning.solvers import LayerProblem, LayerSolution, select
 
 
 @dataclass(frozen=True)

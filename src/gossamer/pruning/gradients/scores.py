@@ -14,7 +14,7 @@ import torch
 
 from gossamer.errors import InputError
 from gossamer.pruning.gradients.passes import GradientPasses
-from gossamer.pruning.solvers.problem import LayerProblem, LayerSolution, select
+from gossamer.pruning.solvers import LayerProblem, LayerSolution, select
 from gossamer.pruning.targets import Target
 
 

@@ -9,12 +9,12 @@ import torch
 from gossamer.errors import InputError
 from gossamer.patterns import NM, Block, Pattern, Unstructured
 from gossamer.patterns.base import kept_count
-from gossamer.pruning.budgets.table import BUDGETS, BudgetLayer
+from gossamer.pruning.budgets import BUDGETS, BudgetLayer
 from gossamer.pruning.schedules.layers import SparseLayer
 from gossamer.pruning.schedules.moments import uniform_scores
 from gossamer.pruning.schedules.radix_select import keep_largest_across
 from gossamer.pruning.schedules.run import Run
-from gossamer.pruning.solvers.problem import keep_highest
+from gossamer.pruning.solvers import keep_highest
 
 Scores = Sequence[torch.Tensor]
 

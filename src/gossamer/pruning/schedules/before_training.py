@@ -10,6 +10,7 @@ from torch import distributed as dist
 
 from gossamer.errors import InputError
 from gossamer.nn.batch import Batch
+from gossamer.pruning.calibration import Batch
 from gossamer.pruning.schedules.allocation import (
     checked_scores,
     pruned_last,
@@ -18,7 +19,7 @@ from gossamer.pruning.schedules.allocation import (
 from gossamer.pruning.schedules.base import Schedule
 from gossamer.pruning.schedules.run import Event
 from gossamer.pruning.schedules.saliency import grasp, snip, synflow, user_passes
-from gossamer.pruning.solvers.problem import keep_highest
+from gossamer.pruning.solvers import keep_highest
 from gossamer.pruning.targets import Target
 
 

@@ -25,7 +25,7 @@ from gossamer.pruning.schedules.base import State, WindowedSchedule
 from gossamer.pruning.schedules.layers import SparseLayer
 from gossamer.pruning.schedules.moments import cosine
 from gossamer.pruning.schedules.run import Event
-from gossamer.pruning.solvers.problem import keep_highest
+from gossamer.pruning.solvers import keep_highest
 
 _MAX_POSTPONED = 3
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.nn.slimming import UnitGroup
-from gossamer.pruning.calibration.modes import frozen, hooked
+from gossamer.pruning.calibration import frozen, hooked
 
 Loss = Callable[[nn.Module, Any], torch.Tensor]
 Fisher = Literal["batch", "sample"]

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from gossamer.nn.slimming import UnitGroup
-from gossamer.pruning.calibration.modes import hooked
+from gossamer.pruning.calibration import hooked
 
 
 def scaled_units(
