@@ -32,8 +32,7 @@ from gossamer.recipes.digest import recipe_digest
 from gossamer.recipes.faults import Fault, RecipeFaults
 from gossamer.recipes.loader import load_recipe, make_recipe, prune_recipe
 from gossamer.recipes.schema import Recipe
-from gossamer.recipes.stages.prune import Prune
-from gossamer.recipes.stages.train import Train
+from gossamer.recipes.stages import Prune, Train
 from gossamer.report.machine import describe_machine
 from gossamer.runs.calibration import Quality, calibration_batches, pair_loss, quality_of
 from gossamer.runs.made_up_input import example_input

@@ -10,8 +10,7 @@ from gossamer.pruning.calibration.calibrated import Journal
 from gossamer.pruning.calibration.journal import model_digest
 from gossamer.pruning.targets import find_targets
 from gossamer.recipes.schema import Recipe
-from gossamer.recipes.stages.prune import Prune
-from gossamer.recipes.stages.recover import Recover
+from gossamer.recipes.stages import Prune, Recover
 from gossamer.report.card import Card, render_card
 from gossamer.report.comparison import Comparison, Figure
 from gossamer.report.html import write_html

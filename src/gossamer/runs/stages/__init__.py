@@ -9,13 +9,7 @@ and returns a `StageOutcome`. A `train` stage is carried out by `gossamer.runs.t
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from gossamer.recipes.stages.base import StageSettings
-from gossamer.recipes.stages.prune import Prune
-from gossamer.recipes.stages.recover import Recover
-from gossamer.recipes.stages.relufy import Relufy
-from gossamer.recipes.stages.round import Round
-from gossamer.recipes.stages.structured import Structured
-from gossamer.recipes.stages.tokens import Tokens
+from gossamer.recipes.stages import Prune, Recover, Relufy, Round, StageSettings, Structured, Tokens
 from gossamer.runs.stages.base import StageInput, StageOutcome
 from gossamer.runs.stages.prune import run_prune_stage
 from gossamer.runs.stages.recover import run_recover_stage

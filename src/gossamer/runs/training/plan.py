@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from gossamer.pruning.targets import find_targets
-from gossamer.recipes.stages.pattern_rules import read_pattern
-from gossamer.recipes.stages.train import Train
+from gossamer.recipes.stages import Train, read_pattern
 from gossamer.runs.training.optimizer import build_optimizer
 from gossamer.runs.training.request import TrainRequest, make_task, model_of
 from gossamer.runs.training.stage import loop_settings
