@@ -20,17 +20,12 @@ from gossamer.io.artifact.opened import check_replaceable
 from gossamer.io.artifact.packing import plan_pieces
 from gossamer.io.artifact.writer import check_beside
 from gossamer.io.huggingface.transformers_models import config_of
+from gossamer.io.pruners import bitmask_settings
 from gossamer.io.pruners.compressed_tensors import (
-    BITMASK_FORMAT,
-    METHOD,
-    SETTINGS_KEY,
-    SPARSITY_KEY,
     row_offsets,
 )
 from gossamer.io.pruners.dense_checkpoint import SINGLE_FILE
 from gossamer.io.safe_files.directories.atomic import replace_directory
-from gossamer.io.pruners import SINGLE_FILE, bitmask_settings, row_offsets
-from gossamer.io.safe_files.directories import replace_directory
 from gossamer.io.safe_files.documents import pretty_json
 from gossamer.io.safe_files.tensors.tensor_file import write_file
 from gossamer.nn.sparse_layer import SparseLayer

@@ -13,7 +13,6 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.nn.batch import Batch
-from gossamer.pruning.calibration import Batch
 from gossamer.pruning.targets import Target
 
 # A scalar whose gradient says what each weight is worth. It calls the model itself.

@@ -19,18 +19,6 @@ from gossamer.pruning.calibration.modes import evaluating, kept_flags
 from gossamer.pruning.gradients.passes import GradientPasses, Loss
 from gossamer.pruning.gradients.scores import GradientMethod, GradientProblems
 from gossamer.pruning.solvers.problem import LayerProblem, LayerSolution
-from gossamer.pruning.calibration import (
-    Batch,
-    LayerProgress,
-    check_inside,
-    evaluating,
-    kept_flags,
-    weight_and_mask,
-)
-from gossamer.pruning.gradients.obert import OBERT
-from gossamer.pruning.gradients.passes import GradientPasses, Loss
-from gossamer.pruning.gradients.scores import GradientMethod, GradientProblems, fisher, taylor
-from gossamer.pruning.solvers import LayerProblem, LayerSolution
 from gossamer.pruning.targets import Target
 from gossamer.registry import Registry
 

@@ -10,7 +10,6 @@ from torch import distributed as dist
 
 from gossamer.errors import InputError
 from gossamer.nn.batch import Batch
-from gossamer.pruning.calibration import Batch
 from gossamer.pruning.schedules.allocation import (
     checked_scores,
     pruned_last,

@@ -11,9 +11,6 @@ from torch import nn
 from gossamer.data.tasks import Task, tensors_digest
 from gossamer.recipes.stages.schedules import IterativeSettings
 from gossamer.recipes.stages.train import Train
-from gossamer.data.tasks import Task
-from gossamer.data.tasks.digests import tensors_digest
-from gossamer.recipes.stages import IterativeSettings, Train
 from gossamer.runs.schedules import attach, one_training
 from gossamer.runs.training.identity import check_identity, run_identity, saved_tokenizer
 from gossamer.runs.training.optimizer import build_optimizer
