@@ -80,8 +80,8 @@ def interrupt(*args, **kwargs):
 STEPS = {
     "evaluated before": None,
     "evaluated after": None,
-    "first layer masked": "gossamer.pruning.oneshot._masked_layer",
-    "third layer masked": "gossamer.pruning.oneshot._masked_layer",
+    "first layer masked": "gossamer.pruning.oneshot.mask_in",
+    "third layer masked": "gossamer.pruning.oneshot.mask_in",
     "fast paths off": "gossamer.pruning.oneshot.disable_fast_paths",
     "report": "gossamer.runs.executor.make_report",
     "tokens counted": "gossamer.runs.executor.tokens_seen",

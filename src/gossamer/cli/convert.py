@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from gossamer.cli.shell import Output, gossamer_command, table
+from gossamer.nn.layer_kinds import sparse_layers
 
 COMPRESSED = "compressed-tensors"
 _EXAMPLES = """
@@ -48,7 +49,6 @@ def convert(out: Output, source: str, target: Path, form: str) -> None:
     )
     from gossamer.io import read_beside, save, save_compressed_tensors
     from gossamer.io.artifact.destination import check_destination
-    from gossamer.nn import CompactWeight, MaskedWeight
     from gossamer.report.report import format_bytes
 
     check_destination(target)
@@ -60,11 +60,7 @@ def convert(out: Output, source: str, target: Path, form: str) -> None:
             loaded = Source(read_bare(path), path.name, tensor_bytes(path), read_beside(path))
         else:
             loaded = load_source(source, detect_masks=True, say=out.note)
-    sparse = {
-        name: module
-        for name, module in loaded.model.named_modules()
-        if isinstance(module, MaskedWeight | CompactWeight)
-    }
+    sparse = dict(sparse_layers(loaded.model))
     with out.stage("writing"):
         if form == COMPRESSED:
             save_compressed_tensors(loaded.model, target, beside=loaded.beside)

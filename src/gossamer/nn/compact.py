@@ -108,6 +108,22 @@ class CompactWeight(MayGiveUpValues, HasNoWeight, SparseLayer):
         dense = expand(self.kept_values(), self.mask_bits, self.matrix_shape[1])
         return dense.view(self.weight_shape)
 
+    def product(self, x: torch.Tensor, values: torch.Tensor, *, sparse: bool) -> torch.Tensor:
+        """What forward computes without bias, of these values; on sparse kernels or densely."""
+        raise NotImplementedError
+
+    def why_no_kernel(self) -> str | None:
+        """Why mode "kernel" would run densely whatever the input is; None if it would not."""
+        raise NotImplementedError
+
+    def input_shape(self, tokens: int, seen: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        """The shape of an input of so many tokens; of images, what was `seen`, if anything was."""
+        return seen
+
+    def num_products(self, shape: tuple[int, ...]) -> int:
+        """How often an input of this shape is multiplied by a row: tokens, or output pixels."""
+        return torch.Size(shape[:-1]).numel()
+
     def refresh(self) -> None:
         """Forget the dense copy of mode "resident"; the next forward rebuilds it."""
         self._dense_source = None

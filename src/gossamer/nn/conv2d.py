@@ -13,10 +13,12 @@ from gossamer.nn.compact import CompactWeight, Mode, values_of
 from gossamer.nn.conv_attributes import ConvAttributes
 from gossamer.nn.replace import inherit_hooks
 from gossamer.ops.addresses import is_traced
+from gossamer.ops.conv.fp32 import why_not
 from gossamer.ops.conv.settings import ConvSettings
 from gossamer.ops.dispatch import report_fallback
-from gossamer.ops.training.conv import compact_conv, why_dense
+from gossamer.ops.training.conv import compact_conv, kernel_settings, why_dense
 from gossamer.ops.training.linear import expand_values
+from gossamer.ops.training.linear_kernels import why_unusable
 from gossamer.patterns import Pattern, Unstructured
 
 
@@ -94,6 +96,23 @@ class Conv2d(ConvAttributes, CompactWeight):
         else:
             weight_RK = expand_values(self.values, self.mask_bits, self.matrix_shape[1])
         return self.settings.apply(x, weight_RK.view(self.weight_shape), self.bias)
+
+    def product(self, x: torch.Tensor, values: torch.Tensor, *, sparse: bool) -> torch.Tensor:
+        """The convolution by a weight made of these values."""
+        if sparse:
+            return compact_conv(x, values, self.mask_bits, None, self.settings)
+        weight_RK = expand_values(values, self.mask_bits, self.matrix_shape[1])
+        return self.settings.apply(x, weight_RK.view(self.weight_shape), None)
+
+    def why_no_kernel(self) -> str | None:
+        """None, or the setting, dtype or device that kernels do not take."""
+        reason = why_unusable(self.values, self.bias)
+        return reason or why_not(kernel_settings(self.settings))
+
+    def num_products(self, shape: tuple[int, ...]) -> int:
+        """Pixels of the output in all images."""
+        size = self.settings.out_size((shape[-2], shape[-1]))
+        return torch.Size((*shape[:-3], *size)).numel()
 
     def extra_repr(self) -> str:
         """Sizes, density, pattern and mode."""

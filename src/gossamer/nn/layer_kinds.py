@@ -18,10 +18,10 @@ from gossamer.formats import SparseMatrix
 from gossamer.nn.carried import carried, hand_over
 from gossamer.nn.compact import CompactWeight, Mode
 from gossamer.nn.conv2d import Conv2d
-from gossamer.nn.fastpath import READ_BY_ATTENTION
+from gossamer.nn.fastpath import READ_BY_ATTENTION, attention_outputs
 from gossamer.nn.linear import Linear
 from gossamer.nn.masked import MaskedConv2d, MaskedLinear, MaskedOutProj, MaskedWeight
-from gossamer.nn.replace import inherit_hooks
+from gossamer.nn.replace import inherit_hooks, replace_module
 from gossamer.nn.sparse_layer import Form, SparseLayer
 from gossamer.ops.conv.settings import ConvSettings
 from gossamer.patterns import Pattern, detect_pattern
@@ -74,6 +74,12 @@ def kind_name(layer: nn.Module) -> str:
     """The name of a layer's kind, "" for modules of no kind."""
     kind = kind_of(layer)
     return "" if kind is None else kind.name
+
+
+def title_of(layer: nn.Module) -> str:
+    """The kind of a layer as tables for people show it."""
+    kind = kind_of(layer)
+    return type(layer).__name__ if kind is None else kind.title
 
 
 def form_of(layer: nn.Module) -> Form | Literal["dense"] | None:
@@ -170,6 +176,23 @@ def to_masked(layer: nn.Module, mask: torch.Tensor, pattern: Pattern) -> MaskedW
     read_by_attention = isinstance(layer, MaskedOutProj | NonDynamicallyQuantizableLinear)
     chosen: Any = MaskedOutProj if read_by_attention else kind.masked
     masked: MaskedWeight = chosen.from_dense(layer, mask, pattern)
+    return masked
+
+
+def mask_in(
+    model: nn.Module, layer: nn.Module, mask: torch.Tensor, pattern: Pattern
+) -> MaskedWeight:
+    """Mask a layer of `model`: a masked one moves its mask, an ordinary one is replaced."""
+    if isinstance(layer, MaskedWeight):
+        layer.pattern = pattern
+        layer.set_mask(mask)
+        return layer
+    masked = (
+        MaskedOutProj.from_dense(layer, mask, pattern)  # type: ignore[arg-type]
+        if id(layer) in attention_outputs(model)
+        else to_masked(layer, mask, pattern)
+    )
+    replace_module(model, layer, masked)
     return masked
 
 

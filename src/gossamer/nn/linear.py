@@ -13,6 +13,7 @@ from gossamer.nn.compact import CompactWeight, Mode, values_of
 from gossamer.nn.replace import inherit_hooks
 from gossamer.ops.addresses import is_traced
 from gossamer.ops.training.linear import compact_linear, resident_linear
+from gossamer.ops.training.linear_kernels import why_unusable
 from gossamer.patterns import Pattern, Unstructured
 
 
@@ -91,6 +92,22 @@ class Linear(CompactWeight):
         return compact_linear(
             x, self.values, self.mask_bits, self.bias, self.in_features, sparse=kernel
         )
+
+    def product(self, x: torch.Tensor, values: torch.Tensor, *, sparse: bool) -> torch.Tensor:
+        """`x W^T` with W made of these values."""
+        return compact_linear(x, values, self.mask_bits, None, self.in_features, sparse=sparse)
+
+    def input_shape(self, tokens: int, seen: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        """[tokens, in]."""
+        return tokens, self.in_features
+
+    def why_no_kernel(self) -> str | None:
+        """None, or the dtype or device that kernels do not take."""
+        values: torch.Tensor = self.values
+        if values.dtype is torch.bfloat16:
+            # Split masters: 16-bit values are raised to the type of the input, that of the bias.
+            values = values.float()
+        return why_unusable(values, self.bias)
 
     def extra_repr(self) -> str:
         """Sizes, density, pattern and mode."""

@@ -15,16 +15,12 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.nn import (
-    MaskedConv2d,
-    MaskedLinear,
-    MaskedOutProj,
     MaskedWeight,
-    attention_outputs,
     disable_fast_paths,
-    replace_module,
     unchanged_on_error,
 )
 from gossamer.nn.batch import Batch
+from gossamer.nn.layer_kinds import mask_in, title_of, weight_of
 from gossamer.nn.mask_rules import check_float_weight
 from gossamer.patterns import Pattern, kept_count, parse_pattern
 from gossamer.pruning.budgets.measures import budget_layers
@@ -157,8 +153,7 @@ def _contexts(
 
 def _matrix(module: PrunableLayer) -> torch.Tensor:
     """The weight as [R, K]: a view where it can be one; pruned entries are 0."""
-    weight = module.masked_weight() if isinstance(module, MaskedWeight) else module.weight
-    return weight.detach().flatten(1)
+    return weight_of(module).flatten(1)
 
 
 def _masks(
@@ -253,16 +248,16 @@ def apply_plan(model: nn.Module, plan: PruningPlan) -> list[LayerResult]:
 
 
 def _apply(model: nn.Module, target: Target, mask: torch.Tensor, pattern: Pattern) -> LayerResult:
-    masked = _masked_layer(model, target.module, mask, pattern)
+    masked = mask_in(model, target.module, mask, pattern)
     for _, twin in target.twins:
-        follower = _masked_layer(model, twin, mask, pattern)
+        follower = mask_in(model, twin, mask, pattern)
         # One mask for one weight: whoever moves it moves it for all.
         follower._buffers["mask_bits"] = masked.mask_bits
         follower._buffers["_mask"] = masked._mask
     weight = masked.weight_parameter()
     return LayerResult(
         name=target.name,
-        kind="Linear" if isinstance(masked, nn.Linear) else "Conv2d",
+        kind=title_of(masked),
         shape=tuple(weight.shape),
         pattern=pattern,
         nnz=masked.nnz,
@@ -270,21 +265,3 @@ def _apply(model: nn.Module, target: Target, mask: torch.Tensor, pattern: Patter
         tied=tuple(name for name, _ in target.twins),
         mask_digest=masked.mask_digest(),
     )
-
-
-def _masked_layer(
-    model: nn.Module, module: PrunableLayer, mask: torch.Tensor, pattern: Pattern
-) -> MaskedWeight:
-    if isinstance(module, MaskedWeight):
-        module.pattern = pattern
-        module.set_mask(mask)
-        return module
-    masked: MaskedWeight
-    if isinstance(module, nn.Conv2d):
-        masked = MaskedConv2d.from_dense(module, mask, pattern)
-    elif id(module) in attention_outputs(model):
-        masked = MaskedOutProj.from_dense(module, mask, pattern)
-    else:
-        masked = MaskedLinear.from_dense(module, mask, pattern)
-    replace_module(model, module, masked)
-    return masked

@@ -10,7 +10,8 @@ from typing import Any
 from torch import nn
 
 from gossamer.errors import MaskDrift, RecipeError
-from gossamer.nn import CompactWeight, MaskedWeight
+from gossamer.nn import MaskedWeight
+from gossamer.nn.layer_kinds import sparse_layers
 from gossamer.pruning import LayerResult
 from gossamer.pruning.calibration.batches import as_batches
 from gossamer.recipes.schema import Recipe
@@ -107,7 +108,7 @@ def _teacher(model: nn.Module, given: StageInput) -> nn.Module:
     """The dense model for stages that train."""
     if given.teacher is not None:
         return given.teacher
-    if any(isinstance(module, MaskedWeight | CompactWeight) for module in model.modules()):
+    if any(sparse_layers(model)):
         raise RecipeError(
             "the model is pruned already, so it cannot be its own teacher. Give the dense"
             " model: --teacher MODEL, or StageInput(teacher=...)."

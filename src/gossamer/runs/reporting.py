@@ -8,7 +8,7 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.formats import FORMATS, choose_format
-from gossamer.nn import CompactWeight, MaskedWeight
+from gossamer.nn.layer_kinds import sparse_layers
 from gossamer.nn.left_dense import left_dense, left_lines
 from gossamer.pruning import LayerResult
 from gossamer.report.report import LayerRow, Report
@@ -88,7 +88,7 @@ def layer_row(result: LayerResult) -> LayerRow:
 
 def dense_bytes(model: nn.Module) -> int:
     """Bytes a dense checkpoint holds: distinct parameters and saved buffers, masks left out."""
-    sparse = [m for m in model.modules() if isinstance(m, MaskedWeight | CompactWeight)]
+    sparse = [layer for _, layer in sparse_layers(model)]
     masks = {id(module.mask_bits) for module in sparse}
     held = {id(value): value for value in model.state_dict(keep_vars=True).values()}
     return sum(

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError, ResourceError
-from gossamer.nn import MaskedWeight
 from gossamer.nn.compaction import CompactionResult, compact
+from gossamer.nn.layer_kinds import sparse_layers
 from gossamer.pruning.schedules.controller import Controller
 from gossamer.runs.schedules import attach
 from gossamer.training.loop.settings import Compaction
@@ -91,7 +91,7 @@ class SparsityCallback(TrainerCallback):
         done = self.controller is None or self.result is not None or self._compaction == "off"
         if done or self.controller is None or not self.controller.is_settled:
             return
-        if not any(isinstance(module, MaskedWeight) for module in model.modules()):
+        if not any(sparse_layers(model, "masked")):
             return
         mode = "jit" if self._compaction in ("auto", "off") else self._compaction
         self.result = compact(model, _inner(kwargs["optimizer"]), mode=mode)  # type: ignore[arg-type]

@@ -10,14 +10,11 @@ from torch import nn
 
 from gossamer import settings
 from gossamer.errors import InputError
-from gossamer.nn import Conv2d, Linear, Mode
+from gossamer.nn import CompactWeight, Mode
 from gossamer.nn.dense_home import DenseHome
 from gossamer.nn.input_shapes import input_shapes
-from gossamer.ops.conv.fp32 import why_not
+from gossamer.nn.layer_kinds import KINDS, sparse_layers
 from gossamer.ops.timing import Duel, duel
-from gossamer.ops.training.conv import compact_conv, kernel_settings
-from gossamer.ops.training.linear import compact_linear, expand_values
-from gossamer.ops.training.linear_kernels import why_unusable
 
 Timer = Callable[[Callable[[], object], Callable[[], object]], Duel]
 
@@ -37,8 +34,7 @@ class _Rule:
         return f"density <= {self.density} and {self.unit} >= {self.inputs}"
 
 
-_LINEAR_RULE = _Rule(0.5, 16, "tokens")
-_CONV_RULE = _Rule(0.3, 256, "pixels")
+_RULES = {"linear": _Rule(0.5, 16, "tokens"), "conv": _Rule(0.3, 256, "pixels")}
 _NO_EXAMPLE = "the size of its images is not known: pass example=, an input of the model"
 
 
@@ -60,50 +56,28 @@ class ModeChoice:
 class _Case:
     """A layer and the shape of its input."""
 
-    layer: Linear | Conv2d
+    layer: CompactWeight
     shape: tuple[int, ...] | None
 
     @property
     def rule(self) -> _Rule:
-        return _LINEAR_RULE if isinstance(self.layer, Linear) else _CONV_RULE
+        return _RULES[self.layer.kind]
 
     @property
     def num_inputs(self) -> int:
         """Tokens, or pixels of the output in all images."""
-        if self.shape is None:
-            return 0
-        if isinstance(self.layer, Linear):
-            return self.shape[0]
-        size = self.layer.settings.out_size((self.shape[-2], self.shape[-1]))
-        return torch.Size((*self.shape[:-3], *size)).numel()
+        return 0 if self.shape is None else self.layer.num_products(self.shape)
 
     @property
     def key(self) -> object:
         """Equal for layers that differ in values only."""
         layer = self.layer
-        what = layer.settings if isinstance(layer, Conv2d) else layer.matrix_shape
+        what = (layer.kind, layer.weight_shape, KINDS[layer.kind].settings(layer))
         return what, self.shape, layer.nnz, layer.values.requires_grad, str(layer.pattern)
 
     def why_jit(self) -> str | None:
         """Why the kernels are no choice; None if they are."""
-        values: torch.Tensor = self.layer.values
-        if isinstance(self.layer, Linear) and values.dtype is torch.bfloat16:
-            # Split masters: a Linear raises 16-bit values to the type of its input, which is that
-            # of its bias.
-            values = values.float()
-        reason = why_unusable(values, self.layer.bias)
-        if reason is None and isinstance(self.layer, Conv2d):
-            reason = why_not(kernel_settings(self.layer.settings))
-        return reason or (_NO_EXAMPLE if self.shape is None else None)
-
-    def multiply(self, x: torch.Tensor, values: torch.Tensor, kernel: bool) -> torch.Tensor:
-        layer, bits = self.layer, self.layer.mask_bits
-        if isinstance(layer, Linear):
-            return compact_linear(x, values, bits, None, layer.in_features, sparse=kernel)
-        if kernel:
-            return compact_conv(x, values, bits, None, layer.settings)
-        weight_RK = expand_values(values, bits, layer.matrix_shape[1])
-        return layer.settings.apply(x, weight_RK.view(layer.weight_shape), None)
+        return self.layer.why_no_kernel() or (_NO_EXAMPLE if self.shape is None else None)
 
 
 def choose_modes(
@@ -130,13 +104,10 @@ def choose_modes(
         raise InputError(f"choose_modes: tokens must be at least 1, got {tokens}.")
     shapes = input_shapes(model, example, "conv", "choose_modes")
     cases = {
-        name or "model": _Case(
-            layer,
-            (tokens, layer.in_features) if isinstance(layer, Linear) else shapes.get(id(layer)),
-        )
-        for name, layer in model.named_modules()
+        name or "model": _Case(layer, layer.input_shape(tokens, shapes.get(id(layer))))
+        for name, layer in sparse_layers(model, "compact")
         # Layers that gave up their values have their dense weight only, and stay as they are.
-        if isinstance(layer, Linear | Conv2d) and DenseHome.of(layer.values) is None
+        if DenseHome.of(layer.values) is None
     }
     usable = {name: case for name, case in cases.items() if case.why_jit() is None}
     times: dict[str, Duel] = {}
@@ -190,9 +161,9 @@ def _measure(case: _Case, timer: Timer) -> Duel:
     values = case.layer.values.detach().requires_grad_(case.layer.values.requires_grad)
     inputs = [tensor for tensor in (x, values) if tensor.requires_grad]
     with torch.enable_grad(), torch.autocast("cpu", enabled=False):
-        grad = torch.randn(case.multiply(x, values, True).shape, generator=generator)
+        grad = torch.randn(case.layer.product(x, values, sparse=True).shape, generator=generator)
 
         def step(kernel: bool) -> object:
-            return torch.autograd.grad(case.multiply(x, values, kernel), inputs, grad)
+            return torch.autograd.grad(case.layer.product(x, values, sparse=kernel), inputs, grad)
 
         return timer(lambda: step(False), lambda: step(True))

@@ -15,7 +15,7 @@ from gossamer.io.gguf.file import is_gguf
 from gossamer.io.onnx.file import is_onnx
 from gossamer.io.pruners import DetectedMask
 from gossamer.named_files import is_inside
-from gossamer.nn import MaskedConv2d, MaskedLinear
+from gossamer.nn.layer_kinds import to_masked
 from gossamer.nn.replace import submodule_at
 
 # Lookup tables have two dimensions as well, but no kernel multiplies by them.
@@ -76,6 +76,4 @@ def _masked(weight: torch.Tensor, bias: torch.Tensor | None, found: DetectedMask
     dense.weight = nn.Parameter(weight, requires_grad=False)
     if bias is not None:
         dense.bias = nn.Parameter(bias, requires_grad=False)
-    if isinstance(dense, nn.Linear):
-        return MaskedLinear.from_dense(dense, found.mask, found.pattern)
-    return MaskedConv2d.from_dense(dense, found.mask, found.pattern)
+    return to_masked(dense, found.mask, found.pattern)

@@ -9,7 +9,6 @@ been compared with the tensors that are really there.
 from typing import Any
 
 from torch import nn
-from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from gossamer.errors import ArtifactError, TargetError
 from gossamer.io.artifact.fitting import all_slots, tied_names
@@ -32,8 +31,8 @@ from gossamer.io.huggingface.transformers_models import (
     build_transformers,
     is_transformers,
 )
-from gossamer.nn import Conv2d, Linear, MaskedConv2d, MaskedLinear
 from gossamer.nn.conv1d import conv1d_paths, conv1d_to_linear
+from gossamer.nn.layer_kinds import can_mask, title_of
 from gossamer.nn.operator_graph import GraphModule
 from gossamer.nn.slimming import unit_counts
 from gossamer.nn.token_pruning import TokenPrunedEncoder, add_token_pruning
@@ -45,7 +44,6 @@ MAX_KEY = 256
 _LAYER_NAMES = {layer.build: name for name, layer in LAYERS.items()}
 _CONTAINER_NAMES = {build: name for name, build in CONTAINERS.items()}
 _ZOO_NAMES: dict[type[nn.Module], str] = {build: name for name, build in ZOO.items()}
-_AS_LINEAR = (NonDynamicallyQuantizableLinear, MaskedLinear, Linear)
 
 
 def describe(model: nn.Module, config: dict[str, Any] | None = None) -> ArchitectureNode | None:
@@ -160,9 +158,7 @@ def _describe(module: nn.Module, key: str, depth: int) -> TorchNode | ZooNode | 
 
 def _layer_name(module: nn.Module) -> str | None:
     """The row of the table a layer belongs to; sparse layers belong to the one they replace."""
-    if isinstance(module, MaskedConv2d | Conv2d):
-        return "Conv2d"
-    return "Linear" if isinstance(module, _AS_LINEAR) else _LAYER_NAMES.get(type(module))
+    return title_of(module) if can_mask(module) else _LAYER_NAMES.get(type(module))
 
 
 def _describe_container(name: str, module: nn.Module, key: str, depth: int) -> TorchNode | None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import GossamerError, InputError
-from gossamer.nn import CompactWeight, MaskedWeight
+from gossamer.nn.layer_kinds import sparse_layers
 
 
 def export_onnx(
@@ -40,12 +40,11 @@ def export_onnx(
         InputError: the packages onnx and onnxscript are missing, or the model has sparse or packed
             layers.
     """
-    for name, module in model.named_modules():
-        if isinstance(module, CompactWeight | MaskedWeight):
-            raise InputError(
-                f"{name}: is a {type(module).__name__}; ONNX has no sparse layers. Call to_dense()"
-                " on it first, which stores its zeros."
-            )
+    for name, module in sparse_layers(model, "masked", "compact"):
+        raise InputError(
+            f"{name}: is a {type(module).__name__}; ONNX has no sparse layers. Call to_dense()"
+            " on it first, which stores its zeros."
+        )
     unknown = sorted(set(dynamic) - set(inputs))
     if unknown:
         raise InputError(f"dynamic: {unknown} are not among the inputs {sorted(inputs)}.")

@@ -23,6 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from gossamer.errors import InputError, TargetError
 from gossamer.formats.bits import count_bits, pack_bits
+from gossamer.nn.layer_kinds import kind_of
 from gossamer.patterns import Unstructured, kept_count
 from gossamer.patterns.select import keep_largest
 from gossamer.pruning.schedules.allocation import checked_scores
@@ -263,7 +264,7 @@ def find_channels(model: nn.Module, layers: list[SparseLayer]) -> list[Channels]
             if before is not None and before.mask.shape[0] == module.num_features:
                 found.append(Channels(before, name, module))
             before = None
-        elif isinstance(module, nn.Linear | nn.Conv2d):
+        elif kind_of(module):
             before = by_name.get(name)
     if not found:
         raise TargetError(

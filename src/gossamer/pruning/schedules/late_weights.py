@@ -208,7 +208,7 @@ def _adult_age(beta2: float) -> int:
 
 def _trained(layer: AnySparse) -> nn.Parameter:
     """The Parameter that an optimizer holds of a layer."""
-    return layer.values if isinstance(layer, CompactWeight) else layer.weight_parameter()
+    return layer.trained()
 
 
 def _held_entries(layer: AnySparse) -> torch.Tensor:

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from gossamer.errors import InputError, TargetError
-from gossamer.nn import CompactWeight
+from gossamer.nn.layer_kinds import kind_of
 from gossamer.nn.prunable import EMBEDDINGS, PRUNABLE, is_head, why_not_prunable
 from gossamer.pruning.targets.rules import Rules, as_rules, inside, is_exact, match
 
@@ -123,11 +123,7 @@ def _embedding_tied_to(module: nn.Module, holders: Holders) -> str | None:
 
 
 def _left_by_default(name: str, module: nn.Module, holders: Holders) -> bool:
-    return (
-        not isinstance(module, (*PRUNABLE, CompactWeight))
-        or is_head(name)
-        or _embedding_tied_to(module, holders) is not None
-    )
+    return not kind_of(module) or is_head(name) or _embedding_tied_to(module, holders) is not None
 
 
 def _targeted(model: nn.Module, modules: dict[str, nn.Module], rules: list[str]) -> list[str]:
@@ -140,9 +136,9 @@ def _targeted(model: nn.Module, modules: dict[str, nn.Module], rules: list[str])
                 " can be pruned; name the layer."
             )
         names = match(rule, modules, "targets")
-        if is_exact(rule, modules) and not isinstance(modules[rule], (*PRUNABLE, CompactWeight)):
+        if is_exact(rule, modules) and not kind_of(modules[rule]):
             names = _members(rule, modules)
-        prunable = [n for n in names if isinstance(modules[n], (*PRUNABLE, CompactWeight))]
+        prunable = [n for n in names if kind_of(modules[n])]
         if not prunable:
             first = names[0]
             raise TargetError(

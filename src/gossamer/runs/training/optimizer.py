@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gossamer.nn import CompactWeight
+from gossamer.nn.layer_kinds import sparse_layers
 from gossamer.recipes.stages.train import OptimizerSettings
 from gossamer.training.optim import LAMB, LARS, SGD, AdamW
 
@@ -46,7 +46,7 @@ def build_optimizer(settings: OptimizerSettings, model: nn.Module) -> torch.opti
 def _split(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """Weight matrices and kernels, and everything else; each parameter once, in model order."""
     # Kept values of a compact layer are a vector, but they are a weight all the same.
-    values = {id(m.values) for m in model.modules() if isinstance(m, CompactWeight)}
+    values = {id(layer.values) for _, layer in sparse_layers(model, "compact")}
     trained = [param for param in model.parameters() if param.requires_grad]
     decayed = [param for param in trained if param.ndim > 1 or id(param) in values]
     chosen = {id(param) for param in decayed}

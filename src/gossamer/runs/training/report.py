@@ -11,7 +11,8 @@ from typing import Any
 
 from torch import nn
 
-from gossamer.nn import CompactWeight, Conv2d, MaskedConv2d, MaskedWeight
+from gossamer.nn.layer_kinds import sparse_layers, title_of
+from gossamer.nn.sparse_layer import SparseLayer
 from gossamer.pruning import LayerResult
 from gossamer.recipes.schema import Recipe
 from gossamer.report.card import Card, render_card
@@ -34,9 +35,7 @@ def training_report(trained: Trained) -> Report:
     weights, kept = sum(r.numel for r in results), sum(r.nnz for r in results)
     parameters = sum(param.numel() for param in model.parameters())
     compact = sum(
-        m.matrix_shape[0] * m.matrix_shape[1] - m.nnz
-        for m in model.modules()
-        if isinstance(m, CompactWeight)
+        m.matrix_shape[0] * m.matrix_shape[1] - m.nnz for _, m in sparse_layers(model, "compact")
     )
     quality = next(iter(trained.loop.quality.values()), None)
     report = make_report(model, results, trained.dense_bytes, quality_sparse=quality)
@@ -131,25 +130,20 @@ def _comparison(trained: Trained, report: Report) -> Comparison:
 
 def _layers(model: nn.Module) -> list[LayerResult]:
     """Every masked and compact weight once; tied layers are named beside it."""
-    found: dict[int, list[tuple[str, MaskedWeight | CompactWeight]]] = {}
-    for name, module in model.named_modules():
-        if isinstance(module, MaskedWeight):
-            found.setdefault(id(module.weight_parameter()), []).append((name, module))
-        elif isinstance(module, CompactWeight):
-            found.setdefault(id(module.values), []).append((name, module))
+    found: dict[int, list[tuple[str, SparseLayer]]] = {}
+    for name, module in sparse_layers(model):
+        found.setdefault(id(module.trained()), []).append((name, module))
     results = []
     for members in found.values():
         name, module = members[0]
-        held = module.values if isinstance(module, CompactWeight) else module.weight_parameter()
-        shape = module.weight_shape if isinstance(module, CompactWeight) else tuple(held.shape)
         results.append(
             LayerResult(
                 name=name,
-                kind="Conv2d" if isinstance(module, Conv2d | MaskedConv2d) else "Linear",
-                shape=shape,
+                kind=title_of(module),
+                shape=module.weight_shape,
                 pattern=module.pattern,
                 nnz=module.nnz,
-                itemsize=held.element_size(),
+                itemsize=module.trained().element_size(),
                 tied=tuple(other for other, _ in members[1:]),
                 mask_digest=module.mask_digest(),
             )

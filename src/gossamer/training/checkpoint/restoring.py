@@ -12,17 +12,10 @@ from torch import nn
 
 from gossamer.errors import ArtifactError, GossamerError
 from gossamer.formats.bits import unpack_bits
+from gossamer.formats.matrix import matrix_shape
 from gossamer.io.safe_files.tensors.tensor_header import DTYPE_NAMES, dtype_name
-from gossamer.nn import (
-    CompactWeight,
-    MaskedConv2d,
-    MaskedLinear,
-    MaskedWeight,
-    attention_outputs,
-    replace_module,
-)
 from gossamer.nn.compaction import compact
-from gossamer.nn.masked import MaskedOutProj
+from gossamer.nn.layer_kinds import form_of, kind_of, mask_in, shape_of, sparse_layers
 from gossamer.patterns.text import parse_pattern
 
 # Whole numbers of a run that decide its next steps.
@@ -32,17 +25,13 @@ COUNTED = ("step", "taken", "skipped", "in_a_row", "rate_shift")
 def layer_forms(model: nn.Module) -> dict[str, Any]:
     """Name -> form, pattern and mode of every masked and compact layer."""
     forms: dict[str, Any] = {}
-    for name, module in model.named_modules():
-        if isinstance(module, CompactWeight):
-            forms[name] = {
-                "form": "compact",
-                "pattern": str(module.pattern),
-                "mode": module.mode,
-                "dtype": dtype_name(module.values.dtype),
-            }
-        elif isinstance(module, MaskedWeight):
-            forms[name] = {"form": "masked", "pattern": str(module.pattern)}
-    return forms
+    for name, layer in sparse_layers(model, "masked"):
+        forms[name] = {"form": "masked", "pattern": str(layer.pattern)}
+    for name, layer in sparse_layers(model, "compact"):
+        dtype = dtype_name(layer.values.dtype)
+        entry = {"form": "compact", "pattern": str(layer.pattern), "mode": layer.mode}
+        forms[name] = {**entry, "dtype": dtype}
+    return {name: forms[name] for name, _ in sparse_layers(model)}
 
 
 def restore_forms(
@@ -65,15 +54,15 @@ def restore_forms(
             module = modules.get(name)
             if module is None:
                 raise ArtifactError(f"{name}: the checkpoint has this layer, the model has not.")
-            if not isinstance(module, CompactWeight):
+            if form_of(module) != "compact":
                 _mask(model, module, entry, tensors[f"{name}.mask_bits"])
         now = layer_forms(model)
         if any(now[name]["form"] != entry["form"] for name, entry in forms.items()):
             compact(model, optimizer)
-        modules = dict(model.named_modules())
+        compacted = dict(sparse_layers(model, "compact"))
         for name, entry in forms.items():
-            module = modules[name]
-            if isinstance(module, CompactWeight):
+            module = compacted.get(name)
+            if module is not None:
                 module.mode = entry["mode"]
                 # Masters that were split: the Parameter object stays, as the optimizer knows it.
                 module.values.data = module.values.data.to(DTYPE_NAMES[entry["dtype"]])
@@ -92,18 +81,10 @@ def _mask(
 ) -> None:
     try:
         pattern = parse_pattern(entry["pattern"])
-        if isinstance(module, MaskedWeight):
-            module.pattern = pattern
-            module.set_mask(unpack_bits(bits, module.matrix_shape[1]))
-        elif isinstance(module, nn.Conv2d):
-            mask = unpack_bits(bits, module.weight.shape[1:].numel())
-            replace_module(model, module, MaskedConv2d.from_dense(module, mask, pattern))
-        elif isinstance(module, nn.Linear):
-            kind = MaskedOutProj if id(module) in attention_outputs(model) else MaskedLinear
-            mask = unpack_bits(bits, module.in_features)
-            replace_module(model, module, kind.from_dense(module, mask, pattern))
-        else:
+        if kind_of(module) is None:
             raise ArtifactError(f"a {type(module).__name__} cannot be masked.")
+        _, columns = matrix_shape(shape_of(module))
+        mask_in(model, module, unpack_bits(bits, columns), pattern)
     except GossamerError as error:
         raise ArtifactError(f"layers: a saved mask does not fit the model ({error})") from error
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from gossamer.errors import InputError
-from gossamer.nn import CompactWeight, MaskedWeight
 from gossamer.nn.compaction import compact
+from gossamer.nn.layer_kinds import sparse_layers
 from gossamer.training.loop.processes import Processes
 from gossamer.training.memory import measure
 from gossamer.training.modes import choose_modes
@@ -31,7 +31,7 @@ class CompactionWatch:
         """Compact the model; what changed, or None if there is nothing to do."""
         run = self._processes.run
         settings, model = run.settings, run.model
-        masked = any(isinstance(module, MaskedWeight) for module in model.modules())
+        masked = any(sparse_layers(model, "masked"))
         if settings.compaction == "off" or not masked:
             self.is_moot = True
             return None
@@ -77,7 +77,7 @@ class CompactionWatch:
                 f"split_masters: {type(run.optimizer).__name__} has no split masters. Use an"
                 " optimizer of gossamer.training.optim."
             )
-        layers = [m for m in run.model.modules() if isinstance(m, CompactWeight)]
+        layers = [layer for _, layer in sparse_layers(run.model, "compact")]
         run.optimizer.split_masters([layer.values for layer in layers])
         for layer in layers:
             layer.refresh()

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from gossamer.nn import CompactWeight, MaskedWeight
+from gossamer.nn.layer_kinds import sparse_layers
 from gossamer.nn.optimizer_state import Part
 
 
@@ -92,11 +92,7 @@ class NoControl(Control):
 
     def sparsity(self) -> float:
         """Fraction of zeros over the layers that have a mask; 0 if none has."""
-        held: dict[int, MaskedWeight | CompactWeight] = {}
-        for module in self._model.modules():
-            if isinstance(module, CompactWeight):
-                held.setdefault(id(module.values), module)
-            elif isinstance(module, MaskedWeight):
-                held.setdefault(id(module.weight_parameter()), module)
+        layers = [layer for _, layer in sparse_layers(self._model)]
+        held = {id(layer.trained()): layer for layer in layers}
         total = sum(m.matrix_shape[0] * m.matrix_shape[1] for m in held.values())
         return 1.0 - sum(m.nnz for m in held.values()) / total if total else 0.0

@@ -13,6 +13,7 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.nn import CompactWeight, MaskedWeight
+from gossamer.nn.layer_kinds import sparse_layers
 from gossamer.training.memory.formulas import KINDS, VARIANTS, Kind
 from gossamer.training.memory.predicted import predicted_cost
 
@@ -126,7 +127,7 @@ def measure(
             f"accounting: must be one of {', '.join(get_args(Accounting))}; got {accounting!r}."
         )
     state: dict[Any, dict[str, Any]] = {} if optimizer is None else dict(optimizer.state)
-    layers = {_weight(layer): layer for layer in model.modules() if isinstance(layer, SparseLayer)}
+    layers = {layer.trained(): layer for _, layer in sparse_layers(model)}
     books: dict[bool, dict[Kind, int]] = {True: {}, False: {}}
     seen: set[tuple[str, int]] = set()
     for tensor, kind, is_pruned in _held(model, state, layers):
@@ -141,10 +142,6 @@ def measure(
     pruned = _part(books[True], optimizer, [pair for pair in weights if pair[1] is not None])
     rest = _part(books[False], optimizer, [pair for pair in weights if pair[1] is None])
     return MemoryUse(_as_published(pruned) if accounting == "samo" else pruned, rest, accounting)
-
-
-def _weight(layer: SparseLayer) -> nn.Parameter:
-    return layer.values if isinstance(layer, CompactWeight) else layer.weight_parameter()
 
 
 def _held(

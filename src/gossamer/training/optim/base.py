@@ -17,6 +17,7 @@ from torch import nn
 from gossamer.errors import InputError
 from gossamer.nn import MaskedWeight
 from gossamer.nn.dense_home import DenseHome
+from gossamer.nn.layer_kinds import sparse_layers
 from gossamer.nn.optimizer_state import Convert
 from gossamer.training.optim import halves
 from gossamer.training.optim.moments import Spec, StoredMoment
@@ -145,9 +146,8 @@ class SmallStateOptimizer(StepsEachParameter):
         Without it LAMB and LARS take a whole masked weight for its kept part, which is the same as
         long as pruned entries are 0: not if they had moments when they were pruned.
         """
-        for module in model.modules():
-            if isinstance(module, MaskedWeight):
-                self._masked[module.weight_parameter()] = module
+        for _, layer in sparse_layers(model, "masked"):
+            self._masked[layer.weight_parameter()] = layer
 
     def _norm(self, vector: torch.Tensor, param: nn.Parameter) -> float:
         """The 2-norm over the kept entries of a parameter, summed in float64.

@@ -14,17 +14,13 @@ import torch.distributed as dist
 from torch import nn
 
 from gossamer.errors import DistributedError
-from gossamer.nn import CompactWeight, MaskedWeight
+from gossamer.nn.layer_kinds import sparse_layers
 from gossamer.training.distributed.processes.messages import gather_json
 
 
 def mask_digests(model: nn.Module) -> dict[str, str]:
     """Layer -> digest of its mask, in the order of the model."""
-    return {
-        name: module.mask_digest()
-        for name, module in model.named_modules()
-        if isinstance(module, CompactWeight | MaskedWeight)
-    }
+    return {name: layer.mask_digest() for name, layer in sparse_layers(model)}
 
 
 def check_masks(model: nn.Module, when: str, group: dist.ProcessGroup | None = None) -> None:

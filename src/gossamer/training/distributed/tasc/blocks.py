@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from gossamer.nn.compact import CompactWeight
+from gossamer.nn.layer_kinds import sparse_layers
 from gossamer.ops.training.absorb import absorb
 
 # Kept values have no rows; runs of this many travel together. Below some 100 the scores of the
@@ -37,7 +37,7 @@ def cut_parameters(model: nn.Module) -> dict[str, BlockCut]:
     A matrix or a convolution is cut into the rows of its first dimension, the kept values of a
     compact layer into runs of `VALUES_PER_BLOCK`; biases and norms are tails as a whole.
     """
-    values = {id(m.values) for m in model.modules() if isinstance(m, CompactWeight)}
+    values = {id(layer.values) for _, layer in sparse_layers(model, "compact")}
     cuts = {}
     for name, param in model.named_parameters():
         if not param.requires_grad:
