@@ -16,7 +16,7 @@ from torch import nn
 
 import gossamer
 from gossamer.cli.shell.output import table
-from gossamer.nn.compact import Mode
+from gossamer.nn.layers.compact import Mode
 from gossamer.running.bench.linear import sample_weight
 from support.cases import SHAPES
 from support.contenders import DENSE, agrees, peer_contenders, run_race, watch

@@ -14,7 +14,7 @@ from torch import nn
 
 import gossamer
 from gossamer.nn import replace_module
-from gossamer.nn.masked import MaskedLinear
+from gossamer.nn.layers.masked import MaskedLinear
 from gossamer.training.distributed.pipeline.pipeline import LayerPipeline
 from gossamer.training.distributed.pipeline.schedules import PipelineSettings
 from gossamer.training.distributed.placement.gradients import average, replicated

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import gossamer
-from gossamer.nn.replace import replace_module
-from gossamer.nn.token_pruning import add_token_pruning, find_encoder
+from gossamer.nn.surgery.replace import replace_module
+from gossamer.nn.tokens.token_pruning import add_token_pruning, find_encoder
 from gossamer.runs.quality import mean_vectors
 from gossamer.training.token_pruning import TokenPlan, train_token_pruning
 from support import options, sst2, stsb

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from gossamer import errors, nn, register, testing
     from gossamer.io.artifact.writer import save
     from gossamer.io.loading import load
-    from gossamer.nn.compaction import compact
+    from gossamer.nn.surgery.compaction import compact
     from gossamer.ops.dispatch import strict
     from gossamer.planner.planning import plan
     from gossamer.running.layers.compiler import compile
@@ -53,7 +53,7 @@ __getattr__, __dir__ = lazy_door(
         "train": "runs.verbs",
         "shrink": "search.shrinking",
         "sparsify": "runs.oneshot",
-        "compact": "nn.compaction",
+        "compact": "nn.surgery.compaction",
         "compile": "running.layers.compiler",
         "explain": "running.layers.explanation",
         "save": "io.artifact.writer",

@@ -16,7 +16,7 @@ from transformers import (
 import gossamer
 from gossamer.errors import ArtifactError
 from gossamer.io.artifact.manifest import MANIFEST_FILE, digest_of
-from gossamer.nn.token_pruning import TokenPrunedEncoder, add_token_pruning, token_encoder
+from gossamer.nn.tokens.token_pruning import TokenPrunedEncoder, add_token_pruning, token_encoder
 from gossamer.running.encoder.ragged import run_packed
 
 SIZES = {

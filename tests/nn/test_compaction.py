@@ -7,7 +7,7 @@ from torch import nn
 
 import gossamer.nn as gnn
 from gossamer.errors import InputError
-from gossamer.nn.compaction import compact
+from gossamer.nn.surgery.compaction import compact
 from gossamer.patterns import Unstructured
 
 ANY = Unstructured()

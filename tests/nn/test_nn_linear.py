@@ -362,7 +362,7 @@ class TestResident:
         calls = []
         original = ops.expand_into
         monkeypatch.setattr(
-            "gossamer.nn.compact.expand_into", lambda *a: calls.append(1) or original(*a)
+            "gossamer.nn.layers.compact.expand_into", lambda *a: calls.append(1) or original(*a)
         )
         x = torch.randn(3, 13, dtype=torch.float64)
         for _ in range(4):

@@ -17,8 +17,8 @@ from transformers import (
 )
 
 from gossamer.errors import InputError, TargetError
-from gossamer.nn.token_attention import first_tokens, live_tokens
-from gossamer.nn.token_pruning import add_token_pruning, token_encoder
+from gossamer.nn.tokens.token_attention import first_tokens, live_tokens
+from gossamer.nn.tokens.token_pruning import add_token_pruning, token_encoder
 
 SIZES = {
     "vocab_size": 50,

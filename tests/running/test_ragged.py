@@ -13,7 +13,7 @@ from transformers import BertConfig, BertForSequenceClassification, BertModel
 import gossamer
 import gossamer.running.encoder.ragged as ragged
 from gossamer.errors import InputError, TargetError
-from gossamer.nn.token_pruning import add_token_pruning, token_encoder
+from gossamer.nn.tokens.token_pruning import add_token_pruning, token_encoder
 from gossamer.running.encoder.ragged import run_packed
 from gossamer.running.encoder.ragged_batch import RaggedBatch
 

@@ -9,7 +9,7 @@ from torch import nn
 import gossamer.nn as gnn
 from gossamer.errors import InputError, RecipeError
 from gossamer.formats import encode
-from gossamer.nn.compaction import compact
+from gossamer.nn.surgery.compaction import compact
 from gossamer.recipes.loader import builtin_text, load_recipe
 from gossamer.recipes.schema import Recipe, Stage
 from gossamer.recipes.stages.prune import Prune

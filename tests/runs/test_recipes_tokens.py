@@ -11,7 +11,7 @@ import gossamer
 from gossamer import sparsify
 from gossamer.errors import RecipeError, TargetError
 from gossamer.nn import MaskedWeight
-from gossamer.nn.token_pruning import token_encoder
+from gossamer.nn.tokens.token_pruning import token_encoder
 from gossamer.recipes.loader import builtin_names, load_recipe
 from gossamer.running.encoder.ragged import run_packed
 from gossamer.zoo import TinyEncoder

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gossamer.nn as gnn
 from gossamer.errors import InputError
-from gossamer.nn.compaction import compact
+from gossamer.nn.surgery.compaction import compact
 from gossamer.patterns import Unstructured
 
 WORLD = 2

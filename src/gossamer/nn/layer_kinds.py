@@ -15,14 +15,14 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from gossamer.errors import InputError
 from gossamer.formats import SparseMatrix
-from gossamer.nn.carried import carried, hand_over
-from gossamer.nn.compact import CompactWeight, Mode
-from gossamer.nn.conv2d import Conv2d
-from gossamer.nn.fastpath import READ_BY_ATTENTION, attention_outputs
-from gossamer.nn.linear import Linear
-from gossamer.nn.masked import MaskedConv2d, MaskedLinear, MaskedOutProj, MaskedWeight
-from gossamer.nn.replace import inherit_hooks, replace_module
-from gossamer.nn.sparse_layer import Form, SparseLayer
+from gossamer.nn.layers.compact import CompactWeight, Mode
+from gossamer.nn.layers.conv2d import Conv2d
+from gossamer.nn.layers.linear import Linear
+from gossamer.nn.layers.masked import MaskedConv2d, MaskedLinear, MaskedOutProj, MaskedWeight
+from gossamer.nn.layers.sparse_layer import Form, SparseLayer
+from gossamer.nn.surgery.carried import carried, hand_over
+from gossamer.nn.surgery.fastpath import READ_BY_ATTENTION, attention_outputs
+from gossamer.nn.surgery.replace import inherit_hooks, replace_module
 from gossamer.ops.conv.settings import ConvSettings
 from gossamer.patterns import Pattern, detect_pattern
 

@@ -17,8 +17,8 @@ from torch.nn.functional import relu
 from gossamer.errors import InputError, TargetError
 from gossamer.nn.families import answers, block_of
 from gossamer.nn.histogram import Histogram
-from gossamer.nn.matrix_layer import stores_transposed
-from gossamer.nn.replace import inherit_hooks
+from gossamer.nn.surgery.matrix_layer import stores_transposed
+from gossamer.nn.surgery.replace import inherit_hooks
 
 Call = Callable[[nn.Module, Any], object]
 

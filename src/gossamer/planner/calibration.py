@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from gossamer.nn.compaction import compact
+from gossamer.nn.surgery.compaction import compact
 from gossamer.planner.cluster_schema import (
     GB,
     SCHEMA_VERSION,

@@ -21,7 +21,7 @@ from gossamer.nn import (
 )
 from gossamer.nn.batch import Batch
 from gossamer.nn.layer_kinds import mask_in, title_of, weight_of
-from gossamer.nn.mask_rules import check_float_weight
+from gossamer.nn.layers.mask_rules import check_float_weight
 from gossamer.patterns import Pattern, kept_count, parse_pattern
 from gossamer.pruning.budgets.measures import budget_layers
 from gossamer.pruning.budgets.table import BUDGETS, Budget, BudgetLayer

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError, ResourceError
-from gossamer.nn.compaction import CompactionResult, compact
 from gossamer.nn.layer_kinds import sparse_layers
+from gossamer.nn.surgery.compaction import CompactionResult, compact
 from gossamer.pruning.schedules.controller import Controller
 from gossamer.runs.schedules import attach
 from gossamer.training.loop.settings import Compaction

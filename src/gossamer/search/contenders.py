@@ -19,7 +19,7 @@ from torch import nn
 from gossamer.data.files import Texts
 from gossamer.data.token_ids import padded, sentences
 from gossamer.errors import InputError, TargetError
-from gossamer.nn.token_pruning import EncoderOutput
+from gossamer.nn.tokens.token_pruning import EncoderOutput
 from gossamer.running.encoder.arrays import encoder_arrays, find_base
 from gossamer.running.rivals import (
     NETWORK_PRECISIONS,

@@ -12,7 +12,7 @@ import gossamer
 from gossamer.errors import ArtifactError, GossamerError, InputError, TargetError
 from gossamer.io.artifact.manifest import digest_of
 from gossamer.io.onnx.export import export_onnx
-from gossamer.nn.slimming import unit_counts
+from gossamer.nn.surgery.slimming import unit_counts
 from gossamer.pruning.structured import find_units, slim
 from gossamer.pruning.structured.masks import mask_factors, scaled_units
 

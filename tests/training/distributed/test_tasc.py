@@ -15,7 +15,7 @@ from torch import nn
 
 import gossamer.nn as gnn
 from gossamer.errors import ArtifactError, DistributedError, InputError
-from gossamer.nn.compaction import compact
+from gossamer.nn.surgery.compaction import compact
 from gossamer.patterns import Unstructured
 from gossamer.training.checkpoint.state_tree import decode, encode
 from gossamer.training.distributed.tasc import exchange as tasc_module

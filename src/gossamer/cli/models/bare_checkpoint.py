@@ -16,7 +16,7 @@ from gossamer.io.onnx.file import is_onnx
 from gossamer.io.pruners import DetectedMask
 from gossamer.named_files import is_inside
 from gossamer.nn.layer_kinds import to_masked
-from gossamer.nn.replace import submodule_at
+from gossamer.nn.surgery.replace import submodule_at
 
 # Lookup tables have two dimensions as well, but no kernel multiplies by them.
 _LOOKUP = ("emb", "wte", "wpe")

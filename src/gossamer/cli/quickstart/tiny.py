@@ -21,7 +21,7 @@ from gossamer.cli.quickstart.output import (
 from gossamer.cli.shell.output import Output
 from gossamer.cli.shell.progress import Stage
 from gossamer.io import load, save
-from gossamer.nn.compaction import compact
+from gossamer.nn.surgery.compaction import compact
 from gossamer.ops.timing import duel, one_thread
 from gossamer.report.charts import Curve
 from gossamer.report.comparison import Comparison, Figure

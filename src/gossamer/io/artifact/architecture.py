@@ -31,11 +31,11 @@ from gossamer.io.huggingface.transformers_models import (
     build_transformers,
     is_transformers,
 )
-from gossamer.nn.conv1d import conv1d_paths, conv1d_to_linear
 from gossamer.nn.layer_kinds import can_mask, title_of
 from gossamer.nn.operator_graph import GraphModule
-from gossamer.nn.slimming import unit_counts
-from gossamer.nn.token_pruning import TokenPrunedEncoder, add_token_pruning
+from gossamer.nn.surgery.conv1d import conv1d_paths, conv1d_to_linear
+from gossamer.nn.surgery.slimming import unit_counts
+from gossamer.nn.tokens.token_pruning import TokenPrunedEncoder, add_token_pruning
 from gossamer.zoo import ZOO
 
 # Two levels of JSON per nested container must stay below the limit of the manifest.

@@ -28,7 +28,7 @@ from gossamer.io.pruners.dense_checkpoint import SINGLE_FILE
 from gossamer.io.safe_files.directories.atomic import replace_directory
 from gossamer.io.safe_files.documents import pretty_json
 from gossamer.io.safe_files.tensors.tensor_file import write_file
-from gossamer.nn.sparse_layer import SparseLayer
+from gossamer.nn.layers.sparse_layer import SparseLayer
 
 _WEIGHT = ".weight"
 # Room for the header and the documents in the free-space check.

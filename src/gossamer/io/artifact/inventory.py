@@ -18,7 +18,7 @@ from gossamer.errors import ArtifactError, InputError
 from gossamer.io.safe_files.limits import check_name, checked_bytes
 from gossamer.io.safe_files.tensors.tensor_header import DTYPE_CODES
 from gossamer.nn.layer_kinds import form_of
-from gossamer.nn.sparse_layer import SparseLayer
+from gossamer.nn.layers.sparse_layer import SparseLayer
 
 # Tensors of a sparse layer that its packed weight stands for.
 _PACKED_AWAY = ("weight", "values", "mask_bits")

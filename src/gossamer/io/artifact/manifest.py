@@ -21,7 +21,7 @@ from gossamer.io.safe_files import (
 )
 from gossamer.io.safe_files.documents import canonical_json, parse_json, pretty_json
 from gossamer.nn import Mode
-from gossamer.nn.token_pruning import Phase, Soft
+from gossamer.nn.tokens.token_pruning import Phase, Soft
 
 FORMAT_NAME: Final = "gossamer-artifact"
 FORMAT_VERSION: Final = 1
@@ -174,7 +174,7 @@ class ZooNode(_Data):
 
 
 class TokenPruning(_Data):
-    """An encoder that drops tokens; see `gossamer.nn.token_pruning`."""
+    """An encoder that drops tokens; see `gossamer.nn.tokens.token_pruning`."""
 
     phase: Phase
     soft: Soft

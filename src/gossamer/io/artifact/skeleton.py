@@ -12,7 +12,7 @@ from torch import nn
 from gossamer.errors import ArtifactError
 from gossamer.io.artifact.layer_table import CONTAINERS, ENCODER, ENCODER_ARGS, LAYERS, ArgumentRule
 from gossamer.io.artifact.manifest import Argument, PartNode, SlimBlock, TorchNode, ZooNode
-from gossamer.nn.slimming import cut_units, find_groups
+from gossamer.nn.surgery.slimming import cut_units, find_groups
 from gossamer.zoo import ZOO
 
 MAX_NODES = 10_000

@@ -15,7 +15,7 @@ from torch import distributed as dist
 from torch import nn
 
 from gossamer.errors import DistributedError, InputError
-from gossamer.nn.masked import GradientSum, MaskedWeight
+from gossamer.nn.layers.masked import GradientSum, MaskedWeight
 from gossamer.patterns import Pattern, Unstructured
 from gossamer.pruning.schedules.layers import AnySparse, SparseLayer
 from gossamer.pruning.schedules.optimizer_entries import OptimizerEntries

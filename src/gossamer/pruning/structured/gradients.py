@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.nn.slimming import UnitGroup
+from gossamer.nn.surgery.slimming import UnitGroup
 from gossamer.pruning.calibration import frozen, hooked
 
 Loss = Callable[[nn.Module, Any], torch.Tensor]

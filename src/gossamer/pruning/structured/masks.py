@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gossamer.nn.slimming import UnitGroup
+from gossamer.nn.surgery.slimming import UnitGroup
 from gossamer.pruning.calibration import hooked
 
 

@@ -12,9 +12,9 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.formats import Positions, SparseMatrix
-from gossamer.nn.carried import carried, carried_by_calls
 from gossamer.nn.families import answers
 from gossamer.nn.layer_kinds import form_of, kind_name, matrix_of, weight_of
+from gossamer.nn.surgery.carried import carried, carried_by_calls
 from gossamer.ops.engines.decoder import DecoderShape
 from gossamer.ops.engines.product import Product
 from gossamer.running.layers.packed import MIN_SPARSITY

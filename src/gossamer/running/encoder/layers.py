@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from gossamer.errors import TargetError
-from gossamer.nn.carried import carried, carried_by_calls, carried_by_state
 from gossamer.nn.families import block_of
 from gossamer.nn.layer_kinds import form_of, kind_name, matrix_of
-from gossamer.nn.token_pruning import TokenPrunedEncoder, find_stacks
+from gossamer.nn.surgery.carried import carried, carried_by_calls, carried_by_state
+from gossamer.nn.tokens.token_pruning import TokenPrunedEncoder, find_stacks
 from gossamer.ops.engines.encoder import EncoderLayer, Norm, PackedEncoder
 from gossamer.ops.engines.product import Product
 from gossamer.running.encoder.ragged import RaggedEncoder

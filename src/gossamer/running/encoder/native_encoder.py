@@ -17,9 +17,9 @@ from torch import nn
 
 from gossamer import settings
 from gossamer.errors import InputError, KernelError
-from gossamer.nn.carried import Watch
-from gossamer.nn.token_attention import live_tokens
-from gossamer.nn.token_pruning import EncoderOutput
+from gossamer.nn.surgery.carried import Watch
+from gossamer.nn.tokens.token_attention import live_tokens
+from gossamer.nn.tokens.token_pruning import EncoderOutput
 from gossamer.ops.addresses import direct_address
 from gossamer.ops.engines.encoder import PackedEncoder
 from gossamer.ops.handles import Handles

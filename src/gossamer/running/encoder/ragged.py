@@ -19,9 +19,9 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from gossamer.errors import InputError, TargetError
-from gossamer.nn.replace import replace_module
-from gossamer.nn.token_attention import heads_of, live_tokens
-from gossamer.nn.token_pruning import (
+from gossamer.nn.surgery.replace import replace_module
+from gossamer.nn.tokens.token_attention import heads_of, live_tokens
+from gossamer.nn.tokens.token_pruning import (
     EncoderOutput,
     Normalise,
     TokenPrunedEncoder,

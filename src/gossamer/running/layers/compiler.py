@@ -13,10 +13,10 @@ from torch.nn.parameter import UninitializedParameter
 
 from gossamer.errors import InputError, TargetError
 from gossamer.nn import attention_outputs, disable_fast_paths, replace_module
-from gossamer.nn.carried import call_hooks, carried, hand_over, leave
-from gossamer.nn.fastpath import READ_BY_ATTENTION
 from gossamer.nn.input_shapes import input_shapes
 from gossamer.nn.layer_kinds import form_of, kind_name, matrix_of
+from gossamer.nn.surgery.carried import call_hooks, carried, hand_over, leave
+from gossamer.nn.surgery.fastpath import READ_BY_ATTENTION
 from gossamer.ops.dispatch import report_fallback
 from gossamer.ops.engines.encoder import PackedEncoder
 from gossamer.patterns import Pattern

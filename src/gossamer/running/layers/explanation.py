@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from gossamer.nn import attention_outputs
-from gossamer.nn.carried import LEFT
-from gossamer.nn.fastpath import READ_BY_ATTENTION
 from gossamer.nn.layer_kinds import density_of, form_of, shape_of
 from gossamer.nn.left_dense import LeftDense, left_dense, left_lines
+from gossamer.nn.surgery.carried import LEFT
+from gossamer.nn.surgery.fastpath import READ_BY_ATTENTION
 from gossamer.ops.engines.conv_net import ConvStep
 from gossamer.running.conv_net.network import NetForward
 from gossamer.running.encoder.native_encoder import NativeEncoder

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from gossamer.nn.carried import LEFT, Watch, carried_by_calls, leave
+from gossamer.nn.surgery.carried import LEFT, Watch, carried_by_calls, leave
 from gossamer.ops.dispatch import report_fallback
 from gossamer.running.layers.packed import PackedLinear
 from gossamer.running.layers.packed_conv import PackedConv2d

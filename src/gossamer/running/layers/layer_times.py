@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from gossamer.nn import CompactWeight, MaskedWeight
-from gossamer.nn.carried import idle
+from gossamer.nn.surgery.carried import idle
 from gossamer.running.conv_net.network import NetForward
 from gossamer.running.encoder.native_encoder import NativeEncoder
 from gossamer.running.layers.packed import PackedLinear

@@ -17,9 +17,9 @@ from torch import nn
 
 from gossamer.errors import InputError, TargetError
 from gossamer.nn import replace_module
-from gossamer.nn.carried import carried, carried_by_calls
 from gossamer.nn.layer_kinds import kind_name, weight_of
 from gossamer.nn.relufication import ShiftedReLU
+from gossamer.nn.surgery.carried import carried, carried_by_calls
 from gossamer.ops.addresses import direct_address
 from gossamer.ops.engines.neurons import PackedNeurons
 from gossamer.ops.timing import duel

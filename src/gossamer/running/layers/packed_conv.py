@@ -8,9 +8,9 @@ from torch import nn
 
 from gossamer.formats import SparseMatrix
 from gossamer.nn import Conv2d
-from gossamer.nn.conv_attributes import ConvAttributes
-from gossamer.nn.sparse_layer import SparseLayer
-from gossamer.nn.weight_stand_in import HasNoWeight
+from gossamer.nn.layers.conv_attributes import ConvAttributes
+from gossamer.nn.layers.sparse_layer import SparseLayer
+from gossamer.nn.layers.weight_stand_in import HasNoWeight
 from gossamer.ops.conv.fp32 import PackedConv
 from gossamer.ops.conv.settings import ConvSettings
 from gossamer.patterns import Pattern

@@ -6,7 +6,7 @@ import itertools
 import torch
 from torch import nn
 
-from gossamer.nn.token_pruning import add_token_pruning
+from gossamer.nn.tokens.token_pruning import add_token_pruning
 from gossamer.recipes.stages.tokens import Tokens
 from gossamer.runs.stages.base import StageInput, StageOutcome, call_model
 from gossamer.runs.stages.recover import samples_for, trainable

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from gossamer.nn.layer_kinds import sparse_layers, title_of
-from gossamer.nn.sparse_layer import SparseLayer
+from gossamer.nn.layers.sparse_layer import SparseLayer
 from gossamer.pruning import LayerResult
 from gossamer.recipes.schema import Recipe
 from gossamer.report.card import Card, render_card

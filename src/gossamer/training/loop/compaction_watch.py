@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from gossamer.errors import InputError
-from gossamer.nn.compaction import compact
 from gossamer.nn.layer_kinds import sparse_layers
+from gossamer.nn.surgery.compaction import compact
 from gossamer.training.loop.processes import Processes
 from gossamer.training.memory import measure
 from gossamer.training.modes import choose_modes

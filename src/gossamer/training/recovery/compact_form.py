@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from gossamer.nn import CompactWeight, MaskedOutProj, MaskedWeight, replace_module
-from gossamer.nn.compaction import compact
+from gossamer.nn.surgery.compaction import compact
 from gossamer.training.modes import ModeChoice, choose_modes
 
 

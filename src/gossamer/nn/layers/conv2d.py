@@ -9,9 +9,9 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.formats.bits import pack_bits
-from gossamer.nn.compact import CompactWeight, Mode, values_of
-from gossamer.nn.conv_attributes import ConvAttributes
-from gossamer.nn.replace import inherit_hooks
+from gossamer.nn.layers.compact import CompactWeight, Mode, values_of
+from gossamer.nn.layers.conv_attributes import ConvAttributes
+from gossamer.nn.surgery.replace import inherit_hooks
 from gossamer.ops.addresses import is_traced
 from gossamer.ops.conv.fp32 import why_not
 from gossamer.ops.conv.settings import ConvSettings

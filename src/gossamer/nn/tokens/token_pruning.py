@@ -19,11 +19,11 @@ from torch import nn
 from torch.nn.functional import logsigmoid
 
 from gossamer.errors import InputError, TargetError
-from gossamer.nn.carried import carried_by_calls
 from gossamer.nn.families import answers, block_of
 from gossamer.nn.families.table import Question
-from gossamer.nn.replace import replace_module
-from gossamer.nn.token_attention import attend, first_tokens, live_tokens
+from gossamer.nn.surgery.carried import carried_by_calls
+from gossamer.nn.surgery.replace import replace_module
+from gossamer.nn.tokens.token_attention import attend, first_tokens, live_tokens
 
 Phase = Literal["off", "soft", "hard"]
 # What the attention a token receives is divided by: the number of live tokens, the padded length

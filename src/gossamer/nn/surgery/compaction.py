@@ -12,13 +12,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gossamer.errors import InputError
-from gossamer.nn.compact import Mode
-from gossamer.nn.fastpath import READ_BY_ATTENTION, disable_fast_paths
 from gossamer.nn.layer_kinds import to_compact, why_not_compact
-from gossamer.nn.masked import MaskedWeight
-from gossamer.nn.optimizer_state import check_state, convert_state, swap_parameter
-from gossamer.nn.replace import replace_module
-from gossamer.nn.unchanged import unchanged_on_error
+from gossamer.nn.layers.compact import Mode
+from gossamer.nn.layers.masked import MaskedWeight
+from gossamer.nn.surgery.fastpath import READ_BY_ATTENTION, disable_fast_paths
+from gossamer.nn.surgery.optimizer_state import check_state, convert_state, swap_parameter
+from gossamer.nn.surgery.replace import replace_module
+from gossamer.nn.surgery.unchanged import unchanged_on_error
 from gossamer.ops.training.expansion import gather
 
 _LEFT_OUT_PROJ = "nn.MultiheadAttention reads out_proj.weight directly, which a compact layer lacks"

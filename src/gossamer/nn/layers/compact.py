@@ -17,11 +17,11 @@ from gossamer.errors import InputError, WeightIsCompact
 from gossamer.formats import Positions, SparseMatrix
 from gossamer.formats.bits import count_bits, pack_bits
 from gossamer.formats.matrix import mask_digest
-from gossamer.nn.dense_home import MayGiveUpValues
-from gossamer.nn.mask_rules import check_float_weight, check_layer_mask, fault_in_stored_mask
-from gossamer.nn.optimizer_state import check_state, convert_state
-from gossamer.nn.sparse_layer import SparseLayer
-from gossamer.nn.weight_stand_in import HasNoWeight, Refusal, WeightStandIn
+from gossamer.nn.layers.dense_home import MayGiveUpValues
+from gossamer.nn.layers.mask_rules import check_float_weight, check_layer_mask, fault_in_stored_mask
+from gossamer.nn.layers.sparse_layer import SparseLayer
+from gossamer.nn.layers.weight_stand_in import HasNoWeight, Refusal, WeightStandIn
+from gossamer.nn.surgery.optimizer_state import check_state, convert_state
 from gossamer.ops.training.expansion import expand, gather, gather_kept
 from gossamer.ops.training.linear import expand_into
 from gossamer.patterns import Pattern, Unstructured
