@@ -7,7 +7,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 SOURCES := $(shell find native -type f) $(shell find src -type d -not -name __pycache__) \
   CMakeLists.txt pyproject.toml
 
-.PHONY: quickstart test test-slow native-test native-fuzz fuzz differential lint format bench setup clean
+.PHONY: quickstart check test test-slow native-test native-fuzz fuzz differential lint format bench setup clean
 
 setup: $(VENV)/.installed
 
@@ -32,6 +32,13 @@ quickstart: setup
 # Two at a time: tests of ranks and commands wait more than they compute.
 test: setup
 	$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist worksteal
+
+# An answer in two minutes: lint, types, and the tests that a change is most likely to break.
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python tests/check.py
 
 test-slow: setup
 	$(BIN)/python -m pytest -q -m slow

@@ -31,17 +31,15 @@ __all__ = [
 
 if TYPE_CHECKING:
     from gossamer import errors, nn, register, testing
-    from gossamer.io.artifact.writer import save
-    from gossamer.io.loading import load
+    from gossamer.io import load
+    from gossamer.io.artifact import save
     from gossamer.nn.surgery.compaction import compact
     from gossamer.ops.dispatch import strict
-    from gossamer.planner.planning import plan
+    from gossamer.planner import plan
     from gossamer.running.layers.compiler import compile
     from gossamer.running.layers.explanation import explain
-    from gossamer.runs.oneshot import sparsify
-    from gossamer.runs.schedules import attach
-    from gossamer.runs.verbs import prune, train
-    from gossamer.search.shrinking import shrink
+    from gossamer.runs import attach, prune, sparsify, train
+    from gossamer.search import shrink
 
 # Public name -> module that holds it. A submodule is given as itself.
 __getattr__, __dir__ = lazy_door(

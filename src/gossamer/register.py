@@ -9,7 +9,7 @@ from collections.abc import Callable
 from gossamer.formats import FORMATS, Format, SparseMatrix
 from gossamer.ops.dispatch import Kernel, Problem, Run, kernel_list, of_matrix
 from gossamer.patterns import PATTERNS, Pattern
-from gossamer.pruning.scorers import register_scorer as scorer
+from gossamer.pruning import register_scorer as scorer
 
 __all__ = ["format", "op", "pattern", "scorer"]
 

@@ -14,7 +14,7 @@ from gossamer.ops.conv.settings import ConvSettings
 from gossamer.ops.dispatch import Problem, kernel_list
 from gossamer.ops.engines import decoder as dec
 from gossamer.ops.engines.conv_net import ConvStep, NetPlan, NetValue, PackedConvNet, PoolStep
-from gossamer.ops.engines.encoder import EncoderLayer, Norm, PackedEncoder
+from gossamer.ops.engines.encoder import EncoderBlock, Norm, PackedEncoder
 from gossamer.ops.engines.neurons import PackedNeurons
 from gossamer.ops.engines.product import Product
 from gossamer.ops.linear.few import pack_few
@@ -93,7 +93,7 @@ def make_encoder(precision="fp32"):
 
     norm = Norm(torch.ones(24), torch.zeros(24))
     layers = [
-        EncoderLayer(
+        EncoderBlock(
             linear(72, 24, seed),
             linear(24, 24, seed + 1),
             linear(40, 24, seed + 2),

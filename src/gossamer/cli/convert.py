@@ -48,8 +48,8 @@ def convert(out: Output, source: str, target: Path, form: str) -> None:
         tensor_bytes,
     )
     from gossamer.io import read_beside, save, save_compressed_tensors
-    from gossamer.io.artifact.destination import check_destination
-    from gossamer.report.report import format_bytes
+    from gossamer.io.artifact import check_destination
+    from gossamer.report import format_bytes
 
     check_destination(target)
     check_source(source, bare=True)

@@ -64,10 +64,10 @@ def explain(
     if html is not None and not profile:
         raise InputError("--html: is the page of a profile; give --profile, too.")
     from gossamer.cli.models import example_input, load_source
-    from gossamer.io.artifact.destination import check_file_destination
+    from gossamer.io.artifact import check_file_destination
     from gossamer.nn.left_dense import left_lines
     from gossamer.ops.dispatch import fallbacks
-    from gossamer.report.machine import describe_machine
+    from gossamer.report import describe_machine
     from gossamer.running.layers.compiler import compile as compile_model
     from gossamer.running.layers.explanation import explain as explain_model
 

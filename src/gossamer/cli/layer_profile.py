@@ -9,11 +9,9 @@ from torch import nn
 
 from gossamer.cli.models import Example
 from gossamer.cli.shell import table
+from gossamer.report import Comparison, Figure, Page, write_html
 from gossamer.report.charts import layer_bars
-from gossamer.report.comparison import Comparison, Figure
-from gossamer.report.html import write_html
-from gossamer.report.page import Page
-from gossamer.running.bench.encoder import dense_copy
+from gossamer.running.bench import dense_copy
 from gossamer.running.layers.explanation import Row
 from gossamer.running.layers.layer_times import LayerTimes, layer_times
 

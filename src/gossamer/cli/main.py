@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import click
 
 import gossamer
-from gossamer.cli.shell import Group, explain_failure, write_json
+from gossamer.cli.shell import CommandGroup, explain_failure, write_json
 
 # Modules are imported when their command is looked up; none of them imports torch at its top.
 COMMANDS = (
@@ -34,7 +34,7 @@ without network, and shows bytes, time and quality beside the dense model's.
 """
 
 
-class _Commands(Group):
+class _Commands(CommandGroup):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 

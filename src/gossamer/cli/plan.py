@@ -80,7 +80,7 @@ def plan(
         raise click.UsageError("RECIPE_OR_MODEL is missing, or --calibrate FILE.")
     # Before torch is loaded: faults of the file are told at once.
     described_cluster = load_cluster(cluster)
-    from gossamer.io.artifact.destination import check_file_destination
+    from gossamer.io.artifact import check_file_destination
     from gossamer.planner import plan as make_plan
 
     if target is not None:
@@ -102,7 +102,7 @@ def _show(out: Output, made: "ClusterPlan", cluster: str, target: Path | None) -
     shown = table(*head, rows=rows)
     document = {**made.to_dict(), "reasons": reasons(made)}
     if target is not None:
-        from gossamer.report.html import write_html
+        from gossamer.report import write_html
 
         document["report"] = str(write_html(plan_page(made, Path(cluster).stem), target))
         out.note(f"report: {target}")
@@ -114,7 +114,7 @@ def _calibrate(out: Output, target: Path) -> None:
 
     if target.exists():
         raise InputError(f"{target}: exists already and is not overwritten. Name another file.")
-    from gossamer.io.artifact.destination import check_file_destination
+    from gossamer.io.artifact import check_file_destination
 
     check_file_destination(target, makes_parents=False)
     from gossamer.planner import calibrate, cluster_text

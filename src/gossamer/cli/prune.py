@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gossamer.cli.shell.command import Command
-from gossamer.cli.shell.output import Output, comparison_table, table
-from gossamer.cli.shell.parameters import POSITIVE, SPARSITY
+from gossamer.cli.shell import POSITIVE, SPARSITY, Command, Output, table
+from gossamer.cli.shell.output import comparison_table
 from gossamer.cli.shell.resuming import resume_command
 from gossamer.method_table import methods_that_need
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from gossamer.report.report import Report
+    from gossamer.report import Report
     from gossamer.runs.pruning import StagePlan
 
 _EXAMPLES = """
@@ -147,7 +146,7 @@ def prune(  # noqa: PLR0913  (one argument per option)
 
 def _layer_table(report: "Report") -> "Table":
     """The plan as it was carried out, one line per layer."""
-    from gossamer.report.report import format_bytes
+    from gossamer.report import format_bytes
 
     shown = table("layer", "shape", "pattern", ">sparsity", ">dense", ">pruned", "format", "note")
     for row in report.layers:
@@ -166,7 +165,7 @@ def _layer_table(report: "Report") -> "Table":
 
 def _plan_tables(plan: "StagePlan") -> tuple["Table", "Table"]:
     """The layers in the order in which they are pruned; then memory and time."""
-    from gossamer.report.report import format_bytes
+    from gossamer.report import format_bytes
 
     layers = table("layer", "shape", "pattern", ">kept", ">seconds")
     for layer in plan.layers:

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import click
 
-from gossamer.cli.shell.command import Command
-from gossamer.cli.shell.mistakes import Group
-from gossamer.cli.shell.output import Output, Verbatim, table
+from gossamer.cli.shell import Command, CommandGroup, Output, Verbatim, table
 from gossamer.errors import RecipeError
 
 _LIST = """
@@ -34,7 +32,7 @@ gossamer recipe schema > recipe.schema.json
 """
 
 
-@click.group(cls=Group, short_help="List, read, copy and check recipes.")
+@click.group(cls=CommandGroup, short_help="List, read, copy and check recipes.")
 def recipe() -> None:
     """List, read, copy and check recipes: YAML files that say how a model is pruned."""
 
@@ -43,7 +41,7 @@ def recipe() -> None:
 @click.pass_obj
 def list_recipes(out: Output) -> None:
     """Names and descriptions of the built-in recipes, and whether they need calibration data."""
-    from gossamer.recipes.loader import builtin_names, load_recipe
+    from gossamer.recipes import builtin_names, load_recipe
 
     shown = table("recipe", "data", "description")
     rows = []
@@ -61,7 +59,7 @@ def list_recipes(out: Output) -> None:
 @click.pass_obj
 def show(out: Output, name: str) -> None:
     """Print the file of the built-in recipe NAME, comments included."""
-    from gossamer.recipes.loader import builtin_text
+    from gossamer.recipes import builtin_text
 
     text = builtin_text(name)
     out.result({"name": name, "text": text}, Verbatim(text))
@@ -76,7 +74,7 @@ def copy(out: Output, name: str, file: Path | None) -> None:
 
     A file that exists is not overwritten.
     """
-    from gossamer.recipes.loader import builtin_text
+    from gossamer.recipes import builtin_text
 
     text = builtin_text(name)
     target = Path(f"{name}.yaml") if file is None else file
@@ -108,8 +106,7 @@ def validate(out: Output, files: tuple[str, ...], overrides: tuple[str, ...]) ->
 
     Exit code 0 if all are valid, 2 otherwise.
     """
-    from gossamer.recipes.faults import RecipeFaults
-    from gossamer.recipes.loader import load_recipe
+    from gossamer.recipes import RecipeFaults, load_recipe
 
     lines, rows, valid = [], [], True
     for file in files:
@@ -133,7 +130,7 @@ def validate(out: Output, files: tuple[str, ...], overrides: tuple[str, ...]) ->
 @click.pass_obj
 def schema(out: Output) -> None:
     """Print the JSON schema of recipe files, which editors complete and check them with."""
-    from gossamer.recipes.editor_schema import json_schema
+    from gossamer.recipes import json_schema
 
     content = json_schema()
     out.result({"json_schema": content}, Verbatim(json.dumps(content, indent=2) + "\n"))

@@ -9,13 +9,9 @@ from gossamer.cli.models import Source, check_source, find_function, is_function
 from gossamer.cli.shell import Output
 from gossamer.data.files import Texts, check_scores
 from gossamer.errors import InputError
-from gossamer.io.artifact.destination import check_destination
-from gossamer.io.safe_files.tokenizer.guarded_tokenizer import (
-    TOKENIZER_FILE,
-    known_tokens,
-    make_tokenizer,
-)
-from gossamer.report.html import write_html
+from gossamer.io.artifact import check_destination
+from gossamer.io.safe_files.tokenizer import TOKENIZER_FILE, known_tokens, make_tokenizer
+from gossamer.report import write_html
 from gossamer.search import (
     EngineContenders,
     Point,

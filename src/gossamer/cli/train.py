@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gossamer.cli.shell.command import Command
-from gossamer.cli.shell.output import Output, table
+from gossamer.cli.shell import Command, Output, table
 from gossamer.cli.shell.resuming import resume_command
 
 if TYPE_CHECKING:
@@ -74,8 +73,8 @@ def train(  # noqa: PLR0913  (one argument per option)
     Ctrl-C saves and prints the command that goes on; a run that was killed goes on from its last
     checkpoint, to the same bits.
     """
-    from gossamer.recipes.loader import load_recipe
-    from gossamer.training.distributed.told_once import told_once_per_host
+    from gossamer.recipes import load_recipe
+    from gossamer.training.distributed import told_once_per_host
 
     with told_once_per_host():
         loaded = load_recipe(recipe, overrides)
@@ -83,7 +82,7 @@ def train(  # noqa: PLR0913  (one argument per option)
         # One rank tells why a run ended; stacks of lost connections on all others hide it.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # After the recipe: its faults are told before torch is loaded.
-    from gossamer.cli.models.sources import load_function
+    from gossamer.cli.models import load_function
     from gossamer.cli.shell.grid_exit import ends_for_good
     from gossamer.runs.training import TrainRequest, plan_train, run_train
 
@@ -112,7 +111,7 @@ def train(  # noqa: PLR0913  (one argument per option)
 
 def _result_table(result: "TrainResult") -> "Table":
     """Quality, bytes and what the compaction saved."""
-    from gossamer.report.report import format_bytes
+    from gossamer.report import format_bytes
 
     report, document = result.report, result.document
     shown = table("", ">dense", ">trained")
@@ -133,7 +132,7 @@ def _result_table(result: "TrainResult") -> "Table":
 
 def _plan_table(plan: "TrainingPlan") -> "Table":
     """The plan for people."""
-    from gossamer.report.report import format_bytes
+    from gossamer.report import format_bytes
 
     shown = table("", ">estimate")
     shown.add_row("steps", f"{plan.steps:,}")

@@ -12,13 +12,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from gossamer.data.files.text_files import Texts
+from gossamer.data.files import Texts
 from gossamer.errors import InputError, ResourceError
-from gossamer.io.safe_files.tokenizer.guarded_tokenizer import (
-    TOKENIZER_FILE,
-    GuardedTokenizer,
-    make_tokenizer,
-)
+from gossamer.io.safe_files.tokenizer import TOKENIZER_FILE, GuardedTokenizer, make_tokenizer
 
 NUM_BYTES = 256
 

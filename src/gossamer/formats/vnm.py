@@ -21,9 +21,7 @@ from gossamer.formats.base import (
 from gossamer.formats.matrix import SparseMatrix, matrix_shape
 from gossamer.formats.nibbles import check_spare_bits, pack_fields, packed_width, unpack_fields
 from gossamer.formats.nm import check_positions
-from gossamer.patterns import VNM, Pattern
-from gossamer.patterns.select import keep_largest
-from gossamer.patterns.syntax import NUM_KEPT, NUM_SHARED
+from gossamer.patterns import NUM_KEPT, NUM_SHARED, VNM, Pattern, keep_largest
 
 POSITION_BITS = 2
 

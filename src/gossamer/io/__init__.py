@@ -7,8 +7,8 @@ each room behind this door is for stands in README.md.
 """
 
 from gossamer.io.artifact import open_artifact, save, save_compressed_tensors
-from gossamer.io.gguf.file import load_gguf
-from gossamer.io.huggingface.directory import load_pretrained
+from gossamer.io.gguf import load_gguf
+from gossamer.io.huggingface import load_pretrained
 from gossamer.io.loading import load, load_skeleton, load_telling, read_beside
 from gossamer.io.onnx import load_onnx
 from gossamer.io.pruners import adopt_pruned, adopt_zeros, read_dense_checkpoint

@@ -18,9 +18,8 @@ from gossamer.io.artifact import (
     open_artifact,
     unwrap,
 )
-from gossamer.io.gguf.file import is_gguf, load_gguf
-from gossamer.io.gguf.tokenizer import gguf_tokenizer_files
-from gossamer.io.huggingface.directory import load_pretrained, pretrained_skeleton
+from gossamer.io.gguf import gguf_tokenizer_files, is_gguf, load_gguf
+from gossamer.io.huggingface import load_pretrained, pretrained_skeleton
 from gossamer.io.onnx import is_onnx, load_onnx
 from gossamer.io.pruners import (
     AdoptedLayer,

@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Modules that hold sparse weights: masked while the mask moves, compact once it is fixed."""
 
-from gossamer.nn.layers.compact import CompactWeight, Mode
-from gossamer.nn.layers.conv2d import Conv2d
-from gossamer.nn.layers.linear import Linear
-from gossamer.nn.layers.masked import MaskedConv2d, MaskedLinear, MaskedOutProj, MaskedWeight
+from gossamer.nn.layers import (
+    CompactWeight,
+    Conv2d,
+    Linear,
+    MaskedConv2d,
+    MaskedLinear,
+    MaskedOutProj,
+    MaskedWeight,
+    Mode,
+)
 from gossamer.nn.surgery.conv1d import conv1d_to_linear
 from gossamer.nn.surgery.fastpath import attention_outputs, disable_fast_paths
 from gossamer.nn.surgery.replace import inherit_hooks, replace_module

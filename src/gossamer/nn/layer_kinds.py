@@ -15,15 +15,22 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from gossamer.errors import InputError
 from gossamer.formats import SparseMatrix
-from gossamer.nn.layers.compact import CompactWeight, Mode
-from gossamer.nn.layers.conv2d import Conv2d
-from gossamer.nn.layers.linear import Linear
-from gossamer.nn.layers.masked import MaskedConv2d, MaskedLinear, MaskedOutProj, MaskedWeight
-from gossamer.nn.layers.sparse_layer import Form, SparseLayer
+from gossamer.nn.layers import (
+    CompactWeight,
+    Conv2d,
+    Linear,
+    MaskedConv2d,
+    MaskedLinear,
+    MaskedOutProj,
+    MaskedWeight,
+    Mode,
+    SparseLayer,
+)
+from gossamer.nn.layers.sparse_layer import Form
 from gossamer.nn.surgery.carried import carried, hand_over
 from gossamer.nn.surgery.fastpath import READ_BY_ATTENTION, attention_outputs
 from gossamer.nn.surgery.replace import inherit_hooks, replace_module
-from gossamer.ops.conv.settings import ConvSettings
+from gossamer.ops.conv import ConvSettings
 from gossamer.patterns import Pattern, detect_pattern
 
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from gossamer.nn.layers.compact import CompactWeight
-from gossamer.nn.layers.masked import MaskedWeight
+from gossamer.nn.layers import CompactWeight, MaskedWeight
 from gossamer.nn.prunable import EMBEDDINGS, PRUNABLE, has_own_forward, is_head
 
 # Smaller parts are in the data of a report, not on its lines.

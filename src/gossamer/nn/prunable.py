@@ -4,8 +4,7 @@
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from gossamer.nn.layers.compact import CompactWeight
-from gossamer.nn.layers.masked import MaskedConv2d, MaskedLinear
+from gossamer.nn.layers import CompactWeight, MaskedConv2d, MaskedLinear
 
 PRUNABLE = (nn.Linear, nn.Conv2d)
 HEAD_NAMES = frozenset({"lm_head", "head", "classifier"})

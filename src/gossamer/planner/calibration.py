@@ -26,8 +26,8 @@ from gossamer.planner.cluster_schema import (
     LinkSpec,
     Memory,
 )
-from gossamer.runs.oneshot import sparsify
-from gossamer.zoo.gpt import GPTBlock
+from gossamer.runs import sparsify
+from gossamer.zoo import GPTBlock
 
 DENSITIES: Final = (0.05, 0.1, 0.2, 0.5)
 _HEAD = 64

@@ -17,9 +17,17 @@ from gossamer.named_files import open_named
 from gossamer.plain_data import map_leaves
 from gossamer.planner.cluster_schema import ClusterSpec, Compute, Links, LinkSpec, Memory
 from gossamer.planner.cluster_schema import CompactSpeed as Speed
-from gossamer.recipes.faults import Fault, RecipeFaults, field_words, near, plain, show
+from gossamer.recipes import (
+    MAX_BYTES,
+    Fault,
+    RecipeFaults,
+    field_words,
+    near,
+    parse_yaml,
+    plain,
+    show,
+)
 from gossamer.recipes.faults import Path as FieldPath
-from gossamer.recipes.yaml_lines import MAX_BYTES, parse_yaml
 
 _BUILTIN = Path(__file__).parent / "clusters"
 _HINT = "See 'gossamer plan --help'."

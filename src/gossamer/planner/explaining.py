@@ -6,8 +6,7 @@ from operator import attrgetter
 from gossamer.planner.candidates import PlannedLayout
 from gossamer.planner.pictures import memory_chart, time_chart, timeline_chart
 from gossamer.planner.planning import ClusterPlan, StatePlan
-from gossamer.report.comparison import Comparison, Figure
-from gossamer.report.page import Page, TextTable
+from gossamer.report import Comparison, Figure, Page, TextTable
 
 _SHOWN = 12  # Layouts of a state, fastest first.
 FORECAST = "A forecast: nothing was run. Times come from a model of the cluster, not from a clock."

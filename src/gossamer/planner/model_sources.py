@@ -10,20 +10,15 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.io.huggingface.transformers_models import config_of
-from gossamer.io.loading import load_skeleton
+from gossamer.io import load_skeleton
+from gossamer.io.huggingface import config_of
 from gossamer.planner.model_shape import NAMED_SHAPES, GPTSizes, ModelShape, gpt_shape
 from gossamer.planner.model_tracing import trace_shape
-from gossamer.recipes.loader import builtin_names, load_recipe
-from gossamer.recipes.stages.pattern_rules import read_pattern
-from gossamer.recipes.stages.train import Train
+from gossamer.recipes import builtin_names, load_recipe
+from gossamer.recipes.stages import Train, read_pattern
+from gossamer.runs.training import TrainRequest
 from gossamer.runs.training.models import build_model, context_of
-from gossamer.runs.training.request import (
-    TrainRequest,
-    architecture_of,
-    make_task,
-    train_stage,
-)
+from gossamer.runs.training.request import architecture_of, make_task, train_stage
 from gossamer.zoo import GPT, MLP, TinyEncoder
 
 _POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx")

@@ -8,7 +8,7 @@ from gossamer.planner.model_shape import ModelShape
 from gossamer.planner.stages import StageShape
 from gossamer.planner.step_time import Machine
 from gossamer.planner.workload import RankLayout, Summed
-from gossamer.training.memory.formulas import Kind
+from gossamer.training.memory import Kind
 
 _WEIGHTS: tuple[Kind, ...] = ("weights", "positions", "dense copies")
 _GRADIENTS: tuple[Kind, ...] = ("gradients",)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from gossamer.planner.model_shape import ModelShape, Unit
-from gossamer.training.distributed.partition import partition
+from gossamer.training.distributed import partition
 
 Cut = Literal["cost", "even"]
 # What equal stages have equal parts of.

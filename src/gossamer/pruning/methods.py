@@ -11,10 +11,15 @@ from gossamer.errors import InputError
 from gossamer.method_table import METHODS
 from gossamer.patterns import Unstructured
 from gossamer.pruning.scorers import LayerContext, Scorer, resolve_scorer
-from gossamer.pruning.solvers import LayerProblem, LayerSolution
-from gossamer.pruning.solvers.gram import NotPositiveDefinite
-from gossamer.pruning.solvers.least_squares import refit as least_squares
-from gossamer.pruning.solvers.problem import Needed, Solve, select
+from gossamer.pruning.solvers import (
+    LayerProblem,
+    LayerSolution,
+    Needed,
+    NotPositiveDefinite,
+    Solve,
+    select,
+)
+from gossamer.pruning.solvers import refit as least_squares
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,8 @@ from gossamer.nn.batch import Batch
 from gossamer.nn.layer_kinds import mask_in, title_of, weight_of
 from gossamer.nn.layers.mask_rules import check_float_weight
 from gossamer.patterns import Pattern, kept_count, parse_pattern
-from gossamer.pruning.budgets.measures import budget_layers
-from gossamer.pruning.budgets.table import BUDGETS, Budget, BudgetLayer
-from gossamer.pruning.calibration.batches import as_batches
-from gossamer.pruning.calibration.layer_inputs import collect_inputs
+from gossamer.pruning.budgets import BUDGETS, Budget, BudgetLayer, budget_layers
+from gossamer.pruning.calibration import as_batches, collect_inputs
 from gossamer.pruning.scorers import LayerContext, Scorer, resolve_scorer
 from gossamer.pruning.solvers import keep_highest, nearest_density
 from gossamer.pruning.targets import PrunableLayer, Rules, Target, find_targets

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from gossamer.io.safe_files.documents.strict_json import canonical_json
+from gossamer.io.safe_files.documents import canonical_json
 from gossamer.recipes.faults import Path, dotted
 from gossamer.recipes.schema import Recipe
 

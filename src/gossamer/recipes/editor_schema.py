@@ -5,7 +5,7 @@ from typing import Any
 
 from gossamer.method_table import METHOD_SETTINGS, METHODS, methods_with
 from gossamer.recipes.schema import SECTIONS, Recipe, Stage
-from gossamer.recipes.stages.prune import Prune
+from gossamer.recipes.stages import Prune
 
 _VARIABLE = {"type": "string", "pattern": r"^\$\{[A-Za-z_][A-Za-z0-9_-]*\}$"}
 _NOTES = ("description", "default", "title")

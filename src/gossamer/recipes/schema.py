@@ -11,22 +11,18 @@ from typing import Annotated, Any, Final, Literal, TypeVar, get_args
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from gossamer.recipes.stages.base import (
-    Samples,
-    Seed,
-    Settings,
+from gossamer.recipes.stages import (
+    Prune,
+    Recover,
+    Relufy,
+    Round,
+    ScheduleSettings,
     StageSettings,
-    as_list,
-    whole_number,
+    Structured,
+    Tokens,
+    Train,
 )
-from gossamer.recipes.stages.prune import Prune
-from gossamer.recipes.stages.recover import Recover
-from gossamer.recipes.stages.relufy import Relufy
-from gossamer.recipes.stages.round import Round
-from gossamer.recipes.stages.schedules import ScheduleSettings
-from gossamer.recipes.stages.structured import Structured
-from gossamer.recipes.stages.tokens import Tokens
-from gossamer.recipes.stages.train import Train
+from gossamer.recipes.stages.base import Samples, Seed, Settings, as_list, whole_number
 
 SCHEMA_VERSION: Final = 1
 MAX_STAGES: Final = 32

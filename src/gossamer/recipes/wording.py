@@ -16,8 +16,8 @@ from gossamer.recipes.faults import (
     show,
 )
 from gossamer.recipes.schema import ONE_STEP, SCHEMA_VERSION, SECTIONS, Recipe, Stage
-from gossamer.recipes.stages.base import Settings, StageSettings
-from gossamer.recipes.stages.schedules import SCHEDULES
+from gossamer.recipes.stages import SCHEDULES, StageSettings
+from gossamer.recipes.stages.base import Settings
 
 _SCHEDULE = "schedule"
 Finding = tuple[Path, str]

@@ -7,7 +7,7 @@ from the request to the artifact. A `Source` is the model a run starts from, a `
 measured on it.
 """
 
-from gossamer.nn.families.table import is_decoder
+from gossamer.nn.families import is_decoder
 from gossamer.runs.calibration import Quality, calibration_batches, pair_loss, quality_of
 from gossamer.runs.executor import execute
 from gossamer.runs.kept_run import KeptRun

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from gossamer.data import draw, padded_batches, sentences, windows
 from gossamer.data.files import Pair, Texts, check_scores
-from gossamer.data.token_ids import draw, padded_batches, sentences, windows
 from gossamer.errors import InputError
 from gossamer.nn.batch import Batch
 from gossamer.nn.families import is_decoder
-from gossamer.recipes.schema import Calibration
+from gossamer.recipes import Calibration
 from gossamer.runs.quality import agreement, embed, mean_vectors, pair_correlation, perplexity
 from gossamer.runs.stages.recover_data import samples_of_pairs, takes_names
 

@@ -13,9 +13,9 @@ from gossamer.errors import MaskDrift, RecipeError
 from gossamer.nn import MaskedWeight
 from gossamer.nn.layer_kinds import sparse_layers
 from gossamer.pruning import LayerResult
-from gossamer.pruning.calibration.batches import as_batches
-from gossamer.recipes.schema import Recipe
-from gossamer.report.report import Report
+from gossamer.pruning.calibration import as_batches
+from gossamer.recipes import Recipe
+from gossamer.report import Report
 from gossamer.runs.reporting import Evaluate, dense_bytes, make_report, measure_quality
 from gossamer.runs.stages import STAGES, StageInput, StageOutcome
 from gossamer.runs.times import time_beside_dense, tokens_seen, with_times

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gossamer.io.huggingface.transformers_models import config_of
+from gossamer.io.huggingface import config_of
 from gossamer.nn import Linear
 from gossamer.nn.operator_graph import GraphModule, OperatorPlan
 from gossamer.zoo import MLP, TinyEncoder

@@ -16,14 +16,12 @@ from gossamer.nn import unchanged_on_error
 from gossamer.nn.batch import Batch
 from gossamer.patterns import Pattern
 from gossamer.pruning import Scorer, apply_plan, plan_oneshot
-from gossamer.pruning.calibration.batches import as_batches
-from gossamer.pruning.gradients.passes import Loss
+from gossamer.pruning.calibration import as_batches
+from gossamer.pruning.gradients import Loss
 from gossamer.pruning.targets import Rules
-from gossamer.recipes.faults import near
-from gossamer.recipes.loader import load_recipe, prune_recipe
-from gossamer.recipes.schema import Recipe
+from gossamer.recipes import Recipe, load_recipe, near, prune_recipe
 from gossamer.recipes.stages import Prune, Recover, Structured
-from gossamer.report.report import Report
+from gossamer.report import Report
 from gossamer.runs.executor import carry_out, execute
 from gossamer.runs.reporting import Evaluate
 from gossamer.runs.stages import StageInput, StageOutcome

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, normalize
 
+from gossamer.data import padded_batches, sentences
 from gossamer.data.files import Pair
-from gossamer.data.token_ids import padded_batches, sentences
 from gossamer.errors import InputError
-from gossamer.pruning.calibration.modes import evaluating
-from gossamer.running.text.embedding import pool
+from gossamer.pruning.calibration import evaluating
+from gossamer.running.text import pool
 
 _BATCH_TOKENS = 4096
 

@@ -11,7 +11,7 @@ from gossamer.formats import FORMATS, choose_format
 from gossamer.nn.layer_kinds import sparse_layers
 from gossamer.nn.left_dense import left_dense, left_lines
 from gossamer.pruning import LayerResult
-from gossamer.report.report import LayerRow, Report
+from gossamer.report import LayerRow, Report
 
 _CONV_NOTE = "its kernel depends on the image size: gossamer.compile(model, example=x)"
 

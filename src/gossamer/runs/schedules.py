@@ -17,22 +17,24 @@ from torch import nn
 from gossamer.errors import InputError, RecipeError
 from gossamer.nn import unchanged_on_error
 from gossamer.patterns import Pattern, parse_pattern
+from gossamer.pruning.schedules import (
+    Controller,
+    OptimizerEntries,
+    Run,
+    Window,
+    default_replicas,
+    release_layers,
+    take_layers,
+)
+from gossamer.pruning.schedules import Schedule as MaskSchedule
 from gossamer.pruning.schedules.acdc import AcDc, phases
-from gossamer.pruning.schedules.base import Schedule as MaskSchedule
 from gossamer.pruning.schedules.before_training import BeforeTraining, Random, Shuffled
-from gossamer.pruning.schedules.controller import Controller
 from gossamer.pruning.schedules.dynamic import RigL, SetSchedule
 from gossamer.pruning.schedules.early_bird import EarlyBird, EarlyBirdChannels
 from gossamer.pruning.schedules.gradual import Gradual, OneShot
 from gossamer.pruning.schedules.iterative import Iterative
-from gossamer.pruning.schedules.layers import release_layers, take_layers
-from gossamer.pruning.schedules.moments import Window
-from gossamer.pruning.schedules.optimizer_entries import OptimizerEntries
-from gossamer.pruning.schedules.run import Run, default_replicas
 from gossamer.pruning.schedules.topkast import TopKast
-from gossamer.recipes.faults import near, show
-from gossamer.recipes.loader import load_recipe
-from gossamer.recipes.schema import Recipe
+from gossamer.recipes import Recipe, load_recipe, near, show
 from gossamer.recipes.stages import (
     SCHEDULES,
     IterativeSettings,

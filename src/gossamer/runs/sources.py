@@ -10,10 +10,8 @@ from pathlib import Path
 from torch import nn
 
 from gossamer.errors import ArtifactError, InputError
-from gossamer.io import read_beside
-from gossamer.io.loading import load_telling
-from gossamer.io.pruners.dense_checkpoint import adoption_text
-from gossamer.io.pruners.foreign_file import describe_foreign
+from gossamer.io import load_telling, read_beside
+from gossamer.io.pruners import adoption_text, describe_foreign
 from gossamer.runs.voice import Say
 
 

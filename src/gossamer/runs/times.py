@@ -11,8 +11,8 @@ from torch import nn
 
 from gossamer.nn.batch import call_on_batch
 from gossamer.ops.timing import Duel, duel
-from gossamer.pruning.calibration.modes import evaluating
-from gossamer.report.report import Report
+from gossamer.pruning.calibration import evaluating
+from gossamer.report import Report
 from gossamer.running.layers.choose import Call, Chooser, Rival
 from gossamer.running.layers.compiler import compile as compile_model
 from gossamer.running.layers.contenders import Contenders

@@ -15,10 +15,10 @@ from torch import nn
 from gossamer.errors import InputError, ResourceError
 from gossamer.nn.layer_kinds import sparse_layers
 from gossamer.nn.surgery.compaction import CompactionResult, compact
-from gossamer.pruning.schedules.controller import Controller
+from gossamer.pruning.schedules import Controller
 from gossamer.runs.schedules import attach
-from gossamer.training.loop.settings import Compaction
-from gossamer.training.modes import choose_modes
+from gossamer.training import choose_modes
+from gossamer.training.loop import Compaction
 
 try:
     from transformers import TrainerCallback

@@ -9,9 +9,8 @@ from typing import Any, Literal
 from torch import nn
 
 from gossamer.data.tasks import Task
-from gossamer.recipes.loader import load_recipe, make_recipe
-from gossamer.recipes.schema import Recipe
-from gossamer.report.report import Report
+from gossamer.recipes import Recipe, load_recipe, make_recipe
+from gossamer.report import Report
 from gossamer.runs.pruning import PruneRequest, RecipeLike, chosen_recipe, run_prune
 from gossamer.runs.sources import origin_of
 from gossamer.runs.training import TrainRequest, TrainResult, run_train

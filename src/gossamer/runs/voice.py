@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 from gossamer.errors import ResourceError
-from gossamer.training.loop.endings import TrainingStopped
+from gossamer.training.loop import TrainingStopped
 
 Say = Callable[[str], None]
 

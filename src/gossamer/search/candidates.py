@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gossamer.patterns import Pattern, parse_pattern
-from gossamer.recipes.loader import make_recipe
-from gossamer.recipes.schema import Recipe
+from gossamer.recipes import Recipe, make_recipe
 
 DENSE = "dense"
 DENSE_INT8 = "dense-int8"

@@ -16,11 +16,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from gossamer.data import padded, sentences
 from gossamer.data.files import Texts
-from gossamer.data.token_ids import padded, sentences
 from gossamer.errors import InputError, TargetError
 from gossamer.nn.tokens.token_pruning import EncoderOutput
-from gossamer.running.encoder.arrays import encoder_arrays, find_base
+from gossamer.running.encoder import encoder_arrays, find_base
 from gossamer.running.rivals import (
     NETWORK_PRECISIONS,
     PRECISIONS,
@@ -32,7 +32,7 @@ from gossamer.running.rivals import (
     find_engine,
 )
 from gossamer.search.trial import Point
-from gossamer.search.workloads.workload import Workload
+from gossamer.search.workloads import Workload
 
 _CALIBRATED = 300
 _TURNS = 20

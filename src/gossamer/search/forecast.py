@@ -14,14 +14,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gossamer.pruning.budgets.measures import pattern_errors
+from gossamer.pruning.budgets import pattern_errors
 from gossamer.pruning.targets import find_targets
-from gossamer.runs.oneshot import sparsify
+from gossamer.runs import sparsify
 from gossamer.search.budget import Deadline, OutOfTime, TimeBudget
 from gossamer.search.candidates import Mask
 from gossamer.search.records import read_record, write_record
 from gossamer.search.trial import compiled, read_stopped, write_stopped
-from gossamer.search.workloads.workload import Workload
+from gossamer.search.workloads import Workload
 
 FORECAST_FILE = "forecasts.json"
 _TIMED_SECONDS = 0.5

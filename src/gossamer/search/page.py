@@ -4,11 +4,8 @@
 import math
 from collections.abc import Sequence
 
+from gossamer.report import Comparison, Figure, Page, TextTable, describe_machine, format_bytes
 from gossamer.report.charts import WIDTH, Bar, Chart, Label, Line
-from gossamer.report.comparison import Comparison, Figure
-from gossamer.report.machine import describe_machine
-from gossamer.report.page import Page, TextTable
-from gossamer.report.report import format_bytes
 from gossamer.search.front import SearchLimits
 from gossamer.search.shrinking import ShrinkResult
 from gossamer.search.trial import Point

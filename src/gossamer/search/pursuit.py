@@ -11,7 +11,7 @@ from typing import Protocol
 from gossamer.search.budget import Deadline, OutOfTime, Overhead, Stopped, TimeBudget
 from gossamer.search.candidates import DENSE, Candidate
 from gossamer.search.trial import Point, Trial
-from gossamer.search.workloads.workload import Workload
+from gossamer.search.workloads import Workload
 
 AskOthers = Callable[[Workload, Point], Iterable[Point]]
 # Of the budget, for models of others.

@@ -11,9 +11,9 @@ from typing import Any, TypeVar, cast
 from pydantic import TypeAdapter, ValidationError
 
 from gossamer.errors import ArtifactError
-from gossamer.io.safe_files.directories.atomic import write_whole
-from gossamer.io.safe_files.documents.strict_json import parse_json
-from gossamer.io.safe_files.limits import MAX_MANIFEST_BYTES
+from gossamer.io.safe_files import MAX_MANIFEST_BYTES
+from gossamer.io.safe_files.directories import write_whole
+from gossamer.io.safe_files.documents import parse_json
 from gossamer.named_files import read_inside
 from gossamer.plain_data import map_leaves
 

@@ -29,7 +29,7 @@ from gossamer.search.candidates import (
 from gossamer.search.forecast import MaskForecast, worth_trying
 from gossamer.search.front import SearchLimits, best
 from gossamer.search.trial import Point
-from gossamer.search.workloads.workload import Workload
+from gossamer.search.workloads import Workload
 
 # A mask that lost more than this without training is past saving.
 _HOPELESS = 0.4

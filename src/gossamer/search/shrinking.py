@@ -13,10 +13,9 @@ from torch import nn
 
 from gossamer.data.files import Texts
 from gossamer.errors import InputError
-from gossamer.io.artifact.manifest import CARD_FILE
-from gossamer.io.artifact.opened import check_replaceable
-from gossamer.io.safe_files.directories.atomic import replace_directory
-from gossamer.pruning.calibration.journal import check_same_run, model_digest
+from gossamer.io.artifact import CARD_FILE, check_replaceable
+from gossamer.io.safe_files.directories import replace_directory
+from gossamer.pruning.calibration import check_same_run, model_digest
 from gossamer.search.budget import Clocks, Deadline, Overhead, TimeBudget
 from gossamer.search.candidates import MASKS, Mask, dense
 from gossamer.search.forecast import Forecasting, MaskForecast
@@ -33,7 +32,7 @@ from gossamer.search.trial import (
     reload,
 )
 from gossamer.search.wording import card_text
-from gossamer.search.workloads.loading import load_workload
+from gossamer.search.workloads import load_workload
 
 _KEY = "search.json"
 # The last measurement may take so many times longer than on the dense model, and so many seconds.

@@ -12,21 +12,20 @@ import torch
 from torch import nn
 
 from gossamer.io import load, save
-from gossamer.io.artifact.opened import open_artifact
+from gossamer.io.artifact import open_artifact
 from gossamer.nn.tokens.token_pruning import TokenPrunedEncoder
 from gossamer.ops.timing import duel
-from gossamer.pruning.calibration.journal import DiskJournal
-from gossamer.recipes.digest import recipe_digest
-from gossamer.running.encoder.ragged import run_packed
+from gossamer.pruning.calibration import DiskJournal
+from gossamer.recipes import recipe_digest
+from gossamer.running.encoder import run_packed
 from gossamer.running.layers.compiler import compile as compile_model
-from gossamer.runs.executor import execute
-from gossamer.runs.kept_run import KeptRun
+from gossamer.runs import KeptRun, execute
 from gossamer.runs.stages import StageInput
 from gossamer.search.budget import Deadline, OutOfTime, Stopped
 from gossamer.search.candidates import DENSE, Candidate, has_all_weights, is_trained_dense
 from gossamer.search.records import read_record, write_record
-from gossamer.search.workloads.workload import Workload
-from gossamer.training.run_files.folder import RunFolder
+from gossamer.search.workloads import Workload
+from gossamer.training.run_files import RunFolder
 
 _RESULT = "trial.json"
 _STOPPED = "stopped.json"

@@ -7,7 +7,7 @@ was measured. The card says what the model is, what it was compared with, and ho
 
 from typing import TYPE_CHECKING
 
-from gossamer.report.machine import describe_machine
+from gossamer.report import describe_machine
 from gossamer.search.candidates import is_trained_dense
 from gossamer.search.front import SearchLimits, best, trained_beside
 from gossamer.search.trial import Point

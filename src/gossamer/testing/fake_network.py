@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gossamer.errors import DistributedError
-from gossamer.training.distributed.pipeline.message_driven import Direction, Work
-from gossamer.training.distributed.pipeline.stage import WorkSpan
+from gossamer.training.distributed.pipeline import Direction, Work, WorkSpan
 
 
 class StageWork(Protocol):

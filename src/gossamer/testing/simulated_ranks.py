@@ -9,7 +9,7 @@ from torch import nn
 from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 
-from gossamer.training.distributed.tasc.exchange import Tasc
+from gossamer.training.distributed.tasc import Tasc
 
 
 class GradientBucket:

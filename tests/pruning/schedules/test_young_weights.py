@@ -12,7 +12,7 @@ import gossamer
 from gossamer.errors import InputError
 from gossamer.nn import MaskedLinear
 from gossamer.patterns import Unstructured
-from gossamer.pruning.schedules.layers import SparseLayer
+from gossamer.pruning.schedules.layers import ControlledLayer
 from gossamer.pruning.schedules.optimizer_entries import OptimizerEntries
 from gossamer.pruning.schedules.run import Run
 
@@ -29,7 +29,7 @@ def masked_model(shape=(6, 10), seed=0):
 
 def make_run(model, optimizer, grows=True):
     entries = OptimizerEntries(model, optimizer, grows)
-    made = Run(model, [SparseLayer(model, "0")], Unstructured(), entries, 1000)
+    made = Run(model, [ControlledLayer(model, "0")], Unstructured(), entries, 1000)
     optimizer.register_step_pre_hook(lambda *_: entries.young.before())
     optimizer.register_step_post_hook(lambda *_: entries.young.after())
     return made

@@ -6,12 +6,20 @@ from typing import TYPE_CHECKING
 import click
 
 from gossamer.cli.bench.model import bench_model
-from gossamer.cli.shell import POSITIVE, SPARSITY, Group, Output, Shape, gossamer_command, table
+from gossamer.cli.shell import (
+    POSITIVE,
+    SPARSITY,
+    CommandGroup,
+    Output,
+    Shape,
+    gossamer_command,
+    table,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from gossamer.running.bench.linear import BenchRow
+    from gossamer.running.bench import BenchRow
 
 _EXAMPLES = """
 gossamer bench linear
@@ -65,7 +73,7 @@ def linear(
     import torch
 
     from gossamer.patterns import parse_pattern
-    from gossamer.running.bench.linear import bench_linear, ceilings
+    from gossamer.running.bench import bench_linear, ceilings
 
     fixed = parse_pattern(pattern).fixed_density
     wanted = sparsities if fixed is None else (1 - fixed,)
@@ -110,7 +118,7 @@ def _legend(rows: "list[BenchRow]", best: dict[str, float]) -> str:
     return text
 
 
-@click.group(cls=Group, short_help="Time sparse layers and models against dense ones.")
+@click.group(cls=CommandGroup, short_help="Time sparse layers and models against dense ones.")
 def bench() -> None:
     """Time sparse layers and models against dense ones on this machine."""
 

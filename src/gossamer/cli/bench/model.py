@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from gossamer.cli.bench.encoder_race import Subject
-    from gossamer.running.bench.encoder import EncoderTime
+    from gossamer.running.bench import EncoderTime
 
 ENGINES = ("onnxruntime", "openvino", "deepsparse")
 _PRECISIONS = ("fp32", "int8")
@@ -78,8 +78,8 @@ def bench_model(  # noqa: PLR0913  (one argument per option)
     import torch
 
     from gossamer.cli.bench.encoder_race import race_batch, read_subject
-    from gossamer.io.artifact.destination import check_file_destination
-    from gossamer.report.machine import describe_machine
+    from gossamer.io.artifact import check_file_destination
+    from gossamer.report import describe_machine
     from gossamer.running.rivals import TITLES, EncoderEngine, find_engine
 
     if html is not None:
@@ -148,9 +148,7 @@ def _legend(subject: "Subject", threads: int, document: dict[str, Any]) -> str:
 def _write_page(
     subject: "Subject", times: "dict[int, list[EncoderTime]]", document: dict[str, Any], path: Path
 ) -> None:
-    from gossamer.report.comparison import Comparison, Figure
-    from gossamer.report.html import write_html
-    from gossamer.report.page import Page
+    from gossamer.report import Comparison, Figure, Page, write_html
 
     # An engine that refused one batch has no column, rather than a gap that reads as a result.
     names = [{(row.engine, row.precision) for row in rows} for rows in times.values()]

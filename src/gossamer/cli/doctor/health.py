@@ -169,7 +169,7 @@ def _disk(name: str, folder: Path) -> Check:
 
 
 def _memory() -> Check:
-    from gossamer.io.safe_files.limits import available_bytes
+    from gossamer.io.safe_files import available_bytes
 
     free = available_bytes()
     ok = free >= _MIN_MEMORY_BYTES

@@ -10,8 +10,7 @@ from gossamer.cli.models.bare_checkpoint import is_bare, read_bare
 from gossamer.cli.models.demo_models import DEMO_MODELS, demo_path
 from gossamer.cli.models.sources import check_source, load_function, load_source, source_path
 from gossamer.cli.models.user_function import find_function, is_function
-from gossamer.runs.made_up_input import Example, example_input
-from gossamer.runs.sources import Source, directory_bytes, tensor_bytes
+from gossamer.runs import Example, Source, directory_bytes, example_input, tensor_bytes
 
 __all__ = [
     "DEMO_MODELS",

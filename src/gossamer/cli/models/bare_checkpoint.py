@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from gossamer.io import read_dense_checkpoint
-from gossamer.io.artifact.manifest import CONFIG_FILE, MANIFEST_FILE
-from gossamer.io.gguf.file import is_gguf
-from gossamer.io.onnx.file import is_onnx
+from gossamer.io.artifact import CONFIG_FILE, MANIFEST_FILE
+from gossamer.io.gguf import is_gguf
+from gossamer.io.onnx import is_onnx
 from gossamer.io.pruners import DetectedMask
 from gossamer.named_files import is_inside
 from gossamer.nn.layer_kinds import to_masked

@@ -12,7 +12,7 @@ from torch import nn
 from gossamer.cli.models.demo_models import DEMO_MODELS, DEMO_PREFIX, demo_path
 from gossamer.cli.models.user_function import find_function, is_function
 from gossamer.errors import InputError
-from gossamer.runs.sources import Origin, Source, check_path, load_path
+from gossamer.runs import Origin, Source, check_path, load_path
 from gossamer.zoo import MLP, TinyEncoder
 
 ZOO_PREFIX = "zoo:"

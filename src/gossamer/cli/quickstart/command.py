@@ -5,9 +5,8 @@ from pathlib import Path
 
 import click
 
-from gossamer.cli.shell.command import Command
-from gossamer.cli.shell.output import Output, comparison_table
-from gossamer.cli.shell.parameters import SPARSITY
+from gossamer.cli.shell import SPARSITY, Command, Output
+from gossamer.cli.shell.output import comparison_table
 
 _EXAMPLES = """
 gossamer quickstart

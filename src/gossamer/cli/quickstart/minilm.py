@@ -19,28 +19,25 @@ from gossamer.cli.quickstart.output import (
     sparse_layers_text,
 )
 from gossamer.cli.quickstart.sentences import make_sentences
-from gossamer.cli.shell.output import Output
-from gossamer.cli.shell.progress import Stage
+from gossamer.cli.shell import Output, ProgressStage
 from gossamer.data.files import Texts
 from gossamer.io import load
 from gossamer.nn.batch import Batch
 from gossamer.ops.timing import duel, one_thread
-from gossamer.recipes.loader import prune_recipe
-from gossamer.recipes.schema import Calibration, Recipe
-from gossamer.report.comparison import Comparison, Figure
-from gossamer.report.machine import describe_machine
-from gossamer.report.page import Page, TextTable
-from gossamer.report.report import Report
+from gossamer.recipes import Calibration, Recipe, prune_recipe
+from gossamer.report import Comparison, Figure, Page, Report, TextTable, describe_machine
 from gossamer.running.layers.explanation import explain
-from gossamer.runs.calibration import calibration_batches
-from gossamer.runs.quality import agreement
-from gossamer.runs.sources import directory_bytes, tensor_bytes
-from gossamer.runs.verbs import prune
-from gossamer.search.candidates import Mask
-from gossamer.search.front import SearchLimits
-from gossamer.search.page import HEAD, front_chart, rows_of
-from gossamer.search.shrinking import ShrinkResult, shrink
-from gossamer.search.wording import verdict
+from gossamer.runs import agreement, calibration_batches, directory_bytes, prune, tensor_bytes
+from gossamer.search import (
+    HEAD,
+    Mask,
+    SearchLimits,
+    ShrinkResult,
+    front_chart,
+    rows_of,
+    shrink,
+    verdict,
+)
 
 _TARGETS = "encoder.layer.*"
 _NUM_SENTENCES = 240
@@ -154,7 +151,9 @@ def _compare(bench: _Bench, fast: nn.Module, folder: Path) -> Comparison:
     return Comparison(("dense", "pruned", int8_rival.NAME), tuple(figures))
 
 
-def _shrink(bench: _Bench, others: Sequence[str], folder: Path, stage: Stage) -> ShrinkResult:
+def _shrink(
+    bench: _Bench, others: Sequence[str], folder: Path, stage: ProgressStage
+) -> ShrinkResult:
     """`gossamer shrink` in its short form: two masks, and what there is time for."""
     texts = tuple(bench.sentences) + tuple(others)
     return shrink(

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from gossamer.cli.models.demo_models import DEMO_MODELS, demo_path
-from gossamer.data.token_ids import sentences
+from gossamer.cli.models import DEMO_MODELS, demo_path
+from gossamer.data import sentences
 from gossamer.io import load_pretrained, read_beside
-from gossamer.io.safe_files.tokenizer.guarded_tokenizer import TOKENIZER_FILE, make_tokenizer
-from gossamer.runs.quality import embed as mean_embedding
+from gossamer.io.safe_files.tokenizer import TOKENIZER_FILE, make_tokenizer
+from gossamer.runs import embed as mean_embedding
 
 PACKAGE = DEMO_MODELS["minilm"].package
 MAX_TOKENS = 128

@@ -11,10 +11,9 @@ from typing import Any
 from torch import nn
 
 from gossamer.errors import ArtifactError
-from gossamer.io.artifact.destination import check_destination
+from gossamer.io.artifact import check_destination
 from gossamer.ops.timing import contest
-from gossamer.report.html import write_html
-from gossamer.report.page import Page
+from gossamer.report import Page, write_html
 from gossamer.running.layers.choose import Chooser
 from gossamer.running.layers.compiler import compile as compile_model
 from gossamer.running.layers.cost_table import CostTable

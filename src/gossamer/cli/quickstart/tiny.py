@@ -18,20 +18,15 @@ from gossamer.cli.quickstart.output import (
     compile_afresh,
     sparse_layers_text,
 )
-from gossamer.cli.shell.output import Output
-from gossamer.cli.shell.progress import Stage
+from gossamer.cli.shell import Output, ProgressStage
 from gossamer.io import load, save
 from gossamer.nn.surgery.compaction import compact
 from gossamer.ops.timing import duel, one_thread
+from gossamer.report import Comparison, Figure, Page, TextTable, describe_machine, format_bytes
 from gossamer.report.charts import Curve
-from gossamer.report.comparison import Comparison, Figure
-from gossamer.report.machine import describe_machine
-from gossamer.report.page import Page, TextTable
-from gossamer.report.report import format_bytes
 from gossamer.running.layers.explanation import Explanation, explain
-from gossamer.runs.oneshot import sparsify
-from gossamer.runs.sources import directory_bytes
-from gossamer.training.memory.held import measure
+from gossamer.runs import directory_bytes, sparsify
+from gossamer.training.memory import measure
 from gossamer.zoo import MLP, Split, accuracy, cluster_problem
 
 _SIZES = (64, 768, 768, 8)
@@ -52,7 +47,7 @@ class _Run:
     generator: torch.Generator
     losses: list[float] = field(default_factory=list)
 
-    def train(self, num_steps: int, stage: Stage) -> None:
+    def train(self, num_steps: int, stage: ProgressStage) -> None:
         """Adam steps with a learning rate that falls to zero."""
         self.model.train()
         for step in range(num_steps):

@@ -6,12 +6,12 @@ import click
 from gossamer.cli.run.encode import encode
 from gossamer.cli.run.serve import serve
 from gossamer.cli.run.text import chat, complete
-from gossamer.cli.shell import Group
+from gossamer.cli.shell import CommandGroup
 
 __all__ = ["run"]
 
 
-@click.group(cls=Group, short_help="Use a model: encode, chat, complete, serve.")
+@click.group(cls=CommandGroup, short_help="Use a model: encode, chat, complete, serve.")
 def run() -> None:
     """Use a pruned or dense model: vectors of texts, new text, answers over HTTP."""
 

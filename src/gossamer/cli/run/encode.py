@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
 
     from gossamer.cli.run.vectors import WriteVectors
-    from gossamer.running.text.embedding import Embedder, Pooling
+    from gossamer.running.text import Embedder, Pooling
 
 _EXAMPLES = """
 gossamer run encode minilm sentences.txt -o vectors.npy
@@ -74,9 +74,9 @@ def encode(  # noqa: PLR0913  (one argument per option)
 
     from gossamer.cli.models import check_source, load_source
     from gossamer.cli.run.vectors import check_suffix
-    from gossamer.io.artifact.destination import check_file_destination
+    from gossamer.io.artifact import check_file_destination
     from gossamer.running.layers.compiler import compile as compile_model
-    from gossamer.running.text.embedding import Embedder
+    from gossamer.running.text import Embedder
 
     if target is not None:
         check_suffix(target)

@@ -17,7 +17,7 @@ from gossamer.cli.shell import (
 from gossamer.errors import ResourceError
 
 if TYPE_CHECKING:
-    from gossamer.running.text.embedding import Pooling
+    from gossamer.running.text import Pooling
 
 _EXAMPLES = """
 gossamer run serve pruned/
@@ -96,11 +96,16 @@ def serve(  # noqa: PLR0913  (one argument per option)
     import torch
 
     from gossamer.cli.models import load_source
-    from gossamer.running.server.access import Access
-    from gossamer.running.server.app import build_app
-    from gossamer.running.server.lifecycle import is_loopback, open_socket, run_server, url_of
-    from gossamer.running.server.limits import Limits
-    from gossamer.running.server.service import make_service
+    from gossamer.running.server import (
+        Access,
+        Limits,
+        build_app,
+        is_loopback,
+        make_service,
+        open_socket,
+        run_server,
+        url_of,
+    )
 
     limits = Limits(max_queue=max_queue, max_batch_tokens=max_batch_tokens, timeout_seconds=timeout)
     key = settings.api_key() if api_key is None else api_key

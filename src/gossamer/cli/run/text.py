@@ -104,7 +104,7 @@ def chat(out: Output, /, system: str | None, **settings: Any) -> None:
 
 def _open(out: Output, settings: dict[str, Any]) -> "TextModel":
     from gossamer.cli.run.text_model import TextModel
-    from gossamer.running.decoder.sampling import Sampling
+    from gossamer.running.decoder import Sampling
 
     names = ("temperature", "top_k", "top_p", "seed")
     sampling = Sampling(**{name: settings.pop(name) for name in names})

@@ -9,10 +9,9 @@ import torch
 
 from gossamer.cli.models import load_source
 from gossamer.errors import ArtifactError
-from gossamer.io.safe_files.tokenizer.guarded_tokenizer import TOKENIZER_FILE
-from gossamer.running.decoder.generation import GenerationOptions, NativeGenerator
-from gossamer.running.decoder.sampling import Sampling
-from gossamer.running.text.writer import Writer, make_writer
+from gossamer.io.safe_files.tokenizer import TOKENIZER_FILE
+from gossamer.running.decoder import GenerationOptions, NativeGenerator, Sampling
+from gossamer.running.text import Writer, make_writer
 
 
 class TextModel:

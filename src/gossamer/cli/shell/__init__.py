@@ -8,7 +8,7 @@ shows the stages of long work and gives one result, a document for --json and ta
 
 from gossamer.cli.shell.command import Command, gossamer_command
 from gossamer.cli.shell.failures import explain_failure
-from gossamer.cli.shell.mistakes import Group
+from gossamer.cli.shell.mistakes import CommandGroup
 from gossamer.cli.shell.output import Output, Verbatim, table, write_json
 from gossamer.cli.shell.parameters import (
     POSITIVE,
@@ -20,17 +20,17 @@ from gossamer.cli.shell.parameters import (
     special_tokens_option,
     threads_option,
 )
-from gossamer.cli.shell.progress import Stage
+from gossamer.cli.shell.progress import ProgressStage
 
 __all__ = [
     "POSITIVE",
     "SPARSITY",
     "Command",
+    "CommandGroup",
     "Fraction",
-    "Group",
     "Output",
+    "ProgressStage",
     "Shape",
-    "Stage",
     "Verbatim",
     "explain_failure",
     "gossamer_command",

@@ -32,7 +32,7 @@ def check_words(command: click.Command, ctx: click.Context, words: Sequence[str]
 _ALIKE = 0.75
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     """Commands under one name; a misspelt one is told with what is there."""
 
     def resolve_command(

@@ -9,14 +9,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gossamer.cli.shell.progress import Stage, run_stage
+from gossamer.cli.shell.progress import ProgressStage, run_stage
 from gossamer.plain_data import map_leaves
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
 
-    from gossamer.report.comparison import Comparison
+    from gossamer.report import Comparison
 
 SCHEMA = 1
 # A table in a log file should not be folded as if it were a narrow terminal.
@@ -58,7 +58,7 @@ class Output:
             console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
 
     @contextlib.contextmanager
-    def stage(self, title: str, total: int | None = None) -> Iterator[Stage]:
+    def stage(self, title: str, total: int | None = None) -> Iterator[ProgressStage]:
         """Progress of one step of long work: a live line on a terminal, plain lines elsewhere."""
         with run_stage(title, total, quiet=self.quiet) as stage:
             yield stage

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from gossamer.recipes.fractions import is_percentage, parse_fraction
+from gossamer.recipes import is_percentage, parse_fraction
 
 
 class Shape(click.ParamType):  # type: ignore[type-arg]  # generic in new click only

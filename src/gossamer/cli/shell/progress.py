@@ -11,7 +11,7 @@ from typing import Protocol
 PLAIN_SECONDS = 5.0
 
 
-class Stage(Protocol):
+class ProgressStage(Protocol):
     """A step of work that is under way."""
 
     def advance(self, amount: int = 1) -> None:
@@ -19,7 +19,9 @@ class Stage(Protocol):
 
 
 @contextlib.contextmanager
-def run_stage(title: str, total: int | None = None, *, quiet: bool = False) -> Iterator[Stage]:
+def run_stage(
+    title: str, total: int | None = None, *, quiet: bool = False
+) -> Iterator[ProgressStage]:
     """Show `title` until the block ends."""
     if quiet:
         yield SilentStage()
@@ -76,7 +78,7 @@ def _is_live() -> bool:
 
 
 @contextlib.contextmanager
-def _live(title: str, total: int | None) -> Iterator[Stage]:
+def _live(title: str, total: int | None) -> Iterator[ProgressStage]:
     from rich import progress
 
     from gossamer.cli.shell.output import console

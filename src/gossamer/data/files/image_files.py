@@ -15,12 +15,7 @@ import numpy as np
 import torch
 
 from gossamer.errors import InputError
-from gossamer.io.safe_files.arrays.array_file import (
-    FREE_BYTES,
-    MAX_GROWTH,
-    ArrayHeader,
-    open_arrays,
-)
+from gossamer.io.safe_files.arrays import FREE_BYTES, MAX_GROWTH, ArrayHeader, open_arrays
 from gossamer.named_files import is_inside, open_inside, size_of
 
 _TRAIN, _TEST = ("x_train", "y_train"), ("x_test", "y_test")

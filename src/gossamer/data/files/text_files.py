@@ -17,10 +17,8 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from gossamer.errors import InputError
-from gossamer.io.safe_files.documents.strict_json import parse_json_line
-from gossamer.io.safe_files.documents.text_bytes import decode_text
-from gossamer.io.safe_files.tensors.tensor_file import read_tensors
-from gossamer.io.safe_files.tensors.tensor_header import read_header
+from gossamer.io.safe_files.documents import decode_text, parse_json_line
+from gossamer.io.safe_files.tensors import read_header, read_tensors
 from gossamer.named_files import open_named, read_at_most, size_of
 
 MAX_TEXT_BYTES = 1 << 30

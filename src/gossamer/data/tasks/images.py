@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from gossamer.data.batches import ShuffledBatches, generator_of
-from gossamer.data.files.image_files import ImageSet, read_images
+from gossamer.data.files import ImageSet, read_images
 from gossamer.data.tasks.task import Task, classifier_quality, tensors_digest
 
 GENERATED = "zoo:images"

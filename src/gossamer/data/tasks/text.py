@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from gossamer.data.batches import ShuffledBatches, generator_of
-from gossamer.data.files.text_files import read_samples
+from gossamer.data.files import read_samples
 from gossamer.data.tasks.task import Task, tensors_digest
 from gossamer.data.token_ids import make_vocabulary
 from gossamer.errors import InputError

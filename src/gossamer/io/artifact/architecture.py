@@ -26,11 +26,7 @@ from gossamer.io.artifact.manifest import (
     ZooNode,
 )
 from gossamer.io.artifact.skeleton import SkeletonBuilder, shrink
-from gossamer.io.huggingface.transformers_models import (
-    TRANSFORMERS_CLASSES,
-    build_transformers,
-    is_transformers,
-)
+from gossamer.io.huggingface import TRANSFORMERS_CLASSES, build_transformers, is_transformers
 from gossamer.nn.layer_kinds import can_mask, title_of
 from gossamer.nn.operator_graph import GraphModule
 from gossamer.nn.surgery.conv1d import conv1d_paths, conv1d_to_linear

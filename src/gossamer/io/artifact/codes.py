@@ -25,7 +25,7 @@ from gossamer.formats.matrix import Levels, matrix_shape
 from gossamer.io.artifact.inventory import Slot
 from gossamer.io.artifact.manifest import CodesEntry, DenseEntry, SparseEntry, TensorEntry
 from gossamer.io.artifact.piece import Arrays, Piece, array_key
-from gossamer.io.safe_files.tensors.tensor_header import StoredTensor, dtype_name
+from gossamer.io.safe_files.tensors import StoredTensor, dtype_name
 from gossamer.patterns import Pattern
 
 CODES, SCALES, OFFSETS, VALUES = "codes", "scales", "offsets", "values"

@@ -19,16 +19,12 @@ from gossamer.io.artifact.manifest import CONFIG_FILE
 from gossamer.io.artifact.opened import check_replaceable
 from gossamer.io.artifact.packing import plan_pieces
 from gossamer.io.artifact.writer import check_beside
-from gossamer.io.huggingface.transformers_models import config_of
-from gossamer.io.pruners import bitmask_settings
-from gossamer.io.pruners.compressed_tensors import (
-    row_offsets,
-)
-from gossamer.io.pruners.dense_checkpoint import SINGLE_FILE
-from gossamer.io.safe_files.directories.atomic import replace_directory
+from gossamer.io.huggingface import config_of
+from gossamer.io.pruners import SINGLE_FILE, bitmask_settings, row_offsets
+from gossamer.io.safe_files.directories import replace_directory
 from gossamer.io.safe_files.documents import pretty_json
-from gossamer.io.safe_files.tensors.tensor_file import write_file
-from gossamer.nn.layers.sparse_layer import SparseLayer
+from gossamer.io.safe_files.tensors import write_file
+from gossamer.nn.layers import SparseLayer
 
 _WEIGHT = ".weight"
 # Room for the header and the documents in the free-space check.

@@ -15,10 +15,10 @@ from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from gossamer.errors import ArtifactError, InputError
-from gossamer.io.safe_files.limits import check_name, checked_bytes
-from gossamer.io.safe_files.tensors.tensor_header import DTYPE_CODES
+from gossamer.io.safe_files import check_name, checked_bytes
+from gossamer.io.safe_files.tensors import DTYPE_CODES
 from gossamer.nn.layer_kinds import form_of
-from gossamer.nn.layers.sparse_layer import SparseLayer
+from gossamer.nn.layers import SparseLayer
 
 # Tensors of a sparse layer that its packed weight stands for.
 _PACKED_AWAY = ("weight", "values", "mask_bits")

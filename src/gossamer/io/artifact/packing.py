@@ -25,8 +25,8 @@ from gossamer.io.artifact.manifest import (
     TiedEntry,
 )
 from gossamer.io.artifact.piece import MASK_ARRAY, SEPARATOR, Arrays, Piece, array_key
-from gossamer.io.safe_files.tensors.tensor_header import dtype_name
-from gossamer.nn.layers.sparse_layer import SparseLayer
+from gossamer.io.safe_files.tensors import dtype_name
+from gossamer.nn.layers import SparseLayer
 
 SHARD_BYTES = 2 * 2**30
 # Elements from which half of a tensor is worth a look at all of it.

@@ -41,7 +41,7 @@ from gossamer.io.artifact.packing import (
     transposed,
 )
 from gossamer.io.artifact.piece import Arrays, Piece
-from gossamer.io.huggingface.transformers_models import config_of
+from gossamer.io.huggingface import config_of
 from gossamer.io.safe_files.directories import replace_directory
 from gossamer.io.safe_files.documents import pretty_json
 from gossamer.io.safe_files.tensors import DTYPE_NAMES, write_file

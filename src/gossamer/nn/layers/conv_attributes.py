@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The attributes of nn.Conv2d on layers that hold them as one `ConvSettings`: models read them."""
 
-from gossamer.ops.conv.settings import ConvSettings, Pair
+from gossamer.ops.conv import ConvSettings
+from gossamer.ops.conv.settings import Pair
 
 
 class ConvAttributes:

@@ -16,10 +16,14 @@ from torch.nn.modules import module as torch_module
 from torch.nn.utils.parametrize import is_parametrized
 from torch.nn.utils.prune import BasePruningMethod
 
-from gossamer.nn.layers.compact import CompactWeight
-from gossamer.nn.layers.conv2d import Conv2d
-from gossamer.nn.layers.linear import Linear
-from gossamer.nn.layers.masked import MaskedConv2d, MaskedLinear, MaskedOutProj
+from gossamer.nn.layers import (
+    CompactWeight,
+    Conv2d,
+    Linear,
+    MaskedConv2d,
+    MaskedLinear,
+    MaskedOutProj,
+)
 
 PRUNED_BY_TORCH = (
     "torch.nn.utils.prune computes its weight in a hook; call gossamer.io.adopt_pruned(model)"

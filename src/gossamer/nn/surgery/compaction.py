@@ -13,8 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gossamer.errors import InputError
 from gossamer.nn.layer_kinds import to_compact, why_not_compact
-from gossamer.nn.layers.compact import Mode
-from gossamer.nn.layers.masked import MaskedWeight
+from gossamer.nn.layers import MaskedWeight, Mode
 from gossamer.nn.surgery.fastpath import READ_BY_ATTENTION, disable_fast_paths
 from gossamer.nn.surgery.optimizer_state import check_state, convert_state, swap_parameter
 from gossamer.nn.surgery.replace import replace_module

@@ -12,7 +12,7 @@ import torch
 from gossamer.errors import InputError, KernelError, ResourceError
 from gossamer.ops import _native
 from gossamer.ops.kernels import active_kernels
-from gossamer.ops.linear.packed_weight import PackedWeight
+from gossamer.ops.linear import PackedWeight
 from gossamer.ops.out_of_memory import names_memory
 
 

@@ -28,7 +28,7 @@ class Norm:
 
 
 @dataclass(frozen=True)
-class EncoderLayer:
+class EncoderBlock:
     """One post-norm layer: attention, norm of its sum with the input, the same for feed-forward."""
 
     qkv: Product
@@ -59,7 +59,7 @@ class PackedEncoder:
     """
 
     @names_memory("packing an encoder", "Free memory.")
-    def __init__(self, layers: Sequence[EncoderLayer], features: int, precision: str) -> None:
+    def __init__(self, layers: Sequence[EncoderBlock], features: int, precision: str) -> None:
         if precision not in ("fp32", "int8"):
             raise InputError(
                 f"encoder: precision must be 'fp32' or 'int8', got {precision!r}. Other"
@@ -76,7 +76,7 @@ class PackedEncoder:
         for layer in layers:
             self._add(layer)
 
-    def _add(self, layer: EncoderLayer) -> None:
+    def _add(self, layer: EncoderBlock) -> None:
         qkv, out, up, down = packed = [self._pack(part) for part in layer.products]
         self.nbytes += sum(part.nbytes for part in packed)
         self._native.add_layer(

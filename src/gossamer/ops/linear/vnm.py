@@ -10,8 +10,7 @@ from gossamer.formats import SparseMatrix
 from gossamer.ops import _native
 from gossamer.ops.dispatch import Kernel, Problem, of_matrix
 from gossamer.ops.linear.packed_weight import PackedWeight, pack_weight
-from gossamer.patterns import VNM
-from gossamer.patterns.syntax import NUM_SHARED
+from gossamer.patterns import NUM_SHARED, VNM
 
 # Accumulators of more rows would leave L2; fewer rows do not pay for fetching their columns.
 _MAX_TILE_ROWS = 512

@@ -11,7 +11,8 @@ import torch
 
 from gossamer.ops import _native
 from gossamer.ops.addresses import address, optional_address
-from gossamer.ops.conv.settings import ConvSettings, Pair
+from gossamer.ops.conv import ConvSettings
+from gossamer.ops.conv.settings import Pair
 from gossamer.ops.kernels import active_kernels
 
 _WHERE = "training kernels"

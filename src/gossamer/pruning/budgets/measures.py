@@ -14,9 +14,13 @@ from gossamer.errors import PatternError
 from gossamer.nn.batch import Batch
 from gossamer.patterns import Pattern, Unstructured, kept_count
 from gossamer.pruning.budgets.table import Budget, BudgetLayer
-from gossamer.pruning.calibration.calibrated import check_all_met, met_targets, weight_and_mask
-from gossamer.pruning.calibration.modes import evaluating
-from gossamer.pruning.calibration.statistics import Statistics
+from gossamer.pruning.calibration import (
+    Statistics,
+    check_all_met,
+    evaluating,
+    met_targets,
+    weight_and_mask,
+)
 from gossamer.pruning.methods import wanda
 from gossamer.pruning.solvers import LayerProblem, Needed, Solve
 from gossamer.pruning.targets import Target

@@ -21,10 +21,9 @@ from torch import nn
 
 from gossamer.errors import ArtifactError, InputError, ResourceError
 from gossamer.formats.bits import check_bits, pack_bits, unpack_bits
-from gossamer.io.safe_files.documents.strict_json import parse_json
-from gossamer.io.safe_files.limits import MAX_MANIFEST_BYTES
-from gossamer.io.safe_files.tensors.tensor_file import read_tensors
-from gossamer.io.safe_files.tensors.tensor_header import read_header
+from gossamer.io.safe_files import MAX_MANIFEST_BYTES
+from gossamer.io.safe_files.documents import parse_json
+from gossamer.io.safe_files.tensors import read_header, read_tensors
 from gossamer.named_files import open_inside, read_inside, size_of
 from gossamer.nn.batch import Batch
 from gossamer.pruning.calibration.calibrated import Journal

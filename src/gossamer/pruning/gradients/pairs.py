@@ -17,8 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import pad
 
-from gossamer.patterns import VNM
-from gossamer.patterns.syntax import NUM_KEPT, NUM_SHARED
+from gossamer.patterns import NUM_KEPT, NUM_SHARED, VNM
 
 # Rows are searched in slices of about this many table entries.
 SLICE_NUMBERS = 1 << 22

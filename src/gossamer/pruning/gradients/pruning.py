@@ -14,11 +14,16 @@ from gossamer.method_table import METHODS, methods_that_need
 from gossamer.nn import unchanged_on_error
 from gossamer.nn.batch import Batch
 from gossamer.patterns import Pattern, Unstructured
-from gossamer.pruning.calibration.calibrated import LayerProgress, check_inside, weight_and_mask
-from gossamer.pruning.calibration.modes import evaluating, kept_flags
+from gossamer.pruning.calibration import (
+    LayerProgress,
+    check_inside,
+    evaluating,
+    kept_flags,
+    weight_and_mask,
+)
 from gossamer.pruning.gradients.passes import GradientPasses, Loss
 from gossamer.pruning.gradients.scores import GradientMethod, GradientProblems
-from gossamer.pruning.solvers.problem import LayerProblem, LayerSolution
+from gossamer.pruning.solvers import LayerProblem, LayerSolution
 from gossamer.pruning.targets import Target
 from gossamer.registry import Registry
 

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from gossamer.errors import InputError
-from gossamer.patterns import NM, Block, Pattern, Unstructured
-from gossamer.patterns.base import kept_count
+from gossamer.patterns import NM, Block, Pattern, Unstructured, kept_count
 from gossamer.pruning.budgets import BUDGETS, BudgetLayer
-from gossamer.pruning.schedules.layers import SparseLayer
+from gossamer.pruning.schedules.layers import ControlledLayer
 from gossamer.pruning.schedules.moments import uniform_scores
 from gossamer.pruning.schedules.radix_select import keep_largest_across
 from gossamer.pruning.schedules.run import Run
@@ -19,14 +18,16 @@ from gossamer.pruning.solvers import keep_highest
 Scores = Sequence[torch.Tensor]
 
 
-def magnitudes(layers: Sequence[SparseLayer]) -> list[torch.Tensor]:
+def magnitudes(layers: Sequence[ControlledLayer]) -> list[torch.Tensor]:
     """|w| [R, K] of every layer; pruned ones rank below all others."""
     return [
         checked_scores(layer.name, pruned_last(layer.matrix.abs(), layer.mask)) for layer in layers
     ]
 
 
-def random_scores(layers: Sequence[SparseLayer], seed: int, step: int = 0) -> list[torch.Tensor]:
+def random_scores(
+    layers: Sequence[ControlledLayer], seed: int, step: int = 0
+) -> list[torch.Tensor]:
     """Numbers in (0, 1) for every weight [R, K], the same on every rank and after every resume."""
     return [
         uniform_scores(tuple(layer.mask.shape), seed, layer.name, step).to(layer.mask.device)

@@ -14,15 +14,14 @@ from dataclasses import dataclass
 import torch
 
 from gossamer.errors import InputError
-from gossamer.patterns import Pattern
-from gossamer.patterns.select import keep_largest
+from gossamer.patterns import Pattern, keep_largest
 from gossamer.pruning.schedules.allocation import (
     checked_scores,
     pruned_last,
     random_scores,
 )
 from gossamer.pruning.schedules.base import State, WindowedSchedule
-from gossamer.pruning.schedules.layers import SparseLayer
+from gossamer.pruning.schedules.layers import ControlledLayer
 from gossamer.pruning.schedules.moments import cosine
 from gossamer.pruning.schedules.run import Event
 from gossamer.pruning.solvers import keep_highest
@@ -132,7 +131,7 @@ class RigL(Dynamic):
 
 
 def exchanged(
-    layer: SparseLayer, growth: torch.Tensor, fraction: float, pattern: Pattern
+    layer: ControlledLayer, growth: torch.Tensor, fraction: float, pattern: Pattern
 ) -> torch.Tensor:
     """The mask after dropping `fraction` of the kept weights and growing as many."""
     mask, kept = layer.mask, int(layer.mask.sum())

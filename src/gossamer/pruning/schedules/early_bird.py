@@ -24,11 +24,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from gossamer.errors import InputError, TargetError
 from gossamer.formats.bits import count_bits, pack_bits
 from gossamer.nn.layer_kinds import kind_of
-from gossamer.patterns import Unstructured, kept_count
-from gossamer.patterns.select import keep_largest
+from gossamer.patterns import Unstructured, keep_largest, kept_count
 from gossamer.pruning.schedules.allocation import checked_scores
 from gossamer.pruning.schedules.base import State, WindowedSchedule
-from gossamer.pruning.schedules.layers import SparseLayer
+from gossamer.pruning.schedules.layers import ControlledLayer
 from gossamer.pruning.schedules.radix_select import keep_largest_across
 from gossamer.pruning.schedules.run import Event
 
@@ -163,7 +162,7 @@ class Channels:
     0, in training and after, whatever the running statistics are.
     """
 
-    layer: SparseLayer
+    layer: ControlledLayer
     norm_name: str
     norm: _BatchNorm
 
@@ -255,7 +254,7 @@ class EarlyBirdChannels(EarlyBird):
             part.silence(kept)
 
 
-def find_channels(model: nn.Module, layers: list[SparseLayer]) -> list[Channels]:
+def find_channels(model: nn.Module, layers: list[ControlledLayer]) -> list[Channels]:
     """Each BatchNorm with the layer registered right before it, both of the same width."""
     by_name = {layer.name: layer for layer in layers}
     found, before = [], None

@@ -22,7 +22,7 @@ _CONTROLLED: "WeakSet[nn.Module]" = WeakSet()
 
 
 @dataclass(frozen=True, eq=False)
-class SparseLayer:
+class ControlledLayer:
     """One weight with a mask, found by name: after `gossamer.compact` nothing holds the dense one.
 
     Attributes:
@@ -85,7 +85,7 @@ class SparseLayer:
 
 def take_layers(
     model: nn.Module, pattern: Pattern, targets: Rules, ignore: Rules
-) -> list[SparseLayer]:
+) -> list[ControlledLayer]:
     """Mask the targets of `model` with every weight kept, in place, and reserve them."""
     _check_model(model)
     found = find_targets(model, targets, ignore)
@@ -104,13 +104,13 @@ def take_layers(
     # All kept: legal only where any mask is; the schedule gives layers their pattern with the mask.
     masks = [torch.ones_like(t.weight.detach().flatten(1), dtype=torch.bool) for t in found]
     apply_plan(model, PruningPlan(Unstructured(), found, masks))
-    layers = [SparseLayer(model, t.name, tuple(name for name, _ in t.twins)) for t in found]
+    layers = [ControlledLayer(model, t.name, tuple(name for name, _ in t.twins)) for t in found]
     for layer in layers:
         _CONTROLLED.update(layer.everyone)
     return layers
 
 
-def release_layers(layers: list[SparseLayer]) -> None:
+def release_layers(layers: list[ControlledLayer]) -> None:
     """Another controller may take them."""
     for layer in layers:
         if isinstance(layer.current, CompactWeight):
@@ -121,7 +121,7 @@ def release_layers(layers: list[SparseLayer]) -> None:
             _CONTROLLED.discard(module)
 
 
-def restore_mask(layer: SparseLayer, bits: torch.Tensor, pattern_text: str) -> None:
+def restore_mask(layer: ControlledLayer, bits: torch.Tensor, pattern_text: str) -> None:
     """Give a layer the mask of a checkpoint; nothing changes where it has it already."""
     module, where = layer.current, f"load_state_dict: {layer.name}"
     pattern = parse_pattern(pattern_text)

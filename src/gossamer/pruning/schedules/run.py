@@ -15,9 +15,10 @@ from torch import distributed as dist
 from torch import nn
 
 from gossamer.errors import DistributedError, InputError
-from gossamer.nn.layers.masked import GradientSum, MaskedWeight
+from gossamer.nn.layers import MaskedWeight
+from gossamer.nn.layers.masked import GradientSum
 from gossamer.patterns import Pattern, Unstructured
-from gossamer.pruning.schedules.layers import AnySparse, SparseLayer
+from gossamer.pruning.schedules.layers import AnySparse, ControlledLayer
 from gossamer.pruning.schedules.optimizer_entries import OptimizerEntries
 
 
@@ -60,7 +61,7 @@ class Run:
     """
 
     model: nn.Module
-    layers: list[SparseLayer]
+    layers: list[ControlledLayer]
     pattern: Pattern
     entries: OptimizerEntries
     total_steps: int
@@ -209,7 +210,7 @@ class Run:
             )
 
 
-def _collected(layer: SparseLayer) -> torch.Tensor | None:
+def _collected(layer: ControlledLayer) -> torch.Tensor | None:
     """The gradients of a layer so far: of this process, or what replicas agreed on."""
     module = layer.current
     collected = module.gradient_sum if isinstance(module, MaskedWeight) else None
@@ -218,7 +219,7 @@ def _collected(layer: SparseLayer) -> torch.Tensor | None:
     return collected.total if collected.agreed is None else collected.agreed
 
 
-def trained_entries(layer: SparseLayer) -> torch.Tensor:
+def trained_entries(layer: ControlledLayer) -> torch.Tensor:
     """Bool [R, K]: weights that the optimizer moves."""
     reach = layer.module._buffers.get("_reach")
     return layer.mask.clone() if reach is None else layer.mask | reach

@@ -16,8 +16,8 @@ from torch import nn
 from gossamer.errors import InputError
 from gossamer.nn import MaskedWeight
 from gossamer.nn.batch import Batch
-from gossamer.pruning.calibration.modes import hooked, kept_flags
-from gossamer.pruning.gradients.passes import GradientPasses, Loss
+from gossamer.pruning.calibration import hooked, kept_flags
+from gossamer.pruning.gradients import GradientPasses, Loss
 from gossamer.pruning.targets import Target
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from gossamer.recipes.stages.base import Settings
-from gossamer.training.distributed.mesh_sizes import MeshSizes
+from gossamer.training.distributed import MeshSizes
 
 _Ranks = Annotated[int, Field(ge=1, le=2**16)]
 

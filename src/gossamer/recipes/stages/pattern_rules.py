@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gossamer.errors import PatternError
-from gossamer.patterns.syntax import LEGAL_FORMS, PatternText, form_of, read_builtin
+from gossamer.patterns import LEGAL_FORMS, PatternText, form_of, read_builtin
 from gossamer.recipes.faults import near, plain, show
 
 

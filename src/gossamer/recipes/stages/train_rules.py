@@ -10,7 +10,7 @@ from typing import Any, Final
 from gossamer.errors import InputError
 from gossamer.recipes.faults import show
 from gossamer.recipes.stages.base import Found
-from gossamer.training.distributed.mesh_sizes import AXES, MeshSizes, split_batch
+from gossamer.training.distributed import AXES, MeshSizes, split_batch
 
 # Task -> models that fit it; the first one is the default.
 _TASK_MODELS: Final[dict[str, tuple[str, ...]]] = {

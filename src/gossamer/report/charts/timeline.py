@@ -4,7 +4,7 @@
 from collections.abc import Sequence
 
 from gossamer.report.charts import WIDTH, Bar, Chart, Label
-from gossamer.training.distributed.pipeline.stage import WorkSpan
+from gossamer.training.distributed.pipeline import WorkSpan
 
 _HUES = {"forward": "hue1", "backward": "hue3", "input": "hue3", "weight": "hue4"}
 _WORDS = {"forward": "forward", "backward": "backward", "input": "backward", "weight": "weights"}

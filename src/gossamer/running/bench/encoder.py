@@ -22,7 +22,7 @@ from torch import nn
 from gossamer.nn import Conv2d, Linear, MaskedConv2d, MaskedLinear, replace_module
 from gossamer.ops.load import LoadWatch
 from gossamer.ops.timing import Stopwatch, race
-from gossamer.running.encoder.arrays import Arrays
+from gossamer.running.encoder import Arrays
 from gossamer.running.rivals import EncoderEngine, EngineFailed
 from gossamer.running.rivals.engine_scripts.turn import turn
 

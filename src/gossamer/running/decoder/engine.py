@@ -24,8 +24,7 @@ from gossamer.ops.engines.decoder import (
     PackedLayer,
 )
 from gossamer.ops.engines.product import Product
-from gossamer.ops.linear import few, few_int
-from gossamer.ops.linear.packed_weight import PackedWeight
+from gossamer.ops.linear import PackedWeight, few, few_int
 from gossamer.ops.linear.panel import pack_panel
 from gossamer.patterns import NM
 from gossamer.running.decoder.sampling import Sampler, Sampling

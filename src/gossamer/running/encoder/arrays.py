@@ -20,7 +20,7 @@ from torch import nn
 
 from gossamer.errors import TargetError
 from gossamer.nn.families import answers
-from gossamer.ops.engines.encoder import EncoderLayer
+from gossamer.ops.engines.encoder import EncoderBlock
 from gossamer.ops.engines.product import Product
 from gossamer.running.encoder.layers import find_encoders, read_layers
 
@@ -70,7 +70,7 @@ def _embeddings(base: nn.Module, tokens: int) -> Arrays:
     }
 
 
-def _layer(layer: EncoderLayer) -> Arrays:
+def _layer(layer: EncoderBlock) -> Arrays:
     arrays: Arrays = {
         "epsilon": np.array(layer.epsilon),
         "heads": np.array(layer.heads),

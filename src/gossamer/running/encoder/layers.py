@@ -16,7 +16,7 @@ from gossamer.nn.families import block_of
 from gossamer.nn.layer_kinds import form_of, kind_name, matrix_of
 from gossamer.nn.surgery.carried import carried, carried_by_calls, carried_by_state
 from gossamer.nn.tokens.token_pruning import TokenPrunedEncoder, find_stacks
-from gossamer.ops.engines.encoder import EncoderLayer, Norm, PackedEncoder
+from gossamer.ops.engines.encoder import EncoderBlock, Norm, PackedEncoder
 from gossamer.ops.engines.product import Product
 from gossamer.running.encoder.ragged import RaggedEncoder
 
@@ -43,7 +43,7 @@ def find_encoders(model: nn.Module) -> list[tuple[str, nn.Module]]:
     ]
 
 
-def read_layers(encoder: nn.Module) -> list[EncoderLayer]:
+def read_layers(encoder: nn.Module) -> list[EncoderBlock]:
     """The layers of an encoder; TargetError names what stands in the way."""
     layers: Any = encoder.layer
     read = [_read(f"layer {i}", layer) for i, layer in enumerate(layers)]
@@ -80,7 +80,7 @@ def _is_stock(module: nn.Module, home: str) -> bool:
     return kind in (nn.Dropout, nn.Identity, nn.ModuleList)
 
 
-def _read(where: str, layer: nn.Module) -> EncoderLayer:
+def _read(where: str, layer: nn.Module) -> EncoderBlock:
     parts = block_of(layer, "encoder")
     if parts is None:
         raise TargetError(f"{where}: {type(layer).__name__} is no encoder layer of a known parts.")
@@ -95,7 +95,7 @@ def _read(where: str, layer: nn.Module) -> EncoderLayer:
         raise TargetError(f"{where}: has no attention heads left.") from None
     head_width = int(attrgetter(parts.head_dim)(layer))
     attention = layer.get_submodule(parts.attention)
-    return EncoderLayer(
+    return EncoderBlock(
         qkv=Product.stack(projections),
         out=_kept(where, layer.get_submodule(parts.output)),
         up=_kept(where, layer.get_submodule(parts.expansions[0])),

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from gossamer.formats import SparseMatrix
-from gossamer.ops.engines.encoder import EncoderLayer
+from gossamer.ops.engines.encoder import EncoderBlock
 from gossamer.ops.engines.product import Product
 
 # Columns of a block of the kernel at low density, see native/src/avx512/encoder.cpp.
@@ -27,12 +27,12 @@ _BLOCK = 128
 class Reordered:
     """Layers in their new order, and the rows of sums that `down` moves, before and after."""
 
-    layers: list[EncoderLayer]
+    layers: list[EncoderBlock]
     moved_before: int
     moved_after: int
 
 
-def reorder_neurons(layers: Sequence[EncoderLayer]) -> Reordered:
+def reorder_neurons(layers: Sequence[EncoderBlock]) -> Reordered:
     """Sort the neurons of every layer by the weights that `down` keeps of them."""
     new, before, after = [], 0, 0
     for layer in layers:

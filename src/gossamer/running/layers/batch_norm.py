@@ -20,9 +20,9 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 from gossamer.nn import replace_module
 from gossamer.nn.batch import call_on_batch
 from gossamer.nn.layer_kinds import in_form_of, kind_name, weight_of
-from gossamer.nn.layers.sparse_layer import SparseLayer
+from gossamer.nn.layers import SparseLayer
 from gossamer.nn.surgery.carried import carried, carried_by_calls, hand_over, leave
-from gossamer.ops.conv.settings import ConvSettings
+from gossamer.ops.conv import ConvSettings
 from gossamer.ops.dispatch import report_fallback
 from gossamer.running.layers.same_output import same_output
 

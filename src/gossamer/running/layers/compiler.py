@@ -21,9 +21,7 @@ from gossamer.ops.dispatch import report_fallback
 from gossamer.ops.engines.encoder import PackedEncoder
 from gossamer.patterns import Pattern
 from gossamer.running.conv_net.network import use_conv_net
-from gossamer.running.encoder.layers import find_encoders
-from gossamer.running.encoder.native_encoder import choose_encoder, pack_encoder
-from gossamer.running.encoder.short_forward import shorten_forward
+from gossamer.running.encoder import choose_encoder, find_encoders, pack_encoder, shorten_forward
 from gossamer.running.layers.batch_norm import fold_batch_norms
 from gossamer.running.layers.casting import HALVES
 from gossamer.running.layers.choose import Chooser, Forced

@@ -17,8 +17,8 @@ import torch
 
 from gossamer import settings
 from gossamer.errors import GossamerError
-from gossamer.io.safe_files.documents.strict_json import parse_json
-from gossamer.io.safe_files.limits import MAX_MANIFEST_BYTES
+from gossamer.io.safe_files import MAX_MANIFEST_BYTES
+from gossamer.io.safe_files.documents import parse_json
 from gossamer.named_files import read_named
 from gossamer.ops.kernels import active_kernels, cpu_name
 from gossamer.ops.timing import Race

@@ -15,7 +15,7 @@ from gossamer.nn.surgery.carried import LEFT
 from gossamer.nn.surgery.fastpath import READ_BY_ATTENTION
 from gossamer.ops.engines.conv_net import ConvStep
 from gossamer.running.conv_net.network import NetForward
-from gossamer.running.encoder.native_encoder import NativeEncoder
+from gossamer.running.encoder import NativeEncoder
 from gossamer.running.layers.packed import MIN_SPARSITY, Choice
 
 _LAYER_BY_LAYER, _AS_IT_WAS, _MASKED = "layer by layer", "as it was", "masked dense"

@@ -12,7 +12,7 @@ from torch import nn
 from gossamer.nn import CompactWeight, MaskedWeight
 from gossamer.nn.surgery.carried import idle
 from gossamer.running.conv_net.network import NetForward
-from gossamer.running.encoder.native_encoder import NativeEncoder
+from gossamer.running.encoder import NativeEncoder
 from gossamer.running.layers.packed import PackedLinear
 from gossamer.running.layers.packed_conv import PackedConv2d
 

@@ -12,10 +12,10 @@ from torch import nn
 from gossamer.errors import WeightIsPacked
 from gossamer.formats import SparseMatrix, choose_format
 from gossamer.nn import Linear
-from gossamer.nn.layers.sparse_layer import SparseLayer
+from gossamer.nn.layers import SparseLayer
 from gossamer.nn.layers.weight_stand_in import HasNoWeight, Refusal, WeightStandIn
 from gossamer.ops.dispatch import Run
-from gossamer.ops.linear.packed_weight import PackedWeight
+from gossamer.ops.linear import PackedWeight
 from gossamer.running.layers.casting import Casting
 
 # A dense layer with fewer zeros than this is left alone: no kernel gains from it.

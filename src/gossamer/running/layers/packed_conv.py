@@ -8,11 +8,10 @@ from torch import nn
 
 from gossamer.formats import SparseMatrix
 from gossamer.nn import Conv2d
+from gossamer.nn.layers import SparseLayer
 from gossamer.nn.layers.conv_attributes import ConvAttributes
-from gossamer.nn.layers.sparse_layer import SparseLayer
 from gossamer.nn.layers.weight_stand_in import HasNoWeight
-from gossamer.ops.conv.fp32 import PackedConv
-from gossamer.ops.conv.settings import ConvSettings
+from gossamer.ops.conv import ConvSettings, PackedConv
 from gossamer.patterns import Pattern
 from gossamer.running.layers.packed import Choice, packed_stand_in
 

@@ -26,7 +26,7 @@ from gossamer.running.server.text_routes import (
 from gossamer.running.server.turns import TurnTaker
 from gossamer.running.server.worker import Worker
 from gossamer.running.server.writing_routes import writing_routes
-from gossamer.running.text.tokens import TextTokens
+from gossamer.running.text import TextTokens
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -9,9 +9,7 @@ from torch import nn
 
 from gossamer.nn.families import is_decoder
 from gossamer.running.layers.compiler import compile as compile_model
-from gossamer.running.text.classification import Classifier
-from gossamer.running.text.embedding import Embedder, Pooling
-from gossamer.running.text.writer import Writer, make_writer
+from gossamer.running.text import Classifier, Embedder, Pooling, Writer, make_writer
 
 # Tokens of a call that kernels are chosen for: a sentence and a full batch.
 _ENCODER_TOKENS = (32, 1024)

@@ -16,8 +16,7 @@ from gossamer.running.server.faults import check_model
 from gossamer.running.server.limits import Limits
 from gossamer.running.server.request_body import while_connected
 from gossamer.running.server.requests import EmbeddingsBody, TextsBody
-from gossamer.running.text.classification import Classifier
-from gossamer.running.text.tokens import TextTokens
+from gossamer.running.text import Classifier, TextTokens
 
 
 class BatchedTexts:

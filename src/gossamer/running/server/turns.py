@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from gossamer.running.decoder.generation import GenerationOptions, TokenGenerator
+from gossamer.running.decoder import GenerationOptions, TokenGenerator
 from gossamer.running.server.limits import Limits
 from gossamer.running.server.metrics import Metrics
 from gossamer.running.server.worker import Worker, as_failure

@@ -13,16 +13,14 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from gossamer.errors import InputError
-from gossamer.running.decoder.generation import GenerationOptions
-from gossamer.running.decoder.sampling import Sampling
+from gossamer.running.decoder import GenerationOptions, Sampling
 from gossamer.running.server.answers import Wire
 from gossamer.running.server.faults import check_model
 from gossamer.running.server.limits import Limits
 from gossamer.running.server.request_body import seconds_left, while_connected
 from gossamer.running.server.requests import ChatBody, CompletionBody, GenerationBody
 from gossamer.running.server.turns import TokenStream, TurnTaker
-from gossamer.running.text.pieces import TextPieces
-from gossamer.running.text.writer import Writer
+from gossamer.running.text import TextPieces, Writer
 
 # What clients of OpenAI's interface expect where they say nothing.
 _COMPLETION_TOKENS = 16

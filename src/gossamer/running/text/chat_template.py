@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gossamer.errors import ArtifactError, InputError
-from gossamer.io.safe_files.documents.strict_json import parse_json
-from gossamer.io.safe_files.limits import MAX_MANIFEST_BYTES
+from gossamer.io.safe_files import MAX_MANIFEST_BYTES
+from gossamer.io.safe_files.documents import parse_json
 from gossamer.running.text.template_process import Conversation, TemplateProcess
 
 _CONFIG = "tokenizer_config.json"

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gossamer.data.token_ids import padded
+from gossamer.data import padded
 from gossamer.errors import InputError
 from gossamer.running.text.tokens import TextTokens
 

@@ -4,7 +4,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from gossamer.io.safe_files.tokenizer.guarded_tokenizer import guarded
+from gossamer.io.safe_files.tokenizer import guarded
 
 
 class TextPieces:

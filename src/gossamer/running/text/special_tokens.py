@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gossamer.errors import InputError
-from gossamer.io.safe_files.tokenizer.guarded_tokenizer import make_tokenizer
+from gossamer.io.safe_files.tokenizer import make_tokenizer
 
 # Private characters, which no text holds: they stand for special tokens that a program sets.
 FIRST_STAND_IN = 0x100000

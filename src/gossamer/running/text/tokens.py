@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from gossamer.errors import InputError
-from gossamer.io.safe_files.tokenizer.guarded_tokenizer import TOKENIZER_FILE, make_tokenizer
+from gossamer.io.safe_files.tokenizer import TOKENIZER_FILE, make_tokenizer
 from gossamer.nn.families import num_positions
 from gossamer.running.text.special_tokens import SpecialTokens
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.running.decoder.generation import GenerationOptions, TokenGenerator, make_generator
+from gossamer.running.decoder import GenerationOptions, TokenGenerator, make_generator
 from gossamer.running.text.chat_prompt import prompt_ids
 from gossamer.running.text.chat_template import ChatTemplate, end_tokens
 from gossamer.running.text.pieces import TextPieces

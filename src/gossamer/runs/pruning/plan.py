@@ -17,16 +17,13 @@ from torch import nn
 from gossamer.errors import RecipeError
 from gossamer.method_table import METHODS
 from gossamer.nn.batch import Batch
-from gossamer.pruning.calibration.flow import stops
-from gossamer.pruning.calibration.live_memory import LiveBytes
-from gossamer.pruning.calibration.modes import evaluating
-from gossamer.pruning.calibration.statistics import gram
+from gossamer.pruning.calibration import LiveBytes, evaluating, gram, stops
 from gossamer.pruning.methods import Method
-from gossamer.pruning.solvers.problem import LayerProblem
+from gossamer.pruning.solvers import LayerProblem
 from gossamer.pruning.targets import Target
-from gossamer.recipes.stages.prune import Prune
+from gossamer.recipes.stages import Prune
 from gossamer.runs.pruning.request import PruneRequest, check_request, prepare
-from gossamer.runs.stages.base import StageInput
+from gossamer.runs.stages import StageInput
 from gossamer.runs.stages.prune import PreparedStage, method_of, prepare_stage
 from gossamer.runs.voice import Voice
 

@@ -15,29 +15,30 @@ from typing import Any
 import torch
 from torch import nn
 
-from gossamer.data.files.text_files import Texts, check_scores, read_samples
+from gossamer.data.files import Texts, check_scores, read_samples
 from gossamer.errors import InputError, RecipeError
-from gossamer.io.artifact.destination import check_destination
-from gossamer.io.safe_files.tokenizer.guarded_tokenizer import (
-    TOKENIZER_FILE,
-    known_tokens,
-    make_tokenizer,
-)
+from gossamer.io.artifact import check_destination
+from gossamer.io.safe_files.tokenizer import TOKENIZER_FILE, known_tokens, make_tokenizer
 from gossamer.nn.batch import Batch
 from gossamer.ops.kernels import active_kernels
-from gossamer.pruning.calibration.batches import as_batches
-from gossamer.pruning.calibration.journal import DiskJournal, data_digest, model_digest
-from gossamer.pruning.gradients.passes import Loss
-from gossamer.recipes.digest import recipe_digest
-from gossamer.recipes.faults import Fault, RecipeFaults
-from gossamer.recipes.loader import load_recipe, make_recipe, prune_recipe
-from gossamer.recipes.schema import Recipe
+from gossamer.pruning.calibration import DiskJournal, as_batches, data_digest, model_digest
+from gossamer.pruning.gradients import Loss
+from gossamer.recipes import (
+    Fault,
+    Recipe,
+    RecipeFaults,
+    load_recipe,
+    make_recipe,
+    prune_recipe,
+    recipe_digest,
+)
 from gossamer.recipes.stages import Prune, Train
-from gossamer.report.machine import describe_machine
+from gossamer.report import describe_machine
 from gossamer.runs.calibration import Quality, calibration_batches, pair_loss, quality_of
 from gossamer.runs.made_up_input import example_input
 from gossamer.runs.sources import Origin, Source
-from gossamer.runs.stages.recover_data import RecoverySamples, batch_tokens, samples_of_file
+from gossamer.runs.stages import RecoverySamples, samples_of_file
+from gossamer.runs.stages.recover_data import batch_tokens
 
 _DIGESTED_TOGETHER = 64
 RecipeLike = Mapping[str, Any] | Recipe | str | os.PathLike[str]

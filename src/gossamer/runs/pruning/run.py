@@ -6,17 +6,20 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.io import save
-from gossamer.pruning.calibration.calibrated import Journal
-from gossamer.pruning.calibration.journal import model_digest
+from gossamer.pruning.calibration import Journal, model_digest
 from gossamer.pruning.targets import find_targets
-from gossamer.recipes.schema import Recipe
+from gossamer.recipes import Recipe
 from gossamer.recipes.stages import Prune, Recover
-from gossamer.report.card import Card, render_card
-from gossamer.report.comparison import Comparison, Figure
-from gossamer.report.html import write_html
-from gossamer.report.machine import describe_machine
-from gossamer.report.page import Page
-from gossamer.report.report import Report
+from gossamer.report import (
+    Card,
+    Comparison,
+    Figure,
+    Page,
+    Report,
+    describe_machine,
+    render_card,
+    write_html,
+)
 from gossamer.running.layers.compiler import compile as compile_model
 from gossamer.running.layers.explanation import Explanation, explain
 from gossamer.runs.curves import curves
@@ -34,8 +37,7 @@ from gossamer.runs.pruning.request import (
 from gossamer.runs.sources import Source, directory_bytes
 from gossamer.runs.stages import StageInput
 from gossamer.runs.voice import Voice, told_how_to_resume
-from gossamer.training.run_files.folder import RunFolder
-from gossamer.training.run_files.metrics import read_metrics
+from gossamer.training.run_files import RunFolder, read_metrics
 
 # Below it the sparse kernels rarely win, so the user hears it before the work starts.
 _MIN_USEFUL_SPARSITY = 0.4

@@ -10,10 +10,9 @@ from torch import nn
 from gossamer.errors import RecipeError
 from gossamer.nn.batch import Batch
 from gossamer.pruning import LayerResult
-from gossamer.pruning.calibration.calibrated import Journal, LayerProgress
-from gossamer.pruning.gradients.losses import default_loss
-from gossamer.pruning.gradients.passes import Loss
-from gossamer.recipes.stages.base import StageSettings
+from gossamer.pruning.calibration import Journal, LayerProgress
+from gossamer.pruning.gradients import Loss, default_loss
+from gossamer.recipes.stages import StageSettings
 
 if TYPE_CHECKING:
     from gossamer.runs.kept_run import KeptRun

@@ -12,21 +12,26 @@ from gossamer.method_table import METHODS
 from gossamer.nn import unchanged_on_error
 from gossamer.nn.batch import Batch
 from gossamer.patterns import Pattern, parse_pattern
-from gossamer.pruning import LayerResult, PruningPlan, apply_plan, plan_oneshot
-from gossamer.pruning.budgets.measures import budget_layers
-from gossamer.pruning.budgets.table import BUDGETS, BudgetLayer
-from gossamer.pruning.calibration.calibrated import CalibratedPruning, LayerProgress
-from gossamer.pruning.gradients.obert import OBERT
-from gossamer.pruning.gradients.pruning import (
+from gossamer.pruning import (
+    LayerResult,
+    PruningPlan,
+    apply_plan,
+    check_layer,
+    plan_oneshot,
+    tensors_of,
+)
+from gossamer.pruning.budgets import BUDGETS, BudgetLayer, budget_layers
+from gossamer.pruning.calibration import CalibratedPruning, LayerProgress
+from gossamer.pruning.gradients import (
+    OBERT,
+    GradientMethod,
     make_gradient_method,
     prune_by_gradients,
     score_by_gradients,
 )
-from gossamer.pruning.gradients.scores import GradientMethod
 from gossamer.pruning.methods import Method, make_method
-from gossamer.pruning.oneshot import check_layer, tensors_of
 from gossamer.pruning.targets import Target, find_targets
-from gossamer.recipes.stages.prune import Prune
+from gossamer.recipes.stages import Prune
 from gossamer.runs.stages.base import StageInput, StageOutcome
 
 # Fields of a stage that solvers call otherwise; `match` is not the solver's.

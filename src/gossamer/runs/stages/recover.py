@@ -11,25 +11,24 @@ import torch
 from torch import nn
 
 from gossamer.errors import RecipeError
-from gossamer.pruning.gradients.losses import default_loss, next_token_loss
-from gossamer.pruning.targets.rules import match
-from gossamer.recipes.stages.recover import Recover
+from gossamer.pruning.gradients import default_loss, next_token_loss
+from gossamer.pruning.targets import match
+from gossamer.recipes.stages import Recover
 from gossamer.runs.stages.base import StageInput, StageOutcome, same_fields
 from gossamer.runs.stages.recover_data import RecoverySamples, SortedBatches, samples_of_batches
-from gossamer.training.loop.loop import Loop
-from gossamer.training.loop.run import Surroundings
+from gossamer.training.loop import Loop, Surroundings
 from gossamer.training.recovery import (
     HELD_OUT,
     DistillationObjective,
     RecoverySchedule,
+    TaskLoss,
     Teacher,
     Terms,
+    check_apart,
+    compact_form,
     fake_int8,
     recover,
 )
-from gossamer.training.recovery.compact_form import compact_form
-from gossamer.training.recovery.distillation import TaskLoss
-from gossamer.training.recovery.teacher import check_apart
 
 # Batches that choose the scales of int8 activations.
 _CALIBRATED_ON = 8

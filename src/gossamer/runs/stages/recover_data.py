@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from gossamer.data.batches import generator_of
+from gossamer.data import generator_of, padded, sentences, windows
 from gossamer.data.files import Pair, Texts
-from gossamer.data.token_ids import padded, sentences, windows
 from gossamer.errors import InputError
 from gossamer.nn.batch import Batch
 from gossamer.nn.families import is_decoder

@@ -6,9 +6,9 @@ from torch import nn
 
 from gossamer.nn.batch import Batch
 from gossamer.nn.relufication import ShiftedReLU, choose_shifts, fold_shifts, relufy
-from gossamer.recipes.stages.relufy import Relufy
+from gossamer.recipes.stages import Relufy
 from gossamer.runs.stages.base import StageInput, StageOutcome, call_model
-from gossamer.training.recovery.activation_sparsity import measure_activation_sparsity
+from gossamer.training.recovery import measure_activation_sparsity
 
 
 def run_relufy_stage(model: nn.Module, step: Relufy, given: StageInput) -> StageOutcome:

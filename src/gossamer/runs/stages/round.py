@@ -5,7 +5,7 @@ from torch import nn
 
 from gossamer.nn.rounding import ROUNDINGS, can_round, round_layer
 from gossamer.pruning.targets import match
-from gossamer.recipes.stages.round import Round
+from gossamer.recipes.stages import Round
 from gossamer.runs.stages.base import StageInput, StageOutcome
 
 

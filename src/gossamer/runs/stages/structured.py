@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from gossamer.nn.batch import Batch
-from gossamer.pruning.gradients.passes import Loss
+from gossamer.pruning.gradients import Loss
 from gossamer.pruning.structured import prune_structured
-from gossamer.recipes.stages.structured import Structured
+from gossamer.recipes.stages import Structured
 from gossamer.runs.stages.base import StageInput, StageOutcome
 
 

@@ -7,12 +7,11 @@ import torch
 from torch import nn
 
 from gossamer.nn.tokens.token_pruning import add_token_pruning
-from gossamer.recipes.stages.tokens import Tokens
+from gossamer.recipes.stages import Tokens
 from gossamer.runs.stages.base import StageInput, StageOutcome, call_model
 from gossamer.runs.stages.recover import samples_for, trainable
 from gossamer.runs.stages.recover_data import SortedBatches
-from gossamer.training.recovery import Batch, DistillationObjective, Teacher, Terms
-from gossamer.training.recovery.teacher import check_apart
+from gossamer.training.recovery import Batch, DistillationObjective, Teacher, Terms, check_apart
 from gossamer.training.token_pruning import (
     TokenPlan,
     measure_tokens,

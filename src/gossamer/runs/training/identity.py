@@ -8,11 +8,11 @@ import torch
 from gossamer.data.tasks import Task
 from gossamer.errors import RecipeError
 from gossamer.ops.kernels import active_kernels
-from gossamer.recipes.digest import content_differences, recipe_content
+from gossamer.recipes import content_differences, recipe_content
 from gossamer.runs.training.request import TrainRequest
 from gossamer.runs.voice import Say
-from gossamer.training.checkpoint.folders import Checkpoint
-from gossamer.training.distributed.mesh_sizes import AXES, MeshSizes
+from gossamer.training.checkpoint import Checkpoint
+from gossamer.training.distributed import AXES, MeshSizes
 
 _MAX_SHOWN = 300
 

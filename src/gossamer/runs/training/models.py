@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.recipes.stages.train import Architecture
+from gossamer.recipes.stages import Architecture
 from gossamer.zoo import GPT, MLP, TinyEncoder
 
 DEFAULT_CONTEXT = 128

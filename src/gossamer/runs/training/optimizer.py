@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from gossamer.nn.layer_kinds import sparse_layers
-from gossamer.recipes.stages.train import OptimizerSettings
+from gossamer.recipes.stages import OptimizerSettings
 from gossamer.training.optim import LAMB, LARS, SGD, AdamW
 
 _CLASSES: dict[str, Callable[..., torch.optim.Optimizer]] = {

@@ -12,8 +12,8 @@ from gossamer.recipes.stages import Train, read_pattern
 from gossamer.runs.training.optimizer import build_optimizer
 from gossamer.runs.training.request import TrainRequest, make_task, model_of
 from gossamer.runs.training.stage import loop_settings
-from gossamer.training.checkpoint.random_state import seed_all, undisturbed_random
-from gossamer.training.memory.formulas import (
+from gossamer.training.checkpoint import seed_all, undisturbed_random
+from gossamer.training.memory import (
     KINDS,
     MASK_BYTES,
     StateCost,

@@ -12,15 +12,20 @@ from typing import Any
 from torch import nn
 
 from gossamer.nn.layer_kinds import sparse_layers, title_of
-from gossamer.nn.layers.sparse_layer import SparseLayer
+from gossamer.nn.layers import SparseLayer
 from gossamer.pruning import LayerResult
-from gossamer.recipes.schema import Recipe
-from gossamer.report.card import Card, render_card
-from gossamer.report.comparison import Comparison, Figure
-from gossamer.report.html import write_html
-from gossamer.report.machine import describe_machine
-from gossamer.report.page import Page
-from gossamer.report.report import Report, format_bytes
+from gossamer.recipes import Recipe
+from gossamer.report import (
+    Card,
+    Comparison,
+    Figure,
+    Page,
+    Report,
+    describe_machine,
+    format_bytes,
+    render_card,
+    write_html,
+)
 from gossamer.runs.curves import Records, curves
 from gossamer.runs.reporting import make_report
 from gossamer.runs.training.stage import Trained

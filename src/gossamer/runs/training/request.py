@@ -10,8 +10,8 @@ from torch import nn
 
 from gossamer.data.tasks import Task, image_task, labelled_task, text_task
 from gossamer.errors import InputError, RecipeError
-from gossamer.recipes.schema import Recipe
-from gossamer.recipes.stages.train import Architecture, Train
+from gossamer.recipes import Recipe
+from gossamer.recipes.stages import Architecture, Train
 from gossamer.runs.training.models import DEFAULT_CONTEXT, build_model, context_of
 from gossamer.zoo import MLP
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.io import save
-from gossamer.io.artifact.destination import check_destination
-from gossamer.recipes.stages.mesh import Mesh
-from gossamer.report.report import Report
+from gossamer.io.artifact import check_destination
+from gossamer.recipes.stages import Mesh
+from gossamer.report import Report
 from gossamer.runs.training.plan import TrainingPlan, plan_run
 from gossamer.runs.training.report import (
     report_content,
@@ -20,16 +20,10 @@ from gossamer.runs.training.report import (
 from gossamer.runs.training.request import TrainRequest
 from gossamer.runs.training.stage import Trained, run_training
 from gossamer.runs.voice import Progress, Quiet, Voice, told_how_to_resume
-from gossamer.training.distributed.mesh_sizes import picture, split_batch
-from gossamer.training.distributed.placement.mesh import MeshSettings, ProcessMesh
-from gossamer.training.distributed.processes.session import (
-    Timeouts,
-    joined,
-    restarts,
-    world_of_environment,
-)
-from gossamer.training.run_files.folder import RunFolder
-from gossamer.training.run_files.metrics import read_metrics
+from gossamer.training.distributed import picture, split_batch
+from gossamer.training.distributed.placement import MeshSettings, ProcessMesh
+from gossamer.training.distributed.processes import Timeouts, joined, restarts, world_of_environment
+from gossamer.training.run_files import RunFolder, read_metrics
 
 
 @dataclass(frozen=True)

@@ -9,28 +9,32 @@ import torch
 from torch import nn
 
 from gossamer.data.tasks import Task, tensors_digest
-from gossamer.recipes.stages.schedules import IterativeSettings
-from gossamer.recipes.stages.train import Train
+from gossamer.recipes.stages import IterativeSettings, Train
 from gossamer.runs.schedules import attach, one_training
 from gossamer.runs.training.identity import check_identity, run_identity, saved_tokenizer
 from gossamer.runs.training.optimizer import build_optimizer
 from gossamer.runs.training.request import TrainRequest, make_task, model_of
 from gossamer.runs.voice import Say
-from gossamer.training.checkpoint.background import CheckpointWriter
-from gossamer.training.checkpoint.folders import Checkpoint, CheckpointStore
-from gossamer.training.checkpoint.random_state import seed_all
-from gossamer.training.checkpoint.restoring import read_counters
-from gossamer.training.distributed.placement.mesh import ProcessMesh
-from gossamer.training.distributed.processes.equal_on_all import check_alike, check_masks
-from gossamer.training.distributed.processes.messages import shared_checkpoint
-from gossamer.training.loop.control import Control
-from gossamer.training.loop.endings import memory_for
-from gossamer.training.loop.loop import Loop
-from gossamer.training.loop.run import Progress, Surroundings
-from gossamer.training.loop.settings import LearningRate, LoopSettings
+from gossamer.training.checkpoint import (
+    Checkpoint,
+    CheckpointStore,
+    CheckpointWriter,
+    read_counters,
+    seed_all,
+)
+from gossamer.training.distributed.placement import ProcessMesh
+from gossamer.training.distributed.processes import check_alike, check_masks, shared_checkpoint
+from gossamer.training.loop import (
+    Control,
+    LearningRate,
+    Loop,
+    LoopSettings,
+    Progress,
+    Surroundings,
+    memory_for,
+)
 from gossamer.training.optim import LAMB, LARS
-from gossamer.training.run_files.folder import RunFolder
-from gossamer.training.run_files.metrics import MetricsFile, Sink, TensorBoard
+from gossamer.training.run_files import MetricsFile, RunFolder, Sink, TensorBoard
 
 _SMALLER = "Use a smaller model or batch, or recompute: true; 'gossamer train --dry-run' says more."
 

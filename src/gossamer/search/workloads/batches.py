@@ -10,8 +10,8 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.nn.batch import Batch
-from gossamer.pruning.calibration.batches import as_batches
-from gossamer.runs.stages.recover_data import samples_of_batches
+from gossamer.pruning.calibration import as_batches
+from gossamer.runs.stages import samples_of_batches
 from gossamer.search.workloads.workload import Measure, Workload, split_data, user_quality
 
 _LEAST_BATCHES = 6

@@ -19,25 +19,26 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gossamer.errors import ArtifactError, InputError
-from gossamer.io.artifact.manifest import (
+from gossamer.io.artifact import (
     MANIFEST_FILE,
     FileEntry,
     FileName,
     checked_content,
     digest_of,
+    open_regular,
+    producer,
+    read_manifest,
 )
-from gossamer.io.artifact.opened import open_regular, read_manifest
-from gossamer.io.artifact.writer import producer
-from gossamer.io.safe_files.directories.atomic import replace_directory, sync_directory
+from gossamer.io.safe_files import MAX_MANIFEST_BYTES
+from gossamer.io.safe_files.directories import replace_directory, sync_directory
 from gossamer.io.safe_files.documents import canonical_json, pretty_json
-from gossamer.io.safe_files.limits import MAX_MANIFEST_BYTES
-from gossamer.io.safe_files.tensors.tensor_file import (
+from gossamer.io.safe_files.tensors import (
     HashingFile,
     header_bytes,
+    read_header,
     read_tensors,
     write_tensors,
 )
-from gossamer.io.safe_files.tensors.tensor_header import read_header
 from gossamer.training.checkpoint.state_tree import decode, encode
 
 FORMAT_NAME: Final = "gossamer-checkpoint"

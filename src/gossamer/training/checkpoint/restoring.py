@@ -13,10 +13,10 @@ from torch import nn
 from gossamer.errors import ArtifactError, GossamerError
 from gossamer.formats.bits import unpack_bits
 from gossamer.formats.matrix import matrix_shape
-from gossamer.io.safe_files.tensors.tensor_header import DTYPE_NAMES, dtype_name
+from gossamer.io.safe_files.tensors import DTYPE_NAMES, dtype_name
 from gossamer.nn.layer_kinds import form_of, kind_of, mask_in, shape_of, sparse_layers
 from gossamer.nn.surgery.compaction import compact
-from gossamer.patterns.text import parse_pattern
+from gossamer.patterns import parse_pattern
 
 # Whole numbers of a run that decide its next steps.
 COUNTED = ("step", "taken", "skipped", "in_a_row", "rate_shift")

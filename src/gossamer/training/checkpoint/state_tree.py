@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from gossamer.errors import ArtifactError, InputError
-from gossamer.io.safe_files.tensors.tensor_header import DTYPE_CODES
+from gossamer.io.safe_files.tensors import DTYPE_CODES
 
 _TENSOR, _ITEMS, _TUPLE, _FLOAT = "$tensor", "$items", "$tuple", "$float"
 

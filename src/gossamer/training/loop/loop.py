@@ -14,14 +14,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from gossamer.data.batches import Batches
+from gossamer.data import Batches
 from gossamer.errors import ArtifactError, ResourceError
-from gossamer.training.checkpoint import Checkpoint, Snapshot
+from gossamer.training.checkpoint import Checkpoint, Snapshot, read_counters
 from gossamer.training.checkpoint.random_state import capture_random, restore_random
 from gossamer.training.checkpoint.restoring import (
     COUNTED,
     layer_forms,
-    read_counters,
     restore_forms,
     restore_model,
     restore_optimizer,

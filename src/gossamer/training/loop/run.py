@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gossamer.data.batches import Batches
+from gossamer.data import Batches
 from gossamer.training.checkpoint import CheckpointWriter
 from gossamer.training.loop.control import Control
 from gossamer.training.loop.settings import LoopSettings

@@ -12,11 +12,11 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from gossamer.data.batches import Batches, RepeatedBatches
+from gossamer.data import Batches, RepeatedBatches
 from gossamer.errors import InputError
 from gossamer.training.checkpoint import Checkpoint
-from gossamer.training.loop import Loop, Objective, Surroundings
-from gossamer.training.loop.settings import LearningRate, LoopSettings, Shape
+from gossamer.training.loop import LearningRate, Loop, LoopSettings, Objective, Surroundings
+from gossamer.training.loop.settings import Shape
 
 HELD_OUT = "held_out_loss"
 

@@ -15,9 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gossamer.errors import InputError, ResourceError
-from gossamer.io.artifact.opened import check_replaceable
-from gossamer.io.safe_files.directories.atomic import SPARE_FACTOR
-from gossamer.io.safe_files.directories.lock import exclusive_lock
+from gossamer.io.artifact import check_replaceable
+from gossamer.io.safe_files.directories import SPARE_FACTOR, exclusive_lock
 
 
 class RunFolder:

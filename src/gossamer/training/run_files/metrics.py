@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gossamer.errors import ArtifactError, ResourceError
-from gossamer.io.safe_files.documents.strict_json import parse_json
-from gossamer.io.safe_files.limits import MAX_MANIFEST_BYTES
+from gossamer.io.safe_files import MAX_MANIFEST_BYTES
+from gossamer.io.safe_files.documents import parse_json
 from gossamer.named_files import read_named
 
 _MAX_BYTES = 2**32

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 import torch
 
 from gossamer.errors import ArtifactError
-from gossamer.io.safe_files.documents.strict_json import parse_json
+from gossamer.io.safe_files.documents import parse_json
 from gossamer.io.safe_files.limits import (
     MAX_HEADER_BYTES,
     MAX_TENSORS_PER_FILE,

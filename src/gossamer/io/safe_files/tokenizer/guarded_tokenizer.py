@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gossamer.errors import ArtifactError, InputError, ResourceError
-from gossamer.io.safe_files.documents.strict_json import parse_json
+from gossamer.io.safe_files.documents import parse_json
 from gossamer.io.safe_files.limits import MAX_LINE_VALUES, MAX_MANIFEST_BYTES
 
 TOKENIZER_FILE = "tokenizer.json"

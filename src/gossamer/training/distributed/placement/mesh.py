@@ -37,7 +37,8 @@ from gossamer.training.distributed.placement.whole_model import (
 )
 from gossamer.training.distributed.processes import RankSession, check_masks
 from gossamer.training.distributed.processes.messages import broadcast_json
-from gossamer.training.loop.processes import Agreement, Processes, States
+from gossamer.training.loop import Processes
+from gossamer.training.loop.processes import Agreement, States
 from gossamer.training.loop.recompute import recomputing
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from gossamer.data.batches import generator_of
+from gossamer.data import generator_of
 from gossamer.errors import InputError
 from gossamer.training.distributed.pipeline.microbatches import pieces
 
