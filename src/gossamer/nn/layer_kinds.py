@@ -27,7 +27,7 @@ from gossamer.nn.layers import (
     SparseLayer,
 )
 from gossamer.nn.layers.sparse_layer import Form
-from gossamer.nn.surgery.carried import carried, hand_over
+from gossamer.nn.surgery.carried import carried, hand_over, know_layers
 from gossamer.nn.surgery.fastpath import READ_BY_ATTENTION, attention_outputs
 from gossamer.nn.surgery.replace import inherit_hooks, replace_module
 from gossamer.ops.conv import ConvSettings
@@ -68,6 +68,9 @@ KINDS: Final = {
         LayerKind("conv", "Conv2d", (nn.Conv2d,), MaskedConv2d, Conv2d, ConvSettings.of),
     )
 }
+
+for _kind in KINDS.values():
+    know_layers(_kind.stock[0], _kind.masked, _kind.compact)
 
 
 def kind_of(layer: nn.Module) -> LayerKind | None:
@@ -112,7 +115,7 @@ def can_mask(layer: nn.Module) -> bool:
 def why_not_compact(layer: nn.Module) -> str | None:
     """Why `to_compact` does not take it; None for an ordinary, masked or compact layer."""
     if kind_of(layer) is None:
-        return "it is neither Linear nor Conv2d"
+        return f"it is neither {' nor '.join(kind.title for kind in KINDS.values())}"
     if isinstance(layer, MaskedOutProj):
         return READ_BY_ATTENTION
     return carried(layer, inherits_hooks=True)
@@ -169,7 +172,8 @@ def to_dense(layer: nn.Module) -> nn.Module:
     dense: nn.Module = layer.to_dense()  # type: ignore[operator]
     inherit_hooks(dense, layer)
     hand_over(dense, layer)
-    dense._parameters["bias"] = layer._parameters["bias"]
+    if "bias" in dense._parameters:
+        dense._parameters["bias"] = layer._parameters["bias"]
     return dense
 
 
@@ -214,7 +218,7 @@ def to_compact(
     kind = kind_of(layer)
     if kind is None:
         raise InputError(f"a {type(layer).__name__} cannot be compact: it is of no layer kind.")
-    settings, bias = kind.settings(layer), layer._parameters["bias"]
+    settings, bias = kind.settings(layer), layer._parameters.get("bias")
     compact: CompactWeight = kind.compact(
         values, mask_bits, settings, bias, pattern=pattern, mode=mode
     )

@@ -4,18 +4,14 @@
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from gossamer.nn.layers import CompactWeight, MaskedConv2d, MaskedLinear
+from gossamer.nn.layer_kinds import KINDS
+from gossamer.nn.layers import CompactWeight
 
-PRUNABLE = (nn.Linear, nn.Conv2d)
+PRUNABLE = tuple(stock for kind in KINDS.values() for stock in kind.stock)
 HEAD_NAMES = frozenset({"lm_head", "head", "classifier"})
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
-_KNOWN_FORWARDS = {
-    nn.Linear.forward,
-    nn.Conv2d.forward,
-    MaskedLinear.forward,
-    MaskedConv2d.forward,
-}
+_KNOWN_FORWARDS = {known.forward for kind in KINDS.values() for known in (*kind.stock, kind.masked)}
 
 
 def why_not_prunable(module: nn.Module) -> str | None:
@@ -23,7 +19,8 @@ def why_not_prunable(module: nn.Module) -> str | None:
     if isinstance(module, CompactWeight):
         return "it is compact, its mask is fixed; use remap(mask) or to_dense()"
     if not isinstance(module, PRUNABLE):
-        return f"{type(module).__name__} is neither Linear nor Conv2d"
+        titles = " nor ".join(kind.title for kind in KINDS.values())
+        return f"{type(module).__name__} is neither {titles}"
     weight = module._parameters.get("weight")
     if weight is None:
         return (

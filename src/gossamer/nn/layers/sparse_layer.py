@@ -70,7 +70,7 @@ class SparseLayer(nn.Module):
 
     def _copied_to(self, dense: DenseLayer) -> DenseLayer:
         """`dense` with copies of the weight and the bias, in the same mode."""
-        trains, bias = self.trained().requires_grad, self._parameters["bias"]
+        trains, bias = self.trained().requires_grad, self._parameters.get("bias")
         dense.weight = nn.Parameter(self.dense_weight(), requires_grad=trains)
         if bias is not None:
             dense.bias = nn.Parameter(bias.detach().clone(), requires_grad=bias.requires_grad)

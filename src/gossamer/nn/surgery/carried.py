@@ -18,10 +18,6 @@ from torch.nn.utils.prune import BasePruningMethod
 
 from gossamer.nn.layers import (
     CompactWeight,
-    Conv2d,
-    Linear,
-    MaskedConv2d,
-    MaskedLinear,
     MaskedOutProj,
 )
 
@@ -50,16 +46,11 @@ _IDLE = "_gossamer_idle"
 _MASK_BUFFERS = frozenset({"mask_bits", "_mask", "_reach"})
 _WEIGHTS = frozenset({"weight", "bias"})
 _KEPT = frozenset({"values", "bias"})
-# Tensors that a layer of each kind has by itself. Other classes have a forward of their own.
+# Tensors that a layer has by itself. Other classes have a forward of their own. The layers of each
+# kind are added by `know_layers`.
 _TENSORS: dict[type[nn.Module], frozenset[str]] = {
-    nn.Linear: _WEIGHTS,
-    nn.Conv2d: _WEIGHTS,
     nn.BatchNorm2d: _WEIGHTS | {"running_mean", "running_var", "num_batches_tracked"},
-    MaskedLinear: _WEIGHTS | _MASK_BUFFERS,
     MaskedOutProj: _WEIGHTS | _MASK_BUFFERS,
-    MaskedConv2d: _WEIGHTS | _MASK_BUFFERS,
-    Linear: _KEPT | {"mask_bits"},
-    Conv2d: _KEPT | {"mask_bits"},
 }
 LEFT = "_gossamer_left"
 # Attributes that gossamer leaves on layers, that compact layers have, and that packed ones have.
@@ -88,6 +79,13 @@ def _own_call(module: nn.Module) -> str | None:
     if not _is_as_written(type(module).__call__):
         return f"{type(module).__name__} has a __call__ of its own"
     return None
+
+
+def know_layers(stock: type[nn.Module], masked: type[nn.Module], compact: type[nn.Module]) -> None:
+    """Layers of a kind carry nothing by themselves."""
+    _TENSORS[stock] = _WEIGHTS
+    _TENSORS[masked] = _WEIGHTS | _MASK_BUFFERS
+    _TENSORS[compact] = _KEPT | {"mask_bits"}
 
 
 def carried(layer: nn.Module, *, inherits_hooks: bool = False) -> str | None:

@@ -94,7 +94,7 @@ class BeforeTraining(Static):
         if self.kind == "synflow":
             first = data[0] if isinstance(data[0], Batch) else Batch(data[0])
             return synflow(run.model, [layer.name for layer in run.layers], first)
-        targets = [Target(layer.name, layer.module) for layer in run.layers]  # type: ignore[arg-type]
+        targets = [Target(layer.name, layer.module) for layer in run.layers]
         passes = user_passes(run.model, data, self.loss)
         if self.kind == "snip":
             scores = snip(passes, targets)

@@ -3,6 +3,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
@@ -12,7 +13,8 @@ from gossamer.nn.layer_kinds import kind_of
 from gossamer.nn.prunable import EMBEDDINGS, PRUNABLE, is_head, why_not_prunable
 from gossamer.pruning.targets.rules import Rules, as_rules, inside, is_exact, match
 
-PrunableLayer = nn.Linear | nn.Conv2d
+# A layer of one of the kinds that can be sparse, ordinary or masked.
+PrunableLayer = Any
 Holders = dict[nn.Parameter, list[tuple[str, nn.Module]]]
 
 
@@ -38,7 +40,7 @@ class Target:
 
 def weight_of(module: PrunableLayer) -> nn.Parameter:
     """The dense Parameter of a Linear or Conv2d, masked or not."""
-    weight = module._parameters["weight"]
+    weight: nn.Parameter | None = module._parameters["weight"]
     if weight is None:
         raise TargetError(f"a {type(module).__name__} without a weight cannot be pruned.")
     return weight

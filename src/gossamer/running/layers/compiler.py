@@ -14,7 +14,7 @@ from torch.nn.parameter import UninitializedParameter
 from gossamer.errors import InputError, TargetError
 from gossamer.nn import attention_outputs, disable_fast_paths, replace_module
 from gossamer.nn.input_shapes import input_shapes
-from gossamer.nn.layer_kinds import form_of, kind_name, matrix_of
+from gossamer.nn.layer_kinds import form_of, kind_name, matrix_of, title_of
 from gossamer.nn.surgery.carried import call_hooks, carried, hand_over, leave
 from gossamer.nn.surgery.fastpath import READ_BY_ATTENTION
 from gossamer.ops.dispatch import report_fallback
@@ -186,7 +186,10 @@ def _pack(job: Job) -> nn.Module | StaysDense:
         where = job.matrix.values.device
         return StaysDense(reason=f"kernels are float32 on the CPU, this is {job.dtype} on {where}")
     job = replace(job, matrix=replace(job.matrix, values=job.matrix.values.float()))
-    return PACKERS[kind_name(job.layer)](job)
+    packer = PACKERS.get(kind_name(job.layer))
+    if packer is None:
+        return StaysDense(reason=f"{title_of(job.layer)} layers have no packed form")
+    return packer(job)
 
 
 def _as_dense(module: nn.Module) -> nn.Module:
