@@ -3,7 +3,7 @@
 
     python benchmarks/obert_gradients.py
 
-One shot, no training behind it. The table stands in docs/sparsify.md.
+One shot, no training behind it. The table stands in docs/how-to/prune-with-data.md.
 """
 
 import copy

@@ -7,16 +7,33 @@ from pathlib import Path
 
 import pytest
 
+from gossamer.ops.dispatch import kernel_list
+
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+def place(page):
+    return str(page.relative_to(ROOT))
 
 
 def blocks(page, language):
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.S | re.M)
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=lambda p: p.name)
+@pytest.fixture
+def plug_ins_forgotten():
+    """Kernels that a page registers must not run in the tests after it."""
+    kernels = kernel_list("linear")
+    built_in = kernels.names()
+    yield
+    for name in set(kernels.names()) - set(built_in):
+        kernels.remove(name)
+
+
+@pytest.mark.usefixtures("plug_ins_forgotten")
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=place)
 def test_code_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {"__name__": page.stem}

@@ -82,7 +82,7 @@ def sparsify(  # noqa: PLR0913  (the public call: every argument is a word of th
             activations read them all. Beside `loss` a pair is (input, target).
         loss: loss(model, batch) -> a tensor with one number, for scorers that look at gradients;
             it calls the model itself and gets the batches as they are given. Without it a loss that
-            fits the model's outputs is used, see docs/sparsify.md.
+            fits the model's outputs is used, see docs/how-to/prune-with-data.md.
         evaluate: called with the model before and after; its number is the quality.
     """
     arguments = {

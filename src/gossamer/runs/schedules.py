@@ -72,8 +72,8 @@ def attach(
 
     Args:
         model: any module; not wrapped in DistributedDataParallel yet.
-        recipe: a mapping with a `kind`, see docs/schedules.md; or a recipe, its file or built-in
-            name, whose one train stage has a schedule.
+        recipe: a mapping with a `kind`, see docs/reference/schedules.md; or a recipe, its file or
+            built-in name, whose one train stage has a schedule.
         optimizer: trains the model.
         total_steps: optimizer steps of the whole run.
         data: batches, for snip, grasp and synflow.

@@ -3,7 +3,8 @@
 
 The model, re-derived from arXiv 2301.01048: native/include/gossamer/io_order.hpp. It counts values
 for one input at a time, for networks small enough to be ordered connection by connection; layers
-of a real model are packed in blocks instead, and their order matters less (docs/run.md).
+of a real model are packed in blocks instead, and their order matters less, see
+docs/explanation/neurons.md.
 """
 
 import itertools
