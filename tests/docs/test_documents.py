@@ -11,6 +11,14 @@ from gossamer.ops.dispatch import kernel_list
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+# Pages about code: the map, and a README beside what it describes.
+FOLDER_PAGES = sorted(
+    [
+        *(ROOT / "src").rglob("README.md"),
+        *(ROOT / "native").rglob("README.md"),
+        ROOT / "benchmarks" / "README.md",
+    ]
+)
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
@@ -79,11 +87,19 @@ def test_commands_named_in_documents_exist():
             assert command in cli, (page.name, command)
 
 
+def headings(page):
+    """The anchors of a page, as GitHub makes them of its headings."""
+    lines = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w -]", "", line.lower()).replace(" ", "-") for line in lines}
+
+
 def test_links_between_documents_lead_somewhere():
-    for page in [*PAGES, *ROOT.glob("*.md")]:
-        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+    for page in [*PAGES, *ROOT.glob("*.md"), *FOLDER_PAGES]:
+        for target, _, heading in re.findall(r"\]\(([^)#]*)(#([^)]*))?\)", page.read_text()):
             if "://" not in target:
-                assert (page.parent / target).exists(), (page.name, target)
+                found = page.parent / target if target else page
+                assert found.exists(), (place(page), target)
+                assert not heading or heading in headings(found), (place(page), target, heading)
 
 
 def test_source_files_named_in_documents_exist():
@@ -91,6 +107,33 @@ def test_source_files_named_in_documents_exist():
     for page in [*PAGES, *ROOT.glob("*.md")]:
         for name in re.findall(r"`([\w/]+/[\w.-]+\.(?:py|hpp|cpp|sh))`", page.read_text()):
             assert any((folder / name).exists() for folder in folders), (page.name, name)
+
+
+def test_source_files_named_beside_the_code_exist():
+    files = [
+        path.relative_to(ROOT).as_posix()
+        for folder in ("src", "native", "tests", "benchmarks")
+        for path in (ROOT / folder).rglob("*.*")
+    ]
+    for page in [*FOLDER_PAGES, ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"]:
+        for name in re.findall(r"`([\w/.-]+\.(?:py|hpp|cpp|sh))`", page.read_text()):
+            assert any(f"/{file}".endswith(f"/{name}") for file in files), (place(page), name)
+
+
+def test_every_result_is_named_in_the_index_of_benchmarks():
+    text = (ROOT / "benchmarks" / "README.md").read_text()
+    for result in (ROOT / "benchmarks" / "results").glob("*.md"):
+        assert f"(results/{result.name})" in text, result.name
+    for script in (ROOT / "benchmarks").glob("*.py"):
+        assert f"`{script.name}`" in text, script.name
+
+
+def test_every_page_is_named_in_the_index_of_docs():
+    docs = ROOT / "docs"
+    text = (docs / "README.md").read_text()
+    for page in docs.rglob("*.md"):
+        if page != docs / "README.md":
+            assert f"({page.relative_to(docs).as_posix()})" in text, place(page)
 
 
 @pytest.mark.parametrize("script", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda p: p.name)
