@@ -11,11 +11,10 @@ calibration; `gossamer prune --recipe sparsegpt-50 --data text.txt` goes further
 import sys
 
 import gossamer
-from gossamer.cli.models.demo_models import demo_path
+from gossamer.cli.models import demo_path
 from gossamer.io import load, read_beside
-from gossamer.running.decoder.generation import GenerationOptions
-from gossamer.running.decoder.sampling import Sampling
-from gossamer.running.text.writer import make_writer
+from gossamer.running.decoder import GenerationOptions, Sampling
+from gossamer.running.text import make_writer
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import gossamer
 from gossamer.io import load, read_beside
-from gossamer.running.text.embedding import Embedder
+from gossamer.running.text import Embedder
 
 SENTENCES = [
     "the dog runs across the field",

@@ -8,8 +8,8 @@ import copy
 import torch
 
 import gossamer
-from gossamer.recipes.schema import Recipe, Stage
-from gossamer.recipes.stages.prune import Prune
+from gossamer.recipes import Recipe, Stage
+from gossamer.recipes.stages import Prune
 from gossamer.zoo import MLP, accuracy, cluster_problem
 
 generator = torch.Generator().manual_seed(0)

@@ -9,12 +9,11 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import gossamer
-from gossamer.data.batches import ShuffledBatches
-from gossamer.training.distributed.mesh_sizes import MeshSizes, picture, split_batch
-from gossamer.training.distributed.placement.mesh import ProcessMesh
-from gossamer.training.distributed.processes.session import joined, world_of_environment
-from gossamer.training.loop.loop import Loop
-from gossamer.training.loop.settings import LearningRate, LoopSettings
+from gossamer.data import ShuffledBatches
+from gossamer.training.distributed import MeshSizes, picture, split_batch
+from gossamer.training.distributed.placement import ProcessMesh
+from gossamer.training.distributed.processes import joined, world_of_environment
+from gossamer.training.loop import LearningRate, Loop, LoopSettings
 from gossamer.zoo import GPT
 
 MESH = MeshSizes(data=2, shard=2)
