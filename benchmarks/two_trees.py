@@ -112,18 +112,29 @@ def run(python, code, *words):
 
 
 def compare(title, trees, rounds, code, *words):
-    """One case on both trees, in turn."""
-    rows = [[run(tree, code, *words) for tree in trees] for _ in range(rounds)]
-    for name in rows[0][0]:
-        old, new = ([pair[i][name] for pair in rows] for i in (0, 1))
+    """One case on both trees, in turn: a row for each of its figures."""
+    pairs = [[run(tree, code, *words) for tree in trees] for _ in range(rounds)]
+    for name in pairs[0][0]:
+        old, new = ([pair[i][name] for pair in pairs] for i in (0, 1))
         ratios = sorted(a / b for a, b in zip(old, new, strict=True) if b)
-        spread = f"{ratios[0]:.2f} to {ratios[-1]:.2f}" if ratios else "-"
-        middle = f"{statistics.median(ratios):.3f}" if ratios else "-"
-        print(
-            f"{title:22} {name:12} {statistics.median(old):12.2f} {statistics.median(new):12.2f}"
-            f"  old/new {middle} ({spread})",
-            flush=True,
-        )
+        yield {
+            "case": f"{title}, {name}",
+            "old": statistics.median(old),
+            "new": statistics.median(new),
+            "ratio": statistics.median(ratios) if ratios else None,
+            "lowest": ratios[0] if ratios else None,
+            "highest": ratios[-1] if ratios else None,
+        }
+
+
+def measure(trees, rounds, kernel_rounds):
+    """All rows, as they are measured."""
+    with tempfile.TemporaryDirectory() as folder:
+        for model in MODELS:
+            run(trees[0], CHILD, "prepare", model, folder)
+        for what, model in CASES:
+            yield from compare(f"{what} {model}", trees, rounds, CHILD, what, model, folder)
+    yield from compare("us of a call", trees, kernel_rounds, KERNEL)
 
 
 def main():
@@ -132,14 +143,19 @@ def main():
     options.add_argument("new", type=Path)
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--kernel-rounds", type=int, default=20)
+    options.add_argument("--json", action="store_true", help="one JSON document instead of lines")
     given = options.parse_args()
     trees = [given.old.absolute(), given.new.absolute()]
-    with tempfile.TemporaryDirectory() as folder:
-        for model in MODELS:
-            run(trees[0], CHILD, "prepare", model, folder)
-        for what, model in CASES:
-            compare(f"{what} {model}", trees, given.rounds, CHILD, what, model, folder)
-    compare("us of a call", trees, given.kernel_rounds, KERNEL)
+    rows = []
+    for row in measure(trees, given.rounds, given.kernel_rounds):
+        rows.append(row)
+        if not given.json:
+            ratio = (
+                "{ratio:.3f} ({lowest:.2f} to {highest:.2f})".format(**row) if row["ratio"] else "-"
+            )
+            print("| {case} | {old:.2f} | {new:.2f} | ".format(**row) + f"{ratio} |", flush=True)
+    if given.json:
+        print(json.dumps(rows))
 
 
 if __name__ == "__main__":
