@@ -35,11 +35,13 @@ def op(
     """Decorate the function that packs one weight for a kernel of `operation`.
 
     It gets a SparseMatrix, packs what it needs once and returns `run(x, bias, activation) -> y`.
-    `compile` measures it beside the other kernels wherever `accepts` says that it can run.
+    `compile` measures it beside the other kernels wherever `accepts` says that it can run; so does
+    the native decoder, for a run that is a `gossamer.ops.linear.PackedWeight`.
     """
 
     def add(pack: Pack) -> Pack:
-        kernel_list(operation).add(name, Kernel(name, of_matrix(pack), accepts, precision))
+        kernel = Kernel(name, of_matrix(pack), accepts, precision, is_plug_in=True)
+        kernel_list(operation).add(name, kernel)
         return pack
 
     return add

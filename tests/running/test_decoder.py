@@ -324,3 +324,33 @@ def test_int4_with_offsets_runs_as_it_is(kernels, monkeypatch):
     found = engine.logits(ids)
     # Activations have 8 bits; weights rounded once more to int4 would be off by far more.
     assert (found - wanted).norm() / wanted.norm() < 0.03
+
+
+@pytest.mark.parametrize("wins", [True, False])
+def test_a_plug_in_with_a_native_weight_takes_part(monkeypatch, wins):
+    from gossamer.ops.dispatch import KERNELS
+    from gossamer.ops.linear.panel import pack_panel
+    from gossamer.ops.timing import Race
+    from gossamer.running.decoder import engine as room
+
+    def pack(matrix):
+        packed = pack_panel(matrix)
+        packed.kernel = "mine"
+        return packed
+
+    monkeypatch.setenv("GOSSAMER_TUNE", "on")
+    monkeypatch.setattr(room, "contest", lambda *runs: Race((2.0, 1.0 if wins else 3.0)))
+    model = MODELS["llama"]()
+    ids = torch.arange(3, 23)[None]
+    gossamer.register.op("linear", "mine")(pack)
+    gossamer.register.op("linear", "other")(lambda matrix: lambda x, bias, activation: x)
+    try:
+        engine = DecoderEngine(model, "fp32")
+        monkeypatch.setenv("GOSSAMER_TUNE", "off")
+        unmeasured = DecoderEngine(model, "fp32")
+    finally:
+        KERNELS["linear"].remove("mine")
+        KERNELS["linear"].remove("other")
+    assert engine.kernels == (["mine"] if wins else ["few/bitmask"])
+    assert unmeasured.kernels == ["few/bitmask"]
+    torch.testing.assert_close(engine.logits(ids), model(ids).logits[0], rtol=1e-4, atol=1e-4)

@@ -45,12 +45,14 @@ class Problem:
         precision: the lowest that a kernel may compute in.
         tokens: activation rows; None for any number.
         geometry: of a convolution; None for a product.
+        scale_group: kept int4 values that share a scale.
     """
 
     matrix: SparseMatrix
     precision: str = "fp32"
     tokens: int | None = None
     geometry: object = None
+    scale_group: int = 32
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ class Kernel:
         max_tokens: more activation rows than this are not worth a measurement; None = any number.
         is_offered: whether this CPU has the instructions that make it worth a measurement; it runs
             without them too.
+        is_plug_in: whether it was registered by somebody else.
     """
 
     name: str
@@ -74,6 +77,7 @@ class Kernel:
     precision: str = "fp32"
     max_tokens: int | None = None
     is_offered: Callable[[], bool] = lambda: True
+    is_plug_in: bool = False
 
     def __post_init__(self) -> None:
         where = f"packing a weight for kernel {self.name!r}"

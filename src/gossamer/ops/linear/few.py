@@ -10,7 +10,7 @@ import functools
 from gossamer.errors import KernelError
 from gossamer.formats import SparseMatrix
 from gossamer.ops import _native
-from gossamer.ops.dispatch import Kernel, Problem, of_matrix
+from gossamer.ops.dispatch import Kernel, Problem
 from gossamer.ops.kernels import active_kernels
 from gossamer.ops.linear.packed_weight import PackedWeight, pack_weight
 from gossamer.patterns import NM
@@ -79,14 +79,14 @@ def _accepts(form: str, problem: Problem) -> bool:
     return matrix.density >= 0.25 if form == "bitmask" else matrix.density <= 0.6
 
 
-def _pack(form: str, dtype: str, matrix: SparseMatrix) -> PackedWeight:
-    pattern = matrix.pattern
+def _pack(form: str, dtype: str, problem: Problem) -> PackedWeight:
+    pattern = problem.matrix.pattern
     group = (pattern.num_kept, pattern.group) if isinstance(pattern, NM) and form == "nm" else None
-    return pack_few(matrix, form=form, dtype=dtype, group=group)
+    return pack_few(problem.matrix, form, dtype, group, problem.scale_group)
 
 
-def _pack_permute(matrix: SparseMatrix) -> PackedWeight:
-    packed = _pack("nm", "fp32", matrix)
+def _pack_permute(problem: Problem) -> PackedWeight:
+    packed = _pack("nm", "fp32", problem)
     packed.kernel = "permute"
     return packed
 
@@ -95,7 +95,7 @@ KERNELS: tuple[Kernel, ...] = (
     *(
         Kernel(
             kernel_name(form, dtype),
-            of_matrix(functools.partial(_pack, form, dtype)),
+            functools.partial(_pack, form, dtype),
             functools.partial(_accepts, form),
             dtype,
             MAX_TOKENS,
@@ -108,7 +108,7 @@ KERNELS: tuple[Kernel, ...] = (
     # needs two for 8 and four for 16: panels were faster there from 8 tokens on, by 1.1 to 4 times.
     Kernel(
         "permute",
-        of_matrix(_pack_permute),
+        _pack_permute,
         functools.partial(_accepts, "nm"),
         is_offered=lambda: active_kernels() == "avx512",
     ),

@@ -13,7 +13,7 @@ import torch
 from gossamer.errors import KernelError
 from gossamer.formats import SparseMatrix
 from gossamer.ops import _native
-from gossamer.ops.dispatch import Kernel, of_matrix
+from gossamer.ops.dispatch import Kernel, Problem
 from gossamer.ops.kernels import active_kernels, available_extensions
 from gossamer.ops.linear.few import MAX_TOKENS
 from gossamer.ops.linear.packed_weight import PackedWeight, pack_weight
@@ -79,10 +79,14 @@ def expands_masks() -> bool:
     return active_kernels() == "avx512" and "avx512vbmi2" in available_extensions()
 
 
+def _pack(dtype: str, problem: Problem) -> PackedWeight:
+    return pack_few_int(problem.matrix, dtype, problem.scale_group)
+
+
 KERNELS: tuple[Kernel, ...] = tuple(
     Kernel(
         kernel_name(dtype),
-        of_matrix(functools.partial(pack_few_int, dtype=dtype)),
+        functools.partial(_pack, dtype),
         precision=dtype,
         max_tokens=MAX_TOKENS,
         is_offered=is_native,

@@ -4,6 +4,7 @@
 Legend: T tokens, V vocabulary, R rows (outputs), K columns (inputs).
 """
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from gossamer.errors import InputError
 from gossamer.formats import SparseMatrix
 from gossamer.formats.grid import encode_exactly, int4_grid, offsets_grid
 from gossamer.nn.families import BlockParts
+from gossamer.ops.dispatch import Problem, kernel_list, kernels_for
 from gossamer.ops.engines.decoder import (
     DecoderBlock,
     DecoderShape,
@@ -26,9 +28,13 @@ from gossamer.ops.engines.decoder import (
 from gossamer.ops.engines.product import Product
 from gossamer.ops.linear import PackedWeight, few, few_int
 from gossamer.ops.linear.panel import pack_panel
+from gossamer.ops.linear import few, few_int
+from gossamer.ops.linear.packed_weight import PackedWeight
+from gossamer.ops.timing import contest
 from gossamer.patterns import NM
 from gossamer.running.decoder.sampling import Sampler, Sampling
 from gossamer.running.decoder.weights import FACTS, decoder_shape, joined, rope_angles
+from gossamer.settings import tuning_enabled
 
 DTYPES = few.DTYPES
 # Kept fraction below which an index per kept weight is smaller than a bit per weight.
@@ -66,6 +72,9 @@ class DecoderSize:
 
 class DecoderEngine:
     """A Llama, Qwen2 or Mistral model of transformers, packed for generation on the CPU.
+
+    `kernels` names what the layers run on: the layout with the fewest bytes, or a plug-in that
+    gives a `PackedWeight` and measures faster for one token.
 
     Weights are copies: the model may be freed or changed afterwards. Sessions hold keys and values;
     the engine itself can be used from several threads.
@@ -238,39 +247,42 @@ class _Packer:
     reads_rows: bool = False
 
     def __call__(self, product: Product) -> PackedLayer:
-        matrix, bias = product.matrix, product.bias
+        matrix = product.matrix
         if self.dtype == "int4" and matrix.density == 1:
             with_offsets = _pack_offsets(matrix.dense())
             if with_offsets is not None:
-                return PackedLayer(with_offsets, None, bias)
-        if self._is_integer(matrix):
-            integers = few_int.pack_few_int(matrix, self.dtype, self.scale_group)
-            return PackedLayer(integers, None, bias)
+                return PackedLayer(with_offsets, None, product.bias)
+        problem = Problem(matrix, self.dtype, tokens=1, scale_group=self.scale_group)
+        kernels = kernel_list("linear")
+        run = kernels.get(self._usual_kernel(matrix)).pack(problem)
+        if not self.reads_rows:
+            plug_ins = [k.pack(problem) for k in kernels_for("linear", problem) if k.is_plug_in]
+            # Other runs have no native form: a decoder is one native call.
+            run = _fastest([run, *(one for one in plug_ins if isinstance(one, PackedWeight))])
         many: PackedWeight | None = None
         if self.prompt_copy and self.dtype in ("fp32", "bf16") and matrix.density < 1:
-            many = pack_panel(matrix, bf16=self.dtype == "bf16")
-        return PackedLayer(self._pack_few(matrix), many, bias)
+            many = kernels.get("panel-bf16" if self.dtype == "bf16" else "panel").pack(problem)
+        return PackedLayer(run, many, product.bias)
 
-    def _is_integer(self, matrix: SparseMatrix) -> bool:
-        if self.dtype not in few_int.DTYPES or few_int.expands_masks():
-            return self.dtype in few_int.DTYPES
+    def _usual_kernel(self, matrix: SparseMatrix) -> str:
+        """The name of the built-in kernel with the fewest bytes for a token."""
+        form = "bitmask" if matrix.density >= _INDEXED_BELOW else "indexed"
+        form = "nm" if isinstance(matrix.pattern, NM) else form
+        form = "bitmask" if self.reads_rows else form
         # Without that instruction, fixed positions and few kept weights are better off with floats.
-        is_dense_enough = _group(matrix) is None and matrix.density >= _INDEXED_BELOW
-        return few_int.is_native() and (self.reads_rows or is_dense_enough)
-
-    def _pack_few(self, matrix: SparseMatrix) -> PackedWeight:
-        form, group = "bitmask", None
-        if not self.reads_rows:
-            group = _group(matrix)
-            form = "bitmask" if matrix.density >= _INDEXED_BELOW else "indexed"
-            form = form if group is None else "nm"
-        return few.pack_few(matrix, form, self.dtype, group, self.scale_group)
+        takes = few_int.expands_masks() or (few_int.is_native() and form == "bitmask")
+        if self.dtype in few_int.DTYPES and takes:
+            return few_int.kernel_name(self.dtype)
+        return few.kernel_name(form, self.dtype)
 
 
-def _group(matrix: SparseMatrix) -> tuple[int, int] | None:
-    """(N, M) if every row keeps N of M."""
-    pattern = matrix.pattern
-    return (pattern.num_kept, pattern.group) if isinstance(pattern, NM) else None
+def _fastest(packed: list[PackedWeight]) -> PackedWeight:
+    """Of the same weight in several layouts, for one token; the first one if nothing is timed."""
+    if len(packed) == 1 or not tuning_enabled():
+        return packed[0]
+    x_1K = torch.randn(1, packed[0].shape[1], generator=torch.Generator().manual_seed(0))
+    times = contest(*(functools.partial(one, x_1K) for one in packed)).us
+    return packed[times.index(min(times))]
 
 
 def _pack_offsets(weight: torch.Tensor) -> PackedWeight | None:
