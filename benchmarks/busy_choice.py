@@ -26,8 +26,7 @@ from torch import nn
 import gossamer
 from gossamer.ops.dispatch import Problem, kernels_for
 from gossamer.ops.kernels import active_kernels, cpu_name
-from gossamer.running.layers.choose import Chooser
-from gossamer.running.layers.cost_table import CostTable
+from gossamer.running.choice import Chooser, CostTable
 
 SHAPES = ((384, 384), (1536, 384), (384, 1536), (768, 768), (3072, 768))
 KINDS = ((0.8, "fp32", 128), (0.9, "int8", 128), (0.9, "fp32", 1), (0.8, "int8", 16))

@@ -62,7 +62,7 @@ def read_search(folder: Path) -> object:
 
 def cost_seeds(folder: Path) -> None:
     from gossamer.ops.timing import Race
-    from gossamer.running.layers.cost_table import CostKey, CostTable
+    from gossamer.running.choice import CostKey, CostTable
 
     (folder / "c").mkdir()
     table = CostTable(folder / "c" / "kernels.json")
@@ -71,9 +71,9 @@ def cost_seeds(folder: Path) -> None:
     table.save()
 
 
-@target("cost-table", cost_seeds, "running/layers/cost_table.py:_read get __init__")
+@target("cost-table", cost_seeds, "running/choice/cost_table.py:_read get __init__")
 def read_costs(folder: Path) -> object:
-    from gossamer.running.layers.cost_table import CostKey, CostTable
+    from gossamer.running.choice import CostKey, CostTable
 
     table = CostTable(folder / "kernels.json")
     found = table.get([CostKey("panel", 64, 64, "2:4", 0.5, 16, 1)])

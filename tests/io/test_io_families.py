@@ -13,7 +13,7 @@ from torch import nn
 import gossamer
 from gossamer.errors import ArtifactError, GossamerError, ResourceError
 from gossamer.io import load, load_pretrained, save
-from gossamer.running.layers.packed import PackedLinear
+from gossamer.running.packed import PackedLinear
 
 FAMILIES = [
     "BertForSequenceClassification", "RobertaForMaskedLM", "DistilBertModel",

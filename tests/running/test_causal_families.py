@@ -11,7 +11,7 @@ from gossamer.running.decoder.generation import (
     TransformersGenerator,
     make_generator,
 )
-from gossamer.running.layers.packed import PackedLinear
+from gossamer.running.packed import PackedLinear
 
 transformers = pytest.importorskip("transformers")
 PROMPT = [3, 7, 4, 9, 5]

@@ -7,7 +7,7 @@ import pytest
 
 from gossamer.errors import ArtifactError
 from gossamer.ops.timing import Race
-from gossamer.running.layers.cost_table import CostKey, CostTable
+from gossamer.running.choice import CostKey, CostTable
 from gossamer.running.text.chat_template import ChatTemplate
 
 CONFIG = "tokenizer_config.json"

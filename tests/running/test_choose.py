@@ -12,9 +12,7 @@ from gossamer.formats import SparseMatrix
 from gossamer.ops.dispatch import Kernel
 from gossamer.ops.load import Load
 from gossamer.ops.timing import Duel, Race, duel, race
-from gossamer.running.layers.choose import Chooser
-from gossamer.running.layers.contenders import Contenders
-from gossamer.running.layers.cost_table import CostKey, CostTable
+from gossamer.running.choice import Chooser, Contenders, CostKey, CostTable
 
 
 def kernel(name, precision="fp32", max_tokens=None):

@@ -20,8 +20,7 @@ from gossamer.nn import Linear, MaskedConv2d, MaskedLinear
 from gossamer.running.encoder.native_encoder import NativeEncoder
 from gossamer.running.layers.compiler import compile
 from gossamer.running.layers.explanation import explain
-from gossamer.running.layers.packed import PackedLinear
-from gossamer.running.layers.packed_conv import PackedConv2d
+from gossamer.running.packed import PackedConv2d, PackedLinear
 
 
 @pytest.fixture

@@ -13,11 +13,10 @@ import gossamer
 from gossamer.errors import InputError
 from gossamer.nn import Conv2d, MaskedConv2d
 from gossamer.ops.timing import Race
-from gossamer.running.layers.choose import Chooser
+from gossamer.running.choice import Chooser, CostTable
 from gossamer.running.layers.compiler import compile
-from gossamer.running.layers.cost_table import CostTable
 from gossamer.running.layers.explanation import explain
-from gossamer.running.layers.packed_conv import PackedConv2d
+from gossamer.running.packed import PackedConv2d
 
 
 def fixed_times(dense_us, sparse_us):

@@ -9,12 +9,10 @@ from torch import nn
 
 import gossamer
 from gossamer.ops.timing import Duel
-from gossamer.running.layers.choose import Chooser
+from gossamer.running.choice import Chooser, CostTable
 from gossamer.running.layers.compiler import compile
-from gossamer.running.layers.cost_table import CostTable
 from gossamer.running.layers.explanation import explain
-from gossamer.running.layers.packed import PackedLinear
-from gossamer.running.layers.packed_conv import PackedConv2d
+from gossamer.running.packed import PackedConv2d, PackedLinear
 
 HALVES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 

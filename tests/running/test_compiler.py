@@ -9,12 +9,11 @@ from gossamer.errors import DenseFallback, InputError
 from gossamer.nn import Linear
 from gossamer.ops.dispatch import fallbacks, kernel_list
 from gossamer.ops.timing import Duel, Race
-from gossamer.running.layers.choose import Chooser
+from gossamer.running.choice import Chooser, CostTable
 from gossamer.running.layers.compiler import compile
-from gossamer.running.layers.convs import NO_EXAMPLE
-from gossamer.running.layers.cost_table import CostTable
 from gossamer.running.layers.explanation import explain
-from gossamer.running.layers.packed import PackedLinear
+from gossamer.running.packed import PackedLinear
+from gossamer.running.packed.packing import NO_EXAMPLE
 
 
 def fixed_times(dense_us, sparse_us):
@@ -25,7 +24,7 @@ def fixed_times(dense_us, sparse_us):
 def panel_only(monkeypatch):
     """One kernel per layer, so that a list of times says which layer got which."""
     panel = kernel_list("linear").get("panel")
-    monkeypatch.setattr("gossamer.running.layers.linears.kernels_for", lambda *_: (panel,))
+    monkeypatch.setattr("gossamer.running.packed.packing.kernels_for", lambda *_: (panel,))
 
 
 @pytest.fixture

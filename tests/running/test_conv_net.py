@@ -17,7 +17,7 @@ from gossamer.ops.kernels import available_kernels
 from gossamer.running.conv_net.network import NetForward, net_forward
 from gossamer.running.layers.compiler import compile
 from gossamer.running.layers.explanation import explain
-from gossamer.running.layers.packed import PackedLinear
+from gossamer.running.packed import PackedLinear
 
 
 class Net(nn.Module):

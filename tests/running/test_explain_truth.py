@@ -11,7 +11,7 @@ from gossamer.errors import DenseFallback
 from gossamer.io import adopt_pruned
 from gossamer.running.layers.compiler import compile
 from gossamer.running.layers.explanation import explain
-from gossamer.running.layers.packed import PackedLinear
+from gossamer.running.packed import PackedLinear
 
 
 @pytest.fixture

@@ -23,9 +23,8 @@ from gossamer.errors import DenseFallback, InputError, WeightIsPacked
 from gossamer.nn import CompactWeight
 from gossamer.running.layers.compiler import compile
 from gossamer.running.layers.explanation import explain
-from gossamer.running.layers.packed import PackedLinear
-from gossamer.running.layers.packed_conv import PackedConv2d
 from gossamer.running.layers.weight_reads import READ_BY_MODEL
+from gossamer.running.packed import PackedConv2d, PackedLinear
 
 
 @pytest.fixture

@@ -9,8 +9,7 @@ from transformers import BertConfig, BertModel
 import gossamer
 from gossamer.running.encoder.native_encoder import NativeEncoder
 from gossamer.running.layers.compiler import compile as compile_model
-from gossamer.running.layers.packed import PackedLinear
-from gossamer.running.layers.packed_conv import PackedConv2d
+from gossamer.running.packed import PackedConv2d, PackedLinear
 from gossamer.runs.times import _AlwaysDense
 
 

@@ -193,7 +193,7 @@ NOT_FILES_OF_OTHERS = {
     "io/safe_files/limits.py": "/proc/meminfo",
     "pruning/calibration/journal.py": "writes",
     "training/run_files/metrics.py": "appends",
-    "running/layers/cost_table.py": "writes",
+    "running/choice/cost_table.py": "writes",
     "runs/pruning/plan.py": "/proc",
     "planner/calibration.py": "/proc",
     "ops/kernels.py": "/proc/cpuinfo",

@@ -14,9 +14,10 @@ from gossamer.ops.timing import Duel, duel
 from gossamer.pruning.calibration import evaluating
 from gossamer.report import Report
 from gossamer.running.layers.choose import Call, Chooser, Rival
+from gossamer.pruning.calibration.modes import evaluating
+from gossamer.report.report import Report
+from gossamer.running.choice import Call, Choice, Chooser, Contenders, Rival
 from gossamer.running.layers.compiler import compile as compile_model
-from gossamer.running.layers.contenders import Contenders
-from gossamer.running.layers.packed import Choice
 
 _BUDGET_SECONDS = 1.0
 

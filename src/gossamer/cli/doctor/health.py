@@ -81,7 +81,7 @@ def usable_cores() -> int:
 def _kernels() -> list[Check]:
     from gossamer.ops.dispatch import kernel_list
     from gossamer.ops.kernels import active_kernels, available_extensions, available_kernels
-    from gossamer.running.layers.cost_table import CostTable
+    from gossamer.running.choice import CostTable
 
     costs = CostTable()
     found = [

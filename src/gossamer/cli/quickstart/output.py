@@ -15,8 +15,10 @@ from gossamer.io.artifact import check_destination
 from gossamer.ops.timing import contest
 from gossamer.report import Page, write_html
 from gossamer.running.layers.choose import Chooser
+from gossamer.report.html import write_html
+from gossamer.report.page import Page
+from gossamer.running.choice import Chooser, CostTable
 from gossamer.running.layers.compiler import compile as compile_model
-from gossamer.running.layers.cost_table import CostTable
 from gossamer.running.layers.explanation import Explanation
 
 MODEL_FOLDER = "model"

@@ -19,7 +19,8 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from gossamer.nn import Conv2d, Linear, MaskedConv2d, MaskedLinear, replace_module
+from gossamer.nn import replace_module
+from gossamer.nn.layer_kinds import sparse_layers
 from gossamer.ops.load import LoadWatch
 from gossamer.ops.timing import Stopwatch, race
 from gossamer.running.encoder import Arrays
@@ -134,7 +135,6 @@ def relative_error(found: Hidden, expected: Hidden) -> float:
 def dense_copy(model: nn.Module) -> nn.Module:
     """The model with stock layers, zeros included: what runs without sparse kernels."""
     dense = copy.deepcopy(model)
-    for module in list(dense.modules()):
-        if isinstance(module, Linear | Conv2d | MaskedLinear | MaskedConv2d):
-            replace_module(dense, module, module.to_dense())
+    for _, layer in list(sparse_layers(dense, "masked", "compact")):
+        replace_module(dense, layer, layer.to_dense())
     return dense.eval().requires_grad_(False)

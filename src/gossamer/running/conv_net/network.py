@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A convolutional network run as one native call, from its images to its features.
 
-`conv_plan.py` reads as much of the model as a net can compute; the rest runs as it did. Images of
+`plan.py` reads as much of the model as a net can compute; the rest runs as it did. Images of
 another size than those it was made for go layer by layer.
 """
 
@@ -12,14 +12,16 @@ from torch import fx, nn
 
 from gossamer import settings
 from gossamer.nn.surgery.carried import Watch
+from gossamer.nn.carried import Watch
+from gossamer.nn.layer_kinds import weight_of
 from gossamer.ops.addresses import direct_address
 from gossamer.ops.engines.conv_net import PackedConvNet
 from gossamer.ops.timing import duel
+from gossamer.running.choice import Choice
+from gossamer.running.conv_net.fused_convs import ConvTracer, RewrittenForward
 from gossamer.running.conv_net.plan import lower, plan_of, rest_of
-from gossamer.running.layers.fused_convs import ConvTracer, RewrittenForward
-from gossamer.running.layers.packed import Choice
-from gossamer.running.layers.packed_conv import PackedConv2d
-from gossamer.running.layers.same_output import same_output
+from gossamer.running.conv_net.same_output import same_output
+from gossamer.running.packed import PackedConv2d
 
 # It must win by this much: within it, the choice would be noise.
 _MARGIN = 1.05
@@ -126,7 +128,7 @@ class _Reference(fx.Interpreter):
         module = self.fetch_attr(target)
         if not isinstance(module, PackedConv2d):
             return super().call_module(target, args, kwargs)
-        return module.settings.apply(args[0], module.to_compact().to_dense().weight, module.bias)
+        return module.settings.apply(args[0], weight_of(module), module.bias)
 
     def run_node(self, n: fx.Node) -> Any:
         """One node."""

@@ -18,8 +18,8 @@ from gossamer.nn.surgery.carried import carried, carried_by_calls
 from gossamer.ops.conv import ConvSettings
 from gossamer.ops.conv.settings import Pair
 from gossamer.ops.engines.conv_net import ConvStep, NetPlan, NetValue, PoolStep, positions_of
-from gossamer.running.layers.fused_convs import is_plain_sum, is_relu
-from gossamer.running.layers.packed_conv import PackedConv2d
+from gossamer.running.conv_net.fused_convs import is_plain_sum, is_relu
+from gossamer.running.packed import PackedConv2d
 
 _SLICES = (slice(None), slice(None), slice(None, None, 2), slice(None, None, 2))
 

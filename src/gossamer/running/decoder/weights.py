@@ -17,7 +17,7 @@ from gossamer.nn.layer_kinds import form_of, kind_name, matrix_of, weight_of
 from gossamer.nn.surgery.carried import carried, carried_by_calls
 from gossamer.ops.engines.decoder import DecoderShape
 from gossamer.ops.engines.product import Product
-from gossamer.running.layers.packed import MIN_SPARSITY
+from gossamer.running.packed import MIN_SPARSITY
 
 # What is known of the classes that the native decoder runs.
 FACTS = {facts.model: facts for facts in answers("decoder").values()}

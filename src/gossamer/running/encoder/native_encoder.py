@@ -27,12 +27,10 @@ from gossamer.ops.linear.packed_weight import no_backward, refuse_gradients
 from gossamer.ops.onnx_form import refuse_onnx
 from gossamer.ops.op_call import call_op, op_body
 from gossamer.ops.timing import duel
+from gossamer.running.choice import Choice, Chooser, CostKey, Rival
 from gossamer.running.encoder.layers import read_layers
 from gossamer.running.encoder.reorder import reorder_neurons
 from gossamer.running.encoder.stand_in import EncoderStandIn
-from gossamer.running.layers.choose import Chooser, Rival
-from gossamer.running.layers.cost_table import CostKey
-from gossamer.running.layers.packed import Choice
 
 # Tokens of a sequence that choices are measured with, and from which on one call wins unmeasured: a
 # third of a tile.

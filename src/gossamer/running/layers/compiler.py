@@ -4,7 +4,6 @@
 import contextlib
 import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,10 +29,25 @@ from gossamer.running.layers.fused_convs import fuse_convs, may_rewrite_forward
 from gossamer.running.layers.job import Job, StaysDense
 from gossamer.running.layers.linears import pack_linear
 from gossamer.running.layers.packed import MIN_SPARSITY, Choice
+from gossamer.nn.layer_kinds import form_of, matrix_of
+from gossamer.ops.dispatch import report_fallback
+from gossamer.ops.engines.encoder import PackedEncoder
+from gossamer.patterns import Pattern
+from gossamer.running.choice import Choice, Chooser, Forced
+from gossamer.running.conv_net import (
+    fold_batch_norms,
+    fuse_convs,
+    may_rewrite_forward,
+    use_conv_net,
+)
+from gossamer.running.encoder import (
+    choose_encoder,
+    find_encoders,
+    pack_encoder,
+    shorten_forward,
+)
 from gossamer.running.layers.weight_reads import READ_BY_MODEL, weights_read
-
-# How layers of each kind get their packed form: a new kind has a line here.
-PACKERS = {"linear": pack_linear, "conv": pack_conv}
+from gossamer.running.packed import MIN_SPARSITY, Job, StaysDense, pack_layer
 
 
 def compile(
@@ -96,7 +110,7 @@ def compile(
                 matrix = matrix_of(module)
                 dtype = matrix.values.dtype
                 job = Job(where, module, matrix, dtype, counts, shapes, decide, precision)
-                new = _settle(_pack(job), job)
+                new = _settle(pack_layer(job), job)
             else:
                 new = _stay_as_it_is(module, where, counts, refused)
             fast = _put(fast, module, new)
@@ -178,18 +192,6 @@ def _pack_encoders(model: nn.Module, precision: str) -> list[tuple[nn.Module, Pa
         if packed.precision != "fp32" or packed.density <= 1 - MIN_SPARSITY:
             found.append((encoder, packed))
     return found
-
-
-def _pack(job: Job) -> nn.Module | StaysDense:
-    """The inference form of one layer, by its kind."""
-    if job.dtype not in (torch.float32, *HALVES) or job.matrix.values.device.type != "cpu":
-        where = job.matrix.values.device
-        return StaysDense(reason=f"kernels are float32 on the CPU, this is {job.dtype} on {where}")
-    job = replace(job, matrix=replace(job.matrix, values=job.matrix.values.float()))
-    packer = PACKERS.get(kind_name(job.layer))
-    if packer is None:
-        return StaysDense(reason=f"{title_of(job.layer)} layers have no packed form")
-    return packer(job)
 
 
 def _as_dense(module: nn.Module) -> nn.Module:

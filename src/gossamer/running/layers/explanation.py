@@ -2,7 +2,7 @@
 """Says per layer what runs it and why: the answer to "why is my model not faster?"."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -14,9 +14,12 @@ from gossamer.nn.left_dense import LeftDense, left_dense, left_lines
 from gossamer.nn.surgery.carried import LEFT
 from gossamer.nn.surgery.fastpath import READ_BY_ATTENTION
 from gossamer.ops.engines.conv_net import ConvStep
+from gossamer.running.choice import Choice
 from gossamer.running.conv_net.network import NetForward
 from gossamer.running.encoder import NativeEncoder
 from gossamer.running.layers.packed import MIN_SPARSITY, Choice
+from gossamer.running.encoder.native_encoder import NativeEncoder
+from gossamer.running.packed import MIN_SPARSITY
 
 _LAYER_BY_LAYER, _AS_IT_WAS, _MASKED = "layer by layer", "as it was", "masked dense"
 _NOT_SPARSE = ("dense", _MASKED, _LAYER_BY_LAYER, _AS_IT_WAS)
@@ -92,35 +95,20 @@ def explain(model: nn.Module) -> Explanation:
     """One row per weight layer and measured token count: kernel, times, reason."""
     rows = Explanation()
     outputs = attention_outputs(model)
-    for name, module in model.named_modules():
+    for path, module in model.named_modules():
+        name = path or type(module).__name__
         forward = module.__dict__.get("forward")
         if isinstance(forward, NetForward) and forward.choice is not None:
-            rows.append(_net_row(name, module, forward, forward.choice))
+            rows.append(_net_row(name, forward, forward.choice))
         if isinstance(module, NativeEncoder):
             rows.extend(_encoder_rows(name, module))
         elif form_of(module) is not None:
-            rows.extend(_rows(name or type(module).__name__, module, id(module) in outputs))
+            rows.extend(_layer_rows(name, module, id(module) in outputs))
         elif LEFT in module.__dict__:
-            rows.append(_left_row(name or type(module).__name__, module))
+            # Without a weight of its own: it stayed what it was, though its like do not.
+            rows.append(_row(name, module, (), 1.0, _AS_IT_WAS, str(module.__dict__[LEFT])))
     rows.left_dense = left_dense(model, _weights_with_a_row)
     return rows
-
-
-def _left_row(name: str, module: nn.Module) -> Row:
-    """A module without a weight of its own that stayed what it was, though its like do not."""
-    return Row(
-        name=name,
-        kind=type(module).__name__,
-        shape=(),
-        density=1.0,
-        pattern="-",
-        format="-",
-        tokens=None,
-        kernel=_AS_IT_WAS,
-        dense_us=None,
-        sparse_us=None,
-        why=str(module.__dict__[LEFT]),
-    )
 
 
 def _weights_with_a_row(module: nn.Module) -> int | None:
@@ -130,108 +118,62 @@ def _weights_with_a_row(module: nn.Module) -> int | None:
     return None if form is None or weight is None else weight.numel()
 
 
-def _net_row(name: str, module: nn.Module, forward: NetForward, choice: Choice) -> Row:
+def _net_row(name: str, forward: NetForward, choice: Choice) -> Row:
     """The body as one; rows of single layers, which run images of other sizes, follow."""
     convs = [step for step in forward.net.plan.steps if isinstance(step, ConvStep)]
     numel = sum(torch.Size(step.settings.weight_shape).numel() for step in convs)
-    return Row(
-        name=name or type(module).__name__,
-        kind=type(forward).__name__,
-        shape=(len(convs), *forward.net.plan.values[0].size),
-        density=sum(step.matrix.nnz for step in convs) / max(numel, 1),
-        pattern="-",
-        format="-",
-        tokens=choice.tokens,
-        kernel=choice.kernel,
-        dense_us=choice.dense_us,
-        sparse_us=choice.sparse_us,
-        why=choice.why,
-        spread=choice.spread,
-        doubt=choice.doubt,
-    )
+    density = sum(step.matrix.nnz for step in convs) / max(numel, 1)
+    shape = (len(convs), *forward.net.plan.values[0].size)
+    return _row(name, forward, shape, density, choice.kernel, choice)
 
 
 def _encoder_rows(name: str, module: NativeEncoder) -> list[Row]:
     """The layers as one; rows of single layers, which run below its tokens, follow."""
     packed = module.packed
+    shape = (packed.num_layers, packed.features)
     return [
-        Row(
-            name=name or type(module).__name__,
-            kind=type(module).__name__,
-            shape=(packed.num_layers, packed.features),
-            density=packed.density,
-            pattern="-",
-            format="-",
-            tokens=choice.tokens,
-            kernel=choice.kernel if choice.is_sparse else _LAYER_BY_LAYER,
-            dense_us=choice.dense_us,
-            sparse_us=choice.sparse_us,
-            why=choice.why,
-            spread=choice.spread,
-            doubt=choice.doubt,
-        )
-        for choice in module.choices
+        _row(name, module, shape, packed.density, c.kernel if c.is_sparse else _LAYER_BY_LAYER, c)
+        for c in module.choices
     ]
 
 
-def _rows(name: str, module: nn.Module, is_read: bool) -> list[Row]:
+def _layer_rows(name: str, module: nn.Module, is_read: bool) -> list[Row]:
     """`is_read`: whether an attention reads the weight of the layer, which is never called."""
-    form = _form(module)
+    # What it runs as where no sparse kernel does.
+    forms = {"masked": _MASKED, "compact": f"compact/{getattr(module, 'mode', '')}"}
+    form, density = forms.get(form_of(module) or "", "dense"), density_of(module)
+    seen: Sequence[tuple[str, Choice | str]]
     choices: tuple[Choice, ...] | None = getattr(module, "choices", None)
     if choices is not None:
-        return [
-            replace(
-                _row(
-                    name,
-                    module,
-                    c.tokens,
-                    c.kernel if c.is_sparse else form,
-                    c.dense_us,
-                    c.sparse_us,
-                    c.why,
-                ),
-                spread=c.spread,
-                doubt=c.doubt,
-            )
-            for c in choices
-        ]
-    if form == "dense" and density_of(module) > 1 - MIN_SPARSITY:
-        why = "no mask and too few zeros to gain"
+        seen = [(choice.kernel if choice.is_sparse else form, choice) for choice in choices]
+    elif form == "dense" and density > 1 - MIN_SPARSITY:
+        seen = [(form, "no mask and too few zeros to gain")]
     else:
-        why = f"stays dense when compiled, too: {READ_BY_ATTENTION}" if is_read else _NOT_COMPILED
-    return [_row(name, module, None, form, None, None, why)]
-
-
-def _form(module: nn.Module) -> str:
-    """What a layer runs as where no sparse kernel does."""
-    form = form_of(module)
-    return {"masked": _MASKED, "compact": f"compact/{getattr(module, 'mode', '')}"}.get(
-        form or "", "dense"
-    )
+        read = f"stays dense when compiled, too: {READ_BY_ATTENTION}"
+        seen = [(form, read if is_read else _NOT_COMPILED)]
+    pattern = str(getattr(module, "pattern", None) or "-")
+    stored = getattr(module, "format", "-")
+    return [
+        _row(name, module, shape_of(module), density, kernel, choice, pattern, stored)
+        for kernel, choice in seen
+    ]
 
 
 def _row(
     name: str,
-    module: nn.Module,
-    tokens: int | None,
+    what: object,
+    shape: tuple[int, ...],
+    density: float,
     kernel: str,
-    dense_us: float | None,
-    sparse_us: float | None,
-    why: str,
+    choice: Choice | str,
+    pattern: str = "-",
+    format: str = "-",
 ) -> Row:
-    return Row(
-        name=name,
-        kind=type(module).__name__,
-        shape=shape_of(module),
-        density=density_of(module),
-        pattern=str(getattr(module, "pattern", None) or "-"),
-        format=getattr(module, "format", "-"),
-        tokens=tokens,
-        kernel=kernel,
-        dense_us=dense_us,
-        sparse_us=sparse_us,
-        why=why,
-    )
+    """`choice` is what was measured, or why nothing was."""
+    unmeasured = {"tokens": None, "dense_us": None, "sparse_us": None, "why": choice}
+    measured: dict[str, Any] = unmeasured if isinstance(choice, str) else vars(choice)
+    facts = (name, type(what).__name__, shape, density, pattern, format)
+    return Row(*facts, **{**measured, "kernel": kernel})
 
 
 def _why(row: Row) -> str:

@@ -15,11 +15,11 @@ from gossamer.running.conv_net.network import NetForward
 from gossamer.running.encoder import NativeEncoder
 from gossamer.running.layers.packed import PackedLinear
 from gossamer.running.layers.packed_conv import PackedConv2d
+from gossamer.nn.carried import idle
+from gossamer.nn.layer_kinds import form_of
+from gossamer.running.conv_net.network import NetForward
+from gossamer.running.encoder.native_encoder import NativeEncoder
 
-_LAYERS = (
-    *(NativeEncoder, PackedLinear, PackedConv2d),
-    *(CompactWeight, MaskedWeight, nn.Linear, nn.Conv2d),
-)
 _MIN_ROUNDS, _MAX_ROUNDS = 5, 50
 Forward = Callable[[nn.Module], object]
 
@@ -113,7 +113,7 @@ class _Clocks:
             forward = module.__dict__.get("forward")
             if isinstance(forward, NetForward):
                 self._time_net(name or "network", forward)
-            elif isinstance(module, _LAYERS):
+            elif isinstance(module, NativeEncoder) or form_of(module) is not None:
                 self._time(name or type(module).__name__, module)
 
     def __exit__(self, *_: object) -> None:

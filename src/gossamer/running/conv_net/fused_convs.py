@@ -18,9 +18,8 @@ from torch import fx, nn
 
 from gossamer.nn.surgery.carried import LEFT, Watch, carried_by_calls, leave
 from gossamer.ops.dispatch import report_fallback
-from gossamer.running.layers.packed import PackedLinear
-from gossamer.running.layers.packed_conv import PackedConv2d
-from gossamer.running.layers.same_output import same_output
+from gossamer.running.conv_net.same_output import same_output
+from gossamer.running.packed import PackedConv2d, PackedLinear
 
 _RELUS = (F.relu, torch.relu, torch.relu_, F.relu_, "relu", "relu_")
 _SUMS = (operator.add, operator.iadd, torch.add, "add", "add_", "__add__", "__iadd__")

@@ -5,7 +5,7 @@ Legend: T tokens, R rows (outputs), K columns (inputs).
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -13,12 +13,11 @@ import torch.nn.functional as F
 
 from gossamer import settings
 from gossamer.errors import InputError
-from gossamer.ops.dispatch import PRECISIONS, Kernel, kernel_list
+from gossamer.formats import SparseMatrix
+from gossamer.ops.dispatch import PRECISIONS, Kernel, Problem, Run, kernel_list
 from gossamer.ops.load import QUIET, Load
 from gossamer.ops.timing import Duel, Race, contest
-from gossamer.running.layers.contenders import Contenders
-from gossamer.running.layers.cost_table import CostKey, CostTable
-from gossamer.running.layers.packed import Choice
+from gossamer.running.choice.cost_table import CostKey, CostTable
 
 Call = Callable[[], object]
 # Times dense, which comes first, and kernels in one race.
@@ -30,6 +29,66 @@ _MARGIN = 1.05
 _RULE_DENSITY_MANY = 0.5
 _RULE_DENSITY_FEW = 0.3
 _RULE_FEW_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What runs a layer for one number of tokens, and why.
+
+    Times are None where nothing was measured (`GOSSAMER_TUNE=off`, or there is no kernel). `spread`
+    is how far best times of parts of the race lie apart; `doubt` says what else the machine did if
+    it was busy, and such times are not kept.
+    """
+
+    tokens: int
+    kernel: str
+    dense_us: float | None
+    sparse_us: float | None
+    why: str
+    spread: float | None = None
+    doubt: str = ""
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether the sparse kernel runs."""
+        return self.kernel != "dense"
+
+    def of_dtype(self, dtype: torch.dtype) -> "Choice":
+        """The same, with a word on layers that are computed in another dtype than their own."""
+        if dtype is torch.float32 or not self.is_sparse:
+            return self
+        name = str(dtype).removeprefix("torch.")
+        return replace(self, why=f"{self.why}; computed in float32, the weight is {name}")
+
+
+class Contenders:
+    """The dense weight of a layer, its zeros exact, and kernels that are packed when first run.
+
+    Inputs of a race have the dtype of the dense weight; `matrix` is float32 all the same.
+    """
+
+    def __init__(
+        self, matrix: SparseMatrix, weight_RK: torch.Tensor, kernels: tuple[Kernel, ...]
+    ) -> None:
+        self.matrix = matrix
+        self.weight_RK = weight_RK
+        self.kernels = kernels
+        self._packed: dict[str, Run] = {}
+
+    def for_tokens(self, tokens: int) -> tuple[Kernel, ...]:
+        """Those worth a measurement at this number of tokens."""
+        return tuple(kernel for kernel in self.kernels if kernel.suits(tokens))
+
+    def cost_name(self, kernel: Kernel) -> str:
+        """The kernel in the cost table: a 16-bit layer is another race than a 32-bit one."""
+        dtype = self.weight_RK.dtype
+        return kernel.name if dtype is torch.float32 else f"{kernel.name}/{dtype}"
+
+    def packed(self, kernel: Kernel) -> Run:
+        """The weight as `kernel` runs it."""
+        if kernel.name not in self._packed:
+            self._packed[kernel.name] = kernel.pack(Problem(self.matrix))
+        return self._packed[kernel.name]
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from gossamer.nn.layers import SparseLayer
 from gossamer.nn.surgery.carried import carried, carried_by_calls, hand_over, leave
 from gossamer.ops.conv import ConvSettings
 from gossamer.ops.dispatch import report_fallback
-from gossamer.running.layers.same_output import same_output
+from gossamer.running.conv_net.same_output import same_output
 
 # A convolution in any form, and what follows it.
 Pair = tuple[Any, nn.BatchNorm2d]

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The packed form of one layer of a model that is compiled, where a sparse kernel measures faster.
+
+`PACKERS` says how layers of each kind get it: a new kind has a function and a line there.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from gossamer.formats import SparseMatrix
+from gossamer.nn.input_shapes import Shapes
+from gossamer.nn.layer_kinds import kind_name, weight_of, title_of
+from gossamer.ops.conv import ConvSettings, PackedConv
+from gossamer.ops.conv.fp32 import why_not
+from gossamer.ops.dispatch import Problem, kernels_for, report_missing
+from gossamer.running.choice import Choice, Chooser, Contenders, CostKey, Rival
+from gossamer.running.packed.conv import PackedConv2d
+from gossamer.running.packed.linear import PackedLinear, casting
+
+# A dense layer with fewer zeros than this is left alone: no kernel gains from it.
+MIN_SPARSITY = 0.1
+NO_EXAMPLE = "the size of its images is not known: pass example=, an input of the model, to compile"
+_HALVES = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A layer that could gain from its zeros.
+
+    Attributes:
+        name: of the layer, for messages.
+        layer: in any form.
+        matrix: its kept weights as float32.
+        dtype: of the layer itself; 16-bit ones are computed in float32.
+        counts: token counts to choose for.
+        shapes: of the inputs of layers, as far as an example has shown them.
+        chooser: decides dense or sparse.
+        precision: the lowest that kernels may compute in.
+    """
+
+    name: str
+    layer: Any
+    matrix: SparseMatrix
+    dtype: torch.dtype
+    counts: tuple[int, ...]
+    shapes: Shapes
+    chooser: Chooser
+    precision: str
+
+
+@dataclass(frozen=True)
+class StaysDense:
+    """A layer that is not packed: dense measured faster, or `reason` says why it cannot be."""
+
+    choices: tuple[Choice, ...] = ()
+    reason: str = ""
+
+
+def pack_layer(job: Job) -> nn.Module | StaysDense:
+    """The inference form of one layer."""
+    if job.dtype not in (torch.float32, *_HALVES) or job.matrix.values.device.type != "cpu":
+        where = job.matrix.values.device
+        return StaysDense(reason=f"kernels are float32 on the CPU, this is {job.dtype} on {where}")
+    job = replace(job, matrix=replace(job.matrix, values=job.matrix.values.float()))
+    packer = PACKERS.get(kind_name(job.layer))
+    if packer is None:
+        return StaysDense(reason=f"{title_of(job.layer)} layers have no packed form")
+    return packer(job)
+
+
+def _pack_linear(job: Job) -> nn.Module | StaysDense:
+    """The inference form of one Linear."""
+    kernels = kernels_for("linear", Problem(job.matrix, job.precision))
+    if not kernels:
+        report_missing("linear", str(job.matrix.pattern), job.name)
+    if job.dtype in _HALVES:
+        kernels = tuple(casting(kernel) for kernel in kernels)
+    weight_RK = weight_of(job.layer)
+    contenders = Contenders(job.matrix, weight_RK, kernels)
+    choices = tuple(job.chooser.choose(contenders, count) for count in job.counts)
+    chosen = {choice.kernel for choice in choices}
+    if chosen == {"dense"}:
+        return StaysDense(choices)
+    runs = {k.name: contenders.packed(k) for k in kernels if k.name in chosen}
+    held = weight_RK if "dense" in chosen else None
+    choices = tuple(choice.of_dtype(job.dtype) for choice in choices)
+    return PackedLinear(job.matrix, runs, job.layer.bias, choices, held, job.dtype, job.name)
+
+
+def _pack_conv(job: Job) -> nn.Module | StaysDense:
+    """The inference form of a convolution with zeros."""
+    settings = ConvSettings.of(job.layer)
+    reason = why_not(settings)
+    if reason is not None:
+        return StaysDense(reason=f"the convolution kernel cannot run it: {reason}")
+    if id(job.layer) not in job.shapes:
+        return StaysDense(reason=NO_EXAMPLE)
+    problem = Problem(job.matrix, job.precision, geometry=settings)
+    rivals = {kernel.name: kernel.pack(problem) for kernel in kernels_for("conv", problem)}
+    choice = _choose_conv(rivals, settings, job)
+    if not choice.is_sparse:
+        return StaysDense((choice,))
+    choices, bias = (choice.of_dtype(job.dtype),), job.layer.bias
+    return PackedConv2d(
+        rivals[choice.kernel], bias, job.matrix.pattern, choices, job.dtype, job.name
+    )
+
+
+def _choose_conv(rivals: dict[str, PackedConv], settings: ConvSettings, job: Job) -> Choice:
+    shape, pattern, weight = job.shapes[id(job.layer)], job.matrix.pattern, weight_of(job.layer)
+    height, width = settings.out_size((shape[-2], shape[-1]))
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(job.dtype)
+    bias = weight.new_zeros(settings.out_channels)
+    rows, columns = settings.matrix_shape
+
+    def rival(name: str, packed: PackedConv) -> Rival:
+        key = CostKey(
+            kernel=_conv_cost_name(name, settings, shape, job.dtype),
+            rows=rows,
+            columns=columns,
+            pattern=str(pattern),
+            density=job.matrix.nnz / max(weight.numel(), 1),
+            tokens=max(torch.Size(shape[:-3]).numel(), 1) * height * width,
+            threads=torch.get_num_threads(),
+        )
+        # The layer that would run, casts included.
+        layer = PackedConv2d(packed, bias, pattern, (), job.dtype)
+        return Rival(name, key, lambda: layer(x))
+
+    return job.chooser.choose_among(
+        [rival(name, packed) for name, packed in rivals.items()],
+        lambda: settings.apply(x, weight, bias),
+    )
+
+
+def _conv_cost_name(
+    kernel: str, settings: ConvSettings, shape: tuple[int, ...], dtype: torch.dtype
+) -> str:
+    """The kernel with everything a measurement depends on, for the cost table."""
+    parts = {
+        "k": settings.kernel_size,
+        "s": settings.stride,
+        "p": settings.even_padding() or (0, 0),
+        "d": settings.dilation,
+        "i": shape[-2:],
+    }
+    texts = [f"{letter}{a}x{b}" for letter, (a, b) in parts.items()]
+    kind = [] if dtype is torch.float32 else [str(dtype)]
+    return "/".join([kernel, *texts, f"g{settings.groups}", *kind])
+
+
+PACKERS: dict[str, Callable[[Job], nn.Module | StaysDense]] = {
+    "linear": _pack_linear,
+    "conv": _pack_conv,
+}
