@@ -172,12 +172,13 @@ def strict() -> Iterator[None]:
         _strict.reset(token)
 
 
+_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "silu": F.silu,
+}
+
+
 def activate(y: torch.Tensor, activation: str) -> torch.Tensor:
     """Apply a named activation, as the fused kernels do."""
-    if activation == "relu":
-        return F.relu(y)
-    if activation == "gelu":
-        return F.gelu(y)
-    if activation == "silu":
-        return F.silu(y)
-    return y
+    return _ACTIVATIONS[activation](y) if activation in _ACTIVATIONS else y

@@ -20,12 +20,22 @@ from gossamer.ops.out_of_memory import names_memory
 
 P = ParamSpec("P")
 
+NO_GRADIENTS = (
+    "a compiled model is for inference and gives no gradients. Call it under"
+    " torch.inference_mode(), or train the model it was compiled from."
+)
 # What torch.func.grad and its kin say to the derivative of any custom op.
 _NO_FUNCTION = "In order to use an autograd.Function with functorch transforms"
 
 
 def define_op(
-    name: str, where: str, fake: Callable[..., Any] | None = None, mutates: Iterable[str] = ()
+    name: str,
+    where: str,
+    fake: Callable[..., Any] | None = None,
+    mutates: Iterable[str] = (),
+    advice: str = "Run fewer tokens or images at a time, or free memory.",
+    *,
+    has_gradients: bool = True,
 ) -> Callable[[Callable[..., Any]], CustomOpDef]:
     """Make a function the custom op `gossamer::name`.
 
@@ -35,13 +45,17 @@ def define_op(
         fake: takes the op's arguments and gives a tensor of the result's shape and dtype; not
             needed by ops without a result.
         mutates: names of arguments that the op changes.
+        advice: what to do where memory does not suffice.
+        has_gradients: False for an op that is for inference only and says so when it is called.
     """
 
     def define(function: Callable[..., Any]) -> CustomOpDef:
-        body = op_body(where)(function)
+        body = _op_body(where, advice)(function)
         op = torch.library.custom_op(f"gossamer::{name}", body, mutates_args=mutates)
         if fake is not None:
             op.register_fake(fake)
+        if not has_gradients:
+            op.register_autograd(lambda ctx, grad: None, setup_context=_refuse_gradients)
         return op
 
     return define
@@ -66,9 +80,12 @@ def call_op(op: Callable[..., Any], where: str, *args: Any) -> torch.Tensor:
     return y
 
 
-def op_body(
-    where: str, advice: str = "Run fewer tokens or images at a time, or free memory."
-) -> Callable[[Callable[P, Any]], Callable[P, Any]]:
+def _refuse_gradients(ctx: object, inputs: tuple[object, ...], output: object) -> None:
+    """As `setup_context` of an op without derivatives: say so at once, not in the backward."""
+    raise InputError(NO_GRADIENTS)
+
+
+def _op_body(where: str, advice: str) -> Callable[[Callable[P, Any]], Callable[P, Any]]:
     """For the function of a custom op: refuse tangents, which torch would drop, and name memory."""
 
     def decorate(function: Callable[P, Any]) -> Callable[P, Any]:

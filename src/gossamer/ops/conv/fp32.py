@@ -5,49 +5,34 @@ A layout is made for one height and width, so a packed weight keeps its canonica
 once more for every new size of images; the last few are kept.
 """
 
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from torch.compiler import is_compiling
 
 from gossamer.errors import InputError, KernelError
 from gossamer.formats import Positions, SparseMatrix
-from gossamer.formats.bits import check_bits
 from gossamer.ops import _native
 from gossamer.ops.addresses import address, direct_address, optional_address
-from gossamer.ops.conv.settings import ConvSettings, Pair
+from gossamer.ops.conv.settings import ConvSettings, Geometry, Pair
 from gossamer.ops.handles import Handles
-from gossamer.ops.kernels import active_kernels
 from gossamer.ops.linear.packed_weight import (
     ACTIVATIONS,
-    NO_GRADIENTS,
     bias_address,
     checked_bias_address,
-    no_backward,
-    refuse_gradients,
+    refusal,
 )
 from gossamer.ops.onnx_form import refuse_onnx
-from gossamer.ops.op_call import call_op, op_body
+from gossamer.ops.op_call import call_op, define_op
 from gossamer.ops.out_of_memory import is_out_of_memory, memory_error, names_memory
+from gossamer.ops.packed import Packed, checked_weight
 
 KERNEL = "conv"
 _MAX_SIZES = 8
 _MAX_POSITIONS = 1024  # of a kernel: one channel's patches must stay in reach of 16-bit offsets
 
 
-class Geometry(TypedDict):
-    """What a layout is made for, besides the weight."""
-
-    kernel_size: Pair
-    stride: Pair
-    padding: Pair
-    dilation: Pair
-    groups: int
-    image: Pair
-    kernels: str
-
-
-class PackedConv:
+class PackedConv(Packed):
     """`act(conv2d(x, W) + bias)` for one sparse weight; immutable, for inference.
 
     Args:
@@ -59,18 +44,12 @@ class PackedConv:
 
     @names_memory("packing a convolution", "Free memory.")
     def __init__(self, matrix: SparseMatrix, settings: ConvSettings) -> None:
-        values, mask_bits = matrix.floats(), matrix.positions.bits()
-        if values.dtype is not torch.float32 or values.device.type != "cpu":
-            raise KernelError(
-                f"{self.kernel} kernel: values must be float32 on the CPU, got {values.dtype} on"
-                f" {values.device}. Convert with .float(), or keep the layer in mode 'jit'."
-            )
         reason = why_not(settings)
         if reason is not None:
             raise KernelError(f"{self.kernel} kernel: {reason}.")
-        check_bits(mask_bits, settings.matrix_shape, f"{self.kernel} kernel")
-        positions = Positions(mask_bits.contiguous(), settings.weight_shape, matrix.pattern)
-        self.matrix = SparseMatrix(positions, values.detach().contiguous())
+        values, mask_bits = checked_weight(matrix, settings.matrix_shape, self.kernel)
+        positions = Positions(mask_bits, settings.weight_shape, matrix.pattern)
+        self.matrix = SparseMatrix(positions, values)
         self.settings = settings
         self._num_rows, self._num_channels = settings.out_channels, settings.in_channels
         self._by_size: dict[Pair, _native.PackedConv | _native.Int8Conv] = {}
@@ -106,15 +85,6 @@ class PackedConv:
         seen = (self.handle, self.settings.numbers(), self.kernel, activation, added)
         return call_op(packed_conv, "packed conv", x, bias, *seen)
 
-    def __deepcopy__(self, memo: dict[int, object]) -> "PackedConv":
-        return self  # immutable: copies of a model share it
-
-    def __reduce__(self) -> str:
-        raise KernelError(
-            "a packed weight lives in one process and cannot be pickled. Save the model with"
-            " gossamer.save and compile it again after loading."
-        )
-
     def _run(
         self,
         x: torch.Tensor,
@@ -133,7 +103,7 @@ class PackedConv:
             or x.dtype is not torch.float32
             or (x.requires_grad and torch.is_grad_enabled())
         ):
-            raise _refusal(x, activation, self.settings)
+            raise _refusal(x, activation, self._num_channels)
         if not x.is_contiguous():
             x = x.contiguous()
             start = x.data_ptr()
@@ -160,17 +130,7 @@ class PackedConv:
                 f" {settings.kernel_size} with padding {settings.padding} and dilation"
                 f" {settings.dilation}."
             )
-        packed = self._pack_native(
-            {
-                "kernel_size": settings.kernel_size,
-                "stride": settings.stride,
-                "padding": settings.even_padding() or (0, 0),
-                "dilation": settings.dilation,
-                "groups": settings.groups,
-                "image": image,
-                "kernels": active_kernels(),
-            }
-        )
+        packed = self._pack_native(settings.geometry(image))
         # A new dict each time: other threads may be reading the old one.
         kept = list(self._by_size.items())[1 - _MAX_SIZES :]
         self._by_size = {**dict(kept), image: packed}
@@ -206,30 +166,34 @@ def _checked_added(added: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return added.contiguous()
 
 
-def _refusal(x: torch.Tensor, activation: str, settings: ConvSettings) -> InputError:
-    """What is wrong with arguments that were found unusable."""
-    channels = settings.in_channels
-    if activation not in ACTIVATIONS:
-        names = ", ".join(ACTIVATIONS)
-        return InputError(f"packed conv: activation must be one of {names}; got {activation!r}.")
-    if x.dtype is not torch.float32 or not x.is_cpu or x.layout is not torch.strided:
-        return InputError(
-            f"packed conv: x must be a dense float32 tensor on the CPU, got {x.dtype} on"
-            f" {x.device}. Convert it with x.float().cpu(), or run the uncompiled model."
-        )
-    if x.ndim not in (3, 4) or x.shape[-3] != channels:
-        return InputError(
-            f"packed conv: x must be [N, {channels}, H, W] or [{channels}, H, W], got"
-            f" {list(x.shape)}."
-        )
-    return InputError(f"packed conv: {NO_GRADIENTS}")
+def _refusal(x: torch.Tensor, activation: str, channels: int) -> InputError:
+    fits = x.ndim in (3, 4) and x.shape[-3] == channels
+    wrong = f"x must be [N, {channels}, H, W] or [{channels}, H, W], got {list(x.shape)}."
+    return refusal("packed conv", x, activation, "" if fits else wrong)
 
 
 _WEIGHTS: Handles[PackedConv] = Handles("packed conv")
 
 
-@torch.library.custom_op("gossamer::packed_conv", mutates_args=())
-@op_body("packed conv", "Run fewer images.")
+def _fake(
+    x: torch.Tensor,
+    bias: object,
+    handle: int,
+    numbers: list[int],
+    kernel: str,
+    activation: str,
+    added: object = None,
+) -> torch.Tensor:
+    refuse_onnx("packed conv")  # strict export comes here first
+    settings = ConvSettings.of_numbers(numbers)
+    fits = x.is_cpu and x.dtype is torch.float32 and x.ndim in (3, 4)
+    if not fits or x.shape[-3] != settings.in_channels:
+        raise _refusal(x, activation, settings.in_channels)
+    size = settings.out_size((x.shape[-2], x.shape[-1]))
+    return x.new_empty(*x.shape[:-3], settings.out_channels, *size)
+
+
+@define_op("packed_conv", "packed conv", _fake, advice="Run fewer images.", has_gradients=False)
 def packed_conv(
     x: torch.Tensor,
     bias: torch.Tensor | None,
@@ -249,25 +213,6 @@ def packed_conv(
     optional_address(added, "packed conv")
     bias_start = checked_bias_address(bias, weight.settings.out_channels, "packed conv")
     return weight._run(x, address(x, "packed conv"), bias_start, activation, added)
-
-
-@packed_conv.register_fake
-def _(
-    x: torch.Tensor,
-    bias: torch.Tensor | None,
-    handle: int,
-    numbers: list[int],
-    kernel: str,
-    activation: str,
-    added: torch.Tensor | None = None,
-) -> torch.Tensor:
-    refuse_onnx("packed conv")  # strict export comes here first
-    settings = ConvSettings.of_numbers(numbers)
-    fits = x.is_cpu and x.dtype is torch.float32 and x.ndim in (3, 4)
-    if not fits or x.shape[-3] != settings.in_channels:
-        raise _refusal(x, activation, settings)
-    size = settings.out_size((x.shape[-2], x.shape[-1]))
-    return x.new_empty(*x.shape[:-3], settings.out_channels, *size)
 
 
 @packed_conv.register_vmap
@@ -291,6 +236,3 @@ def _(
     has_images = x.ndim - (in_dims[0] is not None) == 4
     leading = (info.batch_size, len(y) // info.batch_size)[: 1 + has_images]
     return y.view(*leading, *y.shape[1:]), 0
-
-
-packed_conv.register_autograd(no_backward, setup_context=refuse_gradients)

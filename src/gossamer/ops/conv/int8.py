@@ -13,7 +13,7 @@ from gossamer.errors import KernelError
 from gossamer.formats import SparseMatrix
 from gossamer.ops import _native
 from gossamer.ops.conv import fp32
-from gossamer.ops.conv.settings import ConvSettings
+from gossamer.ops.conv.settings import ConvSettings, Geometry
 from gossamer.ops.linear.int8 import ACTIVATION_BITS, MAX_COLUMNS
 
 KERNEL = "conv_int8"
@@ -47,7 +47,7 @@ class PackedInt8Conv(fp32.PackedConv):
         super().__init__(matrix, settings)
         self.activation_bits = activation_bits
 
-    def _pack_native(self, geometry: fp32.Geometry) -> _native.Int8Conv:
+    def _pack_native(self, geometry: Geometry) -> _native.Int8Conv:
         return _native.pack_int8_conv(
             *self._arrays(),
             *self.matrix.shape,

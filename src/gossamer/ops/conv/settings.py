@@ -2,15 +2,28 @@
 """What a Conv2d is besides its weight: sizes, stride, padding, dilation, groups."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from gossamer.errors import InputError
+from gossamer.ops.kernels import active_kernels
 
 Pair = tuple[int, int]
+
+
+class Geometry(TypedDict):
+    """What a native layout is made for, besides the weight."""
+
+    kernel_size: Pair
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+    groups: int
+    image: Pair
+    kernels: str
 
 
 @dataclass(frozen=True)
@@ -98,6 +111,18 @@ class ConvSettings:
         )
         height, width = sizes
         return height, width
+
+    def geometry(self, image: Pair) -> "Geometry":
+        """As native code takes it, for images of one size; padding must be even zeros."""
+        return {
+            "kernel_size": self.kernel_size,
+            "stride": self.stride,
+            "padding": self.even_padding() or (0, 0),
+            "dilation": self.dilation,
+            "groups": self.groups,
+            "image": image,
+            "kernels": active_kernels(),
+        }
 
     def apply(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None

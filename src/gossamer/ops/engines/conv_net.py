@@ -19,6 +19,7 @@ from gossamer.ops.conv.settings import Pair
 from gossamer.ops.kernels import active_kernels
 from gossamer.ops.linear.int8 import MAX_COLUMNS
 from gossamer.ops.out_of_memory import names_memory
+from gossamer.ops.packed import Packed, float_array, optional_array
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def positions_of(settings: ConvSettings, size: Pair) -> tuple[list[Pair], list[P
     ]
 
 
-class PackedConvNet:
+class PackedConvNet(Packed):
     """A network packed for the active kernel set; immutable, safe to call from threads.
 
     Args:
@@ -119,6 +120,8 @@ class PackedConvNet:
         scales: None for fp32; for int8 arithmetic the largest magnitude of each value, which is
             what its highest code stands for: anything above is cut off.
     """
+
+    lives = "a packed network lives"
 
     @names_memory("packing a network", "Free memory.")
     def __init__(self, plan: NetPlan, scales: Sequence[float] | None = None) -> None:
@@ -164,15 +167,6 @@ class PackedConvNet:
         self._native.run(address(x_NCHW, "conv net"), len(x_NCHW), address(y, "conv net"))
         return y
 
-    def __deepcopy__(self, memo: dict[int, object]) -> "PackedConvNet":
-        return self  # immutable: copies of a model share it
-
-    def __reduce__(self) -> str:
-        raise KernelError(
-            "a packed network lives in one process and cannot be pickled. Save the model with"
-            " gossamer.save and compile it again after loading."
-        )
-
     def _pads(self) -> dict[Pair, int]:
         """Zeros between the rows of images, by size: as far as any kernel looks."""
         pads = dict.fromkeys((value.size for value in self.plan.values), 0)
@@ -217,11 +211,11 @@ class PackedConvNet:
         self._native.add_conv(
             taken,
             step.target,
-            step.matrix.floats().detach().contiguous().numpy(),
+            float_array(step.matrix.floats()),
             bits.contiguous().numpy(),
             rows,
             columns,
-            bias=None if step.bias is None else step.bias.detach().contiguous().numpy(),
+            bias=optional_array(step.bias),
             phases=len(phases),
             positions=positions,
             relu=step.relu,

@@ -14,6 +14,7 @@ from gossamer.ops import _native
 from gossamer.ops.kernels import active_kernels
 from gossamer.ops.linear import PackedWeight
 from gossamer.ops.out_of_memory import names_memory
+from gossamer.ops.packed import float_array, optional_array
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class PackedLayer:
     def native(self) -> tuple[object, object, object]:
         """As the native decoder takes it."""
         many = None if self.many is None else self.many._native
-        return self.few._native, many, None if self.bias is None else _floats(self.bias)
+        return self.few._native, many, optional_array(self.bias)
 
     @property
     def nbytes(self) -> int:
@@ -113,16 +114,16 @@ class NativeDecoder:
                 eps=shape.eps,
                 embedding=embedding._native,
                 head=head.native(),
-                final_norm=_floats(final_norm),
-                cosines=_floats(angles[0]),
-                sines=_floats(angles[1]),
+                final_norm=float_array(final_norm),
+                cosines=float_array(angles[0].flatten()),
+                sines=float_array(angles[1].flatten()),
             )
             for block in blocks:
                 self._native.add_layer(
-                    _floats(block.attention_norm),
+                    float_array(block.attention_norm),
                     block.qkv.native(),
                     block.out.native(),
-                    _floats(block.ffn_norm),
+                    float_array(block.ffn_norm),
                     block.gate_up.native(),
                     block.down.native(),
                 )
@@ -186,10 +187,3 @@ class NativeSession:
     def truncate(self, length: int) -> None:
         """Forget all but the first `length` tokens."""
         self._native.truncate(length)
-
-
-def _floats(values: torch.Tensor) -> "np.typing.NDArray[np.float32]":
-    array: np.typing.NDArray[np.float32] = (
-        values.detach().to(torch.float32).contiguous().reshape(-1).numpy()
-    )
-    return array

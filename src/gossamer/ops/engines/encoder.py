@@ -17,6 +17,7 @@ from gossamer.ops.engines.product import Product
 from gossamer.ops.kernels import active_kernels
 from gossamer.ops.linear.packed_weight import ACTIVATIONS
 from gossamer.ops.out_of_memory import names_memory
+from gossamer.ops.packed import Packed
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class EncoderBlock:
         return (self.qkv, self.out, self.up, self.down)
 
 
-class PackedEncoder:
+class PackedEncoder(Packed):
     """Encoder layers packed for the active kernel set; immutable, safe to call from threads.
 
     Args:
@@ -57,6 +58,8 @@ class PackedEncoder:
         features: D.
         precision: "fp32", or "int8": products in int8 arithmetic, everything else in fp32.
     """
+
+    lives = "a packed encoder lives"
 
     @names_memory("packing an encoder", "Free memory.")
     def __init__(self, layers: Sequence[EncoderBlock], features: int, precision: str) -> None:
@@ -122,15 +125,6 @@ class PackedEncoder:
             stride, here, there = self.features, address(x_ND, "encoder"), address(y_ND, "encoder")
             self._native.run(here, stride, there, stride, list(lengths))
         return y_ND
-
-    def __deepcopy__(self, memo: dict[int, object]) -> "PackedEncoder":
-        return self  # immutable: copies of a model share it
-
-    def __reduce__(self) -> str:
-        raise KernelError(
-            "a packed encoder lives in one process and cannot be pickled. Save the model with"
-            " gossamer.save and compile it again after loading."
-        )
 
 
 def _array(values: torch.Tensor) -> "_native.FloatArray":

@@ -11,11 +11,12 @@ from gossamer.ops import _native
 from gossamer.ops.addresses import address
 from gossamer.ops.kernels import active_kernels
 from gossamer.ops.out_of_memory import names_memory
+from gossamer.ops.packed import Packed, float_array, optional_array
 
 _WHERE = "neurons"
 
 
-class PackedNeurons:
+class PackedNeurons(Packed):
     """`down(relu(gate(x) - shift)^power * up(x))` for few tokens; immutable, for inference.
 
     A screen of int8 codes finds the neurons that may be active; those are computed exactly, in
@@ -32,6 +33,8 @@ class PackedNeurons:
         power: 1 for ReLU, 2 for its square.
         bf16: store the rows in bf16.
     """
+
+    lives = "packed neurons live"
 
     @names_memory("packing neurons", "Free memory.")
     def __init__(
@@ -64,11 +67,11 @@ class PackedNeurons:
                 raise KernelError(f"neurons: {name} holds NaN or infinity; it has no int8 codes.")
         self.num_neurons, self.num_features = gate_ND.shape
         self._native = _native.NeuronBlock(
-            gate=_array(gate_ND),
-            up=None if up_ND is None else _array(up_ND),
-            down=_array(down_ND),
-            gate_bias=None if gate_bias_N is None else _array(gate_bias_N),
-            up_bias=None if up_bias_N is None else _array(up_bias_N),
+            gate=float_array(gate_ND),
+            up=optional_array(up_ND),
+            down=float_array(down_ND),
+            gate_bias=optional_array(gate_bias_N),
+            up_bias=optional_array(up_bias_N),
             shift=shift,
             power=power,
             bf16=bf16,
@@ -107,15 +110,6 @@ class PackedNeurons:
                 active += self._native.run_known(here, numbers, there)
         return y_TD.view(x.shape), active
 
-    def __deepcopy__(self, memo: dict[int, object]) -> "PackedNeurons":
-        return self  # immutable: copies of a model share it
-
-    def __reduce__(self) -> str:
-        raise KernelError(
-            "packed neurons live in one process and cannot be pickled. Save the model with"
-            " gossamer.save and compile it again after loading."
-        )
-
 
 def _numbers(known: torch.Tensor, num_neurons: int) -> "_native.IntArray":
     wrong = known.ndim != 1 or known.is_floating_point() or known.dtype is torch.bool
@@ -127,7 +121,3 @@ def _numbers(known: torch.Tensor, num_neurons: int) -> "_native.IntArray":
     if bool((known.diff() <= 0).any()):
         raise InputError("neurons: known must ascend without repetition; sort it first.")
     return known.to(torch.int32).contiguous().numpy()
-
-
-def _array(values: torch.Tensor) -> "_native.FloatArray":
-    return values.detach().float().contiguous().numpy()

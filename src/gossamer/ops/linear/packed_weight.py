@@ -15,23 +15,19 @@ from torch.nn import Parameter
 
 from gossamer.errors import InputError, KernelError
 from gossamer.formats import Positions, SparseMatrix
-from gossamer.formats.bits import check_bits
 from gossamer.ops import _native
 from gossamer.ops.addresses import address, direct_address
 from gossamer.ops.handles import Handles
 from gossamer.ops.kernels import active_kernels
 from gossamer.ops.onnx_form import refuse_onnx
-from gossamer.ops.op_call import call_op, op_body
+from gossamer.ops.op_call import NO_GRADIENTS, call_op, define_op
 from gossamer.ops.out_of_memory import is_out_of_memory, memory_error, names_memory
+from gossamer.ops.packed import Packed, checked_weight
 
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "silu": 3}
-NO_GRADIENTS = (
-    "a compiled model is for inference and gives no gradients. Call it under"
-    " torch.inference_mode(), or train the model it was compiled from."
-)
 
 
-class PackedWeight:
+class PackedWeight(Packed):
     """One [R, K] weight in the layout of one kernel.
 
     Args:
@@ -88,15 +84,6 @@ class PackedWeight:
         seen = (self.handle, *self.shape, self.kernel, activation)
         return call_op(packed_linear, "packed linear", x, bias, *seen)
 
-    def __deepcopy__(self, memo: dict[int, object]) -> "PackedWeight":
-        return self  # immutable: copies of a model share it
-
-    def __reduce__(self) -> str:
-        raise KernelError(
-            "a packed weight lives in one process and cannot be pickled. Save the model with"
-            " gossamer.save and compile it again after loading."
-        )
-
     def _run(self, x: torch.Tensor, start: int, bias_start: int, activation: str) -> torch.Tensor:
         """For x and bias at these addresses; with few steps, as layers are small."""
         num_rows, num_columns = self.shape
@@ -108,7 +95,7 @@ class PackedWeight:
             or x.dtype is not torch.float32
             or (x.requires_grad and torch.is_grad_enabled())
         ):
-            raise _refusal(x, activation, self.shape)
+            raise _refusal(x, activation, num_columns)
         # leading.numel() costs six times as much.
         num_tokens = x.numel() // num_columns if num_columns else x.shape[:-1].numel()
         stride = num_columns
@@ -146,15 +133,10 @@ def pack_weight(
         matrix: float32 on the CPU.
         options: what else the packer takes.
     """
-    values, bits = matrix.floats(), matrix.positions.bits()
-    if values.dtype is not torch.float32 or values.device.type != "cpu":
-        raise KernelError(
-            f"{kernel} kernel: values must be float32 on the CPU, got {values.dtype} on"
-            f" {values.device}. Convert with .float(), or keep the layer in mode 'jit'."
-        )
-    check_bits(bits, matrix.shape, f"{kernel} kernel")
-    arrays = values.detach().contiguous().numpy(), bits.contiguous().numpy()
-    native = packer(*arrays, *matrix.shape, kernels=active_kernels(), **options)
+    values, bits = checked_weight(matrix, matrix.shape, kernel)
+    native = packer(
+        values.numpy(), bits.numpy(), *matrix.shape, kernels=active_kernels(), **options
+    )
     return PackedWeight(native, kernel)
 
 
@@ -189,28 +171,39 @@ def checked_bias_address(bias: torch.Tensor | None, num_rows: int, where: str) -
     return address(bias, where)
 
 
-def _refusal(x: torch.Tensor, activation: str, shape: tuple[int, int]) -> InputError:
-    """What is wrong with arguments that were found unusable."""
+def refusal(where: str, x: torch.Tensor, activation: str, wrong_shape: str) -> InputError:
+    """What is wrong with unusable arguments; `wrong_shape` is empty where the shape fits."""
     if activation not in ACTIVATIONS:
         names = ", ".join(ACTIVATIONS)
-        return InputError(f"packed linear: activation must be one of {names}; got {activation!r}.")
+        return InputError(f"{where}: activation must be one of {names}; got {activation!r}.")
     if x.dtype is not torch.float32 or not x.is_cpu or x.layout is not torch.strided:
         return InputError(
-            f"packed linear: x must be a dense float32 tensor on the CPU, got {x.dtype} on"
+            f"{where}: x must be a dense float32 tensor on the CPU, got {x.dtype} on"
             f" {x.device}. Convert it with x.float().cpu(), or run the uncompiled model."
         )
-    if x.ndim == 0 or x.shape[-1] != shape[1]:
-        return InputError(
-            f"packed linear: the last dimension of x must be {shape[1]}, got {list(x.shape)}."
-        )
-    return InputError(f"packed linear: {NO_GRADIENTS}")
+    return InputError(f"{where}: {wrong_shape or NO_GRADIENTS}")
+
+
+def _refusal(x: torch.Tensor, activation: str, num_columns: int) -> InputError:
+    fits = x.ndim > 0 and x.shape[-1] == num_columns
+    wrong = f"the last dimension of x must be {num_columns}, got {list(x.shape)}."
+    return refusal("packed linear", x, activation, "" if fits else wrong)
 
 
 _WEIGHTS: Handles[PackedWeight] = Handles("packed linear")
 
 
-@torch.library.custom_op("gossamer::packed_linear", mutates_args=())
-@op_body("packed linear", "Run fewer tokens.")
+def _fake(
+    x: torch.Tensor, bias: object, handle: int, rows: int, columns: int, _: str, activation: str
+) -> torch.Tensor:
+    refuse_onnx("packed linear")  # strict export comes here first
+    fits = x.is_cpu and x.dtype is torch.float32 and x.ndim > 0 and x.shape[-1] == columns
+    if not fits:
+        raise _refusal(x, activation, columns)
+    return x.new_empty(*x.shape[:-1], rows)
+
+
+@define_op("packed_linear", "packed linear", _fake, advice="Run fewer tokens.", has_gradients=False)
 def packed_linear(
     x: torch.Tensor,
     bias: torch.Tensor | None,
@@ -231,23 +224,6 @@ def packed_linear(
     return weight._run(x, address(x, "packed linear"), bias_start, activation)
 
 
-@packed_linear.register_fake
-def _(
-    x: torch.Tensor,
-    bias: torch.Tensor | None,
-    handle: int,
-    num_rows: int,
-    num_columns: int,
-    kernel: str,
-    activation: str,
-) -> torch.Tensor:
-    refuse_onnx("packed linear")  # strict export comes here first
-    fits = x.is_cpu and x.dtype is torch.float32 and x.ndim > 0 and x.shape[-1] == num_columns
-    if not fits:
-        raise _refusal(x, activation, (num_rows, num_columns))
-    return x.new_empty(*x.shape[:-1], num_rows)
-
-
 @packed_linear.register_vmap
 def _(
     info: object, in_dims: tuple[int | None, ...], x: torch.Tensor, bias: object, *rest: object
@@ -256,15 +232,3 @@ def _(
         raise InputError("packed linear: vmap may run over its input, not over its bias.")
     x = x.movedim(in_dims[0] or 0, 0)
     return packed_linear(x, bias, *rest), 0
-
-
-def refuse_gradients(ctx: object, inputs: tuple[object, ...], output: object) -> None:
-    """As `setup_context` of an op without derivatives: say so at once, not in the backward."""
-    raise InputError(NO_GRADIENTS)
-
-
-def no_backward(ctx: object, grad: torch.Tensor) -> None:
-    """Never called; see `refuse_gradients`."""
-
-
-packed_linear.register_autograd(no_backward, setup_context=refuse_gradients)

@@ -5,8 +5,6 @@ As in ops/training/linear_kernels.py nothing is cached between calls. Images are
 W] on the CPU; settings are those that `ops.conv.why_not` has nothing against.
 """
 
-from typing import TypedDict
-
 import torch
 
 from gossamer.ops import _native
@@ -14,20 +12,9 @@ from gossamer.ops.addresses import address, optional_address
 from gossamer.ops.conv import ConvSettings
 from gossamer.ops.conv.settings import Pair
 from gossamer.ops.kernels import active_kernels
+from gossamer.ops.conv.settings import ConvSettings, Pair
 
 _WHERE = "training kernels"
-
-
-class _Geometry(TypedDict):
-    columns: int
-    kernel_size: Pair
-    stride: Pair
-    padding: Pair
-    dilation: Pair
-    groups: int
-    image: Pair
-    images: int
-    kernels: str
 
 
 def conv(
@@ -46,7 +33,9 @@ def conv(
         address(values, _WHERE),
         values.numel(),
         mask_bits.numpy(),
-        **_geometry(settings, image, x.shape[0]),
+        columns=settings.matrix_shape[1],
+        images=x.shape[0],
+        **settings.geometry(image),
         x=address(x, _WHERE),
         bias=optional_address(bias, _WHERE),
         y=address(y, _WHERE),
@@ -68,7 +57,9 @@ def grad_input(
         address(values, _WHERE),
         values.numel(),
         mask_bits.numpy(),
-        **_geometry(settings, image, grad.shape[0]),
+        columns=settings.matrix_shape[1],
+        images=grad.shape[0],
+        **settings.geometry(image),
         grad=address(grad, _WHERE),
         dx=address(dx, _WHERE),
     )
@@ -89,22 +80,10 @@ def grad_values(
         address(values, _WHERE),
         num_values,
         mask_bits.numpy(),
-        **_geometry(settings, (x.shape[2], x.shape[3]), x.shape[0]),
+        columns=settings.matrix_shape[1],
+        images=x.shape[0],
+        **settings.geometry((x.shape[2], x.shape[3])),
         grad=address(grad, _WHERE),
         x=address(x, _WHERE),
     )
     return values
-
-
-def _geometry(settings: ConvSettings, image: Pair, images: int) -> _Geometry:
-    return {
-        "columns": settings.matrix_shape[1],
-        "kernel_size": settings.kernel_size,
-        "stride": settings.stride,
-        "padding": settings.even_padding() or (0, 0),
-        "dilation": settings.dilation,
-        "groups": settings.groups,
-        "image": image,
-        "images": images,
-        "kernels": active_kernels(),
-    }

@@ -23,9 +23,8 @@ from gossamer.nn.tokens.token_pruning import EncoderOutput
 from gossamer.ops.addresses import direct_address
 from gossamer.ops.engines.encoder import PackedEncoder
 from gossamer.ops.handles import Handles
-from gossamer.ops.linear.packed_weight import no_backward, refuse_gradients
 from gossamer.ops.onnx_form import refuse_onnx
-from gossamer.ops.op_call import call_op, op_body
+from gossamer.ops.op_call import call_op, define_op
 from gossamer.ops.timing import duel
 from gossamer.running.choice import Choice, Chooser, CostKey, Rival
 from gossamer.running.encoder.layers import read_layers
@@ -117,8 +116,18 @@ def _identity(packed: PackedEncoder) -> tuple[int, int, str]:
 _ENCODERS: Handles[PackedEncoder] = Handles("packed encoder")
 
 
-@torch.library.custom_op("gossamer::packed_encoder", mutates_args=())
-@op_body("packed encoder", "Run fewer sequences.")
+def _fake(hidden_states: torch.Tensor, *_: Any) -> torch.Tensor:
+    refuse_onnx("packed encoder")  # strict export comes here first
+    return torch.empty_like(hidden_states, memory_format=torch.contiguous_format)
+
+
+@define_op(
+    "packed_encoder",
+    "packed encoder",
+    _fake,
+    advice="Run fewer sequences.",
+    has_gradients=False,
+)
 def packed_encoder(
     hidden_states: torch.Tensor,
     attention_mask: torch.Tensor | None,
@@ -136,15 +145,6 @@ def packed_encoder(
             " the model again."
         )
     return _run_padded(packed, hidden_states, attention_mask)
-
-
-@packed_encoder.register_fake
-def _(hidden_states: torch.Tensor, *_: Any) -> torch.Tensor:
-    refuse_onnx("packed encoder")  # strict export comes here first
-    return torch.empty_like(hidden_states, memory_format=torch.contiguous_format)
-
-
-packed_encoder.register_autograd(no_backward, setup_context=refuse_gradients)
 
 
 def pack_encoder(encoder: nn.Module, precision: str) -> PackedEncoder:
