@@ -1,2 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations on sparse weights: the plain PyTorch form, and the only door to native code."""
+"""Operations on sparse weights: native kernels, and who runs what.
+
+Each operation has one list of kernels. Describe a weight as a `Problem` and ask `kernels_for`; a
+`Kernel` packs it once into what is called. `linear` and `conv` hold the kernels, `engines` whole
+models in one native call, `training` products with gradients. Work that falls back to dense is
+counted (`fallbacks`), and is an error under `strict`.
+"""
+
+from gossamer.ops.dispatch import (
+    Kernel,
+    Problem,
+    fallbacks,
+    kernel_list,
+    kernels_for,
+    report_fallback,
+    strict,
+)
+from gossamer.ops.kernels import active_kernels
+
+__all__ = [
+    "Kernel",
+    "Problem",
+    "active_kernels",
+    "fallbacks",
+    "kernel_list",
+    "kernels_for",
+    "report_fallback",
+    "strict",
+]

@@ -68,6 +68,37 @@ def optional_address(x: Tensor | None, where: str) -> int:
     return 0 if x is None else address(x, where)
 
 
+def bias_address(bias: Tensor, num_rows: int) -> int:
+    """`direct_address` for a bias of `num_rows` beside an input that nobody watches."""
+    kind = type(bias)
+    if (
+        (kind is not Parameter and kind is not Tensor)
+        or bias.dtype is not torch.float32
+        or bias.numel() != num_rows
+        or bias.dim() != 1
+        or not bias.is_cpu
+        or not bias.is_contiguous()
+        or bias.is_neg()
+    ):
+        return 0
+    try:
+        return bias.data_ptr()
+    except RuntimeError:  # of torch.func
+        return 0
+
+
+def checked_bias_address(bias: Tensor | None, num_rows: int, where: str) -> int:
+    """The address of a bias inside an op; 0 for None, and an error for what is none."""
+    if bias is None:
+        return 0
+    if bias.dtype is not torch.float32 or bias.shape != (num_rows,) or not bias.is_contiguous():
+        raise InputError(
+            f"{where}: bias must be contiguous float32 [{num_rows}] on the CPU, got {bias.dtype}"
+            f" {list(bias.shape)} on {bias.device}."
+        )
+    return address(bias, where)
+
+
 def is_readable(x: Tensor) -> bool:
     """Whether `address` gives one."""
     return direct_address(x) != 0 or why_unreadable(x) is None

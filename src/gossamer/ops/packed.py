@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What everything packed for native code is, and how the sparse weight gets there."""
+"""What everything packed for native code has in common: weights, activations, refusals."""
 
 from typing import ClassVar, Self
 
 import torch
 
-from gossamer.errors import KernelError
+from gossamer.errors import InputError, KernelError
 from gossamer.formats import SparseMatrix
 from gossamer.formats.bits import check_bits
 from gossamer.ops import _native
+from gossamer.ops.op_call import NO_GRADIENTS
+
+ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "silu": 3}
 
 
 class Packed:
@@ -48,3 +51,16 @@ def float_array(values: torch.Tensor) -> "_native.FloatArray":
 def optional_array(values: torch.Tensor | None) -> "_native.FloatArray | None":
     """`float_array`, and None for None."""
     return None if values is None else float_array(values)
+
+
+def refusal(where: str, x: torch.Tensor, activation: str, wrong_shape: str) -> InputError:
+    """What is wrong with unusable arguments; `wrong_shape` is empty where the shape fits."""
+    if activation not in ACTIVATIONS:
+        names = ", ".join(ACTIVATIONS)
+        return InputError(f"{where}: activation must be one of {names}; got {activation!r}.")
+    if x.dtype is not torch.float32 or not x.is_cpu or x.layout is not torch.strided:
+        return InputError(
+            f"{where}: x must be a dense float32 tensor on the CPU, got {x.dtype} on"
+            f" {x.device}. Convert it with x.float().cpu(), or run the uncompiled model."
+        )
+    return InputError(f"{where}: {wrong_shape or NO_GRADIENTS}")

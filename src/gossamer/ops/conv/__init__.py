@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Convolutions with sparse weights for inference: fp32 and int8, any mask, images of any size.
 
-Importing this room lists both kernels under the operation "conv".
+Start with `ConvSettings`, what a convolution is besides its weight, and `PackedConv`, a weight that
+is ready to run; `why_not` says what the kernels cannot take. Importing this room lists both kernels
+under the operation "conv".
 """
 
 from typing import Any
 
 from gossamer.ops.conv import fp32, int8
-from gossamer.ops.conv.fp32 import PackedConv
-from gossamer.ops.conv.settings import ConvSettings
+from gossamer.ops.conv.fp32 import PackedConv, why_not
+from gossamer.ops.conv.settings import ConvSettings, Pair
 from gossamer.ops.dispatch import Kernel, Problem, add_kernels
 
 
@@ -34,4 +36,4 @@ add_kernels(
     ),
 )
 
-__all__ = ["ConvSettings", "PackedConv"]
+__all__ = ["ConvSettings", "PackedConv", "Pair", "why_not"]

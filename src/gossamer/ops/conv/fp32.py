@@ -13,19 +13,19 @@ from torch.compiler import is_compiling
 from gossamer.errors import InputError, KernelError
 from gossamer.formats import Positions, SparseMatrix
 from gossamer.ops import _native
-from gossamer.ops.addresses import address, direct_address, optional_address
-from gossamer.ops.conv.settings import ConvSettings, Geometry, Pair
-from gossamer.ops.handles import Handles
-from gossamer.ops.linear.packed_weight import (
-    ACTIVATIONS,
+from gossamer.ops.addresses import (
+    address,
     bias_address,
     checked_bias_address,
-    refusal,
+    direct_address,
+    optional_address,
 )
+from gossamer.ops.conv.settings import ConvSettings, Geometry, Pair
+from gossamer.ops.handles import Handles
 from gossamer.ops.onnx_form import refuse_onnx
 from gossamer.ops.op_call import call_op, define_op
 from gossamer.ops.out_of_memory import is_out_of_memory, memory_error, names_memory
-from gossamer.ops.packed import Packed, checked_weight
+from gossamer.ops.packed import ACTIVATIONS, Packed, checked_weight, refusal
 
 KERNEL = "conv"
 _MAX_SIZES = 8

@@ -1,2 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole models in one native call: encoders, decoders, networks of convolutions, active neurons."""
+"""Whole models, or large parts of them, as one native call.
+
+Start with the class that is called: `NativeDecoder` with a `NativeSession` for text,
+`PackedEncoder` for stacks of encoder layers, `PackedConvNet` for the body of a convolutional
+network, `PackedNeurons` for feed-forward blocks. The other names describe what they are made of.
+"""
+
+from gossamer.ops.engines.conv_net import (
+    ConvStep,
+    NetPlan,
+    NetValue,
+    PackedConvNet,
+    PoolStep,
+    positions_of,
+)
+from gossamer.ops.engines.decoder import (
+    DecoderBlock,
+    DecoderShape,
+    NativeDecoder,
+    NativeSession,
+    PackedLayer,
+)
+from gossamer.ops.engines.encoder import EncoderLayer, Norm, PackedEncoder
+from gossamer.ops.engines.neurons import PackedNeurons
+from gossamer.ops.engines.product import Product
+
+__all__ = [
+    "ConvStep",
+    "DecoderBlock",
+    "DecoderShape",
+    "EncoderLayer",
+    "NativeDecoder",
+    "NativeSession",
+    "NetPlan",
+    "NetValue",
+    "Norm",
+    "PackedConvNet",
+    "PackedEncoder",
+    "PackedLayer",
+    "PackedNeurons",
+    "PoolStep",
+    "Product",
+    "positions_of",
+]

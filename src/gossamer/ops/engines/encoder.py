@@ -15,9 +15,8 @@ from gossamer.ops import _native
 from gossamer.ops.addresses import address
 from gossamer.ops.engines.product import Product
 from gossamer.ops.kernels import active_kernels
-from gossamer.ops.linear.packed_weight import ACTIVATIONS
 from gossamer.ops.out_of_memory import names_memory
-from gossamer.ops.packed import Packed
+from gossamer.ops.packed import ACTIVATIONS, Packed
 
 
 @dataclass(frozen=True)

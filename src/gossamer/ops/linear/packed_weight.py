@@ -11,20 +11,17 @@ from collections.abc import Callable
 
 import torch
 from torch.compiler import is_compiling
-from torch.nn import Parameter
 
 from gossamer.errors import InputError, KernelError
 from gossamer.formats import Positions, SparseMatrix
 from gossamer.ops import _native
-from gossamer.ops.addresses import address, direct_address
+from gossamer.ops.addresses import address, bias_address, checked_bias_address, direct_address
 from gossamer.ops.handles import Handles
 from gossamer.ops.kernels import active_kernels
 from gossamer.ops.onnx_form import refuse_onnx
-from gossamer.ops.op_call import NO_GRADIENTS, call_op, define_op
+from gossamer.ops.op_call import call_op, define_op
 from gossamer.ops.out_of_memory import is_out_of_memory, memory_error, names_memory
-from gossamer.ops.packed import Packed, checked_weight
-
-ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "silu": 3}
+from gossamer.ops.packed import ACTIVATIONS, Packed, checked_weight, refusal
 
 
 class PackedWeight(Packed):
@@ -138,50 +135,6 @@ def pack_weight(
         values.numpy(), bits.numpy(), *matrix.shape, kernels=active_kernels(), **options
     )
     return PackedWeight(native, kernel)
-
-
-def bias_address(bias: torch.Tensor, num_rows: int) -> int:
-    """`direct_address` for a bias of `num_rows` beside an input that nobody watches."""
-    kind = type(bias)
-    if (
-        (kind is not Parameter and kind is not torch.Tensor)
-        or bias.dtype is not torch.float32
-        or bias.numel() != num_rows
-        or bias.dim() != 1
-        or not bias.is_cpu
-        or not bias.is_contiguous()
-        or bias.is_neg()
-    ):
-        return 0
-    try:
-        return bias.data_ptr()
-    except RuntimeError:  # of torch.func
-        return 0
-
-
-def checked_bias_address(bias: torch.Tensor | None, num_rows: int, where: str) -> int:
-    """The address of a bias inside an op; 0 for None, and an error for what is none."""
-    if bias is None:
-        return 0
-    if bias.dtype is not torch.float32 or bias.shape != (num_rows,) or not bias.is_contiguous():
-        raise InputError(
-            f"{where}: bias must be contiguous float32 [{num_rows}] on the CPU, got {bias.dtype}"
-            f" {list(bias.shape)} on {bias.device}."
-        )
-    return address(bias, where)
-
-
-def refusal(where: str, x: torch.Tensor, activation: str, wrong_shape: str) -> InputError:
-    """What is wrong with unusable arguments; `wrong_shape` is empty where the shape fits."""
-    if activation not in ACTIVATIONS:
-        names = ", ".join(ACTIVATIONS)
-        return InputError(f"{where}: activation must be one of {names}; got {activation!r}.")
-    if x.dtype is not torch.float32 or not x.is_cpu or x.layout is not torch.strided:
-        return InputError(
-            f"{where}: x must be a dense float32 tensor on the CPU, got {x.dtype} on"
-            f" {x.device}. Convert it with x.float().cpu(), or run the uncompiled model."
-        )
-    return InputError(f"{where}: {wrong_shape or NO_GRADIENTS}")
 
 
 def _refusal(x: torch.Tensor, activation: str, num_columns: int) -> InputError:

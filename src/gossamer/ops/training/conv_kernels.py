@@ -5,6 +5,8 @@ As in ops/training/linear_kernels.py nothing is cached between calls. Images are
 W] on the CPU; settings are those that `ops.conv.why_not` has nothing against.
 """
 
+from collections.abc import Callable
+
 import torch
 
 from gossamer.ops import _native
@@ -25,21 +27,9 @@ def conv(
     settings: ConvSettings,
 ) -> torch.Tensor:
     """`conv2d(x, W) + b`."""
-    x, values, mask_bits = x.contiguous(), values.contiguous(), mask_bits.contiguous()
-    bias = None if bias is None else bias.contiguous()
     image = (x.shape[2], x.shape[3])
     y = x.new_empty(x.shape[0], settings.out_channels, *settings.out_size(image))
-    _native.train_conv(
-        address(values, _WHERE),
-        values.numel(),
-        mask_bits.numpy(),
-        columns=settings.matrix_shape[1],
-        images=x.shape[0],
-        **settings.geometry(image),
-        x=address(x, _WHERE),
-        bias=optional_address(bias, _WHERE),
-        y=address(y, _WHERE),
-    )
+    _run(_native.train_conv, values, mask_bits, settings, image, x=x, bias=bias, y=y)
     return y
 
 
@@ -51,18 +41,8 @@ def grad_input(
     image: Pair,
 ) -> torch.Tensor:
     """The gradient of images of size `image` from that of the output."""
-    grad, values, mask_bits = grad.contiguous(), values.contiguous(), mask_bits.contiguous()
     dx = grad.new_empty(grad.shape[0], settings.in_channels, *image)
-    _native.train_conv_grad_input(
-        address(values, _WHERE),
-        values.numel(),
-        mask_bits.numpy(),
-        columns=settings.matrix_shape[1],
-        images=grad.shape[0],
-        **settings.geometry(image),
-        grad=address(grad, _WHERE),
-        dx=address(dx, _WHERE),
-    )
+    _run(_native.train_conv_grad_input, values, mask_bits, settings, image, grad=grad, dx=dx)
     return dx
 
 
@@ -74,16 +54,28 @@ def grad_values(
     settings: ConvSettings,
 ) -> torch.Tensor:
     """The gradient of the kept values, [n]."""
-    grad, x, mask_bits = grad.contiguous(), x.contiguous(), mask_bits.contiguous()
-    values = x.new_empty(num_values)
-    _native.train_conv_grad_values(
-        address(values, _WHERE),
-        num_values,
-        mask_bits.numpy(),
-        columns=settings.matrix_shape[1],
-        images=x.shape[0],
-        **settings.geometry((x.shape[2], x.shape[3])),
-        grad=address(grad, _WHERE),
-        x=address(x, _WHERE),
-    )
+    values, image = x.new_empty(num_values), (x.shape[2], x.shape[3])
+    _run(_native.train_conv_grad_values, values, mask_bits, settings, image, grad=grad, x=x)
     return values
+
+
+def _run(
+    kernel: Callable[..., None],
+    values: torch.Tensor,
+    mask_bits: torch.Tensor,
+    settings: ConvSettings,
+    image: Pair,
+    **operands: torch.Tensor | None,
+) -> None:
+    """Call a kernel with tensors under their names; results are contiguous as they were made."""
+    held = {name: None if t is None else t.contiguous() for name, t in operands.items()}
+    values = values.contiguous()
+    kernel(
+        address(values, _WHERE),
+        values.numel(),
+        mask_bits.contiguous().numpy(),
+        columns=settings.matrix_shape[1],
+        images=next(len(t) for t in held.values() if t is not None),
+        **settings.geometry(image),
+        **{name: optional_address(t, _WHERE) for name, t in held.items()},
+    )

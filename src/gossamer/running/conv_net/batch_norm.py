@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from gossamer.nn import replace_module
@@ -23,7 +23,11 @@ from gossamer.nn.layer_kinds import in_form_of, kind_name, weight_of
 from gossamer.nn.layers import SparseLayer
 from gossamer.nn.surgery.carried import carried, carried_by_calls, hand_over, leave
 from gossamer.ops.conv import ConvSettings
+from gossamer.nn.carried import carried, hand_over, leave
+from gossamer.nn.layer_kinds import in_form_of, kind_name, weight_of
+from gossamer.ops.conv.settings import ConvSettings
 from gossamer.ops.dispatch import report_fallback
+from gossamer.running.conv_net.fused_convs import ConvTracer
 from gossamer.running.conv_net.same_output import same_output
 
 # A convolution in any form, and what follows it.
@@ -106,19 +110,12 @@ def _folded(conv: Any, norm: nn.BatchNorm2d) -> nn.Module:
     return in_form_of(conv, dense)
 
 
-class _Tracer(fx.Tracer):
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        # What a hook does would be traced once and never run again.
-        stays = isinstance(m, SparseLayer) or carried_by_calls(m) is not None
-        return stays or super().is_leaf_module(m, module_qualified_name)
-
-
 def _traced_pairs(model: nn.Module) -> list[Pair] | None:
     """Convolutions whose only use is a BatchNorm; None if the model cannot be traced."""
     if "forward" in model.__dict__:
         return None  # traced would be what the class computes
     try:
-        graph = _Tracer().trace(model)
+        graph = ConvTracer().trace(model)
     except Exception:
         return None
     modules = dict(model.named_modules(remove_duplicate=False))

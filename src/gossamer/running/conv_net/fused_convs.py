@@ -17,9 +17,11 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from gossamer.nn.surgery.carried import LEFT, Watch, carried_by_calls, leave
+from gossamer.nn.carried import LEFT, Watch, carried_by_calls, leave
+from gossamer.nn.sparse_layer import SparseLayer
 from gossamer.ops.dispatch import report_fallback
 from gossamer.running.conv_net.same_output import same_output
-from gossamer.running.packed import PackedConv2d, PackedLinear
+from gossamer.running.packed import PackedConv2d
 
 _RELUS = (F.relu, torch.relu, torch.relu_, F.relu_, "relu", "relu_")
 _SUMS = (operator.add, operator.iadd, torch.add, "add", "add_", "__add__", "__iadd__")
@@ -108,7 +110,7 @@ class ConvTracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Whether a module stays a node."""
         # What a hook does would be traced once and never run again.
-        stays = isinstance(m, PackedConv2d | PackedLinear) or carried_by_calls(m) is not None
+        stays = isinstance(m, SparseLayer) or carried_by_calls(m) is not None
         return stays or super().is_leaf_module(m, module_qualified_name)
 
 

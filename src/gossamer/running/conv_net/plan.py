@@ -111,10 +111,7 @@ class Lowering:
         if len(node.args) != 1 or node.kwargs or not stock:
             raise NotUnderstood
         source = self.take(node.args[0])
-        try:
-            positions_of(ConvSettings.of(module), self.values[source].size)
-        except KernelError:
-            raise NotUnderstood from None
+        _check_positions(ConvSettings.of(module), self.values[source].size)
         self._pending[node] = _Pending(module, source)
 
     def _sum(self, node: fx.Node) -> None:
@@ -173,10 +170,7 @@ class Lowering:
         # Around an image are zeros, which are below everything only if nothing is negative.
         if not value.is_positive or pool.ceil_mode or pool.return_indices:
             raise NotUnderstood
-        try:
-            positions_of(settings, value.size)
-        except KernelError:
-            raise NotUnderstood from None
+        _check_positions(settings, value.size)
         target = self.add(node, value.channels, settings.out_size(value.size), True)
         self.steps.append(PoolStep(source, target, settings))
 
@@ -256,6 +250,13 @@ def rest_of(graph: fx.Graph, last: fx.Node, model: nn.Module) -> fx.GraphModule:
         copies[node] = rest.node_copy(node, lambda given: copies[given])
     rest.lint()
     return fx.GraphModule(model, rest).eval()
+
+
+def _check_positions(settings: ConvSettings, size: Pair) -> None:
+    try:
+        positions_of(settings, size)
+    except KernelError:
+        raise NotUnderstood from None
 
 
 def _pair(value: Any) -> Pair:
