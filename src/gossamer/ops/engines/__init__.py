@@ -21,9 +21,10 @@ from gossamer.ops.engines.decoder import (
     NativeSession,
     PackedLayer,
 )
-from gossamer.ops.engines.encoder import EncoderLayer, Norm, PackedEncoder
+from gossamer.ops.engines.encoder import Norm, PackedEncoder
 from gossamer.ops.engines.neurons import PackedNeurons
 from gossamer.ops.engines.product import Product
+from gossamer.zoo.encoder import EncoderLayer
 
 __all__ = [
     "ConvStep",

@@ -13,8 +13,6 @@ from gossamer.ops import _native
 from gossamer.ops.addresses import address, optional_address
 from gossamer.ops.conv import ConvSettings
 from gossamer.ops.conv.settings import Pair
-from gossamer.ops.kernels import active_kernels
-from gossamer.ops.conv.settings import ConvSettings, Pair
 
 _WHERE = "training kernels"
 

@@ -11,9 +11,8 @@ import torch
 from torch import fx, nn
 
 from gossamer import settings
-from gossamer.nn.surgery.carried import Watch
-from gossamer.nn.carried import Watch
 from gossamer.nn.layer_kinds import weight_of
+from gossamer.nn.surgery.carried import Watch
 from gossamer.ops.addresses import direct_address
 from gossamer.ops.engines.conv_net import PackedConvNet
 from gossamer.ops.timing import duel

@@ -27,9 +27,6 @@ from gossamer.ops.engines.decoder import (
 )
 from gossamer.ops.engines.product import Product
 from gossamer.ops.linear import PackedWeight, few, few_int
-from gossamer.ops.linear.panel import pack_panel
-from gossamer.ops.linear import few, few_int
-from gossamer.ops.linear.packed_weight import PackedWeight
 from gossamer.ops.timing import contest
 from gossamer.patterns import NM
 from gossamer.running.decoder.sampling import Sampler, Sampling

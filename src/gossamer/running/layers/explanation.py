@@ -17,9 +17,7 @@ from gossamer.ops.engines.conv_net import ConvStep
 from gossamer.running.choice import Choice
 from gossamer.running.conv_net.network import NetForward
 from gossamer.running.encoder import NativeEncoder
-from gossamer.running.layers.packed import MIN_SPARSITY, Choice
-from gossamer.running.encoder.native_encoder import NativeEncoder
-from gossamer.running.packed import MIN_SPARSITY
+from gossamer.running.packed.packing import MIN_SPARSITY
 
 _LAYER_BY_LAYER, _AS_IT_WAS, _MASKED = "layer by layer", "as it was", "masked dense"
 _NOT_SPARSE = ("dense", _MASKED, _LAYER_BY_LAYER, _AS_IT_WAS)

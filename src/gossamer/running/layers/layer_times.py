@@ -9,16 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from gossamer.nn import CompactWeight, MaskedWeight
+from gossamer.nn.layer_kinds import form_of
 from gossamer.nn.surgery.carried import idle
 from gossamer.running.conv_net.network import NetForward
 from gossamer.running.encoder import NativeEncoder
-from gossamer.running.layers.packed import PackedLinear
-from gossamer.running.layers.packed_conv import PackedConv2d
-from gossamer.nn.carried import idle
-from gossamer.nn.layer_kinds import form_of
-from gossamer.running.conv_net.network import NetForward
-from gossamer.running.encoder.native_encoder import NativeEncoder
 
 _MIN_ROUNDS, _MAX_ROUNDS = 5, 50
 Forward = Callable[[nn.Module], object]

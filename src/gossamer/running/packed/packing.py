@@ -13,7 +13,7 @@ from torch import nn
 
 from gossamer.formats import SparseMatrix
 from gossamer.nn.input_shapes import Shapes
-from gossamer.nn.layer_kinds import kind_name, weight_of, title_of
+from gossamer.nn.layer_kinds import kind_name, title_of, weight_of
 from gossamer.ops.conv import ConvSettings, PackedConv
 from gossamer.ops.conv.fp32 import why_not
 from gossamer.ops.dispatch import Problem, kernels_for, report_missing
