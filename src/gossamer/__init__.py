@@ -34,10 +34,9 @@ if TYPE_CHECKING:
     from gossamer.io import load
     from gossamer.io.artifact import save
     from gossamer.nn.surgery.compaction import compact
-    from gossamer.ops.dispatch import strict
+    from gossamer.ops import strict
     from gossamer.planner import plan
-    from gossamer.running.layers.compiler import compile
-    from gossamer.running.layers.explanation import explain
+    from gossamer.running.layers import compile, explain
     from gossamer.runs import attach, prune, sparsify, train
     from gossamer.search import shrink
 

@@ -7,7 +7,8 @@ Only names registered here can appear in a recipe or a file; nothing is ever imp
 from collections.abc import Callable
 
 from gossamer.formats import FORMATS, Format, SparseMatrix
-from gossamer.ops.dispatch import Kernel, Problem, Run, kernel_list, of_matrix
+from gossamer.ops import Kernel, Problem, kernel_list
+from gossamer.ops.dispatch import Run, of_matrix
 from gossamer.patterns import PATTERNS, Pattern
 from gossamer.pruning import register_scorer as scorer
 

@@ -13,7 +13,7 @@ from gossamer.errors import InputError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from gossamer.running.layers.explanation import Row
+    from gossamer.running.layers import Row
 
 _EXAMPLES = """
 gossamer explain pruned/
@@ -66,10 +66,10 @@ def explain(
     from gossamer.cli.models import example_input, load_source
     from gossamer.io.artifact import check_file_destination
     from gossamer.nn.left_dense import left_lines
-    from gossamer.ops.dispatch import fallbacks
+    from gossamer.ops import fallbacks
     from gossamer.report import describe_machine
-    from gossamer.running.layers.compiler import compile as compile_model
-    from gossamer.running.layers.explanation import explain as explain_model
+    from gossamer.running.layers import compile as compile_model
+    from gossamer.running.layers import explain as explain_model
 
     if html is not None:
         check_file_destination(html)

@@ -12,8 +12,7 @@ from gossamer.cli.shell import table
 from gossamer.report import Comparison, Figure, Page, write_html
 from gossamer.report.charts import layer_bars
 from gossamer.running.bench import dense_copy
-from gossamer.running.layers.explanation import Row
-from gossamer.running.layers.layer_times import LayerTimes, layer_times
+from gossamer.running.layers import LayerTimes, Row, layer_times
 
 if TYPE_CHECKING:
     from rich.table import Table

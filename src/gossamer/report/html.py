@@ -9,7 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from gossamer.report.charts import WIDTH, Chart
 from gossamer.report.charts.layer_charts import curve_chart, sparsity_chart, time_chart
 from gossamer.report.page import Page, tiles
-from gossamer.running.layers.explanation import Row
+from gossamer.running.layers import Row
 
 # A model with thousands of layers still gives a page that opens at once.
 MAX_LAYERS = 400

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from gossamer.report.charts import Chart, Curve
 from gossamer.report.comparison import Comparison, Figure
-from gossamer.running.layers.explanation import Row
+from gossamer.running.layers import Row
 
 # A score that fell by more than this is shown as a loss.
 ONE_POINT = 0.01

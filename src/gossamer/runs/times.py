@@ -13,9 +13,8 @@ from gossamer.nn.batch import call_on_batch
 from gossamer.ops.timing import Duel, duel
 from gossamer.pruning.calibration import evaluating
 from gossamer.report import Report
-from gossamer.running.choice import Choice, Contenders
-from gossamer.running.choice.choose import Call, Chooser, Rival
-from gossamer.running.layers.compiler import compile as compile_model
+from gossamer.running.choice import Call, Choice, Chooser, Contenders, Rival
+from gossamer.running.layers import compile as compile_model
 
 _BUDGET_SECONDS = 1.0
 

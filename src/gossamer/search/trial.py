@@ -18,7 +18,7 @@ from gossamer.ops.timing import duel
 from gossamer.pruning.calibration import DiskJournal
 from gossamer.recipes import recipe_digest
 from gossamer.running.encoder import run_packed
-from gossamer.running.layers.compiler import compile as compile_model
+from gossamer.running.layers import compile as compile_model
 from gossamer.runs import KeptRun, execute
 from gossamer.runs.stages import StageInput
 from gossamer.search.budget import Deadline, OutOfTime, Stopped

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 
 from gossamer.errors import KernelError
 from gossamer.formats import SparseMatrix
-from gossamer.ops.dispatch import Problem, Run, activate, kernel_list
+from gossamer.ops import Problem, kernel_list
+from gossamer.ops.dispatch import Run, activate
 from gossamer.patterns import Pattern
 from gossamer.testing.formats import SAMPLE_PATTERNS, sample_masks
 

@@ -11,7 +11,7 @@ from gossamer.cli.models import load_source
 from gossamer.errors import InputError
 from gossamer.running.bench import EncoderTime, RaceEntry, dense_copy, model_run, race_encoders
 from gossamer.running.encoder import Arrays, encoder_arrays, find_base, read_layers
-from gossamer.running.layers.compiler import compile as compile_model
+from gossamer.running.layers import compile as compile_model
 from gossamer.running.rivals import PRECISIONS, EncoderEngine, EngineFailed
 
 _ROUNDS = 5

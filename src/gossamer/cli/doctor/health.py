@@ -79,8 +79,8 @@ def usable_cores() -> int:
 
 
 def _kernels() -> list[Check]:
-    from gossamer.ops.dispatch import kernel_list
-    from gossamer.ops.kernels import active_kernels, available_extensions, available_kernels
+    from gossamer.ops import active_kernels, kernel_list
+    from gossamer.ops.kernels import available_extensions, available_kernels
     from gossamer.running.choice import CostTable
 
     costs = CostTable()

@@ -26,7 +26,7 @@ from gossamer.nn.batch import Batch
 from gossamer.ops.timing import duel, one_thread
 from gossamer.recipes import Calibration, Recipe, prune_recipe
 from gossamer.report import Comparison, Figure, Page, Report, TextTable, describe_machine
-from gossamer.running.layers.explanation import explain
+from gossamer.running.layers import explain
 from gossamer.runs import agreement, calibration_batches, directory_bytes, prune, tensor_bytes
 from gossamer.search import (
     HEAD,

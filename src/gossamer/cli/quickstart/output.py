@@ -14,10 +14,9 @@ from gossamer.errors import ArtifactError
 from gossamer.io.artifact import check_destination
 from gossamer.ops.timing import contest
 from gossamer.report import Page, write_html
-from gossamer.running.choice import CostTable
-from gossamer.running.choice.choose import Chooser
-from gossamer.running.layers.compiler import compile as compile_model
-from gossamer.running.layers.explanation import Explanation
+from gossamer.running.choice import Chooser, CostTable
+from gossamer.running.layers import Explanation
+from gossamer.running.layers import compile as compile_model
 
 MODEL_FOLDER = "model"
 DENSE_FOLDER = "dense"

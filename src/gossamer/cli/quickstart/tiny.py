@@ -24,7 +24,7 @@ from gossamer.nn.surgery.compaction import compact
 from gossamer.ops.timing import duel, one_thread
 from gossamer.report import Comparison, Figure, Page, TextTable, describe_machine, format_bytes
 from gossamer.report.charts import Curve
-from gossamer.running.layers.explanation import Explanation, explain
+from gossamer.running.layers import Explanation, explain
 from gossamer.runs import directory_bytes, sparsify
 from gossamer.training.memory import measure
 from gossamer.zoo import MLP, Split, accuracy, cluster_problem

@@ -75,7 +75,7 @@ def encode(  # noqa: PLR0913  (one argument per option)
     from gossamer.cli.models import check_source, load_source
     from gossamer.cli.run.vectors import check_suffix
     from gossamer.io.artifact import check_file_destination
-    from gossamer.running.layers.compiler import compile as compile_model
+    from gossamer.running.layers import compile as compile_model
     from gossamer.running.text import Embedder
 
     if target is not None:

@@ -12,10 +12,9 @@ from gossamer.formats.bits import pack_bits
 from gossamer.nn.layers.compact import CompactWeight, Mode, values_of
 from gossamer.nn.layers.conv_attributes import ConvAttributes
 from gossamer.nn.surgery.replace import inherit_hooks
+from gossamer.ops import report_fallback
 from gossamer.ops.addresses import is_traced
-from gossamer.ops.conv import ConvSettings
-from gossamer.ops.conv.fp32 import why_not
-from gossamer.ops.dispatch import report_fallback
+from gossamer.ops.conv import ConvSettings, why_not
 from gossamer.ops.training.conv import compact_conv, kernel_settings, why_dense
 from gossamer.ops.training.linear import expand_values
 from gossamer.ops.training.linear_kernels import why_unusable

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The attributes of nn.Conv2d on layers that hold them as one `ConvSettings`: models read them."""
 
-from gossamer.ops.conv import ConvSettings
-from gossamer.ops.conv.settings import Pair
+from gossamer.ops.conv import ConvSettings, Pair
 
 
 class ConvAttributes:

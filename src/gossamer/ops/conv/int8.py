@@ -14,7 +14,7 @@ from gossamer.formats import SparseMatrix
 from gossamer.ops import _native
 from gossamer.ops.conv import fp32
 from gossamer.ops.conv.settings import ConvSettings, Geometry
-from gossamer.ops.linear.int8 import ACTIVATION_BITS, MAX_COLUMNS
+from gossamer.ops.linear import ACTIVATION_BITS, MAX_COLUMNS
 
 KERNEL = "conv_int8"
 

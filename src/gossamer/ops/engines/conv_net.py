@@ -14,10 +14,9 @@ from gossamer.formats import SparseMatrix
 from gossamer.formats.bits import check_bits
 from gossamer.ops import _native
 from gossamer.ops.addresses import address
-from gossamer.ops.conv import ConvSettings
-from gossamer.ops.conv.settings import Pair
+from gossamer.ops.conv import ConvSettings, Pair
 from gossamer.ops.kernels import active_kernels
-from gossamer.ops.linear.int8 import MAX_COLUMNS
+from gossamer.ops.linear import MAX_COLUMNS
 from gossamer.ops.out_of_memory import names_memory
 from gossamer.ops.packed import Packed, float_array, optional_array
 

@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from gossamer.errors import InputError
-from gossamer.ops.conv import ConvSettings
-from gossamer.ops.conv.fp32 import why_not
+from gossamer.ops.conv import ConvSettings, why_not
 from gossamer.ops.onnx_form import is_onnx_export
 from gossamer.ops.op_call import call_op, define_op
 from gossamer.ops.training import conv_kernels as conv_train

@@ -11,8 +11,7 @@ import torch
 
 from gossamer.ops import _native
 from gossamer.ops.addresses import address, optional_address
-from gossamer.ops.conv import ConvSettings
-from gossamer.ops.conv.settings import Pair
+from gossamer.ops.conv import ConvSettings, Pair
 
 _WHERE = "training kernels"
 

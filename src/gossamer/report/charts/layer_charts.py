@@ -5,8 +5,7 @@ import math
 from collections.abc import Sequence
 
 from gossamer.report.charts.shapes import WIDTH, Bar, Chart, Curve, Label, Line, shorten
-from gossamer.running.layers.explanation import Row
-from gossamer.running.layers.layer_times import LayerTime, LayerTimes
+from gossamer.running.layers import LayerTime, LayerTimes, Row
 
 _VALUE_WIDTH = 100.0
 _LETTER = 6.9

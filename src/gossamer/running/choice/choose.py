@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from gossamer import settings
 from gossamer.errors import InputError
 from gossamer.formats import SparseMatrix
-from gossamer.ops.dispatch import PRECISIONS, Kernel, Problem, Run, kernel_list
+from gossamer.ops import Kernel, Problem, kernel_list
+from gossamer.ops.dispatch import PRECISIONS, Run
 from gossamer.ops.load import QUIET, Load
 from gossamer.ops.timing import Duel, Race, contest
 from gossamer.running.choice.cost_table import CostKey, CostTable

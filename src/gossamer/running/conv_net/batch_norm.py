@@ -21,8 +21,8 @@ from gossamer.nn import replace_module
 from gossamer.nn.batch import call_on_batch
 from gossamer.nn.layer_kinds import in_form_of, kind_name, weight_of
 from gossamer.nn.surgery.carried import carried, hand_over, leave
+from gossamer.ops import report_fallback
 from gossamer.ops.conv import ConvSettings
-from gossamer.ops.dispatch import report_fallback
 from gossamer.running.conv_net.fused_convs import ConvTracer
 from gossamer.running.conv_net.same_output import same_output
 

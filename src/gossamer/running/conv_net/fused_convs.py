@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from gossamer.nn.layers.sparse_layer import SparseLayer
+from gossamer.nn.layers import SparseLayer
 from gossamer.nn.surgery.carried import LEFT, Watch, carried_by_calls, leave
-from gossamer.ops.dispatch import report_fallback
+from gossamer.ops import report_fallback
 from gossamer.running.conv_net.same_output import same_output
 from gossamer.running.packed import PackedConv2d
 

@@ -14,7 +14,7 @@ from gossamer import settings
 from gossamer.nn.layer_kinds import weight_of
 from gossamer.nn.surgery.carried import Watch
 from gossamer.ops.addresses import direct_address
-from gossamer.ops.engines.conv_net import PackedConvNet
+from gossamer.ops.engines import PackedConvNet
 from gossamer.ops.timing import duel
 from gossamer.running.choice import Choice
 from gossamer.running.conv_net.fused_convs import ConvTracer, RewrittenForward

@@ -15,9 +15,8 @@ from torch import fx, nn
 from gossamer.errors import KernelError
 from gossamer.nn.layer_kinds import matrix_of
 from gossamer.nn.surgery.carried import carried, carried_by_calls
-from gossamer.ops.conv import ConvSettings
-from gossamer.ops.conv.settings import Pair
-from gossamer.ops.engines.conv_net import ConvStep, NetPlan, NetValue, PoolStep, positions_of
+from gossamer.ops.conv import ConvSettings, Pair
+from gossamer.ops.engines import ConvStep, NetPlan, NetValue, PoolStep, positions_of
 from gossamer.running.conv_net.fused_convs import is_plain_sum, is_relu
 from gossamer.running.packed import PackedConv2d
 

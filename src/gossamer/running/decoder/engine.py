@@ -17,15 +17,15 @@ from gossamer.errors import InputError
 from gossamer.formats import SparseMatrix
 from gossamer.formats.grid import encode_exactly, int4_grid, offsets_grid
 from gossamer.nn.families import BlockParts
-from gossamer.ops.dispatch import Problem, kernel_list, kernels_for
-from gossamer.ops.engines.decoder import (
+from gossamer.ops import Problem, kernel_list, kernels_for
+from gossamer.ops.engines import (
     DecoderBlock,
     DecoderShape,
     NativeDecoder,
     NativeSession,
     PackedLayer,
+    Product,
 )
-from gossamer.ops.engines.product import Product
 from gossamer.ops.linear import PackedWeight, few, few_int
 from gossamer.ops.timing import contest
 from gossamer.patterns import NM

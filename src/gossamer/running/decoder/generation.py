@@ -10,10 +10,10 @@ from torch import nn
 
 from gossamer.errors import InputError, TargetError
 from gossamer.nn.families import DECODER_HEADS, is_decoder, num_positions
-from gossamer.ops.dispatch import report_fallback
+from gossamer.ops import report_fallback
 from gossamer.running.decoder.engine import DecoderEngine, Session
 from gossamer.running.decoder.sampling import Sampler, Sampling
-from gossamer.running.layers.compiler import compile as compile_model
+from gossamer.running.layers import compile as compile_model
 
 # Keys and values of a session are held for all of it.
 _NATIVE_CONTEXT = 2048

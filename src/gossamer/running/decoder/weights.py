@@ -15,8 +15,7 @@ from gossamer.formats import Positions, SparseMatrix
 from gossamer.nn.families import answers
 from gossamer.nn.layer_kinds import form_of, kind_name, matrix_of, weight_of
 from gossamer.nn.surgery.carried import carried, carried_by_calls
-from gossamer.ops.engines.decoder import DecoderShape
-from gossamer.ops.engines.product import Product
+from gossamer.ops.engines import DecoderShape, Product
 from gossamer.running.packed import MIN_SPARSITY
 
 # What is known of the classes that the native decoder runs.

@@ -21,7 +21,7 @@ from gossamer.nn.surgery.carried import Watch
 from gossamer.nn.tokens.token_attention import live_tokens
 from gossamer.nn.tokens.token_pruning import EncoderOutput
 from gossamer.ops.addresses import direct_address
-from gossamer.ops.engines.encoder import PackedEncoder
+from gossamer.ops.engines import PackedEncoder
 from gossamer.ops.handles import Handles
 from gossamer.ops.onnx_form import refuse_onnx
 from gossamer.ops.op_call import call_op, define_op

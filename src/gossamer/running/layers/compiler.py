@@ -16,17 +16,19 @@ from gossamer.nn.input_shapes import input_shapes
 from gossamer.nn.layer_kinds import form_of, matrix_of
 from gossamer.nn.surgery.carried import call_hooks, carried, hand_over, leave
 from gossamer.nn.surgery.fastpath import READ_BY_ATTENTION
-from gossamer.ops.dispatch import report_fallback
-from gossamer.ops.engines.encoder import PackedEncoder
+from gossamer.ops import report_fallback
+from gossamer.ops.engines import PackedEncoder
 from gossamer.patterns import Pattern
-from gossamer.running.choice.choose import Choice, Chooser, Forced
-from gossamer.running.conv_net.batch_norm import fold_batch_norms
-from gossamer.running.conv_net.fused_convs import fuse_convs, may_rewrite_forward
-from gossamer.running.conv_net.network import use_conv_net
+from gossamer.running.choice import Choice, Chooser, Forced
+from gossamer.running.conv_net import (
+    fold_batch_norms,
+    fuse_convs,
+    may_rewrite_forward,
+    use_conv_net,
+)
 from gossamer.running.encoder import choose_encoder, find_encoders, pack_encoder, shorten_forward
 from gossamer.running.layers.weight_reads import READ_BY_MODEL, weights_read
-from gossamer.running.packed import pack_layer
-from gossamer.running.packed.packing import MIN_SPARSITY, Job, StaysDense
+from gossamer.running.packed import MIN_SPARSITY, Job, StaysDense, pack_layer
 
 
 def compile(

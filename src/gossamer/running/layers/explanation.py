@@ -13,11 +13,11 @@ from gossamer.nn.layer_kinds import density_of, form_of, shape_of
 from gossamer.nn.left_dense import LeftDense, left_dense, left_lines
 from gossamer.nn.surgery.carried import LEFT
 from gossamer.nn.surgery.fastpath import READ_BY_ATTENTION
-from gossamer.ops.engines.conv_net import ConvStep
+from gossamer.ops.engines import ConvStep
 from gossamer.running.choice import Choice
-from gossamer.running.conv_net.network import NetForward
+from gossamer.running.conv_net import NetForward
 from gossamer.running.encoder import NativeEncoder
-from gossamer.running.packed.packing import MIN_SPARSITY
+from gossamer.running.packed import MIN_SPARSITY
 
 _LAYER_BY_LAYER, _AS_IT_WAS, _MASKED = "layer by layer", "as it was", "masked dense"
 _NOT_SPARSE = ("dense", _MASKED, _LAYER_BY_LAYER, _AS_IT_WAS)

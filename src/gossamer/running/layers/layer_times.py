@@ -11,7 +11,7 @@ from torch import nn
 
 from gossamer.nn.layer_kinds import form_of
 from gossamer.nn.surgery.carried import idle
-from gossamer.running.conv_net.network import NetForward
+from gossamer.running.conv_net import NetForward
 from gossamer.running.encoder import NativeEncoder
 
 _MIN_ROUNDS, _MAX_ROUNDS = 5, 50

@@ -21,7 +21,7 @@ from gossamer.nn.layer_kinds import kind_name, weight_of
 from gossamer.nn.relufication import ShiftedReLU
 from gossamer.nn.surgery.carried import carried, carried_by_calls
 from gossamer.ops.addresses import direct_address
-from gossamer.ops.engines.neurons import PackedNeurons
+from gossamer.ops.engines import PackedNeurons
 from gossamer.ops.timing import duel
 
 # It must win by this much: within it, the choice would be noise.

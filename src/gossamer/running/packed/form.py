@@ -10,7 +10,7 @@ from torch import nn
 from gossamer.errors import WeightIsPacked
 from gossamer.formats import SparseMatrix
 from gossamer.nn.layer_kinds import KINDS
-from gossamer.nn.layers.sparse_layer import SparseLayer
+from gossamer.nn.layers import SparseLayer
 from gossamer.nn.layers.weight_stand_in import HasNoWeight, Refusal, WeightStandIn
 from gossamer.patterns import Pattern
 from gossamer.running.choice import Choice

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from gossamer.formats import SparseMatrix, choose_format
-from gossamer.ops.dispatch import Kernel, Run
+from gossamer.ops import Kernel
+from gossamer.ops.dispatch import Run
 from gossamer.ops.linear import PackedWeight
 from gossamer.running.choice import Choice
 from gossamer.running.packed.form import PackedForm

@@ -14,9 +14,9 @@ from torch import nn
 from gossamer.formats import SparseMatrix
 from gossamer.nn.input_shapes import Shapes
 from gossamer.nn.layer_kinds import kind_name, title_of, weight_of
-from gossamer.ops.conv import ConvSettings, PackedConv
-from gossamer.ops.conv.fp32 import why_not
-from gossamer.ops.dispatch import Problem, kernels_for, report_missing
+from gossamer.ops import Problem, kernels_for
+from gossamer.ops.conv import ConvSettings, PackedConv, why_not
+from gossamer.ops.dispatch import report_missing
 from gossamer.running.choice import Choice, Chooser, Contenders, CostKey, Rival
 from gossamer.running.packed.conv import PackedConv2d
 from gossamer.running.packed.linear import PackedLinear, casting

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from gossamer.nn.families import is_decoder
-from gossamer.running.layers.compiler import compile as compile_model
+from gossamer.running.layers import compile as compile_model
 from gossamer.running.text import Classifier, Embedder, Pooling, Writer, make_writer
 
 # Tokens of a call that kernels are chosen for: a sentence and a full batch.

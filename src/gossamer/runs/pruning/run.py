@@ -20,8 +20,8 @@ from gossamer.report import (
     render_card,
     write_html,
 )
-from gossamer.running.layers.compiler import compile as compile_model
-from gossamer.running.layers.explanation import Explanation, explain
+from gossamer.running.layers import Explanation, explain
+from gossamer.running.layers import compile as compile_model
 from gossamer.runs.curves import curves
 from gossamer.runs.executor import execute
 from gossamer.runs.kept_run import KeptRun

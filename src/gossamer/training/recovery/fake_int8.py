@@ -33,7 +33,7 @@ from gossamer.nn.fake_quant import (
     rounded_values,
     rounded_weight,
 )
-from gossamer.ops.linear.int8 import ACTIVATION_BITS, pack_int8
+from gossamer.ops.linear import ACTIVATION_BITS, pack_int8
 
 Scales = Literal["token", "calibrated", "learned"]
 SCALES: tuple[Scales, ...] = get_args(Scales)
