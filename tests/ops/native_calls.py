@@ -18,7 +18,7 @@ from gossamer.ops.engines.encoder import EncoderBlock, Norm, PackedEncoder
 from gossamer.ops.engines.neurons import PackedNeurons
 from gossamer.ops.engines.product import Product
 from gossamer.ops.linear.few import pack_few
-from gossamer.ops.training.absorb import absorb
+from gossamer.ops.training.absorption import absorb
 from gossamer.ops.training.adamw import NativeMoment, adamw_step
 from gossamer.patterns import NM, NMG, VNM, Block, Unstructured
 

@@ -22,6 +22,7 @@ from gossamer.ops.engines.decoder import (
     PackedLayer,
 )
 from gossamer.ops.engines.encoder import Norm, PackedEncoder
+from gossamer.ops.engines.encoder import EncoderBlock, Norm, PackedEncoder
 from gossamer.ops.engines.neurons import PackedNeurons
 from gossamer.ops.engines.product import Product
 from gossamer.zoo.encoder import EncoderLayer
@@ -30,7 +31,7 @@ __all__ = [
     "ConvStep",
     "DecoderBlock",
     "DecoderShape",
-    "EncoderLayer",
+    "EncoderBlock",
     "NativeDecoder",
     "NativeSession",
     "NetPlan",

@@ -3,5 +3,38 @@
 
 Start with `compact_linear` and `compact_conv`, whose kept values are differentiable. `products`
 says how their three ops are each other's derivatives; `expansion` goes between kept values and the
-dense matrix; `adamw` and `absorb` are passes over memory for optimizers.
+dense matrix; `adamw` and `absorption` are passes over memory for optimizers.
 """
+
+from gossamer.ops.training.absorption import absorb
+from gossamer.ops.training.adamw import Dither, NativeMoment, adamw_step, runs_native
+from gossamer.ops.training.conv import compact_conv, kernel_settings, why_dense
+from gossamer.ops.training.expansion import expand, expand_matrix, fill, gather, gather_kept
+from gossamer.ops.training.linear import (
+    compact_linear,
+    expand_into,
+    expand_values,
+    resident_linear,
+)
+from gossamer.ops.training.linear_kernels import why_unusable
+
+__all__ = [
+    "Dither",
+    "NativeMoment",
+    "absorb",
+    "adamw_step",
+    "compact_conv",
+    "compact_linear",
+    "expand",
+    "expand_into",
+    "expand_matrix",
+    "expand_values",
+    "fill",
+    "gather",
+    "gather_kept",
+    "kernel_settings",
+    "resident_linear",
+    "runs_native",
+    "why_dense",
+    "why_unusable",
+]

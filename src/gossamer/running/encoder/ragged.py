@@ -29,7 +29,7 @@ from gossamer.nn.tokens.token_pruning import (
     find_encoder,
     fixed_divisor,
 )
-from gossamer.running.encoder.ragged_batch import Group, RaggedBatch
+from gossamer.running.encoder.ragged_batch import EqualLengths, RaggedBatch
 from gossamer.running.encoder.stand_in import EncoderStandIn
 
 # Attention chances held at once, in numbers; 4 MiB of float32 stay in most caches of level 2 and 3.
@@ -132,10 +132,10 @@ def _attention(
     return mixed_NHE.flatten(1), importance_N
 
 
-def _bounded(batch: RaggedBatch, heads: int) -> Iterator[Group]:
+def _bounded(batch: RaggedBatch, heads: int) -> Iterator[EqualLengths]:
     """The groups of a batch, cut so that few attention chances exist at once."""
     for group in batch.groups():
         size = max(1, _MAX_CHANCES // max(1, heads * group.tokens**2))
         for done in range(0, group.sequences, size):
             count = min(size, group.sequences - done)
-            yield Group(group.start + done * group.tokens, count, group.tokens)
+            yield EqualLengths(group.start + done * group.tokens, count, group.tokens)

@@ -16,7 +16,7 @@ import torch
 
 
 @dataclass(frozen=True)
-class Group:
+class EqualLengths:
     """Sequences of equal length: rows `start` to `start + sequences * tokens`."""
 
     start: int
@@ -51,12 +51,12 @@ class RaggedBatch:
         index_N, lengths_B = unsorted._sorted_rows(kept_N)
         return cls(place_N[index_N], lengths_B)
 
-    def groups(self) -> Iterator[Group]:
+    def groups(self) -> Iterator[EqualLengths]:
         """Sequences of equal length, shortest first; together all rows."""
         start = 0
         for tokens, members in groupby(self.lengths.tolist()):
             sequences = len(list(members))
-            yield Group(start, sequences, tokens)
+            yield EqualLengths(start, sequences, tokens)
             start += sequences * tokens
 
     def keep(self, kept_N: torch.Tensor) -> tuple["RaggedBatch", torch.Tensor]:
