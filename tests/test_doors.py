@@ -63,6 +63,7 @@ WIDE_DOORS = {
     "nn.layers": 9,
     "nn.operator_graph": 9,
     "ops.engines": 16,
+    "ops.training": 18,
     "patterns": 19,
     "planner": 14,
     "pruning.calibration": 23,

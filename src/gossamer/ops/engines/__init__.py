@@ -21,7 +21,6 @@ from gossamer.ops.engines.decoder import (
     NativeSession,
     PackedLayer,
 )
-from gossamer.ops.engines.encoder import Norm, PackedEncoder
 from gossamer.ops.engines.encoder import EncoderBlock, Norm, PackedEncoder
 from gossamer.ops.engines.neurons import PackedNeurons
 from gossamer.ops.engines.product import Product

@@ -18,9 +18,6 @@ from gossamer.nn.surgery.carried import carried, carried_by_calls, carried_by_st
 from gossamer.nn.tokens.token_pruning import TokenPrunedEncoder, find_stacks
 from gossamer.ops.engines import Norm, PackedEncoder, Product
 from gossamer.ops.engines.encoder import EncoderBlock
-from gossamer.nn.token_pruning import TokenPrunedEncoder, find_stacks
-from gossamer.ops.engines.encoder import EncoderBlock, Norm, PackedEncoder
-from gossamer.ops.engines.product import Product
 from gossamer.running.encoder.ragged import RaggedEncoder
 
 _ACTIVATIONS = {

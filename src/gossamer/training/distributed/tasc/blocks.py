@@ -10,8 +10,6 @@ import torch
 from torch import nn
 
 from gossamer.nn.layer_kinds import sparse_layers
-from gossamer.ops.training.absorb import absorb
-from gossamer.nn.compact import CompactWeight
 from gossamer.ops.training.absorption import absorb
 
 # Kept values have no rows; runs of this many travel together. Below some 100 the scores of the
