@@ -33,8 +33,6 @@ PAST_DOORS = {
     "nn.surgery": 83,
     "nn.tokens": 27,
     "ops": 63,
-    "ops.engines": 3,
-    "ops.training": 24,
     "pruning": 3,
     "pruning.schedules": 13,
     "recipes": 1,

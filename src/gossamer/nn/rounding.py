@@ -15,7 +15,7 @@ from torch import nn
 from gossamer.errors import InputError
 from gossamer.formats.grid import Grid, int4_grid, offsets_grid, on_grid, row_grid
 from gossamer.nn.layers import CompactWeight, MaskedWeight
-from gossamer.ops.training.expansion import gather
+from gossamer.ops.training import gather
 
 Rounding = Literal["int8", "int4", "int4_offset", "bf16"]
 ROUNDINGS: tuple[Rounding, ...] = ("int8", "int4", "int4_offset", "bf16")

@@ -20,7 +20,7 @@ from gossamer.io.artifact.inventory import Slot, own_slots
 from gossamer.io.artifact.manifest import Manifest, SparseEntry
 from gossamer.nn import MaskedWeight, Mode, disable_fast_paths, replace_module
 from gossamer.nn.layer_kinds import form_of, to_compact, to_dense, to_masked
-from gossamer.ops.training.expansion import expand_matrix
+from gossamer.ops.training import expand_matrix
 from gossamer.patterns import Pattern
 
 _ROOT = "model"

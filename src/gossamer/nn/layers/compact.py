@@ -22,8 +22,7 @@ from gossamer.nn.layers.mask_rules import check_float_weight, check_layer_mask, 
 from gossamer.nn.layers.sparse_layer import SparseLayer
 from gossamer.nn.layers.weight_stand_in import HasNoWeight, Refusal, WeightStandIn
 from gossamer.nn.surgery.optimizer_state import check_state, convert_state
-from gossamer.ops.training.expansion import expand, gather, gather_kept
-from gossamer.ops.training.linear import expand_into
+from gossamer.ops.training import expand, expand_into, gather, gather_kept
 from gossamer.patterns import Pattern, Unstructured
 
 if TYPE_CHECKING:

@@ -15,9 +15,13 @@ from gossamer.nn.surgery.replace import inherit_hooks
 from gossamer.ops import report_fallback
 from gossamer.ops.addresses import is_traced
 from gossamer.ops.conv import ConvSettings, why_not
-from gossamer.ops.training.conv import compact_conv, kernel_settings, why_dense
-from gossamer.ops.training.linear import expand_values
-from gossamer.ops.training.linear_kernels import why_unusable
+from gossamer.ops.training import (
+    compact_conv,
+    expand_values,
+    kernel_settings,
+    why_dense,
+    why_unusable,
+)
 from gossamer.patterns import Pattern, Unstructured
 
 

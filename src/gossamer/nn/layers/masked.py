@@ -23,7 +23,7 @@ from gossamer.formats.matrix import mask_digest
 from gossamer.nn.layers.mask_rules import check_float_weight, check_layer_mask, fault_in_stored_mask
 from gossamer.nn.layers.sparse_layer import SparseLayer
 from gossamer.ops.conv import ConvSettings
-from gossamer.ops.training.expansion import gather
+from gossamer.ops.training import gather
 from gossamer.patterns import Pattern
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from gossamer.nn.surgery.fastpath import READ_BY_ATTENTION, disable_fast_paths
 from gossamer.nn.surgery.optimizer_state import check_state, convert_state, swap_parameter
 from gossamer.nn.surgery.replace import replace_module
 from gossamer.nn.surgery.unchanged import unchanged_on_error
-from gossamer.ops.training.expansion import gather
+from gossamer.ops.training import gather
 
 _LEFT_OUT_PROJ = "nn.MultiheadAttention reads out_proj.weight directly, which a compact layer lacks"
 

@@ -20,8 +20,7 @@ from torch import nn
 
 from gossamer.errors import TargetError
 from gossamer.nn.families import answers
-from gossamer.ops.engines import Product
-from gossamer.ops.engines.encoder import EncoderBlock
+from gossamer.ops.engines import EncoderBlock, Product
 from gossamer.running.encoder.layers import find_encoders, read_layers
 
 Arrays = dict[str, npt.NDArray[Any]]

@@ -16,8 +16,7 @@ from gossamer.nn.families import block_of
 from gossamer.nn.layer_kinds import form_of, kind_name, matrix_of
 from gossamer.nn.surgery.carried import carried, carried_by_calls, carried_by_state
 from gossamer.nn.tokens.token_pruning import TokenPrunedEncoder, find_stacks
-from gossamer.ops.engines import Norm, PackedEncoder, Product
-from gossamer.ops.engines.encoder import EncoderBlock
+from gossamer.ops.engines import EncoderBlock, Norm, PackedEncoder, Product
 from gossamer.running.encoder.ragged import RaggedEncoder
 
 _ACTIVATIONS = {

@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from gossamer.formats import SparseMatrix
-from gossamer.ops.engines import Product
-from gossamer.ops.engines.encoder import EncoderBlock
+from gossamer.ops.engines import EncoderBlock, Product
 
 # Columns of a block of the kernel at low density, see native/src/avx512/encoder.cpp.
 _BLOCK = 128

@@ -13,7 +13,7 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.nn.layers.dense_home import DenseHome
-from gossamer.ops.training.adamw import adamw_step, runs_native
+from gossamer.ops.training import adamw_step, runs_native
 from gossamer.training.optim.base import Master, Moments, SmallStateOptimizer
 from gossamer.training.optim.dither import native_dither
 from gossamer.training.optim.moments import StoredMoment

@@ -12,7 +12,7 @@ import functools
 
 import torch
 
-from gossamer.ops.training.adamw import Dither
+from gossamer.ops.training import Dither
 
 # The plastic number's inverse and its square: the two-dimensional golden ratio.
 _PER_ELEMENT = 0.7548776662466927

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from gossamer.ops.training.adamw import NativeMoment
+from gossamer.ops.training import NativeMoment
 from gossamer.training.optim import codes
 
 Spec = dict[str, tuple[tuple[int, ...], torch.dtype]]

@@ -15,7 +15,7 @@ from torch.nn.functional import linear
 
 from gossamer.errors import InputError, ResourceError
 from gossamer.nn import Linear, MaskedLinear, MaskedOutProj, replace_module
-from gossamer.ops.training.expansion import gather
+from gossamer.ops.training import gather
 
 Base = nn.Linear | Linear
 _DEFAULT_LEFT_OUT = ("head", "lm_head", "classifier")
