@@ -24,7 +24,6 @@ from gossamer.ops.engines.decoder import (
 from gossamer.ops.engines.encoder import EncoderBlock, Norm, PackedEncoder
 from gossamer.ops.engines.neurons import PackedNeurons
 from gossamer.ops.engines.product import Product
-from gossamer.zoo.encoder import EncoderLayer
 
 __all__ = [
     "ConvStep",
