@@ -45,7 +45,6 @@ PAST_DOORS = {
     "training.distributed.pipeline": 4,
     "training.distributed.processes": 9,
     "training.loop": 8,
-    "zoo": 1,
 }
 WIDE_DOORS = {
     "cli.models": 15,

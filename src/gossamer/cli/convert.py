@@ -6,7 +6,6 @@ from pathlib import Path
 import click
 
 from gossamer.cli.shell import Output, gossamer_command, table
-from gossamer.nn.layer_kinds import sparse_layers
 
 COMPRESSED = "compressed-tensors"
 _EXAMPLES = """
@@ -49,6 +48,7 @@ def convert(out: Output, source: str, target: Path, form: str) -> None:
     )
     from gossamer.io import read_beside, save, save_compressed_tensors
     from gossamer.io.artifact import check_destination
+    from gossamer.nn.layer_kinds import sparse_layers
     from gossamer.report import format_bytes
 
     check_destination(target)
