@@ -175,10 +175,10 @@ def test_a_missing_extra_is_named(encoder, gossamer_cli, monkeypatch):
 def test_who_may_ask(encoder, gossamer_cli, monkeypatch, options, variable, expected):
     found = []
     monkeypatch.setattr(
-        "gossamer.running.server.app.build_app",
+        "gossamer.running.server.build_app",
         lambda service, limits, access: found.append(access),
     )
-    monkeypatch.setattr("gossamer.running.server.lifecycle.run_server", lambda *_: None)
+    monkeypatch.setattr("gossamer.running.server.run_server", lambda *_: None)
     monkeypatch.delenv("GOSSAMER_API_KEY", raising=False)
     if variable is not None:
         monkeypatch.setenv("GOSSAMER_API_KEY", variable)
