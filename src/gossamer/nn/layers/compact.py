@@ -8,6 +8,7 @@ and stock optimizers, DDP and clip_grad_norm_ work unmodified. With fp32 AdamW a
 Legend: R rows (outputs), K columns (everything else: inputs, or inputs x kernel), n kept values.
 """
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import torch
@@ -107,13 +108,13 @@ class CompactWeight(MayGiveUpValues, HasNoWeight, SparseLayer):
         dense = expand(self.kept_values(), self.mask_bits, self.matrix_shape[1])
         return dense.view(self.weight_shape)
 
+    @abstractmethod
     def product(self, x: torch.Tensor, values: torch.Tensor, *, sparse: bool) -> torch.Tensor:
         """What forward computes without bias, of these values; on sparse kernels or densely."""
-        raise NotImplementedError
 
+    @abstractmethod
     def why_no_kernel(self) -> str | None:
         """Why mode "kernel" would run densely whatever the input is; None if it would not."""
-        raise NotImplementedError
 
     def input_shape(self, tokens: int, seen: tuple[int, ...] | None) -> tuple[int, ...] | None:
         """The shape of an input of so many tokens; of images, what was `seen`, if anything was."""

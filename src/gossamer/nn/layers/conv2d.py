@@ -61,10 +61,8 @@ class Conv2d(ConvAttributes, CompactWeight):
                 f"compact Conv2d: mask_bits must be [{rows}, {(columns + 7) // 8}] for"
                 f" out_channels={rows}, got {list(mask_bits.shape)}."
             )
-        object.__setattr__(
-            self, "settings", settings
-        )  # before nn.Module is set up: it has the shape
         super().__init__(values, mask_bits, settings.weight_shape, bias, pattern, mode)
+        self.settings = settings
 
     @classmethod
     def from_dense(

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every layer with a sparse weight is, whatever its kind and its form."""
 
+from abc import ABC, abstractmethod
 from typing import ClassVar, Literal, TypeVar
 
 import torch
@@ -13,7 +14,7 @@ Form = Literal["masked", "compact", "packed"]
 DenseLayer = TypeVar("DenseLayer", nn.Linear, nn.Conv2d)
 
 
-class SparseLayer(nn.Module):
+class SparseLayer(nn.Module, ABC):
     """A layer whose weight keeps some of its entries.
 
     Attributes:
@@ -27,17 +28,17 @@ class SparseLayer(nn.Module):
     pattern: Pattern
 
     @property
+    @abstractmethod
     def weight_shape(self) -> tuple[int, ...]:
         """Shape of the dense weight."""
-        raise NotImplementedError
 
+    @abstractmethod
     def matrix(self) -> SparseMatrix:
         """The sparse weight: positions and kept values, detached; a view where the form allows."""
-        raise NotImplementedError
 
+    @abstractmethod
     def trained(self) -> nn.Parameter:
         """The Parameter that holds the weight in training."""
-        raise NotImplementedError
 
     def dense_weight(self) -> torch.Tensor:
         """A copy of the weight in its own shape, exact zeros included; no gradients."""

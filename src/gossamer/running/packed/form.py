@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What packed layers of all kinds have in common."""
 
+from abc import abstractmethod
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from gossamer.errors import WeightIsPacked
+from gossamer.errors import InputError, WeightIsPacked
 from gossamer.formats import SparseMatrix
 from gossamer.nn.layer_kinds import KINDS
 from gossamer.nn.layers import SparseLayer
@@ -60,9 +61,16 @@ class PackedForm(HasNoWeight, SparseLayer):
         """Shape of the dense weight."""
         return self._shape
 
+    @abstractmethod
     def packed_matrix(self) -> SparseMatrix:
         """The kept values as float32, as they were packed."""
-        raise NotImplementedError
+
+    def trained(self) -> nn.Parameter:
+        """A packed layer has no Parameter to train: InputError says what to do."""
+        raise InputError(
+            f"{type(self).__name__}: a packed layer is for inference. Train the model it was"
+            " compiled from."
+        )
 
     def matrix(self) -> SparseMatrix:
         """The kept values that were packed, in the dtype of the layer."""

@@ -3,6 +3,7 @@
 
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from typing import Generic, TypeVar
 
@@ -14,7 +15,7 @@ _log = logging.getLogger(__name__)
 Item = TypeVar("Item")
 
 
-class Worker(Generic[Item]):
+class Worker(ABC, Generic[Item]):
     """A bounded queue and the thread that empties it.
 
     The lock `_changed` guards everything and is never held while the model runs.
@@ -56,9 +57,9 @@ class Worker(Generic[Item]):
             self._changed.notify()
         return item
 
+    @abstractmethod
     def _work(self) -> None:
         """What the thread does."""
-        raise NotImplementedError
 
 
 def as_failure(error: Exception, what: str) -> GossamerError:
