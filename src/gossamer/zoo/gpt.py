@@ -75,7 +75,7 @@ class GPT(nn.Module):
         self.vocab_size = check_size("GPT: vocab_size", vocab_size)
         self.width = check_size("GPT: width", width)
         self.num_heads = check_size("GPT: num_heads", num_heads)
-        self.num_layers = check_size("GPT: num_layers", num_layers, high=MAX_LAYERS)
+        self.num_layers = check_size("GPT: num_layers", num_layers, low=0, high=MAX_LAYERS)
         self.context = check_size("GPT: context", context)
         self.ffn_width = check_size("GPT: ffn_width", ffn_width, low=0) or 4 * width
         if width % num_heads:
@@ -99,7 +99,7 @@ class GPT(nn.Module):
             if param.ndim < 2:
                 continue
             adds = name.endswith(("output.weight", "down.weight"))
-            std = _INIT_STD / (2 * self.num_layers) ** 0.5 if adds else _INIT_STD
+            std = _INIT_STD / max(2 * self.num_layers, 1) ** 0.5 if adds else _INIT_STD
             nn.init.normal_(param, std=std)
         for name, param in self.named_parameters():
             if name.endswith("bias"):

@@ -7,11 +7,12 @@ asks here: `answers("classes")` for all families, `block_of(module)` for one blo
 an answer says why in a text. A new family is one new file and its line in `table.py`.
 """
 
-from gossamer.nn.families.family import BlockParts, Chain
+from gossamer.nn.families.family import BlockParts, Chain, GrowthFacts
 from gossamer.nn.families.table import (
     DECODER_HEADS,
     answers,
     block_of,
+    family_of,
     is_decoder,
     num_positions,
     starts_after_padding,
@@ -21,8 +22,10 @@ __all__ = [
     "DECODER_HEADS",
     "BlockParts",
     "Chain",
+    "GrowthFacts",
     "answers",
     "block_of",
+    "family_of",
     "is_decoder",
     "num_positions",
     "starts_after_padding",

@@ -8,6 +8,8 @@ from gossamer.nn.families.family import (
     ClassNames,
     EncoderFacts,
     Family,
+    GrowthFacts,
+    Role,
     TokenFacts,
     transformers_chain,
     transformers_path,
@@ -22,8 +24,16 @@ ENCODER_HEADS = (
 )
 
 
-def bert_like(name: str, model_type: str, prefix: str) -> Family:
-    """A family whose layers are written like those of BERT."""
+EMBEDDINGS: dict[str, Role] = {
+    "word_embeddings": "table",
+    "position_embeddings": "embedding",
+    "token_type_embeddings": "embedding",
+    "embeddings.LayerNorm": "norm",
+}
+
+
+def bert_like(name: str, model_type: str, prefix: str, heads: dict[str, Role]) -> Family:
+    """A family whose layers are written like those of BERT; `heads`: roles of what is on top."""
     return Family(
         name=name,
         block=BlockParts(
@@ -43,11 +53,30 @@ def bert_like(name: str, model_type: str, prefix: str) -> Family:
         encoder=EncoderFacts(plain_model=transformers_path(model_type, f"{prefix}Model")),
         tokens=TokenFacts(uncalled=("attention", "self")),
         classes=ClassNames(model_type, prefix, ENCODER_HEADS, activation="hidden_act"),
+        growth=GrowthFacts(
+            width=("hidden_size",),
+            heads="num_attention_heads",
+            ffn="intermediate_size",
+            layers="num_hidden_layers",
+            vocabulary="vocab_size",
+            roles={**EMBEDDINGS, "pooler.dense": "inner", "qa_outputs": "classifier", **heads},
+        ),
     )
 
 
 FAMILY = replace(
-    bert_like("BERT", "bert", "Bert"),
+    bert_like(
+        "BERT",
+        "bert",
+        "Bert",
+        heads={
+            "transform.dense": "inner",
+            "transform.LayerNorm": "last norm",
+            "predictions.decoder": "head",
+            "predictions": "logits",
+            "classifier": "classifier",
+        },
+    ),
     chains={
         "BertForSequenceClassification": transformers_chain(
             "bert", "encoder.layer", "embeddings", "pooler", "dropout classifier"

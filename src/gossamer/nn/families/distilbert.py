@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """DistilBERT."""
 
-from gossamer.nn.families.bert import ENCODER_HEADS
+from gossamer.nn.families.bert import EMBEDDINGS, ENCODER_HEADS
 from gossamer.nn.families.family import (
     BlockParts,
     ClassNames,
     EncoderFacts,
     Family,
+    GrowthFacts,
     transformers_path,
 )
 
@@ -28,4 +29,20 @@ FAMILY = Family(
     encoder=EncoderFacts(),
     tokens="its attention computes the output projection, too, which token pruning calls apart",
     classes=ClassNames("distilbert", "DistilBert", ENCODER_HEADS, activation="activation"),
+    growth=GrowthFacts(
+        width=("dim",),
+        heads="n_heads",
+        ffn="hidden_dim",
+        layers="n_layers",
+        vocabulary="vocab_size",
+        roles={
+            **EMBEDDINGS,
+            "vocab_transform": "inner",
+            "vocab_layer_norm": "last norm",
+            "vocab_projector": "head",
+            "pre_classifier": "inner",
+            "classifier": "classifier",
+            "qa_outputs": "classifier",
+        },
+    ),
 )

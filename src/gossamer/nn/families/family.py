@@ -5,8 +5,9 @@ Names of modules are dotted paths. Classes are looked up by name and never impor
 family needs transformers to be installed.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,11 @@ class ClassNames:
     heads: tuple[str, ...]
     activation: str
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all its classes."""
+        return tuple(self.prefix + head for head in self.heads)
+
 
 @dataclass(frozen=True)
 class GgufNames:
@@ -167,6 +173,42 @@ class GgufNames:
     back: tuple[str, ...]
 
 
+Role = Literal["table", "embedding", "norm", "last norm", "inner", "head", "logits", "classifier"]
+
+
+@dataclass(frozen=True)
+class GrowthFacts:
+    """How a model becomes larger: settings that hold its sizes, and what lies outside its blocks.
+
+    Settings are fields of the configuration, or arguments of a zoo model. One that is not set
+    follows from the others and is left alone.
+
+    Attributes:
+        width: features of the residual stream.
+        heads: query heads.
+        ffn: inner features of the feed-forward part.
+        layers: blocks.
+        vocabulary: tokens that are known.
+        kv_heads: key and value heads, where they may be fewer; empty if they are as many as `heads`.
+        head_dim: rows of one head; empty if that follows from width and heads.
+        per_layer: lists with one entry per block.
+        roles: the end of a module's name -> what it is. "table": embedding of tokens; "embedding":
+            any other; "norm"; "last norm": directly before the head of a language model; "inner":
+            from the stream to the stream; "head": from the stream to the vocabulary; "logits": a
+            bias of the head that is a module's own; "classifier": from the stream to classes.
+    """
+
+    width: tuple[str, ...]
+    heads: str
+    ffn: str
+    layers: str
+    vocabulary: str
+    roles: Mapping[str, Role]
+    kv_heads: str = ""
+    head_dim: str = ""
+    per_layer: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class Family:
     """One model family. Where it has no answer, a text says why; the usual reasons are defaults.
@@ -181,6 +223,7 @@ class Family:
         chains: how it is cut into stages of a pipeline, by the name of the model's class.
         classes: its classes in transformers.
         gguf: its names in gguf files.
+        growth: what `gossamer.grow` needs to know.
     """
 
     name: str
@@ -192,6 +235,7 @@ class Family:
     chains: dict[str, Chain] | str = "it was never cut into the stages of a pipeline"
     classes: ClassNames | str = "it is not a class of transformers"
     gguf: GgufNames | str = "no reader knows its gguf files"
+    growth: GrowthFacts | str = "its layers have no residual stream that could be widened"
 
 
 def transformers_path(model_type: str, name: str) -> str:

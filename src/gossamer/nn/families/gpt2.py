@@ -5,6 +5,7 @@ from gossamer.nn.families.family import (
     BlockParts,
     ClassNames,
     Family,
+    GrowthFacts,
     transformers_chain,
     transformers_path,
 )
@@ -37,5 +38,20 @@ FAMILY = Family(
         "GPT2",
         ("Model", "LMHeadModel", "ForSequenceClassification", "ForTokenClassification"),
         activation="activation_function",
+    ),
+    growth=GrowthFacts(
+        width=("n_embd",),
+        heads="n_head",
+        ffn="n_inner",
+        layers="n_layer",
+        vocabulary="vocab_size",
+        roles={
+            "wte": "table",
+            "wpe": "embedding",
+            "ln_f": "last norm",
+            "lm_head": "head",
+            "score": "classifier",
+            "classifier": "classifier",
+        },
     ),
 )

@@ -9,6 +9,7 @@ from gossamer.nn.families.family import (
     DecoderFacts,
     Family,
     GgufNames,
+    GrowthFacts,
     transformers_chain,
     transformers_path,
 )
@@ -38,6 +39,22 @@ def llama_like(name: str, model_type: str, prefix: str) -> Family:
         decoder=DecoderFacts(model, chain, block, rotary="model.rotary_emb"),
         chains={f"{prefix}Model": transformers_chain("", *parts, ""), model: chain},
         classes=ClassNames(model_type, prefix, LLAMA_HEADS, activation="hidden_act"),
+        growth=GrowthFacts(
+            width=("hidden_size",),
+            heads="num_attention_heads",
+            kv_heads="num_key_value_heads",
+            head_dim="head_dim",
+            ffn="intermediate_size",
+            layers="num_hidden_layers",
+            vocabulary="vocab_size",
+            per_layer=("layer_types",),
+            roles={
+                "embed_tokens": "table",
+                "norm": "last norm",
+                "lm_head": "head",
+                "score": "classifier",
+            },
+        ),
     )
 
 

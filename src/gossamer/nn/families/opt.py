@@ -5,6 +5,7 @@ from gossamer.nn.families.family import (
     BlockParts,
     ClassNames,
     Family,
+    GrowthFacts,
     transformers_path,
 )
 from gossamer.nn.families.llama import LLAMA_HEADS
@@ -26,4 +27,20 @@ FAMILY = Family(
     ),
     encoder="its layers hide later tokens; the native encoder attends to all of them",
     classes=ClassNames("opt", "OPT", LLAMA_HEADS, activation="activation_function"),
+    growth=GrowthFacts(
+        width=("hidden_size", "word_embed_proj_dim"),
+        heads="num_attention_heads",
+        ffn="ffn_dim",
+        layers="num_hidden_layers",
+        vocabulary="vocab_size",
+        roles={
+            "embed_tokens": "table",
+            "embed_positions": "embedding",
+            "project_in": "inner",
+            "project_out": "inner",
+            "final_layer_norm": "last norm",
+            "lm_head": "head",
+            "score": "classifier",
+        },
+    ),
 )

@@ -7,5 +7,19 @@ from gossamer.nn.families.bert import bert_like
 from gossamer.nn.families.family import PositionFacts
 
 FAMILY = replace(
-    bert_like("RoBERTa", "roberta", "Roberta"), positions=PositionFacts(after_padding=True)
+    bert_like(
+        "RoBERTa",
+        "roberta",
+        "Roberta",
+        heads={
+            "lm_head.dense": "inner",
+            "lm_head.layer_norm": "last norm",
+            "lm_head.decoder": "head",
+            "lm_head": "logits",
+            "classifier.dense": "inner",
+            "classifier.out_proj": "classifier",
+            "classifier": "classifier",
+        },
+    ),
+    positions=PositionFacts(after_padding=True),
 )

@@ -38,7 +38,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
 )
 
 Question = Literal[
-    "block", "encoder", "decoder", "tokens", "positions", "chains", "classes", "gguf"
+    "block", "encoder", "decoder", "tokens", "positions", "chains", "classes", "gguf", "growth"
 ]
 # How the names of models end that give logits of the next token, of any family.
 DECODER_HEADS = ("ForCausalLM", "LMHeadModel")
@@ -68,6 +68,18 @@ def block_of(module: nn.Module, question: Question = "block") -> BlockParts | No
     kind = type(module)
     name = _BY_BLOCK.get(f"{kind.__module__}.{kind.__qualname__}", "")
     return answers("block")[name] if name in answers(question) else None
+
+
+def family_of(model: nn.Module, question: Question) -> str | None:
+    """The family of the blocks of `model`, or of its class, if it answers; None otherwise."""
+    kinds = {f"{type(m).__module__}.{type(m).__qualname__}" for m in model.modules()}
+    found = [name for block, name in _BY_BLOCK.items() if block in kinds]
+    if not found:
+        # A model without a single block has a class all the same.
+        own = type(model).__name__
+        found = [name for name, c in answers("classes").items() if own in c.names]
+        found += [family.name for family in FAMILIES if family.name == f"zoo.{own}"]
+    return next((name for name in found if name in answers(question)), None)
 
 
 def is_decoder(model: nn.Module) -> bool:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The TinyEncoder of gossamer's zoo."""
 
-from gossamer.nn.families.family import BlockParts, Chain, Family
+from gossamer.nn.families.family import BlockParts, Chain, Family, GrowthFacts
 
 FAMILY = Family(
     name="zoo.TinyEncoder",
@@ -19,4 +19,12 @@ FAMILY = Family(
     ),
     tokens="its block computes attention itself, so nothing says how much a token is looked at",
     chains={"TinyEncoder": Chain("layers", ("tokens", "positions"), ("norm", "pool", "head"))},
+    growth=GrowthFacts(
+        width=("width",),
+        heads="num_heads",
+        ffn="ffn_width",
+        layers="num_layers",
+        vocabulary="vocab_size",
+        roles={"tokens": "table", "positions": "embedding", "norm": "last norm", "head": "classifier"},
+    ),
 )

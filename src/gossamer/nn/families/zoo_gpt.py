@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The GPT of gossamer's zoo."""
 
-from gossamer.nn.families.family import BlockParts, Chain, Family
+from gossamer.nn.families.family import BlockParts, Chain, Family, GrowthFacts
 
 FAMILY = Family(
     name="zoo.GPT",
@@ -18,4 +18,12 @@ FAMILY = Family(
         norm_first=True,
     ),
     chains={"GPT": Chain("blocks", ("tokens", "positions"), ("norm", "head"))},
+    growth=GrowthFacts(
+        width=("width",),
+        heads="num_heads",
+        ffn="ffn_width",
+        layers="num_layers",
+        vocabulary="vocab_size",
+        roles={"tokens": "table", "positions": "embedding", "norm": "last norm", "head": "head"},
+    ),
 )

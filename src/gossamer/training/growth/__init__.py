@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Growth: a small model is trained first, then made larger without losing what it learned.
+
+`grow` makes the larger model, which computes the same, and moves the optimizer's whole state.
+`verify_growth` compares loss and gradients before and after.
+"""
+
+from gossamer.training.growth.growing import Growth, grow
+from gossamer.training.growth.verify import GrowthCheck, verify_growth
+
+__all__ = ["Growth", "GrowthCheck", "grow", "verify_growth"]

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How one tensor grows: copies of what it makes, shares of what it reads.
+
+A wider network carries every vector k times: x becomes [x; x]. A parameter is seen as a matrix
+[made, read]. What it makes is made k times; what it reads comes several times, so the blocks of a
+row of blocks must add up to the old matrix. Any such blocks compute the same function: that is the
+freedom in which the symmetry between the copies is broken.
+
+Legend: O made, I read, P copies of what is made, Q copies of what is read, S stacked segments.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from gossamer.errors import InputError
+
+Space = Literal["stream", "query", "key", "ffn", "vocabulary", "fixed"]
+Layout = Literal["matrix", "transposed", "vector"]
+# What the numbers are: the parameter itself, a mean of gradients, a mean of their squares, or a
+# mean of steps, which do not depend on the size of gradients.
+Quantity = Literal["value", "mean", "square", "step"]
+_POWERS: dict[Quantity, int] = {"mean": 1, "square": 2, "step": 0}
+
+
+@dataclass(frozen=True)
+class Axes:
+    """What the two sides of a parameter stand for.
+
+    Attributes:
+        made: the space its outputs live in.
+        read: the space of its inputs; "fixed" for tables, norms and biases.
+        layout: "matrix" [made, read], "transposed" [read, made], "vector" [made].
+        segments: projections that are stacked along `made`.
+        is_last_norm: directly before the head of a language model.
+        is_head: reads the stream and makes something of fixed size.
+    """
+
+    made: Space
+    read: Space = "fixed"
+    layout: Layout = "matrix"
+    segments: int = 1
+    is_last_norm: bool = False
+    is_head: bool = False
+
+
+@dataclass(frozen=True)
+class Factors:
+    """How much larger each space becomes.
+
+    Attributes:
+        stream, query, key, ffn: copies.
+        spread: how often each key and value head is repeated, beside itself.
+        vocabulary: entries that are added.
+        tied: the head shares the table of tokens, so the last norm carries 1 / stream.
+        head_dim: rows of one head.
+    """
+
+    stream: int = 1
+    query: int = 1
+    key: int = 1
+    ffn: int = 1
+    spread: int = 1
+    vocabulary: int = 0
+    tied: bool = False
+    head_dim: int = 1
+
+    def of(self, space: Space) -> int:
+        """Copies of a space."""
+        return 1 if space in ("vocabulary", "fixed") else int(getattr(self, space))
+
+    def made_scale(self, axes: Axes) -> float:
+        """What each copy of the output is of the old output."""
+        return 1 / self.stream if axes.is_last_norm and self.tied else 1.0
+
+    def gradient_ratio(self, axes: Axes) -> float:
+        """A gradient after growth over the one before, if all copies are alike.
+
+        Moving all P copies by their scale moves the loss as before, so each has 1 / (P scale) of
+        the old gradient; a tied head reads copies that are scaled themselves.
+        """
+        read_scale = 1 / self.stream if axes.is_head and self.tied else 1.0
+        copies = self.of(axes.made) * (self.spread if axes.made == "key" else 1)
+        return read_scale / (copies * self.made_scale(axes))
+
+
+@dataclass(frozen=True)
+class Breaker:
+    """How copies are made to differ without changing the function.
+
+    Attributes:
+        sigma: of the noise, in standard deviations of the weight; 0 for none.
+        is_uniform: every block gets the same share (HyperCloning) instead of the diagonal all.
+    """
+
+    sigma: float = 0.0
+    is_uniform: bool = False
+
+
+def shares(copies_made: int, copies_read: int, is_uniform: bool = False) -> torch.Tensor:
+    """How much of the old matrix each block holds, float64 [P, Q]; every row adds up to 1."""
+    small, large = sorted((copies_made, copies_read))
+    if is_uniform or large % small:
+        return torch.full((copies_made, copies_read), 1 / copies_read, dtype=torch.float64)
+    made, read = torch.arange(copies_made)[:, None], torch.arange(copies_read)[None, :]
+    is_own = (made % small) == (read % small)
+    return is_own.double() / is_own.sum(1, keepdim=True)
+
+
+def grown_tensor(
+    tensor: torch.Tensor,
+    axes: Axes,
+    factors: Factors,
+    quantity: Quantity,
+    *,
+    breaker: Breaker = Breaker(),  # noqa: B008  (frozen)
+    generator: torch.Generator | None = None,
+) -> torch.Tensor:
+    """The parameter, or what an optimizer knows about it, in the larger network.
+
+    Args:
+        tensor: of the old parameter's shape.
+        axes: of the parameter.
+        factors: of the growth.
+        quantity: values are shared, gradients fall by a known ratio in every block.
+        breaker: of values that are read several times.
+        generator: of its noise.
+    """
+    old = _as_matrix(tensor, axes)
+    made, read = factors.of(axes.made), factors.of(axes.read)
+    if quantity == "value":
+        weights = shares(made, read, breaker.is_uniform) * factors.made_scale(axes)
+    else:
+        ratio = factors.gradient_ratio(axes) ** _POWERS[quantity]
+        weights = torch.full((made, read), ratio, dtype=torch.float64)
+    blocks = _blocks(old, weights.to(old.device), axes.segments)
+    if quantity == "value" and breaker.sigma and read > 1:
+        blocks = blocks + _noise(old, blocks.shape, breaker.sigma, generator)
+    grown = _joined(blocks)
+    if axes.made == "key" and factors.spread > 1:
+        heads = grown.unflatten(0, (-1, factors.head_dim))
+        grown = heads.repeat_interleave(factors.spread, dim=0).flatten(0, 1)
+    if factors.vocabulary:
+        grown = _with_entries(grown, axes, factors.vocabulary, quantity)
+    return _as_stored(grown, axes).to(tensor.dtype).contiguous()
+
+
+def grown_mask(mask: torch.Tensor, axes: Axes, factors: Factors, *, opened: bool) -> torch.Tensor:
+    """The mask in the larger network; blocks that hold nothing yet are free only if `opened`."""
+    old = _as_matrix(mask, axes)
+    is_own = shares(factors.of(axes.made), factors.of(axes.read)) > 0
+    blocks = _blocks(old, is_own, axes.segments)
+    if opened:
+        blocks = blocks | ~is_own.view(1, len(is_own), 1, -1, 1)
+    return _as_stored(_joined(blocks), axes).contiguous()
+
+
+def _as_matrix(tensor: torch.Tensor, axes: Axes) -> torch.Tensor:
+    if axes.layout == "vector":
+        return tensor.reshape(-1, 1)
+    return tensor.T if axes.layout == "transposed" else tensor
+
+
+def _as_stored(matrix: torch.Tensor, axes: Axes) -> torch.Tensor:
+    if axes.layout == "vector":
+        return matrix.reshape(-1)
+    return matrix.T if axes.layout == "transposed" else matrix
+
+
+def _blocks(old: torch.Tensor, weights: torch.Tensor, segments: int) -> torch.Tensor:
+    """[S, P, O, Q, I]: the old matrix times its weight in every block."""
+    if old.shape[0] % segments:
+        raise InputError(f"{old.shape[0]} rows cannot be {segments} segments of one size.")
+    stacked = old.unflatten(0, (segments, -1))[:, None, :, None, :]
+    if weights.dtype is torch.bool:
+        return stacked & weights[None, :, None, :, None]
+    wide = torch.promote_types(old.dtype, torch.float32)
+    return stacked.to(wide) * weights[None, :, None, :, None].to(wide)
+
+
+def _joined(blocks: torch.Tensor) -> torch.Tensor:
+    return blocks.flatten(3, 4).flatten(0, 2)
+
+
+def _noise(
+    old: torch.Tensor, shape: torch.Size, sigma: float, generator: torch.Generator | None
+) -> torch.Tensor:
+    """Numbers that add up to zero over what is read, so that no output changes."""
+    drawn = torch.randn(shape, generator=generator, dtype=torch.float64).to(old)
+    centred = drawn - drawn.mean(dim=3, keepdim=True)
+    return centred * (sigma * float(old.double().std(correction=0)) if old.numel() else 0.0)
+
+
+def _with_entries(
+    grown: torch.Tensor, axes: Axes, number: int, quantity: Quantity
+) -> torch.Tensor:
+    """New tokens begin as the mean of those that are known, with no direction of their own."""
+    if "vocabulary" not in (axes.made, axes.read):
+        return grown
+    dim = 0 if axes.made == "vocabulary" else 1
+    mean = grown.mean(dim=dim, keepdim=True)
+    entry = torch.zeros_like(mean) if quantity in ("mean", "step") else mean
+    return torch.cat((grown, entry.repeat_interleave(number, dim=dim)), dim=dim)

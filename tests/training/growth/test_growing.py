@@ -1,0 +1,454 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A grown model computes the same, gets the gradients that were foretold, and trains on as it did."""
+
+import copy
+import importlib
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import gossamer
+from gossamer.errors import InputError, ResourceError
+from gossamer.nn.families import answers
+from gossamer.training.growth import grow, verify_growth
+from gossamer.training.growth.tensors import Axes, Factors, grown_tensor, shares
+from gossamer.training.optim import LAMB, LARS, SGD, AdamW
+from gossamer.zoo import GPT, MLP, TinyEncoder
+
+transformers = pytest.importorskip("transformers")
+
+SIZES = {
+    "vocab_size": 40, "max_position_embeddings": 24, "hidden_size": 16, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "intermediate_size": 24, "n_embd": 16, "n_layer": 2, "n_head": 4,
+    "n_positions": 24, "dim": 16, "n_layers": 2, "n_heads": 4, "hidden_dim": 24, "ffn_dim": 24,
+    "word_embed_proj_dim": 16, "num_key_value_heads": 2, "pad_token_id": 1, "bos_token_id": 0,
+    "eos_token_id": 0,
+}  # fmt: skip
+OWN = {
+    "GPT": lambda: GPT(40, width=16, num_heads=4, num_layers=2, context=24),
+    "GPT tied": lambda: GPT(40, width=16, num_heads=4, num_layers=2, context=24, tied=True),
+    "TinyEncoder": lambda: TinyEncoder(40, 3, width=16, num_heads=4, ffn_width=24, max_tokens=24),
+}
+HEADS = [
+    *OWN,
+    *(name for classes in answers("classes").values() for name in classes.names),
+]
+POST_NORM = ("Bert", "Roberta", "DistilBert")
+
+
+@pytest.fixture(autouse=True)
+def _norms_in_float64(monkeypatch):
+    """RMSNorms of transformers compute in float32 whatever they are given, which hides 1e-12."""
+
+    def forward(self, x):
+        return self.weight * (x * (x.square().mean(-1, keepdim=True) + self.variance_epsilon).rsqrt())
+
+    for kind in ("llama", "qwen2", "mistral"):
+        module = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
+        norm = next(v for k, v in vars(module).items() if k.lower() == f"{kind}rmsnorm")
+        monkeypatch.setattr(norm, "forward", forward)
+
+
+def made(name: str, **changed) -> nn.Module:
+    """A small model in float64 whose biases and norms are not trivial."""
+    torch.manual_seed(1)
+    if name in OWN:
+        model = OWN[name]()
+    else:
+        kind = getattr(transformers, name)
+        declared = kind.config_class().to_dict()
+        sizes = {k: v for k, v in (SIZES | changed).items() if k in declared or k in changed}
+        model = kind(kind.config_class(**sizes))
+    for param in model.parameters():
+        nn.init.normal_(param, std=0.3)
+    return model.double().eval()
+
+
+def ids() -> torch.Tensor:
+    return torch.randint(2, 40, (3, 9), generator=torch.Generator().manual_seed(2))
+
+
+def alike(model, **asked):
+    """Grown without a breaker, which is allowed with a warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return grow(model, symmetry="none", **asked)
+
+
+@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize(
+    "asked", [{"width": 2}, {"width": 3, "seed": 5}, {"ffn": 2}, {"width": 2, "blocks": "uniform"}]
+)
+def test_a_wider_model_computes_the_same_with_copies_that_differ(name, asked):
+    model = made(name)
+    check = verify_growth(model, grow(model, **asked), ids())
+    assert check.difference <= 1e-12
+    assert max(check.gradients.values()) > 1e-3, "copies are alike"
+
+
+@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("asked", [{"width": 2}, {"width": 3}, {"ffn": 2}, {"width": 2, "ffn": 4}])
+def test_gradients_of_copies_that_are_alike_are_foretold(name, asked):
+    model = made(name)
+    check = verify_growth(model, alike(model, **asked), ids())
+    assert check.difference <= 1e-12
+    assert check.gradients
+    assert max(check.gradients.values()) <= 1e-10
+
+
+@pytest.mark.parametrize("name", [n for n in HEADS if not n.startswith(POST_NORM)])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"depth": 2},
+        {"depth": 3, "where": "top"},
+        {"layers": 3, "where": "bottom"},
+        {"width": 2, "depth": 2},
+    ],
+)
+def test_a_deeper_model_computes_the_same(name, asked):
+    model = made(name)
+    larger = grow(model, **asked)
+    check = verify_growth(model, larger, ids())
+    assert check.difference <= 1e-12
+    if asked.get("width") is None:
+        assert max(check.gradients.values()) <= 1e-10
+
+
+@pytest.mark.parametrize("name", [n for n in HEADS if n.startswith(POST_NORM)])
+def test_norms_on_the_residual_path_refuse_depth(name):
+    model = made(name)
+    with pytest.raises(InputError, match="norms of this"):
+        grow(model, depth=2)
+    larger = grow(model, depth=2, allow_approximate=True)
+    assert verify_growth(model, larger, ids()).difference > 1e-9
+
+
+def test_norms_that_give_nothing_deepen_models_with_plain_feed_forward_parts():
+    for name in ("GPT", "GPT2LMHeadModel", "OPTForCausalLM"):
+        model = made(name)
+        assert verify_growth(model, grow(model, depth=2, mode="ln0"), ids()).difference <= 1e-12
+    with pytest.raises(InputError, match="gated"):
+        grow(made("LlamaForCausalLM"), depth=2, mode="ln0")
+
+
+@pytest.mark.parametrize("mode", ["stack", "random"])
+def test_comparators_change_the_function(mode):
+    model = made("GPT")
+    assert verify_growth(model, grow(model, depth=2, mode=mode), ids()).difference > 1e-6
+
+
+def test_from_no_layer_to_many():
+    torch.manual_seed(0)
+    model = GPT(40, width=16, num_heads=4, num_layers=0, context=24).double()
+    larger = grow(model, layers=3)
+    assert len(larger.blocks) == 3
+    assert verify_growth(model, larger, ids()).difference <= 1e-12
+    assert float(larger.blocks[0].up.weight.abs().max()) > 0
+
+
+def test_heads_alone_where_their_size_is_a_setting():
+    model = made("LlamaForCausalLM")
+    larger = grow(model, heads=2)
+    assert larger.config.num_attention_heads == 8
+    assert larger.config.hidden_size == 16
+    assert verify_growth(model, larger, ids()).difference <= 1e-12
+    with pytest.raises(InputError, match="width / heads"):
+        grow(made("GPT"), heads=2)
+
+
+def test_key_and_value_heads_are_repeated_beside_themselves():
+    model = made("LlamaForCausalLM")
+    larger = grow(model, kv_heads=2)
+    assert larger.config.num_key_value_heads == 4
+    assert verify_growth(model, larger, ids()).difference <= 1e-12
+    with pytest.raises(InputError, match="evenly"):
+        grow(model, kv_heads=3)
+
+
+@pytest.mark.parametrize("name", ["GPT", "GPT tied", "LlamaForCausalLM", "BertForMaskedLM"])
+def test_new_tokens_leave_the_logits_of_old_ones(name):
+    model = made(name)
+    larger = grow(model, vocabulary=47)
+    with torch.no_grad():
+        before, after = model(ids()), larger(ids())
+    before, after = (getattr(out, "logits", out) for out in (before, after))
+    assert after.shape[-1] == 47
+    torch.testing.assert_close(after[..., :40], before, rtol=1e-12, atol=1e-12)
+
+
+def test_sliding_windows_follow_their_layers():
+    changed = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
+    model = made("Qwen2ForCausalLM", **changed)
+    larger = grow(model, depth=2)
+    old = model.config.layer_types
+    assert larger.config.layer_types == [old[0], old[0], old[1], old[1]]
+    assert verify_growth(model, larger, ids()).difference <= 1e-12
+
+
+def test_float32_and_bfloat16():
+    model = made("LlamaForCausalLM").float()
+    assert verify_growth(model, grow(model, width=2), ids()).difference <= 1e-5
+    model = model.bfloat16()
+    larger = grow(model, width=2)
+    assert {p.dtype for p in larger.parameters()} == {torch.bfloat16}
+    assert verify_growth(model, larger, ids()).difference <= 1e-2
+
+
+def test_tied_weights_stay_tied_and_untied_ones_untied():
+    model = made("GPT2LMHeadModel")
+    larger = grow(model, width=2)
+    assert larger.lm_head.weight is larger.transformer.wte.weight
+    model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().clone())
+    larger = grow(model, width=2)
+    assert larger.lm_head.weight is not larger.transformer.wte.weight
+    assert verify_growth(model, larger, ids()).difference <= 1e-12
+
+
+# --- the optimizer -------------------------------------------------------------------------------
+
+OPTIMIZERS = {
+    "torch.AdamW": lambda p: torch.optim.AdamW(p, lr=1e-2),
+    "torch.AdamW amsgrad": lambda p: torch.optim.AdamW(p, lr=1e-2, amsgrad=True),
+    "torch.SGD": lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9),
+    "torch.RMSprop": lambda p: torch.optim.RMSprop(p, lr=1e-3, momentum=0.5, eps=1e-30),
+    "torch.Adagrad": lambda p: torch.optim.Adagrad(p, lr=1e-2),
+    "torch.Adafactor": lambda p: torch.optim.Adafactor(p, lr=1e-2),
+    "AdamW": lambda p: AdamW(p, lr=1e-2),
+    "AdamW 8bit": lambda p: AdamW(p, lr=1e-2, moments="8bit"),
+    "SGD": lambda p: SGD(p, lr=1e-2, momentum=0.9),
+    "LAMB": lambda p: LAMB(p, lr=1e-2),
+    "LARS": lambda p: LARS(p, lr=1e-2, momentum=0.9),
+}
+
+
+def trained(model, optimizer, steps=3):
+    for step in range(steps):
+        batch = torch.randint(2, 40, (3, 9), generator=torch.Generator().manual_seed(step))
+        optimizer.zero_grad()
+        logits = model(batch)
+        logits = getattr(logits, "logits", logits)
+        nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), batch[:, 1:].flatten()).backward()
+        optimizer.step()
+    return model
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_moments_are_those_of_gradients_of_the_larger_model(name):
+    """Gradients only, no steps: what the larger model would have gathered is what it is given."""
+    model = made("GPT")
+    if "8bit" in name:
+        model = model.float()
+    larger = alike(model, width=2)
+
+    def gathered(net):
+        optimizer = OPTIMIZERS[name](list(net.parameters()))
+        for group in optimizer.param_groups:
+            group["lr"] = 0.0
+        trained(net, optimizer)
+        return optimizer
+
+    optimizer = gathered(model)
+    expected = gathered(larger)
+    grown = alike(model, optimizer=optimizer, width=2)
+    assert [p.shape for p in grown.parameters()] == [p.shape for p in larger.parameters()]
+    tolerance = {"rtol": 0.15, "atol": 1e-4} if "8bit" in name else {"rtol": 1e-7, "atol": 1e-12}
+    for ours, theirs in zip(grown.parameters(), larger.parameters(), strict=True):
+        mine, wanted = optimizer.state[ours], expected.state[theirs]
+        assert mine.keys() == wanted.keys()
+        for key, value in wanted.items():
+            if "exponents" in key or ("8bit" in name and value.ndim):
+                continue
+            torch.testing.assert_close(mine[key], value, **tolerance)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_training_goes_on_in_the_same_groups(name):
+    model = made("GPT2LMHeadModel").to(torch.float32 if "8bit" in name else torch.float64)
+    weights = [p for p in model.parameters() if p.ndim > 1]
+    others = [p for p in model.parameters() if p.ndim == 1]
+    optimizer = OPTIMIZERS[name]([{"params": weights, "weight_decay": 0.1}, {"params": others}])
+    trained(model, optimizer)
+    larger = grow(model, optimizer, width=2, depth=2)
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    assert {id(p) for p in held} == {id(p) for p in larger.parameters()}
+    assert all(p.ndim > 1 for p in optimizer.param_groups[0]["params"])
+    assert optimizer.param_groups[0]["weight_decay"] == 0.1
+    steps = [s["step"] for s in optimizer.state.values() if "step" in s]
+    assert all(int(step) == 3 for step in steps)
+    before = copy.deepcopy(larger.state_dict())
+    trained(larger, optimizer)
+    moved = [name for name, value in larger.state_dict().items() if not torch.equal(value, before[name])]
+    assert set(moved) == set(before)
+
+
+def test_copies_separate_with_the_breaker_and_never_without():
+    for breaks in (True, False):
+        model = made("LlamaForCausalLM")
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        trained(model, optimizer)
+        larger = (
+            grow(model, optimizer, width=2) if breaks else alike(model, optimizer=optimizer, width=2)
+        )
+        trained(larger, optimizer, 20)
+        first, second = larger.model.embed_tokens.weight.detach().chunk(2, dim=1)
+        assert (float((first - second).abs().max()) > 1e-2) == breaks
+
+
+def test_new_blocks_may_begin_without_a_state():
+    model = made("GPT")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    trained(model, optimizer)
+    larger = grow(model, optimizer, depth=2, state="old")
+    old, new = larger.blocks[0].up.weight, larger.blocks[1].up.weight
+    assert old in optimizer.state
+    assert new not in optimizer.state
+    trained(larger, optimizer)
+    again = grow(larger, optimizer, width=2, state="reset")
+    assert not optimizer.state
+    trained(again, optimizer)
+
+
+def test_bfloat16_masters_keep_all_their_bits():
+    model = made("GPT").bfloat16()
+    optimizer = AdamW(model.parameters(), lr=1e-2, master="split")
+    trained(model, optimizer)
+    masters = [optimizer.master_of(p) for p in model.parameters()]
+    larger = alike(model, optimizer=optimizer, depth=2)
+    kept = [p for name, p in larger.named_parameters() if not name.startswith(("blocks.1", "blocks.3"))]
+    assert all(p.dtype is torch.bfloat16 for p in larger.parameters())
+    for param, master in zip(kept, masters, strict=True):
+        assert torch.equal(optimizer.master_of(param), master)
+
+
+def test_rates_by_width():
+    model = made("GPT")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    larger = grow(model, optimizer, width=2, mup=True)
+    rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    assert rates[id(larger.blocks[0].up.weight)] == 5e-3
+    assert rates[id(larger.tokens.weight)] == 1e-2
+    assert rates[id(larger.head.weight)] == 1e-2
+    assert len(rates) == len(list(larger.parameters()))
+    trained(larger, optimizer)
+
+
+# --- sparse layers -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["masked", "compact"])
+@pytest.mark.parametrize("opened", [0.0, 0.3, 1.0])
+def test_sparse_layers_stay_sparse_and_compute_the_same(form, opened):
+    model = made("GPT")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    gossamer.sparsify(model, sparsity=0.75)
+    trained(model, optimizer)
+    if form == "compact":
+        gossamer.compact(model, optimizer)
+    larger = grow(model, optimizer, width=2, opened=opened)
+    check = verify_growth(model, larger, ids())
+    assert check.difference <= 1e-12
+    layer, old = larger.blocks[0].up, model.blocks[0].up
+    assert layer.form == form
+    density = {0.0: old.density / 2, 1.0: old.density / 2 + 0.5}
+    if opened in density:
+        assert layer.density == pytest.approx(density[opened], abs=0.01)
+    trained(larger, optimizer)
+
+
+def test_dense_models_grow_with_zeros_between_copies():
+    model = GPT(40, width=32, num_heads=4, num_layers=1, context=24).double()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    trained(model, optimizer)
+    larger = grow(model, optimizer, width=4, opened=0.25)
+    assert verify_growth(model, larger, ids()).difference <= 1e-12
+    layer = larger.blocks[0].up
+    assert layer.form == "masked"
+    assert str(layer.pattern) == "block:16x16"
+    assert layer.density == pytest.approx(0.25 + 0.75 * 0.25, abs=0.1)
+    gossamer.compact(larger, optimizer)
+    trained(larger, optimizer)
+
+
+# --- bad input -----------------------------------------------------------------------------------
+
+
+def test_what_cannot_grow_says_so_and_changes_nothing():
+    model = made("GPT")
+    before = copy.deepcopy(model.state_dict())
+    for asked, words in (
+        ({}, "nothing grows"),
+        ({"width": 0}, "whole number"),
+        ({"width": 1.5}, "whole number"),
+        ({"width": 2, "ffn": 3}, "must divide"),
+        ({"layers": 1}, "fewer"),
+        ({"vocabulary": 3}, "smaller"),
+        ({"mode": "identity"}, "mode must be"),
+        ({"widht": 2}, "is not a setting"),
+        ({"width": 2, "sigma": -1}, "sigma"),
+        ({"width": 2, "opened": 2}, "opened"),
+        ({"kv_heads": 2}, "one key and value head"),
+    ):
+        with pytest.raises(InputError, match=words):
+            grow(model, **asked)
+    for unknown in (MLP((4, 8, 2)), nn.Sequential(nn.Linear(4, 4))):
+        with pytest.raises(InputError, match="not known"):
+            grow(unknown, width=2)
+    model.extra = nn.Linear(2, 2)
+    with pytest.raises(InputError, match=r"extra\.weight.*no role"):
+        grow(model, width=2)
+    del model.extra
+    model.blocks[0].register_forward_hook(lambda *_: None)
+    with pytest.raises(InputError, match="forward hook"):
+        grow(model, width=2)
+    model.blocks[0]._forward_hooks.clear()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_state_without_a_rule_is_refused():
+    model = made("GPT")
+    optimizer = torch.optim.Rprop(model.parameters())
+    trained(model, optimizer)
+    with pytest.raises(InputError, match="no rule"):
+        grow(model, optimizer, width=2)
+    assert {id(p) for p in optimizer.param_groups[0]["params"]} == {id(p) for p in model.parameters()}
+    with pytest.raises(InputError, match="not in the model"):
+        grow(model, torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=1.0), width=2)
+    with pytest.raises(InputError, match="expected a torch optimizer"):
+        grow(model, "adam", width=2)
+
+
+def test_too_large_a_model_is_refused_beforehand(monkeypatch):
+    monkeypatch.setattr("gossamer.training.growth.growing.available_bytes", lambda: 10_000)
+    with pytest.raises(ResourceError, match="GiB are free"):
+        grow(made("GPT"), width=2)
+
+
+def test_copies_that_stay_alike_are_warned_of():
+    with pytest.warns(UserWarning, match="in disguise"):
+        grow(made("GPT"), width=2, symmetry="none")
+    with pytest.warns(UserWarning, match="in disguise"):
+        grow(made("GPT"), width=2, symmetry="dropout")
+    grow(made("GPT2LMHeadModel"), width=2, symmetry="dropout")
+
+
+# --- one tensor ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("made_copies", "read_copies"), [(1, 1), (2, 2), (1, 3), (4, 2), (2, 4), (3, 2)])
+def test_shares_of_a_row_add_up_to_one(made_copies, read_copies):
+    for uniform in (False, True):
+        found = shares(made_copies, read_copies, uniform)
+        assert found.shape == (made_copies, read_copies)
+        torch.testing.assert_close(found.sum(1), torch.ones(made_copies).double())
+
+
+def test_edge_sizes_of_one_tensor():
+    factors = Factors(stream=2, ffn=2)
+    for shape in ((0, 3), (3, 0), (1, 1)):
+        grown = grown_tensor(torch.ones(shape), Axes("ffn", "stream"), factors, "value")
+        assert grown.shape == (2 * shape[0], 2 * shape[1])
+    with pytest.raises(InputError, match="segments"):
+        grown_tensor(torch.ones(4, 2), Axes("query", "stream", segments=3), factors, "value")
