@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A grown model computes the same, gets the gradients that were foretold, and trains on as it did."""
+"""A grown model computes the same, gets the gradients that were foretold, and trains on."""
 
 import copy
 import importlib
@@ -43,7 +43,9 @@ def _norms_in_float64(monkeypatch):
     """RMSNorms of transformers compute in float32 whatever they are given, which hides 1e-12."""
 
     def forward(self, x):
-        return self.weight * (x * (x.square().mean(-1, keepdim=True) + self.variance_epsilon).rsqrt())
+        return self.weight * (
+            x * (x.square().mean(-1, keepdim=True) + self.variance_epsilon).rsqrt()
+        )
 
     for kind in ("llama", "qwen2", "mistral"):
         module = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
@@ -146,7 +148,7 @@ def test_from_no_layer_to_many():
     larger = grow(model, layers=3)
     assert len(larger.blocks) == 3
     assert verify_growth(model, larger, ids()).difference <= 1e-12
-    assert float(larger.blocks[0].up.weight.abs().max()) > 0
+    assert larger.blocks[0].up.weight.detach().any()
 
 
 def test_heads_alone_where_their_size_is_a_setting():
@@ -213,7 +215,7 @@ OPTIMIZERS = {
     "torch.AdamW": lambda p: torch.optim.AdamW(p, lr=1e-2),
     "torch.AdamW amsgrad": lambda p: torch.optim.AdamW(p, lr=1e-2, amsgrad=True),
     "torch.SGD": lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9),
-    "torch.RMSprop": lambda p: torch.optim.RMSprop(p, lr=1e-3, momentum=0.5, eps=1e-30),
+    "torch.RMSprop": lambda p: torch.optim.RMSprop(p, lr=1e-3, momentum=0.5, eps=1e-12),
     "torch.Adagrad": lambda p: torch.optim.Adagrad(p, lr=1e-2),
     "torch.Adafactor": lambda p: torch.optim.Adafactor(p, lr=1e-2),
     "AdamW": lambda p: AdamW(p, lr=1e-2),
@@ -254,7 +256,8 @@ def test_moments_are_those_of_gradients_of_the_larger_model(name):
     expected = gathered(larger)
     grown = alike(model, optimizer=optimizer, width=2)
     assert [p.shape for p in grown.parameters()] == [p.shape for p in larger.parameters()]
-    tolerance = {"rtol": 0.15, "atol": 1e-4} if "8bit" in name else {"rtol": 1e-7, "atol": 1e-12}
+    # RMSprop divides by the size of gradients, some of which are 0 but for rounding.
+    tolerance = {"rtol": 1e-3 if "RMS" in name else 1e-7, "atol": 1e-3 if "RMS" in name else 1e-12}
     for ours, theirs in zip(grown.parameters(), larger.parameters(), strict=True):
         mine, wanted = optimizer.state[ours], expected.state[theirs]
         assert mine.keys() == wanted.keys()
@@ -280,7 +283,9 @@ def test_training_goes_on_in_the_same_groups(name):
     assert all(int(step) == 3 for step in steps)
     before = copy.deepcopy(larger.state_dict())
     trained(larger, optimizer)
-    moved = [name for name, value in larger.state_dict().items() if not torch.equal(value, before[name])]
+    moved = [
+        name for name, value in larger.state_dict().items() if not torch.equal(value, before[name])
+    ]
     assert set(moved) == set(before)
 
 
@@ -290,7 +295,9 @@ def test_copies_separate_with_the_breaker_and_never_without():
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         trained(model, optimizer)
         larger = (
-            grow(model, optimizer, width=2) if breaks else alike(model, optimizer=optimizer, width=2)
+            grow(model, optimizer, width=2)
+            if breaks
+            else alike(model, optimizer=optimizer, width=2)
         )
         trained(larger, optimizer, 20)
         first, second = larger.model.embed_tokens.weight.detach().chunk(2, dim=1)
@@ -317,7 +324,9 @@ def test_bfloat16_masters_keep_all_their_bits():
     trained(model, optimizer)
     masters = [optimizer.master_of(p) for p in model.parameters()]
     larger = alike(model, optimizer=optimizer, depth=2)
-    kept = [p for name, p in larger.named_parameters() if not name.startswith(("blocks.1", "blocks.3"))]
+    kept = [
+        p for name, p in larger.named_parameters() if not name.startswith(("blocks.1", "blocks.3"))
+    ]
     assert all(p.dtype is torch.bfloat16 for p in larger.parameters())
     for param, master in zip(kept, masters, strict=True):
         assert torch.equal(optimizer.master_of(param), master)
@@ -413,7 +422,9 @@ def test_state_without_a_rule_is_refused():
     trained(model, optimizer)
     with pytest.raises(InputError, match="no rule"):
         grow(model, optimizer, width=2)
-    assert {id(p) for p in optimizer.param_groups[0]["params"]} == {id(p) for p in model.parameters()}
+    assert {id(p) for p in optimizer.param_groups[0]["params"]} == {
+        id(p) for p in model.parameters()
+    }
     with pytest.raises(InputError, match="not in the model"):
         grow(model, torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=1.0), width=2)
     with pytest.raises(InputError, match="expected a torch optimizer"):
@@ -421,7 +432,7 @@ def test_state_without_a_rule_is_refused():
 
 
 def test_too_large_a_model_is_refused_beforehand(monkeypatch):
-    monkeypatch.setattr("gossamer.training.growth.growing.available_bytes", lambda: 10_000)
+    monkeypatch.setattr("gossamer.training.growth.plan.available_bytes", lambda: 10_000)
     with pytest.raises(ResourceError, match="GiB are free"):
         grow(made("GPT"), width=2)
 
@@ -437,7 +448,9 @@ def test_copies_that_stay_alike_are_warned_of():
 # --- one tensor ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("made_copies", "read_copies"), [(1, 1), (2, 2), (1, 3), (4, 2), (2, 4), (3, 2)])
+@pytest.mark.parametrize(
+    ("made_copies", "read_copies"), [(1, 1), (2, 2), (1, 3), (4, 2), (2, 4), (3, 2)]
+)
 def test_shares_of_a_row_add_up_to_one(made_copies, read_copies):
     for uniform in (False, True):
         found = shares(made_copies, read_copies, uniform)

@@ -189,7 +189,7 @@ class GrowthFacts:
         ffn: inner features of the feed-forward part.
         layers: blocks.
         vocabulary: tokens that are known.
-        kv_heads: key and value heads, where they may be fewer; empty if they are as many as `heads`.
+        kv_heads: key and value heads where they may be fewer; empty if they are as many.
         head_dim: rows of one head; empty if that follows from width and heads.
         per_layer: lists with one entry per block.
         roles: the end of a module's name -> what it is. "table": embedding of tokens; "embedding":

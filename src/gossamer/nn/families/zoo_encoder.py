@@ -25,6 +25,11 @@ FAMILY = Family(
         ffn="ffn_width",
         layers="num_layers",
         vocabulary="vocab_size",
-        roles={"tokens": "table", "positions": "embedding", "norm": "last norm", "head": "classifier"},
+        roles={
+            "tokens": "table",
+            "positions": "embedding",
+            "norm": "last norm",
+            "head": "classifier",
+        },
     ),
 )

@@ -5,7 +5,8 @@
 `verify_growth` compares loss and gradients before and after.
 """
 
-from gossamer.training.growth.growing import Growth, grow
+from gossamer.training.growth.growing import grow
+from gossamer.training.growth.plan import Growth
 from gossamer.training.growth.verify import GrowthCheck, verify_growth
 
 __all__ = ["Growth", "GrowthCheck", "grow", "verify_growth"]

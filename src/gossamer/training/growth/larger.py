@@ -2,22 +2,20 @@
 """The larger model: built by its own class from larger settings, with fresh weights."""
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
 from torch import nn
 
 from gossamer.errors import InputError
+from gossamer.nn.layer_kinds import shape_of
 from gossamer.nn.surgery.conv1d import conv1d_paths, conv1d_to_linear
+from gossamer.nn.surgery.matrix_layer import stores_transposed
 from gossamer.training.checkpoint import seed_all, undisturbed_random
 from gossamer.training.growth.roles import Anatomy
 from gossamer.training.growth.tensors import Factors
 
-DepthMode = Literal["out0", "ln0", "stack", "random"]
 Where = Literal["after", "top", "bottom"]
-MAX_FACTOR = 64
 
 
 @dataclass(frozen=True)
@@ -61,8 +59,7 @@ def built_larger(
     seed: int,
 ) -> nn.Module:
     """A model of the same class with larger settings; its weights are those of a fresh one."""
-    settings, build = _settings_of(model)
-    facts = anatomy.facts
+    settings, facts = settings_of(model), anatomy.facts
 
     def scale(name: str, factor: int) -> None:
         value = settings.get(name)
@@ -87,36 +84,36 @@ def built_larger(
             settings[name] = [entries[source.layer or 0] for source in sources]
     with undisturbed_random():
         seed_all(seed)
-        larger = build(settings)
+        larger = _built(model, settings)
     if not conv1d_paths(model) and conv1d_paths(larger):
         conv1d_to_linear(larger)
     return larger.train(model.training)
 
 
-def _settings_of(model: nn.Module) -> tuple[dict[str, Any], Callable[[dict[str, Any]], nn.Module]]:
-    """The settings of a model by name, and how a model is made of others."""
-    made: Any = type(model)
+def settings_of(model: nn.Module) -> dict[str, Any]:
+    """The settings of a model by name: arguments of a zoo model, or fields of a configuration."""
     if hasattr(model, "zoo_args"):
-        args: Any = model.zoo_args
-        return dict(args()), lambda settings: _like(model, made(**settings))
+        zoo_args: Any = model.zoo_args
+        return dict(zoo_args())
     config: Any = getattr(model, "config", None)
     if config is None:
         raise InputError(
-            f"grow: a {made.__name__} says neither by zoo_args() nor by a config how it is built."
-            " Unwrap it first if it is compiled or wrapped."
+            f"grow: a {type(model).__name__} says neither by zoo_args() nor by a config how it is"
+            " built. Unwrap it first if it is compiled or wrapped."
         )
+    return {name: getattr(config, name) for name in vars(config)}
 
-    def build(settings: dict[str, Any]) -> nn.Module:
-        larger = copy.deepcopy(config)
+
+def _built(model: nn.Module, settings: dict[str, Any]) -> nn.Module:
+    made: Any = type(model)
+    if hasattr(model, "zoo_args"):
+        larger: nn.Module = made(**settings)
+    else:
+        config = copy.deepcopy(model.config)
         for name, value in settings.items():
-            setattr(larger, name, value)
-        return _like(model, made(larger))
-
-    return {name: getattr(config, name, None) for name in vars(config)}, build
-
-
-def _like(model: nn.Module, larger: nn.Module) -> nn.Module:
-    """What a model carries besides its settings."""
+            setattr(config, name, value)
+        larger = made(config)
+    # What a model carries besides its settings.
     for name in ("recompute", "generation_config"):
         if name in vars(model):
             setattr(larger, name, copy.deepcopy(getattr(model, name)))
@@ -124,9 +121,7 @@ def _like(model: nn.Module, larger: nn.Module) -> nn.Module:
 
 
 def _ffn_width(model: nn.Module, anatomy: Anatomy) -> int:
-    path = f"{anatomy.layers}.0.{anatomy.block.down}"
     if not anatomy.num_layers:
         raise InputError("grow: a model without layers has no feed-forward part to widen.")
-    bias_free: Any = model.get_submodule(path)
-    shape: torch.Size = bias_free.weight.shape
-    return int(max(shape) if hasattr(bias_free, "nf") else shape[1])
+    down = model.get_submodule(f"{anatomy.layers}.0.{anatomy.block.down}")
+    return shape_of(down)[0 if stores_transposed(down) else 1]

@@ -82,6 +82,12 @@ def axes_of(model: nn.Module, anatomy: Anatomy) -> dict[str, Axes]:
     return found
 
 
+def role_of(name: str, facts: GrowthFacts) -> str:
+    """What a module outside of blocks is, by the longest end of its name; "" if nobody knows."""
+    ends = [end for end in facts.roles if f".{name}".endswith(f".{end}")]
+    return facts.roles[max(ends, key=len)] if ends else ""
+
+
 def layer_of(name: str, anatomy: Anatomy) -> tuple[int, str] | None:
     """Number of the block a name lies in, and the name inside it; None outside of blocks."""
     prefix = f"{anatomy.layers}."
@@ -100,9 +106,7 @@ def _slots(module: nn.Module) -> list[str]:
 def _axes(name: str, module: nn.Module, key: str, anatomy: Anatomy) -> Axes | None:
     inside = layer_of(name, anatomy)
     spaces = (
-        _in_block(inside[1], anatomy.block)
-        if inside is not None
-        else _outside(name, anatomy.facts)
+        _in_block(inside[1], anatomy.block) if inside is not None else _outside(name, anatomy.facts)
     )
     if spaces is None:
         return None
@@ -110,12 +114,9 @@ def _axes(name: str, module: nn.Module, key: str, anatomy: Anatomy) -> Axes | No
     is_last, is_head = role == "last norm", role == "head"
     if key == "bias" or role in ("norm", "last norm", "logits"):
         return Axes(made, layout="vector", segments=segments, is_last_norm=is_last)
-    layout: Layout = "matrix"
-    if role in ("table", "embedding"):
-        # Rows are looked up: what is made lies along the second side.
-        layout = "transposed"
-    elif stores_transposed(module):
-        layout = "transposed"
+    # Rows of a table are looked up: what is made lies along the second side.
+    is_turned = role in ("table", "embedding") or stores_transposed(module)
+    layout: Layout = "transposed" if is_turned else "matrix"
     return Axes(made, read, layout, segments, is_head=is_head)
 
 
@@ -148,12 +149,8 @@ def _in_block(name: str, parts: BlockParts) -> _Spaces | None:
 
 
 def _outside(name: str, facts: GrowthFacts) -> _Spaces | None:
-    ends = [end for end in facts.roles if f".{name}".endswith(f".{end}")]
-    if not ends:
-        return None
-    role = facts.roles[max(ends, key=len)]
-    made, read = _SPACES[role]
-    return made, read, 1, role
+    role = role_of(name, facts)
+    return None if not role else (*_SPACES[role], 1, role)
 
 
 def _first_name(model: nn.Module) -> str:

@@ -5,18 +5,16 @@ Means of gradients fall with the gradient, means of squares with its square; ste
 Anything else has no rule and is refused before anything changes.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
 from gossamer.errors import InputError
+from gossamer.training.growth.plan import GrowthPlan
+from gossamer.training.growth.slots import Grow, Slot, grower
 from gossamer.training.growth.tensors import Quantity
 from gossamer.training.optim import SmallStateOptimizer
-
-# Grow a tensor of the old parameter's shape to the new one's.
-Grow = Callable[[torch.Tensor, Quantity], torch.Tensor]
 
 # Of torch's optimizers and of gossamer's. Factored second moments are rows and columns of a square.
 _QUANTITIES: dict[str, Quantity] = {
@@ -33,7 +31,7 @@ _QUANTITIES: dict[str, Quantity] = {
 }
 
 
-def check_growable(optimizer: torch.optim.Optimizer, named: dict[nn.Parameter, str]) -> None:
+def check_growable(optimizer: torch.optim.Optimizer, named: dict[torch.Tensor, str]) -> None:
     """Raise InputError if the state of a parameter holds something without a rule."""
     held = {p for group in optimizer.param_groups for p in group["params"]}
     for param in held - named.keys():
@@ -54,13 +52,6 @@ def check_growable(optimizer: torch.optim.Optimizer, named: dict[nn.Parameter, s
                 )
 
 
-def master_of(optimizer: torch.optim.Optimizer | None, param: nn.Parameter) -> torch.Tensor:
-    """The parameter in the precision in which it is trained."""
-    if isinstance(optimizer, SmallStateOptimizer) and param in optimizer.state:
-        return optimizer.master_of(param)
-    return param.detach()
-
-
 def is_split(optimizer: torch.optim.Optimizer | None, param: nn.Parameter) -> bool:
     """Whether the master of a parameter lies in the optimizer, wholly or in part."""
     small = isinstance(optimizer, SmallStateOptimizer) and param in optimizer.state
@@ -69,9 +60,7 @@ def is_split(optimizer: torch.optim.Optimizer | None, param: nn.Parameter) -> bo
     return small and param.dtype is torch.bfloat16
 
 
-def grown_state(
-    optimizer: torch.optim.Optimizer, old: nn.Parameter, grow: Grow
-) -> dict[str, Any]:
+def grown_state(optimizer: torch.optim.Optimizer, old: nn.Parameter, grow: Grow) -> dict[str, Any]:
     """Moments and step count of `old` after growth; masters are split again by the optimizer."""
     state = optimizer.state.get(old, {})
     if not isinstance(optimizer, SmallStateOptimizer):
@@ -101,3 +90,55 @@ def _grown(value: Any, old: nn.Parameter, grow: Grow, quantity: Quantity | None)
         for have, want in zip(value.shape, old.shape, strict=True)
     )
     return whole[picks].clone()
+
+
+def move_optimizer(
+    optimizer: torch.optim.Optimizer, slots: list[Slot], plan: GrowthPlan, larger: nn.Module
+) -> None:
+    """Let the optimizer hold the larger parameters, in the groups of their sources."""
+    homes = {p: i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
+    order = {p: i for i, p in enumerate(larger.parameters())}
+    members: list[list[Slot]] = [[] for _ in optimizer.param_groups]
+    rule, state = plan.growth.state, {}
+    for slot in sorted(slots, key=lambda slot: order[slot.param]):
+        home = _home(slot, slots, homes)
+        if home is not None:
+            members[home].append(slot)
+        keeps = rule == "grow" or (rule == "old" and not slot.is_new)
+        if keeps and slot.source is not None and slot.source in optimizer.state:
+            state[slot.param] = grown_state(optimizer, slot.source, grower(slot, plan))
+    split = [s.param for s in slots if s.source is not None and is_split(optimizer, s.source)]
+    for group, chosen in zip(optimizer.param_groups, members, strict=True):
+        group["params"] = [slot.param for slot in chosen]
+    optimizer.state.clear()
+    for param, entry in state.items():
+        optimizer.state[param] = entry
+    if split and isinstance(optimizer, SmallStateOptimizer):
+        optimizer.split_masters(split)
+    if plan.growth.mup:
+        _slow_down(optimizer, members, plan)
+
+
+def _home(slot: Slot, slots: list[Slot], homes: dict[nn.Parameter, int]) -> int | None:
+    """The group of a Parameter: that of its source, else of one with as many dimensions."""
+    if slot.source is not None:
+        return homes.get(slot.source)
+    alike = [other.source for other in slots if other.param.ndim == slot.param.ndim]
+    found = [homes[source] for source in alike if source is not None and source in homes]
+    return found[0] if found else min(homes.values(), default=None)
+
+
+def _slow_down(
+    optimizer: torch.optim.Optimizer, members: list[list[Slot]], plan: GrowthPlan
+) -> None:
+    """Hidden matrices that read k copies learn with 1 / k of the rate, in groups of their own."""
+    for group, chosen in zip(list(optimizer.param_groups), members, strict=True):
+        by_factor: dict[int, list[nn.Parameter]] = {1: []}
+        for slot in chosen:
+            factor = 1 if slot.axes.is_head else plan.factors.of(slot.axes.read)
+            by_factor.setdefault(factor, []).append(slot.param)
+        group["params"] = by_factor.pop(1)
+        for factor, params in sorted(by_factor.items()):
+            slower = {**group, "params": params}
+            slower |= {key: group[key] / factor for key in ("lr", "initial_lr") if key in group}
+            optimizer.add_param_group(slower)

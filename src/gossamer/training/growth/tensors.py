@@ -139,7 +139,7 @@ def grown_tensor(
         blocks = blocks + _noise(old, blocks.shape, breaker.sigma, generator)
     grown = _joined(blocks)
     if axes.made == "key" and factors.spread > 1:
-        heads = grown.unflatten(0, (-1, factors.head_dim))
+        heads = grown.reshape(-1, factors.head_dim, grown.shape[1])
         grown = heads.repeat_interleave(factors.spread, dim=0).flatten(0, 1)
     if factors.vocabulary:
         grown = _with_entries(grown, axes, factors.vocabulary, quantity)
@@ -172,7 +172,8 @@ def _blocks(old: torch.Tensor, weights: torch.Tensor, segments: int) -> torch.Te
     """[S, P, O, Q, I]: the old matrix times its weight in every block."""
     if old.shape[0] % segments:
         raise InputError(f"{old.shape[0]} rows cannot be {segments} segments of one size.")
-    stacked = old.unflatten(0, (segments, -1))[:, None, :, None, :]
+    rows, columns = old.shape
+    stacked = old.reshape(segments, 1, rows // segments, 1, columns)
     if weights.dtype is torch.bool:
         return stacked & weights[None, :, None, :, None]
     wide = torch.promote_types(old.dtype, torch.float32)
@@ -192,9 +193,7 @@ def _noise(
     return centred * (sigma * float(old.double().std(correction=0)) if old.numel() else 0.0)
 
 
-def _with_entries(
-    grown: torch.Tensor, axes: Axes, number: int, quantity: Quantity
-) -> torch.Tensor:
+def _with_entries(grown: torch.Tensor, axes: Axes, number: int, quantity: Quantity) -> torch.Tensor:
     """New tokens begin as the mean of those that are known, with no direction of their own."""
     if "vocabulary" not in (axes.made, axes.read):
         return grown

@@ -10,7 +10,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from gossamer.nn.layer_kinds import sparse_layers
-from gossamer.training.growth.growing import GrownFrom, grown_from
+from gossamer.training.growth.growing import grown_from
+from gossamer.training.growth.plan import GrowthPlan
 from gossamer.training.growth.roles import axes_of, layer_of
 from gossamer.training.growth.tensors import grown_tensor
 
@@ -65,9 +66,9 @@ def verify_growth(
 
     The gradients of both models are cleared.
     """
-    record = grown_from(new)
+    plan = grown_from(new)
     before, after = _measured(old, batch, loss), _measured(new, batch, loss)
-    found = _compared(old, new, record)
+    found = _compared(old, new, plan)
     for model in (old, new):
         model.zero_grad(set_to_none=True)
     return GrowthCheck(before, after, found)
@@ -101,24 +102,24 @@ def _measured(model: nn.Module, batch: Any, loss: Loss | None) -> float:
     return float(result.detach())
 
 
-def _compared(old: nn.Module, new: nn.Module, record: GrownFrom) -> dict[str, float]:
+def _compared(old: nn.Module, new: nn.Module, plan: GrowthPlan) -> dict[str, float]:
     """Old parameter -> how far its gradient in the larger model is from the foretold one."""
-    place = {s.layer: i for i, s in enumerate(record.sources) if not s.is_new}
+    place = {s.layer: i for i, s in enumerate(plan.sources) if not s.is_new}
     values = {f"{name}.values" for name, _ in sparse_layers(old, "compact")}
     found, new_params = {}, dict(new.named_parameters())
-    axes = axes_of(old, record.anatomy)
+    axes = axes_of(old, plan.anatomy)
     # Some gradients are 0 but for rounding, such as that of a bias of keys.
     sizes = [float(p.grad.abs().max()) for p in old.parameters() if p.grad is not None]
     least = 1e-4 * max(sizes, default=1.0)
     for name, param in old.named_parameters():
-        inside = layer_of(name, record.anatomy)
+        inside = layer_of(name, plan.anatomy)
         moved = name
         if inside is not None:
-            moved = f"{record.anatomy.layers}.{place[inside[0]]}.{inside[1]}"
+            moved = f"{plan.anatomy.layers}.{place[inside[0]]}.{inside[1]}"
         grown = new_params.get(moved)
         if name in values or grown is None or grown.grad is None or param.grad is None:
             continue
-        foretold = grown_tensor(param.grad, axes[name], record.factors, "mean")
+        foretold = grown_tensor(param.grad, axes[name], plan.factors, "mean")
         if foretold.shape != grown.grad.shape:
             continue
         scale = max(float(foretold.abs().max()), least)
