@@ -16,6 +16,7 @@ __all__ = [
     "compile",
     "errors",
     "explain",
+    "grow",
     "load",
     "nn",
     "plan",
@@ -27,6 +28,7 @@ __all__ = [
     "strict",
     "testing",
     "train",
+    "verify_growth",
 ]
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from gossamer.running.layers import compile, explain
     from gossamer.runs import attach, prune, sparsify, train
     from gossamer.search import shrink
+    from gossamer.training.growth import grow, verify_growth
 
 # Public name -> module that holds it. A submodule is given as itself.
 __getattr__, __dir__ = lazy_door(
@@ -53,6 +56,8 @@ __getattr__, __dir__ = lazy_door(
         "compact": "nn.surgery.compaction",
         "compile": "running.layers.compiler",
         "explain": "running.layers.explanation",
+        "grow": "training.growth.growing",
+        "verify_growth": "training.growth.verify",
         "save": "io.artifact.writer",
         "load": "io.loading",
         "strict": "ops.dispatch",

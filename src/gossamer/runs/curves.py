@@ -14,12 +14,13 @@ _CURVES = (
     ("step", "ms", "milliseconds of a step"),
     ("compaction", "bytes", "bytes of weights, gradients and optimizer state"),
 )
-_NO_QUALITY = ("kind", "step", "minutes", "cpu_minutes", "sparsity")
+_NO_QUALITY = ("kind", "step", "minutes", "cpu_minutes", "sparsity", "flops")
 
 
 def curves(records: Records) -> list[Curve]:
     """Quantities over steps, with the moment of compaction marked; qualities over minutes."""
-    marks = tuple((r["step"], "compact") for r in records if r["kind"] == "compaction")
+    words = {"compaction": "compact", "growth": "grow"}
+    marks = tuple((r["step"], words[r["kind"]]) for r in records if r["kind"] in words)
     made = []
     for kind, name, title in _CURVES:
         if name == "bytes":
@@ -32,7 +33,17 @@ def curves(records: Records) -> list[Curve]:
     for name in (name for name in names if name not in _NO_QUALITY):
         points = [(r["minutes"], r[name]) for r in evaluated if name in r]
         made.append(Curve(name.replace("_", " "), _numbers(points), unit="min"))
+        computed = [(r["flops"] / 1e12, r[name]) for r in evaluated if name in r and "flops" in r]
+        grown = [r["step"] for r in records if r["kind"] == "growth"]
+        at = tuple((_flops_at(evaluated, step) / 1e12, "grow") for step in grown)
+        title = f"{name.replace('_', ' ')} over compute"
+        made.append(Curve(title, _numbers(computed), at, unit="TFLOP"))
     return [curve for curve in made if len({y for _, y in curve.points}) > 1]
+
+
+def _flops_at(evaluated: Records, step: int) -> float:
+    """Compute of the last evaluation up to a step."""
+    return max((r["flops"] for r in evaluated if r["step"] <= step and "flops" in r), default=0.0)
 
 
 def _numbers(points: Sequence[tuple[Any, Any]]) -> tuple[tuple[float, float], ...]:

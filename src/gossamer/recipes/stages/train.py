@@ -17,6 +17,7 @@ from gossamer.recipes.stages.base import (
     StageSettings,
     as_list,
 )
+from gossamer.recipes.stages.grow import GrowSettings, grow_faults
 from gossamer.recipes.stages.mesh import Mesh
 from gossamer.recipes.stages.schedules import Moment, Schedule, step_of
 from gossamer.recipes.stages.train_rules import train_faults
@@ -78,12 +79,16 @@ class OptimizerSettings(Settings):
 class RateSettings(Settings):
     """The learning rate over the run."""
 
-    shape: Literal["cosine", "linear", "constant"] = Field(
-        default="cosine", description="How it falls after the rise."
+    shape: Literal["cosine", "linear", "constant", "wsd"] = Field(
+        default="cosine",
+        description="How it falls after the rise; wsd: stable first, then linearly.",
     )
     warmup: Moment = Field(default=0.05, description="The rise: steps, or a fraction of the run.")
     floor: float = Field(
         default=0.0, ge=0.0, le=1.0, description="At the end, as a fraction of the peak."
+    )
+    decay: float = Field(
+        default=0.2, ge=0.0, le=1.0, description="wsd: the last part of the run, in which it falls."
     )
 
 
@@ -134,6 +139,9 @@ class Train(StageSettings):
     schedule: Schedule | None = Field(
         default=None, description="How zeros come; null: dense, or the masks that are there."
     )
+    grow: Annotated[tuple[GrowSettings, ...], BeforeValidator(as_list)] = Field(
+        default=(), max_length=16, description="When the model becomes larger, in this order."
+    )
     compaction: Literal["auto", "off", "jit", "kernel", "resident"] = Field(
         default="auto",
         description="Once masks are final: auto measures the mode of each layer, off stays masked.",
@@ -149,7 +157,8 @@ class Train(StageSettings):
     @classmethod
     def faults(cls, raw: Mapping[str, Any]) -> Found:
         """Settings that do not go together; fields of sections are dotted."""
-        return train_faults(raw)
+        yield from train_faults(raw)
+        yield from grow_faults(raw)
 
     def num_steps(self, batches_per_epoch: int) -> int:
         """Optimizer steps of the run on data of so many batches."""

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from gossamer.data.tasks import Task, tensors_digest
-from gossamer.recipes.stages import IterativeSettings, Train
+from gossamer.recipes.stages import IterativeSettings, Train, step_of
 from gossamer.runs.schedules import attach, one_training
 from gossamer.runs.training.identity import check_identity, run_identity, saved_tokenizer
 from gossamer.runs.training.optimizer import build_optimizer
@@ -24,6 +24,7 @@ from gossamer.training.checkpoint import (
 )
 from gossamer.training.distributed.placement import ProcessMesh
 from gossamer.training.distributed.processes import check_alike, check_masks, shared_checkpoint
+from gossamer.training.growth import Growth, GrowthStep, GrowthWatch
 from gossamer.training.loop import (
     Control,
     LearningRate,
@@ -65,7 +66,13 @@ def loop_settings(train: Train, task: Task) -> LoopSettings:
         length = one_training(train.schedule, steps)[0]
     return LoopSettings(
         steps=steps,
-        rate=LearningRate(train.rate.shape, length, train.warmup_steps(length), train.rate.floor),
+        rate=LearningRate(
+            train.rate.shape,
+            length,
+            train.warmup_steps(length),
+            train.rate.floor,
+            train.rate.decay,
+        ),
         accumulate=train.accumulate,
         clip=train.clip,
         precision=train.precision,
@@ -183,8 +190,26 @@ def prepare(
         control=control,
         around=around,
         processes=grid,
+        growth=growth_watch(train, task, settings.steps),
     )
     return Trained(loop, task, num_bytes, checkpoint is not None)
+
+
+def growth_watch(train: Train, task: Task, steps: int) -> GrowthWatch:
+    """The growths of the recipe, with moments as steps."""
+    found = []
+    for wanted in train.grow:
+        fields = wanted.model_dump(exclude={"at", "slope", "rewarm", "rho"})
+        found.append(
+            GrowthStep(
+                Growth.of(**fields),
+                at=None if wanted.at is None else step_of(wanted.at, steps),
+                slope=wanted.slope,
+                rewarm=step_of(wanted.rewarm, steps),
+                rho=wanted.rho,
+            )
+        )
+    return GrowthWatch(found, task.tokens * train.accumulate)
 
 
 def attach_schedule(

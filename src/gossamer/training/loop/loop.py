@@ -9,14 +9,20 @@ Inf gradients are skipped and do not count as steps, so schedules stay in time.
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import nn
 
 from gossamer.data import Batches
-from gossamer.errors import ArtifactError, ResourceError
-from gossamer.training.checkpoint import Checkpoint, Snapshot, read_counters
+from gossamer.errors import ArtifactError, InputError, ResourceError
+from gossamer.training.checkpoint import (
+    Checkpoint,
+    Snapshot,
+    read_counters,
+    undisturbed_random,
+)
 from gossamer.training.checkpoint.random_state import capture_random, restore_random
 from gossamer.training.checkpoint.restoring import (
     COUNTED,
@@ -25,15 +31,17 @@ from gossamer.training.checkpoint.restoring import (
     restore_model,
     restore_optimizer,
 )
+from gossamer.training.growth import GrowthStep, GrowthWatch, grow
 from gossamer.training.loop.compaction_watch import CompactionWatch
 from gossamer.training.loop.control import Control, NoControl, ScheduleEvent
 from gossamer.training.loop.endings import Interrupts, TrainingDiverged, TrainingStopped
 from gossamer.training.loop.evaluation import EvaluationWatch
 from gossamer.training.loop.finite import scale_gradients
-from gossamer.training.loop.processes import Agreement, Processes
+from gossamer.training.loop.processes import Agreement, Processes, loss_of
 from gossamer.training.loop.recompute import recomputing
 from gossamer.training.loop.run import Objective, Surroundings, TrainingRun
 from gossamer.training.loop.settings import LoopSettings
+from gossamer.training.optim import SmallStateOptimizer
 
 MAX_SKIPPED_IN_A_ROW = 3
 _ALONE = Surroundings()
@@ -51,6 +59,7 @@ class Loop(TrainingRun):
         control: the sparsity schedule; None holds the masks that are there.
         around: what the run reports to, and where it is kept.
         processes: who carries out the steps; None: this process alone.
+        growth: when the model becomes larger; None: never.
     """
 
     def __init__(
@@ -64,9 +73,18 @@ class Loop(TrainingRun):
         control: Control | None = None,
         around: Surroundings = _ALONE,
         processes: Processes | None = None,
+        growth: GrowthWatch | None = None,
     ) -> None:
+        growth = GrowthWatch((), 0) if growth is None else growth
+        if growth.steps and control is not None:
+            raise InputError(
+                "grow: a schedule would move the masks of a model that grows. Grow in one run, then"
+                " train its artifact with a schedule."
+            )
         control = NoControl(model) if control is None else control
-        super().__init__(model, optimizer, objective, batches, settings, control, around)
+        super().__init__(model, optimizer, objective, batches, settings, control, around, growth)
+        if growth.steps and settings.keep_best is not None:
+            raise InputError("keep_best: the best state may be of a smaller model than the last.")
         self.processes = Processes() if processes is None else processes
         self.processes.run = self
         self.in_a_row = 0
@@ -82,6 +100,7 @@ class Loop(TrainingRun):
         self._traffic: dict[str, int] = {}
         self._losses: deque[float] = deque(maxlen=settings.log_every)
         self._recent_ms: deque[float] = deque(maxlen=20)
+        self._recomputing = ExitStack()
 
     @property
     def quality(self) -> dict[str, float]:
@@ -103,6 +122,7 @@ class Loop(TrainingRun):
             "best": None if self.best is None else self.best.state_dict(),
             "objective": None if self._memory is None else self._memory.state_dict(),
             "random": capture_random(),
+            **({"growth": self.growth.state_dict()} if self.growth.steps else {}),
         }
 
     def _counters(self) -> dict[str, Any]:
@@ -123,6 +143,11 @@ class Loop(TrainingRun):
         state = checkpoint.state
         try:
             counters = read_counters(state)
+            if self.growth.steps:
+                self.growth.load_state_dict(state["growth"])
+                # The same shapes in the same groups; numbers follow.
+                for wanted in self.growth.steps[: len(self.growth.done)]:
+                    self._become_larger(wanted)
             forms = state["forms"]
             # Or compact from the start; then their modes are those of the checkpoint.
             compact = counters["compacted"] or any(f["form"] == "compact" for f in forms.values())
@@ -161,10 +186,13 @@ class Loop(TrainingRun):
         self.model.train(self.settings.in_train_mode)
         watch.time.start()
         try:
-            with Interrupts() as interrupts, recomputing(self.model, self.settings.recompute):
-                self._was_settled = self.control.is_settled
+            with Interrupts() as interrupts, self._recomputing:
+                self._recomputing.enter_context(recomputing(self.model, self.settings.recompute))
+                self._was_settled = self.is_settled
                 self._compact_if_settled()
+                self.growth.look_at(self.model)
                 self.processes.arrange()
+                self._grow_if_due()
                 if self.best is not None and self.best.step < 0:
                     self.evaluate()
                     # Modes of layers were measured: as after compaction.
@@ -191,6 +219,7 @@ class Loop(TrainingRun):
                 continue
             if before // every < position // every and position < settings.steps:
                 self.evaluate()
+            self._grow_if_due()
             self._settle()
             if settings.checkpoint_every and self.step % settings.checkpoint_every == 0:
                 self.save()
@@ -200,12 +229,55 @@ class Loop(TrainingRun):
 
     def _settle(self) -> None:
         """Once the masks are final: other forms of layers, and another place for them."""
-        if self._was_settled or not self.control.is_settled:
+        if self._was_settled or not self.is_settled:
             return
         self._was_settled = True
         self.processes.dissolve()
         self._compact_if_settled()
+        self.growth.look_at(self.model)
         self.processes.arrange()
+
+    def _grow_if_due(self) -> None:
+        """Make the model larger, as often as that is due, and go on with all that is known."""
+        while (wanted := self.growth.due(self.step)) is not None:
+            self.processes.dissolve()
+            self._recomputing.close()
+            before = self._loss_of_next()
+            counts = [sum(p.numel() for p in self.parameters)]
+            self._become_larger(wanted)
+            counts.append(sum(p.numel() for p in self.parameters))
+            after = self._loss_of_next()
+            self.growth.grown(self.step)
+            if wanted.rho is not None:
+                self.rate_shift = round(self.step / wanted.rho) - self.step
+            self._recomputing.enter_context(recomputing(self.model, self.settings.recompute))
+            self._was_settled = False
+            self.compaction.is_moot = False
+            self._log(
+                "growth",
+                loss_before=before,
+                loss_after=after,
+                parameters_before=counts[0],
+                parameters_after=counts[1],
+            )
+            self.growth.look_at(self.model)
+            self.processes.arrange()
+
+    def _become_larger(self, wanted: GrowthStep) -> None:
+        self.model = grow(self.model, self.optimizer, **vars(wanted.growth))
+        self.control = NoControl(self.model)
+        if isinstance(self.optimizer, SmallStateOptimizer):
+            self.optimizer.follow_masks(self.model)
+
+    @torch.no_grad()
+    def _loss_of_next(self) -> float:
+        """The loss of the next batch without dropout: what a growth leaves as it is."""
+        self.model.eval()
+        with undisturbed_random():
+            batch = self.batches[self.taken]
+            loss, _ = loss_of(self.objective, self.model, batch, bf16=False)
+        self.model.train(self.settings.in_train_mode)
+        return float(loss)
 
     def save(self) -> None:
         """Write a checkpoint of now, unless that was tried already."""
@@ -234,7 +306,10 @@ class Loop(TrainingRun):
         """Measure the quality, and log it."""
         record = self.processes.evaluated(self.evaluation.measure)
         if record is not None:
-            self._log("evaluation", sparsity=self.processes.sparsity(), **record)
+            compute = {"flops": self.growth.flops} if self.growth.steps else {}
+            self._log("evaluation", sparsity=self.processes.sparsity(), **record, **compute)
+            if "eval_loss" in record:
+                self.growth.monitor.add(self.step + self.rate_shift, record["eval_loss"])
 
     def close(self) -> None:
         """Nothing is logged any more; files are closed, and a checkpoint under way is finished."""
@@ -246,7 +321,8 @@ class Loop(TrainingRun):
     def _one_step(self, position: float, signal: int) -> bool:
         """One optimizer step; False if the batch was skipped."""
         began = time.perf_counter()
-        rate = self.settings.rate.apply(self.optimizer, position + self.rate_shift)
+        warm = self.growth.rate(self.step)
+        rate = self.settings.rate.apply(self.optimizer, position + self.rate_shift, warm)
         self.optimizer.zero_grad()
         agreed = self._gradients(signal)
         loss, norm = agreed.loss, agreed.norm
@@ -260,6 +336,7 @@ class Loop(TrainingRun):
         self.in_a_row = 0
         events = self.control.step()
         self.step += 1
+        self.growth.count_step()
         elapsed = 1000 * (time.perf_counter() - began)
         self._recent_ms.append(elapsed)
         self._losses.append(loss)
@@ -319,7 +396,7 @@ class Loop(TrainingRun):
 
     def _compact_if_settled(self) -> None:
         watch = self.compaction
-        if watch.is_done or watch.is_moot or not self.control.is_settled:
+        if watch.is_done or watch.is_moot or not self.is_settled:
             return
         record = self.compaction.compact()
         if record is not None:

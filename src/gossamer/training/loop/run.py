@@ -11,6 +11,7 @@ from torch import nn
 
 from gossamer.data import Batches
 from gossamer.training.checkpoint import CheckpointWriter
+from gossamer.training.growth import GrowthWatch
 from gossamer.training.loop.control import Control
 from gossamer.training.loop.settings import LoopSettings
 from gossamer.training.run_files import Sink
@@ -59,6 +60,7 @@ class TrainingRun:
         settings: how the loop runs.
         control: the sparsity schedule.
         around: what the run reports to, and where it is kept.
+        growth: when the model becomes larger.
         step: optimizer steps taken.
         taken: batches taken.
         skipped: batches whose gradients were not finite.
@@ -71,9 +73,15 @@ class TrainingRun:
     settings: LoopSettings
     control: Control
     around: Surroundings
+    growth: GrowthWatch
     step: int = 0
     taken: int = 0
     skipped: int = 0
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether neither the masks nor the size of the model will change any more."""
+        return self.control.is_settled and not self.growth.is_pending
 
     @property
     def parameters(self) -> list[nn.Parameter]:

@@ -11,7 +11,7 @@ from gossamer.errors import InputError
 from gossamer.nn import Mode
 
 Precision = Literal["fp32", "bf16"]
-Shape = Literal["cosine", "linear", "constant"]
+Shape = Literal["cosine", "linear", "constant", "wsd"]
 Compaction = Literal["auto", "off", "jit", "kernel", "resident"]
 
 
@@ -20,24 +20,30 @@ class LearningRate:
     """A factor on each group's own learning rate: a linear rise, then a fall to `floor`.
 
     Attributes:
-        shape: how it falls; "constant" does not.
+        shape: how it falls; "constant" does not, "wsd" only in the last part (warm-up, stable,
+            decay).
         steps: steps of the whole run.
         warmup: steps of the rise; the first step already has 1 / warmup.
         floor: the factor at the end.
+        decay: the last part of the run in which "wsd" falls, linearly.
     """
 
     shape: Shape
     steps: int
     warmup: int = 0
     floor: float = 0.0
+    decay: float = 0.2
 
     def __post_init__(self) -> None:
         if not 0 <= self.warmup <= max(self.steps, 0):
             raise InputError(
                 f"learning rate: warm-up of {self.warmup} steps does not fit a run of {self.steps}."
             )
-        if not 0 <= self.floor <= 1:
-            raise InputError(f"learning rate: floor must be in [0, 1], got {self.floor}.")
+        for name in ("floor", "decay"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InputError(
+                    f"learning rate: {name} must be in [0, 1], got {getattr(self, name)}."
+                )
 
     def factor(self, step: float) -> float:
         """The factor of step `step`, counted from 0; runs by the clock stand between two steps."""
@@ -45,13 +51,16 @@ class LearningRate:
             return (step + 1) / self.warmup
         if self.shape == "constant":
             return 1.0
-        done = min((step - self.warmup) / max(self.steps - self.warmup, 1), 1.0)
-        left = 1 - done if self.shape == "linear" else (1 + math.cos(math.pi * done)) / 2
+        start = self.warmup
+        if self.shape == "wsd":
+            start = max(start, round(self.steps * (1 - self.decay)))
+        done = min(max((step - start) / max(self.steps - start, 1), 0.0), 1.0)
+        left = (1 + math.cos(math.pi * done)) / 2 if self.shape == "cosine" else 1 - done
         return self.floor + (1 - self.floor) * left
 
-    def apply(self, optimizer: torch.optim.Optimizer, step: float) -> float:
-        """Set the learning rate of every group for `step`; that of the first."""
-        factor = self.factor(step)
+    def apply(self, optimizer: torch.optim.Optimizer, step: float, scale: float = 1.0) -> float:
+        """Set the learning rate of every group for `step`, times `scale`; that of the first."""
+        factor = scale * self.factor(step)
         for group in optimizer.param_groups:
             group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
         return float(optimizer.param_groups[0]["lr"])

@@ -98,7 +98,7 @@ class ProcessMesh(Processes):
             schedule=settings.schedule,
             microbatches=settings.microbatches,
         )
-        if not run.control.is_settled:
+        if not run.is_settled:
             self._arrange_replicas()
             return
         self._fixed = FixedFigures.of(run.model, run.control.sparsity())

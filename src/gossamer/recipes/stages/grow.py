@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When and how a model grows while it trains, as data: frozen, closed to unknown keys, torch-free."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from pydantic import Field
+
+from gossamer.recipes.stages.base import Found, Seed, Settings
+from gossamer.recipes.stages.schedules import Moment
+
+
+class GrowSettings(Settings):
+    """One growth: exactly one of `at` and `slope` says when."""
+
+    at: Moment | None = Field(default=None, description="When: a step, or a fraction of the run.")
+    slope: float | None = Field(
+        default=None,
+        ge=-1.0,
+        le=0.0,
+        description="When: once d log(loss) / d log(compute) of the evaluations is above this.",
+    )
+    width: int = Field(default=1, ge=1, le=64, description="Copies of stream, heads and ffn.")
+    depth: int = Field(default=1, ge=1, le=64, description="How many times as many blocks.")
+    layers: int | None = Field(
+        default=None, ge=0, le=1024, description="Number of blocks, instead of depth."
+    )
+    ffn: int | None = Field(
+        default=None, ge=1, le=64, description="Copies of the feed-forward part; null: as width."
+    )
+    heads: int | None = Field(
+        default=None, ge=1, le=64, description="Copies of the heads; null: as width."
+    )
+    kv_heads: int = Field(
+        default=1, ge=1, le=64, description="How often key and value heads are repeated."
+    )
+    mode: Literal["out0", "ln0", "stack", "random"] = Field(
+        default="out0",
+        description="New blocks: add nothing yet (out0, ln0), plain copies, fresh ones.",
+    )
+    where: Literal["after", "top", "bottom"] | None = Field(
+        default=None, description="New blocks: after their source, on top, at the bottom."
+    )
+    blocks: Literal["diagonal", "uniform"] = Field(
+        default="diagonal", description="Copies begin by themselves, or all read all."
+    )
+    symmetry: Literal["noise", "dropout", "none"] = Field(
+        default="noise", description="What makes copies differ."
+    )
+    sigma: float = Field(default=0.1, ge=0.0, le=10.0, description="Of the noise.")
+    opened: float = Field(
+        default=1.0,
+        ge=0.0,
+        le=1.0,
+        description="Share of the weights between copies that may become nonzero.",
+    )
+    state: Literal["grow", "old", "reset"] = Field(
+        default="grow", description="Optimizer state: grown, not of new blocks, none."
+    )
+    mup: bool = Field(default=False, description="Hidden matrices learn more slowly by width.")
+    rewarm: Moment = Field(
+        default=0.01, description="The learning rate rises again over so many steps."
+    )
+    rho: float | None = Field(
+        default=None,
+        gt=0.0,
+        le=100.0,
+        description="The learning rate's clock goes back to step / rho; null: it goes on.",
+    )
+    seed: Seed = Field(default=0, description="Of everything drawn.")
+
+
+def grow_faults(train: Mapping[str, Any]) -> Found:
+    """(dotted field, message) of growths that do not fit the run."""
+    growths = train.get("grow")
+    if not isinstance(growths, list | tuple) or not growths:
+        return
+    if train.get("schedule") is not None:
+        yield (
+            "grow",
+            "a schedule would move the masks of a model that grows; grow in one run, then train its"
+            " artifact with a schedule.",
+        )
+    yield from _moments(growths, train.get("steps"))
+    model = train.get("model")
+    name = model.get("name") if isinstance(model, Mapping) else None
+    if name in ("mlp", "cnn"):
+        yield "grow", f"{name} has no residual stream that could grow; gpt and encoder have."
+
+
+def _moments(growths: Any, steps: Any) -> Iterator[tuple[str, str]]:
+    last = -1.0
+    for index, growth in enumerate(growths):
+        if not isinstance(growth, Mapping):
+            continue
+        where = f"grow[{index}]"
+        given = [name for name in ("at", "slope") if growth.get(name) is not None]
+        if len(given) != 1:
+            yield f"{where}.at", "say when with at, or with slope: exactly one of them."
+        at = growth.get("at")
+        if type(steps) is not int or type(at) not in (int, float):
+            continue
+        step = at if type(at) is int else at * steps
+        if step >= steps:
+            yield f"{where}.at", f"step {step:g} leaves nothing of a run of {steps} steps."
+        if step < last:
+            yield f"{where}.at", f"step {step:g} lies before the growth at step {last:g}."
+        last = step
