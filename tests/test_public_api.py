@@ -20,6 +20,7 @@ GOLDEN = [
         "compile",
         "errors",
         "explain",
+        "grow",
         "load",
         "nn",
         "plan",
@@ -29,7 +30,7 @@ GOLDEN = [
         "shrink",
         "sparsify",
     ),
-    *("strict", "testing", "train"),
+    *("strict", "testing", "train", "verify_growth"),
 ]
 
 

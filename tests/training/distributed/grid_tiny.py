@@ -46,7 +46,9 @@ def loss(model: nn.Module, ids_BT: torch.Tensor) -> torch.Tensor:
     return cross_entropy(logits.flatten(0, 1), ids_BT[:, 1:].flatten())
 
 
-def make_loop(model: nn.Module, processes=None, *, steps=STEPS, accumulate=1, **more) -> Loop:
+def make_loop(
+    model: nn.Module, processes=None, *, steps=STEPS, accumulate=1, grow=(), **more
+) -> Loop:
     decayed = [p for p in model.parameters() if p.ndim > 1]
     others = [p for p in model.parameters() if p.ndim <= 1]
     optimizer = torch.optim.AdamW(
@@ -59,6 +61,7 @@ def make_loop(model: nn.Module, processes=None, *, steps=STEPS, accumulate=1, **
         accumulate=accumulate,
         compaction="jit",
         log_every=1,
+        grow=grow,
     )
     return Loop(model, optimizer, loss, batches(), settings, processes=processes, **more)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run that grows: at a step or by the slope, resumed to the bit, with its whole training state."""
+"""A run that grows, at a step or by the slope, and is resumed to the bit."""
 
 import json
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When and how a model grows while it trains, as data: frozen, closed to unknown keys, torch-free."""
+"""When and how a model grows while it trains, as data: closed to unknown keys, free of torch."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
@@ -98,9 +98,9 @@ def _moments(growths: Any, steps: Any) -> Iterator[tuple[str, str]]:
         if len(given) != 1:
             yield f"{where}.at", "say when with at, or with slope: exactly one of them."
         at = growth.get("at")
-        if type(steps) is not int or type(at) not in (int, float):
+        if type(steps) is not int or not isinstance(at, int | float):
             continue
-        step = at if type(at) is int else at * steps
+        step = at if isinstance(at, int) else at * steps
         if step >= steps:
             yield f"{where}.at", f"step {step:g} leaves nothing of a run of {steps} steps."
         if step < last:

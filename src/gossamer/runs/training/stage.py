@@ -24,7 +24,7 @@ from gossamer.training.checkpoint import (
 )
 from gossamer.training.distributed.placement import ProcessMesh
 from gossamer.training.distributed.processes import check_alike, check_masks, shared_checkpoint
-from gossamer.training.growth import Growth, GrowthStep, GrowthWatch
+from gossamer.training.growth import Growth, GrowthStep
 from gossamer.training.loop import (
     Control,
     LearningRate,
@@ -81,6 +81,8 @@ def loop_settings(train: Train, task: Task) -> LoopSettings:
         split_masters=train.optimizer.master != "fp32",
         # Of one process: modes are measured on them.
         tokens=max(1, task.tokens // (1 if train.mesh is None else train.mesh.sizes.num_parts)),
+        grow=growth_steps(train, steps),
+        step_tokens=task.tokens * train.accumulate,
         log_every=train.log_every,
         evaluate_every=train.evaluation.every,
         checkpoint_every=train.checkpoint.every,
@@ -190,26 +192,22 @@ def prepare(
         control=control,
         around=around,
         processes=grid,
-        growth=growth_watch(train, task, settings.steps),
     )
     return Trained(loop, task, num_bytes, checkpoint is not None)
 
 
-def growth_watch(train: Train, task: Task, steps: int) -> GrowthWatch:
+def growth_steps(train: Train, steps: int) -> tuple[GrowthStep, ...]:
     """The growths of the recipe, with moments as steps."""
-    found = []
-    for wanted in train.grow:
-        fields = wanted.model_dump(exclude={"at", "slope", "rewarm", "rho"})
-        found.append(
-            GrowthStep(
-                Growth.of(**fields),
-                at=None if wanted.at is None else step_of(wanted.at, steps),
-                slope=wanted.slope,
-                rewarm=step_of(wanted.rewarm, steps),
-                rho=wanted.rho,
-            )
+    return tuple(
+        GrowthStep(
+            Growth.of(**wanted.model_dump(exclude={"at", "slope", "rewarm", "rho"})),
+            at=None if wanted.at is None else step_of(wanted.at, steps),
+            slope=wanted.slope,
+            rewarm=step_of(wanted.rewarm, steps),
+            rho=wanted.rho,
         )
-    return GrowthWatch(found, task.tokens * train.accumulate)
+        for wanted in train.grow
+    )
 
 
 def attach_schedule(

@@ -4,6 +4,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from torch import nn
@@ -55,14 +56,14 @@ class SlopeMonitor:
             self.points.append((compute, loss))
 
     def slopes(self) -> list[float]:
-        """d log(loss) / d log(compute) between neighbours of the smoothed curve."""
+        """The slope, d log(loss) / d log(compute), between neighbours of the smoothed curve."""
         smooth = [
             (self.points[i][0], _mean([y for _, y in self.points[i + 1 - self.window : i + 1]]))
             for i in range(self.window - 1, len(self.points))
         ]
         return [
             math.log(b[1] / a[1]) / math.log(b[0] / a[0])
-            for a, b in zip(smooth, smooth[1:], strict=False)
+            for a, b in pairwise(smooth)
             if b[0] > a[0]
         ]
 
@@ -148,7 +149,8 @@ def active_parameters(model: nn.Module) -> int:
 
     A table that is tied to a head counts once, as the head.
     """
-    tables, others = set(), set()
+    tables: set[int] = set()
+    others: set[int] = set()
     for module in model.modules():
         weight = module._parameters.get("weight")
         (tables if isinstance(module, nn.Embedding) else others).add(id(weight))

@@ -59,7 +59,6 @@ class Loop(TrainingRun):
         control: the sparsity schedule; None holds the masks that are there.
         around: what the run reports to, and where it is kept.
         processes: who carries out the steps; None: this process alone.
-        growth: when the model becomes larger; None: never.
     """
 
     def __init__(
@@ -73,18 +72,15 @@ class Loop(TrainingRun):
         control: Control | None = None,
         around: Surroundings = _ALONE,
         processes: Processes | None = None,
-        growth: GrowthWatch | None = None,
     ) -> None:
-        growth = GrowthWatch((), 0) if growth is None else growth
-        if growth.steps and control is not None:
+        if settings.grow and control is not None:
             raise InputError(
                 "grow: a schedule would move the masks of a model that grows. Grow in one run, then"
                 " train its artifact with a schedule."
             )
         control = NoControl(model) if control is None else control
+        growth = GrowthWatch(settings.grow, settings.step_tokens)
         super().__init__(model, optimizer, objective, batches, settings, control, around, growth)
-        if growth.steps and settings.keep_best is not None:
-            raise InputError("keep_best: the best state may be of a smaller model than the last.")
         self.processes = Processes() if processes is None else processes
         self.processes.run = self
         self.in_a_row = 0
@@ -188,11 +184,11 @@ class Loop(TrainingRun):
         try:
             with Interrupts() as interrupts, self._recomputing:
                 self._recomputing.enter_context(recomputing(self.model, self.settings.recompute))
+                self._grow_if_due()
                 self._was_settled = self.is_settled
                 self._compact_if_settled()
                 self.growth.look_at(self.model)
                 self.processes.arrange()
-                self._grow_if_due()
                 if self.best is not None and self.best.step < 0:
                     self.evaluate()
                     # Modes of layers were measured: as after compaction.
@@ -219,7 +215,6 @@ class Loop(TrainingRun):
                 continue
             if before // every < position // every and position < settings.steps:
                 self.evaluate()
-            self._grow_if_due()
             self._settle()
             if settings.checkpoint_every and self.step % settings.checkpoint_every == 0:
                 self.save()
@@ -228,17 +223,18 @@ class Loop(TrainingRun):
                 self._stop(stop)
 
     def _settle(self) -> None:
-        """Once the masks are final: other forms of layers, and another place for them."""
-        if self._was_settled or not self.is_settled:
+        """Once the model grew or its masks are final: other layers, and another place for them."""
+        if not self._grow_if_due() and (self._was_settled or not self.is_settled):
             return
-        self._was_settled = True
+        self._was_settled = self.is_settled
         self.processes.dissolve()
         self._compact_if_settled()
         self.growth.look_at(self.model)
         self.processes.arrange()
 
-    def _grow_if_due(self) -> None:
-        """Make the model larger, as often as that is due, and go on with all that is known."""
+    def _grow_if_due(self) -> bool:
+        """Make the model larger, as often as that is due; whether it was."""
+        before_all = self.model
         while (wanted := self.growth.due(self.step)) is not None:
             self.processes.dissolve()
             self._recomputing.close()
@@ -251,7 +247,6 @@ class Loop(TrainingRun):
             if wanted.rho is not None:
                 self.rate_shift = round(self.step / wanted.rho) - self.step
             self._recomputing.enter_context(recomputing(self.model, self.settings.recompute))
-            self._was_settled = False
             self.compaction.is_moot = False
             self._log(
                 "growth",
@@ -260,8 +255,7 @@ class Loop(TrainingRun):
                 parameters_before=counts[0],
                 parameters_after=counts[1],
             )
-            self.growth.look_at(self.model)
-            self.processes.arrange()
+        return self.model is not before_all
 
     def _become_larger(self, wanted: GrowthStep) -> None:
         self.model = grow(self.model, self.optimizer, **vars(wanted.growth))

@@ -9,6 +9,7 @@ import torch
 
 from gossamer.errors import InputError
 from gossamer.nn import Mode
+from gossamer.training.growth import GrowthStep
 
 Precision = Literal["fp32", "bf16"]
 Shape = Literal["cosine", "linear", "constant", "wsd"]
@@ -85,6 +86,8 @@ class LoopSettings:
         split_masters: compact values become bf16, with the low bits that make them exact in the
             state of a `gossamer.training.optim` optimizer.
         tokens: activation rows of one batch, for measuring modes.
+        grow: when the model becomes larger, in this order.
+        step_tokens: tokens of one optimizer step over all processes, for counting compute.
         log_every: steps between two lines of metrics.
         in_train_mode: False trains in eval mode, without dropout and with fixed statistics.
         evaluate_every: steps between two evaluations; 0 evaluates at the end only.
@@ -104,6 +107,8 @@ class LoopSettings:
     compaction: Compaction = "auto"
     split_masters: bool = False
     tokens: int = 1
+    grow: tuple[GrowthStep, ...] = ()
+    step_tokens: int = 0
     log_every: int = 10
     in_train_mode: bool = True
     evaluate_every: int = 0
@@ -125,6 +130,8 @@ class LoopSettings:
             raise InputError(
                 "keep_best: a state from before compaction has another form; set compaction='off'."
             )
+        if self.keep_best is not None and self.grow:
+            raise InputError("keep_best: the best state may be of a smaller model than the last.")
         if self.precision not in get_args(Precision):
             raise InputError(f"precision: expected fp32 or bf16, got {self.precision!r}.")
         if self.compaction not in get_args(Compaction):
