@@ -18,6 +18,7 @@ gossamer plan train-gpt --cluster workstations --set sparsity=0.95
 gossamer plan my-recipe.yaml --cluster mine.yaml --out plan.html
 gossamer plan pruned/ --cluster dgx-like --batch 256 --json
 gossamer plan --calibrate mine.yaml
+gossamer plan --staged 774M --staged 13B
 """
 _STATES = ("dense, mixed precision", "samo", "resident", "exact", "8bit", "dense fp32", "fp32")
 
@@ -54,6 +55,12 @@ _STATES = ("dense, mixed precision", "samo", "resident", "exact", "8bit", "dense
     metavar="FILE",
     help="Measure this machine and write it as a cluster to FILE.",
 )
+@click.option(
+    "--staged",
+    multiple=True,
+    metavar="SIZE",
+    help="What growing a language model of SIZE (774M, 13B) would save; repeatable.",
+)
 def plan(
     out: Output,
     /,
@@ -63,6 +70,7 @@ def plan(
     schedules: "tuple[ScheduleName, ...]",
     target: Path | None,
     calibrate: Path | None,
+    staged: tuple[str, ...],
     **settings: Any,
 ) -> None:
     """Compare every grid of data, pipeline and shard ranks for dense, SAMO and compact training.
@@ -76,8 +84,11 @@ def plan(
     if calibrate is not None:
         _calibrate(out, calibrate)
         return
+    if staged:
+        _staged(out, staged)
+        return
     if source is None:
-        raise click.UsageError("RECIPE_OR_MODEL is missing, or --calibrate FILE.")
+        raise click.UsageError("RECIPE_OR_MODEL is missing, or --calibrate FILE, or --staged SIZE.")
     # Before torch is loaded: faults of the file are told at once.
     described_cluster = load_cluster(cluster)
     from gossamer.io.artifact import check_file_destination
@@ -107,6 +118,50 @@ def _show(out: Output, made: "ClusterPlan", cluster: str, target: Path | None) -
         document["report"] = str(write_html(plan_page(made, Path(cluster).stem), target))
         out.note(f"report: {target}")
     out.result(document, shown, "\n".join([*reasons(made), FORECAST]))
+
+
+def _staged(out: Output, sizes: tuple[str, ...]) -> None:
+    from gossamer.planner import FORECAST
+    from gossamer.planner.staged import kaplan_forecasts
+
+    rows, document = [], []
+    for text in sizes:
+        parameters = _size(text)
+        for name, made in kaplan_forecasts(parameters).items():
+            document.append({"parameters": parameters, "grow": name, **vars(made), "rho": made.rho})
+            rows.append(
+                [
+                    text,
+                    f"half the {name}",
+                    f"{made.loss:.3f}",
+                    f"{made.steps_before:,.0f}",
+                    f"{made.steps_target:,.0f} of {made.steps_after:,.0f}",
+                    f"{made.saving:.1%}",
+                ]
+            )
+    head = (
+        "model",
+        "train first",
+        "grow at loss",
+        "after steps",
+        "goes on at step",
+        "compute saved",
+    )
+    law = "From the scaling law of arXiv 2001.08361 and the slopes of arXiv 2203.06211; nothing was"
+    shown = table(*head, rows=rows)
+    out.result({"staged": document}, shown, f"{law} measured here.\n{FORECAST}")
+
+
+def _size(text: str) -> float:
+    units = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+    number, unit = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 1.0)
+    try:
+        size = float(number) * unit
+    except ValueError:
+        size = 0.0
+    if not 1e4 <= size <= 1e14:
+        raise click.UsageError(f"--staged {text}: expected a number of parameters, such as 774M.")
+    return size
 
 
 def _calibrate(out: Output, target: Path) -> None:
