@@ -190,6 +190,22 @@ def test_sliding_windows_follow_their_layers():
     assert verify_growth(model, larger, ids()).difference <= 1e-12
 
 
+def test_blocks_that_compute_by_their_number_do_not_move():
+    model = made("GPT2LMHeadModel", scale_attn_by_inverse_layer_idx=True)
+    with pytest.raises(InputError, match="by its number"):
+        grow(model, depth=2)
+    assert verify_growth(model, grow(model, width=2), ids()).difference <= 1e-12
+
+
+@pytest.mark.parametrize("name", ["GPT tied", "LlamaForCausalLM", "BertForSequenceClassification"])
+def test_a_grown_model_is_saved_and_loaded(name, tmp_path):
+    larger = grow(made(name).float(), width=2)
+    gossamer.save(larger, tmp_path / "larger")
+    again = gossamer.load(tmp_path / "larger").eval()
+    outputs = [getattr(out, "logits", out) for out in (larger(ids()), again(ids()))]
+    assert torch.equal(*outputs)
+
+
 def test_float32_and_bfloat16():
     model = made("LlamaForCausalLM").float()
     assert verify_growth(model, grow(model, width=2), ids()).difference <= 1e-5

@@ -192,6 +192,7 @@ class GrowthFacts:
         kv_heads: key and value heads where they may be fewer; empty if they are as many.
         head_dim: rows of one head; empty if that follows from width and heads.
         per_layer: lists with one entry per block.
+        by_number: settings that, switched on, let a block compute by its number.
         roles: the end of a module's name -> what it is. "table": embedding of tokens; "embedding":
             any other; "norm"; "last norm": directly before the head of a language model; "inner":
             from the stream to the stream; "head": from the stream to the vocabulary; "logits": a
@@ -207,6 +208,7 @@ class GrowthFacts:
     kv_heads: str = ""
     head_dim: str = ""
     per_layer: tuple[str, ...] = ()
+    by_number: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ FAMILY = Family(
         ffn="n_inner",
         layers="n_layer",
         vocabulary="vocab_size",
+        by_number=("scale_attn_by_inverse_layer_idx",),
         roles={
             "wte": "table",
             "wpe": "embedding",

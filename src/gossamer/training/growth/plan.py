@@ -154,7 +154,7 @@ def plan_growth(
             "grow: nothing grows. Give width, depth, ffn, heads, layers or vocabulary."
         )
     plan = GrowthPlan(growth, anatomy, factors, sources)
-    _check_depth(plan)
+    _check_depth(model, plan)
     _check_memory(model, optimizer, plan)
     _check_symmetry(model, plan)
     return plan
@@ -231,9 +231,15 @@ def _head_dim(model: nn.Module, anatomy: Anatomy) -> int:
     return int(getattr(block.get_submodule(path), attribute))
 
 
-def _check_depth(plan: GrowthPlan) -> None:
+def _check_depth(model: nn.Module, plan: GrowthPlan) -> None:
     growth, anatomy = plan.growth, plan.anatomy
     preserves = growth.mode in ("out0", "ln0") and any(s.is_new for s in plan.sources)
+    for name in anatomy.facts.by_number:
+        if preserves and settings_of(model).get(name):
+            raise InputError(
+                f"grow: with {name} a block computes by its number, so blocks cannot move up"
+                " without changing the function. Grow the width, or use mode='stack'."
+            )
     if preserves and not anatomy.norm_first and not growth.allow_approximate:
         raise InputError(
             f"grow: the norms of this {anatomy.family} sit on the residual path, so no new block"

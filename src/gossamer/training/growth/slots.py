@@ -24,7 +24,7 @@ Grow = Callable[[torch.Tensor, Quantity], torch.Tensor]
 
 
 @dataclass
-class Slot:
+class GrownParameter:
     """One Parameter of the larger model and where it comes from.
 
     Attributes:
@@ -56,19 +56,19 @@ def find_slots(
     plan: GrowthPlan,
     old_axes: dict[str, Axes],
     optimizer: torch.optim.Optimizer | None,
-) -> list[Slot]:
+) -> list[GrownParameter]:
     """Every Parameter of the larger model with its numbers; tied names share one."""
     growth, anatomy = plan.growth, plan.anatomy
     generator = torch.Generator().manual_seed(growth.seed)
     sparse = dict(sparse_layers(model))
     like = next(model.parameters())
-    made: dict[Any, Slot] = {}
+    made: dict[Any, GrownParameter] = {}
     for name, axes in axes_of(larger, anatomy).items():
         source, is_new = _source_name(name, plan)
         if source is None or (is_new and growth.mode == "random"):
             fresh = larger.get_parameter(name).detach()
             value = fresh.to(like.device, like.dtype, copy=True)
-            made[name] = Slot([name], axes, None, True, _emptied(value, name, plan))
+            made[name] = GrownParameter([name], axes, None, True, _emptied(value, name, plan))
             continue
         path, _, key = source.rpartition(".")
         layer = sparse.get(path) if key == "weight" else None
@@ -93,7 +93,7 @@ def _grown_slot(
     plan: GrowthPlan,
     optimizer: torch.optim.Optimizer | None,
     generator: torch.Generator,
-) -> Slot:
+) -> GrownParameter:
     growth, factors = plan.growth, plan.factors
     noise = growth.sigma if growth.symmetry == "noise" else 0.0
     numbers = old.detach()
@@ -112,7 +112,7 @@ def _grown_slot(
         value = grown_tensor(numbers, axes, factors, "value", breaker=breaker, generator=generator)
     else:
         value = masked_value(numbers, axes, factors, noise, new_mask, generator)
-    return Slot([name], axes, old, False, value, layer, new_mask, pattern)
+    return GrownParameter([name], axes, old, False, value, layer, new_mask, pattern)
 
 
 def _source_name(name: str, plan: GrowthPlan) -> tuple[str | None, bool]:
@@ -141,7 +141,7 @@ def _emptied(value: torch.Tensor, name: str, plan: GrowthPlan) -> torch.Tensor:
     return value
 
 
-def place(larger: nn.Module, slots: list[Slot]) -> None:
+def place(larger: nn.Module, slots: list[GrownParameter]) -> None:
     """Put the Parameters where they belong, and layers into their forms."""
     for slot in slots:
         old = slot.source
@@ -164,7 +164,9 @@ def place(larger: nn.Module, slots: list[Slot]) -> None:
             _sparsified(larger, slot, slot.mask, slot.pattern)
 
 
-def _sparsified(larger: nn.Module, slot: Slot, mask: torch.Tensor, pattern: Pattern) -> None:
+def _sparsified(
+    larger: nn.Module, slot: GrownParameter, mask: torch.Tensor, pattern: Pattern
+) -> None:
     path = slot.names[0].rpartition(".")[0]
     module = larger.get_submodule(path)
     mask = mask.to(slot.param.device)
@@ -176,7 +178,7 @@ def _sparsified(larger: nn.Module, slot: Slot, mask: torch.Tensor, pattern: Patt
         slot.param = values
 
 
-def grower(slot: Slot, plan: GrowthPlan) -> Grow:
+def grower(slot: GrownParameter, plan: GrowthPlan) -> Grow:
     """How tensors of the old Parameter's shape become tensors of the new one's."""
     layer, mask = slot.layer, slot.mask
     is_compact = layer is not None and layer.form == "compact"

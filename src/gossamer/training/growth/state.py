@@ -12,7 +12,7 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.training.growth.plan import GrowthPlan
-from gossamer.training.growth.slots import Grow, Slot, grower
+from gossamer.training.growth.slots import Grow, GrownParameter, grower
 from gossamer.training.growth.tensors import Quantity
 from gossamer.training.optim import SmallStateOptimizer
 
@@ -93,12 +93,15 @@ def _grown(value: Any, old: nn.Parameter, grow: Grow, quantity: Quantity | None)
 
 
 def move_optimizer(
-    optimizer: torch.optim.Optimizer, slots: list[Slot], plan: GrowthPlan, larger: nn.Module
+    optimizer: torch.optim.Optimizer,
+    slots: list[GrownParameter],
+    plan: GrowthPlan,
+    larger: nn.Module,
 ) -> None:
     """Let the optimizer hold the larger parameters, in the groups of their sources."""
     homes = {p: i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
     order = {p: i for i, p in enumerate(larger.parameters())}
-    members: list[list[Slot]] = [[] for _ in optimizer.param_groups]
+    members: list[list[GrownParameter]] = [[] for _ in optimizer.param_groups]
     rule, state = plan.growth.state, {}
     for slot in sorted(slots, key=lambda slot: order[slot.param]):
         home = _home(slot, slots, homes)
@@ -119,7 +122,9 @@ def move_optimizer(
         _slow_down(optimizer, members, plan)
 
 
-def _home(slot: Slot, slots: list[Slot], homes: dict[nn.Parameter, int]) -> int | None:
+def _home(
+    slot: GrownParameter, slots: list[GrownParameter], homes: dict[nn.Parameter, int]
+) -> int | None:
     """The group of a Parameter: that of its source, else of one with as many dimensions."""
     if slot.source is not None:
         return homes.get(slot.source)
@@ -129,7 +134,7 @@ def _home(slot: Slot, slots: list[Slot], homes: dict[nn.Parameter, int]) -> int 
 
 
 def _slow_down(
-    optimizer: torch.optim.Optimizer, members: list[list[Slot]], plan: GrowthPlan
+    optimizer: torch.optim.Optimizer, members: list[list[GrownParameter]], plan: GrowthPlan
 ) -> None:
     """Hidden matrices that read k copies learn with 1 / k of the rate, in groups of their own."""
     for group, chosen in zip(list(optimizer.param_groups), members, strict=True):
