@@ -6,29 +6,35 @@ tensors. Skeletons are built on the meta device, so no size in a file costs memo
 been compared with the tensors that are really there.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import nn
 
-from gossamer.errors import ArtifactError, TargetError
+from gossamer.errors import ArtifactError, InputError, TargetError
 from gossamer.io.artifact.fitting import all_slots, tied_names
-from gossamer.io.artifact.graph_architecture import build_graph, describe_graph
 from gossamer.io.artifact.inventory import own_slots
 from gossamer.io.artifact.layer_table import CONTAINERS, ENCODER, LAYERS, read_args
 from gossamer.io.artifact.manifest import (
     ArchitectureNode,
-    Argument,
+    GraphConstant,
+    GraphInput,
     GraphNode,
+    GraphOutput,
+    GraphStep,
+    PartNode,
     SlimBlock,
     TokenPruning,
     TorchNode,
     TransformersNode,
     ZooNode,
 )
-from gossamer.io.artifact.skeleton import SkeletonBuilder, shrink
+from gossamer.io.artifact.skeleton import MAX_NODES, SkeletonBuilder, shrink
 from gossamer.io.huggingface import TRANSFORMERS_CLASSES, build_transformers, is_transformers
+from gossamer.io.safe_files.tensors import DTYPE_NAMES, dtype_name
 from gossamer.nn.layer_kinds import can_mask, title_of
-from gossamer.nn.operator_graph import GraphModule
+from gossamer.nn.operator_graph import GraphModule, OperatorPlan, PlanInput, Step
 from gossamer.nn.surgery.conv1d import conv1d_paths, conv1d_to_linear
 from gossamer.nn.surgery.slimming import unit_counts
 from gossamer.nn.tokens.token_pruning import TokenPrunedEncoder, add_token_pruning
@@ -54,7 +60,7 @@ def describe(model: nn.Module, config: dict[str, Any] | None = None) -> Architec
     if is_transformers(model):
         node = TransformersNode(name=name) if name in TRANSFORMERS_CLASSES else None
     elif isinstance(model, GraphModule):
-        node = describe_graph(model, lambda layer, path: _describe(layer, path, 0))
+        node = _describe_graph(model)
     else:
         node = _describe(model, "", 0)
     if node is None:
@@ -93,7 +99,7 @@ def build(
         device: for transformers models, whose buffers are computed and not stored.
     """
     if isinstance(node, GraphNode):
-        return build_graph(node, SkeletonBuilder(max_tensors))
+        return _build_graph(node, SkeletonBuilder(max_tensors))
     if not isinstance(node, TransformersNode):
         return SkeletonBuilder(max_tensors).build(node)
     model = build_transformers(node.name, config, max_tensors=max_tensors, device=device)
@@ -137,14 +143,17 @@ def _prune_tokens(model: nn.Module, wanted: TokenPruning | None) -> None:
     encoder.phase, encoder.temperature = wanted.phase, wanted.temperature
 
 
-def _describe(module: nn.Module, key: str, depth: int) -> TorchNode | ZooNode | None:
-    if depth > MAX_NESTING or len(key) > MAX_KEY:
+def _describe(module: nn.Module | None, key: str, depth: int) -> PartNode | None:
+    if module is None or depth > MAX_NESTING or len(key) > MAX_KEY:
         return None
     kind = type(module)
     if kind in _ZOO_NAMES:
         return ZooNode(name=_ZOO_NAMES[kind], args=module.zoo_args(), key=key)  # type: ignore[operator]
     if kind in _CONTAINER_NAMES:
-        return _describe_container(_CONTAINER_NAMES[kind], module, key, depth)
+        children = _describe_all(module._modules.items(), depth + 1)
+        if children is None:
+            return None
+        return TorchNode(name=_CONTAINER_NAMES[kind], children=tuple(children), key=key)
     if kind is nn.TransformerEncoder:
         return _describe_encoder(module, key, depth)
     name = _layer_name(module)
@@ -157,31 +166,82 @@ def _layer_name(module: nn.Module) -> str | None:
     return title_of(module) if can_mask(module) else _LAYER_NAMES.get(type(module))
 
 
-def _describe_container(name: str, module: nn.Module, key: str, depth: int) -> TorchNode | None:
-    children = []
-    for child_key, child in module._modules.items():
-        node = None if child is None else _describe(child, child_key, depth + 1)
+def _describe_all(
+    named: Iterable[tuple[str, nn.Module | None]], depth: int
+) -> list[PartNode] | None:
+    """Every one of them; None if one cannot be described."""
+    nodes = []
+    for key, module in named:
+        node = _describe(module, key, depth)
         if node is None:
             return None
-        children.append(node)
-    return TorchNode(name=name, children=tuple(children), key=key)
+        nodes.append(node)
+    return nodes
 
 
 def _describe_encoder(module: Any, key: str, depth: int) -> TorchNode | None:
-    layers = [_describe(layer, "layer", depth + 1) for layer in module.layers]
-    if not layers or layers[0] is None or any(layer != layers[0] for layer in layers):
+    layers = _describe_all((("layer", layer) for layer in module.layers), depth + 1)
+    norm = [] if module.norm is None else _describe_all([("norm", module.norm)], depth + 1)
+    if not layers or norm is None or any(layer != layers[0] for layer in layers):
         return None
-    children: list[TorchNode | ZooNode] = [layers[0]]
-    if module.norm is not None:
-        norm = _describe(module.norm, "norm", depth + 1)
-        if norm is None:
-            return None
-        children.append(norm)
-    args: dict[str, Argument] = {
-        "num_layers": len(layers),
-        "enable_nested_tensor": bool(module.enable_nested_tensor),
-    }
-    return TorchNode(name=ENCODER, args=args, children=tuple(children), key=key)
+    nested = bool(module.enable_nested_tensor)
+    return TorchNode(
+        name=ENCODER,
+        args={"num_layers": len(layers), "enable_nested_tensor": nested},
+        children=(layers[0], *norm),
+        key=key,
+    )
+
+
+def _describe_graph(model: GraphModule) -> GraphNode | None:
+    """The graph as data; None if one of its layers is in no table."""
+    plan = model.plan
+    paths = dict.fromkeys(step.layer for step in plan.steps if step.layer is not None)
+    layers = _describe_all(((path, model.get_submodule(path)) for path in paths), 0)
+    if layers is None or not all(isinstance(layer, TorchNode) for layer in layers):
+        return None
+    tensors = {name: model.constants.get_buffer(name) for name in plan.constants}
+    return GraphNode(
+        inputs=tuple(GraphInput(**vars(entry)) for entry in plan.inputs),
+        constants=tuple(
+            GraphConstant(name=name, shape=tuple(tensor.shape), dtype=dtype_name(tensor.dtype))
+            for name, tensor in tensors.items()
+        ),
+        layers=tuple(layers),  # type: ignore[arg-type]
+        steps=tuple(GraphStep(**vars(step)) for step in plan.steps),
+        outputs=tuple(GraphOutput(name=name, value=value) for name, value in plan.outputs),
+    )
+
+
+def _build_graph(node: GraphNode, builder: SkeletonBuilder) -> GraphModule:
+    """The described graph on the meta device; every step is checked against the table."""
+    where = "architecture"
+    if len(node.layers) > MAX_NODES:
+        raise ArtifactError(f"{where}: describes more than {MAX_NODES} modules.")
+    layers = {layer.key: builder.build(layer) for layer in node.layers}
+    if len(layers) != len(node.layers):
+        raise ArtifactError(f"{where}: two layers have one name.")
+    constants = {}
+    for entry in node.constants:
+        if entry.dtype not in DTYPE_NAMES:
+            raise ArtifactError(f"{where}: {entry.name!a} is of the unknown type {entry.dtype!a}.")
+        dtype = DTYPE_NAMES[entry.dtype]
+        constants[entry.name] = torch.empty(entry.shape, dtype=dtype, device="meta")
+    plan = OperatorPlan(
+        inputs=tuple(PlanInput(**vars(entry)) for entry in node.inputs),
+        constants=tuple(entry.name for entry in node.constants),
+        steps=tuple(_step(step) for step in node.steps),
+        outputs=tuple((entry.name, entry.value) for entry in node.outputs),
+    )
+    try:
+        return GraphModule(plan, layers, constants, where)
+    except (InputError, KeyError) as error:
+        raise ArtifactError(f"{error}") from error
+
+
+def _step(step: GraphStep) -> Step:
+    attributes = {name: value for name, value in step.attributes.items() if value is not None}
+    return Step(**{**vars(step), "attributes": attributes})
 
 
 def _ties_are_kept(model: nn.Module, rebuilt: nn.Module) -> bool:
@@ -196,14 +256,8 @@ def _ties_are_kept(model: nn.Module, rebuilt: nn.Module) -> bool:
 def _structure(model: nn.Module) -> dict[str, object]:
     """Per path: class, settings and tensor shapes. Equal for a model and its faithful rebuild."""
     result: dict[str, object] = {}
-    stack: list[tuple[str, nn.Module]] = [("", model)]
-    while stack:
-        path, module = stack.pop()
+    for path, module in model.named_modules(remove_duplicate=False):
         name = _layer_name(module)
         what = type(module) if name is None else (name, read_args(LAYERS[name], module))
-        shapes = {slot.attribute: slot.shape for slot in own_slots(path, module)}
-        result[path] = (what, shapes)
-        for key, child in module._modules.items():
-            if child is not None:
-                stack.append((f"{path}.{key}", child))
+        result[path] = (what, {slot.attribute: slot.shape for slot in own_slots(path, module)})
     return result

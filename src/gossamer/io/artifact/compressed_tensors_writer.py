@@ -5,6 +5,7 @@ Later versions of compressed-tensors dropped the sparse formats, so this is for 
 The directory is an ordinary Hugging Face one without a manifest; `gossamer.load` reads it.
 """
 
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,9 +16,9 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.io.artifact.inventory import Inventory, as_stored, take_inventory, unwrap
-from gossamer.io.artifact.manifest import CONFIG_FILE
+from gossamer.io.artifact.manifest import CONFIG_FILE, WHOLE
 from gossamer.io.artifact.opened import check_replaceable
-from gossamer.io.artifact.packing import plan_pieces
+from gossamer.io.artifact.packing import BYTES_PER_PIECE, Arrays, plan_pieces
 from gossamer.io.artifact.writer import check_beside
 from gossamer.io.huggingface import config_of
 from gossamer.io.pruners import SINGLE_FILE, bitmask_settings, row_offsets
@@ -27,8 +28,6 @@ from gossamer.io.safe_files.tensors import write_file
 from gossamer.nn.layers import SparseLayer
 
 _WEIGHT = ".weight"
-# Room for the header and the documents in the free-space check.
-_BYTES_PER_PIECE = 1024
 
 
 def save_compressed_tensors(
@@ -63,14 +62,16 @@ def save_compressed_tensors(
     if not sparse:
         raise InputError("the model has no sparse Linear layer, so there is nothing to compress.")
     documents = check_beside(beside or {})
-    documents[CONFIG_FILE] = pretty_json({**config, **_settings(sparse)})
+    documents[CONFIG_FILE] = pretty_json(config | _settings(sparse))
     pieces, _ = plan_pieces(inventory, "dense")
-    needed = sum(piece.num_bytes + _BYTES_PER_PIECE for piece in pieces)
+    needed = sum(piece.num_bytes + BYTES_PER_PIECE for piece in pieces)
     with replace_directory(path, needed, check_replaceable) as folder, torch.no_grad():
-        arrays: dict[str, torch.Tensor] = {}
+        arrays: Arrays = {}
         for piece in pieces:
-            layer = sparse.get(piece.name)
-            arrays.update(piece.arrays() if layer is None else _compressed(piece.name, layer))
+            if piece.name in sparse:
+                arrays |= _compressed(piece.name, sparse[piece.name])
+            else:
+                arrays[piece.name] = piece.pack(SINGLE_FILE)[0][WHOLE]
         write_file(folder / SINGLE_FILE, arrays)
         for name, raw in documents.items():
             write_file(folder / name, raw)
@@ -79,21 +80,20 @@ def save_compressed_tensors(
 
 def _sparse_matrices(inventory: Inventory) -> dict[str, SparseLayer]:
     """Sparse weights with two dimensions, by name."""
-    sparse = {
-        name: slot.layer
-        for name, slot in inventory.slots.items()
-        if slot.layer is not None and len(slot.shape) == 2
-    }
-    for name in sparse:
+    sparse = {}
+    for name, slot in inventory.slots.items():
+        if slot.layer is None or len(slot.shape) != 2:
+            continue
         if name in inventory.tied:
             raise InputError(
                 f"{name}: shares its weight with {inventory.tied[name]}, and sparse-bitmask files"
                 " cannot say that one of the two has a mask. Untie them first."
             )
+        sparse[name] = slot.layer
     return sparse
 
 
-def _compressed(name: str, layer: SparseLayer) -> dict[str, torch.Tensor]:
+def _compressed(name: str, layer: SparseLayer) -> Arrays:
     matrix = layer.matrix()
     prefix = name.removesuffix(_WEIGHT)
     return {
@@ -106,7 +106,7 @@ def _compressed(name: str, layer: SparseLayer) -> dict[str, torch.Tensor]:
 
 def _settings(sparse: dict[str, SparseLayer]) -> dict[str, Any]:
     kept = sum(layer.nnz for layer in sparse.values())
-    total = sum(rows * columns for rows, columns in (s.matrix_shape for s in sparse.values()))
+    total = sum(math.prod(layer.matrix_shape) for layer in sparse.values())
     patterns = {str(layer.pattern) for layer in sparse.values()}
     structure = "2:4" if patterns == {"2:4"} else "unstructured"
     layers = [name.removesuffix(_WEIGHT) for name in sparse]

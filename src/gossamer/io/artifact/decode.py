@@ -1,22 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 """From stored arrays to weights: every index is validated before anything is expanded."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 
 from gossamer.errors import ArtifactError, FormatError, PatternError, RegistryError
-from gossamer.formats import SparseMatrix
+from gossamer.formats import SparseMatrix, decode
+from gossamer.formats import grid as grids
 from gossamer.formats.bits import check_bits, count_bits, unpack_bits
-from gossamer.formats.matrix import mask_digest
+from gossamer.formats.matrix import Levels, mask_digest
 from gossamer.io.artifact.agreement import parse_mask_pattern
-from gossamer.io.artifact.codes import decode_dense, decode_sparse, stored_arrays
-from gossamer.io.artifact.manifest import DenseEntry, Manifest, MaskEntry, SparseEntry
-from gossamer.io.artifact.piece import MASK_ARRAY, array_key
+from gossamer.io.artifact.manifest import (
+    CODES,
+    MASK_ARRAY,
+    OFFSETS,
+    SCALES,
+    VALUES,
+    WHOLE,
+    CodesEntry,
+    DenseEntry,
+    Manifest,
+    MaskEntry,
+    SparseEntry,
+    array_key,
+)
+from gossamer.io.artifact.packing import Arrays
+from gossamer.io.safe_files.tensors import DTYPE_NAMES
 from gossamer.patterns import Pattern
-
-Arrays = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -43,33 +55,43 @@ def decode_all(manifest: Manifest, arrays: Arrays, where: str) -> dict[str, Deco
     decoded: dict[str, Decoded] = {}
     for name, entry in manifest.tensors.items():
         place = f"{where}: tensor {name!a}"
-        if isinstance(entry, DenseEntry) and entry.codes is None:
-            whole = arrays.pop(name)
-            decoded[name] = whole if entry.stored is None else whole.float()
-        elif isinstance(entry, DenseEntry):
-            own = {array: arrays.pop(array_key(name, array)) for array in stored_arrays(entry)}
-            try:
-                decoded[name] = decode_dense(entry, own, place)
-            except FormatError as error:
-                raise ArtifactError(str(error)) from error
-        elif isinstance(entry, SparseEntry):
-            own = {array: arrays.pop(array_key(name, array)) for array in entry.arrays}
-            decoded[name] = _decode_sparse(entry, own, place)
-        elif entry.mask is not None:
-            bits_RB = arrays.pop(array_key(name, MASK_ARRAY))
-            owner = manifest.tensors[entry.to]
-            decoded[name] = _decode_mask(entry.mask, bits_RB, owner.shape, place)  # type: ignore[union-attr]
+        own = {array: arrays.pop(array_key(name, array)) for array in entry.arrays}
+        try:
+            if isinstance(entry, DenseEntry):
+                decoded[name] = _decode_dense(entry, own, place)
+            elif isinstance(entry, SparseEntry):
+                decoded[name] = _decode_sparse(entry, own, place)
+            elif entry.mask is not None:
+                shape = manifest.tensors[entry.to].shape  # type: ignore[union-attr]
+                decoded[name] = _decode_mask(entry.mask, own[MASK_ARRAY], shape, place)
+        except (FormatError, PatternError, RegistryError) as error:
+            raise ArtifactError(str(error)) from error
     return decoded
 
 
+def _decode_dense(entry: DenseEntry, arrays: Arrays, where: str) -> torch.Tensor:
+    if entry.codes is None:
+        return arrays[WHOLE].to(DTYPE_NAMES[entry.dtype])
+    grid, codes_RK = _read_codes(entry.codes, arrays, where)
+    return grids.decode(codes_RK, arrays[SCALES], arrays.get(OFFSETS), grid).view(entry.shape)
+
+
 def _decode_sparse(entry: SparseEntry, arrays: Arrays, where: str) -> SparseWeight:
-    pattern = parse_mask_pattern(entry.mask, where)
-    try:
-        matrix = decode_sparse(entry, arrays, pattern, where)
-    except (FormatError, PatternError, RegistryError) as error:
-        raise ArtifactError(str(error)) from error
+    pattern, levels = parse_mask_pattern(entry.mask, where), None
+    if entry.codes is not None:
+        grid, arrays[VALUES] = _read_codes(entry.codes, arrays, where)
+        levels = Levels(grid, arrays.pop(SCALES))
+        del arrays[CODES]
+    matrix = decode(entry.format, arrays, entry.shape, pattern, where)
     _check_mask(entry.mask, matrix.nnz, matrix.positions.digest, where)
-    return SparseWeight(SparseMatrix(matrix.positions, matrix.floats()), entry.holder)
+    floats = replace(matrix, levels=levels).floats()
+    return SparseWeight(SparseMatrix(matrix.positions, floats), entry.holder)
+
+
+def _read_codes(entry: CodesEntry, arrays: Arrays, where: str) -> tuple[grids.Grid, torch.Tensor]:
+    grid = grids.Grid(entry.bits, entry.span, entry.offsets)
+    grids.check_scales(arrays[SCALES], arrays.get(OFFSETS), grid, where)
+    return grid, grids.unpack_codes(arrays[CODES], entry.shape, grid, where)
 
 
 def _decode_mask(
@@ -77,13 +99,10 @@ def _decode_mask(
 ) -> TiedMask:
     pattern = parse_mask_pattern(entry, where)
     matrix = (shape[0], shape[1])
-    try:
-        check_bits(bits_RB, matrix, where)
-        mask = unpack_bits(bits_RB, matrix[1])
-        pattern.check_shape(matrix, where)
-        pattern.validate(mask, where)
-    except (FormatError, PatternError) as error:
-        raise ArtifactError(str(error)) from error
+    check_bits(bits_RB, matrix, where)
+    mask = unpack_bits(bits_RB, matrix[1])
+    pattern.check_shape(matrix, where)
+    pattern.validate(mask, where)
     _check_mask(entry, count_bits(bits_RB), mask_digest(bits_RB, matrix), where)
     return TiedMask(mask, pattern)
 

@@ -6,7 +6,7 @@ inside. Shared modules and tied tensors are listed once, with the names that ref
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ from gossamer.nn.layer_kinds import form_of
 from gossamer.nn.layers import SparseLayer
 
 # Tensors of a sparse layer that its packed weight stands for.
-_PACKED_AWAY = ("weight", "values", "mask_bits")
+_PACKED_AWAY = {"weight", "values", "mask_bits"}
 _TENSOR_TYPES = (torch.Tensor, nn.Parameter, nn.Buffer)
 
 
@@ -45,6 +45,10 @@ class Slot:
     def shape(self) -> tuple[int, ...]:
         """Shape of the dense weight or tensor."""
         return tuple(self.tensor.shape) if self.layer is None else self.layer.weight_shape
+
+    def dense(self) -> torch.Tensor:
+        """The tensor itself, or the dense weight of a sparse layer."""
+        return self.tensor.detach() if self.layer is None else self.layer.dense_weight()
 
     @property
     def identity(self) -> tuple[object, ...]:
@@ -123,7 +127,7 @@ def take_inventory(model: nn.Module) -> Inventory:
         inventory.slots[slot.name] = slot
         groups.setdefault(slot.identity, []).append(slot)
     for path in inventory.shared_modules:
-        _check_model_name(path)
+        _as_input_error(check_name, path, "model")
     for group in groups.values():
         # A layer without mask needs every value, so it is the one that stores them.
         owner = next((slot for slot in group if slot.layer is None), group[0])
@@ -137,15 +141,12 @@ def take_inventory(model: nn.Module) -> Inventory:
 def own_slots(path: str, module: nn.Module) -> Iterator[Slot]:
     """The slots of one module, without its children."""
     layer: Any = module if form_of(module) in ("masked", "compact") else None
-    if layer is not None:
+    if layer:
         yield Slot(path, "weight", module, layer.trained(), True, layer)
-    for name, parameter in module._parameters.items():
-        if parameter is not None and not (layer is not None and name in _PACKED_AWAY):
-            yield Slot(path, name, module, parameter, True)
-    for name, buffer in module._buffers.items():
-        hidden = name in module._non_persistent_buffers_set
-        if buffer is not None and not hidden and not (layer is not None and name in _PACKED_AWAY):
-            yield Slot(path, name, module, buffer, False)
+    hidden = module._non_persistent_buffers_set | (_PACKED_AWAY if layer else set())
+    for name, tensor in (module._parameters | module._buffers).items():
+        if tensor is not None and name not in hidden:
+            yield Slot(path, name, module, tensor, name in module._parameters)
 
 
 def _walk(model: nn.Module, shared: dict[str, str]) -> Iterator[Slot]:
@@ -166,15 +167,8 @@ def _walk(model: nn.Module, shared: dict[str, str]) -> Iterator[Slot]:
 
 
 def _check_tied_masks(slot: Slot, owner: Slot) -> None:
-    first, second = owner.layer, slot.layer
-    if first is None or second is None:
-        return
-    same = (
-        type(first) is type(second)
-        and first.pattern == second.pattern
-        and first.mask_digest() == second.mask_digest()
-    )
-    if not same:
+    layers = [layer for layer in (owner.layer, slot.layer) if layer is not None]
+    if len({(type(layer), layer.pattern, layer.mask_digest()) for layer in layers}) > 1:
         raise InputError(
             f"{slot.name}: shares its weight with {owner.name} but has another mask or holder, so"
             " the two cannot be stored once. Untie them, or give both the same mask."
@@ -189,9 +183,9 @@ def _refuse_extra_state(path: str, module: nn.Module) -> None:
         )
 
 
-def _check_model_name(name: str) -> None:
+def _as_input_error(check: Callable[..., object], *args: Any) -> None:
     try:
-        check_name(name, "model")
+        check(*args)
     except ArtifactError as error:
         raise InputError(str(error)) from error
 
@@ -199,7 +193,7 @@ def _check_model_name(name: str) -> None:
 def check_storable(slot: Slot) -> None:
     """Raise InputError unless the tensor is plain data under a plain name."""
     name, tensor = slot.name, slot.tensor
-    _check_model_name(name)
+    _as_input_error(check_name, name, "model")
     if "::" in name:
         raise InputError(f"{name}: '::' in a name is reserved for packed arrays. Rename it.")
     if isinstance(tensor, UninitializedParameter | UninitializedBuffer) or tensor.is_meta:
@@ -211,7 +205,4 @@ def check_storable(slot: Slot) -> None:
         )
     if tensor.dtype not in DTYPE_CODES:
         raise InputError(f"{name}: dtype {tensor.dtype} cannot be stored in safetensors.")
-    try:
-        checked_bytes(tensor.shape, tensor.element_size(), name)
-    except ArtifactError as error:
-        raise InputError(str(error)) from error
+    _as_input_error(checked_bytes, tensor.shape, tensor.element_size(), name)

@@ -34,13 +34,9 @@ from gossamer.io.safe_files.tensors import TensorHeader, check_hash, read_header
 
 ATTEMPTS = 20
 TENSOR_SUFFIX = ".safetensors"
-_OPEN_FLAGS = (
-    os.O_RDONLY
-    | getattr(os, "O_NOFOLLOW", 0)
-    | getattr(os, "O_NONBLOCK", 0)
-    | getattr(os, "O_CLOEXEC", 0)
-    | getattr(os, "O_BINARY", 0)
-)
+_OPEN_FLAGS = os.O_RDONLY
+for _flag in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"):
+    _OPEN_FLAGS |= getattr(os, _flag, 0)
 
 
 @dataclass(frozen=True)
@@ -62,26 +58,27 @@ class OpenArtifact:
         arrays: dict[str, torch.Tensor] = {}
         documents: dict[str, bytes] = {}
         for name, entry in self.manifest.files.items():
-            where = f"{self.path / name}"
             if name in self.headers:
-                header = self.headers[name]
-                arrays.update(read_tensors(self.files[name], header, where, entry.sha256))
+                file, where = self.files[name], str(self.path / name)
+                arrays |= read_tensors(file, self.headers[name], where, entry.sha256)
             else:
-                documents[name] = _read_document(self.files[name], entry.sha256, where)
+                documents[name] = self.document(name)
         return arrays, documents
 
     def document(self, name: str) -> bytes:
         """The verified bytes of a file that holds no tensors."""
-        sha256 = self.manifest.files[name].sha256
-        return _read_document(self.files[name], sha256, str(self.path / name))
+        self.files[name].seek(0)
+        raw = self.files[name].read(MAX_MANIFEST_BYTES + 1)
+        found = hashlib.sha256(raw).hexdigest()
+        check_hash(found, self.manifest.files[name].sha256, str(self.path / name))
+        return raw
 
     def config(self) -> dict[str, Any] | None:
         """The verified content of config.json, None if there is none."""
         if CONFIG_FILE not in self.files:
             return None
         where = str(self.path / CONFIG_FILE)
-        raw = self.document(CONFIG_FILE)
-        content = parse_json(raw, where, max_bytes=MAX_MANIFEST_BYTES)
+        content = parse_json(self.document(CONFIG_FILE), where)
         if not isinstance(content, dict):
             raise ArtifactError(f"{where}: must be a JSON object.")
         return content
@@ -157,10 +154,11 @@ def _open(folder: Path, stack: ExitStack) -> OpenArtifact:
         raise ArtifactError(f"{folder}: expected a directory with {MANIFEST_FILE}.")
     manifest = parse_manifest(read_manifest(folder), str(folder / MANIFEST_FILE))
     _check_files(folder, manifest)
-    files: dict[str, BinaryIO] = {}
     headers: dict[str, TensorHeader] = {}
-    for name, entry in manifest.files.items():
-        files[name] = stack.enter_context(open_regular(folder / name, entry.size))
+    files = {
+        name: stack.enter_context(open_regular(folder / name, entry.size))
+        for name, entry in manifest.files.items()
+    }
     for name, entry in manifest.files.items():
         if name.endswith(TENSOR_SUFFIX):
             headers[name] = read_header(files[name], entry.size, str(folder / name))
@@ -218,13 +216,6 @@ def read_manifest(folder: Path) -> bytes:
         if size > MAX_MANIFEST_BYTES:
             raise ArtifactError(f"{path}: {size} bytes; at most {MAX_MANIFEST_BYTES} are allowed.")
         return file.read(MAX_MANIFEST_BYTES)
-
-
-def _read_document(file: BinaryIO, sha256: str, where: str) -> bytes:
-    file.seek(0)
-    raw = file.read(MAX_MANIFEST_BYTES + 1)
-    check_hash(hashlib.sha256(raw).hexdigest(), sha256, where)
-    return raw
 
 
 def _restless(path: os.PathLike[str] | str) -> ArtifactError:

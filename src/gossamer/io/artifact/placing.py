@@ -7,6 +7,7 @@ become the Parameters.
 """
 
 import copy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,24 +27,19 @@ from gossamer.patterns import Pattern
 _ROOT = "model"
 
 
+@dataclass
 class Placement:
     """One run of placing; `matched` comes from `check_fit`, `decoded` from `decode_all`."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        manifest: Manifest,
-        matched: dict[str, str],
-        decoded: dict[str, Decoded],
-        *,
-        in_place: bool,
-    ) -> None:
+    model: nn.Module
+    manifest: Manifest
+    matched: dict[str, str]
+    decoded: dict[str, Decoded]
+    in_place: bool
+
+    def __post_init__(self) -> None:
         # A parent for the model itself, so that it can be replaced like any other module.
-        self._root = nn.ModuleDict({_ROOT: model})
-        self._manifest = manifest
-        self._matched = matched
-        self._decoded = decoded
-        self._in_place = in_place
+        self._root = nn.ModuleDict({_ROOT: self.model})
 
     @torch.no_grad()
     def run(self) -> nn.Module:
@@ -51,14 +47,14 @@ class Placement:
         self._make_dense()
         # Ordinary tensors first: sparse layers take over the bias that is there.
         for kind in (torch.Tensor, SparseWeight):
-            for name, stored in self._matched.items():
-                if stored == name and isinstance(self._decoded.get(name), kind):
-                    self._put(self._slot(name), self._decoded.pop(name))
-        for name, stored in self._matched.items():
-            owner = owner_of(self._manifest, stored)
-            if owner != name and enclosing(name, self._manifest.shared_modules) is None:
+            for name, stored in self.matched.items():
+                if stored == name and isinstance(self.decoded.get(name), kind):
+                    self._put(self._slot(name), self.decoded.pop(name))
+        for name, stored in self.matched.items():
+            owner = owner_of(self.manifest, stored)
+            if owner != name and enclosing(name, self.manifest.shared_modules) is None:
                 self._tie(name, owner)
-        for second, original in self._manifest.shared_modules.items():
+        for second, original in self.manifest.shared_modules.items():
             parent, _, key = second.rpartition(".")
             self._module(parent)._modules[key] = self._module(original)
         model = self._root[_ROOT]
@@ -76,20 +72,20 @@ class Placement:
     def _make_dense(self) -> None:
         """Layers that are sparse in the model but dense in the file become ordinary ones."""
         for name, slot in all_slots(self._root[_ROOT]).items():
-            entry = self._manifest.tensors[owner_of(self._manifest, self._matched[name])]
+            entry = self.manifest.tensors[owner_of(self.manifest, self.matched[name])]
             if slot.layer is not None and not isinstance(entry, SparseEntry):
                 replace_module(self._root, slot.layer, to_dense(slot.layer))
 
-    def _put(self, slot: Slot, decoded: Decoded) -> None:
+    def _put(self, slot: Slot, decoded: Any) -> None:
         if isinstance(decoded, torch.Tensor):
             self._put_tensor(slot, decoded)
-        elif isinstance(decoded, SparseWeight):
+        else:
             put = self._put_masked if decoded.form == "masked" else self._put_compact
             put(slot, decoded.matrix)
 
     def _keeps(self, slot: Slot) -> bool:
         """Whether the tensor that is there stays and is overwritten."""
-        return self._in_place and not slot.tensor.is_meta
+        return self.in_place and not slot.tensor.is_meta
 
     def _put_tensor(self, slot: Slot, tensor: torch.Tensor) -> None:
         if self._keeps(slot):
@@ -108,8 +104,9 @@ class Placement:
         replace_module(self._root, slot.module, to_masked(layer, matrix.mask(), matrix.pattern))
 
     def _put_compact(self, slot: Slot, matrix: SparseMatrix) -> None:
-        mode = self._mode(slot.name)
-        if self._in_place and form_of(slot.module) == "compact":
+        entry: Any = self.manifest.tensors[slot.name]
+        mode: Mode = entry.mode or "jit"
+        if self.in_place and form_of(slot.module) == "compact":
             layer: Any = slot.layer
             layer.take(matrix, mode)
             return
@@ -120,7 +117,7 @@ class Placement:
 
     def _tie(self, name: str, owner: str) -> None:
         slot, original = self._slot(name), self._slot(owner)
-        tied_mask = self._decoded.pop(name, None)
+        tied_mask = self.decoded.pop(name, None)
         source: Any = original.layer
         if isinstance(tied_mask, TiedMask):
             self._tie_masked(slot, original.tensor, tied_mask.mask, tied_mask.pattern)
@@ -141,18 +138,12 @@ class Placement:
     ) -> MaskedWeight:
         # Masking zeroes pruned entries, which the owner of the weight may need: use a stand-in.
         layer = copy.copy(_without_compact(slot.module))
-        layer.__dict__["_parameters"] = {
-            **layer._parameters,
-            "weight": nn.Parameter(torch.zeros_like(weight)),
-        }
+        stand_in = {"weight": nn.Parameter(torch.zeros_like(weight))}
+        layer.__dict__["_parameters"] = layer._parameters | stand_in
         new = to_masked(layer, mask, pattern)
         new._parameters["weight"] = weight  # type: ignore[assignment]
         replace_module(self._root, slot.module, new)
         return new
-
-    def _mode(self, name: str) -> Mode:
-        entry = self._manifest.tensors[name]
-        return (entry.mode if isinstance(entry, SparseEntry) else None) or "jit"
 
     def _parameter(self, slot: Slot, tensor: torch.Tensor) -> nn.Parameter:
         old = slot.tensor

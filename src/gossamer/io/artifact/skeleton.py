@@ -11,7 +11,7 @@ from torch import nn
 
 from gossamer.errors import ArtifactError
 from gossamer.io.artifact.layer_table import CONTAINERS, ENCODER, ENCODER_ARGS, LAYERS, ArgumentRule
-from gossamer.io.artifact.manifest import Argument, PartNode, SlimBlock, TorchNode, ZooNode
+from gossamer.io.artifact.manifest import PartNode, SlimBlock, TorchNode, ZooNode
 from gossamer.nn.surgery.slimming import cut_units, find_groups
 from gossamer.zoo import ZOO
 
@@ -65,10 +65,9 @@ class SkeletonBuilder:
 
     def _container(self, node: TorchNode, where: str) -> nn.Module:
         _check_args(node, {}, where)
-        children = OrderedDict((child.key, child) for child in node.children)
-        if len(children) != len(node.children):
+        if len({child.key for child in node.children}) != len(node.children):
             raise ArtifactError(f"{where}: two children have the same key.")
-        built = OrderedDict((key, self._node(child, where)) for key, child in children.items())
+        built = OrderedDict((child.key, self._node(child, where)) for child in node.children)
         if node.name == "ModuleList":
             if list(built) != [str(index) for index in range(len(built))]:
                 raise ArtifactError(f"{where}: the keys of a ModuleList must be 0, 1, 2, ...")
@@ -77,19 +76,13 @@ class SkeletonBuilder:
 
     def _encoder(self, node: TorchNode, where: str) -> nn.Module:
         _check_args(node, ENCODER_ARGS, where)
-        keys = [child.key for child in node.children]
-        if keys not in (["layer"], ["layer", "norm"]):
+        if [child.key for child in node.children] not in (["layer"], ["layer", "norm"]):
             raise ArtifactError(f"{where}: {ENCODER} takes one child 'layer' and maybe 'norm'.")
-        built = [self._node(child, where) for child in node.children]
-        num_layers = int(node.args["num_layers"])  # type: ignore[arg-type]
+        built: dict[str, Any] = {child.key: self._node(child, where) for child in node.children}
+        layer, settings = built.pop("layer"), {**node.args, **built}
         # The constructor copies the layer, so the copies are counted before they are made.
-        self._spend((num_layers - 1) * _count(built[0]), where)
-        nested = bool(node.args["enable_nested_tensor"])
-        norm = built[1] if len(built) > 1 else None
-        layer: Any = built[0]
-        return self._counted(
-            lambda: nn.TransformerEncoder(layer, num_layers, norm, nested), where, num_tensors=0
-        )
+        self._spend((settings["num_layers"] - 1) * _count(layer), where)
+        return self._counted(lambda: nn.TransformerEncoder(layer, **settings), where, num_tensors=0)
 
     def _counted(
         self, construct: Callable[[], nn.Module], where: str, num_tensors: int | None = None
@@ -110,7 +103,7 @@ class SkeletonBuilder:
 
 
 def _count(module: nn.Module) -> int:
-    return sum(1 for _ in module.parameters()) + sum(1 for _ in module.buffers())
+    return len([*module.parameters(), *module.buffers()])
 
 
 def _count_nodes(root: PartNode) -> int:
@@ -130,10 +123,10 @@ def _check_args(node: TorchNode, kinds: dict[str, ArgumentRule], where: str) -> 
             f" {ascii(sorted(node.args))[:200]}."
         )
     for name, kind in kinds.items():
-        value: Argument = node.args[name]
-        if not kind.accepts(value):
+        if not kind.accepts(node.args[name]):
+            value = ascii(node.args[name])[:80]
             raise ArtifactError(
-                f"{where}: {node.name}.{name} must be {kind.expected}, got {ascii(value)[:80]}."
+                f"{where}: {node.name}.{name} must be {kind.expected}, got {value}."
             )
 
 
@@ -154,12 +147,13 @@ def shrink(model: nn.Module, blocks: tuple[SlimBlock, ...]) -> None:
         raise ArtifactError(
             f"architecture.slim: has {len(blocks)} blocks, the model {len(groups) // 2}."
         )
-    for group, count in zip(groups, wanted, strict=True):
+    cuts = list(zip(groups, wanted, strict=True))
+    for group, count in cuts:
         if count > group.count:
             raise ArtifactError(
                 f"architecture.slim: {count} {group.kind} for {group.block_name}, which has"
                 f" {group.count}."
             )
     with torch.no_grad():
-        for group, count in zip(groups, wanted, strict=True):
+        for group, count in cuts:
             cut_units(group, range(count))

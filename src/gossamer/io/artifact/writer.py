@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 import torch
 from torch import nn
@@ -23,24 +23,26 @@ from gossamer.io.artifact.manifest import (
     MAX_BESIDE_BYTES,
     MAX_RECIPE,
     REPORT_FILE,
+    ArtifactKind,
     FileEntry,
     Manifest,
     SparseEntry,
     TensorEntry,
     TransformersNode,
+    array_key,
     manifest_bytes,
     parse_manifest,
 )
 from gossamer.io.artifact.opened import check_replaceable
 from gossamer.io.artifact.packing import (
+    BYTES_PER_PIECE,
     SHARD_BYTES,
-    ArtifactKind,
-    check_kind,
+    Arrays,
+    Piece,
     cut_shards,
     plan_pieces,
     transposed,
 )
-from gossamer.io.artifact.piece import Arrays, Piece
 from gossamer.io.huggingface import config_of
 from gossamer.io.safe_files.directories import replace_directory
 from gossamer.io.safe_files.documents import pretty_json
@@ -48,8 +50,6 @@ from gossamer.io.safe_files.tensors import DTYPE_NAMES, write_file
 from gossamer.nn.surgery.conv1d import conv1d_paths
 
 INDEX_FILE = "model.safetensors.index.json"
-# Room for headers, manifest and card in the free-space check.
-_BYTES_PER_PIECE = 1024
 
 
 class HasDict(Protocol):
@@ -92,7 +92,12 @@ def save(
         ArtifactError: `path` holds something that is not an artifact.
         ResourceError: not enough disk space, or another process is writing there.
     """
-    kind = check_kind(format)
+    if format not in get_args(ArtifactKind):
+        raise InputError(
+            f"format: must be 'packed' (small, for gossamer) or 'dense' (zeros kept, for any"
+            f" safetensors reader); got {format!r}."
+        )
+    kind: ArtifactKind = format  # type: ignore[assignment]
     if recipe is not None and len(recipe) > MAX_RECIPE:
         raise InputError(f"recipe: at most {MAX_RECIPE} characters, got {len(recipe)}.")
     if not isinstance(model, nn.Module):
@@ -108,9 +113,9 @@ def save(
         inventory = transposed(inventory, conv1d_paths(published))
     pieces, entries = plan_pieces(inventory, kind)
     shards = cut_shards(pieces, SHARD_BYTES)
-    documents = {**check_beside(beside or {}), **_documents(config, report)}
-    needed = sum(piece.num_bytes + _BYTES_PER_PIECE for piece in pieces)
-    needed += sum(len(raw) for raw in documents.values()) + _BYTES_PER_PIECE
+    documents = check_beside(beside or {}) | _documents(config, report)
+    needed = sum(piece.num_bytes + BYTES_PER_PIECE for piece in pieces)
+    needed += sum(map(len, documents.values())) + BYTES_PER_PIECE
 
     with replace_directory(path, needed, check_replaceable) as folder, torch.no_grad():
         files: dict[str, FileEntry] = {}
@@ -131,7 +136,7 @@ def save(
             recipe=recipe,
         )
         text = _default_card(manifest, Path(path).name) if card is None else card
-        _write(folder / CARD_FILE, text.encode("utf-8"))
+        _write(folder / CARD_FILE, text.encode())
         raw = manifest_bytes(manifest)
         # Read back before anything is replaced: a manifest over the limits would be lost data.
         parse_manifest(raw)
@@ -157,9 +162,8 @@ def _documents(
 def _write_shard(path: Path, shard: list[Piece], entries: dict[str, TensorEntry]) -> FileEntry:
     arrays: Arrays = {}
     for piece in shard:
-        own = piece.arrays()
-        entries[piece.name] = piece.entry(path.name, tuple(own))
-        arrays.update(own)
+        own, entries[piece.name] = piece.pack(path.name)
+        arrays |= {array_key(piece.name, array): data for array, data in own.items()}
     return _write(path, arrays)
 
 
@@ -170,9 +174,10 @@ def _write(path: Path, content: bytes | Arrays) -> FileEntry:
 
 def _shard_name(kind: ArtifactKind, number: int, total: int) -> str:
     # The names transformers looks for, so that a dense artifact is a checkpoint it can read.
-    if kind == "dense":
-        return "model.safetensors" if total == 1 else f"model-{number:05}-of-{total:05}.safetensors"
-    return f"packed-{number:05}-of-{total:05}.safetensors"
+    if kind == "dense" and total == 1:
+        return "model.safetensors"
+    stem = "model" if kind == "dense" else "packed"
+    return f"{stem}-{number:05}-of-{total:05}.safetensors"
 
 
 def _index(entries: Mapping[str, TensorEntry], total_bytes: int) -> bytes:
@@ -212,23 +217,25 @@ def _default_card(manifest: Manifest, name: str) -> str:
     title = re.sub(r"[^A-Za-z0-9._ -]", "_", name) or "model"
     sparse = [entry for entry in manifest.tensors.values() if isinstance(entry, SparseEntry)]
     size = sum(entry.size for entry in manifest.files.values())
-    lines = [
-        f"# {title}",
-        "",
-        f"Written by {manifest.producer} as a {manifest.kind} artifact: {size} bytes.",
-        "",
-    ]
+    facts = ""
     if sparse:
         numel = sum(math.prod(entry.shape) for entry in sparse)
         nnz = sum(entry.mask.nnz for entry in sparse)
         dense = sum(math.prod(e.shape) * DTYPE_NAMES[e.dtype].itemsize for e in sparse)
         patterns = sorted({entry.mask.pattern for entry in sparse})
-        lines += [
-            f"- {len(sparse)} sparse layers, patterns: {', '.join(patterns)}",
-            f"- {nnz} of {numel} weights kept: sparsity {1 - nnz / max(numel, 1):.4f}",
-            f"- these weights would take {dense} bytes dense",
-            "",
-        ]
+        facts = f"""\
+- {len(sparse)} sparse layers, patterns: {", ".join(patterns)}
+- {nnz} of {numel} weights kept: sparsity {1 - nnz / max(numel, 1):.4f}
+- these weights would take {dense} bytes dense
+
+"""
     call = "gossamer.load(path)" if manifest.architecture else "gossamer.load(path, model=model)"
-    lines += [f"Load with `{call}`.", "", "Quality, data and licence: not stated yet.", ""]
-    return "\n".join(lines)
+    return f"""\
+# {title}
+
+Written by {manifest.producer} as a {manifest.kind} artifact: {size} bytes.
+
+{facts}Load with `{call}`.
+
+Quality, data and licence: not stated yet.
+"""

@@ -2,6 +2,7 @@
 """Local Hugging Face directories (config.json and safetensors) as models."""
 
 import os
+from collections.abc import Iterable
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,9 @@ from gossamer.io.huggingface.transformers_models import (
     model_type_of,
     quiet_transformers,
 )
-from gossamer.io.pruners.compressed_tensors import expand_bitmasks
-from gossamer.io.pruners.dense_checkpoint import read_tensors_of
-from gossamer.io.pruners.stored_masks import apply_masks, fold_pruned
-from gossamer.io.safe_files.documents.strict_json import parse_json
-from gossamer.io.safe_files.limits import MAX_MANIFEST_BYTES, check_memory
+from gossamer.io.pruners import apply_masks, expand_bitmasks, fold_pruned, read_tensors_of
+from gossamer.io.safe_files import MAX_MANIFEST_BYTES, check_memory
+from gossamer.io.safe_files.documents import parse_json
 from gossamer.named_files import is_inside, read_inside
 from gossamer.nn.surgery.conv1d import conv1d_to_linear
 
@@ -59,7 +58,7 @@ def load_pretrained(
     model_type_of(name, config, where)
     tensors = read_tensors_of(folder)
     masks = expand_bitmasks(tensors, config, where, max_bytes=max_bytes)
-    masks.update(fold_pruned(tensors, where))
+    masks |= fold_pruned(tensors, where)
     model = from_tensors(name, config, tensors, where, max_bytes=max_bytes)
     apply_masks(model, masks, where)
     return model
@@ -90,9 +89,9 @@ def from_tensors(
         max_bytes: refuse models that need more memory; default: what is available.
     """
     model_type = model_type_of(name, config, where)
-    stored = sum(t.numel() * t.element_size() for t in tensors.values())
     skeleton = build_transformers(name, config, max_tensors=10 * len(tensors) + 100, device="meta")
-    check_memory(_tensor_bytes(skeleton), stored, max_bytes, where)
+    needed = _num_bytes([*skeleton.parameters(), *skeleton.buffers()])
+    check_memory(needed, _num_bytes(tensors.values()), max_bytes, where)
     _check_amount(tensors, skeleton, name, where)
     _check_types(tensors, skeleton, where)
     kind = getattr(import_transformers(), name)
@@ -114,21 +113,20 @@ def _read_config(folder: Path) -> dict[str, Any]:
     if not is_inside(folder, CONFIG_FILE):
         raise ArtifactError(f"{folder}: has no {CONFIG_FILE}, so the model cannot be built.")
     raw = read_inside(folder, CONFIG_FILE, MAX_MANIFEST_BYTES)
-    content = parse_json(raw, str(path), max_bytes=MAX_MANIFEST_BYTES)
+    content = parse_json(raw, str(path))
     if not isinstance(content, dict):
         raise ArtifactError(f"{path}: must be a JSON object.")
     return content
 
 
 def _architecture_of(config: dict[str, Any], folder: Path) -> str:
-    names = config.get("architectures")
-    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
-        raise ArtifactError(
-            f"{folder}: config.json does not name one architecture; pass architecture='BertModel'"
-            " or the like."
-        )
-    name: str = names[0]
-    return name
+    match config.get("architectures"):
+        case [str(name)]:
+            return name
+    raise ArtifactError(
+        f"{folder}: config.json does not name one architecture; pass architecture='BertModel'"
+        " or the like."
+    )
 
 
 def _check_complete(info: dict[str, Any], name: str, where: str) -> None:
@@ -181,6 +179,5 @@ def _widest_float(tensors: dict[str, torch.Tensor]) -> torch.dtype:
     return reduce(torch.promote_types, floats) if floats else torch.float32
 
 
-def _tensor_bytes(model: nn.Module) -> int:
-    tensors = [*model.parameters(), *model.buffers()]
-    return sum(t.numel() * t.element_size() for t in tensors)
+def _num_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)

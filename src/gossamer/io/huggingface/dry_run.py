@@ -6,6 +6,7 @@ model on the meta device: shapes only, no memory and no numbers.
 """
 
 from collections.abc import Callable, Mapping
+from itertools import product
 from typing import Any
 
 import torch
@@ -33,9 +34,8 @@ def check_sizes(content: Mapping[str, Any]) -> None:
     """Refuse sizes that config.json gives and that cannot be."""
     for name in _SIZES:
         value = content.get(name, 1)
-        if value is None and name in _MAY_BE_NONE:
-            continue
-        if type(value) is not int or value < 1:
+        absent = value is None and name in _MAY_BE_NONE
+        if not absent and (type(value) is not int or value < 1):
             raise _fault(name, value, "a whole number from 1")
 
 
@@ -55,11 +55,10 @@ def check_numbers(config: Any, content: Mapping[str, Any]) -> None:
         if not (_is_number(value) and value >= 0):
             raise _fault(name, value, "a number from 0")
     rope = content.get("rope_parameters") or content.get("rope_scaling") or {}
-    for name in _POSITIVE:
-        for place in (content, rope if isinstance(rope, dict) else {}):
-            value = place.get(name, 1.0)
-            if not (_is_number(value) and value > 0):
-                raise _fault(name, value, "a positive number")
+    for name, place in product(_POSITIVE, (content, rope if isinstance(rope, dict) else {})):
+        value = place.get(name, 1.0)
+        if not (_is_number(value) and value > 0):
+            raise _fault(name, value, "a positive number")
     labels = getattr(config, "id2label", None)
     if labels is not None and set(labels) != set(range(len(labels))):
         raise _fault("id2label", labels, "one name for each label, counted from 0")
@@ -73,14 +72,14 @@ def check_runs(make: Callable[[Any], nn.Module], config: Any) -> None:
         make: builds a model of a configuration.
         config: with one layer at most.
     """
-    known = [getattr(config, name, None) for name in ("max_position_embeddings", "n_positions")]
-    tokens = min([_TOKENS, *(number for number in known if number)])
+    known = (getattr(config, name, None) for name in ("max_position_embeddings", "n_positions"))
+    tokens = min([_TOKENS, *filter(None, known)])
     ids_BT = torch.zeros(1, tokens, dtype=torch.int64, device="meta")
     try:
         with torch.device("meta"):
             model = make(config).eval()
     except Exception as error:
-        raise _unfit("the class of the model refuses it", error) from error
+        raise _unfit(f"the class of the model refuses it ({short(error, 200)})") from error
     try:
         with torch.device("meta"), torch.no_grad():
             model(ids_BT)
@@ -88,7 +87,7 @@ def check_runs(make: Callable[[Any], nn.Module], config: Any) -> None:
         # What looks at numbers cannot be run without any; that is no fault of the sizes.
         if isinstance(error, NotImplementedError) or "meta" in str(error).lower():
             return
-        raise _unfit("a model with these sizes cannot run", error) from error
+        raise _unfit(f"a model with these sizes cannot run ({short(error, 200)})") from error
 
 
 def one_layer(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,29 +106,26 @@ def _is_number(value: object) -> bool:
 
 
 def _check_tokens(config: Any) -> None:
-    padding = getattr(config, "pad_token_id", None)
-    if padding is not None and (
-        type(padding) is not int or not -config.vocab_size <= padding < config.vocab_size
-    ):
-        raise _fault("pad_token_id", padding, f"a token below {config.vocab_size}")
+    padding, size = getattr(config, "pad_token_id", None), config.vocab_size
+    if padding is not None and (type(padding) is not int or not -size <= padding < size):
+        raise _fault("pad_token_id", padding, f"a token below {size}")
     if starts_after_padding(config):
         if padding is None or padding < 0:
             raise _fault("pad_token_id", padding, "a token from 0")
-        if config.max_position_embeddings <= padding + 1:
-            raise _fault(
-                "max_position_embeddings", config.max_position_embeddings, f"over {padding + 1}"
-            )
+        positions = config.max_position_embeddings
+        if positions <= padding + 1:
+            raise _fault("max_position_embeddings", positions, f"over {padding + 1}")
 
 
-def _unfit(what: str, error: Exception) -> ArtifactError:
-    reason = ascii(f"{type(error).__name__}: {error}")[1:-1][:200]
-    return ArtifactError(
-        f"{CONFIG_FILE}: {what} ({reason}). Take the {CONFIG_FILE} that was saved with the weights."
-    )
+def short(error: Exception, length: int) -> str:
+    """An error of another package in one line."""
+    return ascii(f"{type(error).__name__}: {error}")[1:-1][:length]
+
+
+def _unfit(what: str) -> ArtifactError:
+    advice = f"Take the {CONFIG_FILE} that was saved with the weights."
+    return ArtifactError(f"{CONFIG_FILE}: {what}. {advice}")
 
 
 def _fault(name: str, value: Any, expected: str) -> ArtifactError:
-    return ArtifactError(
-        f"{CONFIG_FILE}: {name} is {ascii(value)[:60]}; expected {expected}. Take the {CONFIG_FILE}"
-        " that was saved with the weights."
-    )
+    return _unfit(f"{name} is {ascii(value)[:60]}; expected {expected}")

@@ -19,10 +19,15 @@ import torch
 from torch import nn
 
 from gossamer.errors import ArtifactError, InputError
-from gossamer.io.artifact.manifest import CONFIG_FILE
-from gossamer.io.huggingface.dry_run import check_numbers, check_runs, check_sizes, one_layer
-from gossamer.io.safe_files.documents.strict_json import parse_json
-from gossamer.io.safe_files.limits import MAX_MANIFEST_BYTES
+from gossamer.io.huggingface.dry_run import (
+    CONFIG_FILE,
+    check_numbers,
+    check_runs,
+    check_sizes,
+    one_layer,
+    short,
+)
+from gossamer.io.safe_files.documents import parse_json
 from gossamer.nn.families import answers
 
 _CLASSES = answers("classes").values()
@@ -56,7 +61,7 @@ def config_of(model: nn.Module) -> dict[str, Any] | None:
     if transformers is None or not isinstance(model, transformers.PreTrainedModel):
         return None
     raw = model.config.to_json_string().encode("utf-8")
-    content: dict[str, Any] = parse_json(raw, CONFIG_FILE, max_bytes=MAX_MANIFEST_BYTES)
+    content: dict[str, Any] = parse_json(raw, CONFIG_FILE)
     content["architectures"] = [type(model).__name__]
     return content
 
@@ -77,10 +82,9 @@ def build_transformers(
             check_runs(kind, make_config(model_type, one_layer(config), max_tensors))
     try:
         with quiet_transformers(), torch.device(device), no_init_weights():
-            model: nn.Module = kind(settings)
+            return kind(settings)  # type: ignore[no-any-return]
     except Exception as error:
-        raise ArtifactError(f"{CONFIG_FILE}: {name} refuses it ({_short(error)}).") from error
-    return model
+        raise ArtifactError(f"{CONFIG_FILE}: {name} refuses it ({short(error, 300)}).") from error
 
 
 def make_config(model_type: str, content: dict[str, Any], max_layers: int) -> Any:
@@ -100,7 +104,8 @@ def make_config(model_type: str, content: dict[str, Any], max_layers: int) -> An
         with quiet_transformers():
             config = kind(**fields)
     except Exception as error:
-        raise ArtifactError(f"{CONFIG_FILE}: transformers refuses it ({_short(error)}).") from error
+        reason = short(error, 300)
+        raise ArtifactError(f"{CONFIG_FILE}: transformers refuses it ({reason}).") from error
     check_numbers(config, fields)
     return config
 
@@ -108,13 +113,9 @@ def make_config(model_type: str, content: dict[str, Any], max_layers: int) -> An
 def _check_value(name: str, value: Any, max_layers: int) -> None:
     if name in ("dtype", "torch_dtype") and value is not None and value not in _DTYPES:
         raise ArtifactError(f"{CONFIG_FILE}: {name} {ascii(value)[:40]} is none of {_DTYPES}.")
-    limit = MAX_NUMBER
-    if name in _LAYER_COUNTS:
-        limit = min(max_layers, MAX_LAYERS)
-    elif name == "num_labels":
-        limit = MAX_LABELS
-    numbers = value if isinstance(value, list) else [value]
-    for number in numbers:
+    limits = dict.fromkeys(_LAYER_COUNTS, min(max_layers, MAX_LAYERS)) | {"num_labels": MAX_LABELS}
+    limit = limits.get(name, MAX_NUMBER)
+    for number in value if isinstance(value, list) else [value]:
         if isinstance(number, int | float) and not -limit <= number <= limit:
             raise ArtifactError(f"{CONFIG_FILE}: {name} is {number}, the limit is {limit}.")
 
@@ -160,7 +161,3 @@ def quiet_transformers() -> Iterator[None]:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
-
-
-def _short(error: Exception) -> str:
-    return ascii(f"{type(error).__name__}: {error}")[1:-1][:300]

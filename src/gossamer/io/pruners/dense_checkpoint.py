@@ -196,7 +196,7 @@ def _files_of(folder: Path) -> tuple[list[str], dict[str, str] | None]:
 def _read_index(folder: Path) -> dict[str, str]:
     index = folder / INDEX_FILE
     raw = read_inside(folder, INDEX_FILE, MAX_MANIFEST_BYTES)
-    content = parse_json(raw, str(index), max_bytes=MAX_MANIFEST_BYTES)
+    content = parse_json(raw, str(index))
     weight_map = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         raise ArtifactError(f"{index}: has no weight_map.")

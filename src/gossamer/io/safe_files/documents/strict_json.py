@@ -17,6 +17,7 @@ from gossamer.io.safe_files.limits import (
     MAX_JSON_VALUES,
     MAX_LINE_BYTES,
     MAX_LINE_VALUES,
+    MAX_MANIFEST_BYTES,
 )
 
 _OPENING = b"[{"
@@ -33,7 +34,7 @@ def parse_json(
     raw: bytes,
     where: str,
     *,
-    max_bytes: int,
+    max_bytes: int = MAX_MANIFEST_BYTES,
     max_values: int = MAX_JSON_VALUES,
     error: type[GossamerError] = ArtifactError,
 ) -> Any:

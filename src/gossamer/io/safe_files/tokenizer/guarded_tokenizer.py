@@ -12,7 +12,7 @@ from typing import Any
 
 from gossamer.errors import ArtifactError, InputError, ResourceError
 from gossamer.io.safe_files.documents import parse_json
-from gossamer.io.safe_files.limits import MAX_LINE_VALUES, MAX_MANIFEST_BYTES
+from gossamer.io.safe_files.limits import MAX_LINE_VALUES
 
 TOKENIZER_FILE = "tokenizer.json"
 _CURE = "Take the tokenizer.json that was published with the model."
@@ -125,10 +125,7 @@ def _check_maps(content: bytes) -> None:
 
     The package reserves what a map announces, and where there is not so much the process is ended.
     """
-    document = parse_json(
-        content, TOKENIZER_FILE, max_bytes=MAX_MANIFEST_BYTES, max_values=MAX_LINE_VALUES
-    )
-    left = [document]
+    left = [parse_json(content, TOKENIZER_FILE, max_values=MAX_LINE_VALUES)]
     while left:
         part = left.pop()
         if isinstance(part, list):
