@@ -106,14 +106,14 @@ def _check_texts(graph: Any, path: Path) -> None:
 
 
 def _opset(model: Any, where: str) -> int:
-    versions = {str(entry.domain) or "ai.onnx": entry.version for entry in model.opset_import}
-    found = versions.get("ai.onnx", 0)
+    versions = {entry.domain or "ai.onnx": entry.version for entry in model.opset_import}
+    found: int = versions.get("ai.onnx", 0)
     if found not in OPSETS:
         raise ArtifactError(
             f"{where}: opset {found} cannot be read; expected {OPSETS[0]} to {OPSETS[-1]}. Export"
             " the model again with one of them."
         )
-    return int(found)
+    return found
 
 
 def _initialisers(graph: Any, tensors: TensorReader) -> dict[str, torch.Tensor]:
@@ -133,18 +133,16 @@ def _input(entry: Any, where: str) -> PlanInput:
         raise ArtifactError(f"{place}: is no tensor.")
     kind = entry.type.tensor_type
     dtype = str(dtype_of(kind.elem_type, place)).removeprefix("torch.")
-    if not kind.HasField("shape"):
-        return PlanInput(entry.name, dtype, None)
-    dims = tuple(
-        size.dim_value if size.HasField("dim_value") and size.dim_value > 0 else None
-        for size in kind.shape.dim
-    )
+    dims = None
+    if kind.HasField("shape"):
+        # 0 where there is no dim_value: any size.
+        dims = tuple(max(size.dim_value, 0) or None for size in kind.shape.dim)
     return PlanInput(entry.name, dtype, dims)
 
 
 def _node(proto: Any, number: int, where: str) -> Node:
-    node = Node(proto.op_type, list(proto.input), list(proto.output), {}, proto.name)
-    node.name = _scope(proto) or node.name or f"{node.operator}_{number}"
+    name = _scope(proto) or proto.name or f"{proto.op_type}_{number}"
+    node = Node(proto.op_type, list(proto.input), list(proto.output), name=name)
     domain = proto.domain or "ai.onnx"
     if domain != "ai.onnx" or node.operator not in SUPPORTED:
         kind = node.operator if domain == "ai.onnx" else f"{domain[:80]}.{node.operator}"
@@ -166,11 +164,16 @@ def _scope(proto: Any) -> str:
 
 def _place(graph: Graph, node: Node, proto: Any, opset: int, tensors: TensorReader) -> None:
     where = f"{graph.where}: {node}"
-    attributes, constants = _attributes(proto, where, tensors)
+    attributes = _attributes(proto, where, tensors)
     if node.operator == "Constant":
-        graph.constants[node.outputs[0]] = _constant(attributes, constants, where)
+        graph.constants[node.outputs[0]] = _constant(attributes, where)
         return
-    node.attributes = attributes
+    constants = {}
+    for name, value in attributes.items():
+        if isinstance(value, torch.Tensor):
+            constants[name] = value
+        else:
+            node.attributes[name] = value
     if constants:
         if node.operator != "ConstantOfShape" or list(constants) != ["value"]:
             raise ArtifactError(f"{where}: the attribute {min(constants)!a} is not computed.")
@@ -206,44 +209,35 @@ _READ: dict[str, Callable[[Any, TensorReader], Attribute | torch.Tensor]] = {
 
 def _attributes(
     proto: Any, where: str, tensors: TensorReader
-) -> tuple[dict[str, Attribute], dict[str, torch.Tensor]]:
-    """Plain values, and tensors."""
-    plain: dict[str, Attribute] = {}
-    constants: dict[str, torch.Tensor] = {}
+) -> dict[str, Attribute | torch.Tensor]:
+    found: dict[str, Attribute | torch.Tensor] = {}
     for entry in proto.attribute:
-        if entry.name in plain or entry.name in constants:
+        if entry.name in found:
             raise ArtifactError(f"{where}: the attribute {entry.name[:80]!a} appears twice.")
         kind = entry.AttributeType.Name(entry.type)
         if kind not in _READ:
             raise ArtifactError(f"{where}: an attribute of type {kind} cannot be read.")
-        value = _READ[kind](entry, tensors)
-        if isinstance(value, torch.Tensor):
-            constants[entry.name] = value
-        else:
-            plain[entry.name] = value
-    return plain, constants
+        found[entry.name] = _READ[kind](entry, tensors)
+    return found
 
 
-def _constant(
-    plain: dict[str, Attribute], constants: dict[str, torch.Tensor], where: str
-) -> torch.Tensor:
-    if len(plain) + len(constants) != 1:
+def _constant(attributes: dict[str, Attribute | torch.Tensor], where: str) -> torch.Tensor:
+    if len(attributes) != 1:
         raise ArtifactError(f"{where}: expected one attribute with the value.")
-    for name, tensor in constants.items():
-        if name in ("value", "sparse_value", "value_floats"):
-            return tensor
+    [(name, value)] = attributes.items()
     kinds = {"value_int": torch.int64, "value_ints": torch.int64, "value_float": torch.float32}
-    for name, value in plain.items():
-        if name in kinds:
-            return torch.tensor(value, dtype=kinds[name])
-    name = min(plain | constants)
+    if isinstance(value, torch.Tensor):
+        if name in ("value", "sparse_value", "value_floats"):
+            return value
+    elif name in kinds:
+        return torch.tensor(value, dtype=kinds[name])
     raise ArtifactError(f"{where}: the attribute {name[:80]!a} cannot be read.")
 
 
 def _check_values(graph: Graph, known: set[str]) -> None:
     # Trimmed outputs (a mask of Dropout, indices of MaxPool) are known to the file but not made.
-    made = {entry.name for entry in graph.inputs} | set(graph.constants) | set(graph.producer)
-    nodes = {id(node): node for node in graph.producer.values()}.values()
+    made = {entry.name for entry in graph.inputs} | {*graph.constants, *graph.producer}
+    nodes = dict.fromkeys(graph.producer.values())
     wanted = [(str(node), value) for node in nodes for value in node.inputs if value]
     wanted += [("the output list", value) for _, value in graph.outputs]
     for user, value in wanted:

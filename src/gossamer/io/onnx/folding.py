@@ -9,7 +9,7 @@ from gossamer.nn.operator_graph import OPERATORS, largest_result
 
 # Elements that may be made of constants beyond what the file holds: masks and position tables.
 _BUDGET = 2**24
-_KEEP_NAME = {
+_KEEP_NAME = [
     "Cast",
     "DequantizeLinear",
     "Identity",
@@ -17,7 +17,7 @@ _KEEP_NAME = {
     "Squeeze",
     "Transpose",
     "Unsqueeze",
-}
+]
 
 
 def simplify(graph: Graph) -> None:
@@ -40,10 +40,10 @@ def _fold_constants(graph: Graph) -> None:
     for node in graph.nodes():
         if node.layer is not None or not all(v in graph.constants for v in node.inputs if v):
             continue
-        given = [graph.constants[value] if value else None for value in node.inputs]
+        given = [graph.constants.get(value) for value in node.inputs]
         try:
-            given_tensors = [tensor for tensor in given if tensor is not None]
-            size = largest_result(node.operator, given_tensors, node.whole("axis", 0))
+            tensors = [tensor for tensor in given if tensor is not None]
+            size = largest_result(node.operator, tensors, node.whole("axis", 0))
             if size is None or size > left:
                 continue
             made = OPERATORS[node.operator].function(*given, **node.attributes)

@@ -108,8 +108,7 @@ class Graph:
 
     def constant(self, tensor: torch.Tensor, like: str = "") -> str:
         """Name a new constant; `like` is the constant it was made from."""
-        self._fresh += 1
-        name = f"{like}'{self._fresh}"
+        name = like + self.value()
         self.constants[name] = tensor
         self.origins[name] = self.origins.get(like, like)
         return name
@@ -145,35 +144,31 @@ class Graph:
 
     def nodes(self, *operators: str) -> list[Node]:
         """Nodes that results depend on, makers before users; of `operators` if any are named."""
-        found = list(self._ordered())
-        return [n for n in found if n.operator in operators] if operators else found
+        return [node for node in self._ordered() if not operators or node.operator in operators]
 
     def drop_dead(self) -> None:
         """Take out nodes that no result depends on."""
-        alive = {id(node) for node in self._ordered()}
-        every = {id(node): node for node in self.producer.values()}
-        self.remove(*(node for key, node in every.items() if key not in alive))
+        alive = set(self._ordered())
+        self.remove(*(node for node in dict.fromkeys(self.producer.values()) if node not in alive))
 
     def _ordered(self) -> Iterator[Node]:
-        done: set[int] = set()
-        open_nodes: set[int] = set()
+        done: set[Node] = set()
+        open_nodes: set[Node] = set()
         # Depth first without recursion: graphs are thousands of nodes deep.
-        stack = [self.producer[value] for _, value in self.outputs if value in self.producer]
-        stack.reverse()
+        stack = [self.producer[v] for _, v in reversed(self.outputs) if v in self.producer]
         while stack:
             node = stack[-1]
-            if id(node) in done:
+            if node in done:
                 stack.pop()
                 continue
             makers = [self.producer[v] for v in node.inputs if v in self.producer]
-            waiting = [maker for maker in makers if id(maker) not in done]
+            waiting = [maker for maker in makers if maker not in done]
             if not waiting:
-                open_nodes.discard(id(node))
-                done.add(id(node))
-                stack.pop()
+                open_nodes.discard(node)
+                done.add(stack.pop())
                 yield node
-            elif id(node) in open_nodes:
+            elif node in open_nodes:
                 raise ArtifactError(f"{self.where}: {node} depends on itself; the graph is cyclic.")
             else:
-                open_nodes.add(id(node))
+                open_nodes.add(node)
                 stack.extend(reversed(waiting))

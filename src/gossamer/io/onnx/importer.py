@@ -7,7 +7,7 @@ from pathlib import Path
 from gossamer.errors import ArtifactError, InputError
 from gossamer.io.onnx.file import read_onnx
 from gossamer.io.onnx.folding import simplify
-from gossamer.io.onnx.graph import Graph
+from gossamer.io.onnx.graph import Graph, Node
 from gossamer.io.onnx.layers import make_layers
 from gossamer.io.onnx.names import constant_keys, layer_paths
 from gossamer.io.onnx.patterns import (
@@ -68,9 +68,8 @@ def _build(graph: Graph) -> GraphModule:
     nodes = graph.nodes()
     layered = [node for node in nodes if node.layer is not None]
     paths = layer_paths([node.name for node in layered], GraphModule.CONSTANTS)
-    path_of = {id(node): path for node, path in zip(layered, paths, strict=True)}
-    used = {value for node in nodes for value in node.inputs}
-    used |= {value for _, value in graph.outputs}
+    path_of = dict(zip(layered, paths, strict=True))
+    used = {value for node in nodes for value in node.inputs} | {v for _, v in graph.outputs}
     constants = [name for name in graph.constants if name in used]
     keys = constant_keys([graph.origins.get(name, name) for name in constants])
     numbers = {"": Step.ABSENT}
@@ -86,13 +85,13 @@ def _build(graph: Graph) -> GraphModule:
                 inputs=tuple(numbers[value] for value in node.inputs),
                 outputs=tuple(numbers[value] for value in node.outputs),
                 attributes=node.attributes,
-                layer=path_of.get(id(node)),
+                layer=path_of.get(node),
                 origin=node.name.split("\n")[-1][:200],
             )
         )
     outputs = tuple((name, numbers[value]) for name, value in graph.outputs)
     plan = OperatorPlan(graph.inputs, tuple(keys), tuple(steps), outputs)
-    layers = {path_of[id(node)]: node.layer for node in nodes if node.layer is not None}
+    layers = {path: node.layer for node, path in path_of.items()}
     tensors = {
         key: graph.constants[name].contiguous() for key, name in zip(keys, constants, strict=True)
     }
@@ -101,7 +100,7 @@ def _build(graph: Graph) -> GraphModule:
     return model.eval()
 
 
-def _scales(graph: Graph, path_of: dict[int, str]) -> dict[str, StoredScales]:
+def _scales(graph: Graph, path_of: dict[Node, str]) -> dict[str, StoredScales]:
     found = {}
     for node in graph.nodes("Linear", "Conv2d"):
         weight = graph.scales.get(node.outputs[0])
@@ -110,7 +109,7 @@ def _scales(graph: Graph, path_of: dict[int, str]) -> dict[str, StoredScales]:
         pair = graph.maker(node.inputs[0], "QuantizeDequantize")
         scale = None if pair is None else graph.scalar(pair.inputs[1])
         zero = None if pair is None or scale is None else graph.scalar(pair.input(2))
-        found[path_of[id(node)]] = StoredScales(
+        found[path_of[node]] = StoredScales(
             weight.reshape(-1), scale, None if zero is None else int(zero)
         )
     return found

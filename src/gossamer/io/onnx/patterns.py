@@ -13,9 +13,8 @@ from gossamer.io.onnx.matching import Pattern, constant, either, find, made, num
 
 
 def _over_last(graph: Graph, mean: Node) -> bool:
-    axes = mean.attributes.get("axes")
     given = graph.constants.get(mean.input(1))
-    axes = tuple(given.tolist()) if given is not None else axes
+    axes = mean.attributes.get("axes") if given is None else tuple(given.tolist())
     return axes == (-1,) and mean.attributes.get("keepdims", 1) == 1
 
 
@@ -53,17 +52,17 @@ def find_layer_norms(graph: Graph) -> None:
         gain, shift = node.inputs[1], node.input(2)
         known = gain in graph.constants and (not shift or shift in graph.constants)
         if known and graph.constants[gain].ndim == 1 and node.attributes.get("axis", -1) == -1:
-            epsilon = node.number("epsilon", 1e-5)
-            _put_norm(graph, node, node.inputs[0], (gain, shift), epsilon)
+            _put_norm(graph, node, node.inputs[0], (gain, shift), node.number("epsilon", 1e-5))
 
 
 def _put_norm(
     graph: Graph, last: Node, x: str, parameters: tuple[str, str], epsilon: float
 ) -> None:
-    gain, shift = (graph.constants[name].clone() if name else None for name in parameters)
-    assert gain is not None  # noqa: S101 - for the type checker
-    layer = filled(nn.LayerNorm, nn.Parameter(gain), shift, gain.numel(), epsilon)
-    graph.put_layer(layer, x, last, *parameters)
+    gain, shift = parameters
+    weight = nn.Parameter(graph.constants[gain].clone())
+    bias = graph.constants[shift].clone() if shift else None
+    layer = filled(nn.LayerNorm, weight, bias, weight.numel(), epsilon)
+    graph.put_layer(layer, x, last, gain, shift)
 
 
 _X_OVER_ROOT = either(_product("x", number(math.sqrt(0.5))), made("Div", "x", number(math.sqrt(2))))
@@ -104,8 +103,7 @@ def find_attention(graph: Graph) -> None:
     """
     for last, found in find(graph, "MatMul", _ATTENTION):
         inputs = [found[name] for name in ("query", "keys", "value")]
-        factor = graph.scalar(found.get("factor", ""))
-        divisor = graph.scalar(found.get("divisor", ""))
+        factor, divisor = (graph.scalar(found.get(name, "")) for name in ("factor", "divisor"))
         is_fixed = factor == 0 or divisor == 0 or any(v in graph.constants for v in inputs)
         if is_fixed or not _is_last(graph, graph.producer[found["shares"]], inputs[0]):
             continue
@@ -119,9 +117,8 @@ def _is_last(graph: Graph, softmax: Node, query: str) -> bool:
     """Whether the softmax is over the last dimension; the rank is known from a transposition."""
     turned = graph.maker(query, "Transpose")
     perm = None if turned is None else turned.attributes.get("perm")
-    rank = len(perm) if isinstance(perm, tuple) else 0
     axis = softmax.whole("axis", -1 if softmax.operator == "Softmax" else 1)
-    return rank == 4 and axis in (-1, 3)
+    return isinstance(perm, tuple) and len(perm) == 4 and axis in (-1, 3)
 
 
 @torch.no_grad()
@@ -136,8 +133,7 @@ def fold_batch_norms(graph: Graph) -> None:
         gain, shift, mean, variance, weight = (graph.constants[value] for value in given[:5])
         if any(t.shape != (weight.shape[0],) for t in (gain, shift, mean, variance)):
             continue
-        bias = graph.constants[conv.inputs[2]] if conv.input(2) else None
-        epsilon = norm.number("epsilon", 1e-5)
+        bias, epsilon = graph.constants.get(conv.input(2)), norm.number("epsilon", 1e-5)
         folded = fuse_conv_bn_weights(weight, bias, mean, variance, epsilon, gain, shift)
         names = [
             graph.constant(tensor.detach(), like)
