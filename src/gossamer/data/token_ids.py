@@ -55,8 +55,8 @@ def padded_batches(
         while stop < len(order) and len(ids[order[stop]]) * (stop + 1 - start) <= num_tokens:
             stop += 1
         members = order[start:stop]
-        start = stop
         yield members, padded([ids[i] for i in members], padding)
+        start = stop
 
 
 def padded(ids: Sequence[torch.Tensor], padding: int = 0) -> dict[str, torch.Tensor]:

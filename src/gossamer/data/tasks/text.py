@@ -25,11 +25,11 @@ def text_task(  # noqa: PLR0913  (one argument per setting of the data)
     seed: int,
     *,
     context: int,
-    tokens: Literal["bytes", "bpe"] = "bytes",
-    vocabulary: int = 4096,
-    holdout: float = 0.1,
-    evaluation: str | None = None,
-    saved_tokenizer: bytes | None = None,
+    tokens: Literal["bytes", "bpe"],
+    vocabulary: int,
+    holdout: float,
+    evaluation: str | None,
+    saved_tokenizer: bytes | None,
 ) -> Task:
     """A language model on a text file, or on generated text: `zoo:text`.
 
@@ -52,7 +52,6 @@ def text_task(  # noqa: PLR0913  (one argument per setting of the data)
         train_text, eval_text = text, _text(evaluation)
     words = make_vocabulary(tokens, vocabulary, train_text.splitlines(), saved_tokenizer)
     train_ids, eval_ids = words.encode(train_text), words.encode(eval_text)
-    batches = _Windows(train_ids, batch, context, seed, data)
     bytes_per_token = len(eval_text.encode("utf-8")) / max(len(eval_ids), 1)
     windows_NT = _eval_windows(eval_ids, context)
 
@@ -63,7 +62,7 @@ def text_task(  # noqa: PLR0913  (one argument per setting of the data)
 
     return Task(
         name="text",
-        batches=batches,
+        batches=_Windows(train_ids, batch, context, seed, data),
         loss=_loss,
         evaluate=evaluate if len(windows_NT) else None,
         tokens=batch * context,
@@ -117,13 +116,12 @@ def _text(data: str) -> str:
     return samples.stream
 
 
-def _generated_text(num_words: int = 12_000) -> str:
+def _generated_text() -> str:
     """Words of a small language with a grammar: a noun, a verb that fits it, a place."""
-    generator = generator_of(0, num_words)
     nouns = ["the cat", "the dog", "a bird", "one fish", "the old man", "a child"]
     verbs = ["sleeps", "runs", "sings", "swims", "waits", "plays"]
     places = ["at home", "in the sea", "by the road", "under a tree"]
-    draws = torch.randint(24, (num_words // 4, 2), generator=generator).tolist()
+    draws = torch.randint(24, (3000, 2), generator=generator_of(0, 12_000)).tolist()
     lines = []
     for first, second in draws:
         noun = first % 6

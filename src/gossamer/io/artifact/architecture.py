@@ -124,11 +124,9 @@ def _slim_blocks(model: nn.Module, full: nn.Module) -> tuple[SlimBlock, ...]:
 
 def _token_pruning_of(model: nn.Module) -> TokenPruning | None:
     """What the encoder of `model` that prunes tokens is set to; None if there is none."""
-    for module in model.modules():
-        if isinstance(module, TokenPrunedEncoder):
-            return TokenPruning(
-                phase=module.phase, soft=module.soft, temperature=module.temperature
-            )
+    for part in model.modules():
+        if isinstance(part, TokenPrunedEncoder):
+            return TokenPruning(phase=part.phase, soft=part.soft, temperature=part.temperature)
     return None
 
 

@@ -68,10 +68,16 @@ def save_compressed_tensors(
     with replace_directory(path, needed, check_replaceable) as folder, torch.no_grad():
         arrays: Arrays = {}
         for piece in pieces:
-            if piece.name in sparse:
-                arrays |= _compressed(piece.name, sparse[piece.name])
-            else:
+            if piece.name not in sparse:
                 arrays[piece.name] = piece.pack(SINGLE_FILE)[0][WHOLE]
+                continue
+            matrix, prefix = sparse[piece.name].matrix(), piece.name.removesuffix(_WEIGHT)
+            arrays |= {
+                f"{prefix}.shape": torch.tensor(matrix.shape, dtype=torch.int64),
+                f"{prefix}.compressed": matrix.values,
+                f"{prefix}.bitmask": matrix.positions.bits(),
+                f"{prefix}.row_offsets": row_offsets(matrix.mask()),
+            }
         write_file(folder / SINGLE_FILE, arrays)
         for name, raw in documents.items():
             write_file(folder / name, raw)
@@ -91,17 +97,6 @@ def _sparse_matrices(inventory: Inventory) -> dict[str, SparseLayer]:
             )
         sparse[name] = slot.layer
     return sparse
-
-
-def _compressed(name: str, layer: SparseLayer) -> Arrays:
-    matrix = layer.matrix()
-    prefix = name.removesuffix(_WEIGHT)
-    return {
-        f"{prefix}.shape": torch.tensor(layer.matrix_shape, dtype=torch.int64),
-        f"{prefix}.compressed": matrix.values,
-        f"{prefix}.bitmask": matrix.positions.bits(),
-        f"{prefix}.row_offsets": row_offsets(matrix.mask()),
-    }
 
 
 def _settings(sparse: dict[str, SparseLayer]) -> dict[str, Any]:

@@ -99,21 +99,16 @@ def _shared_faults(manifest: Manifest, model: nn.Module) -> list[str]:
     A module can then never be put inside itself: it would have to be larger than itself.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
+
+    def kinds(name: str) -> list[tuple[str, type]]:
+        inside = modules[name].named_modules(remove_duplicate=False) if name in modules else ()
+        return [(path, type(module)) for path, module in inside]
+
     return [
         f"{copy}: the artifact shares it with {original}, the model cannot"
         for copy, original in manifest.shared_modules.items()
-        if not {copy, original} <= set(modules) or not _same_kind(modules[original], modules[copy])
+        if not kinds(copy) or kinds(copy) != kinds(original)
     ]
-
-
-def _same_kind(first: nn.Module, second: nn.Module) -> bool:
-    if first is second:
-        return True
-    one, other = (
-        {path: type(part) for path, part in module.named_modules(remove_duplicate=False)}
-        for module in (first, second)
-    )
-    return list(one.items()) == list(other.items())
 
 
 def _slot_faults(manifest: Manifest, slot: Slot, stored: str, exact_dtypes: bool) -> list[str]:

@@ -94,18 +94,15 @@ def as_stored(model: nn.Module) -> nn.Module:
     return _as_stored(model, {})
 
 
-def _as_stored(module: nn.Module, done: dict[int, nn.Module]) -> nn.Module:
-    if id(module) in done:
-        return done[id(module)]
+def _as_stored(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
+    if module in done:
+        return done[module]
     to_compact = getattr(module, "to_compact", None)
-    if callable(to_compact):
-        stored = to_compact()
-        if not isinstance(stored, nn.Module):
-            raise InputError(
-                f"{type(module).__name__}.to_compact() must return a module, got {type(stored)}."
-            )
-    else:
-        stored = module
+    stored = to_compact() if callable(to_compact) else module
+    if not isinstance(stored, nn.Module):
+        raise InputError(
+            f"{type(module).__name__}.to_compact() must return a module, got {type(stored)}."
+        )
     # What an encoder was made of may hold inference layers itself.
     children = {
         key: None if child is None else _as_stored(child, done)
@@ -114,7 +111,7 @@ def _as_stored(module: nn.Module, done: dict[int, nn.Module]) -> nn.Module:
     if any(child is not stored._modules[key] for key, child in children.items()):
         stored = copy.copy(stored)
         stored.__dict__["_modules"] = children
-    done[id(module)] = stored
+    done[module] = stored
     return stored
 
 
@@ -132,9 +129,16 @@ def take_inventory(model: nn.Module) -> Inventory:
         # A layer without mask needs every value, so it is the one that stores them.
         owner = next((slot for slot in group if slot.layer is None), group[0])
         for slot in group:
-            if slot is not owner:
-                _check_tied_masks(slot, owner)
-                inventory.tied[slot.name] = owner.name
+            if slot is owner:
+                continue
+            layers = [layer for layer in (owner.layer, slot.layer) if layer is not None]
+            if len({(type(layer), layer.pattern, layer.mask_digest()) for layer in layers}) > 1:
+                raise InputError(
+                    f"{slot.name}: shares its weight with {owner.name} but has another mask or"
+                    " holder, so the two cannot be stored once. Untie them, or give both the same"
+                    " mask."
+                )
+            inventory.tied[slot.name] = owner.name
     return inventory
 
 
@@ -150,37 +154,24 @@ def own_slots(path: str, module: nn.Module) -> Iterator[Slot]:
 
 
 def _walk(model: nn.Module, shared: dict[str, str]) -> Iterator[Slot]:
-    first_path: dict[int, str] = {}
+    first_path: dict[nn.Module, str] = {}
     # Depth first in registration order, as named_modules() does.
     stack: list[tuple[str, nn.Module]] = [("", model)]
     while stack:
         path, module = stack.pop()
-        if id(module) in first_path:
-            shared[path] = first_path[id(module)]
+        if module in first_path:
+            shared[path] = first_path[module]
             continue
-        first_path[id(module)] = path
-        _refuse_extra_state(path, module)
+        first_path[module] = path
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            raise InputError(
+                f"{path or 'model'}: {type(module).__name__} keeps extra state that is not a"
+                " tensor; gossamer stores tensors only. Move it to a buffer or into your own code."
+            )
         yield from own_slots(path, module)
         for key, child in reversed(module._modules.items()):
             if child is not None:
                 stack.append((f"{path}.{key}" if path else key, child))
-
-
-def _check_tied_masks(slot: Slot, owner: Slot) -> None:
-    layers = [layer for layer in (owner.layer, slot.layer) if layer is not None]
-    if len({(type(layer), layer.pattern, layer.mask_digest()) for layer in layers}) > 1:
-        raise InputError(
-            f"{slot.name}: shares its weight with {owner.name} but has another mask or holder, so"
-            " the two cannot be stored once. Untie them, or give both the same mask."
-        )
-
-
-def _refuse_extra_state(path: str, module: nn.Module) -> None:
-    if type(module).get_extra_state is not nn.Module.get_extra_state:
-        raise InputError(
-            f"{path or 'model'}: {type(module).__name__} keeps extra state that is not a tensor;"
-            " gossamer stores tensors only. Move it to a buffer or into your own code."
-        )
 
 
 def _as_input_error(check: Callable[..., object], *args: Any) -> None:

@@ -53,9 +53,7 @@ def _is_list(value: Any, of: ArgumentRule) -> bool:
 
 SIZE = _whole("an integer in [0, 2^40]", 0, MAX_DIM)
 COUNT = _whole("an integer in [1, 2^40]", 1, MAX_DIM)
-DEPTH = _whole(f"an integer in [1, {MAX_LAYERS}]", 1, MAX_LAYERS)
 DIM = _whole("an integer in [-8, 8]", -MAX_DIMS, MAX_DIMS)
-INDEX = _whole("an integer", -MAX_DIM, MAX_DIM)
 FLAG = ArgumentRule("true or false", lambda v: type(v) is bool)
 REAL = ArgumentRule("a finite number", lambda v: type(v) in (int, float) and math.isfinite(v))
 SIZES = _sizes(0)
@@ -71,10 +69,10 @@ _RULES: dict[str, ArgumentRule] = {
         ("in_features out_features in_channels out_channels num_features", SIZE),
         ("num_embeddings embedding_dim num_channels", SIZE),
         ("groups num_groups embed_dim num_heads kdim vdim d_model nhead dim_feedforward", COUNT),
-        ("num_layers", DEPTH),
+        ("num_layers", _whole(f"an integer in [1, {MAX_LAYERS}]", 1, MAX_LAYERS)),
         ("start_dim end_dim", DIM),
         ("dim", _or_none(DIM)),
-        ("padding_idx", _or_none(INDEX)),
+        ("padding_idx", _or_none(_whole("an integer", -MAX_DIM, MAX_DIM))),
         ("bias inplace affine track_running_stats elementwise_affine", FLAG),
         ("scale_grad_by_freq sparse return_indices ceil_mode count_include_pad", FLAG),
         ("add_bias_kv add_zero_attn batch_first norm_first enable_nested_tensor", FLAG),

@@ -44,7 +44,11 @@ class Placement:
     @torch.no_grad()
     def run(self) -> nn.Module:
         """The model in the saved state; another object only if the model is one sparse layer."""
-        self._make_dense()
+        # Layers that are sparse in the model but dense in the file become ordinary ones.
+        for name, slot in all_slots(self._root[_ROOT]).items():
+            entry = self.manifest.tensors[owner_of(self.manifest, self.matched[name])]
+            if slot.layer is not None and not isinstance(entry, SparseEntry):
+                replace_module(self._root, slot.layer, to_dense(slot.layer))
         # Ordinary tensors first: sparse layers take over the bias that is there.
         for kind in (torch.Tensor, SparseWeight):
             for name, stored in self.matched.items():
@@ -68,13 +72,6 @@ class Placement:
         path, _, attribute = name.rpartition(".")
         slots = own_slots(path, self._module(path))
         return next(slot for slot in slots if slot.attribute == attribute)
-
-    def _make_dense(self) -> None:
-        """Layers that are sparse in the model but dense in the file become ordinary ones."""
-        for name, slot in all_slots(self._root[_ROOT]).items():
-            entry = self.manifest.tensors[owner_of(self.manifest, self.matched[name])]
-            if slot.layer is not None and not isinstance(entry, SparseEntry):
-                replace_module(self._root, slot.layer, to_dense(slot.layer))
 
     def _put(self, slot: Slot, decoded: Any) -> None:
         if isinstance(decoded, torch.Tensor):

@@ -3,7 +3,8 @@
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,11 +29,11 @@ _BUILD_ERRORS = (
 )
 
 
+@dataclass
 class SkeletonBuilder:
-    """Turns nodes into modules; refuses before it builds more than `max_tensors` tensors."""
+    """Turns nodes into modules; refuses before it builds more tensors than are left."""
 
-    def __init__(self, max_tensors: int) -> None:
-        self._tensors_left = max_tensors
+    tensors_left: int
 
     def build(self, node: PartNode) -> nn.Module:
         """The module behind `node`, on the meta device."""
@@ -47,7 +48,7 @@ class SkeletonBuilder:
         where = f"{where}.{ascii(node.key)[1:-1]}" if node.key else where
         if isinstance(node, ZooNode):
             if node.name not in ZOO:
-                raise _unknown(where, "zoo model", node.name, list(ZOO))
+                raise _unknown(where, "zoo model", node.name, ZOO)
             model = self._counted(lambda: ZOO[node.name](**node.args), where)  # type: ignore[arg-type]
             shrink(model, node.slim)
             return model
@@ -56,7 +57,7 @@ class SkeletonBuilder:
         if node.name == ENCODER:
             return self._encoder(node, where)
         if node.name not in LAYERS:
-            raise _unknown(where, "layer", node.name, [*LAYERS, *CONTAINERS, ENCODER])
+            raise _unknown(where, "layer", node.name, (*LAYERS, *CONTAINERS, ENCODER))
         layer = LAYERS[node.name]
         _check_args(node, layer.args, where)
         if node.children:
@@ -97,8 +98,8 @@ class SkeletonBuilder:
         return module
 
     def _spend(self, num_tensors: int, where: str) -> None:
-        self._tensors_left -= num_tensors
-        if self._tensors_left < 0:
+        self.tensors_left -= num_tensors
+        if self.tensors_left < 0:
             raise ArtifactError(f"{where}: describes more tensors than the artifact holds.")
 
 
@@ -106,14 +107,9 @@ def _count(module: nn.Module) -> int:
     return len([*module.parameters(), *module.buffers()])
 
 
-def _count_nodes(root: PartNode) -> int:
-    count, stack = 0, [root]
-    while stack:
-        node = stack.pop()
-        count += 1
-        if isinstance(node, TorchNode):
-            stack.extend(node.children)
-    return count
+def _count_nodes(node: PartNode) -> int:
+    # Not deeper than JSON may be.
+    return 1 + sum(map(_count_nodes, node.children if isinstance(node, TorchNode) else ()))
 
 
 def _check_args(node: TorchNode, kinds: dict[str, ArgumentRule], where: str) -> None:
@@ -130,7 +126,7 @@ def _check_args(node: TorchNode, kinds: dict[str, ArgumentRule], where: str) -> 
             )
 
 
-def _unknown(where: str, what: str, name: str, known: list[str]) -> ArtifactError:
+def _unknown(where: str, what: str, name: str, known: Iterable[str]) -> ArtifactError:
     return ArtifactError(
         f"{where}: no {what} is called {name!a}; known: {', '.join(known)}."
         " Pass model= to load the weights into your own module."

@@ -123,7 +123,9 @@ def save(
             file = _shard_name(kind, number, len(shards))
             files[file] = _write_shard(folder / file, shard, entries)
         if kind == "dense" and len(shards) > 1:
-            documents[INDEX_FILE] = _index(entries, needed)
+            where = {name: entry.file for name, entry in entries.items() if entry.kind == "dense"}
+            index = {"metadata": {"total_size": needed}, "weight_map": where}
+            documents[INDEX_FILE] = pretty_json(index)
         for file, raw in documents.items():
             files[file] = _write(folder / file, raw)
         manifest = Manifest(
@@ -178,11 +180,6 @@ def _shard_name(kind: ArtifactKind, number: int, total: int) -> str:
         return "model.safetensors"
     stem = "model" if kind == "dense" else "packed"
     return f"{stem}-{number:05}-of-{total:05}.safetensors"
-
-
-def _index(entries: Mapping[str, TensorEntry], total_bytes: int) -> bytes:
-    weight_map = {name: entry.file for name, entry in entries.items() if entry.kind == "dense"}
-    return pretty_json({"metadata": {"total_size": total_bytes}, "weight_map": weight_map})
 
 
 def producer() -> str:

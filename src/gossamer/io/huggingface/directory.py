@@ -92,15 +92,16 @@ def from_tensors(
     skeleton = build_transformers(name, config, max_tensors=10 * len(tensors) + 100, device="meta")
     needed = _num_bytes([*skeleton.parameters(), *skeleton.buffers()])
     check_memory(needed, _num_bytes(tensors.values()), max_bytes, where)
-    _check_amount(tensors, skeleton, name, where)
-    _check_types(tensors, skeleton, where)
+    _check_weights(tensors, skeleton, name, where)
+    # transformers gives a model one dtype; the widest loses nothing.
+    floats = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
     kind = getattr(import_transformers(), name)
     with quiet_transformers():
         model, info = kind.from_pretrained(
             None,
             config=make_config(model_type, config, len(tensors)),
             state_dict=tensors,
-            dtype=_widest_float(tensors),
+            dtype=reduce(torch.promote_types, floats or {torch.float32}),
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are reported, and refused below with both shapes
         )
@@ -146,21 +147,18 @@ def _check_complete(info: dict[str, Any], name: str, where: str) -> None:
         )
 
 
-def _check_amount(
-    tensors: dict[str, torch.Tensor], skeleton: nn.Module, name: str, where: str
+def _check_weights(
+    tensors: dict[str, torch.Tensor], skeleton: nn.Module, architecture: str, where: str
 ) -> None:
-    """Transformers makes weights that are not there, and says so when they fill the memory."""
+    # transformers makes weights that are not there, and says so when they fill the memory.
     held = sum(tensor.numel() for tensor in tensors.values())
     needed = sum(parameter.numel() for parameter in skeleton.parameters())
     if needed > 2 * held + _SPARE_WEIGHTS:
         raise ArtifactError(
-            f"{where}: its files hold {held} weights, but {name} of this {CONFIG_FILE} needs"
-            f" {needed}. Take the {CONFIG_FILE} that was saved with the weights."
+            f"{where}: its files hold {held} weights, but {architecture} of this {CONFIG_FILE}"
+            f" needs {needed}. Take the {CONFIG_FILE} that was saved with the weights."
         )
-
-
-def _check_types(tensors: dict[str, torch.Tensor], skeleton: nn.Module, where: str) -> None:
-    """Integers in the place of a weight would be cast without a word."""
+    # Integers in the place of a weight would be cast without a word.
     wanted = {**skeleton.state_dict()}
     base = f"{getattr(skeleton, 'base_model_prefix', '')}."
     wanted |= {name.removeprefix(base): tensor for name, tensor in wanted.items()}
@@ -171,12 +169,6 @@ def _check_types(tensors: dict[str, torch.Tensor], skeleton: nn.Module, where: s
                 f"{where}: {name} is {tensor.dtype}, expected floating point weights. Quantised"
                 " checkpoints must be dequantised by the tool that wrote them."
             )
-
-
-def _widest_float(tensors: dict[str, torch.Tensor]) -> torch.dtype:
-    # transformers gives a model one dtype; the widest loses nothing.
-    floats = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
-    return reduce(torch.promote_types, floats) if floats else torch.float32
 
 
 def _num_bytes(tensors: Iterable[torch.Tensor]) -> int:

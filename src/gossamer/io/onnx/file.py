@@ -141,7 +141,12 @@ def _input(entry: Any, where: str) -> PlanInput:
 
 
 def _node(proto: Any, number: int, where: str) -> Node:
-    name = _scope(proto) or proto.name or f"{proto.op_type}_{number}"
+    # The module a node was exported from, as torch notes it: /encoder/layer.0/query/linear.
+    notes = {entry.key: entry.value for entry in proto.metadata_props}
+    scopes = re.findall(r"'([^']*)'", notes.get(_SCOPES, "")[:4096])
+    name = proto.name or f"{proto.op_type}_{number}"
+    if len(scopes) > 1 and scopes[-2]:
+        name = f"/{scopes[-2]}/{scopes[-1]}"
     node = Node(proto.op_type, list(proto.input), list(proto.output), name=name)
     domain = proto.domain or "ai.onnx"
     if domain != "ai.onnx" or node.operator not in SUPPORTED:
@@ -153,13 +158,6 @@ def _node(proto: Any, number: int, where: str) -> Node:
     if not any(node.outputs) or any(len(name) > MAX_NAME for name in node.inputs + node.outputs):
         raise ArtifactError(f"{where}: {node}: has no outputs, or a name that is too long.")
     return node
-
-
-def _scope(proto: Any) -> str:
-    """The module a node was exported from, as torch notes it: /encoder/layer.0/query/linear."""
-    notes = {entry.key: entry.value for entry in proto.metadata_props}
-    scopes = re.findall(r"'([^']*)'", notes.get(_SCOPES, "")[:4096])
-    return f"/{scopes[-2]}/{scopes[-1]}" if len(scopes) > 1 and scopes[-2] else ""
 
 
 def _place(graph: Graph, node: Node, proto: Any, opset: int, tensors: TensorReader) -> None:

@@ -54,19 +54,14 @@ def _fold_constants(graph: Graph) -> None:
         left -= size
         results = [made] if isinstance(made, torch.Tensor) else list(made)
         graph.remove(node)
-        for value, tensor in zip(node.outputs, results, strict=False):
-            graph.constants[value] = tensor
-            if node.operator in _KEEP_NAME:
-                _keep_origin(graph, node, value)
-
-
-def _keep_origin(graph: Graph, node: Node, value: str) -> None:
-    source = node.inputs[0]
-    graph.origins[value] = graph.origins.get(source, source)
-    if node.operator == "DequantizeLinear":
-        graph.scales[value] = graph.constants[node.inputs[1]]
-    elif source in graph.scales:
-        graph.scales[value] = graph.scales[source]
+        graph.constants |= zip(node.outputs, results, strict=False)
+        if node.operator in _KEEP_NAME:
+            (value, *_), (source, *others) = node.outputs, node.inputs
+            graph.origins[value] = graph.origins.get(source, source)
+            if node.operator == "DequantizeLinear":
+                graph.scales[value] = graph.constants[others[0]]
+            elif source in graph.scales:
+                graph.scales[value] = graph.scales[source]
 
 
 def _merge_equal(graph: Graph) -> None:

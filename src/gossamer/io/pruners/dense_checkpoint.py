@@ -10,19 +10,18 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import torch
 from torch import nn
 
 from gossamer.errors import ArtifactError, InputError
-from gossamer.io.pruners.stored_masks import fold_pruned
+from gossamer.io.pruners.stored_masks import Tensors, fold_pruned
 from gossamer.io.safe_files import MAX_MANIFEST_BYTES, check_file_name, check_memory, check_name
 from gossamer.io.safe_files.documents import parse_json
 from gossamer.io.safe_files.tensors import read_header, read_tensors
 from gossamer.named_files import is_inside, open_inside, open_named, read_inside, size_of
-from gossamer.nn import CompactWeight, MaskedWeight, disable_fast_paths, replace_module
-from gossamer.nn.layer_kinds import can_mask, to_masked
+from gossamer.nn import disable_fast_paths, replace_module
+from gossamer.nn.layer_kinds import can_mask, form_of, to_masked
 from gossamer.patterns import Pattern, detect_pattern
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -45,7 +44,7 @@ class DetectedMask:
 class DenseCheckpoint:
     """All tensors of a checkpoint by name, and the masks of those with enough zeros."""
 
-    tensors: dict[str, torch.Tensor]
+    tensors: Tensors
     masks: dict[str, DetectedMask]
 
 
@@ -105,9 +104,14 @@ def adopt_zeros(model: nn.Module, min_sparsity: float = DEFAULT_MIN_SPARSITY) ->
                 holders.setdefault(param, []).append((name, layer))
     adopted = []
     for weight, places in holders.items():
-        if not all(layer is not model and _is_plain(layer, weight) for _, layer in places):
-            continue
-        found = _detect(weight, min_sparsity)
+        plain = all(
+            layer is not model
+            and form_of(layer) == "dense"
+            and can_mask(layer)
+            and layer._parameters.get("weight") is weight
+            for _, layer in places
+        )
+        found = _detect(weight, min_sparsity) if plain else None
         if found is None:
             continue
         masked = [to_masked(layer, found.mask, found.pattern) for _, layer in places]
@@ -117,11 +121,6 @@ def adopt_zeros(model: nn.Module, min_sparsity: float = DEFAULT_MIN_SPARSITY) ->
             adopted.append(AdoptedLayer(name, found.pattern, found.sparsity))
     disable_fast_paths(model)
     return adopted
-
-
-def _is_plain(layer: nn.Module, weight: nn.Parameter) -> bool:
-    is_sparse = isinstance(layer, MaskedWeight | CompactWeight)
-    return not is_sparse and can_mask(layer) and layer._parameters.get("weight") is weight
 
 
 def adoption_text(adopted: Sequence[AdoptedLayer], where: str) -> str:
@@ -134,9 +133,7 @@ def adoption_text(adopted: Sequence[AdoptedLayer], where: str) -> str:
     )
 
 
-def read_tensors_of(
-    path: os.PathLike[str] | str, *, max_bytes: int | None = None
-) -> dict[str, torch.Tensor]:
+def read_tensors_of(path: os.PathLike[str] | str, *, max_bytes: int | None = None) -> Tensors:
     """All tensors of a safetensors file, or of a directory that holds one checkpoint."""
     path = Path(path)
     if not path.exists():
@@ -150,29 +147,21 @@ def read_tensors_of(
             files = {path.name: stack.enter_context(open_named(path))}
         stored = sum(map(size_of, files.values()))
         check_memory(stored, stored, max_bytes, str(path))
-        tensors = _read_files(files, expected, path if path.is_dir() else path.parent)
+        tensors: Tensors = {}
+        for file_name, file in files.items():
+            where = str((path if path.is_dir() else path.parent) / file_name)
+            found = read_tensors(file, read_header(file, size_of(file), where), where)
+            for name, tensor in found.items():
+                if name in tensors:
+                    raise ArtifactError(f"{where}: tensor {name!a} is in another file too.")
+                if expected is not None and expected.get(name) != file_name:
+                    raise ArtifactError(f"{where}: tensor {name!a} is not in {INDEX_FILE}.")
+                tensors[name] = tensor
     missing = sorted(set(expected or ()) - set(tensors))
     if missing:
         raise ArtifactError(
             f"{path}: {len(missing)} tensors of {INDEX_FILE} are in no file, first {missing[0]!a}."
         )
-    return tensors
-
-
-def _read_files(
-    files: dict[str, BinaryIO], expected: dict[str, str] | None, folder: Path
-) -> dict[str, torch.Tensor]:
-    tensors: dict[str, torch.Tensor] = {}
-    for file_name, file in files.items():
-        where = str(folder / file_name)
-        for name, tensor in read_tensors(
-            file, read_header(file, size_of(file), where), where
-        ).items():
-            if name in tensors:
-                raise ArtifactError(f"{where}: tensor {name!a} is in another file too.")
-            if expected is not None and expected.get(name) != file_name:
-                raise ArtifactError(f"{where}: tensor {name!a} is not in {INDEX_FILE}.")
-            tensors[name] = tensor
     return tensors
 
 

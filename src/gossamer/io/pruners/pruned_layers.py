@@ -93,7 +93,10 @@ def _inspect(name: str, layer: nn.Module, model: nn.Module) -> _Found:
             f" can be masked. Make it permanent: prune.remove(layer, {next(iter(hooks))!r})."
         )
     others = sorted(set(hooks) - set(_FOLDED))
-    if others or original is None or stored is None or _computed_by_others(layer):
+    # A hook such as weight_norm's leaves a Parameter of another name, such as weight_g, and no
+    # `weight` among them.
+    computed = set(layer._parameters) - {"weight" + ORIGINAL, "bias", "bias" + ORIGINAL}
+    if others or original is None or stored is None or computed:
         what = f"its {others[0]} is pruned" if others else "its weight is not only pruned"
         raise InputError(
             f"{place}: {what}, or computed by weight_norm or the like, which a masked layer cannot"
@@ -107,13 +110,6 @@ def _inspect(name: str, layer: nn.Module, model: nn.Module) -> _Found:
             )
     mask = as_mask(stored, f"{place}: weight_mask").reshape(original.shape[0], -1)
     return _Found(name, layer, hooks, mask, detect_pattern(mask))
-
-
-def _computed_by_others(layer: nn.Module) -> bool:
-    """Whether a hook such as weight_norm's computes tensors of the layer as well."""
-    # They leave a Parameter of another name, such as weight_g, and no `weight` among them.
-    known = {"weight" + ORIGINAL, "bias", "bias" + ORIGINAL}
-    return not set(layer._parameters) <= known
 
 
 def _restore(item: _Found) -> None:

@@ -130,11 +130,7 @@ class ArrayFile:
             version = np.lib.format.read_magic(stream)
             if version not in ((1, 0), (2, 0)):
                 raise InputError(f"{where}: version {version} of .npy is not known.")
-            read = (
-                np.lib.format.read_array_header_1_0
-                if version == (1, 0)
-                else np.lib.format.read_array_header_2_0
-            )
+            read = getattr(np.lib.format, f"read_array_header_{version[0]}_0")
             shape, fortran, dtype = read(stream)
         if len(shape) > MAX_DIMS or any(type(size) is not int or size < 0 for size in shape):
             raise InputError(f"{where}: its shape {ascii(shape)[:80]} cannot be.")

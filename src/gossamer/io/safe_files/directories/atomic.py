@@ -135,14 +135,9 @@ def _exchange(first: Path, second: Path) -> bool:
     """Swap two directories atomically; False where the system cannot."""
     if not sys.platform.startswith("linux"):
         return False
-    try:
-        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
-    except AttributeError:
-        return False
-    result: int = renameat2(
-        _AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE
-    )
-    return result == 0
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    paths = (_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second))
+    return renameat2 is not None and renameat2(*paths, _RENAME_EXCHANGE) == 0
 
 
 def _recover(target: Path) -> None:
@@ -164,8 +159,7 @@ def _leftovers(target: Path, kind: str) -> list[Path]:
 
 
 def _check_space(target: Path, needed_bytes: int) -> None:
-    free = shutil.disk_usage(target.parent).free
-    needed = int(needed_bytes * SPARE_FACTOR)
+    free, needed = shutil.disk_usage(target.parent).free, int(needed_bytes * SPARE_FACTOR)
     if needed > free:
         raise ResourceError(
             f"{target}: not enough disk space; needed {needed} bytes (10 % spare included), free"
@@ -178,10 +172,9 @@ def _explain(error: OSError, target: Path, needed_bytes: int) -> ResourceError:
         free = f"{shutil.disk_usage(target.parent).free} bytes are free"
     except OSError:
         free = "the free space is not known"
+    cause = f"cannot be written ({error.strerror or error})"
     if error.errno in _FULL:
         cause = "the disk, quota or file-size limit was reached"
-    else:
-        cause = f"cannot be written ({error.strerror or error})"
     return ResourceError(
         f"{target}: {cause}; needed {needed_bytes} bytes, {free}. What was there before is"
         " unchanged. Free some space or choose another folder."

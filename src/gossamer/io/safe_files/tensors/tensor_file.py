@@ -34,7 +34,7 @@ def header_bytes(tensors: Mapping[str, torch.Tensor]) -> bytes:
     position = 0
     for name in plan_order(tensors):
         tensor = tensors[name]
-        end = position + tensor.numel() * tensor.element_size()
+        end = position + tensor.nbytes
         content[name] = {
             "dtype": DTYPE_CODES[tensor.dtype],
             "shape": list(tensor.shape),
@@ -50,7 +50,8 @@ def write_tensors(write: Write, tensors: Mapping[str, torch.Tensor]) -> None:
     """Send a whole file to `write`, one chunk at a time: one tensor at most is copied."""
     write(header_bytes(tensors))
     for name in plan_order(tensors):
-        data = _as_bytes(tensors[name])
+        flat = tensors[name].detach().to("cpu").contiguous().reshape(-1)
+        data = flat.view(torch.uint8).numpy().data
         for start in range(0, len(data), CHUNK_BYTES):
             write(data[start : start + CHUNK_BYTES])
 
@@ -98,11 +99,6 @@ def _read_fully(file: BinaryIO, view: memoryview, where: str) -> None:
         if not count:
             raise ArtifactError(f"{where}: the file ended after {position} of {len(view)} bytes.")
         position += count
-
-
-def _as_bytes(tensor: torch.Tensor) -> memoryview:
-    flat = tensor.detach().to("cpu").contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().data
 
 
 def write_file(

@@ -6,6 +6,7 @@ is a BaseException, which no `except Exception` stops.
 """
 
 import base64
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -98,7 +99,13 @@ def make_tokenizer(content: bytes | None, known_tokens: int | None = None) -> Gu
     except BaseException as error:
         raise InputError(f"{TOKENIZER_FILE}: is no tokenizer ({_short(error)}). {_CURE}") from error
     for raw in rules:
-        _check_growth(raw)
+        growth = _growth(parse_json(raw, TOKENIZER_FILE, max_bytes=_MAX_RULES_BYTES))
+        # Rules that replace short texts by long ones until memory is full.
+        if growth > _MAX_GROWTH:
+            raise ArtifactError(
+                f"{TOKENIZER_FILE}: its replacements make a text up to {growth:.3g} times as long;"
+                f" at most {_MAX_GROWTH:g} times are allowed. {_CURE}"
+            )
     return GuardedTokenizer(inner, known_tokens)
 
 
@@ -150,24 +157,10 @@ def _is_whole_map(text: Any) -> bool:
     return len(raw) >= 4 + size and size % 4 == 0
 
 
-def _check_growth(raw: bytes) -> None:
-    """Refuse rules that replace short texts by long ones until memory is full."""
-    rules = parse_json(raw, TOKENIZER_FILE, max_bytes=_MAX_RULES_BYTES)
-    growth = _growth(rules)
-    if growth > _MAX_GROWTH:
-        raise ArtifactError(
-            f"{TOKENIZER_FILE}: its replacements make a text up to {growth:.3g} times as long; at"
-            f" most {_MAX_GROWTH:g} times are allowed. {_CURE}"
-        )
-
-
 def _growth(rule: Any) -> float:
     """How many times as long a text can get; rules are applied one after the other."""
     if isinstance(rule, list):
-        product = 1.0
-        for part in rule:
-            product = min(product * _growth(part), 1e300)
-        return product
+        return min(math.prod(map(_growth, rule)), 1e300)
     if not isinstance(rule, dict):
         return 1.0
     if rule.get("type") == "Replace":
@@ -175,8 +168,7 @@ def _growth(rule: Any) -> float:
         plain = pattern.get("String") if isinstance(pattern, dict) else None
         # A regular expression can match nothing at all, between any two characters.
         length = len(plain) if isinstance(plain, str) and plain else 1
-        extra = 1 if plain is None else 0
-        return max(1.0, len(str(content)) / length + extra)
+        return max(1.0, len(str(content)) / length + (plain is None))
     return _growth(list(rule.values()))
 
 
