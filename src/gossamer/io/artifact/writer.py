@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`save`: a model to a directory that appears whole or not at all."""
+"""A model to a directory that appears whole or not at all: `save`, `save_compressed_tensors`."""
 
 import math
 import os
@@ -14,7 +14,7 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.io.artifact.architecture import build, describe
-from gossamer.io.artifact.inventory import as_stored, take_inventory, unwrap
+from gossamer.io.artifact.inventory import Inventory, as_stored, take_inventory, unwrap
 from gossamer.io.artifact.manifest import (
     BESIDE_FILES,
     CARD_FILE,
@@ -23,6 +23,7 @@ from gossamer.io.artifact.manifest import (
     MAX_BESIDE_BYTES,
     MAX_RECIPE,
     REPORT_FILE,
+    WHOLE,
     ArtifactKind,
     FileEntry,
     Manifest,
@@ -44,12 +45,15 @@ from gossamer.io.artifact.packing import (
     transposed,
 )
 from gossamer.io.huggingface import config_of
+from gossamer.io.pruners import SINGLE_FILE, bitmask_settings, row_offsets
 from gossamer.io.safe_files.directories import replace_directory
 from gossamer.io.safe_files.documents import pretty_json
 from gossamer.io.safe_files.tensors import DTYPE_NAMES, write_file
+from gossamer.nn.layers import SparseLayer
 from gossamer.nn.surgery.conv1d import conv1d_paths
 
 INDEX_FILE = "model.safetensors.index.json"
+_WEIGHT = ".weight"
 
 
 class HasDict(Protocol):
@@ -113,7 +117,7 @@ def save(
         inventory = transposed(inventory, conv1d_paths(published))
     pieces, entries = plan_pieces(inventory, kind)
     shards = cut_shards(pieces, SHARD_BYTES)
-    documents = check_beside(beside or {}) | _documents(config, report)
+    documents = _check_beside(beside) | _documents(config, report)
     needed = sum(piece.num_bytes + BYTES_PER_PIECE for piece in pieces)
     needed += sum(map(len, documents.values())) + BYTES_PER_PIECE
 
@@ -177,7 +181,7 @@ def _write(path: Path, content: bytes | Arrays) -> FileEntry:
 def _shard_name(kind: ArtifactKind, number: int, total: int) -> str:
     # The names transformers looks for, so that a dense artifact is a checkpoint it can read.
     if kind == "dense" and total == 1:
-        return "model.safetensors"
+        return SINGLE_FILE
     stem = "model" if kind == "dense" else "packed"
     return f"{stem}-{number:05}-of-{total:05}.safetensors"
 
@@ -190,8 +194,9 @@ def producer() -> str:
         return "gossamer (not installed)"
 
 
-def check_beside(files: Mapping[str, bytes]) -> dict[str, bytes]:
+def _check_beside(beside: Mapping[str, bytes] | None) -> dict[str, bytes]:
     """The same files, or InputError for a name that is not in the list or content too large."""
+    files = dict(beside or {})
     for name, raw in files.items():
         if name not in BESIDE_FILES:
             raise InputError(
@@ -203,7 +208,7 @@ def check_beside(files: Mapping[str, bytes]) -> dict[str, bytes]:
                 f"beside: {name} must be at most {MAX_BESIDE_BYTES} bytes, got"
                 f" {len(raw) if isinstance(raw, bytes) else type(raw).__name__}."
             )
-    return dict(files)
+    return files
 
 
 def _default_card(manifest: Manifest, name: str) -> str:
@@ -236,3 +241,82 @@ Written by {manifest.producer} as a {manifest.kind} artifact: {size} bytes.
 
 Quality, data and licence: not stated yet.
 """
+
+
+def save_compressed_tensors(
+    model: nn.Module,
+    path: os.PathLike[str] | str,
+    *,
+    beside: Mapping[str, bytes] | None = None,
+) -> Path:
+    """Write a transformers model to `path` in the format sparse-bitmask of compressed-tensors.
+
+    The directory is an ordinary Hugging Face one without a manifest; `gossamer.load` reads it, and
+    so does compressed-tensors 0.14. Later versions dropped the sparse formats, so this is for tools
+    that stayed. Masked and compact Linear layers are compressed, everything else is stored as it
+    is; kept values keep their bits. The directory appears whole or not at all.
+
+    Args:
+        model: a transformers model, which has the config.json that names the format.
+        path: a directory that does not exist, is empty, or holds an artifact.
+        beside: files that go along unread, such as tokenizer.json; see `read_beside`.
+
+    Raises:
+        InputError: not a transformers model, or nothing in it is sparse.
+        ArtifactError: `path` holds something that is not an artifact.
+    """
+    stored = as_stored(unwrap(model))
+    config = config_of(stored)
+    if config is None:
+        raise InputError(
+            f"{type(model).__name__}: compressed-tensors files need the config.json of a"
+            " transformers model. Use the format 'packed' or 'dense' instead."
+        )
+    inventory = take_inventory(stored)
+    sparse = _sparse_matrices(inventory)
+    if not sparse:
+        raise InputError("the model has no sparse Linear layer, so there is nothing to compress.")
+    layers = sparse.values()
+    kept = sum(layer.nnz for layer in layers)
+    total = sum(math.prod(layer.matrix_shape) for layer in layers)
+    is_24 = {str(layer.pattern) for layer in layers} == {"2:4"}
+    settings = bitmask_settings(
+        [name.removesuffix(_WEIGHT) for name in sparse],
+        1 - kept / max(1, total),
+        "2:4" if is_24 else "unstructured",
+    )
+    documents = _check_beside(beside) | {CONFIG_FILE: pretty_json(config | settings)}
+    pieces, _ = plan_pieces(inventory, "dense")
+    needed = sum(piece.num_bytes + BYTES_PER_PIECE for piece in pieces)
+    with replace_directory(path, needed, check_replaceable) as folder, torch.no_grad():
+        arrays: Arrays = {}
+        for piece in pieces:
+            if piece.name not in sparse:
+                arrays[piece.name] = piece.pack(SINGLE_FILE)[0][WHOLE]
+                continue
+            matrix, prefix = sparse[piece.name].matrix(), piece.name.removesuffix(_WEIGHT)
+            arrays |= {
+                f"{prefix}.shape": torch.tensor(matrix.shape, dtype=torch.int64),
+                f"{prefix}.compressed": matrix.values,
+                f"{prefix}.bitmask": matrix.positions.bits(),
+                f"{prefix}.row_offsets": row_offsets(matrix.mask()),
+            }
+        write_file(folder / SINGLE_FILE, arrays)
+        for name, raw in documents.items():
+            write_file(folder / name, raw)
+    return Path(path)
+
+
+def _sparse_matrices(inventory: Inventory) -> dict[str, SparseLayer]:
+    """Sparse weights with two dimensions, by name."""
+    sparse = {}
+    for name, slot in inventory.slots.items():
+        if slot.layer is None or len(slot.shape) != 2:
+            continue
+        if name in inventory.tied:
+            raise InputError(
+                f"{name}: shares its weight with {inventory.tied[name]}, and sparse-bitmask files"
+                " cannot say that one of the two has a mask. Untie them first."
+            )
+        sparse[name] = slot.layer
+    return sparse

@@ -40,8 +40,7 @@ def is_onnx(path: os.PathLike[str] | str) -> bool:
 
 def read_onnx(path: Path, max_bytes: int | None = None) -> Graph:
     """The graph in a file, or ArtifactError."""
-    model = _parse(path)
-    where = str(path)
+    model, where = _parse(path), str(path)
     opset = _opset(model, where)
     if len(model.graph.node) > MAX_NODES:
         raise ArtifactError(f"{where}: {len(model.graph.node)} nodes, more than {MAX_NODES}.")
@@ -76,8 +75,7 @@ def _parse(path: Path) -> Any:
             "the package onnx is not installed, but this file needs it: pip install"
             " 'gossamer[onnx]'."
         ) from error
-    raw = read_named(path, MAX_FILE_BYTES)
-    model = onnx.ModelProto()
+    raw, model = read_named(path, MAX_FILE_BYTES), onnx.ModelProto()
     try:
         model.ParseFromString(raw)
     except (DecodeError, RecursionError, ValueError) as error:
@@ -100,9 +98,9 @@ def _check_texts(graph: Any, path: Path) -> None:
         texts += [text for entry in node.metadata_props for text in (entry.key, entry.value)]
     for entry in graph.initializer:
         texts += [text for pair in entry.external_data for text in (pair.key, pair.value)]
-    bad = next((text for text in texts if not isinstance(text, str)), None)
-    if bad is not None:
-        raise ArtifactError(f"{path}: the name {ascii(bad)[:80]} is not UTF-8.")
+    for text in texts:
+        if not isinstance(text, str):
+            raise ArtifactError(f"{path}: the name {ascii(text)[:80]} is not UTF-8.")
 
 
 def _opset(model: Any, where: str) -> int:
@@ -177,8 +175,7 @@ def _place(graph: Graph, node: Node, proto: Any, opset: int, tensors: TensorRead
             raise ArtifactError(f"{where}: the attribute {min(constants)!a} is not computed.")
         node.inputs.append(graph.constant(constants["value"]))
     normalise(node, opset)
-    allowed = UNIQUE_OUTPUTS.get(node.operator, 1)
-    node.outputs = node.outputs[: allowed or len(node.outputs)]
+    node.outputs = node.outputs[: UNIQUE_OUTPUTS.get(node.operator, 1)]
     try:
         new = lower(node, graph)
     except GossamerError as error:

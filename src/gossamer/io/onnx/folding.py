@@ -21,17 +21,13 @@ _KEEP_NAME = [
 
 
 def simplify(graph: Graph) -> None:
-    """Fold constants, drop copies, compute equal nodes once."""
-    _drop_copies(graph)
-    _fold_constants(graph)
-    _merge_equal(graph)
-
-
-def _drop_copies(graph: Graph) -> None:
+    """Drop copies, fold constants, compute equal nodes once."""
     for node in graph.nodes("Identity", "Dropout"):
         if len(node.inputs) < 3:
             graph.remove(node)
             graph.alias(node.outputs[0], node.inputs[0])
+    _fold_constants(graph)
+    _merge_equal(graph)
 
 
 @torch.no_grad()
@@ -43,7 +39,7 @@ def _fold_constants(graph: Graph) -> None:
         given = [graph.constants.get(value) for value in node.inputs]
         try:
             tensors = [tensor for tensor in given if tensor is not None]
-            size = largest_result(node.operator, tensors, node.whole("axis", 0))
+            size = largest_result(node.operator, tensors, node.number("axis", 0))
             if size is None or size > left:
                 continue
             made = OPERATORS[node.operator].function(*given, **node.attributes)

@@ -3,6 +3,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -29,15 +30,10 @@ class Node:
         """The name of an input, empty if it is absent."""
         return self.inputs[place] if place < len(self.inputs) else ""
 
-    def number(self, name: str, default: float) -> float:
-        """An attribute that is a number; its type was checked when it was read."""
+    def number(self, name: str, default: float) -> Any:
+        """An attribute that is a number, whole if `default` is; it was checked when it was read."""
         value = self.attributes.get(name, default)
-        return float(value) if isinstance(value, int | float) else default
-
-    def whole(self, name: str, default: int) -> int:
-        """An attribute that is a whole number."""
-        value = self.attributes.get(name, default)
-        return value if isinstance(value, int) else default
+        return type(default)(value) if isinstance(value, int | float) else default
 
 
 @dataclass
@@ -68,9 +64,7 @@ class Graph:
     def add(self, *nodes: Node) -> None:
         """Put nodes into the graph; their order does not matter."""
         for node in nodes:
-            for value in node.outputs:
-                if value:
-                    self.producer[value] = node
+            self.producer |= dict.fromkeys(filter(None, node.outputs), node)
             for value in set(node.inputs):
                 self.users.setdefault(value, []).append(node)
 
@@ -89,20 +83,27 @@ class Graph:
         self.add(*new)
 
     def put_layer(
-        self, layer: nn.Module, source: str, last: Node, *parameters: str, name: str | None = None
+        self, layer: nn.Module, source: str, last: Node, *parameters: str, name: str = ""
     ) -> None:
-        """Let a layer make what `last` makes now; it is called after its parameters or `name`."""
-        title = self.title(last.name if name is None else name, *parameters)
+        """Let a layer make what `last` makes now.
+
+        What it might be called, best first: its parameters' names; `name`, which is that of `last`
+        if nothing is said. Exporters store equal tensors once: a parameter that others use too
+        names nobody.
+        """
         if parameters and parameters[0] in self.scales:
             self.scales[last.outputs[0]] = self.scales[parameters[0]]
-        kind = type(layer).__name__
-        self.replace(last, Node(kind, [source], last.outputs, {}, title, layer))
+        titles = [self.origins.get(each, each) for each in parameters if each]
+        titles = [each for each in titles if each not in self.shared] + [name or last.name]
+        new = Node(type(layer).__name__, [source], last.outputs, {}, "\n".join(titles), layer)
+        self.replace(last, new)
 
     def alias(self, old: str, new: str) -> None:
         """Let everybody who uses `old` use `new` instead."""
+        users = self.users.setdefault(new, [])
         for node in self.users.pop(old, []):
-            if node not in self.users.setdefault(new, []):
-                self.users[new].append(node)
+            if node not in users:
+                users.append(node)
             node.inputs = [new if value == old else value for value in node.inputs]
         self.outputs = [(name, new if value == old else value) for name, value in self.outputs]
 
@@ -118,19 +119,11 @@ class Graph:
         self._fresh += 1
         return f"'{self._fresh}"
 
-    def title(self, node_name: str, *parameters: str) -> str:
-        """What a layer might be called, best first: its parameters' names, the node's name.
-
-        Exporters store equal tensors once: a parameter that others use too names nobody.
-        """
-        names = [self.origins.get(name, name) for name in parameters if name]
-        return "\n".join([*(name for name in names if name not in self.shared), node_name])
-
     def sole_user(self, value: str) -> Node | None:
         """The only node that uses a value that is no result; None if there are others."""
         users = self.users.get(value, [])
         is_result = any(value == result for _, result in self.outputs)
-        return users[0] if len(users) == 1 and not is_result else None
+        return None if is_result or len(users) != 1 else users[0]
 
     def maker(self, value: str, *operators: str) -> Node | None:
         """The node that makes a value, if it is one of `operators`."""

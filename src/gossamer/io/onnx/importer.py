@@ -2,6 +2,7 @@
 """Encoders and CNNs in ONNX files as torch modules whose layers can be pruned and compiled."""
 
 import os
+from functools import partial
 from pathlib import Path
 
 from gossamer.errors import ArtifactError, InputError
@@ -44,18 +45,17 @@ def load_onnx(
         ResourceError: needs more memory than `max_bytes`.
     """
     graph = read_onnx(Path(path), max_bytes)
-    passes = (
+    for rewrite in (
         simplify,
         find_integer_products,
-        lambda g: join_pairs(g, rounding=activation_rounding),
+        partial(join_pairs, rounding=activation_rounding),
         simplify,
         find_layer_norms,
         find_gelus,
         find_attention,
         fold_batch_norms,
         make_layers,
-    )
-    for rewrite in passes:
+    ):
         try:
             rewrite(graph)
         except InputError as error:
@@ -92,9 +92,7 @@ def _build(graph: Graph) -> GraphModule:
     outputs = tuple((name, numbers[value]) for name, value in graph.outputs)
     plan = OperatorPlan(graph.inputs, tuple(keys), tuple(steps), outputs)
     layers = {path: node.layer for node, path in path_of.items()}
-    tensors = {
-        key: graph.constants[name].contiguous() for key, name in zip(keys, constants, strict=True)
-    }
+    tensors = {k: graph.constants[v].contiguous() for k, v in zip(keys, constants, strict=True)}
     model = GraphModule(plan, layers, tensors, graph.where)
     model.stored_scales = _scales(graph, path_of)
     return model.eval()
@@ -109,7 +107,6 @@ def _scales(graph: Graph, path_of: dict[Node, str]) -> dict[str, StoredScales]:
         pair = graph.maker(node.inputs[0], "QuantizeDequantize")
         scale = None if pair is None else graph.scalar(pair.inputs[1])
         zero = None if pair is None or scale is None else graph.scalar(pair.input(2))
-        found[path_of[node]] = StoredScales(
-            weight.reshape(-1), scale, None if zero is None else int(zero)
-        )
+        zero = None if zero is None else int(zero)
+        found[path_of[node]] = StoredScales(weight.reshape(-1), scale, zero)
     return found

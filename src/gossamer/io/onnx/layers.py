@@ -38,10 +38,8 @@ def make_layers(graph: Graph) -> None:
 
 def _linear(graph: Graph, node: Node, shared: dict[object, nn.Parameter]) -> None:
     weight, bias, last = node.inputs[1], node.input(2), node
-    values = graph.constants.get(weight)
-    if values is None or values.ndim != 2 or not values.is_floating_point():
-        return
-    if node.attributes.get("transA", 0):
+    values = _weight(graph, node, 2)
+    if values is None or node.attributes.get("transA", 0):
         return
     turned = bool(node.attributes.get("transB", 0))
     sizes = values.shape[:1] if turned else values.shape[1:]
@@ -54,9 +52,8 @@ def _linear(graph: Graph, node: Node, shared: dict[object, nn.Parameter]) -> Non
     if key not in shared:
         values = values if turned else values.T
         shared[key] = nn.Parameter((values if alpha == 1 else alpha * values).contiguous())
-    rows, columns = shared[key].shape
     shift = beta * graph.constants[bias] if bias else None
-    layer = filled(nn.Linear, shared[key], shift, columns, rows)
+    layer = filled(nn.Linear, shared[key], shift, *reversed(shared[key].shape))
     graph.put_layer(layer, node.inputs[0], last, weight, bias, name=node.name)
 
 
@@ -70,18 +67,21 @@ def _added_bias(graph: Graph, product: Node, sizes: torch.Size) -> tuple[str, No
     return "", product
 
 
+def _weight(graph: Graph, node: Node, ndim: int) -> torch.Tensor | None:
+    """The constant weight of a product, if it has floats and so many dimensions."""
+    values = graph.constants.get(node.inputs[1])
+    fits = values is not None and values.ndim == ndim and values.is_floating_point()
+    return values if fits else None
+
+
 def _has_shape(graph: Graph, value: str, shape: torch.Size) -> bool:
     return value in graph.constants and graph.constants[value].shape == shape
 
 
 def _conv(graph: Graph, node: Node) -> None:
-    weight, bias = node.inputs[1], node.input(2)
-    values = graph.constants.get(weight)
-    if values is None or values.ndim != 4 or not values.is_floating_point():
+    bias, values, group = node.input(2), _weight(graph, node, 4), node.attributes.get("group", 1)
+    if values is None or (bias and not _has_shape(graph, bias, values.shape[:1])):
         return
-    if bias and not _has_shape(graph, bias, values.shape[:1]):
-        return
-    group = node.attributes.get("group", 1)
     if not isinstance(group, int) or group < 1 or values.shape[0] % group:
         return
     outputs, inputs, *kernel = values.shape
@@ -90,7 +90,7 @@ def _conv(graph: Graph, node: Node) -> None:
     shift = graph.constants[bias].clone() if bias else None
     settings = (inputs * group, outputs, tuple(kernel), strides, padding, dilations, group)
     layer = filled(nn.Conv2d, nn.Parameter(values.contiguous()), shift, *settings)
-    graph.put_layer(layer, source, node, weight, bias)
+    graph.put_layer(layer, source, node, node.inputs[1], bias)
 
 
 def _padding(
@@ -103,9 +103,8 @@ def _padding(
         return node.inputs[0], pads[:2]
     new = Node("ZeroPad", node.inputs[:1], [graph.value()], {"pads": pads}, node.name)
     if mode in _SAME:
-        new.operator = "AutoPad"
-        new.attributes = {"mode": mode, "kernel": kernel, "strides": strides}
-        new.attributes["dilations"] = dilations
+        new.operator, new.attributes = "AutoPad", {"mode": mode, "kernel": kernel}
+        new.attributes |= {"strides": strides, "dilations": dilations}
     graph.add(new)
     return new.outputs[0], (0, 0)
 

@@ -105,20 +105,16 @@ def find_attention(graph: Graph) -> None:
         inputs = [found[name] for name in ("query", "keys", "value")]
         factor, divisor = (graph.scalar(found.get(name, "")) for name in ("factor", "divisor"))
         is_fixed = factor == 0 or divisor == 0 or any(v in graph.constants for v in inputs)
-        if is_fixed or not _is_last(graph, graph.producer[found["shares"]], inputs[0]):
+        # The softmax must be over the last dimension; the rank is known from a transposition.
+        softmax, turned = graph.producer[found["shares"]], graph.maker(inputs[0], "Transpose")
+        axis = softmax.number("axis", -1 if softmax.operator == "Softmax" else 1)
+        perm = turned and turned.attributes.get("perm")
+        if is_fixed or axis not in (-1, 3) or not isinstance(perm, tuple) or len(perm) != 4:
             continue
         scale = 1 / divisor if divisor else 1.0 if factor is None else factor
         inputs += [found["bias"]] if "bias" in found else []
-        attention = Node("ScaledAttention", inputs, last.outputs, {"scale": scale}, last.name)
-        graph.replace(last, attention)
-
-
-def _is_last(graph: Graph, softmax: Node, query: str) -> bool:
-    """Whether the softmax is over the last dimension; the rank is known from a transposition."""
-    turned = graph.maker(query, "Transpose")
-    perm = None if turned is None else turned.attributes.get("perm")
-    axis = softmax.whole("axis", -1 if softmax.operator == "Softmax" else 1)
-    return isinstance(perm, tuple) and len(perm) == 4 and axis in (-1, 3)
+        new = Node("ScaledAttention", inputs, last.outputs, {"scale": scale}, last.name)
+        graph.replace(last, new)
 
 
 @torch.no_grad()
@@ -131,14 +127,12 @@ def fold_batch_norms(graph: Graph) -> None:
         if not all(value in graph.constants for value in given):
             continue
         gain, shift, mean, variance, weight = (graph.constants[value] for value in given[:5])
-        if any(t.shape != (weight.shape[0],) for t in (gain, shift, mean, variance)):
+        if any(t.shape != weight.shape[:1] for t in (gain, shift, mean, variance)):
             continue
         bias, epsilon = graph.constants.get(conv.input(2)), norm.number("epsilon", 1e-5)
         folded = fuse_conv_bn_weights(weight, bias, mean, variance, epsilon, gain, shift)
-        names = [
-            graph.constant(tensor.detach(), like)
-            for tensor, like in zip(folded, (conv.inputs[1], conv.input(2)), strict=True)
-        ]
+        likes = (conv.inputs[1], conv.input(2))
+        names = [graph.constant(t.detach(), like) for t, like in zip(folded, likes, strict=True)]
         new = Node("Conv", [conv.inputs[0], *names], norm.outputs, conv.attributes, conv.name)
         graph.remove(conv)
         graph.replace(norm, new)

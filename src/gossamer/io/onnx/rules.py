@@ -7,8 +7,8 @@ from gossamer.errors import InputError
 from gossamer.io.onnx.graph import Graph, Node
 from gossamer.nn.operator_graph import Attribute
 
-# Outputs that are computed; 0 stands for all of them, everything else has one.
-UNIQUE_OUTPUTS = {"Split": 0, "DynamicQuantizeLinear": 3}
+# Outputs that are computed; None stands for all of them, everything else has one.
+UNIQUE_OUTPUTS = {"Split": None, "DynamicQuantizeLinear": 3}
 # Attributes that may be there with the value that means "as ever".
 _NEUTRAL = {"block_size": 0, "output_dtype": 0, "precision": 0}
 _QUANTISING = ("QuantizeLinear", "DequantizeLinear")
