@@ -82,7 +82,17 @@ def read_labelled(path: Path) -> list[tuple[str, int]]:
     if path.suffix not in _ROW_READERS or not path.is_file():
         endings = ", ".join(_ROW_READERS)
         raise InputError(f"{path}: expected a file that is there: {endings}. {_LABELLED_LINE}")
-    samples = [_labelled_text(row) for row in _rows(path)]
+    samples = []
+    for row in _rows(path):
+        try:
+            samples.append((_text_in(row, blank=True), _label_in(row)))
+        except InputError as error:
+            if not row.line:
+                raise
+            raise InputError(
+                f"{row.where}: expected a text and a label in [0, {MAX_CLASSES}), got"
+                f" {row.line[:60]!r}. {_LABELLED_LINE}"
+            ) from error
     if not samples:
         raise InputError(f"{path}: is empty. {_LABELLED_LINE}")
     return samples
@@ -194,18 +204,6 @@ def _samples_of(path: Path, *, labelled: bool) -> Texts:
     if labels and (pairs or len(labels) != len(texts)):
         raise InputError(f"{path}: {len(labels)} of {len(texts)} texts have a label; expected all.")
     return Texts(path, "\n".join(texts), tuple(texts), tuple(pairs), labels=tuple(labels))
-
-
-def _labelled_text(row: _Row) -> tuple[str, int]:
-    try:
-        return _text_in(row, blank=True), _label_in(row)
-    except InputError as error:
-        if not row.line:
-            raise
-        raise InputError(
-            f"{row.where}: expected a text and a label in [0, {MAX_CLASSES}), got"
-            f" {row.line[:60]!r}. {_LABELLED_LINE}"
-        ) from error
 
 
 def _pair_in(row: _Row) -> Pair:

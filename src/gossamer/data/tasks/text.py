@@ -53,7 +53,11 @@ def text_task(  # noqa: PLR0913  (one argument per setting of the data)
     words = make_vocabulary(tokens, vocabulary, train_text.splitlines(), saved_tokenizer)
     train_ids, eval_ids = words.encode(train_text), words.encode(eval_text)
     bytes_per_token = len(eval_text.encode("utf-8")) / max(len(eval_ids), 1)
-    windows_NT = _eval_windows(eval_ids, context)
+    # Windows at even distances, at most a fixed number of them.
+    count = max((len(eval_ids) - 1) // context, 0)
+    chosen = min(count, _EVAL_WINDOWS)
+    starts = torch.arange(chosen) * count // max(chosen, 1) * context
+    windows_NT = eval_ids[starts[:, None] + torch.arange(context + 1)]
 
     def evaluate(model: nn.Module) -> dict[str, float]:
         total = [float(_loss(model, part)) * len(part) for part in torch.split(windows_NT, batch)]
@@ -97,14 +101,6 @@ def _loss(model: nn.Module, ids_BT: torch.Tensor) -> torch.Tensor:
     output = model(ids_BT[:, :-1])
     logits_BTV = getattr(output, "logits", output)
     return cross_entropy(logits_BTV.float().flatten(0, 1), ids_BT[:, 1:].flatten())
-
-
-def _eval_windows(ids: torch.Tensor, context: int) -> torch.Tensor:
-    """Windows at even distances, at most a fixed number of them."""
-    count = max((len(ids) - 1) // context, 0)
-    chosen = min(count, _EVAL_WINDOWS)
-    starts = torch.arange(chosen) * count // max(chosen, 1) * context
-    return ids[starts[:, None] + torch.arange(context + 1)]
 
 
 def _text(data: str) -> str:

@@ -35,7 +35,7 @@ MAX_PARTS = 64
 
 def check_agreement(manifest: Manifest, headers: Headers, where: str) -> None:
     """Raise ArtifactError unless every stored array belongs to one entry and fits it."""
-    claimed: dict[str, set[str]] = {file: set() for file in headers}
+    claimed = set()
     for name, entry in manifest.tensors.items():
         place = f"{where}: tensor {name!a}"
         if SEPARATOR in name:
@@ -44,13 +44,20 @@ def check_agreement(manifest: Manifest, headers: Headers, where: str) -> None:
             key, file = array_key(name, array), entry.file or ""
             if file not in headers or key not in headers[file].tensors:
                 raise ArtifactError(f"{place}: {key!a} is not stored in {file!a}.")
-            claimed[file].add(key)
+            claimed.add((file, key))
         _check_entry(name, entry, manifest, headers, place)
     for file, header in headers.items():
-        unclaimed = sorted(set(header.tensors) - claimed[file])
-        if unclaimed:
-            raise ArtifactError(f"{where}: {file} holds {unclaimed[0]!a}, which no entry names.")
-    _check_sharing(manifest, where)
+        for key in sorted(header.tensors):
+            if (file, key) not in claimed:
+                raise ArtifactError(f"{where}: {file} holds {key!a}, which no entry names.")
+    shared = manifest.shared_modules
+    for name in (*manifest.tensors, *shared.values()):
+        inside = enclosing(name, shared)
+        if inside is not None:
+            raise ArtifactError(
+                f"{where}: {name!a} lies in {inside!a}, which is a second name of"
+                f" {shared[inside]!a} and holds nothing of its own."
+            )
 
 
 def enclosing(name: str, paths: Container[str]) -> str | None:
@@ -178,20 +185,8 @@ def _check_tied(
     if not isinstance(owner, DenseEntry) or len(owner.shape) != 2:
         raise ArtifactError(f"{where}: a tied mask needs a dense matrix to apply to.")
     parse_mask_pattern(entry.mask, where)
-    rows, columns = owner.shape
     stored = headers[entry.file].tensors[array_key(name, MASK_ARRAY)]
-    _expect(stored, "uint8", (rows, row_bytes(columns)), where)
-
-
-def _check_sharing(manifest: Manifest, where: str) -> None:
-    shared = manifest.shared_modules
-    for name in (*manifest.tensors, *shared.values()):
-        inside = enclosing(name, shared)
-        if inside is not None:
-            raise ArtifactError(
-                f"{where}: {name!a} lies in {inside!a}, which is a second name of"
-                f" {shared[inside]!a} and holds nothing of its own."
-            )
+    _expect(stored, "uint8", (owner.shape[0], row_bytes(owner.shape[1])), where)
 
 
 def _expect(stored: StoredTensor, dtype: str, shape: tuple[int, ...], where: str) -> None:

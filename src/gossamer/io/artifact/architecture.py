@@ -18,6 +18,7 @@ from gossamer.io.artifact.inventory import own_slots
 from gossamer.io.artifact.layer_table import CONTAINERS, ENCODER, LAYERS, read_args
 from gossamer.io.artifact.manifest import (
     ArchitectureNode,
+    Argument,
     GraphConstant,
     GraphInput,
     GraphNode,
@@ -73,14 +74,21 @@ def describe(model: nn.Module, config: dict[str, Any] | None = None) -> Architec
         if isinstance(node, ZooNode | TransformersNode):
             node = node.model_copy(update={"slim": _slim_blocks(model, rebuilt)})
             shrink(rebuilt, node.slim)
-        if isinstance(node, TransformersNode):
-            node = node.model_copy(update={"tokens": _token_pruning_of(model)})
-            _prune_tokens(rebuilt, node.tokens)
+        for part in model.modules():
+            if isinstance(node, TransformersNode) and isinstance(part, TokenPrunedEncoder):
+                found = TokenPruning(phase=part.phase, soft=part.soft, temperature=part.temperature)
+                node = node.model_copy(update={"tokens": found})
+                _prune_tokens(rebuilt, found)
+                break
     except ArtifactError:
         # Beyond the limits of the reader, such as ten thousand modules.
         return None
-    same = _structure(model) == _structure(rebuilt) and _ties_are_kept(model, rebuilt)
-    return node if same else None
+    if _structure(model) != _structure(rebuilt):
+        return None
+    # Everything the rebuilt model ties must be tied in the model too; more is no harm.
+    slots = all_slots(model)
+    ties = [{slots[name].identity for name in names} for names in tied_names(all_slots(rebuilt))]
+    return node if all(len(tensors) == 1 for tensors in ties) else None
 
 
 def build(
@@ -120,14 +128,6 @@ def _slim_blocks(model: nn.Module, full: nn.Module) -> tuple[SlimBlock, ...]:
     if found == expected or len(found) != len(expected):
         return ()
     return tuple(SlimBlock(heads=heads, filters=filters) for heads, filters in found)
-
-
-def _token_pruning_of(model: nn.Module) -> TokenPruning | None:
-    """What the encoder of `model` that prunes tokens is set to; None if there is none."""
-    for part in model.modules():
-        if isinstance(part, TokenPrunedEncoder):
-            return TokenPruning(phase=part.phase, soft=part.soft, temperature=part.temperature)
-    return None
 
 
 def _prune_tokens(model: nn.Module, wanted: TokenPruning | None) -> None:
@@ -183,12 +183,8 @@ def _describe_encoder(module: Any, key: str, depth: int) -> TorchNode | None:
     if not layers or norm is None or any(layer != layers[0] for layer in layers):
         return None
     nested = bool(module.enable_nested_tensor)
-    return TorchNode(
-        name=ENCODER,
-        args={"num_layers": len(layers), "enable_nested_tensor": nested},
-        children=(layers[0], *norm),
-        key=key,
-    )
+    args: dict[str, Argument] = {"num_layers": len(layers), "enable_nested_tensor": nested}
+    return TorchNode(name=ENCODER, args=args, children=(layers[0], *norm), key=key)
 
 
 def _describe_graph(model: GraphModule) -> GraphNode | None:
@@ -223,8 +219,9 @@ def _build_graph(node: GraphNode, builder: SkeletonBuilder) -> GraphModule:
     for entry in node.constants:
         if entry.dtype not in DTYPE_NAMES:
             raise ArtifactError(f"{where}: {entry.name!a} is of the unknown type {entry.dtype!a}.")
-        dtype = DTYPE_NAMES[entry.dtype]
-        constants[entry.name] = torch.empty(entry.shape, dtype=dtype, device="meta")
+        constants[entry.name] = torch.empty(
+            entry.shape, dtype=DTYPE_NAMES[entry.dtype], device="meta"
+        )
     plan = OperatorPlan(
         inputs=tuple(PlanInput(**vars(entry)) for entry in node.inputs),
         constants=tuple(entry.name for entry in node.constants),
@@ -240,15 +237,6 @@ def _build_graph(node: GraphNode, builder: SkeletonBuilder) -> GraphModule:
 def _step(step: GraphStep) -> Step:
     attributes = {name: value for name, value in step.attributes.items() if value is not None}
     return Step(**{**vars(step), "attributes": attributes})
-
-
-def _ties_are_kept(model: nn.Module, rebuilt: nn.Module) -> bool:
-    """Whether everything the rebuilt model ties is tied in the model too; more is no harm."""
-    slots = all_slots(model)
-    return all(
-        len({slots[name].identity for name in names}) == 1
-        for names in tied_names(all_slots(rebuilt))
-    )
 
 
 def _structure(model: nn.Module) -> dict[str, object]:

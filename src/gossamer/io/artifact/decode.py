@@ -57,8 +57,12 @@ def decode_all(manifest: Manifest, arrays: Arrays, where: str) -> dict[str, Deco
         place = f"{where}: tensor {name!a}"
         own = {array: arrays.pop(array_key(name, array)) for array in entry.arrays}
         try:
-            if isinstance(entry, DenseEntry):
-                decoded[name] = _decode_dense(entry, own, place)
+            if isinstance(entry, DenseEntry) and entry.codes is None:
+                decoded[name] = own[WHOLE].to(DTYPE_NAMES[entry.dtype])
+            elif isinstance(entry, DenseEntry):
+                grid, codes_RK = _read_codes(entry.codes, own, place)
+                weight_RK = grids.decode(codes_RK, own[SCALES], own.get(OFFSETS), grid)
+                decoded[name] = weight_RK.view(entry.shape)
             elif isinstance(entry, SparseEntry):
                 decoded[name] = _decode_sparse(entry, own, place)
             elif entry.mask is not None:
@@ -67,13 +71,6 @@ def decode_all(manifest: Manifest, arrays: Arrays, where: str) -> dict[str, Deco
         except (FormatError, PatternError, RegistryError) as error:
             raise ArtifactError(str(error)) from error
     return decoded
-
-
-def _decode_dense(entry: DenseEntry, arrays: Arrays, where: str) -> torch.Tensor:
-    if entry.codes is None:
-        return arrays[WHOLE].to(DTYPE_NAMES[entry.dtype])
-    grid, codes_RK = _read_codes(entry.codes, arrays, where)
-    return grids.decode(codes_RK, arrays[SCALES], arrays.get(OFFSETS), grid).view(entry.shape)
 
 
 def _decode_sparse(entry: SparseEntry, arrays: Arrays, where: str) -> SparseWeight:

@@ -42,8 +42,7 @@ def _choice(*values: str) -> ArgumentRule:
 def _sizes(low: int) -> ArgumentRule:
     one = _whole("", low, MAX_DIM)
     return ArgumentRule(
-        f"an integer >= {low} or a list of them",
-        lambda v: one.accepts(v) or _is_list(v, one),
+        f"an integer >= {low} or a list of them", lambda v: one.accepts(v) or _is_list(v, one)
     )
 
 

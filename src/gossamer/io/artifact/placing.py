@@ -143,9 +143,8 @@ class Placement:
         return new
 
     def _parameter(self, slot: Slot, tensor: torch.Tensor) -> nn.Parameter:
-        old = slot.tensor
-        device = old.device if self._keeps(slot) else tensor.device
-        trains = old.requires_grad and (tensor.is_floating_point() or tensor.is_complex())
+        device = slot.tensor.device if self._keeps(slot) else tensor.device
+        trains = slot.tensor.requires_grad and (tensor.is_floating_point() or tensor.is_complex())
         return nn.Parameter(tensor.to(device), requires_grad=trains)
 
 

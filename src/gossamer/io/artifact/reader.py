@@ -35,11 +35,10 @@ def load_artifact(
         if model is None and isinstance(manifest.architecture, TransformersNode):
             target = _skeleton(artifact, device="cpu")
     result = Placement(target, manifest, matched, decoded, in_place=model is not None).run()
-    knows_masks = manifest.kind != "dense"
     if model is None:
         check_materialised(result, where)
-        return result.eval(), knows_masks
-    return model if result is target else result, knows_masks
+        model = result.eval()
+    return model if result is target else result, manifest.kind != "dense"
 
 
 def artifact_skeleton(path: os.PathLike[str] | str) -> tuple[nn.Module, float | None]:

@@ -28,7 +28,6 @@ from gossamer.io.artifact.manifest import (
     FileEntry,
     Manifest,
     SparseEntry,
-    TensorEntry,
     TransformersNode,
     array_key,
     manifest_bytes,
@@ -39,7 +38,6 @@ from gossamer.io.artifact.packing import (
     BYTES_PER_PIECE,
     SHARD_BYTES,
     Arrays,
-    Piece,
     cut_shards,
     plan_pieces,
     transposed,
@@ -125,7 +123,11 @@ def save(
         files: dict[str, FileEntry] = {}
         for number, shard in enumerate(shards, start=1):
             file = _shard_name(kind, number, len(shards))
-            files[file] = _write_shard(folder / file, shard, entries)
+            arrays: Arrays = {}
+            for piece in shard:
+                own, entries[piece.name] = piece.pack(file)
+                arrays |= {array_key(piece.name, array): data for array, data in own.items()}
+            files[file] = _write(folder / file, arrays)
         if kind == "dense" and len(shards) > 1:
             where = {name: entry.file for name, entry in entries.items() if entry.kind == "dense"}
             index = {"metadata": {"total_size": needed}, "weight_map": where}
@@ -153,9 +155,7 @@ def save(
 def _documents(
     config: dict[str, Any] | None, report: Mapping[str, Any] | HasDict | None
 ) -> dict[str, bytes]:
-    documents = {}
-    if config is not None:
-        documents[CONFIG_FILE] = pretty_json(config)
+    documents = {} if config is None else {CONFIG_FILE: pretty_json(config)}
     if report is not None:
         content = report if isinstance(report, Mapping) else report.to_dict()
         try:
@@ -163,14 +163,6 @@ def _documents(
         except (TypeError, ValueError) as error:
             raise InputError(f"report: cannot be written as JSON ({error}).") from error
     return documents
-
-
-def _write_shard(path: Path, shard: list[Piece], entries: dict[str, TensorEntry]) -> FileEntry:
-    arrays: Arrays = {}
-    for piece in shard:
-        own, entries[piece.name] = piece.pack(path.name)
-        arrays |= {array_key(piece.name, array): data for array, data in own.items()}
-    return _write(path, arrays)
 
 
 def _write(path: Path, content: bytes | Arrays) -> FileEntry:
@@ -244,10 +236,7 @@ Quality, data and licence: not stated yet.
 
 
 def save_compressed_tensors(
-    model: nn.Module,
-    path: os.PathLike[str] | str,
-    *,
-    beside: Mapping[str, bytes] | None = None,
+    model: nn.Module, path: os.PathLike[str] | str, *, beside: Mapping[str, bytes] | None = None
 ) -> Path:
     """Write a transformers model to `path` in the format sparse-bitmask of compressed-tensors.
 

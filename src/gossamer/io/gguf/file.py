@@ -75,7 +75,10 @@ def load_gguf(path: os.PathLike[str] | str, *, max_bytes: int | None = None) -> 
             weight = _dequantised(file, tensor, where)
             *block, part, _ = tensor.name.split(".")
             if part in heads:
-                weight = _half_split(weight, heads[part])
+                # Rows of pairs (2i, 2i + 1), as gguf rotates them, to the halves transformers
+                # rotates.
+                pairs_HP2K = weight.view(heads[part], -1, 2, weight.shape[1])
+                weight = pairs_HP2K.transpose(1, 2).reshape(weight.shape)
             layer = f"{_CHAIN.layers}.{block[1]}.{_BLOCK_NAMES[part]}" if block else _OUTER[part]
             tensors[f"{layer}.weight"] = weight
     return from_tensors(_NAMES.model, config, tensors, where)
@@ -182,12 +185,6 @@ def _wanted_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     for number in range(config["num_hidden_layers"]):
         shapes |= {f"blk.{number}.{name}.weight": shape for name, shape in block.items()}
     return shapes
-
-
-def _half_split(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """Rows of pairs (2i, 2i + 1), as gguf rotates them, to the halves transformers rotates."""
-    pairs_HP2K = weight.view(num_heads, -1, 2, weight.shape[1])
-    return pairs_HP2K.transpose(1, 2).reshape(weight.shape)
 
 
 def _dequantised(file: BinaryIO, tensor: GgufTensor, where: str) -> torch.Tensor:

@@ -12,12 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
 from gossamer.errors import ArtifactError
-from gossamer.io.safe_files import (
-    MAX_HEADER_BYTES,
-    MAX_TENSORS_PER_FILE,
-    check_name,
-    checked_bytes,
-)
+from gossamer.io.safe_files import MAX_HEADER_BYTES, MAX_TENSORS_PER_FILE, check_name, checked_bytes
 from gossamer.named_files import open_named, size_of
 
 MAGIC = b"GGUF"
@@ -121,7 +116,13 @@ def read_gguf_header(file: BinaryIO, file_size: int, where: str) -> GgufHeader:
             raise ArtifactError(f"{where}: the setting {key!a} appears twice.")
         settings[key] = cursor.value(key)
     tensors = [_read_tensor(cursor) for _ in range(num_tensors)]
-    begin = cursor.position + -cursor.position % _alignment(settings, where)
+    unit = settings.get("general.alignment", DEFAULT_ALIGNMENT)
+    if type(unit) is not int or not 8 <= unit <= MAX_ALIGNMENT or unit & (unit - 1):
+        raise ArtifactError(
+            f"{where}: general.alignment must be a power of two in [8, {MAX_ALIGNMENT}], got"
+            f" {ascii(unit)[:40]}."
+        )
+    begin = cursor.position + -cursor.position % unit
     return GgufHeader(settings, _place(tensors, begin, file_size, where))
 
 
@@ -215,16 +216,6 @@ def _read_tensor(cursor: _Cursor) -> GgufTensor:
         )
     end = offset + num_values // kind.block * kind.block_bytes
     return GgufTensor(name, shape, kind, offset, end)
-
-
-def _alignment(settings: dict[str, Any], where: str) -> int:
-    value = settings.get("general.alignment", DEFAULT_ALIGNMENT)
-    if type(value) is not int or not 8 <= value <= MAX_ALIGNMENT or value & (value - 1):
-        raise ArtifactError(
-            f"{where}: general.alignment must be a power of two in [8, {MAX_ALIGNMENT}], got"
-            f" {ascii(value)[:40]}."
-        )
-    return value
 
 
 def _place(

@@ -41,7 +41,13 @@ def is_onnx(path: os.PathLike[str] | str) -> bool:
 def read_onnx(path: Path, max_bytes: int | None = None) -> Graph:
     """The graph in a file, or ArtifactError."""
     model, where = _parse(path), str(path)
-    opset = _opset(model, where)
+    versions = {entry.domain or "ai.onnx": entry.version for entry in model.opset_import}
+    opset = versions.get("ai.onnx", 0)
+    if opset not in OPSETS:
+        raise ArtifactError(
+            f"{where}: opset {opset} cannot be read; expected {OPSETS[0]} to {OPSETS[-1]}. Export"
+            " the model again with one of them."
+        )
     if len(model.graph.node) > MAX_NODES:
         raise ArtifactError(f"{where}: {len(model.graph.node)} nodes, more than {MAX_NODES}.")
     tensors = TensorReader(path, max_bytes, stored=path.stat().st_size)
@@ -101,17 +107,6 @@ def _check_texts(graph: Any, path: Path) -> None:
     for text in texts:
         if not isinstance(text, str):
             raise ArtifactError(f"{path}: the name {ascii(text)[:80]} is not UTF-8.")
-
-
-def _opset(model: Any, where: str) -> int:
-    versions = {entry.domain or "ai.onnx": entry.version for entry in model.opset_import}
-    found: int = versions.get("ai.onnx", 0)
-    if found not in OPSETS:
-        raise ArtifactError(
-            f"{where}: opset {found} cannot be read; expected {OPSETS[0]} to {OPSETS[-1]}. Export"
-            " the model again with one of them."
-        )
-    return found
 
 
 def _initialisers(graph: Any, tensors: TensorReader) -> dict[str, torch.Tensor]:

@@ -11,21 +11,13 @@ from gossamer.io.onnx.folding import simplify
 from gossamer.io.onnx.graph import Graph, Node
 from gossamer.io.onnx.layers import make_layers
 from gossamer.io.onnx.names import constant_keys, layer_paths
-from gossamer.io.onnx.patterns import (
-    find_attention,
-    find_gelus,
-    find_layer_norms,
-    fold_batch_norms,
-)
+from gossamer.io.onnx.patterns import find_attention, find_gelus, find_layer_norms, fold_batch_norms
 from gossamer.io.onnx.quantised import find_integer_products, join_pairs
 from gossamer.nn.operator_graph import GraphModule, OperatorPlan, Step, StoredScales
 
 
 def load_onnx(
-    path: os.PathLike[str] | str,
-    *,
-    activation_rounding: bool = True,
-    max_bytes: int | None = None,
+    path: os.PathLike[str] | str, *, activation_rounding: bool = True, max_bytes: int | None = None
 ) -> GraphModule:
     """The model in an ONNX file (opsets 11 to 23), in eval mode.
 

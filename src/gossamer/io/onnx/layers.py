@@ -44,7 +44,12 @@ def _linear(graph: Graph, node: Node, shared: dict[object, nn.Parameter]) -> Non
     turned = bool(node.attributes.get("transB", 0))
     sizes = values.shape[:1] if turned else values.shape[1:]
     if node.operator == "MatMul":
-        bias, last = _added_bias(graph, node, sizes)
+        # The bias that is added to the product, and the node that makes the sum.
+        bias, add = "", graph.sole_user(node.outputs[0])
+        if add is not None and add.operator == "Add":
+            others = [value for value in add.inputs if value != node.outputs[0]]
+            if len(others) == 1 and _has_shape(graph, others[0], sizes):
+                bias, last = others[0], add
     elif bias and not _has_shape(graph, bias, sizes):
         return
     alpha, beta = (node.number(name, 1.0) for name in ("alpha", "beta"))
@@ -55,16 +60,6 @@ def _linear(graph: Graph, node: Node, shared: dict[object, nn.Parameter]) -> Non
     shift = beta * graph.constants[bias] if bias else None
     layer = filled(nn.Linear, shared[key], shift, *reversed(shared[key].shape))
     graph.put_layer(layer, node.inputs[0], last, weight, bias, name=node.name)
-
-
-def _added_bias(graph: Graph, product: Node, sizes: torch.Size) -> tuple[str, Node]:
-    """(the bias that is added to a product, the node that makes the sum)."""
-    add = graph.sole_user(product.outputs[0])
-    if add is not None and add.operator == "Add":
-        others = [value for value in add.inputs if value != product.outputs[0]]
-        if len(others) == 1 and _has_shape(graph, others[0], sizes):
-            return others[0], add
-    return "", product
 
 
 def _weight(graph: Graph, node: Node, ndim: int) -> torch.Tensor | None:

@@ -21,11 +21,7 @@ from gossamer.nn.operator_graph import DTYPES
 
 _EXTERNAL = 1  # TensorProto.DataLocation
 # Where protobuf keeps numbers that are not raw bytes; all others are int32, floats of 16 bits too.
-_FIELDS = {
-    torch.float32: "float_data",
-    torch.float64: "double_data",
-    torch.int64: "int64_data",
-}
+_FIELDS = {torch.float32: "float_data", torch.float64: "double_data", torch.int64: "int64_data"}
 _HALVES = (torch.float16, torch.bfloat16)
 
 

@@ -12,10 +12,4 @@ from gossamer.io.safe_files.arrays.array_file import (
     open_arrays,
 )
 
-__all__ = [
-    "FREE_BYTES",
-    "MAX_GROWTH",
-    "ArrayFile",
-    "ArrayHeader",
-    "open_arrays",
-]
+__all__ = ["FREE_BYTES", "MAX_GROWTH", "ArrayFile", "ArrayHeader", "open_arrays"]

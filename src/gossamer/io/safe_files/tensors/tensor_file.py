@@ -71,7 +71,17 @@ def read_tensors(
     for entry in header.tensors.values():
         flat = torch.empty(entry.end - entry.begin, dtype=torch.uint8, device="cpu")
         view = flat.numpy().data
-        _read_fully(file, view, f"{where}: tensor {entry.name!a}")
+        position = 0
+        while position < len(view):
+            # Chunks, so that a 32-bit read count of the operating system is never exceeded.
+            part = view[position : position + (1 << 28)]
+            count = file.readinto(part)  # type: ignore[attr-defined]
+            if not count:
+                raise ArtifactError(
+                    f"{where}: tensor {entry.name!a}: the file ended after {position} of"
+                    f" {len(view)} bytes."
+                )
+            position += count
         hasher.update(view)
         tensors[entry.name] = flat.view(entry.dtype).view(entry.shape)
     if file.read(1):
@@ -89,16 +99,6 @@ def check_hash(found: str, expected: str, where: str) -> None:
             f" {found[:8]}, the manifest says {expected[:8]}. Copy this file again from where the"
             " artifact came from, or make the artifact anew."
         )
-
-
-def _read_fully(file: BinaryIO, view: memoryview, where: str) -> None:
-    position = 0
-    while position < len(view):
-        # Chunks, so that a 32-bit read count of the operating system is never exceeded.
-        count = file.readinto(view[position : position + (1 << 28)])  # type: ignore[attr-defined]
-        if not count:
-            raise ArtifactError(f"{where}: the file ended after {position} of {len(view)} bytes.")
-        position += count
 
 
 def write_file(
