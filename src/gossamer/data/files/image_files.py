@@ -66,10 +66,8 @@ def read_images(path: Path, *, split: bool = False) -> ImageSet:
             raise InputError(f"{error} {_EXPECTED_SPLIT}") from error
     else:
         arrays, pairs = _read_npz(path, split=split)
-    parts = [
-        _labelled_images(*arrays[2 * i : 2 * i + 2], *(f"{path}: {name}" for name in pair))
-        for i, pair in enumerate(pairs)
-    ]
+    held = zip(arrays[::2], arrays[1::2], pairs, strict=True)
+    parts = [_labelled_images(x, y, *(f"{path}: {name}" for name in pair)) for x, y, pair in held]
     sizes = [list(pixels.shape[1:]) for pixels, _ in parts]
     if split and sizes[0] != sizes[1]:
         raise InputError(

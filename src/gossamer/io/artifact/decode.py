@@ -57,14 +57,15 @@ def decode_all(manifest: Manifest, arrays: Arrays, where: str) -> dict[str, Deco
         place = f"{where}: tensor {name!a}"
         own = {array: arrays.pop(array_key(name, array)) for array in entry.arrays}
         try:
-            if isinstance(entry, DenseEntry) and entry.codes is None:
-                decoded[name] = own[WHOLE].to(DTYPE_NAMES[entry.dtype])
+            if isinstance(entry, SparseEntry):
+                decoded[name] = _decode_sparse(entry, own, place)
             elif isinstance(entry, DenseEntry):
+                if entry.codes is None:
+                    decoded[name] = own[WHOLE].to(DTYPE_NAMES[entry.dtype])
+                    continue
                 grid, codes_RK = _read_codes(entry.codes, own, place)
                 weight_RK = grids.decode(codes_RK, own[SCALES], own.get(OFFSETS), grid)
                 decoded[name] = weight_RK.view(entry.shape)
-            elif isinstance(entry, SparseEntry):
-                decoded[name] = _decode_sparse(entry, own, place)
             elif entry.mask is not None:
                 shape = manifest.tensors[entry.to].shape  # type: ignore[union-attr]
                 decoded[name] = _decode_mask(entry.mask, own[MASK_ARRAY], shape, place)

@@ -9,6 +9,7 @@ weights on a grid is `gossamer.nn.rounding`.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 
@@ -178,7 +179,7 @@ def _mask_entry(layer: SparseLayer) -> MaskEntry:
 
 
 def _codes_entry(grid: grids.Grid, shape: tuple[int, ...]) -> CodesEntry:
-    bits = 8 if grid.bits == 8 else 4
+    bits: Literal[8, 4] = 8 if grid.bits == 8 else 4
     return CodesEntry(bits=bits, span=grid.span, shape=shape, offsets=grid.has_offsets)
 
 

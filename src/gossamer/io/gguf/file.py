@@ -100,7 +100,7 @@ def llama_config(header: GgufHeader, where: str) -> dict[str, Any]:
     if scaling != "none":
         raise ArtifactError(f"{where}: rope scaling {ascii(scaling)[:40]} cannot be read.")
 
-    def read(name: str, default: Any = None, kind: type = int) -> Any:
+    def read(name: str, default: Any = None, kind: Any = int) -> Any:
         """A setting of the architecture, with the type and range that it must have."""
         value = settings.get(f"{ARCHITECTURE}.{name}", default)
         low, high, expected = _RANGES[kind]

@@ -83,7 +83,7 @@ def _build(graph: Graph) -> GraphModule:
         )
     outputs = tuple((name, numbers[value]) for name, value in graph.outputs)
     plan = OperatorPlan(graph.inputs, tuple(keys), tuple(steps), outputs)
-    layers = {path: node.layer for node, path in path_of.items()}
+    layers = {path: node.layer for node, path in path_of.items() if node.layer is not None}
     tensors = {k: graph.constants[v].contiguous() for k, v in zip(keys, constants, strict=True)}
     model = GraphModule(plan, layers, tensors, graph.where)
     model.stored_scales = _scales(graph, path_of)
