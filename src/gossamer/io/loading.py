@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`load`: a model from whatever file or directory holds it, in the state it was saved in."""
 
-import os
 from pathlib import Path
 
 from torch import nn
@@ -29,11 +28,12 @@ from gossamer.io.pruners import (
     fold_pruned,
     read_tensors_of,
 )
+from gossamer.io.safe_files.directories import AnyPath
 from gossamer.named_files import is_inside, read_inside
 
 
 def load(
-    path: os.PathLike[str] | str,
+    path: AnyPath,
     model: nn.Module | None = None,
     *,
     detect_masks: bool | None = None,
@@ -68,7 +68,7 @@ def load(
 
 
 def load_telling(
-    path: os.PathLike[str] | str,
+    path: AnyPath,
     model: nn.Module | None = None,
     *,
     detect_masks: bool | None = None,
@@ -102,7 +102,7 @@ def load_telling(
     return result, []
 
 
-def load_skeleton(path: os.PathLike[str] | str) -> tuple[nn.Module, float | None]:
+def load_skeleton(path: AnyPath) -> tuple[nn.Module, float | None]:
     """The model of an artifact or of a Hugging Face directory on the meta device: no weights.
 
     Returns:
@@ -114,7 +114,7 @@ def load_skeleton(path: os.PathLike[str] | str) -> tuple[nn.Module, float | None
     return artifact_skeleton(path)
 
 
-def read_beside(path: os.PathLike[str] | str) -> dict[str, bytes]:
+def read_beside(path: AnyPath) -> dict[str, bytes]:
     """What belongs beside the weights at `path`, by file name.
 
     Args:

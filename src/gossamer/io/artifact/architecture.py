@@ -6,7 +6,6 @@ tensors. Skeletons are built on the meta device, so no size in a file costs memo
 been compared with the tensors that are really there.
 """
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -32,7 +31,7 @@ from gossamer.io.artifact.manifest import (
     ZooNode,
 )
 from gossamer.io.artifact.skeleton import MAX_NODES, SkeletonBuilder, shrink
-from gossamer.io.huggingface import TRANSFORMERS_CLASSES, build_transformers, is_transformers
+from gossamer.io.huggingface import build_transformers, is_transformers
 from gossamer.io.safe_files.tensors import DTYPE_NAMES, dtype_name
 from gossamer.nn.layer_kinds import can_mask, title_of
 from gossamer.nn.operator_graph import GraphModule, OperatorPlan, PlanInput, Step
@@ -56,17 +55,14 @@ def describe(model: nn.Module, config: dict[str, Any] | None = None) -> Architec
     """
     if any(module._forward_hooks or module._forward_pre_hooks for module in model.modules()):
         return None
-    name = type(model).__name__
-    node: ArchitectureNode | None
-    if is_transformers(model):
-        node = TransformersNode(name=name) if name in TRANSFORMERS_CLASSES else None
-    elif isinstance(model, GraphModule):
-        node = _describe_graph(model)
-    else:
-        node = _describe(model, "", 0)
-    if node is None:
-        return None
+    node: ArchitectureNode
     try:
+        if is_transformers(model):
+            node = TransformersNode(name=type(model).__name__)
+        elif isinstance(model, GraphModule):
+            node = _describe_graph(model)
+        else:
+            node = _describe(model, "", 0)
         rebuilt = build(node, max_tensors=2**31, config=config)
         if isinstance(node, TransformersNode) and conv1d_paths(rebuilt) and not conv1d_paths(model):
             node = node.model_copy(update={"linear": True})
@@ -81,7 +77,7 @@ def describe(model: nn.Module, config: dict[str, Any] | None = None) -> Architec
                 _prune_tokens(rebuilt, found)
                 break
     except ArtifactError:
-        # Beyond the limits of the reader, such as ten thousand modules.
+        # In no table, or beyond the limits of the reader, such as ten thousand modules.
         return None
     if _structure(model) != _structure(rebuilt):
         return None
@@ -141,22 +137,30 @@ def _prune_tokens(model: nn.Module, wanted: TokenPruning | None) -> None:
     encoder.phase, encoder.temperature = wanted.phase, wanted.temperature
 
 
-def _describe(module: nn.Module | None, key: str, depth: int) -> PartNode | None:
+def _describe(module: nn.Module | None, key: str, depth: int) -> PartNode:
+    unknown = ArtifactError(f"{key!a}: a {type(module).__name__} is in no table.")
     if module is None or depth > MAX_NESTING or len(key) > MAX_KEY:
-        return None
+        raise unknown
     kind = type(module)
     if kind in _ZOO_NAMES:
         return ZooNode(name=_ZOO_NAMES[kind], args=module.zoo_args(), key=key)  # type: ignore[operator]
     if kind in _CONTAINER_NAMES:
-        children = _describe_all(module._modules.items(), depth + 1)
-        if children is None:
-            return None
-        return TorchNode(name=_CONTAINER_NAMES[kind], children=tuple(children), key=key)
-    if kind is nn.TransformerEncoder:
-        return _describe_encoder(module, key, depth)
+        parts = module._modules.items()
+        children = tuple(_describe(child, name, depth + 1) for name, child in parts)
+        return TorchNode(name=_CONTAINER_NAMES[kind], children=children, key=key)
+    if isinstance(module, nn.TransformerEncoder) and kind is nn.TransformerEncoder:
+        layers = [_describe(layer, "layer", depth + 1) for layer in module.layers]
+        if not layers or any(layer != layers[0] for layer in layers):
+            raise unknown
+        norm = [] if module.norm is None else [_describe(module.norm, "norm", depth + 1)]
+        nested = bool(module.enable_nested_tensor)
+        settings: dict[str, Argument] = {"num_layers": len(layers), "enable_nested_tensor": nested}
+        return TorchNode(name=ENCODER, args=settings, children=(layers[0], *norm), key=key)
     name = _layer_name(module)
     args = None if name is None else read_args(LAYERS[name], module)
-    return None if name is None or args is None else TorchNode(name=name, args=args, key=key)
+    if name is None or args is None:
+        raise unknown
+    return TorchNode(name=name, args=args, key=key)
 
 
 def _layer_name(module: nn.Module) -> str | None:
@@ -164,36 +168,12 @@ def _layer_name(module: nn.Module) -> str | None:
     return title_of(module) if can_mask(module) else _LAYER_NAMES.get(type(module))
 
 
-def _describe_all(
-    named: Iterable[tuple[str, nn.Module | None]], depth: int
-) -> list[PartNode] | None:
-    """Every one of them; None if one cannot be described."""
-    nodes = []
-    for key, module in named:
-        node = _describe(module, key, depth)
-        if node is None:
-            return None
-        nodes.append(node)
-    return nodes
-
-
-def _describe_encoder(module: Any, key: str, depth: int) -> TorchNode | None:
-    layers = _describe_all((("layer", layer) for layer in module.layers), depth + 1)
-    norm = [] if module.norm is None else _describe_all([("norm", module.norm)], depth + 1)
-    if not layers or norm is None or any(layer != layers[0] for layer in layers):
-        return None
-    nested = bool(module.enable_nested_tensor)
-    args: dict[str, Argument] = {"num_layers": len(layers), "enable_nested_tensor": nested}
-    return TorchNode(name=ENCODER, args=args, children=(layers[0], *norm), key=key)
-
-
-def _describe_graph(model: GraphModule) -> GraphNode | None:
-    """The graph as data; None if one of its layers is in no table."""
+def _describe_graph(model: GraphModule) -> GraphNode:
     plan = model.plan
     paths = dict.fromkeys(step.layer for step in plan.steps if step.layer is not None)
-    layers = _describe_all(((path, model.get_submodule(path)) for path in paths), 0)
-    if layers is None or not all(isinstance(layer, TorchNode) for layer in layers):
-        return None
+    layers: Any = tuple(_describe(model.get_submodule(path), path, 0) for path in paths)
+    if not all(isinstance(layer, TorchNode) for layer in layers):
+        raise ArtifactError("layers of a graph are layers of torch.nn.")
     tensors = {name: model.constants.get_buffer(name) for name in plan.constants}
     return GraphNode(
         inputs=tuple(GraphInput(**vars(entry)) for entry in plan.inputs),
@@ -201,7 +181,7 @@ def _describe_graph(model: GraphModule) -> GraphNode | None:
             GraphConstant(name=name, shape=tuple(tensor.shape), dtype=dtype_name(tensor.dtype))
             for name, tensor in tensors.items()
         ),
-        layers=tuple(layers),  # type: ignore[arg-type]
+        layers=layers,
         steps=tuple(GraphStep(**vars(step)) for step in plan.steps),
         outputs=tuple(GraphOutput(name=name, value=value) for name, value in plan.outputs),
     )

@@ -28,7 +28,7 @@ from gossamer.io.artifact.manifest import (
     parse_manifest,
 )
 from gossamer.io.safe_files import MAX_MANIFEST_BYTES
-from gossamer.io.safe_files.directories import find_directory
+from gossamer.io.safe_files.directories import AnyPath, find_directory
 from gossamer.io.safe_files.documents import parse_json
 from gossamer.io.safe_files.tensors import TensorHeader, check_hash, read_header, read_tensors
 
@@ -84,7 +84,7 @@ class OpenArtifact:
         return content
 
 
-def find_artifact(path: os.PathLike[str] | str) -> tuple[Path, bool]:
+def find_artifact(path: AnyPath) -> tuple[Path, bool]:
     """What is at `path`, and whether it is a directory with a manifest.
 
     A file keeps the name it was given: behind a link of the hub's cache it has no ending.
@@ -101,7 +101,7 @@ def find_artifact(path: os.PathLike[str] | str) -> tuple[Path, bool]:
 
 
 @contextmanager
-def open_artifact(path: os.PathLike[str] | str) -> Iterator[OpenArtifact]:
+def open_artifact(path: AnyPath) -> Iterator[OpenArtifact]:
     """Open an artifact, or raise ArtifactError.
 
     A writer may replace the directory meanwhile. Files that are open stay the old ones; if the
@@ -218,11 +218,11 @@ def read_manifest(folder: Path) -> bytes:
         return file.read(MAX_MANIFEST_BYTES)
 
 
-def _restless(path: os.PathLike[str] | str) -> ArtifactError:
+def _restless(path: AnyPath) -> ArtifactError:
     return ArtifactError(f"{path}: is being replaced all the time; try again.")
 
 
-def _still_there(path: os.PathLike[str] | str, folder: Path, before: object) -> bool:
+def _still_there(path: AnyPath, folder: Path, before: object) -> bool:
     """Whether `folder`, unchanged, is what a reader of `path` finds now.
 
     The identity alone is not enough: what two renames set aside may be half removed by the time

@@ -2,7 +2,6 @@
 """A model from an artifact, and ordinary tensors into a model by the same rules."""
 
 import math
-import os
 from pathlib import Path
 
 import torch
@@ -18,11 +17,12 @@ from gossamer.io.artifact.manifest import DenseEntry, Manifest, SparseEntry, Tra
 from gossamer.io.artifact.opened import OpenArtifact, open_artifact
 from gossamer.io.artifact.placing import Placement
 from gossamer.io.safe_files import check_memory
+from gossamer.io.safe_files.directories import AnyPath
 from gossamer.io.safe_files.tensors import dtype_name
 
 
 def load_artifact(
-    path: os.PathLike[str] | str, model: nn.Module | None, max_bytes: int | None
+    path: AnyPath, model: nn.Module | None, max_bytes: int | None
 ) -> tuple[nn.Module, bool]:
     """The model, and whether the artifact says which of its layers have masks."""
     with open_artifact(path) as artifact:
@@ -41,7 +41,7 @@ def load_artifact(
     return model if result is target else result, manifest.kind != "dense"
 
 
-def artifact_skeleton(path: os.PathLike[str] | str) -> tuple[nn.Module, float | None]:
+def artifact_skeleton(path: AnyPath) -> tuple[nn.Module, float | None]:
     """The model without weights, dense, and the kept fraction of its masked layers if any."""
     with open_artifact(path) as artifact:
         masks = [e for e in artifact.manifest.tensors.values() if isinstance(e, SparseEntry)]

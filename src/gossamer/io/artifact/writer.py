@@ -2,7 +2,6 @@
 """A model to a directory that appears whole or not at all: `save`, `save_compressed_tensors`."""
 
 import math
-import os
 import re
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -44,7 +43,7 @@ from gossamer.io.artifact.packing import (
 )
 from gossamer.io.huggingface import config_of
 from gossamer.io.pruners import SINGLE_FILE, bitmask_settings, row_offsets
-from gossamer.io.safe_files.directories import replace_directory
+from gossamer.io.safe_files.directories import AnyPath, replace_directory
 from gossamer.io.safe_files.documents import pretty_json
 from gossamer.io.safe_files.tensors import DTYPE_NAMES, write_file
 from gossamer.nn.layers import SparseLayer
@@ -63,7 +62,7 @@ class HasDict(Protocol):
 
 def save(
     model: nn.Module,
-    path: os.PathLike[str] | str,
+    path: AnyPath,
     format: str = "packed",
     *,
     report: Mapping[str, Any] | HasDict | None = None,
@@ -236,7 +235,7 @@ Quality, data and licence: not stated yet.
 
 
 def save_compressed_tensors(
-    model: nn.Module, path: os.PathLike[str] | str, *, beside: Mapping[str, bytes] | None = None
+    model: nn.Module, path: AnyPath, *, beside: Mapping[str, bytes] | None = None
 ) -> Path:
     """Write a transformers model to `path` in the format sparse-bitmask of compressed-tensors.
 

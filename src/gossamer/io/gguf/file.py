@@ -9,7 +9,6 @@ Legend: H query heads, G key and value heads, P half of a head's width.
 """
 
 import math
-import os
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,6 +20,7 @@ from gossamer.errors import ArtifactError, InputError
 from gossamer.io.gguf.header import GgufHeader, GgufTensor, open_gguf
 from gossamer.io.huggingface import from_tensors
 from gossamer.io.safe_files import MAX_FAULTS_SHOWN, check_memory
+from gossamer.io.safe_files.directories import AnyPath
 from gossamer.nn.families import answers
 
 GGUF_SUFFIX = ".gguf"
@@ -42,12 +42,12 @@ _RANGES: dict[type, tuple[float, float, str]] = {
 }
 
 
-def is_gguf(path: os.PathLike[str] | str) -> bool:
+def is_gguf(path: AnyPath) -> bool:
     """Whether a path has the name of a gguf file."""
     return Path(path).suffix.lower() == GGUF_SUFFIX
 
 
-def load_gguf(path: os.PathLike[str] | str, *, max_bytes: int | None = None) -> nn.Module:
+def load_gguf(path: AnyPath, *, max_bytes: int | None = None) -> nn.Module:
     """The model in a gguf file of the Llama family as LlamaForCausalLM, fp32, in eval mode.
 
     Args:

@@ -5,7 +5,6 @@ Zeros are the only trace such a file has of its mask, so a kept weight that happ
 as pruned here, and `-0.0` is a zero.
 """
 
-import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from torch import nn
 from gossamer.errors import ArtifactError, InputError
 from gossamer.io.pruners.stored_masks import Tensors, fold_pruned
 from gossamer.io.safe_files import MAX_MANIFEST_BYTES, check_file_name, check_memory, check_name
+from gossamer.io.safe_files.directories import AnyPath
 from gossamer.io.safe_files.documents import parse_json
 from gossamer.io.safe_files.tensors import read_header, read_tensors
 from gossamer.named_files import is_inside, open_inside, open_named, read_inside, size_of
@@ -58,7 +58,7 @@ class AdoptedLayer:
 
 
 def read_dense_checkpoint(
-    path: os.PathLike[str] | str,
+    path: AnyPath,
     min_sparsity: float = DEFAULT_MIN_SPARSITY,
     *,
     max_bytes: int | None = None,
@@ -133,7 +133,7 @@ def adoption_text(adopted: Sequence[AdoptedLayer], where: str) -> str:
     )
 
 
-def read_tensors_of(path: os.PathLike[str] | str, *, max_bytes: int | None = None) -> Tensors:
+def read_tensors_of(path: AnyPath, *, max_bytes: int | None = None) -> Tensors:
     """All tensors of a safetensors file, or of a directory that holds one checkpoint."""
     path = Path(path)
     if not path.exists():

@@ -27,12 +27,12 @@ _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 SPARE_FACTOR = 1.1
 
-CheckReplaceable = Callable[[Path], None]
+AnyPath = os.PathLike[str] | str
 
 
 @contextmanager
 def replace_directory(
-    path: os.PathLike[str] | str, needed_bytes: int, check_replaceable: CheckReplaceable
+    path: AnyPath, needed_bytes: int, check_replaceable: Callable[[Path], None]
 ) -> Iterator[Path]:
     """Give an empty folder to fill; when the block ends without error it becomes `path`.
 
@@ -79,7 +79,7 @@ def write_whole(path: Path, content: bytes) -> None:
         raise ResourceError(f"{path}: could not be written ({error.strerror}).") from error
 
 
-def find_directory(path: os.PathLike[str] | str) -> Path:
+def find_directory(path: AnyPath) -> Path:
     """The directory at `path`, or the complete one an interrupted replacement left beside it."""
     target = Path(os.path.realpath(path))
     # More than once: a writer may move the directory between the two looks.
