@@ -82,10 +82,9 @@ def load_telling(
     if has_manifest:
         result, knows_masks = load_artifact(path, model, max_bytes)
     elif found.is_file() and (is_gguf(found) or is_onnx(found)):
+        kind, read = ("a gguf", load_gguf) if is_gguf(found) else ("an ONNX", load_onnx)
         if model is not None:
-            kind = "a gguf" if is_gguf(found) else "an ONNX"
             raise InputError(f"{found}: {kind} file describes its own model; pass no model=.")
-        read = load_gguf if is_gguf(found) else load_onnx
         result = read(found, max_bytes=max_bytes)
     elif model is not None:
         result = _load_checkpoint(found, model, max_bytes)
@@ -133,12 +132,8 @@ def read_beside(path: AnyPath) -> dict[str, bytes]:
             listed = sorted(BESIDE_FILES & set(artifact.manifest.files))
             verified = {name: artifact.document(name) for name in listed}
             found = artifact.path
-    others = sorted(BESIDE_FILES - set(verified))
-    return verified | {
-        name: read_inside(found, name, MAX_BESIDE_BYTES)
-        for name in others
-        if is_inside(found, name)
-    }
+    others = [name for name in sorted(BESIDE_FILES - set(verified)) if is_inside(found, name)]
+    return verified | {name: read_inside(found, name, MAX_BESIDE_BYTES) for name in others}
 
 
 def _load_checkpoint(path: Path, model: nn.Module, max_bytes: int | None) -> nn.Module:

@@ -8,10 +8,10 @@ Tables and JSON lines know the same names. Legend: N samples, T tokens.
 import csv
 import io
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -279,12 +279,12 @@ def _read_ids(path: Path) -> Texts:
 
 
 # The table of file types: rows of texts, which may have labels or scores, and everything else.
-_ROW_READERS: Final[Mapping[str, Callable[[Path, str], Iterator[_Row]]]] = {
+_ROW_READERS = {
     ".jsonl": _json_rows,
     ".csv": _table_rows,
     ".tsv": _table_rows,
 }
-_READERS: Final[Mapping[str, Callable[[Path], Texts]]] = {
+_READERS = {
     **dict.fromkeys((".txt", ".md", ".text"), _read_lines),
     ".safetensors": _read_ids,
 }

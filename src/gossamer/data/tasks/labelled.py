@@ -92,11 +92,9 @@ def _padded(ids: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _read(data: str) -> list[tuple[str, int]]:
-    return _generated() if data == GENERATED else read_labelled(Path(data))
-
-
-def _generated() -> list[tuple[str, int]]:
-    """Does the text hold more of the first or of the second four words?"""
+    if data != GENERATED:
+        return read_labelled(Path(data))
+    # Does the text hold more of the first or of the second four words?
     words = ["good", "fine", "warm", "bright", "bad", "dull", "cold", "grey"]
     draws = torch.randint(8, (800, 7), generator=generator_of(0, 800)).tolist()
     return [(" ".join(words[n] for n in row), int(sum(n > 3 for n in row) > 3)) for row in draws]

@@ -137,18 +137,18 @@ def _prune_tokens(model: nn.Module, wanted: TokenPruning | None) -> None:
     encoder.phase, encoder.temperature = wanted.phase, wanted.temperature
 
 
-def _describe(module: nn.Module | None, key: str, depth: int) -> PartNode:
+def _describe(module: Any, key: str, depth: int) -> PartNode:
     unknown = ArtifactError(f"{key!a}: a {type(module).__name__} is in no table.")
     if module is None or depth > MAX_NESTING or len(key) > MAX_KEY:
         raise unknown
     kind = type(module)
     if kind in _ZOO_NAMES:
-        return ZooNode(name=_ZOO_NAMES[kind], args=module.zoo_args(), key=key)  # type: ignore[operator]
+        return ZooNode(name=_ZOO_NAMES[kind], args=module.zoo_args(), key=key)
     if kind in _CONTAINER_NAMES:
         parts = module._modules.items()
         children = tuple(_describe(child, name, depth + 1) for name, child in parts)
         return TorchNode(name=_CONTAINER_NAMES[kind], children=children, key=key)
-    if isinstance(module, nn.TransformerEncoder) and kind is nn.TransformerEncoder:
+    if kind is nn.TransformerEncoder:
         layers = [_describe(layer, "layer", depth + 1) for layer in module.layers]
         if not layers or any(layer != layers[0] for layer in layers):
             raise unknown

@@ -73,10 +73,10 @@ def check_fit(
         if len(owners) > 1:
             faults.append(f"{', '.join(names)}: one tensor in the model, but {len(owners)} here")
     if faults:
-        shown = [fault.encode("ascii", "backslashreplace").decode() for fault in faults]
+        shown = listed(faults).encode("ascii", "backslashreplace").decode()
         raise ArtifactError(
-            f"{where}: does not fit the model; nothing was changed. {len(faults)} mismatches:"
-            + listed(shown)
+            f"{where}: does not fit the model; nothing was changed. {len(faults)}"
+            f" mismatches:{shown}"
         )
     return matched
 

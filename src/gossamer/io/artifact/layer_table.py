@@ -62,7 +62,7 @@ PADDING = ArgumentRule(
     lambda v: v in ("same", "valid") or SIZES.accepts(v),
 )
 # What an argument may be wherever no row says otherwise; names with one rule are one text.
-_RULES: dict[str, ArgumentRule] = {
+_RULES = {
     name: rule
     for names, rule in (
         ("in_features out_features in_channels out_channels num_features", SIZE),

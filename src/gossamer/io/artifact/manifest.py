@@ -27,12 +27,12 @@ from gossamer.nn.tokens.token_pruning import Phase, Soft
 
 FORMAT_NAME: Final = "gossamer-artifact"
 FORMAT_VERSION: Final = 1
-MANIFEST_FILE: Final = "manifest.json"
-CARD_FILE: Final = "card.md"
-CONFIG_FILE: Final = "config.json"
-REPORT_FILE: Final = "report.json"
+MANIFEST_FILE = "manifest.json"
+CARD_FILE = "card.md"
+CONFIG_FILE = "config.json"
+REPORT_FILE = "report.json"
 # What a model needs beside its weights to be used. Carried along as bytes and hashed, never read.
-BESIDE_FILES: Final = frozenset(
+BESIDE_FILES = frozenset(
     {
         "added_tokens.json",
         "chat_template.jinja",
@@ -48,17 +48,17 @@ BESIDE_FILES: Final = frozenset(
 )
 # Files that people and other tools put beside a model; those the manifest lists are verified, the
 # others are never opened by a reader.
-COMPANIONS: Final = BESIDE_FILES | {CARD_FILE, ".gitattributes", "README.md"}
+COMPANIONS = BESIDE_FILES | {CARD_FILE, ".gitattributes", "README.md"}
 
-MAX_RECIPE: Final = 2**20
-MAX_SLIM_BLOCKS: Final = 10_000
-MAX_BESIDE_BYTES: Final = MAX_MANIFEST_BYTES
+MAX_RECIPE = 2**20
+MAX_SLIM_BLOCKS = 10_000
+MAX_BESIDE_BYTES = MAX_MANIFEST_BYTES
 # Arrays of one tensor in a file: `<tensor>::<array>`.
-SEPARATOR: Final = "::"
-MASK_ARRAY: Final = "mask_bits"
+SEPARATOR = "::"
+MASK_ARRAY = "mask_bits"
 CODES, SCALES, OFFSETS, VALUES = "codes", "scales", "offsets", "values"
 # The one array of a tensor that is stored as it is, under its own name.
-WHOLE: Final = ""
+WHOLE = ""
 
 
 def array_key(name: str, array: str) -> str:

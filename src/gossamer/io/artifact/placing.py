@@ -69,9 +69,8 @@ class Placement:
         return self._root[_ROOT].get_submodule(path)
 
     def _slot(self, name: str) -> Slot:
-        path, _, attribute = name.rpartition(".")
-        slots = own_slots(path, self._module(path))
-        return next(slot for slot in slots if slot.attribute == attribute)
+        path = name.rpartition(".")[0]
+        return next(slot for slot in own_slots(path, self._module(path)) if slot.name == name)
 
     def _put(self, slot: Slot, decoded: Any) -> None:
         if isinstance(decoded, torch.Tensor):

@@ -59,9 +59,7 @@ def fill(model: nn.Module, tensors: dict[str, torch.Tensor], path: Path) -> nn.M
         name: DenseEntry(file=path.name, shape=tuple(t.shape), dtype=dtype_name(t.dtype))
         for name, t in tensors.items()
     }
-    manifest = Manifest.model_construct(
-        producer="", kind="dense", files={}, tensors=entries, shared_modules={}
-    )
+    manifest = Manifest.model_construct(tensors=entries)
     target = unwrap(model)
     matched = check_fit(manifest, target, str(path), exact_dtypes=True)
     result = Placement(target, manifest, matched, {**tensors}, in_place=True).run()

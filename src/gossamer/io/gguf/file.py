@@ -36,7 +36,7 @@ _EMBEDDING, _NORM, _HEAD = (f"{name}.weight" for name in _OUTER)
 # Settings that change what the model computes in ways this reader does not know.
 _MUST_BE_ABSENT = ("expert_count", "rope.scaling.factor", "attention.sliding_window")
 # The least that a setting of a type may be, what it must be below, and both in words.
-_RANGES: dict[type, tuple[float, float, str]] = {
+_RANGES = {
     int: (1, 2**31, "a whole number from 1"),
     float: (math.ulp(0.0), math.inf, "a positive number"),
 }

@@ -110,13 +110,12 @@ def from_tensors(
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    path = folder / CONFIG_FILE
+    where = str(folder / CONFIG_FILE)
     if not is_inside(folder, CONFIG_FILE):
         raise ArtifactError(f"{folder}: has no {CONFIG_FILE}, so the model cannot be built.")
-    raw = read_inside(folder, CONFIG_FILE, MAX_MANIFEST_BYTES)
-    content = parse_json(raw, str(path))
+    content = parse_json(read_inside(folder, CONFIG_FILE, MAX_MANIFEST_BYTES), where)
     if not isinstance(content, dict):
-        raise ArtifactError(f"{path}: must be a JSON object.")
+        raise ArtifactError(f"{where}: must be a JSON object.")
     return content
 
 

@@ -60,10 +60,8 @@ def config_of(model: nn.Module) -> dict[str, Any] | None:
     transformers = sys.modules.get("transformers")
     if transformers is None or not isinstance(model, transformers.PreTrainedModel):
         return None
-    raw = model.config.to_json_string().encode("utf-8")
-    content: dict[str, Any] = parse_json(raw, CONFIG_FILE)
-    content["architectures"] = [type(model).__name__]
-    return content
+    content = parse_json(model.config.to_json_string().encode(), CONFIG_FILE)
+    return {**content, "architectures": [type(model).__name__]}
 
 
 def build_transformers(
@@ -94,11 +92,10 @@ def make_config(model_type: str, content: dict[str, Any], max_layers: int) -> An
         declared = {field.name for field in dataclasses.fields(kind)}
     else:
         declared = set(inspect.signature(kind.__init__).parameters) - {"self", "kwargs"}
-    fields: dict[str, Any] = {}
-    for name, value in content.items():
-        if name in (declared | _LEGACY_FIELDS) - _CALLS:
-            _check_value(name, value, max_layers)
-            fields[name] = value
+    known = (declared | _LEGACY_FIELDS) - _CALLS
+    fields = {name: value for name, value in content.items() if name in known}
+    for name, value in fields.items():
+        _check_value(name, value, max_layers)
     check_sizes(fields)
     try:
         with quiet_transformers():

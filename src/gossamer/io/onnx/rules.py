@@ -83,7 +83,7 @@ def _lower_log_softmax(node: Node, add: Add) -> None:
 
 
 # Operators that are written as others when a file is read.
-LOWERED: dict[str, Callable[[Node, Add], None]] = {
+LOWERED = {
     "FlatLogSoftmax": _lower_log_softmax,
     "QLinearConv": _lower_conv,
     "QLinearMatMul": _lower_matmul,

@@ -15,7 +15,7 @@ from gossamer.errors import ArtifactError, FormatError
 from gossamer.formats import decode
 from gossamer.io.pruners.stored_masks import Tensors
 from gossamer.io.safe_files import MAX_TENSOR_BYTES, check_memory
-from gossamer.patterns import NM, Pattern, Unstructured
+from gossamer.patterns import NM, Unstructured
 
 BITMASK_FORMAT = "sparse-bitmask"
 TWO_FOUR_FORMAT = "sparse-24-bitmask"
@@ -27,7 +27,7 @@ _PARTS = {
     BITMASK_FORMAT: ("shape", "compressed", "bitmask", "row_offsets"),
     TWO_FOUR_FORMAT: ("shape", "compressed", "bitmask"),
 }
-_PATTERNS: dict[str, Pattern] = {BITMASK_FORMAT: Unstructured(), TWO_FOUR_FORMAT: NM(2, 4)}
+_PATTERNS = {BITMASK_FORMAT: Unstructured(), TWO_FOUR_FORMAT: NM(2, 4)}
 _WEIGHT = ".weight"
 
 

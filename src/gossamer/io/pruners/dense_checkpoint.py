@@ -183,17 +183,14 @@ def _files_of(folder: Path) -> tuple[list[str], dict[str, str] | None]:
 
 
 def _read_index(folder: Path) -> dict[str, str]:
-    index = folder / INDEX_FILE
-    raw = read_inside(folder, INDEX_FILE, MAX_MANIFEST_BYTES)
-    content = parse_json(raw, str(index))
+    index = str(folder / INDEX_FILE)
+    content = parse_json(read_inside(folder, INDEX_FILE, MAX_MANIFEST_BYTES), index)
     weight_map = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         raise ArtifactError(f"{index}: has no weight_map.")
     for name, file in weight_map.items():
-        check_name(name, str(index))
-        if not isinstance(file, str) or not check_file_name(file, str(index)).endswith(
-            ".safetensors"
-        ):
+        check_name(name, index)
+        if not isinstance(file, str) or not check_file_name(file, index).endswith(".safetensors"):
             raise ArtifactError(f"{index}: {ascii(file)[:80]} is no safetensors file.")
         if not is_inside(folder, file):
             raise ArtifactError(f"{index}: names {file!a}, which is not there.")

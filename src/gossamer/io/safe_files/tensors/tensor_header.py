@@ -22,7 +22,7 @@ from gossamer.io.safe_files.limits import (
 LENGTH_BYTES = 8
 
 # safetensors code, torch dtype. A dtype that is not here can be neither written nor read.
-DTYPES: dict[str, torch.dtype] = {
+DTYPES = {
     "BOOL": torch.bool,
     "U8": torch.uint8,
     "I8": torch.int8,
