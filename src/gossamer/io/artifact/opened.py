@@ -53,17 +53,16 @@ class OpenArtifact:
         """Bytes of all files the manifest lists."""
         return sum(entry.size for entry in self.manifest.files.values())
 
-    def read(self) -> tuple[dict[str, torch.Tensor], dict[str, bytes]]:
-        """All stored arrays by key and all other files by name, once; every hash is verified."""
+    def read(self) -> dict[str, torch.Tensor]:
+        """All stored arrays by key, once; the hashes of all files are verified."""
         arrays: dict[str, torch.Tensor] = {}
-        documents: dict[str, bytes] = {}
         for name, entry in self.manifest.files.items():
             if name in self.headers:
                 file, where = self.files[name], str(self.path / name)
                 arrays |= read_tensors(file, self.headers[name], where, entry.sha256)
             else:
-                documents[name] = self.document(name)
-        return arrays, documents
+                self.document(name)
+        return arrays
 
     def document(self, name: str) -> bytes:
         """The verified bytes of a file that holds no tensors."""

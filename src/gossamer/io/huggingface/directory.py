@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from gossamer.errors import ArtifactError
-from gossamer.io.huggingface.dry_run import CONFIG_FILE
 from gossamer.io.huggingface.transformers_models import (
+    CONFIG_FILE,
     build_transformers,
     import_transformers,
     make_config,
@@ -30,6 +30,8 @@ _MAX_SKELETON_TENSORS = 10_000
 # A model may need twice what its files hold (tied weights), and so many more: what does not fit in
 # a small model is told weight by weight.
 _SPARE_WEIGHTS = 2**20
+
+Tensors = dict[str, torch.Tensor]
 
 
 def load_pretrained(
@@ -74,7 +76,7 @@ def pretrained_skeleton(folder: Path) -> nn.Module:
 def from_tensors(
     name: str,
     config: dict[str, Any],
-    tensors: dict[str, torch.Tensor],
+    tensors: Tensors,
     where: str,
     *,
     max_bytes: int | None = None,
@@ -146,9 +148,7 @@ def _check_complete(info: dict[str, Any], name: str, where: str) -> None:
         )
 
 
-def _check_weights(
-    tensors: dict[str, torch.Tensor], skeleton: nn.Module, architecture: str, where: str
-) -> None:
+def _check_weights(tensors: Tensors, skeleton: nn.Module, architecture: str, where: str) -> None:
     # transformers makes weights that are not there, and says so when they fill the memory.
     held = sum(tensor.numel() for tensor in tensors.values())
     needed = sum(parameter.numel() for parameter in skeleton.parameters())

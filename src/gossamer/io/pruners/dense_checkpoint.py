@@ -20,12 +20,13 @@ from gossamer.io.safe_files.directories import AnyPath
 from gossamer.io.safe_files.documents import parse_json
 from gossamer.io.safe_files.tensors import read_header, read_tensors
 from gossamer.named_files import is_inside, open_inside, open_named, read_inside, size_of
-from gossamer.nn import disable_fast_paths, replace_module
-from gossamer.nn.layer_kinds import can_mask, form_of, to_masked
+from gossamer.nn import MaskedWeight, disable_fast_paths, replace_module
+from gossamer.nn.layer_kinds import can_mask, to_masked
 from gossamer.patterns import Pattern, detect_pattern
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
+_SUFFIX = ".safetensors"
 # Rounding makes zeros, too: of normal weights 12 % in 4 bits (gguf's Q4_0), 20 % in 3 bits. A layer
 # with at least this many was pruned.
 DEFAULT_MIN_SPARSITY = 0.3
@@ -106,7 +107,7 @@ def adopt_zeros(model: nn.Module, min_sparsity: float = DEFAULT_MIN_SPARSITY) ->
     for weight, places in holders.items():
         plain = all(
             layer is not model
-            and form_of(layer) == "dense"
+            and not isinstance(layer, MaskedWeight)
             and can_mask(layer)
             and layer._parameters.get("weight") is weight
             for _, layer in places
@@ -168,11 +169,21 @@ def read_tensors_of(path: AnyPath, *, max_bytes: int | None = None) -> Tensors:
 def _files_of(folder: Path) -> tuple[list[str], dict[str, str] | None]:
     """The files of a checkpoint directory and, if it is sharded, which tensor is where."""
     if is_inside(folder, INDEX_FILE):
-        weight_map = _read_index(folder)
+        index = str(folder / INDEX_FILE)
+        content = parse_json(read_inside(folder, INDEX_FILE, MAX_MANIFEST_BYTES), index)
+        weight_map = content.get("weight_map") if isinstance(content, dict) else None
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise ArtifactError(f"{index}: has no weight_map.")
+        for name, file in weight_map.items():
+            check_name(name, index)
+            if not isinstance(file, str) or not check_file_name(file, index).endswith(_SUFFIX):
+                raise ArtifactError(f"{index}: {ascii(file)[:80]} is no safetensors file.")
+            if not is_inside(folder, file):
+                raise ArtifactError(f"{index}: names {file!a}, which is not there.")
         return sorted(set(weight_map.values())), weight_map
     if is_inside(folder, SINGLE_FILE):
         return [SINGLE_FILE], None
-    found = sorted(file.name for file in folder.glob("*.safetensors"))
+    found = sorted(file.name for file in folder.glob(f"*{_SUFFIX}"))
     if len(found) != 1:
         names = ", ".join(found) or "none"
         raise ArtifactError(
@@ -180,21 +191,6 @@ def _files_of(folder: Path) -> tuple[list[str], dict[str, str] | None]:
             f" {names}. Checkpoints in other formats (.bin, .pt) are pickles and are not read."
         )
     return found, None
-
-
-def _read_index(folder: Path) -> dict[str, str]:
-    index = str(folder / INDEX_FILE)
-    content = parse_json(read_inside(folder, INDEX_FILE, MAX_MANIFEST_BYTES), index)
-    weight_map = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise ArtifactError(f"{index}: has no weight_map.")
-    for name, file in weight_map.items():
-        check_name(name, index)
-        if not isinstance(file, str) or not check_file_name(file, index).endswith(".safetensors"):
-            raise ArtifactError(f"{index}: {ascii(file)[:80]} is no safetensors file.")
-        if not is_inside(folder, file):
-            raise ArtifactError(f"{index}: names {file!a}, which is not there.")
-    return weight_map
 
 
 def _detect(tensor: torch.Tensor, min_sparsity: float) -> DetectedMask | None:

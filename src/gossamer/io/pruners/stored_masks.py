@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from gossamer.errors import ArtifactError, InputError
-from gossamer.nn import disable_fast_paths
-from gossamer.nn.layer_kinds import can_mask, form_of, mask_in
+from gossamer.nn import MaskedWeight, disable_fast_paths
+from gossamer.nn.layer_kinds import can_mask, mask_in
 from gossamer.patterns import detect_pattern
 
 Tensors = dict[str, torch.Tensor]
@@ -73,7 +73,7 @@ def apply_masks(model: nn.Module, masks: Tensors, where: str) -> None:
         if known is None:
             raise ArtifactError(f"{where}: {name!a} has a mask, but the model has no such layer.")
         layer = modules[known]
-        if form_of(layer) == "masked" or not can_mask(layer) or bool(mask.all()):
+        if isinstance(layer, MaskedWeight) or not can_mask(layer) or bool(mask.all()):
             continue
         masked = mask_in(model, layer, mask, detect_pattern(mask))
         modules = {key: masked if module is layer else module for key, module in modules.items()}
