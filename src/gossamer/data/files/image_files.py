@@ -135,8 +135,7 @@ def _idx_shape(stream: Any, where: str) -> list[int]:
     sizes = stream.read(4 * start[3])
     if len(sizes) != 4 * start[3]:
         raise InputError(f"{where}: ends in its header; it was truncated.")
-    shape: list[int] = np.frombuffer(sizes, ">u4").tolist()
-    return shape
+    return np.frombuffer(sizes, ">u4").tolist()  # type: ignore[no-any-return]
 
 
 def _labelled_images(
@@ -147,8 +146,8 @@ def _labelled_images(
     pixels = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
     if x.dtype.kind == "u":
         pixels = pixels / np.iinfo(x.dtype).max
-    if not pixels.isfinite().all():
-        bad = int((~pixels.isfinite()).sum())
+    bad = pixels.numel() - int(pixels.isfinite().sum())
+    if bad:
         raise InputError(f"{where_x}: {bad} of {pixels.numel()} values are NaN or Inf.")
     _check_labels(y, len(x), where_y)
     labels = y.astype(np.int64)

@@ -194,9 +194,8 @@ def _samples_of(path: Path, *, labelled: bool) -> Texts:
                 f' {{"text_a": "...", "text_b": "...", "score": 3.5}}, got {row.line[:60]!r}.'
             )
         if kind == "pair":
-            pair = _pair_in(row)
-            pairs.append(pair)
-            texts += [pair.first, pair.second]
+            pairs.append(_pair_in(row))
+            texts += [pairs[-1].first, pairs[-1].second]
             continue
         texts.append(_text_in(row))
         if labelled and kind == "label":

@@ -56,13 +56,8 @@ class Slot:
         tensor = self.tensor
         if tensor.is_meta or tensor.numel() == 0:
             return (id(tensor),)
-        return (
-            self.is_parameter,
-            tensor.data_ptr(),
-            tuple(tensor.shape),
-            tensor.stride(),
-            tensor.dtype,
-        )
+        place = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        return (self.is_parameter, *place)
 
 
 @dataclass(frozen=True)

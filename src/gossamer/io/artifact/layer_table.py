@@ -42,12 +42,11 @@ def _choice(*values: str) -> ArgumentRule:
 def _sizes(low: int) -> ArgumentRule:
     one = _whole("", low, MAX_DIM)
     return ArgumentRule(
-        f"an integer >= {low} or a list of them", lambda v: one.accepts(v) or _is_list(v, one)
+        f"an integer >= {low} or a list of them",
+        lambda v: (
+            len(v) <= MAX_DIMS and all(map(one.accepts, v)) if type(v) is tuple else one.accepts(v)
+        ),
     )
-
-
-def _is_list(value: Any, of: ArgumentRule) -> bool:
-    return type(value) is tuple and len(value) <= MAX_DIMS and all(map(of.accepts, value))
 
 
 SIZE = _whole("an integer in [0, 2^40]", 0, MAX_DIM)

@@ -198,8 +198,8 @@ def _grid_of(weight: torch.Tensor, may_have_offsets: bool = False) -> grids.Grid
 
 def _scale_bytes(matrix: tuple[int, int], grid: grids.Grid) -> int:
     """Bytes of the scales of a matrix, and of its offsets."""
-    arrays = 2 if grid.has_offsets else 1
-    return arrays * matrix[0] * grid.num_spans(matrix[1]) * grid.scale_dtype.itemsize
+    count = matrix[0] * grid.num_spans(matrix[1]) * grid.scale_dtype.itemsize
+    return 2 * count if grid.has_offsets else count
 
 
 def transposed(inventory: Inventory, paths: Sequence[str]) -> Inventory:

@@ -104,8 +104,7 @@ def save(
     if not isinstance(model, nn.Module):
         raise InputError(f"model: expected a torch module, got {type(model).__name__}.")
     stored = as_stored(unwrap(model))
-    inventory = take_inventory(stored)
-    config = config_of(stored)
+    inventory, config = take_inventory(stored), config_of(stored)
     architecture = describe(stored, config)
     if kind == "dense" and isinstance(architecture, TransformersNode) and architecture.linear:
         # What any tool reads has the layers that transformers itself would have.
@@ -143,11 +142,11 @@ def save(
             recipe=recipe,
         )
         text = _default_card(manifest, Path(path).name) if card is None else card
-        _write(folder / CARD_FILE, text.encode())
+        write_file(folder / CARD_FILE, text.encode())
         raw = manifest_bytes(manifest)
         # Read back before anything is replaced: a manifest over the limits would be lost data.
         parse_manifest(raw)
-        _write(folder / MANIFEST_FILE, raw)
+        write_file(folder / MANIFEST_FILE, raw)
     return Path(path)
 
 

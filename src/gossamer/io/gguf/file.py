@@ -146,12 +146,10 @@ def llama_config(header: GgufHeader, where: str) -> dict[str, Any]:
 
 def _check_tensors(header: GgufHeader, config: dict[str, Any], where: str) -> None:
     """Every tensor the class needs is there in its shape, and nothing else is."""
-    num_layers = config["num_hidden_layers"]
-    if num_layers > len(header.tensors):
-        raise ArtifactError(
-            f"{where}: {num_layers} blocks announced, {len(header.tensors)} tensors stored."
-        )
-    wanted, found = _wanted_shapes(config), header.tensors
+    num_layers, found = config["num_hidden_layers"], header.tensors
+    if num_layers > len(found):
+        raise ArtifactError(f"{where}: {num_layers} blocks announced, {len(found)} tensors stored.")
+    wanted = _wanted_shapes(config)
     faults = [f"{name!a} is missing" for name in wanted if name not in found]
     faults += [f"{name!a} has no place in a Llama" for name in found if name not in wanted]
     faults += [

@@ -70,7 +70,7 @@ def pretrained_skeleton(folder: Path) -> nn.Module:
     """The class that config.json names, on the meta device; weights need not be there."""
     config = _read_config(folder)
     name = _architecture_of(config, folder)
-    return build_transformers(name, config, max_tensors=_MAX_SKELETON_TENSORS, device="meta")
+    return build_transformers(name, config, max_tensors=_MAX_SKELETON_TENSORS)
 
 
 def from_tensors(
@@ -91,7 +91,7 @@ def from_tensors(
         max_bytes: refuse models that need more memory; default: what is available.
     """
     model_type = model_type_of(name, config, where)
-    skeleton = build_transformers(name, config, max_tensors=10 * len(tensors) + 100, device="meta")
+    skeleton = build_transformers(name, config, max_tensors=10 * len(tensors) + 100)
     needed = _num_bytes([*skeleton.parameters(), *skeleton.buffers()])
     check_memory(needed, _num_bytes(tensors.values()), max_bytes, where)
     _check_weights(tensors, skeleton, name, where)

@@ -75,7 +75,7 @@ def config_of(model: nn.Module) -> dict[str, Any] | None:
 
 
 def build_transformers(
-    name: str, config: dict[str, Any] | None, *, max_tensors: int, device: str
+    name: str, config: dict[str, Any] | None, *, max_tensors: int, device: str = "meta"
 ) -> nn.Module:
     """A model of the table with uninitialised weights on `device`."""
     if config is None:

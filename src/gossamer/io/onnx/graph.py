@@ -133,7 +133,7 @@ class Graph:
     def scalar(self, value: str) -> float | None:
         """A constant of one number."""
         tensor = self.constants.get(value)
-        return None if tensor is None or tensor.numel() != 1 else float(tensor)
+        return float(tensor) if tensor is not None and tensor.numel() == 1 else None
 
     def nodes(self, *operators: str) -> list[Node]:
         """Nodes that results depend on, makers before users; of `operators` if any are named."""

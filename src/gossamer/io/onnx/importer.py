@@ -71,18 +71,15 @@ def _build(graph: Graph) -> GraphModule:
     for node in nodes:
         for value in node.outputs:
             numbers[value or f"unused {len(numbers)}"] = len(numbers) - 1
-        steps.append(
-            Step(
-                operator=node.operator,
-                inputs=tuple(numbers[value] for value in node.inputs),
-                outputs=tuple(numbers[value] for value in node.outputs),
-                attributes=node.attributes,
-                layer=path_of.get(node),
-                origin=node.name.split("\n")[-1][:200],
-            )
+        inputs, outputs = (
+            tuple(numbers[value] for value in values) for values in (node.inputs, node.outputs)
         )
-    outputs = tuple((name, numbers[value]) for name, value in graph.outputs)
-    plan = OperatorPlan(graph.inputs, tuple(keys), tuple(steps), outputs)
+        origin = node.name.split("\n")[-1][:200]
+        steps.append(
+            Step(node.operator, inputs, outputs, node.attributes, path_of.get(node), origin)
+        )
+    results = tuple((name, numbers[value]) for name, value in graph.outputs)
+    plan = OperatorPlan(graph.inputs, tuple(keys), tuple(steps), results)
     layers = {path: node.layer for node, path in path_of.items() if node.layer is not None}
     tensors = {k: graph.constants[v].contiguous() for k, v in zip(keys, constants, strict=True)}
     model = GraphModule(plan, layers, tensors, graph.where)

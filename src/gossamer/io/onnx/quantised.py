@@ -49,9 +49,9 @@ def find_integer_products(graph: Graph) -> None:
             else:
                 product = graph.value()
                 added = [product, graph.constant(real_bias, bias)]
-                new.append(Node("Add", added, last.outputs, {}, node.name))
+                new.append(Node("Add", added, last.outputs, name=node.name))
         codes = [node.inputs[0], x_scale, node.input(2)]
-        new.append(Node("DequantizeLinear", codes, [image], {}, node.name))
+        new.append(Node("DequantizeLinear", codes, [image], name=node.name))
         new.append(Node(_PRODUCTS[node.operator], inputs, [product], node.attributes, node.name))
         graph.replace(last, *new)
 

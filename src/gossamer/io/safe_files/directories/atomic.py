@@ -6,6 +6,11 @@ target in one system call. A writer that dies leaves the old directory as it was
 one that no reader accepts; the next writer removes it. Where the exchange does not exist (other
 systems than Linux) two renames do the work; between them only `<name>.old-<uuid>` is there, and
 `find_directory` and the next writer take it up.
+
+There is one writer at a time, across processes and threads. The lock belongs to the process: the
+system drops it when the process dies, so there are no stale locks. On Windows and on file systems
+without locks, writers are not kept apart; readers are safe all the same, because directories are
+replaced whole.
 """
 
 import ctypes
@@ -20,7 +25,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gossamer.errors import ArtifactError, ResourceError
-from gossamer.io.safe_files.directories.lock import exclusive_lock
+
+if sys.platform != "win32":
+    import fcntl
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _AT_FDCWD = -100
@@ -179,3 +186,39 @@ def _explain(error: OSError, target: Path, needed_bytes: int) -> ResourceError:
         f"{target}: {cause}; needed {needed_bytes} bytes, {free}. What was there before is"
         " unchanged. Free some space or choose another folder."
     )
+
+
+@contextmanager
+def exclusive_lock(target: Path) -> Iterator[None]:
+    """Hold `.<name>.lock` beside `target`, or refuse at once if someone else does."""
+    if sys.platform == "win32":
+        yield
+        return
+    path = target.with_name(f".{target.name}.lock")
+    descriptor = _acquire(path, target)
+    try:
+        yield
+    finally:
+        # Unlinked while still held: a waiter that opened the old file sees that it is gone.
+        with suppress(OSError):
+            path.unlink()
+        os.close(descriptor)
+
+
+def _acquire(path: Path, target: Path) -> int:
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise ResourceError(
+                f"{target}: another process is writing it now. Wait until it is done, or save"
+                " under another name."
+            ) from None
+        except OSError:
+            return descriptor
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                return descriptor
+        os.close(descriptor)
