@@ -98,86 +98,85 @@ class Layer:
     read: dict[str, Read]
 
 
-def _layer(build: type[nn.Module], names: str = "", /, **other: ArgumentRule | Read) -> Layer:
-    """A row: names of arguments, and what is special about one, its rule or how it is read."""
-    rules = {name: _RULES[name] for name in names.split()}
-    read: dict[str, Read] = {"bias": lambda module: module.bias is not None}
-    for name, special in other.items():
-        if isinstance(special, ArgumentRule):
-            rules[name] = special
-        else:
-            read[name] = special
-    return Layer(build, rules, read)
-
-
 _CONV = "in_channels out_channels kernel_size stride padding dilation groups bias padding_mode"
 _BATCH_NORM = "num_features eps momentum affine track_running_stats"
+# Layers, and the names of their arguments.
+_ARGUMENTS: dict[type[nn.Module], str] = {
+    nn.Linear: "in_features out_features bias",
+    nn.Conv1d: _CONV,
+    nn.Conv2d: _CONV,
+    nn.Embedding: "num_embeddings embedding_dim padding_idx max_norm norm_type scale_grad_by_freq"
+    " sparse",
+    nn.LayerNorm: "normalized_shape eps elementwise_affine bias",
+    nn.RMSNorm: "normalized_shape eps elementwise_affine",
+    nn.GroupNorm: "num_groups num_channels eps affine",
+    nn.BatchNorm1d: _BATCH_NORM,
+    nn.BatchNorm2d: _BATCH_NORM,
+    nn.ReLU: "inplace",
+    nn.LeakyReLU: "negative_slope inplace",
+    nn.ELU: "alpha inplace",
+    nn.GELU: "approximate",
+    nn.SiLU: "inplace",
+    nn.Mish: "inplace",
+    nn.Hardswish: "inplace",
+    nn.Softplus: "beta threshold",
+    nn.Tanh: "",
+    nn.Sigmoid: "",
+    nn.Softmax: "dim",
+    nn.LogSoftmax: "dim",
+    nn.Dropout: "p inplace",
+    nn.Dropout2d: "p inplace",
+    nn.Identity: "",
+    nn.Flatten: "start_dim end_dim",
+    nn.MaxPool2d: "kernel_size stride padding dilation return_indices ceil_mode",
+    nn.AvgPool2d: "kernel_size stride padding ceil_mode count_include_pad divisor_override",
+    nn.AdaptiveAvgPool2d: "output_size",
+    nn.MultiheadAttention: "embed_dim num_heads dropout bias add_bias_kv add_zero_attn kdim vdim"
+    " batch_first",
+    nn.TransformerEncoderLayer: "d_model nhead dim_feedforward dropout activation layer_norm_eps"
+    " batch_first norm_first bias",
+}
+# Rules that are other than those of the name.
+_OTHER_RULES: dict[type[nn.Module], dict[str, ArgumentRule]] = {
+    nn.Conv1d: {"padding": PADDING},
+    nn.Conv2d: {"padding": PADDING},
+    nn.RMSNorm: {"eps": _or_none(REAL)},
+}
 # None is no legal activation, so an unknown function makes the layer indescribable.
 _ACTIVATIONS = {functional.relu: "relu", functional.gelu: "gelu"}
-_ROWS = (
-    _layer(nn.Linear, "in_features out_features bias"),
-    _layer(nn.Conv1d, _CONV, padding=PADDING),
-    _layer(nn.Conv2d, _CONV, padding=PADDING),
-    _layer(
-        nn.Embedding,
-        "num_embeddings embedding_dim padding_idx max_norm norm_type scale_grad_by_freq sparse",
-    ),
-    _layer(
-        nn.LayerNorm,
-        "normalized_shape eps elementwise_affine bias",
-        bias=lambda m: m.bias is not None or not m.elementwise_affine,
-    ),
-    _layer(nn.RMSNorm, "normalized_shape eps elementwise_affine", eps=_or_none(REAL)),
-    _layer(nn.GroupNorm, "num_groups num_channels eps affine"),
-    _layer(nn.BatchNorm1d, _BATCH_NORM),
-    _layer(nn.BatchNorm2d, _BATCH_NORM),
-    _layer(nn.ReLU, "inplace"),
-    _layer(nn.LeakyReLU, "negative_slope inplace"),
-    _layer(nn.ELU, "alpha inplace"),
-    _layer(nn.GELU, "approximate"),
-    _layer(nn.SiLU, "inplace"),
-    _layer(nn.Mish, "inplace"),
-    _layer(nn.Hardswish, "inplace"),
-    _layer(nn.Softplus, "beta threshold"),
-    _layer(nn.Tanh),
-    _layer(nn.Sigmoid),
-    _layer(nn.Softmax, "dim"),
-    _layer(nn.LogSoftmax, "dim"),
-    _layer(nn.Dropout, "p inplace"),
-    _layer(nn.Dropout2d, "p inplace"),
-    _layer(nn.Identity),
-    _layer(nn.Flatten, "start_dim end_dim"),
-    _layer(nn.MaxPool2d, "kernel_size stride padding dilation return_indices ceil_mode"),
-    _layer(nn.AvgPool2d, "kernel_size stride padding ceil_mode count_include_pad divisor_override"),
-    _layer(nn.AdaptiveAvgPool2d, "output_size"),
-    _layer(
-        nn.MultiheadAttention,
-        "embed_dim num_heads dropout bias add_bias_kv add_zero_attn kdim vdim batch_first",
-        bias=lambda m: m.in_proj_bias is not None,
-        add_bias_kv=lambda m: m.bias_k is not None,
-    ),
-    _layer(
-        nn.TransformerEncoderLayer,
-        "d_model nhead dim_feedforward dropout activation layer_norm_eps batch_first norm_first"
-        " bias",
-        d_model=lambda m: m.self_attn.embed_dim,
-        nhead=lambda m: m.self_attn.num_heads,
-        dim_feedforward=lambda m: m.linear1.out_features,
-        dropout=lambda m: m.dropout.p,
-        activation=lambda m: _ACTIVATIONS.get(m.activation),
-        layer_norm_eps=lambda m: m.norm1.eps,
-        batch_first=lambda m: m.self_attn.batch_first,
-        bias=lambda m: m.linear1.bias is not None,
-    ),
-)
-LAYERS = {row.build.__name__: row for row in _ROWS}
+# Arguments that are no attribute of the same name.
+_READ: dict[type[nn.Module], dict[str, Read]] = {
+    nn.LayerNorm: {"bias": lambda m: m.bias is not None or not m.elementwise_affine},
+    nn.MultiheadAttention: {
+        "bias": lambda m: m.in_proj_bias is not None,
+        "add_bias_kv": lambda m: m.bias_k is not None,
+    },
+    nn.TransformerEncoderLayer: {
+        "d_model": lambda m: m.self_attn.embed_dim,
+        "nhead": lambda m: m.self_attn.num_heads,
+        "dim_feedforward": lambda m: m.linear1.out_features,
+        "dropout": lambda m: m.dropout.p,
+        "activation": lambda m: _ACTIVATIONS.get(m.activation),
+        "layer_norm_eps": lambda m: m.norm1.eps,
+        "batch_first": lambda m: m.self_attn.batch_first,
+        "bias": lambda m: m.linear1.bias is not None,
+    },
+}
+LAYERS = {
+    kind.__name__: Layer(
+        kind,
+        {name: _RULES[name] for name in names.split()} | _OTHER_RULES.get(kind, {}),
+        _READ.get(kind, {"bias": lambda m: m.bias is not None}),
+    )
+    for kind, names in _ARGUMENTS.items()
+}
 
 CONTAINERS: dict[str, type[nn.Module]] = {
     kind.__name__: kind for kind in (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 }
 # Takes one described layer and, optionally, one described norm.
 ENCODER = "TransformerEncoder"
-ENCODER_ARGS = _layer(nn.TransformerEncoder, "num_layers enable_nested_tensor").args
+ENCODER_ARGS = {name: _RULES[name] for name in ("num_layers", "enable_nested_tensor")}
 
 
 def read_args(layer: Layer, module: nn.Module) -> dict[str, Argument] | None:

@@ -33,6 +33,7 @@ from gossamer.io.safe_files.documents import parse_json
 from gossamer.io.safe_files.tensors import TensorHeader, check_hash, read_header, read_tensors
 
 ATTEMPTS = 20
+_RESTLESS = "is being replaced all the time; try again."
 TENSOR_SUFFIX = ".safetensors"
 _OPEN_FLAGS = os.O_RDONLY
 for _flag in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"):
@@ -96,7 +97,7 @@ def find_artifact(path: AnyPath) -> tuple[Path, bool]:
         has_manifest = os.path.lexists(found / MANIFEST_FILE)
         if _still_there(path, found, before):
             return found, has_manifest
-    raise _restless(path)
+    raise ArtifactError(f"{path}: {_RESTLESS}")
 
 
 @contextmanager
@@ -121,7 +122,7 @@ def open_artifact(path: AnyPath) -> Iterator[OpenArtifact]:
                     raise ArtifactError(f"{error.filename}: is missing.") from error
             stack.pop_all().close()
         else:
-            raise _restless(path)
+            raise ArtifactError(f"{path}: {_RESTLESS}")
         yield opened
 
 
@@ -215,10 +216,6 @@ def read_manifest(folder: Path) -> bytes:
         if size > MAX_MANIFEST_BYTES:
             raise ArtifactError(f"{path}: {size} bytes; at most {MAX_MANIFEST_BYTES} are allowed.")
         return file.read(MAX_MANIFEST_BYTES)
-
-
-def _restless(path: AnyPath) -> ArtifactError:
-    return ArtifactError(f"{path}: is being replaced all the time; try again.")
 
 
 def _still_there(path: AnyPath, folder: Path, before: object) -> bool:

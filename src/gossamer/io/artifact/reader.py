@@ -168,8 +168,7 @@ class Placement:
         entry: Any = self.manifest.tensors[slot.name]
         mode: Mode = entry.mode or "jit"
         if self.in_place and form_of(slot.module) == "compact":
-            layer: Any = slot.layer
-            layer.take(matrix, mode)
+            slot.module.take(matrix, mode)  # type: ignore[operator]
             return
         values = self._parameter(slot, matrix.values)
         bits = matrix.positions.bits().to(values.device)

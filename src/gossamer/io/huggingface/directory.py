@@ -2,7 +2,6 @@
 """Local Hugging Face directories (config.json and safetensors) as models."""
 
 import os
-from collections.abc import Iterable
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -92,8 +91,8 @@ def from_tensors(
     """
     model_type = model_type_of(name, config, where)
     skeleton = build_transformers(name, config, max_tensors=10 * len(tensors) + 100)
-    needed = _num_bytes([*skeleton.parameters(), *skeleton.buffers()])
-    check_memory(needed, _num_bytes(tensors.values()), max_bytes, where)
+    needed = sum(tensor.nbytes for tensor in (*skeleton.parameters(), *skeleton.buffers()))
+    check_memory(needed, sum(tensor.nbytes for tensor in tensors.values()), max_bytes, where)
     _check_weights(tensors, skeleton, name, where)
     # transformers gives a model one dtype; the widest loses nothing.
     floats = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
@@ -168,7 +167,3 @@ def _check_weights(tensors: Tensors, skeleton: nn.Module, architecture: str, whe
                 f"{where}: {name} is {tensor.dtype}, expected floating point weights. Quantised"
                 " checkpoints must be dequantised by the tool that wrote them."
             )
-
-
-def _num_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in tensors)

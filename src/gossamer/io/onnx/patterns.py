@@ -2,6 +2,7 @@
 """Finds what exporters spell out: layer norm, GELU, attention, batch norm behind a convolution."""
 
 import math
+from functools import partial
 
 import torch
 from torch import nn
@@ -9,7 +10,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from gossamer.io.onnx.graph import Graph, Node
 from gossamer.io.onnx.layers import filled
-from gossamer.io.onnx.matching import Pattern, constant, either, find, made, number, scalar
+from gossamer.io.onnx.matching import constant, either, find, made, number, scalar
 
 
 def _over_last(graph: Graph, mean: Node) -> bool:
@@ -18,22 +19,10 @@ def _over_last(graph: Graph, mean: Node) -> bool:
     return axes == (-1,) and mean.attributes.get("keepdims", 1) == 1
 
 
-def _mean(of: Pattern | str) -> Pattern:
-    return made("ReduceMean", of, where=_over_last)
-
-
-def _sum(one: Pattern, other: Pattern | str, *, alone: bool = False) -> Pattern:
-    return made("Add", one, other, alone=alone, swaps=True)
-
-
-def _product(one: Pattern | str, other: Pattern, *, alone: bool = False) -> Pattern:
-    return made("Mul", one, other, alone=alone, swaps=True)
-
-
-def _vector(name: str) -> Pattern:
-    return constant(name, lambda tensor: tensor.ndim == 1)
-
-
+_mean = partial(made, "ReduceMean", where=_over_last)
+_sum = partial(made, "Add", swaps=True)
+_product = partial(made, "Mul", swaps=True)
+_vector = partial(constant, fits=lambda tensor: tensor.ndim == 1)
 _CENTRED = made("Sub", "x", _mean("x"), name="centred")
 _SQUARE = either(made("Pow", "centred", number(2, 0)), made("Mul", "centred", "centred"))
 _DEVIATION = made("Sqrt", _sum(_mean(_SQUARE), scalar("epsilon")))

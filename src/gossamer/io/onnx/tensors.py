@@ -65,7 +65,7 @@ class TensorReader:
         if values.ndim != 1 or places.dtype is not torch.int64:
             raise ArtifactError(f"{where}: expected values of one dimension and int64 indices.")
         if tuple(places.shape) == (count, len(dims)):
-            if bool((places < 0).any()) or bool((places >= torch.tensor(dims)).any()):
+            if bool(((places < 0) | (places >= torch.tensor(dims))).any()):
                 raise ArtifactError(f"{where}: an index lies outside of the shape {dims}.")
             strides = torch.tensor([math.prod(dims[i + 1 :]) for i in range(len(dims))])
             places = (places * strides).sum(dim=1)
