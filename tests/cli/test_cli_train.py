@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import gossamer
-from gossamer.io.safe_files.directories.lock import exclusive_lock
+from gossamer.io.safe_files.directories import exclusive_lock
 from gossamer.nn import CompactWeight
 from gossamer.training.checkpoint.folders import read_checkpoint
 from gossamer.training.run_files.metrics import read_metrics

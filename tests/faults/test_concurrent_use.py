@@ -10,8 +10,7 @@ from artifact_tools import names_in
 
 from gossamer.errors import ResourceError
 from gossamer.io import load, save
-from gossamer.io.safe_files.directories import atomic
-from gossamer.io.safe_files.directories.lock import exclusive_lock
+from gossamer.io.safe_files.directories import atomic, exclusive_lock
 from gossamer.zoo import MLP
 
 SIZES = ((4, 8, 2), (4, 12, 2))
@@ -65,7 +64,7 @@ def test_readers_see_the_old_or_the_new_artifact_and_never_an_error(tmp_path, wa
 
 HOLDER = """
 import sys, pathlib
-from gossamer.io.safe_files.directories.lock import exclusive_lock
+from gossamer.io.safe_files.directories import exclusive_lock
 with exclusive_lock(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.readline()

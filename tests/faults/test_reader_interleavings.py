@@ -76,7 +76,7 @@ class Replacements:
 
 def open_and_read(path: Path) -> int:
     with open_artifact(path) as artifact:
-        return sum(array.numel() for array in artifact.read()[0].values())
+        return sum(array.numel() for array in artifact.read().values())
 
 
 def is_artifact(path: Path) -> bool:

@@ -51,14 +51,12 @@ def artifact_seeds(folder: Path) -> None:
     artifact_seeds,
     "io/artifact/reader.py:load_artifact _skeleton",
     "io/artifact/opened.py:read document config open_artifact _open _check_files open_regular"
-    " read_manifest _read_document",
-    "io/artifact/manifest.py:checked_content parse_manifest _faults _place _named",
+    " read_manifest",
+    "io/artifact/manifest.py:checked_content parse_manifest _named",
     "io/artifact/agreement.py",
-    "io/safe_files/tensors/tensor_header.py:read_header _check_entries _check_metadata _check_entry"
-    " _integers",
+    "io/safe_files/tensors/tensor_header.py:read_header _check_entries _check_entry _integers",
     "io/safe_files/tensors/tensor_file.py:read_tensors",
-    "io/artifact/decode.py",
-    "io/artifact/codes.py:check_coded stored_arrays decode_codes",
+    "io/artifact/packing.py:decode_all _decode_sparse _read_codes _decode_mask _check_mask",
     "io/loading.py:read_beside",
     change=with_hashes,
 )
@@ -77,7 +75,7 @@ def manifest_only(files: Files, draw: random.Random) -> Files:
 @target(
     "manifest",
     artifact_seeds,
-    "io/artifact/manifest.py:checked_content parse_manifest _faults _place _named _distinct",
+    "io/artifact/manifest.py:checked_content parse_manifest _named _distinct",
     "io/safe_files/documents/strict_json.py",
     "io/safe_files/limits.py:check_name check_file_name",
     change=manifest_only,
@@ -108,8 +106,7 @@ def checkpoint_seeds(folder: Path) -> None:
 @target(
     "checkpoint",
     checkpoint_seeds,
-    "io/pruners/dense_checkpoint.py:read_dense_checkpoint read_tensors_of"
-    " _read_files _files_of _read_index _detect",
+    "io/pruners/dense_checkpoint.py:read_dense_checkpoint read_tensors_of _files_of _detect",
     "io/safe_files/tensors/tensor_header.py",
     "io/pruners/stored_masks.py",
     "io/safe_files/tensors/tensor_file.py:read_tensors",
@@ -134,8 +131,7 @@ def training_seeds(folder: Path) -> None:
     "training/checkpoint/folders.py:parse_manifest",
     "training/checkpoint/folders.py:read_checkpoint _open_manifest",
     "training/checkpoint/state_tree.py:decode _is_item",
-    "io/safe_files/tensors/tensor_header.py:read_header _check_entries _check_metadata _check_entry"
-    " _integers",
+    "io/safe_files/tensors/tensor_header.py:read_header _check_entries _check_entry _integers",
     change=with_hashes,
 )
 def read_training(folder: Path) -> object:

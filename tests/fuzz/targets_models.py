@@ -50,7 +50,6 @@ def config_and_weights(files: Files, draw: random.Random) -> Files:
     huggingface_seeds,
     "io/huggingface/directory.py",
     "io/huggingface/transformers_models.py",
-    "io/huggingface/dry_run.py",
     change=config_and_weights,
 )
 def read_huggingface(folder: Path) -> object:

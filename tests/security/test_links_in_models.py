@@ -186,8 +186,7 @@ DOORS = {
     "io/artifact/opened.py": "artifacts: opened without following any link",
 }
 NOT_FILES_OF_OTHERS = {
-    "io/safe_files/directories/atomic.py": "writes",
-    "io/safe_files/directories/lock.py": "a lock of our own",
+    "io/safe_files/directories/atomic.py": "writes, and a lock of our own",
     "io/safe_files/tensors/tensor_file.py": "writes",
     "cli/run/vectors.py": "writes",
     "io/safe_files/limits.py": "/proc/meminfo",

@@ -55,8 +55,8 @@ def padded_batches(
         while stop < len(order) and len(ids[order[stop]]) * (stop + 1 - start) <= num_tokens:
             stop += 1
         members = order[start:stop]
-        start = stop
         yield members, padded([ids[i] for i in members], padding)
+        start = stop
 
 
 def padded(ids: Sequence[torch.Tensor], padding: int = 0) -> dict[str, torch.Tensor]:
@@ -134,8 +134,6 @@ def _learned(texts: Iterable[str], size: int) -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(
-        vocab_size=size, initial_alphabet=alphabet, show_progress=False, special_tokens=[]
-    )
+    trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator(texts, trainer)
     return GuardedTokenizer(tokenizer)

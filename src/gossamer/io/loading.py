@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`load`: a model from whatever file or directory holds it, in the state it was saved in."""
 
-import os
 from pathlib import Path
 
 from torch import nn
@@ -29,11 +28,12 @@ from gossamer.io.pruners import (
     fold_pruned,
     read_tensors_of,
 )
+from gossamer.io.safe_files.directories import AnyPath
 from gossamer.named_files import is_inside, read_inside
 
 
 def load(
-    path: os.PathLike[str] | str,
+    path: AnyPath,
     model: nn.Module | None = None,
     *,
     detect_masks: bool | None = None,
@@ -68,7 +68,7 @@ def load(
 
 
 def load_telling(
-    path: os.PathLike[str] | str,
+    path: AnyPath,
     model: nn.Module | None = None,
     *,
     detect_masks: bool | None = None,
@@ -82,10 +82,9 @@ def load_telling(
     if has_manifest:
         result, knows_masks = load_artifact(path, model, max_bytes)
     elif found.is_file() and (is_gguf(found) or is_onnx(found)):
+        kind, read = ("a gguf", load_gguf) if is_gguf(found) else ("an ONNX", load_onnx)
         if model is not None:
-            kind = "a gguf" if is_gguf(found) else "an ONNX"
             raise InputError(f"{found}: {kind} file describes its own model; pass no model=.")
-        read = load_gguf if is_gguf(found) else load_onnx
         result = read(found, max_bytes=max_bytes)
     elif model is not None:
         result = _load_checkpoint(found, model, max_bytes)
@@ -102,7 +101,7 @@ def load_telling(
     return result, []
 
 
-def load_skeleton(path: os.PathLike[str] | str) -> tuple[nn.Module, float | None]:
+def load_skeleton(path: AnyPath) -> tuple[nn.Module, float | None]:
     """The model of an artifact or of a Hugging Face directory on the meta device: no weights.
 
     Returns:
@@ -114,7 +113,7 @@ def load_skeleton(path: os.PathLike[str] | str) -> tuple[nn.Module, float | None
     return artifact_skeleton(path)
 
 
-def read_beside(path: os.PathLike[str] | str) -> dict[str, bytes]:
+def read_beside(path: AnyPath) -> dict[str, bytes]:
     """What belongs beside the weights at `path`, by file name.
 
     Args:
@@ -133,12 +132,8 @@ def read_beside(path: os.PathLike[str] | str) -> dict[str, bytes]:
             listed = sorted(BESIDE_FILES & set(artifact.manifest.files))
             verified = {name: artifact.document(name) for name in listed}
             found = artifact.path
-    others = sorted(BESIDE_FILES - set(verified))
-    return verified | {
-        name: read_inside(found, name, MAX_BESIDE_BYTES)
-        for name in others
-        if is_inside(found, name)
-    }
+    others = [name for name in sorted(BESIDE_FILES - set(verified)) if is_inside(found, name)]
+    return verified | {name: read_inside(found, name, MAX_BESIDE_BYTES) for name in others}
 
 
 def _load_checkpoint(path: Path, model: nn.Module, max_bytes: int | None) -> nn.Module:

@@ -5,6 +5,7 @@ Legend: N images, C channels, H height, W width.
 """
 
 import gzip
+import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -33,8 +34,6 @@ _EXPECTED_SPLIT = (
     " folder with the four idx files of MNIST."
 )
 
-LabelledImages = tuple[torch.Tensor, torch.Tensor]
-
 
 @dataclass(frozen=True)
 class ImageSet:
@@ -61,13 +60,14 @@ def read_images(path: Path, *, split: bool = False) -> ImageSet:
     both parts must be there, as an idx folder has them, and their images must be of one size.
     """
     if split and path.is_dir():
-        arrays = _read_idx_folder(path)
-        parts = [
-            _labelled_images(arrays[:2], path, _TRAIN),
-            _labelled_images(arrays[2:], path, _TEST),
-        ]
+        try:
+            arrays, pairs = [read_idx(path, name) for name in _IDX], [_TRAIN, _TEST]
+        except InputError as error:
+            raise InputError(f"{error} {_EXPECTED_SPLIT}") from error
     else:
-        parts = _read_npz(path, split=split)
+        arrays, pairs = _read_npz(path, split=split)
+    held = zip(arrays[::2], arrays[1::2], pairs, strict=True)
+    parts = [_labelled_images(x, y, *(f"{path}: {name}" for name in pair)) for x, y, pair in held]
     sizes = [list(pixels.shape[1:]) for pixels, _ in parts]
     if split and sizes[0] != sizes[1]:
         raise InputError(
@@ -78,8 +78,11 @@ def read_images(path: Path, *, split: bool = False) -> ImageSet:
     return replace(first, test=rest[0]) if rest else first
 
 
-def _read_npz(path: Path, *, split: bool) -> list[LabelledImages]:
-    """Types and shapes are checked before anything is expanded."""
+def _read_npz(path: Path, *, split: bool) -> tuple[list[np.ndarray], list[tuple[str, str]]]:
+    """Pixels and labels of one or two parts, and their names.
+
+    Types and shapes are checked before anything is expanded.
+    """
     expected = _EXPECTED_SPLIT if split else _EXPECTED
     if split and not (path.suffix == ".npz" and path.is_file()):
         what = "is no image data" if path.exists() else "there is no such file"
@@ -97,15 +100,7 @@ def _read_npz(path: Path, *, split: bool) -> list[LabelledImages]:
         for x, y in zip(headers[::2], headers[1::2], strict=True):
             _check_pixels(x, f"{path}: {x.name}")
             _check_labels(y, x.shape[0], f"{path}: {y.name}")
-        arrays = held.read(*headers)
-    return [_labelled_images(arrays[2 * i : 2 * i + 2], path, pair) for i, pair in enumerate(pairs)]
-
-
-def _read_idx_folder(folder: Path) -> list[np.ndarray]:
-    try:
-        return [read_idx(folder, name) for name in _IDX]
-    except InputError as error:
-        raise InputError(f"{error} {_EXPECTED_SPLIT}") from error
+        return held.read(*headers), pairs
 
 
 def read_idx(folder: Path, name: str) -> np.ndarray:
@@ -117,7 +112,7 @@ def read_idx(folder: Path, name: str) -> np.ndarray:
         stream: Any = gzip.GzipFile(fileobj=file) if packed else file
         try:
             shape = _idx_shape(stream, where)
-            wanted = int(np.prod(shape, dtype=object))
+            wanted = math.prod(shape)
             if wanted > max(FREE_BYTES, MAX_GROWTH * size_of(file)):
                 raise InputError(
                     f"{where}: {size_of(file)} bytes would become {wanted}, more than"
@@ -140,21 +135,19 @@ def _idx_shape(stream: Any, where: str) -> list[int]:
     sizes = stream.read(4 * start[3])
     if len(sizes) != 4 * start[3]:
         raise InputError(f"{where}: ends in its header; it was truncated.")
-    return [int.from_bytes(sizes[i : i + 4], "big") for i in range(0, len(sizes), 4)]
+    return np.frombuffer(sizes, ">u4").tolist()  # type: ignore[no-any-return]
 
 
 def _labelled_images(
-    arrays: Sequence[np.ndarray], path: Path, names: tuple[str, str]
-) -> LabelledImages:
+    x: np.ndarray, y: np.ndarray, where_x: str, where_y: str
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Whole numbers become parts of the largest of their type; every image has a label."""
-    x, y = arrays
-    where_x, where_y = (f"{path}: {name}" for name in names)
     _check_pixels(x, where_x)
     pixels = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
     if x.dtype.kind == "u":
         pixels = pixels / np.iinfo(x.dtype).max
-    if not pixels.isfinite().all():
-        bad = int((~pixels.isfinite()).sum())
+    bad = pixels.numel() - int(pixels.isfinite().sum())
+    if bad:
         raise InputError(f"{where_x}: {bad} of {pixels.numel()} values are NaN or Inf.")
     _check_labels(y, len(x), where_y)
     labels = y.astype(np.int64)

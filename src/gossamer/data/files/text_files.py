@@ -8,11 +8,10 @@ Tables and JSON lines know the same names. Legend: N samples, T tokens.
 import csv
 import io
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -69,7 +68,7 @@ def read_samples(path: Path, *, labelled: bool = False) -> Texts:
         what = "is a folder, not a file" if path.is_dir() else "there is no such file"
         raise InputError(f"{path}: {what}. Give a .txt, .jsonl, .csv, .tsv or .safetensors file.")
     if path.suffix in _ROW_READERS:
-        return _samples_of(path, _rows(path), labelled=labelled)
+        return _samples_of(path, labelled=labelled)
     if path.suffix in _READERS:
         return _READERS[path.suffix](path)
     raise InputError(
@@ -83,7 +82,17 @@ def read_labelled(path: Path) -> list[tuple[str, int]]:
     if path.suffix not in _ROW_READERS or not path.is_file():
         endings = ", ".join(_ROW_READERS)
         raise InputError(f"{path}: expected a file that is there: {endings}. {_LABELLED_LINE}")
-    samples = [_labelled_text(row) for row in _rows(path)]
+    samples = []
+    for row in _rows(path):
+        try:
+            samples.append((_text_in(row, blank=True), _label_in(row)))
+        except InputError as error:
+            if not row.line:
+                raise
+            raise InputError(
+                f"{row.where}: expected a text and a label in [0, {MAX_CLASSES}), got"
+                f" {row.line[:60]!r}. {_LABELLED_LINE}"
+            ) from error
     if not samples:
         raise InputError(f"{path}: is empty. {_LABELLED_LINE}")
     return samples
@@ -112,52 +121,45 @@ def _rows(path: Path) -> Iterator[_Row]:
     return _ROW_READERS[path.suffix](path, _read_text(path))
 
 
-def _csv_rows(path: Path, text: str) -> Iterator[_Row]:
-    """A .csv file is quoted as spreadsheets do it."""
-    return _table_rows(path, csv.reader(io.StringIO(text), strict=True))
-
-
-def _tsv_rows(path: Path, text: str) -> Iterator[_Row]:
-    """In a .tsv file a quotation mark is a character like any other."""
-    reader = csv.reader(io.StringIO(text), delimiter="\t", quoting=csv.QUOTE_NONE)
-    return _table_rows(path, reader)
-
-
-def _table_rows(path: Path, reader: Any) -> Iterator[_Row]:
+def _table_rows(path: Path, text: str) -> Iterator[_Row]:
+    """A .csv file is quoted as spreadsheets do it; in others a quotation mark is a character."""
+    is_csv = path.suffix == ".csv"
+    tabs: Any = {} if is_csv else {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
+    reader = csv.reader(io.StringIO(text), strict=is_csv, **tabs)
     try:
         names = [name.strip().lower() for name in next(reader)]
         _check_names(names, path)
         for cells in reader:
             # Tables with tabs are known to have more cells than names, and no text is cut by that.
-            if path.suffix == ".csv" and any(cell.strip() for cell in cells[len(names) :]):
+            if is_csv and any(map(str.strip, cells[len(names) :])):
                 raise InputError(
                     f"{path}:{reader.line_num}: has {len(cells)} cells, but the first line names"
                     f" {len(names)} columns. Put a text with commas in it between quotation marks."
                 )
-            if any(cell.strip() for cell in cells):
-                filled = [*cells, *[""] * len(names)]
-                yield _Row(f"{path}:{reader.line_num}", dict(zip(names, filled, strict=False)))
+            if any(map(str.strip, cells)):
+                filled = zip(names, cells + [""] * len(names), strict=False)
+                yield _Row(f"{path}:{reader.line_num}", dict(filled))
     except csv.Error as error:
         raise InputError(f"{path}:{reader.line_num}: is no table ({error}).") from error
 
 
 def _check_names(names: list[str], path: Path) -> None:
     if _kind_of(names) is None:
-        other = next((sign for sign in ";\t|" if len(names) == 1 and sign in names[0]), "")
         advice = "Put a line with the names of the columns on top."
+        other = [sign for sign in ";\t|" if len(names) == 1 and sign in names[0]]
         if other:
-            advice = f"Cells are separated by {other!r} here: save the table with commas."
+            advice = f"Cells are separated by {other[0]!r} here: save the table with commas."
         raise InputError(
             f"{path}:1: expected a column {' or '.join(_TEXT_NAMES)}, or two"
             f" ({', '.join(_PAIR_NAMES[0])}) and score; found"
             f" {', '.join(names[:8])[:200]!r}. {advice}"
         )
-    twice = [name for name, count in Counter(names).items() if name and count > 1]
-    if twice:
-        raise InputError(
-            f"{path}:1: has {names.count(twice[0])} columns {twice[0]!r}, so it is not clear"
-            " which one is meant. Give each column a name of its own, or leave one out."
-        )
+    for name in filter(None, names):
+        if names.count(name) > 1:
+            raise InputError(
+                f"{path}:1: has {names.count(name)} columns {name!r}, so it is not clear which one"
+                " is meant. Give each column a name of its own, or leave one out."
+            )
 
 
 def _json_rows(path: Path, text: str) -> Iterator[_Row]:
@@ -179,12 +181,12 @@ def _kind_of(names: Iterable[str]) -> str | None:
     return "label" if "label" in has else "text"
 
 
-def _samples_of(path: Path, rows: Iterator[_Row], *, labelled: bool) -> Texts:
+def _samples_of(path: Path, *, labelled: bool) -> Texts:
     """Pairs where a row has two texts and a score; all texts have a label, or none has."""
     texts: list[str] = []
     pairs: list[Pair] = []
     labels: list[int] = []
-    for row in rows:
+    for row in _rows(path):
         kind = _kind_of(row.cells)
         if kind is None:
             raise InputError(
@@ -192,9 +194,8 @@ def _samples_of(path: Path, rows: Iterator[_Row], *, labelled: bool) -> Texts:
                 f' {{"text_a": "...", "text_b": "...", "score": 3.5}}, got {row.line[:60]!r}.'
             )
         if kind == "pair":
-            pair = _pair_in(row)
-            pairs.append(pair)
-            texts += [pair.first, pair.second]
+            pairs.append(_pair_in(row))
+            texts += [pairs[-1].first, pairs[-1].second]
             continue
         texts.append(_text_in(row))
         if labelled and kind == "label":
@@ -202,18 +203,6 @@ def _samples_of(path: Path, rows: Iterator[_Row], *, labelled: bool) -> Texts:
     if labels and (pairs or len(labels) != len(texts)):
         raise InputError(f"{path}: {len(labels)} of {len(texts)} texts have a label; expected all.")
     return Texts(path, "\n".join(texts), tuple(texts), tuple(pairs), labels=tuple(labels))
-
-
-def _labelled_text(row: _Row) -> tuple[str, int]:
-    try:
-        return _text_in(row, blank=True), _label_in(row)
-    except InputError as error:
-        if not row.line:
-            raise
-        raise InputError(
-            f"{row.where}: expected a text and a label in [0, {MAX_CLASSES}), got"
-            f" {row.line[:60]!r}. {_LABELLED_LINE}"
-        ) from error
 
 
 def _pair_in(row: _Row) -> Pair:
@@ -268,7 +257,7 @@ def _read_text(path: Path) -> str:
 
 def _read_lines(path: Path) -> Texts:
     text = _read_text(path)
-    return Texts(path, text, tuple(line for line in text.splitlines() if line.strip()))
+    return Texts(path, text, tuple(filter(str.strip, text.splitlines())))
 
 
 def _read_ids(path: Path) -> Texts:
@@ -289,14 +278,12 @@ def _read_ids(path: Path) -> Texts:
 
 
 # The table of file types: rows of texts, which may have labels or scores, and everything else.
-_ROW_READERS: Final[Mapping[str, Callable[[Path, str], Iterator[_Row]]]] = {
+_ROW_READERS = {
     ".jsonl": _json_rows,
-    ".csv": _csv_rows,
-    ".tsv": _tsv_rows,
+    ".csv": _table_rows,
+    ".tsv": _table_rows,
 }
-_READERS: Final[Mapping[str, Callable[[Path], Texts]]] = {
-    ".txt": _read_lines,
-    ".md": _read_lines,
-    ".text": _read_lines,
+_READERS = {
+    **dict.fromkeys((".txt", ".md", ".text"), _read_lines),
     ".safetensors": _read_ids,
 }

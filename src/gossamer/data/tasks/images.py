@@ -64,10 +64,9 @@ def image_task(data: str, batch: int, seed: int, *, flat: bool = False) -> Task:
     )
 
 
-def generated_images(
-    num_train: int = 2000, num_test: int = 500, side: int = 12, num_classes: int = 6
-) -> ImageSet:
+def generated_images() -> ImageSet:
     """Noisy, shifted drawings of random smooth patterns: learned in seconds, not trivial."""
+    num_classes, side = 6, 12
     generator = generator_of(0, num_classes, side)
     coarse = torch.randn(num_classes, 1, 4, 4, generator=generator)
     drawings = nn.functional.interpolate(coarse, size=(side + 4, side + 4), mode="bilinear")
@@ -82,4 +81,4 @@ def generated_images(
         ]
         return ImageSet("generated", torch.stack(cut) + noise, labels)
 
-    return replace(draw(num_train), test=draw(num_test))
+    return replace(draw(2000), test=draw(500))

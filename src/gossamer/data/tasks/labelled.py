@@ -17,8 +17,6 @@ from gossamer.data.token_ids import make_vocabulary, padded
 GENERATED = "zoo:labelled"
 _EVAL_BATCH = 64
 
-Sample = tuple[str, int]
-
 
 def labelled_task(  # noqa: PLR0913  (one argument per setting of the data)
     data: str,
@@ -26,11 +24,11 @@ def labelled_task(  # noqa: PLR0913  (one argument per setting of the data)
     seed: int,
     *,
     context: int,
-    tokens: Literal["bytes", "bpe"] = "bytes",
-    vocabulary: int = 4096,
-    holdout: float = 0.1,
-    evaluation: str | None = None,
-    saved_tokenizer: bytes | None = None,
+    tokens: Literal["bytes", "bpe"],
+    vocabulary: int,
+    holdout: float,
+    evaluation: str | None,
+    saved_tokenizer: bytes | None,
 ) -> Task:
     """Texts with labels from a file, or generated ones: `zoo:labelled`.
 
@@ -93,17 +91,10 @@ def _padded(ids: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     return inputs["input_ids"], inputs["attention_mask"].bool()
 
 
-def _read(data: str) -> list[Sample]:
-    return _generated() if data == GENERATED else read_labelled(Path(data))
-
-
-def _generated(count: int = 800) -> list[Sample]:
-    """Does the text hold more of the first or of the second kind of word?"""
-    generator = generator_of(0, count)
-    kinds = (["good", "fine", "warm", "bright"], ["bad", "dull", "cold", "grey"])
-    draws = torch.randint(8, (count, 7), generator=generator).tolist()
-    samples = []
-    for row in draws:
-        votes = sum(1 if number < 4 else -1 for number in row)
-        samples.append((" ".join(kinds[n // 4][n % 4] for n in row), int(votes < 0)))
-    return samples
+def _read(data: str) -> list[tuple[str, int]]:
+    if data != GENERATED:
+        return read_labelled(Path(data))
+    # Does the text hold more of the first or of the second four words?
+    words = ["good", "fine", "warm", "bright", "bad", "dull", "cold", "grey"]
+    draws = torch.randint(8, (800, 7), generator=generator_of(0, 800)).tolist()
+    return [(" ".join(words[n] for n in row), int(sum(n > 3 for n in row) > 3)) for row in draws]

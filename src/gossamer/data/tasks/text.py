@@ -25,11 +25,11 @@ def text_task(  # noqa: PLR0913  (one argument per setting of the data)
     seed: int,
     *,
     context: int,
-    tokens: Literal["bytes", "bpe"] = "bytes",
-    vocabulary: int = 4096,
-    holdout: float = 0.1,
-    evaluation: str | None = None,
-    saved_tokenizer: bytes | None = None,
+    tokens: Literal["bytes", "bpe"],
+    vocabulary: int,
+    holdout: float,
+    evaluation: str | None,
+    saved_tokenizer: bytes | None,
 ) -> Task:
     """A language model on a text file, or on generated text: `zoo:text`.
 
@@ -52,9 +52,12 @@ def text_task(  # noqa: PLR0913  (one argument per setting of the data)
         train_text, eval_text = text, _text(evaluation)
     words = make_vocabulary(tokens, vocabulary, train_text.splitlines(), saved_tokenizer)
     train_ids, eval_ids = words.encode(train_text), words.encode(eval_text)
-    batches = _Windows(train_ids, batch, context, seed, data)
     bytes_per_token = len(eval_text.encode("utf-8")) / max(len(eval_ids), 1)
-    windows_NT = _eval_windows(eval_ids, context)
+    # Windows at even distances, at most a fixed number of them.
+    count = max((len(eval_ids) - 1) // context, 0)
+    chosen = min(count, _EVAL_WINDOWS)
+    starts = torch.arange(chosen) * count // max(chosen, 1) * context
+    windows_NT = eval_ids[starts[:, None] + torch.arange(context + 1)]
 
     def evaluate(model: nn.Module) -> dict[str, float]:
         total = [float(_loss(model, part)) * len(part) for part in torch.split(windows_NT, batch)]
@@ -63,7 +66,7 @@ def text_task(  # noqa: PLR0913  (one argument per setting of the data)
 
     return Task(
         name="text",
-        batches=batches,
+        batches=_Windows(train_ids, batch, context, seed, data),
         loss=_loss,
         evaluate=evaluate if len(windows_NT) else None,
         tokens=batch * context,
@@ -100,14 +103,6 @@ def _loss(model: nn.Module, ids_BT: torch.Tensor) -> torch.Tensor:
     return cross_entropy(logits_BTV.float().flatten(0, 1), ids_BT[:, 1:].flatten())
 
 
-def _eval_windows(ids: torch.Tensor, context: int) -> torch.Tensor:
-    """Windows at even distances, at most a fixed number of them."""
-    count = max((len(ids) - 1) // context, 0)
-    chosen = min(count, _EVAL_WINDOWS)
-    starts = torch.arange(chosen) * count // max(chosen, 1) * context
-    return ids[starts[:, None] + torch.arange(context + 1)]
-
-
 def _text(data: str) -> str:
     if data == GENERATED:
         return _generated_text()
@@ -117,13 +112,12 @@ def _text(data: str) -> str:
     return samples.stream
 
 
-def _generated_text(num_words: int = 12_000) -> str:
+def _generated_text() -> str:
     """Words of a small language with a grammar: a noun, a verb that fits it, a place."""
-    generator = generator_of(0, num_words)
     nouns = ["the cat", "the dog", "a bird", "one fish", "the old man", "a child"]
     verbs = ["sleeps", "runs", "sings", "swims", "waits", "plays"]
     places = ["at home", "in the sea", "by the road", "under a tree"]
-    draws = torch.randint(24, (num_words // 4, 2), generator=generator).tolist()
+    draws = torch.randint(24, (3000, 2), generator=generator_of(0, 12_000)).tolist()
     lines = []
     for first, second in draws:
         noun = first % 6

@@ -7,7 +7,6 @@ parts (`checked_content`, `digest_of`, `FileEntry`, `open_regular`, `read_manife
 `io/README.md`.
 """
 
-from gossamer.io.artifact.compressed_tensors_writer import save_compressed_tensors
 from gossamer.io.artifact.destination import check_destination, check_file_destination
 from gossamer.io.artifact.inventory import unwrap
 from gossamer.io.artifact.manifest import (
@@ -29,7 +28,7 @@ from gossamer.io.artifact.opened import (
     read_manifest,
 )
 from gossamer.io.artifact.reader import artifact_skeleton, fill, load_artifact
-from gossamer.io.artifact.writer import producer, save
+from gossamer.io.artifact.writer import producer, save, save_compressed_tensors
 
 __all__ = [
     "BESIDE_FILES",

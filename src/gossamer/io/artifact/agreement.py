@@ -1,21 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """Do manifest and tensor headers tell the same story? Checked before any tensor is read."""
 
+import math
 from collections.abc import Container
 
 from gossamer.errors import ArtifactError, PatternError
 from gossamer.formats import FORMATS, VALUE_DTYPES
 from gossamer.formats.bits import row_bytes
-from gossamer.io.artifact.codes import VALUES, check_coded, stored_arrays
+from gossamer.formats.grid import Grid, packed_bytes
+from gossamer.formats.matrix import matrix_shape
 from gossamer.io.artifact.manifest import (
+    CODES,
+    MASK_ARRAY,
+    OFFSETS,
+    SCALES,
+    SEPARATOR,
+    VALUES,
+    CodesEntry,
     DenseEntry,
     Manifest,
     MaskEntry,
     SparseEntry,
     TensorEntry,
     TiedEntry,
+    array_key,
 )
-from gossamer.io.artifact.piece import MASK_ARRAY, SEPARATOR, array_key
 from gossamer.io.safe_files import checked_bytes
 from gossamer.io.safe_files.tensors import DTYPE_NAMES, StoredTensor, TensorHeader, dtype_name
 from gossamer.patterns import Pattern, parse_pattern
@@ -26,22 +35,29 @@ MAX_PARTS = 64
 
 def check_agreement(manifest: Manifest, headers: Headers, where: str) -> None:
     """Raise ArtifactError unless every stored array belongs to one entry and fits it."""
-    claimed: dict[str, set[str]] = {file: set() for file in headers}
+    claimed = set()
     for name, entry in manifest.tensors.items():
         place = f"{where}: tensor {name!a}"
         if SEPARATOR in name:
             raise ArtifactError(f"{place}: '{SEPARATOR}' is not allowed in a name.")
-        for key in _keys_of(name, entry):
-            file = entry.file or ""
+        for array in entry.arrays:
+            key, file = array_key(name, array), entry.file or ""
             if file not in headers or key not in headers[file].tensors:
                 raise ArtifactError(f"{place}: {key!a} is not stored in {file!a}.")
-            claimed[file].add(key)
+            claimed.add((file, key))
         _check_entry(name, entry, manifest, headers, place)
     for file, header in headers.items():
-        unclaimed = sorted(set(header.tensors) - claimed[file])
-        if unclaimed:
-            raise ArtifactError(f"{where}: {file} holds {unclaimed[0]!a}, which no entry names.")
-    _check_sharing(manifest, where)
+        for key in sorted(header.tensors):
+            if (file, key) not in claimed:
+                raise ArtifactError(f"{where}: {file} holds {key!a}, which no entry names.")
+    shared = manifest.shared_modules
+    for name in (*manifest.tensors, *shared.values()):
+        inside = enclosing(name, shared)
+        if inside is not None:
+            raise ArtifactError(
+                f"{where}: {name!a} lies in {inside!a}, which is a second name of"
+                f" {shared[inside]!a} and holds nothing of its own."
+            )
 
 
 def enclosing(name: str, paths: Container[str]) -> str | None:
@@ -49,11 +65,8 @@ def enclosing(name: str, paths: Container[str]) -> str | None:
     parts = name.split(".")
     if len(parts) > MAX_PARTS:
         raise ArtifactError(f"{name[:80]!a}...: more than {MAX_PARTS} nested modules.")
-    for end in range(len(parts), 0, -1):
-        path = ".".join(parts[:end])
-        if path in paths:
-            return path
-    return None
+    around = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
+    return next((path for path in around if path in paths), None)
 
 
 def memory_needed(manifest: Manifest) -> int:
@@ -65,17 +78,16 @@ def memory_needed(manifest: Manifest) -> int:
         itemsize = DTYPE_NAMES[entry.dtype].itemsize
         dense = checked_bytes(entry.shape, itemsize, name)
         numel = dense // itemsize
-        if isinstance(entry, DenseEntry):
-            total += dense
-            if entry.codes is not None:
-                # Codes, their scales spread over the columns, and the product.
-                temporary = max(temporary, 2 * dense + 2 * numel)
-            continue
-        # Expanding needs the dense weight and a bool mask; a masked layer keeps both.
-        factor = 1 if entry.codes is None else 3
-        temporary = max(temporary, factor * dense + 2 * numel)
-        kept = dense + numel if entry.holder == "masked" else entry.mask.nnz * itemsize
-        total += kept + numel // 8
+        # Codes, their scales spread over the columns, and the product.
+        needed = 0 if entry.codes is None else 2 * dense + 2 * numel
+        kept = dense
+        if isinstance(entry, SparseEntry):
+            # Expanding needs the dense weight and a bool mask; a masked layer keeps both.
+            needed = dense + (needed or 2 * numel)
+            kept = dense + numel if entry.holder == "masked" else entry.mask.nnz * itemsize
+            kept += numel // 8
+        total += kept
+        temporary = max(temporary, needed)
     return total + temporary
 
 
@@ -92,14 +104,6 @@ def parse_mask_pattern(mask: MaskEntry, where: str) -> Pattern:
     return pattern
 
 
-def _keys_of(name: str, entry: TensorEntry) -> list[str]:
-    if isinstance(entry, DenseEntry):
-        return [array_key(name, array) for array in stored_arrays(entry)] or [name]
-    if isinstance(entry, SparseEntry):
-        return [array_key(name, array) for array in entry.arrays]
-    return [] if entry.mask is None else [array_key(name, MASK_ARRAY)]
-
-
 def _check_entry(
     name: str, entry: TensorEntry, manifest: Manifest, headers: Headers, where: str
 ) -> None:
@@ -111,7 +115,8 @@ def _check_entry(
         raise ArtifactError(f"{where}: dtype {entry.dtype!a} is not known.")
     checked_bytes(entry.shape, dtype.itemsize, where)
     stored = headers[entry.file].tensors
-    check_coded(name, entry, stored, where)
+    if entry.codes is not None:
+        _check_codes(name, entry, entry.codes, stored, where)
     if isinstance(entry, DenseEntry):
         if entry.stored is not None and (entry.codes is not None or entry.dtype != "float32"):
             raise ArtifactError(
@@ -137,6 +142,36 @@ def _check_entry(
         raise ArtifactError(f"{where}: its values must be stored as {entry.dtype}.")
 
 
+def _check_codes(
+    name: str,
+    entry: DenseEntry | SparseEntry,
+    codes: CodesEntry,
+    stored: dict[str, StoredTensor],
+    where: str,
+) -> None:
+    """The headers of codes and scales fit their description."""
+    if entry.dtype != "float32" or len(entry.shape) < 2:
+        raise ArtifactError(f"{where}: codes stand for float32 weights of 2 or more dimensions.")
+    if codes.offsets and (codes.bits != 4 or isinstance(entry, SparseEntry)):
+        raise ArtifactError(f"{where}: offsets belong to int4 weights without a mask.")
+    rows, columns = matrix_shape(entry.shape)
+    count = math.prod(codes.shape)
+    wanted_count = entry.mask.nnz if isinstance(entry, SparseEntry) else rows * columns
+    if count != wanted_count:
+        raise ArtifactError(f"{where}: {count} codes for {wanted_count} weights.")
+    grid = Grid(codes.bits, codes.span, codes.offsets)
+    scales = (dtype_name(grid.scale_dtype), (rows, grid.num_spans(columns)))
+    expected = {CODES: ("int8", codes.shape), SCALES: scales}
+    if codes.bits == 4:
+        expected[CODES] = ("uint8", (packed_bytes(count, codes.bits),))
+    if codes.offsets:
+        expected[OFFSETS] = scales
+    for array, (dtype, shape) in expected.items():
+        found = stored.get(array_key(name, array))
+        if found is None or dtype_name(found.dtype) != dtype or found.shape != shape:
+            raise ArtifactError(f"{where}: its {array} must be stored as {dtype} {list(shape)}.")
+
+
 def _check_tied(
     name: str, entry: TiedEntry, manifest: Manifest, headers: Headers, where: str
 ) -> None:
@@ -150,20 +185,8 @@ def _check_tied(
     if not isinstance(owner, DenseEntry) or len(owner.shape) != 2:
         raise ArtifactError(f"{where}: a tied mask needs a dense matrix to apply to.")
     parse_mask_pattern(entry.mask, where)
-    rows, columns = owner.shape
     stored = headers[entry.file].tensors[array_key(name, MASK_ARRAY)]
-    _expect(stored, "uint8", (rows, row_bytes(columns)), where)
-
-
-def _check_sharing(manifest: Manifest, where: str) -> None:
-    shared = manifest.shared_modules
-    for name in (*manifest.tensors, *shared.values()):
-        inside = enclosing(name, shared)
-        if inside is not None:
-            raise ArtifactError(
-                f"{where}: {name!a} lies in {inside!a}, which is a second name of"
-                f" {shared[inside]!a} and holds nothing of its own."
-            )
+    _expect(stored, "uint8", (owner.shape[0], row_bytes(owner.shape[1])), where)
 
 
 def _expect(stored: StoredTensor, dtype: str, shape: tuple[int, ...], where: str) -> None:

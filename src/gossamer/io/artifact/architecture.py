@@ -8,27 +8,33 @@ been compared with the tensors that are really there.
 
 from typing import Any
 
+import torch
 from torch import nn
 
-from gossamer.errors import ArtifactError, TargetError
+from gossamer.errors import ArtifactError, InputError, TargetError
 from gossamer.io.artifact.fitting import all_slots, tied_names
-from gossamer.io.artifact.graph_architecture import build_graph, describe_graph
 from gossamer.io.artifact.inventory import own_slots
 from gossamer.io.artifact.layer_table import CONTAINERS, ENCODER, LAYERS, read_args
 from gossamer.io.artifact.manifest import (
     ArchitectureNode,
     Argument,
+    GraphConstant,
+    GraphInput,
     GraphNode,
+    GraphOutput,
+    GraphStep,
+    PartNode,
     SlimBlock,
     TokenPruning,
     TorchNode,
     TransformersNode,
     ZooNode,
 )
-from gossamer.io.artifact.skeleton import SkeletonBuilder, shrink
-from gossamer.io.huggingface import TRANSFORMERS_CLASSES, build_transformers, is_transformers
+from gossamer.io.artifact.skeleton import MAX_NODES, SkeletonBuilder, shrink
+from gossamer.io.huggingface import build_transformers, is_transformers
+from gossamer.io.safe_files.tensors import DTYPE_NAMES, dtype_name
 from gossamer.nn.layer_kinds import can_mask, title_of
-from gossamer.nn.operator_graph import GraphModule
+from gossamer.nn.operator_graph import GraphModule, OperatorPlan, PlanInput, Step
 from gossamer.nn.surgery.conv1d import conv1d_paths, conv1d_to_linear
 from gossamer.nn.surgery.slimming import unit_counts
 from gossamer.nn.tokens.token_pruning import TokenPrunedEncoder, add_token_pruning
@@ -49,17 +55,14 @@ def describe(model: nn.Module, config: dict[str, Any] | None = None) -> Architec
     """
     if any(module._forward_hooks or module._forward_pre_hooks for module in model.modules()):
         return None
-    name = type(model).__name__
-    node: ArchitectureNode | None
-    if is_transformers(model):
-        node = TransformersNode(name=name) if name in TRANSFORMERS_CLASSES else None
-    elif isinstance(model, GraphModule):
-        node = describe_graph(model, lambda layer, path: _describe(layer, path, 0))
-    else:
-        node = _describe(model, "", 0)
-    if node is None:
-        return None
+    node: ArchitectureNode
     try:
+        if is_transformers(model):
+            node = TransformersNode(name=type(model).__name__)
+        elif isinstance(model, GraphModule):
+            node = _describe_graph(model)
+        else:
+            node = _describe(model, "", 0)
         rebuilt = build(node, max_tensors=2**31, config=config)
         if isinstance(node, TransformersNode) and conv1d_paths(rebuilt) and not conv1d_paths(model):
             node = node.model_copy(update={"linear": True})
@@ -67,14 +70,21 @@ def describe(model: nn.Module, config: dict[str, Any] | None = None) -> Architec
         if isinstance(node, ZooNode | TransformersNode):
             node = node.model_copy(update={"slim": _slim_blocks(model, rebuilt)})
             shrink(rebuilt, node.slim)
-        if isinstance(node, TransformersNode):
-            node = node.model_copy(update={"tokens": _token_pruning_of(model)})
-            _prune_tokens(rebuilt, node.tokens)
+        for part in model.modules():
+            if isinstance(node, TransformersNode) and isinstance(part, TokenPrunedEncoder):
+                found = TokenPruning(phase=part.phase, soft=part.soft, temperature=part.temperature)
+                node = node.model_copy(update={"tokens": found})
+                _prune_tokens(rebuilt, found)
+                break
     except ArtifactError:
-        # Beyond the limits of the reader, such as ten thousand modules.
+        # In no table, or beyond the limits of the reader, such as ten thousand modules.
         return None
-    same = _structure(model) == _structure(rebuilt) and _ties_are_kept(model, rebuilt)
-    return node if same else None
+    if _structure(model) != _structure(rebuilt):
+        return None
+    # Everything the rebuilt model ties must be tied in the model too; more is no harm.
+    slots = all_slots(model)
+    ties = [{slots[name].identity for name in names} for names in tied_names(all_slots(rebuilt))]
+    return node if all(len(tensors) == 1 for tensors in ties) else None
 
 
 def build(
@@ -93,7 +103,7 @@ def build(
         device: for transformers models, whose buffers are computed and not stored.
     """
     if isinstance(node, GraphNode):
-        return build_graph(node, SkeletonBuilder(max_tensors))
+        return _build_graph(node, SkeletonBuilder(max_tensors))
     if not isinstance(node, TransformersNode):
         return SkeletonBuilder(max_tensors).build(node)
     model = build_transformers(node.name, config, max_tensors=max_tensors, device=device)
@@ -116,16 +126,6 @@ def _slim_blocks(model: nn.Module, full: nn.Module) -> tuple[SlimBlock, ...]:
     return tuple(SlimBlock(heads=heads, filters=filters) for heads, filters in found)
 
 
-def _token_pruning_of(model: nn.Module) -> TokenPruning | None:
-    """What the encoder of `model` that prunes tokens is set to; None if there is none."""
-    for module in model.modules():
-        if isinstance(module, TokenPrunedEncoder):
-            return TokenPruning(
-                phase=module.phase, soft=module.soft, temperature=module.temperature
-            )
-    return None
-
-
 def _prune_tokens(model: nn.Module, wanted: TokenPruning | None) -> None:
     """Put an encoder that prunes tokens into a skeleton, if the file asks for one."""
     if wanted is None:
@@ -137,19 +137,30 @@ def _prune_tokens(model: nn.Module, wanted: TokenPruning | None) -> None:
     encoder.phase, encoder.temperature = wanted.phase, wanted.temperature
 
 
-def _describe(module: nn.Module, key: str, depth: int) -> TorchNode | ZooNode | None:
-    if depth > MAX_NESTING or len(key) > MAX_KEY:
-        return None
+def _describe(module: Any, key: str, depth: int) -> PartNode:
+    unknown = ArtifactError(f"{key!a}: a {type(module).__name__} is in no table.")
+    if module is None or depth > MAX_NESTING or len(key) > MAX_KEY:
+        raise unknown
     kind = type(module)
     if kind in _ZOO_NAMES:
-        return ZooNode(name=_ZOO_NAMES[kind], args=module.zoo_args(), key=key)  # type: ignore[operator]
+        return ZooNode(name=_ZOO_NAMES[kind], args=module.zoo_args(), key=key)
     if kind in _CONTAINER_NAMES:
-        return _describe_container(_CONTAINER_NAMES[kind], module, key, depth)
+        parts = module._modules.items()
+        children = tuple(_describe(child, name, depth + 1) for name, child in parts)
+        return TorchNode(name=_CONTAINER_NAMES[kind], children=children, key=key)
     if kind is nn.TransformerEncoder:
-        return _describe_encoder(module, key, depth)
+        layers = [_describe(layer, "layer", depth + 1) for layer in module.layers]
+        if not layers or any(layer != layers[0] for layer in layers):
+            raise unknown
+        norm = [] if module.norm is None else [_describe(module.norm, "norm", depth + 1)]
+        nested = bool(module.enable_nested_tensor)
+        settings: dict[str, Argument] = {"num_layers": len(layers), "enable_nested_tensor": nested}
+        return TorchNode(name=ENCODER, args=settings, children=(layers[0], *norm), key=key)
     name = _layer_name(module)
     args = None if name is None else read_args(LAYERS[name], module)
-    return None if name is None or args is None else TorchNode(name=name, args=args, key=key)
+    if name is None or args is None:
+        raise unknown
+    return TorchNode(name=name, args=args, key=key)
 
 
 def _layer_name(module: nn.Module) -> str | None:
@@ -157,53 +168,62 @@ def _layer_name(module: nn.Module) -> str | None:
     return title_of(module) if can_mask(module) else _LAYER_NAMES.get(type(module))
 
 
-def _describe_container(name: str, module: nn.Module, key: str, depth: int) -> TorchNode | None:
-    children = []
-    for child_key, child in module._modules.items():
-        node = None if child is None else _describe(child, child_key, depth + 1)
-        if node is None:
-            return None
-        children.append(node)
-    return TorchNode(name=name, children=tuple(children), key=key)
-
-
-def _describe_encoder(module: Any, key: str, depth: int) -> TorchNode | None:
-    layers = [_describe(layer, "layer", depth + 1) for layer in module.layers]
-    if not layers or layers[0] is None or any(layer != layers[0] for layer in layers):
-        return None
-    children: list[TorchNode | ZooNode] = [layers[0]]
-    if module.norm is not None:
-        norm = _describe(module.norm, "norm", depth + 1)
-        if norm is None:
-            return None
-        children.append(norm)
-    args: dict[str, Argument] = {
-        "num_layers": len(layers),
-        "enable_nested_tensor": bool(module.enable_nested_tensor),
-    }
-    return TorchNode(name=ENCODER, args=args, children=tuple(children), key=key)
-
-
-def _ties_are_kept(model: nn.Module, rebuilt: nn.Module) -> bool:
-    """Whether everything the rebuilt model ties is tied in the model too; more is no harm."""
-    slots = all_slots(model)
-    return all(
-        len({slots[name].identity for name in names}) == 1
-        for names in tied_names(all_slots(rebuilt))
+def _describe_graph(model: GraphModule) -> GraphNode:
+    plan = model.plan
+    paths = dict.fromkeys(step.layer for step in plan.steps if step.layer is not None)
+    layers: Any = tuple(_describe(model.get_submodule(path), path, 0) for path in paths)
+    if not all(isinstance(layer, TorchNode) for layer in layers):
+        raise ArtifactError("layers of a graph are layers of torch.nn.")
+    tensors = {name: model.constants.get_buffer(name) for name in plan.constants}
+    return GraphNode(
+        inputs=tuple(GraphInput(**vars(entry)) for entry in plan.inputs),
+        constants=tuple(
+            GraphConstant(name=name, shape=tuple(tensor.shape), dtype=dtype_name(tensor.dtype))
+            for name, tensor in tensors.items()
+        ),
+        layers=layers,
+        steps=tuple(GraphStep(**vars(step)) for step in plan.steps),
+        outputs=tuple(GraphOutput(name=name, value=value) for name, value in plan.outputs),
     )
+
+
+def _build_graph(node: GraphNode, builder: SkeletonBuilder) -> GraphModule:
+    """The described graph on the meta device; every step is checked against the table."""
+    where = "architecture"
+    if len(node.layers) > MAX_NODES:
+        raise ArtifactError(f"{where}: describes more than {MAX_NODES} modules.")
+    layers = {layer.key: builder.build(layer) for layer in node.layers}
+    if len(layers) != len(node.layers):
+        raise ArtifactError(f"{where}: two layers have one name.")
+    constants = {}
+    for entry in node.constants:
+        if entry.dtype not in DTYPE_NAMES:
+            raise ArtifactError(f"{where}: {entry.name!a} is of the unknown type {entry.dtype!a}.")
+        constants[entry.name] = torch.empty(
+            entry.shape, dtype=DTYPE_NAMES[entry.dtype], device="meta"
+        )
+    plan = OperatorPlan(
+        inputs=tuple(PlanInput(**vars(entry)) for entry in node.inputs),
+        constants=tuple(entry.name for entry in node.constants),
+        steps=tuple(_step(step) for step in node.steps),
+        outputs=tuple((entry.name, entry.value) for entry in node.outputs),
+    )
+    try:
+        return GraphModule(plan, layers, constants, where)
+    except (InputError, KeyError) as error:
+        raise ArtifactError(f"{error}") from error
+
+
+def _step(step: GraphStep) -> Step:
+    attributes = {name: value for name, value in step.attributes.items() if value is not None}
+    return Step(**{**vars(step), "attributes": attributes})
 
 
 def _structure(model: nn.Module) -> dict[str, object]:
     """Per path: class, settings and tensor shapes. Equal for a model and its faithful rebuild."""
     result: dict[str, object] = {}
-    stack: list[tuple[str, nn.Module]] = [("", model)]
-    while stack:
-        path, module = stack.pop()
+    for path, module in model.named_modules(remove_duplicate=False):
         name = _layer_name(module)
         what = type(module) if name is None else (name, read_args(LAYERS[name], module))
-        shapes = {slot.attribute: slot.shape for slot in own_slots(path, module)}
-        result[path] = (what, shapes)
-        for key, child in module._modules.items():
-            if child is not None:
-                stack.append((f"{path}.{key}", child))
+        result[path] = (what, {slot.attribute: slot.shape for slot in own_slots(path, module)})
     return result

@@ -2,9 +2,7 @@
 """Does an artifact fit a model? All mismatches are found before anything is changed."""
 
 import difflib
-from itertools import zip_longest
 
-import torch
 from torch import nn
 
 from gossamer.errors import ArtifactError
@@ -18,11 +16,8 @@ from gossamer.nn.layer_kinds import can_mask, why_not_compact
 
 def all_slots(model: nn.Module) -> dict[str, Slot]:
     """Every slot under every name it has; shared modules appear under each of their paths."""
-    slots: dict[str, Slot] = {}
-    for path, module in model.named_modules(remove_duplicate=False):
-        for slot in own_slots(path, module):
-            slots[slot.name] = slot
-    return slots
+    modules = model.named_modules(remove_duplicate=False)
+    return {slot.name: slot for path, module in modules for slot in own_slots(path, module)}
 
 
 def tied_names(slots: dict[str, Slot]) -> list[list[str]]:
@@ -35,18 +30,13 @@ def tied_names(slots: dict[str, Slot]) -> list[list[str]]:
 
 def match_names(manifest: Manifest, slots: dict[str, Slot]) -> dict[str, str]:
     """The stored tensor behind every name of the model; names the file lacks are left out."""
-    stored = manifest.tensors
-    shared = manifest.shared_modules
+    stored, shared = manifest.tensors, manifest.shared_modules
     found: dict[str, str] = {}
     for name in slots:
-        if name in stored:
-            found[name] = name
-            continue
-        copy = enclosing(name, shared)
-        if copy is not None:
-            original = shared[copy] + name[len(copy) :]
-            if original in stored:
-                found[name] = original
+        copy = None if name in stored else enclosing(name, shared)
+        original = name if copy is None else shared[copy] + name[len(copy) :]
+        if original in stored:
+            found[name] = original
     for names in tied_names(slots):
         # Files of other tools store a tied tensor once and leave the tie to the model.
         known = next((found[name] for name in names if name in found), None)
@@ -83,10 +73,10 @@ def check_fit(
         if len(owners) > 1:
             faults.append(f"{', '.join(names)}: one tensor in the model, but {len(owners)} here")
     if faults:
-        shown = [fault.encode("ascii", "backslashreplace").decode() for fault in faults]
+        shown = listed(faults).encode("ascii", "backslashreplace").decode()
         raise ArtifactError(
-            f"{where}: does not fit the model; nothing was changed. {len(faults)} mismatches:"
-            + listed(shown)
+            f"{where}: does not fit the model; nothing was changed. {len(faults)}"
+            f" mismatches:{shown}"
         )
     return matched
 
@@ -109,24 +99,16 @@ def _shared_faults(manifest: Manifest, model: nn.Module) -> list[str]:
     A module can then never be put inside itself: it would have to be larger than itself.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
-    faults = []
-    for copy, original in manifest.shared_modules.items():
-        first, second = modules.get(original), modules.get(copy)
-        if first is None or second is None or not _same_kind(first, second):
-            faults.append(f"{copy}: the artifact shares it with {original}, the model cannot")
-    return faults
 
+    def kinds(name: str) -> list[tuple[str, type]]:
+        inside = modules[name].named_modules(remove_duplicate=False) if name in modules else ()
+        return [(path, type(module)) for path, module in inside]
 
-def _same_kind(first: nn.Module, second: nn.Module) -> bool:
-    if first is second:
-        return True
-    trees = zip_longest(
-        first.named_modules(remove_duplicate=False), second.named_modules(remove_duplicate=False)
-    )
-    return all(
-        one and other and one[0] == other[0] and type(one[1]) is type(other[1])
-        for one, other in trees
-    )
+    return [
+        f"{copy}: the artifact shares it with {original}, the model cannot"
+        for copy, original in manifest.shared_modules.items()
+        if not kinds(copy) or kinds(copy) != kinds(original)
+    ]
 
 
 def _slot_faults(manifest: Manifest, slot: Slot, stored: str, exact_dtypes: bool) -> list[str]:
@@ -155,20 +137,17 @@ def _slot_faults(manifest: Manifest, slot: Slot, stored: str, exact_dtypes: bool
 
 def _layer_faults(slot: Slot, *, compact: bool) -> list[str]:
     """Why the layer of a slot cannot hold a sparse weight."""
-    kind = type(slot.module).__name__
+    there = f"but the model has a {type(slot.module).__name__} there"
     if slot.attribute != "weight":
         return [f"{slot.name}: is sparse, but is not the weight of a layer in the model"]
-    why_not = why_not_compact(slot.module) if compact else None
-    if why_not is not None:
-        return [f"{slot.name}: is compact, but the model has a {kind} there ({why_not})"]
-    if not compact and not can_mask(slot.module):
-        return [f"{slot.name}: is masked, but the model has a {kind} there"]
-    return []
+    if not compact:
+        return [] if can_mask(slot.module) else [f"{slot.name}: is masked, {there}"]
+    why_not = why_not_compact(slot.module)
+    return [] if why_not is None else [f"{slot.name}: is compact, {there} ({why_not})"]
 
 
 def check_materialised(model: nn.Module, where: str) -> None:
     """Raise if a rebuilt model still has tensors without data."""
-    tensors: list[tuple[str, torch.Tensor]] = [*model.named_parameters(), *model.named_buffers()]
-    for name, tensor in tensors:
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.is_meta:
             raise ArtifactError(f"{where}: {name} has no values in the artifact.")

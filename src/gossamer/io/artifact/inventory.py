@@ -6,7 +6,7 @@ inside. Shared modules and tied tensors are listed once, with the names that ref
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ from gossamer.nn.layer_kinds import form_of
 from gossamer.nn.layers import SparseLayer
 
 # Tensors of a sparse layer that its packed weight stands for.
-_PACKED_AWAY = ("weight", "values", "mask_bits")
+_PACKED_AWAY = {"weight", "values", "mask_bits"}
 _TENSOR_TYPES = (torch.Tensor, nn.Parameter, nn.Buffer)
 
 
@@ -46,19 +46,18 @@ class Slot:
         """Shape of the dense weight or tensor."""
         return tuple(self.tensor.shape) if self.layer is None else self.layer.weight_shape
 
+    def dense(self) -> torch.Tensor:
+        """The tensor itself, or the dense weight of a sparse layer."""
+        return self.tensor.detach() if self.layer is None else self.layer.dense_weight()
+
     @property
     def identity(self) -> tuple[object, ...]:
         """Equal for two slots exactly when they hold one and the same data."""
         tensor = self.tensor
         if tensor.is_meta or tensor.numel() == 0:
             return (id(tensor),)
-        return (
-            self.is_parameter,
-            tensor.data_ptr(),
-            tuple(tensor.shape),
-            tensor.stride(),
-            tensor.dtype,
-        )
+        place = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        return (self.is_parameter, *place)
 
 
 @dataclass(frozen=True)
@@ -90,18 +89,15 @@ def as_stored(model: nn.Module) -> nn.Module:
     return _as_stored(model, {})
 
 
-def _as_stored(module: nn.Module, done: dict[int, nn.Module]) -> nn.Module:
-    if id(module) in done:
-        return done[id(module)]
+def _as_stored(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
+    if module in done:
+        return done[module]
     to_compact = getattr(module, "to_compact", None)
-    if callable(to_compact):
-        stored = to_compact()
-        if not isinstance(stored, nn.Module):
-            raise InputError(
-                f"{type(module).__name__}.to_compact() must return a module, got {type(stored)}."
-            )
-    else:
-        stored = module
+    stored = to_compact() if callable(to_compact) else module
+    if not isinstance(stored, nn.Module):
+        raise InputError(
+            f"{type(module).__name__}.to_compact() must return a module, got {type(stored)}."
+        )
     # What an encoder was made of may hold inference layers itself.
     children = {
         key: None if child is None else _as_stored(child, done)
@@ -110,7 +106,7 @@ def _as_stored(module: nn.Module, done: dict[int, nn.Module]) -> nn.Module:
     if any(child is not stored._modules[key] for key, child in children.items()):
         stored = copy.copy(stored)
         stored.__dict__["_modules"] = children
-    done[id(module)] = stored
+    done[module] = stored
     return stored
 
 
@@ -123,75 +119,59 @@ def take_inventory(model: nn.Module) -> Inventory:
         inventory.slots[slot.name] = slot
         groups.setdefault(slot.identity, []).append(slot)
     for path in inventory.shared_modules:
-        _check_model_name(path)
+        _as_input_error(check_name, path, "model")
     for group in groups.values():
         # A layer without mask needs every value, so it is the one that stores them.
         owner = next((slot for slot in group if slot.layer is None), group[0])
         for slot in group:
-            if slot is not owner:
-                _check_tied_masks(slot, owner)
-                inventory.tied[slot.name] = owner.name
+            if slot is owner:
+                continue
+            layers = [layer for layer in (owner.layer, slot.layer) if layer is not None]
+            if len({(type(layer), layer.pattern, layer.mask_digest()) for layer in layers}) > 1:
+                raise InputError(
+                    f"{slot.name}: shares its weight with {owner.name} but has another mask or"
+                    " holder, so the two cannot be stored once. Untie them, or give both the same"
+                    " mask."
+                )
+            inventory.tied[slot.name] = owner.name
     return inventory
 
 
 def own_slots(path: str, module: nn.Module) -> Iterator[Slot]:
     """The slots of one module, without its children."""
     layer: Any = module if form_of(module) in ("masked", "compact") else None
-    if layer is not None:
+    if layer:
         yield Slot(path, "weight", module, layer.trained(), True, layer)
-    for name, parameter in module._parameters.items():
-        if parameter is not None and not (layer is not None and name in _PACKED_AWAY):
-            yield Slot(path, name, module, parameter, True)
-    for name, buffer in module._buffers.items():
-        hidden = name in module._non_persistent_buffers_set
-        if buffer is not None and not hidden and not (layer is not None and name in _PACKED_AWAY):
-            yield Slot(path, name, module, buffer, False)
+    hidden = module._non_persistent_buffers_set | (_PACKED_AWAY if layer else set())
+    for name, tensor in (module._parameters | module._buffers).items():
+        if tensor is not None and name not in hidden:
+            yield Slot(path, name, module, tensor, name in module._parameters)
 
 
 def _walk(model: nn.Module, shared: dict[str, str]) -> Iterator[Slot]:
-    first_path: dict[int, str] = {}
+    first_path: dict[nn.Module, str] = {}
     # Depth first in registration order, as named_modules() does.
     stack: list[tuple[str, nn.Module]] = [("", model)]
     while stack:
         path, module = stack.pop()
-        if id(module) in first_path:
-            shared[path] = first_path[id(module)]
+        if module in first_path:
+            shared[path] = first_path[module]
             continue
-        first_path[id(module)] = path
-        _refuse_extra_state(path, module)
+        first_path[module] = path
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            raise InputError(
+                f"{path or 'model'}: {type(module).__name__} keeps extra state that is not a"
+                " tensor; gossamer stores tensors only. Move it to a buffer or into your own code."
+            )
         yield from own_slots(path, module)
         for key, child in reversed(module._modules.items()):
             if child is not None:
                 stack.append((f"{path}.{key}" if path else key, child))
 
 
-def _check_tied_masks(slot: Slot, owner: Slot) -> None:
-    first, second = owner.layer, slot.layer
-    if first is None or second is None:
-        return
-    same = (
-        type(first) is type(second)
-        and first.pattern == second.pattern
-        and first.mask_digest() == second.mask_digest()
-    )
-    if not same:
-        raise InputError(
-            f"{slot.name}: shares its weight with {owner.name} but has another mask or holder, so"
-            " the two cannot be stored once. Untie them, or give both the same mask."
-        )
-
-
-def _refuse_extra_state(path: str, module: nn.Module) -> None:
-    if type(module).get_extra_state is not nn.Module.get_extra_state:
-        raise InputError(
-            f"{path or 'model'}: {type(module).__name__} keeps extra state that is not a tensor;"
-            " gossamer stores tensors only. Move it to a buffer or into your own code."
-        )
-
-
-def _check_model_name(name: str) -> None:
+def _as_input_error(check: Callable[..., object], *args: Any) -> None:
     try:
-        check_name(name, "model")
+        check(*args)
     except ArtifactError as error:
         raise InputError(str(error)) from error
 
@@ -199,7 +179,7 @@ def _check_model_name(name: str) -> None:
 def check_storable(slot: Slot) -> None:
     """Raise InputError unless the tensor is plain data under a plain name."""
     name, tensor = slot.name, slot.tensor
-    _check_model_name(name)
+    _as_input_error(check_name, name, "model")
     if "::" in name:
         raise InputError(f"{name}: '::' in a name is reserved for packed arrays. Rename it.")
     if isinstance(tensor, UninitializedParameter | UninitializedBuffer) or tensor.is_meta:
@@ -211,7 +191,4 @@ def check_storable(slot: Slot) -> None:
         )
     if tensor.dtype not in DTYPE_CODES:
         raise InputError(f"{name}: dtype {tensor.dtype} cannot be stored in safetensors.")
-    try:
-        checked_bytes(tensor.shape, tensor.element_size(), name)
-    except ArtifactError as error:
-        raise InputError(str(error)) from error
+    _as_input_error(checked_bytes, tensor.shape, tensor.element_size(), name)

@@ -27,12 +27,8 @@ class ArgumentRule:
     accepts: Callable[[Any], bool]
 
 
-def _is_int(value: Any, low: int, high: int) -> bool:
-    return type(value) is int and low <= value <= high
-
-
-def _is_real(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+def _whole(expected: str, low: int, high: int) -> ArgumentRule:
+    return ArgumentRule(expected, lambda v: type(v) is int and low <= v <= high)
 
 
 def _or_none(kind: ArgumentRule) -> ArgumentRule:
@@ -44,32 +40,51 @@ def _choice(*values: str) -> ArgumentRule:
 
 
 def _sizes(low: int) -> ArgumentRule:
+    one = _whole("", low, MAX_DIM)
     return ArgumentRule(
         f"an integer >= {low} or a list of them",
         lambda v: (
-            _is_int(v, low, MAX_DIM)
-            or (
-                type(v) is tuple
-                and len(v) <= MAX_DIMS
-                and all(_is_int(size, low, MAX_DIM) for size in v)
-            )
+            len(v) <= MAX_DIMS and all(map(one.accepts, v)) if type(v) is tuple else one.accepts(v)
         ),
     )
 
 
-SIZE = ArgumentRule("an integer in [0, 2^40]", lambda v: _is_int(v, 0, MAX_DIM))
-COUNT = ArgumentRule("an integer in [1, 2^40]", lambda v: _is_int(v, 1, MAX_DIM))
-DEPTH = ArgumentRule(f"an integer in [1, {MAX_LAYERS}]", lambda v: _is_int(v, 1, MAX_LAYERS))
-DIM = ArgumentRule("an integer in [-8, 8]", lambda v: _is_int(v, -MAX_DIMS, MAX_DIMS))
-INDEX = ArgumentRule("an integer", lambda v: _is_int(v, -MAX_DIM, MAX_DIM))
+SIZE = _whole("an integer in [0, 2^40]", 0, MAX_DIM)
+COUNT = _whole("an integer in [1, 2^40]", 1, MAX_DIM)
+DIM = _whole("an integer in [-8, 8]", -MAX_DIMS, MAX_DIMS)
 FLAG = ArgumentRule("true or false", lambda v: type(v) is bool)
-REAL = ArgumentRule("a finite number", _is_real)
+REAL = ArgumentRule("a finite number", lambda v: type(v) in (int, float) and math.isfinite(v))
 SIZES = _sizes(0)
 STEPS = _sizes(1)
 PADDING = ArgumentRule(
     "a size, a list of sizes, 'same' or 'valid'",
     lambda v: v in ("same", "valid") or SIZES.accepts(v),
 )
+# What an argument may be wherever no row says otherwise; names with one rule are one text.
+_RULES = {
+    name: rule
+    for names, rule in (
+        ("in_features out_features in_channels out_channels num_features", SIZE),
+        ("num_embeddings embedding_dim num_channels", SIZE),
+        ("groups num_groups embed_dim num_heads kdim vdim d_model nhead dim_feedforward", COUNT),
+        ("num_layers", _whole(f"an integer in [1, {MAX_LAYERS}]", 1, MAX_LAYERS)),
+        ("start_dim end_dim", DIM),
+        ("dim", _or_none(DIM)),
+        ("padding_idx", _or_none(_whole("an integer", -MAX_DIM, MAX_DIM))),
+        ("bias inplace affine track_running_stats elementwise_affine", FLAG),
+        ("scale_grad_by_freq sparse return_indices ceil_mode count_include_pad", FLAG),
+        ("add_bias_kv add_zero_attn batch_first norm_first enable_nested_tensor", FLAG),
+        ("eps layer_norm_eps norm_type negative_slope alpha beta threshold p dropout", REAL),
+        ("momentum max_norm", _or_none(REAL)),
+        ("normalized_shape padding", SIZES),
+        ("kernel_size stride dilation output_size", STEPS),
+        ("divisor_override", _or_none(COUNT)),
+        ("padding_mode", _choice("zeros", "reflect", "replicate", "circular")),
+        ("approximate", _choice("none", "tanh")),
+        ("activation", _choice("relu", "gelu")),
+    )
+    for name in names.split()
+}
 
 Read = Callable[[Any], Argument]
 
@@ -83,152 +98,85 @@ class Layer:
     read: dict[str, Read]
 
 
-def _layer(
-    build: type[nn.Module], read: dict[str, Read] | None = None, /, **args: ArgumentRule
-) -> Layer:
-    if read is None:
-        read = {"bias": lambda module: module.bias is not None}
-    return Layer(build, args, read)
-
-
-def _conv(build: type[nn.Module]) -> Layer:
-    return _layer(
-        build,
-        in_channels=SIZE,
-        out_channels=SIZE,
-        kernel_size=STEPS,
-        stride=STEPS,
-        padding=PADDING,
-        dilation=STEPS,
-        groups=COUNT,
-        bias=FLAG,
-        padding_mode=_choice("zeros", "reflect", "replicate", "circular"),
-    )
-
-
-def _norm(build: type[nn.Module]) -> Layer:
-    return _layer(
-        build,
-        num_features=SIZE,
-        eps=REAL,
-        momentum=_or_none(REAL),
-        affine=FLAG,
-        track_running_stats=FLAG,
-    )
-
-
+_CONV = "in_channels out_channels kernel_size stride padding dilation groups bias padding_mode"
+_BATCH_NORM = "num_features eps momentum affine track_running_stats"
+# Layers, and the names of their arguments.
+_ARGUMENTS: dict[type[nn.Module], str] = {
+    nn.Linear: "in_features out_features bias",
+    nn.Conv1d: _CONV,
+    nn.Conv2d: _CONV,
+    nn.Embedding: "num_embeddings embedding_dim padding_idx max_norm norm_type scale_grad_by_freq"
+    " sparse",
+    nn.LayerNorm: "normalized_shape eps elementwise_affine bias",
+    nn.RMSNorm: "normalized_shape eps elementwise_affine",
+    nn.GroupNorm: "num_groups num_channels eps affine",
+    nn.BatchNorm1d: _BATCH_NORM,
+    nn.BatchNorm2d: _BATCH_NORM,
+    nn.ReLU: "inplace",
+    nn.LeakyReLU: "negative_slope inplace",
+    nn.ELU: "alpha inplace",
+    nn.GELU: "approximate",
+    nn.SiLU: "inplace",
+    nn.Mish: "inplace",
+    nn.Hardswish: "inplace",
+    nn.Softplus: "beta threshold",
+    nn.Tanh: "",
+    nn.Sigmoid: "",
+    nn.Softmax: "dim",
+    nn.LogSoftmax: "dim",
+    nn.Dropout: "p inplace",
+    nn.Dropout2d: "p inplace",
+    nn.Identity: "",
+    nn.Flatten: "start_dim end_dim",
+    nn.MaxPool2d: "kernel_size stride padding dilation return_indices ceil_mode",
+    nn.AvgPool2d: "kernel_size stride padding ceil_mode count_include_pad divisor_override",
+    nn.AdaptiveAvgPool2d: "output_size",
+    nn.MultiheadAttention: "embed_dim num_heads dropout bias add_bias_kv add_zero_attn kdim vdim"
+    " batch_first",
+    nn.TransformerEncoderLayer: "d_model nhead dim_feedforward dropout activation layer_norm_eps"
+    " batch_first norm_first bias",
+}
+# Rules that are other than those of the name.
+_OTHER_RULES: dict[type[nn.Module], dict[str, ArgumentRule]] = {
+    nn.Conv1d: {"padding": PADDING},
+    nn.Conv2d: {"padding": PADDING},
+    nn.RMSNorm: {"eps": _or_none(REAL)},
+}
 # None is no legal activation, so an unknown function makes the layer indescribable.
 _ACTIVATIONS = {functional.relu: "relu", functional.gelu: "gelu"}
-_ROWS = (
-    _layer(nn.Linear, in_features=SIZE, out_features=SIZE, bias=FLAG),
-    _conv(nn.Conv1d),
-    _conv(nn.Conv2d),
-    _layer(
-        nn.Embedding,
-        num_embeddings=SIZE,
-        embedding_dim=SIZE,
-        padding_idx=_or_none(INDEX),
-        max_norm=_or_none(REAL),
-        norm_type=REAL,
-        scale_grad_by_freq=FLAG,
-        sparse=FLAG,
-    ),
-    _layer(
-        nn.LayerNorm,
-        {"bias": lambda m: m.bias is not None or not m.elementwise_affine},
-        normalized_shape=SIZES,
-        eps=REAL,
-        elementwise_affine=FLAG,
-        bias=FLAG,
-    ),
-    _layer(nn.RMSNorm, normalized_shape=SIZES, eps=_or_none(REAL), elementwise_affine=FLAG),
-    _layer(nn.GroupNorm, num_groups=COUNT, num_channels=SIZE, eps=REAL, affine=FLAG),
-    _norm(nn.BatchNorm1d),
-    _norm(nn.BatchNorm2d),
-    _layer(nn.ReLU, inplace=FLAG),
-    _layer(nn.LeakyReLU, negative_slope=REAL, inplace=FLAG),
-    _layer(nn.ELU, alpha=REAL, inplace=FLAG),
-    _layer(nn.GELU, approximate=_choice("none", "tanh")),
-    _layer(nn.SiLU, inplace=FLAG),
-    _layer(nn.Mish, inplace=FLAG),
-    _layer(nn.Hardswish, inplace=FLAG),
-    _layer(nn.Softplus, beta=REAL, threshold=REAL),
-    _layer(nn.Tanh),
-    _layer(nn.Sigmoid),
-    _layer(nn.Softmax, dim=_or_none(DIM)),
-    _layer(nn.LogSoftmax, dim=_or_none(DIM)),
-    _layer(nn.Dropout, p=REAL, inplace=FLAG),
-    _layer(nn.Dropout2d, p=REAL, inplace=FLAG),
-    _layer(nn.Identity),
-    _layer(nn.Flatten, start_dim=DIM, end_dim=DIM),
-    _layer(
-        nn.MaxPool2d,
-        kernel_size=STEPS,
-        stride=STEPS,
-        padding=SIZES,
-        dilation=STEPS,
-        return_indices=FLAG,
-        ceil_mode=FLAG,
-    ),
-    _layer(
-        nn.AvgPool2d,
-        kernel_size=STEPS,
-        stride=STEPS,
-        padding=SIZES,
-        ceil_mode=FLAG,
-        count_include_pad=FLAG,
-        divisor_override=_or_none(COUNT),
-    ),
-    _layer(nn.AdaptiveAvgPool2d, output_size=STEPS),
-    _layer(
-        nn.MultiheadAttention,
-        {
-            "bias": lambda m: m.in_proj_bias is not None,
-            "add_bias_kv": lambda m: m.bias_k is not None,
-        },
-        embed_dim=COUNT,
-        num_heads=COUNT,
-        dropout=REAL,
-        bias=FLAG,
-        add_bias_kv=FLAG,
-        add_zero_attn=FLAG,
-        kdim=COUNT,
-        vdim=COUNT,
-        batch_first=FLAG,
-    ),
-    _layer(
-        nn.TransformerEncoderLayer,
-        {
-            "d_model": lambda m: m.self_attn.embed_dim,
-            "nhead": lambda m: m.self_attn.num_heads,
-            "dim_feedforward": lambda m: m.linear1.out_features,
-            "dropout": lambda m: m.dropout.p,
-            "activation": lambda m: _ACTIVATIONS.get(m.activation),
-            "layer_norm_eps": lambda m: m.norm1.eps,
-            "batch_first": lambda m: m.self_attn.batch_first,
-            "bias": lambda m: m.linear1.bias is not None,
-        },
-        d_model=COUNT,
-        nhead=COUNT,
-        dim_feedforward=COUNT,
-        dropout=REAL,
-        activation=_choice("relu", "gelu"),
-        layer_norm_eps=REAL,
-        batch_first=FLAG,
-        norm_first=FLAG,
-        bias=FLAG,
-    ),
-)
-LAYERS = {row.build.__name__: row for row in _ROWS}
+# Arguments that are no attribute of the same name.
+_READ: dict[type[nn.Module], dict[str, Read]] = {
+    nn.LayerNorm: {"bias": lambda m: m.bias is not None or not m.elementwise_affine},
+    nn.MultiheadAttention: {
+        "bias": lambda m: m.in_proj_bias is not None,
+        "add_bias_kv": lambda m: m.bias_k is not None,
+    },
+    nn.TransformerEncoderLayer: {
+        "d_model": lambda m: m.self_attn.embed_dim,
+        "nhead": lambda m: m.self_attn.num_heads,
+        "dim_feedforward": lambda m: m.linear1.out_features,
+        "dropout": lambda m: m.dropout.p,
+        "activation": lambda m: _ACTIVATIONS.get(m.activation),
+        "layer_norm_eps": lambda m: m.norm1.eps,
+        "batch_first": lambda m: m.self_attn.batch_first,
+        "bias": lambda m: m.linear1.bias is not None,
+    },
+}
+LAYERS = {
+    kind.__name__: Layer(
+        kind,
+        {name: _RULES[name] for name in names.split()} | _OTHER_RULES.get(kind, {}),
+        _READ.get(kind, {"bias": lambda m: m.bias is not None}),
+    )
+    for kind, names in _ARGUMENTS.items()
+}
 
 CONTAINERS: dict[str, type[nn.Module]] = {
-    "Sequential": nn.Sequential,
-    "ModuleList": nn.ModuleList,
-    "ModuleDict": nn.ModuleDict,
+    kind.__name__: kind for kind in (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 }
 # Takes one described layer and, optionally, one described norm.
 ENCODER = "TransformerEncoder"
-ENCODER_ARGS: dict[str, ArgumentRule] = {"num_layers": DEPTH, "enable_nested_tensor": FLAG}
+ENCODER_ARGS = {name: _RULES[name] for name in ("num_layers", "enable_nested_tensor")}
 
 
 def read_args(layer: Layer, module: nn.Module) -> dict[str, Argument] | None:

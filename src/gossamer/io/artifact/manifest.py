@@ -6,6 +6,8 @@ tables; a name that is not there is refused.
 """
 
 import hashlib
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
@@ -25,12 +27,12 @@ from gossamer.nn.tokens.token_pruning import Phase, Soft
 
 FORMAT_NAME: Final = "gossamer-artifact"
 FORMAT_VERSION: Final = 1
-MANIFEST_FILE: Final = "manifest.json"
-CARD_FILE: Final = "card.md"
-CONFIG_FILE: Final = "config.json"
-REPORT_FILE: Final = "report.json"
+MANIFEST_FILE = "manifest.json"
+CARD_FILE = "card.md"
+CONFIG_FILE = "config.json"
+REPORT_FILE = "report.json"
 # What a model needs beside its weights to be used. Carried along as bytes and hashed, never read.
-BESIDE_FILES: Final = frozenset(
+BESIDE_FILES = frozenset(
     {
         "added_tokens.json",
         "chat_template.jinja",
@@ -46,19 +48,47 @@ BESIDE_FILES: Final = frozenset(
 )
 # Files that people and other tools put beside a model; those the manifest lists are verified, the
 # others are never opened by a reader.
-COMPANIONS: Final = BESIDE_FILES | {CARD_FILE, ".gitattributes", "README.md"}
+COMPANIONS = BESIDE_FILES | {CARD_FILE, ".gitattributes", "README.md"}
 
-MAX_RECIPE: Final = 2**20
-MAX_SLIM_BLOCKS: Final = 10_000
-MAX_BESIDE_BYTES: Final = MAX_MANIFEST_BYTES
+MAX_RECIPE = 2**20
+MAX_SLIM_BLOCKS = 10_000
+MAX_BESIDE_BYTES = MAX_MANIFEST_BYTES
+# Arrays of one tensor in a file: `<tensor>::<array>`.
+SEPARATOR = "::"
+MASK_ARRAY = "mask_bits"
+CODES, SCALES, OFFSETS, VALUES = "codes", "scales", "offsets", "values"
+# The one array of a tensor that is stored as it is, under its own name.
+WHOLE = ""
+
+
+def array_key(name: str, array: str) -> str:
+    """The key of one array of a tensor in a file."""
+    return f"{name}{SEPARATOR}{array}" if array else name
+
+
+def _named(check: Callable[[str, str], str], name: str) -> str:
+    # pydantic collects ValueError; ArtifactError is none.
+    try:
+        return check(name, "name")
+    except ArtifactError as error:
+        raise ValueError(str(error)) from error
+
+
+def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(names)) != len(names):
+        raise ValueError("an array is listed twice")
+    return names
+
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0, le=2**46)]
-Shape = Annotated[tuple[Annotated[int, Field(ge=0, le=MAX_DIM)], ...], Field(max_length=MAX_DIMS)]
-FileName = Annotated[str, AfterValidator(lambda name: _named(check_file_name, name))]
-Name = Annotated[str, AfterValidator(lambda name: _named(check_name, name))]
+Size = Annotated[int, Field(ge=0, le=MAX_DIM)]
+Shape = Annotated[tuple[Size, ...], Field(max_length=MAX_DIMS)]
+FileName = Annotated[str, AfterValidator(partial(_named, check_file_name))]
+Name = Annotated[str, AfterValidator(partial(_named, check_name))]
 ShortText = Annotated[str, Field(max_length=256)]
 Argument = bool | int | float | ShortText | tuple[int, ...] | None
+ArtifactKind = Literal["packed", "dense"]
 
 
 class _Data(BaseModel):
@@ -106,6 +136,13 @@ class DenseEntry(_Data):
     codes: CodesEntry | None = None
     stored: Literal["bfloat16"] | None = None
 
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        """Names of its arrays."""
+        if self.codes is None:
+            return (WHOLE,)
+        return (CODES, SCALES, OFFSETS) if self.codes.offsets else (CODES, SCALES)
+
 
 class SparseEntry(_Data):
     """The weight of a masked or compact layer, stored as the arrays `<name>::<array>`.
@@ -119,7 +156,7 @@ class SparseEntry(_Data):
     shape: Shape
     dtype: ShortText
     format: ShortText
-    arrays: Annotated[tuple[ShortText, ...], AfterValidator(lambda names: _distinct(names))]
+    arrays: Annotated[tuple[ShortText, ...], AfterValidator(_distinct)]
     mask: MaskEntry
     holder: Literal["masked", "compact"]
     mode: Mode | None = None
@@ -138,6 +175,11 @@ class TiedEntry(_Data):
     mask: MaskEntry | None = None
     file: FileName | None = None
 
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        """The packed bits of its mask, if it has one."""
+        return () if self.mask is None else (MASK_ARRAY,)
+
 
 TensorEntry = Annotated[DenseEntry | SparseEntry | TiedEntry, Field(discriminator="kind")]
 
@@ -147,7 +189,7 @@ class TorchNode(_Data):
 
     kind: Literal["torch"] = "torch"
     name: ShortText
-    args: dict[ShortText, Argument] = Field(default_factory=dict)
+    args: dict[ShortText, Argument] = {}
     children: tuple["PartNode", ...] = ()
     key: ShortText = ""
 
@@ -155,8 +197,8 @@ class TorchNode(_Data):
 class SlimBlock(_Data):
     """How many units are left in one transformer block of a slim model."""
 
-    heads: Annotated[int, Field(ge=0, le=MAX_DIM)]
-    filters: Annotated[int, Field(ge=0, le=MAX_DIM)]
+    heads: Size
+    filters: Size
 
 
 # One per block; none for a model that has the size its configuration says.
@@ -168,7 +210,7 @@ class ZooNode(_Data):
 
     kind: Literal["zoo"] = "zoo"
     name: ShortText
-    args: dict[ShortText, Argument] = Field(default_factory=dict)
+    args: dict[ShortText, Argument] = {}
     key: ShortText = ""
     slim: SlimBlocks = ()
 
@@ -214,7 +256,7 @@ class GraphStep(_Data):
     operator: ShortText
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    attributes: dict[ShortText, Argument] = Field(default_factory=dict)
+    attributes: dict[ShortText, Argument] = {}
     layer: ShortText | None = None
     origin: ShortText = ""
 
@@ -249,10 +291,10 @@ class Manifest(_Data):
     format: Literal["gossamer-artifact"] = FORMAT_NAME
     version: Literal[1] = FORMAT_VERSION
     producer: ShortText
-    kind: Literal["packed", "dense"]
+    kind: ArtifactKind
     files: dict[FileName, FileEntry]
     tensors: dict[Name, TensorEntry]
-    shared_modules: dict[Name, Name] = Field(default_factory=dict)
+    shared_modules: dict[Name, Name] = {}
     architecture: ArchitectureNode | None = None
     recipe: Annotated[str, Field(max_length=MAX_RECIPE)] | None = None
 
@@ -283,7 +325,7 @@ def checked_content(
     name, known = form
     if not raw.isascii():
         raise ArtifactError(f"{where}: has bytes that are not ASCII; the file is damaged.")
-    content = parse_json(raw, where, max_bytes=MAX_MANIFEST_BYTES)
+    content = parse_json(raw, where)
     if not isinstance(content, dict) or content.get("format") != name:
         raise ArtifactError(
             f"{where}: is not the manifest of a gossamer {kind} (no format {name!r})."
@@ -294,8 +336,7 @@ def checked_content(
             f"{where}: {kind} version {ascii(version)[:40]} is not known; this gossamer reads"
             f" version {known}. {advice}"
         )
-    digest = content.pop("digest", None)
-    if digest != digest_of(content):
+    if content.pop("digest", None) != digest_of(content):
         raise ArtifactError(
             f"{where}: its content does not match its own digest; the file was damaged or edited."
         )
@@ -318,30 +359,10 @@ def parse_manifest(raw: bytes, where: str = MANIFEST_FILE) -> Manifest:
         # From JSON and not from the dictionary: strict mode then accepts arrays for tuples.
         return Manifest.model_validate_json(canonical_json(content))
     except ValidationError as error:
-        raise ArtifactError(_faults(error, where)) from error
-
-
-def _faults(error: ValidationError, where: str) -> str:
-    faults = error.errors(include_url=False, include_context=False, include_input=False)
-    lines = [f"{_place(fault['loc'])}: {ascii(fault['msg'][:300])[1:-1]}" for fault in faults]
-    plural = "fault" if len(faults) == 1 else "faults"
-    return f"{where}: {len(faults)} {plural}:{listed(lines)}"
-
-
-def _place(parts: tuple[int | str, ...]) -> str:
-    return ".".join(ascii(part)[:80].strip("'") for part in parts)
-
-
-def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
-    if len(set(names)) != len(names):
-        raise ValueError("an array is listed twice")
-    return names
-
-
-def _named(check: Any, name: str) -> str:
-    # pydantic collects ValueError; ArtifactError is none.
-    try:
-        result: str = check(name, "name")
-    except ArtifactError as error:
-        raise ValueError(str(error)) from error
-    return result
+        faults = error.errors(include_url=False, include_context=False, include_input=False)
+        lines = []
+        for fault in faults:
+            place = ".".join(ascii(part)[:80].strip("'") for part in fault["loc"])
+            lines.append(f"{place}: {ascii(fault['msg'][:300])[1:-1]}")
+        plural = "fault" if len(faults) == 1 else "faults"
+        raise ArtifactError(f"{where}: {len(faults)} {plural}:{listed(lines)}") from error

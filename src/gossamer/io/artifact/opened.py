@@ -28,19 +28,16 @@ from gossamer.io.artifact.manifest import (
     parse_manifest,
 )
 from gossamer.io.safe_files import MAX_MANIFEST_BYTES
-from gossamer.io.safe_files.directories import find_directory
+from gossamer.io.safe_files.directories import AnyPath, find_directory
 from gossamer.io.safe_files.documents import parse_json
 from gossamer.io.safe_files.tensors import TensorHeader, check_hash, read_header, read_tensors
 
 ATTEMPTS = 20
+_RESTLESS = "is being replaced all the time; try again."
 TENSOR_SUFFIX = ".safetensors"
-_OPEN_FLAGS = (
-    os.O_RDONLY
-    | getattr(os, "O_NOFOLLOW", 0)
-    | getattr(os, "O_NONBLOCK", 0)
-    | getattr(os, "O_CLOEXEC", 0)
-    | getattr(os, "O_BINARY", 0)
-)
+_OPEN_FLAGS = os.O_RDONLY
+for _flag in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"):
+    _OPEN_FLAGS |= getattr(os, _flag, 0)
 
 
 @dataclass(frozen=True)
@@ -57,37 +54,37 @@ class OpenArtifact:
         """Bytes of all files the manifest lists."""
         return sum(entry.size for entry in self.manifest.files.values())
 
-    def read(self) -> tuple[dict[str, torch.Tensor], dict[str, bytes]]:
-        """All stored arrays by key and all other files by name, once; every hash is verified."""
+    def read(self) -> dict[str, torch.Tensor]:
+        """All stored arrays by key, once; the hashes of all files are verified."""
         arrays: dict[str, torch.Tensor] = {}
-        documents: dict[str, bytes] = {}
         for name, entry in self.manifest.files.items():
-            where = f"{self.path / name}"
             if name in self.headers:
-                header = self.headers[name]
-                arrays.update(read_tensors(self.files[name], header, where, entry.sha256))
+                file, where = self.files[name], str(self.path / name)
+                arrays |= read_tensors(file, self.headers[name], where, entry.sha256)
             else:
-                documents[name] = _read_document(self.files[name], entry.sha256, where)
-        return arrays, documents
+                self.document(name)
+        return arrays
 
     def document(self, name: str) -> bytes:
         """The verified bytes of a file that holds no tensors."""
-        sha256 = self.manifest.files[name].sha256
-        return _read_document(self.files[name], sha256, str(self.path / name))
+        self.files[name].seek(0)
+        raw = self.files[name].read(MAX_MANIFEST_BYTES + 1)
+        found = hashlib.sha256(raw).hexdigest()
+        check_hash(found, self.manifest.files[name].sha256, str(self.path / name))
+        return raw
 
     def config(self) -> dict[str, Any] | None:
         """The verified content of config.json, None if there is none."""
         if CONFIG_FILE not in self.files:
             return None
         where = str(self.path / CONFIG_FILE)
-        raw = self.document(CONFIG_FILE)
-        content = parse_json(raw, where, max_bytes=MAX_MANIFEST_BYTES)
+        content = parse_json(self.document(CONFIG_FILE), where)
         if not isinstance(content, dict):
             raise ArtifactError(f"{where}: must be a JSON object.")
         return content
 
 
-def find_artifact(path: os.PathLike[str] | str) -> tuple[Path, bool]:
+def find_artifact(path: AnyPath) -> tuple[Path, bool]:
     """What is at `path`, and whether it is a directory with a manifest.
 
     A file keeps the name it was given: behind a link of the hub's cache it has no ending.
@@ -100,11 +97,11 @@ def find_artifact(path: os.PathLike[str] | str) -> tuple[Path, bool]:
         has_manifest = os.path.lexists(found / MANIFEST_FILE)
         if _still_there(path, found, before):
             return found, has_manifest
-    raise _restless(path)
+    raise ArtifactError(f"{path}: {_RESTLESS}")
 
 
 @contextmanager
-def open_artifact(path: os.PathLike[str] | str) -> Iterator[OpenArtifact]:
+def open_artifact(path: AnyPath) -> Iterator[OpenArtifact]:
     """Open an artifact, or raise ArtifactError.
 
     A writer may replace the directory meanwhile. Files that are open stay the old ones; if the
@@ -125,7 +122,7 @@ def open_artifact(path: os.PathLike[str] | str) -> Iterator[OpenArtifact]:
                     raise ArtifactError(f"{error.filename}: is missing.") from error
             stack.pop_all().close()
         else:
-            raise _restless(path)
+            raise ArtifactError(f"{path}: {_RESTLESS}")
         yield opened
 
 
@@ -157,10 +154,11 @@ def _open(folder: Path, stack: ExitStack) -> OpenArtifact:
         raise ArtifactError(f"{folder}: expected a directory with {MANIFEST_FILE}.")
     manifest = parse_manifest(read_manifest(folder), str(folder / MANIFEST_FILE))
     _check_files(folder, manifest)
-    files: dict[str, BinaryIO] = {}
     headers: dict[str, TensorHeader] = {}
-    for name, entry in manifest.files.items():
-        files[name] = stack.enter_context(open_regular(folder / name, entry.size))
+    files = {
+        name: stack.enter_context(open_regular(folder / name, entry.size))
+        for name, entry in manifest.files.items()
+    }
     for name, entry in manifest.files.items():
         if name.endswith(TENSOR_SUFFIX):
             headers[name] = read_header(files[name], entry.size, str(folder / name))
@@ -220,18 +218,7 @@ def read_manifest(folder: Path) -> bytes:
         return file.read(MAX_MANIFEST_BYTES)
 
 
-def _read_document(file: BinaryIO, sha256: str, where: str) -> bytes:
-    file.seek(0)
-    raw = file.read(MAX_MANIFEST_BYTES + 1)
-    check_hash(hashlib.sha256(raw).hexdigest(), sha256, where)
-    return raw
-
-
-def _restless(path: os.PathLike[str] | str) -> ArtifactError:
-    return ArtifactError(f"{path}: is being replaced all the time; try again.")
-
-
-def _still_there(path: os.PathLike[str] | str, folder: Path, before: object) -> bool:
+def _still_there(path: AnyPath, folder: Path, before: object) -> bool:
     """Whether `folder`, unchanged, is what a reader of `path` finds now.
 
     The identity alone is not enough: what two renames set aside may be half removed by the time

@@ -1,38 +1,64 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a model's inventory to the arrays that files hold, shard by shard.
+"""From a model's inventory to the arrays that files hold, shard by shard, and back to weights.
 
 Sizes are known from formulas before anything is packed, so free space is checked and shards are
-cut first; then one shard at a time is packed, written and freed.
+cut first; then one shard at a time is packed, written and freed. Nothing is rounded here: weights
+that are on a grid to the last bit become codes and scales, others are stored as they are. What puts
+weights on a grid is `gossamer.nn.rounding`. On the way back every index is validated before
+anything is expanded.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Literal, get_args
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 
-from gossamer.errors import InputError
-from gossamer.formats import FORMATS, choose_format, encode
-from gossamer.formats.bits import row_bytes
-from gossamer.io.artifact.codes import as_codes, coded_dense, grid_of, scale_bytes
+from gossamer.errors import ArtifactError, FormatError, PatternError, RegistryError
+from gossamer.formats import FORMATS, SparseMatrix, choose_format, decode, encode
+from gossamer.formats import grid as grids
+from gossamer.formats.bits import check_bits, count_bits, row_bytes, unpack_bits
+from gossamer.formats.matrix import Levels, mask_digest, matrix_shape
+from gossamer.io.artifact.agreement import parse_mask_pattern
 from gossamer.io.artifact.inventory import Inventory, Slot
 from gossamer.io.artifact.manifest import (
+    CODES,
+    MASK_ARRAY,
+    OFFSETS,
+    SCALES,
+    VALUES,
+    WHOLE,
+    ArtifactKind,
     CodesEntry,
     DenseEntry,
+    Manifest,
     MaskEntry,
     SparseEntry,
     TensorEntry,
     TiedEntry,
+    array_key,
 )
-from gossamer.io.artifact.piece import MASK_ARRAY, SEPARATOR, Arrays, Piece, array_key
-from gossamer.io.safe_files.tensors import dtype_name
+from gossamer.io.safe_files.tensors import DTYPE_NAMES, dtype_name
 from gossamer.nn.layers import SparseLayer
+from gossamer.patterns import Pattern
 
 SHARD_BYTES = 2 * 2**30
-# Elements from which half of a tensor is worth a look at all of it.
-_MIN_HALVED = 1024
+# Room for headers, manifest and card in the free-space check.
+BYTES_PER_PIECE = 1024
+# Smaller tensors are not worth two more entries in a header, nor a look at all of their halves.
+_MIN_ELEMENTS = 1024
 
-ArtifactKind = Literal["packed", "dense"]
+Arrays = dict[str, torch.Tensor]
+Packed = tuple[Arrays, TensorEntry]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One tensor to store: its bytes by formula; `pack` gives its arrays and entry for a file."""
+
+    name: str
+    num_bytes: int
+    pack: Callable[[str], Packed]
 
 
 def plan_pieces(
@@ -43,15 +69,18 @@ def plan_pieces(
     tied: dict[str, TensorEntry] = {}
     for name, slot in inventory.slots.items():
         owner = inventory.tied.get(name)
-        if owner is None:
-            pieces.append(_piece(slot, kind))
-        elif slot.layer is None or inventory.slots[owner].layer is not None:
+        if owner is not None and (slot.layer is None or inventory.slots[owner].layer is not None):
             tied[name] = TiedEntry(to=owner)
-        elif kind == "packed":
-            pieces.append(_mask_piece(slot, slot.layer, owner))
-        else:
-            # Dense files have no masks: with its zeros it is another tensor than the unmasked one.
+        elif kind == "dense":
+            # Dense files have no masks: a tied weight with its zeros is another tensor than the
+            # unmasked one.
             pieces.append(_dense_piece(slot))
+        elif slot.layer is None:
+            pieces.append(_coded_piece(slot) or _dense_piece(slot, halved=_fits_bfloat16(slot)))
+        elif owner is None:
+            pieces.append(_sparse_piece(slot, slot.layer))
+        else:
+            pieces.append(_mask_piece(slot, slot.layer, owner))
     return pieces, tied
 
 
@@ -68,92 +97,109 @@ def cut_shards(pieces: list[Piece], shard_bytes: int) -> list[list[Piece]]:
     return shards
 
 
-def _piece(slot: Slot, kind: ArtifactKind) -> Piece:
-    if kind == "dense":
-        return _dense_piece(slot)
-    if slot.layer is None:
-        return coded_dense(slot) or _halved_piece(slot) or _dense_piece(slot)
-    return _sparse_piece(slot, slot.layer)
-
-
-def _halved_piece(slot: Slot) -> Piece | None:
-    """float32 that bf16 holds to the last bit, as models from bf16 checkpoints are; else None."""
+def _fits_bfloat16(slot: Slot) -> bool:
+    """float32 that bf16 holds to the last bit, as models from bf16 checkpoints are."""
     whole = slot.tensor.detach()
-    if whole.dtype is not torch.float32 or whole.numel() < _MIN_HALVED:
+    if whole.dtype is not torch.float32 or whole.numel() < _MIN_ELEMENTS:
+        return False
+    return torch.equal(whole.bfloat16().float(), whole)
+
+
+def _dense_piece(slot: Slot, *, halved: bool = False) -> Piece:
+    stored = torch.bfloat16 if halved else slot.tensor.dtype
+
+    def pack(file: str) -> Packed:
+        return {WHOLE: slot.dense().to(stored)}, DenseEntry(
+            file=file,
+            shape=slot.shape,
+            dtype=dtype_name(slot.tensor.dtype),
+            stored="bfloat16" if halved else None,
+        )
+
+    return Piece(slot.name, torch.Size(slot.shape).numel() * stored.itemsize, pack)
+
+
+def _coded_piece(slot: Slot) -> Piece | None:
+    """An ordinary weight as codes; None if it is on no grid."""
+    grid = _grid_of(slot.tensor, may_have_offsets=True)
+    if grid is None:
         return None
-    if not torch.equal(whole.bfloat16().float(), whole):
-        return None
+    rows, columns = matrix = matrix_shape(slot.shape)
 
-    def arrays() -> Arrays:
-        return {slot.name: whole.bfloat16()}
+    def pack(file: str) -> Packed:
+        codes_RK, scales_RG, offsets_RG = grids.encode(slot.tensor.detach().reshape(matrix), grid)
+        arrays = {CODES: grids.pack_codes(codes_RK, grid), SCALES: scales_RG}
+        if offsets_RG is not None:
+            arrays[OFFSETS] = offsets_RG
+        codes = _codes_entry(grid, matrix)
+        return arrays, DenseEntry(file=file, shape=slot.shape, dtype="float32", codes=codes)
 
-    def entry(file: str, _: tuple[str, ...]) -> TensorEntry:
-        return DenseEntry(file=file, shape=slot.shape, dtype="float32", stored="bfloat16")
-
-    return Piece(slot.name, whole.numel() * torch.bfloat16.itemsize, arrays, entry)
-
-
-def _dense_piece(slot: Slot) -> Piece:
-    dtype, shape, layer = slot.tensor.dtype, slot.shape, slot.layer
-
-    def arrays() -> Arrays:
-        return {slot.name: slot.tensor.detach() if layer is None else layer.dense_weight()}
-
-    def entry(file: str, _: tuple[str, ...]) -> TensorEntry:
-        return DenseEntry(file=file, shape=shape, dtype=dtype_name(dtype))
-
-    return Piece(slot.name, torch.Size(shape).numel() * dtype.itemsize, arrays, entry)
+    num_bytes = grids.packed_bytes(rows * columns, grid.bits) + _scale_bytes(matrix, grid)
+    return Piece(slot.name, num_bytes, pack)
 
 
 def _sparse_piece(slot: Slot, layer: SparseLayer) -> Piece:
     matrix, nnz, pattern = layer.matrix_shape, layer.nnz, layer.pattern
-    grid = grid_of(layer.dense_weight())
+    grid = _grid_of(layer.dense_weight())
     itemsize = slot.tensor.element_size() if grid is None else 1
     format_name = choose_format(matrix, nnz, itemsize, pattern)
     num_bytes = FORMATS.get(format_name).nbytes(matrix, nnz, itemsize, pattern)
     if grid is not None:
-        num_bytes += scale_bytes(matrix, grid)
-    codes: list[CodesEntry] = []
+        num_bytes += _scale_bytes(matrix, grid)
 
-    def arrays() -> Arrays:
-        held = layer.matrix()
+    def pack(file: str) -> Packed:
+        held, codes = layer.matrix(), None
         held = held if grid is None else held.on_levels(grid)
-        stored = dict(encode(held, format_name)[1])
+        arrays = dict(encode(held, format_name)[1])
         if held.levels is not None:
-            stored, entry = as_codes(stored, held.levels)
-            codes[:] = [entry]
-        return {array_key(slot.name, array): data for array, data in stored.items()}
-
-    def entry(file: str, keys: tuple[str, ...]) -> TensorEntry:
-        return SparseEntry(
+            values, found = arrays.pop(VALUES), held.levels.grid
+            arrays |= {CODES: grids.pack_codes(values, found), SCALES: held.levels.scales}
+            codes = _codes_entry(found, tuple(values.shape))
+        return arrays, SparseEntry(
             file=file,
             shape=slot.shape,
             dtype=dtype_name(slot.tensor.dtype),
             format=format_name,
-            arrays=tuple(sorted(key.removeprefix(slot.name + SEPARATOR) for key in keys)),
+            arrays=tuple(sorted(arrays)),
             mask=_mask_entry(layer),
             holder="masked" if layer.form == "masked" else "compact",
             mode=getattr(layer, "mode", None),
-            codes=codes[0] if codes else None,
+            codes=codes,
         )
 
-    return Piece(slot.name, num_bytes, arrays, entry)
+    return Piece(slot.name, num_bytes, pack)
 
 
 def _mask_piece(slot: Slot, layer: SparseLayer, owner: str) -> Piece:
     rows, columns = layer.matrix_shape
 
-    def arrays() -> Arrays:
-        return {array_key(slot.name, MASK_ARRAY): layer.matrix().positions.bits()}
+    def pack(file: str) -> Packed:
+        entry = TiedEntry(to=owner, mask=_mask_entry(layer), file=file)
+        return {MASK_ARRAY: layer.matrix().positions.bits()}, entry
 
-    def entry(file: str, _: tuple[str, ...]) -> TensorEntry:
-        return TiedEntry(to=owner, mask=_mask_entry(layer), file=file)
-
-    return Piece(slot.name, rows * row_bytes(columns), arrays, entry)
+    return Piece(slot.name, rows * row_bytes(columns), pack)
 
 
 def _mask_entry(layer: SparseLayer) -> MaskEntry:
     return MaskEntry(pattern=str(layer.pattern), nnz=layer.nnz, sha256=layer.mask_digest())
+
+
+def _codes_entry(grid: grids.Grid, shape: tuple[int, ...]) -> CodesEntry:
+    bits: Literal[8, 4] = 8 if grid.bits == 8 else 4
+    return CodesEntry(bits=bits, span=grid.span, shape=shape, offsets=grid.has_offsets)
+
+
+def _grid_of(weight: torch.Tensor, may_have_offsets: bool = False) -> grids.Grid | None:
+    """The grid that a weight of two or more dimensions is on; None: store it as it is."""
+    if weight.ndim < 2 or weight.numel() < _MIN_ELEMENTS or weight.dtype is not torch.float32:
+        return None
+    return grids.find_grid(weight.detach().flatten(1), may_have_offsets)
+
+
+def _scale_bytes(matrix: tuple[int, int], grid: grids.Grid) -> int:
+    """Bytes of the scales of a matrix, and of its offsets."""
+    count = matrix[0] * grid.num_spans(matrix[1]) * grid.scale_dtype.itemsize
+    return 2 * count if grid.has_offsets else count
 
 
 def transposed(inventory: Inventory, paths: Sequence[str]) -> Inventory:
@@ -162,18 +208,86 @@ def transposed(inventory: Inventory, paths: Sequence[str]) -> Inventory:
     for path in paths:
         slot = slots.get(f"{path}.weight")
         if slot is not None:
-            dense = slot.tensor if slot.layer is None else slot.layer.dense_weight()
-            turned = dense.detach().t().contiguous()
-            slots[slot.name] = replace(slot, tensor=turned, layer=None)
+            slots[slot.name] = replace(slot, tensor=slot.dense().t().contiguous(), layer=None)
     return replace(inventory, slots=slots)
 
 
-def check_kind(kind: str) -> ArtifactKind:
-    """`kind` if it is one of the two there are."""
-    for known in get_args(ArtifactKind):
-        if kind == known:
-            return known  # type: ignore[no-any-return]
-    raise InputError(
-        f"format: must be 'packed' (small, for gossamer) or 'dense' (zeros kept, for any"
-        f" safetensors reader); got {kind!r}."
-    )
+@dataclass(frozen=True)
+class SparseWeight:
+    """The weight of a sparse layer and the form that it was saved in."""
+
+    matrix: SparseMatrix
+    form: Literal["masked", "compact"]
+
+
+@dataclass(frozen=True)
+class TiedMask:
+    """The mask of a masked layer whose weight belongs to another one."""
+
+    mask: torch.Tensor
+    pattern: Pattern
+
+
+Decoded = torch.Tensor | SparseWeight | TiedMask
+
+
+def decode_all(manifest: Manifest, arrays: Arrays, where: str) -> dict[str, Decoded]:
+    """Every stored tensor by name; `arrays` is emptied, so that nothing is held twice."""
+    decoded: dict[str, Decoded] = {}
+    for name, entry in manifest.tensors.items():
+        place = f"{where}: tensor {name!a}"
+        own = {array: arrays.pop(array_key(name, array)) for array in entry.arrays}
+        try:
+            if isinstance(entry, SparseEntry):
+                decoded[name] = _decode_sparse(entry, own, place)
+            elif isinstance(entry, DenseEntry):
+                if entry.codes is None:
+                    decoded[name] = own[WHOLE].to(DTYPE_NAMES[entry.dtype])
+                    continue
+                grid, codes_RK = _read_codes(entry.codes, own, place)
+                weight_RK = grids.decode(codes_RK, own[SCALES], own.get(OFFSETS), grid)
+                decoded[name] = weight_RK.view(entry.shape)
+            elif entry.mask is not None:
+                shape = manifest.tensors[entry.to].shape  # type: ignore[union-attr]
+                decoded[name] = _decode_mask(entry.mask, own[MASK_ARRAY], shape, place)
+        except (FormatError, PatternError, RegistryError) as error:
+            raise ArtifactError(str(error)) from error
+    return decoded
+
+
+def _decode_sparse(entry: SparseEntry, arrays: Arrays, where: str) -> SparseWeight:
+    pattern, levels = parse_mask_pattern(entry.mask, where), None
+    if entry.codes is not None:
+        grid, arrays[VALUES] = _read_codes(entry.codes, arrays, where)
+        levels = Levels(grid, arrays.pop(SCALES))
+        del arrays[CODES]
+    matrix = decode(entry.format, arrays, entry.shape, pattern, where)
+    _check_mask(entry.mask, matrix.nnz, matrix.positions.digest, where)
+    floats = replace(matrix, levels=levels).floats()
+    return SparseWeight(SparseMatrix(matrix.positions, floats), entry.holder)
+
+
+def _read_codes(entry: CodesEntry, arrays: Arrays, where: str) -> tuple[grids.Grid, torch.Tensor]:
+    grid = grids.Grid(entry.bits, entry.span, entry.offsets)
+    grids.check_scales(arrays[SCALES], arrays.get(OFFSETS), grid, where)
+    return grid, grids.unpack_codes(arrays[CODES], entry.shape, grid, where)
+
+
+def _decode_mask(
+    entry: MaskEntry, bits_RB: torch.Tensor, shape: tuple[int, ...], where: str
+) -> TiedMask:
+    pattern = parse_mask_pattern(entry, where)
+    matrix = (shape[0], shape[1])
+    check_bits(bits_RB, matrix, where)
+    mask = unpack_bits(bits_RB, matrix[1])
+    pattern.check_shape(matrix, where)
+    pattern.validate(mask, where)
+    _check_mask(entry, count_bits(bits_RB), mask_digest(bits_RB, matrix), where)
+    return TiedMask(mask, pattern)
+
+
+def _check_mask(entry: MaskEntry, nnz: int, digest: str, where: str) -> None:
+    if nnz != entry.nnz:
+        raise ArtifactError(f"{where}: keeps {nnz} weights, the manifest says {entry.nnz}.")
+    if digest != entry.sha256:
+        raise ArtifactError(f"{where}: its mask does not match the digest in the manifest.")

@@ -1,28 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model from an artifact, and ordinary tensors into a model by the same rules."""
 
+import copy
 import math
-import os
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from gossamer.errors import ArtifactError
-from gossamer.io.artifact.agreement import memory_needed
+from gossamer.formats import SparseMatrix
+from gossamer.io.artifact.agreement import enclosing, memory_needed
 from gossamer.io.artifact.architecture import build
-from gossamer.io.artifact.decode import decode_all
-from gossamer.io.artifact.fitting import check_fit, check_materialised
-from gossamer.io.artifact.inventory import unwrap
+from gossamer.io.artifact.fitting import all_slots, check_fit, check_materialised, owner_of
+from gossamer.io.artifact.inventory import Slot, own_slots, unwrap
 from gossamer.io.artifact.manifest import DenseEntry, Manifest, SparseEntry, TransformersNode
 from gossamer.io.artifact.opened import OpenArtifact, open_artifact
-from gossamer.io.artifact.placing import Placement
+from gossamer.io.artifact.packing import Arrays, Decoded, SparseWeight, TiedMask, decode_all
 from gossamer.io.safe_files import check_memory
+from gossamer.io.safe_files.directories import AnyPath
 from gossamer.io.safe_files.tensors import dtype_name
+from gossamer.nn import MaskedWeight, Mode, disable_fast_paths, replace_module
+from gossamer.nn.layer_kinds import form_of, to_compact, to_dense, to_masked
+from gossamer.ops.training import expand_matrix
+from gossamer.patterns import Pattern
+
+_ROOT = "model"
 
 
 def load_artifact(
-    path: os.PathLike[str] | str, model: nn.Module | None, max_bytes: int | None
+    path: AnyPath, model: nn.Module | None, max_bytes: int | None
 ) -> tuple[nn.Module, bool]:
     """The model, and whether the artifact says which of its layers have masks."""
     with open_artifact(path) as artifact:
@@ -30,19 +39,17 @@ def load_artifact(
         check_memory(memory_needed(manifest), artifact.num_bytes, max_bytes, where)
         target = unwrap(model) if model is not None else _skeleton(artifact)
         matched = check_fit(manifest, target, where, exact_dtypes=model is not None)
-        arrays, _ = artifact.read()
-        decoded = decode_all(manifest, arrays, where)
+        decoded = decode_all(manifest, artifact.read(), where)
         if model is None and isinstance(manifest.architecture, TransformersNode):
             target = _skeleton(artifact, device="cpu")
     result = Placement(target, manifest, matched, decoded, in_place=model is not None).run()
-    knows_masks = manifest.kind != "dense"
     if model is None:
         check_materialised(result, where)
-        return result.eval(), knows_masks
-    return model if result is target else result, knows_masks
+        model = result.eval()
+    return model if result is target else result, manifest.kind != "dense"
 
 
-def artifact_skeleton(path: os.PathLike[str] | str) -> tuple[nn.Module, float | None]:
+def artifact_skeleton(path: AnyPath) -> tuple[nn.Module, float | None]:
     """The model without weights, dense, and the kept fraction of its masked layers if any."""
     with open_artifact(path) as artifact:
         masks = [e for e in artifact.manifest.tensors.values() if isinstance(e, SparseEntry)]
@@ -51,7 +58,7 @@ def artifact_skeleton(path: os.PathLike[str] | str) -> tuple[nn.Module, float | 
         return _skeleton(artifact), kept / entries if entries else None
 
 
-def fill(model: nn.Module, tensors: dict[str, torch.Tensor], path: Path) -> nn.Module:
+def fill(model: nn.Module, tensors: Arrays, path: Path) -> nn.Module:
     """`model` with the tensors of an ordinary checkpoint, filled in place as by a dense artifact.
 
     A model that is itself a single layer may come back as another object.
@@ -60,9 +67,7 @@ def fill(model: nn.Module, tensors: dict[str, torch.Tensor], path: Path) -> nn.M
         name: DenseEntry(file=path.name, shape=tuple(t.shape), dtype=dtype_name(t.dtype))
         for name, t in tensors.items()
     }
-    manifest = Manifest.model_construct(
-        producer="", kind="dense", files={}, tensors=entries, shared_modules={}
-    )
+    manifest = Manifest.model_construct(tensors=entries)
     target = unwrap(model)
     matched = check_fit(manifest, target, str(path), exact_dtypes=True)
     result = Placement(target, manifest, matched, {**tensors}, in_place=True).run()
@@ -80,3 +85,131 @@ def _skeleton(artifact: OpenArtifact, device: str = "meta") -> nn.Module:
     # are not saved count too.
     most = 2 * len(manifest.tensors) + 64 * len(manifest.shared_modules) + 64
     return build(manifest.architecture, max_tensors=most, config=artifact.config(), device=device)
+
+
+@dataclass
+class Placement:
+    """Puts decoded tensors into a model. All checks were made before; nothing here refuses.
+
+    In a model of the user's, tensors are overwritten in place, so that optimizers keep their
+    Parameters. In a skeleton that was just built, and in models on the meta device, the loaded
+    tensors become the Parameters. `matched` comes from `check_fit`, `decoded` from `decode_all`.
+    """
+
+    model: nn.Module
+    manifest: Manifest
+    matched: dict[str, str]
+    decoded: dict[str, Decoded]
+    in_place: bool
+
+    def __post_init__(self) -> None:
+        # A parent for the model itself, so that it can be replaced like any other module.
+        self._root = nn.ModuleDict({_ROOT: self.model})
+
+    @torch.no_grad()
+    def run(self) -> nn.Module:
+        """The model in the saved state; another object only if the model is one sparse layer."""
+        # Layers that are sparse in the model but dense in the file become ordinary ones.
+        for name, slot in all_slots(self._root[_ROOT]).items():
+            entry = self.manifest.tensors[owner_of(self.manifest, self.matched[name])]
+            if slot.layer is not None and not isinstance(entry, SparseEntry):
+                replace_module(self._root, slot.layer, to_dense(slot.layer))
+        # Ordinary tensors first: sparse layers take over the bias that is there.
+        for kind in (torch.Tensor, SparseWeight):
+            for name, stored in self.matched.items():
+                if stored == name and isinstance(self.decoded.get(name), kind):
+                    self._put(self._slot(name), self.decoded.pop(name))
+        for name, stored in self.matched.items():
+            owner = owner_of(self.manifest, stored)
+            if owner != name and enclosing(name, self.manifest.shared_modules) is None:
+                self._tie(name, owner)
+        for second, original in self.manifest.shared_modules.items():
+            parent, _, key = second.rpartition(".")
+            self._module(parent)._modules[key] = self._module(original)
+        model = self._root[_ROOT]
+        disable_fast_paths(model)
+        return model
+
+    def _module(self, path: str) -> nn.Module:
+        return self._root[_ROOT].get_submodule(path)
+
+    def _slot(self, name: str) -> Slot:
+        path = name.rpartition(".")[0]
+        return next(slot for slot in own_slots(path, self._module(path)) if slot.name == name)
+
+    def _put(self, slot: Slot, decoded: Any) -> None:
+        if isinstance(decoded, torch.Tensor):
+            self._put_tensor(slot, decoded)
+        else:
+            put = self._put_masked if decoded.form == "masked" else self._put_compact
+            put(slot, decoded.matrix)
+
+    def _keeps(self, slot: Slot) -> bool:
+        """Whether the tensor that is there stays and is overwritten."""
+        return self.in_place and not slot.tensor.is_meta
+
+    def _put_tensor(self, slot: Slot, tensor: torch.Tensor) -> None:
+        if self._keeps(slot):
+            slot.tensor.data.copy_(tensor)
+        elif slot.is_parameter:
+            slot.module._parameters[slot.attribute] = self._parameter(slot, tensor)
+        else:
+            slot.module._buffers[slot.attribute] = tensor
+
+    def _put_masked(self, slot: Slot, matrix: SparseMatrix) -> None:
+        layer, weight = _without_compact(slot.module), expand_matrix(matrix)
+        if self._keeps(slot) and layer is slot.module:
+            slot.tensor.data.copy_(weight)
+        else:
+            layer._parameters["weight"] = self._parameter(slot, weight)
+        replace_module(self._root, slot.module, to_masked(layer, matrix.mask(), matrix.pattern))
+
+    def _put_compact(self, slot: Slot, matrix: SparseMatrix) -> None:
+        entry: Any = self.manifest.tensors[slot.name]
+        mode: Mode = entry.mode or "jit"
+        if self.in_place and form_of(slot.module) == "compact":
+            slot.module.take(matrix, mode)  # type: ignore[operator]
+            return
+        values = self._parameter(slot, matrix.values)
+        bits = matrix.positions.bits().to(values.device)
+        new = to_compact(slot.module, values, bits, matrix.pattern, mode)
+        replace_module(self._root, slot.module, new)
+
+    def _tie(self, name: str, owner: str) -> None:
+        slot, original = self._slot(name), self._slot(owner)
+        tied_mask = self.decoded.pop(name, None)
+        source: Any = original.layer
+        if isinstance(tied_mask, TiedMask):
+            self._tie_masked(slot, original.tensor, tied_mask.mask, tied_mask.pattern)
+        elif source is not None and source.form == "masked":
+            new = self._tie_masked(slot, original.tensor, source.mask(), source.pattern)
+            # As nn.masked promises: layers with one weight move their mask together.
+            for buffer in ("mask_bits", "_mask"):
+                new._buffers[buffer] = source._buffers[buffer]
+        elif source is not None:
+            shared = (source.values, source.mask_bits, source.pattern, source.mode)
+            replace_module(self._root, slot.module, to_compact(slot.module, *shared))
+        else:
+            table = slot.module._parameters if slot.is_parameter else slot.module._buffers
+            table[slot.attribute] = original.tensor  # type: ignore[assignment]
+
+    def _tie_masked(
+        self, slot: Slot, weight: torch.Tensor, mask: torch.Tensor, pattern: Pattern
+    ) -> MaskedWeight:
+        # Masking zeroes pruned entries, which the owner of the weight may need: use a stand-in.
+        layer = copy.copy(_without_compact(slot.module))
+        stand_in = {"weight": nn.Parameter(torch.zeros_like(weight))}
+        layer.__dict__["_parameters"] = layer._parameters | stand_in
+        new = to_masked(layer, mask, pattern)
+        new._parameters["weight"] = weight  # type: ignore[assignment]
+        replace_module(self._root, slot.module, new)
+        return new
+
+    def _parameter(self, slot: Slot, tensor: torch.Tensor) -> nn.Parameter:
+        device = slot.tensor.device if self._keeps(slot) else tensor.device
+        trains = slot.tensor.requires_grad and (tensor.is_floating_point() or tensor.is_complex())
+        return nn.Parameter(tensor.to(device), requires_grad=trains)
+
+
+def _without_compact(layer: nn.Module) -> nn.Module:
+    return to_dense(layer) if form_of(layer) == "compact" else layer

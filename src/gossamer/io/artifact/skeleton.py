@@ -3,7 +3,8 @@
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,28 +12,20 @@ from torch import nn
 
 from gossamer.errors import ArtifactError
 from gossamer.io.artifact.layer_table import CONTAINERS, ENCODER, ENCODER_ARGS, LAYERS, ArgumentRule
-from gossamer.io.artifact.manifest import Argument, PartNode, SlimBlock, TorchNode, ZooNode
+from gossamer.io.artifact.manifest import PartNode, SlimBlock, TorchNode, ZooNode
 from gossamer.nn.surgery.slimming import cut_units, find_groups
 from gossamer.zoo import ZOO
 
 MAX_NODES = 10_000
 # What constructors raise for arguments that pass the table but contradict each other.
-_BUILD_ERRORS = (
-    TypeError,
-    ValueError,
-    KeyError,
-    AssertionError,
-    RuntimeError,
-    OverflowError,
-    ZeroDivisionError,
-)
+_BUILD_ERRORS = (TypeError, ValueError, KeyError, AssertionError, RuntimeError, ArithmeticError)
 
 
+@dataclass
 class SkeletonBuilder:
-    """Turns nodes into modules; refuses before it builds more than `max_tensors` tensors."""
+    """Turns nodes into modules; refuses before it builds more tensors than are left."""
 
-    def __init__(self, max_tensors: int) -> None:
-        self._tensors_left = max_tensors
+    tensors_left: int
 
     def build(self, node: PartNode) -> nn.Module:
         """The module behind `node`, on the meta device."""
@@ -47,7 +40,7 @@ class SkeletonBuilder:
         where = f"{where}.{ascii(node.key)[1:-1]}" if node.key else where
         if isinstance(node, ZooNode):
             if node.name not in ZOO:
-                raise _unknown(where, "zoo model", node.name, list(ZOO))
+                raise _unknown(where, "zoo model", node.name, ZOO)
             model = self._counted(lambda: ZOO[node.name](**node.args), where)  # type: ignore[arg-type]
             shrink(model, node.slim)
             return model
@@ -56,7 +49,7 @@ class SkeletonBuilder:
         if node.name == ENCODER:
             return self._encoder(node, where)
         if node.name not in LAYERS:
-            raise _unknown(where, "layer", node.name, [*LAYERS, *CONTAINERS, ENCODER])
+            raise _unknown(where, "layer", node.name, (*LAYERS, *CONTAINERS, ENCODER))
         layer = LAYERS[node.name]
         _check_args(node, layer.args, where)
         if node.children:
@@ -65,10 +58,9 @@ class SkeletonBuilder:
 
     def _container(self, node: TorchNode, where: str) -> nn.Module:
         _check_args(node, {}, where)
-        children = OrderedDict((child.key, child) for child in node.children)
-        if len(children) != len(node.children):
+        if len({child.key for child in node.children}) != len(node.children):
             raise ArtifactError(f"{where}: two children have the same key.")
-        built = OrderedDict((key, self._node(child, where)) for key, child in children.items())
+        built = OrderedDict((child.key, self._node(child, where)) for child in node.children)
         if node.name == "ModuleList":
             if list(built) != [str(index) for index in range(len(built))]:
                 raise ArtifactError(f"{where}: the keys of a ModuleList must be 0, 1, 2, ...")
@@ -77,19 +69,13 @@ class SkeletonBuilder:
 
     def _encoder(self, node: TorchNode, where: str) -> nn.Module:
         _check_args(node, ENCODER_ARGS, where)
-        keys = [child.key for child in node.children]
-        if keys not in (["layer"], ["layer", "norm"]):
+        if [child.key for child in node.children] not in (["layer"], ["layer", "norm"]):
             raise ArtifactError(f"{where}: {ENCODER} takes one child 'layer' and maybe 'norm'.")
-        built = [self._node(child, where) for child in node.children]
-        num_layers = int(node.args["num_layers"])  # type: ignore[arg-type]
+        built: dict[str, Any] = {child.key: self._node(child, where) for child in node.children}
+        layer, settings = built.pop("layer"), {**node.args, **built}
         # The constructor copies the layer, so the copies are counted before they are made.
-        self._spend((num_layers - 1) * _count(built[0]), where)
-        nested = bool(node.args["enable_nested_tensor"])
-        norm = built[1] if len(built) > 1 else None
-        layer: Any = built[0]
-        return self._counted(
-            lambda: nn.TransformerEncoder(layer, num_layers, norm, nested), where, num_tensors=0
-        )
+        self._spend((settings["num_layers"] - 1) * _count(layer), where)
+        return self._counted(lambda: nn.TransformerEncoder(layer, **settings), where, num_tensors=0)
 
     def _counted(
         self, construct: Callable[[], nn.Module], where: str, num_tensors: int | None = None
@@ -104,23 +90,18 @@ class SkeletonBuilder:
         return module
 
     def _spend(self, num_tensors: int, where: str) -> None:
-        self._tensors_left -= num_tensors
-        if self._tensors_left < 0:
+        self.tensors_left -= num_tensors
+        if self.tensors_left < 0:
             raise ArtifactError(f"{where}: describes more tensors than the artifact holds.")
 
 
 def _count(module: nn.Module) -> int:
-    return sum(1 for _ in module.parameters()) + sum(1 for _ in module.buffers())
+    return len([*module.parameters(), *module.buffers()])
 
 
-def _count_nodes(root: PartNode) -> int:
-    count, stack = 0, [root]
-    while stack:
-        node = stack.pop()
-        count += 1
-        if isinstance(node, TorchNode):
-            stack.extend(node.children)
-    return count
+def _count_nodes(node: PartNode) -> int:
+    # Not deeper than JSON may be.
+    return 1 + sum(map(_count_nodes, node.children if isinstance(node, TorchNode) else ()))
 
 
 def _check_args(node: TorchNode, kinds: dict[str, ArgumentRule], where: str) -> None:
@@ -130,14 +111,14 @@ def _check_args(node: TorchNode, kinds: dict[str, ArgumentRule], where: str) -> 
             f" {ascii(sorted(node.args))[:200]}."
         )
     for name, kind in kinds.items():
-        value: Argument = node.args[name]
-        if not kind.accepts(value):
+        if not kind.accepts(node.args[name]):
+            value = ascii(node.args[name])[:80]
             raise ArtifactError(
-                f"{where}: {node.name}.{name} must be {kind.expected}, got {ascii(value)[:80]}."
+                f"{where}: {node.name}.{name} must be {kind.expected}, got {value}."
             )
 
 
-def _unknown(where: str, what: str, name: str, known: list[str]) -> ArtifactError:
+def _unknown(where: str, what: str, name: str, known: Iterable[str]) -> ArtifactError:
     return ArtifactError(
         f"{where}: no {what} is called {name!a}; known: {', '.join(known)}."
         " Pass model= to load the weights into your own module."
@@ -154,12 +135,13 @@ def shrink(model: nn.Module, blocks: tuple[SlimBlock, ...]) -> None:
         raise ArtifactError(
             f"architecture.slim: has {len(blocks)} blocks, the model {len(groups) // 2}."
         )
-    for group, count in zip(groups, wanted, strict=True):
+    cuts = list(zip(groups, wanted, strict=True))
+    for group, count in cuts:
         if count > group.count:
             raise ArtifactError(
                 f"architecture.slim: {count} {group.kind} for {group.block_name}, which has"
                 f" {group.count}."
             )
     with torch.no_grad():
-        for group, count in zip(groups, wanted, strict=True):
+        for group, count in cuts:
             cut_units(group, range(count))

@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`save`: a model to a directory that appears whole or not at all."""
+"""A model to a directory that appears whole or not at all: `save`, `save_compressed_tensors`."""
 
 import math
-import os
 import re
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 import torch
 from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.io.artifact.architecture import build, describe
-from gossamer.io.artifact.inventory import as_stored, take_inventory, unwrap
+from gossamer.io.artifact.inventory import Inventory, as_stored, take_inventory, unwrap
 from gossamer.io.artifact.manifest import (
     BESIDE_FILES,
     CARD_FILE,
@@ -23,33 +22,35 @@ from gossamer.io.artifact.manifest import (
     MAX_BESIDE_BYTES,
     MAX_RECIPE,
     REPORT_FILE,
+    WHOLE,
+    ArtifactKind,
     FileEntry,
     Manifest,
     SparseEntry,
-    TensorEntry,
     TransformersNode,
+    array_key,
     manifest_bytes,
     parse_manifest,
 )
 from gossamer.io.artifact.opened import check_replaceable
 from gossamer.io.artifact.packing import (
+    BYTES_PER_PIECE,
     SHARD_BYTES,
-    ArtifactKind,
-    check_kind,
+    Arrays,
     cut_shards,
     plan_pieces,
     transposed,
 )
-from gossamer.io.artifact.piece import Arrays, Piece
 from gossamer.io.huggingface import config_of
-from gossamer.io.safe_files.directories import replace_directory
+from gossamer.io.pruners import SINGLE_FILE, bitmask_settings, row_offsets
+from gossamer.io.safe_files.directories import AnyPath, replace_directory
 from gossamer.io.safe_files.documents import pretty_json
 from gossamer.io.safe_files.tensors import DTYPE_NAMES, write_file
+from gossamer.nn.layers import SparseLayer
 from gossamer.nn.surgery.conv1d import conv1d_paths
 
 INDEX_FILE = "model.safetensors.index.json"
-# Room for headers, manifest and card in the free-space check.
-_BYTES_PER_PIECE = 1024
+_WEIGHT = ".weight"
 
 
 class HasDict(Protocol):
@@ -61,7 +62,7 @@ class HasDict(Protocol):
 
 def save(
     model: nn.Module,
-    path: os.PathLike[str] | str,
+    path: AnyPath,
     format: str = "packed",
     *,
     report: Mapping[str, Any] | HasDict | None = None,
@@ -92,14 +93,18 @@ def save(
         ArtifactError: `path` holds something that is not an artifact.
         ResourceError: not enough disk space, or another process is writing there.
     """
-    kind = check_kind(format)
+    if format not in get_args(ArtifactKind):
+        raise InputError(
+            f"format: must be 'packed' (small, for gossamer) or 'dense' (zeros kept, for any"
+            f" safetensors reader); got {format!r}."
+        )
+    kind: ArtifactKind = format  # type: ignore[assignment]
     if recipe is not None and len(recipe) > MAX_RECIPE:
         raise InputError(f"recipe: at most {MAX_RECIPE} characters, got {len(recipe)}.")
     if not isinstance(model, nn.Module):
         raise InputError(f"model: expected a torch module, got {type(model).__name__}.")
     stored = as_stored(unwrap(model))
-    inventory = take_inventory(stored)
-    config = config_of(stored)
+    inventory, config = take_inventory(stored), config_of(stored)
     architecture = describe(stored, config)
     if kind == "dense" and isinstance(architecture, TransformersNode) and architecture.linear:
         # What any tool reads has the layers that transformers itself would have.
@@ -108,17 +113,23 @@ def save(
         inventory = transposed(inventory, conv1d_paths(published))
     pieces, entries = plan_pieces(inventory, kind)
     shards = cut_shards(pieces, SHARD_BYTES)
-    documents = {**check_beside(beside or {}), **_documents(config, report)}
-    needed = sum(piece.num_bytes + _BYTES_PER_PIECE for piece in pieces)
-    needed += sum(len(raw) for raw in documents.values()) + _BYTES_PER_PIECE
+    documents = _check_beside(beside) | _documents(config, report)
+    needed = sum(piece.num_bytes + BYTES_PER_PIECE for piece in pieces)
+    needed += sum(map(len, documents.values())) + BYTES_PER_PIECE
 
     with replace_directory(path, needed, check_replaceable) as folder, torch.no_grad():
         files: dict[str, FileEntry] = {}
         for number, shard in enumerate(shards, start=1):
             file = _shard_name(kind, number, len(shards))
-            files[file] = _write_shard(folder / file, shard, entries)
+            arrays: Arrays = {}
+            for piece in shard:
+                own, entries[piece.name] = piece.pack(file)
+                arrays |= {array_key(piece.name, array): data for array, data in own.items()}
+            files[file] = _write(folder / file, arrays)
         if kind == "dense" and len(shards) > 1:
-            documents[INDEX_FILE] = _index(entries, needed)
+            where = {name: entry.file for name, entry in entries.items() if entry.kind == "dense"}
+            index = {"metadata": {"total_size": needed}, "weight_map": where}
+            documents[INDEX_FILE] = pretty_json(index)
         for file, raw in documents.items():
             files[file] = _write(folder / file, raw)
         manifest = Manifest(
@@ -131,20 +142,18 @@ def save(
             recipe=recipe,
         )
         text = _default_card(manifest, Path(path).name) if card is None else card
-        _write(folder / CARD_FILE, text.encode("utf-8"))
+        write_file(folder / CARD_FILE, text.encode())
         raw = manifest_bytes(manifest)
         # Read back before anything is replaced: a manifest over the limits would be lost data.
         parse_manifest(raw)
-        _write(folder / MANIFEST_FILE, raw)
+        write_file(folder / MANIFEST_FILE, raw)
     return Path(path)
 
 
 def _documents(
     config: dict[str, Any] | None, report: Mapping[str, Any] | HasDict | None
 ) -> dict[str, bytes]:
-    documents = {}
-    if config is not None:
-        documents[CONFIG_FILE] = pretty_json(config)
+    documents = {} if config is None else {CONFIG_FILE: pretty_json(config)}
     if report is not None:
         content = report if isinstance(report, Mapping) else report.to_dict()
         try:
@@ -154,15 +163,6 @@ def _documents(
     return documents
 
 
-def _write_shard(path: Path, shard: list[Piece], entries: dict[str, TensorEntry]) -> FileEntry:
-    arrays: Arrays = {}
-    for piece in shard:
-        own = piece.arrays()
-        entries[piece.name] = piece.entry(path.name, tuple(own))
-        arrays.update(own)
-    return _write(path, arrays)
-
-
 def _write(path: Path, content: bytes | Arrays) -> FileEntry:
     file = write_file(path, content)
     return FileEntry(size=file.size, sha256=file.sha256)
@@ -170,14 +170,10 @@ def _write(path: Path, content: bytes | Arrays) -> FileEntry:
 
 def _shard_name(kind: ArtifactKind, number: int, total: int) -> str:
     # The names transformers looks for, so that a dense artifact is a checkpoint it can read.
-    if kind == "dense":
-        return "model.safetensors" if total == 1 else f"model-{number:05}-of-{total:05}.safetensors"
-    return f"packed-{number:05}-of-{total:05}.safetensors"
-
-
-def _index(entries: Mapping[str, TensorEntry], total_bytes: int) -> bytes:
-    weight_map = {name: entry.file for name, entry in entries.items() if entry.kind == "dense"}
-    return pretty_json({"metadata": {"total_size": total_bytes}, "weight_map": weight_map})
+    if kind == "dense" and total == 1:
+        return SINGLE_FILE
+    stem = "model" if kind == "dense" else "packed"
+    return f"{stem}-{number:05}-of-{total:05}.safetensors"
 
 
 def producer() -> str:
@@ -188,8 +184,9 @@ def producer() -> str:
         return "gossamer (not installed)"
 
 
-def check_beside(files: Mapping[str, bytes]) -> dict[str, bytes]:
+def _check_beside(beside: Mapping[str, bytes] | None) -> dict[str, bytes]:
     """The same files, or InputError for a name that is not in the list or content too large."""
+    files = dict(beside or {})
     for name, raw in files.items():
         if name not in BESIDE_FILES:
             raise InputError(
@@ -201,7 +198,7 @@ def check_beside(files: Mapping[str, bytes]) -> dict[str, bytes]:
                 f"beside: {name} must be at most {MAX_BESIDE_BYTES} bytes, got"
                 f" {len(raw) if isinstance(raw, bytes) else type(raw).__name__}."
             )
-    return dict(files)
+    return files
 
 
 def _default_card(manifest: Manifest, name: str) -> str:
@@ -212,23 +209,101 @@ def _default_card(manifest: Manifest, name: str) -> str:
     title = re.sub(r"[^A-Za-z0-9._ -]", "_", name) or "model"
     sparse = [entry for entry in manifest.tensors.values() if isinstance(entry, SparseEntry)]
     size = sum(entry.size for entry in manifest.files.values())
-    lines = [
-        f"# {title}",
-        "",
-        f"Written by {manifest.producer} as a {manifest.kind} artifact: {size} bytes.",
-        "",
-    ]
+    facts = ""
     if sparse:
         numel = sum(math.prod(entry.shape) for entry in sparse)
         nnz = sum(entry.mask.nnz for entry in sparse)
         dense = sum(math.prod(e.shape) * DTYPE_NAMES[e.dtype].itemsize for e in sparse)
         patterns = sorted({entry.mask.pattern for entry in sparse})
-        lines += [
-            f"- {len(sparse)} sparse layers, patterns: {', '.join(patterns)}",
-            f"- {nnz} of {numel} weights kept: sparsity {1 - nnz / max(numel, 1):.4f}",
-            f"- these weights would take {dense} bytes dense",
-            "",
-        ]
+        facts = f"""\
+- {len(sparse)} sparse layers, patterns: {", ".join(patterns)}
+- {nnz} of {numel} weights kept: sparsity {1 - nnz / max(numel, 1):.4f}
+- these weights would take {dense} bytes dense
+
+"""
     call = "gossamer.load(path)" if manifest.architecture else "gossamer.load(path, model=model)"
-    lines += [f"Load with `{call}`.", "", "Quality, data and licence: not stated yet.", ""]
-    return "\n".join(lines)
+    return f"""\
+# {title}
+
+Written by {manifest.producer} as a {manifest.kind} artifact: {size} bytes.
+
+{facts}Load with `{call}`.
+
+Quality, data and licence: not stated yet.
+"""
+
+
+def save_compressed_tensors(
+    model: nn.Module, path: AnyPath, *, beside: Mapping[str, bytes] | None = None
+) -> Path:
+    """Write a transformers model to `path` in the format sparse-bitmask of compressed-tensors.
+
+    The directory is an ordinary Hugging Face one without a manifest; `gossamer.load` reads it, and
+    so does compressed-tensors 0.14. Later versions dropped the sparse formats, so this is for tools
+    that stayed. Masked and compact Linear layers are compressed, everything else is stored as it
+    is; kept values keep their bits. The directory appears whole or not at all.
+
+    Args:
+        model: a transformers model, which has the config.json that names the format.
+        path: a directory that does not exist, is empty, or holds an artifact.
+        beside: files that go along unread, such as tokenizer.json; see `read_beside`.
+
+    Raises:
+        InputError: not a transformers model, or nothing in it is sparse.
+        ArtifactError: `path` holds something that is not an artifact.
+    """
+    stored = as_stored(unwrap(model))
+    config = config_of(stored)
+    if config is None:
+        raise InputError(
+            f"{type(model).__name__}: compressed-tensors files need the config.json of a"
+            " transformers model. Use the format 'packed' or 'dense' instead."
+        )
+    inventory = take_inventory(stored)
+    sparse = _sparse_matrices(inventory)
+    if not sparse:
+        raise InputError("the model has no sparse Linear layer, so there is nothing to compress.")
+    layers = sparse.values()
+    kept = sum(layer.nnz for layer in layers)
+    total = sum(math.prod(layer.matrix_shape) for layer in layers)
+    is_24 = {str(layer.pattern) for layer in layers} == {"2:4"}
+    settings = bitmask_settings(
+        [name.removesuffix(_WEIGHT) for name in sparse],
+        1 - kept / max(1, total),
+        "2:4" if is_24 else "unstructured",
+    )
+    documents = _check_beside(beside) | {CONFIG_FILE: pretty_json(config | settings)}
+    pieces, _ = plan_pieces(inventory, "dense")
+    needed = sum(piece.num_bytes + BYTES_PER_PIECE for piece in pieces)
+    with replace_directory(path, needed, check_replaceable) as folder, torch.no_grad():
+        arrays: Arrays = {}
+        for piece in pieces:
+            if piece.name not in sparse:
+                arrays[piece.name] = piece.pack(SINGLE_FILE)[0][WHOLE]
+                continue
+            matrix, prefix = sparse[piece.name].matrix(), piece.name.removesuffix(_WEIGHT)
+            arrays |= {
+                f"{prefix}.shape": torch.tensor(matrix.shape, dtype=torch.int64),
+                f"{prefix}.compressed": matrix.values,
+                f"{prefix}.bitmask": matrix.positions.bits(),
+                f"{prefix}.row_offsets": row_offsets(matrix.mask()),
+            }
+        write_file(folder / SINGLE_FILE, arrays)
+        for name, raw in documents.items():
+            write_file(folder / name, raw)
+    return Path(path)
+
+
+def _sparse_matrices(inventory: Inventory) -> dict[str, SparseLayer]:
+    """Sparse weights with two dimensions, by name."""
+    sparse = {}
+    for name, slot in inventory.slots.items():
+        if slot.layer is None or len(slot.shape) != 2:
+            continue
+        if name in inventory.tied:
+            raise InputError(
+                f"{name}: shares its weight with {inventory.tied[name]}, and sparse-bitmask files"
+                " cannot say that one of the two has a mask. Untie them first."
+            )
+        sparse[name] = slot.layer
+    return sparse

@@ -8,8 +8,4 @@ tensors is read.
 from gossamer.io.gguf.file import is_gguf, load_gguf
 from gossamer.io.gguf.tokenizer import gguf_tokenizer_files
 
-__all__ = [
-    "gguf_tokenizer_files",
-    "is_gguf",
-    "load_gguf",
-]
+__all__ = ["gguf_tokenizer_files", "is_gguf", "load_gguf"]

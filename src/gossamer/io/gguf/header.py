@@ -6,18 +6,13 @@ name, dimensions, type and offset of every tensor; padding; the data. Every coun
 compared with the bytes that are left in the file before anything is made of it.
 """
 
+import os
 import struct
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
 from gossamer.errors import ArtifactError
-from gossamer.io.safe_files.limits import (
-    MAX_HEADER_BYTES,
-    MAX_TENSORS_PER_FILE,
-    check_name,
-    checked_bytes,
-)
+from gossamer.io.safe_files import MAX_HEADER_BYTES, MAX_TENSORS_PER_FILE, check_name, checked_bytes
 from gossamer.named_files import open_named, size_of
 
 MAGIC = b"GGUF"
@@ -47,22 +42,25 @@ class TensorType:
 
 
 # What can be turned into fp32; a type that is not here is refused.
-TENSOR_TYPES: dict[str, TensorType] = {
-    "F32": TensorType(0, 1, 4),
-    "F16": TensorType(1, 1, 2),
-    "BF16": TensorType(30, 1, 2),
-    "Q4_0": TensorType(2, 32, 18),
-    "Q4_1": TensorType(3, 32, 20),
-    "Q5_0": TensorType(6, 32, 22),
-    "Q5_1": TensorType(7, 32, 24),
-    "Q8_0": TensorType(8, 32, 34),
-    "Q2_K": TensorType(10, 256, 84),
-    "Q3_K": TensorType(11, 256, 110),
-    "Q4_K": TensorType(12, 256, 144),
-    "Q5_K": TensorType(13, 256, 176),
-    "Q6_K": TensorType(14, 256, 210),
-    "IQ4_NL": TensorType(20, 32, 18),
-    "IQ4_XS": TensorType(23, 256, 136),
+TENSOR_TYPES = {
+    name: TensorType(*numbers)
+    for name, *numbers in (
+        ("F32", 0, 1, 4),
+        ("F16", 1, 1, 2),
+        ("BF16", 30, 1, 2),
+        ("Q4_0", 2, 32, 18),
+        ("Q4_1", 3, 32, 20),
+        ("Q5_0", 6, 32, 22),
+        ("Q5_1", 7, 32, 24),
+        ("Q8_0", 8, 32, 34),
+        ("Q2_K", 10, 256, 84),
+        ("Q3_K", 11, 256, 110),
+        ("Q4_K", 12, 256, 144),
+        ("Q5_K", 13, 256, 176),
+        ("Q6_K", 14, 256, 210),
+        ("IQ4_NL", 20, 32, 18),
+        ("IQ4_XS", 23, 256, 136),
+    )
 }
 _BY_CODE = {kind.code: kind for kind in TENSOR_TYPES.values()}
 
@@ -86,7 +84,7 @@ class GgufHeader:
     tensors: dict[str, GgufTensor]
 
 
-def open_gguf(path: Path) -> tuple[BinaryIO, GgufHeader]:
+def open_gguf(path: os.PathLike[str] | str) -> tuple[BinaryIO, GgufHeader]:
     """The open file and its checked header; the caller closes the file."""
     file = open_named(path)
     try:
@@ -117,9 +115,15 @@ def read_gguf_header(file: BinaryIO, file_size: int, where: str) -> GgufHeader:
         if key in settings:
             raise ArtifactError(f"{where}: the setting {key!a} appears twice.")
         settings[key] = cursor.value(key)
-    described = [_read_tensor(cursor) for _ in range(num_tensors)]
-    begin = cursor.position + -cursor.position % _alignment(settings, where)
-    return GgufHeader(settings, _place(described, begin, file_size, where))
+    tensors = [_read_tensor(cursor) for _ in range(num_tensors)]
+    unit = settings.get("general.alignment", DEFAULT_ALIGNMENT)
+    if type(unit) is not int or not 8 <= unit <= MAX_ALIGNMENT or unit & (unit - 1):
+        raise ArtifactError(
+            f"{where}: general.alignment must be a power of two in [8, {MAX_ALIGNMENT}], got"
+            f" {ascii(unit)[:40]}."
+        )
+    begin = cursor.position + -cursor.position % unit
+    return GgufHeader(settings, _place(tensors, begin, file_size, where))
 
 
 @dataclass
@@ -151,8 +155,10 @@ class _Cursor:
         return raw
 
     def number(self, code: str) -> Any:
-        layout = f"<{code}"
-        return struct.unpack(layout, self.take(struct.calcsize(layout)))[0]
+        return self._unpack(f"<{code}")[0]
+
+    def _unpack(self, layout: str) -> tuple[Any, ...]:
+        return struct.unpack(layout, self.take(struct.calcsize(layout)))
 
     def text(self) -> str:
         raw = self.take(self.number("Q"))
@@ -180,7 +186,7 @@ class _Cursor:
             return [self.text() for _ in range(count)]
         code = self._code(kind, key)
         self.expect(count, struct.calcsize(f"<{code}"), "numbers")
-        return list(struct.unpack(f"<{count}{code}", self.take(count * struct.calcsize(code))))
+        return list(self._unpack(f"<{count}{code}"))
 
     def _code(self, kind: int, key: str) -> str:
         if kind not in _NUMBERS:
@@ -188,8 +194,8 @@ class _Cursor:
         return _NUMBERS[kind]
 
 
-def _read_tensor(cursor: _Cursor) -> tuple[str, tuple[int, ...], TensorType, int, int]:
-    """Name, shape, type, offset in the data part and bytes of the next tensor."""
+def _read_tensor(cursor: _Cursor) -> GgufTensor:
+    """The next tensor; it begins and ends where it does in the data part."""
     name = check_name(cursor.text(), cursor.where)
     place = f"{cursor.where}: tensor {name!a}"
     num_dims = cursor.number("I")
@@ -208,38 +214,27 @@ def _read_tensor(cursor: _Cursor) -> tuple[str, tuple[int, ...], TensorType, int
         raise ArtifactError(
             f"{place}: rows of {shape[-1]} values cannot be stored in blocks of {kind.block}."
         )
-    return name, shape, kind, offset, num_values // kind.block * kind.block_bytes
-
-
-def _alignment(settings: dict[str, Any], where: str) -> int:
-    value = settings.get("general.alignment", DEFAULT_ALIGNMENT)
-    if type(value) is not int or not 8 <= value <= MAX_ALIGNMENT or value & (value - 1):
-        raise ArtifactError(
-            f"{where}: general.alignment must be a power of two in [8, {MAX_ALIGNMENT}], got"
-            f" {ascii(value)[:40]}."
-        )
-    return value
+    end = offset + num_values // kind.block * kind.block_bytes
+    return GgufTensor(name, shape, kind, offset, end)
 
 
 def _place(
-    described: list[tuple[str, tuple[int, ...], TensorType, int, int]],
-    begin: int,
-    file_size: int,
-    where: str,
+    tensors: list[GgufTensor], begin: int, file_size: int, where: str
 ) -> dict[str, GgufTensor]:
-    tensors: dict[str, GgufTensor] = {}
-    end = begin
-    for name, shape, kind, offset, num_bytes in sorted(described, key=lambda item: item[3]):
-        place = f"{where}: tensor {name!a}"
-        if name in tensors:
+    """Tensors by name, at their places in a file whose data part begins at a byte."""
+    placed: dict[str, GgufTensor] = {}
+    last = 0
+    for tensor in sorted(tensors, key=lambda tensor: tensor.begin):
+        place = f"{where}: tensor {tensor.name!a}"
+        if tensor.name in placed:
             raise ArtifactError(f"{place}: appears twice.")
-        start = begin + offset
-        if start < end:
+        if tensor.begin < last:
             raise ArtifactError(f"{place}: overlaps its predecessor.")
-        end = start + num_bytes
-        if end > file_size:
+        last = tensor.end
+        if begin + last > file_size:
             raise ArtifactError(
-                f"{place}: ends at byte {end}, but the file has {file_size}; it was truncated."
+                f"{place}: ends at byte {begin + last}, but the file has {file_size}; it was"
+                " truncated."
             )
-        tensors[name] = GgufTensor(name, shape, kind, start, end)
-    return tensors
+        placed[tensor.name] = replace(tensor, begin=begin + tensor.begin, end=begin + last)
+    return placed

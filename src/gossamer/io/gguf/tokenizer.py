@@ -7,12 +7,11 @@ closed table, because a wrong cut gives other tokens without any error.
 
 import json
 import os
-from pathlib import Path
 from typing import Any
 
 from gossamer.errors import ArtifactError
 from gossamer.io.gguf.header import open_gguf
-from gossamer.io.safe_files.documents.strict_json import pretty_json
+from gossamer.io.safe_files.documents import pretty_json
 
 _MODEL = "gpt2"
 _BYTE_LEVEL = {
@@ -37,35 +36,34 @@ _SPECIAL = {
 
 def gguf_tokenizer_files(path: os.PathLike[str] | str) -> dict[str, bytes]:
     """`tokenizer.json` and `tokenizer_config.json` of the tokenizer in a gguf file."""
-    path = Path(path)
     file, header = open_gguf(path)
     file.close()
     settings, where = header.settings, str(path)
-    return {
-        "tokenizer.json": _tokenizer(settings, where),
-        "tokenizer_config.json": _config(settings, where),
-    }
-
-
-def _tokenizer(settings: dict[str, Any], where: str) -> bytes:
-    model = settings.get("tokenizer.ggml.model")
-    cut = settings.get("tokenizer.ggml.pre")
+    model, cut = (settings.get(f"tokenizer.ggml.{name}") for name in ("model", "pre"))
     if model != _MODEL or not isinstance(cut, str) or cut not in _PRE_TOKENIZERS:
         raise ArtifactError(
             f"{where}: tokenizer {ascii(model)[:40]} with pre-tokenizer {ascii(cut)[:40]} cannot be"
             f" read; known: {_MODEL!r} with {', '.join(map(repr, _PRE_TOKENIZERS))}."
         )
-    tokens = _tokens(settings, where)
+    tokens = _texts(settings, "tokenizer.ggml.tokens", where)
+    return {
+        "tokenizer.json": _tokenizer(settings, tokens, where),
+        "tokenizer_config.json": _config(settings, tokens, where),
+    }
+
+
+def _tokenizer(settings: dict[str, Any], tokens: list[str], where: str) -> bytes:
     vocabulary = {token: number for number, token in enumerate(tokens)}
     if len(vocabulary) != len(tokens):
         raise ArtifactError(f"{where}: a token appears twice in tokenizer.ggml.tokens.")
+    steps = _PRE_TOKENIZERS[settings["tokenizer.ggml.pre"]]
     content = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         "added_tokens": _added(tokens, settings, where),
         "normalizer": None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": _PRE_TOKENIZERS[cut]},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
         "post_processor": None,
         "decoder": _BYTE_LEVEL,
         "model": {
@@ -84,8 +82,7 @@ def _tokenizer(settings: dict[str, Any], where: str) -> bytes:
     return json.dumps(content, ensure_ascii=False).encode("utf-8")
 
 
-def _config(settings: dict[str, Any], where: str) -> bytes:
-    tokens = _tokens(settings, where)
+def _config(settings: dict[str, Any], tokens: list[str], where: str) -> bytes:
     content: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
@@ -110,10 +107,6 @@ def _config(settings: dict[str, Any], where: str) -> bytes:
     return pretty_json(content)
 
 
-def _tokens(settings: dict[str, Any], where: str) -> list[str]:
-    return _texts(settings, "tokenizer.ggml.tokens", where)
-
-
 def _merges(vocabulary: dict[str, int], settings: dict[str, Any], where: str) -> list[list[str]]:
     merges = []
     for number, text in enumerate(_texts(settings, "tokenizer.ggml.merges", where)):
@@ -135,10 +128,7 @@ def _added(tokens: list[str], settings: dict[str, Any], where: str) -> list[dict
         {
             "id": number,
             "content": tokens[number],
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
+            **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False),
             "special": kind == _CONTROL,
         }
         for number, kind in enumerate(kinds)

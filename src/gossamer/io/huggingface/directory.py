@@ -10,19 +10,17 @@ import torch
 from torch import nn
 
 from gossamer.errors import ArtifactError
-from gossamer.io.huggingface.dry_run import CONFIG_FILE
 from gossamer.io.huggingface.transformers_models import (
+    CONFIG_FILE,
     build_transformers,
     import_transformers,
     make_config,
     model_type_of,
     quiet_transformers,
 )
-from gossamer.io.pruners.compressed_tensors import expand_bitmasks
-from gossamer.io.pruners.dense_checkpoint import read_tensors_of
-from gossamer.io.pruners.stored_masks import apply_masks, fold_pruned
-from gossamer.io.safe_files.documents.strict_json import parse_json
-from gossamer.io.safe_files.limits import MAX_MANIFEST_BYTES, check_memory
+from gossamer.io.pruners import apply_masks, expand_bitmasks, fold_pruned, read_tensors_of
+from gossamer.io.safe_files import MAX_MANIFEST_BYTES, check_memory
+from gossamer.io.safe_files.documents import parse_json
 from gossamer.named_files import is_inside, read_inside
 from gossamer.nn.surgery.conv1d import conv1d_to_linear
 
@@ -31,6 +29,8 @@ _MAX_SKELETON_TENSORS = 10_000
 # A model may need twice what its files hold (tied weights), and so many more: what does not fit in
 # a small model is told weight by weight.
 _SPARE_WEIGHTS = 2**20
+
+Tensors = dict[str, torch.Tensor]
 
 
 def load_pretrained(
@@ -59,7 +59,7 @@ def load_pretrained(
     model_type_of(name, config, where)
     tensors = read_tensors_of(folder)
     masks = expand_bitmasks(tensors, config, where, max_bytes=max_bytes)
-    masks.update(fold_pruned(tensors, where))
+    masks |= fold_pruned(tensors, where)
     model = from_tensors(name, config, tensors, where, max_bytes=max_bytes)
     apply_masks(model, masks, where)
     return model
@@ -69,13 +69,13 @@ def pretrained_skeleton(folder: Path) -> nn.Module:
     """The class that config.json names, on the meta device; weights need not be there."""
     config = _read_config(folder)
     name = _architecture_of(config, folder)
-    return build_transformers(name, config, max_tensors=_MAX_SKELETON_TENSORS, device="meta")
+    return build_transformers(name, config, max_tensors=_MAX_SKELETON_TENSORS)
 
 
 def from_tensors(
     name: str,
     config: dict[str, Any],
-    tensors: dict[str, torch.Tensor],
+    tensors: Tensors,
     where: str,
     *,
     max_bytes: int | None = None,
@@ -90,18 +90,19 @@ def from_tensors(
         max_bytes: refuse models that need more memory; default: what is available.
     """
     model_type = model_type_of(name, config, where)
-    stored = sum(t.numel() * t.element_size() for t in tensors.values())
-    skeleton = build_transformers(name, config, max_tensors=10 * len(tensors) + 100, device="meta")
-    check_memory(_tensor_bytes(skeleton), stored, max_bytes, where)
-    _check_amount(tensors, skeleton, name, where)
-    _check_types(tensors, skeleton, where)
+    skeleton = build_transformers(name, config, max_tensors=10 * len(tensors) + 100)
+    needed = sum(tensor.nbytes for tensor in (*skeleton.parameters(), *skeleton.buffers()))
+    check_memory(needed, sum(tensor.nbytes for tensor in tensors.values()), max_bytes, where)
+    _check_weights(tensors, skeleton, name, where)
+    # transformers gives a model one dtype; the widest loses nothing.
+    floats = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
     kind = getattr(import_transformers(), name)
     with quiet_transformers():
         model, info = kind.from_pretrained(
             None,
             config=make_config(model_type, config, len(tensors)),
             state_dict=tensors,
-            dtype=_widest_float(tensors),
+            dtype=reduce(torch.promote_types, floats or {torch.float32}),
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are reported, and refused below with both shapes
         )
@@ -110,25 +111,23 @@ def from_tensors(
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    path = folder / CONFIG_FILE
+    where = str(folder / CONFIG_FILE)
     if not is_inside(folder, CONFIG_FILE):
         raise ArtifactError(f"{folder}: has no {CONFIG_FILE}, so the model cannot be built.")
-    raw = read_inside(folder, CONFIG_FILE, MAX_MANIFEST_BYTES)
-    content = parse_json(raw, str(path), max_bytes=MAX_MANIFEST_BYTES)
+    content = parse_json(read_inside(folder, CONFIG_FILE, MAX_MANIFEST_BYTES), where)
     if not isinstance(content, dict):
-        raise ArtifactError(f"{path}: must be a JSON object.")
+        raise ArtifactError(f"{where}: must be a JSON object.")
     return content
 
 
 def _architecture_of(config: dict[str, Any], folder: Path) -> str:
-    names = config.get("architectures")
-    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
-        raise ArtifactError(
-            f"{folder}: config.json does not name one architecture; pass architecture='BertModel'"
-            " or the like."
-        )
-    name: str = names[0]
-    return name
+    match config.get("architectures"):
+        case [str(name)]:
+            return name
+    raise ArtifactError(
+        f"{folder}: config.json does not name one architecture; pass architecture='BertModel'"
+        " or the like."
+    )
 
 
 def _check_complete(info: dict[str, Any], name: str, where: str) -> None:
@@ -148,21 +147,16 @@ def _check_complete(info: dict[str, Any], name: str, where: str) -> None:
         )
 
 
-def _check_amount(
-    tensors: dict[str, torch.Tensor], skeleton: nn.Module, name: str, where: str
-) -> None:
-    """Transformers makes weights that are not there, and says so when they fill the memory."""
+def _check_weights(tensors: Tensors, skeleton: nn.Module, architecture: str, where: str) -> None:
+    # transformers makes weights that are not there, and says so when they fill the memory.
     held = sum(tensor.numel() for tensor in tensors.values())
     needed = sum(parameter.numel() for parameter in skeleton.parameters())
     if needed > 2 * held + _SPARE_WEIGHTS:
         raise ArtifactError(
-            f"{where}: its files hold {held} weights, but {name} of this {CONFIG_FILE} needs"
-            f" {needed}. Take the {CONFIG_FILE} that was saved with the weights."
+            f"{where}: its files hold {held} weights, but {architecture} of this {CONFIG_FILE}"
+            f" needs {needed}. Take the {CONFIG_FILE} that was saved with the weights."
         )
-
-
-def _check_types(tensors: dict[str, torch.Tensor], skeleton: nn.Module, where: str) -> None:
-    """Integers in the place of a weight would be cast without a word."""
+    # Integers in the place of a weight would be cast without a word.
     wanted = {**skeleton.state_dict()}
     base = f"{getattr(skeleton, 'base_model_prefix', '')}."
     wanted |= {name.removeprefix(base): tensor for name, tensor in wanted.items()}
@@ -173,14 +167,3 @@ def _check_types(tensors: dict[str, torch.Tensor], skeleton: nn.Module, where: s
                 f"{where}: {name} is {tensor.dtype}, expected floating point weights. Quantised"
                 " checkpoints must be dequantised by the tool that wrote them."
             )
-
-
-def _widest_float(tensors: dict[str, torch.Tensor]) -> torch.dtype:
-    # transformers gives a model one dtype; the widest loses nothing.
-    floats = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
-    return reduce(torch.promote_types, floats) if floats else torch.float32
-
-
-def _tensor_bytes(model: nn.Module) -> int:
-    tensors = [*model.parameters(), *model.buffers()]
-    return sum(t.numel() * t.element_size() for t in tensors)

@@ -9,8 +9,4 @@ from gossamer.io.onnx.export import export_onnx
 from gossamer.io.onnx.file import is_onnx
 from gossamer.io.onnx.importer import load_onnx
 
-__all__ = [
-    "export_onnx",
-    "is_onnx",
-    "load_onnx",
-]
+__all__ = ["export_onnx", "is_onnx", "load_onnx"]

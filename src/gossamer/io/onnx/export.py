@@ -90,11 +90,8 @@ class _OneOutput(nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
         # A cache in the result is no tensor; models without one take no such argument.
-        more: dict[str, Any] = {}
+        given: dict[str, Any] = dict(zip(self.names, tensors, strict=True))
         if getattr(getattr(self.model, "config", None), "use_cache", False):
-            more["use_cache"] = False
-        result = self.model(**dict(zip(self.names, tensors, strict=True)), **more)
-        if isinstance(result, torch.Tensor):
-            return result
-        chosen: torch.Tensor = result[self.output]
-        return chosen
+            given["use_cache"] = False
+        result = self.model(**given)
+        return result if isinstance(result, torch.Tensor) else result[self.output]

@@ -40,9 +40,14 @@ def is_onnx(path: os.PathLike[str] | str) -> bool:
 
 def read_onnx(path: Path, max_bytes: int | None = None) -> Graph:
     """The graph in a file, or ArtifactError."""
-    model = _parse(path)
-    where = str(path)
-    opset = _opset(model, where)
+    model, where = _parse(path), str(path)
+    versions = {entry.domain or "ai.onnx": entry.version for entry in model.opset_import}
+    opset = versions.get("ai.onnx", 0)
+    if opset not in OPSETS:
+        raise ArtifactError(
+            f"{where}: opset {opset} cannot be read; expected {OPSETS[0]} to {OPSETS[-1]}. Export"
+            " the model again with one of them."
+        )
     if len(model.graph.node) > MAX_NODES:
         raise ArtifactError(f"{where}: {len(model.graph.node)} nodes, more than {MAX_NODES}.")
     tensors = TensorReader(path, max_bytes, stored=path.stat().st_size)
@@ -76,8 +81,7 @@ def _parse(path: Path) -> Any:
             "the package onnx is not installed, but this file needs it: pip install"
             " 'gossamer[onnx]'."
         ) from error
-    raw = read_named(path, MAX_FILE_BYTES)
-    model = onnx.ModelProto()
+    raw, model = read_named(path, MAX_FILE_BYTES), onnx.ModelProto()
     try:
         model.ParseFromString(raw)
     except (DecodeError, RecursionError, ValueError) as error:
@@ -100,20 +104,9 @@ def _check_texts(graph: Any, path: Path) -> None:
         texts += [text for entry in node.metadata_props for text in (entry.key, entry.value)]
     for entry in graph.initializer:
         texts += [text for pair in entry.external_data for text in (pair.key, pair.value)]
-    bad = next((text for text in texts if not isinstance(text, str)), None)
-    if bad is not None:
-        raise ArtifactError(f"{path}: the name {ascii(bad)[:80]} is not UTF-8.")
-
-
-def _opset(model: Any, where: str) -> int:
-    versions = {str(entry.domain) or "ai.onnx": entry.version for entry in model.opset_import}
-    found = versions.get("ai.onnx", 0)
-    if found not in OPSETS:
-        raise ArtifactError(
-            f"{where}: opset {found} cannot be read; expected {OPSETS[0]} to {OPSETS[-1]}. Export"
-            " the model again with one of them."
-        )
-    return int(found)
+    for text in texts:
+        if not isinstance(text, str):
+            raise ArtifactError(f"{path}: the name {ascii(text)[:80]} is not UTF-8.")
 
 
 def _initialisers(graph: Any, tensors: TensorReader) -> dict[str, torch.Tensor]:
@@ -133,18 +126,21 @@ def _input(entry: Any, where: str) -> PlanInput:
         raise ArtifactError(f"{place}: is no tensor.")
     kind = entry.type.tensor_type
     dtype = str(dtype_of(kind.elem_type, place)).removeprefix("torch.")
-    if not kind.HasField("shape"):
-        return PlanInput(entry.name, dtype, None)
-    dims = tuple(
-        size.dim_value if size.HasField("dim_value") and size.dim_value > 0 else None
-        for size in kind.shape.dim
-    )
+    dims = None
+    if kind.HasField("shape"):
+        # 0 where there is no dim_value: any size.
+        dims = tuple(max(size.dim_value, 0) or None for size in kind.shape.dim)
     return PlanInput(entry.name, dtype, dims)
 
 
 def _node(proto: Any, number: int, where: str) -> Node:
-    node = Node(proto.op_type, list(proto.input), list(proto.output), {}, proto.name)
-    node.name = _scope(proto) or node.name or f"{node.operator}_{number}"
+    # The module a node was exported from, as torch notes it: /encoder/layer.0/query/linear.
+    notes = {entry.key: entry.value for entry in proto.metadata_props}
+    scopes = re.findall(r"'([^']*)'", notes.get(_SCOPES, "")[:4096])
+    name = proto.name or f"{proto.op_type}_{number}"
+    if len(scopes) > 1 and scopes[-2]:
+        name = f"/{scopes[-2]}/{scopes[-1]}"
+    node = Node(proto.op_type, list(proto.input), list(proto.output), name=name)
     domain = proto.domain or "ai.onnx"
     if domain != "ai.onnx" or node.operator not in SUPPORTED:
         kind = node.operator if domain == "ai.onnx" else f"{domain[:80]}.{node.operator}"
@@ -157,27 +153,24 @@ def _node(proto: Any, number: int, where: str) -> Node:
     return node
 
 
-def _scope(proto: Any) -> str:
-    """The module a node was exported from, as torch notes it: /encoder/layer.0/query/linear."""
-    notes = {entry.key: entry.value for entry in proto.metadata_props}
-    scopes = re.findall(r"'([^']*)'", notes.get(_SCOPES, "")[:4096])
-    return f"/{scopes[-2]}/{scopes[-1]}" if len(scopes) > 1 and scopes[-2] else ""
-
-
 def _place(graph: Graph, node: Node, proto: Any, opset: int, tensors: TensorReader) -> None:
     where = f"{graph.where}: {node}"
-    attributes, constants = _attributes(proto, where, tensors)
+    attributes = _attributes(proto, where, tensors)
     if node.operator == "Constant":
-        graph.constants[node.outputs[0]] = _constant(attributes, constants, where)
+        graph.constants[node.outputs[0]] = _constant(attributes, where)
         return
-    node.attributes = attributes
+    constants = {}
+    for name, value in attributes.items():
+        if isinstance(value, torch.Tensor):
+            constants[name] = value
+        else:
+            node.attributes[name] = value
     if constants:
         if node.operator != "ConstantOfShape" or list(constants) != ["value"]:
             raise ArtifactError(f"{where}: the attribute {min(constants)!a} is not computed.")
         node.inputs.append(graph.constant(constants["value"]))
     normalise(node, opset)
-    allowed = UNIQUE_OUTPUTS.get(node.operator, 1)
-    node.outputs = node.outputs[: allowed or len(node.outputs)]
+    node.outputs = node.outputs[: UNIQUE_OUTPUTS.get(node.operator, 1)]
     try:
         new = lower(node, graph)
     except GossamerError as error:
@@ -206,44 +199,35 @@ _READ: dict[str, Callable[[Any, TensorReader], Attribute | torch.Tensor]] = {
 
 def _attributes(
     proto: Any, where: str, tensors: TensorReader
-) -> tuple[dict[str, Attribute], dict[str, torch.Tensor]]:
-    """Plain values, and tensors."""
-    plain: dict[str, Attribute] = {}
-    constants: dict[str, torch.Tensor] = {}
+) -> dict[str, Attribute | torch.Tensor]:
+    found: dict[str, Attribute | torch.Tensor] = {}
     for entry in proto.attribute:
-        if entry.name in plain or entry.name in constants:
+        if entry.name in found:
             raise ArtifactError(f"{where}: the attribute {entry.name[:80]!a} appears twice.")
         kind = entry.AttributeType.Name(entry.type)
         if kind not in _READ:
             raise ArtifactError(f"{where}: an attribute of type {kind} cannot be read.")
-        value = _READ[kind](entry, tensors)
-        if isinstance(value, torch.Tensor):
-            constants[entry.name] = value
-        else:
-            plain[entry.name] = value
-    return plain, constants
+        found[entry.name] = _READ[kind](entry, tensors)
+    return found
 
 
-def _constant(
-    plain: dict[str, Attribute], constants: dict[str, torch.Tensor], where: str
-) -> torch.Tensor:
-    if len(plain) + len(constants) != 1:
+def _constant(attributes: dict[str, Attribute | torch.Tensor], where: str) -> torch.Tensor:
+    if len(attributes) != 1:
         raise ArtifactError(f"{where}: expected one attribute with the value.")
-    for name, tensor in constants.items():
-        if name in ("value", "sparse_value", "value_floats"):
-            return tensor
+    [(name, value)] = attributes.items()
     kinds = {"value_int": torch.int64, "value_ints": torch.int64, "value_float": torch.float32}
-    for name, value in plain.items():
-        if name in kinds:
-            return torch.tensor(value, dtype=kinds[name])
-    name = min(plain | constants)
+    if isinstance(value, torch.Tensor):
+        if name in ("value", "sparse_value", "value_floats"):
+            return value
+    elif name in kinds:
+        return torch.tensor(value, dtype=kinds[name])
     raise ArtifactError(f"{where}: the attribute {name[:80]!a} cannot be read.")
 
 
 def _check_values(graph: Graph, known: set[str]) -> None:
     # Trimmed outputs (a mask of Dropout, indices of MaxPool) are known to the file but not made.
-    made = {entry.name for entry in graph.inputs} | set(graph.constants) | set(graph.producer)
-    nodes = {id(node): node for node in graph.producer.values()}.values()
+    made = {entry.name for entry in graph.inputs} | {*graph.constants, *graph.producer}
+    nodes = dict.fromkeys(graph.producer.values())
     wanted = [(str(node), value) for node in nodes for value in node.inputs if value]
     wanted += [("the output list", value) for _, value in graph.outputs]
     for user, value in wanted:

@@ -9,7 +9,7 @@ from gossamer.nn.operator_graph import OPERATORS, largest_result
 
 # Elements that may be made of constants beyond what the file holds: masks and position tables.
 _BUDGET = 2**24
-_KEEP_NAME = {
+_KEEP_NAME = [
     "Cast",
     "DequantizeLinear",
     "Identity",
@@ -17,21 +17,17 @@ _KEEP_NAME = {
     "Squeeze",
     "Transpose",
     "Unsqueeze",
-}
+]
 
 
 def simplify(graph: Graph) -> None:
-    """Fold constants, drop copies, compute equal nodes once."""
-    _drop_copies(graph)
-    _fold_constants(graph)
-    _merge_equal(graph)
-
-
-def _drop_copies(graph: Graph) -> None:
+    """Drop copies, fold constants, compute equal nodes once."""
     for node in graph.nodes("Identity", "Dropout"):
         if len(node.inputs) < 3:
             graph.remove(node)
             graph.alias(node.outputs[0], node.inputs[0])
+    _fold_constants(graph)
+    _merge_equal(graph)
 
 
 @torch.no_grad()
@@ -40,10 +36,10 @@ def _fold_constants(graph: Graph) -> None:
     for node in graph.nodes():
         if node.layer is not None or not all(v in graph.constants for v in node.inputs if v):
             continue
-        given = [graph.constants[value] if value else None for value in node.inputs]
+        given = [graph.constants.get(value) for value in node.inputs]
         try:
-            given_tensors = [tensor for tensor in given if tensor is not None]
-            size = largest_result(node.operator, given_tensors, node.whole("axis", 0))
+            tensors = [tensor for tensor in given if tensor is not None]
+            size = largest_result(node.operator, tensors, node.number("axis", 0))
             if size is None or size > left:
                 continue
             made = OPERATORS[node.operator].function(*given, **node.attributes)
@@ -54,19 +50,14 @@ def _fold_constants(graph: Graph) -> None:
         left -= size
         results = [made] if isinstance(made, torch.Tensor) else list(made)
         graph.remove(node)
-        for value, tensor in zip(node.outputs, results, strict=False):
-            graph.constants[value] = tensor
-            if node.operator in _KEEP_NAME:
-                _keep_origin(graph, node, value)
-
-
-def _keep_origin(graph: Graph, node: Node, value: str) -> None:
-    source = node.inputs[0]
-    graph.origins[value] = graph.origins.get(source, source)
-    if node.operator == "DequantizeLinear":
-        graph.scales[value] = graph.constants[node.inputs[1]]
-    elif source in graph.scales:
-        graph.scales[value] = graph.scales[source]
+        graph.constants |= zip(node.outputs, results, strict=False)
+        if node.operator in _KEEP_NAME:
+            (value, *_), (source, *others) = node.outputs, node.inputs
+            graph.origins[value] = graph.origins.get(source, source)
+            if node.operator == "DequantizeLinear":
+                graph.scales[value] = graph.constants[others[0]]
+            elif source in graph.scales:
+                graph.scales[value] = graph.scales[source]
 
 
 def _merge_equal(graph: Graph) -> None:

@@ -3,6 +3,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -29,15 +30,10 @@ class Node:
         """The name of an input, empty if it is absent."""
         return self.inputs[place] if place < len(self.inputs) else ""
 
-    def number(self, name: str, default: float) -> float:
-        """An attribute that is a number; its type was checked when it was read."""
+    def number(self, name: str, default: float) -> Any:
+        """An attribute that is a number, whole if `default` is; it was checked when it was read."""
         value = self.attributes.get(name, default)
-        return float(value) if isinstance(value, int | float) else default
-
-    def whole(self, name: str, default: int) -> int:
-        """An attribute that is a whole number."""
-        value = self.attributes.get(name, default)
-        return value if isinstance(value, int) else default
+        return type(default)(value) if isinstance(value, int | float) else default
 
 
 @dataclass
@@ -68,9 +64,7 @@ class Graph:
     def add(self, *nodes: Node) -> None:
         """Put nodes into the graph; their order does not matter."""
         for node in nodes:
-            for value in node.outputs:
-                if value:
-                    self.producer[value] = node
+            self.producer |= dict.fromkeys(filter(None, node.outputs), node)
             for value in set(node.inputs):
                 self.users.setdefault(value, []).append(node)
 
@@ -89,27 +83,33 @@ class Graph:
         self.add(*new)
 
     def put_layer(
-        self, layer: nn.Module, source: str, last: Node, *parameters: str, name: str | None = None
+        self, layer: nn.Module, source: str, last: Node, *parameters: str, name: str = ""
     ) -> None:
-        """Let a layer make what `last` makes now; it is called after its parameters or `name`."""
-        title = self.title(last.name if name is None else name, *parameters)
+        """Let a layer make what `last` makes now.
+
+        What it might be called, best first: its parameters' names; `name`, which is that of `last`
+        if nothing is said. Exporters store equal tensors once: a parameter that others use too
+        names nobody.
+        """
         if parameters and parameters[0] in self.scales:
             self.scales[last.outputs[0]] = self.scales[parameters[0]]
-        kind = type(layer).__name__
-        self.replace(last, Node(kind, [source], last.outputs, {}, title, layer))
+        titles = [self.origins.get(each, each) for each in parameters if each]
+        titles = [each for each in titles if each not in self.shared] + [name or last.name]
+        new = Node(type(layer).__name__, [source], last.outputs, {}, "\n".join(titles), layer)
+        self.replace(last, new)
 
     def alias(self, old: str, new: str) -> None:
         """Let everybody who uses `old` use `new` instead."""
+        users = self.users.setdefault(new, [])
         for node in self.users.pop(old, []):
-            if node not in self.users.setdefault(new, []):
-                self.users[new].append(node)
+            if node not in users:
+                users.append(node)
             node.inputs = [new if value == old else value for value in node.inputs]
         self.outputs = [(name, new if value == old else value) for name, value in self.outputs]
 
     def constant(self, tensor: torch.Tensor, like: str = "") -> str:
         """Name a new constant; `like` is the constant it was made from."""
-        self._fresh += 1
-        name = f"{like}'{self._fresh}"
+        name = like + self.value()
         self.constants[name] = tensor
         self.origins[name] = self.origins.get(like, like)
         return name
@@ -119,19 +119,11 @@ class Graph:
         self._fresh += 1
         return f"'{self._fresh}"
 
-    def title(self, node_name: str, *parameters: str) -> str:
-        """What a layer might be called, best first: its parameters' names, the node's name.
-
-        Exporters store equal tensors once: a parameter that others use too names nobody.
-        """
-        names = [self.origins.get(name, name) for name in parameters if name]
-        return "\n".join([*(name for name in names if name not in self.shared), node_name])
-
     def sole_user(self, value: str) -> Node | None:
         """The only node that uses a value that is no result; None if there are others."""
         users = self.users.get(value, [])
         is_result = any(value == result for _, result in self.outputs)
-        return users[0] if len(users) == 1 and not is_result else None
+        return None if is_result or len(users) != 1 else users[0]
 
     def maker(self, value: str, *operators: str) -> Node | None:
         """The node that makes a value, if it is one of `operators`."""
@@ -141,39 +133,35 @@ class Graph:
     def scalar(self, value: str) -> float | None:
         """A constant of one number."""
         tensor = self.constants.get(value)
-        return None if tensor is None or tensor.numel() != 1 else float(tensor)
+        return float(tensor) if tensor is not None and tensor.numel() == 1 else None
 
     def nodes(self, *operators: str) -> list[Node]:
         """Nodes that results depend on, makers before users; of `operators` if any are named."""
-        found = list(self._ordered())
-        return [n for n in found if n.operator in operators] if operators else found
+        return [node for node in self._ordered() if not operators or node.operator in operators]
 
     def drop_dead(self) -> None:
         """Take out nodes that no result depends on."""
-        alive = {id(node) for node in self._ordered()}
-        every = {id(node): node for node in self.producer.values()}
-        self.remove(*(node for key, node in every.items() if key not in alive))
+        alive = set(self._ordered())
+        self.remove(*(node for node in dict.fromkeys(self.producer.values()) if node not in alive))
 
     def _ordered(self) -> Iterator[Node]:
-        done: set[int] = set()
-        open_nodes: set[int] = set()
+        done: set[Node] = set()
+        open_nodes: set[Node] = set()
         # Depth first without recursion: graphs are thousands of nodes deep.
-        stack = [self.producer[value] for _, value in self.outputs if value in self.producer]
-        stack.reverse()
+        stack = [self.producer[v] for _, v in reversed(self.outputs) if v in self.producer]
         while stack:
             node = stack[-1]
-            if id(node) in done:
+            if node in done:
                 stack.pop()
                 continue
             makers = [self.producer[v] for v in node.inputs if v in self.producer]
-            waiting = [maker for maker in makers if id(maker) not in done]
+            waiting = [maker for maker in makers if maker not in done]
             if not waiting:
-                open_nodes.discard(id(node))
-                done.add(id(node))
-                stack.pop()
+                open_nodes.discard(node)
+                done.add(stack.pop())
                 yield node
-            elif id(node) in open_nodes:
+            elif node in open_nodes:
                 raise ArtifactError(f"{self.where}: {node} depends on itself; the graph is cyclic.")
             else:
-                open_nodes.add(id(node))
+                open_nodes.add(node)
                 stack.extend(reversed(waiting))

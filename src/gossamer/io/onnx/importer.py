@@ -2,29 +2,22 @@
 """Encoders and CNNs in ONNX files as torch modules whose layers can be pruned and compiled."""
 
 import os
+from functools import partial
 from pathlib import Path
 
 from gossamer.errors import ArtifactError, InputError
 from gossamer.io.onnx.file import read_onnx
 from gossamer.io.onnx.folding import simplify
-from gossamer.io.onnx.graph import Graph
+from gossamer.io.onnx.graph import Graph, Node
 from gossamer.io.onnx.layers import make_layers
 from gossamer.io.onnx.names import constant_keys, layer_paths
-from gossamer.io.onnx.patterns import (
-    find_attention,
-    find_gelus,
-    find_layer_norms,
-    fold_batch_norms,
-)
+from gossamer.io.onnx.patterns import find_attention, find_gelus, find_layer_norms, fold_batch_norms
 from gossamer.io.onnx.quantised import find_integer_products, join_pairs
 from gossamer.nn.operator_graph import GraphModule, OperatorPlan, Step, StoredScales
 
 
 def load_onnx(
-    path: os.PathLike[str] | str,
-    *,
-    activation_rounding: bool = True,
-    max_bytes: int | None = None,
+    path: os.PathLike[str] | str, *, activation_rounding: bool = True, max_bytes: int | None = None
 ) -> GraphModule:
     """The model in an ONNX file (opsets 11 to 23), in eval mode.
 
@@ -44,18 +37,17 @@ def load_onnx(
         ResourceError: needs more memory than `max_bytes`.
     """
     graph = read_onnx(Path(path), max_bytes)
-    passes = (
+    for rewrite in (
         simplify,
         find_integer_products,
-        lambda g: join_pairs(g, rounding=activation_rounding),
+        partial(join_pairs, rounding=activation_rounding),
         simplify,
         find_layer_norms,
         find_gelus,
         find_attention,
         fold_batch_norms,
         make_layers,
-    )
-    for rewrite in passes:
+    ):
         try:
             rewrite(graph)
         except InputError as error:
@@ -68,9 +60,8 @@ def _build(graph: Graph) -> GraphModule:
     nodes = graph.nodes()
     layered = [node for node in nodes if node.layer is not None]
     paths = layer_paths([node.name for node in layered], GraphModule.CONSTANTS)
-    path_of = {id(node): path for node, path in zip(layered, paths, strict=True)}
-    used = {value for node in nodes for value in node.inputs}
-    used |= {value for _, value in graph.outputs}
+    path_of = dict(zip(layered, paths, strict=True))
+    used = {value for node in nodes for value in node.inputs} | {v for _, v in graph.outputs}
     constants = [name for name in graph.constants if name in used]
     keys = constant_keys([graph.origins.get(name, name) for name in constants])
     numbers = {"": Step.ABSENT}
@@ -80,28 +71,23 @@ def _build(graph: Graph) -> GraphModule:
     for node in nodes:
         for value in node.outputs:
             numbers[value or f"unused {len(numbers)}"] = len(numbers) - 1
-        steps.append(
-            Step(
-                operator=node.operator,
-                inputs=tuple(numbers[value] for value in node.inputs),
-                outputs=tuple(numbers[value] for value in node.outputs),
-                attributes=node.attributes,
-                layer=path_of.get(id(node)),
-                origin=node.name.split("\n")[-1][:200],
-            )
+        inputs, outputs = (
+            tuple(numbers[value] for value in values) for values in (node.inputs, node.outputs)
         )
-    outputs = tuple((name, numbers[value]) for name, value in graph.outputs)
-    plan = OperatorPlan(graph.inputs, tuple(keys), tuple(steps), outputs)
-    layers = {path_of[id(node)]: node.layer for node in nodes if node.layer is not None}
-    tensors = {
-        key: graph.constants[name].contiguous() for key, name in zip(keys, constants, strict=True)
-    }
+        origin = node.name.split("\n")[-1][:200]
+        steps.append(
+            Step(node.operator, inputs, outputs, node.attributes, path_of.get(node), origin)
+        )
+    results = tuple((name, numbers[value]) for name, value in graph.outputs)
+    plan = OperatorPlan(graph.inputs, tuple(keys), tuple(steps), results)
+    layers = {path: node.layer for node, path in path_of.items() if node.layer is not None}
+    tensors = {k: graph.constants[v].contiguous() for k, v in zip(keys, constants, strict=True)}
     model = GraphModule(plan, layers, tensors, graph.where)
     model.stored_scales = _scales(graph, path_of)
     return model.eval()
 
 
-def _scales(graph: Graph, path_of: dict[int, str]) -> dict[str, StoredScales]:
+def _scales(graph: Graph, path_of: dict[Node, str]) -> dict[str, StoredScales]:
     found = {}
     for node in graph.nodes("Linear", "Conv2d"):
         weight = graph.scales.get(node.outputs[0])
@@ -110,7 +96,6 @@ def _scales(graph: Graph, path_of: dict[int, str]) -> dict[str, StoredScales]:
         pair = graph.maker(node.inputs[0], "QuantizeDequantize")
         scale = None if pair is None else graph.scalar(pair.inputs[1])
         zero = None if pair is None or scale is None else graph.scalar(pair.input(2))
-        found[path_of[id(node)]] = StoredScales(
-            weight.reshape(-1), scale, None if zero is None else int(zero)
-        )
+        zero = None if zero is None else int(zero)
+        found[path_of[node]] = StoredScales(weight.reshape(-1), scale, zero)
     return found

@@ -38,15 +38,18 @@ def make_layers(graph: Graph) -> None:
 
 def _linear(graph: Graph, node: Node, shared: dict[object, nn.Parameter]) -> None:
     weight, bias, last = node.inputs[1], node.input(2), node
-    values = graph.constants.get(weight)
-    if values is None or values.ndim != 2 or not values.is_floating_point():
-        return
-    if node.attributes.get("transA", 0):
+    values = _weight(graph, node, 2)
+    if values is None or node.attributes.get("transA", 0):
         return
     turned = bool(node.attributes.get("transB", 0))
     sizes = values.shape[:1] if turned else values.shape[1:]
     if node.operator == "MatMul":
-        bias, last = _added_bias(graph, node, sizes)
+        # The bias that is added to the product, and the node that makes the sum.
+        bias, add = "", graph.sole_user(node.outputs[0])
+        if add is not None and add.operator == "Add":
+            others = [value for value in add.inputs if value != node.outputs[0]]
+            if len(others) == 1 and _has_shape(graph, others[0], sizes):
+                bias, last = others[0], add
     elif bias and not _has_shape(graph, bias, sizes):
         return
     alpha, beta = (node.number(name, 1.0) for name in ("alpha", "beta"))
@@ -54,20 +57,16 @@ def _linear(graph: Graph, node: Node, shared: dict[object, nn.Parameter]) -> Non
     if key not in shared:
         values = values if turned else values.T
         shared[key] = nn.Parameter((values if alpha == 1 else alpha * values).contiguous())
-    rows, columns = shared[key].shape
     shift = beta * graph.constants[bias] if bias else None
-    layer = filled(nn.Linear, shared[key], shift, columns, rows)
+    layer = filled(nn.Linear, shared[key], shift, *reversed(shared[key].shape))
     graph.put_layer(layer, node.inputs[0], last, weight, bias, name=node.name)
 
 
-def _added_bias(graph: Graph, product: Node, sizes: torch.Size) -> tuple[str, Node]:
-    """(the bias that is added to a product, the node that makes the sum)."""
-    add = graph.sole_user(product.outputs[0])
-    if add is not None and add.operator == "Add":
-        others = [value for value in add.inputs if value != product.outputs[0]]
-        if len(others) == 1 and _has_shape(graph, others[0], sizes):
-            return others[0], add
-    return "", product
+def _weight(graph: Graph, node: Node, ndim: int) -> torch.Tensor | None:
+    """The constant weight of a product, if it has floats and so many dimensions."""
+    values = graph.constants.get(node.inputs[1])
+    fits = values is not None and values.ndim == ndim and values.is_floating_point()
+    return values if fits else None
 
 
 def _has_shape(graph: Graph, value: str, shape: torch.Size) -> bool:
@@ -75,13 +74,9 @@ def _has_shape(graph: Graph, value: str, shape: torch.Size) -> bool:
 
 
 def _conv(graph: Graph, node: Node) -> None:
-    weight, bias = node.inputs[1], node.input(2)
-    values = graph.constants.get(weight)
-    if values is None or values.ndim != 4 or not values.is_floating_point():
+    bias, values, group = node.input(2), _weight(graph, node, 4), node.attributes.get("group", 1)
+    if values is None or (bias and not _has_shape(graph, bias, values.shape[:1])):
         return
-    if bias and not _has_shape(graph, bias, values.shape[:1]):
-        return
-    group = node.attributes.get("group", 1)
     if not isinstance(group, int) or group < 1 or values.shape[0] % group:
         return
     outputs, inputs, *kernel = values.shape
@@ -90,7 +85,7 @@ def _conv(graph: Graph, node: Node) -> None:
     shift = graph.constants[bias].clone() if bias else None
     settings = (inputs * group, outputs, tuple(kernel), strides, padding, dilations, group)
     layer = filled(nn.Conv2d, nn.Parameter(values.contiguous()), shift, *settings)
-    graph.put_layer(layer, source, node, weight, bias)
+    graph.put_layer(layer, source, node, node.inputs[1], bias)
 
 
 def _padding(
@@ -103,9 +98,8 @@ def _padding(
         return node.inputs[0], pads[:2]
     new = Node("ZeroPad", node.inputs[:1], [graph.value()], {"pads": pads}, node.name)
     if mode in _SAME:
-        new.operator = "AutoPad"
-        new.attributes = {"mode": mode, "kernel": kernel, "strides": strides}
-        new.attributes["dilations"] = dilations
+        new.operator, new.attributes = "AutoPad", {"mode": mode, "kernel": kernel}
+        new.attributes |= {"strides": strides, "dilations": dilations}
     graph.add(new)
     return new.outputs[0], (0, 0)
 

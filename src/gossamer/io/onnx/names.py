@@ -22,32 +22,27 @@ def layer_paths(candidates: Sequence[str], reserved: str) -> list[str]:
         reserved: a first part that belongs to somebody else.
     """
     wanted = [_path(lines.split("\n"), reserved) for lines in candidates]
-    inner = {path[:end] for path in wanted for end in _ends(path)}
-    taken: set[str] = set()
-    result = []
-    for path in wanted:
-        # A name that is the folder of another layer moves into that folder.
-        own = f"{path}.layer" if path in inner else path
-        number = 1
-        while own in taken or own in inner:
-            number += 1
-            own = f"{path}_{number}"
-        taken.add(own)
-        result.append(own)
-    return result
+    inner = {path[: dot.start()] for path in wanted for dot in re.finditer(r"\.", path)}
+    taken = set(inner)
+    # A name that is the folder of another layer moves into that folder.
+    return [_free(f"{path}.layer" if path in inner else path, path, taken) for path in wanted]
 
 
 def constant_keys(names: Sequence[str]) -> list[str]:
     """One attribute name per constant, all different."""
-    result: dict[str, None] = {}
-    for name in names:
-        base = "value" if _NAMELESS.match(name) else _key(name)
-        key, number = base, 1
-        while key in result:
-            number += 1
-            key = f"{base}_{number}"
-        result[key] = None
-    return list(result)
+    taken: set[str] = set()
+    bases = ["value" if _NAMELESS.match(name) else _key(name) for name in names]
+    return [_free(base, base, taken) for base in bases]
+
+
+def _free(name: str, base: str, taken: set[str]) -> str:
+    """`name`, or `base` with the first number that nobody has taken; it is taken from then on."""
+    number = 1
+    while name in taken:
+        number += 1
+        name = f"{base}_{number}"
+    taken.add(name)
+    return name
 
 
 def _path(lines: list[str], reserved: str) -> str:
@@ -74,7 +69,3 @@ def _clean(parts: list[str], reserved: str) -> str:
 def _key(part: str) -> str:
     key = re.sub(r"[^A-Za-z0-9_]+", "_", part)[:_MAX_KEY].strip("_") or "layer"
     return f"{key}_" if hasattr(nn.Module, key) or key == "training" else key
-
-
-def _ends(path: str) -> list[int]:
-    return [place for place, letter in enumerate(path) if letter == "."]

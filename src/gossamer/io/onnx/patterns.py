@@ -2,6 +2,7 @@
 """Finds what exporters spell out: layer norm, GELU, attention, batch norm behind a convolution."""
 
 import math
+from functools import partial
 
 import torch
 from torch import nn
@@ -9,32 +10,19 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from gossamer.io.onnx.graph import Graph, Node
 from gossamer.io.onnx.layers import filled
-from gossamer.io.onnx.matching import Pattern, constant, either, find, made, number, scalar
+from gossamer.io.onnx.matching import constant, either, find, made, number, scalar
 
 
 def _over_last(graph: Graph, mean: Node) -> bool:
-    axes = mean.attributes.get("axes")
     given = graph.constants.get(mean.input(1))
-    axes = tuple(given.tolist()) if given is not None else axes
+    axes = mean.attributes.get("axes") if given is None else tuple(given.tolist())
     return axes == (-1,) and mean.attributes.get("keepdims", 1) == 1
 
 
-def _mean(of: Pattern | str) -> Pattern:
-    return made("ReduceMean", of, where=_over_last)
-
-
-def _sum(one: Pattern, other: Pattern | str, *, alone: bool = False) -> Pattern:
-    return made("Add", one, other, alone=alone, swaps=True)
-
-
-def _product(one: Pattern | str, other: Pattern, *, alone: bool = False) -> Pattern:
-    return made("Mul", one, other, alone=alone, swaps=True)
-
-
-def _vector(name: str) -> Pattern:
-    return constant(name, lambda tensor: tensor.ndim == 1)
-
-
+_mean = partial(made, "ReduceMean", where=_over_last)
+_sum = partial(made, "Add", swaps=True)
+_product = partial(made, "Mul", swaps=True)
+_vector = partial(constant, fits=lambda tensor: tensor.ndim == 1)
 _CENTRED = made("Sub", "x", _mean("x"), name="centred")
 _SQUARE = either(made("Pow", "centred", number(2, 0)), made("Mul", "centred", "centred"))
 _DEVIATION = made("Sqrt", _sum(_mean(_SQUARE), scalar("epsilon")))
@@ -53,17 +41,17 @@ def find_layer_norms(graph: Graph) -> None:
         gain, shift = node.inputs[1], node.input(2)
         known = gain in graph.constants and (not shift or shift in graph.constants)
         if known and graph.constants[gain].ndim == 1 and node.attributes.get("axis", -1) == -1:
-            epsilon = node.number("epsilon", 1e-5)
-            _put_norm(graph, node, node.inputs[0], (gain, shift), epsilon)
+            _put_norm(graph, node, node.inputs[0], (gain, shift), node.number("epsilon", 1e-5))
 
 
 def _put_norm(
     graph: Graph, last: Node, x: str, parameters: tuple[str, str], epsilon: float
 ) -> None:
-    gain, shift = (graph.constants[name].clone() if name else None for name in parameters)
-    assert gain is not None  # noqa: S101 - for the type checker
-    layer = filled(nn.LayerNorm, nn.Parameter(gain), shift, gain.numel(), epsilon)
-    graph.put_layer(layer, x, last, *parameters)
+    gain, shift = parameters
+    weight = nn.Parameter(graph.constants[gain].clone())
+    bias = graph.constants[shift].clone() if shift else None
+    layer = filled(nn.LayerNorm, weight, bias, weight.numel(), epsilon)
+    graph.put_layer(layer, x, last, gain, shift)
 
 
 _X_OVER_ROOT = either(_product("x", number(math.sqrt(0.5))), made("Div", "x", number(math.sqrt(2))))
@@ -104,24 +92,18 @@ def find_attention(graph: Graph) -> None:
     """
     for last, found in find(graph, "MatMul", _ATTENTION):
         inputs = [found[name] for name in ("query", "keys", "value")]
-        factor = graph.scalar(found.get("factor", ""))
-        divisor = graph.scalar(found.get("divisor", ""))
+        factor, divisor = (graph.scalar(found.get(name, "")) for name in ("factor", "divisor"))
         is_fixed = factor == 0 or divisor == 0 or any(v in graph.constants for v in inputs)
-        if is_fixed or not _is_last(graph, graph.producer[found["shares"]], inputs[0]):
+        # The softmax must be over the last dimension; the rank is known from a transposition.
+        softmax, turned = graph.producer[found["shares"]], graph.maker(inputs[0], "Transpose")
+        axis = softmax.number("axis", -1 if softmax.operator == "Softmax" else 1)
+        perm = turned and turned.attributes.get("perm")
+        if is_fixed or axis not in (-1, 3) or not isinstance(perm, tuple) or len(perm) != 4:
             continue
         scale = 1 / divisor if divisor else 1.0 if factor is None else factor
         inputs += [found["bias"]] if "bias" in found else []
-        attention = Node("ScaledAttention", inputs, last.outputs, {"scale": scale}, last.name)
-        graph.replace(last, attention)
-
-
-def _is_last(graph: Graph, softmax: Node, query: str) -> bool:
-    """Whether the softmax is over the last dimension; the rank is known from a transposition."""
-    turned = graph.maker(query, "Transpose")
-    perm = None if turned is None else turned.attributes.get("perm")
-    rank = len(perm) if isinstance(perm, tuple) else 0
-    axis = softmax.whole("axis", -1 if softmax.operator == "Softmax" else 1)
-    return rank == 4 and axis in (-1, 3)
+        new = Node("ScaledAttention", inputs, last.outputs, {"scale": scale}, last.name)
+        graph.replace(last, new)
 
 
 @torch.no_grad()
@@ -134,15 +116,12 @@ def fold_batch_norms(graph: Graph) -> None:
         if not all(value in graph.constants for value in given):
             continue
         gain, shift, mean, variance, weight = (graph.constants[value] for value in given[:5])
-        if any(t.shape != (weight.shape[0],) for t in (gain, shift, mean, variance)):
+        if any(t.shape != weight.shape[:1] for t in (gain, shift, mean, variance)):
             continue
-        bias = graph.constants[conv.inputs[2]] if conv.input(2) else None
-        epsilon = norm.number("epsilon", 1e-5)
+        bias, epsilon = graph.constants.get(conv.input(2)), norm.number("epsilon", 1e-5)
         folded = fuse_conv_bn_weights(weight, bias, mean, variance, epsilon, gain, shift)
-        names = [
-            graph.constant(tensor.detach(), like)
-            for tensor, like in zip(folded, (conv.inputs[1], conv.input(2)), strict=True)
-        ]
+        likes = (conv.inputs[1], conv.input(2))
+        names = [graph.constant(t.detach(), like) for t, like in zip(folded, likes, strict=True)]
         new = Node("Conv", [conv.inputs[0], *names], norm.outputs, conv.attributes, conv.name)
         graph.remove(conv)
         graph.replace(norm, new)

@@ -31,21 +31,17 @@ def find_integer_products(graph: Graph) -> None:
         node, weight = graph.producer[found["product"]], graph.constants[found["weight"]]
         bias, factor, zero = found.get("bias", ""), found["factor"], node.input(3)
         scales = _scales(graph, node, factor)
-        if scales is None or (bias and factor not in graph.constants):
-            continue
-        if zero and (zero not in graph.constants or graph.constants[zero].numel() != 1):
+        shift = graph.scalar(zero) if zero else 0.0
+        if scales is None or shift is None or (bias and factor not in graph.constants):
             continue
         x_scale, w_scale = scales
-        shift = float(graph.constants[zero]) if zero else 0.0
         sizes = _along_outputs(node, weight, w_scale)
         if sizes is None:
             continue
-        real = (weight.to(torch.float32) - shift) * sizes
-        name = graph.constant(real, found["weight"])
+        name = graph.constant((weight.float() - shift) * sizes, found["weight"])
         graph.scales[name] = w_scale
         image, product = graph.value(), last.outputs[0]
-        inputs = [image, name]
-        new = []
+        inputs, new = [image, name], []
         if bias:
             real_bias = graph.constants[bias].float() * graph.constants[factor]
             if node.operator == "ConvInteger":
@@ -53,9 +49,9 @@ def find_integer_products(graph: Graph) -> None:
             else:
                 product = graph.value()
                 added = [product, graph.constant(real_bias, bias)]
-                new.append(Node("Add", added, last.outputs, {}, node.name))
+                new.append(Node("Add", added, last.outputs, name=node.name))
         codes = [node.inputs[0], x_scale, node.input(2)]
-        new.append(Node("DequantizeLinear", codes, [image], {}, node.name))
+        new.append(Node("DequantizeLinear", codes, [image], name=node.name))
         new.append(Node(_PRODUCTS[node.operator], inputs, [product], node.attributes, node.name))
         graph.replace(last, *new)
 
@@ -86,9 +82,7 @@ def _along_outputs(node: Node, weight: torch.Tensor, scale: torch.Tensor) -> tor
     axis = 0 if node.operator == "ConvInteger" else weight.ndim - 1
     if scale.numel() != weight.shape[axis]:
         return None
-    sizes = [1] * weight.ndim
-    sizes[axis] = -1
-    return scale.reshape(sizes)
+    return scale.reshape([-1 if place == axis else 1 for place in range(weight.ndim)])
 
 
 def join_pairs(graph: Graph, *, rounding: bool) -> None:
@@ -106,20 +100,20 @@ def join_pairs(graph: Graph, *, rounding: bool) -> None:
             if node.inputs[1:] != source.outputs[1:]:
                 continue
             pair = Node("DynamicQuantizeDequantize", source.inputs[:1], node.outputs, {}, node.name)
-            graph.replace(node, *([pair] if rounding else []))
-            if not rounding:
+            if rounding:
+                graph.replace(node, pair)
+            else:
+                graph.remove(node)
                 graph.alias(node.outputs[0], source.inputs[0])
         elif all(_same(graph, node.input(i), source.input(i)) for i in (1, 2)):
             axis = source.attributes.get("axis", 1)
             if axis == node.attributes.get("axis", 1) or graph.scalar(node.inputs[1]) is not None:
-                settings = {"axis": axis, "rounding": int(rounding)}
-                inputs = list(source.inputs)
-                pair = Node("QuantizeDequantize", inputs, node.outputs, settings, node.name)
-                graph.replace(node, pair)
+                settings, inputs = {"axis": axis, "rounding": int(rounding)}, [*source.inputs]
+                new = Node("QuantizeDequantize", inputs, node.outputs, settings, node.name)
+                graph.replace(node, new)
 
 
 def _same(graph: Graph, first: str, second: str) -> bool:
-    if first == second:
-        return True
     one, other = graph.constants.get(first), graph.constants.get(second)
-    return one is not None and other is not None and torch.equal(one, other)
+    equal = one is not None and other is not None and torch.equal(one, other)
+    return first == second or equal

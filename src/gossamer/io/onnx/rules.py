@@ -7,13 +7,16 @@ from gossamer.errors import InputError
 from gossamer.io.onnx.graph import Graph, Node
 from gossamer.nn.operator_graph import Attribute
 
-# Outputs that are computed; 0 stands for all of them, everything else has one.
-UNIQUE_OUTPUTS = {"Split": 0, "DynamicQuantizeLinear": 3}
+# Outputs that are computed; None stands for all of them, everything else has one.
+UNIQUE_OUTPUTS = {"Split": None, "DynamicQuantizeLinear": 3}
 # Attributes that may be there with the value that means "as ever".
 _NEUTRAL = {"block_size": 0, "output_dtype": 0, "precision": 0}
 _QUANTISING = ("QuantizeLinear", "DequantizeLinear")
 # Before opset 13 everything from the axis on was one row.
 _FLAT = {"Softmax": "FlatSoftmax", "LogSoftmax": "FlatLogSoftmax"}
+
+# Appends a step, an operator with inputs and attributes, and gives the value that it makes.
+Add = Callable[..., str]
 
 
 def normalise(node: Node, opset: int) -> None:
@@ -37,59 +40,50 @@ def lower(node: Node, graph: Graph) -> list[Node]:
     """The nodes that compute what `node` does, with operators of the table."""
     if node.operator not in LOWERED:
         return [node]
-    steps = _Steps(node, graph)
-    LOWERED[node.operator](node, steps)
-    # What the last step makes is what the node makes.
-    steps.nodes[-1].outputs = node.outputs
-    return steps.nodes
+    steps: list[Node] = []
 
-
-class _Steps:
-    """Nodes in the place of one."""
-
-    def __init__(self, node: Node, graph: Graph) -> None:
-        self._node, self._graph = node, graph
-        self.nodes: list[Node] = []
-
-    def add(self, operator: str, *inputs: str, **attributes: Attribute) -> str:
+    def add(operator: str, *inputs: str, **attributes: Attribute) -> str:
         """The value that the next step makes."""
-        made = self._graph.value()
-        self.nodes.append(Node(operator, list(inputs), [made], attributes, self._node.name))
+        made = graph.value()
+        steps.append(Node(operator, list(inputs), [made], attributes, node.name))
         return made
 
+    LOWERED[node.operator](node, add)
+    # What the last step makes is what the node makes.
+    steps[-1].outputs = node.outputs
+    return steps
 
-def _lower_matmul(node: Node, steps: _Steps) -> None:
+
+def _lower_matmul(node: Node, add: Add) -> None:
     """Q(DQ(a) DQ(b)): sums are those of floats, so a tie may round to the neighbour."""
     if len(node.inputs) != 8:
         raise InputError(f"{len(node.inputs)} inputs, expected 8.")
-    left = steps.add("DequantizeLinear", *node.inputs[:3], axis=-2)
-    right = steps.add("DequantizeLinear", *node.inputs[3:6], axis=-1)
-    product = steps.add("MatMul", left, right)
-    steps.add("QuantizeLinear", product, *node.inputs[6:], axis=-1)
+    left = add("DequantizeLinear", *node.inputs[:3], axis=-2)
+    right = add("DequantizeLinear", *node.inputs[3:6], axis=-1)
+    add("QuantizeLinear", add("MatMul", left, right), *node.inputs[6:], axis=-1)
 
 
-def _lower_conv(node: Node, steps: _Steps) -> None:
+def _lower_conv(node: Node, add: Add) -> None:
     if len(node.inputs) not in (8, 9):
         raise InputError(f"{len(node.inputs)} inputs, expected 8 or 9.")
-    _, x_scale, _, _, w_scale, _ = node.inputs[:6]
     inputs = [
-        steps.add("DequantizeLinear", *node.inputs[:3], axis=1),
-        steps.add("DequantizeLinear", *node.inputs[3:6], axis=0),
+        add("DequantizeLinear", *node.inputs[:3], axis=1),
+        add("DequantizeLinear", *node.inputs[3:6], axis=0),
     ]
     if node.input(8):
-        # The bias is int32 in units of x_scale * w_scale.
-        unit = steps.add("Mul", x_scale, w_scale)
-        inputs.append(steps.add("DequantizeLinear", node.inputs[8], unit, axis=0))
-    product = steps.add("Conv", *inputs, **node.attributes)
-    steps.add("QuantizeLinear", product, *node.inputs[6:8], axis=1)
+        # The bias is int32 in units of the scale of x times that of the weight.
+        unit = add("Mul", node.inputs[1], node.inputs[4])
+        inputs.append(add("DequantizeLinear", node.inputs[8], unit, axis=0))
+    product = add("Conv", *inputs, **node.attributes)
+    add("QuantizeLinear", product, *node.inputs[6:8], axis=1)
 
 
-def _lower_log_softmax(node: Node, steps: _Steps) -> None:
-    steps.add("Log", steps.add("FlatSoftmax", *node.inputs, **node.attributes))
+def _lower_log_softmax(node: Node, add: Add) -> None:
+    add("Log", add("FlatSoftmax", *node.inputs, **node.attributes))
 
 
 # Operators that are written as others when a file is read.
-LOWERED: dict[str, Callable[[Node, _Steps], None]] = {
+LOWERED = {
     "FlatLogSoftmax": _lower_log_softmax,
     "QLinearConv": _lower_conv,
     "QLinearMatMul": _lower_matmul,

@@ -7,7 +7,7 @@ must lie in the model's own folder.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,7 @@ from gossamer.nn.operator_graph import DTYPES
 
 _EXTERNAL = 1  # TensorProto.DataLocation
 # Where protobuf keeps numbers that are not raw bytes; all others are int32, floats of 16 bits too.
-_FIELDS = {
-    torch.float32: "float_data",
-    torch.float64: "double_data",
-    torch.int64: "int64_data",
-}
+_FIELDS = {torch.float32: "float_data", torch.float64: "double_data", torch.int64: "int64_data"}
 _HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -35,28 +31,28 @@ class TensorReader:
 
     path: Path
     max_bytes: int | None
+    stored: int
     spent: int = 0
-    stored: int = field(default=0)
 
     def dense(self, proto: Any, name: str) -> torch.Tensor:
         """The values of a TensorProto."""
         where = f"{self.path}: tensor {name[:200]!a}"
         dtype = dtype_of(proto.data_type, where)
-        num_bytes = self._spend(list(proto.dims), dtype, where)
+        dims = list(proto.dims)
+        num_bytes = self._spend(dims, dtype, where)
         if proto.data_location == _EXTERNAL:
             raw = self._external(proto, num_bytes, where)
         elif proto.HasField("raw_data"):
             raw = proto.raw_data
         else:
-            return _from_numbers(proto, dtype, where)
+            return _from_numbers(proto, dims, dtype, where)
         if len(raw) != num_bytes:
             raise ArtifactError(
-                f"{where}: shape {list(proto.dims)} of {dtype} needs {num_bytes} bytes, found"
-                f" {len(raw)}."
+                f"{where}: shape {dims} of {dtype} needs {num_bytes} bytes, found {len(raw)}."
             )
         if not num_bytes:
-            return torch.empty(list(proto.dims), dtype=dtype)
-        return torch.frombuffer(bytearray(raw), dtype=dtype).reshape(list(proto.dims))
+            return torch.empty(dims, dtype=dtype)
+        return torch.frombuffer(bytearray(raw), dtype=dtype).reshape(dims)
 
     def sparse(self, proto: Any, name: str) -> torch.Tensor:
         """The values of a SparseTensorProto with exact zeros in between."""
@@ -69,7 +65,7 @@ class TensorReader:
         if values.ndim != 1 or places.dtype is not torch.int64:
             raise ArtifactError(f"{where}: expected values of one dimension and int64 indices.")
         if tuple(places.shape) == (count, len(dims)):
-            if bool((places < 0).any()) or bool((places >= torch.tensor(dims)).any()):
+            if bool(((places < 0) | (places >= torch.tensor(dims))).any()):
                 raise ArtifactError(f"{where}: an index lies outside of the shape {dims}.")
             strides = torch.tensor([math.prod(dims[i + 1 :]) for i in range(len(dims))])
             places = (places * strides).sum(dim=1)
@@ -123,16 +119,15 @@ def dtype_of(code: int, where: str) -> torch.dtype:
     return DTYPES[code]
 
 
-def _from_numbers(proto: Any, dtype: torch.dtype, where: str) -> torch.Tensor:
+def _from_numbers(proto: Any, dims: list[int], dtype: torch.dtype, where: str) -> torch.Tensor:
     name = _FIELDS.get(dtype, "int32_data")
-    numbers = getattr(proto, name)
-    expected = math.prod(proto.dims)
+    numbers, expected = getattr(proto, name), math.prod(dims)
     if len(numbers) != expected:
         raise ArtifactError(
-            f"{where}: shape {list(proto.dims)} needs {expected} numbers, found {len(numbers)}."
+            f"{where}: shape {dims} needs {expected} numbers, found {len(numbers)}."
         )
     wide = np.array(numbers, np.float64 if name in ("float_data", "double_data") else np.int64)
-    tensor = torch.from_numpy(wide).reshape(tuple(proto.dims))
+    tensor = torch.from_numpy(wide).reshape(dims)
     return tensor.to(torch.uint16).view(dtype) if dtype in _HALVES else tensor.to(dtype)
 
 

@@ -13,8 +13,9 @@ import torch
 
 from gossamer.errors import ArtifactError, FormatError
 from gossamer.formats import decode
+from gossamer.io.pruners.stored_masks import Tensors
 from gossamer.io.safe_files import MAX_TENSOR_BYTES, check_memory
-from gossamer.patterns import NM, Pattern, Unstructured
+from gossamer.patterns import NM, Unstructured
 
 BITMASK_FORMAT = "sparse-bitmask"
 TWO_FOUR_FORMAT = "sparse-24-bitmask"
@@ -26,17 +27,15 @@ _PARTS = {
     BITMASK_FORMAT: ("shape", "compressed", "bitmask", "row_offsets"),
     TWO_FOUR_FORMAT: ("shape", "compressed", "bitmask"),
 }
-_PATTERNS: dict[str, Pattern] = {BITMASK_FORMAT: Unstructured(), TWO_FOUR_FORMAT: NM(2, 4)}
+_PATTERNS = {BITMASK_FORMAT: Unstructured(), TWO_FOUR_FORMAT: NM(2, 4)}
 _WEIGHT = ".weight"
-
-Tensors = dict[str, torch.Tensor]
 
 
 def sparsity_format(config: dict[str, Any], where: str) -> str | None:
     """The sparse format that config.json names; None if weights are stored as they are."""
     settings = config.get(_SETTINGS_KEY)
     sparsity = settings.get(_SPARSITY_KEY) if isinstance(settings, dict) else None
-    if not isinstance(settings, dict) or not isinstance(sparsity, dict) or not sparsity:
+    if not isinstance(sparsity, dict) or not sparsity:
         return None
     name = sparsity.get("format")
     if name == "dense":
@@ -45,7 +44,7 @@ def sparsity_format(config: dict[str, Any], where: str) -> str | None:
         raise ArtifactError(
             f"{where}: sparse format {ascii(name)[:40]} cannot be read; known: {', '.join(_PARTS)}."
         )
-    if settings.get("config_groups"):
+    if config[_SETTINGS_KEY].get("config_groups"):
         raise ArtifactError(
             f"{where}: its weights are quantised on top of {name}; only sparse floating point"
             " weights can be read. Decompress the model with the tool that wrote it."
@@ -70,38 +69,30 @@ def expand_bitmasks(
     name = sparsity_format(config, where)
     if name is None:
         return {}
-    layers = _compressed_layers(tensors, name, where)
+    layers = [key.removesuffix(".bitmask") for key in tensors if key.endswith(".bitmask")]
+    if not layers:
+        raise ArtifactError(f"{where}: config.json says {name}, but no tensor is compressed.")
+    for layer in layers:
+        missing = [part for part in _PARTS[name] if f"{layer}.{part}" not in tensors]
+        if missing:
+            raise ArtifactError(f"{where}: layer {layer!a} has no {', '.join(missing)}.")
+    arrays = {layer: {p: tensors[f"{layer}.{p}"] for p in _PARTS[name]} for layer in layers}
     stored = needed = 0
-    for layer, arrays in layers.items():
-        rows, columns = _checked_shape(arrays, name, f"{where}: layer {layer!a}")
-        stored += sum(array.numel() * array.element_size() for array in arrays.values())
+    for layer, own in arrays.items():
+        rows, columns = _checked_shape(own, name, f"{where}: layer {layer!a}")
+        stored += sum(array.nbytes for array in own.values())
         # The weight and, while it is expanded, a mask of one byte per weight.
-        needed += rows * columns * (arrays["compressed"].element_size() + 1)
+        needed += rows * columns * (own["compressed"].element_size() + 1)
     check_memory(needed, stored, max_bytes, where)
     masks: Tensors = {}
-    for layer, arrays in layers.items():
-        for part in _PARTS[name]:
+    for layer, own in arrays.items():
+        for part in own:
             del tensors[f"{layer}.{part}"]
         weight = layer if layer.endswith(_WEIGHT) else layer + _WEIGHT
         if weight in tensors:
             raise ArtifactError(f"{where}: {weight!a} is stored dense and compressed.")
-        tensors[weight], masks[weight] = _expand(arrays, name, f"{where}: layer {layer!a}")
+        tensors[weight], masks[weight] = _expand(own, name, f"{where}: layer {layer!a}")
     return masks
-
-
-def _compressed_layers(tensors: Tensors, name: str, where: str) -> dict[str, Tensors]:
-    parts = _PARTS[name]
-    layers: dict[str, Tensors] = {
-        key.removesuffix(".bitmask"): {} for key in tensors if key.endswith(".bitmask")
-    }
-    if not layers:
-        raise ArtifactError(f"{where}: config.json says {name}, but no tensor is compressed.")
-    for layer, arrays in layers.items():
-        missing = [part for part in parts if f"{layer}.{part}" not in tensors]
-        if missing:
-            raise ArtifactError(f"{where}: layer {layer!a} has no {', '.join(missing)}.")
-        arrays.update({part: tensors[f"{layer}.{part}"] for part in parts})
-    return layers
 
 
 def _checked_shape(arrays: Tensors, name: str, where: str) -> tuple[int, int]:
@@ -112,12 +103,13 @@ def _checked_shape(arrays: Tensors, name: str, where: str) -> tuple[int, int]:
             f"{where}: shape must be two integers, got {shape.dtype} {list(shape.shape)}; only"
             " matrices can be read."
         )
-    rows, columns = (int(size) for size in shape.flatten())
+    rows, columns = shape.flatten().tolist()
     bits_RB, values = arrays["bitmask"], arrays["compressed"]
-    if bits_RB.dtype is not torch.uint8 or tuple(bits_RB.shape) != (rows, (columns + 7) // 8):
+    wanted = [rows, (columns + 7) // 8]
+    if bits_RB.dtype is not torch.uint8 or list(bits_RB.shape) != wanted:
         raise ArtifactError(
-            f"{where}: the bitmask of a {[rows, columns]} weight must be uint8"
-            f" {[rows, (columns + 7) // 8]}, got {bits_RB.dtype} {list(bits_RB.shape)}."
+            f"{where}: the bitmask of a {[rows, columns]} weight must be uint8 {wanted}, got"
+            f" {bits_RB.dtype} {list(bits_RB.shape)}."
         )
     # An empty bitmask agrees with any number of rows or columns.
     if rows < 0 or columns < 0 or rows * columns * values.element_size() > MAX_TENSOR_BYTES:
@@ -131,24 +123,20 @@ def _checked_shape(arrays: Tensors, name: str, where: str) -> tuple[int, int]:
 
 
 def _expand(arrays: Tensors, name: str, where: str) -> tuple[torch.Tensor, torch.Tensor]:
-    rows, columns = (int(size) for size in arrays["shape"].flatten())
-    values = arrays["compressed"]
+    shape, values = tuple(arrays["shape"].flatten().tolist()), arrays["compressed"]
     if name == TWO_FOUR_FORMAT:
         values = values.reshape(-1)
     own = {"values": values, "bitmask": arrays["bitmask"]}
     try:
-        matrix = decode("bitmask", own, (rows, columns), _PATTERNS[name], where)
+        matrix = decode("bitmask", own, shape, _PATTERNS[name], where)
     except (FormatError, ValueError) as error:
         raise ArtifactError(str(error)) from error
-    weight_RK, mask_RK = matrix.dense(), matrix.mask()
-    if name == BITMASK_FORMAT:
-        expected = row_offsets(mask_RK)
-        found = arrays["row_offsets"]
-        if found.dtype is not torch.int64 or not torch.equal(found, expected):
-            raise ArtifactError(
-                f"{where}: row_offsets do not say where the rows of the bitmask begin."
-            )
-    return weight_RK, mask_RK
+    mask_RK, found = matrix.mask(), arrays.get("row_offsets")
+    if found is not None and (
+        found.dtype is not torch.int64 or not torch.equal(found, row_offsets(mask_RK))
+    ):
+        raise ArtifactError(f"{where}: row_offsets do not say where the rows of the bitmask begin.")
+    return matrix.dense(), mask_RK
 
 
 def row_offsets(mask_RK: torch.Tensor) -> torch.Tensor:
@@ -166,11 +154,5 @@ def bitmask_settings(layers: list[str], sparsity: float, structure: str) -> dict
         "global_sparsity": sparsity,
         "sparsity_structure": structure,
     }
-    return {
-        _SETTINGS_KEY: {
-            "quant_method": "compressed-tensors",
-            "format": "dense",
-            "version": _VERSION,
-            _SPARSITY_KEY: about,
-        }
-    }
+    settings = {"quant_method": "compressed-tensors", "format": "dense", "version": _VERSION}
+    return {_SETTINGS_KEY: settings | {_SPARSITY_KEY: about}}

@@ -5,28 +5,28 @@ Zeros are the only trace such a file has of its mask, so a kept weight that happ
 as pruned here, and `-0.0` is a zero.
 """
 
-import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import torch
 from torch import nn
 
 from gossamer.errors import ArtifactError, InputError
-from gossamer.io.pruners.stored_masks import fold_pruned
+from gossamer.io.pruners.stored_masks import Tensors, fold_pruned
 from gossamer.io.safe_files import MAX_MANIFEST_BYTES, check_file_name, check_memory, check_name
+from gossamer.io.safe_files.directories import AnyPath
 from gossamer.io.safe_files.documents import parse_json
 from gossamer.io.safe_files.tensors import read_header, read_tensors
 from gossamer.named_files import is_inside, open_inside, open_named, read_inside, size_of
-from gossamer.nn import CompactWeight, MaskedWeight, disable_fast_paths, replace_module
+from gossamer.nn import MaskedWeight, disable_fast_paths, replace_module
 from gossamer.nn.layer_kinds import can_mask, to_masked
 from gossamer.patterns import Pattern, detect_pattern
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
+_SUFFIX = ".safetensors"
 # Rounding makes zeros, too: of normal weights 12 % in 4 bits (gguf's Q4_0), 20 % in 3 bits. A layer
 # with at least this many was pruned.
 DEFAULT_MIN_SPARSITY = 0.3
@@ -45,7 +45,7 @@ class DetectedMask:
 class DenseCheckpoint:
     """All tensors of a checkpoint by name, and the masks of those with enough zeros."""
 
-    tensors: dict[str, torch.Tensor]
+    tensors: Tensors
     masks: dict[str, DetectedMask]
 
 
@@ -59,7 +59,7 @@ class AdoptedLayer:
 
 
 def read_dense_checkpoint(
-    path: os.PathLike[str] | str,
+    path: AnyPath,
     min_sparsity: float = DEFAULT_MIN_SPARSITY,
     *,
     max_bytes: int | None = None,
@@ -105,9 +105,14 @@ def adopt_zeros(model: nn.Module, min_sparsity: float = DEFAULT_MIN_SPARSITY) ->
                 holders.setdefault(param, []).append((name, layer))
     adopted = []
     for weight, places in holders.items():
-        if not all(layer is not model and _is_plain(layer, weight) for _, layer in places):
-            continue
-        found = _detect(weight, min_sparsity)
+        plain = all(
+            layer is not model
+            and not isinstance(layer, MaskedWeight)
+            and can_mask(layer)
+            and layer._parameters.get("weight") is weight
+            for _, layer in places
+        )
+        found = _detect(weight, min_sparsity) if plain else None
         if found is None:
             continue
         masked = [to_masked(layer, found.mask, found.pattern) for _, layer in places]
@@ -117,11 +122,6 @@ def adopt_zeros(model: nn.Module, min_sparsity: float = DEFAULT_MIN_SPARSITY) ->
             adopted.append(AdoptedLayer(name, found.pattern, found.sparsity))
     disable_fast_paths(model)
     return adopted
-
-
-def _is_plain(layer: nn.Module, weight: nn.Parameter) -> bool:
-    is_sparse = isinstance(layer, MaskedWeight | CompactWeight)
-    return not is_sparse and can_mask(layer) and layer._parameters.get("weight") is weight
 
 
 def adoption_text(adopted: Sequence[AdoptedLayer], where: str) -> str:
@@ -134,9 +134,7 @@ def adoption_text(adopted: Sequence[AdoptedLayer], where: str) -> str:
     )
 
 
-def read_tensors_of(
-    path: os.PathLike[str] | str, *, max_bytes: int | None = None
-) -> dict[str, torch.Tensor]:
+def read_tensors_of(path: AnyPath, *, max_bytes: int | None = None) -> Tensors:
     """All tensors of a safetensors file, or of a directory that holds one checkpoint."""
     path = Path(path)
     if not path.exists():
@@ -150,7 +148,16 @@ def read_tensors_of(
             files = {path.name: stack.enter_context(open_named(path))}
         stored = sum(map(size_of, files.values()))
         check_memory(stored, stored, max_bytes, str(path))
-        tensors = _read_files(files, expected, path if path.is_dir() else path.parent)
+        tensors: Tensors = {}
+        for file_name, file in files.items():
+            where = str((path if path.is_dir() else path.parent) / file_name)
+            found = read_tensors(file, read_header(file, size_of(file), where), where)
+            for name, tensor in found.items():
+                if name in tensors:
+                    raise ArtifactError(f"{where}: tensor {name!a} is in another file too.")
+                if expected is not None and expected.get(name) != file_name:
+                    raise ArtifactError(f"{where}: tensor {name!a} is not in {INDEX_FILE}.")
+                tensors[name] = tensor
     missing = sorted(set(expected or ()) - set(tensors))
     if missing:
         raise ArtifactError(
@@ -159,31 +166,24 @@ def read_tensors_of(
     return tensors
 
 
-def _read_files(
-    files: dict[str, BinaryIO], expected: dict[str, str] | None, folder: Path
-) -> dict[str, torch.Tensor]:
-    tensors: dict[str, torch.Tensor] = {}
-    for file_name, file in files.items():
-        where = str(folder / file_name)
-        for name, tensor in read_tensors(
-            file, read_header(file, size_of(file), where), where
-        ).items():
-            if name in tensors:
-                raise ArtifactError(f"{where}: tensor {name!a} is in another file too.")
-            if expected is not None and expected.get(name) != file_name:
-                raise ArtifactError(f"{where}: tensor {name!a} is not in {INDEX_FILE}.")
-            tensors[name] = tensor
-    return tensors
-
-
 def _files_of(folder: Path) -> tuple[list[str], dict[str, str] | None]:
     """The files of a checkpoint directory and, if it is sharded, which tensor is where."""
     if is_inside(folder, INDEX_FILE):
-        weight_map = _read_index(folder)
+        index = str(folder / INDEX_FILE)
+        content = parse_json(read_inside(folder, INDEX_FILE, MAX_MANIFEST_BYTES), index)
+        weight_map = content.get("weight_map") if isinstance(content, dict) else None
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise ArtifactError(f"{index}: has no weight_map.")
+        for name, file in weight_map.items():
+            check_name(name, index)
+            if not isinstance(file, str) or not check_file_name(file, index).endswith(_SUFFIX):
+                raise ArtifactError(f"{index}: {ascii(file)[:80]} is no safetensors file.")
+            if not is_inside(folder, file):
+                raise ArtifactError(f"{index}: names {file!a}, which is not there.")
         return sorted(set(weight_map.values())), weight_map
     if is_inside(folder, SINGLE_FILE):
         return [SINGLE_FILE], None
-    found = sorted(file.name for file in folder.glob("*.safetensors"))
+    found = sorted(file.name for file in folder.glob(f"*{_SUFFIX}"))
     if len(found) != 1:
         names = ", ".join(found) or "none"
         raise ArtifactError(
@@ -191,24 +191,6 @@ def _files_of(folder: Path) -> tuple[list[str], dict[str, str] | None]:
             f" {names}. Checkpoints in other formats (.bin, .pt) are pickles and are not read."
         )
     return found, None
-
-
-def _read_index(folder: Path) -> dict[str, str]:
-    index = folder / INDEX_FILE
-    raw = read_inside(folder, INDEX_FILE, MAX_MANIFEST_BYTES)
-    content = parse_json(raw, str(index), max_bytes=MAX_MANIFEST_BYTES)
-    weight_map = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise ArtifactError(f"{index}: has no weight_map.")
-    for name, file in weight_map.items():
-        check_name(name, str(index))
-        if not isinstance(file, str) or not check_file_name(file, str(index)).endswith(
-            ".safetensors"
-        ):
-            raise ArtifactError(f"{index}: {ascii(file)[:80]} is no safetensors file.")
-        if not is_inside(folder, file):
-            raise ArtifactError(f"{index}: names {file!a}, which is not there.")
-    return weight_map
 
 
 def _detect(tensor: torch.Tensor, min_sparsity: float) -> DetectedMask | None:

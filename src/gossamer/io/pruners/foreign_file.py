@@ -27,6 +27,16 @@ _IN_FOLDER = (
     ("*.gguf", "a folder with a gguf file", "Name the file in it: {found}."),
     ("*.onnx", "a folder with an ONNX file", "Name the file in it: {found}."),
 )
+# Endings of files in a zip archive, and what it is.
+_IN_ZIP = (
+    (
+        "/constants.pkl",
+        "is a TorchScript archive, a program of its own. Name what it was made from: a Hugging"
+        " Face directory, module:function of yours, or an ONNX export.",
+    ),
+    (".pkl", f"is a checkpoint of torch.save, a pickle, {_PICKLE}"),
+    (".npy", "is an archive of numpy arrays (.npz): data, not a model. Give it as --data."),
+)
 EXPECTED = (
     "Expected a gossamer artifact, a local Hugging Face directory, a gguf or ONNX file,"
     " module:function or a built-in model such as zoo:mlp."
@@ -81,15 +91,9 @@ def _describe_zip(path: Path) -> str:
             names = [entry.filename for entry in archive.infolist()[:1000]]
     except (zipfile.BadZipFile, OSError, NotImplementedError):
         names = []
-    if any(name.endswith("/constants.pkl") for name in names):
-        return (
-            "is a TorchScript archive, a program of its own. Name what it was made from: a Hugging"
-            " Face directory, module:function of yours, or an ONNX export."
-        )
-    if any(name.endswith(("data.pkl", ".pkl")) for name in names):
-        return f"is a checkpoint of torch.save, a pickle, {_PICKLE.format(name=str(path))}"
-    if any(name.endswith(".npy") for name in names):
-        return "is an archive of numpy arrays (.npz): data, not a model. Give it as --data."
+    for ending, what in _IN_ZIP:
+        if any(name.endswith(ending) for name in names):
+            return what.format(name=str(path))
     return "is a zip archive, not a model. Unpack it and name the folder or file inside."
 
 

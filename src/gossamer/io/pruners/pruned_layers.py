@@ -25,11 +25,10 @@ _FOLDED = ("weight", "bias")
 
 @dataclass(frozen=True)
 class _Found:
-    """One pruned layer: hooks by the tensor they prune, and the mask of the weight."""
+    """One pruned layer, and the mask of its weight."""
 
     name: str
     layer: nn.Module
-    hooks: dict[str, int]
     mask: torch.Tensor
     pattern: Pattern
 
@@ -58,7 +57,7 @@ def adopt_pruned(model: nn.Module) -> list[AdoptedLayer]:
         if _pruning_hooks(layer)
     ]
     for item in found:
-        _restore(item)
+        _restore(item.layer)
         masked = to_masked(item.layer, item.mask, item.pattern)
         replace_module(model, item.layer, masked)
     disable_fast_paths(model)
@@ -93,7 +92,10 @@ def _inspect(name: str, layer: nn.Module, model: nn.Module) -> _Found:
             f" can be masked. Make it permanent: prune.remove(layer, {next(iter(hooks))!r})."
         )
     others = sorted(set(hooks) - set(_FOLDED))
-    if others or original is None or stored is None or _computed_by_others(layer):
+    # A hook such as weight_norm's leaves a Parameter of another name, such as weight_g, and no
+    # `weight` among them.
+    computed = set(layer._parameters) - {"weight" + ORIGINAL, "bias", "bias" + ORIGINAL}
+    if others or original is None or stored is None or computed:
         what = f"its {others[0]} is pruned" if others else "its weight is not only pruned"
         raise InputError(
             f"{place}: {what}, or computed by weight_norm or the like, which a masked layer cannot"
@@ -106,20 +108,12 @@ def _inspect(name: str, layer: nn.Module, model: nn.Module) -> _Found:
                 " zeros of its mask. Untie the two first."
             )
     mask = as_mask(stored, f"{place}: weight_mask").reshape(original.shape[0], -1)
-    return _Found(name, layer, hooks, mask, detect_pattern(mask))
+    return _Found(name, layer, mask, detect_pattern(mask))
 
 
-def _computed_by_others(layer: nn.Module) -> bool:
-    """Whether a hook such as weight_norm's computes tensors of the layer as well."""
-    # They leave a Parameter of another name, such as weight_g, and no `weight` among them.
-    known = {"weight" + ORIGINAL, "bias", "bias" + ORIGINAL}
-    return not set(layer._parameters) <= known
-
-
-def _restore(item: _Found) -> None:
+def _restore(layer: nn.Module) -> None:
     """Give the layer its ordinary Parameters back and take the hooks away."""
-    layer = item.layer
-    for tensor, key in item.hooks.items():
+    for tensor, key in _pruning_hooks(layer).items():
         del layer._forward_pre_hooks[key]
         original = layer._parameters.pop(tensor + ORIGINAL)
         mask = layer._buffers.pop(tensor + MASK)

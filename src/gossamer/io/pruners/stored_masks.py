@@ -5,9 +5,11 @@ import torch
 from torch import nn
 
 from gossamer.errors import ArtifactError, InputError
-from gossamer.nn import MaskedWeight, disable_fast_paths, replace_module
-from gossamer.nn.layer_kinds import can_mask, to_masked
+from gossamer.nn import MaskedWeight, disable_fast_paths
+from gossamer.nn.layer_kinds import can_mask, mask_in
 from gossamer.patterns import detect_pattern
+
+Tensors = dict[str, torch.Tensor]
 
 ORIGINAL, MASK = "_orig", "_mask"
 _WEIGHT = ".weight"
@@ -21,13 +23,13 @@ def as_mask(tensor: torch.Tensor, where: str) -> torch.Tensor:
     return keep
 
 
-def fold_pruned(tensors: dict[str, torch.Tensor], where: str) -> dict[str, torch.Tensor]:
+def fold_pruned(tensors: Tensors, where: str) -> Tensors:
     """Replace `<name>_orig` and `<name>_mask` of torch.nn.utils.prune by `<name>`, in place.
 
     Returns:
         Masks bool [out, everything else] of the folded tensors with 2 or more dimensions.
     """
-    masks: dict[str, torch.Tensor] = {}
+    masks: Tensors = {}
     folded = [name.removesuffix(ORIGINAL) for name in tensors if name.endswith(ORIGINAL)]
     for name in folded:
         if name + MASK not in tensors:
@@ -50,7 +52,7 @@ def fold_pruned(tensors: dict[str, torch.Tensor], where: str) -> dict[str, torch
     return masks
 
 
-def apply_masks(model: nn.Module, masks: dict[str, torch.Tensor], where: str) -> None:
+def apply_masks(model: nn.Module, masks: Tensors, where: str) -> None:
     """Turn the layers whose weights have a mask into masked ones, in place.
 
     The weights hold their zeros already. A mask that keeps everything says nothing; the mask of a
@@ -73,7 +75,6 @@ def apply_masks(model: nn.Module, masks: dict[str, torch.Tensor], where: str) ->
         layer = modules[known]
         if isinstance(layer, MaskedWeight) or not can_mask(layer) or bool(mask.all()):
             continue
-        masked = to_masked(layer, mask, detect_pattern(mask))
-        replace_module(model, layer, masked)
+        masked = mask_in(model, layer, mask, detect_pattern(mask))
         modules = {key: masked if module is layer else module for key, module in modules.items()}
     disable_fast_paths(model)

@@ -7,6 +7,7 @@ All arithmetic is on Python integers, so a product cannot overflow before it is 
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from gossamer.errors import ArtifactError, ResourceError
@@ -88,17 +89,14 @@ def checked_bytes(shape: Sequence[int], itemsize: int, where: str) -> int:
 
 def available_bytes() -> int:
     """Memory that can be had without swapping, at most 64 GiB; 64 GiB where nobody tells."""
-    try:
+    with suppress(OSError, ValueError):
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):
                 return min(int(line.split()[1]) * 1024, DEFAULT_MAX_BYTES)
-    except (OSError, ValueError):
-        pass
-    try:
+    with suppress(AttributeError, OSError, ValueError):
         physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):
-        return DEFAULT_MAX_BYTES
-    return min(physical, DEFAULT_MAX_BYTES)
+        return min(physical, DEFAULT_MAX_BYTES)
+    return DEFAULT_MAX_BYTES
 
 
 def check_memory(needed: int, stored: int, max_bytes: int | None, where: str) -> None:

@@ -7,15 +7,8 @@ Start at `open_arrays`, which gives an `ArrayFile`.
 from gossamer.io.safe_files.arrays.array_file import (
     FREE_BYTES,
     MAX_GROWTH,
-    ArrayFile,
     ArrayHeader,
     open_arrays,
 )
 
-__all__ = [
-    "FREE_BYTES",
-    "MAX_GROWTH",
-    "ArrayFile",
-    "ArrayHeader",
-    "open_arrays",
-]
+__all__ = ["FREE_BYTES", "MAX_GROWTH", "ArrayHeader", "open_arrays"]

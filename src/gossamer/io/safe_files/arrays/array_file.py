@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -97,30 +97,26 @@ class ArrayFile:
     def _read(self, header: ArrayHeader) -> np.ndarray:
         with self._opened(header.name) as stream:
             self._header(stream, header.name)
-            data = np.empty(header.nbytes, np.uint8)
-            filled = 0
+            data, filled = np.empty(header.nbytes, np.uint8), 0
             while filled < len(data):
-                part = stream.read(min(_CHUNK, len(data) - filled))
-                if not part:
+                count = stream.readinto(data[filled : filled + _CHUNK])  # type: ignore[attr-defined]
+                if not count:
                     raise InputError(f"{self._where}: {header.name} ended early.")
-                data[filled : filled + len(part)] = np.frombuffer(part, np.uint8)
-                filled += len(part)
+                filled += count
             # The checksum is compared when the end is seen.
             if stream.read(1):
                 raise InputError(f"{self._where}: {header.name} goes on behind its end.")
         order: Any = "F" if header.fortran else "C"
         return data.view(header.dtype).reshape(header.shape, order=order)
 
-    @contextmanager
-    def _opened(self, name: str) -> Iterator[Any]:
+    def _opened(self, name: str) -> IO[bytes]:
         entry = self._entries[name]
         if entry.flag_bits & _ENCRYPTED or entry.compress_type not in _PACKINGS:
             raise InputError(
                 f"{self._where}: {name} is encrypted or packed in an unusual way. Write it with"
                 " numpy.savez or numpy.savez_compressed."
             )
-        with self._packed.open(entry) as stream:
-            yield stream
+        return self._packed.open(entry)
 
     def _header(self, stream: Any, name: str) -> ArrayHeader:
         """Leaves the stream at the first byte of data."""
@@ -130,11 +126,7 @@ class ArrayFile:
             version = np.lib.format.read_magic(stream)
             if version not in ((1, 0), (2, 0)):
                 raise InputError(f"{where}: version {version} of .npy is not known.")
-            read = (
-                np.lib.format.read_array_header_1_0
-                if version == (1, 0)
-                else np.lib.format.read_array_header_2_0
-            )
+            read = getattr(np.lib.format, f"read_array_header_{version[0]}_0")
             shape, fortran, dtype = read(stream)
         if len(shape) > MAX_DIMS or any(type(size) is not int or size < 0 for size in shape):
             raise InputError(f"{where}: its shape {ascii(shape)[:80]} cannot be.")

@@ -6,15 +6,17 @@ Start at `replace_directory`, which gives an empty folder to fill and puts it in
 
 from gossamer.io.safe_files.directories.atomic import (
     SPARE_FACTOR,
+    AnyPath,
+    exclusive_lock,
     find_directory,
     replace_directory,
     sync_directory,
     write_whole,
 )
-from gossamer.io.safe_files.directories.lock import exclusive_lock
 
 __all__ = [
     "SPARE_FACTOR",
+    "AnyPath",
     "exclusive_lock",
     "find_directory",
     "replace_directory",

@@ -6,6 +6,11 @@ target in one system call. A writer that dies leaves the old directory as it was
 one that no reader accepts; the next writer removes it. Where the exchange does not exist (other
 systems than Linux) two renames do the work; between them only `<name>.old-<uuid>` is there, and
 `find_directory` and the next writer take it up.
+
+There is one writer at a time, across processes and threads. The lock belongs to the process: the
+system drops it when the process dies, so there are no stale locks. On Windows and on file systems
+without locks, writers are not kept apart; readers are safe all the same, because directories are
+replaced whole.
 """
 
 import ctypes
@@ -20,19 +25,21 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gossamer.errors import ArtifactError, ResourceError
-from gossamer.io.safe_files.directories.lock import exclusive_lock
+
+if sys.platform != "win32":
+    import fcntl
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 SPARE_FACTOR = 1.1
 
-CheckReplaceable = Callable[[Path], None]
+AnyPath = os.PathLike[str] | str
 
 
 @contextmanager
 def replace_directory(
-    path: os.PathLike[str] | str, needed_bytes: int, check_replaceable: CheckReplaceable
+    path: AnyPath, needed_bytes: int, check_replaceable: Callable[[Path], None]
 ) -> Iterator[Path]:
     """Give an empty folder to fill; when the block ends without error it becomes `path`.
 
@@ -79,7 +86,7 @@ def write_whole(path: Path, content: bytes) -> None:
         raise ResourceError(f"{path}: could not be written ({error.strerror}).") from error
 
 
-def find_directory(path: os.PathLike[str] | str) -> Path:
+def find_directory(path: AnyPath) -> Path:
     """The directory at `path`, or the complete one an interrupted replacement left beside it."""
     target = Path(os.path.realpath(path))
     # More than once: a writer may move the directory between the two looks.
@@ -135,14 +142,9 @@ def _exchange(first: Path, second: Path) -> bool:
     """Swap two directories atomically; False where the system cannot."""
     if not sys.platform.startswith("linux"):
         return False
-    try:
-        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
-    except AttributeError:
-        return False
-    result: int = renameat2(
-        _AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE
-    )
-    return result == 0
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    paths = (_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second))
+    return renameat2 is not None and renameat2(*paths, _RENAME_EXCHANGE) == 0
 
 
 def _recover(target: Path) -> None:
@@ -164,8 +166,7 @@ def _leftovers(target: Path, kind: str) -> list[Path]:
 
 
 def _check_space(target: Path, needed_bytes: int) -> None:
-    free = shutil.disk_usage(target.parent).free
-    needed = int(needed_bytes * SPARE_FACTOR)
+    free, needed = shutil.disk_usage(target.parent).free, int(needed_bytes * SPARE_FACTOR)
     if needed > free:
         raise ResourceError(
             f"{target}: not enough disk space; needed {needed} bytes (10 % spare included), free"
@@ -178,11 +179,46 @@ def _explain(error: OSError, target: Path, needed_bytes: int) -> ResourceError:
         free = f"{shutil.disk_usage(target.parent).free} bytes are free"
     except OSError:
         free = "the free space is not known"
+    cause = f"cannot be written ({error.strerror or error})"
     if error.errno in _FULL:
         cause = "the disk, quota or file-size limit was reached"
-    else:
-        cause = f"cannot be written ({error.strerror or error})"
     return ResourceError(
         f"{target}: {cause}; needed {needed_bytes} bytes, {free}. What was there before is"
         " unchanged. Free some space or choose another folder."
     )
+
+
+@contextmanager
+def exclusive_lock(target: Path) -> Iterator[None]:
+    """Hold `.<name>.lock` beside `target`, or refuse at once if someone else does."""
+    if sys.platform == "win32":
+        yield
+        return
+    path = target.with_name(f".{target.name}.lock")
+    descriptor = _acquire(path, target)
+    try:
+        yield
+    finally:
+        # Unlinked while still held: a waiter that opened the old file sees that it is gone.
+        with suppress(OSError):
+            path.unlink()
+        os.close(descriptor)
+
+
+def _acquire(path: Path, target: Path) -> int:
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise ResourceError(
+                f"{target}: another process is writing it now. Wait until it is done, or save"
+                " under another name."
+            ) from None
+        except OSError:
+            return descriptor
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                return descriptor
+        os.close(descriptor)

@@ -12,10 +12,4 @@ from gossamer.io.safe_files.documents.strict_json import (
 )
 from gossamer.io.safe_files.documents.text_bytes import decode_text
 
-__all__ = [
-    "canonical_json",
-    "decode_text",
-    "parse_json",
-    "parse_json_line",
-    "pretty_json",
-]
+__all__ = ["canonical_json", "decode_text", "parse_json", "parse_json_line", "pretty_json"]

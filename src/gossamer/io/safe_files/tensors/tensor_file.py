@@ -34,7 +34,7 @@ def header_bytes(tensors: Mapping[str, torch.Tensor]) -> bytes:
     position = 0
     for name in plan_order(tensors):
         tensor = tensors[name]
-        end = position + tensor.numel() * tensor.element_size()
+        end = position + tensor.nbytes
         content[name] = {
             "dtype": DTYPE_CODES[tensor.dtype],
             "shape": list(tensor.shape),
@@ -50,7 +50,8 @@ def write_tensors(write: Write, tensors: Mapping[str, torch.Tensor]) -> None:
     """Send a whole file to `write`, one chunk at a time: one tensor at most is copied."""
     write(header_bytes(tensors))
     for name in plan_order(tensors):
-        data = _as_bytes(tensors[name])
+        flat = tensors[name].detach().to("cpu").contiguous().reshape(-1)
+        data = flat.view(torch.uint8).numpy().data
         for start in range(0, len(data), CHUNK_BYTES):
             write(data[start : start + CHUNK_BYTES])
 
@@ -70,7 +71,17 @@ def read_tensors(
     for entry in header.tensors.values():
         flat = torch.empty(entry.end - entry.begin, dtype=torch.uint8, device="cpu")
         view = flat.numpy().data
-        _read_fully(file, view, f"{where}: tensor {entry.name!a}")
+        position = 0
+        while position < len(view):
+            # Chunks, so that a 32-bit read count of the operating system is never exceeded.
+            part = view[position : position + (1 << 28)]
+            count = file.readinto(part)  # type: ignore[attr-defined]
+            if not count:
+                raise ArtifactError(
+                    f"{where}: tensor {entry.name!a}: the file ended after {position} of"
+                    f" {len(view)} bytes."
+                )
+            position += count
         hasher.update(view)
         tensors[entry.name] = flat.view(entry.dtype).view(entry.shape)
     if file.read(1):
@@ -88,21 +99,6 @@ def check_hash(found: str, expected: str, where: str) -> None:
             f" {found[:8]}, the manifest says {expected[:8]}. Copy this file again from where the"
             " artifact came from, or make the artifact anew."
         )
-
-
-def _read_fully(file: BinaryIO, view: memoryview, where: str) -> None:
-    position = 0
-    while position < len(view):
-        # Chunks, so that a 32-bit read count of the operating system is never exceeded.
-        count = file.readinto(view[position : position + (1 << 28)])  # type: ignore[attr-defined]
-        if not count:
-            raise ArtifactError(f"{where}: the file ended after {position} of {len(view)} bytes.")
-        position += count
-
-
-def _as_bytes(tensor: torch.Tensor) -> memoryview:
-    flat = tensor.detach().to("cpu").contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().data
 
 
 def write_file(

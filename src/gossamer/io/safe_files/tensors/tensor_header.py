@@ -22,7 +22,7 @@ from gossamer.io.safe_files.limits import (
 LENGTH_BYTES = 8
 
 # safetensors code, torch dtype. A dtype that is not here can be neither written nor read.
-DTYPES: dict[str, torch.dtype] = {
+DTYPES = {
     "BOOL": torch.bool,
     "U8": torch.uint8,
     "I8": torch.int8,
@@ -41,13 +41,15 @@ DTYPES: dict[str, torch.dtype] = {
     "F8_E5M2": torch.float8_e5m2,
 }
 DTYPE_CODES = {dtype: code for code, dtype in DTYPES.items()}
-# Names as the manifest spells them: "float32", not "torch.float32".
-DTYPE_NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}
 
 
 def dtype_name(dtype: torch.dtype) -> str:
     """`float32` for torch.float32."""
     return str(dtype).removeprefix("torch.")
+
+
+# Names as the manifest spells them: "float32", not "torch.float32".
+DTYPE_NAMES = {dtype_name(dtype): dtype for dtype in DTYPES.values()}
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,9 @@ def read_header(file: BinaryIO, file_size: int, where: str) -> TensorHeader:
 def _check_entries(content: Any, data_bytes: int, where: str) -> dict[str, StoredTensor]:
     if not isinstance(content, dict):
         raise ArtifactError(f"{where}: the header must be a JSON object.")
-    _check_metadata(content.pop("__metadata__", {}), where)
+    metadata = content.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise ArtifactError(f"{where}: __metadata__ must map text to text.")
     if len(content) > MAX_TENSORS_PER_FILE:
         raise ArtifactError(
             f"{where}: {len(content)} tensors, more than the {MAX_TENSORS_PER_FILE} allowed."
@@ -116,12 +120,6 @@ def _check_entries(content: Any, data_bytes: int, where: str) -> dict[str, Store
             " truncated or has trailing bytes."
         )
     return {entry.name: entry for entry in entries}
-
-
-def _check_metadata(metadata: Any, where: str) -> None:
-    texts = isinstance(metadata, dict) and all(isinstance(v, str) for v in metadata.values())
-    if not texts:
-        raise ArtifactError(f"{where}: __metadata__ must map text to text.")
 
 
 def _check_entry(name: str, entry: Any, where: str) -> StoredTensor:

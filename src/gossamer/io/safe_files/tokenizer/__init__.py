@@ -12,10 +12,4 @@ from gossamer.io.safe_files.tokenizer.guarded_tokenizer import (
     make_tokenizer,
 )
 
-__all__ = [
-    "TOKENIZER_FILE",
-    "GuardedTokenizer",
-    "guarded",
-    "known_tokens",
-    "make_tokenizer",
-]
+__all__ = ["TOKENIZER_FILE", "GuardedTokenizer", "guarded", "known_tokens", "make_tokenizer"]

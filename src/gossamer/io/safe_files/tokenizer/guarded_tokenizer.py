@@ -6,13 +6,14 @@ is a BaseException, which no `except Exception` stops.
 """
 
 import base64
+import math
 import re
 from collections.abc import Callable
 from typing import Any
 
 from gossamer.errors import ArtifactError, InputError, ResourceError
 from gossamer.io.safe_files.documents import parse_json
-from gossamer.io.safe_files.limits import MAX_LINE_VALUES, MAX_MANIFEST_BYTES
+from gossamer.io.safe_files.limits import MAX_LINE_VALUES
 
 TOKENIZER_FILE = "tokenizer.json"
 _CURE = "Take the tokenizer.json that was published with the model."
@@ -98,7 +99,13 @@ def make_tokenizer(content: bytes | None, known_tokens: int | None = None) -> Gu
     except BaseException as error:
         raise InputError(f"{TOKENIZER_FILE}: is no tokenizer ({_short(error)}). {_CURE}") from error
     for raw in rules:
-        _check_growth(raw)
+        growth = _growth(parse_json(raw, TOKENIZER_FILE, max_bytes=_MAX_RULES_BYTES))
+        # Rules that replace short texts by long ones until memory is full.
+        if growth > _MAX_GROWTH:
+            raise ArtifactError(
+                f"{TOKENIZER_FILE}: its replacements make a text up to {growth:.3g} times as long;"
+                f" at most {_MAX_GROWTH:g} times are allowed. {_CURE}"
+            )
     return GuardedTokenizer(inner, known_tokens)
 
 
@@ -125,10 +132,7 @@ def _check_maps(content: bytes) -> None:
 
     The package reserves what a map announces, and where there is not so much the process is ended.
     """
-    document = parse_json(
-        content, TOKENIZER_FILE, max_bytes=MAX_MANIFEST_BYTES, max_values=MAX_LINE_VALUES
-    )
-    left = [document]
+    left = [parse_json(content, TOKENIZER_FILE, max_values=MAX_LINE_VALUES)]
     while left:
         part = left.pop()
         if isinstance(part, list):
@@ -153,24 +157,10 @@ def _is_whole_map(text: Any) -> bool:
     return len(raw) >= 4 + size and size % 4 == 0
 
 
-def _check_growth(raw: bytes) -> None:
-    """Refuse rules that replace short texts by long ones until memory is full."""
-    rules = parse_json(raw, TOKENIZER_FILE, max_bytes=_MAX_RULES_BYTES)
-    growth = _growth(rules)
-    if growth > _MAX_GROWTH:
-        raise ArtifactError(
-            f"{TOKENIZER_FILE}: its replacements make a text up to {growth:.3g} times as long; at"
-            f" most {_MAX_GROWTH:g} times are allowed. {_CURE}"
-        )
-
-
 def _growth(rule: Any) -> float:
     """How many times as long a text can get; rules are applied one after the other."""
     if isinstance(rule, list):
-        product = 1.0
-        for part in rule:
-            product = min(product * _growth(part), 1e300)
-        return product
+        return min(math.prod(map(_growth, rule)), 1e300)
     if not isinstance(rule, dict):
         return 1.0
     if rule.get("type") == "Replace":
@@ -178,8 +168,7 @@ def _growth(rule: Any) -> float:
         plain = pattern.get("String") if isinstance(pattern, dict) else None
         # A regular expression can match nothing at all, between any two characters.
         length = len(plain) if isinstance(plain, str) and plain else 1
-        extra = 1 if plain is None else 0
-        return max(1.0, len(str(content)) / length + extra)
+        return max(1.0, len(str(content)) / length + (plain is None))
     return _growth(list(rule.values()))
 
 
