@@ -5,6 +5,7 @@
 another size than those it was made for go layer by layer.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,15 +18,15 @@ from gossamer.ops.addresses import direct_address
 from gossamer.ops.engines import PackedConvNet
 from gossamer.ops.timing import duel
 from gossamer.running.choice import Choice
-from gossamer.running.conv_net.fused_convs import ConvTracer, RewrittenForward
+from gossamer.running.conv_net.fused_convs import ConvTracer, RewrittenForward, same_output
 from gossamer.running.conv_net.plan import lower, plan_of, rest_of
-from gossamer.running.conv_net.same_output import same_output
 from gossamer.running.packed import PackedConv2d
 
 # It must win by this much: within it, the choice would be noise.
 _MARGIN = 1.05
 
 
+@dataclass(eq=False)
 class NetForward(RewrittenForward):
     """The forward of a model whose body is one native call.
 
@@ -35,30 +36,32 @@ class NetForward(RewrittenForward):
         replaced: the forward that it takes the place of.
         keeps_pixels: whether the mean over pixels keeps dimensions of size 1.
         watch: the modules that are not called any more.
+        choice: what was measured.
     """
 
+    net: PackedConvNet
+    rest: Any
+    replaced: Any
+    keeps_pixels: bool
+    watch: Watch
     choice: Choice | None = None
 
-    def __init__(
-        self, net: PackedConvNet, rest: Any, replaced: Any, keeps_pixels: bool, watch: Watch
-    ) -> None:
-        self.net, self.rest, self.replaced = net, rest, replaced
-        self._shape = (net.plan.values[0].channels, *net.plan.values[0].size)
-        self._keeps_pixels = keeps_pixels
-        self._watch = watch
+    def __post_init__(self) -> None:
+        images = self.net.plan.values[0]
+        self._shape = (images.channels, *images.size)
 
     def __call__(self, x: torch.Tensor) -> Any:
         """Other sizes, gradients, tracers, other dtypes and new hooks go layer by layer."""
         fits = x.ndim == 4 and x.shape[1:] == self._shape and x.dtype is torch.float32
         takes = fits and not x.requires_grad and not torch.compiler.is_compiling()
-        if not takes or not direct_address(x) or self._watch.finds_hooks():
+        if not takes or not direct_address(x) or self.watch.finds_hooks():
             return self.replaced(x)
         return self.rest(self.features(x))
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
         """What the net gives, in the shape that the rest expects."""
         features = self.net(x)
-        return features[:, :, None, None] if self._keeps_pixels else features
+        return features[:, :, None, None] if self.keeps_pixels else features
 
 
 def use_conv_net(model: nn.Module, example: torch.Tensor, precision: str) -> None:
@@ -75,7 +78,7 @@ def use_conv_net(model: nn.Module, example: torch.Tensor, precision: str) -> Non
         made = net_forward(model, example, precision)
         if made is None:
             return
-        _, wanted = made
+        wanted = made[1]
         wanted.choice = _choose(model, wanted, example)
     if wanted.choice.is_sparse:
         model.forward = wanted
@@ -110,7 +113,8 @@ def net_forward(
         return None
     if precision not in ("int8", "int4"):
         return fp32, fp32
-    tops = [_top(reference.found[node.name]) for node in lowering.tops]
+    found = [reference.found[node.name] for node in lowering.tops]
+    tops = [float(x.abs().amax()) if x.numel() else 0.0 for x in found]
     return fp32, NetForward(PackedConvNet(plan, tops), rest, layered, keeps_pixels, watch)
 
 
@@ -136,10 +140,6 @@ class _Reference(fx.Interpreter):
             # A later node may be one that changes its input in place.
             self.found[n.name] = y.clone()
         return y
-
-
-def _top(x: torch.Tensor) -> float:
-    return float(x.abs().amax()) if x.numel() else 0.0
 
 
 def _choose(model: nn.Module, net: NetForward, example: torch.Tensor) -> Choice:

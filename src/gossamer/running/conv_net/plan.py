@@ -5,7 +5,7 @@ Nodes are understood one by one, up to the mean over pixels or to the first one 
 """
 
 import operator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -33,6 +33,8 @@ class _Pending:
 
     module: PackedConv2d | nn.Conv2d
     source: int
+    settings: ConvSettings
+    size: Pair
     added: int | None = None
     added_first: int = 0
 
@@ -88,7 +90,7 @@ class Lowering:
         elif isinstance(kind, nn.MaxPool2d):
             self._largest(node, kind)
         elif node.target is operator.getitem and tuple(node.args[1:]) == (_SLICES,):
-            self._halves(node)
+            self._pool(node, (1, 1), (2, 2))
         elif node.target is F.pad:
             self._wider_channels(node)
         elif isinstance(kind, nn.AdaptiveAvgPool2d) or node.target == "mean":
@@ -109,9 +111,10 @@ class Lowering:
         stock = isinstance(module, PackedConv2d) or carried(module) is None
         if len(node.args) != 1 or node.kwargs or not stock:
             raise NotUnderstood
-        source = self.take(node.args[0])
-        _check_positions(ConvSettings.of(module), self.values[source].size)
-        self._pending[node] = _Pending(module, source)
+        source, settings = self.take(node.args[0]), ConvSettings.of(module)
+        size = self.values[source].size
+        positions_of(settings, size)
+        self._pending[node] = _Pending(module, source, settings, settings.out_size(size))
 
     def _sum(self, node: fx.Node) -> None:
         first, second = node.args
@@ -120,22 +123,17 @@ class Lowering:
             held = self._pending.get(conv)
             if held is None or held.added is not None or len(conv.users) != 1:
                 continue
-            number, at, channels = self._summand(other)
-            settings = ConvSettings.of(held.module)
-            out = settings.out_size(self.values[held.source].size)
-            if self.values[number].size != out or channels != settings.out_channels:
+            if other in self._wider:
+                number, at, channels = self._wider[other]
+            else:
+                number, at = self.take(other), 0
+                channels = self.values[number].channels
+            if self.values[number].size != held.size or channels != held.settings.out_channels:
                 raise NotUnderstood
             del self._pending[conv]
-            self._pending[node] = _Pending(held.module, held.source, number, at)
+            self._pending[node] = replace(held, added=number, added_first=at)
             return
         raise NotUnderstood
-
-    def _summand(self, node: Any) -> tuple[int, int, int]:
-        """The value, its first channel and the number of channels that a node adds."""
-        if node in self._wider:
-            return self._wider[node]
-        number = self.take(node)
-        return number, 0, self.values[number].channels
 
     def _relu(self, node: fx.Node) -> None:
         before = node.args[0]
@@ -145,38 +143,28 @@ class Lowering:
 
     def _emit(self, pending: fx.Node, node: fx.Node, *, relu: bool) -> None:
         held = self._pending.pop(pending)
-        settings = ConvSettings.of(held.module)
-        size = settings.out_size(self.values[held.source].size)
-        target = self.add(node, settings.out_channels, size, relu)
+        target = self.add(node, held.settings.out_channels, held.size, relu)
         self.steps.append(
             ConvStep(
-                held.source, target, settings, matrix_of(held.module), held.module.bias, relu,
+                held.source, target, held.settings, matrix_of(held.module), held.module.bias, relu,
                 held.added, held.added_first,
             )
         )  # fmt: skip
 
     def _largest(self, node: fx.Node, pool: nn.MaxPool2d) -> None:
-        source = self.take(node.args[0])
-        value = self.values[source]
-        settings = ConvSettings(
-            value.channels,
-            value.channels,
-            _pair(pool.kernel_size),
-            _pair(pool.stride),
-            _pair(pool.padding),
-            _pair(pool.dilation),
-        )
+        is_positive = self.values[self.take(node.args[0])].is_positive
         # Around an image are zeros, which are below everything only if nothing is negative.
-        if not value.is_positive or pool.ceil_mode or pool.return_indices:
+        if not is_positive or pool.ceil_mode or pool.return_indices:
             raise NotUnderstood
-        _check_positions(settings, value.size)
-        target = self.add(node, value.channels, settings.out_size(value.size), True)
-        self.steps.append(PoolStep(source, target, settings))
+        window = (pool.kernel_size, pool.stride, pool.padding, pool.dilation)
+        self._pool(node, *map(_pair, window))
 
-    def _halves(self, node: fx.Node) -> None:
+    def _pool(self, node: fx.Node, *window: Pair) -> None:
+        """The largest pixel of each window: its size, stride, padding and dilation."""
         source = self.take(node.args[0])
         value = self.values[source]
-        settings = ConvSettings(value.channels, value.channels, (1, 1), (2, 2))
+        settings = ConvSettings(value.channels, value.channels, *window)
+        positions_of(settings, value.size)
         size = settings.out_size(value.size)
         target = self.add(node, value.channels, size, value.is_positive)
         self.steps.append(PoolStep(source, target, settings))
@@ -193,9 +181,9 @@ class Lowering:
 
     def _mean(self, node: fx.Node, module: nn.Module | None) -> None:
         if module is None:
-            dimensions = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
-            known = {"dim", "keepdim"}
-            if sorted(_as_tuple(dimensions)) not in ([2, 3], [-2, -1]) or set(node.kwargs) - known:
+            given: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+            dimensions = sorted(given) if isinstance(given, list | tuple) else [given]
+            if dimensions not in ([2, 3], [-2, -1]) or set(node.kwargs) - {"dim", "keepdim"}:
                 raise NotUnderstood
         elif _pair(module.output_size) != (1, 1):
             raise NotUnderstood
@@ -215,7 +203,7 @@ def lower(model: nn.Module, graph: fx.Graph, example: torch.Tensor) -> Lowering 
     for node in nodes[1:]:
         try:
             lowering.read(node)
-        except NotUnderstood:
+        except (NotUnderstood, KernelError):
             break
         understood.add(node)
         if lowering.exit is not None:
@@ -251,17 +239,6 @@ def rest_of(graph: fx.Graph, last: fx.Node, model: nn.Module) -> fx.GraphModule:
     return fx.GraphModule(model, rest).eval()
 
 
-def _check_positions(settings: ConvSettings, size: Pair) -> None:
-    try:
-        positions_of(settings, size)
-    except KernelError:
-        raise NotUnderstood from None
-
-
 def _pair(value: Any) -> Pair:
     first, second = value if isinstance(value, tuple) else (value, value)
     return int(first), int(second)
-
-
-def _as_tuple(value: Any) -> tuple[int, ...]:
-    return tuple(value) if isinstance(value, list | tuple) else (value,)

@@ -1,21 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may ask: requests to a name of this server, with its key if it has one.
+"""In front of every request: who may ask, sizes and times are checked, the outcome is counted.
 
-A page of any site can let its own name point at the loopback and have a browser ask there. The
-browser still sends that name as `Host`, so a server on the loopback answers to names of the
-loopback only.
+Served are requests to a name of this server, with its key if it has one. A page of any site can let
+its own name point at the loopback and have a browser ask there. The browser still sends that name
+as `Host`, so a server on the loopback answers to names of the loopback only.
 """
 
+import asyncio
 import hmac
 import ipaddress
+import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from starlette.responses import Response
-from starlette.types import Scope
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gossamer.errors import InputError
 from gossamer.running.server.faults import fault
+from gossamer.running.server.limits import Limits
+from gossamer.running.server.metrics import Metrics
+from gossamer.running.server.request_body import RequestBody
 
 # Whoever watches a server must not need its key.
 _OPEN_PATHS = ("/health",)
@@ -68,18 +73,14 @@ class Access:
         return None
 
     def _is_ours(self, name: str) -> bool:
-        if self.hosts is None or _is_loopback_name(name):
+        if self.hosts is None or name == "localhost" or name.endswith(".localhost"):
             return True
+        try:
+            if ipaddress.ip_address(name).is_loopback:
+                return True
+        except ValueError:
+            pass
         return name in {host.lower().rstrip(".") for host in self.hosts}
-
-
-def _is_loopback_name(name: str) -> bool:
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
 
 
 def _host_name(value: bytes) -> str:
@@ -98,3 +99,69 @@ def _bearer(value: bytes) -> bytes:
 
 def _values(scope: Scope, wanted: bytes) -> Iterator[bytes]:
     return (value for name, value in scope["headers"] if name.lower() == wanted)
+
+
+class _NotRead(Exception):
+    """A client does not read what it asked for."""
+
+
+@dataclass(frozen=True)
+class Guard:
+    """ASGI middleware.
+
+    Args:
+        app: what is guarded.
+        access: who may ask.
+        limits: of a request.
+        metrics: gets status and time of every request.
+        endpoints: paths that are counted by name; others are counted together.
+    """
+
+    app: ASGIApp
+    access: Access
+    limits: Limits
+    metrics: Metrics
+    endpoints: Collection[str]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one connection event."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        start, status, whole = time.perf_counter(), 0, False
+        body = RequestBody(scope, receive, self.limits)
+
+        async def patient(message: Message) -> None:
+            # A client that does not read fills the system's buffers, and then waits here.
+            try:
+                await asyncio.wait_for(send(message), self.limits.timeout_seconds)
+            except asyncio.TimeoutError:  # a class of its own in Python 3.10
+                raise _NotRead from None
+
+        async def watched(message: Message) -> None:
+            nonlocal status, whole
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            is_last = message["type"] == "http.response.body" and not message.get("more_body")
+            if is_last and not body.complete:
+                # All of the answer is out before the rest of the request is waited for.
+                await patient({**message, "more_body": True})
+                await body.drop_rest()
+                message = {"type": "http.response.body", "body": b"", "more_body": False}
+            await patient(message)
+            whole = whole or is_last
+
+        try:
+            refusal = self.access.refusal(scope)
+            lengths = (int(v[:20]) for v in _values(scope, b"content-length") if v.isdigit())
+            if refusal is None and next(lengths, 0) > self.limits.max_body_bytes:
+                refusal = fault(413, body.too_large, headers={"Connection": "close"})
+            await (refusal or self.app)(scope, body.next, watched)
+        except _NotRead:
+            # Nothing more can be said to this client; uvicorn closes the connection.
+            pass
+        finally:
+            endpoint = scope["path"] if scope["path"] in self.endpoints else "other"
+            shown = str(status) if whole else "unfinished"
+            seconds = time.perf_counter() - start
+            self.metrics.answered(endpoint, shown, seconds, failed=not whole or status >= 400)

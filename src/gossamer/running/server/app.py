@@ -11,10 +11,8 @@ from fastapi import APIRouter, FastAPI
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
 
-from gossamer.running.server.access import Access
-from gossamer.running.server.batching import Batcher, RunBatch
+from gossamer.running.server.access import Access, Guard
 from gossamer.running.server.faults import check_model, install_faults
-from gossamer.running.server.guard import Guard
 from gossamer.running.server.limits import Limits
 from gossamer.running.server.metrics import Metrics
 from gossamer.running.server.service import Service
@@ -23,8 +21,7 @@ from gossamer.running.server.text_routes import (
     classification_routes,
     embedding_routes,
 )
-from gossamer.running.server.turns import TurnTaker
-from gossamer.running.server.worker import Worker
+from gossamer.running.server.workers import Batcher, RunBatch, TurnTaker, Worker
 from gossamer.running.server.writing_routes import writing_routes
 from gossamer.running.text import TextTokens
 
@@ -62,7 +59,7 @@ def build_app(
         turns = TurnTaker(writer.engine, bounds, metrics)
         workers.append(turns)
         writing_routes(router, writer, turns, bounds, service.name)
-    metrics.watch_queue(lambda: sum(map(len, workers)))
+    metrics.queue.set_function(lambda: sum(map(len, workers)))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -8,7 +8,6 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -71,8 +70,9 @@ def run_server(
     kind stops at once.
     """
     server = _server(app, limits, ready)
-    # uvicorn raises the signal anew when it is done, for the handler that was there before.
-    before = signal.signal(signal.SIGTERM, _ignore)
+    # uvicorn raises the signal anew when it is done, for the handler that was there before: then
+    # the server has stopped for it, and nothing is left to do.
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         server.run(sockets=[listener])
     finally:
@@ -86,7 +86,6 @@ def running_server(app: FastAPI, limits: Limits | None = None) -> Iterator[str]:
     bounds = limits or Limits()
     started = threading.Event()
     listener = open_socket("127.0.0.1", 0)
-    url = url_of(listener)
     server = _server(app, bounds, started.set)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
@@ -94,7 +93,7 @@ def running_server(app: FastAPI, limits: Limits | None = None) -> Iterator[str]:
         while not started.wait(0.1):
             if not thread.is_alive():
                 raise ResourceError("the server ended before it was ready; its log says why.")
-        yield url
+        yield url_of(listener)
     finally:
         server.should_exit = True
         thread.join(bounds.timeout_seconds + 15)
@@ -102,6 +101,13 @@ def running_server(app: FastAPI, limits: Limits | None = None) -> Iterator[str]:
 
 
 def _server(app: FastAPI, limits: Limits, ready: Callable[[], None]) -> uvicorn.Server:
+    """A server that calls `ready` when it answers."""
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            ready()
+
     config = uvicorn.Config(
         app,
         loop="asyncio",
@@ -116,7 +122,7 @@ def _server(app: FastAPI, limits: Limits, ready: Callable[[], None]) -> uvicorn.
         limit_concurrency=_CONNECTIONS_PER_PLACE * limits.max_queue + _SPARE_CONNECTIONS,
         timeout_graceful_shutdown=math.ceil(limits.timeout_seconds),
     )
-    return _ReadyServer(config, ready)
+    return Server(config)
 
 
 def _connection_class(seconds: float) -> type[asyncio.Protocol]:
@@ -154,19 +160,3 @@ def _connection_class(seconds: float) -> type[asyncio.Protocol]:
                 self._watch = None
 
     return Connection
-
-
-class _ReadyServer(uvicorn.Server):
-    """Says when it answers."""
-
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._ready = ready
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._ready()
-
-
-def _ignore(_: int, __: FrameType | None) -> None:
-    """What to do with SIGTERM once the server has stopped for it."""

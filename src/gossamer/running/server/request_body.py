@@ -18,11 +18,6 @@ _CLOSE = {"Connection": "close"}
 _END = "gossamer.end"
 
 
-def start_clock(scope: Scope, limits: Limits) -> None:
-    """From now on this request has its time."""
-    scope[_END] = time.monotonic() + limits.timeout_seconds
-
-
 def seconds_left(scope: Scope) -> float:
     """Until a request must have been read and answered, or begun to be; never below 0."""
     return max(0.0, float(scope[_END]) - time.monotonic())
@@ -59,10 +54,10 @@ async def _disconnect(request: Request) -> None:
 
 
 class RequestBody:
-    """What a client sends behind the headers.
+    """What a client sends behind the headers; from now on this request has its time.
 
     Args:
-        scope: of the request, with its clock started.
+        scope: of the request.
         receive: of the server.
         limits: of size and time.
 
@@ -72,8 +67,8 @@ class RequestBody:
 
     def __init__(self, scope: Scope, receive: Receive, limits: Limits) -> None:
         self._scope, self._receive, self._limits = scope, receive, limits
-        self._received = 0
-        self.complete = False
+        scope[_END] = time.monotonic() + limits.timeout_seconds
+        self._received, self.complete = 0, False
         # Such a client sends nothing before it is asked to.
         self._announced = (b"expect", b"100-continue") in scope["headers"]
 

@@ -71,7 +71,9 @@ def _texts_or_tokens(value: Any) -> Any:
     is_text = isinstance(value[0], str)
     for number, item in enumerate(value):
         if is_text and isinstance(item, str):
-            _check_text(item, f"[{number}]")
+            if not item.strip():
+                raise ValueError(f"[{number}] is an empty text; expected some words")
+            _check_unicode(item, f"[{number}]")
         elif is_text or not _is_tokens(item):
             expected = "a text" if is_text else "a text or a list of token numbers"
             raise ValueError(f"[{number}]: expected {expected}, got {ascii(item)[:60]}")
@@ -80,12 +82,6 @@ def _texts_or_tokens(value: Any) -> Any:
 
 def _is_tokens(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
-
-
-def _check_text(text: str, where: str) -> None:
-    if not text.strip():
-        raise ValueError(f"{where} is an empty text; expected some words".lstrip())
-    _check_unicode(text, where)
 
 
 def _check_unicode(text: str, where: str) -> None:
@@ -112,10 +108,6 @@ def _content(value: Any) -> Any:
     if isinstance(value, str):
         _check_unicode(value, "")
     return value
-
-
-def _stops(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
 
 
 # Who asks, or what for. It is not read and changes no answer.
@@ -180,7 +172,8 @@ class GenerationBody(Body):
     top_k: Annotated[int, Field(ge=1)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: Annotated[
-        Annotated[list[StopText], Field(max_length=4)] | None, BeforeValidator(_stops)
+        Annotated[list[StopText], Field(max_length=4)] | None,
+        BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
     ] = None
     stream: Annotated[bool, null_is(False)] = False
     stream_options: StreamOptions | None = None

@@ -4,6 +4,7 @@
 import asyncio
 import base64
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,41 +12,43 @@ from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
 
 from gossamer.errors import InputError
-from gossamer.running.server.batching import Batcher
 from gossamer.running.server.faults import check_model
 from gossamer.running.server.limits import Limits
 from gossamer.running.server.request_body import while_connected
 from gossamer.running.server.requests import EmbeddingsBody, TextsBody
+from gossamer.running.server.workers import Batcher
 from gossamer.running.text import Classifier, TextTokens
 
 
+@dataclass(frozen=True)
 class BatchedTexts:
-    """Texts of requests through a `Batcher`."""
+    """Texts of requests through a `Batcher`; `name` is that of the model."""
 
-    def __init__(self, name: str, tokens: TextTokens, batcher: Batcher, limits: Limits) -> None:
-        self.name = name
-        self._tokens, self._batcher, self._limits = tokens, batcher, limits
+    name: str
+    tokens: TextTokens
+    batcher: Batcher
+    limits: Limits
 
     async def rows(self, body: TextsBody, request: Request) -> tuple[torch.Tensor, int]:
         """One row per text, and the number of tokens."""
         check_model(body.model, self.name)
         ids = await while_connected(run_in_threadpool(self._ids, body), request)
-        ticket = self._batcher.submit(ids)
+        ticket = self.batcher.submit(ids)
         try:
             found = await while_connected(asyncio.wrap_future(ticket.future), request)
         finally:
-            self._batcher.drop(ticket)
+            self.batcher.drop(ticket)
         return found, sum(map(len, ids))
 
     def _ids(self, body: TextsBody) -> list[torch.Tensor]:
         inputs: Sequence[Any] = body.input
-        if len(inputs) > self._limits.max_texts:
+        if len(inputs) > self.limits.max_texts:
             raise InputError(
-                f"input: has {len(inputs)} texts; expected at most {self._limits.max_texts}."
+                f"input: has {len(inputs)} texts; expected at most {self.limits.max_texts}."
             )
         if isinstance(inputs[0], str):
-            return self._tokens.whole(inputs, "input", special_tokens=body.special_tokens)
-        return [self._tokens.checked(ids, f"input[{i}]") for i, ids in enumerate(inputs)]
+            return self.tokens.whole(inputs, "input", special_tokens=body.special_tokens)
+        return [self.tokens.checked(ids, f"input[{i}]") for i, ids in enumerate(inputs)]
 
 
 def embedding_routes(router: APIRouter, texts: BatchedTexts) -> None:
@@ -59,10 +62,10 @@ def embedding_routes(router: APIRouter, texts: BatchedTexts) -> None:
     @router.post("/v1/embeddings")
     async def embeddings(body: EmbeddingsBody, request: Request) -> dict[str, Any]:
         vectors, num_tokens = await texts.rows(body, request)
-        as_text = body.encoding_format == "base64"
+        encode = _base64 if body.encoding_format == "base64" else torch.Tensor.tolist
         data = [
-            {"object": "embedding", "index": i, "embedding": _base64(v) if as_text else v.tolist()}
-            for i, v in enumerate(vectors)
+            {"object": "embedding", "index": i, "embedding": encode(vector)}
+            for i, vector in enumerate(vectors)
         ]
         usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
         return {"object": "list", "data": data, "model": texts.name, "usage": usage}

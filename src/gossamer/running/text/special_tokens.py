@@ -6,10 +6,10 @@ somebody sent, these are ten letters. `SpecialTokens` finds texts in which a spe
 and encodes them again as letters; all other texts are encoded once, as they always were.
 """
 
+import functools
 import json
 import re
-import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from gossamer.errors import InputError
@@ -36,26 +36,28 @@ class SpecialTokens:
 
     def __init__(self, tokenizer: Any, config: Any) -> None:
         self.tokenizer = tokenizer
-        named = set(_config_ids(config))
+        values = [getattr(config, name, None) for name in _CONFIG_IDS]
+        lists = [value if isinstance(value, list | tuple) else [value] for value in values]
+        named = {number for numbers in lists for number in numbers if type(number) is int}
         self.added: dict[int, Any] = {
             number: token
             for number, token in tokenizer.get_added_tokens_decoder().items()
             if token.content and (token.special or number in named)
         }
         empty = tokenizer.encode("")
-        around = {
-            i for i, is_set in zip(empty.ids, empty.special_tokens_mask, strict=True) if is_set
-        }
+        around = zip(empty.ids, empty.special_tokens_mask, strict=True)
         self.contents: dict[int, str] = {
-            **{number: tokenizer.id_to_token(number) for number in around},
+            **{number: tokenizer.id_to_token(number) for number, is_set in around if is_set},
             **{number: token.content for number, token in self.added.items()},
         }
         # A word that the tokenizer does not know becomes a special token, too, and spells none.
         # Normalisers take private characters out, so a rare letter is tried, too.
-        unknown = {*self._ids(_UNKNOWN), *self._ids(_RARE), _unknown_id(tokenizer)}
+        tried = [tokenizer.encode(text, add_special_tokens=False) for text in (_UNKNOWN, _RARE)]
+        unknown = {number for encoded in tried for number in encoded.ids}
+        spelling = getattr(tokenizer.model, "unk_token", None)
+        if spelling is not None:
+            unknown.add(tokenizer.token_to_id(spelling))
         self._unknown = unknown & set(self.contents)
-        self._lock = threading.Lock()
-        self._literal: _Literal | None = None
 
     def encode_all(
         self, texts: Sequence[str], *, where: str = "text", special_tokens: bool = False
@@ -101,23 +103,21 @@ class SpecialTokens:
             ]
         return [ids[i] for i in places]
 
-    @property
+    @functools.cached_property
     def literal(self) -> "_Literal":
         """A second tokenizer that reads no special tokens; made when it is needed first."""
-        with self._lock:
-            if self._literal is None:
-                self._literal = _Literal(self)
-            return self._literal
+        return _Literal(self)
 
-    def _ids(self, text: str) -> list[int]:
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
-
-
-def _unknown_id(tokenizer: Any) -> int | None:
-    """What the model of a tokenizer says it gives for words it does not know."""
-    spelling = getattr(tokenizer.model, "unk_token", None)
-    return None if spelling is None else tokenizer.token_to_id(spelling)
+    @functools.cached_property
+    def spellings(self) -> re.Pattern[str]:
+        """Where a text spells one of the added special tokens."""
+        # As tokenizers do: the leftmost, and of those the longest.
+        tokens = sorted(self.added.values(), key=lambda token: len(token.content), reverse=True)
+        parts = [
+            rf"\b{re.escape(token.content)}\b" if token.single_word else re.escape(token.content)
+            for token in tokens
+        ]
+        return re.compile("|".join(parts) or "(?!)")
 
 
 class _Literal:
@@ -137,15 +137,11 @@ class _Literal:
         }
         if len(self.stand_ins) > LAST_PRIVATE - FIRST_STAND_IN >> 1:
             raise InputError(f"the tokenizer has {len(self.stand_ins)} special tokens: too many.")
+        pairs = zip(self.stand_ins.values(), special.added.values(), strict=True)
         self.tokenizer.add_tokens(
             [
-                AddedToken(
-                    stand_in,
-                    normalized=False,
-                    lstrip=special.added[number].lstrip,
-                    rstrip=special.added[number].rstrip,
-                )
-                for number, stand_in in self.stand_ins.items()
+                AddedToken(stand_in, normalized=False, lstrip=token.lstrip, rstrip=token.rstrip)
+                for stand_in, token in pairs
             ]
         )
         self._meant = {self.tokenizer.token_to_id(s): n for n, s in self.stand_ins.items()}
@@ -168,9 +164,9 @@ class _Literal:
 
     def with_stand_ins(self, text: str) -> str:
         """Special tokens that `text` spells, as their stand-ins."""
-        added = self._special.added
-        stand_ins = {added[number].content: stand_in for number, stand_in in self.stand_ins.items()}
-        return _spellings(added).sub(lambda match: stand_ins[match[0]], text)
+        contents = self._special.contents
+        stand_ins = {contents[number]: stand_in for number, stand_in in self.stand_ins.items()}
+        return self._special.spellings.sub(lambda match: stand_ins[match[0]], text)
 
 
 def refuse_private(text: str, where: str) -> None:
@@ -188,24 +184,3 @@ def cannot_spell(content: str, where: str) -> InputError:
         f"{where}: spells the special token {content!r}, and this model's files give no way to read"
         " it as text. Leave it out, or say that special tokens are meant."
     )
-
-
-def spelled_as_letters(text: str, added: Mapping[int, Any], letters: Mapping[int, int]) -> str:
-    """`text` with the letters of every special token in it exchanged."""
-    return _spellings(added).sub(lambda match: match[0].translate(letters), text)
-
-
-def _spellings(added: Mapping[int, Any]) -> re.Pattern[str]:
-    # As tokenizers do: the leftmost, and of those the longest.
-    found = sorted((token.content for token in added.values()), key=len, reverse=True)
-    whole = {token.content for token in added.values() if token.single_word}
-    parts = [rf"\b{re.escape(c)}\b" if c in whole else re.escape(c) for c in found]
-    return re.compile("|".join(parts) or "(?!)")
-
-
-def _config_ids(config: Any) -> Iterable[int]:
-    for name in _CONFIG_IDS:
-        value = getattr(config, name, None)
-        for number in value if isinstance(value, list | tuple) else [value]:
-            if type(number) is int:
-                yield number

@@ -8,6 +8,7 @@ first messages, waits for more, and ends with the one that started it.
 
 import json
 import os
+import struct
 import subprocess
 import sys
 import threading
@@ -16,7 +17,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from gossamer.errors import InputError, ResourceError
 from gossamer.running.text.template_worker import LENGTH
@@ -150,8 +151,11 @@ class _Worker:
         try:
             to.write(LENGTH.pack(len(question)) + question)
             to.flush()
-            return _read_answer(back)
-        except OSError:
+            (length,) = LENGTH.unpack(back.read(LENGTH.size))
+            answer = json.loads(back.read(length)) if length <= _MAX_ANSWER_BYTES else None
+            return answer if isinstance(answer, dict) else None
+        except (OSError, struct.error, ValueError):
+            # An answer that was cut short is not JSON.
             return None
         finally:
             watch.cancel()
@@ -159,21 +163,6 @@ class _Worker:
     def _stop(self) -> None:
         self.late = True
         self._process.kill()
-
-
-def _read_answer(stdout: IO[bytes]) -> dict[str, Any] | None:
-    head = stdout.read(LENGTH.size)
-    if len(head) < LENGTH.size:
-        return None
-    (length,) = LENGTH.unpack(head)
-    if length > _MAX_ANSWER_BYTES:
-        return None
-    try:
-        # An answer that was cut short is not JSON.
-        answer = json.loads(stdout.read(length))
-    except ValueError:
-        return None
-    return answer if isinstance(answer, dict) else None
 
 
 def _package_folders() -> list[str]:
