@@ -3,7 +3,8 @@
 
 Start at `fold_batch_norms` (a BatchNorm becomes part of the weight), `fuse_convs` (a kernel also
 computes the ReLU and the residual sum) and `use_conv_net` (the body of a network in one call).
-`same_output` (`fused_convs.py`) guards each of them: a rewritten model that gives something else is not used.
+`same_output` (`fused_convs.py`) guards each of them: a rewritten model that gives something else is
+not used.
 """
 
 from gossamer.running.conv_net.batch_norm import fold_batch_norms

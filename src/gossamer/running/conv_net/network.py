@@ -145,9 +145,9 @@ class _Reference(fx.Interpreter):
 def _choose(model: nn.Module, net: NetForward, example: torch.Tensor) -> Choice:
     name = "conv_net" if net.net.precision == "fp32" else "conv_net-int8"
     if not settings.tuning_enabled():
-        return Choice(len(example), name, None, None, "fixed rule (GOSSAMER_TUNE=off)")
+        return Choice(len(example), name, "fixed rule (GOSSAMER_TUNE=off)")
     times = duel(lambda: model(example), lambda: net(example))
     wins = times.ratio >= _MARGIN
     why = f"{times.ratio:.2f}x layer by layer" + ("" if wins else ", which runs")
     kernel = name if wins else "dense"
-    return Choice(len(example), kernel, *times.us, why, times.spread, times.doubt)
+    return Choice(len(example), kernel, why, *times.us, times.spread, times.doubt)

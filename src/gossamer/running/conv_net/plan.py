@@ -117,9 +117,8 @@ class Lowering:
         self._pending[node] = _Pending(module, source, settings, settings.out_size(size))
 
     def _sum(self, node: fx.Node) -> None:
-        first, second = node.args
-        conv: Any
-        for conv, other in ((first, second), (second, first)):
+        summands: Any = node.args
+        for conv, other in (summands, summands[::-1]):
             held = self._pending.get(conv)
             if held is None or held.added is not None or len(conv.users) != 1:
                 continue
@@ -159,7 +158,7 @@ class Lowering:
         window = (pool.kernel_size, pool.stride, pool.padding, pool.dilation)
         self._pool(node, *map(_pair, window))
 
-    def _pool(self, node: fx.Node, *window: Pair) -> None:
+    def _pool(self, node: fx.Node, *window: Any) -> None:
         """The largest pixel of each window: its size, stride, padding and dilation."""
         source = self.take(node.args[0])
         value = self.values[source]

@@ -5,7 +5,7 @@ Legend: T tokens, V vocabulary, R rows (outputs), K columns (inputs).
 """
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,6 @@ from gossamer.nn.families import BlockParts
 from gossamer.ops import Problem, kernel_list, kernels_for
 from gossamer.ops.engines import (
     DecoderBlock,
-    DecoderShape,
     NativeDecoder,
     NativeSession,
     PackedLayer,
@@ -33,7 +32,6 @@ from gossamer.running.decoder.sampling import Sampler, Sampling
 from gossamer.running.decoder.weights import FACTS, decoder_shape, joined, rope_angles
 from gossamer.settings import tuning_enabled
 
-DTYPES = few.DTYPES
 # Kept fraction below which an index per kept weight is smaller than a bit per weight.
 _INDEXED_BELOW = 0.25
 
@@ -100,11 +98,11 @@ class DecoderEngine:
         prompt_copy: bool = True,
     ) -> None:
         for name in (dtype, dtype if head_dtype is None else head_dtype):
-            if name not in DTYPES:
+            if name not in few.DTYPES:
                 raise InputError(
-                    f"decoder: dtype must be one of {', '.join(DTYPES)}, got {name!r}."
+                    f"decoder: dtype must be one of {', '.join(few.DTYPES)}, got {name!r}."
                 )
-        self.shape: DecoderShape = decoder_shape(model, context)
+        self.shape = decoder_shape(model, context)
         self.dtype = dtype
         self.head_dtype = head_dtype or ("int8" if dtype == "int4" else dtype)
         pack = _Packer(dtype, scale_group, prompt_copy)
@@ -115,8 +113,7 @@ class DecoderEngine:
         embedding, norm, lm_head = outside
         layers: Any = model.get_submodule(chain.layers)
         angles = rope_angles(model, self.shape)
-        table = pack_table(joined([embedding], chain.front[0]))
-        head = table
+        table = head = pack_table(joined([embedding], chain.front[0]))
         if lm_head.weight is not embedding.weight:
             head = pack_table(joined([lm_head], chain.back[-1]))
         blocks = [
@@ -125,7 +122,7 @@ class DecoderEngine:
         ]
         self._native = NativeDecoder(self.shape, table.few, blocks, norm.weight, head, angles)
         linears = [linear for block in blocks for linear in block.linears]
-        tables = {id(t): t for t in (table, head)}.values()
+        tables = [table] if head is table else [table, head]
         self.size = DecoderSize(
             weights=sum(linear.few.shape[0] * linear.few.shape[1] for linear in linears),
             kept=sum(linear.few.nnz for linear in linears),
@@ -148,7 +145,7 @@ class DecoderEngine:
         prompt: Sequence[int] | torch.Tensor,
         max_new_tokens: int,
         sampling: Sampling | None = None,
-        stop: Sequence[int] = (),
+        stop: Collection[int] = (),
         session: "Session | None" = None,
     ) -> Iterator[int]:
         """New tokens, one by one as they are made.
@@ -166,10 +163,9 @@ class DecoderEngine:
         sampler = Sampler(sampling or Sampling())
         held = self.session() if session is None else session
         logits_V = held.prompt(prompt)
-        ends = frozenset(stop)
         for number in range(max_new_tokens):
             token = sampler(logits_V)
-            if token in ends:
+            if token in stop:
                 return
             yield token
             if number + 1 == max_new_tokens or held.length == self.shape.context:
@@ -181,7 +177,7 @@ class DecoderEngine:
         prompt: Sequence[int] | torch.Tensor,
         max_new_tokens: int,
         sampling: Sampling | None = None,
-        stop: Sequence[int] = (),
+        stop: Collection[int] = (),
         session: "Session | None" = None,
     ) -> list[int]:
         """The new tokens; arguments as in `stream`."""
@@ -248,7 +244,7 @@ class _Packer:
         if self.dtype == "int4" and matrix.density == 1:
             with_offsets = _pack_offsets(matrix.dense())
             if with_offsets is not None:
-                return PackedLayer(with_offsets, None, product.bias)
+                return PackedLayer(with_offsets, bias=product.bias)
         problem = Problem(matrix, self.dtype, tokens=1, scale_group=self.scale_group)
         kernels = kernel_list("linear")
         run = kernels.get(self._usual_kernel(matrix)).pack(problem)
@@ -256,16 +252,16 @@ class _Packer:
             plug_ins = [k.pack(problem) for k in kernels_for("linear", problem) if k.is_plug_in]
             # Other runs have no native form: a decoder is one native call.
             run = _fastest([run, *(one for one in plug_ins if isinstance(one, PackedWeight))])
-        many: PackedWeight | None = None
+        many = None
         if self.prompt_copy and self.dtype in ("fp32", "bf16") and matrix.density < 1:
             many = kernels.get("panel-bf16" if self.dtype == "bf16" else "panel").pack(problem)
         return PackedLayer(run, many, product.bias)
 
     def _usual_kernel(self, matrix: SparseMatrix) -> str:
         """The name of the built-in kernel with the fewest bytes for a token."""
-        form = "bitmask" if matrix.density >= _INDEXED_BELOW else "indexed"
-        form = "nm" if isinstance(matrix.pattern, NM) else form
-        form = "bitmask" if self.reads_rows else form
+        form = "bitmask" if matrix.density >= _INDEXED_BELOW or self.reads_rows else "indexed"
+        if isinstance(matrix.pattern, NM) and not self.reads_rows:
+            form = "nm"
         # Without that instruction, fixed positions and few kept weights are better off with floats.
         takes = few_int.expands_masks() or (few_int.is_native() and form == "bitmask")
         if self.dtype in few_int.DTYPES and takes:

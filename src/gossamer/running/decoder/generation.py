@@ -109,7 +109,7 @@ class NativeGenerator:
             return
         session = self._free.pop() if self._free else self.engine.session()
         try:
-            yield from self.engine.stream(ids, room, options.sampling, tuple(options.stop), session)
+            yield from self.engine.stream(ids, room, options.sampling, options.stop, session)
         finally:
             if len(self._free) < _MAX_FREE_SESSIONS:
                 self._free.append(session)
@@ -126,7 +126,7 @@ class TransformersGenerator:
         """New tokens behind `ids`, at most up to the end of the context."""
         draw = Sampler(options.sampling)
         cache: Any = None
-        pending, held = list(ids), 0
+        pending = list(ids)
         for _ in range(min(options.max_new_tokens, self.context - len(ids))):
             # Not around the yield: the mode would hold for whoever asks for tokens.
             with torch.inference_mode():
@@ -138,7 +138,7 @@ class TransformersGenerator:
                     logits_to_keep=1,
                 )
                 token = draw(output.logits[0, -1].float())
-            cache, held = output.past_key_values, held + len(pending)
+            cache = output.past_key_values
             if token in options.stop:
                 return
             yield token

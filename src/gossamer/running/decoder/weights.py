@@ -102,7 +102,7 @@ def rope_angles(model: nn.Module, shape: DecoderShape) -> tuple[torch.Tensor, to
             f"decoder: {frequencies.numel()} rotated pairs in heads of {shape.head_dim} are not"
             " supported: every column of a head must be rotated."
         )
-    angles = torch.arange(shape.context, dtype=torch.float32)[:, None] * frequencies[None, :]
+    angles = torch.outer(torch.arange(shape.context, dtype=torch.float32), frequencies)
     scale = float(rotary.attention_scaling)
     return angles.cos() * scale, angles.sin() * scale
 
@@ -127,5 +127,6 @@ def _product(layer: nn.Module, where: str) -> Product:
     if not bool(torch.isfinite(values).all()):
         raise InputError(f"decoder: {where} holds weights that are NaN or infinite.")
     bias = getattr(layer, "bias", None)
-    floats = None if bias is None else bias.detach().float().cpu()
-    return Product(replace(matrix, values=values), floats)
+    if bias is not None:
+        bias = bias.detach().float().cpu()
+    return Product(replace(matrix, values=values), bias)

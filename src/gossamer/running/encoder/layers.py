@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the layers of an encoder of a known family, in whatever form their weights are.
 
+`EncoderStandIn` is what encoders have in common that take the place of a stock one.
+
 What a native encoder cannot compute is refused by name, so that the caller can say why the model
 runs layer by layer.
 """
 
+import copy
 from operator import attrgetter
 from typing import Any
 
@@ -16,8 +19,7 @@ from gossamer.nn.families import block_of
 from gossamer.nn.layer_kinds import form_of, kind_name, matrix_of
 from gossamer.nn.surgery.carried import carried, carried_by_calls, carried_by_state
 from gossamer.nn.tokens.token_pruning import TokenPrunedEncoder, find_stacks
-from gossamer.ops.engines import EncoderBlock, Norm, PackedEncoder, Product
-from gossamer.running.encoder.ragged import RaggedEncoder
+from gossamer.ops.engines import EncoderBlock, Norm, Product
 
 _ACTIVATIONS = {
     "GELUActivation": "gelu",
@@ -26,6 +28,28 @@ _ACTIVATIONS = {
     "SiLU": "silu",
     "SiLUActivation": "silu",
 }
+
+
+class EncoderStandIn(nn.Module):
+    """Takes the place of an encoder inside its model.
+
+    Attributes:
+        layer: the layers of the encoder, under their old names.
+        config: its configuration, where other code looks for it.
+    """
+
+    def __init__(self, stock: nn.Module) -> None:
+        super().__init__()
+        # In a tuple, so that it is no submodule: its layers are this one's, and names stay.
+        self._stock = (stock,)
+        self.layer: Any = stock.layer
+        self.config: Any = getattr(stock, "config", None)
+
+    def to_compact(self) -> nn.Module:
+        """The encoder it was made of, with the layers as they are now: what is saved."""
+        encoder = copy.copy(self._stock[0])
+        encoder.__dict__["_modules"] = {**encoder._modules, "layer": self.layer}
+        return encoder
 
 
 def find_encoders(model: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -37,8 +61,7 @@ def find_encoders(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return [
         (name, module)
         for name, module in find_stacks(model, "encoder")
-        if not isinstance(module, TokenPrunedEncoder | RaggedEncoder)
-        and not isinstance(getattr(module, "packed", None), PackedEncoder)
+        if not isinstance(module, TokenPrunedEncoder | EncoderStandIn)
     ]
 
 
@@ -46,13 +69,12 @@ def read_layers(encoder: nn.Module) -> list[EncoderBlock]:
     """The layers of an encoder; TargetError names what stands in the way."""
     layers: Any = encoder.layer
     read = [_read(f"layer {i}", layer) for i, layer in enumerate(layers)]
-    _refuse_extras(encoder)
+    _refuse_extras(encoder, layers)
     return read
 
 
-def _refuse_extras(encoder: nn.Module) -> None:
+def _refuse_extras(encoder: nn.Module, layers: Any) -> None:
     """Refuse what one native call would not do, though a call of the modules does."""
-    layers: Any = encoder.layer
     parts = block_of(layers[0])
     if parts is None:
         return
@@ -116,7 +138,7 @@ def _activation(where: str, layer: nn.Module, path: str) -> str:
     name = _ACTIVATIONS.get(kind.__name__) if known else None
     if name is None or getattr(module, "approximate", "none") != "none":
         raise TargetError(
-            f"{where}: its activation {type(module).__name__} has no native form; known are"
+            f"{where}: its activation {kind.__name__} has no native form; known are"
             f" {', '.join(sorted(set(_ACTIVATIONS.values())))}."
         )
     return name

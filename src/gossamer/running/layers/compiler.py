@@ -13,7 +13,7 @@ from torch.nn.parameter import UninitializedParameter
 from gossamer.errors import InputError, TargetError
 from gossamer.nn import attention_outputs, disable_fast_paths, replace_module
 from gossamer.nn.input_shapes import input_shapes
-from gossamer.nn.layer_kinds import form_of, matrix_of
+from gossamer.nn.layer_kinds import density_of, form_of, matrix_of
 from gossamer.nn.surgery.carried import call_hooks, carried, hand_over, leave
 from gossamer.nn.surgery.fastpath import READ_BY_ATTENTION
 from gossamer.ops import report_fallback
@@ -93,7 +93,7 @@ def compile(
                 job = Job(where, module, matrix, dtype, counts, shapes, decide, precision)
                 new = _settle(pack_layer(job), job)
             else:
-                new = _stay_as_it_is(module, where, counts, refused)
+                new = _stay(module, module, where, counts, refused)
             fast = _put(fast, module, new)
         for stock, packed in encoders:
             fast = _put(fast, stock, choose_encoder(stock, packed, counts, decide))
@@ -136,7 +136,7 @@ def _could_gain(module: nn.Module) -> bool:
         weight: Any = module.weight  # of subclasses, too: it may be computed
     if not isinstance(weight, torch.Tensor) or isinstance(weight, UninitializedParameter):
         return False
-    return bool(weight.numel()) and float((weight != 0).float().mean()) <= 1 - MIN_SPARSITY
+    return density_of(module) <= 1 - MIN_SPARSITY
 
 
 def _settle_read_weights(
@@ -152,9 +152,9 @@ def _settle_read_weights(
             continue
         new = layer
         if _could_gain(layer):
-            stays = _stay_dense if carried(layer) is None else _stay_as_it_is
+            new = _as_dense(layer) if carried(layer) is None else layer
             reason = READ_BY_ATTENTION if id(layer) in outputs else READ_BY_MODEL
-            new = stays(layer, where, counts, reason)
+            _stay(new, layer, where, counts, reason)
         model = _put(model, layer, new)
         settled.add(id(new))
     return model, settled
@@ -167,51 +167,42 @@ def _pack_encoders(model: nn.Module, precision: str) -> list[tuple[nn.Module, Pa
         try:
             packed = pack_encoder(encoder, "int8" if precision in ("int8", "int4") else "fp32")
         except TargetError as reason:
-            leave(encoder, f"runs layer by layer: {reason}")
-            report_fallback(name or type(encoder).__name__, f"runs layer by layer: {reason}")
+            why = f"runs layer by layer: {reason}"
+            leave(encoder, why)
+            report_fallback(name or type(encoder).__name__, why)
             continue
         if packed.precision != "fp32" or packed.density <= 1 - MIN_SPARSITY:
             found.append((encoder, packed))
     return found
 
 
-def _as_dense(module: nn.Module) -> nn.Module:
+def _as_dense(layer: Any) -> Any:
     """A stock layer with exact zeros and no gradients."""
-    if form_of(module) == "dense":
-        return module
-    sparse: Any = module
-    dense: nn.Module = sparse.to_dense().eval().requires_grad_(False)
-    return dense
-
-
-def _stay_dense(module: nn.Module, name: str, counts: tuple[int, ...], reason: str) -> nn.Module:
-    dense = _as_dense(module)
-    dense.pattern = getattr(module, "pattern", None)  # type: ignore[assignment]
-    return _stay_as_it_is(dense, name, counts, reason)
-
-
-def _stay_as_it_is(module: nn.Module, name: str, counts: tuple[int, ...], reason: str) -> nn.Module:
-    report_fallback(name, reason)
-    pattern = getattr(module, "pattern", None)
-    _annotate(module, pattern, tuple(Choice(n, "dense", None, None, reason) for n in counts))
-    return module
+    is_dense = form_of(layer) == "dense"
+    return layer if is_dense else layer.to_dense().eval().requires_grad_(False)
 
 
 def _settle(result: nn.Module | StaysDense, job: Job) -> nn.Module:
     """What takes the place of a layer."""
     if not isinstance(result, StaysDense):
         return result
-    if result.reason:
-        return _stay_dense(job.layer, job.name, job.counts, result.reason)
     dense = _as_dense(job.layer)
-    _annotate(dense, job.matrix.pattern, result.choices)
-    return dense
+    if result.reason:
+        return _stay(dense, job.layer, job.name, job.counts, result.reason)
+    return _annotated(dense, job.matrix.pattern, result.choices)
 
 
-def _annotate(dense: nn.Module, pattern: Pattern | None, choices: tuple[Choice, ...]) -> None:
-    """Leave the reasons on a layer that stayed dense, for `explain`."""
-    dense.pattern = pattern  # type: ignore[assignment]
-    dense.choices = choices  # type: ignore[assignment]
+def _stay(new: Any, old: nn.Module, name: str, counts: tuple[int, ...], reason: str) -> nn.Module:
+    """`new`, which is not packed and stands in the place of `old` or is it."""
+    report_fallback(name, reason)
+    choices = tuple(Choice(count, "dense", reason) for count in counts)
+    return _annotated(new, getattr(old, "pattern", None), choices)
+
+
+def _annotated(layer: Any, pattern: Pattern | None, choices: tuple[Choice, ...]) -> nn.Module:
+    """A layer that stayed dense, with the reasons left on it for `explain`."""
+    layer.pattern, layer.choices = pattern, choices
+    return layer  # type: ignore[no-any-return]
 
 
 def _check_tokens(tokens: int | Sequence[int]) -> tuple[int, ...]:
@@ -244,11 +235,9 @@ def _copy_sharing_tensors(model: nn.Module) -> nn.Module:
 
     Hooks are shared as well: what a hook of the model records into, its copy records into.
     """
-    memo: dict[int, object] = {}
+    memo: dict[int, object] = {id(buffer): buffer for buffer in model.buffers()}
     for parameter in model.parameters():
         memo[id(parameter)] = nn.Parameter(parameter.detach(), requires_grad=False)
-    for buffer in model.buffers():
-        memo[id(buffer)] = buffer
     modules = list(model.modules())
     for module in modules:
         for value in module.__dict__.values():

@@ -18,8 +18,7 @@ from gossamer.ops import Problem, kernels_for
 from gossamer.ops.conv import ConvSettings, PackedConv, why_not
 from gossamer.ops.dispatch import report_missing
 from gossamer.running.choice import Choice, Chooser, Contenders, CostKey, Rival
-from gossamer.running.packed.conv import PackedConv2d
-from gossamer.running.packed.linear import PackedLinear, casting
+from gossamer.running.packed.layers import PackedConv2d, PackedLinear, casting
 
 # A dense layer with fewer zeros than this is left alone: no kernel gains from it.
 MIN_SPARSITY = 0.1
@@ -125,7 +124,6 @@ def _choose_conv(rivals: dict[str, PackedConv], settings: ConvSettings, job: Job
             pattern=str(pattern),
             density=job.matrix.nnz / max(weight.numel(), 1),
             tokens=max(torch.Size(shape[:-3]).numel(), 1) * height * width,
-            threads=torch.get_num_threads(),
         )
         # The layer that would run, casts included.
         layer = PackedConv2d(packed, bias, pattern, (), job.dtype)
