@@ -17,12 +17,12 @@ from gossamer.formats import SparseMatrix
 from gossamer.ops import Kernel, Problem, kernel_list
 from gossamer.ops.dispatch import PRECISIONS, Run
 from gossamer.ops.load import Load
-from gossamer.ops.timing import Duel, Race, contest
+from gossamer.ops.timing import Race, contest
 from gossamer.running.choice.cost_table import CostKey, CostTable
 
 Call = Callable[[], object]
 # Times dense, which comes first, and kernels in one race.
-Timer = Callable[..., Race | Duel]
+Timer = Callable[..., Race]
 
 # Sparse must win by this much: within it, the choice would be noise.
 _MARGIN = 1.05
@@ -142,8 +142,7 @@ class Chooser:
         found = self._table.get(keys) or self._raced.get(keys)
         if found is None:
             with torch.inference_mode():
-                timed = self._timer(dense, *(one.run for one in sparse))
-            found = timed if isinstance(timed, Race) else Race(timed.us, timed.spread, timed.load)
+                found = self._timer(dense, *(one.run for one in sparse))
             self._raced[keys] = found
             self._table.put(keys, found)
         return found
@@ -155,17 +154,11 @@ class Chooser:
 
 
 def _rival(contenders: Contenders, kernel: Kernel, x_TK: torch.Tensor, bias: torch.Tensor) -> Rival:
-    num_rows, num_columns = contenders.weight.shape
+    matrix = contenders.matrix
     # A 16-bit layer is another race than a 32-bit one.
     kind = "" if x_TK.dtype is torch.float32 else f"/{x_TK.dtype}"
-    key = CostKey(
-        kernel=kernel.name + kind,
-        rows=num_rows,
-        columns=num_columns,
-        pattern=str(contenders.matrix.pattern),
-        density=contenders.matrix.density,
-        tokens=len(x_TK),
-    )
+    pattern, tokens = str(matrix.pattern), len(x_TK)
+    key = CostKey(kernel.name + kind, *matrix.shape, pattern, matrix.density, tokens)
     # Packed when it is first run: a race that is on file needs no packing.
     return Rival(kernel.name, key, lambda: contenders.packed(kernel)(x_TK, bias, "none"))
 

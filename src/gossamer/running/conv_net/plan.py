@@ -84,7 +84,10 @@ class Lowering:
         elif isinstance(kind, PackedConv2d | nn.Conv2d):
             self._conv(node, kind)
         elif is_relu(node, self.modules):
-            self._relu(node)
+            before: Any = node.args[0]
+            if before not in self._pending or len(before.users) != 1:
+                raise NotUnderstood
+            self._emit(before, node, relu=True)
         elif is_plain_sum(node):
             self._sum(node)
         elif isinstance(kind, nn.MaxPool2d):
@@ -133,12 +136,6 @@ class Lowering:
             self._pending[node] = replace(held, added=number, added_first=at)
             return
         raise NotUnderstood
-
-    def _relu(self, node: fx.Node) -> None:
-        before = node.args[0]
-        if before not in self._pending or len(before.users) != 1:  # type: ignore[union-attr]
-            raise NotUnderstood
-        self._emit(before, node, relu=True)  # type: ignore[arg-type]
 
     def _emit(self, pending: fx.Node, node: fx.Node, *, relu: bool) -> None:
         held = self._pending.pop(pending)

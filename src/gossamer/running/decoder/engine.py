@@ -32,6 +32,8 @@ from gossamer.running.decoder.sampling import Sampler, Sampling
 from gossamer.running.decoder.weights import FACTS, decoder_shape, joined, rope_angles
 from gossamer.settings import tuning_enabled
 
+# The token numbers of one sequence.
+TokenIds = Sequence[int] | torch.Tensor
 # Kept fraction below which an index per kept weight is smaller than a bit per weight.
 _INDEXED_BELOW = 0.25
 
@@ -136,13 +138,13 @@ class DecoderEngine:
         """A new sequence: memory for keys and values of the whole context."""
         return Session(self._native)
 
-    def logits(self, ids: Sequence[int] | torch.Tensor) -> torch.Tensor:
+    def logits(self, ids: TokenIds) -> torch.Tensor:
         """Logits [T, V] behind every token of a text."""
         return NativeSession(self._native).step(_checked(ids), every=True)
 
     def stream(
         self,
-        prompt: Sequence[int] | torch.Tensor,
+        prompt: TokenIds,
         max_new_tokens: int,
         sampling: Sampling | None = None,
         stop: Collection[int] = (),
@@ -174,7 +176,7 @@ class DecoderEngine:
 
     def generate(
         self,
-        prompt: Sequence[int] | torch.Tensor,
+        prompt: TokenIds,
         max_new_tokens: int,
         sampling: Sampling | None = None,
         stop: Collection[int] = (),
@@ -201,7 +203,7 @@ class Session:
         """Bytes of keys and values."""
         return self._native.nbytes
 
-    def prompt(self, ids: Sequence[int] | torch.Tensor) -> torch.Tensor:
+    def prompt(self, ids: TokenIds) -> torch.Tensor:
         """Logits [V] behind `ids`; what the session holds of their beginning is not run again."""
         wanted = _checked(ids)
         same = 0
@@ -217,7 +219,7 @@ class Session:
                 " context."
             )
         self._native.truncate(same)
-        self._ids = self._ids[:same]
+        del self._ids[same:]
         return self._run(wanted[same:])
 
     def append(self, token: int) -> torch.Tensor:
@@ -304,7 +306,7 @@ def _block(layer: nn.Module, parts: BlockParts, where: str, pack: _Packer) -> De
     )
 
 
-def _checked(ids: Sequence[int] | torch.Tensor) -> "np.typing.NDArray[np.int32]":
+def _checked(ids: TokenIds) -> "np.typing.NDArray[np.int32]":
     if isinstance(ids, torch.Tensor):
         if ids.is_floating_point() or ids.dim() > 2 or (ids.dim() == 2 and len(ids) != 1):
             raise InputError(

@@ -113,13 +113,14 @@ def joined(layers: list[nn.Module], where: str) -> Product:
 
 
 def _product(layer: nn.Module, where: str) -> Product:
-    if form_of(layer) is None and not isinstance(layer, nn.Embedding):
+    form = form_of(layer)
+    if form is None and not isinstance(layer, nn.Embedding):
         raise InputError(
             f"decoder: {where} is a {type(layer).__name__}; expected a linear layer, masked,"
             " compact or dense. Merge adapters first."
         )
     matrix = matrix_of(layer)
-    if form_of(layer) in ("dense", None) and matrix.density > 1 - MIN_SPARSITY:
+    if form in ("dense", None) and matrix.density > 1 - MIN_SPARSITY:
         # A few zeros of a dense layer are weights like the others.
         weight = weight_of(layer)
         matrix = SparseMatrix(Positions(None, tuple(weight.shape)), weight.flatten())

@@ -83,7 +83,10 @@ def _refuse_extras(encoder: nn.Module, layers: Any) -> None:
     home = type(layers[0]).__module__
     for name, module in encoder.named_modules():
         kind, reason = type(module), carried_by_calls(module)
-        if reason is None and not (name in read or _is_stock(module, home)):
+        # As the family's file has it, or a module that does nothing in eval mode.
+        own, idle = kind.__module__ == home, kind in (nn.Dropout, nn.Identity, nn.ModuleList)
+        is_stock = kind.forward.__module__ == home if own else idle
+        if reason is None and not (name in read or is_stock):
             reason = f"{kind.__name__} is no module of this family"
         if reason is None and module is encoder:
             reason = carried_by_state(encoder)
@@ -91,14 +94,6 @@ def _refuse_extras(encoder: nn.Module, layers: Any) -> None:
             reason = f"it holds {sorted(more)[0]!r} besides its layers" if more else reason
         if reason is not None:
             raise TargetError(f"{name or 'the encoder'}: {reason}.")
-
-
-def _is_stock(module: nn.Module, home: str) -> bool:
-    """Whether a module is of the family's file as it was written, or does nothing in eval mode."""
-    kind = type(module)
-    if kind.__module__ == home:
-        return kind.forward.__module__ == home
-    return kind in (nn.Dropout, nn.Identity, nn.ModuleList)
 
 
 def _read(where: str, layer: nn.Module) -> EncoderBlock:
@@ -158,13 +153,12 @@ def _float(where: str, values: torch.Tensor) -> torch.Tensor:
     return values.detach()
 
 
-def _kept(where: str, module: nn.Module) -> Product:
+def _kept(where: str, module: Any) -> Product:
     reason = carried(module)
     if reason is not None:
         raise TargetError(f"{where}: {reason}.")
     if kind_name(module) != "linear" or form_of(module) == "packed":
         raise TargetError(f"{where}: {type(module).__name__} is no linear layer this can pack.")
-    layer: Any = module
-    matrix = matrix_of(layer)
+    matrix = matrix_of(module)
     _float(where, matrix.values)
-    return Product(matrix, None if layer.bias is None else _float(where, layer.bias))
+    return Product(matrix, None if module.bias is None else _float(where, module.bias))

@@ -63,7 +63,10 @@ class NativeEncoder(EncoderStandIn):
         self.packed = packed
         self._handle = _ENCODERS.add(packed)
         self.choices = tuple(sorted(choices, key=lambda choice: choice.tokens))
-        self.min_tokens = _first_win(self.choices)
+        # From where one native call runs: the border to the last number of tokens that lost.
+        won = min(choice.tokens for choice in choices if choice.is_sparse)
+        lost = [choice.tokens for choice in self.choices if choice.tokens < won]
+        self.min_tokens = math.isqrt(lost[-1] * won - 1) + 1 if lost else min(won, _RULE_TOKENS)
         self._watch = Watch(stock.modules())
 
     def forward(
@@ -229,34 +232,19 @@ def choose_encoder(
 def _choice(stock: nn.Module, packed: PackedEncoder, count: int, chooser: Chooser) -> Choice:
     name = "encoder" if packed.precision == "fp32" else f"encoder-{packed.precision}"
     rule = f"fixed rule (GOSSAMER_TUNE=off): {count} tokens, one call from {_RULE_TOKENS} on"
-    kernel = name if count >= _RULE_TOKENS else "dense"
     # Sequences as long as they commonly are: the rest of the tokens are further ones.
     tokens = min(count, _SEQUENCE)
     sequences = -(-count // tokens)
     generator = torch.Generator().manual_seed(0)
     x_BTD = torch.randn(sequences, tokens, packed.features, generator=generator)
     rows = x_BTD.view(-1, packed.features)
-    key = CostKey(
-        kernel=name,
-        rows=packed.num_layers,
-        columns=packed.features,
-        pattern=f"{packed.nbytes} bytes",
-        density=packed.density,
-        tokens=count,
-    )
-    unmeasured = Choice(count, kernel, rule)
+    size = f"{packed.nbytes} bytes"
+    key = CostKey(name, packed.num_layers, packed.features, size, packed.density, count)
+    unmeasured = Choice(count, name if count >= _RULE_TOKENS else "dense", rule)
     rival = Rival(name, key, lambda: packed(rows, [tokens] * sequences), unmeasured)
     choice = chooser.choose_among([rival], lambda: stock(x_BTD, None))
     why = choice.why.replace("dense is faster", "layer by layer is faster")
     return replace(choice, why=why.replace("x dense", "x layer by layer"))
-
-
-def _first_win(choices: tuple[Choice, ...]) -> int:
-    """Tokens from which one native call runs: the border to the last count that lost."""
-    lost = [choice.tokens for choice in choices if not choice.is_sparse]
-    won = min(choice.tokens for choice in choices if choice.is_sparse)
-    below = [tokens for tokens in lost if tokens < won]
-    return math.isqrt(max(below) * won - 1) + 1 if below else min(won, _RULE_TOKENS)
 
 
 def _asks_for_more(arguments: dict[str, Any], config: Any) -> bool:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Says per layer what runs it and why: the answer to "why is my model not faster?"."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -99,7 +99,10 @@ def explain(model: nn.Module) -> Explanation:
         if isinstance(forward, NetForward) and forward.choice is not None:
             rows.append(_net_row(name, forward, forward.choice))
         if isinstance(module, NativeEncoder):
-            rows.extend(_encoder_rows(name, module))
+            # The layers as one; rows of single layers, which run below its tokens, follow.
+            packed = module.packed
+            facts = (name, module, (packed.num_layers, packed.features), packed.density)
+            rows.extend(_row(*facts, _LAYER_BY_LAYER, choice) for choice in module.choices)
         elif form_of(module) is not None:
             rows.extend(_layer_rows(name, module, id(module) in outputs))
         elif LEFT in module.__dict__:
@@ -125,17 +128,7 @@ def _net_row(name: str, forward: NetForward, choice: Choice) -> Row:
     return _row(name, forward, shape, density, choice.kernel, choice)
 
 
-def _encoder_rows(name: str, module: NativeEncoder) -> list[Row]:
-    """The layers as one; rows of single layers, which run below its tokens, follow."""
-    packed = module.packed
-    shape = (packed.num_layers, packed.features)
-    return [
-        _row(name, module, shape, packed.density, _LAYER_BY_LAYER, choice)
-        for choice in module.choices
-    ]
-
-
-def _layer_rows(name: str, module: nn.Module, is_read: bool) -> list[Row]:
+def _layer_rows(name: str, module: nn.Module, is_read: bool) -> Iterator[Row]:
     """`is_read`: whether an attention reads the weight of the layer, which is never called."""
     # What it runs as where no sparse kernel does.
     forms = {"masked": _MASKED, "compact": f"compact/{getattr(module, 'mode', '')}"}
@@ -148,10 +141,8 @@ def _layer_rows(name: str, module: nn.Module, is_read: bool) -> list[Row]:
     choices: Sequence[Choice | str] | None = getattr(module, "choices", None)
     pattern = str(getattr(module, "pattern", None) or "-")
     stored = getattr(module, "format", "-")
-    return [
-        _row(name, module, shape_of(module), density, form, choice, pattern, stored)
-        for choice in ([why] if choices is None else choices)
-    ]
+    for choice in [why] if choices is None else choices:
+        yield _row(name, module, shape_of(module), density, form, choice, pattern, stored)
 
 
 def _row(

@@ -116,7 +116,7 @@ class PackedConv2d(ConvAttributes, PackedForm):
         bias: torch.Tensor | None,
         pattern: Pattern,
         choices: tuple[Choice, ...],
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype,
         where: str = "a compiled Conv2d",
     ) -> None:
         super().__init__(packed.settings.weight_shape, bias, pattern, choices, dtype, where)
@@ -164,8 +164,8 @@ class PackedLinear(PackedForm):
         bias: torch.Tensor | None,
         choices: tuple[Choice, ...],
         dense_copy: torch.Tensor | None,
-        dtype: torch.dtype = torch.float32,
-        where: str = "a compiled Linear",
+        dtype: torch.dtype,
+        where: str,
     ) -> None:
         super().__init__(matrix.shape, bias, matrix.pattern, choices, dtype, where)
         self.out_features, self.in_features = matrix.shape

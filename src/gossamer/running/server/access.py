@@ -22,8 +22,6 @@ from gossamer.running.server.limits import Limits
 from gossamer.running.server.metrics import Metrics
 from gossamer.running.server.request_body import RequestBody
 
-# Whoever watches a server must not need its key.
-_OPEN_PATHS = ("/health",)
 _MAX_KEY = 1024
 
 
@@ -60,7 +58,8 @@ class Access:
                     " address of the loopback, or one that the server was told to answer to"
                     " (--allow-host).",
                 )
-        if self.api_key is not None and scope["path"] not in _OPEN_PATHS:
+        # Whoever watches a server must not need its key.
+        if self.api_key is not None and scope["path"] != "/health":
             given = [_bearer(value) for value in _values(scope, b"authorization")]
             # Takes as long for a wrong key as for the right one.
             if len(given) != 1 or not hmac.compare_digest(given[0], self.api_key.encode()):

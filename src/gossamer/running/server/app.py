@@ -15,14 +15,14 @@ from gossamer.running.server.access import Access, Guard
 from gossamer.running.server.faults import check_model, install_faults
 from gossamer.running.server.limits import Limits
 from gossamer.running.server.metrics import Metrics
-from gossamer.running.server.service import Service
-from gossamer.running.server.text_routes import (
+from gossamer.running.server.routes import (
     BatchedTexts,
     classification_routes,
     embedding_routes,
+    writing_routes,
 )
+from gossamer.running.server.service import Service
 from gossamer.running.server.workers import Batcher, RunBatch, TurnTaker, Worker
-from gossamer.running.server.writing_routes import writing_routes
 from gossamer.running.text import TextTokens
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -48,44 +48,9 @@ def build_app(
         workers.append(batcher)
         return BatchedTexts(service.name, tokens, batcher, bounds)
 
-    router = APIRouter()
-    _status_routes(router, service, metrics, workers)
-    if (embedder := service.embedder) is not None:
-        embedding_routes(router, batched(embedder.tokens, embedder.vectors))
-    if (classifier := service.classifier) is not None:
-        texts = batched(classifier.tokens, classifier.scores)
-        classification_routes(router, texts, classifier)
-    if (writer := service.writer) is not None:
-        turns = TurnTaker(writer.engine, bounds, metrics)
-        workers.append(turns)
-        writing_routes(router, writer, turns, bounds, service.name)
     metrics.queue.set_function(lambda: sum(map(len, workers)))
+    router = APIRouter()
 
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        for worker in workers:
-            worker.start()
-        yield
-        for worker in workers:
-            await run_in_threadpool(worker.close)
-
-    # Pages that describe the interface would load scripts from elsewhere.
-    app = FastAPI(
-        title=f"gossamer: {service.name}", docs_url=None, redoc_url=None, lifespan=lifespan
-    )
-    app.include_router(router)
-    found: list[Any] = router.routes
-    paths = [route.path for route in found if "{" not in route.path]
-    install_faults(app, bounds, paths)
-    app.add_middleware(
-        Guard, access=access or Access(), limits=bounds, metrics=metrics, endpoints=paths
-    )
-    return app
-
-
-def _status_routes(
-    router: APIRouter, service: Service, metrics: Metrics, workers: list[Any]
-) -> None:
     @router.get("/health")
     async def health() -> dict[str, Any]:
         return {"status": "ok", "model": service.name, "queue_length": sum(map(len, workers))}
@@ -109,3 +74,34 @@ def _status_routes(
     @router.get("/metrics", response_model=None)
     async def read_metrics() -> Response:
         return Response(metrics.text(), media_type=_METRICS_TYPE)
+
+    if (embedder := service.embedder) is not None:
+        embedding_routes(router, batched(embedder.tokens, embedder.vectors))
+    if (classifier := service.classifier) is not None:
+        texts = batched(classifier.tokens, classifier.scores)
+        classification_routes(router, texts, classifier)
+    if (writer := service.writer) is not None:
+        turns = TurnTaker(writer.engine, bounds, metrics)
+        workers.append(turns)
+        writing_routes(router, writer, turns, bounds, service.name)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        for worker in workers:
+            worker.start()
+        yield
+        for worker in workers:
+            await run_in_threadpool(worker.close)
+
+    # Pages that describe the interface would load scripts from elsewhere.
+    app = FastAPI(
+        title=f"gossamer: {service.name}", docs_url=None, redoc_url=None, lifespan=lifespan
+    )
+    app.include_router(router)
+    found: list[Any] = router.routes
+    paths = [route.path for route in found if "{" not in route.path]
+    install_faults(app, bounds, paths)
+    app.add_middleware(
+        Guard, access=access or Access(), limits=bounds, metrics=metrics, endpoints=paths
+    )
+    return app

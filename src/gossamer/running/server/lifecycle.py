@@ -108,31 +108,14 @@ def _server(app: FastAPI, limits: Limits, ready: Callable[[], None]) -> uvicorn.
             await super().startup(sockets)
             ready()
 
-    config = uvicorn.Config(
-        app,
-        loop="asyncio",
-        http=_connection_class(limits.timeout_seconds),
-        ws="none",
-        lifespan="on",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        backlog=_BACKLOG,
-        limit_concurrency=_CONNECTIONS_PER_PLACE * limits.max_queue + _SPARE_CONNECTIONS,
-        timeout_graceful_shutdown=math.ceil(limits.timeout_seconds),
-    )
-    return Server(config)
-
-
-def _connection_class(seconds: float) -> type[asyncio.Protocol]:
-    """Connections of uvicorn, which are closed if the headers of a request take longer.
-
-    uvicorn bounds the time between two requests, and `request_body.py` that of a body. In between
-    are the headers: a client that sends them byte by byte, or nothing at all, would keep its place.
-    """
-
     class Connection(H11Protocol):
+        """Is closed if the headers of a request take longer than the time of all of it.
+
+        uvicorn bounds the time between two requests, and `request_body.py` that of a body. In
+        between are the headers: a client that sends them byte by byte, or nothing at all, would
+        keep its place.
+        """
+
         _watch: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: Any) -> None:
@@ -152,11 +135,25 @@ def _connection_class(seconds: float) -> type[asyncio.Protocol]:
             if self.cycle is not None and not self.cycle.response_complete:
                 self._forget()
             elif self._watch is None:
-                self._watch = self.loop.call_later(seconds, self.transport.close)
+                self._watch = self.loop.call_later(limits.timeout_seconds, self.transport.close)
 
         def _forget(self) -> None:
             if self._watch is not None:
                 self._watch.cancel()
                 self._watch = None
 
-    return Connection
+    config = uvicorn.Config(
+        app,
+        loop="asyncio",
+        http=Connection,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=_BACKLOG,
+        limit_concurrency=_CONNECTIONS_PER_PLACE * limits.max_queue + _SPARE_CONNECTIONS,
+        timeout_graceful_shutdown=math.ceil(limits.timeout_seconds),
+    )
+    return Server(config)

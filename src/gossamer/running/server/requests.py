@@ -2,7 +2,7 @@
 """What a request may say. Types are not converted, and a field nobody knows is refused.
 
 Clients of OpenAI's interface send optional fields out of habit, with null or with the value that is
-the default. They are taken where they ask for nothing (`only`), else refused.
+the default. They are taken where they ask for nothing (`not_done`), else refused.
 """
 
 import json
@@ -26,17 +26,21 @@ _NO_CHANCES = "chances of tokens are not given"
 _NO_TOOLS = "tools are not called"
 _WHOLE_VECTORS = "a vector is as long as the model makes it; one that is cut means something else"
 _NO_AUDIO = "there is nothing but text"
+_ONE_TEXT = "one text is written for a request"
+_NO_PENALTY = "tokens are not penalised"
 
 
-def only(*values: Any, why: str) -> BeforeValidator:
-    """Take null and `values`; refuse others, since `why`."""
+def not_done(why: str, *values: Any) -> Any:
+    """A field that takes null and `values`, which ask for nothing; others are refused: `why`."""
     allowed = " or ".join(["null", *map(json.dumps, values)])
 
     def check(value: Any) -> None:
         if value is not None and not any(_same(value, other) for other in values):
             raise ValueError(f"{why}; expected {allowed}, got {ascii(value)[:60]}")
 
-    return BeforeValidator(check)
+    field: Any = Field(None)
+    field.metadata.append(BeforeValidator(check))
+    return field
 
 
 def at_most(count: int) -> Callable[[Any], Any]:
@@ -112,12 +116,6 @@ def _content(value: Any) -> Any:
 
 # Who asks, or what for. It is not read and changes no answer.
 Label = Annotated[str, Field(max_length=512)] | None
-# Fields of several requests that ask for what is not done; see `only`.
-OneText = Annotated[Any, only(1, why="one text is written for a request")]
-NoPenalty = Annotated[Any, only(0, why="tokens are not penalised")]
-NoTools = Annotated[Any, only([], why=_NO_TOOLS)]
-NoToolChoice = Annotated[Any, only("none", "auto", why=_NO_TOOLS)]
-NoAudio = Annotated[Any, only(why=_NO_AUDIO)]
 Inputs = Annotated[list[str] | list[list[int]], BeforeValidator(_texts_or_tokens)]
 StopText = Annotated[str, Field(min_length=1, max_length=256), BeforeValidator(_content)]
 
@@ -153,14 +151,14 @@ class EmbeddingsBody(TextsBody):
 
     encoding_format: Annotated[Literal["float", "base64"], null_is("float")] = "float"
     user: Label = None
-    dimensions: Annotated[Any, only(why=_WHOLE_VECTORS)] = None
+    dimensions: Any = not_done(_WHOLE_VECTORS)
 
 
 class StreamOptions(Fields):
     """What a stream tells besides the text."""
 
     include_usage: Annotated[bool, null_is(False)] = False
-    include_obfuscation: Annotated[Any, only(False, why="events are not padded")] = None
+    include_obfuscation: Any = not_done("events are not padded", False)
 
 
 class GenerationBody(Body):
@@ -178,10 +176,10 @@ class GenerationBody(Body):
     stream: Annotated[bool, null_is(False)] = False
     stream_options: StreamOptions | None = None
     # Taken where they ask for nothing that is not done anyway.
-    n: OneText = None
-    presence_penalty: NoPenalty = None
-    frequency_penalty: NoPenalty = None
-    logit_bias: Annotated[Any, only({}, why="tokens are not biased")] = None
+    n: Any = not_done(_ONE_TEXT, 1)
+    presence_penalty: Any = not_done(_NO_PENALTY, 0)
+    frequency_penalty: Any = not_done(_NO_PENALTY, 0)
+    logit_bias: Any = not_done("tokens are not biased", {})
     user: Label = None
 
 
@@ -189,10 +187,10 @@ class CompletionBody(GenerationBody):
     """Of /v1/completions."""
 
     prompt: Inputs
-    best_of: OneText = None
-    echo: Annotated[Any, only(False, why="the prompt is not repeated")] = None
-    logprobs: Annotated[Any, only(why=_NO_CHANCES)] = None
-    suffix: Annotated[Any, only("", why="a text cannot be filled in before another one")] = None
+    best_of: Any = not_done(_ONE_TEXT, 1)
+    echo: Any = not_done("the prompt is not repeated", False)
+    logprobs: Any = not_done(_NO_CHANCES)
+    suffix: Any = not_done("a text cannot be filled in before another one", "")
 
 
 class Message(Fields):
@@ -202,11 +200,11 @@ class Message(Fields):
     content: Annotated[str, BeforeValidator(_content)]
     name: Label = None
     # As answers carry them, which come back as messages.
-    refusal: Annotated[Any, only(why="a refusal is content like other")] = None
-    tool_calls: NoTools = None
-    function_call: Annotated[Any, only(why=_NO_TOOLS)] = None
-    audio: NoAudio = None
-    annotations: Annotated[Any, only([], why="texts are not annotated")] = None
+    refusal: Any = not_done("a refusal is content like other")
+    tool_calls: Any = not_done(_NO_TOOLS, [])
+    function_call: Any = not_done(_NO_TOOLS)
+    audio: Any = not_done(_NO_AUDIO)
+    annotations: Any = not_done("texts are not annotated", [])
 
 
 class ChatBody(GenerationBody):
@@ -214,26 +212,22 @@ class ChatBody(GenerationBody):
 
     messages: Annotated[list[Message], FailFast(), Field(min_length=1, max_length=1024)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    response_format: Annotated[Any, only({"type": "text"}, why="texts are not bound to a form")] = (
-        None
-    )
-    logprobs: Annotated[Any, only(False, why=_NO_CHANCES)] = None
-    top_logprobs: Annotated[Any, only(0, why=_NO_CHANCES)] = None
-    tools: NoTools = None
-    tool_choice: NoToolChoice = None
+    response_format: Any = not_done("texts are not bound to a form", {"type": "text"})
+    logprobs: Any = not_done(_NO_CHANCES, False)
+    top_logprobs: Any = not_done(_NO_CHANCES, 0)
+    tools: Any = not_done(_NO_TOOLS, [])
+    tool_choice: Any = not_done(_NO_TOOLS, "none", "auto")
     parallel_tool_calls: bool | None = None
-    functions: NoTools = None
-    function_call: NoToolChoice = None
-    modalities: Annotated[Any, only(["text"], why=_NO_AUDIO)] = None
-    audio: NoAudio = None
-    prediction: Annotated[Any, only(why="texts are not predicted by a client")] = None
-    reasoning_effort: Annotated[Any, only("none", why="there is no effort to set")] = None
-    verbosity: Annotated[Any, only("medium", why="there is no length to set but max_tokens")] = None
-    web_search_options: Annotated[Any, only(why="nothing is searched")] = None
-    service_tier: Annotated[Any, only("auto", "default", why="all requests are served alike")] = (
-        None
-    )
-    store: Annotated[Any, only(False, why="nothing is stored")] = None
+    functions: Any = not_done(_NO_TOOLS, [])
+    function_call: Any = not_done(_NO_TOOLS, "none", "auto")
+    modalities: Any = not_done(_NO_AUDIO, ["text"])
+    audio: Any = not_done(_NO_AUDIO)
+    prediction: Any = not_done("texts are not predicted by a client")
+    reasoning_effort: Any = not_done("there is no effort to set", "none")
+    verbosity: Any = not_done("there is no length to set but max_tokens", "medium")
+    web_search_options: Any = not_done("nothing is searched")
+    service_tier: Any = not_done("all requests are served alike", "auto", "default")
+    store: Any = not_done("nothing is stored", False)
     # Labels, which are read by nobody and change no answer.
     metadata: Annotated[dict[str, str] | None, BeforeValidator(at_most(_MAX_LABELS))] = None
     safety_identifier: Label = None

@@ -159,8 +159,7 @@ def prompt_ids(
     refuse_private(text, _WHERE)
     back = {private: letter for letter, private in letters.items()}
     if marked.translate(back) == text:
-        literal = special.literal
-        ids, found = literal.ids_between(literal.with_stand_ins(marked).translate(back))
+        ids, found = special.literal.ids_around(marked, back)
         if found == ours:
             return ids
     # The first one that only one of the two lists has at its place.

@@ -9,7 +9,7 @@ and encodes them again as letters; all other texts are encoded once, as they alw
 import functools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gossamer.errors import InputError
@@ -132,19 +132,19 @@ class _Literal:
             token["special"] |= token["id"] in special.added
         self.tokenizer = make_tokenizer(json.dumps(description).encode())
         self.tokenizer.encode_special_tokens = True
-        self.stand_ins = {
-            number: chr(FIRST_STAND_IN + place) for place, number in enumerate(special.added)
-        }
-        if len(self.stand_ins) > LAST_PRIVATE - FIRST_STAND_IN >> 1:
-            raise InputError(f"the tokenizer has {len(self.stand_ins)} special tokens: too many.")
-        pairs = zip(self.stand_ins.values(), special.added.values(), strict=True)
+        added = special.added
+        if len(added) > LAST_PRIVATE - FIRST_STAND_IN >> 1:
+            raise InputError(f"the tokenizer has {len(added)} special tokens: too many.")
+        stand_ins = [chr(FIRST_STAND_IN + place) for place in range(len(added))]
+        pairs = list(zip(stand_ins, added.values(), strict=True))
         self.tokenizer.add_tokens(
             [
                 AddedToken(stand_in, normalized=False, lstrip=token.lstrip, rstrip=token.rstrip)
                 for stand_in, token in pairs
             ]
         )
-        self._meant = {self.tokenizer.token_to_id(s): n for n, s in self.stand_ins.items()}
+        self._stand_ins = {token.content: stand_in for stand_in, token in pairs}
+        self._meant = dict(zip(map(self.tokenizer.token_to_id, stand_ins), added, strict=True))
 
     def encode(self, text: str, where: str) -> Any:
         """The encoding of a text with everything in it as letters."""
@@ -154,19 +154,20 @@ class _Literal:
             raise cannot_spell(self._special.contents[spelled[0]], where)
         return encoded
 
-    def ids_between(self, text: str) -> tuple[list[int], list[int]]:
-        """Token numbers of a text with stand-ins, and the special ones among them."""
+    def ids_around(self, marked: str, back: Mapping[int, int]) -> tuple[list[int], list[int]]:
+        """Token numbers of a text, and the special ones among them.
+
+        Args:
+            marked: the text; special tokens that it spells are read.
+            back: private characters of it that stand for letters.
+        """
+        spellings = self._special.spellings
+        text = spellings.sub(lambda match: self._stand_ins[match[0]], marked).translate(back)
         encoded = self.tokenizer.encode(text, add_special_tokens=False)
         # What is read in letters comes out here, too, so that it can be refused.
         found = [i for i in encoded.ids if i in self._meant] + self._special.spelled(encoded, text)
         ids = [self._meant.get(number, number) for number in encoded.ids]
         return ids, [self._meant.get(number, number) for number in found]
-
-    def with_stand_ins(self, text: str) -> str:
-        """Special tokens that `text` spells, as their stand-ins."""
-        contents = self._special.contents
-        stand_ins = {contents[number]: stand_in for number, stand_in in self.stand_ins.items()}
-        return self._special.spellings.sub(lambda match: stand_ins[match[0]], text)
 
 
 def refuse_private(text: str, where: str) -> None:
