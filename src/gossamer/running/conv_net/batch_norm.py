@@ -57,7 +57,7 @@ def _fold_all(
     model: nn.Module, pairs: list[Pair], settled: Collection[int]
 ) -> list[tuple[nn.Module, nn.Module]]:
     """Replace the pairs that can be folded; (old, new) of everything replaced."""
-    replaced: list[tuple[nn.Module, nn.Module]] = []
+    replaced = []
     places = Counter(id(m) for _, m in model.named_modules(remove_duplicate=False))
     names = {id(module): name for name, module in model.named_modules()}
     for conv, norm in pairs:
@@ -107,7 +107,7 @@ def _traced_pairs(model: nn.Module) -> list[Pair] | None:
         return None
     modules = dict(model.named_modules(remove_duplicate=False))
     calls = Counter(id(modules[n.target]) for n in graph.nodes if n.op == "call_module")
-    pairs: list[Pair] = []
+    pairs = []
     for node in graph.nodes:
         if node.op != "call_module" or len(node.users) != 1:
             continue

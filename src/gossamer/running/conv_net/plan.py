@@ -212,9 +212,7 @@ def lower(model: nn.Module, graph: fx.Graph, example: torch.Tensor) -> Lowering 
             lowering.take(lowering.exit)
         except NotUnderstood:
             return None
-    if read != {lowering.exit} or not lowering.steps:
-        return None
-    return lowering
+    return lowering if read == {lowering.exit} and lowering.steps else None
 
 
 def plan_of(lowering: Lowering) -> NetPlan:

@@ -247,9 +247,7 @@ class Casting:
 
     run: Run
 
-    def __call__(
-        self, x: torch.Tensor, bias: torch.Tensor | None, activation: str = "none"
-    ) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
         """act(x W^T + bias) in the dtype of x."""
         wide = None if bias is None else bias.float()
         return self.run(x.float(), wide, activation).to(x.dtype)

@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The application: routes for what a model can do, health and metrics."""
+"""The application: what a model can do (embed, classify or write), routes for it, health, metrics."""
 
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
+from torch import nn
 
+from gossamer.nn.families import is_decoder
+from gossamer.running.layers import compile as compile_model
 from gossamer.running.server.access import Access, Guard
 from gossamer.running.server.faults import check_model, install_faults
 from gossamer.running.server.limits import Limits
@@ -21,11 +25,53 @@ from gossamer.running.server.routes import (
     embedding_routes,
     writing_routes,
 )
-from gossamer.running.server.service import Service
 from gossamer.running.server.workers import Batcher, RunBatch, TurnTaker, Worker
-from gossamer.running.text import TextTokens
+from gossamer.running.text import (
+    Classifier,
+    Embedder,
+    Pooling,
+    TextTokens,
+    Writer,
+    make_writer,
+)
 
+# Tokens of a call that kernels are chosen for: a sentence and a full batch.
+_ENCODER_TOKENS = (32, 1024)
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@dataclass(frozen=True)
+class Service:
+    """A model under a name; what it cannot do is None."""
+
+    name: str
+    embedder: Embedder | None = None
+    classifier: Classifier | None = None
+    writer: Writer | None = None
+
+
+def make_service(
+    model: nn.Module,
+    beside: Mapping[str, bytes],
+    name: str,
+    *,
+    precision: str = "fp32",
+    pooling: Pooling = "mean",
+) -> Service:
+    """Compile `model` in place and say what it serves.
+
+    Args:
+        model: of transformers.
+        beside: files beside its weights, by name; tokenizer.json is needed.
+        name: what clients call it.
+        precision: the lowest one that kernels may compute in.
+        pooling: of embeddings.
+    """
+    if is_decoder(model):
+        return Service(name, writer=make_writer(model, beside, precision=precision))
+    fast: Any = compile_model(model, tokens=_ENCODER_TOKENS, inplace=True, precision=precision)
+    classifier = Classifier(fast, beside) if Classifier.fits(fast) else None
+    return Service(name, Embedder(fast, beside, pooling=pooling), classifier)
 
 
 def build_app(

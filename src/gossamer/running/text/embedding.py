@@ -69,7 +69,6 @@ class Embedder:
             )
         self._encoder: Any = model.base_model
         self.tokens = TextTokens(beside, model.config, max_tokens)
-        self._padding = int(getattr(model.config, "pad_token_id", None) or 0)
         self._pooling = pooling
         self._normalise = normalise
         self._special_tokens = special_tokens
@@ -96,7 +95,7 @@ class Embedder:
 
     def vectors(self, ids: Sequence[torch.Tensor]) -> torch.Tensor:
         """Vectors float32 [B, D] of token numbers, in one call of the model."""
-        inputs = padded(ids, self._padding)
+        inputs = padded(ids, self.tokens.padding)
         with torch.inference_mode():
             hidden_BTD = self._encoder(**inputs).last_hidden_state
             pooled_BD = pool(hidden_BTD, inputs["attention_mask"], self._pooling)
@@ -130,7 +129,6 @@ class Classifier:
         config: Any = model.config
         self._model = model
         self.tokens = TextTokens(beside, config)
-        self._padding = int(config.pad_token_id or 0)
         self.labels = tuple(str(config.id2label[i]) for i in range(config.num_labels))
         self._several = config.problem_type == "multi_label_classification"
 
@@ -142,7 +140,7 @@ class Classifier:
     def scores(self, ids: Sequence[torch.Tensor]) -> torch.Tensor:
         """Scores float32 [B, C] of token numbers, in one call of the model."""
         with torch.inference_mode():
-            logits_BC: torch.Tensor = self._model(**padded(ids, self._padding)).logits.float()
+            logits_BC: torch.Tensor = self._model(**padded(ids, self.tokens.padding)).logits.float()
             if self._several:
                 return torch.sigmoid(logits_BC)
             return logits_BC if len(self.labels) == 1 else logits_BC.softmax(dim=1)

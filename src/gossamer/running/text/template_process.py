@@ -23,6 +23,7 @@ from gossamer.errors import InputError, ResourceError
 from gossamer.running.text.template_worker import LENGTH
 
 RENDER_SECONDS = 10.0
+# Address space of the process, where the system can limit it (Linux).
 MEMORY_BYTES = 512 << 20
 MAX_CHARACTERS = 10_000_000
 # A character is at most two escapes of six bytes.
@@ -43,12 +44,10 @@ class TemplateProcess:
 
     Args:
         seconds: for one call, waiting for other threads included; None = RENDER_SECONDS.
-        memory_bytes: address space of the process, where the system can limit it (Linux).
     """
 
-    def __init__(self, seconds: float | None = None, memory_bytes: int = MEMORY_BYTES) -> None:
+    def __init__(self, seconds: float | None = None) -> None:
         self._seconds = RENDER_SECONDS if seconds is None else seconds
-        self._memory_bytes = memory_bytes
         self._turn = threading.Lock()
         self._worker: _Worker | None = None
 
@@ -84,7 +83,7 @@ class TemplateProcess:
         if "memory" in answer:
             raise InputError(
                 "messages: the chat template of this model needs more than"
-                f" {self._memory_bytes >> 20} MiB for them. Take another model, or put another"
+                f" {MEMORY_BYTES >> 20} MiB for them. Take another model, or put another"
                 " chat_template.jinja beside this one."
             )
         texts: list[str] = answer["texts"]
@@ -93,15 +92,15 @@ class TemplateProcess:
     def _ask(self, question: dict[str, Any], seconds: float) -> dict[str, Any]:
         worker = self._worker
         # A copy of this object in a forked process must not read its parent's answers.
-        if worker is None or worker.owner != os.getpid() or worker.ended:
-            worker = self._worker = _Worker(self._memory_bytes)
+        if worker is None or worker.owner != os.getpid() or worker.process.poll() is not None:
+            worker = self._worker = _Worker()
         answer = worker.ask(json.dumps(question).encode("ascii"), seconds)
         if answer is None or "memory" in answer:
             self._worker = None
             worker.end()
         if answer is None and worker.late:
             raise self._too_slow()
-        return {"refused": "its process ended without an answer"} if answer is None else answer
+        return answer or {"refused": "its process ended without an answer"}
 
     def _too_slow(self) -> TemplateTooSlow:
         return TemplateTooSlow(
@@ -113,14 +112,13 @@ class TemplateProcess:
 class _Worker:
     """A running process."""
 
-    def __init__(self, memory_bytes: int) -> None:
-        self.owner = os.getpid()
-        self.late = False
+    def __init__(self) -> None:
+        self.owner, self.late = os.getpid(), False
         # Isolated and without site: no file of the user, no variable and no package that hooks
         # into the start is read, only the two packages that are named.
-        command = [sys.executable, "-I", "-S", "-X", "utf8", str(_WORKER), str(memory_bytes)]
+        command = [sys.executable, "-I", "-S", "-X", "utf8", str(_WORKER), str(MEMORY_BYTES)]
         try:
-            self._process: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603  (our script)
+            self.process: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603  (our script)
                 [*command, *_package_folders()],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -134,17 +132,12 @@ class _Worker:
                 f"the process for chat templates cannot be started ({error.strerror}). End other"
                 " processes, or raise the limit of them."
             ) from error
-        self.end = weakref.finalize(self, _end, self._process, self.owner)
-
-    @property
-    def ended(self) -> bool:
-        """Whether somebody ended the process while it waited."""
-        return self._process.poll() is not None
+        self.end = weakref.finalize(self, _end, self.process, self.owner)
 
     def ask(self, question: bytes, seconds: float) -> dict[str, Any] | None:
         """The answer; None if the process ended, `late` if that was because of the time."""
-        to: Any = self._process.stdin
-        back: Any = self._process.stdout
+        to: Any = self.process.stdin
+        back: Any = self.process.stdout
         watch = threading.Timer(seconds, self._stop)
         watch.daemon = True
         watch.start()
@@ -162,7 +155,7 @@ class _Worker:
 
     def _stop(self) -> None:
         self.late = True
-        self._process.kill()
+        self.process.kill()
 
 
 def _package_folders() -> list[str]:

@@ -35,6 +35,7 @@ class TextTokens:
             )
         self.max_tokens = most if max_tokens is None else max_tokens
         self.vocab_size = int(config.vocab_size)
+        self.padding = int(getattr(config, "pad_token_id", None) or 0)
 
     def whole(
         self, texts: Sequence[str], where: str = "text", *, special_tokens: bool = False

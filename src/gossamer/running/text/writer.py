@@ -55,13 +55,13 @@ class TextPieces:
 
     def _open_end(self) -> int:
         """Length of the longest end of what is held that begins a stop text."""
-        longest = 0
-        for text in self._stop:
-            for length in range(min(len(text) - 1, len(self._held)), longest, -1):
-                if self._held.endswith(text[:length]):
-                    longest = length
-                    break
-        return longest
+        lengths = (
+            length
+            for text in self._stop
+            for length in range(1, min(len(text), len(self._held) + 1))
+            if self._held.endswith(text[:length])
+        )
+        return max(lengths, default=0)
 
 
 @dataclass(frozen=True)
