@@ -69,8 +69,7 @@ def _fold_all(
             continue
         reason = carried(norm)
         if reason is not None:
-            why = f"is not folded into its convolution: {reason}"
-            leave_and_report(norm, names[id(norm)], why)
+            leave_and_report(norm, names[id(norm)], f"is not folded into its convolution: {reason}")
         elif carried(conv) is None:  # else the convolution stays what it is, and says why
             for old, new in ((conv, _folded(conv, norm)), (norm, nn.Identity())):
                 hand_over(new, old)

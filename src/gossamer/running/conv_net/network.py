@@ -12,7 +12,6 @@ import torch
 from torch import fx, nn
 
 from gossamer import settings
-from gossamer.nn.layer_kinds import weight_of
 from gossamer.nn.surgery.carried import Watch
 from gossamer.ops.addresses import direct_address
 from gossamer.ops.engines import PackedConvNet
@@ -131,7 +130,7 @@ class _Reference(fx.Interpreter):
         module = self.fetch_attr(target)
         if not isinstance(module, PackedConv2d):
             return super().call_module(target, args, kwargs)
-        return module.settings.apply(args[0], weight_of(module), module.bias)
+        return module.settings.apply(args[0], module.dense_weight(), module.bias)
 
     def run_node(self, n: fx.Node) -> Any:
         """One node."""

@@ -28,18 +28,6 @@ class NotUnderstood(Exception):
 
 
 @dataclass
-class _Pending:
-    """A convolution that may still take over what follows it."""
-
-    module: PackedConv2d | nn.Conv2d
-    source: int
-    settings: ConvSettings
-    size: Pair
-    added: int | None = None
-    added_first: int = 0
-
-
-@dataclass
 class Lowering:
     """A plan that grows node by node.
 
@@ -56,7 +44,7 @@ class Lowering:
     tops: list[fx.Node] = field(default_factory=list)
     exit: fx.Node | None = None
     mean: bool = False
-    _pending: dict[fx.Node, _Pending] = field(default_factory=dict)
+    _pending: dict[fx.Node, ConvStep] = field(default_factory=dict)
     _wider: dict[fx.Node, tuple[int, int, int]] = field(default_factory=dict)
 
     def add(self, node: fx.Node, channels: int, size: Pair, is_positive: bool) -> int:
@@ -115,9 +103,9 @@ class Lowering:
         if len(node.args) != 1 or node.kwargs or not stock:
             raise NotUnderstood
         source, settings = self.take(node.args[0]), ConvSettings.of(module)
-        size = self.values[source].size
-        positions_of(settings, size)
-        self._pending[node] = _Pending(module, source, settings, settings.out_size(size))
+        positions_of(settings, self.values[source].size)
+        # Without a target: it may still take over what follows it.
+        self._pending[node] = ConvStep(source, -1, settings, matrix_of(module), module.bias, False)
 
     def _sum(self, node: fx.Node) -> None:
         summands: Any = node.args
@@ -130,7 +118,7 @@ class Lowering:
             else:
                 number, at = self.take(other), 0
                 channels = self.values[number].channels
-            if self.values[number].size != held.size or channels != held.settings.out_channels:
+            if (channels, self.values[number].size) != self._result_of(held):
                 raise NotUnderstood
             del self._pending[conv]
             self._pending[node] = replace(held, added=number, added_first=at)
@@ -138,22 +126,21 @@ class Lowering:
         raise NotUnderstood
 
     def _emit(self, pending: fx.Node, node: fx.Node, *, relu: bool) -> None:
-        held = self._pending.pop(pending)
-        target = self.add(node, held.settings.out_channels, held.size, relu)
-        self.steps.append(
-            ConvStep(
-                held.source, target, held.settings, matrix_of(held.module), held.module.bias, relu,
-                held.added, held.added_first,
-            )
-        )  # fmt: skip
+        step = self._pending.pop(pending)
+        target = self.add(node, *self._result_of(step), relu)
+        self.steps.append(replace(step, target=target, relu=relu))
+
+    def _result_of(self, step: ConvStep) -> tuple[int, Pair]:
+        """Channels and size of what a convolution gives."""
+        size = step.settings.out_size(self.values[step.source].size)
+        return step.settings.out_channels, size
 
     def _largest(self, node: fx.Node, pool: nn.MaxPool2d) -> None:
         is_positive = self.values[self.take(node.args[0])].is_positive
         # Around an image are zeros, which are below everything only if nothing is negative.
         if not is_positive or pool.ceil_mode or pool.return_indices:
             raise NotUnderstood
-        window = (pool.kernel_size, pool.stride, pool.padding, pool.dilation)
-        self._pool(node, *map(_pair, window))
+        self._pool(node, *map(_pair, (pool.kernel_size, pool.stride, pool.padding, pool.dilation)))
 
     def _pool(self, node: fx.Node, *window: Any) -> None:
         """The largest pixel of each window: its size, stride, padding and dilation."""
@@ -161,8 +148,7 @@ class Lowering:
         value = self.values[source]
         settings = ConvSettings(value.channels, value.channels, *window)
         positions_of(settings, value.size)
-        size = settings.out_size(value.size)
-        target = self.add(node, value.channels, size, value.is_positive)
+        target = self.add(node, value.channels, settings.out_size(value.size), value.is_positive)
         self.steps.append(PoolStep(source, target, settings))
 
     def _wider_channels(self, node: fx.Node) -> None:
@@ -172,8 +158,7 @@ class Lowering:
         mode = node.kwargs.get("mode", "constant") == "constant" and not node.args[2:]
         if len(amounts) != 6 or amounts[:4] != [0] * 4 or min(amounts) < 0 or not (zeros and mode):
             raise NotUnderstood
-        width = self.values[source].channels + sum(amounts)
-        self._wider[node] = (source, amounts[4], width)
+        self._wider[node] = (source, amounts[4], self.values[source].channels + sum(amounts))
 
     def _mean(self, node: fx.Node, module: nn.Module | None) -> None:
         if module is None:

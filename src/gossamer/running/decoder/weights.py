@@ -84,8 +84,7 @@ def _refuse_features(config: Any, context: int) -> None:
     if rope not in _STATIC_ROPE:
         faults.append(f"rope type {rope!r} (only {', '.join(_STATIC_ROPE)})")
     window = getattr(config, "sliding_window", None)
-    slides = getattr(config, "use_sliding_window", True)
-    if window is not None and slides and window < context:
+    if window is not None and getattr(config, "use_sliding_window", True) and window < context:
         faults.append(
             f"a sliding window of {window} below the context of {context} (use a smaller context)"
         )

@@ -195,8 +195,7 @@ def reorder_neurons(layers: Sequence[EncoderBlock]) -> Reordered:
         order_N = down_DN.sum(dim=0).argsort(descending=True, stable=True)
         before += moved_rows(down_DN)
         after += moved_rows(down_DN[:, order_N])
-        bias_N = None if layer.up.bias is None else layer.up.bias[order_N]
-        up = _in_order(layer.up, order_N, bias_N)
+        up = _in_order(layer.up, order_N, None if layer.up.bias is None else layer.up.bias[order_N])
         down = _in_order(layer.down, (slice(None), order_N), layer.down.bias)
         new.append(replace(layer, up=up, down=down))
     return Reordered(new, before, after)

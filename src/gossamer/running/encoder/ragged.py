@@ -71,8 +71,7 @@ class RaggedBatch:
     def of(cls, live_BT: torch.Tensor) -> "RaggedBatch":
         """The tokens where `live_BT` is True."""
         place_N = live_BT.flatten().nonzero().flatten()
-        unsorted = cls(place_N, live_BT.sum(dim=1))
-        return unsorted.keep(torch.ones_like(place_N, dtype=torch.bool))[0]
+        return cls(place_N, live_BT.sum(dim=1)).keep(torch.ones_like(place_N, dtype=torch.bool))[0]
 
     def groups(self) -> Iterator[EqualLengths]:
         """Sequences of equal length, shortest first; together all rows."""

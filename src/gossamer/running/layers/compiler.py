@@ -3,7 +3,7 @@
 
 import contextlib
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,8 +12,10 @@ from torch.nn.parameter import UninitializedParameter
 
 from gossamer.errors import InputError, TargetError
 from gossamer.nn import attention_outputs, disable_fast_paths, replace_module
+from gossamer.nn.batch import call_on_batch
 from gossamer.nn.input_shapes import input_shapes
-from gossamer.nn.layer_kinds import density_of, form_of, matrix_of
+from gossamer.nn.layer_kinds import density_of, form_of, matrix_of, weight_of
+from gossamer.nn.layers.weight_stand_in import WeightStandIn
 from gossamer.nn.surgery.carried import call_hooks, carried, hand_over, leave
 from gossamer.nn.surgery.fastpath import READ_BY_ATTENTION
 from gossamer.ops import report_fallback
@@ -27,8 +29,9 @@ from gossamer.running.conv_net import (
     use_conv_net,
 )
 from gossamer.running.encoder import choose_encoder, find_encoders, pack_encoder, shorten_forward
-from gossamer.running.layers.weight_reads import READ_BY_MODEL, weights_read
 from gossamer.running.packed import MIN_SPARSITY, Job, StaysDense, pack_layer
+
+READ_BY_MODEL = "the model computes with its weight itself, beside calling the layer or instead"
 
 
 def compile(
@@ -145,7 +148,7 @@ def _settle_read_weights(
     """Make layers dense whose weight is computed with outside of them; the model and their ids."""
     layers, outputs = _layers(model), attention_outputs(model)
     others = [layer for _, layer in layers if id(layer) not in outputs and carried(layer) is None]
-    read = weights_read(model, example, others)
+    read = _weights_read(model, example, others)
     settled = set()
     for where, layer in layers:
         if id(layer) not in read | outputs:
@@ -158,6 +161,64 @@ def _settle_read_weights(
         model = _put(model, layer, new)
         settled.add(id(new))
     return model, settled
+
+
+def _weights_read(model: nn.Module, example: Any, layers: Iterable[nn.Module]) -> set[int]:
+    """Ids of those of `layers` whose weight `model` uses outside of them; empty without an example.
+
+    `F.linear(x, self.a.weight)` never calls layer `a`, so nothing but the dense weight will do
+    there. In a run of the example every layer is behind a stand-in: a look at `weight.dtype` or its
+    shape is answered as a packed layer would answer it, and any other use is noted and gets the
+    real weight.
+
+    Args:
+        model: in eval mode; it comes back as it was.
+        example: what the model is called with, see `gossamer.nn.batch.call_on_batch`.
+        layers: Linear and Conv2d, stock, masked or compact.
+    """
+    probes = [_Probe(layer) for layer in layers if layer is not model]
+    if example is None or not probes:
+        return set()
+    for probe in probes:
+        replace_module(model, probe.layer, probe)
+    try:
+        with torch.no_grad():
+            call_on_batch(model, example)
+    except Exception:
+        # Something cannot take a stand-in. If it is the model, its next run says so.
+        return {id(probe.layer) for probe in probes if probe.was_read}
+    finally:
+        for probe in probes:
+            replace_module(model, probe, probe.layer)
+    return {id(probe.layer) for probe in probes if probe.was_used}
+
+
+class _Probe(nn.Module):
+    """A layer that notes who reads its weight."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer: Any = layer
+        self.was_read = self.was_used = False
+
+    @property
+    def weight(self) -> torch.Tensor:
+        self.was_read = True
+        weight = self.layer.weight
+        return WeightStandIn(tuple(weight.shape), weight.dtype, weight.device, self._give)
+
+    def _give(self) -> torch.Tensor:
+        self.was_used = True
+        return weight_of(self.layer)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.layer(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("layer"), name)
 
 
 def _pack_encoders(model: nn.Module, precision: str) -> list[tuple[nn.Module, PackedEncoder]]:

@@ -87,8 +87,7 @@ def layer_times(
                 break
     own, other = (clock.best_ms for clock in clocks)
     layers = tuple(LayerTime(name, own.get(name), other.get(name)) for name in {**own, **other})
-    one_call = tuple(name for name in other if name not in own)
-    return LayerTimes(layers, whole[0], whole[1], one_call)
+    return LayerTimes(layers, whole[0], whole[1], tuple(name for name in other if name not in own))
 
 
 class _Clocks:

@@ -249,8 +249,7 @@ class Casting:
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
         """act(x W^T + bias) in the dtype of x."""
-        wide = None if bias is None else bias.float()
-        return self.run(x.float(), wide, activation).to(x.dtype)
+        return self.run(x.float(), None if bias is None else bias.float(), activation).to(x.dtype)
 
 
 def casting(kernel: Kernel) -> Kernel:

@@ -100,8 +100,7 @@ class _Engine(contextlib.ExitStack):
 
     def _ask(self, question: str, case: Mapping[str, Any], inputs: Tensors) -> Floats:
         answer = str(self._folder / "y.npy")
-        given = {**case, "inputs": self._file("inputs", inputs), "y": answer}
-        self._process.ask(question, given)
+        self._process.ask(question, {**case, "inputs": self._file("inputs", inputs), "y": answer})
         output: Floats = np.load(answer)
         return output
 

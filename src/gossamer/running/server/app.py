@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The application: what a model can do (embed, classify or write), routes for it, health, metrics."""
+"""The application: what a model can do (embed, classify, write), routes for it, health, metrics."""
 
 import threading
 import time
@@ -124,8 +124,7 @@ def build_app(
     if (embedder := service.embedder) is not None:
         embedding_routes(router, batched(embedder.tokens, embedder.vectors))
     if (classifier := service.classifier) is not None:
-        texts = batched(classifier.tokens, classifier.scores)
-        classification_routes(router, texts, classifier)
+        classification_routes(router, batched(classifier.tokens, classifier.scores), classifier)
     if (writer := service.writer) is not None:
         turns = TurnTaker(writer.engine, bounds, metrics)
         workers.append(turns)

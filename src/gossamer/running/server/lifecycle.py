@@ -111,7 +111,7 @@ def _server(app: FastAPI, limits: Limits, ready: Callable[[], None]) -> uvicorn.
     class Connection(H11Protocol):
         """Is closed if the headers of a request take longer than the time of all of it.
 
-        uvicorn bounds the time between two requests, and `request_body.py` that of a body. In
+        uvicorn bounds the time between two requests, and `RequestBody` that of a body. In
         between are the headers: a client that sends them byte by byte, or nothing at all, would
         keep its place.
         """

@@ -23,9 +23,9 @@ from starlette.types import Receive, Scope, Send
 
 from gossamer.errors import InputError
 from gossamer.running.decoder import GenerationOptions, Sampling
+from gossamer.running.server.access import seconds_left, while_connected
 from gossamer.running.server.faults import check_model
 from gossamer.running.server.limits import Limits
-from gossamer.running.server.request_body import seconds_left, while_connected
 from gossamer.running.server.requests import (
     ChatBody,
     CompletionBody,

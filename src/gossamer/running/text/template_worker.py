@@ -88,8 +88,7 @@ def _generation_blocks() -> Any:
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            call = self.call_method("_said")
-            return jinja2.nodes.CallBlock(call, [], [], body).set_lineno(line)
+            return jinja2.nodes.CallBlock(self.call_method("_said"), [], [], body).set_lineno(line)
 
         def _said(self, caller: Callable[[], str]) -> str:
             return caller()
