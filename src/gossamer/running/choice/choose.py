@@ -184,7 +184,7 @@ class Forced(Chooser):
 def _by_time(names: Sequence[str], tokens: int, race: Race) -> Choice:
     dense_us, *kernels = race.us
     times = dict(zip(names, kernels, strict=True))
-    ranking = sorted(times, key=lambda name: times[name])
+    ranking = sorted(times, key=times.__getitem__)
     ratios = [dense_us / times[name] if times[name] else float("inf") for name in ranking]
     wins = ratios[0] >= _MARGIN
     why = f"{ratios[0]:.2f}x dense" if wins else f"dense is faster ({ratios[0]:.2f}x)"

@@ -23,7 +23,12 @@ from gossamer.nn.batch import call_on_batch
 from gossamer.nn.layer_kinds import in_form_of, kind_name, weight_of
 from gossamer.nn.surgery.carried import carried, hand_over
 from gossamer.ops.conv import ConvSettings
-from gossamer.running.conv_net.fused_convs import ConvTracer, leave_and_report, same_output
+from gossamer.running.conv_net.fused_convs import (
+    ConvTracer,
+    leave_and_report,
+    only_user,
+    same_output,
+)
 
 # A convolution in any form, and what follows it.
 Pair = tuple[Any, nn.BatchNorm2d]
@@ -105,13 +110,11 @@ def _traced_pairs(model: nn.Module) -> list[Pair] | None:
     except Exception:
         return None
     modules = dict(model.named_modules(remove_duplicate=False))
-    calls = Counter(id(modules[n.target]) for n in graph.nodes if n.op == "call_module")
+    called = {node: modules[node.target] for node in graph.nodes if node.op == "call_module"}
+    calls = Counter(map(id, called.values()))
     pairs = []
-    for node in graph.nodes:
-        if node.op != "call_module" or len(node.users) != 1:
-            continue
-        conv, (user,) = modules[node.target], node.users
-        norm = modules[user.target] if user.op == "call_module" else None
+    for node, conv in called.items():
+        norm = called.get(only_user(node))
         if kind_name(conv) != "conv" or not isinstance(norm, nn.BatchNorm2d):
             continue
         if calls[id(conv)] == calls[id(norm)] == 1:

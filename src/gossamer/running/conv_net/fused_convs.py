@@ -143,7 +143,7 @@ def _fuse(model: nn.Module, graph: fx.Graph) -> bool:
             continue
         if len(node.args) != 1 or node.kwargs:
             continue
-        user = _only_user(node)
+        user = only_user(node)
         if user is not None and is_plain_sum(user):
             others = [a for a in user.args if a is not node and isinstance(a, fx.Node)]
             if len(others) == 1:
@@ -152,7 +152,7 @@ def _fuse(model: nn.Module, graph: fx.Graph) -> bool:
                     total = graph.call_module(str(node.target), (*node.args, *others))
                 _take_over(graph, user, total)
                 graph.erase_node(node)
-                node, user, fused = total, _only_user(total), True
+                node, user, fused = total, only_user(total), True
         if user is not None and is_relu(user, modules):
             node.update_kwarg("activation", "relu")
             _take_over(graph, user, node)
@@ -165,7 +165,8 @@ def _take_over(graph: fx.Graph, old: fx.Node, new: fx.Node) -> None:
     graph.erase_node(old)
 
 
-def _only_user(node: fx.Node) -> fx.Node | None:
+def only_user(node: fx.Node) -> fx.Node | None:
+    """Who reads the output of a node, if it is one; None if it is not."""
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 

@@ -198,11 +198,6 @@ class Session:
         """Tokens held."""
         return len(self._ids)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of keys and values."""
-        return self._native.nbytes
-
     def prompt(self, ids: TokenIds) -> torch.Tensor:
         """Logits [V] behind `ids`; what the session holds of their beginning is not run again."""
         wanted = _checked(ids)

@@ -102,8 +102,10 @@ def _read(where: str, layer: nn.Module) -> EncoderBlock:
         raise TargetError(f"{where}: {type(layer).__name__} is no encoder layer of a known parts.")
     if getattr(layer, "is_decoder", False) or getattr(layer, "add_cross_attention", False):
         raise TargetError(f"{where}: is a decoder layer or attends to another sequence.")
-    norms = [_norm(where, layer.get_submodule(name)) for name in parts.norms]
-    if norms[0][1] != norms[1][1]:
+    (attention_norm, epsilon), (output_norm, other) = (
+        _norm(where, layer.get_submodule(name)) for name in parts.norms
+    )
+    if epsilon != other:
         raise TargetError(f"{where}: its two norms have different eps.")
     try:
         projections = [_kept(where, layer.get_submodule(name)) for name in parts.projections]
@@ -116,9 +118,9 @@ def _read(where: str, layer: nn.Module) -> EncoderBlock:
         out=_kept(where, layer.get_submodule(parts.output)),
         up=_kept(where, layer.get_submodule(parts.expansions[0])),
         down=_kept(where, layer.get_submodule(parts.down)),
-        attention_norm=norms[0][0],
-        output_norm=norms[1][0],
-        epsilon=norms[0][1],
+        attention_norm=attention_norm,
+        output_norm=output_norm,
+        epsilon=epsilon,
         heads=projections[0].matrix.shape[0] // head_width,
         head_width=head_width,
         scale=float(getattr(attention, "scaling", head_width**-0.5)),

@@ -52,7 +52,7 @@ class NativeEncoder(EncoderStandIn):
 
     Attributes:
         packed: the same layers for one native call.
-        choices: what was measured at which number of tokens.
+        choices: what was measured at which number of tokens, fewest first.
         min_tokens: tokens of a batch from which the native call runs.
     """
 
@@ -62,10 +62,10 @@ class NativeEncoder(EncoderStandIn):
         super().__init__(stock)
         self.packed = packed
         self._handle = _ENCODERS.add(packed)
-        self.choices = tuple(sorted(choices, key=lambda choice: choice.tokens))
+        self.choices = choices
         # From where one native call runs: the border to the last number of tokens that lost.
         won = min(choice.tokens for choice in choices if choice.is_sparse)
-        lost = [choice.tokens for choice in self.choices if choice.tokens < won]
+        lost = [choice.tokens for choice in choices if choice.tokens < won]
         self.min_tokens = math.isqrt(lost[-1] * won - 1) + 1 if lost else min(won, _RULE_TOKENS)
         self._watch = Watch(stock.modules())
 
@@ -219,7 +219,7 @@ def choose_encoder(
     Args:
         stock: the encoder, its layers packed one by one.
         packed: the same layers as they were before that.
-        counts: tokens of a batch.
+        counts: tokens of a batch, ascending.
         chooser: decides.
     """
     choices = tuple(_choice(stock, packed, count, chooser) for count in counts)
@@ -248,8 +248,7 @@ def _choice(stock: nn.Module, packed: PackedEncoder, count: int, chooser: Choose
 
 def _asks_for_more(arguments: dict[str, Any], config: Any) -> bool:
     """Whether the caller, or the configuration, wants what only the stock layers compute."""
-    if any(getattr(config, f"output_{what}", False) for what in ("hidden_states", "attentions")):
-        return True
-    wanted = ("encoder_hidden_states", "past_key_values", "output_attentions")
-    more = any(arguments.get(name) is not None and arguments[name] is not False for name in wanted)
-    return more or bool(arguments.get("output_hidden_states"))
+    outputs = ("output_hidden_states", "output_attentions")
+    more = [arguments.get(n) for n in (*outputs, "encoder_hidden_states", "past_key_values")]
+    by_default = any(getattr(config, name, False) for name in outputs)
+    return by_default or any(value is not None and value is not False for value in more)

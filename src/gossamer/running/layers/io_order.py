@@ -159,7 +159,7 @@ def _checked(network: Network, memory: int, order: Order | None) -> Order:
         return network.connections
     if sorted(order) != sorted(network.connections):
         raise InputError("io order: an order must hold every connection of the network once.")
-    used: set[int] = set()
+    used = set()
     for source, target in order:
         if target in used:
             raise InputError(

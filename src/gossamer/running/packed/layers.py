@@ -34,7 +34,7 @@ class PackedForm(HasNoWeight, SparseLayer):
         shape: of the weight.
         bias: or None.
         pattern: the rule the mask obeys.
-        choices: what was measured.
+        choices: what was measured, fewest tokens first.
         dtype: of the layer; 16-bit ones are computed in float32.
         where: begins the message of what needs the weight itself.
     """
@@ -62,7 +62,7 @@ class PackedForm(HasNoWeight, SparseLayer):
         refusal = Refusal(WeightIsPacked, message)
         self._stand_in = WeightStandIn(shape, dtype, torch.device("cpu"), refusal)
         self.pattern = pattern
-        self.choices = tuple(sorted(choices, key=lambda choice: choice.tokens))
+        self.choices = choices
         held = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
         self.register_parameter("bias", held)
 

@@ -6,7 +6,6 @@ the default. They are taken where they ask for nothing (`not_done`), else refuse
 """
 
 import json
-from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -43,15 +42,11 @@ def not_done(why: str, *values: Any) -> Any:
     return field
 
 
-def at_most(count: int) -> Callable[[Any], Any]:
+def _at_most(count: int, value: Any) -> Any:
     """Refuse an object with more fields, before each of them is complained about."""
-
-    def check(value: Any) -> Any:
-        if isinstance(value, dict) and len(value) > count:
-            raise ValueError(f"has {len(value)} fields; expected at most {count}")
-        return value
-
-    return check
+    if isinstance(value, dict) and len(value) > count:
+        raise ValueError(f"has {len(value)} fields; expected at most {count}")
+    return value
 
 
 def null_is(default: Any) -> BeforeValidator:
@@ -128,7 +123,7 @@ class Fields(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _few(cls, value: Any) -> Any:
-        return at_most(_MAX_FIELDS)(value)
+        return _at_most(_MAX_FIELDS, value)
 
 
 class Body(Fields):
@@ -229,6 +224,8 @@ class ChatBody(GenerationBody):
     service_tier: Any = not_done("all requests are served alike", "auto", "default")
     store: Any = not_done("nothing is stored", False)
     # Labels, which are read by nobody and change no answer.
-    metadata: Annotated[dict[str, str] | None, BeforeValidator(at_most(_MAX_LABELS))] = None
+    metadata: Annotated[
+        dict[str, str] | None, BeforeValidator(lambda value: _at_most(_MAX_LABELS, value))
+    ] = None
     safety_identifier: Label = None
     prompt_cache_key: Label = None

@@ -239,12 +239,12 @@ class TurnTaker(Worker[TokenStream]):
         return self._enqueue(TokenStream(self._generator.generate(ids, options), self._changed))
 
     def _work(self) -> None:
-        while (ready := self._ready()) is not None:
+        while ready := self._ready():
             for stream in ready:
                 self._advance(stream)
 
-    def _ready(self) -> list[TokenStream] | None:
-        """Texts that can get a token; waits for one. None when the server closes."""
+    def _ready(self) -> list[TokenStream]:
+        """Texts that can get a token; waits for one. None of them when the server closes."""
         with self._changed:
             while not self._closed:
                 self._queue = deque(s for s in self._queue if not s.dropped)
@@ -256,7 +256,7 @@ class TurnTaker(Worker[TokenStream]):
                     return ready
                 # Those that are active read too slowly: look again, to drop them in the end.
                 self._changed.wait(1.0 if self._active else None)
-            return None
+            return []
 
     def _is_over(self, stream: TokenStream) -> bool:
         if len(stream.buffer) >= self._limits.stream_tokens:

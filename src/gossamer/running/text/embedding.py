@@ -6,7 +6,7 @@ Legend: N texts, B of them in a batch, T padded tokens, D features, C classes.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ from gossamer.errors import InputError
 from gossamer.running.text.tokens import TextTokens
 
 Pooling = Literal["mean", "cls"]
-POOLINGS: tuple[Pooling, ...] = ("mean", "cls")
+POOLINGS = get_args(Pooling)
 # Batches that are sorted by length together: enough for equal lengths, few enough to stream.
 _SORTED_BATCHES = 64
 _CLASS = "ForSequenceClassification"

@@ -86,8 +86,7 @@ class TemplateProcess:
                 f" {MEMORY_BYTES >> 20} MiB for them. Take another model, or put another"
                 " chat_template.jinja beside this one."
             )
-        texts: list[str] = answer["texts"]
-        return texts
+        return list(answer["texts"])
 
     def _ask(self, question: dict[str, Any], seconds: float) -> dict[str, Any]:
         worker = self._worker
