@@ -11,10 +11,4 @@ from gossamer.running.conv_net.batch_norm import fold_batch_norms
 from gossamer.running.conv_net.fused_convs import fuse_convs, may_rewrite_forward
 from gossamer.running.conv_net.network import NetForward, use_conv_net
 
-__all__ = [
-    "NetForward",
-    "fold_batch_norms",
-    "fuse_convs",
-    "may_rewrite_forward",
-    "use_conv_net",
-]
+__all__ = ["NetForward", "fold_batch_norms", "fuse_convs", "may_rewrite_forward", "use_conv_net"]

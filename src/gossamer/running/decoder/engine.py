@@ -18,13 +18,7 @@ from gossamer.formats import SparseMatrix
 from gossamer.formats.grid import encode_exactly, int4_grid, offsets_grid
 from gossamer.nn.families import BlockParts
 from gossamer.ops import Problem, kernel_list, kernels_for
-from gossamer.ops.engines import (
-    DecoderBlock,
-    NativeDecoder,
-    NativeSession,
-    PackedLayer,
-    Product,
-)
+from gossamer.ops.engines import DecoderBlock, NativeDecoder, NativeSession, PackedLayer, Product
 from gossamer.ops.linear import PackedWeight, few, few_int
 from gossamer.ops.timing import contest
 from gossamer.patterns import NM

@@ -70,10 +70,7 @@ class NativeEncoder(EncoderStandIn):
         self._watch = Watch(stock.modules())
 
     def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        **kwargs: Any,
+        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs: Any
     ) -> Any:
         """The last hidden state [B, T, D], zeros where there was padding."""
         batch, tokens = hidden_states.shape[:2]
@@ -135,11 +132,7 @@ def _fake(hidden_states: torch.Tensor, *_: Any) -> torch.Tensor:
 
 
 @define_op(
-    "packed_encoder",
-    "packed encoder",
-    _fake,
-    advice="Run fewer sequences.",
-    has_gradients=False,
+    "packed_encoder", "packed encoder", _fake, advice="Run fewer sequences.", has_gradients=False
 )
 def packed_encoder(
     hidden_states: torch.Tensor,

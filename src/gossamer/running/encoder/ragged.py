@@ -115,10 +115,7 @@ class RaggedEncoder(EncoderStandIn):
         self.training = encoder.training
 
     def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        **kwargs: Any,
+        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs: Any
     ) -> EncoderOutput:
         """The last hidden state [B, T, D], zeros where there was padding."""
         if self.training:

@@ -83,11 +83,7 @@ class ActiveNeurons(nn.Module):
 
 
 def use_active_neurons(
-    model: nn.Module,
-    run: Callable[[nn.Module], object],
-    *,
-    max_tokens: int = 4,
-    bf16: bool = False,
+    model: nn.Module, run: Callable[[nn.Module], object], *, max_tokens: int = 4, bf16: bool = False
 ) -> list[NeuronChoice]:
     """Let blocks with ReLUs run on their active neurons, in place, where that is faster.
 

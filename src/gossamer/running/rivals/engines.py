@@ -84,12 +84,7 @@ class _Engine(contextlib.ExitStack):
         self._process.ask("drop", name)
 
     def _load(
-        self,
-        name: str,
-        precision: str,
-        inputs: Tensors,
-        calibration: Tensors | None,
-        **model: str,
+        self, name: str, precision: str, inputs: Tensors, calibration: Tensors | None, **model: str
     ) -> Floats:
         case = {"name": name, "precision": precision, "threads": self._threads, **model}
         if calibration is not None:

@@ -26,14 +26,7 @@ from gossamer.running.server.routes import (
     writing_routes,
 )
 from gossamer.running.server.workers import Batcher, RunBatch, TurnTaker, Worker
-from gossamer.running.text import (
-    Classifier,
-    Embedder,
-    Pooling,
-    TextTokens,
-    Writer,
-    make_writer,
-)
+from gossamer.running.text import Classifier, Embedder, Pooling, TextTokens, Writer, make_writer
 
 # Tokens of a call that kernels are chosen for: a sentence and a full batch.
 _ENCODER_TOKENS = (32, 1024)
@@ -69,7 +62,7 @@ def make_service(
     """
     if is_decoder(model):
         return Service(name, writer=make_writer(model, beside, precision=precision))
-    fast: Any = compile_model(model, tokens=_ENCODER_TOKENS, inplace=True, precision=precision)
+    fast = compile_model(model, tokens=_ENCODER_TOKENS, inplace=True, precision=precision)
     classifier = Classifier(fast, beside) if Classifier.fits(fast) else None
     return Service(name, Embedder(fast, beside, pooling=pooling), classifier)
 

@@ -12,8 +12,7 @@ class Metrics:
     """Counters of one server; all may be used from any thread."""
 
     def __init__(self) -> None:
-        own = CollectorRegistry()
-        self._registry = own
+        self._registry = own = CollectorRegistry()
         self._requests = Counter(
             "gossamer_requests",
             "Requests by endpoint and status",

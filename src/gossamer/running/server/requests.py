@@ -8,14 +8,7 @@ the default. They are taken where they ask for nothing (`not_done`), else refuse
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    FailFast,
-    Field,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, model_validator
 
 # However a body of some megabytes is filled, looking through it takes no more than a moment.
 _MAX_ITEMS = 1 << 16

@@ -145,11 +145,7 @@ def _to_json(
 ) -> str:
     # jinja's own filter escapes what HTML would read.
     return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
 
 
