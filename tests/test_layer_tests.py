@@ -38,7 +38,7 @@ ALLOWED = {
     "running/conv_net/fused_convs.py": 4,
     "running/conv_net/network.py": 1,
     "running/conv_net/plan.py": 2,
-    "running/decoder/weights.py": 5,
+    "running/decoder/weights.py": 3,
     "running/encoder/layers.py": 2,
     "running/layers/compiler.py": 3,
     "running/layers/explanation.py": 1,

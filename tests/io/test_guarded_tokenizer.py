@@ -20,7 +20,7 @@ pytest.importorskip("tokenizers")
 sys.path.append(str(Path(__file__).parents[1] / "running"))
 from text_models import save_encoder, word_tokenizer
 
-from gossamer.running.text.pieces import TextPieces
+from gossamer.running.text.writer import TextPieces
 
 
 class Panic(BaseException):

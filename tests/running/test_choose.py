@@ -37,7 +37,7 @@ def flipping_timer():
 
     def timer(first, second):
         calls.append(None)
-        return Duel(100, 10) if len(calls) % 2 else Duel(10, 100)
+        return Race((100, 10)) if len(calls) % 2 else Race((10, 100))
 
     timer.calls = calls
     return timer
@@ -75,8 +75,8 @@ def test_tokens_density_and_threads_are_measured_apart(tmp_path):
 
 
 def test_sparse_must_win_by_a_margin(tmp_path):
-    for times, kernel in ((Duel(101, 100), "dense"), (Duel(106, 100), "panel")):
-        chooser = Chooser(CostTable(tmp_path / f"{times.first_us}.json"), lambda a, b, t=times: t)
+    for times, kernel in ((Race((101, 100)), "dense"), (Race((106, 100)), "panel")):
+        chooser = Chooser(CostTable(tmp_path / f"{times.us[0]}.json"), lambda a, b, t=times: t)
         assert chooser.choose(layer(0.5), 1).kernel == kernel
 
 
@@ -156,7 +156,7 @@ def test_a_race_on_fewer_threads_says_so(tmp_path):
 
 
 def test_kernels_for_few_tokens_are_not_measured_with_many(tmp_path):
-    chooser = Chooser(CostTable(tmp_path / "c.json"), lambda first, second: Duel(100, 10))
+    chooser = Chooser(CostTable(tmp_path / "c.json"), lambda first, second: Race((100, 10)))
     contenders = layer(0.2, (kernel("few", max_tokens=16),))
     assert chooser.choose(contenders, 16).kernel == "few"
     choice = chooser.choose(contenders, 17)

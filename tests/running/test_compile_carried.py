@@ -387,7 +387,7 @@ def test_hidden_states_that_the_configuration_asks_for(sparse_wins):
     assert len(fast(IDS).hidden_states) == 3
     fast.config.output_hidden_states = False
     # Their hooks are there now and do nothing: one native call again, also when compiled anew.
-    assert not fast.encoder._is_hooked()
+    assert not fast.encoder._watch.finds_hooks()
     assert isinstance(compile(fast, tokens=64).encoder, NativeEncoder)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import gossamer
-from gossamer.ops.timing import Duel
+from gossamer.ops.timing import Race
 from gossamer.running.choice import Chooser, CostTable
 from gossamer.running.layers.compiler import compile
 from gossamer.running.layers.explanation import explain
@@ -107,7 +107,7 @@ def test_the_race_is_against_the_dense_layer_as_it_is(tmp_path):
 
     def timer(first, second):
         seen.append((first().dtype, second().dtype))
-        return Duel(100.0, 20.0)
+        return Race((100.0, 20.0))
 
     table = CostTable(tmp_path / "times.json")
     model = linear(torch.bfloat16)

@@ -8,7 +8,7 @@ import gossamer
 from gossamer.errors import DenseFallback, InputError
 from gossamer.nn import Linear
 from gossamer.ops.dispatch import fallbacks, kernel_list
-from gossamer.ops.timing import Duel, Race
+from gossamer.ops.timing import Race
 from gossamer.running.choice import Chooser, CostTable
 from gossamer.running.layers.compiler import compile
 from gossamer.running.layers.explanation import explain
@@ -83,7 +83,7 @@ def test_layers_stay_dense_where_dense_is_faster(dense_wins):
 
 
 def test_token_counts_choose_separately(tmp_path, panel_only):
-    times = iter([Duel(10, 90), Duel(90, 10)] * 2)
+    times = iter([Race((10, 90)), Race((90, 10))] * 2)
     model = pruned()
     chooser = Chooser(CostTable(tmp_path / "c.json"), lambda first, second: next(times))
     fast = compile(model, tokens=(128, 1), chooser=chooser)
@@ -267,7 +267,7 @@ def test_explanation_of_an_uncompiled_model_says_what_to_do():
 
 
 def test_forward_follows_choice_for_at_every_border(tmp_path, panel_only):
-    times = iter([Duel(10, 90), Duel(90, 10), Duel(10, 90)])
+    times = iter([Race((10, 90)), Race((90, 10)), Race((10, 90))])
     model = nn.Sequential(nn.Linear(7, 5))
     gossamer.sparsify(model, sparsity=0.5)
     chooser = Chooser(CostTable(tmp_path / "c.json"), lambda first, second: next(times))

@@ -15,7 +15,7 @@ from gossamer.running.decoder.engine import DecoderEngine
 from gossamer.running.decoder.generation import GenerationOptions, make_generator
 from gossamer.running.decoder.sampling import Sampling
 from gossamer.running.text.chat_template import ChatTemplate, end_tokens
-from gossamer.running.text.pieces import TextPieces
+from gossamer.running.text.writer import TextPieces
 
 PROMPT = [5, 9, 40, 7]
 

@@ -14,8 +14,7 @@ import gossamer
 import gossamer.running.encoder.ragged as ragged
 from gossamer.errors import InputError, TargetError
 from gossamer.nn.tokens.token_pruning import add_token_pruning, token_encoder
-from gossamer.running.encoder.ragged import run_packed
-from gossamer.running.encoder.ragged_batch import RaggedBatch
+from gossamer.running.encoder.ragged import RaggedBatch, run_packed
 
 SIZES = {
     "vocab_size": 50,

@@ -11,10 +11,9 @@ from http_client import call, metric, open_raw, raw_request, wait_for
 from text_models import POSITIONS, WORDS, sentences
 
 from gossamer.io import load, read_beside
-from gossamer.running.server.app import build_app
+from gossamer.running.server.app import Service, build_app, make_service
 from gossamer.running.server.lifecycle import running_server
 from gossamer.running.server.limits import Limits
-from gossamer.running.server.service import Service, make_service
 from gossamer.running.text.embedding import Embedder
 
 NAME = "tiny"

@@ -75,7 +75,7 @@ def process():
 
 
 def worker_pid(process):
-    return process._worker._process.pid
+    return process._worker.process.pid
 
 
 def template(source, process):
@@ -186,7 +186,7 @@ from gossamer.running.text.template_process import TemplateProcess
 import sys, os, threading
 process = TemplateProcess(seconds=float(sys.argv[2]))
 process.render("x", [[]], {})
-print(process._worker._process.pid, flush=True)
+print(process._worker.process.pid, flush=True)
 if sys.argv[1]:
     threading.Thread(target=process.render, args=(sys.argv[1], [[]], {}), daemon=True).start()
 sys.stdin.read()

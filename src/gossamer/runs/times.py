@@ -23,10 +23,10 @@ class _AlwaysDense(Chooser):
     """Makes `compile` give the stock dense twin: same code path, same zeros, no sparse kernel."""
 
     def choose(self, contenders: Contenders, tokens: int) -> Choice:
-        return Choice(tokens, "dense", None, None, "dense twin")
+        return Choice(tokens, "dense", "dense twin")
 
     def choose_among(self, sparse: Sequence[Rival], dense: Call) -> Choice:
-        return Choice(sparse[0].key.tokens, "dense", None, None, "dense twin")
+        return Choice(sparse[0].key.tokens, "dense", "dense twin")
 
 
 def tokens_seen(model: nn.Module, layers: Iterable[nn.Module], batch: Any) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from gossamer.errors import InputError
 from gossamer.formats import SparseMatrix, choose_format
 from gossamer.ops import Problem, _native, active_kernels, kernels_for
 from gossamer.ops.load import LoadWatch
-from gossamer.ops.timing import Duel, duel, fair_clock, race, spread_of, stopwatch
+from gossamer.ops.timing import duel, fair_clock, race, spread_of, stopwatch
 from gossamer.patterns import Pattern, parse_pattern
 
 _TURNS = 6
@@ -107,7 +107,7 @@ def bench_linear(
     bias_R = torch.randn(shape[0], generator=generator)
     kernel = kernels_for("linear", Problem(sparse))[0]
     run = kernel.pack(Problem(sparse))
-    turns: list[Duel] = []
+    turns = []
     ceiling, watch = 0.0, LoadWatch()
     mix = mix_of(kernel.name)
     with torch.inference_mode():

@@ -8,13 +8,4 @@ Start at `Chooser.choose` for the kernels of one linear layer (its `Contenders`)
 from gossamer.running.choice.choose import Call, Choice, Chooser, Contenders, Forced, Rival
 from gossamer.running.choice.cost_table import CostKey, CostTable
 
-__all__ = [
-    "Call",
-    "Choice",
-    "Chooser",
-    "Contenders",
-    "CostKey",
-    "CostTable",
-    "Forced",
-    "Rival",
-]
+__all__ = ["Call", "Choice", "Chooser", "Contenders", "CostKey", "CostTable", "Forced", "Rival"]

@@ -5,7 +5,7 @@ Legend: T tokens, R rows (outputs), K columns (inputs).
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass, field, replace
 
 import torch
 import torch.distributed as dist
@@ -16,13 +16,13 @@ from gossamer.errors import InputError
 from gossamer.formats import SparseMatrix
 from gossamer.ops import Kernel, Problem, kernel_list
 from gossamer.ops.dispatch import PRECISIONS, Run
-from gossamer.ops.load import QUIET, Load
-from gossamer.ops.timing import Duel, Race, contest
+from gossamer.ops.load import Load
+from gossamer.ops.timing import Race, contest
 from gossamer.running.choice.cost_table import CostKey, CostTable
 
 Call = Callable[[], object]
 # Times dense, which comes first, and kernels in one race.
-Timer = Callable[..., Race | Duel]
+Timer = Callable[..., Race]
 
 # Sparse must win by this much: within it, the choice would be noise.
 _MARGIN = 1.05
@@ -43,9 +43,9 @@ class Choice:
 
     tokens: int
     kernel: str
-    dense_us: float | None
-    sparse_us: float | None
     why: str
+    dense_us: float | None = None
+    sparse_us: float | None = None
     spread: float | None = None
     doubt: str = ""
 
@@ -62,28 +62,17 @@ class Choice:
         return replace(self, why=f"{self.why}; computed in float32, the weight is {name}")
 
 
+@dataclass(eq=False)
 class Contenders:
     """The dense weight of a layer, its zeros exact, and kernels that are packed when first run.
 
     Inputs of a race have the dtype of the dense weight; `matrix` is float32 all the same.
     """
 
-    def __init__(
-        self, matrix: SparseMatrix, weight_RK: torch.Tensor, kernels: tuple[Kernel, ...]
-    ) -> None:
-        self.matrix = matrix
-        self.weight_RK = weight_RK
-        self.kernels = kernels
-        self._packed: dict[str, Run] = {}
-
-    def for_tokens(self, tokens: int) -> tuple[Kernel, ...]:
-        """Those worth a measurement at this number of tokens."""
-        return tuple(kernel for kernel in self.kernels if kernel.suits(tokens))
-
-    def cost_name(self, kernel: Kernel) -> str:
-        """The kernel in the cost table: a 16-bit layer is another race than a 32-bit one."""
-        dtype = self.weight_RK.dtype
-        return kernel.name if dtype is torch.float32 else f"{kernel.name}/{dtype}"
+    matrix: SparseMatrix
+    weight: torch.Tensor
+    kernels: tuple[Kernel, ...]
+    _packed: dict[str, Run] = field(default_factory=dict)
 
     def packed(self, kernel: Kernel) -> Run:
         """The weight as `kernel` runs it."""
@@ -124,14 +113,14 @@ class Chooser:
 
     def choose(self, contenders: Contenders, tokens: int) -> Choice:
         """The fastest of dense and the kernels. In a process group rank 0 decides for all."""
-        kernels = contenders.for_tokens(tokens)
+        kernels = [kernel for kernel in contenders.kernels if kernel.suits(tokens)]
         if not kernels:
-            return Choice(tokens, "dense", None, None, "no kernel")
+            return Choice(tokens, "dense", "no kernel")
         if not self._tune:
             # The lowest precision is what was asked for; its first kernel is the general one.
             lowest = max(kernels, key=lambda kernel: PRECISIONS.index(kernel.precision))
             return _by_rule(lowest.name, contenders.matrix.density, tokens)
-        weight_RK = contenders.weight_RK
+        weight_RK = contenders.weight
         generator = torch.Generator().manual_seed(0)
         x_TK = torch.randn(tokens, weight_RK.shape[1], generator=generator).to(weight_RK.dtype)
         bias = weight_RK.new_zeros(weight_RK.shape[0])
@@ -153,8 +142,7 @@ class Chooser:
         found = self._table.get(keys) or self._raced.get(keys)
         if found is None:
             with torch.inference_mode():
-                timed = self._timer(dense, *(one.run for one in sparse))
-            found = timed if isinstance(timed, Race) else Race(timed.us, timed.spread, timed.load)
+                found = self._timer(dense, *(one.run for one in sparse))
             self._raced[keys] = found
             self._table.put(keys, found)
         return found
@@ -166,16 +154,11 @@ class Chooser:
 
 
 def _rival(contenders: Contenders, kernel: Kernel, x_TK: torch.Tensor, bias: torch.Tensor) -> Rival:
-    num_rows, num_columns = contenders.weight_RK.shape
-    key = CostKey(
-        kernel=contenders.cost_name(kernel),
-        rows=num_rows,
-        columns=num_columns,
-        pattern=str(contenders.matrix.pattern),
-        density=contenders.matrix.density,
-        tokens=x_TK.shape[0],
-        threads=torch.get_num_threads(),
-    )
+    matrix = contenders.matrix
+    # A 16-bit layer is another race than a 32-bit one.
+    kind = "" if x_TK.dtype is torch.float32 else f"/{x_TK.dtype}"
+    pattern, tokens = str(matrix.pattern), len(x_TK)
+    key = CostKey(kernel.name + kind, *matrix.shape, pattern, matrix.density, tokens)
     # Packed when it is first run: a race that is on file needs no packing.
     return Rival(kernel.name, key, lambda: contenders.packed(kernel)(x_TK, bias, "none"))
 
@@ -193,15 +176,15 @@ class Forced(Chooser):
     def choose(self, contenders: Contenders, tokens: int) -> Choice:
         """The forced kernel, or dense with the reason."""
         if any(kernel.name == self._kernel for kernel in contenders.kernels):
-            return Choice(tokens, self._kernel, None, None, "forced")
+            return Choice(tokens, self._kernel, "forced")
         why = f"{self._kernel} does not take {contenders.matrix.pattern} at this precision"
-        return Choice(tokens, "dense", None, None, why)
+        return Choice(tokens, "dense", why)
 
 
 def _by_time(names: Sequence[str], tokens: int, race: Race) -> Choice:
     dense_us, *kernels = race.us
     times = dict(zip(names, kernels, strict=True))
-    ranking = sorted(times, key=lambda name: times[name])
+    ranking = sorted(times, key=times.__getitem__)
     ratios = [dense_us / times[name] if times[name] else float("inf") for name in ranking]
     wins = ratios[0] >= _MARGIN
     why = f"{ratios[0]:.2f}x dense" if wins else f"dense is faster ({ratios[0]:.2f}x)"
@@ -210,17 +193,16 @@ def _by_time(names: Sequence[str], tokens: int, race: Race) -> Choice:
     if race.threads is not None:
         why += f"; raced on {race.threads} thread"
     return Choice(
-        tokens, ranking[0] if wins else "dense", dense_us, times[ranking[0]], why,
+        tokens, ranking[0] if wins else "dense", why, dense_us, times[ranking[0]],
         race.spread, "" if race.load.is_quiet else str(race.load),
     )  # fmt: skip
 
 
 def _by_rule(kernel: str, density: float, tokens: int) -> Choice:
     limit = _RULE_DENSITY_FEW if tokens < _RULE_FEW_TOKENS else _RULE_DENSITY_MANY
-    wins = density <= limit
-    sign = "<=" if wins else ">"
+    chosen, sign = (kernel, "<=") if density <= limit else ("dense", ">")
     why = f"fixed rule (GOSSAMER_TUNE=off): density {density:.2f} {sign} {limit}"
-    return Choice(tokens, kernel if wins else "dense", None, None, why)
+    return Choice(tokens, chosen, why)
 
 
 def _rank() -> int:
@@ -235,12 +217,11 @@ def _from_rank_zero(race: Race | None, num_kernels: int) -> Race:
     """Rank 0's race on every rank: clocks differ, and other kernels round differently."""
     if not _is_distributed() and race is not None:
         return race
-    load = QUIET if race is None else race.load
-    us = (0.0,) * (num_kernels + 1) if race is None else race.us
-    spread, threads = (0.0, None) if race is None else (race.spread, race.threads)
-    payload = torch.tensor([*us, spread, threads or 0, *astuple(load)], dtype=torch.float64)
+    own = race or Race((0.0,) * (num_kernels + 1))
+    numbers = [*own.us, own.spread, own.threads or 0, *astuple(own.load)]
+    payload = torch.tensor(numbers, dtype=torch.float64)
     dist.broadcast(payload, src=0)
-    *times, spread, told = payload[: num_kernels + 3].tolist()
+    *times, spread, threads = payload[: num_kernels + 3].tolist()
     others, cores, waiting, stolen, switches, of = payload[num_kernels + 3 :].tolist()
     load = Load(others, int(cores), waiting, stolen, switches, int(of))
-    return Race(tuple(times), spread, load, int(told) or None)
+    return Race(tuple(times), spread, load, int(threads) or None)

@@ -10,7 +10,7 @@ import json
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -37,7 +37,7 @@ class CostKey:
     pattern: str
     density: float
     tokens: int
-    threads: int
+    threads: int = field(default_factory=torch.get_num_threads)
 
     def text(self) -> str:
         """The key on disk; density to two digits, since nearby densities cost the same."""
@@ -60,9 +60,7 @@ class CostTable:
     def get(self, keys: Sequence[CostKey]) -> Race | None:
         """The race of dense and these kernels, all of them and no other, if there is one."""
         held = self._entries.get(_text(keys))
-        if held is None or len(held.us) != len(keys) + 1:
-            return None
-        return held
+        return held if held is not None and len(held.us) == len(keys) + 1 else None
 
     def put(self, keys: Sequence[CostKey], race: Race) -> None:
         """File a race of dense, which comes first, and kernels; `save` writes it.

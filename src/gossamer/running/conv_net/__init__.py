@@ -3,19 +3,12 @@
 
 Start at `fold_batch_norms` (a BatchNorm becomes part of the weight), `fuse_convs` (a kernel also
 computes the ReLU and the residual sum) and `use_conv_net` (the body of a network in one call).
-`same_output` guards each of them: a rewritten model that gives something else is not used.
+`same_output` (`fused_convs.py`) guards each of them: a rewritten model that gives something else is
+not used.
 """
 
 from gossamer.running.conv_net.batch_norm import fold_batch_norms
 from gossamer.running.conv_net.fused_convs import fuse_convs, may_rewrite_forward
 from gossamer.running.conv_net.network import NetForward, use_conv_net
-from gossamer.running.conv_net.same_output import same_output
 
-__all__ = [
-    "NetForward",
-    "fold_batch_norms",
-    "fuse_convs",
-    "may_rewrite_forward",
-    "same_output",
-    "use_conv_net",
-]
+__all__ = ["NetForward", "fold_batch_norms", "fuse_convs", "may_rewrite_forward", "use_conv_net"]

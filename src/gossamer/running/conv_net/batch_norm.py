@@ -7,6 +7,7 @@ graph; where the model cannot be traced, from a run of an example, whose result 
 without an example, from neighbours in nn.Sequential.
 """
 
+import contextlib
 import itertools
 import weakref
 from collections import Counter
@@ -20,11 +21,14 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 from gossamer.nn import replace_module
 from gossamer.nn.batch import call_on_batch
 from gossamer.nn.layer_kinds import in_form_of, kind_name, weight_of
-from gossamer.nn.surgery.carried import carried, hand_over, leave
-from gossamer.ops import report_fallback
+from gossamer.nn.surgery.carried import carried, hand_over
 from gossamer.ops.conv import ConvSettings
-from gossamer.running.conv_net.fused_convs import ConvTracer
-from gossamer.running.conv_net.same_output import same_output
+from gossamer.running.conv_net.fused_convs import (
+    ConvTracer,
+    leave_and_report,
+    only_user,
+    same_output,
+)
 
 # A convolution in any form, and what follows it.
 Pair = tuple[Any, nn.BatchNorm2d]
@@ -58,33 +62,25 @@ def _fold_all(
     model: nn.Module, pairs: list[Pair], settled: Collection[int]
 ) -> list[tuple[nn.Module, nn.Module]]:
     """Replace the pairs that can be folded; (old, new) of everything replaced."""
-    replaced: list[tuple[nn.Module, nn.Module]] = []
+    replaced = []
     places = Counter(id(m) for _, m in model.named_modules(remove_duplicate=False))
     names = {id(module): name for name, module in model.named_modules()}
     for conv, norm in pairs:
         if places[id(conv)] != 1 or places[id(norm)] != 1 or id(conv) in settled:
             continue
-        if not _is_foldable(conv, norm):
+        if norm.running_mean is None or norm.running_var is None or norm.training:
+            continue
+        if norm.num_features != conv.out_channels:
             continue
         reason = carried(norm)
         if reason is not None:
-            leave(norm, f"is not folded into its convolution: {reason}")
-            report_fallback(names[id(norm)], f"is not folded into its convolution: {reason}")
+            leave_and_report(norm, names[id(norm)], f"is not folded into its convolution: {reason}")
         elif carried(conv) is None:  # else the convolution stays what it is, and says why
             for old, new in ((conv, _folded(conv, norm)), (norm, nn.Identity())):
                 hand_over(new, old)
                 replace_module(model, old, new)
                 replaced.append((old, new))
     return replaced
-
-
-def _is_foldable(conv: Any, norm: nn.BatchNorm2d) -> bool:
-    return (
-        norm.running_mean is not None
-        and norm.running_var is not None
-        and norm.num_features == conv.out_channels
-        and not norm.training
-    )
 
 
 @torch.no_grad()
@@ -102,8 +98,7 @@ def _folded(conv: Any, norm: nn.BatchNorm2d) -> nn.Module:
     dense = ConvSettings.of(conv).build(True, weight.dtype)
     dense.weight = nn.Parameter(weight.detach(), requires_grad=False)
     dense.bias = nn.Parameter(bias.detach(), requires_grad=False)
-    dense.eval()
-    return in_form_of(conv, dense)
+    return in_form_of(conv, dense.eval())
 
 
 def _traced_pairs(model: nn.Module) -> list[Pair] | None:
@@ -115,13 +110,11 @@ def _traced_pairs(model: nn.Module) -> list[Pair] | None:
     except Exception:
         return None
     modules = dict(model.named_modules(remove_duplicate=False))
-    calls = Counter(id(modules[n.target]) for n in graph.nodes if n.op == "call_module")
-    pairs: list[Pair] = []
-    for node in graph.nodes:
-        if node.op != "call_module" or len(node.users) != 1:
-            continue
-        conv, (user,) = modules[node.target], node.users
-        norm = modules[user.target] if user.op == "call_module" else None
+    called = {node: modules[node.target] for node in graph.nodes if node.op == "call_module"}
+    calls = Counter(map(id, called.values()))
+    pairs = []
+    for node, conv in called.items():
+        norm = called.get(only_user(node))
         if kind_name(conv) != "conv" or not isinstance(norm, nn.BatchNorm2d):
             continue
         if calls[id(conv)] == calls[id(norm)] == 1:
@@ -145,27 +138,20 @@ def _run_and_watch(model: nn.Module, example: Any) -> tuple[Any, list[Pair]]:
             if output() is inputs[0]:
                 pairs.append((conv, module))  # type: ignore[arg-type]
 
-    handles = []
-    for module in model.modules():
-        if kind_name(module) == "conv":
-            handles.append(module.register_forward_hook(after_conv))
-        elif isinstance(module, nn.BatchNorm2d):
-            handles.append(module.register_forward_pre_hook(before_norm))
-    try:
-        with torch.no_grad():
-            result = call_on_batch(model, example)
-    finally:
-        for handle in handles:
-            handle.remove()
-    once = [pair for pair in pairs if all(calls[id(module)] == 1 for module in pair)]
-    return result, once
+    with contextlib.ExitStack() as hooks, torch.no_grad():
+        for module in model.modules():
+            if kind_name(module) == "conv":
+                hooks.enter_context(module.register_forward_hook(after_conv))
+            elif isinstance(module, nn.BatchNorm2d):
+                hooks.enter_context(module.register_forward_pre_hook(before_norm))
+        result = call_on_batch(model, example)
+    return result, [pair for pair in pairs if all(calls[id(module)] == 1 for module in pair)]
 
 
 def _sequential_pairs(model: nn.Module) -> Iterator[Pair]:
     for parent in model.modules():
         runs_in_turn = type(parent).forward is nn.Sequential.forward
         if isinstance(parent, nn.Sequential) and runs_in_turn and "forward" not in parent.__dict__:
-            children = list(parent)
-            for conv, norm in itertools.pairwise(children):
+            for conv, norm in itertools.pairwise(parent):
                 if kind_name(conv) == "conv" and isinstance(norm, nn.BatchNorm2d):
                     yield conv, norm

@@ -19,9 +19,10 @@ from torch import fx, nn
 from gossamer.nn.layers import SparseLayer
 from gossamer.nn.surgery.carried import LEFT, Watch, carried_by_calls, leave
 from gossamer.ops import report_fallback
-from gossamer.running.conv_net.same_output import same_output
 from gossamer.running.packed import PackedConv2d
 
+# A rewritten network rounds differently; a wrong rewriting changes the result by far more.
+_TOLERANCE = 1e-3
 _RELUS = (F.relu, torch.relu, torch.relu_, F.relu_, "relu", "relu_")
 _SUMS = (operator.add, operator.iadd, torch.add, "add", "add_", "__add__", "__iadd__")
 
@@ -36,9 +37,8 @@ class RewrittenForward:
     replaced: Any
 
     @property
-    def __code__(self) -> types.CodeType:
-        code: types.CodeType = self.replaced.__code__
-        return code
+    def __code__(self) -> Any:
+        return self.replaced.__code__
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -76,16 +76,20 @@ def may_rewrite_forward(model: nn.Module) -> bool:
         reason = carried_by_calls(module) if name else None  # hooks of the model run around it
         known = "choices" in module.__dict__ or LEFT in module.__dict__
         if reason is not None and not known and not isinstance(module, nn.Linear):
-            leave(module, f"nothing is fused with it: {reason}")
-            report_fallback(name, f"nothing is fused with it: {reason}")
+            leave_and_report(module, name, f"nothing is fused with it: {reason}")
     if isinstance(model.__dict__.get("forward"), RewrittenForward):
         del model.forward
     if "forward" in model.__dict__ or model.__dict__.get("_compiled_call_impl") is not None:
         reason = "runs layer by layer: the forward of the model was replaced or compiled by itself"
-        leave(model, reason)
-        report_fallback(type(model).__name__, reason)
+        leave_and_report(model, type(model).__name__, reason)
         return False
     return True
+
+
+def leave_and_report(module: nn.Module, name: str, reason: str) -> None:
+    """Say why a module stays what it is: to `explain`, and as a fallback."""
+    leave(module, reason)
+    report_fallback(name, reason)
 
 
 def fuse_convs(model: nn.Module, example: torch.Tensor) -> None:
@@ -103,6 +107,20 @@ def fuse_convs(model: nn.Module, example: torch.Tensor) -> None:
             model.forward = FusedForward(model, fused)
 
 
+def same_output(first: Any, second: Any) -> bool:
+    """Whether two outputs agree within rounding: tensors, or tuples, lists and dicts of them."""
+    if isinstance(first, torch.Tensor):
+        scale = float(first.abs().max()) if first.numel() else 0.0
+        return first.shape == second.shape and torch.allclose(
+            first, second, rtol=0.0, atol=_TOLERANCE * scale, equal_nan=True
+        )
+    if isinstance(first, dict):
+        return all(same_output(first[key], second[key]) for key in first)
+    if isinstance(first, list | tuple):
+        return all(same_output(a, b) for a, b in zip(first, second, strict=True))
+    return True
+
+
 class ConvTracer(fx.Tracer):
     """Sparse layers are nodes, not what they are made of."""
 
@@ -118,28 +136,37 @@ def _fuse(model: nn.Module, graph: fx.Graph) -> bool:
     modules = dict(model.named_modules(remove_duplicate=False))
     for node in list(graph.nodes):
         if node.op == "call_module" and _is_plain(modules[node.target], nn.Identity):
-            node.replace_all_uses_with(node.args[0])  # a BatchNorm that was folded
-            graph.erase_node(node)
+            _take_over(graph, node, node.args[0])  # a BatchNorm that was folded
     fused = False
     for node in list(graph.nodes):
         if node.op != "call_module" or not isinstance(modules[node.target], PackedConv2d):
             continue
         if len(node.args) != 1 or node.kwargs:
             continue
-        user = _only_user(node)
-        if user is not None and (other := _other_summand(user, node)) is not None:
-            node = _with_summand(graph, node, user, other)
-            user = _only_user(node)
-            fused = True
+        user = only_user(node)
+        if user is not None and is_plain_sum(user):
+            others = [a for a in user.args if a is not node and isinstance(a, fx.Node)]
+            if len(others) == 1:
+                # The convolution in the place of the sum, where the other summand is known.
+                with graph.inserting_before(user):
+                    total = graph.call_module(str(node.target), (*node.args, *others))
+                _take_over(graph, user, total)
+                graph.erase_node(node)
+                node, user, fused = total, only_user(total), True
         if user is not None and is_relu(user, modules):
             node.update_kwarg("activation", "relu")
-            user.replace_all_uses_with(node)
-            graph.erase_node(user)
+            _take_over(graph, user, node)
             fused = True
     return fused
 
 
-def _only_user(node: fx.Node) -> fx.Node | None:
+def _take_over(graph: fx.Graph, old: fx.Node, new: fx.Node) -> None:
+    old.replace_all_uses_with(new)
+    graph.erase_node(old)
+
+
+def only_user(node: fx.Node) -> fx.Node | None:
+    """Who reads the output of a node, if it is one; None if it is not."""
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
@@ -158,21 +185,3 @@ def is_plain_sum(node: fx.Node) -> bool:
     """Whether a node adds two things and does nothing else."""
     is_sum = node.op in ("call_function", "call_method") and node.target in _SUMS
     return is_sum and len(node.args) == 2 and not node.kwargs
-
-
-def _other_summand(node: fx.Node, conv: fx.Node) -> fx.Node | None:
-    """What else a plain sum of two tensors adds to the output of a convolution."""
-    if not is_plain_sum(node):
-        return None
-    others = [a for a in node.args if a is not conv]
-    return others[0] if len(others) == 1 and isinstance(others[0], fx.Node) else None
-
-
-def _with_summand(graph: fx.Graph, conv: fx.Node, total: fx.Node, other: fx.Node) -> fx.Node:
-    """The convolution in the place of the sum, where the other summand is known."""
-    with graph.inserting_before(total):
-        new = graph.call_module(str(conv.target), (*conv.args, other))
-    total.replace_all_uses_with(new)
-    graph.erase_node(total)
-    graph.erase_node(conv)
-    return new

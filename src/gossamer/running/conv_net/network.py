@@ -5,27 +5,27 @@
 another size than those it was made for go layer by layer.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx, nn
 
 from gossamer import settings
-from gossamer.nn.layer_kinds import weight_of
 from gossamer.nn.surgery.carried import Watch
 from gossamer.ops.addresses import direct_address
 from gossamer.ops.engines import PackedConvNet
 from gossamer.ops.timing import duel
 from gossamer.running.choice import Choice
-from gossamer.running.conv_net.fused_convs import ConvTracer, RewrittenForward
+from gossamer.running.conv_net.fused_convs import ConvTracer, RewrittenForward, same_output
 from gossamer.running.conv_net.plan import lower, plan_of, rest_of
-from gossamer.running.conv_net.same_output import same_output
 from gossamer.running.packed import PackedConv2d
 
 # It must win by this much: within it, the choice would be noise.
 _MARGIN = 1.05
 
 
+@dataclass(eq=False)
 class NetForward(RewrittenForward):
     """The forward of a model whose body is one native call.
 
@@ -35,30 +35,32 @@ class NetForward(RewrittenForward):
         replaced: the forward that it takes the place of.
         keeps_pixels: whether the mean over pixels keeps dimensions of size 1.
         watch: the modules that are not called any more.
+        choice: what was measured.
     """
 
+    net: PackedConvNet
+    rest: Any
+    replaced: Any
+    keeps_pixels: bool
+    watch: Watch
     choice: Choice | None = None
 
-    def __init__(
-        self, net: PackedConvNet, rest: Any, replaced: Any, keeps_pixels: bool, watch: Watch
-    ) -> None:
-        self.net, self.rest, self.replaced = net, rest, replaced
-        self._shape = (net.plan.values[0].channels, *net.plan.values[0].size)
-        self._keeps_pixels = keeps_pixels
-        self._watch = watch
+    def __post_init__(self) -> None:
+        images = self.net.plan.values[0]
+        self._shape = (images.channels, *images.size)
 
     def __call__(self, x: torch.Tensor) -> Any:
         """Other sizes, gradients, tracers, other dtypes and new hooks go layer by layer."""
         fits = x.ndim == 4 and x.shape[1:] == self._shape and x.dtype is torch.float32
         takes = fits and not x.requires_grad and not torch.compiler.is_compiling()
-        if not takes or not direct_address(x) or self._watch.finds_hooks():
+        if not takes or not direct_address(x) or self.watch.finds_hooks():
             return self.replaced(x)
         return self.rest(self.features(x))
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
         """What the net gives, in the shape that the rest expects."""
         features = self.net(x)
-        return features[:, :, None, None] if self._keeps_pixels else features
+        return features[:, :, None, None] if self.keeps_pixels else features
 
 
 def use_conv_net(model: nn.Module, example: torch.Tensor, precision: str) -> None:
@@ -75,7 +77,7 @@ def use_conv_net(model: nn.Module, example: torch.Tensor, precision: str) -> Non
         made = net_forward(model, example, precision)
         if made is None:
             return
-        _, wanted = made
+        wanted = made[1]
         wanted.choice = _choose(model, wanted, example)
     if wanted.choice.is_sparse:
         model.forward = wanted
@@ -110,7 +112,8 @@ def net_forward(
         return None
     if precision not in ("int8", "int4"):
         return fp32, fp32
-    tops = [_top(reference.found[node.name]) for node in lowering.tops]
+    found = [reference.found[node.name] for node in lowering.tops]
+    tops = [float(x.abs().amax()) if x.numel() else 0.0 for x in found]
     return fp32, NetForward(PackedConvNet(plan, tops), rest, layered, keeps_pixels, watch)
 
 
@@ -127,7 +130,7 @@ class _Reference(fx.Interpreter):
         module = self.fetch_attr(target)
         if not isinstance(module, PackedConv2d):
             return super().call_module(target, args, kwargs)
-        return module.settings.apply(args[0], weight_of(module), module.bias)
+        return module.settings.apply(args[0], module.dense_weight(), module.bias)
 
     def run_node(self, n: fx.Node) -> Any:
         """One node."""
@@ -138,16 +141,12 @@ class _Reference(fx.Interpreter):
         return y
 
 
-def _top(x: torch.Tensor) -> float:
-    return float(x.abs().amax()) if x.numel() else 0.0
-
-
 def _choose(model: nn.Module, net: NetForward, example: torch.Tensor) -> Choice:
     name = "conv_net" if net.net.precision == "fp32" else "conv_net-int8"
     if not settings.tuning_enabled():
-        return Choice(len(example), name, None, None, "fixed rule (GOSSAMER_TUNE=off)")
+        return Choice(len(example), name, "fixed rule (GOSSAMER_TUNE=off)")
     times = duel(lambda: model(example), lambda: net(example))
     wins = times.ratio >= _MARGIN
     why = f"{times.ratio:.2f}x layer by layer" + ("" if wins else ", which runs")
     kernel = name if wins else "dense"
-    return Choice(len(example), kernel, *times.us, why, times.spread, times.doubt)
+    return Choice(len(example), kernel, why, *times.us, times.spread, times.doubt)

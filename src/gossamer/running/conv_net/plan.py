@@ -5,7 +5,7 @@ Nodes are understood one by one, up to the mean over pixels or to the first one 
 """
 
 import operator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -28,16 +28,6 @@ class NotUnderstood(Exception):
 
 
 @dataclass
-class _Pending:
-    """A convolution that may still take over what follows it."""
-
-    module: PackedConv2d | nn.Conv2d
-    source: int
-    added: int | None = None
-    added_first: int = 0
-
-
-@dataclass
 class Lowering:
     """A plan that grows node by node.
 
@@ -54,7 +44,7 @@ class Lowering:
     tops: list[fx.Node] = field(default_factory=list)
     exit: fx.Node | None = None
     mean: bool = False
-    _pending: dict[fx.Node, _Pending] = field(default_factory=dict)
+    _pending: dict[fx.Node, ConvStep] = field(default_factory=dict)
     _wider: dict[fx.Node, tuple[int, int, int]] = field(default_factory=dict)
 
     def add(self, node: fx.Node, channels: int, size: Pair, is_positive: bool) -> int:
@@ -82,13 +72,16 @@ class Lowering:
         elif isinstance(kind, PackedConv2d | nn.Conv2d):
             self._conv(node, kind)
         elif is_relu(node, self.modules):
-            self._relu(node)
+            before: Any = node.args[0]
+            if before not in self._pending or len(before.users) != 1:
+                raise NotUnderstood
+            self._emit(before, node, relu=True)
         elif is_plain_sum(node):
             self._sum(node)
         elif isinstance(kind, nn.MaxPool2d):
             self._largest(node, kind)
         elif node.target is operator.getitem and tuple(node.args[1:]) == (_SLICES,):
-            self._halves(node)
+            self._pool(node, (1, 1), (2, 2))
         elif node.target is F.pad:
             self._wider_channels(node)
         elif isinstance(kind, nn.AdaptiveAvgPool2d) or node.target == "mean":
@@ -109,76 +102,53 @@ class Lowering:
         stock = isinstance(module, PackedConv2d) or carried(module) is None
         if len(node.args) != 1 or node.kwargs or not stock:
             raise NotUnderstood
-        source = self.take(node.args[0])
-        _check_positions(ConvSettings.of(module), self.values[source].size)
-        self._pending[node] = _Pending(module, source)
+        source, settings = self.take(node.args[0]), ConvSettings.of(module)
+        positions_of(settings, self.values[source].size)
+        # Without a target: it may still take over what follows it.
+        self._pending[node] = ConvStep(source, -1, settings, matrix_of(module), module.bias, False)
 
     def _sum(self, node: fx.Node) -> None:
-        first, second = node.args
-        conv: Any
-        for conv, other in ((first, second), (second, first)):
+        summands: Any = node.args
+        for conv, other in (summands, summands[::-1]):
             held = self._pending.get(conv)
             if held is None or held.added is not None or len(conv.users) != 1:
                 continue
-            number, at, channels = self._summand(other)
-            settings = ConvSettings.of(held.module)
-            out = settings.out_size(self.values[held.source].size)
-            if self.values[number].size != out or channels != settings.out_channels:
+            if other in self._wider:
+                number, at, channels = self._wider[other]
+            else:
+                number, at = self.take(other), 0
+                channels = self.values[number].channels
+            if (channels, self.values[number].size) != self._result_of(held):
                 raise NotUnderstood
             del self._pending[conv]
-            self._pending[node] = _Pending(held.module, held.source, number, at)
+            self._pending[node] = replace(held, added=number, added_first=at)
             return
         raise NotUnderstood
 
-    def _summand(self, node: Any) -> tuple[int, int, int]:
-        """The value, its first channel and the number of channels that a node adds."""
-        if node in self._wider:
-            return self._wider[node]
-        number = self.take(node)
-        return number, 0, self.values[number].channels
-
-    def _relu(self, node: fx.Node) -> None:
-        before = node.args[0]
-        if before not in self._pending or len(before.users) != 1:  # type: ignore[union-attr]
-            raise NotUnderstood
-        self._emit(before, node, relu=True)  # type: ignore[arg-type]
-
     def _emit(self, pending: fx.Node, node: fx.Node, *, relu: bool) -> None:
-        held = self._pending.pop(pending)
-        settings = ConvSettings.of(held.module)
-        size = settings.out_size(self.values[held.source].size)
-        target = self.add(node, settings.out_channels, size, relu)
-        self.steps.append(
-            ConvStep(
-                held.source, target, settings, matrix_of(held.module), held.module.bias, relu,
-                held.added, held.added_first,
-            )
-        )  # fmt: skip
+        step = self._pending.pop(pending)
+        target = self.add(node, *self._result_of(step), relu)
+        self.steps.append(replace(step, target=target, relu=relu))
+
+    def _result_of(self, step: ConvStep) -> tuple[int, Pair]:
+        """Channels and size of what a convolution gives."""
+        size = step.settings.out_size(self.values[step.source].size)
+        return step.settings.out_channels, size
 
     def _largest(self, node: fx.Node, pool: nn.MaxPool2d) -> None:
-        source = self.take(node.args[0])
-        value = self.values[source]
-        settings = ConvSettings(
-            value.channels,
-            value.channels,
-            _pair(pool.kernel_size),
-            _pair(pool.stride),
-            _pair(pool.padding),
-            _pair(pool.dilation),
-        )
+        is_positive = self.values[self.take(node.args[0])].is_positive
         # Around an image are zeros, which are below everything only if nothing is negative.
-        if not value.is_positive or pool.ceil_mode or pool.return_indices:
+        if not is_positive or pool.ceil_mode or pool.return_indices:
             raise NotUnderstood
-        _check_positions(settings, value.size)
-        target = self.add(node, value.channels, settings.out_size(value.size), True)
-        self.steps.append(PoolStep(source, target, settings))
+        self._pool(node, *map(_pair, (pool.kernel_size, pool.stride, pool.padding, pool.dilation)))
 
-    def _halves(self, node: fx.Node) -> None:
+    def _pool(self, node: fx.Node, *window: Any) -> None:
+        """The largest pixel of each window: its size, stride, padding and dilation."""
         source = self.take(node.args[0])
         value = self.values[source]
-        settings = ConvSettings(value.channels, value.channels, (1, 1), (2, 2))
-        size = settings.out_size(value.size)
-        target = self.add(node, value.channels, size, value.is_positive)
+        settings = ConvSettings(value.channels, value.channels, *window)
+        positions_of(settings, value.size)
+        target = self.add(node, value.channels, settings.out_size(value.size), value.is_positive)
         self.steps.append(PoolStep(source, target, settings))
 
     def _wider_channels(self, node: fx.Node) -> None:
@@ -188,14 +158,13 @@ class Lowering:
         mode = node.kwargs.get("mode", "constant") == "constant" and not node.args[2:]
         if len(amounts) != 6 or amounts[:4] != [0] * 4 or min(amounts) < 0 or not (zeros and mode):
             raise NotUnderstood
-        width = self.values[source].channels + sum(amounts)
-        self._wider[node] = (source, amounts[4], width)
+        self._wider[node] = (source, amounts[4], self.values[source].channels + sum(amounts))
 
     def _mean(self, node: fx.Node, module: nn.Module | None) -> None:
         if module is None:
-            dimensions = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
-            known = {"dim", "keepdim"}
-            if sorted(_as_tuple(dimensions)) not in ([2, 3], [-2, -1]) or set(node.kwargs) - known:
+            given: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+            dimensions = sorted(given) if isinstance(given, list | tuple) else [given]
+            if dimensions not in ([2, 3], [-2, -1]) or set(node.kwargs) - {"dim", "keepdim"}:
                 raise NotUnderstood
         elif _pair(module.output_size) != (1, 1):
             raise NotUnderstood
@@ -215,7 +184,7 @@ def lower(model: nn.Module, graph: fx.Graph, example: torch.Tensor) -> Lowering 
     for node in nodes[1:]:
         try:
             lowering.read(node)
-        except NotUnderstood:
+        except (NotUnderstood, KernelError):
             break
         understood.add(node)
         if lowering.exit is not None:
@@ -228,9 +197,7 @@ def lower(model: nn.Module, graph: fx.Graph, example: torch.Tensor) -> Lowering 
             lowering.take(lowering.exit)
         except NotUnderstood:
             return None
-    if read != {lowering.exit} or not lowering.steps:
-        return None
-    return lowering
+    return lowering if read == {lowering.exit} and lowering.steps else None
 
 
 def plan_of(lowering: Lowering) -> NetPlan:
@@ -251,17 +218,6 @@ def rest_of(graph: fx.Graph, last: fx.Node, model: nn.Module) -> fx.GraphModule:
     return fx.GraphModule(model, rest).eval()
 
 
-def _check_positions(settings: ConvSettings, size: Pair) -> None:
-    try:
-        positions_of(settings, size)
-    except KernelError:
-        raise NotUnderstood from None
-
-
 def _pair(value: Any) -> Pair:
     first, second = value if isinstance(value, tuple) else (value, value)
     return int(first), int(second)
-
-
-def _as_tuple(value: Any) -> tuple[int, ...]:
-    return tuple(value) if isinstance(value, list | tuple) else (value,)

@@ -5,7 +5,7 @@ Legend: T tokens, V vocabulary, R rows (outputs), K columns (inputs).
 """
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,14 +18,7 @@ from gossamer.formats import SparseMatrix
 from gossamer.formats.grid import encode_exactly, int4_grid, offsets_grid
 from gossamer.nn.families import BlockParts
 from gossamer.ops import Problem, kernel_list, kernels_for
-from gossamer.ops.engines import (
-    DecoderBlock,
-    DecoderShape,
-    NativeDecoder,
-    NativeSession,
-    PackedLayer,
-    Product,
-)
+from gossamer.ops.engines import DecoderBlock, NativeDecoder, NativeSession, PackedLayer, Product
 from gossamer.ops.linear import PackedWeight, few, few_int
 from gossamer.ops.timing import contest
 from gossamer.patterns import NM
@@ -33,7 +26,8 @@ from gossamer.running.decoder.sampling import Sampler, Sampling
 from gossamer.running.decoder.weights import FACTS, decoder_shape, joined, rope_angles
 from gossamer.settings import tuning_enabled
 
-DTYPES = few.DTYPES
+# The token numbers of one sequence.
+TokenIds = Sequence[int] | torch.Tensor
 # Kept fraction below which an index per kept weight is smaller than a bit per weight.
 _INDEXED_BELOW = 0.25
 
@@ -100,11 +94,11 @@ class DecoderEngine:
         prompt_copy: bool = True,
     ) -> None:
         for name in (dtype, dtype if head_dtype is None else head_dtype):
-            if name not in DTYPES:
+            if name not in few.DTYPES:
                 raise InputError(
-                    f"decoder: dtype must be one of {', '.join(DTYPES)}, got {name!r}."
+                    f"decoder: dtype must be one of {', '.join(few.DTYPES)}, got {name!r}."
                 )
-        self.shape: DecoderShape = decoder_shape(model, context)
+        self.shape = decoder_shape(model, context)
         self.dtype = dtype
         self.head_dtype = head_dtype or ("int8" if dtype == "int4" else dtype)
         pack = _Packer(dtype, scale_group, prompt_copy)
@@ -115,8 +109,7 @@ class DecoderEngine:
         embedding, norm, lm_head = outside
         layers: Any = model.get_submodule(chain.layers)
         angles = rope_angles(model, self.shape)
-        table = pack_table(joined([embedding], chain.front[0]))
-        head = table
+        table = head = pack_table(joined([embedding], chain.front[0]))
         if lm_head.weight is not embedding.weight:
             head = pack_table(joined([lm_head], chain.back[-1]))
         blocks = [
@@ -125,7 +118,7 @@ class DecoderEngine:
         ]
         self._native = NativeDecoder(self.shape, table.few, blocks, norm.weight, head, angles)
         linears = [linear for block in blocks for linear in block.linears]
-        tables = {id(t): t for t in (table, head)}.values()
+        tables = [table] if head is table else [table, head]
         self.size = DecoderSize(
             weights=sum(linear.few.shape[0] * linear.few.shape[1] for linear in linears),
             kept=sum(linear.few.nnz for linear in linears),
@@ -139,16 +132,16 @@ class DecoderEngine:
         """A new sequence: memory for keys and values of the whole context."""
         return Session(self._native)
 
-    def logits(self, ids: Sequence[int] | torch.Tensor) -> torch.Tensor:
+    def logits(self, ids: TokenIds) -> torch.Tensor:
         """Logits [T, V] behind every token of a text."""
         return NativeSession(self._native).step(_checked(ids), every=True)
 
     def stream(
         self,
-        prompt: Sequence[int] | torch.Tensor,
+        prompt: TokenIds,
         max_new_tokens: int,
         sampling: Sampling | None = None,
-        stop: Sequence[int] = (),
+        stop: Collection[int] = (),
         session: "Session | None" = None,
     ) -> Iterator[int]:
         """New tokens, one by one as they are made.
@@ -166,10 +159,9 @@ class DecoderEngine:
         sampler = Sampler(sampling or Sampling())
         held = self.session() if session is None else session
         logits_V = held.prompt(prompt)
-        ends = frozenset(stop)
         for number in range(max_new_tokens):
             token = sampler(logits_V)
-            if token in ends:
+            if token in stop:
                 return
             yield token
             if number + 1 == max_new_tokens or held.length == self.shape.context:
@@ -178,10 +170,10 @@ class DecoderEngine:
 
     def generate(
         self,
-        prompt: Sequence[int] | torch.Tensor,
+        prompt: TokenIds,
         max_new_tokens: int,
         sampling: Sampling | None = None,
-        stop: Sequence[int] = (),
+        stop: Collection[int] = (),
         session: "Session | None" = None,
     ) -> list[int]:
         """The new tokens; arguments as in `stream`."""
@@ -200,12 +192,7 @@ class Session:
         """Tokens held."""
         return len(self._ids)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of keys and values."""
-        return self._native.nbytes
-
-    def prompt(self, ids: Sequence[int] | torch.Tensor) -> torch.Tensor:
+    def prompt(self, ids: TokenIds) -> torch.Tensor:
         """Logits [V] behind `ids`; what the session holds of their beginning is not run again."""
         wanted = _checked(ids)
         same = 0
@@ -221,7 +208,7 @@ class Session:
                 " context."
             )
         self._native.truncate(same)
-        self._ids = self._ids[:same]
+        del self._ids[same:]
         return self._run(wanted[same:])
 
     def append(self, token: int) -> torch.Tensor:
@@ -248,7 +235,7 @@ class _Packer:
         if self.dtype == "int4" and matrix.density == 1:
             with_offsets = _pack_offsets(matrix.dense())
             if with_offsets is not None:
-                return PackedLayer(with_offsets, None, product.bias)
+                return PackedLayer(with_offsets, bias=product.bias)
         problem = Problem(matrix, self.dtype, tokens=1, scale_group=self.scale_group)
         kernels = kernel_list("linear")
         run = kernels.get(self._usual_kernel(matrix)).pack(problem)
@@ -256,16 +243,16 @@ class _Packer:
             plug_ins = [k.pack(problem) for k in kernels_for("linear", problem) if k.is_plug_in]
             # Other runs have no native form: a decoder is one native call.
             run = _fastest([run, *(one for one in plug_ins if isinstance(one, PackedWeight))])
-        many: PackedWeight | None = None
+        many = None
         if self.prompt_copy and self.dtype in ("fp32", "bf16") and matrix.density < 1:
             many = kernels.get("panel-bf16" if self.dtype == "bf16" else "panel").pack(problem)
         return PackedLayer(run, many, product.bias)
 
     def _usual_kernel(self, matrix: SparseMatrix) -> str:
         """The name of the built-in kernel with the fewest bytes for a token."""
-        form = "bitmask" if matrix.density >= _INDEXED_BELOW else "indexed"
-        form = "nm" if isinstance(matrix.pattern, NM) else form
-        form = "bitmask" if self.reads_rows else form
+        form = "bitmask" if matrix.density >= _INDEXED_BELOW or self.reads_rows else "indexed"
+        if isinstance(matrix.pattern, NM) and not self.reads_rows:
+            form = "nm"
         # Without that instruction, fixed positions and few kept weights are better off with floats.
         takes = few_int.expands_masks() or (few_int.is_native() and form == "bitmask")
         if self.dtype in few_int.DTYPES and takes:
@@ -308,7 +295,7 @@ def _block(layer: nn.Module, parts: BlockParts, where: str, pack: _Packer) -> De
     )
 
 
-def _checked(ids: Sequence[int] | torch.Tensor) -> "np.typing.NDArray[np.int32]":
+def _checked(ids: TokenIds) -> "np.typing.NDArray[np.int32]":
     if isinstance(ids, torch.Tensor):
         if ids.is_floating_point() or ids.dim() > 2 or (ids.dim() == 2 and len(ids) != 1):
             raise InputError(

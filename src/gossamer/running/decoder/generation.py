@@ -18,7 +18,6 @@ from gossamer.running.layers import compile as compile_model
 # Keys and values of a session are held for all of it.
 _NATIVE_CONTEXT = 2048
 _MAX_FREE_SESSIONS = 4
-_COMPILED_TOKENS = (1, 128)
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,6 @@ def make_generator(
         report_fallback(type(model).__name__, f"generates layer by layer: {reason}")
         fast = compile_model(
             model,
-            tokens=_COMPILED_TOKENS,
             inplace=True,
             precision=precision,
             example={"input_ids": torch.zeros(1, 2, dtype=torch.int64)},
@@ -109,28 +107,28 @@ class NativeGenerator:
             return
         session = self._free.pop() if self._free else self.engine.session()
         try:
-            yield from self.engine.stream(ids, room, options.sampling, tuple(options.stop), session)
+            yield from self.engine.stream(ids, room, options.sampling, options.stop, session)
         finally:
             if len(self._free) < _MAX_FREE_SESSIONS:
                 self._free.append(session)
 
 
+@dataclass(frozen=True)
 class TransformersGenerator:
     """Any causal model of transformers, compiled or not, with its own cache of keys and values."""
 
-    def __init__(self, model: nn.Module, context: int) -> None:
-        self._model = model
-        self.context = context
+    model: nn.Module
+    context: int
 
     def generate(self, ids: Sequence[int], options: GenerationOptions) -> Iterator[int]:
         """New tokens behind `ids`, at most up to the end of the context."""
         draw = Sampler(options.sampling)
         cache: Any = None
-        pending, held = list(ids), 0
+        pending = list(ids)
         for _ in range(min(options.max_new_tokens, self.context - len(ids))):
             # Not around the yield: the mode would hold for whoever asks for tokens.
             with torch.inference_mode():
-                output: Any = self._model(
+                output: Any = self.model(
                     input_ids=torch.tensor([pending]),
                     past_key_values=cache,
                     use_cache=True,
@@ -138,7 +136,7 @@ class TransformersGenerator:
                     logits_to_keep=1,
                 )
                 token = draw(output.logits[0, -1].float())
-            cache, held = output.past_key_values, held + len(pending)
+            cache = output.past_key_values
             if token in options.stop:
                 return
             yield token

@@ -84,8 +84,7 @@ def _refuse_features(config: Any, context: int) -> None:
     if rope not in _STATIC_ROPE:
         faults.append(f"rope type {rope!r} (only {', '.join(_STATIC_ROPE)})")
     window = getattr(config, "sliding_window", None)
-    slides = getattr(config, "use_sliding_window", True)
-    if window is not None and slides and window < context:
+    if window is not None and getattr(config, "use_sliding_window", True) and window < context:
         faults.append(
             f"a sliding window of {window} below the context of {context} (use a smaller context)"
         )
@@ -102,7 +101,7 @@ def rope_angles(model: nn.Module, shape: DecoderShape) -> tuple[torch.Tensor, to
             f"decoder: {frequencies.numel()} rotated pairs in heads of {shape.head_dim} are not"
             " supported: every column of a head must be rotated."
         )
-    angles = torch.arange(shape.context, dtype=torch.float32)[:, None] * frequencies[None, :]
+    angles = torch.outer(torch.arange(shape.context, dtype=torch.float32), frequencies)
     scale = float(rotary.attention_scaling)
     return angles.cos() * scale, angles.sin() * scale
 
@@ -113,13 +112,14 @@ def joined(layers: list[nn.Module], where: str) -> Product:
 
 
 def _product(layer: nn.Module, where: str) -> Product:
-    if form_of(layer) is None and not isinstance(layer, nn.Embedding):
+    form = form_of(layer)
+    if form is None and not isinstance(layer, nn.Embedding):
         raise InputError(
             f"decoder: {where} is a {type(layer).__name__}; expected a linear layer, masked,"
             " compact or dense. Merge adapters first."
         )
     matrix = matrix_of(layer)
-    if form_of(layer) in ("dense", None) and matrix.density > 1 - MIN_SPARSITY:
+    if form in ("dense", None) and matrix.density > 1 - MIN_SPARSITY:
         # A few zeros of a dense layer are weights like the others.
         weight = weight_of(layer)
         matrix = SparseMatrix(Positions(None, tuple(weight.shape)), weight.flatten())
@@ -127,5 +127,6 @@ def _product(layer: nn.Module, where: str) -> Product:
     if not bool(torch.isfinite(values).all()):
         raise InputError(f"decoder: {where} holds weights that are NaN or infinite.")
     bias = getattr(layer, "bias", None)
-    floats = None if bias is None else bias.detach().float().cpu()
-    return Product(replace(matrix, values=values), floats)
+    if bias is not None:
+        bias = bias.detach().float().cpu()
+    return Product(replace(matrix, values=values), bias)

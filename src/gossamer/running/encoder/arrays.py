@@ -55,11 +55,8 @@ def _embeddings(base: nn.Module, tokens: int) -> Arrays:
     ids = torch.full((1, tokens), words.num_embeddings - 1)
     sums: list[torch.Tensor] = []
     hook = norm.register_forward_pre_hook(lambda _, inputs: sums.append(inputs[0]))
-    try:
-        with torch.inference_mode():
-            embeddings(input_ids=ids)
-    finally:
-        hook.remove()
+    with hook, torch.inference_mode():
+        embeddings(input_ids=ids)
     return {
         "word": words.weight.detach().numpy(),
         "position": (sums[0][0] - words.weight[ids[0]]).detach().numpy(),
@@ -70,21 +67,14 @@ def _embeddings(base: nn.Module, tokens: int) -> Arrays:
 
 
 def _layer(layer: EncoderBlock) -> Arrays:
-    arrays: Arrays = {
-        "epsilon": np.array(layer.epsilon),
-        "heads": np.array(layer.heads),
-        "head_width": np.array(layer.head_width),
-        "scale": np.array(layer.scale),
-        "activation": np.array(layer.activation),
-    }
+    numbers = ("epsilon", "heads", "head_width", "scale", "activation")
+    arrays: Arrays = {name: np.array(getattr(layer, name)) for name in numbers}
     for name in ("attention_norm", "output_norm"):
         norm = getattr(layer, name)
         arrays[f"{name}.gain"], arrays[f"{name}.shift"] = norm.weight.numpy(), norm.bias.numpy()
-    weight, bias = _dense(layer.qkv)
-    for name, rows, offsets in zip(
-        ("query", "key", "value"), np.split(weight, 3), np.split(bias, 3), strict=True
-    ):
-        arrays[f"{name}.weight"], arrays[f"{name}.bias"] = rows, offsets
+    parts = [np.split(array, 3) for array in _dense(layer.qkv)]
+    for number, name in enumerate(("query", "key", "value")):
+        arrays[f"{name}.weight"], arrays[f"{name}.bias"] = (part[number] for part in parts)
     for name in ("out", "up", "down"):
         arrays[f"{name}.weight"], arrays[f"{name}.bias"] = _dense(getattr(layer, name))
     return arrays

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the layers of an encoder of a known family, in whatever form their weights are.
 
+`EncoderStandIn` is what encoders have in common that take the place of a stock one.
+
 What a native encoder cannot compute is refused by name, so that the caller can say why the model
 runs layer by layer.
 """
 
+import copy
 from operator import attrgetter
 from typing import Any
 
@@ -16,8 +19,7 @@ from gossamer.nn.families import block_of
 from gossamer.nn.layer_kinds import form_of, kind_name, matrix_of
 from gossamer.nn.surgery.carried import carried, carried_by_calls, carried_by_state
 from gossamer.nn.tokens.token_pruning import TokenPrunedEncoder, find_stacks
-from gossamer.ops.engines import EncoderBlock, Norm, PackedEncoder, Product
-from gossamer.running.encoder.ragged import RaggedEncoder
+from gossamer.ops.engines import EncoderBlock, Norm, Product
 
 _ACTIVATIONS = {
     "GELUActivation": "gelu",
@@ -26,6 +28,28 @@ _ACTIVATIONS = {
     "SiLU": "silu",
     "SiLUActivation": "silu",
 }
+
+
+class EncoderStandIn(nn.Module):
+    """Takes the place of an encoder inside its model.
+
+    Attributes:
+        layer: the layers of the encoder, under their old names.
+        config: its configuration, where other code looks for it.
+    """
+
+    def __init__(self, stock: nn.Module) -> None:
+        super().__init__()
+        # In a tuple, so that it is no submodule: its layers are this one's, and names stay.
+        self._stock = (stock,)
+        self.layer: Any = stock.layer
+        self.config: Any = getattr(stock, "config", None)
+
+    def to_compact(self) -> nn.Module:
+        """The encoder it was made of, with the layers as they are now: what is saved."""
+        encoder = copy.copy(self._stock[0])
+        encoder.__dict__["_modules"] = {**encoder._modules, "layer": self.layer}
+        return encoder
 
 
 def find_encoders(model: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -37,8 +61,7 @@ def find_encoders(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return [
         (name, module)
         for name, module in find_stacks(model, "encoder")
-        if not isinstance(module, TokenPrunedEncoder | RaggedEncoder)
-        and not isinstance(getattr(module, "packed", None), PackedEncoder)
+        if not isinstance(module, TokenPrunedEncoder | EncoderStandIn)
     ]
 
 
@@ -46,13 +69,12 @@ def read_layers(encoder: nn.Module) -> list[EncoderBlock]:
     """The layers of an encoder; TargetError names what stands in the way."""
     layers: Any = encoder.layer
     read = [_read(f"layer {i}", layer) for i, layer in enumerate(layers)]
-    _refuse_extras(encoder)
+    _refuse_extras(encoder, layers)
     return read
 
 
-def _refuse_extras(encoder: nn.Module) -> None:
+def _refuse_extras(encoder: nn.Module, layers: Any) -> None:
     """Refuse what one native call would not do, though a call of the modules does."""
-    layers: Any = encoder.layer
     parts = block_of(layers[0])
     if parts is None:
         return
@@ -61,7 +83,10 @@ def _refuse_extras(encoder: nn.Module) -> None:
     home = type(layers[0]).__module__
     for name, module in encoder.named_modules():
         kind, reason = type(module), carried_by_calls(module)
-        if reason is None and not (name in read or _is_stock(module, home)):
+        # As the family's file has it, or a module that does nothing in eval mode.
+        own, idle = kind.__module__ == home, kind in (nn.Dropout, nn.Identity, nn.ModuleList)
+        is_stock = kind.forward.__module__ == home if own else idle
+        if reason is None and not (name in read or is_stock):
             reason = f"{kind.__name__} is no module of this family"
         if reason is None and module is encoder:
             reason = carried_by_state(encoder)
@@ -71,22 +96,16 @@ def _refuse_extras(encoder: nn.Module) -> None:
             raise TargetError(f"{name or 'the encoder'}: {reason}.")
 
 
-def _is_stock(module: nn.Module, home: str) -> bool:
-    """Whether a module is of the family's file as it was written, or does nothing in eval mode."""
-    kind = type(module)
-    if kind.__module__ == home:
-        return kind.forward.__module__ == home
-    return kind in (nn.Dropout, nn.Identity, nn.ModuleList)
-
-
 def _read(where: str, layer: nn.Module) -> EncoderBlock:
     parts = block_of(layer, "encoder")
     if parts is None:
         raise TargetError(f"{where}: {type(layer).__name__} is no encoder layer of a known parts.")
     if getattr(layer, "is_decoder", False) or getattr(layer, "add_cross_attention", False):
         raise TargetError(f"{where}: is a decoder layer or attends to another sequence.")
-    norms = [_norm(where, layer.get_submodule(name)) for name in parts.norms]
-    if norms[0][1] != norms[1][1]:
+    (attention_norm, epsilon), (output_norm, other) = (
+        _norm(where, layer.get_submodule(name)) for name in parts.norms
+    )
+    if epsilon != other:
         raise TargetError(f"{where}: its two norms have different eps.")
     try:
         projections = [_kept(where, layer.get_submodule(name)) for name in parts.projections]
@@ -99,9 +118,9 @@ def _read(where: str, layer: nn.Module) -> EncoderBlock:
         out=_kept(where, layer.get_submodule(parts.output)),
         up=_kept(where, layer.get_submodule(parts.expansions[0])),
         down=_kept(where, layer.get_submodule(parts.down)),
-        attention_norm=norms[0][0],
-        output_norm=norms[1][0],
-        epsilon=norms[0][1],
+        attention_norm=attention_norm,
+        output_norm=output_norm,
+        epsilon=epsilon,
         heads=projections[0].matrix.shape[0] // head_width,
         head_width=head_width,
         scale=float(getattr(attention, "scaling", head_width**-0.5)),
@@ -116,7 +135,7 @@ def _activation(where: str, layer: nn.Module, path: str) -> str:
     name = _ACTIVATIONS.get(kind.__name__) if known else None
     if name is None or getattr(module, "approximate", "none") != "none":
         raise TargetError(
-            f"{where}: its activation {type(module).__name__} has no native form; known are"
+            f"{where}: its activation {kind.__name__} has no native form; known are"
             f" {', '.join(sorted(set(_ACTIVATIONS.values())))}."
         )
     return name
@@ -136,13 +155,12 @@ def _float(where: str, values: torch.Tensor) -> torch.Tensor:
     return values.detach()
 
 
-def _kept(where: str, module: nn.Module) -> Product:
+def _kept(where: str, module: Any) -> Product:
     reason = carried(module)
     if reason is not None:
         raise TargetError(f"{where}: {reason}.")
     if kind_name(module) != "linear" or form_of(module) == "packed":
         raise TargetError(f"{where}: {type(module).__name__} is no linear layer this can pack.")
-    layer: Any = module
-    matrix = matrix_of(layer)
+    matrix = matrix_of(module)
     _float(where, matrix.values)
-    return Product(matrix, None if layer.bias is None else _float(where, layer.bias))
+    return Product(matrix, None if module.bias is None else _float(where, module.bias))

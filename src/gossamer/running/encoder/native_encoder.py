@@ -4,12 +4,19 @@
 Embeddings, pooler and heads are used as they are. Few tokens run through the stock layers: a native
 tile is 64 tokens wide whether they are there or not.
 
-Legend: B sequences, T padded tokens, N live tokens of all sequences, D features.
+Neurons of feed-forward blocks are put in another order where the encoder then runs faster. They may
+stand in any order: rows of `up` and columns of `down` move together, and nothing else knows them. A
+kernel goes through `down` in blocks of columns and loads and stores a row of sums for every block
+in which that row keeps a weight. With neurons sorted by how many weights `down` keeps of them, the
+last blocks are nearly empty and most rows skip them. Masks that are even over the neurons have
+nothing to gain.
+
+Legend: B sequences, T padded tokens, N live tokens of all sequences or neurons, D features.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,24 +24,25 @@ from torch import nn
 
 from gossamer import settings
 from gossamer.errors import InputError, KernelError
+from gossamer.formats import SparseMatrix
 from gossamer.nn.surgery.carried import Watch
 from gossamer.nn.tokens.token_attention import live_tokens
 from gossamer.nn.tokens.token_pruning import EncoderOutput
 from gossamer.ops.addresses import direct_address
-from gossamer.ops.engines import PackedEncoder
+from gossamer.ops.engines import EncoderBlock, PackedEncoder, Product
 from gossamer.ops.handles import Handles
 from gossamer.ops.onnx_form import refuse_onnx
 from gossamer.ops.op_call import call_op, define_op
 from gossamer.ops.timing import duel
 from gossamer.running.choice import Choice, Chooser, CostKey, Rival
-from gossamer.running.encoder.layers import read_layers
-from gossamer.running.encoder.reorder import reorder_neurons
-from gossamer.running.encoder.stand_in import EncoderStandIn
+from gossamer.running.encoder.layers import EncoderStandIn, read_layers
 
 # Tokens of a sequence that choices are measured with, and from which on one call wins unmeasured: a
 # third of a tile.
 _SEQUENCE = 128
 _RULE_TOKENS = 24
+# Columns of a block of the kernel at low density, see native/src/avx512/encoder.cpp.
+_BLOCK = 128
 # Another order of neurons is tried where it spares this share of the sums moved.
 _MAX_MOVED = 0.95
 
@@ -44,7 +52,7 @@ class NativeEncoder(EncoderStandIn):
 
     Attributes:
         packed: the same layers for one native call.
-        choices: what was measured at which number of tokens.
+        choices: what was measured at which number of tokens, fewest first.
         min_tokens: tokens of a batch from which the native call runs.
     """
 
@@ -54,36 +62,38 @@ class NativeEncoder(EncoderStandIn):
         super().__init__(stock)
         self.packed = packed
         self._handle = _ENCODERS.add(packed)
-        self.choices = tuple(sorted(choices, key=lambda choice: choice.tokens))
-        self.min_tokens = _first_win(self.choices)
+        self.choices = choices
+        # From where one native call runs: the border to the last number of tokens that lost.
+        won = min(choice.tokens for choice in choices if choice.is_sparse)
+        lost = [choice.tokens for choice in choices if choice.tokens < won]
+        self.min_tokens = math.isqrt(lost[-1] * won - 1) + 1 if lost else min(won, _RULE_TOKENS)
         self._watch = Watch(stock.modules())
 
     def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        **kwargs: Any,
+        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs: Any
     ) -> Any:
         """The last hidden state [B, T, D], zeros where there was padding."""
         batch, tokens = hidden_states.shape[:2]
         few = batch * tokens < self.min_tokens
-        if few or _asks_for_more(kwargs, self.config) or self._is_hooked():
+        is_seen = torch.compiler.is_compiling()
+        # Layers that were hooked after `compile` are called.
+        if (
+            few
+            or _asks_for_more(kwargs, self.config)
+            or (not is_seen and self._watch.finds_hooks())
+        ):
             return self._stock[0](hidden_states, attention_mask, **kwargs)
         if hidden_states.requires_grad and torch.is_grad_enabled():
             raise InputError(
                 "a compiled encoder is for inference and gives no gradients. Call it under"
                 " torch.inference_mode(), or train the model it was compiled from."
             )
-        is_direct = not torch.compiler.is_compiling() and direct_address(hidden_states)
+        is_direct = not is_seen and direct_address(hidden_states)
         if is_direct and (attention_mask is None or direct_address(attention_mask)):
             return EncoderOutput(_run_padded(self.packed, hidden_states, attention_mask))
         refuse_onnx("packed encoder")
         seen = (hidden_states, attention_mask, self._handle, *_identity(self.packed))
         return EncoderOutput(call_op(packed_encoder, "packed encoder", *seen))
-
-    def _is_hooked(self) -> bool:
-        """Whether layers were hooked after `compile`: then they are called."""
-        return not torch.compiler.is_compiling() and self._watch.finds_hooks()
 
     def extra_repr(self) -> str:
         """What the native call computes in, and from where on."""
@@ -122,11 +132,7 @@ def _fake(hidden_states: torch.Tensor, *_: Any) -> torch.Tensor:
 
 
 @define_op(
-    "packed_encoder",
-    "packed encoder",
-    _fake,
-    advice="Run fewer sequences.",
-    has_gradients=False,
+    "packed_encoder", "packed encoder", _fake, advice="Run fewer sequences.", has_gradients=False
 )
 def packed_encoder(
     hidden_states: torch.Tensor,
@@ -165,6 +171,39 @@ def pack_encoder(encoder: nn.Module, precision: str) -> PackedEncoder:
     return other if times.ratio > 1 else packed
 
 
+@dataclass(frozen=True)
+class Reordered:
+    """Layers in their new order, and the rows of sums that `down` moves, before and after."""
+
+    layers: list[EncoderBlock]
+    moved_before: int
+    moved_after: int
+
+
+def reorder_neurons(layers: Sequence[EncoderBlock]) -> Reordered:
+    """Sort the neurons of every layer by the weights that `down` keeps of them."""
+    new, before, after = [], 0, 0
+    for layer in layers:
+        down_DN = layer.down.matrix.mask()
+        order_N = down_DN.sum(dim=0).argsort(descending=True, stable=True)
+        before += moved_rows(down_DN)
+        after += moved_rows(down_DN[:, order_N])
+        up = _in_order(layer.up, order_N, None if layer.up.bias is None else layer.up.bias[order_N])
+        down = _in_order(layer.down, (slice(None), order_N), layer.down.bias)
+        new.append(replace(layer, up=up, down=down))
+    return Reordered(new, before, after)
+
+
+def moved_rows(mask_DN: torch.Tensor, block: int = _BLOCK) -> int:
+    """Rows of sums loaded and stored, once for every block of columns in which a row keeps any."""
+    return sum(int(part.any(dim=1).sum()) for part in torch.split(mask_DN, block, dim=1))
+
+
+def _in_order(linear: Product, index: Any, bias: torch.Tensor | None) -> Product:
+    matrix = linear.matrix
+    return Product(SparseMatrix.from_dense(matrix.dense()[index], matrix.mask()[index]), bias)
+
+
 def choose_encoder(
     stock: nn.Module, packed: PackedEncoder, counts: Sequence[int], chooser: Chooser
 ) -> nn.Module:
@@ -173,7 +212,7 @@ def choose_encoder(
     Args:
         stock: the encoder, its layers packed one by one.
         packed: the same layers as they were before that.
-        counts: tokens of a batch.
+        counts: tokens of a batch, ascending.
         chooser: decides.
     """
     choices = tuple(_choice(stock, packed, count, chooser) for count in counts)
@@ -185,41 +224,24 @@ def choose_encoder(
 def _choice(stock: nn.Module, packed: PackedEncoder, count: int, chooser: Chooser) -> Choice:
     name = "encoder" if packed.precision == "fp32" else f"encoder-{packed.precision}"
     rule = f"fixed rule (GOSSAMER_TUNE=off): {count} tokens, one call from {_RULE_TOKENS} on"
-    kernel = name if count >= _RULE_TOKENS else "dense"
     # Sequences as long as they commonly are: the rest of the tokens are further ones.
     tokens = min(count, _SEQUENCE)
     sequences = -(-count // tokens)
     generator = torch.Generator().manual_seed(0)
     x_BTD = torch.randn(sequences, tokens, packed.features, generator=generator)
     rows = x_BTD.view(-1, packed.features)
-    key = CostKey(
-        kernel=name,
-        rows=packed.num_layers,
-        columns=packed.features,
-        pattern=f"{packed.nbytes} bytes",
-        density=packed.density,
-        tokens=count,
-        threads=torch.get_num_threads(),
-    )
-    unmeasured = Choice(count, kernel, None, None, rule)
+    size = f"{packed.nbytes} bytes"
+    key = CostKey(name, packed.num_layers, packed.features, size, packed.density, count)
+    unmeasured = Choice(count, name if count >= _RULE_TOKENS else "dense", rule)
     rival = Rival(name, key, lambda: packed(rows, [tokens] * sequences), unmeasured)
     choice = chooser.choose_among([rival], lambda: stock(x_BTD, None))
     why = choice.why.replace("dense is faster", "layer by layer is faster")
     return replace(choice, why=why.replace("x dense", "x layer by layer"))
 
 
-def _first_win(choices: tuple[Choice, ...]) -> int:
-    """Tokens from which one native call runs: the border to the last count that lost."""
-    lost = [choice.tokens for choice in choices if not choice.is_sparse]
-    won = min(choice.tokens for choice in choices if choice.is_sparse)
-    below = [tokens for tokens in lost if tokens < won]
-    return math.isqrt(max(below) * won - 1) + 1 if below else min(won, _RULE_TOKENS)
-
-
 def _asks_for_more(arguments: dict[str, Any], config: Any) -> bool:
     """Whether the caller, or the configuration, wants what only the stock layers compute."""
-    if any(getattr(config, f"output_{what}", False) for what in ("hidden_states", "attentions")):
-        return True
-    wanted = ("encoder_hidden_states", "past_key_values", "output_attentions")
-    more = any(arguments.get(name) is not None and arguments[name] is not False for name in wanted)
-    return more or bool(arguments.get("output_hidden_states"))
+    outputs = ("output_hidden_states", "output_attentions")
+    more = [arguments.get(n) for n in (*outputs, "encoder_hidden_states", "past_key_values")]
+    by_default = any(getattr(config, name, False) for name in outputs)
+    return by_default or any(value is not None and value is not False for value in more)

@@ -27,7 +27,20 @@ def short_forward(
     **others: Any,
 ) -> Any:
     """What the model gives; bound to it in the place of its own `forward`."""
-    if torch.compiler.is_compiling() or not _is_plain(self, input_ids, attention_mask, others):
+    config = self.config
+    more = {name for name, value in others.items() if value is not None and value is not False}
+    is_plain = (
+        not torch.compiler.is_compiling()
+        and input_ids is not None
+        and input_ids.ndim == 2
+        and input_ids.numel() >= self.encoder.min_tokens
+        and (attention_mask is None or attention_mask.shape == input_ids.shape)
+        and more <= {"return_dict"}
+        and others.get("return_dict") is not False
+        and not (config.output_hidden_states or config.output_attentions)
+        and config.return_dict
+    )
+    if not is_plain:
         return type(self).forward(self, input_ids, attention_mask, token_type_ids, **others)
     embedded_BTD = self.embeddings(input_ids=input_ids, token_type_ids=token_type_ids)
     hidden_BTD = self.encoder(embedded_BTD, attention_mask).last_hidden_state
@@ -47,20 +60,3 @@ def shorten_forward(model: nn.Module) -> None:
         if known and not own and isinstance(getattr(module, "encoder", None), NativeEncoder):
             # A bound method: a copy of the model gets one of its own.
             module.forward = types.MethodType(short_forward, module)
-
-
-def _is_plain(
-    model: Any, ids_BT: torch.Tensor | None, mask: torch.Tensor | None, others: dict[str, Any]
-) -> bool:
-    config = model.config
-    more = {name for name, value in others.items() if value is not None and value is not False}
-    return (
-        ids_BT is not None
-        and ids_BT.ndim == 2
-        and ids_BT.numel() >= model.encoder.min_tokens
-        and (mask is None or mask.shape == ids_BT.shape)
-        and more <= {"return_dict"}
-        and others.get("return_dict") is not False
-        and not (config.output_hidden_states or config.output_attentions)
-        and config.return_dict
-    )

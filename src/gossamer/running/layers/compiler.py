@@ -3,7 +3,7 @@
 
 import contextlib
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,8 +12,10 @@ from torch.nn.parameter import UninitializedParameter
 
 from gossamer.errors import InputError, TargetError
 from gossamer.nn import attention_outputs, disable_fast_paths, replace_module
+from gossamer.nn.batch import call_on_batch
 from gossamer.nn.input_shapes import input_shapes
-from gossamer.nn.layer_kinds import form_of, matrix_of
+from gossamer.nn.layer_kinds import density_of, form_of, matrix_of, weight_of
+from gossamer.nn.layers.weight_stand_in import WeightStandIn
 from gossamer.nn.surgery.carried import call_hooks, carried, hand_over, leave
 from gossamer.nn.surgery.fastpath import READ_BY_ATTENTION
 from gossamer.ops import report_fallback
@@ -27,8 +29,9 @@ from gossamer.running.conv_net import (
     use_conv_net,
 )
 from gossamer.running.encoder import choose_encoder, find_encoders, pack_encoder, shorten_forward
-from gossamer.running.layers.weight_reads import READ_BY_MODEL, weights_read
 from gossamer.running.packed import MIN_SPARSITY, Job, StaysDense, pack_layer
+
+READ_BY_MODEL = "the model computes with its weight itself, beside calling the layer or instead"
 
 
 def compile(
@@ -93,7 +96,7 @@ def compile(
                 job = Job(where, module, matrix, dtype, counts, shapes, decide, precision)
                 new = _settle(pack_layer(job), job)
             else:
-                new = _stay_as_it_is(module, where, counts, refused)
+                new = _stay(module, module, where, counts, refused)
             fast = _put(fast, module, new)
         for stock, packed in encoders:
             fast = _put(fast, stock, choose_encoder(stock, packed, counts, decide))
@@ -136,7 +139,7 @@ def _could_gain(module: nn.Module) -> bool:
         weight: Any = module.weight  # of subclasses, too: it may be computed
     if not isinstance(weight, torch.Tensor) or isinstance(weight, UninitializedParameter):
         return False
-    return bool(weight.numel()) and float((weight != 0).float().mean()) <= 1 - MIN_SPARSITY
+    return density_of(module) <= 1 - MIN_SPARSITY
 
 
 def _settle_read_weights(
@@ -145,19 +148,77 @@ def _settle_read_weights(
     """Make layers dense whose weight is computed with outside of them; the model and their ids."""
     layers, outputs = _layers(model), attention_outputs(model)
     others = [layer for _, layer in layers if id(layer) not in outputs and carried(layer) is None]
-    read = weights_read(model, example, others)
+    read = _weights_read(model, example, others)
     settled = set()
     for where, layer in layers:
         if id(layer) not in read | outputs:
             continue
         new = layer
         if _could_gain(layer):
-            stays = _stay_dense if carried(layer) is None else _stay_as_it_is
+            new = _as_dense(layer) if carried(layer) is None else layer
             reason = READ_BY_ATTENTION if id(layer) in outputs else READ_BY_MODEL
-            new = stays(layer, where, counts, reason)
+            _stay(new, layer, where, counts, reason)
         model = _put(model, layer, new)
         settled.add(id(new))
     return model, settled
+
+
+def _weights_read(model: nn.Module, example: Any, layers: Iterable[nn.Module]) -> set[int]:
+    """Ids of those of `layers` whose weight `model` uses outside of them; empty without an example.
+
+    `F.linear(x, self.a.weight)` never calls layer `a`, so nothing but the dense weight will do
+    there. In a run of the example every layer is behind a stand-in: a look at `weight.dtype` or its
+    shape is answered as a packed layer would answer it, and any other use is noted and gets the
+    real weight.
+
+    Args:
+        model: in eval mode; it comes back as it was.
+        example: what the model is called with, see `gossamer.nn.batch.call_on_batch`.
+        layers: Linear and Conv2d, stock, masked or compact.
+    """
+    probes = [_Probe(layer) for layer in layers if layer is not model]
+    if example is None or not probes:
+        return set()
+    for probe in probes:
+        replace_module(model, probe.layer, probe)
+    try:
+        with torch.no_grad():
+            call_on_batch(model, example)
+    except Exception:
+        # Something cannot take a stand-in. If it is the model, its next run says so.
+        return {id(probe.layer) for probe in probes if probe.was_read}
+    finally:
+        for probe in probes:
+            replace_module(model, probe, probe.layer)
+    return {id(probe.layer) for probe in probes if probe.was_used}
+
+
+class _Probe(nn.Module):
+    """A layer that notes who reads its weight."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer: Any = layer
+        self.was_read = self.was_used = False
+
+    @property
+    def weight(self) -> torch.Tensor:
+        self.was_read = True
+        weight = self.layer.weight
+        return WeightStandIn(tuple(weight.shape), weight.dtype, weight.device, self._give)
+
+    def _give(self) -> torch.Tensor:
+        self.was_used = True
+        return weight_of(self.layer)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.layer(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("layer"), name)
 
 
 def _pack_encoders(model: nn.Module, precision: str) -> list[tuple[nn.Module, PackedEncoder]]:
@@ -167,51 +228,42 @@ def _pack_encoders(model: nn.Module, precision: str) -> list[tuple[nn.Module, Pa
         try:
             packed = pack_encoder(encoder, "int8" if precision in ("int8", "int4") else "fp32")
         except TargetError as reason:
-            leave(encoder, f"runs layer by layer: {reason}")
-            report_fallback(name or type(encoder).__name__, f"runs layer by layer: {reason}")
+            why = f"runs layer by layer: {reason}"
+            leave(encoder, why)
+            report_fallback(name or type(encoder).__name__, why)
             continue
         if packed.precision != "fp32" or packed.density <= 1 - MIN_SPARSITY:
             found.append((encoder, packed))
     return found
 
 
-def _as_dense(module: nn.Module) -> nn.Module:
+def _as_dense(layer: Any) -> Any:
     """A stock layer with exact zeros and no gradients."""
-    if form_of(module) == "dense":
-        return module
-    sparse: Any = module
-    dense: nn.Module = sparse.to_dense().eval().requires_grad_(False)
-    return dense
-
-
-def _stay_dense(module: nn.Module, name: str, counts: tuple[int, ...], reason: str) -> nn.Module:
-    dense = _as_dense(module)
-    dense.pattern = getattr(module, "pattern", None)  # type: ignore[assignment]
-    return _stay_as_it_is(dense, name, counts, reason)
-
-
-def _stay_as_it_is(module: nn.Module, name: str, counts: tuple[int, ...], reason: str) -> nn.Module:
-    report_fallback(name, reason)
-    pattern = getattr(module, "pattern", None)
-    _annotate(module, pattern, tuple(Choice(n, "dense", None, None, reason) for n in counts))
-    return module
+    is_dense = form_of(layer) == "dense"
+    return layer if is_dense else layer.to_dense().eval().requires_grad_(False)
 
 
 def _settle(result: nn.Module | StaysDense, job: Job) -> nn.Module:
     """What takes the place of a layer."""
     if not isinstance(result, StaysDense):
         return result
-    if result.reason:
-        return _stay_dense(job.layer, job.name, job.counts, result.reason)
     dense = _as_dense(job.layer)
-    _annotate(dense, job.matrix.pattern, result.choices)
-    return dense
+    if result.reason:
+        return _stay(dense, job.layer, job.name, job.counts, result.reason)
+    return _annotated(dense, job.matrix.pattern, result.choices)
 
 
-def _annotate(dense: nn.Module, pattern: Pattern | None, choices: tuple[Choice, ...]) -> None:
-    """Leave the reasons on a layer that stayed dense, for `explain`."""
-    dense.pattern = pattern  # type: ignore[assignment]
-    dense.choices = choices  # type: ignore[assignment]
+def _stay(new: Any, old: nn.Module, name: str, counts: tuple[int, ...], reason: str) -> nn.Module:
+    """`new`, which is not packed and stands in the place of `old` or is it."""
+    report_fallback(name, reason)
+    choices = tuple(Choice(count, "dense", reason) for count in counts)
+    return _annotated(new, getattr(old, "pattern", None), choices)
+
+
+def _annotated(layer: Any, pattern: Pattern | None, choices: tuple[Choice, ...]) -> nn.Module:
+    """A layer that stayed dense, with the reasons left on it for `explain`."""
+    layer.pattern, layer.choices = pattern, choices
+    return layer  # type: ignore[no-any-return]
 
 
 def _check_tokens(tokens: int | Sequence[int]) -> tuple[int, ...]:
@@ -244,11 +296,9 @@ def _copy_sharing_tensors(model: nn.Module) -> nn.Module:
 
     Hooks are shared as well: what a hook of the model records into, its copy records into.
     """
-    memo: dict[int, object] = {}
+    memo: dict[int, object] = {id(buffer): buffer for buffer in model.buffers()}
     for parameter in model.parameters():
         memo[id(parameter)] = nn.Parameter(parameter.detach(), requires_grad=False)
-    for buffer in model.buffers():
-        memo[id(buffer)] = buffer
     modules = list(model.modules())
     for module in modules:
         for value in module.__dict__.values():

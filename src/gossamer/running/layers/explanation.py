@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Says per layer what runs it and why: the answer to "why is my model not faster?"."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -77,11 +77,11 @@ class Explanation(list[Row]):
                 _text(row.tokens, "d"),
                 _text(row.dense_us, ".0f"),
                 _text(row.sparse_us, ".0f"),
-                _why(row),
+                f"{row.why} [{row.doubt}]" if row.doubt else row.why,
             )
             for row in self
         ]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         shown = [
             "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
             for line in lines
@@ -99,7 +99,10 @@ def explain(model: nn.Module) -> Explanation:
         if isinstance(forward, NetForward) and forward.choice is not None:
             rows.append(_net_row(name, forward, forward.choice))
         if isinstance(module, NativeEncoder):
-            rows.extend(_encoder_rows(name, module))
+            # The layers as one; rows of single layers, which run below its tokens, follow.
+            packed = module.packed
+            facts = (name, module, (packed.num_layers, packed.features), packed.density)
+            rows.extend(_row(*facts, _LAYER_BY_LAYER, choice) for choice in module.choices)
         elif form_of(module) is not None:
             rows.extend(_layer_rows(name, module, id(module) in outputs))
         elif LEFT in module.__dict__:
@@ -125,36 +128,21 @@ def _net_row(name: str, forward: NetForward, choice: Choice) -> Row:
     return _row(name, forward, shape, density, choice.kernel, choice)
 
 
-def _encoder_rows(name: str, module: NativeEncoder) -> list[Row]:
-    """The layers as one; rows of single layers, which run below its tokens, follow."""
-    packed = module.packed
-    shape = (packed.num_layers, packed.features)
-    return [
-        _row(name, module, shape, packed.density, c.kernel if c.is_sparse else _LAYER_BY_LAYER, c)
-        for c in module.choices
-    ]
-
-
-def _layer_rows(name: str, module: nn.Module, is_read: bool) -> list[Row]:
+def _layer_rows(name: str, module: nn.Module, is_read: bool) -> Iterator[Row]:
     """`is_read`: whether an attention reads the weight of the layer, which is never called."""
     # What it runs as where no sparse kernel does.
     forms = {"masked": _MASKED, "compact": f"compact/{getattr(module, 'mode', '')}"}
     form, density = forms.get(form_of(module) or "", "dense"), density_of(module)
-    seen: Sequence[tuple[str, Choice | str]]
-    choices: tuple[Choice, ...] | None = getattr(module, "choices", None)
-    if choices is not None:
-        seen = [(choice.kernel if choice.is_sparse else form, choice) for choice in choices]
-    elif form == "dense" and density > 1 - MIN_SPARSITY:
-        seen = [(form, "no mask and too few zeros to gain")]
-    else:
-        read = f"stays dense when compiled, too: {READ_BY_ATTENTION}"
-        seen = [(form, read if is_read else _NOT_COMPILED)]
+    why = _NOT_COMPILED
+    if form == "dense" and density > 1 - MIN_SPARSITY:
+        why = "no mask and too few zeros to gain"
+    elif is_read:
+        why = f"stays dense when compiled, too: {READ_BY_ATTENTION}"
+    choices: Sequence[Choice | str] | None = getattr(module, "choices", None)
     pattern = str(getattr(module, "pattern", None) or "-")
     stored = getattr(module, "format", "-")
-    return [
-        _row(name, module, shape_of(module), density, kernel, choice, pattern, stored)
-        for kernel, choice in seen
-    ]
+    for choice in [why] if choices is None else choices:
+        yield _row(name, module, shape_of(module), density, form, choice, pattern, stored)
 
 
 def _row(
@@ -162,20 +150,16 @@ def _row(
     what: object,
     shape: tuple[int, ...],
     density: float,
-    kernel: str,
+    other: str,
     choice: Choice | str,
     pattern: str = "-",
     format: str = "-",
 ) -> Row:
-    """`choice` is what was measured, or why nothing was."""
-    unmeasured = {"tokens": None, "dense_us": None, "sparse_us": None, "why": choice}
-    measured: dict[str, Any] = unmeasured if isinstance(choice, str) else vars(choice)
+    """`choice` is what was measured, or why nothing was; `other` runs where no kernel does."""
     facts = (name, type(what).__name__, shape, density, pattern, format)
-    return Row(*facts, **{**measured, "kernel": kernel})
-
-
-def _why(row: Row) -> str:
-    return f"{row.why} [{row.doubt}]" if row.doubt else row.why
+    if isinstance(choice, str):
+        return Row(*facts, None, other, None, None, choice)
+    return Row(*facts, **{**vars(choice), "kernel": choice.kernel if choice.is_sparse else other})
 
 
 def _text(value: float | int | None, form: str) -> str:

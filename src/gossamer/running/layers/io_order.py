@@ -93,8 +93,7 @@ def count_io(
         knows_future: evict what is used again last, with which no other choice needs fewer reads;
             False for least recently used, as caches do.
     """
-    _check(network, memory, order)
-    wanted = network.connections if order is None else order
+    wanted = _checked(network, memory, order)
     return Io(*_native.count_io(wanted, network.neurons, memory, knows_future))
 
 
@@ -112,10 +111,9 @@ def anneal(
     The best order met is returned, so it is never worse than the one it started from. A move costs
     a simulation, about W log M steps for W connections.
     """
-    _check(network, memory, order)
+    wanted = _checked(network, memory, order)
     if moves < 0 or not start >= 0:
         raise InputError(f"io order: moves and start must not be negative, got {moves}, {start}.")
-    wanted = network.connections if order is None else order
     return _native.anneal_order(wanted, network.neurons, memory, moves, start, seed)
 
 
@@ -144,29 +142,28 @@ def grow_compact(memory: int, neurons: int, degree: int, *, seed: int = 0) -> Ne
         fed.update(sources)
         live[live.index(sources[0])] = neuron
     used = fed | set(range(inputs, inputs + neurons))
-    outputs = len(used - fed)
-    if len(used) == inputs + neurons:
-        return Network(inputs + neurons, inputs, outputs, connections)
     # Inputs that were never drawn are no part of the network.
     number = {old: new for new, old in enumerate(sorted(used))}
     renamed = [(number[a], number[b]) for a, b in connections]
-    return Network(len(used), len(used) - neurons, outputs, renamed)
+    return Network(len(used), len(used) - neurons, len(used - fed), renamed)
 
 
-def _check(network: Network, memory: int, order: Order | None) -> None:
+def _checked(network: Network, memory: int, order: Order | None) -> Order:
+    """The order, or the canonical one for None."""
     if memory < 3:
         raise InputError(
             f"io order: memory must hold at least 3 values (a weight and the two ends of its"
             f" connection), got {memory}."
         )
     if order is None:
-        return
+        return network.connections
     if sorted(order) != sorted(network.connections):
         raise InputError("io order: an order must hold every connection of the network once.")
-    used: set[int] = set()
+    used = set()
     for source, target in order:
         if target in used:
             raise InputError(
                 f"io order: neuron {target} is used before connection {source} -> {target} into it."
             )
         used.add(source)
+    return order

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the time of a forward goes: every weight layer inside it, sparse and as its dense twin."""
 
+import contextlib
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -70,7 +72,6 @@ def layer_times(
         forward: calls a model once.
         seconds: for all rounds.
     """
-    names: dict[str, None] = {}
     clocks = [_Clocks(model) for model in (dense, sparse)]
     whole = [float("inf")] * 2
     start = time.perf_counter()
@@ -84,12 +85,9 @@ def layer_times(
                 whole[i] = min(whole[i], 1e3 * (time.perf_counter() - before))
             if number + 1 >= _MIN_ROUNDS and time.perf_counter() - start > seconds:
                 break
-    for clock in clocks:
-        names.update(dict.fromkeys(clock.best))
-    found = [{name: 1e3 * best for name, best in clock.best.items()} for clock in clocks]
-    layers = tuple(LayerTime(name, found[0].get(name), found[1].get(name)) for name in names)
-    one_call = tuple(name for name in found[1] if name not in found[0])
-    return LayerTimes(layers, whole[0], whole[1], one_call)
+    own, other = (clock.best_ms for clock in clocks)
+    layers = tuple(LayerTime(name, own.get(name), other.get(name)) for name in {**own, **other})
+    return LayerTimes(layers, whole[0], whole[1], tuple(name for name in other if name not in own))
 
 
 class _Clocks:
@@ -97,12 +95,12 @@ class _Clocks:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self.best: dict[str, float] = {}
-        self._total: dict[str, float] = {}
-        self._handles: list[Any] = []
+        self.best_ms: dict[str, float] = {}
+        self._total: defaultdict[str, float] = defaultdict(float)
+        self._undo = contextlib.ExitStack()
 
     def __enter__(self) -> None:
-        self._total = {}
+        self._total.clear()
         for name, module in self._model.named_modules():
             forward = module.__dict__.get("forward")
             if isinstance(forward, NetForward):
@@ -111,19 +109,16 @@ class _Clocks:
                 self._time(name or type(module).__name__, module)
 
     def __exit__(self, *_: object) -> None:
-        for undo in self._handles:
-            undo()
-        self._handles.clear()
+        self._undo.close()
         for name, seconds in self._total.items():
-            self.best[name] = min(seconds, self.best.get(name, float("inf")))
+            self.best_ms[name] = min(1e3 * seconds, self.best_ms.get(name, float("inf")))
 
     def _time(self, name: str, module: nn.Module) -> None:
         begun: list[float] = []
         start = idle(lambda *_: begun.append(time.perf_counter()))
-        stop = idle(lambda *_: self._add(name, time.perf_counter() - begun.pop()))
-        before = module.register_forward_pre_hook(start)
-        after = module.register_forward_hook(stop)
-        self._handles += [before.remove, after.remove]
+        stop = idle(lambda *_: self._add(name, begun.pop()))
+        self._undo.enter_context(module.register_forward_pre_hook(start))
+        self._undo.enter_context(module.register_forward_hook(stop))
 
     def _time_net(self, name: str, forward: NetForward) -> None:
         """A net is no module: it is timed where the forward calls it."""
@@ -132,14 +127,11 @@ class _Clocks:
         def timed(x: torch.Tensor) -> torch.Tensor:
             before = time.perf_counter()
             y = net(x)
-            self._add(f"{name} (one native call)", time.perf_counter() - before)
+            self._add(f"{name} (one native call)", before)
             return y
 
-        def undo() -> None:
-            forward.net = net
-
         forward.net = timed  # type: ignore[assignment]
-        self._handles.append(undo)
+        self._undo.callback(setattr, forward, "net", net)
 
-    def _add(self, name: str, seconds: float) -> None:
-        self._total[name] = self._total.get(name, 0.0) + seconds
+    def _add(self, name: str, start: float) -> None:
+        self._total[name] += time.perf_counter() - start

@@ -7,9 +7,11 @@ it, every call another one: repeating one input would find its few rows in the c
 Legend: T tokens, D features.
 """
 
+import contextlib
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -27,6 +29,7 @@ from gossamer.ops.timing import duel
 # It must win by this much: within it, the choice would be noise.
 _MARGIN = 1.05
 _MAX_INPUTS = 64
+_GATED = ("gate_proj", "up_proj", "down_proj", "act_fn")
 
 
 @dataclass(frozen=True)
@@ -80,11 +83,7 @@ class ActiveNeurons(nn.Module):
 
 
 def use_active_neurons(
-    model: nn.Module,
-    run: Callable[[nn.Module], object],
-    *,
-    max_tokens: int = 4,
-    bf16: bool = False,
+    model: nn.Module, run: Callable[[nn.Module], object], *, max_tokens: int = 4, bf16: bool = False
 ) -> list[NeuronChoice]:
     """Let blocks with ReLUs run on their active neurons, in place, where that is faster.
 
@@ -118,17 +117,14 @@ def use_active_neurons(
 
 def _layers(block: nn.Module) -> tuple[Any, Any, Any, Any]:
     """Gate, up (None in a plain block), down and activation."""
-    own: Any = block
     if isinstance(block, nn.Sequential):
-        return own[0], None, own[2], own[1]
-    return own.gate_proj, own.up_proj, own.down_proj, own.act_fn
+        return block[0], None, block[2], block[1]
+    return attrgetter(*_GATED)(block)
 
 
 def _is_block(module: nn.Module) -> bool:
-    names = ("gate_proj", "up_proj", "down_proj", "act_fn")
-    is_gated = all(hasattr(module, name) for name in names)
-    is_plain = type(module) is nn.Sequential and len(module) == 3
-    if not is_gated and not is_plain:
+    is_gated = all(hasattr(module, name) for name in _GATED)
+    if not is_gated and (type(module) is not nn.Sequential or len(module) != 3):
         return False
     gate, up, down, activation = _layers(module)
     return (
@@ -142,18 +138,13 @@ def _record(
     model: nn.Module, blocks: dict[str, nn.Module], run: Callable[[nn.Module], object]
 ) -> dict[str, torch.Tensor]:
     seen: dict[str, list[torch.Tensor]] = {name: [] for name in blocks}
-    handles = [
-        block.register_forward_pre_hook(
-            lambda _, given, name=name: seen[name].append(given[0].detach().flatten(0, -2))
-        )
-        for name, block in blocks.items()
-    ]
-    try:
-        with torch.inference_mode():
-            run(model)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with contextlib.ExitStack() as hooks, torch.inference_mode():
+        for name, block in blocks.items():
+            hook = block.register_forward_pre_hook(
+                lambda _, given, name=name: seen[name].append(given[0].detach().flatten(0, -2))
+            )
+            hooks.enter_context(hook)
+        run(model)
     empty = [name for name, rows in seen.items() if not rows]
     if empty:
         raise InputError(f"active neurons: running the model did not reach {empty[0]}.")

@@ -5,15 +5,7 @@ Start at `pack_layer`: it asks the list of kernels of the layer's kind, lets a `
 gives a `PackedLinear` or a `PackedConv2d`, or says why the layer stays dense.
 """
 
-from gossamer.running.packed.conv import PackedConv2d
-from gossamer.running.packed.linear import PackedLinear
+from gossamer.running.packed.layers import PackedConv2d, PackedLinear
 from gossamer.running.packed.packing import MIN_SPARSITY, Job, StaysDense, pack_layer
 
-__all__ = [
-    "MIN_SPARSITY",
-    "Job",
-    "PackedConv2d",
-    "PackedLinear",
-    "StaysDense",
-    "pack_layer",
-]
+__all__ = ["MIN_SPARSITY", "Job", "PackedConv2d", "PackedLinear", "StaysDense", "pack_layer"]

@@ -18,8 +18,7 @@ from gossamer.ops import Problem, kernels_for
 from gossamer.ops.conv import ConvSettings, PackedConv, why_not
 from gossamer.ops.dispatch import report_missing
 from gossamer.running.choice import Choice, Chooser, Contenders, CostKey, Rival
-from gossamer.running.packed.conv import PackedConv2d
-from gossamer.running.packed.linear import PackedLinear, casting
+from gossamer.running.packed.layers import PackedConv2d, PackedLinear, casting
 
 # A dense layer with fewer zeros than this is left alone: no kernel gains from it.
 MIN_SPARSITY = 0.1
@@ -62,8 +61,8 @@ class StaysDense:
 
 def pack_layer(job: Job) -> nn.Module | StaysDense:
     """The inference form of one layer."""
-    if job.dtype not in (torch.float32, *_HALVES) or job.matrix.values.device.type != "cpu":
-        where = job.matrix.values.device
+    where = job.matrix.values.device
+    if job.dtype not in (torch.float32, *_HALVES) or where.type != "cpu":
         return StaysDense(reason=f"kernels are float32 on the CPU, this is {job.dtype} on {where}")
     job = replace(job, matrix=replace(job.matrix, values=job.matrix.values.float()))
     packer = PACKERS.get(kind_name(job.layer))
@@ -104,9 +103,13 @@ def _pack_conv(job: Job) -> nn.Module | StaysDense:
     choice = _choose_conv(rivals, settings, job)
     if not choice.is_sparse:
         return StaysDense((choice,))
-    choices, bias = (choice.of_dtype(job.dtype),), job.layer.bias
     return PackedConv2d(
-        rivals[choice.kernel], bias, job.matrix.pattern, choices, job.dtype, job.name
+        rivals[choice.kernel],
+        job.layer.bias,
+        job.matrix.pattern,
+        (choice.of_dtype(job.dtype),),
+        job.dtype,
+        job.name,
     )
 
 
@@ -115,18 +118,12 @@ def _choose_conv(rivals: dict[str, PackedConv], settings: ConvSettings, job: Job
     height, width = settings.out_size((shape[-2], shape[-1]))
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(job.dtype)
     bias = weight.new_zeros(settings.out_channels)
-    rows, columns = settings.matrix_shape
+    density = job.matrix.nnz / max(weight.numel(), 1)
+    tokens = max(torch.Size(shape[:-3]).numel(), 1) * height * width
 
     def rival(name: str, packed: PackedConv) -> Rival:
-        key = CostKey(
-            kernel=_conv_cost_name(name, settings, shape, job.dtype),
-            rows=rows,
-            columns=columns,
-            pattern=str(pattern),
-            density=job.matrix.nnz / max(weight.numel(), 1),
-            tokens=max(torch.Size(shape[:-3]).numel(), 1) * height * width,
-            threads=torch.get_num_threads(),
-        )
+        cost_name = _conv_cost_name(name, settings, shape, job.dtype)
+        key = CostKey(cost_name, *settings.matrix_shape, str(pattern), density, tokens)
         # The layer that would run, casts included.
         layer = PackedConv2d(packed, bias, pattern, (), job.dtype)
         return Rival(name, key, lambda: layer(x))

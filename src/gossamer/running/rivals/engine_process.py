@@ -42,21 +42,19 @@ class EngineProcess:
             text=True,
             env=environment,
         )
+        self._to: Any = self._process.stdin
+        self._back: Any = self._process.stdout
 
     def ask(self, question: str, value: Any) -> dict[str, Any]:
         """The answer; EngineFailed says what went wrong."""
-        to, back = self._process.stdin, self._process.stdout
-        if to is None or back is None or to.closed:
-            raise EngineFailed(f"{self.title}: its process has ended")
-        try:
-            to.write(json.dumps({question: value}) + "\n")
-            to.flush()
-        except BrokenPipeError:
-            raise EngineFailed(f"{self.title}: its process has ended") from None
-        if not select.select([back], [], [], self._patience_seconds)[0]:
-            self._process.kill()
-            raise EngineFailed(f"{self.title}: no answer within {self._patience_seconds:.0f} s")
-        line = back.readline()
+        asked, line = json.dumps({question: value}) + "\n", ""
+        with contextlib.suppress(BrokenPipeError, ValueError):  # the latter where we closed a pipe
+            self._to.write(asked)
+            self._to.flush()
+            if not select.select([self._back], [], [], self._patience_seconds)[0]:
+                self._process.kill()
+                raise EngineFailed(f"{self.title}: no answer within {self._patience_seconds:.0f} s")
+            line = self._back.readline()
         if not line:
             raise EngineFailed(f"{self.title}: its process has ended")
         answer: dict[str, Any] = json.loads(line)
@@ -66,10 +64,9 @@ class EngineProcess:
 
     def close(self) -> None:
         """End the process."""
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):  # a question it did not live to read
-                    pipe.close()
+        for pipe in (self._to, self._back):
+            with contextlib.suppress(BrokenPipeError):  # a question it did not live to read
+                pipe.close()
         try:
             self._process.wait(timeout=_END_SECONDS)
         except subprocess.TimeoutExpired:

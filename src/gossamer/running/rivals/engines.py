@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -53,7 +53,7 @@ def find_engine(name: str, folder: Path | None = None) -> Path | None:
     return Path(sys.executable) if here else None
 
 
-class _Engine:
+class _Engine(contextlib.ExitStack):
     """One engine in its process; a context.
 
     Args:
@@ -66,17 +66,14 @@ class _Engine:
     patience_seconds: ClassVar[float]
 
     def __init__(self, name: str, python: Path, threads: int) -> None:
+        super().__init__()
         self.name, self.title, self._threads = name, TITLES[name], threads
         script = SCRIPTS / f"run_{name}.py"
         self._process = EngineProcess(self.title, python, script, threads, self.patience_seconds)
-        self._folder = Path(tempfile.mkdtemp())
+        folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        self._folder = Path(self.enter_context(folder))
+        self.callback(self._process.close)
         self.version = "?"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def turn(self, name: str) -> float:
         """Seconds of the fastest call of one turn of the model under this name."""
@@ -86,18 +83,8 @@ class _Engine:
         """Forget a model."""
         self._process.ask("drop", name)
 
-    def close(self) -> None:
-        """End the process."""
-        self._process.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
-
     def _load(
-        self,
-        name: str,
-        precision: str,
-        inputs: Tensors,
-        calibration: Tensors | None,
-        **model: str,
+        self, name: str, precision: str, inputs: Tensors, calibration: Tensors | None, **model: str
     ) -> Floats:
         case = {"name": name, "precision": precision, "threads": self._threads, **model}
         if calibration is not None:
@@ -108,8 +95,7 @@ class _Engine:
 
     def _ask(self, question: str, case: Mapping[str, Any], inputs: Tensors) -> Floats:
         answer = str(self._folder / "y.npy")
-        given = {**case, "inputs": self._file("inputs", inputs), "y": answer}
-        self._process.ask(question, given)
+        self._process.ask(question, {**case, "inputs": self._file("inputs", inputs), "y": answer})
         output: Floats = np.load(answer)
         return output
 
@@ -188,11 +174,21 @@ class NetworkEngine(_Engine):
             return math.inf
 
     def _make_older(self, graph: Path) -> None:
+        """Of a graph of convolutions: only means are written differently there."""
         import onnx
 
-        model = onnx.load(graph)
+        model: Any = onnx.load(graph)
+        constants = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
+        for node in model.graph.node:
+            if node.op_type == "ReduceMean" and len(node.input) == 2:
+                axes = constants[node.input.pop()]
+                del node.attribute[:]
+                node.attribute.append(onnx.helper.make_attribute("keepdims", 0))
+                node.attribute.append(onnx.helper.make_attribute("axes", axes.tolist()))
+        model.ir_version = _IR
+        model.opset_import[0].version = _OPSET
         try:
-            _lower_versions(model)
+            onnx.checker.check_model(model)
         except onnx.checker.ValidationError as error:
             reason = str(error).splitlines()[0]
             raise EngineFailed(f"{self.title}: the graph is too new for it ({reason})") from error
@@ -221,19 +217,3 @@ class _OneInput(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Any:
         return self.model(x)
-
-
-def _lower_versions(model: Any) -> None:
-    """Of a graph of convolutions: only means are written differently there."""
-    import onnx
-
-    constants = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
-    for node in model.graph.node:
-        if node.op_type == "ReduceMean" and len(node.input) == 2:
-            axes = constants[node.input.pop()]
-            del node.attribute[:]
-            node.attribute.append(onnx.helper.make_attribute("keepdims", 0))
-            node.attribute.append(onnx.helper.make_attribute("axes", axes.tolist()))
-    model.ir_version = _IR
-    model.opset_import[0].version = _OPSET
-    onnx.checker.check_model(model)

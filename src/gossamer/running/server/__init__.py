@@ -6,7 +6,7 @@ runs it until it is told to stop. Start with `app.py`. The extra [serve] must be
 """
 
 from gossamer.running.server.access import Access
-from gossamer.running.server.app import build_app
+from gossamer.running.server.app import build_app, make_service
 from gossamer.running.server.lifecycle import (
     is_loopback,
     open_socket,
@@ -15,7 +15,6 @@ from gossamer.running.server.lifecycle import (
     url_of,
 )
 from gossamer.running.server.limits import Limits
-from gossamer.running.server.service import make_service
 
 __all__ = [
     "Access",

@@ -1,34 +1,70 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The application: routes for what a model can do, health and metrics."""
+"""The application: what a model can do (embed, classify, write), routes for it, health, metrics."""
 
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
+from torch import nn
 
-from gossamer.running.server.access import Access
-from gossamer.running.server.batching import Batcher, RunBatch
+from gossamer.nn.families import is_decoder
+from gossamer.running.layers import compile as compile_model
+from gossamer.running.server.access import Access, Guard
 from gossamer.running.server.faults import check_model, install_faults
-from gossamer.running.server.guard import Guard
 from gossamer.running.server.limits import Limits
 from gossamer.running.server.metrics import Metrics
-from gossamer.running.server.service import Service
-from gossamer.running.server.text_routes import (
+from gossamer.running.server.routes import (
     BatchedTexts,
     classification_routes,
     embedding_routes,
+    writing_routes,
 )
-from gossamer.running.server.turns import TurnTaker
-from gossamer.running.server.worker import Worker
-from gossamer.running.server.writing_routes import writing_routes
-from gossamer.running.text import TextTokens
+from gossamer.running.server.workers import Batcher, RunBatch, TurnTaker, Worker
+from gossamer.running.text import Classifier, Embedder, Pooling, TextTokens, Writer, make_writer
 
+# Tokens of a call that kernels are chosen for: a sentence and a full batch.
+_ENCODER_TOKENS = (32, 1024)
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@dataclass(frozen=True)
+class Service:
+    """A model under a name; what it cannot do is None."""
+
+    name: str
+    embedder: Embedder | None = None
+    classifier: Classifier | None = None
+    writer: Writer | None = None
+
+
+def make_service(
+    model: nn.Module,
+    beside: Mapping[str, bytes],
+    name: str,
+    *,
+    precision: str = "fp32",
+    pooling: Pooling = "mean",
+) -> Service:
+    """Compile `model` in place and say what it serves.
+
+    Args:
+        model: of transformers.
+        beside: files beside its weights, by name; tokenizer.json is needed.
+        name: what clients call it.
+        precision: the lowest one that kernels may compute in.
+        pooling: of embeddings.
+    """
+    if is_decoder(model):
+        return Service(name, writer=make_writer(model, beside, precision=precision))
+    fast = compile_model(model, tokens=_ENCODER_TOKENS, inplace=True, precision=precision)
+    classifier = Classifier(fast, beside) if Classifier.fits(fast) else None
+    return Service(name, Embedder(fast, beside, pooling=pooling), classifier)
 
 
 def build_app(
@@ -51,44 +87,9 @@ def build_app(
         workers.append(batcher)
         return BatchedTexts(service.name, tokens, batcher, bounds)
 
+    metrics.queue.set_function(lambda: sum(map(len, workers)))
     router = APIRouter()
-    _status_routes(router, service, metrics, workers)
-    if (embedder := service.embedder) is not None:
-        embedding_routes(router, batched(embedder.tokens, embedder.vectors))
-    if (classifier := service.classifier) is not None:
-        texts = batched(classifier.tokens, classifier.scores)
-        classification_routes(router, texts, classifier)
-    if (writer := service.writer) is not None:
-        turns = TurnTaker(writer.engine, bounds, metrics)
-        workers.append(turns)
-        writing_routes(router, writer, turns, bounds, service.name)
-    metrics.watch_queue(lambda: sum(map(len, workers)))
 
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        for worker in workers:
-            worker.start()
-        yield
-        for worker in workers:
-            await run_in_threadpool(worker.close)
-
-    # Pages that describe the interface would load scripts from elsewhere.
-    app = FastAPI(
-        title=f"gossamer: {service.name}", docs_url=None, redoc_url=None, lifespan=lifespan
-    )
-    app.include_router(router)
-    found: list[Any] = router.routes
-    paths = [route.path for route in found if "{" not in route.path]
-    install_faults(app, bounds, paths)
-    app.add_middleware(
-        Guard, access=access or Access(), limits=bounds, metrics=metrics, endpoints=paths
-    )
-    return app
-
-
-def _status_routes(
-    router: APIRouter, service: Service, metrics: Metrics, workers: list[Any]
-) -> None:
     @router.get("/health")
     async def health() -> dict[str, Any]:
         return {"status": "ok", "model": service.name, "queue_length": sum(map(len, workers))}
@@ -112,3 +113,33 @@ def _status_routes(
     @router.get("/metrics", response_model=None)
     async def read_metrics() -> Response:
         return Response(metrics.text(), media_type=_METRICS_TYPE)
+
+    if (embedder := service.embedder) is not None:
+        embedding_routes(router, batched(embedder.tokens, embedder.vectors))
+    if (classifier := service.classifier) is not None:
+        classification_routes(router, batched(classifier.tokens, classifier.scores), classifier)
+    if (writer := service.writer) is not None:
+        turns = TurnTaker(writer.engine, bounds, metrics)
+        workers.append(turns)
+        writing_routes(router, writer, turns, bounds, service.name)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        for worker in workers:
+            worker.start()
+        yield
+        for worker in workers:
+            await run_in_threadpool(worker.close)
+
+    # Pages that describe the interface would load scripts from elsewhere.
+    app = FastAPI(
+        title=f"gossamer: {service.name}", docs_url=None, redoc_url=None, lifespan=lifespan
+    )
+    app.include_router(router)
+    found: list[Any] = router.routes
+    paths = [route.path for route in found if "{" not in route.path]
+    install_faults(app, bounds, paths)
+    app.add_middleware(
+        Guard, access=access or Access(), limits=bounds, metrics=metrics, endpoints=paths
+    )
+    return app

@@ -86,11 +86,10 @@ def install_faults(app: FastAPI, limits: Limits, paths: Sequence[str]) -> None:
 
 
 def _malformed(found: Sequence[Any]) -> JSONResponse:
-    if found and found[0]["type"] == "json_invalid":
+    if found[0]["type"] == "json_invalid":
         reason = found[0].get("ctx", {}).get("error", "")
         return fault(400, f"body: is not JSON ({reason}). Expected a JSON object.")
-    lines = [_sentence(item) for item in found[:5]]
-    return fault(422, " ".join(lines), _path(found[0]) if found else None)
+    return fault(422, " ".join(map(_sentence, found[:5])), _path(found[0]))
 
 
 def _path(item: Any) -> str:

@@ -8,7 +8,6 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -71,8 +70,9 @@ def run_server(
     kind stops at once.
     """
     server = _server(app, limits, ready)
-    # uvicorn raises the signal anew when it is done, for the handler that was there before.
-    before = signal.signal(signal.SIGTERM, _ignore)
+    # uvicorn raises the signal anew when it is done, for the handler that was there before: then
+    # the server has stopped for it, and nothing is left to do.
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         server.run(sockets=[listener])
     finally:
@@ -86,7 +86,6 @@ def running_server(app: FastAPI, limits: Limits | None = None) -> Iterator[str]:
     bounds = limits or Limits()
     started = threading.Event()
     listener = open_socket("127.0.0.1", 0)
-    url = url_of(listener)
     server = _server(app, bounds, started.set)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
@@ -94,7 +93,7 @@ def running_server(app: FastAPI, limits: Limits | None = None) -> Iterator[str]:
         while not started.wait(0.1):
             if not thread.is_alive():
                 raise ResourceError("the server ended before it was ready; its log says why.")
-        yield url
+        yield url_of(listener)
     finally:
         server.should_exit = True
         thread.join(bounds.timeout_seconds + 15)
@@ -102,31 +101,21 @@ def running_server(app: FastAPI, limits: Limits | None = None) -> Iterator[str]:
 
 
 def _server(app: FastAPI, limits: Limits, ready: Callable[[], None]) -> uvicorn.Server:
-    config = uvicorn.Config(
-        app,
-        loop="asyncio",
-        http=_connection_class(limits.timeout_seconds),
-        ws="none",
-        lifespan="on",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        backlog=_BACKLOG,
-        limit_concurrency=_CONNECTIONS_PER_PLACE * limits.max_queue + _SPARE_CONNECTIONS,
-        timeout_graceful_shutdown=math.ceil(limits.timeout_seconds),
-    )
-    return _ReadyServer(config, ready)
+    """A server that calls `ready` when it answers."""
 
-
-def _connection_class(seconds: float) -> type[asyncio.Protocol]:
-    """Connections of uvicorn, which are closed if the headers of a request take longer.
-
-    uvicorn bounds the time between two requests, and `request_body.py` that of a body. In between
-    are the headers: a client that sends them byte by byte, or nothing at all, would keep its place.
-    """
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            ready()
 
     class Connection(H11Protocol):
+        """Is closed if the headers of a request take longer than the time of all of it.
+
+        uvicorn bounds the time between two requests, and `RequestBody` that of a body. In
+        between are the headers: a client that sends them byte by byte, or nothing at all, would
+        keep its place.
+        """
+
         _watch: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: Any) -> None:
@@ -146,27 +135,25 @@ def _connection_class(seconds: float) -> type[asyncio.Protocol]:
             if self.cycle is not None and not self.cycle.response_complete:
                 self._forget()
             elif self._watch is None:
-                self._watch = self.loop.call_later(seconds, self.transport.close)
+                self._watch = self.loop.call_later(limits.timeout_seconds, self.transport.close)
 
         def _forget(self) -> None:
             if self._watch is not None:
                 self._watch.cancel()
                 self._watch = None
 
-    return Connection
-
-
-class _ReadyServer(uvicorn.Server):
-    """Says when it answers."""
-
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._ready = ready
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._ready()
-
-
-def _ignore(_: int, __: FrameType | None) -> None:
-    """What to do with SIGTERM once the server has stopped for it."""
+    config = uvicorn.Config(
+        app,
+        loop="asyncio",
+        http=Connection,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=_BACKLOG,
+        limit_concurrency=_CONNECTIONS_PER_PLACE * limits.max_queue + _SPARE_CONNECTIONS,
+        timeout_graceful_shutdown=math.ceil(limits.timeout_seconds),
+    )
+    return Server(config)

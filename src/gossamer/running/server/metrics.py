@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a server counts, in the text form that Prometheus reads."""
 
-from collections.abc import Callable
-
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -14,8 +12,7 @@ class Metrics:
     """Counters of one server; all may be used from any thread."""
 
     def __init__(self) -> None:
-        own = CollectorRegistry()
-        self._registry = own
+        self._registry = own = CollectorRegistry()
         self._requests = Counter(
             "gossamer_requests",
             "Requests by endpoint and status",
@@ -32,7 +29,7 @@ class Metrics:
             buckets=_SECONDS,
             registry=own,
         )
-        self._queue = Gauge("gossamer_queue_length", "Requests that wait", registry=own)
+        self.queue = Gauge("gossamer_queue_length", "Requests that wait", registry=own)
         self.batch_texts = Histogram(
             "gossamer_batch_texts", "Texts of one call of the model", buckets=_COUNTS, registry=own
         )
@@ -45,10 +42,6 @@ class Metrics:
         self.generated_tokens = Counter(
             "gossamer_generated_tokens", "Tokens of generated texts", registry=own
         )
-
-    def watch_queue(self, length: Callable[[], int]) -> None:
-        """Ask `length` whenever metrics are read."""
-        self._queue.set_function(length)
 
     def answered(self, endpoint: str, status: str, seconds: float, *, failed: bool) -> None:
         """Count one request."""

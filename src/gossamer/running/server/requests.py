@@ -2,21 +2,13 @@
 """What a request may say. Types are not converted, and a field nobody knows is refused.
 
 Clients of OpenAI's interface send optional fields out of habit, with null or with the value that is
-the default. They are taken where they ask for nothing (`only`), else refused.
+the default. They are taken where they ask for nothing (`not_done`), else refused.
 """
 
 import json
-from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    FailFast,
-    Field,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, model_validator
 
 # However a body of some megabytes is filled, looking through it takes no more than a moment.
 _MAX_ITEMS = 1 << 16
@@ -26,28 +18,28 @@ _NO_CHANCES = "chances of tokens are not given"
 _NO_TOOLS = "tools are not called"
 _WHOLE_VECTORS = "a vector is as long as the model makes it; one that is cut means something else"
 _NO_AUDIO = "there is nothing but text"
+_ONE_TEXT = "one text is written for a request"
+_NO_PENALTY = "tokens are not penalised"
 
 
-def only(*values: Any, why: str) -> BeforeValidator:
-    """Take null and `values`; refuse others, since `why`."""
+def not_done(why: str, *values: Any) -> Any:
+    """A field that takes null and `values`, which ask for nothing; others are refused: `why`."""
     allowed = " or ".join(["null", *map(json.dumps, values)])
 
     def check(value: Any) -> None:
         if value is not None and not any(_same(value, other) for other in values):
             raise ValueError(f"{why}; expected {allowed}, got {ascii(value)[:60]}")
 
-    return BeforeValidator(check)
+    field: Any = Field(None)
+    field.metadata.append(BeforeValidator(check))
+    return field
 
 
-def at_most(count: int) -> Callable[[Any], Any]:
+def _at_most(count: int, value: Any) -> Any:
     """Refuse an object with more fields, before each of them is complained about."""
-
-    def check(value: Any) -> Any:
-        if isinstance(value, dict) and len(value) > count:
-            raise ValueError(f"has {len(value)} fields; expected at most {count}")
-        return value
-
-    return check
+    if isinstance(value, dict) and len(value) > count:
+        raise ValueError(f"has {len(value)} fields; expected at most {count}")
+    return value
 
 
 def null_is(default: Any) -> BeforeValidator:
@@ -71,7 +63,9 @@ def _texts_or_tokens(value: Any) -> Any:
     is_text = isinstance(value[0], str)
     for number, item in enumerate(value):
         if is_text and isinstance(item, str):
-            _check_text(item, f"[{number}]")
+            if not item.strip():
+                raise ValueError(f"[{number}] is an empty text; expected some words")
+            _check_unicode(item, f"[{number}]")
         elif is_text or not _is_tokens(item):
             expected = "a text" if is_text else "a text or a list of token numbers"
             raise ValueError(f"[{number}]: expected {expected}, got {ascii(item)[:60]}")
@@ -80,12 +74,6 @@ def _texts_or_tokens(value: Any) -> Any:
 
 def _is_tokens(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
-
-
-def _check_text(text: str, where: str) -> None:
-    if not text.strip():
-        raise ValueError(f"{where} is an empty text; expected some words".lstrip())
-    _check_unicode(text, where)
 
 
 def _check_unicode(text: str, where: str) -> None:
@@ -114,18 +102,8 @@ def _content(value: Any) -> Any:
     return value
 
 
-def _stops(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
 # Who asks, or what for. It is not read and changes no answer.
 Label = Annotated[str, Field(max_length=512)] | None
-# Fields of several requests that ask for what is not done; see `only`.
-OneText = Annotated[Any, only(1, why="one text is written for a request")]
-NoPenalty = Annotated[Any, only(0, why="tokens are not penalised")]
-NoTools = Annotated[Any, only([], why=_NO_TOOLS)]
-NoToolChoice = Annotated[Any, only("none", "auto", why=_NO_TOOLS)]
-NoAudio = Annotated[Any, only(why=_NO_AUDIO)]
 Inputs = Annotated[list[str] | list[list[int]], BeforeValidator(_texts_or_tokens)]
 StopText = Annotated[str, Field(min_length=1, max_length=256), BeforeValidator(_content)]
 
@@ -138,7 +116,7 @@ class Fields(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _few(cls, value: Any) -> Any:
-        return at_most(_MAX_FIELDS)(value)
+        return _at_most(_MAX_FIELDS, value)
 
 
 class Body(Fields):
@@ -161,14 +139,14 @@ class EmbeddingsBody(TextsBody):
 
     encoding_format: Annotated[Literal["float", "base64"], null_is("float")] = "float"
     user: Label = None
-    dimensions: Annotated[Any, only(why=_WHOLE_VECTORS)] = None
+    dimensions: Any = not_done(_WHOLE_VECTORS)
 
 
 class StreamOptions(Fields):
     """What a stream tells besides the text."""
 
     include_usage: Annotated[bool, null_is(False)] = False
-    include_obfuscation: Annotated[Any, only(False, why="events are not padded")] = None
+    include_obfuscation: Any = not_done("events are not padded", False)
 
 
 class GenerationBody(Body):
@@ -180,15 +158,16 @@ class GenerationBody(Body):
     top_k: Annotated[int, Field(ge=1)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: Annotated[
-        Annotated[list[StopText], Field(max_length=4)] | None, BeforeValidator(_stops)
+        Annotated[list[StopText], Field(max_length=4)] | None,
+        BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
     ] = None
     stream: Annotated[bool, null_is(False)] = False
     stream_options: StreamOptions | None = None
     # Taken where they ask for nothing that is not done anyway.
-    n: OneText = None
-    presence_penalty: NoPenalty = None
-    frequency_penalty: NoPenalty = None
-    logit_bias: Annotated[Any, only({}, why="tokens are not biased")] = None
+    n: Any = not_done(_ONE_TEXT, 1)
+    presence_penalty: Any = not_done(_NO_PENALTY, 0)
+    frequency_penalty: Any = not_done(_NO_PENALTY, 0)
+    logit_bias: Any = not_done("tokens are not biased", {})
     user: Label = None
 
 
@@ -196,10 +175,10 @@ class CompletionBody(GenerationBody):
     """Of /v1/completions."""
 
     prompt: Inputs
-    best_of: OneText = None
-    echo: Annotated[Any, only(False, why="the prompt is not repeated")] = None
-    logprobs: Annotated[Any, only(why=_NO_CHANCES)] = None
-    suffix: Annotated[Any, only("", why="a text cannot be filled in before another one")] = None
+    best_of: Any = not_done(_ONE_TEXT, 1)
+    echo: Any = not_done("the prompt is not repeated", False)
+    logprobs: Any = not_done(_NO_CHANCES)
+    suffix: Any = not_done("a text cannot be filled in before another one", "")
 
 
 class Message(Fields):
@@ -209,11 +188,11 @@ class Message(Fields):
     content: Annotated[str, BeforeValidator(_content)]
     name: Label = None
     # As answers carry them, which come back as messages.
-    refusal: Annotated[Any, only(why="a refusal is content like other")] = None
-    tool_calls: NoTools = None
-    function_call: Annotated[Any, only(why=_NO_TOOLS)] = None
-    audio: NoAudio = None
-    annotations: Annotated[Any, only([], why="texts are not annotated")] = None
+    refusal: Any = not_done("a refusal is content like other")
+    tool_calls: Any = not_done(_NO_TOOLS, [])
+    function_call: Any = not_done(_NO_TOOLS)
+    audio: Any = not_done(_NO_AUDIO)
+    annotations: Any = not_done("texts are not annotated", [])
 
 
 class ChatBody(GenerationBody):
@@ -221,27 +200,25 @@ class ChatBody(GenerationBody):
 
     messages: Annotated[list[Message], FailFast(), Field(min_length=1, max_length=1024)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    response_format: Annotated[Any, only({"type": "text"}, why="texts are not bound to a form")] = (
-        None
-    )
-    logprobs: Annotated[Any, only(False, why=_NO_CHANCES)] = None
-    top_logprobs: Annotated[Any, only(0, why=_NO_CHANCES)] = None
-    tools: NoTools = None
-    tool_choice: NoToolChoice = None
+    response_format: Any = not_done("texts are not bound to a form", {"type": "text"})
+    logprobs: Any = not_done(_NO_CHANCES, False)
+    top_logprobs: Any = not_done(_NO_CHANCES, 0)
+    tools: Any = not_done(_NO_TOOLS, [])
+    tool_choice: Any = not_done(_NO_TOOLS, "none", "auto")
     parallel_tool_calls: bool | None = None
-    functions: NoTools = None
-    function_call: NoToolChoice = None
-    modalities: Annotated[Any, only(["text"], why=_NO_AUDIO)] = None
-    audio: NoAudio = None
-    prediction: Annotated[Any, only(why="texts are not predicted by a client")] = None
-    reasoning_effort: Annotated[Any, only("none", why="there is no effort to set")] = None
-    verbosity: Annotated[Any, only("medium", why="there is no length to set but max_tokens")] = None
-    web_search_options: Annotated[Any, only(why="nothing is searched")] = None
-    service_tier: Annotated[Any, only("auto", "default", why="all requests are served alike")] = (
-        None
-    )
-    store: Annotated[Any, only(False, why="nothing is stored")] = None
+    functions: Any = not_done(_NO_TOOLS, [])
+    function_call: Any = not_done(_NO_TOOLS, "none", "auto")
+    modalities: Any = not_done(_NO_AUDIO, ["text"])
+    audio: Any = not_done(_NO_AUDIO)
+    prediction: Any = not_done("texts are not predicted by a client")
+    reasoning_effort: Any = not_done("there is no effort to set", "none")
+    verbosity: Any = not_done("there is no length to set but max_tokens", "medium")
+    web_search_options: Any = not_done("nothing is searched")
+    service_tier: Any = not_done("all requests are served alike", "auto", "default")
+    store: Any = not_done("nothing is stored", False)
     # Labels, which are read by nobody and change no answer.
-    metadata: Annotated[dict[str, str] | None, BeforeValidator(at_most(_MAX_LABELS))] = None
+    metadata: Annotated[
+        dict[str, str] | None, BeforeValidator(lambda value: _at_most(_MAX_LABELS, value))
+    ] = None
     safety_identifier: Label = None
     prompt_cache_key: Label = None

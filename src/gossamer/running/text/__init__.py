@@ -6,12 +6,10 @@ the tokenizer of all three: special tokens that a text spells stay text (`specia
 chat template is a program from a file and runs in a process of its own (`template_process.py`).
 """
 
-from gossamer.running.text.classification import Classifier
-from gossamer.running.text.embedding import Embedder, Pooling, pool
-from gossamer.running.text.pieces import TextPieces
+from gossamer.running.text.embedding import Classifier, Embedder, Pooling, pool
 from gossamer.running.text.template_process import TemplateTooSlow
 from gossamer.running.text.tokens import TextTokens
-from gossamer.running.text.writer import Writer, make_writer
+from gossamer.running.text.writer import TextPieces, Writer, make_writer
 
 __all__ = [
     "Classifier",

@@ -3,19 +3,35 @@
 
 A chat template is a program of the jinja language. It runs in jinja's sandbox, which reaches
 neither files nor Python, inside a process with bounded time and memory.
+
+In a prompt, special tokens of the template are tokens, those of messages are text. A template may
+do anything with a message, so where a special token of the prompt came from cannot be seen in the
+prompt. It is seen by setting the messages a second time, with private characters in the place of
+those that begin or end special tokens: what is still special was set by the template.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from gossamer.errors import ArtifactError, InputError
 from gossamer.io.safe_files import MAX_MANIFEST_BYTES
 from gossamer.io.safe_files.documents import parse_json
+from gossamer.running.text.special_tokens import (
+    FIRST_STAND_IN,
+    LAST_PRIVATE,
+    SpecialTokens,
+    cannot_spell,
+    refuse_private,
+)
 from gossamer.running.text.template_process import Conversation, TemplateProcess
 
 _CONFIG = "tokenizer_config.json"
 _TEMPLATE = "chat_template.jinja"
 _GENERATION = "generation_config.json"
+_WHERE = "messages"
+# The upper half of the block in which stand-ins are the lower one.
+_FIRST_LETTER = FIRST_STAND_IN + (LAST_PRIVATE - FIRST_STAND_IN >> 1)
 
 
 class ChatTemplate:
@@ -94,8 +110,8 @@ def _template(beside: Mapping[str, bytes], config: Mapping[str, Any]) -> str | N
         return found
     named = found if isinstance(found, list) else [found]
     for item in named:
-        parts = [item.get(key) for key in ("name", "template")] if isinstance(item, dict) else [0]
-        if not all(isinstance(part, str) for part in parts):
+        keys = ("name", "template")
+        if not isinstance(item, dict) or not all(isinstance(item.get(key), str) for key in keys):
             raise ArtifactError(
                 f"{_CONFIG}: chat_template holds {ascii(item)[:60]}; expected a text, or a list of"
                 f' {{"name": "default", "template": "..."}}. Put a {_TEMPLATE} beside the model.'
@@ -108,3 +124,72 @@ def _read(beside: Mapping[str, bytes], name: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ArtifactError(f"{name}: must be a JSON object.")
     return content
+
+
+def prompt_ids(
+    template: ChatTemplate,
+    special: SpecialTokens,
+    messages: Conversation,
+    *,
+    special_tokens: bool = False,
+) -> list[int]:
+    """Token numbers of a talk, up to where the assistant speaks.
+
+    Args:
+        template: sets messages as a text; what it sets around them is read as special tokens.
+        special: the tokenizer.
+        messages: with role and content; a role is not a user's text.
+        special_tokens: read special tokens where messages spell them, too.
+    """
+    hidden = messages if special_tokens else _hidden(special, messages)
+    if hidden == messages:
+        # Nothing in the messages begins or ends a special token.
+        return _encode(special, template.render(messages))[0]
+    # A private character for every one that occurs in a special token.
+    used = sorted({ord(c) for token in special.added.values() for c in token.content})
+    letters = {letter: _FIRST_LETTER + place for place, letter in enumerate(used)}
+    lettered = _changed(
+        messages, lambda text: special.spellings.sub(lambda m: m[0].translate(letters), text)
+    )
+    text, bare, marked = template.render_all([messages, hidden, lettered])
+    ids, found = _encode(special, text)
+    ours = _encode(special, bare)[1]
+    if found == ours:
+        return ids
+    refuse_private(text, _WHERE)
+    back = {private: letter for letter, private in letters.items()}
+    if marked.translate(back) == text:
+        ids, found = special.literal.ids_around(marked, back)
+        if found == ours:
+            return ids
+    # The first one that only one of the two lists has at its place.
+    pairs = zip_longest(found, ours)
+    other = next(own if read is None else read for read, own in pairs if read != own)
+    raise cannot_spell(special.contents[other], _WHERE)
+
+
+def _encode(special: SpecialTokens, text: str) -> tuple[list[int], list[int]]:
+    """All tokens of a prompt, and the special ones among them. The template sets its own."""
+    encoded = special.tokenizer.encode(text, add_special_tokens=False)
+    return encoded.ids, special.spelled(encoded, text)
+
+
+def _hidden(special: SpecialTokens, messages: Conversation) -> Conversation:
+    """Messages without the characters that special tokens begin and end with."""
+    ends = {
+        end for token in special.added.values() for end in (token.content[0], token.content[-1])
+    }
+    normalizer = special.tokenizer.normalizer
+    if normalizer is not None and any(token.normalized for token in special.added.values()):
+        # Such tokens are looked for in normalised text.
+        seen = {c for m in messages for value in m.values() for c in value}
+        ends |= {c for c in seen if not ends.isdisjoint(normalizer.normalize_str(c))}
+    table = dict.fromkeys(map(ord, ends), LAST_PRIVATE)
+    return _changed(messages, lambda text: text.translate(table))
+
+
+def _changed(messages: Conversation, change: Callable[[str], str]) -> list[Mapping[str, str]]:
+    return [
+        {name: value if name == "role" else change(value) for name, value in message.items()}
+        for message in messages
+    ]

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts to vectors: one per text, from the last hidden state of an encoder.
+"""Texts to vectors, one per text from the last hidden state of an encoder, or to labels.
 
-Legend: N texts, B of them in a batch, T padded tokens, D features.
+Legend: N texts, B of them in a batch, T padded tokens, D features, C classes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
@@ -17,9 +17,10 @@ from gossamer.errors import InputError
 from gossamer.running.text.tokens import TextTokens
 
 Pooling = Literal["mean", "cls"]
-POOLINGS: tuple[Pooling, ...] = ("mean", "cls")
+POOLINGS = get_args(Pooling)
 # Batches that are sorted by length together: enough for equal lengths, few enough to stream.
 _SORTED_BATCHES = 64
+_CLASS = "ForSequenceClassification"
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,13 @@ class Embedder:
     ) -> None:
         if pooling not in POOLINGS:
             raise InputError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}.")
-        self._encoder = encoder_of(model)
+        if getattr(model, "config", None) is None or not hasattr(model, "base_model"):
+            raise InputError(
+                f"{type(model).__name__}: is no transformers model, so there is no telling its"
+                " hidden states. Expected an encoder such as BertModel."
+            )
+        self._encoder: Any = model.base_model
         self.tokens = TextTokens(beside, model.config, max_tokens)
-        self._padding = int(getattr(model.config, "pad_token_id", None) or 0)
         self._pooling = pooling
         self._normalise = normalise
         self._special_tokens = special_tokens
@@ -90,7 +95,7 @@ class Embedder:
 
     def vectors(self, ids: Sequence[torch.Tensor]) -> torch.Tensor:
         """Vectors float32 [B, D] of token numbers, in one call of the model."""
-        inputs = padded(ids, self._padding)
+        inputs = padded(ids, self.tokens.padding)
         with torch.inference_mode():
             hidden_BTD = self._encoder(**inputs).last_hidden_state
             pooled_BD = pool(hidden_BTD, inputs["attention_mask"], self._pooling)
@@ -107,11 +112,35 @@ def pool(
     return ((hidden_BTD * keep_BT1).sum(1) / keep_BT1.sum(1)).float()
 
 
-def encoder_of(model: nn.Module) -> Any:
-    """The part of a transformers model that gives hidden states."""
-    if getattr(model, "config", None) is None or not hasattr(model, "base_model"):
-        raise InputError(
-            f"{type(model).__name__}: is no transformers model, so there is no telling its hidden"
-            " states. Expected an encoder such as BertModel."
-        )
-    return model.base_model
+class Classifier:
+    """A classification model of transformers and its tokenizer. May be called from threads.
+
+    Scores are chances that add up to 1 over the classes; of a multi-label model, a chance for each;
+    of a model with one output, the number itself.
+
+    Args:
+        model: compiled or not.
+        beside: files beside its weights, by name; tokenizer.json is needed.
+    """
+
+    def __init__(self, model: nn.Module, beside: Mapping[str, bytes]) -> None:
+        if not self.fits(model):
+            raise InputError(f"{type(model).__name__}: expected a model that ends with {_CLASS}.")
+        config: Any = model.config
+        self._model = model
+        self.tokens = TextTokens(beside, config)
+        self.labels = tuple(str(config.id2label[i]) for i in range(config.num_labels))
+        self._several = config.problem_type == "multi_label_classification"
+
+    @staticmethod
+    def fits(model: nn.Module) -> bool:
+        """Whether `model` gives one row of class logits per text."""
+        return type(model).__name__.endswith(_CLASS)
+
+    def scores(self, ids: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Scores float32 [B, C] of token numbers, in one call of the model."""
+        with torch.inference_mode():
+            logits_BC: torch.Tensor = self._model(**padded(ids, self.tokens.padding)).logits.float()
+            if self._several:
+                return torch.sigmoid(logits_BC)
+            return logits_BC if len(self.labels) == 1 else logits_BC.softmax(dim=1)

@@ -6,10 +6,10 @@ somebody sent, these are ten letters. `SpecialTokens` finds texts in which a spe
 and encodes them again as letters; all other texts are encoded once, as they always were.
 """
 
+import functools
 import json
 import re
-import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gossamer.errors import InputError
@@ -36,26 +36,28 @@ class SpecialTokens:
 
     def __init__(self, tokenizer: Any, config: Any) -> None:
         self.tokenizer = tokenizer
-        named = set(_config_ids(config))
+        values = [getattr(config, name, None) for name in _CONFIG_IDS]
+        lists = [value if isinstance(value, list | tuple) else [value] for value in values]
+        named = {number for numbers in lists for number in numbers if type(number) is int}
         self.added: dict[int, Any] = {
             number: token
             for number, token in tokenizer.get_added_tokens_decoder().items()
             if token.content and (token.special or number in named)
         }
         empty = tokenizer.encode("")
-        around = {
-            i for i, is_set in zip(empty.ids, empty.special_tokens_mask, strict=True) if is_set
-        }
+        around = zip(empty.ids, empty.special_tokens_mask, strict=True)
         self.contents: dict[int, str] = {
-            **{number: tokenizer.id_to_token(number) for number in around},
+            **{number: tokenizer.id_to_token(number) for number, is_set in around if is_set},
             **{number: token.content for number, token in self.added.items()},
         }
         # A word that the tokenizer does not know becomes a special token, too, and spells none.
         # Normalisers take private characters out, so a rare letter is tried, too.
-        unknown = {*self._ids(_UNKNOWN), *self._ids(_RARE), _unknown_id(tokenizer)}
+        tried = [tokenizer.encode(text, add_special_tokens=False) for text in (_UNKNOWN, _RARE)]
+        unknown = {number for encoded in tried for number in encoded.ids}
+        spelling = getattr(tokenizer.model, "unk_token", None)
+        if spelling is not None:
+            unknown.add(tokenizer.token_to_id(spelling))
         self._unknown = unknown & set(self.contents)
-        self._lock = threading.Lock()
-        self._literal: _Literal | None = None
 
     def encode_all(
         self, texts: Sequence[str], *, where: str = "text", special_tokens: bool = False
@@ -101,23 +103,21 @@ class SpecialTokens:
             ]
         return [ids[i] for i in places]
 
-    @property
+    @functools.cached_property
     def literal(self) -> "_Literal":
         """A second tokenizer that reads no special tokens; made when it is needed first."""
-        with self._lock:
-            if self._literal is None:
-                self._literal = _Literal(self)
-            return self._literal
+        return _Literal(self)
 
-    def _ids(self, text: str) -> list[int]:
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
-
-
-def _unknown_id(tokenizer: Any) -> int | None:
-    """What the model of a tokenizer says it gives for words it does not know."""
-    spelling = getattr(tokenizer.model, "unk_token", None)
-    return None if spelling is None else tokenizer.token_to_id(spelling)
+    @functools.cached_property
+    def spellings(self) -> re.Pattern[str]:
+        """Where a text spells one of the added special tokens."""
+        # As tokenizers do: the leftmost, and of those the longest.
+        tokens = sorted(self.added.values(), key=lambda token: len(token.content), reverse=True)
+        parts = [
+            rf"\b{re.escape(token.content)}\b" if token.single_word else re.escape(token.content)
+            for token in tokens
+        ]
+        return re.compile("|".join(parts) or "(?!)")
 
 
 class _Literal:
@@ -132,23 +132,19 @@ class _Literal:
             token["special"] |= token["id"] in special.added
         self.tokenizer = make_tokenizer(json.dumps(description).encode())
         self.tokenizer.encode_special_tokens = True
-        self.stand_ins = {
-            number: chr(FIRST_STAND_IN + place) for place, number in enumerate(special.added)
-        }
-        if len(self.stand_ins) > LAST_PRIVATE - FIRST_STAND_IN >> 1:
-            raise InputError(f"the tokenizer has {len(self.stand_ins)} special tokens: too many.")
+        added = special.added
+        if len(added) > LAST_PRIVATE - FIRST_STAND_IN >> 1:
+            raise InputError(f"the tokenizer has {len(added)} special tokens: too many.")
+        stand_ins = [chr(FIRST_STAND_IN + place) for place in range(len(added))]
+        pairs = list(zip(stand_ins, added.values(), strict=True))
         self.tokenizer.add_tokens(
             [
-                AddedToken(
-                    stand_in,
-                    normalized=False,
-                    lstrip=special.added[number].lstrip,
-                    rstrip=special.added[number].rstrip,
-                )
-                for number, stand_in in self.stand_ins.items()
+                AddedToken(stand_in, normalized=False, lstrip=token.lstrip, rstrip=token.rstrip)
+                for stand_in, token in pairs
             ]
         )
-        self._meant = {self.tokenizer.token_to_id(s): n for n, s in self.stand_ins.items()}
+        self._stand_ins = {token.content: stand_in for stand_in, token in pairs}
+        self._meant = dict(zip(map(self.tokenizer.token_to_id, stand_ins), added, strict=True))
 
     def encode(self, text: str, where: str) -> Any:
         """The encoding of a text with everything in it as letters."""
@@ -158,19 +154,20 @@ class _Literal:
             raise cannot_spell(self._special.contents[spelled[0]], where)
         return encoded
 
-    def ids_between(self, text: str) -> tuple[list[int], list[int]]:
-        """Token numbers of a text with stand-ins, and the special ones among them."""
+    def ids_around(self, marked: str, back: Mapping[int, int]) -> tuple[list[int], list[int]]:
+        """Token numbers of a text, and the special ones among them.
+
+        Args:
+            marked: the text; special tokens that it spells are read.
+            back: private characters of it that stand for letters.
+        """
+        spellings = self._special.spellings
+        text = spellings.sub(lambda match: self._stand_ins[match[0]], marked).translate(back)
         encoded = self.tokenizer.encode(text, add_special_tokens=False)
         # What is read in letters comes out here, too, so that it can be refused.
         found = [i for i in encoded.ids if i in self._meant] + self._special.spelled(encoded, text)
         ids = [self._meant.get(number, number) for number in encoded.ids]
         return ids, [self._meant.get(number, number) for number in found]
-
-    def with_stand_ins(self, text: str) -> str:
-        """Special tokens that `text` spells, as their stand-ins."""
-        added = self._special.added
-        stand_ins = {added[number].content: stand_in for number, stand_in in self.stand_ins.items()}
-        return _spellings(added).sub(lambda match: stand_ins[match[0]], text)
 
 
 def refuse_private(text: str, where: str) -> None:
@@ -188,24 +185,3 @@ def cannot_spell(content: str, where: str) -> InputError:
         f"{where}: spells the special token {content!r}, and this model's files give no way to read"
         " it as text. Leave it out, or say that special tokens are meant."
     )
-
-
-def spelled_as_letters(text: str, added: Mapping[int, Any], letters: Mapping[int, int]) -> str:
-    """`text` with the letters of every special token in it exchanged."""
-    return _spellings(added).sub(lambda match: match[0].translate(letters), text)
-
-
-def _spellings(added: Mapping[int, Any]) -> re.Pattern[str]:
-    # As tokenizers do: the leftmost, and of those the longest.
-    found = sorted((token.content for token in added.values()), key=len, reverse=True)
-    whole = {token.content for token in added.values() if token.single_word}
-    parts = [rf"\b{re.escape(c)}\b" if c in whole else re.escape(c) for c in found]
-    return re.compile("|".join(parts) or "(?!)")
-
-
-def _config_ids(config: Any) -> Iterable[int]:
-    for name in _CONFIG_IDS:
-        value = getattr(config, name, None)
-        for number in value if isinstance(value, list | tuple) else [value]:
-            if type(number) is int:
-                yield number

@@ -8,6 +8,7 @@ first messages, waits for more, and ends with the one that started it.
 
 import json
 import os
+import struct
 import subprocess
 import sys
 import threading
@@ -16,12 +17,13 @@ import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from gossamer.errors import InputError, ResourceError
 from gossamer.running.text.template_worker import LENGTH
 
 RENDER_SECONDS = 10.0
+# Address space of the process, where the system can limit it (Linux).
 MEMORY_BYTES = 512 << 20
 MAX_CHARACTERS = 10_000_000
 # A character is at most two escapes of six bytes.
@@ -42,12 +44,10 @@ class TemplateProcess:
 
     Args:
         seconds: for one call, waiting for other threads included; None = RENDER_SECONDS.
-        memory_bytes: address space of the process, where the system can limit it (Linux).
     """
 
-    def __init__(self, seconds: float | None = None, memory_bytes: int = MEMORY_BYTES) -> None:
+    def __init__(self, seconds: float | None = None) -> None:
         self._seconds = RENDER_SECONDS if seconds is None else seconds
-        self._memory_bytes = memory_bytes
         self._turn = threading.Lock()
         self._worker: _Worker | None = None
 
@@ -83,24 +83,23 @@ class TemplateProcess:
         if "memory" in answer:
             raise InputError(
                 "messages: the chat template of this model needs more than"
-                f" {self._memory_bytes >> 20} MiB for them. Take another model, or put another"
+                f" {MEMORY_BYTES >> 20} MiB for them. Take another model, or put another"
                 " chat_template.jinja beside this one."
             )
-        texts: list[str] = answer["texts"]
-        return texts
+        return list(answer["texts"])
 
     def _ask(self, question: dict[str, Any], seconds: float) -> dict[str, Any]:
         worker = self._worker
         # A copy of this object in a forked process must not read its parent's answers.
-        if worker is None or worker.owner != os.getpid() or worker.ended:
-            worker = self._worker = _Worker(self._memory_bytes)
+        if worker is None or worker.owner != os.getpid() or worker.process.poll() is not None:
+            worker = self._worker = _Worker()
         answer = worker.ask(json.dumps(question).encode("ascii"), seconds)
         if answer is None or "memory" in answer:
             self._worker = None
             worker.end()
         if answer is None and worker.late:
             raise self._too_slow()
-        return {"refused": "its process ended without an answer"} if answer is None else answer
+        return answer or {"refused": "its process ended without an answer"}
 
     def _too_slow(self) -> TemplateTooSlow:
         return TemplateTooSlow(
@@ -112,14 +111,13 @@ class TemplateProcess:
 class _Worker:
     """A running process."""
 
-    def __init__(self, memory_bytes: int) -> None:
-        self.owner = os.getpid()
-        self.late = False
+    def __init__(self) -> None:
+        self.owner, self.late = os.getpid(), False
         # Isolated and without site: no file of the user, no variable and no package that hooks
         # into the start is read, only the two packages that are named.
-        command = [sys.executable, "-I", "-S", "-X", "utf8", str(_WORKER), str(memory_bytes)]
+        command = [sys.executable, "-I", "-S", "-X", "utf8", str(_WORKER), str(MEMORY_BYTES)]
         try:
-            self._process: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603  (our script)
+            self.process: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603  (our script)
                 [*command, *_package_folders()],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -133,47 +131,30 @@ class _Worker:
                 f"the process for chat templates cannot be started ({error.strerror}). End other"
                 " processes, or raise the limit of them."
             ) from error
-        self.end = weakref.finalize(self, _end, self._process, self.owner)
-
-    @property
-    def ended(self) -> bool:
-        """Whether somebody ended the process while it waited."""
-        return self._process.poll() is not None
+        self.end = weakref.finalize(self, _end, self.process, self.owner)
 
     def ask(self, question: bytes, seconds: float) -> dict[str, Any] | None:
         """The answer; None if the process ended, `late` if that was because of the time."""
-        to: Any = self._process.stdin
-        back: Any = self._process.stdout
+        to: Any = self.process.stdin
+        back: Any = self.process.stdout
         watch = threading.Timer(seconds, self._stop)
         watch.daemon = True
         watch.start()
         try:
             to.write(LENGTH.pack(len(question)) + question)
             to.flush()
-            return _read_answer(back)
-        except OSError:
+            (length,) = LENGTH.unpack(back.read(LENGTH.size))
+            answer = json.loads(back.read(length)) if length <= _MAX_ANSWER_BYTES else None
+            return answer if isinstance(answer, dict) else None
+        except (OSError, struct.error, ValueError):
+            # An answer that was cut short is not JSON.
             return None
         finally:
             watch.cancel()
 
     def _stop(self) -> None:
         self.late = True
-        self._process.kill()
-
-
-def _read_answer(stdout: IO[bytes]) -> dict[str, Any] | None:
-    head = stdout.read(LENGTH.size)
-    if len(head) < LENGTH.size:
-        return None
-    (length,) = LENGTH.unpack(head)
-    if length > _MAX_ANSWER_BYTES:
-        return None
-    try:
-        # An answer that was cut short is not JSON.
-        answer = json.loads(stdout.read(length))
-    except ValueError:
-        return None
-    return answer if isinstance(answer, dict) else None
+        self.process.kill()
 
 
 def _package_folders() -> list[str]:

@@ -9,6 +9,7 @@ chat templates.
 A question and its answer are JSON behind their length in four bytes.
 """
 
+import functools
 import json
 import struct
 import sys
@@ -21,58 +22,39 @@ LENGTH = struct.Struct("<I")
 
 def main(stdin: BinaryIO, stdout: BinaryIO, memory_bytes: int) -> None:
     """Answer questions until there are no more."""
-    renderer = _Renderer()
+    # The last template is kept compiled.
+    compiled = functools.lru_cache(maxsize=1)(_environment().from_string)
     # Behind the imports: what they need is no matter of templates.
-    _limit_memory(memory_bytes)
+    for name, value in (("RLIMIT_AS", memory_bytes), ("RLIMIT_FSIZE", 0), ("RLIMIT_CORE", 0)):
+        _set_limit(name, value)
     while head := stdin.read(LENGTH.size):
         question = json.loads(stdin.read(*LENGTH.unpack(head)))
-        _limit_time(question["seconds"])
-        answer = json.dumps(_answer(renderer, question)).encode("ascii")
+        # Its parent ends this process earlier. This is for the case that the parent is gone.
+        _set_limit("RLIMIT_CPU", int(time.process_time() + question["seconds"]) + 2, hard=False)
+        answer = json.dumps(_answer(compiled, question)).encode("ascii")
         stdout.write(LENGTH.pack(len(answer)) + answer)
         stdout.flush()
 
 
-def _answer(renderer: "_Renderer", question: dict[str, Any]) -> dict[str, Any]:
+def _answer(compiled: Callable[[str], Any], question: dict[str, Any]) -> dict[str, Any]:
     try:
-        return {"texts": renderer(**question)}
+        template = compiled(question["template"])
+        return {"texts": [_text(template, talk, question) for talk in question["conversations"]]}
     except MemoryError:
         return {"memory": True}
     except Exception as error:
         return {"refused": str(error)[:200] or type(error).__name__}
 
 
-class _Renderer:
-    """Templates as they come; the last one is kept compiled."""
-
-    def __init__(self) -> None:
-        self._environment = _environment()
-        self._source: str | None = None
-        self._template: Any = None
-
-    def __call__(
-        self,
-        template: str,
-        conversations: list[list[dict[str, Any]]],
-        variables: dict[str, str],
-        max_characters: int,
-        seconds: float,
-    ) -> list[str]:
-        if template != self._source:
-            self._template = self._environment.from_string(template)
-            self._source = template
-        return [self._text(messages, variables, max_characters) for messages in conversations]
-
-    def _text(self, messages: Any, variables: dict[str, str], max_characters: int) -> str:
-        pieces, length = [], 0
-        known = {"messages": messages, "tools": None, "documents": None}
-        for piece in self._template.generate(
-            **{**variables, **known, "add_generation_prompt": True}
-        ):
-            length += len(piece)
-            if length > max_characters:
-                raise ValueError(f"it makes more than {max_characters} characters of them")
-            pieces.append(piece)
-        return "".join(pieces)
+def _text(template: Any, messages: Any, question: dict[str, Any]) -> str:
+    most, pieces, length = question["max_characters"], [], 0
+    known = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": True}
+    for piece in template.generate(**{**question["variables"], **known}):
+        length += len(piece)
+        if length > most:
+            raise ValueError(f"it makes more than {most} characters of them")
+        pieces.append(piece)
+    return "".join(pieces)
 
 
 def _environment() -> Any:
@@ -106,8 +88,7 @@ def _generation_blocks() -> Any:
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            call = self.call_method("_said")
-            return jinja2.nodes.CallBlock(call, [], [], body).set_lineno(line)
+            return jinja2.nodes.CallBlock(self.call_method("_said"), [], [], body).set_lineno(line)
 
         def _said(self, caller: Callable[[], str]) -> str:
             return caller()
@@ -164,25 +145,8 @@ def _to_json(
 ) -> str:
     # jinja's own filter escapes what HTML would read.
     return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
-
-
-def _limit_memory(memory_bytes: int) -> None:
-    for name, value in (("RLIMIT_AS", memory_bytes), ("RLIMIT_FSIZE", 0), ("RLIMIT_CORE", 0)):
-        _set_limit(name, value)
-
-
-def _limit_time(seconds: float) -> None:
-    """End this process by the system when it has computed for so much longer.
-
-    Its parent ends it earlier. This is for the case that the parent is gone.
-    """
-    _set_limit("RLIMIT_CPU", int(time.process_time() + seconds) + 2, hard=False)
 
 
 def _set_limit(name: str, value: int, hard: bool = True) -> None:

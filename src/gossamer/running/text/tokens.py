@@ -35,6 +35,7 @@ class TextTokens:
             )
         self.max_tokens = most if max_tokens is None else max_tokens
         self.vocab_size = int(config.vocab_size)
+        self.padding = int(getattr(config, "pad_token_id", None) or 0)
 
     def whole(
         self, texts: Sequence[str], where: str = "text", *, special_tokens: bool = False
@@ -53,12 +54,11 @@ class TextTokens:
         num_cut, found = 0, []
         encoded = self.special.encode_all(texts, special_tokens=special_tokens)
         for text, item in zip(texts, encoded, strict=True):
-            kept = item
             if len(item.ids) > self.max_tokens:
                 num_cut += 1
                 length = self.max_tokens - self._around
-                kept = self.special.cut(text, length, special_tokens=special_tokens)
-            found.append(self.checked(kept.ids, "text"))
+                item = self.special.cut(text, length, special_tokens=special_tokens)
+            found.append(self.checked(item.ids, "text"))
         return found, num_cut
 
     def checked(self, ids: Sequence[int], where: str) -> torch.Tensor:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A language model with its tokenizer, as a chat and a server use it: text in, tokens out."""
+"""A language model with its tokenizer, as a chat and a server use it: text in, tokens out.
+
+Tokens become text as they come (`TextPieces`): whole characters, and nothing behind a stop text.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,11 +11,57 @@ from typing import Any
 from torch import nn
 
 from gossamer.errors import InputError
+from gossamer.io.safe_files.tokenizer import guarded
 from gossamer.running.decoder import GenerationOptions, TokenGenerator, make_generator
-from gossamer.running.text.chat_prompt import prompt_ids
-from gossamer.running.text.chat_template import ChatTemplate, end_tokens
-from gossamer.running.text.pieces import TextPieces
+from gossamer.running.text.chat_template import ChatTemplate, end_tokens, prompt_ids
 from gossamer.running.text.tokens import TextTokens
+
+
+class TextPieces:
+    """Pieces that add up to the text of all tokens so far, up to a stop text.
+
+    Args:
+        tokenizer: of the package tokenizers.
+        stop: the text ends before whichever of these is complete first.
+    """
+
+    def __init__(self, tokenizer: Any, stop: Sequence[str] = ()) -> None:
+        from tokenizers.decoders import DecodeStream
+
+        self._tokenizer = getattr(tokenizer, "inner", tokenizer)
+        self._decoder = DecodeStream(skip_special_tokens=True)
+        self._stop = tuple(text for text in stop if text)
+        self._held = ""
+        self.stopped = False
+
+    def add(self, token: int) -> str:
+        """What one more token makes certain; may be empty."""
+        if self.stopped:
+            return ""
+        self._held += guarded(lambda: self._decoder.step(self._tokenizer, token)) or ""
+        places = [place for text in self._stop if (place := self._held.find(text)) >= 0]
+        if places:
+            self.stopped = True
+            return self._release(min(places))
+        return self._release(len(self._held) - self._open_end())
+
+    def rest(self) -> str:
+        """What was held back because a stop text might have begun; call it at the end."""
+        return "" if self.stopped else self._release(len(self._held))
+
+    def _release(self, length: int) -> str:
+        piece, self._held = self._held[:length], self._held[length:]
+        return piece
+
+    def _open_end(self) -> int:
+        """Length of the longest end of what is held that begins a stop text."""
+        lengths = (
+            length
+            for text in self._stop
+            for length in range(1, min(len(text), len(self._held) + 1))
+            if self._held.endswith(text[:length])
+        )
+        return max(lengths, default=0)
 
 
 @dataclass(frozen=True)
@@ -36,9 +85,8 @@ class Writer:
 
         A special token that the text spells is text like other, unless `special_tokens`.
         """
-        found = self.tokens.whole([text], "prompt", special_tokens=special_tokens)
-        ids: list[int] = found[0].tolist()
-        return ids
+        (ids,) = self.tokens.whole([text], "prompt", special_tokens=special_tokens)
+        return ids.tolist()
 
     def chat_ids(
         self, messages: Sequence[Mapping[str, str]], *, special_tokens: bool = False
@@ -51,8 +99,7 @@ class Writer:
         ids = prompt_ids(
             self.template, self.tokens.special, messages, special_tokens=special_tokens
         )
-        found: list[int] = self.tokens.checked(ids, "messages").tolist()
-        return found
+        return self.tokens.checked(ids, "messages").tolist()
 
     def room(self, ids: Sequence[int]) -> int:
         """Tokens that may follow; InputError if there is no place for one."""
@@ -91,9 +138,7 @@ def make_writer(
         head_dtype: the same for embeddings and head of the native decoder.
         context: the most tokens of a text, prompt included; None: as the engine chooses.
     """
-    config: Any = model.config
-    tokens = TextTokens(beside, config)
-    template = ChatTemplate(beside)
-    ends = end_tokens(beside, config, tokens.tokenizer)
+    tokens, template = TextTokens(beside, model.config), ChatTemplate(beside)
+    ends = end_tokens(beside, model.config, tokens.tokenizer)
     engine = make_generator(model, precision, head_dtype=head_dtype, context=context)
     return Writer(engine, tokens, template, ends)

@@ -19,16 +19,9 @@ _FAR_BELOW = -10000.0
 def save_encoder(arrays, shape, path):
     """Write the graph for ids of one shape (B, T)."""
     graph = _Graph()
-    x = graph.norm(
-        graph.add(
-            "Add",
-            graph.add("Gather", graph.keep(arrays["word"]), "ids"),
-            graph.keep(arrays["position"]),
-        ),
-        arrays["norm.gain"],
-        arrays["norm.shift"],
-        arrays["norm.epsilon"],
-    )
+    words = graph.add("Gather", graph.keep(arrays["word"]), "ids")
+    x = graph.add("Add", words, graph.keep(arrays["position"]))
+    x = graph.norm(x, arrays, "norm", arrays["norm.epsilon"])
     live = graph.add("Cast", "mask", to=TensorProto.FLOAT)
     padding = graph.add("Mul", graph.add("Sub", graph.scalar(1), live), graph.scalar(_FAR_BELOW))
     bias = graph.add("Unsqueeze", padding, graph.keep(np.array([1, 2])))
@@ -75,13 +68,11 @@ def _layer(graph, x, bias, layer, shape):
     mixed = graph.add("Transpose", mixed, perm=[0, 2, 1, 3])
     mixed = graph.add("Reshape", mixed, graph.keep(np.array([*shape, heads * width])))
 
-    def added(x, delta, norm):
-        total = graph.add("Add", delta, x)
-        return graph.norm(total, layer[f"{norm}.gain"], layer[f"{norm}.shift"], layer["epsilon"])
-
-    x = added(x, graph.linear(mixed, layer, "out"), "attention_norm")
+    x = graph.add("Add", graph.linear(mixed, layer, "out"), x)
+    x = graph.norm(x, layer, "attention_norm", layer["epsilon"])
     inner = graph.activation(graph.linear(x, layer, "up"), str(layer["activation"]))
-    return added(x, graph.linear(inner, layer, "down"), "output_norm")
+    x = graph.add("Add", graph.linear(inner, layer, "down"), x)
+    return graph.norm(x, layer, "output_norm", layer["epsilon"])
 
 
 class _Graph:
@@ -109,12 +100,13 @@ class _Graph:
         product = self.add("MatMul", x, self.keep(layer[f"{name}.weight"].T))
         return self.add("Add", product, self.keep(layer[f"{name}.bias"]))
 
-    def norm(self, x, gain, shift, epsilon):
+    def norm(self, x, arrays, name, epsilon):
         centred = self.add("Sub", x, self.add("ReduceMean", x, axes=[-1]))
         spread = self.add("ReduceMean", self.add("Pow", centred, self.scalar(2)), axes=[-1])
         deviation = self.add("Sqrt", self.add("Add", spread, self.scalar(epsilon)))
-        scaled = self.add("Mul", self.add("Div", centred, deviation), self.keep(gain))
-        return self.add("Add", scaled, self.keep(shift))
+        scaled = self.add("Div", centred, deviation)
+        scaled = self.add("Mul", scaled, self.keep(arrays[f"{name}.gain"]))
+        return self.add("Add", scaled, self.keep(arrays[f"{name}.shift"]))
 
     def activation(self, x, kind):
         if kind == "relu":

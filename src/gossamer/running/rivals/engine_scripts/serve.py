@@ -47,11 +47,8 @@ def num_rows(inputs):
 def batches(inputs, size):
     """The inputs, `size` rows at a time; the last batch is filled up with the first rows."""
     count = num_rows(inputs)
-    made = []
-    for start in range(0, count, size):
-        rows = np.arange(start, start + size) % count
-        made.append({name: array[rows] for name, array in inputs.items()})
-    return made
+    parts = [np.arange(start, start + size) % count for start in range(0, count, size)]
+    return [{name: array[rows] for name, array in inputs.items()} for rows in parts]
 
 
 def serve(package, prepare):

@@ -1,12 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Static int8 of a graph by ONNX Runtime's own tool."""
 
-from onnxruntime.quantization import (
-    CalibrationDataReader,
-    QuantFormat,
-    QuantType,
-    quantize_static,
-)
+from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
 
