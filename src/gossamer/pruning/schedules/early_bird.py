@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -25,11 +25,9 @@ from gossamer.errors import InputError, TargetError
 from gossamer.formats.bits import count_bits, pack_bits
 from gossamer.nn.layer_kinds import kind_of
 from gossamer.patterns import Unstructured, keep_largest, kept_count
-from gossamer.pruning.schedules.allocation import checked_scores
-from gossamer.pruning.schedules.base import State, WindowedSchedule
+from gossamer.pruning.schedules.base import Events, State, WindowedSchedule, checked_scores
 from gossamer.pruning.schedules.layers import ControlledLayer
 from gossamer.pruning.schedules.radix_select import keep_largest_across
-from gossamer.pruning.schedules.run import Event
 
 Distance = Literal["overlap", "hamming"]
 
@@ -110,24 +108,24 @@ class EarlyBird(WindowedSchedule):
     threshold: float
     history: int
     kind = "early_bird"
-    _drawn_at: int | None = field(init=False, default=None)
+    _drawn_at: int = field(init=False, default=-1)
 
     def __post_init__(self) -> None:
         self._history = MaskHistory(self.history, self.threshold, self.distance)
 
-    def start(self) -> list[Event]:
+    def start(self) -> Events:
         """Nothing yet: the first look comes after the first steps."""
         return []
 
-    def update(self, step: int) -> list[Event]:
+    def update(self, step: int) -> Events:
         """Look, and draw if the masks agree."""
         if not self.window.holds(step):
             return []
         masks = self._wanted()
         distance = self._history.add(masks)
-        agreed, last = self._history.agrees(distance), step >= self.window.end
+        agreed = self._history.agrees(distance)
         events = [self.run.event(step, "distance", distance=distance)]
-        if agreed or last:
+        if agreed or step >= self.window.end:
             self._draw(masks)
             self._drawn_at = step
             events.append(self.run.event(step, "ticket", distance=distance, agreed=agreed))
@@ -135,27 +133,25 @@ class EarlyBird(WindowedSchedule):
 
     def is_settled(self, step: int) -> bool:
         """Once the ticket is drawn."""
-        return self._drawn_at is not None
+        return self._drawn_at >= 0
 
     def state_dict(self) -> State:
         """The masks held, and when the ticket was drawn."""
-        drawn = -1 if self._drawn_at is None else self._drawn_at
-        return {"history": self._history.state_dict(), "drawn_at": drawn}
+        return {"history": self._history.state_dict(), "drawn_at": self._drawn_at}
 
     def load_state_dict(self, state: State, step: int) -> None:
         """As `state_dict` gave it."""
         self._history.load_state_dict(state["history"])
-        self._drawn_at = None if state["drawn_at"] < 0 else int(state["drawn_at"])
+        self._drawn_at = int(state["drawn_at"])
 
     def _wanted(self) -> list[torch.Tensor]:
-        return self.best_masks()
+        return self.best_masks(self.magnitudes(), self.density, self.run.pattern)
 
     def _draw(self, masks: list[torch.Tensor]) -> None:
         self.run.change(masks, self.run.pattern)
 
 
-@dataclass(frozen=True, eq=False)
-class Channels:
+class Channels(NamedTuple):
     """The output channels of one layer and the BatchNorm behind it, whose |gamma| ranks them.
 
     A channel that is cut loses the row of the layer and its gamma and beta; it then gives exactly
@@ -165,17 +161,6 @@ class Channels:
     layer: ControlledLayer
     norm_name: str
     norm: _BatchNorm
-
-    def row_mask(self, kept: torch.Tensor) -> torch.Tensor:
-        """Bool [R, K] of the layer: whole rows."""
-        return kept[:, None].expand_as(self.layer.mask).contiguous()
-
-    def silence(self, kept: torch.Tensor) -> None:
-        """Zero gamma and beta of the channels that are cut, now and in every later gradient."""
-        for parameter in (self.norm.weight, self.norm.bias):
-            parameter.data.masked_fill_(~kept, 0.0)
-            # With zero slots and zero gradient every optimizer leaves them at 0.
-            parameter.register_hook(partial(_within, kept))  # type: ignore[no-untyped-call]
 
 
 @dataclass(eq=False, kw_only=True)
@@ -196,7 +181,7 @@ class EarlyBirdChannels(EarlyBird):
     _channels: list[Channels] = field(init=False)
     _kept: list[torch.Tensor] = field(init=False, default_factory=list)
 
-    def start(self) -> list[Event]:
+    def start(self) -> Events:
         """Find the BatchNorms."""
         self._channels = find_channels(self.run.model, self.run.layers)
         return []
@@ -230,28 +215,30 @@ class EarlyBirdChannels(EarlyBird):
             return [
                 keep_largest(size, max(1, kept_count(self.density, len(size)))) for size in sizes
             ]
-        scores = [_protected(size) for size in sizes]
-        total = torch.tensor(sum(len(score) for score in scores))
-        if self.run.shards is not None:
-            torch.distributed.all_reduce(total, group=self.run.shards)
-        return keep_largest_across(scores, kept_count(self.density, int(total)), self.run.shards)
+        # The best tenth of a layer's channels, one at least, ranks above all others.
+        scores = [
+            size.masked_fill(keep_largest(size, math.ceil(len(size) / 10)), math.inf)
+            for size in sizes
+        ]
+        return keep_largest_across(scores, self.density, self.run.shards)
 
     def _draw(self, masks: list[torch.Tensor]) -> None:
-        run, cut = self.run, list(zip(self._channels, masks, strict=True))
-        rows = {part.layer.name: part.row_mask(kept) for part, kept in cut}
-        run.change(
-            [rows.get(layer.name, torch.ones_like(layer.mask)) for layer in run.layers],
-            Unstructured(),
-        )
-        for part, kept in cut:
-            for parameter in (part.norm.weight, part.norm.bias):
-                run.entries.reset(parameter, ~kept)
+        run = self.run
+        rows = {layer.name: torch.ones_like(layer.mask) for layer in run.layers}
+        for part, kept in zip(self._channels, masks, strict=True):
+            rows[part.layer.name] = kept[:, None].expand_as(part.layer.mask).contiguous()
+        run.change(list(rows.values()), Unstructured())
         self._keep(masks)
 
     def _keep(self, masks: list[torch.Tensor]) -> None:
+        """Zero gamma and beta of the channels that are cut, now and in every later gradient."""
         self._kept = masks
         for part, kept in zip(self._channels, masks, strict=True):
-            part.silence(kept)
+            for parameter in (part.norm.weight, part.norm.bias):
+                parameter.data.masked_fill_(~kept, 0.0)
+                self.run.entries.reset(parameter, ~kept)
+                # With zero slots and zero gradient every optimizer leaves them at 0.
+                parameter.register_hook(partial(_within, kept))  # type: ignore[no-untyped-call]
 
 
 def find_channels(model: nn.Module, layers: list[ControlledLayer]) -> list[Channels]:
@@ -275,8 +262,3 @@ def find_channels(model: nn.Module, layers: list[ControlledLayer]) -> list[Chann
 
 def _within(kept: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     return torch.where(kept, gradient, 0.0)
-
-
-def _protected(scores: torch.Tensor) -> torch.Tensor:
-    """The best tenth of a layer's channels, one at least, ranks above all others."""
-    return scores.masked_fill(keep_largest(scores, math.ceil(len(scores) / 10)), math.inf)

@@ -14,10 +14,9 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.nn import MaskedWeight
 from gossamer.nn.batch import Batch
 from gossamer.pruning.calibration import hooked, kept_flags
-from gossamer.pruning.gradients import GradientPasses, Loss
+from gossamer.pruning.gradients import GradientPasses
 from gossamer.pruning.targets import Target
 
 
@@ -86,12 +85,7 @@ def synflow(model: nn.Module, names: Sequence[str], batch: Batch) -> list[torch.
             if tensor.is_floating_point():
                 tensor.abs_()
     ones = torch.ones((1, *example.shape[1:]), dtype=torch.float64, device=example.device)
-    weights = []
-    for name in names:
-        layer = linear.get_submodule(name)
-        if not isinstance(layer, MaskedWeight):
-            raise InputError(f"synflow: {name} is not a masked layer.")
-        weights.append(layer.weight_parameter())
+    weights = [linear.get_parameter(f"{name}.weight") for name in names]
     linear.requires_grad_(True)
     with torch.enable_grad():
         output = linear(ones)
@@ -140,5 +134,4 @@ def _divided_logits(model: nn.Module, temperature: float) -> AbstractContextMana
 def user_passes(model: nn.Module, data: Sequence[Any], loss: Any) -> GradientPasses:
     """Batches and loss as users give them: `loss(model, batch)` with the batch as it is."""
     batches = [item if isinstance(item, Batch) else Batch(item) for item in data]
-    wrapped: Loss = lambda m, batch: loss(m, batch.arguments)  # noqa: E731
-    return GradientPasses(model, batches, wrapped)
+    return GradientPasses(model, batches, lambda m, batch: loss(m, batch.arguments))
