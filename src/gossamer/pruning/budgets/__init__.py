@@ -5,9 +5,14 @@
 the budget then gives each of them a whole number of kept weights.
 """
 
-from gossamer.pruning.budgets.from_data import by_sensitivity, outlier_weighted
 from gossamer.pruning.budgets.measures import budget_layers, pattern_errors
-from gossamer.pruning.budgets.table import BUDGETS, Budget, BudgetLayer
+from gossamer.pruning.budgets.table import (
+    BUDGETS,
+    Budget,
+    BudgetLayer,
+    by_sensitivity,
+    outlier_weighted,
+)
 
 __all__ = [
     "BUDGETS",

@@ -15,7 +15,7 @@ from gossamer.patterns import VNM
 from gossamer.pruning.gradients.fisher import FisherBlocks, saliency
 from gossamer.pruning.gradients.pairs import choose_by_pairs
 from gossamer.pruning.gradients.scores import GradientMethod, GradientProblems, check_reached
-from gossamer.pruning.solvers import LayerProblem, LayerSolution, select
+from gossamer.pruning.solvers import LayerProblem, LayerSolution
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class OBERT(GradientMethod):
                 return mask_RK
             # Sums over rows can leave an earlier mask of another pattern where the search of the
             # pattern, which looks at each row's best two, finds a way to stay inside.
-        return select(problem, saliency(problem.weight_RK, diagonal_RK))
+        return problem.mask(saliency(problem.weight_RK, diagonal_RK))
 
     def _blocks(self, problems: GradientProblems) -> Iterator[tuple[int, FisherBlocks]]:
         """Layer by layer, with all gradients of the layer.

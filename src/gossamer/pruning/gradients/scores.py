@@ -14,7 +14,7 @@ import torch
 
 from gossamer.errors import InputError
 from gossamer.pruning.gradients.passes import GradientPasses
-from gossamer.pruning.solvers import LayerProblem, LayerSolution, select
+from gossamer.pruning.solvers import LayerProblem, LayerSolution
 from gossamer.pruning.targets import Target
 
 
@@ -43,9 +43,7 @@ class GradientMethod(ABC):
     def solutions(self, problems: GradientProblems) -> Iterator[tuple[int, LayerSolution]]:
         """(index of the target, mask and weights) of every target, in any order."""
         for index, scores_RK in self.scores(problems):
-            layer = problems.layers[index]
-            mask_RK = select(layer, scores_RK)
-            yield index, LayerSolution(torch.where(mask_RK, layer.weight_RK, 0.0), mask_RK)
+            yield index, problems.layers[index].kept(scores_RK)
 
 
 @dataclass(frozen=True)

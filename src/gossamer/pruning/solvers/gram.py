@@ -46,6 +46,13 @@ class DampedGram:
             raise NotPositiveDefinite("the inverse of the Gram matrix lost its factor by rounding.")
         return factor
 
+    def note(self, wanted: float) -> tuple[str, ...]:
+        """What to tell the user about a damping that had to be raised."""
+        if self.damping <= wanted:
+            return ()
+        raised = f"from {wanted:g} to {self.damping:g}"
+        return (f"damping was raised {raised}: the inputs are degenerate",)
+
 
 def damped(gram_KK: torch.Tensor, damping: float) -> DampedGram:
     """`gram_KK` with dead inputs set to 1 and at least `damping` of the mean diagonal added.
@@ -74,10 +81,3 @@ def damped(gram_KK: torch.Tensor, damping: float) -> DampedGram:
         f"the Gram matrix has no Cholesky factor even with {ESCALATION[-1] * damping:g} of its mean"
         " diagonal added. Give more calibration data or a larger damping."
     )
-
-
-def damping_note(wanted: float, found: DampedGram) -> tuple[str, ...]:
-    """What to tell the user about a damping that had to be raised."""
-    if found.damping <= wanted:
-        return ()
-    return (f"damping was raised from {wanted:g} to {found.damping:g}: the inputs are degenerate",)

@@ -10,7 +10,7 @@ Legend: R rows, K columns, N kept weights of the fullest row of a slice.
 
 import torch
 
-from gossamer.pruning.solvers.gram import damped, damping_note
+from gossamer.pruning.solvers.gram import damped
 from gossamer.pruning.solvers.problem import LayerProblem, LayerSolution
 
 # Rows are factored in slices whose [N, N] systems hold about this many numbers together.
@@ -47,7 +47,7 @@ def refit(
         result_RK[large] = solved
         left_R[large.nonzero().flatten()[converged]] = False
     _factor(gram.matrix_KK, wanted_RK, mask_RK, left_R.nonzero().flatten(), result_RK)
-    return LayerSolution(result_RK, mask_RK, damping_note(damping, gram))
+    return LayerSolution(result_RK, mask_RK, gram.note(damping))
 
 
 def _conjugate_gradients(
