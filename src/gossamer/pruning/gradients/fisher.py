@@ -73,17 +73,16 @@ class FisherBlocks:
         """The weights that raise the loss least once all weights outside the mask are zero."""
         result_RK = torch.zeros_like(weight_RK)
         for rows, inverse_NBB in self.slices():
-            weight_NB = in_blocks(weight_RK[rows].unsqueeze(0).double(), self.width)[0]
-            dropped_NB = in_blocks((~mask_RK[rows]).unsqueeze(0), self.width)[0]
+            weight_NB = in_blocks(weight_RK[rows].double(), self.width)
+            dropped_NB = in_blocks(~mask_RK[rows], self.width)
             moved_NB = without(weight_NB, inverse_NBB, dropped_NB, self.name)
             result_RK[rows] = in_rows(moved_NB, weight_RK.shape[1]).to(weight_RK.dtype)
         return torch.where(mask_RK, result_RK, 0.0)
 
 
-def in_blocks(matrix_PRK: torch.Tensor, width: int) -> torch.Tensor:
-    """[P, N, B]: rows cut into blocks, the last one of each filled up with zeros."""
-    missing = -matrix_PRK.shape[2] % width
-    return pad(matrix_PRK, (0, missing)).reshape(len(matrix_PRK), -1, width)
+def in_blocks(matrix: torch.Tensor, width: int) -> torch.Tensor:
+    """[..., N, B] of [..., R, K]: rows cut into blocks, the last one of each filled with zeros."""
+    return pad(matrix, (0, -matrix.shape[-1] % width)).reshape(*matrix.shape[:-2], -1, width)
 
 
 def in_rows(values_NB: torch.Tensor, num_columns: int) -> torch.Tensor:

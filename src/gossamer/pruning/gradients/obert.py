@@ -67,12 +67,18 @@ class OBERT(GradientMethod):
 
     def solutions(self, problems: GradientProblems) -> Iterator[tuple[int, LayerSolution]]:
         """(index of the target, its mask and new weights)."""
-        notes = _notes(len(problems.passes.batches), self.num_needed)
+        num_passes = len(problems.passes.batches)
+        notes: tuple[str, ...] = ()
+        if num_passes < self.num_needed:
+            notes = (
+                f"{num_passes} gradients, one per batch, are too few for obert: it needs"
+                f" {self.num_needed}, and with fewer it can be worse than magnitude. Give more"
+                " batches, smaller ones if need be, or use sparsegpt or wanda",
+            )
         for index, blocks in self._blocks(problems):
             layer = problems.layers[index]
             mask_RK = self._mask(layer, blocks)
-            weight_RK = blocks.update(layer.weight_RK, mask_RK)
-            yield index, LayerSolution(weight_RK, mask_RK, notes)
+            yield index, LayerSolution(blocks.update(layer.weight_RK, mask_RK), mask_RK, notes)
 
     def _mask(self, problem: LayerProblem, blocks: FisherBlocks) -> torch.Tensor:
         diagonal_RK, next_RK = blocks.neighbours()
@@ -108,16 +114,6 @@ class OBERT(GradientMethod):
                 gradients_PRK, layer = held.pop(0), layers[i]
                 check_reached(layer, gradients_PRK)
                 yield i, FisherBlocks(layer.name, gradients_PRK, self.fisher_block, self.damping)
-
-
-def _notes(num_passes: int, num_needed: int) -> tuple[str, ...]:
-    if num_passes >= num_needed:
-        return ()
-    return (
-        f"{num_passes} gradients, one per batch, are too few for obert: it needs {num_needed}, and"
-        " with fewer it can be worse than magnitude. Give more batches, smaller ones if need be, or"
-        " use sparsegpt or wanda",
-    )
 
 
 def _groups(problems: Sequence[LayerProblem], num_passes: int, max_bytes: int) -> list[list[int]]:
