@@ -11,6 +11,7 @@ from math import comb
 from typing import ClassVar
 
 import torch
+from torch.nn.functional import one_hot
 
 from gossamer.patterns.base import BuiltinPattern
 from gossamer.patterns.nmg_search import assign_columns, gray_order
@@ -45,7 +46,7 @@ class NMG(BuiltinPattern):
         """int64 [C, n]: the kept rows of each row pattern, in Gray order."""
         return torch.tensor(gray_order(self.group, self.num_kept), device=device)
 
-    def _shape_fault(self, shape: tuple[int, int], padded: tuple[int, int]) -> str:
+    def _shape_fault(self, shape: tuple[int, ...], padded: tuple[int, int]) -> str:
         return (
             f"needs rows divisible by {self.group} and columns divisible by C({self.group},"
             f" {self.num_kept}) * {self.repeats} = {self.tile_columns}. Options: pad to"
@@ -57,22 +58,19 @@ class NMG(BuiltinPattern):
         if scores_RK.numel() == 0:
             return torch.zeros_like(scores_RK, dtype=torch.bool)
         scores_TWm = self.tiled(summable(scores_RK)).flatten(0, 1)
-        members_Cm = torch.zeros(
-            self.num_row_patterns, self.group, dtype=torch.bool, device=scores_RK.device
-        ).scatter_(1, self.row_patterns(scores_RK.device), True)
+        members_Cm = one_hot(self.row_patterns(scores_RK.device), self.group).sum(dim=1).bool()
         ids_TW = assign_columns(scores_TWm, members_Cm, self.repeats)
-        return self.untiled(members_Cm[ids_TW], (scores_RK.shape[0], scores_RK.shape[1]))
+        return self.untiled(members_Cm[ids_TW], scores_RK.shape)
 
     def tiled(self, matrix_RK: torch.Tensor) -> torch.Tensor:
         """[K/W, R/m, W, m] view of a fitting matrix: tiles in storage order, columns first."""
-        num_rows, num_columns = matrix_RK.shape
-        down, across = num_rows // self.group, num_columns // self.tile_columns
+        down, across = self.grid(matrix_RK.shape)
         tiles = matrix_RK.reshape(down, self.group, across, self.tile_columns)
         return tiles.permute(2, 0, 3, 1)
 
-    def untiled(self, tiles_TWm: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+    def untiled(self, tiles_TWm: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         """The matrix [R, K] whose `tiled` form, tiles flattened or not, this is."""
-        down, across = shape[0] // self.group, shape[1] // self.tile_columns
+        down, across = self.grid(shape)
         tiles = tiles_TWm.reshape(across, down, self.tile_columns, self.group)
         return tiles.permute(1, 3, 0, 2).reshape(shape)
 

@@ -45,12 +45,10 @@ def assign_columns(
     scores_TWm: torch.Tensor, members_Cm: torch.Tensor, num_repeats: int
 ) -> torch.Tensor:
     """int64 [T, W]: row pattern per column, each used `num_repeats` times, for a high score."""
-    num_tiles, width, _ = scores_TWm.shape
-    num_patterns = len(members_Cm)
-    step = max(1, SLICE_PAIRS // (width * num_patterns))
+    step = max(1, SLICE_PAIRS // (scores_TWm.shape[1] * len(members_Cm)))
     found = []
-    for start in range(0, num_tiles, step):
-        gains_TWC = scores_TWm[start : start + step] @ members_Cm.T.to(scores_TWm.dtype)
+    for part_TWm in scores_TWm.split(step):
+        gains_TWC = part_TWm @ members_Cm.T.to(scores_TWm.dtype)
         found.append(_improve(gains_TWC, _greedy(gains_TWC, num_repeats)))
     return torch.cat(found)
 
@@ -62,18 +60,15 @@ def _greedy(gains_TWC: torch.Tensor, num_repeats: int) -> torch.Tensor:
     """
     num_tiles, width, num_patterns = gains_TWC.shape
     order = gains_TWC.flatten(1).sort(dim=1, descending=True, stable=True).indices.T.contiguous()
-    tiles = torch.arange(num_tiles, device=gains_TWC.device)
-    slots = tiles * width + order // num_patterns
-    counters = tiles * num_patterns + order % num_patterns
-    ids = torch.full((num_tiles * width,), -1, device=gains_TWC.device)
-    room = torch.full((num_tiles * num_patterns,), num_repeats, device=gains_TWC.device)
-    chosen = order % num_patterns
-    for slot_T, counter_T, pattern_T in zip(slots, counters, chosen, strict=True):
-        before_T = ids[slot_T]
-        take_T = (before_T < 0) & (room[counter_T] > 0)
-        ids[slot_T] = torch.where(take_T, pattern_T, before_T)
-        room[counter_T] -= take_T.long()
-    return ids.view(num_tiles, width)
+    tiles_T = torch.arange(num_tiles, device=gains_TWC.device)
+    ids_TW = torch.full((num_tiles, width), -1, device=gains_TWC.device)
+    room_TC = torch.full((num_tiles, num_patterns), num_repeats, device=gains_TWC.device)
+    for column_T, pattern_T in zip(order // num_patterns, order % num_patterns, strict=True):
+        before_T = ids_TW[tiles_T, column_T]
+        take_T = (before_T < 0) & (room_TC[tiles_T, pattern_T] > 0)
+        ids_TW[tiles_T, column_T] = torch.where(take_T, pattern_T, before_T)
+        room_TC[tiles_T, pattern_T] -= take_T.long()
+    return ids_TW
 
 
 def _improve(gains_TWC: torch.Tensor, ids_TW: torch.Tensor) -> torch.Tensor:
