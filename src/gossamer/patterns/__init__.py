@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from gossamer.lazy_door import lazy_door
 
 if TYPE_CHECKING:
-    from gossamer.patterns.base import Pattern, check_density, check_mask, kept_count
+    from gossamer.patterns.base import Pattern, check_mask, kept_count
     from gossamer.patterns.block import Block
     from gossamer.patterns.nm import NM
     from gossamer.patterns.nmg import NMG
@@ -42,7 +42,6 @@ __all__ = [
     "Pattern",
     "PatternText",
     "Unstructured",
-    "check_density",
     "check_mask",
     "detect_pattern",
     "form_of",
@@ -66,7 +65,6 @@ __getattr__, __dir__ = lazy_door(
         "Pattern": "base",
         "PatternText": "syntax",
         "Unstructured": "unstructured",
-        "check_density": "base",
         "check_mask": "base",
         "detect_pattern": "text",
         "form_of": "syntax",

@@ -14,10 +14,10 @@ from gossamer.errors import InputError, PatternError
 from gossamer.patterns.syntax import FORMS
 
 
-def check_density(density: float, where: str = "density") -> float:
+def _checked_density(density: float) -> float:
     """Return `density` if it lies in (0, 1]; raise InputError otherwise, NaN included."""
     if not 0.0 < density <= 1.0:
-        raise InputError(f"{where}: must be in (0, 1], got {density}.")
+        raise InputError(f"density: must be in (0, 1], got {density}.")
     return float(density)
 
 
@@ -47,7 +47,7 @@ class Pattern(ABC):
 
         The fixed one where there is one; patterns of free density say theirs.
         """
-        check_density(density)
+        _checked_density(density)
         return density if self.fixed_density is None else self.fixed_density
 
     @abstractmethod
@@ -72,7 +72,7 @@ class Pattern(ABC):
         if fixed is None:
             if density is None:
                 raise PatternError(f"pattern {self}: needs a density; give sparsity=...")
-            return check_density(density)
+            return _checked_density(density)
         if density is not None and abs(density - fixed) > 1e-6:
             raise PatternError(
                 f"pattern {self}: keeps exactly {fixed:g} of the weights, but density"

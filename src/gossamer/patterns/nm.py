@@ -40,7 +40,7 @@ class GroupedPattern(BuiltinPattern):
 
     def _groups(self, matrix_RK: torch.Tensor) -> torch.Tensor:
         """[R, G, M] view of a fitting matrix."""
-        return matrix_RK.unflatten(1, (matrix_RK.shape[1] // self.group, self.group))
+        return torch.unflatten(matrix_RK, 1, (matrix_RK.shape[1] // self.group, self.group))
 
     def _miscounted(self, mask_RK: torch.Tensor, num_kept: int) -> tuple[str, int]:
         """The first group that does not keep `num_kept`, in words, and how many there are."""

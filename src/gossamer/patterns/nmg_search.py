@@ -47,7 +47,7 @@ def assign_columns(
     """int64 [T, W]: row pattern per column, each used `num_repeats` times, for a high score."""
     step = max(1, SLICE_PAIRS // (scores_TWm.shape[1] * len(members_Cm)))
     found = []
-    for part_TWm in scores_TWm.split(step):
+    for part_TWm in torch.split(scores_TWm, step):
         gains_TWC = part_TWm @ members_Cm.T.to(scores_TWm.dtype)
         found.append(_improve(gains_TWC, _greedy(gains_TWC, num_repeats)))
     return torch.cat(found)
@@ -89,7 +89,7 @@ def _improve(gains_TWC: torch.Tensor, ids_TW: torch.Tensor) -> torch.Tensor:
         swaps_TCC = best_TCC + best_TCC.transpose(1, 2)
         gain_T, pair_T = swaps_TCC.flatten(1).max(dim=1)
         better = gain_T > MIN_GAIN
-        if not bool(better.any()):
+        if not better.any():
             break
         active, pair_T = active[better], pair_T[better]
         p, q = pair_T // num_patterns, pair_T % num_patterns

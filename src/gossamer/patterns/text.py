@@ -70,7 +70,7 @@ def detect_pattern(mask: torch.Tensor) -> Pattern:
     Masks that keep everything or nothing say nothing and are unstructured.
     """
     check_mask(mask, "mask")
-    if mask.numel() == 0 or bool(mask.all()) or not bool(mask.any()):
+    if mask.numel() == 0 or mask.all() or not mask.any():
         return Unstructured()
     for group in _GROUPS:
         # All groups must agree with the first, so its count is the only N worth trying.

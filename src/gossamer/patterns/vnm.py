@@ -45,7 +45,7 @@ class VNM(GroupedPattern):
         scores_BVGM = self.row_blocks(summable(scores_RK))
         choose = _best_columns if self.group <= MAX_GROUP_EXACT else _good_columns
         step = max(1, SLICE_SCORES // scores_BVGM[0].numel())
-        shared_BGM = torch.cat([choose(part) for part in scores_BVGM.split(step)])
+        shared_BGM = torch.cat([choose(part) for part in torch.split(scores_BVGM, step)])
         # The row's own scores decide inside the set: a sum's rounding must not.
         own_BVGM = self.row_blocks(scores_RK)
         columns_BG4 = shared_BGM.nonzero()[:, 2].view(*shared_BGM.shape[:2], NUM_SHARED)

@@ -109,32 +109,18 @@ def make_method(
                 " flows through the model. Use gossamer.sparsify(scorer=...) without a method."
             )
         title, statistics, build = scorer.name, "none", lambda: scored(scorer)
-    solve = built(title, build, settings)
-    if statistics == "gram":
-        solve = _or_wanda(solve)
-    if not refit:
-        return Method(title, statistics, solve)
-    return Method(f"{title} + re-fit", "gram", _then_refit(solve, damping))
+    chosen: Solve = built(title, build, settings)
 
-
-def _or_wanda(solve: Solve) -> Solve:
-    """Where a Gram matrix has no factor the layer is pruned by Wanda, and the report says so."""
-    fallback = wanda()
-
-    def solve_or_wanda(problem: LayerProblem) -> LayerSolution:
+    def solve(problem: LayerProblem) -> LayerSolution:
         try:
-            return solve(problem)
+            solution = chosen(problem)
         except NotPositiveDefinite as error:
+            # Without a factor of the Gram matrix Wanda prunes the layer, and the report says so.
             note = f"pruned by Wanda without new weights: {error}"
-            return replace(fallback(problem), notes=(note,))
-
-    return solve_or_wanda
-
-
-def _then_refit(solve: Solve, damping: float) -> Solve:
-    def solve_then_refit(problem: LayerProblem) -> LayerSolution:
-        solution = solve(problem)
+            solution = replace(wanda()(problem), notes=(note,))
+        if not refit:
+            return solution
         fitted = least_squares(problem, solution.mask_RK, damping, solution.weight_RK)
         return replace(fitted, notes=(*solution.notes, *fitted.notes))
 
-    return solve_then_refit
+    return Method(f"{title} + re-fit", "gram", solve) if refit else Method(title, statistics, solve)

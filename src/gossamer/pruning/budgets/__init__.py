@@ -6,20 +6,12 @@ the budget then gives each of them a whole number of kept weights.
 """
 
 from gossamer.pruning.budgets.measures import budget_layers, pattern_errors
-from gossamer.pruning.budgets.table import (
-    BUDGETS,
-    Budget,
-    BudgetLayer,
-    by_sensitivity,
-    outlier_weighted,
-)
+from gossamer.pruning.budgets.table import BUDGETS, Budget, BudgetLayer
 
 __all__ = [
     "BUDGETS",
     "Budget",
     "BudgetLayer",
     "budget_layers",
-    "by_sensitivity",
-    "outlier_weighted",
     "pattern_errors",
 ]

@@ -176,7 +176,7 @@ def moments(rows: Iterable[torch.Tensor], needed: Needed, where: str) -> torch.T
     mean = _mean(
         ((part.square().sum(dim=0) if squares else gram(part), len(part)) for part in rows), where
     )
-    if not bool(torch.isfinite(mean).all()):
+    if not torch.isfinite(mean).all():
         raise InputError(
             f"{where}: its inputs on the calibration data are NaN or too large to square. Run the"
             " model on the data and look at this layer."

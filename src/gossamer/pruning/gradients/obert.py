@@ -86,7 +86,7 @@ class OBERT(GradientMethod):
             mask_RK = choose_by_pairs(
                 problem.pattern, problem.weight_RK, diagonal_RK, next_RK, problem.allowed_RK
             )
-            if problem.allowed_RK is None or not bool((mask_RK & ~problem.allowed_RK).any()):
+            if problem.allowed_RK is None or not (mask_RK & ~problem.allowed_RK).any():
                 return mask_RK
             # Sums over rows can leave an earlier mask of another pattern where the search of the
             # pattern, which looks at each row's best two, finds a way to stay inside.

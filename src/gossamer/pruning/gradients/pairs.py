@@ -65,7 +65,7 @@ def choose_by_pairs(
     # [B, G, P]: costs of the rows of each block together.
     block = PairCosts(
         *(
-            pad(part, (0, 0, 0, 0, 0, missing)).unflatten(0, (-1, pattern.block_rows)).sum(dim=1)
+            torch.unflatten(pad(part, (0, 0, 0, 0, 0, missing)), 0, (-1, pattern.block_rows)).sum(1)
             for part in costs
         )
     )
@@ -74,7 +74,9 @@ def choose_by_pairs(
     step = max(1, SLICE_NUMBERS // max(1, weight_RK.shape[1] * pattern.group))
     dropped = [
         drop_cheapest(PairCosts(*parts).given(gone), pattern.group - NUM_KEPT)
-        for *parts, gone in zip(*(part.split(step) for part in (*costs, gone_RGP2)), strict=True)
+        for *parts, gone in zip(
+            *(torch.split(part, step) for part in (*costs, gone_RGP2)), strict=True
+        )
     ]
     return ~torch.cat(dropped).flatten(2)[:, :, : pattern.group].flatten(1)
 

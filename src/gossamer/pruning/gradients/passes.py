@@ -94,7 +94,7 @@ def _check_loss(value: Any, number: int) -> None:
             "loss: does not depend on the weights to prune. Compute it from the model's output"
             " without detach(), item() or torch.no_grad()."
         )
-    if not bool(torch.isfinite(value.detach()).all()):
+    if not torch.isfinite(value.detach()).all():
         raise InputError(
             f"loss: is {value.item()} in backward pass {number}. Look at the model's output there."
         )
@@ -103,7 +103,7 @@ def _check_loss(value: Any, number: int) -> None:
 def _matrix(target: Target, gradient: torch.Tensor | None, number: int) -> torch.Tensor:
     if gradient is None:
         gradient = torch.zeros_like(target.weight)
-    if not bool(torch.isfinite(gradient).all()):
+    if not torch.isfinite(gradient).all():
         raise InputError(
             f"{target.name}: its gradient in backward pass {number} is NaN or infinite. Run the"
             " loss on this batch and look at this layer."

@@ -88,7 +88,7 @@ def check_reached(problem: LayerProblem, size_RK: torch.Tensor) -> None:
     """Refuse a layer whose gradient was zero everywhere: ranking it would be a coin toss."""
     allowed_RK = problem.allowed_RK
     has_weights = bool(size_RK.numel()) if allowed_RK is None else bool(allowed_RK.any())
-    if has_weights and not bool(size_RK.any()):
+    if has_weights and not size_RK.any():
         raise InputError(
             f"{problem.name}: its gradient is zero on all of the data. Either the loss does not"
             " depend on this layer (then add it to ignore=[...]), or it is at its minimum, as"

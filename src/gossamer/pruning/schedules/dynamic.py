@@ -96,7 +96,7 @@ class RigL(Dynamic):
         gradients = self.run.gradients()
         self.run.arm(False)
         for layer, gradient in zip(self.run.layers, gradients, strict=True):
-            if not bool(gradient.isfinite().all()):
+            if not gradient.isfinite().all():
                 self._postponed += 1
                 if self._postponed > _MAX_POSTPONED:
                     raise InputError(

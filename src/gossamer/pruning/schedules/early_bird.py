@@ -64,13 +64,13 @@ class MaskHistory:
     """
 
     def __init__(self, size: int, threshold: float, kind: Distance) -> None:
-        self._threshold, self._kind = threshold, kind
+        self._size, self._threshold, self._kind = size, threshold, kind
         self._held: deque[torch.Tensor] = deque(maxlen=size)
 
     def add(self, masks: Sequence[torch.Tensor]) -> float:
         """Take a new mask; its largest distance to the others, 1 while there are too few."""
         self._held.append(packed(masks))
-        if not self._is_full:
+        if len(self._held) < self._size:
             return 1.0
         newest, *others = reversed(self._held)
         num_entries = sum(mask.numel() for mask in masks)
@@ -78,11 +78,7 @@ class MaskHistory:
 
     def agrees(self, distance: float) -> bool:
         """Whether the history is full and `distance`, given by `add`, small enough."""
-        return self._is_full and distance <= self._threshold
-
-    @property
-    def _is_full(self) -> bool:
-        return len(self._held) == self._held.maxlen
+        return len(self._held) == self._size and distance <= self._threshold
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Oldest first."""

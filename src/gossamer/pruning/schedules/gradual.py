@@ -67,7 +67,7 @@ class Gradual(StoredSchedule):
             masks = self.best_masks(scores, density, pattern)
         else:
             ends = (self.layer_counts(scores, d) for d in (self.initial_density, self.density))
-            counts = [round(cubic(*ramp, progress)) for ramp in zip(*ends, strict=True)]
+            counts = [round(cubic(a, b, progress)) for a, b in zip(*ends, strict=True)]
             masks = layer_masks(scores, counts, pattern)
         if store is None:
             run.change(masks, pattern)

@@ -176,14 +176,15 @@ def _updated(
 ) -> torch.Tensor:
     rate, (beta1, beta2) = float(group["lr"]), (float(beta) for beta in group["betas"])
     second = state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"].view(-1)[held.index]
-    first: torch.Tensor = state["exp_avg"].view(-1)[held.index]
+    first = state["exp_avg"].view(-1)[held.index]
     # Ages are few and small: a table of powers is much cheaper than a power for every weight.
     ages = torch.arange(int(held.age.max()) + 1, dtype=torch.float64, device=held.age.device)
     scale1 = (rate / (1 - beta1**ages)).to(first.dtype)[held.age]
     scale2 = (1 / (1 - beta2**ages).sqrt()).to(first.dtype)[held.age]
     if group.get("decoupled_weight_decay", False):
         old = old * (1 - rate * group["weight_decay"])
-    return old - scale1 * first / (second.sqrt() * scale2 + group["eps"])
+    updated: torch.Tensor = old - scale1 * first / (second.sqrt() * scale2 + group["eps"])
+    return updated
 
 
 def _held_entries(layer: AnySparse) -> torch.Tensor:

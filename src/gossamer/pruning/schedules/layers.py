@@ -112,7 +112,7 @@ def take_layers(
                 f"{target.name}: a controller is attached already, and two would undo each other's"
                 " masks. Go on with the first one, or call its close() before."
             )
-        if isinstance(target.module, MaskedWeight) and not bool(target.module._mask.all()):
+        if target.mask is not None and not target.mask.all():
             raise InputError(
                 f"{target.name}: is pruned already ({target.module.density:.3g} kept). A schedule"
                 " starts from a dense layer: take to_dense() of it, or train on with its mask held."

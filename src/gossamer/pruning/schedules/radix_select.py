@@ -67,7 +67,7 @@ def _code(score: torch.Tensor) -> torch.Tensor:
     if score.dtype == torch.float64:
         raise InputError("keep_largest_across: float64 scores would be rounded; use float32.")
     flat = score.detach().reshape(-1).float()
-    if bool((~(flat >= 0)).any()):
+    if (~(flat >= 0)).any():
         raise InputError("keep_largest_across: scores must be at least 0 and not NaN.")
     # + 0.0 makes -0.0, which >= accepts, the same as 0.0.
     return (flat + 0.0).view(torch.int32).long()

@@ -93,7 +93,7 @@ def synflow(model: nn.Module, names: Sequence[str], batch: Batch) -> list[torch.
             raise InputError(f"synflow: expected a tensor as output, got {type(output).__name__}.")
         found = _gradients(output.sum(), weights, graph=False)
     scores = [(g * w.detach()).flatten(1) for g, w in zip(found, weights, strict=True)]
-    if not all(bool(score.isfinite().all()) for score in scores):
+    if not all(score.isfinite().all() for score in scores):
         raise InputError("synflow: the flow through the network overflows float64.")
     return scores
 

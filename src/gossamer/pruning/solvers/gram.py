@@ -61,7 +61,7 @@ def damped(gram_KK: torch.Tensor, damping: float) -> DampedGram:
         NotPositiveDefinite: not even a hundred times the damping gives a Cholesky factor.
     """
     diagonal_K = gram_KK.diagonal()
-    if not bool(torch.isfinite(diagonal_K).all()):
+    if not torch.isfinite(diagonal_K).all():
         bad = int((~torch.isfinite(diagonal_K)).sum())
         raise InputError(
             f"{bad} of {len(diagonal_K)} inputs have squares that are not finite: the calibration"
@@ -75,7 +75,7 @@ def damped(gram_KK: torch.Tensor, damping: float) -> DampedGram:
         matrix.diagonal()[dead_K] = 1.0
         matrix.diagonal().add_(factor * damping * mean)
         lower, failed = torch.linalg.cholesky_ex(matrix)
-        if not int(failed) and bool(torch.isfinite(lower.diagonal()).all()):
+        if not int(failed) and torch.isfinite(lower.diagonal()).all():
             return DampedGram(matrix, lower, dead_K, factor * damping)
     raise NotPositiveDefinite(
         f"the Gram matrix has no Cholesky factor even with {ESCALATION[-1] * damping:g} of its mean"

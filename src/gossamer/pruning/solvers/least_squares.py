@@ -40,7 +40,7 @@ def refit(
     result_RK = torch.where(mask_RK, start_RK, 0.0)
     left_R = counts_R > 0
     large = left_R & (counts_R > MAX_FACTORED)
-    if bool(large.any()):
+    if large.any():
         solved, converged = _conjugate_gradients(
             gram.matrix_KK, wanted_RK[large], mask_RK[large], result_RK[large]
         )
@@ -63,7 +63,7 @@ def _conjugate_gradients(
     size_R = (residual_RK * scaled_RK).sum(dim=1)
     x_RK = x_RK.clone()
     for _ in range(_MAX_STEPS):
-        if bool((size_R <= target_R).all()):
+        if (size_R <= target_R).all():
             break
         moved_RK = torch.where(mask_RK, step_RK @ gram_KK, 0.0)
         curvature_R = (step_RK * moved_RK).sum(dim=1)

@@ -126,7 +126,7 @@ class _Choice:
             allowed_RK = torch.ones_like(weight_RK, dtype=torch.bool)
         self._allowed_RK = allowed_RK
         # Weights that may be kept in front of every column.
-        self._before = [0, *allowed_RK.sum(dim=0).cumsum(0).tolist()]
+        self._before: list[int] = [0, *allowed_RK.sum(dim=0).cumsum(0).tolist()]
 
     def lazy_blocks(self, width: int) -> list[tuple[int, int]]:
         """Column ranges of whole groups, about `width` each."""

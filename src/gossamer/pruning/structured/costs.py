@@ -35,7 +35,15 @@ def cost_tables(groups: Sequence[UnitGroup], cost: Cost, tokens: float) -> list[
     if not math.isfinite(tokens) or tokens <= 0:
         raise InputError(f"tokens: expected the average sequence length, above 0, got {tokens}.")
     if cost == "latency":
-        return _latency_tables(groups, max(1, round(tokens)))
+        measured: dict[tuple[object, ...], CostTable] = {}
+        tables = []
+        for group in groups:
+            shapes = tuple(tuple(matrix_of(p).shape) for p in (*group.producers, group.consumer))
+            key = (group.kind, group.count, group.width, shapes)
+            if key not in measured:
+                measured[key] = _measure(group, max(1, round(tokens)))
+            tables.append(measured[key])
+        return tables
     if cost not in ("macs", "parameters"):
         raise InputError(f"cost: expected 'macs', 'parameters' or 'latency', got {cost!r}.")
     return [
@@ -59,18 +67,6 @@ def unit_cost(group: UnitGroup, cost: Cost, tokens: float) -> float:
     # Scores and their weighted sum are two products of tokens x tokens x width.
     attention = 2 * tokens**2 * group.width if group.kind == "heads" else 0.0
     return tokens * weights + attention
-
-
-def _latency_tables(groups: Sequence[UnitGroup], tokens: int) -> list[CostTable]:
-    measured: dict[tuple[object, ...], CostTable] = {}
-    tables = []
-    for group in groups:
-        shapes = tuple(tuple(matrix_of(p).shape) for p in (*group.producers, group.consumer))
-        key = (group.kind, group.count, group.width, shapes)
-        if key not in measured:
-            measured[key] = _measure(group, tokens)
-        tables.append(measured[key])
-    return tables
 
 
 def _measure(group: UnitGroup, tokens: int) -> CostTable:

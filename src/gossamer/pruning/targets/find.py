@@ -62,10 +62,17 @@ def find_targets(model: nn.Module, targets: Rules = None, ignore: Rules = None) 
     modules = dict(model.named_modules(remove_duplicate=False))
     holders = _holders(model)
     if targets is None:
+        embedded = {
+            param
+            for param, held_by in holders.items()
+            if any(isinstance(holder, EMBEDDINGS) for _, holder in held_by)
+        }
         names = [
             name
             for name, module in modules.items()
-            if kind_of(module) and not is_head(name) and not _is_tied_to_embedding(module, holders)
+            if kind_of(module)
+            and not is_head(name)
+            and module._parameters.get("weight") not in embedded
         ]
     else:
         names = _targeted(model, modules, as_rules(targets, "targets"))
@@ -118,12 +125,6 @@ def _holders(model: nn.Module) -> Holders:
             if param is not None:
                 holders.setdefault(param, []).append((name, module))
     return holders
-
-
-def _is_tied_to_embedding(module: nn.Module, holders: Holders) -> bool:
-    weight = module._parameters.get("weight")
-    held_by = [] if weight is None else holders.get(weight, [])
-    return any(isinstance(holder, EMBEDDINGS) for _, holder in held_by)
 
 
 def _targeted(model: nn.Module, modules: dict[str, nn.Module], rules: list[str]) -> list[str]:
@@ -184,25 +185,19 @@ def _unique_targets(
                 " Wrap it: model = torch.nn.Sequential(model)."
             )
         weight = Target(name, module).weight
-        if weight not in seen:
-            seen.add(weight)
-            yield Target(name, module, tuple(_twins(name, module, chosen, holders[weight])))
-
-
-def _twins(
-    name: str, module: PrunableLayer, chosen: set[int], holders: list[tuple[str, nn.Module]]
-) -> Iterator[tuple[str, PrunableLayer]]:
-    for other_name, other in holders:
-        if other is module:
+        if weight in seen:
             continue
-        why = why_not_prunable(other)
-        if why is not None or id(other) not in chosen:
-            raise TargetError(
-                f"{name}: shares its weight with {other_name or 'the model'}, which would go on"
-                f" using it dense ({why or 'it is not among the targets'}). Target both, or add"
-                f" {name!r} to ignore=[...]."
-            )
-        yield other_name, other
+        seen.add(weight)
+        twins = [twin for twin in holders[weight] if twin[1] is not module]
+        for other_name, other in twins:
+            why = why_not_prunable(other)
+            if why is not None or id(other) not in chosen:
+                raise TargetError(
+                    f"{name}: shares its weight with {other_name or 'the model'}, which would go on"
+                    f" using it dense ({why or 'it is not among the targets'}). Target both, or add"
+                    f" {name!r} to ignore=[...]."
+                )
+        yield Target(name, module, tuple(twins))
 
 
 def _nothing_found(modules: dict[str, nn.Module]) -> str:
