@@ -81,7 +81,14 @@ def plan_oneshot(
         batches = as_batches(data, f"budget {share.name!r}")
         # An iterator is used up now; the scorer gets what came out of it.
         data = [batch.arguments for batch in batches]
-    scores: Iterable[torch.Tensor] = _scores(found, rank, _inputs(model, found, rank, data))
+    if rank.needs == "gradients":
+        raise InputError(
+            f"scorer {rank.name!r} needs gradients, which one-shot pruning does not collect."
+            " Use a scorer that needs none, such as 'magnitude'."
+        )
+    looks = rank.needs == "activations"
+    inputs = collect_inputs(model, found, data, rank.name) if looks else {}
+    scores: Iterable[torch.Tensor] = _scores(found, rank, inputs)
     layers = budget_layers(model, batches, found, share, density, rule)
     if share.needs == "scores":
         scores = list(scores)
@@ -130,20 +137,6 @@ def check_layer(target: Target, pattern: Pattern) -> None:
             " The model is damaged; load it again, or add the layer to ignore=[...]."
         )
     pattern.check_shape((weight.shape[0], weight.shape[1:].numel()), where)
-
-
-def _inputs(
-    model: nn.Module, targets: list[Target], scorer: Scorer, data: Iterable[Any] | None
-) -> dict[str, torch.Tensor]:
-    """What enters the targets, by name, if the scorer looks at it."""
-    if scorer.needs == "gradients":
-        raise InputError(
-            f"scorer {scorer.name!r} needs gradients, which one-shot pruning does not collect."
-            " Use a scorer that needs none, such as 'magnitude'."
-        )
-    if scorer.needs == "activations":
-        return collect_inputs(model, targets, data, scorer.name)
-    return {}
 
 
 def _scores(

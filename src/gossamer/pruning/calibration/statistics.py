@@ -8,7 +8,8 @@ Legend: T rows (tokens, or image patches), K columns (inputs of one output).
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -74,7 +75,7 @@ class Statistics:
         names = _names(targets)
         calls: Counter[str] = Counter()
 
-        def count(module: nn.Module, args: object) -> None:
+        def count(batch: Batch, module: nn.Module, args: object) -> None:
             calls[names[module]] += 1
 
         _run_with_hooks(model, self._batches[:1], names, count)
@@ -85,17 +86,16 @@ class Statistics:
     def _gather(self, model: nn.Module, names: dict[nn.Module, str]) -> dict[str, torch.Tensor]:
         sums: dict[str, torch.Tensor] = {}
         rows: Counter[str] = Counter()
-        for batch in self._batches:
 
-            def record(module: nn.Module, args: tuple[torch.Tensor, ...], b: Batch = batch) -> None:
-                name = names[module]
-                rows_TK = input_rows(module, args[0], b.keep, name)
-                if len(rows_TK):
-                    part = moments([rows_TK], self._needed, name).mul_(len(rows_TK))
-                    sums[name] = sums[name] + part if name in sums else part
-                    rows[name] += len(rows_TK)
+        def record(batch: Batch, module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+            name = names[module]
+            rows_TK = input_rows(module, args[0], batch.keep, name)
+            if len(rows_TK):
+                part = moments([rows_TK], self._needed, name).mul_(len(rows_TK))
+                sums[name] = sums[name] + part if name in sums else part
+                rows[name] += len(rows_TK)
 
-            _run_with_hooks(model, [batch], names, record)
+        _run_with_hooks(model, self._batches, names, record)
         return {name: total / rows[name] for name, total in sums.items()}
 
     def _rows(self, target: Target, stop: Stop) -> Iterator[torch.Tensor]:
@@ -128,7 +128,7 @@ def collect_inputs(
     names = _names(targets)
     rows: dict[str, list[torch.Tensor]] = {target.name: [] for target in targets}
 
-    def record(module: nn.Module, args: tuple[Any, ...]) -> None:
+    def record(batch: Batch, module: nn.Module, args: tuple[Any, ...]) -> None:
         seen = rows[names[module]]
         missing = MAX_ROWS - sum(len(part) for part in seen)
         if missing > 0 and args:
@@ -157,10 +157,15 @@ def _names(targets: Sequence[Target]) -> dict[nn.Module, str]:
 
 
 def _run_with_hooks(
-    model: nn.Module, batches: Iterable[Batch], modules: Iterable[nn.Module], hook: object
+    model: nn.Module,
+    batches: Iterable[Batch],
+    modules: Iterable[nn.Module],
+    hook: Callable[..., None],
 ) -> None:
-    with hooked([module.register_forward_pre_hook(hook) for module in modules]):  # type: ignore[arg-type]
-        for batch in batches:
+    """Run all batches; `hook(batch, module, args)` is called before each of `modules`."""
+    for batch in batches:
+        look = partial(hook, batch)
+        with hooked([module.register_forward_pre_hook(look) for module in modules]):
             batch.run(model)
 
 

@@ -24,6 +24,7 @@ from gossamer.pruning.schedules.layers import AnySparse
 
 _GROWN_UP = 1e-3
 # What is known of single entries of Parameters, from all processes that hold a part of each.
+State = dict[str, dict[str, dict[str, torch.Tensor]]]
 EntryParts = Mapping[nn.Parameter, Sequence[Mapping[str, torch.Tensor]]]
 
 
@@ -42,27 +43,33 @@ class _Young:
 
 
 class YoungWeights:
-    """Which weights of Adam's Parameters are young; `before` and `after` surround its step."""
+    """Which weights of Adam's Parameters are young; `before` and `after` surround its step.
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    Args:
+        model: holds the weights.
+        optimizer: none of another kind is ever young.
+        grows: whether weights will join in the middle of the run.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, grows: bool) -> None:
         self._model = model
         self._optimizer = optimizer
+        self._counts_ages = grows and isinstance(optimizer, torch.optim.Adam)
         self._young: dict[str, _Young] = {}
 
-    def add(self, name: str, parameter: nn.Parameter, grown: torch.Tensor) -> None:
-        """Entries of bool `grown` begin; nothing to do before the Parameter's first step."""
-        index = grown.reshape(-1).nonzero().squeeze(1)
-        if not self._optimizer.state.get(parameter) or not len(index):
-            return
-        age = torch.zeros(len(index), dtype=torch.int32, device=index.device)
-        held = self._young.setdefault(name, _Young(parameter, index[:0], age[:0]))
-        held.index, held.age = torch.cat([held.index, index]), torch.cat([held.age, age])
-
-    def remove(self, name: str, dropped: torch.Tensor) -> None:
-        """Entries of bool `dropped` are no longer trained."""
+    def move(
+        self, name: str, parameter: nn.Parameter, dropped: torch.Tensor, grown: torch.Tensor
+    ) -> None:
+        """Entries of bool `dropped` are no longer trained, those of `grown` begin."""
         held = self._young.get(name)
         if held is not None:
             self._keep(name, held, ~dropped.reshape(-1)[held.index])
+        index = grown.reshape(-1).nonzero().squeeze(1)
+        # Nothing to do before the Parameter's first step.
+        if self._counts_ages and self._optimizer.state.get(parameter) and len(index):
+            age = torch.zeros(len(index), dtype=torch.int32, device=index.device)
+            held = self._young.setdefault(name, _Young(parameter, index[:0], age[:0]))
+            held.index, held.age = torch.cat([held.index, index]), torch.cat([held.age, age])
 
     def clear(self, name: str) -> None:
         """The state of the whole Parameter starts anew, for all entries at once."""
@@ -99,26 +106,22 @@ class YoungWeights:
             if int(held.age.max()) >= adult:
                 self._keep(name, held, held.age < adult)
 
-    def state_dict(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Positions in the dense weight and ages, by layer."""
+    def state_dict(self) -> State:
+        """Positions in the dense weight and ages, by layer: what no optimizer's own state holds."""
         found = {}
         for name, held in self._young.items():
             layer, index = self._layer(name), held.index.clone()
             if held.parameter is layer.trained():
                 index = _kept(layer)[index]
             found[name] = {"index": index, "age": held.age.clone()}
-        return found
+        return self._state(found)
 
-    def load_state_dict(
-        self, state: dict[str, dict[str, torch.Tensor]], layers: dict[str, AnySparse]
-    ) -> None:
-        """Positions and ages as they were, in `layers` of today."""
-        self._young = {
-            name: _Young(
-                layers[name].trained(), _ranks(layers[name])[part["index"]], part["age"].clone()
-            )
-            for name, part in state.items()
-        }
+    def load_state_dict(self, state: State, layers: Mapping[str, AnySparse]) -> None:
+        """As `state_dict` gave it; `layers` are those of today, by name."""
+        self._young = {}
+        for name, part in self._state(state.get("young", {})).get("young", {}).items():
+            index = _ranks(layers[name])[part["index"]]
+            self._young[name] = _Young(layers[name].trained(), index, part["age"].clone())
 
     def follow(self, parts: Mapping[nn.Parameter, Part]) -> None:
         """A compact model was cut: entries that this process does not train are others' now."""
@@ -144,9 +147,7 @@ class YoungWeights:
                 return {"index": held.whole, "age": held.age}
         return {}
 
-    def whole_state(
-        self, layers: Mapping[str, AnySparse], parts: EntryParts
-    ) -> dict[str, dict[str, torch.Tensor]]:
+    def whole_state(self, layers: Mapping[str, AnySparse], parts: EntryParts) -> State:
         """`state_dict`, from what `part_of` gave in all processes.
 
         Args:
@@ -159,7 +160,10 @@ class YoungWeights:
             if given:
                 index, age = (torch.cat([part[key] for part in given]) for key in ("index", "age"))
                 found[name] = {"index": _kept(layer)[index], "age": age}
-        return found
+        return self._state(found)
+
+    def _state(self, young: dict[str, dict[str, torch.Tensor]]) -> State:
+        return {"young": young} if self._counts_ages else {}
 
     def _layer(self, name: str) -> Any:
         return self._model.get_submodule(name)

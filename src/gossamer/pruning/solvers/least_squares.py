@@ -38,13 +38,11 @@ def refit(
     counts_R = mask_RK.sum(dim=1)
     start_RK = problem.weight_RK if start_RK is None else start_RK
     result_RK = torch.where(mask_RK, start_RK, 0.0)
-    left_R = counts_R > 0
-    large = left_R & (counts_R > MAX_FACTORED)
+    left_R, large = counts_R > 0, counts_R > MAX_FACTORED
     if large.any():
-        solved, converged = _conjugate_gradients(
+        result_RK[large], converged = _conjugate_gradients(
             gram.matrix_KK, wanted_RK[large], mask_RK[large], result_RK[large]
         )
-        result_RK[large] = solved
         left_R[large.nonzero().flatten()[converged]] = False
     _factor(gram.matrix_KK, wanted_RK, mask_RK, left_R.nonzero().flatten(), result_RK)
     return LayerSolution(result_RK, mask_RK, gram.note(damping))
