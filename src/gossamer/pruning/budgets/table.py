@@ -4,7 +4,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -100,12 +100,11 @@ def global_ranking(layers: Sequence[BudgetLayer], density: float) -> list[int]:
     scores = [layer.scores for layer in layers if layer.scores is not None]
     if len(scores) != len(layers):
         raise InputError("budget 'global': needs the scores of every layer.")
-    wide = max((s.dtype for s in scores), key=lambda d: torch.finfo(d).bits, default=torch.float32)
-    device = scores[0].device if scores else None
-    flat = torch.cat([s.reshape(-1).to(device, wide) for s in scores]) if scores else torch.empty(0)
+    if not scores:
+        return []
+    flat = torch.cat([score.reshape(-1).to(scores[0].device) for score in scores])
     kept = keep_largest(flat, kept_count(density, flat.numel()))
-    parts = torch.tensor_split(kept, list(accumulate(layer.numel for layer in layers))[:-1])
-    return [int(part.sum()) for part in parts[: len(layers)]]
+    return [int(part.sum()) for part in torch.split(kept, [layer.numel for layer in layers])]
 
 
 def erdos_renyi_kernel(layers: Sequence[BudgetLayer], density: float) -> list[int]:
@@ -209,8 +208,7 @@ def by_sensitivity(layers: Sequence[BudgetLayer], density: float) -> list[int]:
     pieces = [
         ((after[1] - before[1]) / (after[0] - before[0]), index, after[0] - before[0])
         for index, curve in enumerate(curves)
-        for hull in [lower_hull(curve)]
-        for before, after in pairwise(hull)
+        for before, after in pairwise(lower_hull(curve))
     ]
     left = total - sum(counts)
     # Slopes of one hull ascend, so a stable sort keeps its pieces in order.

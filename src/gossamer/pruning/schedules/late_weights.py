@@ -119,7 +119,8 @@ class YoungWeights:
     def load_state_dict(self, state: State, layers: Mapping[str, AnySparse]) -> None:
         """As `state_dict` gave it; `layers` are those of today, by name."""
         self._young = {}
-        for name, part in self._state(state.get("young", {})).get("young", {}).items():
+        young = state.get("young", {}) if self._counts_ages else {}
+        for name, part in young.items():
             index = _ranks(layers[name])[part["index"]]
             self._young[name] = _Young(layers[name].trained(), index, part["age"].clone())
 

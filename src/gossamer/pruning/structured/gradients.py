@@ -27,6 +27,7 @@ class _Variables:
     fisher: Fisher
     rows: int = 0
     variables: list[torch.Tensor] = field(default_factory=list)
+    gradients: list[torch.Tensor] = field(default_factory=list)
 
     def note_rows(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The block is entered: its first dimension is the samples."""
@@ -43,8 +44,8 @@ class _Variables:
         # Some models flatten samples and tokens before the feed-forward part.
         return ((x.reshape(rows, -1, x.shape[-1]) * wide_S1K).view_as(x), *args[1:])
 
-    def take(self) -> torch.Tensor:
-        """Gradients [S, U] of the batch that was just run.
+    def take(self) -> None:
+        """Keep the gradients [S, U] of the batch that was just run.
 
         Batch: of all calls together. Sample: of every row of every call, for a loss that is a sum
         over rows; the loss being a mean is made good by the number of rows.
@@ -57,9 +58,10 @@ class _Variables:
                 " model it is given, with gradients enabled."
             )
         if self.fisher == "batch":
-            return torch.stack(found).sum(0)
-        gradient_SU = torch.cat(found)
-        return gradient_SU * len(gradient_SU)
+            self.gradients.append(torch.stack(found).sum(0))
+        else:
+            gradient_SU = torch.cat(found)
+            self.gradients.append(gradient_SU * len(gradient_SU))
 
 
 def mask_gradients(
@@ -93,19 +95,18 @@ def mask_gradients(
         holder.group.block.register_forward_pre_hook(holder.note_rows, with_kwargs=True)
         for holder in holders
     ]
-    rows: list[list[torch.Tensor]] = [[] for _ in holders]
     with hooked(handles), frozen(model), torch.enable_grad():
         for batch in batches:
             value = loss(model, batch)
             _check_loss(value)
             value.backward()  # type: ignore[no-untyped-call]
-            for seen, holder in zip(rows, holders, strict=True):
-                seen.append(holder.take().detach())
-    if not rows[0]:
+            for holder in holders:
+                holder.take()
+    if not holders[0].gradients:
         raise InputError("batches: there is none; gradients need calibration data.")
-    found = iter([torch.cat(seen) for seen in rows])
-    num_samples = sum(len(part) for part in rows[0])
-    return [next(found) if group.count else torch.zeros(num_samples, 0) for group in groups]
+    found = {holder.group.name: torch.cat(holder.gradients) for holder in holders}
+    nothing = torch.zeros(len(found[holders[0].group.name]), 0)
+    return [found.get(group.name, nothing) for group in groups]
 
 
 def fisher_scores(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:

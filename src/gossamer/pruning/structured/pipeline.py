@@ -233,10 +233,7 @@ class _Run:
     def reconstruct(self, name: str, teacher: nn.Module, method: Method) -> None:
         start = time.perf_counter()
         before = [copy.deepcopy(group.consumer.state_dict()) for group in self.groups]
-        fits = reconstruct(
-            self.model, self.groups, teacher, find_units(teacher), self.some, self.loss,
-            method=method, keep=self.keep,
-        )  # fmt: skip
+        fits = reconstruct(self.model, teacher, self.some, self.loss, method=method, keep=self.keep)
         seconds = time.perf_counter() - start
         self.notes += [f"{name}: {fit.name}: {fit.note}" for fit in fits if fit.note]
         error = sum(fit.error_after for fit in fits) / len(fits)

@@ -66,6 +66,7 @@ def record_calls(
     def record(is_first: bool, *args: Any, **kwargs: Any) -> torch.Tensor:
         # A cache would get every replayed token a second time.
         rest: list[Any] = [None if hasattr(value, "get_seq_length") else value for value in args]
+        named: dict[str, Any]
         named = {k: None if hasattr(v, "get_seq_length") else v for k, v in kwargs.items()}
         hidden: torch.Tensor = rest.pop(0) if rest else named.pop("hidden_states")
         if is_first:

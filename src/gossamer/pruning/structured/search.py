@@ -18,6 +18,8 @@ from gossamer.errors import InputError, ResourceError
 
 # Costs that are no multiples of a common unit are rounded up to this part of the budget.
 STEPS = 20_000
+# Number of units -> their value, and their cost.
+Choice = dict[int, tuple[float, float]]
 
 
 def search_units(
@@ -42,7 +44,7 @@ def search_units(
     """
     multiples = _per_group("multiple", multiple, len(scores), low=1)
     minimums = _per_group("minimum", minimum, len(scores), low=0)
-    orders, values, options = [], [], []
+    orders, choices = [], []
     for score, table, step, least in zip(scores, tables, multiples, minimums, strict=True):
         count = len(score)
         if len(table) != count + 1:
@@ -53,17 +55,21 @@ def search_units(
             raise InputError("costs: must be finite and not negative.")
         ranked, order = torch.sort(score.double(), descending=True, stable=True)
         orders.append(order)
-        values.append(np.concatenate([[0.0], ranked.cumsum(0).numpy()]))
-        allowed = [n for n in range(count + 1) if n % step == 0 or n == count]
-        options.append(np.array([n for n in allowed if n >= min(least, count)]))
-    costs = [table.double().numpy() for table in tables]
-    cheapest = sum(float(cost[o].min()) for cost, o in zip(costs, options, strict=True))
+        values, costs = [0.0, *ranked.cumsum(0).tolist()], table.tolist()
+        choices.append(
+            {
+                n: (values[n], costs[n])
+                for n in range(min(least, count), count + 1)
+                if n % step == 0 or n == count
+            }
+        )
+    cheapest = sum(min(cost for _, cost in choice.values()) for choice in choices)
     if math.isnan(budget) or cheapest > budget:
         raise ResourceError(
             f"budget: {budget:g} cannot be met; the cheapest choice that is allowed costs"
             f" {cheapest:g}. Raise the budget, or lower the minimum number of units."
         )
-    counts = _knapsack(values, costs, options, budget)
+    counts = _knapsack(choices, budget)
     return [sorted(order[:count].tolist()) for order, count in zip(orders, counts, strict=True)]
 
 
@@ -134,31 +140,28 @@ def two_lists(
     return [sorted(units) for units in kept]
 
 
-def _knapsack(
-    values: list[np.ndarray], costs: list[np.ndarray], options: list[np.ndarray], budget: float
-) -> list[int]:
+def _knapsack(choices: Sequence[Choice], budget: float) -> list[int]:
     """Counts per group with the largest total value within the budget."""
-    unit = _common_unit(costs, options, budget)
-    dearest = sum(float(cost[o].max()) for cost, o in zip(costs, options, strict=True))
+    unit = _common_unit(choices, budget)
+    dearest = sum(max(cost for _, cost in choice.values()) for choice in choices)
     # Room for the rounding of every group, so that a budget for everything keeps everything.
-    budget = min(budget, dearest + len(costs) * unit)
+    budget = min(budget, dearest + len(choices) * unit)
     cells = int(budget / unit) + 1
     best = np.zeros(cells)
     picks = []
-    for value, cost, option in zip(values, costs, options, strict=True):
+    for choice in choices:
         new = np.full(cells, -np.inf)
         pick = np.zeros(cells, dtype=np.int32)
-        for n in option:
+        for n, (value, cost) in choice.items():
             # Rounding up keeps the true cost below what is charged.
-            shift = math.ceil(float(cost[n]) / unit)
-            if shift >= cells:
-                continue
-            candidate = best[: cells - shift] + value[n]
-            better = candidate > new[shift:]
-            new[shift:][better] = candidate[better]
-            pick[shift:][better] = n
+            shift = math.ceil(cost / unit)
+            if shift < cells:
+                candidate = best[: cells - shift] + value
+                better = candidate > new[shift:]
+                new[shift:][better] = candidate[better]
+                pick[shift:][better] = n
         best = new
-        picks.append((pick, cost))
+        picks.append(pick)
     at = cells - 1
     if best[at] == -np.inf:
         raise ResourceError(
@@ -166,18 +169,17 @@ def _knapsack(
             " thousandth."
         )
     counts = []
-    for pick, cost in reversed(picks):
-        n = int(pick[at])
-        counts.append(n)
-        at -= math.ceil(float(cost[n]) / unit)
+    for pick, choice in zip(reversed(picks), reversed(choices), strict=True):
+        counts.append(int(pick[at]))
+        at -= math.ceil(choice[counts[-1]][1] / unit)
     return counts[::-1]
 
 
-def _common_unit(costs: list[np.ndarray], options: list[np.ndarray], budget: float) -> float:
+def _common_unit(choices: Sequence[Choice], budget: float) -> float:
     """The greatest common divisor of whole costs if the budget is not too many of it."""
-    listed = np.concatenate([cost[option] for cost, option in zip(costs, options, strict=True)])
-    if np.all(listed == np.floor(listed)) and np.all(listed < 2**53):
-        divisor = int(np.gcd.reduce(listed.astype(np.int64)))
+    costs = np.array([cost for choice in choices for _, cost in choice.values()])
+    if np.all(costs == np.floor(costs)) and np.all(costs < 2**53):
+        divisor = int(np.gcd.reduce(costs.astype(np.int64)))
         if divisor and budget / divisor <= STEPS * 10:
             return float(divisor)
     return budget / STEPS if budget > 0 else 1.0

@@ -26,6 +26,7 @@ from gossamer.pruning.structured.least_squares import (
     unit_scales,
 )
 from gossamer.pruning.structured.replay import Keep, ModelCall, record_calls, watch
+from gossamer.pruning.structured.units import find_units
 
 Method = Literal["scales", "weights"]
 HELD_OUT = 4
@@ -41,11 +42,9 @@ class SubLayerFit:
     note: str = ""
 
 
-def reconstruct(  # noqa: PLR0913 (two models with their units, and how to run them)
+def reconstruct(
     student: nn.Module,
-    groups: Sequence[UnitGroup],
     teacher: nn.Module,
-    teacher_groups: Sequence[UnitGroup],
     batches: Iterable[Any],
     loss: Loss,
     *,
@@ -57,9 +56,7 @@ def reconstruct(  # noqa: PLR0913 (two models with their units, and how to run t
 
     Args:
         student: a slim model.
-        groups: its units.
         teacher: the model to come back to, of the same family and depth; not changed.
-        teacher_groups: its units.
         batches: calibration data.
         loss: how a batch is run; its value is not used.
         method: "scales": one factor per unit. "weights": the consumer's whole weight and bias.
@@ -69,6 +66,7 @@ def reconstruct(  # noqa: PLR0913 (two models with their units, and how to run t
     """
     if method not in ("scales", "weights"):
         raise InputError(f"method: expected 'scales' or 'weights', got {method!r}.")
+    groups, teacher_groups = find_units(student), find_units(teacher)
     if [g.family for g in groups] != [g.family for g in teacher_groups]:
         raise InputError("teacher: its blocks are not those of the student.")
     fits: list[SubLayerFit] = []
