@@ -83,8 +83,7 @@ def _best_columns(scores_BVGM: torch.Tensor) -> torch.Tensor:
     """Bool [B, G, M]: the best of all sets of 4 columns; the first in order wins a tie."""
     sets = list(combinations(range(scores_BVGM.shape[-1]), NUM_SHARED))
     columns = scores_BVGM.unbind(dim=-1)
-    totals_SBG = torch.stack([_top_two_sum([columns[c] for c in four]) for four in sets])
-    best_BG = totals_SBG.argmax(dim=0)
+    best_BG = torch.stack([_top_two_sum([columns[c] for c in four]) for four in sets]).argmax(0)
     members_SM = one_hot(torch.tensor(sets, device=best_BG.device), len(columns)).sum(dim=1)
     return members_SM.bool()[best_BG]
 

@@ -114,8 +114,7 @@ def random_scorer(seed: int) -> Scorer:
     def score(context: LayerContext) -> torch.Tensor:
         # crc32, not hash(): Python's string hash differs from process to process.
         generator = torch.Generator().manual_seed(seed ^ zlib.crc32(context.name.encode()))
-        scores = torch.rand(context.weight_RK.shape, generator=generator)
-        return scores.to(context.weight_RK.device)
+        return torch.rand(context.weight_RK.shape, generator=generator).to(context.weight_RK.device)
 
     return Scorer("random", score, scope="streaming")
 

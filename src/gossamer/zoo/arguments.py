@@ -4,6 +4,7 @@
 `TokenModel` is what the models of tokens share.
 """
 
+import inspect
 from collections.abc import Iterable
 from typing import ClassVar
 
@@ -38,11 +39,9 @@ class TokenModel(nn.Module):
     """A transformer that begins with embeddings of tokens and positions.
 
     Attributes:
-        arguments: names of the constructor's arguments, each an attribute.
-        limit: the one of them that says how many tokens a sequence has at most.
+        limit: the argument that says how many tokens a sequence has at most.
     """
 
-    arguments: ClassVar[tuple[str, ...]]
     limit: ClassVar[str]
     vocab_size: int
     width: int
@@ -66,7 +65,9 @@ class TokenModel(nn.Module):
 
     def zoo_args(self) -> ZooArgs:
         """The arguments that build this model again."""
-        return {name: getattr(self, name) for name in self.arguments}
+        names = inspect.signature(type(self)).parameters
+        # Whether activations are computed again is a setting of the run.
+        return {name: getattr(self, name) for name in names if name != "recompute"}
 
     def embed(self, ids_BT: torch.Tensor) -> torch.Tensor:
         """[B, T, D]; what is [B, T, D] already is taken as embedded."""

@@ -59,10 +59,6 @@ class TinyEncoder(TokenModel):
     With `num_classes=0` there is no head and the pooled embedding [B, D] is returned.
     """
 
-    arguments = (
-        *("vocab_size", "num_classes", "width", "num_heads", "num_layers", "ffn_width"),
-        "max_tokens",
-    )
     limit = "max_tokens"
     num_classes: int
     max_tokens: int

@@ -57,7 +57,6 @@ class GPT(TokenModel):
             be changed at any time and is not recorded with the architecture.
     """
 
-    arguments = ("vocab_size", "width", "num_heads", "num_layers", "context", "ffn_width", "tied")
     limit = "context"
     context: int
 

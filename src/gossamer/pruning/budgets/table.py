@@ -179,8 +179,7 @@ def outlier_weighted(layers: Sequence[BudgetLayer], density: float) -> list[int]
     # An empty layer has no density.
     far = [o - mean if size else 0.0 for o, size in zip(found, sizes, strict=True)]
     largest = max(map(abs, far))
-    spread = min(OWL_SPREAD, density / 2, 1 - density)
-    factor = spread / largest if largest else 0.0
+    factor = min(OWL_SPREAD, density / 2, 1 - density) / largest if largest else 0.0
     wanted = [(density + factor * d) * size for d, size in zip(far, sizes, strict=True)]
     return round_to_total(wanted, sizes, kept_count(density, sum(sizes)))
 

@@ -115,10 +115,9 @@ def without(
     Every block has its own Q: kept weights get the identity's rows and columns in [F^-1]_QQ, and
     zero on the right, so that all blocks are solved at once.
     """
-    both_NBB = dropped_NB.unsqueeze(2) & dropped_NB.unsqueeze(1)
-    system_NBB = torch.where(both_NBB, inverse_NBB, 0.0)
+    system_NBB = torch.where(dropped_NB[:, :, None] & dropped_NB[:, None], inverse_NBB, 0.0)
     system_NBB.diagonal(dim1=1, dim2=2).masked_fill_(~dropped_NB, 1.0)
-    right_NB1 = torch.where(dropped_NB, weight_NB, 0.0).unsqueeze(2)
+    right_NB1 = torch.where(dropped_NB, weight_NB, 0.0)[:, :, None]
     pull_NB1 = torch.cholesky_solve(right_NB1, _factor(system_NBB, where))
     return weight_NB - torch.bmm(inverse_NBB, pull_NB1).squeeze(2)
 

@@ -152,8 +152,7 @@ def _is_causal_language_model(model: nn.Module, batch: Batch, logits: torch.Tens
     keep_BT = torch.ones_like(ids_BT, dtype=torch.bool) if batch.keep is None else batch.keep
     place_BT = torch.arange(ids_BT.shape[1], device=ids_BT.device).expand_as(ids_BT)
     last_B1 = torch.where(keep_BT, place_BT, 0).amax(dim=1, keepdim=True)
-    other_BT = torch.where(ids_BT == 0, 1, 0)
-    changed_BT = torch.where(place_BT == last_B1, other_BT, ids_BT)
+    changed_BT = torch.where(place_BT == last_B1, torch.where(ids_BT == 0, 1, 0), ids_BT)
     again = output_of(Batch(_with_ids(batch.arguments, ids_BT, changed_BT)).run(model))
     earlier_BT = keep_BT & (place_BT < last_B1)
     said, before = again[earlier_BT].float(), logits[earlier_BT].float()

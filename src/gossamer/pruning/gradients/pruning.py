@@ -72,8 +72,7 @@ def prune_by_gradients(
     solutions: dict[str, LayerSolution] = {}
     weights = [target.weight for target in targets]
     with unchanged_on_error(model, contents=weights), evaluating(model), kept_flags(model):
-        passes = GradientPasses(model, batches, loss)
-        problems = _problems(passes, targets, counts, pattern)
+        problems = _problems(GradientPasses(model, batches, loss), targets, counts, pattern)
         started = time.perf_counter()
         for index, solution in prune.solutions(problems):
             target = targets[index]

@@ -22,14 +22,12 @@ from gossamer.pruning.targets import Target
 
 def snip(passes: GradientPasses, targets: Sequence[Target]) -> list[torch.Tensor]:
     """|gradient * weight| [R, K] (arXiv 1810.02340): what the loss loses to first order."""
-    total = [torch.zeros_like(target.weight.detach().flatten(1)).float() for target in targets]
+    weights = [target.weight.detach().flatten(1) for target in targets]
+    total = [torch.zeros_like(weight).float() for weight in weights]
     with _as_before(passes.model):
         for gradients in passes.each(targets):
             total = [a + b for a, b in zip(total, gradients, strict=True)]
-    return [
-        (gradient * target.weight.detach().flatten(1)).abs()
-        for gradient, target in zip(total, targets, strict=True)
-    ]
+    return [(a * weight).abs() for a, weight in zip(total, weights, strict=True)]
 
 
 def grasp(
@@ -38,10 +36,8 @@ def grasp(
     """Weight * (Hessian gradient) [R, K] (arXiv 2002.07376): what the gradient's norm lives on."""
     with _as_before(passes.model), _divided_logits(passes.model, temperature):
         products = hessian_times_gradient(passes, targets)
-    scores = [
-        (product * target.weight.detach()).flatten(1)
-        for product, target in zip(products, targets, strict=True)
-    ]
+    pairs = zip(products, targets, strict=True)
+    scores = [(product * target.weight.detach()).flatten(1) for product, target in pairs]
     # Only ranks matter; the reference divides too, and keeps small numbers out of trouble.
     scale = sum(float(score.double().sum()) for score in scores)
     return [score / (abs(scale) + 1e-10) for score in scores]

@@ -42,8 +42,7 @@ class ADMM:
         gram = damped(problem.gram_for("ADMM"), self.damping)
         size_K = gram.matrix_KK.diagonal().sqrt()
         scaled_KK = gram.matrix_KK / size_K / size_K[:, None]
-        weight_RK = problem.weight_RK * size_K
-        mask_RK, start_RK = self._settle(problem, scaled_KK, weight_RK)
+        mask_RK, start_RK = self._settle(problem, scaled_KK, problem.weight_RK * size_K)
         return refit(problem, mask_RK, self.damping, start_RK / size_K)
 
     def _settle(

@@ -165,8 +165,7 @@ def _walk(
     step = choose.unit if choose.is_fixed else len(weight_BR)
     mask_BR = torch.empty_like(weight_BR, dtype=torch.bool)
     error_BR = torch.empty_like(weight_BR)
-    diagonal = upper_BB.diagonal().tolist()
-    for i, scale in enumerate(diagonal):
+    for i, scale in enumerate(upper_BB.diagonal().tolist()):
         if i % step == 0:
             mask_BR[i : i + step] = choose.mask(weight_BR[i : i + step], first + i)
         if levels is not None and levels.begins_at(first + i):

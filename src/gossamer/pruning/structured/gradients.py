@@ -31,8 +31,7 @@ class _Variables:
 
     def note_rows(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The block is entered: its first dimension is the samples."""
-        hidden = args[0] if args else kwargs["hidden_states"]
-        self.rows = len(hidden)
+        self.rows = len(args[0] if args else kwargs["hidden_states"])
 
     def scale(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Multiply the input of the consumer by new variables of value one."""
@@ -98,7 +97,18 @@ def mask_gradients(
     with hooked(handles), frozen(model), torch.enable_grad():
         for batch in batches:
             value = loss(model, batch)
-            _check_loss(value)
+            if not isinstance(value, torch.Tensor) or value.numel() != 1:
+                raise InputError("loss: must return a scalar tensor that depends on the model.")
+            if not value.requires_grad:
+                raise InputError(
+                    "loss: its value has no gradient; it must call the model it is given, without"
+                    " no_grad."
+                )
+            if not torch.isfinite(value).all():
+                raise InputError(
+                    f"loss: is {float(value.detach())} on a calibration batch; check data and"
+                    " weights."
+                )
             value.backward()  # type: ignore[no-untyped-call]
             for holder in holders:
                 holder.take()
@@ -112,16 +122,3 @@ def mask_gradients(
 def fisher_scores(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Diagonal Fisher information of every unit, float64 [U]: the mean squared gradient."""
     return [gradient_SU.double().square().mean(0) for gradient_SU in gradients]
-
-
-def _check_loss(value: Any) -> None:
-    if not isinstance(value, torch.Tensor) or value.numel() != 1:
-        raise InputError("loss: must return a scalar tensor that depends on the model.")
-    if not value.requires_grad:
-        raise InputError(
-            "loss: its value has no gradient; it must call the model it is given, without no_grad."
-        )
-    if not torch.isfinite(value).all():
-        raise InputError(
-            f"loss: is {float(value.detach())} on a calibration batch; check data and weights."
-        )

@@ -22,6 +22,10 @@ from gossamer.pruning.structured.gradients import Loss
 Keep = Callable[[Any], torch.Tensor | Sequence[torch.Tensor]]
 
 
+# Input and output of layers, by name.
+Seen = dict[str, tuple[torch.Tensor, torch.Tensor]]
+
+
 class _Stop(Exception):
     """Everything that was wanted from a block has been seen."""
 
@@ -98,7 +102,7 @@ def record_calls(
 
 def watch(
     call: ModelCall, block: nn.Module, number: int, wanted: dict[str, nn.Module], stop_at: str = ""
-) -> tuple[dict[str, tuple[torch.Tensor, torch.Tensor]], torch.Tensor | None]:
+) -> tuple[Seen, torch.Tensor | None]:
     """Input and output of some layers while a block runs, and what the block returns.
 
     Args:
@@ -108,7 +112,7 @@ def watch(
         wanted: layers by a name of the caller's choice.
         stop_at: leave the block once this layer was seen; the result is then None.
     """
-    seen: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+    seen: Seen = {}
 
     def look(name: str) -> Callable[[nn.Module, tuple[Any, ...], torch.Tensor], None]:
         def hook(module: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> None:

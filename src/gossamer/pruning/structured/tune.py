@@ -25,7 +25,7 @@ from gossamer.pruning.structured.least_squares import (
     refitted,
     unit_scales,
 )
-from gossamer.pruning.structured.replay import Keep, ModelCall, record_calls, watch
+from gossamer.pruning.structured.replay import Keep, ModelCall, Seen, record_calls, watch
 from gossamer.pruning.structured.units import find_units
 
 Method = Literal["scales", "weights"]
@@ -155,7 +155,7 @@ def _student_rows(
 
 def _watch(
     call: ModelCall, number: int, groups: Sequence[UnitGroup], stop_at: str = ""
-) -> tuple[dict[str, tuple[torch.Tensor, torch.Tensor]], torch.Tensor | None]:
+) -> tuple[Seen, torch.Tensor | None]:
     """`watch` of the two consumers and of what expands to the filters."""
     heads, filters = groups
     wanted = {"heads": heads.consumer, "filters": filters.consumer}
@@ -163,9 +163,7 @@ def _watch(
     return watch(call, heads.block, number, wanted, stop_at)
 
 
-def _ffn_residual(
-    call: ModelCall, group: UnitGroup, seen: dict[str, tuple[torch.Tensor, torch.Tensor]]
-) -> torch.Tensor:
+def _ffn_residual(call: ModelCall, group: UnitGroup, seen: Seen) -> torch.Tensor:
     """What the feed-forward output is added to: see `BlockParts.norm_first`."""
     first = group.family.norm_first
     if isinstance(first, str):

@@ -6,7 +6,7 @@ multiply its columns: it acts on the input of the consumer (output projection, d
 one hook serves every family.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -32,7 +32,8 @@ def find_units(model: nn.Module) -> list[UnitGroup]:
         raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}.")
     names: dict[nn.Module, str] = {}
     for name, module in model.named_modules(remove_duplicate=False):
-        if block_of(module) is None:
+        family = block_of(module)
+        if family is None:
             continue
         if module in names:
             raise TargetError(
@@ -40,10 +41,9 @@ def find_units(model: nn.Module) -> list[UnitGroup]:
                 " one set of units for two places, which is not supported."
             )
         names[module] = name
+        _check_layers(name, module, family.linears)
     if not names:
         raise TargetError(_unknown(model))
-    for module, name in names.items():
-        _check_layers(name, module)
     groups = find_groups(model)
     _check_sharing(model, groups)
     return groups
@@ -95,11 +95,8 @@ def mask_factors(groups: Sequence[UnitGroup], kept: Sequence[Sequence[int]]) -> 
     return factors
 
 
-def _check_layers(block_name: str, block: nn.Module) -> None:
-    family = block_of(block)
-    if family is None:
-        return
-    for part in family.linears:
+def _check_layers(block_name: str, block: nn.Module, linears: Iterable[str]) -> None:
+    for part in linears:
         try:
             layer = block.get_submodule(part)
         except AttributeError:
