@@ -73,7 +73,8 @@ def stops(calls: Sequence[Callable[[], Any]], modules: Sequence[nn.Module]) -> I
                 yield Stop(module, list(here.values()), [runners.index(r) for r in here])
                 left.discard(module)
                 for runner in here:
-                    runner.release()
+                    runner.arrived = None
+                    runner.num_stops += 1
         finally:
             for runner in runners:
                 runner.end()
@@ -97,10 +98,6 @@ class _Runner:
             reached = self._greenlet.switch(None)
             self.arrived = None if self._greenlet.dead else reached
         return self.arrived
-
-    def release(self) -> None:
-        self.arrived = None
-        self.num_stops += 1
 
     def end(self) -> None:
         """Leave the model where it stands; what the batch holds is freed."""

@@ -74,25 +74,17 @@ def prune_by_gradients(
     with unchanged_on_error(model, contents=weights), evaluating(model), kept_flags(model):
         problems = _problems(GradientPasses(model, batches, loss), targets, counts, pattern)
         started = time.perf_counter()
-        for index, solution in prune.solutions(problems):
-            target = targets[index]
-            check_inside(problems.layers[index], solution)
-            solutions[target.name] = solution
-            progress(
-                LayerProgress(
-                    target.name,
-                    len(solutions),
-                    len(targets),
-                    None,
-                    time.perf_counter() - started,
-                    solution.notes,
-                )
-            )
+        solved = zip(problems.layers, prune.solutions(problems), strict=True)
+        for number, (layer, solution) in enumerate(solved, start=1):
+            check_inside(layer, solution)
+            solutions[layer.name] = solution
+            seconds = time.perf_counter() - started
+            progress(LayerProgress(layer.name, number, len(targets), None, seconds, solution.notes))
             started = time.perf_counter()
         for target in targets:
             weight_RK = solutions[target.name].weight_RK
             target.weight.data.copy_(weight_RK.view(target.weight.shape))
-    return {target.name: solutions[target.name] for target in targets}
+    return solutions
 
 
 def score_by_gradients(
@@ -107,13 +99,11 @@ def score_by_gradients(
     What an earlier mask pruned scores -inf. Arguments as for `prune_by_gradients`.
     """
     rank = make_gradient_method(method) if isinstance(method, str) else method
-    passes = GradientPasses(model, batches, loss)
-    found: dict[str, torch.Tensor] = {}
     with evaluating(model), kept_flags(model):
+        passes = GradientPasses(model, batches, loss)
         problems = _problems(passes, targets, [0] * len(targets), Unstructured())
-        for index, scores_RK in rank.scores(problems):
-            found[targets[index].name] = problems.layers[index].inside(scores_RK)
-    return {target.name: found[target.name] for target in targets}
+        scored = zip(problems.layers, rank.scores(problems), strict=True)
+        return {layer.name: layer.inside(scores_RK) for layer, scores_RK in scored}
 
 
 def _problems(

@@ -122,7 +122,17 @@ class Run:
             after = trained_entries(layer)
             dropped, grown = layer.shaped(before & ~after), layer.shaped(after & ~before)
             self.entries.move(layer.name, layer.weight, dropped, grown)
-        self._compare_replicas()
+        if self.replicas is not None:
+            code = int(self.digest()[:15], 16)
+            extremes = torch.tensor([code, -code], device=self.layers[0].mask.device)
+            dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=self.replicas)
+            if int(extremes[0]) != -int(extremes[1]):
+                raise DistributedError(
+                    "masks differ between replicas: they hold other weights or draw other numbers."
+                    " Start all ranks from the same weights, attach with the same schedule and"
+                    " seed, and let the gradients be reduced (DistributedDataParallel) before each"
+                    " step."
+                )
         self.agree_counts()
 
     def arm(self, wanted: bool) -> None:
@@ -184,19 +194,6 @@ class Run:
         for name, module in self.current().items():
             whole.update(f"{name}:{module.mask_digest()};".encode())
         return whole.hexdigest()
-
-    def _compare_replicas(self) -> None:
-        if self.replicas is None:
-            return
-        number = int(self.digest()[:15], 16)
-        extremes = torch.tensor([number, -number], device=self.layers[0].mask.device)
-        dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=self.replicas)
-        if int(extremes[0]) != -int(extremes[1]):
-            raise DistributedError(
-                "masks differ between replicas: they hold other weights or draw other numbers."
-                " Start all ranks from the same weights, attach with the same schedule and seed,"
-                " and let the gradients be reduced (DistributedDataParallel) before each step."
-            )
 
 
 def _collected(layer: ControlledLayer) -> torch.Tensor | None:

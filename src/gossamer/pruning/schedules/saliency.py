@@ -7,7 +7,7 @@ they find is how many weights a layer needs, not which ones.
 
 import copy
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -34,7 +34,17 @@ def grasp(
     passes: GradientPasses, targets: Sequence[Target], temperature: float
 ) -> list[torch.Tensor]:
     """Weight * (Hessian gradient) [R, K] (arXiv 2002.07376): what the gradient's norm lives on."""
-    with _as_before(passes.model), _divided_logits(passes.model, temperature):
+
+    def divide(_: nn.Module, __: Any, output: Any) -> Any:
+        if isinstance(output, torch.Tensor):
+            return output / temperature
+        raise InputError(
+            f"grasp: expected logits as output, got {type(output).__name__}. Wrap the model so that"
+            " it gives its logits, or set temperature: 1."
+        )
+
+    handles = [passes.model.register_forward_hook(divide)] if temperature != 1.0 else []
+    with _as_before(passes.model), hooked(handles):
         products = hessian_times_gradient(passes, targets)
     pairs = zip(products, targets, strict=True)
     scores = [(product * target.weight.detach()).flatten(1) for product, target in pairs]
@@ -113,18 +123,6 @@ def _as_before(model: nn.Module) -> Iterator[None]:
             with torch.no_grad():
                 for buffer, saved in buffers:
                     buffer.copy_(saved)
-
-
-def _divided_logits(model: nn.Module, temperature: float) -> AbstractContextManager[None]:
-    def divide(_: nn.Module, __: Any, output: Any) -> Any:
-        if isinstance(output, torch.Tensor):
-            return output / temperature
-        raise InputError(
-            f"grasp: expected logits as output, got {type(output).__name__}. Wrap the model so that"
-            " it gives its logits, or set temperature: 1."
-        )
-
-    return hooked([model.register_forward_hook(divide)] if temperature != 1.0 else [])
 
 
 def user_passes(model: nn.Module, data: Sequence[Any], loss: Any) -> GradientPasses:
