@@ -166,8 +166,8 @@ def _walk(
     if teacher is None:
         yield from ((target, stop, None) for target, stop in flow)
         return
-    twins = [(target.name, teacher.get_submodule(target.name)) for target in targets]
-    dense_flow = met_targets(teacher, batches, [Target(*twin) for twin in twins])
+    twins = [Target(target.name, teacher.get_submodule(target.name)) for target in targets]
+    dense_flow = met_targets(teacher, batches, twins)
     for (target, stop), (twin, dense) in zip(flow, dense_flow, strict=True):
         if twin.name != target.name or dense.batches != stop.batches:
             raise InputError(

@@ -18,7 +18,6 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
-from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gossamer.errors import InputError, TargetError
@@ -174,12 +173,25 @@ class EarlyBirdChannels(EarlyBird):
     """
 
     l1: float
-    _channels: list[Channels] = field(init=False)
+    _channels: list[Channels] = field(init=False, default_factory=list)
     _kept: list[torch.Tensor] = field(init=False, default_factory=list)
 
     def start(self) -> Events:
-        """Find the BatchNorms."""
-        self._channels = find_channels(self.run.model, self.run.layers)
+        """Find each BatchNorm with the layer registered right before it, of the same width."""
+        by_name = {layer.name: layer for layer in self.run.layers}
+        before = None
+        for name, module in self.run.model.named_modules():
+            if isinstance(module, _BatchNorm) and module.affine:
+                if before is not None and before.mask.shape[0] == module.num_features:
+                    self._channels.append(Channels(before, name, module))
+                before = None
+            elif kind_of(module):
+                before = by_name.get(name)
+        if not self._channels:
+            raise TargetError(
+                "early_bird with form 'channels' looks at the gammas of BatchNorm, but no target"
+                " layer is followed by one of its width. Use form 'weights'."
+            )
         return []
 
     def loss_term(self) -> torch.Tensor | None:
@@ -235,25 +247,6 @@ class EarlyBirdChannels(EarlyBird):
                 self.run.entries.reset(parameter, ~kept)
                 # With zero slots and zero gradient every optimizer leaves them at 0.
                 parameter.register_hook(partial(_within, kept))  # type: ignore[no-untyped-call]
-
-
-def find_channels(model: nn.Module, layers: list[ControlledLayer]) -> list[Channels]:
-    """Each BatchNorm with the layer registered right before it, both of the same width."""
-    by_name = {layer.name: layer for layer in layers}
-    found, before = [], None
-    for name, module in model.named_modules():
-        if isinstance(module, _BatchNorm) and module.affine:
-            if before is not None and before.mask.shape[0] == module.num_features:
-                found.append(Channels(before, name, module))
-            before = None
-        elif kind_of(module):
-            before = by_name.get(name)
-    if not found:
-        raise TargetError(
-            "early_bird with form 'channels' looks at the gammas of BatchNorm, but no target layer"
-            " is followed by one of its width. Use form 'weights'."
-        )
-    return found
 
 
 def _within(kept: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:

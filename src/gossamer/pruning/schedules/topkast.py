@@ -34,8 +34,7 @@ class TopKast(StoredSchedule):
 
     def start(self) -> Events:
         """The first two sets."""
-        self._store = DenseStore(self.run)
-        self._choose(explore=self.exploration > 0.0 and self.window.end > 0)
+        self._choose(DenseStore(self.run), explore=self.exploration > 0.0 and self.window.end > 0)
         return [self.run.event(0, "mask")]
 
     def update(self, step: int) -> Events:
@@ -43,7 +42,7 @@ class TopKast(StoredSchedule):
         if self._store is None or not self.window.holds(step):
             return []
         before = [layer.mask.clone() for layer in self.run.layers]
-        self._choose(explore=step < self.window.end)
+        self._choose(self._store, explore=step < self.window.end)
         moved = sum(
             int((layer.mask & ~old).sum())
             for layer, old in zip(self.run.layers, before, strict=True)
@@ -88,10 +87,8 @@ class TopKast(StoredSchedule):
         held = state.get("reach", {})
         self._load_store(state, [held[layer.name].bool() for layer in layers if held])
 
-    def _choose(self, explore: bool) -> None:
-        run, store = self.run, self._store
-        if store is None:
-            return
+    def _choose(self, store: DenseStore, explore: bool) -> None:
+        run, self._store = self.run, store
         scores = self.magnitudes()
         masks = self.best_masks(scores, self.density, run.pattern)
         reach = None

@@ -147,9 +147,11 @@ def prune_structured(  # noqa: PLR0913 (the stages' settings are all named)
     run = _Run(model, list(batches), loss, keep, evaluate, fisher, fit_batches)
     tables = cost_tables(run.groups, cost, tokens)
     total = sum(float(table[-1]) for table in tables)
+    is_head = [group.kind == "heads" for group in run.groups]
     limits = {
-        "multiple": [1 if g.kind == "heads" else multiple for g in run.groups],
-        "minimum": [min_heads if g.kind == "heads" else min_filters for g in run.groups],
+        "is_head": is_head,
+        "multiple": [1 if head else multiple for head in is_head],
+        "minimum": [min_heads if head else min_filters for head in is_head],
     }
     dense = copy.deepcopy(model) if tune or refit else model
     for number in range(1, rounds + 1):
@@ -203,11 +205,10 @@ class _Run:
         gradients: list[torch.Tensor],
         tables: list[torch.Tensor],
         budget: float,
-        limits: dict[str, list[int]],
+        limits: dict[str, Any],
     ) -> list[list[int]]:
         start = time.perf_counter()
-        is_head = [group.kind == "heads" for group in self.groups]
-        kept = best_units(fisher_scores(gradients), tables, is_head, budget, **limits)
+        kept = best_units(fisher_scores(gradients), tables, budget=budget, **limits)
         seconds, self.score = time.perf_counter() - start, None
         self._is_taken("search", seconds, _objective(gradients, kept), self._masked_score(kept))
         return kept
