@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from gossamer import settings
 from gossamer.cli.models.sources import load_source
 from gossamer.cli.shell.output import table
-from gossamer.pruning.calibration.batches import as_batches
+from gossamer.pruning.calibration import as_batches
 from gossamer.recipes.loader import make_recipe
 from gossamer.runs.pruning.plan import plan_stage
 from gossamer.runs.stages import StageInput, run_prune_stage

@@ -26,7 +26,7 @@ from gossamer.cli.shell.output import table
 from gossamer.data.files.text_files import Pair, Texts, read_samples
 from gossamer.data.token_ids import draw, windows
 from gossamer.io.safe_files.tokenizer.guarded_tokenizer import TOKENIZER_FILE, make_tokenizer
-from gossamer.pruning.calibration.batches import as_batches
+from gossamer.pruning.calibration import as_batches
 from gossamer.recipes.loader import make_recipe
 from gossamer.recipes.schema import Calibration
 from gossamer.runs.calibration import calibration_batches

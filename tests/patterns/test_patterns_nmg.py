@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gossamer.errors import PatternError
 from gossamer.patterns import NMG
-from gossamer.patterns.nmg_search import _greedy, _improve, gray_order
+from gossamer.patterns.nmg import _greedy, _improve, gray_order
 
 
 @pytest.mark.parametrize("num_items", range(9))

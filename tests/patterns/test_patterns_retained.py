@@ -8,7 +8,7 @@ retain more, never less.
 import pytest
 import torch
 
-from gossamer.patterns import Pattern, nmg_search, parse_pattern
+from gossamer.patterns import Pattern, nmg, parse_pattern
 
 TOLERANCE = 0.004
 
@@ -56,7 +56,7 @@ def test_grouped_nm_is_as_published_before_swaps_and_better_after(
 ):
     pattern, scores = parse_pattern(text), weights(num_columns)
     with_swaps = retained(pattern, scores)
-    monkeypatch.setattr(nmg_search, "_improve", lambda gains, ids: ids)
+    monkeypatch.setattr(nmg, "_improve", lambda gains, ids: ids)
     without = retained(pattern, scores)
     assert without == pytest.approx(greedy, abs=TOLERANCE)
     assert without < with_swaps < without + 0.02

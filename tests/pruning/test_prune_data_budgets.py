@@ -14,7 +14,6 @@ from gossamer.errors import InputError
 from gossamer.patterns import NM, Block, Unstructured, kept_count
 from gossamer.pruning import plan_oneshot
 from gossamer.pruning.budgets import BUDGETS, BudgetLayer
-from gossamer.pruning.budgets.from_data import OWL_SPREAD, lower_hull
 from gossamer.pruning.budgets.measures import (
     block_of,
     budget_layers,
@@ -22,7 +21,8 @@ from gossamer.pruning.budgets.measures import (
     layers_with_outliers,
     outlier_part,
 )
-from gossamer.pruning.calibration.batches import as_batches
+from gossamer.pruning.budgets.table import OWL_SPREAD, lower_hull
+from gossamer.pruning.calibration import as_batches
 from gossamer.pruning.methods import make_method
 from gossamer.pruning.targets import find_targets
 

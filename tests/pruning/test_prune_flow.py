@@ -8,7 +8,7 @@ from gossamer.errors import InputError
 from gossamer.nn import MaskedLinear
 from gossamer.nn.batch import Batch
 from gossamer.patterns import NM, Unstructured
-from gossamer.pruning.calibration.batches import as_batches
+from gossamer.pruning.calibration import as_batches
 from gossamer.pruning.calibration.calibrated import CalibratedPruning, Journal
 from gossamer.pruning.calibration.flow import stops
 from gossamer.pruning.calibration.journal import DiskJournal, data_digest, model_digest
@@ -141,10 +141,10 @@ def test_padding_does_not_count():
     layer, x = nn.Linear(4, 2), torch.randn(2, 3, 4)
     keep = torch.tensor([[True, True, False], [True, False, False]])
     rows = x[keep]
-    found = moments(layer, [x, x], [keep, keep], "gram", "layer")
+    found = moments([input_rows(layer, x, keep, "layer")] * 2, "gram", "layer")
     torch.testing.assert_close(found, rows.T @ rows / 3)
     torch.testing.assert_close(
-        moments(layer, [x], [keep], "squares", "layer"), rows.square().mean(0)
+        moments([input_rows(layer, x, keep, "layer")], "squares", "layer"), rows.square().mean(0)
     )
 
 

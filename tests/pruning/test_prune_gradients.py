@@ -12,7 +12,7 @@ from gossamer.errors import InputError, PatternError, RegistryError
 from gossamer.nn import MaskedLinear
 from gossamer.nn.batch import Batch
 from gossamer.patterns import NM, NMG, VNM, Block, Unstructured
-from gossamer.pruning.calibration.batches import as_batches
+from gossamer.pruning.calibration import as_batches
 from gossamer.pruning.gradients.losses import (
     OutputDistance,
     RandomProbe,

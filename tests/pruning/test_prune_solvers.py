@@ -8,7 +8,7 @@ from gossamer.patterns import NM, NMG, VNM, Block, Unstructured
 from gossamer.pruning.solvers import ADMM, ExactOBS, LayerProblem, SparseGPT, refit
 from gossamer.pruning.solvers.gram import damped
 from gossamer.pruning.solvers.problem import output_square
-from gossamer.pruning.solvers.weight_levels import WeightLevels
+from gossamer.pruning.solvers.sparsegpt import WeightLevels
 
 PATTERNS = (
     Unstructured(),

@@ -122,7 +122,7 @@ def test_rounds_reach_the_same_budget():
     ("count", "part", "held"), [(3, 0.25, 0), (8, 0.25, 2), (5, 0.5, 2), (8, 0, 0)]
 )
 def test_held_out_batches_are_spread_and_disjoint(count, part, held):
-    from gossamer.pruning.calibration.batches import as_batches
+    from gossamer.pruning.calibration import as_batches
     from gossamer.runs.stages.structured import hold_out
 
     batches = as_batches([torch.zeros(1, i + 1) for i in range(count)], "test")

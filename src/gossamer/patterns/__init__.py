@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 from gossamer.lazy_door import lazy_door
 
 if TYPE_CHECKING:
-    from gossamer.patterns.base import Pattern, check_density, check_mask, kept_count
+    from gossamer.patterns.base import Pattern, check_mask, kept_count
     from gossamer.patterns.block import Block
-    from gossamer.patterns.detect import detect_pattern
     from gossamer.patterns.nm import NM
     from gossamer.patterns.nmg import NMG
     from gossamer.patterns.select import keep_largest
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
         form_of,
         read_builtin,
     )
-    from gossamer.patterns.text import PATTERNS, parse_pattern
+    from gossamer.patterns.text import PATTERNS, detect_pattern, parse_pattern
     from gossamer.patterns.unstructured import Unstructured
     from gossamer.patterns.vnm import VNM
 
@@ -43,7 +42,6 @@ __all__ = [
     "Pattern",
     "PatternText",
     "Unstructured",
-    "check_density",
     "check_mask",
     "detect_pattern",
     "form_of",
@@ -67,9 +65,8 @@ __getattr__, __dir__ = lazy_door(
         "Pattern": "base",
         "PatternText": "syntax",
         "Unstructured": "unstructured",
-        "check_density": "base",
         "check_mask": "base",
-        "detect_pattern": "detect",
+        "detect_pattern": "text",
         "form_of": "syntax",
         "keep_largest": "select",
         "kept_count": "base",

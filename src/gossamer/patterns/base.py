@@ -4,6 +4,7 @@
 Legend of shape suffixes: R rows (outputs), K columns (inputs). A mask is bool, True = kept.
 """
 
+import math
 from abc import ABC, abstractmethod
 from typing import ClassVar, Self
 
@@ -13,10 +14,10 @@ from gossamer.errors import InputError, PatternError
 from gossamer.patterns.syntax import FORMS
 
 
-def check_density(density: float, where: str = "density") -> float:
+def _checked_density(density: float) -> float:
     """Return `density` if it lies in (0, 1]; raise InputError otherwise, NaN included."""
     if not 0.0 < density <= 1.0:
-        raise InputError(f"{where}: must be in (0, 1], got {density}.")
+        raise InputError(f"density: must be in (0, 1], got {density}.")
     return float(density)
 
 
@@ -34,19 +35,19 @@ class Pattern(ABC):
         """N/M for patterns that fix their density, None where any density is legal."""
 
     @abstractmethod
-    def check_shape(self, shape: tuple[int, int], where: str = "weight") -> None:
+    def check_shape(self, shape: tuple[int, ...], where: str = "weight") -> None:
         """Raise PatternError, with the options that remain, if [R, K] does not fit the pattern."""
 
     @abstractmethod
-    def padded_shape(self, shape: tuple[int, int]) -> tuple[int, int]:
+    def padded_shape(self, shape: tuple[int, ...]) -> tuple[int, int]:
         """The smallest legal shape that holds `shape`; equal to it when it fits."""
 
-    def legal_density(self, shape: tuple[int, int], density: float) -> float:
+    def legal_density(self, shape: tuple[int, ...], density: float) -> float:
         """The density nearest to `density` that this pattern can have on `shape`.
 
         The fixed one where there is one; patterns of free density say theirs.
         """
-        check_density(density)
+        _checked_density(density)
         return density if self.fixed_density is None else self.fixed_density
 
     @abstractmethod
@@ -71,7 +72,7 @@ class Pattern(ABC):
         if fixed is None:
             if density is None:
                 raise PatternError(f"pattern {self}: needs a density; give sparsity=...")
-            return check_density(density)
+            return _checked_density(density)
         if density is not None and abs(density - fixed) > 1e-6:
             raise PatternError(
                 f"pattern {self}: keeps exactly {fixed:g} of the weights, but density"
@@ -111,26 +112,39 @@ class BuiltinPattern(Pattern):
     def tile(self) -> tuple[int, int]:
         """Rows and columns that a shape must be divisible by."""
 
-    def padded_shape(self, shape: tuple[int, int]) -> tuple[int, int]:
+    def grid(self, shape: tuple[int, ...]) -> tuple[int, int]:
+        """Tiles down and across a fitting shape."""
+        rows, columns = self.tile
+        return shape[0] // rows, shape[1] // columns
+
+    def padded_shape(self, shape: tuple[int, ...]) -> tuple[int, int]:
         """`shape` rounded up to whole tiles."""
         rows, columns = self.tile
         return -(-shape[0] // rows) * rows, -(-shape[1] // columns) * columns
 
-    def check_shape(self, shape: tuple[int, int], where: str = "weight") -> None:
+    def legal_density(self, shape: tuple[int, ...], density: float) -> float:
+        """The fixed one, or the nearest with a whole number of kept tiles."""
+        density = super().legal_density(shape, density)
+        num_tiles = math.prod(self.grid(self.padded_shape(shape)))
+        if self.fixed_density is not None or not num_tiles:
+            return density
+        return kept_count(density, num_tiles) / num_tiles
+
+    def check_shape(self, shape: tuple[int, ...], where: str = "weight") -> None:
         """Refuse a shape that tiles do not cover."""
         padded = self.padded_shape(shape)
         if padded != tuple(shape):
             raise PatternError(f"{where} {list(shape)}: {self} {self._shape_fault(shape, padded)}")
 
     @abstractmethod
-    def _shape_fault(self, shape: tuple[int, int], padded: tuple[int, int]) -> str:
+    def _shape_fault(self, shape: tuple[int, ...], padded: tuple[int, int]) -> str:
         """What a shape must be, and the options that remain."""
 
     def project(self, scores_RK: torch.Tensor, density: float | None = None) -> torch.Tensor:
         """The legal mask that keeps the highest total score."""
         wanted = self.resolve_density(density)
         check_scores(scores_RK)
-        self.check_shape((scores_RK.shape[0], scores_RK.shape[1]), "scores")
+        self.check_shape(scores_RK.shape, "scores")
         return self._chosen(scores_RK, wanted)
 
     @abstractmethod
@@ -140,7 +154,7 @@ class BuiltinPattern(Pattern):
     def validate(self, mask_RK: torch.Tensor, where: str = "mask") -> None:
         """Refuse a mask that breaks the pattern, naming the first place."""
         check_mask(mask_RK, where)
-        self.check_shape((mask_RK.shape[0], mask_RK.shape[1]), where)
+        self.check_shape(mask_RK.shape, where)
         fault = self._mask_fault(mask_RK)
         if fault:
             raise PatternError(f"{where} {list(mask_RK.shape)}: {self} {fault}")

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import torch
 
-from gossamer.patterns.base import BuiltinPattern, check_density, kept_count
+from gossamer.patterns.base import BuiltinPattern, kept_count
 from gossamer.patterns.select import keep_largest, summable
 
 
@@ -26,23 +26,12 @@ class Block(BuiltinPattern):
         """One block."""
         return self.rows, self.columns
 
-    def grid(self, shape: tuple[int, int]) -> tuple[int, int]:
-        """Blocks down and across a fitting shape."""
-        return shape[0] // self.rows, shape[1] // self.columns
-
-    def _shape_fault(self, shape: tuple[int, int], padded: tuple[int, int]) -> str:
+    def _shape_fault(self, shape: tuple[int, ...], padded: tuple[int, int]) -> str:
         return (
             f"needs rows divisible by {self.rows} and columns divisible by {self.columns}. Options:"
             f" pad to {list(padded)}, a block whose sizes divide the shape, or add the layer to"
             " ignore."
         )
-
-    def legal_density(self, shape: tuple[int, int], density: float) -> float:
-        """The nearest density with a whole number of kept blocks."""
-        check_density(density)
-        down, across = self.grid(self.padded_shape(shape))
-        num_blocks = down * across
-        return kept_count(density, num_blocks) / num_blocks if num_blocks else density
 
     def _chosen(self, scores_RK: torch.Tensor, density: float) -> torch.Tensor:
         """Keep the round(density * blocks) blocks with the highest sums of scores."""
@@ -70,5 +59,5 @@ class Block(BuiltinPattern):
         return mask_RK[:: self.rows, :: self.columns]
 
     def _tiled(self, matrix_RK: torch.Tensor) -> torch.Tensor:
-        down, across = self.grid((matrix_RK.shape[0], matrix_RK.shape[1]))
+        down, across = self.grid(matrix_RK.shape)
         return matrix_RK.reshape(down, self.rows, across, self.columns)

@@ -25,7 +25,7 @@ class GroupedPattern(BuiltinPattern):
         """Any number of rows fits."""
         return 1, self.group
 
-    def _shape_fault(self, shape: tuple[int, int], padded: tuple[int, int]) -> str:
+    def _shape_fault(self, shape: tuple[int, ...], padded: tuple[int, int]) -> str:
         num_columns, other = shape[1], self._nearest_dividing(shape[1])
         return (
             f"needs the input size divisible by {self.group}, got {num_columns}. Options: pad to"
@@ -40,8 +40,7 @@ class GroupedPattern(BuiltinPattern):
 
     def _groups(self, matrix_RK: torch.Tensor) -> torch.Tensor:
         """[R, G, M] view of a fitting matrix."""
-        num_rows, num_columns = matrix_RK.shape
-        return matrix_RK.reshape(num_rows, num_columns // self.group, self.group)
+        return torch.unflatten(matrix_RK, 1, (matrix_RK.shape[1] // self.group, self.group))
 
     def _miscounted(self, mask_RK: torch.Tensor, num_kept: int) -> tuple[str, int]:
         """The first group that does not keep `num_kept`, in words, and how many there are."""
@@ -67,19 +66,13 @@ class NM(GroupedPattern):
 
     def _nearest_dividing(self, num_columns: int) -> "NM | None":
         density = self.num_kept / self.group
-        candidates = [
-            NM(max(1, round(density * group)), group)
-            for group in range(2, MAX_NM_GROUP + 1)
-            if num_columns % group == 0
-        ]
-        return min(
-            candidates,
-            key=lambda c: (
-                round(abs(c.num_kept / c.group - density), 6),
-                abs(c.group - self.group),
-            ),
-            default=None,
-        )
+
+        def distance(other: NM) -> tuple[float, int]:
+            far = round(abs(other.num_kept / other.group - density), 6)
+            return far, abs(other.group - self.group)
+
+        groups = [m for m in range(2, MAX_NM_GROUP + 1) if num_columns % m == 0]
+        return min((NM(max(1, round(density * m)), m) for m in groups), key=distance, default=None)
 
     def _chosen(self, scores_RK: torch.Tensor, density: float) -> torch.Tensor:
         """Keep the N highest scores of every group."""
@@ -88,8 +81,5 @@ class NM(GroupedPattern):
     def _mask_fault(self, mask_RK: torch.Tensor) -> str:
         """A group that keeps more or fewer than N."""
         fault, count = self._miscounted(mask_RK, self.num_kept)
-        if not fault:
-            return ""
-        return (
-            f"{fault} ({count} groups are wrong). Project the scores again or name another pattern."
-        )
+        wrong = f" ({count} groups are wrong). Project the scores again or name another pattern."
+        return fault + wrong if fault else ""

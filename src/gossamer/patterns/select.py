@@ -29,8 +29,7 @@ def summable(scores: torch.Tensor) -> torch.Tensor:
     larger than any sum of finite ones.
     """
     wide = scores.to(torch.float64)
-    finite = wide.isfinite()
-    largest = torch.where(finite, wide, 0.0).abs().amax() if wide.numel() else wide.sum()
+    largest = torch.where(wide.isfinite(), wide, 0.0).abs().amax() if wide.numel() else wide.sum()
     scaled = torch.ldexp(wide, -torch.frexp(largest).exponent)
     bound = 2.0 * (scores.numel() + 1)
     return scaled.clamp(-bound, bound)

@@ -55,8 +55,8 @@ class PatternForm(NamedTuple):
     syntax: str
     expected: str
     text: str
-    check: Callable[..., None]
-    density: Callable[..., float | None]
+    check: Callable[..., None] = lambda: None
+    density: Callable[..., float | None] = lambda *numbers: None
 
     def read(self, text: str) -> tuple[int, ...]:
         """The numbers in a text of this form, checked."""
@@ -133,8 +133,6 @@ FORMS: Final[Mapping[str, PatternForm]] = {
         syntax="unstructured",
         expected="'unstructured' and nothing else.",
         text="unstructured",
-        check=lambda: None,
-        density=lambda: None,
     ),
     "N:M": PatternForm(
         syntax=f"{_NUMBER}:{_NUMBER}",
@@ -166,6 +164,5 @@ FORMS: Final[Mapping[str, PatternForm]] = {
         " 'block:4x4'.",
         text="block:{}x{}",
         check=_check_block,
-        density=lambda rows, columns: None,
     ),
 }

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import torch
 
-from gossamer.patterns.base import BuiltinPattern, check_density, kept_count
+from gossamer.patterns.base import BuiltinPattern, kept_count
 from gossamer.patterns.select import keep_largest
 
 
@@ -21,14 +21,8 @@ class Unstructured(BuiltinPattern):
         """Every shape fits."""
         return 1, 1
 
-    def _shape_fault(self, shape: tuple[int, int], padded: tuple[int, int]) -> str:
+    def _shape_fault(self, shape: tuple[int, ...], padded: tuple[int, int]) -> str:
         return ""
-
-    def legal_density(self, shape: tuple[int, int], density: float) -> float:
-        """The nearest density with a whole number of kept weights."""
-        check_density(density)
-        numel = shape[0] * shape[1]
-        return kept_count(density, numel) / numel if numel else density
 
     def _chosen(self, scores_RK: torch.Tensor, density: float) -> torch.Tensor:
         """Keep the round(density * numel) highest scores of the whole matrix."""

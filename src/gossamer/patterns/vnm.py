@@ -9,6 +9,7 @@ from itertools import combinations
 from typing import ClassVar
 
 import torch
+from torch.nn.functional import one_hot, pad
 
 from gossamer.patterns.nm import GroupedPattern
 from gossamer.patterns.select import keep_largest, summable
@@ -28,7 +29,7 @@ class VNM(GroupedPattern):
     block_rows: int
     group: int
 
-    def grid(self, shape: tuple[int, int]) -> tuple[int, int]:
+    def grid(self, shape: tuple[int, ...]) -> tuple[int, int]:
         """Row blocks, the last of which may be short, and column groups of a fitting shape."""
         return -(-shape[0] // self.block_rows), shape[1] // self.group
 
@@ -44,8 +45,7 @@ class VNM(GroupedPattern):
         scores_BVGM = self.row_blocks(summable(scores_RK))
         choose = _best_columns if self.group <= MAX_GROUP_EXACT else _good_columns
         step = max(1, SLICE_SCORES // scores_BVGM[0].numel())
-        starts = range(0, len(scores_BVGM), step)
-        shared_BGM = torch.cat([choose(scores_BVGM[start : start + step]) for start in starts])
+        shared_BGM = torch.cat([choose(part) for part in torch.split(scores_BVGM, step)])
         # The row's own scores decide inside the set: a sum's rounding must not.
         own_BVGM = self.row_blocks(scores_RK)
         columns_BG4 = shared_BGM.nonzero()[:, 2].view(*shared_BGM.shape[:2], NUM_SHARED)
@@ -56,14 +56,10 @@ class VNM(GroupedPattern):
 
     def row_blocks(self, matrix_RK: torch.Tensor) -> torch.Tensor:
         """[B, V, G, M] view of a fitting matrix, a short last block filled with zero rows."""
-        num_rows, num_columns = matrix_RK.shape
-        num_blocks, num_groups = self.grid((num_rows, num_columns))
-        height = self.block_rows if num_blocks > 1 else num_rows
-        num_missing = num_blocks * height - num_rows
-        if num_missing:
-            padding = matrix_RK.new_zeros(num_missing, num_columns)
-            matrix_RK = torch.cat([matrix_RK, padding])
-        return matrix_RK.reshape(num_blocks, height, num_groups, self.group)
+        num_blocks, num_groups = self.grid(matrix_RK.shape)
+        height = self.block_rows if num_blocks > 1 else len(matrix_RK)
+        padded = pad(matrix_RK, (0, 0, 0, num_blocks * height - len(matrix_RK)))
+        return padded.reshape(num_blocks, height, num_groups, self.group)
 
     def _mask_fault(self, mask_RK: torch.Tensor) -> str:
         """A row that keeps other than 2 of M, or a block that needs more than 4 columns."""
@@ -87,12 +83,9 @@ def _best_columns(scores_BVGM: torch.Tensor) -> torch.Tensor:
     """Bool [B, G, M]: the best of all sets of 4 columns; the first in order wins a tie."""
     sets = list(combinations(range(scores_BVGM.shape[-1]), NUM_SHARED))
     columns = scores_BVGM.unbind(dim=-1)
-    totals_SBG = torch.stack([_top_two_sum([columns[c] for c in four]) for four in sets])
-    best_BG = totals_SBG.argmax(dim=0)
-    members_SM = torch.zeros(
-        len(sets), len(columns), dtype=torch.bool, device=scores_BVGM.device
-    ).scatter_(1, torch.tensor(sets, device=scores_BVGM.device), True)
-    return members_SM[best_BG]
+    best_BG = torch.stack([_top_two_sum([columns[c] for c in four]) for four in sets]).argmax(0)
+    members_SM = one_hot(torch.tensor(sets, device=best_BG.device), len(columns)).sum(dim=1)
+    return members_SM.bool()[best_BG]
 
 
 def _top_two_sum(four_BVG: list[torch.Tensor]) -> torch.Tensor:
@@ -106,14 +99,11 @@ def _top_two_sum(four_BVG: list[torch.Tensor]) -> torch.Tensor:
 
 def _good_columns(scores_BVGM: torch.Tensor) -> torch.Tensor:
     """Bool [B, G, M]: the 4 heaviest columns, then each swapped once for the best replacement."""
-    weights_BGM = scores_BVGM.sum(dim=1)
-    shared_BGM = keep_largest(weights_BGM, NUM_SHARED)
+    shared_BGM = keep_largest(scores_BVGM.sum(dim=1), NUM_SHARED)
     columns_BG4 = shared_BGM.nonzero()[:, 2].view(*shared_BGM.shape[:2], NUM_SHARED)
-    height = scores_BVGM.shape[1]
     for slot in range(NUM_SHARED):
-        others = [s for s in range(NUM_SHARED) if s != slot]
-        others_BG3 = columns_BG4[..., others]
-        index = others_BG3.unsqueeze(1).expand(-1, height, -1, -1)
+        others_BG3 = columns_BG4[..., [s for s in range(NUM_SHARED) if s != slot]]
+        index = others_BG3.unsqueeze(1).expand(-1, scores_BVGM.shape[1], -1, -1)
         # A row's best of the 3 others stays whatever comes in; its second best competes.
         second_BVG1 = scores_BVGM.gather(3, index).median(dim=-1, keepdim=True).values
         gain_BGM = torch.maximum(scores_BVGM, second_BVG1).sum(dim=1)

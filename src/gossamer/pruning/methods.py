@@ -2,8 +2,9 @@
 """How one layer is pruned, by name: what it must know of the inputs, and the solver."""
 
 import inspect
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 
@@ -17,9 +18,10 @@ from gossamer.pruning.solvers import (
     Needed,
     NotPositiveDefinite,
     Solve,
-    select,
 )
 from gossamer.pruning.solvers import refit as least_squares
+
+Built = TypeVar("Built")
 
 
 @dataclass(frozen=True)
@@ -41,25 +43,28 @@ def wanda() -> Solve:
     """Wanda (arXiv 2306.11695): |w| times the size of its input, compared inside each row."""
 
     def solve(problem: LayerProblem) -> LayerSolution:
-        if problem.gram_KK is None:
-            raise ValueError(f"{problem.name}: Wanda needs the squares of the inputs")
-        squares_K = problem.gram_KK if problem.gram_KK.ndim == 1 else problem.gram_KK.diagonal()
-        scores_RK = problem.weight_RK.abs() * squares_K.clamp(min=0).sqrt()
+        scores_RK = wanda_scores(problem)
         if isinstance(problem.pattern, Unstructured):
-            scores_RK = rank_in_rows(scores_RK, problem.allowed_RK)
-        return _keep(problem, select(problem, scores_RK))
+            scores_RK = rank_in_rows(problem.inside(scores_RK))
+        return problem.kept(scores_RK)
 
     return solve
 
 
-def rank_in_rows(scores_RK: torch.Tensor, allowed_RK: torch.Tensor | None) -> torch.Tensor:
+def wanda_scores(problem: LayerProblem) -> torch.Tensor:
+    """|w| times the size of its input."""
+    if problem.gram_KK is None:
+        raise ValueError(f"{problem.name}: Wanda needs the squares of the inputs")
+    squares_K = problem.gram_KK if problem.gram_KK.ndim == 1 else problem.gram_KK.diagonal()
+    return problem.weight_RK.abs() * squares_K.clamp(min=0).sqrt()
+
+
+def rank_in_rows(scores_RK: torch.Tensor) -> torch.Tensor:
     """Ranks that make a comparison over the whole layer one inside each row.
 
     The best weight of every row ranks alike, then the second of every row, and so on, so that the
     highest N ranks take equally many of each row, up to one.
     """
-    if allowed_RK is not None:
-        scores_RK = scores_RK.masked_fill(~allowed_RK, -torch.inf)
     order_RK = scores_RK.argsort(dim=1, descending=True, stable=True)
     ranks_RK = torch.empty_like(order_RK).scatter_(
         1, order_RK, torch.arange(order_RK.shape[1]).expand_as(order_RK)
@@ -69,16 +74,17 @@ def rank_in_rows(scores_RK: torch.Tensor, allowed_RK: torch.Tensor | None) -> to
 
 def scored(scorer: Scorer) -> Solve:
     """Any scorer that looks at the weight alone."""
-
-    def solve(problem: LayerProblem) -> LayerSolution:
-        scores_RK = scorer(LayerContext(problem.name, problem.weight_RK))
-        return _keep(problem, select(problem, scores_RK))
-
-    return solve
+    return lambda problem: problem.kept(scorer(LayerContext(problem.name, problem.weight_RK)))
 
 
-def _keep(problem: LayerProblem, mask_RK: torch.Tensor) -> LayerSolution:
-    return LayerSolution(torch.where(mask_RK, problem.weight_RK, 0.0), mask_RK)
+def built(name: str, build: Callable[..., Built], settings: Mapping[str, Any]) -> Built:
+    """What `build` makes of its settings; one that the method does not have is refused."""
+    known = list(inspect.signature(build).parameters)
+    unknown = sorted(set(settings) - set(known))
+    if unknown:
+        listed = ", ".join(known) or "none"
+        raise InputError(f"method {name!r} has no setting {unknown[0]!r}; it has: {listed}.")
+    return build(**settings)
 
 
 def make_method(
@@ -103,38 +109,18 @@ def make_method(
                 " flows through the model. Use gossamer.sparsify(scorer=...) without a method."
             )
         title, statistics, build = scorer.name, "none", lambda: scored(scorer)
-    known = list(inspect.signature(build).parameters)
-    unknown = sorted(set(settings) - set(known))
-    if unknown:
-        listed = ", ".join(known) or "none"
-        raise InputError(f"method {title!r} has no setting {unknown[0]!r}; it has: {listed}.")
-    solve = build(**settings)
-    if statistics == "gram":
-        solve = _or_wanda(solve)
-    if not refit:
-        return Method(title, statistics, solve)
-    return Method(f"{title} + re-fit", "gram", _then_refit(solve, damping))
+    chosen: Solve = built(title, build, settings)
 
-
-def _or_wanda(solve: Solve) -> Solve:
-    """Where a Gram matrix has no factor the layer is pruned by Wanda, and the report says so."""
-    fallback = wanda()
-
-    def solve_or_wanda(problem: LayerProblem) -> LayerSolution:
+    def solve(problem: LayerProblem) -> LayerSolution:
         try:
-            return solve(problem)
+            solution = chosen(problem)
         except NotPositiveDefinite as error:
-            solution = fallback(problem)
+            # Without a factor of the Gram matrix Wanda prunes the layer, and the report says so.
             note = f"pruned by Wanda without new weights: {error}"
-            return LayerSolution(solution.weight_RK, solution.mask_RK, (note,))
-
-    return solve_or_wanda
-
-
-def _then_refit(solve: Solve, damping: float) -> Solve:
-    def solve_then_refit(problem: LayerProblem) -> LayerSolution:
-        solution = solve(problem)
+            solution = replace(wanda()(problem), notes=(note,))
+        if not refit:
+            return solution
         fitted = least_squares(problem, solution.mask_RK, damping, solution.weight_RK)
-        return LayerSolution(fitted.weight_RK, fitted.mask_RK, (*solution.notes, *fitted.notes))
+        return replace(fitted, notes=(*solution.notes, *fitted.notes))
 
-    return solve_then_refit
+    return Method(f"{title} + re-fit", "gram", solve) if refit else Method(title, statistics, solve)

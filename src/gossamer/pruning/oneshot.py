@@ -6,7 +6,7 @@ Everything that can fail is in the plan, which changes nothing.
 
 import math
 import numbers
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,20 +14,16 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.nn import (
-    MaskedWeight,
-    disable_fast_paths,
-    unchanged_on_error,
-)
+from gossamer.nn import disable_fast_paths, unchanged_on_error
 from gossamer.nn.batch import Batch
 from gossamer.nn.layer_kinds import mask_in, title_of, weight_of
 from gossamer.nn.layers.mask_rules import check_float_weight
 from gossamer.patterns import Pattern, kept_count, parse_pattern
-from gossamer.pruning.budgets import BUDGETS, Budget, BudgetLayer, budget_layers
+from gossamer.pruning.budgets import BUDGETS, Budget, budget_layers
 from gossamer.pruning.calibration import as_batches, collect_inputs
 from gossamer.pruning.scorers import LayerContext, Scorer, resolve_scorer
 from gossamer.pruning.solvers import keep_highest, nearest_density
-from gossamer.pruning.targets import PrunableLayer, Rules, Target, find_targets
+from gossamer.pruning.targets import Rules, Target, find_targets
 
 
 @dataclass(frozen=True)
@@ -44,8 +40,8 @@ def tensors_of(targets: Iterable[Target]) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
     for target in targets:
         found.append(target.weight)
-        if isinstance(target.module, MaskedWeight):
-            found += [target.module.mask_bits, target.module._mask]
+        if target.mask is not None:
+            found += [target.module.mask_bits, target.mask]
     return found
 
 
@@ -85,9 +81,21 @@ def plan_oneshot(
         batches = as_batches(data, f"budget {share.name!r}")
         # An iterator is used up now; the scorer gets what came out of it.
         data = [batch.arguments for batch in batches]
-    contexts = _contexts(model, found, rank, data)
+    if rank.needs == "gradients":
+        raise InputError(
+            f"scorer {rank.name!r} needs gradients, which one-shot pruning does not collect."
+            " Use a scorer that needs none, such as 'magnitude'."
+        )
+    looks = rank.needs == "activations"
+    inputs = collect_inputs(model, found, data, rank.name) if looks else {}
+    scores: Iterable[torch.Tensor] = _scores(found, rank, inputs)
     layers = budget_layers(model, batches, found, share, density, rule)
-    return PruningPlan(rule, found, _masks(found, contexts, rule, rank, share, density, layers))
+    if share.needs == "scores":
+        scores = list(scores)
+        layers = [replace(layer, scores=each) for layer, each in zip(layers, scores, strict=True)]
+    counts = share(layers, density)
+    masks = [_mask(*each, rule) for each in zip(found, scores, counts, strict=True)]
+    return PruningPlan(rule, found, masks)
 
 
 def check_sparsity(sparsity: Any) -> float:
@@ -120,8 +128,7 @@ def _budget(name: str, pattern: Pattern) -> Budget:
 
 def check_layer(target: Target, pattern: Pattern) -> None:
     """Raise unless the weight is finite enough to rank and fits the pattern."""
-    where = f"{target.name}.weight"
-    weight = target.weight
+    where, weight = f"{target.name}.weight", target.weight
     check_float_weight(weight, where)
     num_nan = int(weight.detach().isnan().sum())
     if num_nan:
@@ -132,71 +139,32 @@ def check_layer(target: Target, pattern: Pattern) -> None:
     pattern.check_shape((weight.shape[0], weight.shape[1:].numel()), where)
 
 
-def _contexts(
-    model: nn.Module, targets: list[Target], scorer: Scorer, data: Iterable[Any] | None
-) -> list[LayerContext]:
-    if scorer.needs == "gradients":
-        raise InputError(
-            f"scorer {scorer.name!r} needs gradients, which one-shot pruning does not collect."
-            " Use a scorer that needs none, such as 'magnitude'."
-        )
-    inputs = {}
-    if scorer.needs == "activations":
-        inputs = collect_inputs(model, targets, data, scorer.name)
-    return [
-        LayerContext(target.name, _matrix(target.module), inputs.get(target.name))
-        for target in targets
-    ]
+def _scores(
+    targets: list[Target], scorer: Scorer, inputs: dict[str, torch.Tensor]
+) -> Iterator[torch.Tensor]:
+    """Of one target after the other."""
+    for target in targets:
+        weight_RK = weight_of(target.module).flatten(1)
+        scores = scorer(LayerContext(target.name, weight_RK, inputs.get(target.name)))
+        # Pruned stays pruned: below every other score.
+        yield scores if target.mask is None else scores.masked_fill(~target.mask, -math.inf)
 
 
-def _matrix(module: PrunableLayer) -> torch.Tensor:
-    """The weight as [R, K]: a view where it can be one; pruned entries are 0."""
-    return weight_of(module).flatten(1)
-
-
-def _masks(
-    targets: list[Target],
-    contexts: list[LayerContext],
-    pattern: Pattern,
-    scorer: Scorer,
-    budget: Budget,
-    density: float,
-    layers: list[BudgetLayer],
-) -> list[torch.Tensor]:
-    def scores_of(index: int) -> torch.Tensor:
-        scores, module = scorer(contexts[index]), targets[index].module
-        if isinstance(module, MaskedWeight):
-            # Pruned stays pruned: below every other score.
-            return scores.masked_fill(~module._mask, -math.inf)
-        return scores
-
-    held = None
-    if budget.needs == "scores":
-        held = [scores_of(i) for i in range(len(targets))]
-        layers = [replace(layer, scores=scores) for layer, scores in zip(layers, held, strict=True)]
-    counts = budget(layers, density)
-    masks = []
-    for index, (target, count) in enumerate(zip(targets, counts, strict=True)):
-        scores = scores_of(index) if held is None else held[index]
-        masks.append(_mask(target, scores, pattern, count))
-    return masks
-
-
-def _mask(target: Target, scores: torch.Tensor, pattern: Pattern, count: int) -> torch.Tensor:
+def _mask(target: Target, scores: torch.Tensor, count: int, pattern: Pattern) -> torch.Tensor:
     """The legal mask nearest to `count` kept weights, inside the one the layer has."""
-    old = target.module if isinstance(target.module, MaskedWeight) else None
-    if old is not None and old.pattern == pattern:
+    old, layer = target.mask, target.module
+    if old is not None and layer.pattern == pattern:
         density = nearest_density(pattern, scores, count)
-        if old.nnz == kept_count(density, scores.numel()):
-            return old.mask()
+        if layer.nnz == kept_count(density, scores.numel()):
+            return old.clone()
     mask = keep_highest(scores, count, pattern)
-    num_back = 0 if old is None else int((mask & ~old._mask).sum())
-    if old is not None and num_back:
+    num_back = 0 if old is None else int((mask & ~old).sum())
+    if num_back:
         raise InputError(
-            f"{target.name}: is masked already and keeps {old.nnz} of {mask.numel()} weights"
-            f" ({old.pattern}); keeping {int(mask.sum())} ({pattern}) would bring {num_back} pruned"
-            " ones back as zeros. Ask for a higher sparsity, keep the pattern, or start from"
-            " to_dense()."
+            f"{target.name}: is masked already and keeps {layer.nnz} of {mask.numel()} weights"
+            f" ({layer.pattern}); keeping {int(mask.sum())} ({pattern}) would bring {num_back}"
+            " pruned ones back as zeros. Ask for a higher sparsity, keep the pattern, or start"
+            " from to_dense()."
         )
     return mask
 

@@ -30,6 +30,9 @@ class LayerContext:
     inputs: torch.Tensor | None = None
 
 
+Score = Callable[[LayerContext], torch.Tensor]
+
+
 @dataclass(frozen=True)
 class Scorer:
     """A named scoring function.
@@ -43,7 +46,7 @@ class Scorer:
     """
 
     name: str
-    score: Callable[[LayerContext], torch.Tensor]
+    score: Score
     needs: Needs = "none"
     scope: Scope = "materialising"
 
@@ -89,12 +92,10 @@ SCORERS: Registry[Scorer] = Registry("scorer", _STUB)
 
 def register_scorer(
     name: str, *, needs: Needs = "none", scope: Scope = "materialising"
-) -> Callable[[Callable[[LayerContext], torch.Tensor]], Callable[[LayerContext], torch.Tensor]]:
+) -> Callable[[Score], Score]:
     """Decorator that makes a function usable as `scorer=name`."""
 
-    def register(
-        score: Callable[[LayerContext], torch.Tensor],
-    ) -> Callable[[LayerContext], torch.Tensor]:
+    def register(score: Score) -> Score:
         SCORERS.add(name, Scorer(name, score, needs, scope))
         return score
 
@@ -113,8 +114,7 @@ def random_scorer(seed: int) -> Scorer:
     def score(context: LayerContext) -> torch.Tensor:
         # crc32, not hash(): Python's string hash differs from process to process.
         generator = torch.Generator().manual_seed(seed ^ zlib.crc32(context.name.encode()))
-        scores = torch.rand(context.weight_RK.shape, generator=generator)
-        return scores.to(context.weight_RK.device)
+        return torch.rand(context.weight_RK.shape, generator=generator).to(context.weight_RK.device)
 
     return Scorer("random", score, scope="streaming")
 

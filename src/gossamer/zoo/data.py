@@ -51,13 +51,12 @@ def cluster_problem(
     num_clusters = num_classes * clusters_per_class
     centres = torch.randn(num_clusters, num_features, generator=generator)
     centres = centres / centres.norm(dim=1, keepdim=True)
-    classes = torch.arange(num_clusters) % num_classes
     num_samples = num_train + num_test
     cluster = torch.randint(num_clusters, (num_samples,), generator=generator)
     jitter = torch.randn(num_samples, num_features, generator=generator)
     # Scaled to unit variance per feature, as inputs of a network usually are.
     x = (centres[cluster] + noise * jitter) * (num_features / (1 + noise**2 * num_features)) ** 0.5
-    y = classes[cluster]
+    y = cluster % num_classes
     return Split(x[:num_train], y[:num_train], x[num_train:], y[num_train:])
 
 

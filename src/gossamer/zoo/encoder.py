@@ -8,10 +8,7 @@ import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from gossamer.errors import InputError
-from gossamer.zoo.arguments import ZooArgs, check_size
-
-MAX_LAYERS = 1024
+from gossamer.zoo.arguments import TokenModel
 
 
 class EncoderLayer(nn.Module):
@@ -56,11 +53,15 @@ class MeanPool(nn.Module):
         return (x_BTD * weight_BT1).sum(dim=1) / weight_BT1.sum(dim=1).clamp(min=1)
 
 
-class TinyEncoder(nn.Module):
+class TinyEncoder(TokenModel):
     """Token and position embeddings, encoder layers, mean pooling and a classifier `head`.
 
     With `num_classes=0` there is no head and the pooled embedding [B, D] is returned.
     """
+
+    limit = "max_tokens"
+    num_classes: int
+    max_tokens: int
 
     def __init__(
         self,
@@ -73,31 +74,21 @@ class TinyEncoder(nn.Module):
         ffn_width: int = 256,
         max_tokens: int = 128,
     ) -> None:
-        super().__init__()
-        self.vocab_size = check_size("TinyEncoder: vocab_size", vocab_size)
-        self.num_classes = check_size("TinyEncoder: num_classes", num_classes, low=0)
-        self.width = check_size("TinyEncoder: width", width)
-        self.num_heads = check_size("TinyEncoder: num_heads", num_heads)
-        self.num_layers = check_size("TinyEncoder: num_layers", num_layers, high=MAX_LAYERS)
-        self.ffn_width = check_size("TinyEncoder: ffn_width", ffn_width)
-        self.max_tokens = check_size("TinyEncoder: max_tokens", max_tokens)
-        if width % num_heads:
-            raise InputError(
-                f"TinyEncoder: width {width} must be divisible by num_heads {num_heads}."
-            )
-        self.tokens = nn.Embedding(vocab_size, width)
-        self.positions = nn.Embedding(max_tokens, width)
+        super().__init__(
+            vocab_size=vocab_size,
+            num_classes=num_classes,
+            width=width,
+            num_heads=num_heads,
+            num_layers=num_layers,
+            ffn_width=ffn_width,
+            max_tokens=max_tokens,
+        )
         self.layers = nn.ModuleList(
             EncoderLayer(width, num_heads, ffn_width) for _ in range(num_layers)
         )
         self.norm = nn.LayerNorm(width)
         self.pool = MeanPool()
         self.head = nn.Linear(width, num_classes) if num_classes else nn.Identity()
-
-    def zoo_args(self) -> ZooArgs:
-        """The arguments that build this model again."""
-        names = ("vocab_size", "num_classes", "width", "num_heads", "num_layers", "ffn_width")
-        return {name: getattr(self, name) for name in (*names, "max_tokens")}
 
     def forward(self, ids_BT: torch.Tensor, keep_BT: torch.Tensor | None = None) -> torch.Tensor:
         """Logits [B, C], or the pooled embedding [B, D] without classes.
@@ -107,19 +98,8 @@ class TinyEncoder(nn.Module):
                 already, which is what a stage of a pipeline is given.
             keep_BT: bool, False where a token is padding; None if there is no padding.
         """
-        x_BTD = ids_BT if ids_BT.is_floating_point() else self._embed(ids_BT)
+        x_BTD = self.embed(ids_BT)
         for layer in self.layers:
             x_BTD = layer(x_BTD, keep_BT)
         result: torch.Tensor = self.head(self.pool(self.norm(x_BTD), keep_BT))
         return result
-
-    def _embed(self, ids_BT: torch.Tensor) -> torch.Tensor:
-        num_tokens = ids_BT.shape[1]
-        if num_tokens > self.max_tokens:
-            raise InputError(
-                f"TinyEncoder: at most {self.max_tokens} tokens, got {num_tokens}. Cut the input or"
-                " build the model with a larger max_tokens."
-            )
-        where = torch.arange(num_tokens, device=ids_BT.device)
-        x_BTD: torch.Tensor = self.tokens(ids_BT) + self.positions(where)
-        return x_BTD

@@ -9,10 +9,8 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-from gossamer.errors import InputError
-from gossamer.zoo.arguments import ZooArgs, check_size
+from gossamer.zoo.arguments import TokenModel, check_size
 
-MAX_LAYERS = 1024
 _INIT_STD = 0.02
 
 
@@ -40,7 +38,7 @@ class GPTBlock(nn.Module):
         return result
 
 
-class GPT(nn.Module):
+class GPT(TokenModel):
     """Token and position embeddings, causal blocks, a final norm and the language model `head`.
 
     Blocks hold 12 width^2 weights each: width 512 with 8 layers is 25 million, width 1024 with 24
@@ -59,6 +57,9 @@ class GPT(nn.Module):
             be changed at any time and is not recorded with the architecture.
     """
 
+    limit = "context"
+    context: int
+
     def __init__(
         self,
         vocab_size: int,
@@ -71,19 +72,16 @@ class GPT(nn.Module):
         tied: bool = False,
         recompute: bool = False,
     ) -> None:
-        super().__init__()
-        self.vocab_size = check_size("GPT: vocab_size", vocab_size)
-        self.width = check_size("GPT: width", width)
-        self.num_heads = check_size("GPT: num_heads", num_heads)
-        self.num_layers = check_size("GPT: num_layers", num_layers, low=0, high=MAX_LAYERS)
-        self.context = check_size("GPT: context", context)
-        self.ffn_width = check_size("GPT: ffn_width", ffn_width, low=0) or 4 * width
-        if width % num_heads:
-            raise InputError(f"GPT: width {width} must be divisible by num_heads {num_heads}.")
+        super().__init__(
+            vocab_size=vocab_size,
+            width=width,
+            num_heads=num_heads,
+            num_layers=num_layers,
+            context=context,
+            ffn_width=check_size("GPT: ffn_width", ffn_width, low=0) or 4 * width,
+        )
         self.tied = bool(tied)
         self.recompute = bool(recompute)
-        self.tokens = nn.Embedding(vocab_size, width)
-        self.positions = nn.Embedding(context, width)
         self.blocks = nn.ModuleList(
             GPTBlock(width, num_heads, self.ffn_width) for _ in range(num_layers)
         )
@@ -96,19 +94,12 @@ class GPT(nn.Module):
     def _initialise(self) -> None:
         """Small normal weights; what is added to the residual stream is scaled by its depth."""
         for name, param in self.named_parameters():
-            if param.ndim < 2:
-                continue
-            adds = name.endswith(("output.weight", "down.weight"))
-            std = _INIT_STD / max(2 * self.num_layers, 1) ** 0.5 if adds else _INIT_STD
-            nn.init.normal_(param, std=std)
-        for name, param in self.named_parameters():
-            if name.endswith("bias"):
+            if param.ndim >= 2:
+                adds = name.endswith(("output.weight", "down.weight"))
+                std = _INIT_STD / (2 * self.num_layers) ** 0.5 if adds else _INIT_STD
+                nn.init.normal_(param, std=std)
+            elif name.endswith("bias"):
                 nn.init.zeros_(param)
-
-    def zoo_args(self) -> ZooArgs:
-        """The arguments that build this model again."""
-        names = ("vocab_size", "width", "num_heads", "num_layers", "context", "ffn_width", "tied")
-        return {name: getattr(self, name) for name in names}
 
     def forward(self, ids_BT: torch.Tensor) -> torch.Tensor:
         """Logits [B, T, V] of the token that follows each of the int64 ids [B, T].
@@ -116,20 +107,9 @@ class GPT(nn.Module):
         Hidden states [B, T, D] in their place are taken as embedded already: that is what a stage
         of a pipeline is given.
         """
-        x_BTD = ids_BT if ids_BT.is_floating_point() else self._embed(ids_BT)
+        x_BTD = self.embed(ids_BT)
         again = self.recompute and torch.is_grad_enabled()
         for block in self.blocks:
             x_BTD = checkpoint(block, x_BTD, use_reentrant=False) if again else block(x_BTD)
         logits: torch.Tensor = self.head(self.norm(x_BTD))
         return logits
-
-    def _embed(self, ids_BT: torch.Tensor) -> torch.Tensor:
-        num_tokens = ids_BT.shape[-1]
-        if num_tokens > self.context:
-            raise InputError(
-                f"GPT: at most {self.context} tokens, got {num_tokens}. Cut the input or build the"
-                " model with a larger context."
-            )
-        where = torch.arange(num_tokens, device=ids_BT.device)
-        x_BTD: torch.Tensor = self.tokens(ids_BT) + self.positions(where)
-        return x_BTD

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from gossamer.zoo.arguments import ZooArgs, check_choice, check_size
+from gossamer.zoo.arguments import MAX_LAYERS, ZooArgs, check_choice, check_size
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU}
-MAX_LAYERS = 1024
 
 
 class MLP(nn.Module):

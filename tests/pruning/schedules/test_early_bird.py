@@ -208,8 +208,9 @@ def test_channels_need_batch_norm():
 )
 def test_one_process_keeps_what_the_plain_selection_keeps(parts, num_kept):
     scores = [torch.tensor(part) for part in parts]
-    found = keep_largest_across(scores, num_kept)
     whole = torch.cat(scores) if scores else torch.empty(0)
+    density = min(num_kept / max(1, len(whole)), 1.0)
+    found = keep_largest_across(scores, density)
     expected = keep_largest(whole, num_kept)
     assert torch.equal(torch.cat(found) if found else torch.empty(0, dtype=torch.bool), expected)
 
@@ -220,7 +221,7 @@ def test_scores_that_cannot_be_ranked_are_refused():
             keep_largest_across([bad], 1)
     with pytest.raises(InputError, match="float64"):
         keep_largest_across([torch.zeros(2, dtype=torch.float64)], 1)
-    assert keep_largest_across([torch.tensor([-0.0, 0.0])], 1)[0].tolist() == [True, False]
+    assert keep_largest_across([torch.tensor([-0.0, 0.0])], 0.5)[0].tolist() == [True, False]
 
 
 def rank_scores(rank):
@@ -243,7 +244,7 @@ def rank_main(rank, folder):
         found = {}
         total = sum(s.numel() for r in range(WORLD) for s in rank_scores(r))
         for num_kept in (0, 1, total // 10, total // 2, total - 1, total):
-            masks = keep_largest_across(rank_scores(rank), num_kept, dist.group.WORLD)
+            masks = keep_largest_across(rank_scores(rank), num_kept / total, dist.group.WORLD)
             found[str(num_kept)] = torch.cat([mask.flatten() for mask in masks]).to(torch.uint8)
         found |= sharded_early_bird(rank)
         found |= replicas(rank)

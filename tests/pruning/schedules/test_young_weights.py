@@ -141,9 +141,9 @@ def test_weights_grow_up_and_leave_the_record():
     made = make_run(model, optimizer)
     steps(model, optimizer, 5)
     made.change([torch.ones_like(model[0].mask())])
-    assert made.entries.state_dict()["young"]["0"]["index"].numel() > 0
+    assert made.entries.young.state_dict()["young"]["0"]["index"].numel() > 0
     steps(model, optimizer, 12)
-    assert made.entries.state_dict()["young"] == {}
+    assert made.entries.young.state_dict()["young"] == {}
 
 
 def test_entries_that_grow_and_drop_again_are_forgotten():
@@ -154,7 +154,7 @@ def test_entries_that_grow_and_drop_again_are_forgotten():
     old = model[0].mask()
     made.change([torch.ones_like(old)])
     made.change([old])
-    assert made.entries.state_dict()["young"] == {}
+    assert made.entries.young.state_dict()["young"] == {}
 
 
 class Unknown(torch.optim.Optimizer):

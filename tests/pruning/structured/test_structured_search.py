@@ -7,8 +7,13 @@ import pytest
 import torch
 
 from gossamer.errors import GossamerError, InputError, ResourceError
-from gossamer.pruning.structured.rearrange import pruned_objective, rearrange_units
-from gossamer.pruning.structured.search import best_units, search_units, two_lists
+from gossamer.pruning.structured.search import (
+    best_units,
+    pruned_objective,
+    rearrange_units,
+    search_units,
+    two_lists,
+)
 
 
 def random_case(seed, linear):

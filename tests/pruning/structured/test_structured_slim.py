@@ -14,7 +14,7 @@ from gossamer.io.artifact.manifest import digest_of
 from gossamer.io.onnx.export import export_onnx
 from gossamer.nn.surgery.slimming import unit_counts
 from gossamer.pruning.structured import find_units, slim
-from gossamer.pruning.structured.masks import mask_factors, scaled_units
+from gossamer.pruning.structured.units import mask_factors, scaled_units
 
 
 @pytest.mark.parametrize("name", FAMILY_NAMES)

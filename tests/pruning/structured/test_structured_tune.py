@@ -109,7 +109,7 @@ def test_duplicate_filters_are_recovered_in_every_family(name):
     slim(student, [list(range(4)), list(range(23))] * 3)
     batches = [make_ids(6, 9, seed) for seed in range(8)]
     fits = reconstruct(
-        student, find_units(student), teacher, find_units(teacher), batches, loss,
+        student, teacher, batches, loss,
         method="scales", ridge=1e-12,
     )  # fmt: skip
     assert [fit.name.rsplit(".", 1)[1] for fit in fits] == ["heads", "filters"] * 3
@@ -126,7 +126,7 @@ def test_refit_lowers_the_error_and_keeps_the_teacher(name):
     slim(student, HALF)
     batches = [make_ids(16, 9, seed) for seed in range(8)]
     fits = reconstruct(
-        student, find_units(student), teacher, find_units(teacher), batches, loss,
+        student, teacher, batches, loss,
         method="weights",
     )  # fmt: skip
     assert all(fit.error_after <= fit.error_before for fit in fits)
@@ -147,7 +147,7 @@ def test_padding_does_not_count():
         for ids in batches:
             ids[:, 6:] = 3 + noise
         reconstruct(
-            student, find_units(student), teacher, find_units(teacher), batches,
+            student, teacher, batches,
             lambda model, ids: model(ids, attention_mask=mask)[0].sum(),
             method="weights", keep=lambda ids: mask,
         )  # fmt: skip
@@ -157,17 +157,14 @@ def test_padding_does_not_count():
 
 def test_keep_of_a_wrong_shape_or_number():
     teacher = make_model("zoo")
-    groups = find_units(teacher)
     for keep, message in (
         (lambda ids: torch.ones(1, 2), "shape"),
         (lambda ids: [torch.ones(2, 7)] * 2, "2 tensors"),
     ):
         with pytest.raises(InputError, match=message):
-            reconstruct(
-                teacher, groups, teacher, groups, [make_ids()], loss, method="scales", keep=keep
-            )
+            reconstruct(teacher, teacher, [make_ids()], loss, method="scales", keep=keep)
     with pytest.raises(InputError, match="none"):
-        reconstruct(teacher, groups, teacher, groups, [], loss, method="scales")
+        reconstruct(teacher, teacher, [], loss, method="scales")
 
 
 @pytest.mark.parametrize("options", [{}, {"fisher": "sample", "rounds": 2, "multiple": 4}])

@@ -5,7 +5,6 @@
 the budget then gives each of them a whole number of kept weights.
 """
 
-from gossamer.pruning.budgets.from_data import by_sensitivity, outlier_weighted
 from gossamer.pruning.budgets.measures import budget_layers, pattern_errors
 from gossamer.pruning.budgets.table import BUDGETS, Budget, BudgetLayer
 
@@ -14,7 +13,5 @@ __all__ = [
     "Budget",
     "BudgetLayer",
     "budget_layers",
-    "by_sensitivity",
-    "outlier_weighted",
     "pattern_errors",
 ]

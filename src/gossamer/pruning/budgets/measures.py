@@ -6,6 +6,7 @@ Legend: R rows, K columns.
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -19,9 +20,9 @@ from gossamer.pruning.calibration import (
     check_all_met,
     evaluating,
     met_targets,
-    weight_and_mask,
+    problem_of,
 )
-from gossamer.pruning.methods import wanda
+from gossamer.pruning.methods import wanda, wanda_scores
 from gossamer.pruning.solvers import LayerProblem, Needed, Solve
 from gossamer.pruning.targets import Target
 
@@ -65,12 +66,12 @@ def layers_with_outliers(
     A block is everything below a name that ends in a number, such as model.layers.3; a target
     without a number in its name is a block of its own. What an earlier mask pruned does not count.
     """
-    squares = {t.name: moments for t, moments in _moments(model, batches, targets, "squares")}
+    squares = {p.name: p.gram_KK for p in _problems(model, batches, targets, "squares")}
     blocks: dict[str, list[Target]] = {}
     for target in targets:
         blocks.setdefault(block_of(target.name), []).append(target)
     parts = {
-        name: outlier_part([_wanda_scores(target, squares[target.name]) for target in members])
+        name: outlier_part([_scores(target, squares[target.name]) for target in members])
         for name, members in blocks.items()
     }
     return [
@@ -104,15 +105,14 @@ def layers_with_errors(
     """
     prune, rule = solve or wanda(), pattern or Unstructured()
     curves: dict[str, tuple[tuple[int, float], ...]] = {}
-    for target, moments in _moments(model, batches, targets, "gram"):
-        weight_RK, allowed_RK = weight_and_mask(target)
-        num_kept = weight_RK.numel() if allowed_RK is None else int(allowed_RK.sum())
-        curve = []
-        for count in _counts(density, weight_RK.numel(), num_kept):
-            problem = LayerProblem(target.name, weight_RK, moments, rule, count, allowed_RK)
-            exact = count == num_kept
-            curve.append((count, 0.0 if exact else problem.error(prune(problem).weight_RK)))
-        curves[target.name] = tuple(curve)
+    for layer in _problems(model, batches, targets, "gram"):
+        numel = layer.weight_RK.numel()
+        num_kept = numel if layer.allowed_RK is None else int(layer.allowed_RK.sum())
+        curve = [
+            (count, _error(replace(layer, pattern=rule, count=count), prune))
+            for count in _counts(density, numel, num_kept)
+        ]
+        curves[layer.name] = (*curve, (num_kept, 0.0))
     return [BudgetLayer(t.name, tuple(t.weight.shape), errors=curves[t.name]) for t in targets]
 
 
@@ -127,16 +127,13 @@ def pattern_errors(
     Every layer is measured alone, as in `layers_with_errors`: a forecast of what a method would do
     to the model, in seconds. Infinite where a pattern does not fit one of the layers.
     """
-    prune = wanda()
-    sums = [0.0] * len(choices)
-    for target, moments in _moments(model, batches, targets, "gram"):
-        weight_RK, allowed_RK = weight_and_mask(target)
+    prune, sums = wanda(), [0.0] * len(choices)
+    for layer in _problems(model, batches, targets, "gram"):
         for number, (pattern, density) in enumerate(choices):
-            count = kept_count(density, weight_RK.numel())
+            count = kept_count(density, layer.weight_RK.numel())
             try:
-                pattern.check_shape((weight_RK.shape[0], weight_RK.shape[1]))
-                problem = LayerProblem(target.name, weight_RK, moments, pattern, count, allowed_RK)
-                sums[number] += problem.error(prune(problem).weight_RK)
+                pattern.check_shape(layer.weight_RK.shape)
+                sums[number] += _error(replace(layer, pattern=pattern, count=count), prune)
             except PatternError:
                 sums[number] = math.inf
     return [total / max(len(targets), 1) for total in sums]
@@ -158,32 +155,34 @@ def outlier_part(scores: Sequence[torch.Tensor]) -> float:
     return sum(int((part > OUTLIER_RATIO * mean).sum()) for part in scores) / num_scores
 
 
-def _moments(
+def _problems(
     model: nn.Module, batches: Sequence[Batch], targets: Sequence[Target], needed: Needed
-) -> Iterator[tuple[Target, torch.Tensor]]:
+) -> Iterator[LayerProblem]:
     """Every target with the moments of its inputs, one at a time as the data meets them."""
     statistics = Statistics(needed, batches)
     met = set()
     with evaluating(model), torch.no_grad():
         statistics.look_ahead(model, targets)
         for target, stop in met_targets(model, batches, targets):
-            moments = statistics.of(target, stop)
-            if moments is not None:
-                met.add(target.name)
-                yield target, moments
+            met.add(target.name)
+            yield problem_of(target, statistics.of(target, stop), Unstructured(), 0)
     check_all_met(targets, met, "the budget cannot measure it")
 
 
-def _wanda_scores(target: Target, squares_K: torch.Tensor) -> torch.Tensor:
-    weight_RK, allowed_RK = weight_and_mask(target)
-    scores_RK = weight_RK.abs() * squares_K.clamp(min=0).sqrt()
-    return scores_RK if allowed_RK is None else scores_RK[allowed_RK]
+def _error(problem: LayerProblem, solve: Solve) -> float:
+    return problem.error(solve(problem).weight_RK)
+
+
+def _scores(target: Target, squares_K: torch.Tensor | None) -> torch.Tensor:
+    """Wanda's, without what an earlier mask pruned."""
+    scores_RK = wanda_scores(problem_of(target, squares_K, Unstructured(), 0))
+    return scores_RK if target.mask is None else scores_RK[target.mask]
 
 
 def _counts(density: float, numel: int, num_kept: int) -> list[int]:
-    """Where a curve is measured: ascending, the last one is everything there is."""
+    """Where a curve is measured: ascending, below everything there is."""
     densities = [part * density for part in CURVE_PARTS]
     densities += [1 - part * (1 - density) for part in CURVE_PARTS[:-1]]
     # Rounded down: the least counts of all layers must fit the total.
     counts = {math.floor(densities[0] * numel), *(kept_count(d, numel) for d in densities[1:])}
-    return sorted({min(count, num_kept) for count in counts} | {num_kept})
+    return sorted(count for count in counts if count < num_kept)

@@ -7,8 +7,6 @@ remembers solved layers, and `evaluating`, `frozen`, `kept_flags` and `hooked` l
 was after a look at it.
 """
 
-from gossamer.nn.batch import Batch, call_on_batch
-from gossamer.pruning.calibration.batches import as_batches
 from gossamer.pruning.calibration.calibrated import (
     CalibratedPruning,
     Journal,
@@ -16,22 +14,20 @@ from gossamer.pruning.calibration.calibrated import (
     check_all_met,
     check_inside,
     met_targets,
-    weight_and_mask,
+    problem_of,
 )
-from gossamer.pruning.calibration.flow import stops
+from gossamer.pruning.calibration.flow import as_batches, stops
 from gossamer.pruning.calibration.journal import (
     DiskJournal,
     check_same_run,
     data_digest,
     model_digest,
 )
-from gossamer.pruning.calibration.layer_inputs import collect_inputs
 from gossamer.pruning.calibration.live_memory import LiveBytes
 from gossamer.pruning.calibration.modes import evaluating, frozen, hooked, kept_flags
-from gossamer.pruning.calibration.statistics import Statistics, gram
+from gossamer.pruning.calibration.statistics import Statistics, collect_inputs, gram
 
 __all__ = [
-    "Batch",
     "CalibratedPruning",
     "DiskJournal",
     "Journal",
@@ -39,7 +35,6 @@ __all__ = [
     "LiveBytes",
     "Statistics",
     "as_batches",
-    "call_on_batch",
     "check_all_met",
     "check_inside",
     "check_same_run",
@@ -52,6 +47,6 @@ __all__ = [
     "kept_flags",
     "met_targets",
     "model_digest",
+    "problem_of",
     "stops",
-    "weight_and_mask",
 ]

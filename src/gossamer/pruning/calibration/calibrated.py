@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.nn import MaskedWeight, unchanged_on_error
+from gossamer.nn import unchanged_on_error
 from gossamer.nn.batch import Batch
 from gossamer.patterns import Pattern
 from gossamer.pruning.calibration.flow import Stop, stops
@@ -102,11 +102,7 @@ class CalibratedPruning:
         kept = {target.name: count for target, count in zip(targets, counts, strict=True)}
         solutions: dict[str, LayerSolution] = {}
         weights = [target.weight for target in targets]
-        with (
-            unchanged_on_error(model, contents=weights),
-            evaluating(model),
-            torch.no_grad(),
-        ):
+        with unchanged_on_error(model, contents=weights), evaluating(model), torch.no_grad():
             teacher = copy.deepcopy(model) if self.match == "dense" else None
             statistics.look_ahead(model, targets)
             for target, stop, dense in _walk(model, teacher, batches, targets):
@@ -148,14 +144,15 @@ class CalibratedPruning:
         statistics: Statistics,
         count: int,
     ) -> LayerProblem:
-        weight_RK, allowed_RK = weight_and_mask(target)
-        gram_KK = statistics.of(target, stop)
-        if dense is not None and gram_KK is not None and gram_KK.ndim == 2:
-            drift_KK = statistics.drift(target, stop, dense)
-            factor_KK = damped(gram_KK, self.damping).factor_KK
-            # The unpruned weight that best gives the dense model's outputs from these inputs.
-            weight_RK = weight_RK + torch.cholesky_solve((weight_RK @ drift_KK).T, factor_KK).T
-        return LayerProblem(target.name, weight_RK, gram_KK, self.pattern, count, allowed_RK)
+        problem = problem_of(target, statistics.of(target, stop), self.pattern, count)
+        weight_RK, gram_KK = problem.weight_RK, problem.gram_KK
+        if dense is None or gram_KK is None or gram_KK.ndim != 2:
+            return problem
+        drift_KK = statistics.drift(target, stop, dense)
+        factor_KK = damped(gram_KK, self.damping).factor_KK
+        # The unpruned weight that best gives the dense model's outputs from these inputs.
+        moved_RK = torch.cholesky_solve((weight_RK @ drift_KK).T, factor_KK).T
+        return replace(problem, weight_RK=weight_RK + moved_RK)
 
 
 def _walk(
@@ -169,8 +166,8 @@ def _walk(
     if teacher is None:
         yield from ((target, stop, None) for target, stop in flow)
         return
-    twins = [(target.name, teacher.get_submodule(target.name)) for target in targets]
-    dense_flow = met_targets(teacher, batches, [Target(*twin) for twin in twins])
+    twins = [Target(target.name, teacher.get_submodule(target.name)) for target in targets]
+    dense_flow = met_targets(teacher, batches, twins)
     for (target, stop), (twin, dense) in zip(flow, dense_flow, strict=True):
         if twin.name != target.name or dense.batches != stop.batches:
             raise InputError(
@@ -189,15 +186,15 @@ def met_targets(
         yield by_module[stop.module], stop
 
 
-def weight_and_mask(target: Target) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The weight as [R, K] in float32 or float64, and the mask it has; None for a dense layer."""
-    module = target.module
+def problem_of(
+    target: Target, gram_KK: torch.Tensor | None, pattern: Pattern, count: int
+) -> LayerProblem:
+    """The weight of a layer as [R, K] in float32 or float64, inside the mask that it has."""
     weight_RK = target.weight.detach().flatten(1)
     weight_RK = weight_RK if weight_RK.dtype == torch.float64 else weight_RK.float()
-    if not isinstance(module, MaskedWeight):
-        return weight_RK, None
-    allowed_RK = module.mask()
-    return torch.where(allowed_RK, weight_RK, 0.0), allowed_RK
+    if target.mask is not None:
+        weight_RK = torch.where(target.mask, weight_RK, 0.0)
+    return LayerProblem(target.name, weight_RK, gram_KK, pattern, count, target.mask)
 
 
 def check_inside(problem: LayerProblem, solution: LayerSolution) -> None:

@@ -12,13 +12,17 @@ Nothing is assumed about the model: no list of blocks, no signatures, no tracing
 stands still is a greenlet whose stack holds the intermediate activations.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import greenlet
 import torch
 from torch import nn
+
+from gossamer.errors import InputError
+from gossamer.nn.batch import Batch
+from gossamer.pruning.calibration.modes import hooked
 
 
 @dataclass(frozen=True)
@@ -47,28 +51,33 @@ def stops(calls: Sequence[Callable[[], Any]], modules: Sequence[nn.Module]) -> I
         modules: layers that are called as modules with a tensor as first argument.
     """
     runners = [_Runner(call) for call in calls]
-    left = {id(module) for module in modules}
-    handles = [module.register_forward_pre_hook(_pause(left)) for module in modules]
-    try:
-        while left:
+    left = set(modules)
+
+    def pause(module: nn.Module, args: tuple[Any, ...]) -> None:
+        current = greenlet.getcurrent()
+        # A call of the model from elsewhere (an evaluation in the loop's body) has no parent to
+        # report to and goes through.
+        if module in left and current.parent is not None and args:
+            current.parent.switch((module, args[0]))
+
+    with hooked([module.register_forward_pre_hook(pause) for module in modules]):
+        try:
+            while left:
+                places = {r: place for r in runners if (place := r.go_on()) is not None}
+                if not places:
+                    return
+                # All stand at one place, unless the model routes batches differently: then those
+                # that are behind go first, so that the others meet them where their ways join.
+                module, _ = places[min(places, key=lambda runner: runner.num_stops)]
+                here = {r: x for r, (reached, x) in places.items() if reached is module}
+                yield Stop(module, list(here.values()), [runners.index(r) for r in here])
+                left.discard(module)
+                for runner in here:
+                    runner.arrived = None
+                    runner.num_stops += 1
+        finally:
             for runner in runners:
-                runner.go_on()
-            waiting = [runner for runner in runners if runner.arrived is not None]
-            if not waiting:
-                return
-            # All stand at one place, unless the model routes batches differently: then those that
-            # are behind go first, so that the others meet them where their ways join.
-            module = min(waiting, key=lambda runner: runner.num_stops).place[0]
-            here = [runner for runner in waiting if runner.place[0] is module]
-            yield Stop(module, [r.place[1] for r in here], [runners.index(r) for r in here])
-            left.discard(id(module))
-            for runner in here:
-                runner.release()
-    finally:
-        for handle in handles:
-            handle.remove()
-        for runner in runners:
-            runner.end()
+                runner.end()
 
 
 class _Runner:
@@ -79,24 +88,16 @@ class _Runner:
         self.arrived: tuple[nn.Module, torch.Tensor] | None = None
         self.num_stops = 0
 
-    def go_on(self) -> None:
-        """Until the next stop or the end; a batch that waits, or is through, stays as it is."""
-        if self.arrived is not None or self._greenlet.dead:
-            return
-        self._greenlet.parent = greenlet.getcurrent()
-        reached = self._greenlet.switch(None)
-        self.arrived = None if self._greenlet.dead else reached
+    def go_on(self) -> tuple[nn.Module, torch.Tensor] | None:
+        """Until the next stop or the end; a batch that waits, or is through, stays as it is.
 
-    @property
-    def place(self) -> tuple[nn.Module, torch.Tensor]:
-        """Where it stands, and what it is about to give the layer there."""
-        if self.arrived is None:
-            raise RuntimeError("this batch is not waiting")
+        Gives where it stands, and what it is about to give the layer there.
+        """
+        if self.arrived is None and not self._greenlet.dead:
+            self._greenlet.parent = greenlet.getcurrent()
+            reached = self._greenlet.switch(None)
+            self.arrived = None if self._greenlet.dead else reached
         return self.arrived
-
-    def release(self) -> None:
-        self.arrived = None
-        self.num_stops += 1
 
     def end(self) -> None:
         """Leave the model where it stands; what the batch holds is freed."""
@@ -106,12 +107,20 @@ class _Runner:
             self._greenlet.throw(greenlet.GreenletExit)
 
 
-def _pause(left: set[int]) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-    def pause(module: nn.Module, args: tuple[Any, ...]) -> None:
-        current = greenlet.getcurrent()
-        # A call of the model from elsewhere (an evaluation in the loop's body) has no parent to
-        # report to and goes through.
-        if id(module) in left and current.parent is not None and args:
-            current.parent.switch((module, args[0]))
+def as_batches(data: Iterable[Any] | None, asker: str) -> list[Batch]:
+    """All batches of `data`, held together; a mapping's attention_mask says what is padding."""
+    if data is None:
+        raise InputError(f"{asker} needs calibration data: give batches with data=[...].")
+    if isinstance(data, torch.Tensor | Mapping | str):
+        raise InputError(
+            f"data: expected a list of batches, got one {type(data).__name__}. Write data=[batch]."
+        )
+    batches = [item if isinstance(item, Batch) else Batch(item, _padding(item)) for item in data]
+    if not batches:
+        raise InputError(f"data: is empty, but {asker} needs at least one batch.")
+    return batches
 
-    return pause
+
+def _padding(arguments: Any) -> torch.Tensor | None:
+    mask = arguments.get("attention_mask") if isinstance(arguments, Mapping) else None
+    return mask.bool() if isinstance(mask, torch.Tensor) and mask.ndim == 2 else None

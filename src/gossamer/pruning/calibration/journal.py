@@ -58,7 +58,9 @@ class DiskJournal(Journal):
         if not path.exists():
             return None
         try:
-            solution = _solution(_held(path))
+            with open_inside(path.parent, path.name) as file:
+                header = read_header(file, size_of(file), str(path))
+                solution = _solution(read_tensors(file, header, str(path)))
         except (ArtifactError, KeyError, ValueError, RuntimeError) as error:
             raise ArtifactError(
                 f"{path}: cannot be read ({error}). Delete this file to prune {name} again."
@@ -152,8 +154,7 @@ def model_digest(model: nn.Module) -> str:
     digest = hashlib.sha256()
     for name, tensor in model.state_dict().items():
         if isinstance(tensor, torch.Tensor):
-            digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-            digest.update(_raw(tensor))
+            _add_tensor(digest, tensor, f"{name} ")
     return digest.hexdigest()
 
 
@@ -163,8 +164,7 @@ def data_digest(batches: Iterable[Batch]) -> str:
 
     def add(value: Any) -> None:
         if isinstance(value, torch.Tensor):
-            digest.update(f"{value.dtype} {list(value.shape)}".encode())
-            digest.update(_raw(value))
+            _add_tensor(digest, value)
         elif isinstance(value, Mapping):
             for key in sorted(value):
                 digest.update(f"{key}:".encode())
@@ -180,14 +180,10 @@ def data_digest(batches: Iterable[Batch]) -> str:
     return digest.hexdigest()
 
 
-def _raw(tensor: torch.Tensor) -> memoryview:
+def _add_tensor(digest: Any, tensor: torch.Tensor, name: str = "") -> None:
+    digest.update(f"{name}{tensor.dtype} {list(tensor.shape)}".encode())
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().data
-
-
-def _held(path: Path) -> dict[str, torch.Tensor]:
-    with open_inside(path.parent, path.name) as file:
-        return read_tensors(file, read_header(file, size_of(file), str(path)), str(path))
+    digest.update(flat.view(torch.uint8).numpy().data)
 
 
 def _solution(held: Mapping[str, torch.Tensor]) -> LayerSolution:

@@ -29,16 +29,13 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for value in tree_leaves(result):
             if isinstance(value, torch.Tensor) and value.device.type != "meta":
                 storage = value.untyped_storage()
-                if storage._cdata not in given and storage._cdata not in self._known:
-                    self._add(storage)
+                key, size = storage._cdata, storage.nbytes()
+                if key not in given and key not in self._known:
+                    self._known.add(key)
+                    self.now += size
+                    self.peak = max(self.peak, self.now)
+                    weakref.finalize(storage, self._remove, key, size)
         return result
-
-    def _add(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
-        self._known.add(key)
-        self.now += size
-        self.peak = max(self.peak, self.now)
-        weakref.finalize(storage, self._remove, key, size)
 
     def _remove(self, key: int, size: int) -> None:
         self._known.discard(key)

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is known of the inputs of each layer while calibration data flows through a model.
 
-Second moments: the Gram matrix of the inputs, or only its diagonal.
+Second moments: the Gram matrix of the inputs, or only its diagonal. The first rows themselves, for
+scorers that look at activations.
 
 Legend: T rows (tokens, or image patches), K columns (inputs of one output).
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,13 +19,15 @@ from torch.nn.functional import unfold
 from gossamer.errors import InputError
 from gossamer.nn.batch import Batch
 from gossamer.pruning.calibration.flow import Stop
-from gossamer.pruning.calibration.modes import hooked
+from gossamer.pruning.calibration.modes import evaluating, hooked
 from gossamer.pruning.solvers import Needed
 from gossamer.pruning.targets import Target
 
 # The Gram matrix is symmetric: strips of columns compute the upper part only, 5/8 of the work.
 _STRIPS = 4
 _MIN_STRIP = 64
+# Rows kept per layer: the first ones seen. 4096 x 768 floats are 12 MiB.
+MAX_ROWS = 4096
 
 
 class Statistics:
@@ -46,26 +51,18 @@ class Statistics:
             return None
         if target.name in self._ahead:
             return self._ahead[target.name]
-        same = self._last is not None and isinstance(target.module, nn.Linear)
-        if same and self._last is not None and _are_same(self._last[0], stop.inputs):
+        shares = isinstance(target.module, nn.Linear)
+        if shares and self._last and [*map(id, self._last[0])] == [*map(id, stop.inputs)]:
             return self._last[1]
-        found = moments(target.module, stop.inputs, self._keep(stop), self._needed, target.name)
-        self._last = (list(stop.inputs), found) if isinstance(target.module, nn.Linear) else None
+        found = moments(self._rows(target, stop), self._needed, target.name)
+        self._last = (list(stop.inputs), found) if shares else None
         return found
 
     def drift(self, target: Target, stop: Stop, dense: Stop) -> torch.Tensor:
         """Mean of (x_dense - x) x^T: how far the inputs are from those of the dense model."""
-        total: torch.Tensor | None = None
-        count = 0
-        for x, x_dense, keep in zip(stop.inputs, dense.inputs, self._keep(stop), strict=True):
-            rows_TK = input_rows(target.module, x, keep, target.name)
-            dense_TK = input_rows(target.module, x_dense, keep, target.name)
-            part = (dense_TK - rows_TK).T @ rows_TK
-            total = part if total is None else total.add_(part)
-            count += len(rows_TK)
-        if total is None:
-            raise ValueError(f"{target.name}: a stop without batches")
-        return total.div_(max(1, count))
+        pairs = zip(self._rows(target, stop), self._rows(target, dense), strict=True)
+        parts = (((dense_TK - rows_TK).T @ rows_TK, len(rows_TK)) for rows_TK, dense_TK in pairs)
+        return _mean(parts, target.name)
 
     def look_ahead(self, model: nn.Module, targets: Sequence[Target]) -> None:
         """Moments of layers that are used more than once per forward or share their weight.
@@ -75,14 +72,10 @@ class Statistics:
         """
         if self._needed == "none":
             return
-        names: dict[nn.Module, str] = {
-            module: target.name
-            for target in targets
-            for module in (target.module, *(twin for _, twin in target.twins))
-        }
+        names = _names(targets)
         calls: Counter[str] = Counter()
 
-        def count(module: nn.Module, args: object) -> None:
+        def count(batch: Batch, module: nn.Module, args: object) -> None:
             calls[names[module]] += 1
 
         _run_with_hooks(model, self._batches[:1], names, count)
@@ -93,66 +86,118 @@ class Statistics:
     def _gather(self, model: nn.Module, names: dict[nn.Module, str]) -> dict[str, torch.Tensor]:
         sums: dict[str, torch.Tensor] = {}
         rows: Counter[str] = Counter()
-        for batch in self._batches:
 
-            def record(module: nn.Module, args: tuple[torch.Tensor, ...], b: Batch = batch) -> None:
-                name = names[module]
-                num_rows = len(input_rows(module, args[0], b.keep, name))
-                if not num_rows:
-                    return
-                part = moments(module, [args[0]], [b.keep], self._needed, name).mul_(num_rows)
+        def record(batch: Batch, module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+            name = names[module]
+            rows_TK = input_rows(module, args[0], batch.keep, name)
+            if len(rows_TK):
+                part = moments([rows_TK], self._needed, name).mul_(len(rows_TK))
                 sums[name] = sums[name] + part if name in sums else part
-                rows[name] += num_rows
+                rows[name] += len(rows_TK)
 
-            _run_with_hooks(model, [batch], names, record)
+        _run_with_hooks(model, self._batches, names, record)
         return {name: total / rows[name] for name, total in sums.items()}
 
-    def _keep(self, stop: Stop) -> list[torch.Tensor | None]:
-        return [self._batches[i].keep for i in stop.batches]
+    def _rows(self, target: Target, stop: Stop) -> Iterator[torch.Tensor]:
+        for x, number in zip(stop.inputs, stop.batches, strict=True):
+            yield input_rows(target.module, x, self._batches[number].keep, target.name)
 
 
-def _are_same(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
-    return len(first) == len(second) and all(a is b for a, b in zip(first, second, strict=True))
+def collect_inputs(
+    model: nn.Module, targets: list[Target], data: Iterable[Any] | None, scorer: str
+) -> dict[str, torch.Tensor]:
+    """Rows [T, K] that enter each target while the model reads `data`, T <= MAX_ROWS.
+
+    The model runs in eval mode without gradients and gets its mode back.
+
+    Args:
+        model: called once per batch.
+        targets: Linear layers.
+        data: batches; a tensor is the first argument of the model, a list or tuple its arguments,
+            a mapping its keyword arguments.
+        scorer: who asks, for messages.
+    """
+    if data is None:
+        raise InputError(f"scorer {scorer!r} needs activations: give batches with data=[...].")
+    for target in targets:
+        if not isinstance(target.module, nn.Linear):
+            raise InputError(
+                f"{target.name}: scorer {scorer!r} needs activations, which are collected for"
+                " Linear layers only. Add ignore=['Conv2d']."
+            )
+    names = _names(targets)
+    rows: dict[str, list[torch.Tensor]] = {target.name: [] for target in targets}
+
+    def record(batch: Batch, module: nn.Module, args: tuple[Any, ...]) -> None:
+        seen = rows[names[module]]
+        missing = MAX_ROWS - sum(len(part) for part in seen)
+        if missing > 0 and args:
+            flat = args[0].detach().reshape(-1, args[0].shape[-1])
+            if len(flat):
+                seen.append(flat[:missing].clone())
+
+    with evaluating(model), torch.no_grad():
+        _run_with_hooks(model, (Batch(item) for item in data), names, record)
+    for name, seen in rows.items():
+        if not seen:
+            raise InputError(
+                f"{name}: no calibration batch reached this layer, so scorer {scorer!r} cannot"
+                f" rank it. Give other data, or add {name!r} to ignore=[...]."
+            )
+    return {name: torch.cat(seen) for name, seen in rows.items()}
+
+
+def _names(targets: Sequence[Target]) -> dict[nn.Module, str]:
+    """The name of the target behind each module, twins included."""
+    return {
+        module: target.name
+        for target in targets
+        for module in (target.module, *(twin for _, twin in target.twins))
+    }
 
 
 def _run_with_hooks(
-    model: nn.Module, batches: Sequence[Batch], modules: Iterable[nn.Module], hook: object
+    model: nn.Module,
+    batches: Iterable[Batch],
+    modules: Iterable[nn.Module],
+    hook: Callable[..., None],
 ) -> None:
-    with hooked([module.register_forward_pre_hook(hook) for module in modules]):  # type: ignore[arg-type]
-        for batch in batches:
+    """Run all batches; `hook(batch, module, args)` is called before each of `modules`."""
+    for batch in batches:
+        look = partial(hook, batch)
+        with hooked([module.register_forward_pre_hook(look) for module in modules]):
             batch.run(model)
 
 
-def moments(
-    module: nn.Module,
-    inputs: Sequence[torch.Tensor],
-    keep: Sequence[torch.Tensor | None],
-    needed: Needed,
-    where: str,
-) -> torch.Tensor:
-    """Mean outer product [K, K] (or mean squares [K]) of the rows that enter `module`.
+def moments(rows: Iterable[torch.Tensor], needed: Needed, where: str) -> torch.Tensor:
+    """Mean outer product [K, K] (or mean squares [K]) of all rows [T, K] together.
 
     Args:
-        module: Linear or Conv2d.
-        inputs: one tensor per batch.
-        keep: which positions of each batch count, bool [B, T]; None for all.
+        rows: one tensor per batch.
         needed: "gram" or "squares".
         where: the layer's name, for messages.
     """
-    total: torch.Tensor | None = None
-    count = 0
-    for x, kept in zip(inputs, keep, strict=True):
-        rows_TK = input_rows(module, x, kept, where)
-        part = rows_TK.square().sum(dim=0) if needed == "squares" else gram(rows_TK)
-        total = part if total is None else total.add_(part)
-        count += len(rows_TK)
-    if total is None or not count:
-        raise InputError(f"{where}: no row of the calibration data reached this layer.")
-    if not bool(torch.isfinite(total).all()):
+    squares = needed == "squares"
+    mean = _mean(
+        ((part.square().sum(dim=0) if squares else gram(part), len(part)) for part in rows), where
+    )
+    if not torch.isfinite(mean).all():
         raise InputError(
             f"{where}: its inputs on the calibration data are NaN or too large to square. Run the"
             " model on the data and look at this layer."
         )
+    return mean
+
+
+def _mean(parts: Iterable[tuple[torch.Tensor, int]], where: str) -> torch.Tensor:
+    """The sum of all (sum over rows, number of rows), per row."""
+    total: torch.Tensor | None = None
+    count = 0
+    for part, num_rows in parts:
+        total = part if total is None else total.add_(part)
+        count += num_rows
+    if total is None or not count:
+        raise InputError(f"{where}: no row of the calibration data reached this layer.")
     return total.div_(count)
 
 

@@ -2,15 +2,13 @@
 """Pruning by gradients of a loss: scores, Fisher blocks, second-order costs.
 
 Start with `prune_by_gradients`, which takes all gradients at the given weights before it changes
-one. `GRADIENT_METHODS` holds the methods by name; `default_loss` finds a loss where the user gives
-none.
+one. `default_loss` finds a loss where the user gives none.
 """
 
 from gossamer.pruning.gradients.losses import default_loss, next_token_loss, output_of
 from gossamer.pruning.gradients.obert import OBERT
 from gossamer.pruning.gradients.passes import GradientPasses, Loss
 from gossamer.pruning.gradients.pruning import (
-    GRADIENT_METHODS,
     make_gradient_method,
     prune_by_gradients,
     score_by_gradients,
@@ -18,7 +16,6 @@ from gossamer.pruning.gradients.pruning import (
 from gossamer.pruning.gradients.scores import GradientMethod
 
 __all__ = [
-    "GRADIENT_METHODS",
     "OBERT",
     "GradientMethod",
     "GradientPasses",

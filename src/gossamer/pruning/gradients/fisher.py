@@ -73,17 +73,16 @@ class FisherBlocks:
         """The weights that raise the loss least once all weights outside the mask are zero."""
         result_RK = torch.zeros_like(weight_RK)
         for rows, inverse_NBB in self.slices():
-            weight_NB = in_blocks(weight_RK[rows].unsqueeze(0).double(), self.width)[0]
-            dropped_NB = in_blocks((~mask_RK[rows]).unsqueeze(0), self.width)[0]
+            weight_NB = in_blocks(weight_RK[rows].double(), self.width)
+            dropped_NB = in_blocks(~mask_RK[rows], self.width)
             moved_NB = without(weight_NB, inverse_NBB, dropped_NB, self.name)
             result_RK[rows] = in_rows(moved_NB, weight_RK.shape[1]).to(weight_RK.dtype)
         return torch.where(mask_RK, result_RK, 0.0)
 
 
-def in_blocks(matrix_PRK: torch.Tensor, width: int) -> torch.Tensor:
-    """[P, N, B]: rows cut into blocks, the last one of each filled up with zeros."""
-    missing = -matrix_PRK.shape[2] % width
-    return pad(matrix_PRK, (0, missing)).reshape(len(matrix_PRK), -1, width)
+def in_blocks(matrix: torch.Tensor, width: int) -> torch.Tensor:
+    """[..., N, B] of [..., R, K]: rows cut into blocks, the last one of each filled with zeros."""
+    return pad(matrix, (0, -matrix.shape[-1] % width)).reshape(*matrix.shape[:-2], -1, width)
 
 
 def in_rows(values_NB: torch.Tensor, num_columns: int) -> torch.Tensor:
@@ -116,10 +115,9 @@ def without(
     Every block has its own Q: kept weights get the identity's rows and columns in [F^-1]_QQ, and
     zero on the right, so that all blocks are solved at once.
     """
-    both_NBB = dropped_NB.unsqueeze(2) & dropped_NB.unsqueeze(1)
-    system_NBB = torch.where(both_NBB, inverse_NBB, 0.0)
+    system_NBB = torch.where(dropped_NB[:, :, None] & dropped_NB[:, None], inverse_NBB, 0.0)
     system_NBB.diagonal(dim1=1, dim2=2).masked_fill_(~dropped_NB, 1.0)
-    right_NB1 = torch.where(dropped_NB, weight_NB, 0.0).unsqueeze(2)
+    right_NB1 = torch.where(dropped_NB, weight_NB, 0.0)[:, :, None]
     pull_NB1 = torch.cholesky_solve(right_NB1, _factor(system_NBB, where))
     return weight_NB - torch.bmm(inverse_NBB, pull_NB1).squeeze(2)
 

@@ -64,7 +64,7 @@ class SampledLabels:
 
     def __call__(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         """Mean over the rows of the logits that are not padding."""
-        logits_TV = rows_of(output_of(batch.run(model)), batch.keep).float()
+        logits_TV = _rows(model, batch).float()
         with torch.no_grad():
             chances_TV = logits_TV.softmax(dim=-1).cpu()
             labels_T = torch.multinomial(chances_TV, 1, generator=_generator(self.seed, batch))
@@ -83,9 +83,8 @@ class RandomProbe:
 
     def __call__(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         """One random direction in the space of all outputs that are not padding."""
-        rows_TV = rows_of(output_of(batch.run(model)), batch.keep)
-        generator = _generator(self.seed, batch)
-        probe_TV = torch.randn(rows_TV.shape, generator=generator).to(rows_TV)
+        rows_TV = _rows(model, batch)
+        probe_TV = torch.randn(rows_TV.shape, generator=_generator(self.seed, batch)).to(rows_TV)
         return (rows_TV * probe_TV).sum() / math.sqrt(max(1, len(rows_TV)))
 
 
@@ -102,8 +101,8 @@ class OutputDistance:
     def __call__(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         """Mean over the entries of all outputs that are not padding."""
         with torch.no_grad():
-            wanted_TV = rows_of(output_of(batch.run(self._teacher)), batch.keep)
-        return (rows_of(output_of(batch.run(model)), batch.keep) - wanted_TV).square().mean()
+            wanted_TV = _rows(self._teacher, batch)
+        return (_rows(model, batch) - wanted_TV).square().mean()
 
 
 def default_loss(model: nn.Module, batch: Batch, seed: int = 0) -> Loss:
@@ -135,12 +134,17 @@ def output_of(outputs: Any) -> torch.Tensor:
     return found
 
 
+def _rows(model: nn.Module, batch: Batch) -> torch.Tensor:
+    """[T, V]: the outputs that are not padding."""
+    return rows_of(output_of(batch.run(model)), batch.keep)
+
+
 def _is_causal_language_model(model: nn.Module, batch: Batch, logits: torch.Tensor) -> bool:
     """Whether logits [B, T, V] over token numbers [B, T] do not look at what comes after."""
     ids_BT = batch.first_tensor()
     if ids_BT is None or ids_BT.is_floating_point() or ids_BT.ndim != 2 or ids_BT.shape[1] < 2:
         return False
-    if logits.ndim != 3 or logits.shape[:2] != ids_BT.shape:
+    if logits.shape[:-1] != ids_BT.shape:
         return False
     if not 2 <= int(ids_BT.max()) + 1 <= logits.shape[-1]:
         return False
@@ -148,15 +152,11 @@ def _is_causal_language_model(model: nn.Module, batch: Batch, logits: torch.Tens
     keep_BT = torch.ones_like(ids_BT, dtype=torch.bool) if batch.keep is None else batch.keep
     place_BT = torch.arange(ids_BT.shape[1], device=ids_BT.device).expand_as(ids_BT)
     last_B1 = torch.where(keep_BT, place_BT, 0).amax(dim=1, keepdim=True)
-    other_BT = torch.where(ids_BT == 0, 1, 0)
-    changed_BT = torch.where(place_BT == last_B1, other_BT, ids_BT)
+    changed_BT = torch.where(place_BT == last_B1, torch.where(ids_BT == 0, 1, 0), ids_BT)
     again = output_of(Batch(_with_ids(batch.arguments, ids_BT, changed_BT)).run(model))
     earlier_BT = keep_BT & (place_BT < last_B1)
-    if not bool(earlier_BT.any()):
-        return False
-    return torch.allclose(
-        again[earlier_BT].float(), logits[earlier_BT].float(), rtol=1e-4, atol=1e-4
-    )
+    said, before = again[earlier_BT].float(), logits[earlier_BT].float()
+    return bool(earlier_BT.any()) and torch.allclose(said, before, rtol=1e-4, atol=1e-4)
 
 
 def _with_ids(arguments: Any, old: torch.Tensor, new: torch.Tensor) -> Any:
@@ -170,6 +170,8 @@ def _with_ids(arguments: Any, old: torch.Tensor, new: torch.Tensor) -> Any:
 def _generator(seed: int, batch: Batch) -> torch.Generator:
     """Depends on the batch's content alone: passes over the same batch must agree."""
     found = batch.first_tensor()
-    held = b"" if found is None else found.detach().cpu().contiguous().view(-1).view(torch.uint8)
-    digest = zlib.crc32(held if isinstance(held, bytes) else held.numpy().tobytes())
+    digest = 0
+    if found is not None:
+        held = found.detach().cpu().contiguous().view(-1).view(torch.uint8)
+        digest = zlib.crc32(held.numpy().tobytes())
     return torch.Generator().manual_seed(seed * 0x9E3779B1 + digest)

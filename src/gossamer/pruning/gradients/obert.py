@@ -15,7 +15,7 @@ from gossamer.patterns import VNM
 from gossamer.pruning.gradients.fisher import FisherBlocks, saliency
 from gossamer.pruning.gradients.pairs import choose_by_pairs
 from gossamer.pruning.gradients.scores import GradientMethod, GradientProblems, check_reached
-from gossamer.pruning.solvers import LayerProblem, LayerSolution, select
+from gossamer.pruning.solvers import LayerProblem, LayerSolution
 
 
 @dataclass(frozen=True)
@@ -59,20 +59,25 @@ class OBERT(GradientMethod):
                 " that needs no gradients, such as sparsegpt or wanda."
             )
 
-    def scores(self, problems: GradientProblems) -> Iterator[tuple[int, torch.Tensor]]:
-        """(index of the target, saliencies of its single weights)."""
-        for index, blocks in self._blocks(problems):
-            weight_RK = problems.layers[index].weight_RK
-            yield index, saliency(weight_RK, blocks.neighbours()[0]).to(weight_RK.dtype)
+    def scores(self, problems: GradientProblems) -> Iterator[torch.Tensor]:
+        """Saliencies of the single weights of every target."""
+        for layer, blocks in self._blocks(problems):
+            scores_RK = saliency(layer.weight_RK, blocks.neighbours()[0])
+            yield scores_RK.to(layer.weight_RK.dtype)
 
-    def solutions(self, problems: GradientProblems) -> Iterator[tuple[int, LayerSolution]]:
-        """(index of the target, its mask and new weights)."""
-        notes = _notes(len(problems.passes.batches), self.num_needed)
-        for index, blocks in self._blocks(problems):
-            layer = problems.layers[index]
+    def solutions(self, problems: GradientProblems) -> Iterator[LayerSolution]:
+        """The mask and new weights of every target."""
+        num_passes = len(problems.passes.batches)
+        notes: tuple[str, ...] = ()
+        if num_passes < self.num_needed:
+            notes = (
+                f"{num_passes} gradients, one per batch, are too few for obert: it needs"
+                f" {self.num_needed}, and with fewer it can be worse than magnitude. Give more"
+                " batches, smaller ones if need be, or use sparsegpt or wanda",
+            )
+        for layer, blocks in self._blocks(problems):
             mask_RK = self._mask(layer, blocks)
-            weight_RK = blocks.update(layer.weight_RK, mask_RK)
-            yield index, LayerSolution(weight_RK, mask_RK, notes)
+            yield LayerSolution(blocks.update(layer.weight_RK, mask_RK), mask_RK, notes)
 
     def _mask(self, problem: LayerProblem, blocks: FisherBlocks) -> torch.Tensor:
         diagonal_RK, next_RK = blocks.neighbours()
@@ -80,13 +85,13 @@ class OBERT(GradientMethod):
             mask_RK = choose_by_pairs(
                 problem.pattern, problem.weight_RK, diagonal_RK, next_RK, problem.allowed_RK
             )
-            if problem.allowed_RK is None or not bool((mask_RK & ~problem.allowed_RK).any()):
+            if problem.allowed_RK is None or not (mask_RK & ~problem.allowed_RK).any():
                 return mask_RK
             # Sums over rows can leave an earlier mask of another pattern where the search of the
             # pattern, which looks at each row's best two, finds a way to stay inside.
-        return select(problem, saliency(problem.weight_RK, diagonal_RK))
+        return problem.mask(saliency(problem.weight_RK, diagonal_RK))
 
-    def _blocks(self, problems: GradientProblems) -> Iterator[tuple[int, FisherBlocks]]:
+    def _blocks(self, problems: GradientProblems) -> Iterator[tuple[LayerProblem, FisherBlocks]]:
         """Layer by layer, with all gradients of the layer.
 
         The inverse of a block needs all of its gradients, so they are held: passes x weights
@@ -99,36 +104,27 @@ class OBERT(GradientMethod):
         passes, layers = problems.passes, problems.layers
         num_passes = len(passes.batches)
         for group in _groups(layers, num_passes, self.max_bytes):
-            weights = [layers[i].weight_RK for i in group]
-            held = [weight_RK.new_empty(num_passes, *weight_RK.shape) for weight_RK in weights]
-            for number, gradients in enumerate(passes.each([problems.targets[i] for i in group])):
+            held = [
+                layer.weight_RK.new_empty(num_passes, *layer.weight_RK.shape)
+                for layer in layers[group]
+            ]
+            for number, gradients in enumerate(passes.each(problems.targets[group])):
                 for gradients_PRK, gradient_RK in zip(held, gradients, strict=True):
                     gradients_PRK[number] = gradient_RK
-            for i in group:
-                gradients_PRK, layer = held.pop(0), layers[i]
+            for layer in layers[group]:
+                gradients_PRK = held.pop(0)
                 check_reached(layer, gradients_PRK)
-                yield i, FisherBlocks(layer.name, gradients_PRK, self.fisher_block, self.damping)
+                fisher = FisherBlocks(layer.name, gradients_PRK, self.fisher_block, self.damping)
+                yield layer, fisher
 
 
-def _notes(num_passes: int, num_needed: int) -> tuple[str, ...]:
-    if num_passes >= num_needed:
-        return ()
-    return (
-        f"{num_passes} gradients, one per batch, are too few for obert: it needs {num_needed}, and"
-        " with fewer it can be worse than magnitude. Give more batches, smaller ones if need be, or"
-        " use sparsegpt or wanda",
-    )
-
-
-def _groups(problems: Sequence[LayerProblem], num_passes: int, max_bytes: int) -> list[list[int]]:
+def _groups(problems: Sequence[LayerProblem], num_passes: int, max_bytes: int) -> Iterator[slice]:
     """Neighbouring layers whose gradients fit together; at least one layer each."""
-    groups: list[list[int]] = []
-    used = 0
+    start = used = 0
     for index, problem in enumerate(problems):
         size = num_passes * problem.weight_RK.numel() * problem.weight_RK.element_size()
-        if not groups or used + size > max_bytes:
-            groups.append([])
-            used = 0
-        groups[-1].append(index)
+        if index > start and used + size > max_bytes:
+            yield slice(start, index)
+            start, used = index, 0
         used += size
-    return groups
+    yield slice(start, len(problems))

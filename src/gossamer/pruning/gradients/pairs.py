@@ -12,7 +12,7 @@ Legend: R rows, B row blocks, V rows of a block, G column groups, M columns of a
 group (the last column of an odd group has an empty partner), N weights to drop + 1.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch.nn.functional import pad
@@ -23,19 +23,13 @@ from gossamer.patterns import NUM_KEPT, NUM_SHARED, VNM
 SLICE_NUMBERS = 1 << 22
 
 
-@dataclass(frozen=True)
-class PairCosts:
+class PairCosts(NamedTuple):
     """What dropping none, one or both weights of a pair costs; inf where it is not allowed."""
 
     none: torch.Tensor
     first: torch.Tensor
     second: torch.Tensor
     both: torch.Tensor
-
-    def rows(self, start: int, stop: int) -> "PairCosts":
-        """Those of some rows."""
-        parts = (self.none, self.first, self.second, self.both)
-        return PairCosts(*(part[start:stop] for part in parts))
 
     def given(self, gone_P2: torch.Tensor) -> "PairCosts":
         """The same where the weights `gone` [..., P, 2] must be dropped."""
@@ -67,18 +61,22 @@ def choose_by_pairs(
     if not weight_RK.numel():
         return torch.zeros_like(weight_RK, dtype=torch.bool)
     costs = pair_costs(pattern, weight_RK, diagonal_RK, next_RK, allowed_RK)
-    block = [_block_sums(pattern, part) for part in (costs.first, costs.second, costs.both)]
-    shared_BGP2 = drop_cheapest(
-        PairCosts(torch.zeros_like(block[0]), *block), pattern.group - NUM_SHARED
+    missing = -len(weight_RK) % pattern.block_rows
+    # [B, G, P]: costs of the rows of each block together.
+    block = PairCosts(
+        *(
+            torch.unflatten(pad(part, (0, 0, 0, 0, 0, missing)), 0, (-1, pattern.block_rows)).sum(1)
+            for part in costs
+        )
     )
+    shared_BGP2 = drop_cheapest(block, pattern.group - NUM_SHARED)
     gone_RGP2 = shared_BGP2.repeat_interleave(pattern.block_rows, dim=0)[: len(weight_RK)]
     step = max(1, SLICE_NUMBERS // max(1, weight_RK.shape[1] * pattern.group))
     dropped = [
-        drop_cheapest(
-            costs.rows(r, r + step).given(gone_RGP2[r : r + step]),
-            pattern.group - NUM_KEPT,
+        drop_cheapest(PairCosts(*parts).given(gone), pattern.group - NUM_KEPT)
+        for *parts, gone in zip(
+            *(torch.split(part, step) for part in (*costs, gone_RGP2)), strict=True
         )
-        for r in range(0, len(weight_RK), step)
     ]
     return ~torch.cat(dropped).flatten(2)[:, :, : pattern.group].flatten(1)
 
@@ -125,11 +123,10 @@ def drop_cheapest(costs: PairCosts, num_dropped: int) -> torch.Tensor:
     Exact: a table over pairs of the least cost for every number of weights dropped so far.
     """
     one = torch.minimum(costs.first, costs.second)
-    num_pairs = one.shape[-1]
     best_N = one.new_full((*one.shape[:-1], num_dropped + 1), torch.inf)
     best_N[..., 0] = 0.0
     choices = []
-    for pair in range(num_pairs):
+    for pair in range(one.shape[-1]):
         options = [
             pad(best_N, (used, 0), value=torch.inf)[..., : num_dropped + 1] + cost[..., pair, None]
             for used, cost in enumerate((costs.none, one, costs.both))
@@ -142,15 +139,6 @@ def drop_cheapest(costs: PairCosts, num_dropped: int) -> torch.Tensor:
         used = choice_N.gather(-1, left).long()
         counts.append(used)
         left = left - used
-    count_P = torch.cat(counts[::-1], dim=-1)
+    count_P1 = torch.cat(counts[::-1], dim=-1).unsqueeze(-1)
     is_first = costs.first <= costs.second
-    first = (count_P == 2) | ((count_P == 1) & is_first)
-    second = (count_P == 2) | ((count_P == 1) & ~is_first)
-    return torch.stack([first, second], dim=-1)
-
-
-def _block_sums(pattern: VNM, costs_RGP: torch.Tensor) -> torch.Tensor:
-    """[B, G, P]: costs of the rows of each block together."""
-    missing = -len(costs_RGP) % pattern.block_rows
-    filled = pad(costs_RGP, (0, 0, 0, 0, 0, missing))
-    return filled.reshape(-1, pattern.block_rows, *costs_RGP.shape[1:]).sum(dim=1)
+    return (count_P1 == 2) | ((count_P1 == 1) & torch.stack([is_first, ~is_first], dim=-1))

@@ -50,8 +50,8 @@ class GradientPasses:
                 # Not backward(): the .grad of a user's training run stays as it is.
                 found = torch.autograd.grad(value, wanted, allow_unused=True)
             yield [
-                _matrix(weight, gradient, target.name, number)
-                for weight, gradient, target in zip(wanted, found, targets, strict=True)
+                _matrix(target, gradient, number)
+                for target, gradient in zip(targets, found, strict=True)
             ]
 
 
@@ -61,23 +61,15 @@ def in_samples(batches: Sequence[Batch]) -> list[Batch]:
     The square of a batch's mean gradient is not the mean of its samples' squares: samples give the
     Fisher matrix as it is defined, batches a cheaper and noisier one.
     """
-    return [sample for batch in batches for sample in _samples_of(batch)]
-
-
-def _samples_of(batch: Batch) -> list[Batch]:
-    """The batch cut along the first dimension of its tensors."""
-    found = batch.first_tensor()
-    if found is None or not found.ndim:
-        raise InputError("in_samples: a batch holds no tensor that could be cut into samples.")
-    size = len(found)
-    return [
-        replace(
-            batch,
-            arguments=_cut(batch.arguments, sample, size),
-            keep=_cut(batch.keep, sample, size),
-        )
-        for sample in range(size)
-    ]
+    samples = []
+    for batch in batches:
+        found = batch.first_tensor()
+        if found is None or not found.ndim:
+            raise InputError("in_samples: a batch holds no tensor that could be cut into samples.")
+        for number in range(len(found)):
+            arguments, keep = _cut([batch.arguments, batch.keep], number, len(found))
+            samples.append(replace(batch, arguments=arguments, keep=keep))
+    return samples
 
 
 def _cut(value: Any, sample: int, size: int) -> Any:
@@ -102,21 +94,18 @@ def _check_loss(value: Any, number: int) -> None:
             "loss: does not depend on the weights to prune. Compute it from the model's output"
             " without detach(), item() or torch.no_grad()."
         )
-    if not bool(torch.isfinite(value.detach()).all()):
+    if not torch.isfinite(value.detach()).all():
         raise InputError(
             f"loss: is {value.item()} in backward pass {number}. Look at the model's output there."
         )
 
 
-def _matrix(
-    weight: nn.Parameter, gradient: torch.Tensor | None, name: str, number: int
-) -> torch.Tensor:
+def _matrix(target: Target, gradient: torch.Tensor | None, number: int) -> torch.Tensor:
     if gradient is None:
-        gradient = torch.zeros_like(weight)
-    if not bool(torch.isfinite(gradient).all()):
+        gradient = torch.zeros_like(target.weight)
+    if not torch.isfinite(gradient).all():
         raise InputError(
-            f"{name}: its gradient in backward pass {number} is NaN or infinite. Run the loss on"
-            " this batch and look at this layer."
+            f"{target.name}: its gradient in backward pass {number} is NaN or infinite. Run the"
+            " loss on this batch and look at this layer."
         )
-    wide = gradient if gradient.dtype == torch.float64 else gradient.float()
-    return wide.flatten(1)
+    return (gradient if gradient.dtype == torch.float64 else gradient.float()).flatten(1)

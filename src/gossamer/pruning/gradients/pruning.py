@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pruning by gradients of a loss: all gradients at the given weights, then all new weights."""
 
-import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -9,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from gossamer.errors import InputError
 from gossamer.method_table import METHODS, methods_that_need
 from gossamer.nn import unchanged_on_error
 from gossamer.nn.batch import Batch
@@ -19,21 +17,14 @@ from gossamer.pruning.calibration import (
     check_inside,
     evaluating,
     kept_flags,
-    weight_and_mask,
+    problem_of,
 )
 from gossamer.pruning.gradients.passes import GradientPasses, Loss
 from gossamer.pruning.gradients.scores import GradientMethod, GradientProblems
-from gossamer.pruning.solvers import LayerProblem, LayerSolution
+from gossamer.pruning.methods import built
+from gossamer.pruning.solvers import LayerSolution
 from gossamer.pruning.targets import Target
 from gossamer.registry import Registry
-
-__all__ = [
-    "GRADIENT_METHODS",
-    "GradientMethod",
-    "make_gradient_method",
-    "prune_by_gradients",
-    "score_by_gradients",
-]
 
 _STUB = """\
 from gossamer.pruning.gradients.pruning import GRADIENT_METHODS
@@ -49,14 +40,7 @@ for _name in methods_that_need("gradients"):
 
 def make_gradient_method(name: str, settings: Mapping[str, Any] | None = None) -> GradientMethod:
     """The method called `name`; a setting that it does not have is refused."""
-    settings = settings or {}
-    build = GRADIENT_METHODS.get(name)
-    known = list(inspect.signature(build).parameters)
-    unknown = sorted(set(settings) - set(known))
-    if unknown:
-        legal = ", ".join(known) or "none"
-        raise InputError(f"method {name!r} has no setting {unknown[0]!r}; it has: {legal}.")
-    return build(**settings)
+    return built(name, GRADIENT_METHODS.get(name), settings or {})
 
 
 def prune_by_gradients(
@@ -88,22 +72,19 @@ def prune_by_gradients(
     solutions: dict[str, LayerSolution] = {}
     weights = [target.weight for target in targets]
     with unchanged_on_error(model, contents=weights), evaluating(model), kept_flags(model):
-        passes = GradientPasses(model, batches, loss)
-        problems = _problems(passes, targets, counts, pattern)
+        problems = _problems(GradientPasses(model, batches, loss), targets, counts, pattern)
         started = time.perf_counter()
-        for index, solution in prune.solutions(problems):
-            name = targets[index].name
-            check_inside(problems.layers[index], solution)
-            solutions[name] = solution
+        solved = zip(problems.layers, prune.solutions(problems), strict=True)
+        for number, (layer, solution) in enumerate(solved, start=1):
+            check_inside(layer, solution)
+            solutions[layer.name] = solution
             seconds = time.perf_counter() - started
-            progress(
-                LayerProgress(name, len(solutions), len(targets), None, seconds, solution.notes)
-            )
+            progress(LayerProgress(layer.name, number, len(targets), None, seconds, solution.notes))
             started = time.perf_counter()
         for target in targets:
             weight_RK = solutions[target.name].weight_RK
             target.weight.data.copy_(weight_RK.view(target.weight.shape))
-    return {target.name: solutions[target.name] for target in targets}
+    return solutions
 
 
 def score_by_gradients(
@@ -118,24 +99,17 @@ def score_by_gradients(
     What an earlier mask pruned scores -inf. Arguments as for `prune_by_gradients`.
     """
     rank = make_gradient_method(method) if isinstance(method, str) else method
-    passes = GradientPasses(model, batches, loss)
-    found: dict[str, torch.Tensor] = {}
     with evaluating(model), kept_flags(model):
+        passes = GradientPasses(model, batches, loss)
         problems = _problems(passes, targets, [0] * len(targets), Unstructured())
-        for index, scores_RK in rank.scores(problems):
-            allowed_RK = problems.layers[index].allowed_RK
-            if allowed_RK is not None:
-                scores_RK = scores_RK.masked_fill(~allowed_RK, -torch.inf)
-            found[targets[index].name] = scores_RK
-    return {target.name: found[target.name] for target in targets}
+        scored = zip(problems.layers, rank.scores(problems), strict=True)
+        return {layer.name: layer.inside(scores_RK) for layer, scores_RK in scored}
 
 
 def _problems(
     passes: GradientPasses, targets: Sequence[Target], counts: Sequence[int], pattern: Pattern
 ) -> GradientProblems:
-    layers = []
-    for target, count in zip(targets, counts, strict=True):
-        weight_RK, allowed_RK = weight_and_mask(target)
-        pattern.check_shape((weight_RK.shape[0], weight_RK.shape[1]), f"{target.name}.weight")
-        layers.append(LayerProblem(target.name, weight_RK, None, pattern, count, allowed_RK))
+    layers = [problem_of(t, None, pattern, count) for t, count in zip(targets, counts, strict=True)]
+    for layer in layers:
+        pattern.check_shape(layer.weight_RK.shape, f"{layer.name}.weight")
     return GradientProblems(passes, targets, layers)

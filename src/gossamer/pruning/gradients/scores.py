@@ -14,7 +14,7 @@ import torch
 
 from gossamer.errors import InputError
 from gossamer.pruning.gradients.passes import GradientPasses
-from gossamer.pruning.solvers import LayerProblem, LayerSolution, select
+from gossamer.pruning.solvers import LayerProblem, LayerSolution
 from gossamer.pruning.targets import Target
 
 
@@ -37,15 +37,13 @@ class GradientMethod(ABC):
     """What turns gradients into scores, and into masks and weights."""
 
     @abstractmethod
-    def scores(self, problems: GradientProblems) -> Iterator[tuple[int, torch.Tensor]]:
-        """(index of the target, scores [R, K]) of every target, in any order."""
+    def scores(self, problems: GradientProblems) -> Iterator[torch.Tensor]:
+        """Scores [R, K] of every target, in their order."""
 
-    def solutions(self, problems: GradientProblems) -> Iterator[tuple[int, LayerSolution]]:
-        """(index of the target, mask and weights) of every target, in any order."""
-        for index, scores_RK in self.scores(problems):
-            layer = problems.layers[index]
-            mask_RK = select(layer, scores_RK)
-            yield index, LayerSolution(torch.where(mask_RK, layer.weight_RK, 0.0), mask_RK)
+    def solutions(self, problems: GradientProblems) -> Iterator[LayerSolution]:
+        """Mask and weights of every target, in their order."""
+        for layer, scores_RK in zip(problems.layers, self.scores(problems), strict=True):
+            yield layer.kept(scores_RK)
 
 
 @dataclass(frozen=True)
@@ -60,16 +58,16 @@ class RunningMean(GradientMethod):
     of_gradient: Callable[[torch.Tensor], torch.Tensor]
     of_weight: Callable[[torch.Tensor], torch.Tensor]
 
-    def scores(self, problems: GradientProblems) -> Iterator[tuple[int, torch.Tensor]]:
-        """(index of the target, scores [R, K]) of all targets, after one round of passes."""
+    def scores(self, problems: GradientProblems) -> Iterator[torch.Tensor]:
+        """Scores [R, K] of all targets, after one round of passes."""
         passes, layers = problems.passes, problems.layers
         means = [torch.zeros_like(layer.weight_RK) for layer in layers]
         for gradients in passes.each(problems.targets):
             for mean_RK, gradient_RK in zip(means, gradients, strict=True):
                 mean_RK.add_(self.of_gradient(gradient_RK))
-        for index, (mean_RK, layer) in enumerate(zip(means, layers, strict=True)):
+        for mean_RK, layer in zip(means, layers, strict=True):
             check_reached(layer, mean_RK)
-            yield index, self.of_weight(layer.weight_RK) * mean_RK.div_(len(passes.batches))
+            yield self.of_weight(layer.weight_RK) * mean_RK.div_(len(passes.batches))
 
 
 def taylor() -> RunningMean:
@@ -90,7 +88,7 @@ def check_reached(problem: LayerProblem, size_RK: torch.Tensor) -> None:
     """Refuse a layer whose gradient was zero everywhere: ranking it would be a coin toss."""
     allowed_RK = problem.allowed_RK
     has_weights = bool(size_RK.numel()) if allowed_RK is None else bool(allowed_RK.any())
-    if has_weights and not bool(size_RK.any()):
+    if has_weights and not size_RK.any():
         raise InputError(
             f"{problem.name}: its gradient is zero on all of the data. Either the loss does not"
             " depend on this layer (then add it to ignore=[...]), or it is at its minimum, as"

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """AC/DC (arXiv 2106.12379): compressed and dense phases alternate, the last one is compressed."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Literal
 
 import torch
 
-from gossamer.pruning.schedules.base import Schedule
-from gossamer.pruning.schedules.run import Event
+from gossamer.pruning.schedules.base import Events, Schedule
 
 Phase = Literal["dense", "sparse"]
 
@@ -19,15 +20,11 @@ def phases(begin: int, phase: int, last_dense: int, end: int) -> dict[int, Phase
     phase begins; sparse for good from `end`. In hundredths of a run, 10, 5, 75 and 85 are the
     published schedule: sparse at 10, 20, ..., 70 and 85, dense at 15, 25, ..., 75.
     """
-    found: dict[int, Phase] = {}
-    kind: Phase = "sparse"
-    for step in range(begin, last_dense, phase):
-        found[step] = kind
-        kind = "dense" if kind == "sparse" else "sparse"
-    if found and found[max(found)] == "sparse":
+    alternating: Iterator[Phase] = cycle(("sparse", "dense"))
+    found = dict(zip(range(begin, last_dense, phase), alternating, strict=False))
+    if len(found) % 2:
         found[last_dense] = "dense"
-    found[end] = "sparse"
-    return found
+    return {**found, end: "sparse"}
 
 
 @dataclass(eq=False, kw_only=True)
@@ -44,7 +41,7 @@ class AcDc(Schedule):
     kind = "acdc"
     grows = True
 
-    def update(self, step: int) -> list[Event]:
+    def update(self, step: int) -> Events:
         """Compress or decompress, if it is due; the first phase may be sparse."""
         change, run = self.changes.get(step), self.run
         if change is None:

@@ -42,7 +42,7 @@ class Controller:
         self._step = 0
         schedule.run = run
         run.agree_counts()
-        self.events: list[Event] = list(schedule.start())
+        self.events = schedule.start()
         optimizer = run.entries.optimizer
         self._hooks = [
             optimizer.register_step_pre_hook(self._before_optimizer),
@@ -104,7 +104,7 @@ class Controller:
             "patterns": {name: str(module.pattern) for name, module in layers.items()},
             "events": [event.to_dict() for event in self.events],
             "schedule": self._schedule.state_dict(),
-            "entries": self._run.entries.state_dict(),
+            "entries": self._run.entries.young.state_dict(),
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -119,7 +119,7 @@ class Controller:
             restore_mask(layer, state["masks"][layer.name], state["patterns"][layer.name])
         self._run.agree_counts()
         self._schedule.load_state_dict(state["schedule"], step)
-        self._run.entries.load_state_dict(state["entries"], self._run.current())
+        self._run.entries.young.load_state_dict(state["entries"], self._run.current())
         self._step = step
         self.events = [Event(**event) for event in state["events"]]
         self._arm()
@@ -143,7 +143,7 @@ class Controller:
         Args:
             parts: by Parameter of the whole model, what `part_of` gave in all processes.
         """
-        entries = self._run.entries.whole_state(self._run.current(), parts)
+        entries = self._run.entries.young.whole_state(self._run.current(), parts)
         return {**self.state_dict(), "entries": entries}
 
     def _check(self, state: State) -> None:

@@ -6,82 +6,55 @@ pruned weights hold those values here and lend them to the Parameter for the tim
 step, in which momentum, weight decay and the update reach them as any other weight.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from gossamer.patterns import Pattern
-from gossamer.pruning.schedules.allocation import checked_scores
-from gossamer.pruning.schedules.base import State, WindowedSchedule
+from gossamer.pruning.schedules.base import PerLayer, State, WindowedSchedule, checked_scores
+from gossamer.pruning.schedules.layers import ControlledLayer
 from gossamer.pruning.schedules.run import Run, trained_entries
 
 
 class DenseStore:
-    """Values of the pruned weights of all layers, zeros elsewhere."""
+    """Values of the pruned weights of all layers.
+
+    Attributes:
+        values: [R, K] by layer, zeros where it is kept.
+    """
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._values = [torch.zeros_like(layer.matrix) for layer in run.layers]
+        self.values = {layer: torch.zeros_like(layer.matrix) for layer in run.layers}
 
-    def full(self, number: int) -> torch.Tensor:
+    def full(self, layer: ControlledLayer) -> torch.Tensor:
         """The weight [R, K] of a layer with its pruned values."""
-        layer = self._run.layers[number]
-        return torch.where(layer.mask, layer.weight.detach().flatten(1), self._values[number])
-
-    def values(self, number: int) -> torch.Tensor:
-        """The stored values [R, K] of a layer, zeros where it is kept."""
-        return self._values[number]
-
-    def magnitudes(self) -> list[torch.Tensor]:
-        """|w| of every layer, pruned values included."""
-        return [
-            checked_scores(layer.name, self.full(number).abs())
-            for number, layer in enumerate(self._run.layers)
-        ]
+        return torch.where(layer.mask, layer.weight.detach().flatten(1), self.values[layer])
 
     @torch.no_grad()
     def lend(self) -> None:
         """Before the optimizer's step: stored values that train enter the Parameter."""
-        for number, layer in enumerate(self._run.layers):
+        for layer, values in self.values.items():
             trained = layer.shaped(trained_entries(layer) & ~layer.mask)
             weight = layer.weight.data
-            weight.copy_(torch.where(trained, layer.shaped(self._values[number]), weight))
+            weight.copy_(torch.where(trained, layer.shaped(values), weight))
 
     @torch.no_grad()
     def collect(self) -> None:
         """After the optimizer's step: they leave it again."""
-        for number, layer in enumerate(self._run.layers):
+        for layer, values in self.values.items():
             trained = trained_entries(layer) & ~layer.mask
-            matrix = layer.weight.detach().flatten(1)
-            self._values[number] = torch.where(trained, matrix, self._values[number])
+            self.values[layer] = torch.where(trained, layer.weight.detach().flatten(1), values)
             layer.weight.data.masked_fill_(layer.shaped(~layer.mask), 0.0)
 
     @torch.no_grad()
-    def move(
-        self,
-        masks: Sequence[torch.Tensor],
-        reach: Sequence[torch.Tensor] | None,
-        pattern: Pattern,
-    ) -> None:
+    def move(self, masks: PerLayer, pattern: Pattern, reach: PerLayer | None) -> None:
         """Other weights run; those that stop keep their value here."""
-        full = [self.full(number) for number in range(len(self._run.layers))]
+        full = [self.full(layer) for layer in self.values]
         self._run.change(masks, pattern, reach)
-        for number, (layer, mask) in enumerate(zip(self._run.layers, masks, strict=True)):
-            layer.weight.data.copy_(layer.shaped(torch.where(mask, full[number], 0.0)))
-            self._values[number] = torch.where(mask, 0.0, full[number])
-
-    def state_dict(self) -> State:
-        """The values by layer."""
-        names = (layer.name for layer in self._run.layers)
-        return {name: value.clone() for name, value in zip(names, self._values, strict=True)}
-
-    def load_state_dict(self, state: State, reach: Sequence[torch.Tensor] | None) -> None:
-        """The values by layer, and which weights train besides the kept ones."""
-        self._values = [state[layer.name].clone() for layer in self._run.layers]
-        for number, layer in enumerate(self._run.layers):
-            for module in layer.everyone:
-                module.set_reach(None if reach is None else reach[number])
+        for layer, mask, weight in zip(self._run.layers, masks, full, strict=True):
+            layer.weight.data.copy_(layer.shaped(torch.where(mask, weight, 0.0)))
+            self.values[layer] = torch.where(mask, 0.0, weight)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -100,9 +73,24 @@ class StoredSchedule(WindowedSchedule):
         if self._store is not None:
             self._store.collect()
 
-    def _load_store(self, state: State, reach: Sequence[torch.Tensor] | None) -> None:
-        """The store of a `state_dict`, if it had one; `reach` as in `DenseStore`."""
+    def magnitudes(self) -> list[torch.Tensor]:
+        """|w| of every layer, stored values included."""
+        store = self._store
+        if store is None:
+            return super().magnitudes()
+        return [checked_scores(layer.name, store.full(layer).abs()) for layer in store.values]
+
+    def state_dict(self) -> State:
+        """The stored values by layer."""
+        if self._store is None:
+            return {}
+        return {"store": {layer.name: v.clone() for layer, v in self._store.values.items()}}
+
+    def _load_store(self, state: State, reach: PerLayer | None) -> None:
+        """The store of a `state_dict`, if it had one; `reach`: what trains besides kept weights."""
         self._store = None
         if "store" in state:
             self._store = DenseStore(self.run)
-            self._store.load_state_dict(state["store"], reach)
+            for number, layer in enumerate(self.run.layers):
+                self._store.values[layer] = state["store"][layer.name].clone()
+                layer.set_reach(None if reach is None else reach[number])

@@ -15,22 +15,23 @@ import torch
 
 from gossamer.errors import InputError
 from gossamer.patterns import Pattern, keep_largest
-from gossamer.pruning.schedules.allocation import (
+from gossamer.pruning.schedules.base import (
+    Events,
+    RandomStart,
+    State,
+    WindowedSchedule,
     checked_scores,
     pruned_last,
-    random_scores,
 )
-from gossamer.pruning.schedules.base import State, WindowedSchedule
 from gossamer.pruning.schedules.layers import ControlledLayer
 from gossamer.pruning.schedules.moments import cosine
-from gossamer.pruning.schedules.run import Event
 from gossamer.pruning.solvers import keep_highest
 
 _MAX_POSTPONED = 3
 
 
 @dataclass(eq=False, kw_only=True)
-class Dynamic(WindowedSchedule):
+class Dynamic(RandomStart, WindowedSchedule):
     """Fixed counts, moving positions: exchanges happen at the window's steps.
 
     Attributes:
@@ -40,25 +41,19 @@ class Dynamic(WindowedSchedule):
     """
 
     drop: float
-    seed: int
     grows = True
 
-    def start(self) -> list[Event]:
-        """A random mask."""
-        self.prune(random_scores(self.run.layers, self.seed))
-        return [self.run.event(0, "mask")]
-
-    def update(self, step: int) -> list[Event]:
+    def update(self, step: int) -> Events:
         """Exchange, if it is due."""
         if not self._is_due(step):
             return []
-        return self._exchange(step, random_scores(self.run.layers, self.seed, step))
+        return self._exchange(step, self.random_scores(step))
 
     def _is_due(self, step: int) -> bool:
         # At the end of the window the cosine is 0, there is nothing left to exchange.
         return 0 < step < self.window.end and self.window.holds(step)
 
-    def _exchange(self, step: int, growth: list[torch.Tensor]) -> list[Event]:
+    def _exchange(self, step: int, growth: list[torch.Tensor]) -> Events:
         """Grow where `growth` [R, K], at least 0, is highest."""
         run, fraction = self.run, cosine(self.drop, self.window.progress(step))
         masks, num_new = [], 0
@@ -93,20 +88,23 @@ class RigL(Dynamic):
         ahead = range(step, step + self.gradient_steps)
         return self._postponed > 0 or any(self._is_due(later) for later in ahead)
 
-    def update(self, step: int) -> list[Event]:
+    def update(self, step: int) -> Events:
         """Exchange, if it is due and gradients are finite."""
         if not self._is_due(step) and not self._postponed:
             self.run.agree_gradients()
             return []
         gradients = self.run.gradients()
         self.run.arm(False)
-        broken = [
-            layer.name
-            for layer, gradient in zip(self.run.layers, gradients, strict=True)
-            if not bool(gradient.isfinite().all())
-        ]
-        if broken:
-            return [self._postpone(step, broken[0])]
+        for layer, gradient in zip(self.run.layers, gradients, strict=True):
+            if not gradient.isfinite().all():
+                self._postponed += 1
+                if self._postponed > _MAX_POSTPONED:
+                    raise InputError(
+                        f"{layer.name}: its gradient was NaN or infinite in {self._postponed}"
+                        " steps in a row, so RigL cannot grow. Lower the learning rate or clip"
+                        " gradients."
+                    )
+                return [self.run.event(step, "postponed", layer=layer.name)]
         self._postponed = 0
         return self._exchange(step, [gradient.abs() for gradient in gradients])
 
@@ -120,15 +118,6 @@ class RigL(Dynamic):
         if not self.is_settled(step):
             self.run.restore_gradients(state["gradients"])
 
-    def _postpone(self, step: int, name: str) -> Event:
-        self._postponed += 1
-        if self._postponed > _MAX_POSTPONED:
-            raise InputError(
-                f"{name}: its gradient was NaN or infinite in {self._postponed} steps in a row, so"
-                " RigL cannot grow. Lower the learning rate or clip gradients."
-            )
-        return self.run.event(step, "postponed", layer=name)
-
 
 def exchanged(
     layer: ControlledLayer, growth: torch.Tensor, fraction: float, pattern: Pattern
@@ -138,12 +127,11 @@ def exchanged(
     num_dropped = int(kept * fraction)
     if num_dropped == 0:
         return mask.clone()
-    size = checked_scores(layer.name, layer.matrix.abs())
+    size = pruned_last(checked_scores(layer.name, layer.matrix.abs()), mask)
     if pattern.fixed_density is None:
-        survivors = keep_highest(pruned_last(size, mask), kept - num_dropped, pattern) & mask
+        survivors = keep_highest(size, kept - num_dropped, pattern) & mask
     else:
         # Any weight may go: the pattern then fills up the groups that lost one.
-        flat = pruned_last(size, mask).flatten()
-        survivors = keep_largest(flat, kept - num_dropped).view(mask.shape)
+        survivors = keep_largest(size.flatten(), kept - num_dropped).view(mask.shape)
     wanted = growth.masked_fill(survivors, torch.inf)
     return keep_highest(checked_scores(layer.name, wanted), kept, pattern)

@@ -15,21 +15,18 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
-from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gossamer.errors import InputError, TargetError
 from gossamer.formats.bits import count_bits, pack_bits
 from gossamer.nn.layer_kinds import kind_of
 from gossamer.patterns import Unstructured, keep_largest, kept_count
-from gossamer.pruning.schedules.allocation import checked_scores
-from gossamer.pruning.schedules.base import State, WindowedSchedule
+from gossamer.pruning.schedules.base import Events, State, WindowedSchedule, checked_scores
 from gossamer.pruning.schedules.layers import ControlledLayer
 from gossamer.pruning.schedules.radix_select import keep_largest_across
-from gossamer.pruning.schedules.run import Event
 
 Distance = Literal["overlap", "hamming"]
 
@@ -66,13 +63,13 @@ class MaskHistory:
     """
 
     def __init__(self, size: int, threshold: float, kind: Distance) -> None:
-        self._threshold, self._kind = threshold, kind
+        self._size, self._threshold, self._kind = size, threshold, kind
         self._held: deque[torch.Tensor] = deque(maxlen=size)
 
     def add(self, masks: Sequence[torch.Tensor]) -> float:
         """Take a new mask; its largest distance to the others, 1 while there are too few."""
         self._held.append(packed(masks))
-        if not self._is_full:
+        if len(self._held) < self._size:
             return 1.0
         newest, *others = reversed(self._held)
         num_entries = sum(mask.numel() for mask in masks)
@@ -80,11 +77,7 @@ class MaskHistory:
 
     def agrees(self, distance: float) -> bool:
         """Whether the history is full and `distance`, given by `add`, small enough."""
-        return self._is_full and distance <= self._threshold
-
-    @property
-    def _is_full(self) -> bool:
-        return len(self._held) == self._held.maxlen
+        return len(self._held) == self._size and distance <= self._threshold
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Oldest first."""
@@ -110,24 +103,24 @@ class EarlyBird(WindowedSchedule):
     threshold: float
     history: int
     kind = "early_bird"
-    _drawn_at: int | None = field(init=False, default=None)
+    _drawn_at: int = field(init=False, default=-1)
 
     def __post_init__(self) -> None:
         self._history = MaskHistory(self.history, self.threshold, self.distance)
 
-    def start(self) -> list[Event]:
+    def start(self) -> Events:
         """Nothing yet: the first look comes after the first steps."""
         return []
 
-    def update(self, step: int) -> list[Event]:
+    def update(self, step: int) -> Events:
         """Look, and draw if the masks agree."""
         if not self.window.holds(step):
             return []
         masks = self._wanted()
         distance = self._history.add(masks)
-        agreed, last = self._history.agrees(distance), step >= self.window.end
+        agreed = self._history.agrees(distance)
         events = [self.run.event(step, "distance", distance=distance)]
-        if agreed or last:
+        if agreed or step >= self.window.end:
             self._draw(masks)
             self._drawn_at = step
             events.append(self.run.event(step, "ticket", distance=distance, agreed=agreed))
@@ -135,27 +128,25 @@ class EarlyBird(WindowedSchedule):
 
     def is_settled(self, step: int) -> bool:
         """Once the ticket is drawn."""
-        return self._drawn_at is not None
+        return self._drawn_at >= 0
 
     def state_dict(self) -> State:
         """The masks held, and when the ticket was drawn."""
-        drawn = -1 if self._drawn_at is None else self._drawn_at
-        return {"history": self._history.state_dict(), "drawn_at": drawn}
+        return {"history": self._history.state_dict(), "drawn_at": self._drawn_at}
 
     def load_state_dict(self, state: State, step: int) -> None:
         """As `state_dict` gave it."""
         self._history.load_state_dict(state["history"])
-        self._drawn_at = None if state["drawn_at"] < 0 else int(state["drawn_at"])
+        self._drawn_at = int(state["drawn_at"])
 
     def _wanted(self) -> list[torch.Tensor]:
-        return self.best_masks()
+        return self.best_masks(self.magnitudes(), self.density, self.run.pattern)
 
     def _draw(self, masks: list[torch.Tensor]) -> None:
         self.run.change(masks, self.run.pattern)
 
 
-@dataclass(frozen=True, eq=False)
-class Channels:
+class Channels(NamedTuple):
     """The output channels of one layer and the BatchNorm behind it, whose |gamma| ranks them.
 
     A channel that is cut loses the row of the layer and its gamma and beta; it then gives exactly
@@ -165,17 +156,6 @@ class Channels:
     layer: ControlledLayer
     norm_name: str
     norm: _BatchNorm
-
-    def row_mask(self, kept: torch.Tensor) -> torch.Tensor:
-        """Bool [R, K] of the layer: whole rows."""
-        return kept[:, None].expand_as(self.layer.mask).contiguous()
-
-    def silence(self, kept: torch.Tensor) -> None:
-        """Zero gamma and beta of the channels that are cut, now and in every later gradient."""
-        for parameter in (self.norm.weight, self.norm.bias):
-            parameter.data.masked_fill_(~kept, 0.0)
-            # With zero slots and zero gradient every optimizer leaves them at 0.
-            parameter.register_hook(partial(_within, kept))  # type: ignore[no-untyped-call]
 
 
 @dataclass(eq=False, kw_only=True)
@@ -193,12 +173,25 @@ class EarlyBirdChannels(EarlyBird):
     """
 
     l1: float
-    _channels: list[Channels] = field(init=False)
+    _channels: list[Channels] = field(init=False, default_factory=list)
     _kept: list[torch.Tensor] = field(init=False, default_factory=list)
 
-    def start(self) -> list[Event]:
-        """Find the BatchNorms."""
-        self._channels = find_channels(self.run.model, self.run.layers)
+    def start(self) -> Events:
+        """Find each BatchNorm with the layer registered right before it, of the same width."""
+        by_name = {layer.name: layer for layer in self.run.layers}
+        before = None
+        for name, module in self.run.model.named_modules():
+            if isinstance(module, _BatchNorm) and module.affine:
+                if before is not None and before.mask.shape[0] == module.num_features:
+                    self._channels.append(Channels(before, name, module))
+                before = None
+            elif kind_of(module):
+                before = by_name.get(name)
+        if not self._channels:
+            raise TargetError(
+                "early_bird with form 'channels' looks at the gammas of BatchNorm, but no target"
+                " layer is followed by one of its width. Use form 'weights'."
+            )
         return []
 
     def loss_term(self) -> torch.Tensor | None:
@@ -230,53 +223,31 @@ class EarlyBirdChannels(EarlyBird):
             return [
                 keep_largest(size, max(1, kept_count(self.density, len(size)))) for size in sizes
             ]
-        scores = [_protected(size) for size in sizes]
-        total = torch.tensor(sum(len(score) for score in scores))
-        if self.run.shards is not None:
-            torch.distributed.all_reduce(total, group=self.run.shards)
-        return keep_largest_across(scores, kept_count(self.density, int(total)), self.run.shards)
+        # The best tenth of a layer's channels, one at least, ranks above all others.
+        scores = [
+            size.masked_fill(keep_largest(size, math.ceil(len(size) / 10)), math.inf)
+            for size in sizes
+        ]
+        return keep_largest_across(scores, self.density, self.run.shards)
 
     def _draw(self, masks: list[torch.Tensor]) -> None:
-        run, cut = self.run, list(zip(self._channels, masks, strict=True))
-        rows = {part.layer.name: part.row_mask(kept) for part, kept in cut}
-        run.change(
-            [rows.get(layer.name, torch.ones_like(layer.mask)) for layer in run.layers],
-            Unstructured(),
-        )
-        for part, kept in cut:
-            for parameter in (part.norm.weight, part.norm.bias):
-                run.entries.reset(parameter, ~kept)
+        run = self.run
+        rows = {layer.name: torch.ones_like(layer.mask) for layer in run.layers}
+        for part, kept in zip(self._channels, masks, strict=True):
+            rows[part.layer.name] = kept[:, None].expand_as(part.layer.mask).contiguous()
+        run.change(list(rows.values()), Unstructured())
         self._keep(masks)
 
     def _keep(self, masks: list[torch.Tensor]) -> None:
+        """Zero gamma and beta of the channels that are cut, now and in every later gradient."""
         self._kept = masks
         for part, kept in zip(self._channels, masks, strict=True):
-            part.silence(kept)
-
-
-def find_channels(model: nn.Module, layers: list[ControlledLayer]) -> list[Channels]:
-    """Each BatchNorm with the layer registered right before it, both of the same width."""
-    by_name = {layer.name: layer for layer in layers}
-    found, before = [], None
-    for name, module in model.named_modules():
-        if isinstance(module, _BatchNorm) and module.affine:
-            if before is not None and before.mask.shape[0] == module.num_features:
-                found.append(Channels(before, name, module))
-            before = None
-        elif kind_of(module):
-            before = by_name.get(name)
-    if not found:
-        raise TargetError(
-            "early_bird with form 'channels' looks at the gammas of BatchNorm, but no target layer"
-            " is followed by one of its width. Use form 'weights'."
-        )
-    return found
+            for parameter in (part.norm.weight, part.norm.bias):
+                parameter.data.masked_fill_(~kept, 0.0)
+                self.run.entries.reset(parameter, ~kept)
+                # With zero slots and zero gradient every optimizer leaves them at 0.
+                parameter.register_hook(partial(_within, kept))  # type: ignore[no-untyped-call]
 
 
 def _within(kept: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     return torch.where(kept, gradient, 0.0)
-
-
-def _protected(scores: torch.Tensor) -> torch.Tensor:
-    """The best tenth of a layer's channels, one at least, ranks above all others."""
-    return scores.masked_fill(keep_largest(scores, math.ceil(len(scores) / 10)), math.inf)

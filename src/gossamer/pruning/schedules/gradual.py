@@ -5,16 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
-from gossamer.pruning.schedules.allocation import (
-    best_masks,
-    layer_counts,
-    layer_masks,
-    magnitudes,
-)
-from gossamer.pruning.schedules.base import Schedule, State
+from gossamer.pruning.schedules.base import Events, Schedule, State, layer_masks
 from gossamer.pruning.schedules.dense_store import DenseStore, StoredSchedule
 from gossamer.pruning.schedules.moments import cubic
-from gossamer.pruning.schedules.run import Event
 
 
 @dataclass(eq=False, kw_only=True)
@@ -24,7 +17,7 @@ class OneShot(Schedule):
     at: int
     kind = "oneshot"
 
-    def update(self, step: int) -> list[Event]:
+    def update(self, step: int) -> Events:
         """Prune if the moment has come."""
         if step != self.at:
             return []
@@ -55,41 +48,33 @@ class Gradual(StoredSchedule):
     def __post_init__(self) -> None:
         self.grows = self.regrow
 
-    def start(self) -> list[Event]:
+    def start(self) -> Events:
         """The dense store, and the first mask if the ramp begins at once."""
         self.pattern_at(self.density)
         if self.grows:
             self._store = DenseStore(self.run)
         return super().start()
 
-    def update(self, step: int) -> list[Event]:
+    def update(self, step: int) -> Events:
         """One step of the ramp, if it is due."""
         if not self.window.holds(step):
             return []
         run, progress = self.run, self.window.progress(step)
         last = progress == 1.0
         density = 1.0 - cubic(1.0 - self.initial_density, 1.0 - self.density, progress)
-        pattern, store = self.pattern_at(density, last), self._store
-        scores = magnitudes(run.layers) if store is None else store.magnitudes()
+        pattern, store, scores = self.pattern_at(density, last), self._store, self.magnitudes()
         if pattern.fixed_density is not None or self.budget == "global":
-            masks = best_masks(run, self.budget, density, scores, pattern)
+            masks = self.best_masks(scores, density, pattern)
         else:
-            ramps = zip(
-                layer_counts(run, self.budget, self.initial_density),
-                layer_counts(run, self.budget, self.density),
-                strict=True,
-            )
-            masks = layer_masks(scores, [round(cubic(*ramp, progress)) for ramp in ramps], pattern)
+            ends = (self.layer_counts(scores, d) for d in (self.initial_density, self.density))
+            counts = [round(cubic(a, b, progress)) for a, b in zip(*ends, strict=True)]
+            masks = layer_masks(scores, counts, pattern)
         if store is None:
             run.change(masks, pattern)
         else:
-            store.move(masks, None if last else self._everything(), pattern)
+            store.move(masks, pattern, None if last else self._everything())
             self._store = None if last else store
         return [run.event(step, "mask", density=density)]
-
-    def state_dict(self) -> State:
-        """The dense store."""
-        return {} if self._store is None else {"store": self._store.state_dict()}
 
     def load_state_dict(self, state: State, step: int) -> None:
         """The dense store."""

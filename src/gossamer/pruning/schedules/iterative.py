@@ -11,8 +11,7 @@ from typing import Any, Literal
 import torch
 from torch.utils._pytree import tree_map_only
 
-from gossamer.pruning.schedules.base import Schedule, State
-from gossamer.pruning.schedules.run import Event
+from gossamer.pruning.schedules.base import Events, Schedule, State
 
 Rewind = Literal["init", "step", "lr", "finetune"]
 
@@ -34,13 +33,13 @@ class Iterative(Schedule):
     _weights: dict[str, torch.Tensor] = field(init=False, default_factory=dict)
     _slots: dict[str, dict[str, Any]] = field(init=False, default_factory=dict)
 
-    def start(self) -> list[Event]:
+    def start(self) -> Events:
         """Remember the weights if this is where rounds go back to."""
         self.pattern_at(self.density)
         self._remember(0)
         return []
 
-    def update(self, step: int) -> list[Event]:
+    def update(self, step: int) -> Events:
         """Prune and go back at the end of each round."""
         self._remember(step)
         number, rest = divmod(step - self.length, self.length - self.to)
@@ -48,7 +47,7 @@ class Iterative(Schedule):
         if rest or not 1 <= number <= self.rounds:
             return []
         run = self.run
-        self.prune_round(number, self.rounds)
+        self.prune(None, number, self.rounds)
         events = [run.event(step, "mask", round=number)]
         if self._weights:
             self._restore()

@@ -24,6 +24,7 @@ from gossamer.pruning.schedules.layers import AnySparse
 
 _GROWN_UP = 1e-3
 # What is known of single entries of Parameters, from all processes that hold a part of each.
+State = dict[str, dict[str, dict[str, torch.Tensor]]]
 EntryParts = Mapping[nn.Parameter, Sequence[Mapping[str, torch.Tensor]]]
 
 
@@ -42,29 +43,33 @@ class _Young:
 
 
 class YoungWeights:
-    """Which weights of Adam's Parameters are young; `before` and `after` surround its step."""
+    """Which weights of Adam's Parameters are young; `before` and `after` surround its step.
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    Args:
+        model: holds the weights.
+        optimizer: none of another kind is ever young.
+        grows: whether weights will join in the middle of the run.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, grows: bool) -> None:
         self._model = model
         self._optimizer = optimizer
+        self._counts_ages = grows and isinstance(optimizer, torch.optim.Adam)
         self._young: dict[str, _Young] = {}
 
-    def add(self, name: str, parameter: nn.Parameter, grown: torch.Tensor) -> None:
-        """Entries of bool `grown` begin; nothing to do before the Parameter's first step."""
-        if not self._optimizer.state.get(parameter):
-            return
-        index = grown.reshape(-1).nonzero().squeeze(1)
-        if not len(index):
-            return
-        age = torch.zeros(len(index), dtype=torch.int32, device=index.device)
-        held = self._young.setdefault(name, _Young(parameter, index[:0], age[:0]))
-        held.index, held.age = torch.cat([held.index, index]), torch.cat([held.age, age])
-
-    def remove(self, name: str, dropped: torch.Tensor) -> None:
-        """Entries of bool `dropped` are no longer trained."""
+    def move(
+        self, name: str, parameter: nn.Parameter, dropped: torch.Tensor, grown: torch.Tensor
+    ) -> None:
+        """Entries of bool `dropped` are no longer trained, those of `grown` begin."""
         held = self._young.get(name)
         if held is not None:
             self._keep(name, held, ~dropped.reshape(-1)[held.index])
+        index = grown.reshape(-1).nonzero().squeeze(1)
+        # Nothing to do before the Parameter's first step.
+        if self._counts_ages and self._optimizer.state.get(parameter) and len(index):
+            age = torch.zeros(len(index), dtype=torch.int32, device=index.device)
+            held = self._young.setdefault(name, _Young(parameter, index[:0], age[:0]))
+            held.index, held.age = torch.cat([held.index, index]), torch.cat([held.age, age])
 
     def clear(self, name: str) -> None:
         """The state of the whole Parameter starts anew, for all entries at once."""
@@ -73,7 +78,11 @@ class YoungWeights:
     def before(self) -> None:
         """Before Adam's step: remember the weights it will change."""
         for name, held in list(self._young.items()):
-            if held.parameter not in self._optimizer.state and not self._follow(name, held):
+            if held.parameter not in self._optimizer.state:
+                # After `gossamer.compact`: the same entries among the kept values.
+                layer = self._layer(name)
+                held.index, held.parameter = _ranks(layer)[held.index], layer.trained()
+            if held.parameter not in self._optimizer.state:
                 del self._young[name]
                 continue
             flat = held.parameter.detach().reshape(-1)
@@ -86,49 +95,48 @@ class YoungWeights:
             if held.before is None:
                 continue
             held.age += 1
-            group = self._group(held.parameter)
-            state = self._optimizer.state[held.parameter]
-            held.parameter.view(-1)[held.index] = _updated(held, state, group)
+            parameter, groups = held.parameter, self._optimizer.param_groups
+            group = next(g for g in groups if any(p is parameter for p in g["params"]))
+            state = self._optimizer.state[parameter]
+            parameter.view(-1)[held.index] = _updated(held, held.before, state, group)
             held.before = None
-            adult = _adult_age(float(group["betas"][1]))
+            # Steps after which beta2^age is below the limit.
+            beta2 = float(group["betas"][1])
+            adult = math.log(_GROWN_UP) / math.log(beta2) if 0.0 < beta2 < 1.0 else 1
             if int(held.age.max()) >= adult:
                 self._keep(name, held, held.age < adult)
 
-    def state_dict(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Positions in the dense weight and ages, by layer."""
-        return {
-            name: {"index": self._dense_index(name, held), "age": held.age.clone()}
-            for name, held in self._young.items()
-        }
+    def state_dict(self) -> State:
+        """Positions in the dense weight and ages, by layer: what no optimizer's own state holds."""
+        found = {}
+        for name, held in self._young.items():
+            layer, index = self._layer(name), held.index.clone()
+            if held.parameter is layer.trained():
+                index = _kept(layer)[index]
+            found[name] = {"index": index, "age": held.age.clone()}
+        return self._state(found)
 
-    def load_state_dict(
-        self,
-        state: dict[str, dict[str, torch.Tensor]],
-        layers: dict[str, AnySparse],
-    ) -> None:
-        """Positions and ages as they were, in `layers` of today."""
+    def load_state_dict(self, state: State, layers: Mapping[str, AnySparse]) -> None:
+        """As `state_dict` gave it; `layers` are those of today, by name."""
         self._young = {}
-        for name, part in state.items():
-            layer = layers[name]
-            index = _ranks(layer)[part["index"]]
-            self._young[name] = _Young(_trained(layer), index, part["age"].clone())
+        young = state.get("young", {}) if self._counts_ages else {}
+        for name, part in young.items():
+            index = _ranks(layers[name])[part["index"]]
+            self._young[name] = _Young(layers[name].trained(), index, part["age"].clone())
 
     def follow(self, parts: Mapping[nn.Parameter, Part]) -> None:
         """A compact model was cut: entries that this process does not train are others' now."""
         for name, held in list(self._young.items()):
-            module = self._model.get_submodule(name)
-            index, parameter, size = held.index, held.parameter, held.parameter.numel()
-            if isinstance(module, CompactWeight):
-                ranks = _ranks(module)
-                size = int(ranks[-1]) + 1
-                if parameter is not module.values:
-                    # Compacted after the last step.
-                    index, parameter = ranks[index], module.values
+            layer, index, parameter = self._layer(name), held.index, held.parameter
+            ranks = _ranks(layer)
+            if parameter is not layer.trained():
+                # Compacted after the last step.
+                index, parameter = ranks[index], layer.trained()
             if parameter not in parts:
                 del self._young[name]
                 continue
             trained, entries = parts[parameter]
-            place = torch.full((size,), -1, device=index.device)
+            place = torch.full((int(ranks[-1]) + 1,), -1, device=index.device)
             place[entries] = torch.arange(trained.numel(), device=index.device)
             held.parameter, held.index, held.whole = trained, place[index], index
             self._keep(name, held, held.index >= 0)
@@ -140,11 +148,7 @@ class YoungWeights:
                 return {"index": held.whole, "age": held.age}
         return {}
 
-    def whole_state(
-        self,
-        layers: Mapping[str, AnySparse],
-        parts: EntryParts,
-    ) -> dict[str, dict[str, torch.Tensor]]:
+    def whole_state(self, layers: Mapping[str, AnySparse], parts: EntryParts) -> State:
         """`state_dict`, from what `part_of` gave in all processes.
 
         Args:
@@ -153,29 +157,17 @@ class YoungWeights:
         """
         found = {}
         for name, layer in layers.items():
-            given = parts.get(_trained(layer), ())
+            given = parts.get(layer.trained(), ())
             if given:
                 index, age = (torch.cat([part[key] for part in given]) for key in ("index", "age"))
                 found[name] = {"index": _kept(layer)[index], "age": age}
-        return found
+        return self._state(found)
 
-    def _dense_index(self, name: str, held: _Young) -> torch.Tensor:
-        module = self._model.get_submodule(name)
-        if isinstance(module, CompactWeight) and held.parameter is module.values:
-            return _kept(module)[held.index]
-        return held.index.clone()
+    def _state(self, young: dict[str, dict[str, torch.Tensor]]) -> State:
+        return {"young": young} if self._counts_ages else {}
 
-    def _follow(self, name: str, held: _Young) -> bool:
-        """After `gossamer.compact`: the same entries among the kept values."""
-        module = self._model.get_submodule(name)
-        if not isinstance(module, CompactWeight) or module.values not in self._optimizer.state:
-            return False
-        held.index, held.parameter = _ranks(module)[held.index], module.values
-        return True
-
-    def _group(self, parameter: nn.Parameter) -> dict[str, Any]:
-        groups = self._optimizer.param_groups
-        return next(g for g in groups if any(p is parameter for p in g["params"]))
+    def _layer(self, name: str) -> Any:
+        return self._model.get_submodule(name)
 
     def _keep(self, name: str, held: _Young, which: torch.Tensor) -> None:
         held.index, held.age = held.index[which], held.age[which]
@@ -184,7 +176,9 @@ class YoungWeights:
             del self._young[name]
 
 
-def _updated(held: _Young, state: dict[str, Any], group: dict[str, Any]) -> torch.Tensor:
+def _updated(
+    held: _Young, old: torch.Tensor, state: dict[str, Any], group: dict[str, Any]
+) -> torch.Tensor:
     rate, (beta1, beta2) = float(group["lr"]), (float(beta) for beta in group["betas"])
     second = state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"].view(-1)[held.index]
     first = state["exp_avg"].view(-1)[held.index]
@@ -192,23 +186,10 @@ def _updated(held: _Young, state: dict[str, Any], group: dict[str, Any]) -> torc
     ages = torch.arange(int(held.age.max()) + 1, dtype=torch.float64, device=held.age.device)
     scale1 = (rate / (1 - beta1**ages)).to(first.dtype)[held.age]
     scale2 = (1 / (1 - beta2**ages).sqrt()).to(first.dtype)[held.age]
-    old = held.before
-    if old is None:
-        raise RuntimeError("after() without before()")
     if group.get("decoupled_weight_decay", False):
         old = old * (1 - rate * group["weight_decay"])
     updated: torch.Tensor = old - scale1 * first / (second.sqrt() * scale2 + group["eps"])
     return updated
-
-
-def _adult_age(beta2: float) -> int:
-    """Steps after which beta2^age is below the limit."""
-    return math.ceil(math.log(_GROWN_UP) / math.log(beta2)) if 0.0 < beta2 < 1.0 else 1
-
-
-def _trained(layer: AnySparse) -> nn.Parameter:
-    """The Parameter that an optimizer holds of a layer."""
-    return layer.trained()
 
 
 def _held_entries(layer: AnySparse) -> torch.Tensor:

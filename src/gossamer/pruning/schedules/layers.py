@@ -78,6 +78,11 @@ class ControlledLayer:
         twins = (self.model.get_submodule(name) for name in self.twins)
         return [self.module, *(twin for twin in twins if isinstance(twin, MaskedWeight))]
 
+    def set_reach(self, reach: torch.Tensor | None) -> None:
+        """Let gradients reach the entries of this bool [R, K] besides the kept ones."""
+        for module in self.everyone:
+            module.set_reach(reach)
+
     def shaped(self, matrix: torch.Tensor) -> torch.Tensor:
         """[R, K] in the shape of the weight."""
         return matrix.reshape(self.weight.shape)
@@ -87,7 +92,18 @@ def take_layers(
     model: nn.Module, pattern: Pattern, targets: Rules, ignore: Rules
 ) -> list[ControlledLayer]:
     """Mask the targets of `model` with every weight kept, in place, and reserve them."""
-    _check_model(model)
+    for name, module in model.named_modules():
+        if isinstance(module, DistributedDataParallel):
+            raise InputError(
+                f"{name or 'the model'} is wrapped in DistributedDataParallel. Call"
+                " gossamer.attach(model, ...) first, then wrap; when masks are settled, unwrap,"
+                " gossamer.compact(model, optimizer), and wrap again."
+            )
+        if isinstance(module, CompactWeight):
+            raise InputError(
+                f"{name}: is compact, its mask is fixed. Attach before gossamer.compact, or make"
+                " the layer dense again with to_dense()."
+            )
     found = find_targets(model, targets, ignore)
     for target in found:
         check_layer(target, pattern)
@@ -96,7 +112,7 @@ def take_layers(
                 f"{target.name}: a controller is attached already, and two would undo each other's"
                 " masks. Go on with the first one, or call its close() before."
             )
-        if isinstance(target.module, MaskedWeight) and not bool(target.module._mask.all()):
+        if target.mask is not None and not target.mask.all():
             raise InputError(
                 f"{target.name}: is pruned already ({target.module.density:.3g} kept). A schedule"
                 " starts from a dense layer: take to_dense() of it, or train on with its mask held."
@@ -115,9 +131,9 @@ def release_layers(layers: list[ControlledLayer]) -> None:
     for layer in layers:
         if isinstance(layer.current, CompactWeight):
             continue
+        layer.set_reach(None)
         for module in layer.everyone:
             module.gradient_sum = None
-            module.set_reach(None)
             _CONTROLLED.discard(module)
 
 
@@ -128,28 +144,12 @@ def restore_mask(layer: ControlledLayer, bits: torch.Tensor, pattern_text: str) 
     fault = fault_in_stored_mask(bits, module.matrix_shape, pattern, where)
     if fault is not None:
         raise FormatError(fault)
+    is_same = torch.equal(module.mask_bits.cpu(), bits.cpu())
     if isinstance(module, CompactWeight):
-        if not torch.equal(module.mask_bits.cpu(), bits.cpu()):
+        if not is_same:
             raise InputError(f"{where}: is compact with another mask than the state's.")
         return
     for each in layer.everyone:
         each.pattern = pattern
-    if not torch.equal(module.mask_bits.cpu(), bits.cpu()):
+    if not is_same:
         module.set_mask(unpack_bits(bits, module.matrix_shape[1]))
-
-
-def _check_model(model: nn.Module) -> None:
-    if not isinstance(model, nn.Module):
-        raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}.")
-    for name, module in model.named_modules():
-        if isinstance(module, DistributedDataParallel):
-            raise InputError(
-                f"{name or 'the model'} is wrapped in DistributedDataParallel. Call"
-                " gossamer.attach(model, ...) first, then wrap; when masks are settled, unwrap,"
-                " gossamer.compact(model, optimizer), and wrap again."
-            )
-        if isinstance(module, CompactWeight):
-            raise InputError(
-                f"{name}: is compact, its mask is fixed. Attach before gossamer.compact, or make"
-                " the layer dense again with to_dense()."
-            )

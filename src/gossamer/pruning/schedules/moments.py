@@ -24,17 +24,13 @@ class Window:
 
     def holds(self, step: int) -> bool:
         """Whether something happens after `step`."""
-        if not self.begin <= step <= self.end:
-            return False
-        return step == self.end or (step - self.begin) % self.every == 0
+        return step == self.end or step in range(self.begin, self.end, self.every)
 
     def progress(self, step: int) -> float:
         """0 at begin, 1 at the end and after."""
-        if step >= self.end:
-            return 1.0
-        if step <= self.begin:
-            return 0.0
-        return (step - self.begin) / (self.end - self.begin)
+        if self.begin < step < self.end:
+            return (step - self.begin) / (self.end - self.begin)
+        return float(step >= self.end)
 
 
 def cubic(initial: float, final: float, progress: float) -> float:
@@ -51,8 +47,3 @@ def generator(seed: int, name: str, step: int) -> torch.Generator:
     """The same numbers for the same seed, layer and step, on every rank and after every resume."""
     digest = hashlib.sha256(f"{seed}/{name}/{step}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-
-
-def uniform_scores(shape: tuple[int, ...], seed: int, name: str, step: int) -> torch.Tensor:
-    """Numbers in (0, 1), made on the CPU so that devices agree."""
-    return torch.rand(shape, generator=generator(seed, name, step), dtype=torch.float64) + 1e-12

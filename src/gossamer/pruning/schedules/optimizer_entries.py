@@ -5,16 +5,14 @@ Survivors are not touched, bit for bit. A weight that joins starts as a new Para
 slots are zero and, with Adam, its own steps are counted (`late_weights`).
 """
 
-from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.nn.surgery.optimizer_state import check_state
-from gossamer.pruning.schedules.late_weights import EntryParts, YoungWeights
-from gossamer.pruning.schedules.layers import AnySparse
+from gossamer.pruning.schedules.late_weights import YoungWeights
 
 # Zero slots are the fresh state of each of these; Adam's step count is seen to by YoungWeights.
 _KNOWN = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop)
@@ -53,8 +51,7 @@ class OptimizerEntries:
                 " reset_entries(parameter, where), or take a schedule that only prunes."
             )
         self.optimizer = optimizer
-        self._counts_ages = grows and isinstance(optimizer, torch.optim.Adam)
-        self.young = YoungWeights(model, optimizer)
+        self.young = YoungWeights(model, optimizer, grows)
 
     def check(self, name: str, parameter: nn.Parameter) -> None:
         """Raise InputError if the state of `parameter` cannot follow a mask."""
@@ -66,9 +63,7 @@ class OptimizerEntries:
     ) -> None:
         """Entries leave and join, bool tensors of the parameter's shape."""
         self.reset(parameter, dropped | grown)
-        if self._counts_ages:
-            self.young.remove(name, dropped)
-            self.young.add(name, parameter, grown)
+        self.young.move(name, parameter, dropped, grown)
 
     def forget(self, name: str, parameter: nn.Parameter) -> None:
         """The whole Parameter starts anew."""
@@ -83,20 +78,3 @@ class OptimizerEntries:
         for value in self.optimizer.state.get(parameter, {}).values():
             if isinstance(value, torch.Tensor) and value.ndim and value.shape == parameter.shape:
                 value.masked_fill_(where, 0)
-
-    def state_dict(self) -> dict[str, Any]:
-        """What is not in the optimizer's own state."""
-        return {"young": self.young.state_dict()} if self._counts_ages else {}
-
-    def load_state_dict(self, state: dict[str, Any], layers: dict[str, AnySparse]) -> None:
-        """As `state_dict` gave it; `layers` are those of today, by name."""
-        if self._counts_ages:
-            self.young.load_state_dict(state.get("young", {}), layers)
-
-    def whole_state(
-        self,
-        layers: Mapping[str, AnySparse],
-        parts: EntryParts,
-    ) -> dict[str, Any]:
-        """`state_dict`, from what `part_of` gave in all processes."""
-        return {"young": self.young.whole_state(layers, parts)} if self._counts_ages else {}

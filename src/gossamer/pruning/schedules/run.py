@@ -6,6 +6,7 @@ optimizer's state follows, survivors are not touched, and replicas are compared.
 """
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -15,7 +16,6 @@ from torch import distributed as dist
 from torch import nn
 
 from gossamer.errors import DistributedError, InputError
-from gossamer.nn.layers import MaskedWeight
 from gossamer.nn.layers.masked import GradientSum
 from gossamer.patterns import Pattern, Unstructured
 from gossamer.pruning.schedules.layers import AnySparse, ControlledLayer
@@ -71,18 +71,16 @@ class Run:
 
     def sparsity(self) -> float:
         """Fraction of zeros in all layers together, those of other shards included."""
-        total, kept = (
-            own + other for own, other in zip(self._counts(), self._elsewhere, strict=True)
-        )
-        return 1.0 - kept / total if total else 0.0
+        own, other = self._counts(), self._elsewhere
+        total = own[0] + other[0]
+        return 1.0 - (own[1] + other[1]) / total if total else 0.0
 
     def agree_counts(self) -> None:
         """Learn how much other shards keep; all of them call it, whenever masks have moved."""
         if self.shards is None:
             return
         total, kept = self._counts()
-        device = self.layers[0].current.mask_bits.device
-        everywhere = torch.tensor([total, kept], device=device)
+        everywhere = torch.tensor([total, kept], device=self.layers[0].current.mask_bits.device)
         dist.all_reduce(everywhere, group=self.shards)
         self._elsewhere = int(everywhere[0]) - total, int(everywhere[1]) - kept
 
@@ -93,7 +91,7 @@ class Run:
     def _counts(self) -> tuple[int, int]:
         """Weights of the layers of this process, and how many of them are kept."""
         current = self.current().values()
-        total = sum(module.matrix_shape[0] * module.matrix_shape[1] for module in current)
+        total = sum(math.prod(module.weight_shape) for module in current)
         return total, sum(module.nnz for module in current)
 
     def event(self, step: int, kind: str, **details: float | int | str | bool) -> Event:
@@ -118,17 +116,23 @@ class Run:
         for number, (layer, mask) in enumerate(zip(self.layers, masks, strict=True)):
             before = trained_entries(layer)
             for module in layer.everyone:
-                module.pattern = Unstructured() if pattern is None else pattern
-                module.set_reach(None if reach is None else reach[number])
+                module.pattern = pattern or Unstructured()
+            layer.set_reach(None if reach is None else reach[number])
             layer.module.set_mask(mask)
             after = trained_entries(layer)
-            self.entries.move(
-                layer.name,
-                layer.weight,
-                layer.shaped(before & ~after),
-                layer.shaped(after & ~before),
-            )
-        self._compare_replicas()
+            dropped, grown = layer.shaped(before & ~after), layer.shaped(after & ~before)
+            self.entries.move(layer.name, layer.weight, dropped, grown)
+        if self.replicas is not None:
+            code = int(self.digest()[:15], 16)
+            extremes = torch.tensor([code, -code], device=self.layers[0].mask.device)
+            dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=self.replicas)
+            if int(extremes[0]) != -int(extremes[1]):
+                raise DistributedError(
+                    "masks differ between replicas: they hold other weights or draw other numbers."
+                    " Start all ranks from the same weights, attach with the same schedule and"
+                    " seed, and let the gradients be reduced (DistributedDataParallel) before each"
+                    " step."
+                )
         self.agree_counts()
 
     def arm(self, wanted: bool) -> None:
@@ -179,14 +183,10 @@ class Run:
         """Go on collecting from what `partial_gradients` gave."""
         self.arm(False)
         self.arm(bool(partial))
+        which = "total" if self.replicas is None else "agreed"
         for layer in self.layers:
-            collected = layer.module.gradient_sum
-            if layer.name in partial and collected is not None:
-                total = partial[layer.name].clone()
-                if self.replicas is None:
-                    collected.total = total
-                else:
-                    collected.agreed = total
+            if layer.name in partial:
+                setattr(layer.module.gradient_sum, which, partial[layer.name].clone())
 
     def digest(self) -> str:
         """sha256 over the masks of all layers."""
@@ -195,25 +195,10 @@ class Run:
             whole.update(f"{name}:{module.mask_digest()};".encode())
         return whole.hexdigest()
 
-    def _compare_replicas(self) -> None:
-        if self.replicas is None:
-            return
-        number = int(self.digest()[:15], 16)
-        device = self.layers[0].mask.device
-        extremes = torch.tensor([number, -number], device=device)
-        dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=self.replicas)
-        if int(extremes[0]) != -int(extremes[1]):
-            raise DistributedError(
-                "masks differ between replicas: they hold other weights or draw other numbers."
-                " Start all ranks from the same weights, attach with the same schedule and seed,"
-                " and let the gradients be reduced (DistributedDataParallel) before each step."
-            )
-
 
 def _collected(layer: ControlledLayer) -> torch.Tensor | None:
     """The gradients of a layer so far: of this process, or what replicas agreed on."""
-    module = layer.current
-    collected = module.gradient_sum if isinstance(module, MaskedWeight) else None
+    collected: GradientSum | None = getattr(layer.current, "gradient_sum", None)
     if collected is None:
         return None
     return collected.total if collected.agreed is None else collected.agreed

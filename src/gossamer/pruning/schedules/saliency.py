@@ -7,42 +7,47 @@ they find is how many weights a layer needs, not which ones.
 
 import copy
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.nn import MaskedWeight
 from gossamer.nn.batch import Batch
 from gossamer.pruning.calibration import hooked, kept_flags
-from gossamer.pruning.gradients import GradientPasses, Loss
+from gossamer.pruning.gradients import GradientPasses
 from gossamer.pruning.targets import Target
 
 
 def snip(passes: GradientPasses, targets: Sequence[Target]) -> list[torch.Tensor]:
     """|gradient * weight| [R, K] (arXiv 1810.02340): what the loss loses to first order."""
-    total = [torch.zeros_like(target.weight.detach().flatten(1)).float() for target in targets]
+    weights = [target.weight.detach().flatten(1) for target in targets]
+    total = [torch.zeros_like(weight).float() for weight in weights]
     with _as_before(passes.model):
         for gradients in passes.each(targets):
             total = [a + b for a, b in zip(total, gradients, strict=True)]
-    return [
-        (gradient * target.weight.detach().flatten(1)).abs()
-        for gradient, target in zip(total, targets, strict=True)
-    ]
+    return [(a * weight).abs() for a, weight in zip(total, weights, strict=True)]
 
 
 def grasp(
     passes: GradientPasses, targets: Sequence[Target], temperature: float
 ) -> list[torch.Tensor]:
     """Weight * (Hessian gradient) [R, K] (arXiv 2002.07376): what the gradient's norm lives on."""
-    with _as_before(passes.model), _divided_logits(passes.model, temperature):
+
+    def divide(_: nn.Module, __: Any, output: Any) -> Any:
+        if isinstance(output, torch.Tensor):
+            return output / temperature
+        raise InputError(
+            f"grasp: expected logits as output, got {type(output).__name__}. Wrap the model so that"
+            " it gives its logits, or set temperature: 1."
+        )
+
+    handles = [passes.model.register_forward_hook(divide)] if temperature != 1.0 else []
+    with _as_before(passes.model), hooked(handles):
         products = hessian_times_gradient(passes, targets)
-    scores = [
-        (product * target.weight.detach()).flatten(1)
-        for product, target in zip(products, targets, strict=True)
-    ]
+    pairs = zip(products, targets, strict=True)
+    scores = [(product * target.weight.detach()).flatten(1) for product, target in pairs]
     # Only ranks matter; the reference divides too, and keeps small numbers out of trouble.
     scale = sum(float(score.double().sum()) for score in scores)
     return [score / (abs(scale) + 1e-10) for score in scores]
@@ -86,12 +91,7 @@ def synflow(model: nn.Module, names: Sequence[str], batch: Batch) -> list[torch.
             if tensor.is_floating_point():
                 tensor.abs_()
     ones = torch.ones((1, *example.shape[1:]), dtype=torch.float64, device=example.device)
-    weights = []
-    for name in names:
-        layer = linear.get_submodule(name)
-        if not isinstance(layer, MaskedWeight):
-            raise InputError(f"synflow: {name} is not a masked layer.")
-        weights.append(layer.weight_parameter())
+    weights = [linear.get_parameter(f"{name}.weight") for name in names]
     linear.requires_grad_(True)
     with torch.enable_grad():
         output = linear(ones)
@@ -99,7 +99,7 @@ def synflow(model: nn.Module, names: Sequence[str], batch: Batch) -> list[torch.
             raise InputError(f"synflow: expected a tensor as output, got {type(output).__name__}.")
         found = _gradients(output.sum(), weights, graph=False)
     scores = [(g * w.detach()).flatten(1) for g, w in zip(found, weights, strict=True)]
-    if not all(bool(score.isfinite().all()) for score in scores):
+    if not all(score.isfinite().all() for score in scores):
         raise InputError("synflow: the flow through the network overflows float64.")
     return scores
 
@@ -125,20 +125,7 @@ def _as_before(model: nn.Module) -> Iterator[None]:
                     buffer.copy_(saved)
 
 
-def _divided_logits(model: nn.Module, temperature: float) -> AbstractContextManager[None]:
-    def divide(_: nn.Module, __: Any, output: Any) -> Any:
-        if isinstance(output, torch.Tensor):
-            return output / temperature
-        raise InputError(
-            f"grasp: expected logits as output, got {type(output).__name__}. Wrap the model so that"
-            " it gives its logits, or set temperature: 1."
-        )
-
-    return hooked([model.register_forward_hook(divide)] if temperature != 1.0 else [])
-
-
 def user_passes(model: nn.Module, data: Sequence[Any], loss: Any) -> GradientPasses:
     """Batches and loss as users give them: `loss(model, batch)` with the batch as it is."""
     batches = [item if isinstance(item, Batch) else Batch(item) for item in data]
-    wrapped: Loss = lambda m, batch: loss(m, batch.arguments)  # noqa: E731
-    return GradientPasses(model, batches, wrapped)
+    return GradientPasses(model, batches, lambda m, batch: loss(m, batch.arguments))

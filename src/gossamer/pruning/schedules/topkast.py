@@ -11,10 +11,9 @@ from dataclasses import dataclass
 import torch
 
 from gossamer.patterns import Unstructured
-from gossamer.pruning.schedules.allocation import layer_counts, layer_masks
-from gossamer.pruning.schedules.base import State
+from gossamer.pruning.schedules.base import Events, State, layer_masks
 from gossamer.pruning.schedules.dense_store import DenseStore, StoredSchedule
-from gossamer.pruning.schedules.run import Event, trained_entries
+from gossamer.pruning.schedules.run import trained_entries
 
 
 @dataclass(eq=False, kw_only=True)
@@ -33,18 +32,17 @@ class TopKast(StoredSchedule):
     kind = "topkast"
     grows = True
 
-    def start(self) -> list[Event]:
+    def start(self) -> Events:
         """The first two sets."""
-        self._store = DenseStore(self.run)
-        self._choose(explore=self.exploration > 0.0 and self.window.end > 0)
+        self._choose(DenseStore(self.run), explore=self.exploration > 0.0 and self.window.end > 0)
         return [self.run.event(0, "mask")]
 
-    def update(self, step: int) -> list[Event]:
+    def update(self, step: int) -> Events:
         """The sets again, if it is due."""
         if self._store is None or not self.window.holds(step):
             return []
         before = [layer.mask.clone() for layer in self.run.layers]
-        self._choose(explore=step < self.window.end)
+        self._choose(self._store, explore=step < self.window.end)
         moved = sum(
             int((layer.mask & ~old).sum())
             for layer, old in zip(self.run.layers, before, strict=True)
@@ -61,10 +59,10 @@ class TopKast(StoredSchedule):
         if store is None or not self.penalty:
             return None
         terms = []
-        for number, layer in enumerate(self.run.layers):
+        for layer, values in store.values.items():
             # The Parameter is zero where the store has a value: the sum is the weight, and the
             # gradient goes to the Parameter.
-            full = layer.weight.flatten(1) + store.values(number)
+            full = layer.weight.flatten(1) + values
             density = max(int(layer.mask.sum()), 1) / max(layer.mask.numel(), 1)
             pull = torch.where(layer.mask, 1.0, 1.0 / density)
             terms.append(torch.where(trained_entries(layer), pull * full.square(), 0.0).sum())
@@ -78,32 +76,30 @@ class TopKast(StoredSchedule):
             layer.name: layer.module._buffers["_reach"].to(torch.uint8)  # type: ignore[union-attr]
             for layer in self.run.layers
         }
-        return {"store": self._store.state_dict(), "reach": reach}
+        return {**super().state_dict(), "reach": reach}
 
     def load_state_dict(self, state: State, step: int) -> None:
         """The store and set B."""
         layers = self.run.layers
         if self.is_settled(step):
             for layer in layers:
-                layer.module.set_reach(None)
+                layer.set_reach(None)
         held = state.get("reach", {})
         self._load_store(state, [held[layer.name].bool() for layer in layers if held])
 
-    def _choose(self, explore: bool) -> None:
-        run, store = self.run, self._store
-        if store is None:
-            return
-        scores = store.magnitudes()
-        masks = self.best_masks(scores)
+    def _choose(self, store: DenseStore, explore: bool) -> None:
+        run, self._store = self.run, store
+        scores = self.magnitudes()
+        masks = self.best_masks(scores, self.density, run.pattern)
         reach = None
         if explore:
             # A first, then the next largest, whatever the pattern of A is.
             ranked = [s.masked_fill(mask, torch.inf) for s, mask in zip(scores, masks, strict=True)]
-            density = min(1.0, self.density + self.exploration)
-            counts = layer_counts(run, self.budget, density, ranked)
-            least = [int(mask.sum()) for mask in masks]
-            counts = [max(pair) for pair in zip(counts, least, strict=True)]
+            wanted = self.layer_counts(ranked, min(1.0, self.density + self.exploration))
+            counts = [
+                max(count, int(mask.sum())) for count, mask in zip(wanted, masks, strict=True)
+            ]
             reach = layer_masks(ranked, counts, Unstructured())
-        store.move(masks, reach, run.pattern)
+        store.move(masks, run.pattern, reach)
         if not explore:
             self._store = None

@@ -16,7 +16,6 @@ from gossamer.pruning.solvers.problem import (
     Solve,
     keep_highest,
     nearest_density,
-    select,
 )
 from gossamer.pruning.solvers.sparsegpt import SparseGPT
 
@@ -33,5 +32,4 @@ __all__ = [
     "keep_highest",
     "nearest_density",
     "refit",
-    "select",
 ]

@@ -15,7 +15,7 @@ import torch
 
 from gossamer.pruning.solvers.gram import damped
 from gossamer.pruning.solvers.least_squares import refit
-from gossamer.pruning.solvers.problem import LayerProblem, LayerSolution, select
+from gossamer.pruning.solvers.problem import LayerProblem, LayerSolution
 
 # How fast the penalty grows, by the part of the mask that still moves.
 _GROWTH = ((0.05, 1.3), (0.005, 1.2), (0.0, 1.1))
@@ -42,8 +42,7 @@ class ADMM:
         gram = damped(problem.gram_for("ADMM"), self.damping)
         size_K = gram.matrix_KK.diagonal().sqrt()
         scaled_KK = gram.matrix_KK / size_K / size_K[:, None]
-        weight_RK = problem.weight_RK * size_K
-        mask_RK, start_RK = self._settle(problem, scaled_KK, weight_RK)
+        mask_RK, start_RK = self._settle(problem, scaled_KK, problem.weight_RK * size_K)
         return refit(problem, mask_RK, self.damping, start_RK / size_K)
 
     def _settle(
@@ -59,7 +58,7 @@ class ADMM:
             right_RK = wanted_RK - dual_RK + penalty * legal_RK
             free_RK = (right_RK @ vectors_KK).div_(values_K + penalty) @ vectors_KK.T
             pulled_RK = free_RK + dual_RK / penalty
-            before_RK, mask_RK = mask_RK, select(problem, pulled_RK.abs())
+            before_RK, mask_RK = mask_RK, problem.mask(pulled_RK.abs())
             legal_RK = torch.where(mask_RK, pulled_RK, 0.0)
             dual_RK = dual_RK + penalty * (free_RK - legal_RK)
             moved = float((before_RK != mask_RK).float().mean()) if mask_RK.numel() else 0.0

@@ -46,17 +46,14 @@ class ExactOBS:
         weight_RK, allowed_RK = problem.weight_RK, problem.allowed_RK
         if allowed_RK is None:
             allowed_RK = torch.ones_like(weight_RK, dtype=torch.bool)
-        groups = (pattern.num_kept, pattern.group) if isinstance(pattern, NM) else None
+        grouped = pattern if isinstance(pattern, NM) else None
         # What the step that dropped a weight cost; inf for weights that stay to the end.
         costs_RK = torch.empty_like(weight_RK)
         height = max(1, SLICE_NUMBERS // max(1, weight_RK.shape[1] ** 2))
         for start in range(0, len(weight_RK), height):
             rows = slice(start, start + height)
-            costs_RK[rows] = _eliminate(weight_RK[rows], inverse_KK, allowed_RK[rows], groups)
-        if isinstance(pattern, NM):
-            mask_RK = costs_RK.isinf()
-        else:
-            mask_RK = keep_highest(costs_RK, problem.count, pattern)
+            costs_RK[rows] = _eliminate(weight_RK[rows], inverse_KK, allowed_RK[rows], grouped)
+        mask_RK = costs_RK.isinf() if grouped else keep_highest(costs_RK, problem.count, pattern)
         return refit(problem, mask_RK, self.damping)
 
 
@@ -64,7 +61,7 @@ def _eliminate(
     weight_SK: torch.Tensor,
     inverse_KK: torch.Tensor,
     allowed_SK: torch.Tensor,
-    groups: tuple[int, int] | None,
+    pattern: NM | None,
 ) -> torch.Tensor:
     """What dropping each weight cost, always more than the step before it in the same row.
 
@@ -75,14 +72,19 @@ def _eliminate(
     inverse_SKK = inverse_KK.repeat(len(weight_SK), 1, 1)
     alive_SK = torch.ones_like(weight_SK, dtype=torch.bool)
     costs_SK = torch.full_like(weight_SK, torch.inf)
-    dearest_S = torch.zeros_like(weight_SK[:, 0]) if weight_SK.shape[1] else weight_SK.sum(1)
+    dearest_S = weight_SK.new_zeros(len(weight_SK))
     infinity = torch.full_like(dearest_S, torch.inf)
     num_columns = weight_SK.shape[1]
-    num_left = 0 if groups is None else num_columns // groups[1] * groups[0]
+    num_left = num_columns // pattern.group * pattern.num_kept if pattern else 0
     for _ in range(num_columns - num_left):
         diagonal_SK = inverse_SKK.diagonal(dim1=1, dim2=2)
         scores_SK = (weight_SK.square() / diagonal_SK).masked_fill_(~allowed_SK, 0.0)
-        droppable_SK = alive_SK if groups is None else alive_SK & _has_more(alive_SK, *groups)
+        droppable_SK = alive_SK
+        if pattern:
+            # Of groups that still hold more than N.
+            num_alive = alive_SK.view(len(alive_SK), -1, pattern.group).sum(dim=2)
+            has_more = (num_alive > pattern.num_kept).repeat_interleave(pattern.group, dim=1)
+            droppable_SK = alive_SK & has_more
         scores_SK.masked_fill_(~droppable_SK, torch.inf)
         cost_S, column_S = scores_SK.min(dim=1)
         dearest_S = torch.maximum(torch.nextafter(dearest_S, infinity), cost_S)
@@ -98,9 +100,3 @@ def _eliminate(
         # The dropped row and column are zero but for rounding, and no longer looked at.
         inverse_SKK[rows, column_S, column_S] = 1.0
     return costs_SK
-
-
-def _has_more(alive_SK: torch.Tensor, num_kept: int, group: int) -> torch.Tensor:
-    """Whether the group of each column still holds more than N."""
-    counts = alive_SK.view(len(alive_SK), -1, group).sum(dim=2) > num_kept
-    return counts.repeat_interleave(group, dim=1)

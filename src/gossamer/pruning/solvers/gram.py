@@ -46,6 +46,13 @@ class DampedGram:
             raise NotPositiveDefinite("the inverse of the Gram matrix lost its factor by rounding.")
         return factor
 
+    def note(self, wanted: float) -> tuple[str, ...]:
+        """What to tell the user about a damping that had to be raised."""
+        if self.damping <= wanted:
+            return ()
+        raised = f"from {wanted:g} to {self.damping:g}"
+        return (f"damping was raised {raised}: the inputs are degenerate",)
+
 
 def damped(gram_KK: torch.Tensor, damping: float) -> DampedGram:
     """`gram_KK` with dead inputs set to 1 and at least `damping` of the mean diagonal added.
@@ -54,7 +61,7 @@ def damped(gram_KK: torch.Tensor, damping: float) -> DampedGram:
         NotPositiveDefinite: not even a hundred times the damping gives a Cholesky factor.
     """
     diagonal_K = gram_KK.diagonal()
-    if not bool(torch.isfinite(diagonal_K).all()):
+    if not torch.isfinite(diagonal_K).all():
         bad = int((~torch.isfinite(diagonal_K)).sum())
         raise InputError(
             f"{bad} of {len(diagonal_K)} inputs have squares that are not finite: the calibration"
@@ -68,16 +75,9 @@ def damped(gram_KK: torch.Tensor, damping: float) -> DampedGram:
         matrix.diagonal()[dead_K] = 1.0
         matrix.diagonal().add_(factor * damping * mean)
         lower, failed = torch.linalg.cholesky_ex(matrix)
-        if not int(failed) and bool(torch.isfinite(lower.diagonal()).all()):
+        if not int(failed) and torch.isfinite(lower.diagonal()).all():
             return DampedGram(matrix, lower, dead_K, factor * damping)
     raise NotPositiveDefinite(
         f"the Gram matrix has no Cholesky factor even with {ESCALATION[-1] * damping:g} of its mean"
         " diagonal added. Give more calibration data or a larger damping."
     )
-
-
-def damping_note(wanted: float, found: DampedGram) -> tuple[str, ...]:
-    """What to tell the user about a damping that had to be raised."""
-    if found.damping <= wanted:
-        return ()
-    return (f"damping was raised from {wanted:g} to {found.damping:g}: the inputs are degenerate",)

@@ -10,7 +10,7 @@ Legend: R rows, K columns, N kept weights of the fullest row of a slice.
 
 import torch
 
-from gossamer.pruning.solvers.gram import damped, damping_note
+from gossamer.pruning.solvers.gram import damped
 from gossamer.pruning.solvers.problem import LayerProblem, LayerSolution
 
 # Rows are factored in slices whose [N, N] systems hold about this many numbers together.
@@ -38,16 +38,14 @@ def refit(
     counts_R = mask_RK.sum(dim=1)
     start_RK = problem.weight_RK if start_RK is None else start_RK
     result_RK = torch.where(mask_RK, start_RK, 0.0)
-    left_R = counts_R > 0
-    large = left_R & (counts_R > MAX_FACTORED)
-    if bool(large.any()):
-        solved, converged = _conjugate_gradients(
+    left_R, large = counts_R > 0, counts_R > MAX_FACTORED
+    if large.any():
+        result_RK[large], converged = _conjugate_gradients(
             gram.matrix_KK, wanted_RK[large], mask_RK[large], result_RK[large]
         )
-        result_RK[large] = solved
         left_R[large.nonzero().flatten()[converged]] = False
     _factor(gram.matrix_KK, wanted_RK, mask_RK, left_R.nonzero().flatten(), result_RK)
-    return LayerSolution(result_RK, mask_RK, damping_note(damping, gram))
+    return LayerSolution(result_RK, mask_RK, gram.note(damping))
 
 
 def _conjugate_gradients(
@@ -63,7 +61,7 @@ def _conjugate_gradients(
     size_R = (residual_RK * scaled_RK).sum(dim=1)
     x_RK = x_RK.clone()
     for _ in range(_MAX_STEPS):
-        if bool((size_R <= target_R).all()):
+        if (size_R <= target_R).all():
             break
         moved_RK = torch.where(mask_RK, step_RK @ gram_KK, 0.0)
         curvature_R = (step_RK * moved_RK).sum(dim=1)
@@ -95,23 +93,18 @@ def _factor(
         stop = start + 1
         while stop < len(sizes) and sizes[stop] ** 2 * (stop + 1 - start) <= SLICE_NUMBERS:
             stop += 1
-        some = rows[start:stop]
-        result_RK[some] = _solve_rows(gram_KK, wanted_RK[some], mask_RK[some], sizes[stop - 1])
+        some, kept_RK = rows[start:stop], mask_RK[rows[start:stop]]
+        # Kept columns first, in order; rows with fewer are filled up with dropped ones.
+        columns_RN = (~kept_RK).byte().argsort(dim=1, stable=True)[:, : sizes[stop - 1]]
+        kept_RN = kept_RK.gather(1, columns_RN)
+        systems_RNN = gram_KK[columns_RN[:, :, None], columns_RN[:, None, :]]
+        systems_RNN.masked_fill_(~(kept_RN[:, :, None] & kept_RN[:, None, :]), 0.0)
+        systems_RNN.diagonal(dim1=1, dim2=2).masked_fill_(~kept_RN, 1.0)
+        right_RN = torch.where(kept_RN, wanted_RK[some].gather(1, columns_RN), 0.0)
+        # Principal parts of a positive definite matrix: these factors exist.
+        factor_RNN = torch.linalg.cholesky(systems_RNN)
+        solved_RN = torch.cholesky_solve(right_RN.unsqueeze(2), factor_RNN).squeeze(2)
+        # Dropped weights are zeros already.
+        solved_RN = torch.where(kept_RN, solved_RN, 0.0)
+        result_RK[some] = result_RK[some].scatter_(1, columns_RN, solved_RN)
         start = stop
-
-
-def _solve_rows(
-    gram_KK: torch.Tensor, wanted_RK: torch.Tensor, mask_RK: torch.Tensor, width: int
-) -> torch.Tensor:
-    # Kept columns first, in order; rows with fewer are filled up with dropped ones.
-    columns_RN = (~mask_RK).byte().argsort(dim=1, stable=True)[:, :width]
-    kept_RN = mask_RK.gather(1, columns_RN)
-    systems_RNN = gram_KK[columns_RN[:, :, None], columns_RN[:, None, :]]
-    both = kept_RN[:, :, None] & kept_RN[:, None, :]
-    systems_RNN.masked_fill_(~both, 0.0)
-    systems_RNN.diagonal(dim1=1, dim2=2).masked_fill_(~kept_RN, 1.0)
-    right_RN = torch.where(kept_RN, wanted_RK.gather(1, columns_RN), 0.0)
-    # Principal parts of a positive definite matrix: these factors exist.
-    factor_RNN = torch.linalg.cholesky(systems_RNN)
-    solved_RN = torch.cholesky_solve(right_RN.unsqueeze(2), factor_RNN).squeeze(2)
-    return torch.zeros_like(wanted_RK).scatter_(1, columns_RN, torch.where(kept_RN, solved_RN, 0.0))

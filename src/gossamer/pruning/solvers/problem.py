@@ -21,6 +21,24 @@ Needed = Literal["none", "squares", "gram"]
 
 
 @dataclass(frozen=True)
+class LayerSolution:
+    """What became of a layer.
+
+    Attributes:
+        weight_RK: kept weights, exact zeros elsewhere.
+        mask_RK: bool, True = kept.
+        notes: what the user should know.
+        cost: what the method itself counted, tr(D G D^T) with the damped Gram matrix; None if it
+            does not count.
+    """
+
+    weight_RK: torch.Tensor  # noqa: N815
+    mask_RK: torch.Tensor  # noqa: N815
+    notes: tuple[str, ...] = ()
+    cost: float | None = None
+
+
+@dataclass(frozen=True)
 class LayerProblem:
     """One layer to prune.
 
@@ -59,23 +77,20 @@ class LayerProblem:
         whole = output_square(self.weight_RK, gram_KK)
         return change / whole if whole else 0.0
 
+    def inside(self, scores_RK: torch.Tensor) -> torch.Tensor:
+        """The scores; below every other one, -inf, where an earlier mask pruned."""
+        if self.allowed_RK is None:
+            return scores_RK
+        return scores_RK.masked_fill(~self.allowed_RK, -torch.inf)
 
-@dataclass(frozen=True)
-class LayerSolution:
-    """What became of a layer.
+    def mask(self, scores_RK: torch.Tensor) -> torch.Tensor:
+        """The legal mask of the highest scores with this count, inside the allowed weights."""
+        return keep_highest(self.inside(scores_RK), self.count, self.pattern)
 
-    Attributes:
-        weight_RK: kept weights, exact zeros elsewhere.
-        mask_RK: bool, True = kept.
-        notes: what the user should know.
-        cost: what the method itself counted, tr(D G D^T) with the damped Gram matrix; None if it
-            does not count.
-    """
-
-    weight_RK: torch.Tensor  # noqa: N815
-    mask_RK: torch.Tensor  # noqa: N815
-    notes: tuple[str, ...] = ()
-    cost: float | None = None
+    def kept(self, scores_RK: torch.Tensor) -> LayerSolution:
+        """The weights with the highest scores, as they are."""
+        mask_RK = self.mask(scores_RK)
+        return LayerSolution(torch.where(mask_RK, self.weight_RK, 0.0), mask_RK)
 
 
 Solve = Callable[[LayerProblem], LayerSolution]
@@ -84,14 +99,6 @@ Solve = Callable[[LayerProblem], LayerSolution]
 def output_square(weight_RK: torch.Tensor, gram_KK: torch.Tensor) -> float:
     """tr(W G W^T): the mean square of the outputs, summed over rows."""
     return float(((weight_RK @ gram_KK) * weight_RK).sum(dtype=torch.float64))
-
-
-def select(problem: LayerProblem, scores_RK: torch.Tensor) -> torch.Tensor:
-    """The legal mask of the highest scores with the problem's count, inside the allowed weights."""
-    if problem.allowed_RK is not None:
-        # Below every other score; patterns that sum scores stay finite.
-        scores_RK = scores_RK.masked_fill(~problem.allowed_RK, -torch.inf)
-    return keep_highest(scores_RK, problem.count, problem.pattern)
 
 
 def keep_highest(scores_RK: torch.Tensor, count: int, pattern: Pattern) -> torch.Tensor:

@@ -4,11 +4,11 @@
 Embeddings, norms, poolers and heads of tasks are the same for every choice and are not counted.
 """
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+import numpy as np
 import torch
 from torch.nn.functional import gelu, linear, scaled_dot_product_attention
 
@@ -35,7 +35,15 @@ def cost_tables(groups: Sequence[UnitGroup], cost: Cost, tokens: float) -> list[
     if not math.isfinite(tokens) or tokens <= 0:
         raise InputError(f"tokens: expected the average sequence length, above 0, got {tokens}.")
     if cost == "latency":
-        return _latency_tables(groups, max(1, round(tokens)))
+        measured: dict[tuple[object, ...], CostTable] = {}
+        tables = []
+        for group in groups:
+            shapes = tuple(tuple(matrix_of(p).shape) for p in (*group.producers, group.consumer))
+            key = (group.kind, group.count, group.width, shapes)
+            if key not in measured:
+                measured[key] = _measure(group, max(1, round(tokens)))
+            tables.append(measured[key])
+        return tables
     if cost not in ("macs", "parameters"):
         raise InputError(f"cost: expected 'macs', 'parameters' or 'latency', got {cost!r}.")
     return [
@@ -61,18 +69,6 @@ def unit_cost(group: UnitGroup, cost: Cost, tokens: float) -> float:
     return tokens * weights + attention
 
 
-def _latency_tables(groups: Sequence[UnitGroup], tokens: int) -> list[CostTable]:
-    measured: dict[tuple[object, ...], CostTable] = {}
-    tables = []
-    for group in groups:
-        shapes = tuple(tuple(matrix_of(p).shape) for p in (*group.producers, group.consumer))
-        key = (group.kind, group.count, group.width, shapes)
-        if key not in measured:
-            measured[key] = _measure(group, tokens)
-        tables.append(measured[key])
-    return tables
-
-
 def _measure(group: UnitGroup, tokens: int) -> CostTable:
     """Times on a grid of widths, made monotone and interpolated; no unit costs nothing."""
     if not group.count:
@@ -80,13 +76,8 @@ def _measure(group: UnitGroup, tokens: int) -> CostTable:
     grid = sorted({max(1, round(group.count * i / GRID_POINTS)) for i in range(1, GRID_POINTS + 1)})
     with torch.inference_mode():
         micros = race([stopwatch(_work(group, units, tokens)) for units in grid], min_rounds=9)
-    table = torch.zeros(group.count + 1, dtype=torch.float64)
-    points = [(1, micros[0])] if grid[0] != 1 else []
-    points += list(zip(grid, micros, strict=True))
-    for (low, first), (high, second) in itertools.pairwise(points):
-        table[low : high + 1] = torch.linspace(first, second, high - low + 1, dtype=torch.float64)
-    table[points[-1][0]] = points[-1][1]
-    return table.cummax(0).values * 1e-6
+    times = np.interp(range(1, group.count + 1), grid, micros)
+    return torch.tensor([0.0, *times], dtype=torch.float64).cummax(0).values * 1e-6
 
 
 def _work(group: UnitGroup, units: int, tokens: int) -> Callable[[], object]:

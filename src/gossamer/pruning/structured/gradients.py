@@ -27,11 +27,11 @@ class _Variables:
     fisher: Fisher
     rows: int = 0
     variables: list[torch.Tensor] = field(default_factory=list)
+    gradients: list[torch.Tensor] = field(default_factory=list)
 
     def note_rows(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The block is entered: its first dimension is the samples."""
-        hidden = args[0] if args else kwargs["hidden_states"]
-        self.rows = len(hidden)
+        self.rows = len(args[0] if args else kwargs["hidden_states"])
 
     def scale(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Multiply the input of the consumer by new variables of value one."""
@@ -43,8 +43,8 @@ class _Variables:
         # Some models flatten samples and tokens before the feed-forward part.
         return ((x.reshape(rows, -1, x.shape[-1]) * wide_S1K).view_as(x), *args[1:])
 
-    def take(self) -> torch.Tensor:
-        """Gradients [S, U] of the batch that was just run.
+    def take(self) -> None:
+        """Keep the gradients [S, U] of the batch that was just run.
 
         Batch: of all calls together. Sample: of every row of every call, for a loss that is a sum
         over rows; the loss being a mean is made good by the number of rows.
@@ -57,9 +57,10 @@ class _Variables:
                 " model it is given, with gradients enabled."
             )
         if self.fisher == "batch":
-            return torch.stack(found).sum(0)
-        gradient_SU = torch.cat(found)
-        return gradient_SU * len(gradient_SU)
+            self.gradients.append(torch.stack(found).sum(0))
+        else:
+            gradient_SU = torch.cat(found)
+            self.gradients.append(gradient_SU * len(gradient_SU))
 
 
 def mask_gradients(
@@ -93,34 +94,31 @@ def mask_gradients(
         holder.group.block.register_forward_pre_hook(holder.note_rows, with_kwargs=True)
         for holder in holders
     ]
-    rows: list[list[torch.Tensor]] = [[] for _ in holders]
     with hooked(handles), frozen(model), torch.enable_grad():
         for batch in batches:
             value = loss(model, batch)
-            _check_loss(value)
+            if not isinstance(value, torch.Tensor) or value.numel() != 1:
+                raise InputError("loss: must return a scalar tensor that depends on the model.")
+            if not value.requires_grad:
+                raise InputError(
+                    "loss: its value has no gradient; it must call the model it is given, without"
+                    " no_grad."
+                )
+            if not torch.isfinite(value).all():
+                raise InputError(
+                    f"loss: is {float(value.detach())} on a calibration batch; check data and"
+                    " weights."
+                )
             value.backward()  # type: ignore[no-untyped-call]
-            for seen, holder in zip(rows, holders, strict=True):
-                seen.append(holder.take().detach())
-    if not rows[0]:
+            for holder in holders:
+                holder.take()
+    if not holders[0].gradients:
         raise InputError("batches: there is none; gradients need calibration data.")
-    found = iter([torch.cat(seen) for seen in rows])
-    num_samples = sum(len(part) for part in rows[0])
-    return [next(found) if group.count else torch.zeros(num_samples, 0) for group in groups]
+    found = {holder.group.name: torch.cat(holder.gradients) for holder in holders}
+    nothing = torch.zeros(len(found[holders[0].group.name]), 0)
+    return [found.get(group.name, nothing) for group in groups]
 
 
 def fisher_scores(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Diagonal Fisher information of every unit, float64 [U]: the mean squared gradient."""
     return [gradient_SU.double().square().mean(0) for gradient_SU in gradients]
-
-
-def _check_loss(value: Any) -> None:
-    if not isinstance(value, torch.Tensor) or value.numel() != 1:
-        raise InputError("loss: must return a scalar tensor that depends on the model.")
-    if not value.requires_grad:
-        raise InputError(
-            "loss: its value has no gradient; it must call the model it is given, without no_grad."
-        )
-    if not torch.isfinite(value).all():
-        raise InputError(
-            f"loss: is {float(value.detach())} on a calibration batch; check data and weights."
-        )

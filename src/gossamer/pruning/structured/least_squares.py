@@ -66,8 +66,7 @@ def unit_scales(
     right_U = (cross_KD * weight_DK.T).sum(1).reshape(units, width).sum(1) - normal_UU @ ones_U
     for step in range(ESCALATIONS + 1):
         strength = ridge * 10**step
-        change_U1 = solve_ridge(normal_UU, right_U[:, None], strength)
-        scales_U = ones_U + change_U1[:, 0]
+        scales_U = ones_U + solve_ridge(normal_UU, right_U[:, None], strength)[:, 0]
         if scales_U.abs().max() <= MAX_SCALE:
             return scales_U, "" if step == 0 else f"ridge raised to {strength:g}"
     return ones_U, f"a scale left [-{MAX_SCALE:g}, {MAX_SCALE:g}]; all scales stay 1"

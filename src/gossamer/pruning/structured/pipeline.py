@@ -14,12 +14,10 @@ from torch import nn
 from gossamer.errors import InputError
 from gossamer.pruning.structured.costs import Cost, cost_tables
 from gossamer.pruning.structured.gradients import Fisher, Loss, fisher_scores, mask_gradients
-from gossamer.pruning.structured.masks import mask_factors, scaled_units
-from gossamer.pruning.structured.rearrange import pruned_objective, rearrange_units
 from gossamer.pruning.structured.replay import Keep
-from gossamer.pruning.structured.search import best_units
+from gossamer.pruning.structured.search import best_units, pruned_objective, rearrange_units
 from gossamer.pruning.structured.tune import Method, reconstruct
-from gossamer.pruning.structured.units import find_units, slim
+from gossamer.pruning.structured.units import find_units, mask_factors, scaled_units, slim
 
 Teacher = Literal["dense", "sqrt"]
 # evaluate(model): higher is better.
@@ -149,9 +147,11 @@ def prune_structured(  # noqa: PLR0913 (the stages' settings are all named)
     run = _Run(model, list(batches), loss, keep, evaluate, fisher, fit_batches)
     tables = cost_tables(run.groups, cost, tokens)
     total = sum(float(table[-1]) for table in tables)
+    is_head = [group.kind == "heads" for group in run.groups]
     limits = {
-        "multiple": [1 if g.kind == "heads" else multiple for g in run.groups],
-        "minimum": [min_heads if g.kind == "heads" else min_filters for g in run.groups],
+        "is_head": is_head,
+        "multiple": [1 if head else multiple for head in is_head],
+        "minimum": [min_heads if head else min_filters for head in is_head],
     }
     dense = copy.deepcopy(model) if tune or refit else model
     for number in range(1, rounds + 1):
@@ -196,7 +196,8 @@ class _Run:
     def gradients(self) -> list[torch.Tensor]:
         start = time.perf_counter()
         found = mask_gradients(self.model, self.groups, self.batches, self.loss, self.fisher)
-        self._log("gradients", time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        self.stages.append(StageLog("gradients", None, None, True, seconds))
         return found
 
     def search(
@@ -204,21 +205,19 @@ class _Run:
         gradients: list[torch.Tensor],
         tables: list[torch.Tensor],
         budget: float,
-        limits: dict[str, list[int]],
+        limits: dict[str, Any],
     ) -> list[list[int]]:
         start = time.perf_counter()
-        is_head = [group.kind == "heads" for group in self.groups]
-        kept = best_units(fisher_scores(gradients), tables, is_head, budget, **limits)
-        seconds = time.perf_counter() - start
-        self.score = self._masked_score(kept)
-        self._log("search", seconds, _objective(gradients, kept), self.score)
+        kept = best_units(fisher_scores(gradients), tables, budget=budget, **limits)
+        seconds, self.score = time.perf_counter() - start, None
+        self._is_taken("search", seconds, _objective(gradients, kept), self._masked_score(kept))
         return kept
 
     def rearrange(self, gradients: list[torch.Tensor], kept: list[list[int]]) -> list[list[int]]:
         start = time.perf_counter()
         other = [rearrange_units(g, units) for g, units in zip(gradients, kept, strict=True)]
         seconds = time.perf_counter() - start
-        score, figure = self._masked_score(other), _objective(gradients, other)
+        figure, score = _objective(gradients, other), self._masked_score(other)
         return other if self._is_taken("rearrange", seconds, figure, score) else kept
 
     def cut(self, kept: list[list[int]]) -> None:
@@ -229,15 +228,13 @@ class _Run:
             for names, units in zip(self.original, kept, strict=True)
         ]
         self.groups = find_units(self.model)
-        self._log("slim", time.perf_counter() - start, score=self.score)
+        seconds = time.perf_counter() - start
+        self.stages.append(StageLog("slim", None, self.score, True, seconds))
 
     def reconstruct(self, name: str, teacher: nn.Module, method: Method) -> None:
         start = time.perf_counter()
         before = [copy.deepcopy(group.consumer.state_dict()) for group in self.groups]
-        fits = reconstruct(
-            self.model, self.groups, teacher, find_units(teacher), self.some, self.loss,
-            method=method, keep=self.keep,
-        )  # fmt: skip
+        fits = reconstruct(self.model, teacher, self.some, self.loss, method=method, keep=self.keep)
         seconds = time.perf_counter() - start
         self.notes += [f"{name}: {fit.name}: {fit.note}" for fit in fits if fit.note]
         error = sum(fit.error_after for fit in fits) / len(fits)
@@ -266,20 +263,10 @@ class _Run:
     def _is_taken(self, name: str, seconds: float, figure: float, score: float | None) -> bool:
         """Log an optional stage; whether the model is better with it, as far as one knows."""
         better = score is None or self.score is None or score > self.score
-        self._log(name, seconds, figure, score, better)
+        self.stages.append(StageLog(name, figure, score, better, seconds))
         if better:
             self.score = score
         return better
-
-    def _log(
-        self,
-        name: str,
-        seconds: float,
-        figure: float | None = None,
-        score: float | None = None,
-        kept: bool = True,
-    ) -> None:
-        self.stages.append(StageLog(name, figure, score, kept, seconds))
 
 
 def _objective(gradients: list[torch.Tensor], kept: list[list[int]]) -> float:

@@ -8,6 +8,7 @@ Legend: N tokens that count, K inputs of a consumer, D width of the model.
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,10 @@ from gossamer.pruning.structured.gradients import Loss
 
 # keep(batch): bool or 0/1 tensor [B, T] per call of the model, zero where a token is padding.
 Keep = Callable[[Any], torch.Tensor | Sequence[torch.Tensor]]
+
+
+# Input and output of layers, by name.
+Seen = dict[str, tuple[torch.Tensor, torch.Tensor]]
 
 
 class _Stop(Exception):
@@ -61,10 +66,22 @@ def record_calls(
 ) -> list[ModelCall]:
     """Record how each block is called on every batch; the blocks themselves are skipped."""
     calls: list[ModelCall] = []
+
+    def record(is_first: bool, *args: Any, **kwargs: Any) -> torch.Tensor:
+        # A cache would get every replayed token a second time.
+        rest: list[Any] = [None if hasattr(value, "get_seq_length") else value for value in args]
+        named: dict[str, Any]
+        named = {k: None if hasattr(v, "get_seq_length") else v for k, v in kwargs.items()}
+        hidden: torch.Tensor = rest.pop(0) if rest else named.pop("hidden_states")
+        if is_first:
+            calls.append(ModelCall(hidden.detach()))
+        calls[-1].rest.append((tuple(rest), named))
+        return hidden
+
     try:
-        for number, block in enumerate(blocks):
+        for block in blocks:
             # On the instance: found before the method of the class.
-            block.forward = _recorder(calls, number)
+            block.forward = partial(record, block is blocks[0])
         with torch.no_grad():
             for batch in batches:
                 first = len(calls)
@@ -85,7 +102,7 @@ def record_calls(
 
 def watch(
     call: ModelCall, block: nn.Module, number: int, wanted: dict[str, nn.Module], stop_at: str = ""
-) -> tuple[dict[str, tuple[torch.Tensor, torch.Tensor]], torch.Tensor | None]:
+) -> tuple[Seen, torch.Tensor | None]:
     """Input and output of some layers while a block runs, and what the block returns.
 
     Args:
@@ -95,7 +112,7 @@ def watch(
         wanted: layers by a name of the caller's choice.
         stop_at: leave the block once this layer was seen; the result is then None.
     """
-    seen: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+    seen: Seen = {}
 
     def look(name: str) -> Callable[[nn.Module, tuple[Any, ...], torch.Tensor], None]:
         def hook(module: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -110,24 +127,6 @@ def watch(
     with hooked(handles), suppress(_Stop):
         result = call.run(block, number)
     return seen, result
-
-
-def _recorder(calls: list[ModelCall], number: int) -> Callable[..., torch.Tensor]:
-    def record(*args: Any, **kwargs: Any) -> torch.Tensor:
-        kwargs = {name: _without_cache(value) for name, value in kwargs.items()}
-        args = tuple(_without_cache(value) for value in args)
-        hidden: torch.Tensor = args[0] if args else kwargs.pop("hidden_states")
-        if number == 0:
-            calls.append(ModelCall(hidden.detach()))
-        calls[-1].rest.append((args[1:], kwargs))
-        return hidden
-
-    return record
-
-
-def _without_cache(value: Any) -> Any:
-    # A cache would get every replayed token a second time.
-    return None if hasattr(value, "get_seq_length") else value
 
 
 def _attach_keep(calls: list[ModelCall], keep: torch.Tensor | Sequence[torch.Tensor]) -> None:

@@ -3,6 +3,9 @@
 
 Per group the option n is "keep the n units with the highest scores". Equal scores: the lower
 index first, and of equal totals the one with fewer units in the later groups.
+
+Then which units of a group go together: their number stays, and the summed gradient of the pruned
+ones shrinks (`rearrange_units`).
 """
 
 import math
@@ -15,6 +18,8 @@ from gossamer.errors import InputError, ResourceError
 
 # Costs that are no multiples of a common unit are rounded up to this part of the budget.
 STEPS = 20_000
+# Number of units -> their value, and their cost.
+Choice = dict[int, tuple[float, float]]
 
 
 def search_units(
@@ -37,15 +42,34 @@ def search_units(
     Raises:
         ResourceError: no choice fits the budget.
     """
-    orders, values, options = _options(scores, tables, multiple, minimum)
-    costs = [table.double().numpy() for table in tables]
-    least = sum(float(cost[option].min()) for cost, option in zip(costs, options, strict=True))
-    if math.isnan(budget) or least > budget:
+    multiples = _per_group("multiple", multiple, len(scores), low=1)
+    minimums = _per_group("minimum", minimum, len(scores), low=0)
+    orders, choices = [], []
+    for score, table, step, least in zip(scores, tables, multiples, minimums, strict=True):
+        count = len(score)
+        if len(table) != count + 1:
+            raise InputError(f"a table of {len(table)} costs for {count} units; one more is due.")
+        if not torch.isfinite(score).all() or (count and score.min() < 0):
+            raise InputError("scores: must be finite and not negative; check data and weights.")
+        if not torch.isfinite(table).all() or table.min() < 0:
+            raise InputError("costs: must be finite and not negative.")
+        ranked, order = torch.sort(score.double(), descending=True, stable=True)
+        orders.append(order)
+        values, costs = [0.0, *ranked.cumsum(0).tolist()], table.tolist()
+        choices.append(
+            {
+                n: (values[n], costs[n])
+                for n in range(min(least, count), count + 1)
+                if n % step == 0 or n == count
+            }
+        )
+    cheapest = sum(min(cost for _, cost in choice.values()) for choice in choices)
+    if math.isnan(budget) or cheapest > budget:
         raise ResourceError(
             f"budget: {budget:g} cannot be met; the cheapest choice that is allowed costs"
-            f" {least:g}. Raise the budget, or lower the minimum number of units."
+            f" {cheapest:g}. Raise the budget, or lower the minimum number of units."
         )
-    counts = _knapsack(values, costs, options, budget)
+    counts = _knapsack(choices, budget)
     return [sorted(order[:count].tolist()) for order, count in zip(orders, counts, strict=True)]
 
 
@@ -60,8 +84,7 @@ def best_units(
 ) -> list[list[int]]:
     """`search_units`, by `two_lists` where nothing forbids it."""
     free = all(step == 1 for step in multiple) and not any(minimum)
-    units = [_unit_cost(tables, is_head, kind) for kind in (True, False)]
-    head, filter_ = units
+    head, filter_ = (_unit_cost(tables, is_head, kind) for kind in (True, False))
     if free and head is not None and filter_ is not None:
         return two_lists(scores, is_head, head, filter_, budget)
     return search_units(scores, tables, budget, multiple=multiple, minimum=minimum)
@@ -89,17 +112,15 @@ def two_lists(
     For every number of heads that fits, the best heads and as many of the best filters as the
     rest of the budget pays. Exact, and fast for any size.
     """
-    kinds = []
-    for wanted in (True, False):
-        chosen = [
-            (-float(score), group, unit)
+    heads, filters = kinds = [
+        sorted(
+            (-score, group, unit)
             for group, values in enumerate(scores)
             if is_head[group] is wanted
             for unit, score in enumerate(values.tolist())
-        ]
-        chosen.sort()
-        kinds.append(chosen)
-    heads, filters = kinds
+        )
+        for wanted in (True, False)
+    ]
     prefix_h, prefix_f = (np.cumsum([0.0] + [-key for key, _, _ in kind]) for kind in kinds)
     if budget < 0 or math.isnan(budget):
         raise ResourceError(f"budget: {budget:g} cannot be met; keeping nothing costs 0.")
@@ -119,58 +140,28 @@ def two_lists(
     return [sorted(units) for units in kept]
 
 
-def _options(
-    scores: Sequence[torch.Tensor],
-    tables: Sequence[torch.Tensor],
-    multiple: int | Sequence[int],
-    minimum: int | Sequence[int],
-) -> tuple[list[torch.Tensor], list[np.ndarray], list[np.ndarray]]:
-    multiples = _per_group("multiple", multiple, len(scores), low=1)
-    minimums = _per_group("minimum", minimum, len(scores), low=0)
-    orders, values, options = [], [], []
-    for score, table, step, least in zip(scores, tables, multiples, minimums, strict=True):
-        if len(table) != len(score) + 1:
-            raise InputError(
-                f"a table of {len(table)} costs for {len(score)} units; one more is due."
-            )
-        if not torch.isfinite(score).all() or (len(score) and score.min() < 0):
-            raise InputError("scores: must be finite and not negative; check data and weights.")
-        if not torch.isfinite(table).all() or table.min() < 0:
-            raise InputError("costs: must be finite and not negative.")
-        order = torch.sort(score.double(), descending=True, stable=True).indices
-        orders.append(order)
-        values.append(np.concatenate([[0.0], score.double()[order].cumsum(0).numpy()]))
-        count = len(score)
-        allowed = [n for n in range(count + 1) if n % step == 0 or n == count]
-        options.append(np.array([n for n in allowed if n >= min(least, count)]))
-    return orders, values, options
-
-
-def _knapsack(
-    values: list[np.ndarray], costs: list[np.ndarray], options: list[np.ndarray], budget: float
-) -> list[int]:
+def _knapsack(choices: Sequence[Choice], budget: float) -> list[int]:
     """Counts per group with the largest total value within the budget."""
-    unit = _common_unit(costs, options, budget)
-    dearest = sum(float(cost[o].max()) for cost, o in zip(costs, options, strict=True))
+    unit = _common_unit(choices, budget)
+    dearest = sum(max(cost for _, cost in choice.values()) for choice in choices)
     # Room for the rounding of every group, so that a budget for everything keeps everything.
-    budget = min(budget, dearest + len(costs) * unit)
+    budget = min(budget, dearest + len(choices) * unit)
     cells = int(budget / unit) + 1
     best = np.zeros(cells)
     picks = []
-    for value, cost, option in zip(values, costs, options, strict=True):
+    for choice in choices:
         new = np.full(cells, -np.inf)
         pick = np.zeros(cells, dtype=np.int32)
-        for n in option:
+        for n, (value, cost) in choice.items():
             # Rounding up keeps the true cost below what is charged.
-            shift = math.ceil(float(cost[n]) / unit)
-            if shift >= cells:
-                continue
-            candidate = best[: cells - shift] + value[n]
-            better = candidate > new[shift:]
-            new[shift:][better] = candidate[better]
-            pick[shift:][better] = n
+            shift = math.ceil(cost / unit)
+            if shift < cells:
+                candidate = best[: cells - shift] + value
+                better = candidate > new[shift:]
+                new[shift:][better] = candidate[better]
+                pick[shift:][better] = n
         best = new
-        picks.append((pick, cost))
+        picks.append(pick)
     at = cells - 1
     if best[at] == -np.inf:
         raise ResourceError(
@@ -178,18 +169,17 @@ def _knapsack(
             " thousandth."
         )
     counts = []
-    for pick, cost in reversed(picks):
-        n = int(pick[at])
-        counts.append(n)
-        at -= math.ceil(float(cost[n]) / unit)
+    for pick, choice in zip(reversed(picks), reversed(choices), strict=True):
+        counts.append(int(pick[at]))
+        at -= math.ceil(choice[counts[-1]][1] / unit)
     return counts[::-1]
 
 
-def _common_unit(costs: list[np.ndarray], options: list[np.ndarray], budget: float) -> float:
+def _common_unit(choices: Sequence[Choice], budget: float) -> float:
     """The greatest common divisor of whole costs if the budget is not too many of it."""
-    listed = np.concatenate([cost[option] for cost, option in zip(costs, options, strict=True)])
-    if np.all(listed == np.floor(listed)) and np.all(listed < 2**53):
-        divisor = int(np.gcd.reduce(listed.astype(np.int64)))
+    costs = np.array([cost for choice in choices for _, cost in choice.values()])
+    if np.all(costs == np.floor(costs)) and np.all(costs < 2**53):
+        divisor = int(np.gcd.reduce(costs.astype(np.int64)))
         if divisor and budget / divisor <= STEPS * 10:
             return float(divisor)
     return budget / STEPS if budget > 0 else 1.0
@@ -202,3 +192,51 @@ def _per_group(name: str, value: int | Sequence[int], groups: int, low: int) -> 
             f"{name}: expected a whole number from {low} on, or one per group, got {value}."
         )
     return values
+
+
+def rearrange_units(gradients_SU: torch.Tensor, kept: Sequence[int]) -> list[int]:
+    """Kept units after rearrangement, ascending and as many as before.
+
+    Minimises |sum of the pruned units' gradients|^2 = 1' K 1 over the pruned set, K the Gram matrix
+    of the gradients. Every step allows the choice that changes nothing, so the objective never
+    rises.
+
+    Args:
+        gradients_SU: gradients of the group's mask variables.
+        kept: the start, from the search.
+    """
+    units = gradients_SU.shape[1]
+    if len(set(kept)) != len(kept) or any(not 0 <= unit < units for unit in kept):
+        raise InputError(f"kept: expected different units below {units}, got {list(kept)[:8]}.")
+    if not 0 < len(kept) < units:
+        return sorted(kept)
+    gradients = gradients_SU.double()
+    gram_UU = gradients.T @ gradients
+    is_pruned = _all_but(kept, units)
+    diagonal_U = gram_UU.diagonal()
+    # sums_U[u] is the product of unit u's gradient with the sum of the pruned ones.
+    sums_U = gram_UU[:, is_pruned].sum(1)
+    # Every kept unit, least important first, may take the place of a pruned one.
+    order = torch.sort(diagonal_U, stable=True).indices.tolist()
+    for unit in [unit for unit in order if not is_pruned[unit]]:
+        is_pruned[unit] = True
+        sums_U += gram_UU[unit]
+        gain_U = 2 * sums_U - diagonal_U
+        gain_U[~is_pruned] = -torch.inf
+        # Of equal gains, taking the unit out again is preferred.
+        leaves = unit if gain_U[unit] >= gain_U.max() else int(gain_U.argmax())
+        is_pruned[leaves] = False
+        sums_U -= gram_UU[leaves]
+    return (~is_pruned).nonzero().flatten().tolist()
+
+
+def pruned_objective(gradients_SU: torch.Tensor, kept: Sequence[int]) -> float:
+    """Mean over samples of half the squared gradient along removing everything but `kept`."""
+    total_S = gradients_SU.double()[:, _all_but(kept, gradients_SU.shape[1])].sum(1)
+    return float(total_S.square().mean()) / 2
+
+
+def _all_but(kept: Sequence[int], units: int) -> torch.Tensor:
+    is_pruned = torch.ones(units, dtype=torch.bool)
+    is_pruned[list(kept)] = False
+    return is_pruned

@@ -7,7 +7,7 @@ A change must not raise the error on the held-out quarter, else the sub-layer st
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -25,7 +25,8 @@ from gossamer.pruning.structured.least_squares import (
     refitted,
     unit_scales,
 )
-from gossamer.pruning.structured.replay import Keep, ModelCall, record_calls, watch
+from gossamer.pruning.structured.replay import Keep, ModelCall, Seen, record_calls, watch
+from gossamer.pruning.structured.units import find_units
 
 Method = Literal["scales", "weights"]
 HELD_OUT = 4
@@ -41,11 +42,9 @@ class SubLayerFit:
     note: str = ""
 
 
-def reconstruct(  # noqa: PLR0913 (two models with their units, and how to run them)
+def reconstruct(
     student: nn.Module,
-    groups: Sequence[UnitGroup],
     teacher: nn.Module,
-    teacher_groups: Sequence[UnitGroup],
     batches: Iterable[Any],
     loss: Loss,
     *,
@@ -57,9 +56,7 @@ def reconstruct(  # noqa: PLR0913 (two models with their units, and how to run t
 
     Args:
         student: a slim model.
-        groups: its units.
         teacher: the model to come back to, of the same family and depth; not changed.
-        teacher_groups: its units.
         batches: calibration data.
         loss: how a batch is run; its value is not used.
         method: "scales": one factor per unit. "weights": the consumer's whole weight and bias.
@@ -69,6 +66,7 @@ def reconstruct(  # noqa: PLR0913 (two models with their units, and how to run t
     """
     if method not in ("scales", "weights"):
         raise InputError(f"method: expected 'scales' or 'weights', got {method!r}.")
+    groups, teacher_groups = find_units(student), find_units(teacher)
     if [g.family for g in groups] != [g.family for g in teacher_groups]:
         raise InputError("teacher: its blocks are not those of the student.")
     fits: list[SubLayerFit] = []
@@ -77,13 +75,13 @@ def reconstruct(  # noqa: PLR0913 (two models with their units, and how to run t
         theirs = record_calls(teacher, blocks, batches, loss, keep)
         if not theirs:
             raise InputError("batches: there is none; reconstruction needs calibration data.")
-        ours = [ModelCall(call.hidden, call.rest, call.keep) for call in theirs]
+        ours = [replace(call) for call in theirs]
         for number in range(len(blocks)):
             pair = slice(2 * number, 2 * number + 2)
             sums = [_teach(call, number, teacher_groups[pair]) for call in theirs]
-            for index, group in enumerate(groups[pair]):
-                targets = [attention_and_ffn[index] for attention_and_ffn in sums]
-                fits.append(_fit(group, number, ours, targets, method, ridge))
+            for group, targets in zip(groups[pair], zip(*sums, strict=True), strict=True):
+                rows = (_student_rows(call, number, groups[pair], group) for call in ours)
+                fits.append(_fit(group, rows, targets, method, ridge))
             for call in ours:
                 call.hidden = call.run(groups[2 * number].block, number)
     return fits
@@ -93,8 +91,7 @@ def _teach(
     call: ModelCall, number: int, groups: Sequence[UnitGroup]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What flows after attention and after the feed-forward part; the call moves on one block."""
-    block = groups[0].block
-    seen, after = watch(call, block, number, _layers(groups))
+    seen, after = _watch(call, number, groups)
     after_attention = call.hidden + seen["heads"][1].view_as(call.hidden)
     after_ffn = _ffn_residual(call, groups[1], seen) + seen["filters"][1].view_as(call.hidden)
     if after is None:
@@ -105,19 +102,17 @@ def _teach(
 
 def _fit(
     group: UnitGroup,
-    number: int,
-    calls: list[ModelCall],
-    targets: list[torch.Tensor],
+    rows: Iterable[tuple[torch.Tensor, torch.Tensor]],
+    targets: Sequence[torch.Tensor],
     method: Method,
     ridge: float | None,
 ) -> SubLayerFit:
     matrix = matrix_of(group.consumer)
-    device, (outputs, inputs) = matrix.device, matrix.shape
+    outputs, inputs = matrix.shape
     fit, held = (Sums.zeros(inputs, outputs) for _ in range(2))
-    for place, (call, target) in enumerate(zip(calls, targets, strict=True)):
-        x_NK, residual = _student_rows(call, number, group)
+    for place, ((x_NK, residual), target) in enumerate(zip(rows, targets, strict=True)):
         y_ND = target - residual
-        if len(calls) >= HELD_OUT:
+        if len(targets) >= HELD_OUT:
             (held if place % HELD_OUT == HELD_OUT - 1 else fit).add(x_NK.cpu(), y_ND.cpu())
             continue
         # Too few calls to set some aside: every fourth token instead.
@@ -137,42 +132,38 @@ def _fit(
     else:
         ridges = REFIT_RIDGES if ridge is None else (ridge,)
         candidates = [refitted(fit, old_DJ, strength, bias is not None) for strength in ridges]
-    errors = [held.error(candidate) for candidate in candidates]
-    best = min(range(len(errors)), key=errors.__getitem__)
+    best_DJ = min(candidates, key=held.error)
+    after = held.error(best_DJ)
     # Not <= : NaN must not pass.
-    if not errors[best] < before:
+    if not after < before:
         return SubLayerFit(group.name, before, before, note or "left as it was")
-    new_DJ = candidates[best].to(device, matrix.dtype)
+    new_DJ = best_DJ.to(matrix)
     set_matrix(group.consumer, new_DJ[:, :-1])
     if bias is not None:
         bias.data.copy_(new_DJ[:, -1])
-    return SubLayerFit(group.name, before, errors[best], note)
+    return SubLayerFit(group.name, before, after, note)
 
 
 def _student_rows(
-    call: ModelCall, number: int, group: UnitGroup
+    call: ModelCall, number: int, groups: Sequence[UnitGroup], group: UnitGroup
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Inputs of the consumer and the residual its output is added to."""
-    heads = group.kind == "heads"
-    own: dict[str, nn.Module]
-    own = {group.kind: group.consumer} if heads else _layers([group], with_attention=True)
-    seen, _ = watch(call, group.block, number, own, stop_at=group.kind)
-    residual = call.hidden if heads else _ffn_residual(call, group, seen)
+    seen, _ = _watch(call, number, groups, group.kind)
+    residual = call.hidden if group.kind == "heads" else _ffn_residual(call, group, seen)
     return call.rows(seen[group.kind][0]), call.rows(residual)
 
 
-def _layers(groups: Sequence[UnitGroup], with_attention: bool = False) -> dict[str, nn.Module]:
-    layers: dict[str, nn.Module] = {group.kind: group.consumer for group in groups}
-    ffn = groups[-1]
-    layers["expansion"] = ffn.producers[0]
-    if with_attention:
-        layers["heads"] = ffn.block.get_submodule(ffn.family.output)
-    return layers
+def _watch(
+    call: ModelCall, number: int, groups: Sequence[UnitGroup], stop_at: str = ""
+) -> tuple[Seen, torch.Tensor | None]:
+    """`watch` of the two consumers and of what expands to the filters."""
+    heads, filters = groups
+    wanted = {"heads": heads.consumer, "filters": filters.consumer}
+    wanted["expansion"] = filters.producers[0]
+    return watch(call, heads.block, number, wanted, stop_at)
 
 
-def _ffn_residual(
-    call: ModelCall, group: UnitGroup, seen: dict[str, tuple[torch.Tensor, torch.Tensor]]
-) -> torch.Tensor:
+def _ffn_residual(call: ModelCall, group: UnitGroup, seen: Seen) -> torch.Tensor:
     """What the feed-forward output is added to: see `BlockParts.norm_first`."""
     first = group.family.norm_first
     if isinstance(first, str):

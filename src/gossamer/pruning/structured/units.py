@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which heads and filters a model has, and a smaller model with some of them.
 
-What cannot be cut is a typed error that says why.
+What cannot be cut is a typed error that says why. Before they are cut, one value per unit may
+multiply its columns: it acts on the input of the consumer (output projection, down matrix), so that
+one hook serves every family.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,6 +17,7 @@ from gossamer.errors import InputError, TargetError
 from gossamer.nn.families import answers, block_of
 from gossamer.nn.surgery.matrix_layer import is_matrix_layer
 from gossamer.nn.surgery.slimming import UnitGroup, cut_units, find_groups
+from gossamer.pruning.calibration import hooked
 
 _FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 
@@ -25,21 +30,20 @@ def find_units(model: nn.Module) -> list[UnitGroup]:
     """
     if not isinstance(model, nn.Module):
         raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}.")
-    names: dict[int, str] = {}
+    names: dict[nn.Module, str] = {}
     for name, module in model.named_modules(remove_duplicate=False):
-        if block_of(module) is None:
+        family = block_of(module)
+        if family is None:
             continue
-        if id(module) in names:
+        if module in names:
             raise TargetError(
-                f"{name}: is the same block as {names[id(module)]}. A block that is used twice has"
+                f"{name}: is the same block as {names[module]}. A block that is used twice has"
                 " one set of units for two places, which is not supported."
             )
-        names[id(module)] = name
+        names[module] = name
+        _check_layers(name, module, family.linears)
     if not names:
         raise TargetError(_unknown(model))
-    for name, module in model.named_modules():
-        if id(module) in names:
-            _check_layers(name, module)
     groups = find_groups(model)
     _check_sharing(model, groups)
     return groups
@@ -64,11 +68,35 @@ def slim(model: nn.Module, kept: Sequence[Sequence[int]]) -> nn.Module:
     return model
 
 
-def _check_layers(block_name: str, block: nn.Module) -> None:
-    family = block_of(block)
-    if family is None:
-        return
-    for part in family.linears:
+def scaled_units(
+    groups: Sequence[UnitGroup], factors: Sequence[torch.Tensor]
+) -> AbstractContextManager[None]:
+    """Inside, every group's units are multiplied by its factors [units]."""
+
+    def scale(group: UnitGroup, factor: torch.Tensor) -> Any:
+        wide = factor.repeat_interleave(group.width)
+        return lambda module, args: (args[0] * wide, *args[1:])
+
+    return hooked(
+        [
+            group.consumer.register_forward_pre_hook(scale(group, factor))
+            for group, factor in zip(groups, factors, strict=True)
+        ]
+    )
+
+
+def mask_factors(groups: Sequence[UnitGroup], kept: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    """One for kept units, zero for the others."""
+    factors = []
+    for group, units in zip(groups, kept, strict=True):
+        factor = next(group.consumer.parameters()).new_zeros(group.count)
+        factor[list(units)] = 1
+        factors.append(factor)
+    return factors
+
+
+def _check_layers(block_name: str, block: nn.Module, linears: Iterable[str]) -> None:
+    for part in linears:
         try:
             layer = block.get_submodule(part)
         except AttributeError:
@@ -88,17 +116,15 @@ def _check_layers(block_name: str, block: nn.Module) -> None:
 
 
 def _check_sharing(model: nn.Module, groups: list[UnitGroup]) -> None:
-    owners: dict[int, list[str]] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
-        for key, parameter in module._parameters.items():
-            if parameter is not None:
-                owners.setdefault(id(parameter), []).append(f"{name}.{key}")
+    owners: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        owners.setdefault(parameter, []).append(name)
     for group in groups:
         for layer in (*group.producers, group.consumer):
-            for parameter in layer._parameters.values():
-                if parameter is not None and len(owners[id(parameter)]) > 1:
+            for parameter in layer.parameters(recurse=False):
+                if len(owners[parameter]) > 1:
                     raise TargetError(
-                        f"{group.name}: {' and '.join(owners[id(parameter)][:3])} are one tensor;"
+                        f"{group.name}: {' and '.join(owners[parameter][:3])} are one tensor;"
                         " cutting one would cut the other. Untie them first."
                     )
 

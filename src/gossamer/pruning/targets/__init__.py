@@ -5,7 +5,7 @@ Start with `find_targets`: users name layers by rules (a class name, a glob, a r
 and get one `Target` per weight, or an error that says why a layer cannot be pruned.
 """
 
-from gossamer.pruning.targets.find import PrunableLayer, Target, find_targets
+from gossamer.pruning.targets.find import Target, find_targets
 from gossamer.pruning.targets.rules import Rules, match
 
-__all__ = ["PrunableLayer", "Rules", "Target", "find_targets", "match"]
+__all__ = ["Rules", "Target", "find_targets", "match"]

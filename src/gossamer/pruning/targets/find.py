@@ -5,13 +5,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from gossamer.errors import InputError, TargetError
 from gossamer.nn.layer_kinds import kind_of
 from gossamer.nn.prunable import EMBEDDINGS, PRUNABLE, is_head, why_not_prunable
-from gossamer.pruning.targets.rules import Rules, as_rules, inside, is_exact, match
+from gossamer.pruning.targets.rules import Rules, as_rules, inside, match
 
 # A layer of one of the kinds that can be sparse, ordinary or masked.
 PrunableLayer = Any
@@ -35,15 +36,14 @@ class Target:
     @property
     def weight(self) -> nn.Parameter:
         """The Parameter to prune, dense."""
-        return weight_of(self.module)
+        weight: nn.Parameter = self.module._parameters["weight"]
+        return weight
 
-
-def weight_of(module: PrunableLayer) -> nn.Parameter:
-    """The dense Parameter of a Linear or Conv2d, masked or not."""
-    weight: nn.Parameter | None = module._parameters["weight"]
-    if weight is None:
-        raise TargetError(f"a {type(module).__name__} without a weight cannot be pruned.")
-    return weight
+    @property
+    def mask(self) -> torch.Tensor | None:
+        """Bool [R, K], the mask that the layer has, no copy; None for a dense layer."""
+        mask: torch.Tensor | None = self.module._buffers.get("_mask")
+        return mask
 
 
 def find_targets(model: nn.Module, targets: Rules = None, ignore: Rules = None) -> list[Target]:
@@ -62,7 +62,18 @@ def find_targets(model: nn.Module, targets: Rules = None, ignore: Rules = None) 
     modules = dict(model.named_modules(remove_duplicate=False))
     holders = _holders(model)
     if targets is None:
-        names = [name for name in modules if not _left_by_default(name, modules[name], holders)]
+        embedded = {
+            param
+            for param, held_by in holders.items()
+            if any(isinstance(holder, EMBEDDINGS) for _, holder in held_by)
+        }
+        names = [
+            name
+            for name, module in modules.items()
+            if kind_of(module)
+            and not is_head(name)
+            and module._parameters.get("weight") not in embedded
+        ]
     else:
         names = _targeted(model, modules, as_rules(targets, "targets"))
     ignored = _ignored(modules, as_rules(ignore, "ignore"))
@@ -76,7 +87,7 @@ def find_targets(model: nn.Module, targets: Rules = None, ignore: Rules = None) 
 
 def _check_memory(targets: list[Target], holders: Holders) -> None:
     """Refuse a weight whose memory another Parameter holds, too: zeros would appear in both."""
-    weights = {weight_of(target.module): target.name for target in targets}
+    weights = {target.weight: target.name for target in targets}
     places = [(span, param) for param in holders if (span := _span(param)) is not None]
     reach, owner = 0, None
     for (start, end), param in sorted(places, key=lambda place: place[0]):
@@ -116,18 +127,6 @@ def _holders(model: nn.Module) -> Holders:
     return holders
 
 
-def _embedding_tied_to(module: nn.Module, holders: Holders) -> str | None:
-    weight = module._parameters.get("weight")
-    for name, holder in holders.get(weight, []) if weight is not None else []:
-        if isinstance(holder, EMBEDDINGS):
-            return name
-    return None
-
-
-def _left_by_default(name: str, module: nn.Module, holders: Holders) -> bool:
-    return not kind_of(module) or is_head(name) or _embedding_tied_to(module, holders) is not None
-
-
 def _targeted(model: nn.Module, modules: dict[str, nn.Module], rules: list[str]) -> list[str]:
     chosen: set[str] = set()
     parameters = dict(model.named_parameters())
@@ -138,8 +137,14 @@ def _targeted(model: nn.Module, modules: dict[str, nn.Module], rules: list[str])
                 " can be pruned; name the layer."
             )
         names = match(rule, modules, "targets")
-        if is_exact(rule, modules) and not kind_of(modules[rule]):
-            names = _members(rule, modules)
+        if rule in modules and not kind_of(modules[rule]):
+            if isinstance(modules[rule], nn.MultiheadAttention):
+                raise TargetError(
+                    f"targets: {rule!r} is a MultiheadAttention, whose q, k and v weights"
+                    " (in_proj_weight) are no Linear layer and cannot be pruned. Name"
+                    f" {rule + '.out_proj'!r} to prune its output projection only."
+                )
+            names = inside(rule, modules)
         prunable = [n for n in names if kind_of(modules[n])]
         if not prunable:
             first = names[0]
@@ -152,22 +157,12 @@ def _targeted(model: nn.Module, modules: dict[str, nn.Module], rules: list[str])
     return [name for name in modules if name in chosen]
 
 
-def _members(rule: str, modules: dict[str, nn.Module]) -> list[str]:
-    if isinstance(modules[rule], nn.MultiheadAttention):
-        raise TargetError(
-            f"targets: {rule!r} is a MultiheadAttention, whose q, k and v weights (in_proj_weight)"
-            f" are no Linear layer and cannot be pruned. Name {rule + '.out_proj'!r} to prune its"
-            " output projection only."
-        )
-    return [name for name in modules if inside(name, rule)]
-
-
 def _ignored(modules: dict[str, nn.Module], rules: list[str]) -> set[str]:
     ignored: set[str] = set()
     for rule in rules:
         names = match(rule, modules, "ignore")
-        if is_exact(rule, modules):
-            names = [name for name in modules if inside(name, rule)]
+        if rule in modules:
+            names = inside(rule, modules)
         # A module registered under two names is ignored under both.
         same = {id(modules[name]) for name in names}
         ignored.update(name for name, module in modules.items() if id(module) in same)
@@ -182,35 +177,27 @@ def _unique_targets(
     for name in names:
         module = modules[name]
         reason = why_not_prunable(module)
-        if reason is not None or not isinstance(module, PRUNABLE):
+        if reason is not None:
             raise TargetError(f"{name}: cannot be pruned: {reason}; or add it to ignore=[...].")
         if not name:
             raise TargetError(
                 f"the model is itself one {type(module).__name__} and cannot be replaced in place."
                 " Wrap it: model = torch.nn.Sequential(model)."
             )
-        weight = weight_of(module)
+        weight = Target(name, module).weight
         if weight in seen:
             continue
         seen.add(weight)
-        yield Target(name, module, tuple(_twins(name, module, chosen, holders[weight])))
-
-
-def _twins(
-    name: str, module: PrunableLayer, chosen: set[int], holders: list[tuple[str, nn.Module]]
-) -> Iterator[tuple[str, PrunableLayer]]:
-    for other_name, other in holders:
-        if other is module:
-            continue
-        reason = why_not_prunable(other)
-        if isinstance(other, PRUNABLE) and reason is None and id(other) in chosen:
-            yield other_name, other
-            continue
-        why = reason if reason is not None else "it is not among the targets"
-        raise TargetError(
-            f"{name}: shares its weight with {other_name or 'the model'}, which would go on using"
-            f" it dense ({why}). Target both, or add {name!r} to ignore=[...]."
-        )
+        twins = [twin for twin in holders[weight] if twin[1] is not module]
+        for other_name, other in twins:
+            why = why_not_prunable(other)
+            if why is not None or id(other) not in chosen:
+                raise TargetError(
+                    f"{name}: shares its weight with {other_name or 'the model'}, which would go on"
+                    f" using it dense ({why or 'it is not among the targets'}). Target both, or add"
+                    f" {name!r} to ignore=[...]."
+                )
+        yield Target(name, module, tuple(twins))
 
 
 def _nothing_found(modules: dict[str, nn.Module]) -> str:

@@ -33,11 +33,6 @@ def as_rules(rules: Rules, where: str) -> list[str]:
     return listed
 
 
-def is_exact(rule: str, modules: Mapping[str, nn.Module]) -> bool:
-    """Whether the rule is the dotted name of one module."""
-    return rule in modules
-
-
 def match(rule: str, modules: Mapping[str, nn.Module], where: str) -> list[str]:
     """Names the rule selects; an error with the closest name if there is none.
 
@@ -49,7 +44,7 @@ def match(rule: str, modules: Mapping[str, nn.Module], where: str) -> list[str]:
         except re.error as error:
             raise TargetError(f"{where}: {rule!r} is not a regular expression: {error}.") from error
         names = [name for name in modules if expression.match(name)]
-    elif is_exact(rule, modules):
+    elif rule in modules:
         names = [rule]
     else:
         names = [
@@ -65,9 +60,9 @@ def match(rule: str, modules: Mapping[str, nn.Module], where: str) -> list[str]:
     return names
 
 
-def inside(name: str, container: str) -> bool:
-    """Whether `name` is `container` or lies below it."""
-    return not container or name == container or name.startswith(container + ".")
+def inside(container: str, modules: Mapping[str, nn.Module]) -> list[str]:
+    """The names of `container` and of everything below it."""
+    return [name for name in modules if f"{name}.".startswith(f"{container}.") or not container]
 
 
 def suggestion(rule: str, modules: Mapping[str, nn.Module]) -> str:
