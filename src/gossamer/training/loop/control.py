@@ -53,11 +53,9 @@ class Control(Protocol):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved state, masks included."""
-        return
 
     def follow(self, parts: Mapping[nn.Parameter, Part]) -> None:
         """Masks are final and Parameters were cut: what the optimizer holds of each from now on."""
-        return
 
     def part_of(self, parameter: nn.Parameter) -> dict[str, torch.Tensor]:
         """What is known of single entries of a cut Parameter, by their places in the whole one."""
@@ -71,7 +69,6 @@ class Control(Protocol):
 
     def close(self) -> None:
         """Take hooks off; masks stay."""
-        return
 
 
 class NoControl(Control):
@@ -92,7 +89,6 @@ class NoControl(Control):
 
     def sparsity(self) -> float:
         """Fraction of zeros over the layers that have a mask; 0 if none has."""
-        layers = [layer for _, layer in sparse_layers(self._model)]
-        held = {id(layer.trained()): layer for layer in layers}
+        held = {id(layer.trained()): layer for _, layer in sparse_layers(self._model)}
         total = sum(m.matrix_shape[0] * m.matrix_shape[1] for m in held.values())
         return 1.0 - sum(m.nnz for m in held.values()) / total if total else 0.0

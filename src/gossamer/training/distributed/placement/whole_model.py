@@ -23,8 +23,7 @@ from gossamer.training.distributed.processes.messages import (
     send_tree,
 )
 from gossamer.training.loop import TrainingRun
-from gossamer.training.loop.finite import describe, not_finite_gradients
-from gossamer.training.loop.processes import States
+from gossamer.training.loop.processes import States, not_finite_gradients
 from gossamer.training.memory import measure
 
 _MASKS = "mask_bits"
@@ -217,12 +216,10 @@ def whole_not_finite(
         copies: how many ranks hold the same entries.
         shapes: of the whole parameters.
     """
-    mine = {
-        name: bad / copies[parameters[name]]
-        for name, (bad, _) in not_finite_gradients(parameters.items()).items()
-    }
+    bad = not_finite_gradients(parameters)
+    mine = {name: count / copies[parameters[name]] for name, count in bad.items()}
     counts: dict[str, float] = {}
     for found in gather_json(mine):
-        for name, bad in found.items():
-            counts[name] = counts.get(name, 0.0) + bad
-    return [describe(name, round(bad), shapes[name].numel()) for name, bad in counts.items()]
+        for name, count in found.items():
+            counts[name] = counts.get(name, 0.0) + count
+    return [f"{name} ({round(n)} of {shapes[name].numel()})" for name, n in counts.items()]
