@@ -15,10 +15,9 @@ from gossamer.errors import InputError
 from gossamer.nn.layers.dense_home import DenseHome
 from gossamer.ops.training import adamw_step, runs_native
 from gossamer.training.optim.base import Master, Moments, SmallStateOptimizer
+from gossamer.training.optim.codes import StoredMoment
 from gossamer.training.optim.dither import native_dither
-from gossamer.training.optim.moments import StoredMoment
-from gossamer.training.optim.pieces import Stretch, needs_dither, numbers_of, stretches
-from gossamer.training.optim.state_checks import LOW, refuse_number
+from gossamer.training.optim.pieces import LOW, Stretch, needs_dither, numbers_of, stretches
 
 MEAN = StoredMoment("exp_avg", signed=True)
 SQUARE = StoredMoment("exp_avg_sq", signed=False)
@@ -59,14 +58,16 @@ class AdamW(SmallStateOptimizer):
         moments: Moments = "fp32",
         fused: bool = False,
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "fused": fused,
-        }
-        super().__init__(params, defaults, master, moments)
+        super().__init__(
+            params,
+            master,
+            moments,
+            lr=lr,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            fused=fused,
+        )
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
@@ -152,38 +153,38 @@ class LAMB(SmallStateOptimizer):
         master: Master = "split",
         moments: Moments = "fp32",
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "max_ratio": max_ratio,
-            "adapt": adapt,
-        }
-        super().__init__(params, defaults, master, moments)
+        super().__init__(
+            params,
+            master,
+            moments,
+            lr=lr,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            max_ratio=max_ratio,
+            adapt=adapt,
+        )
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
         if group["max_ratio"] is not None:
-            refuse_number(type(self).__name__, "max_ratio", group["max_ratio"])
+            self._check_number("max_ratio", group["max_ratio"])
 
     def _step_parameter(self, param: nn.Parameter, group: dict[str, Any]) -> None:
         state, step = self._started(param, group)
         (beta1, beta2), decay = group["betas"], group["weight_decay"]
-        wide = torch.float64 if param.dtype is torch.float64 else torch.float32
+        wide = torch.promote_types(param.dtype, torch.float32)
         direction = torch.empty(param.numel(), dtype=wide, device=param.device)
-        weights = torch.empty_like(direction) if group["adapt"] else None
         for part in stretches(param, state, self.MOMENTS):
             mean, square = _updated(part, beta1, beta2)
             denominator = (square / (1 - beta2**step)).sqrt_().add_(group["eps"])
             move = direction[part.start : part.stop]
             torch.div(mean / (1 - beta1**step), denominator, out=move)
             move.add_(part.master, alpha=decay)
-            if weights is not None:
-                weights[part.start : part.stop] = part.master
         ratio = 1.0
-        if weights is not None:
-            size, length = self._norm(weights, param), self._norm(direction, param)
+        if group["adapt"]:
+            size = self._norm(self.master_of(param), param)
+            length = self._norm(direction, param)
             # A norm of 0 says nothing about scale.
             ratio = size / length if size > 0 and length > 0 else 1.0
             ratio = ratio if group["max_ratio"] is None else min(ratio, group["max_ratio"])

@@ -10,11 +10,11 @@ from torch import nn
 
 from gossamer.nn.layers.dense_home import DenseHome
 from gossamer.training.optim import halves
-from gossamer.training.optim.codes import BLOCK
+from gossamer.training.optim.codes import BLOCK, StoredMoment
 from gossamer.training.optim.dither import offsets
-from gossamer.training.optim.moments import StoredMoment
-from gossamer.training.optim.state_checks import LOW, MASTER
 
+# Where the state keeps the low bits of a master, or a master of its own.
+LOW, MASTER = "master_low", "master"
 # Elements of a stretch: 256 KiB of float32, whole blocks of 8-bit codes.
 _SIZE = 256 * BLOCK
 
@@ -60,19 +60,16 @@ def stretches(
         if needs_dither(state):
             offset = offsets(start, stop - start, int(state["step"]), part.device)
         low = state[LOW].view(-1)[start:stop] if LOW in state else None
+        master = state[MASTER].view(-1)[start:stop] if MASTER in state else part
         if low is not None:
             master = halves.join(part, low)
-        else:
-            master = state[MASTER].view(-1)[start:stop] if MASTER in state else part
         read = [moment.read(state, start, stop) for moment in moments]
         yield Stretch(start, stop, master, grad[start:stop].to(master.dtype), read)
         for moment, values in zip(moments, read, strict=True):
             moment.write(state, start, values, offset)
         if low is not None:
             is_short = low.dtype is torch.int8
-            new = halves.split_24(master, offset) if is_short else halves.split(master)
-            part.copy_(new[0])
-            low.copy_(new[1])
+            part[:], low[:] = halves.split_24(master, offset) if is_short else halves.split(master)
         elif MASTER in state:
             part.copy_(halves.rounded(master) if part.dtype is torch.bfloat16 else master)
     if home is not None:
