@@ -8,8 +8,9 @@ batches and fixed, or learned from there (LSQ).
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, get_args
 
 import torch
@@ -17,15 +18,7 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.formats import SparseMatrix
-from gossamer.nn import (
-    CompactWeight,
-    Conv2d,
-    Linear,
-    MaskedConv2d,
-    MaskedLinear,
-    MaskedOutProj,
-    replace_module,
-)
+from gossamer.nn import CompactWeight, MaskedOutProj, MaskedWeight, replace_module
 from gossamer.nn.fake_quant import (
     best_scale,
     rounded_activations,
@@ -33,11 +26,12 @@ from gossamer.nn.fake_quant import (
     rounded_values,
     rounded_weight,
 )
+from gossamer.nn.layer_kinds import sparse_layers
 from gossamer.ops.linear import ACTIVATION_BITS, pack_int8
 
 Scales = Literal["token", "calibrated", "learned"]
 SCALES: tuple[Scales, ...] = get_args(Scales)
-PrunedLayer = Linear | Conv2d | MaskedLinear | MaskedConv2d
+PrunedLayer = CompactWeight | MaskedWeight
 # Enough for the tail of one layer's activations, little beside them.
 _SAMPLED_PER_CALL = 1 << 15
 
@@ -62,7 +56,7 @@ class FakeInt8(nn.Module):
         self.layer = layer
         self.bits = bits
         self.training = layer.training
-        self._num_dims = 1 if isinstance(layer, Linear | MaskedLinear) else 3
+        self._num_dims = 1 if layer.kind == "linear" else 3
         # The logarithm: a step of the optimizer is then a fraction of the scale, which stays > 0.
         log_scale = None if scale is None else torch.tensor(math.log(scale))
         if learned and log_scale is not None:
@@ -173,13 +167,11 @@ def fake_int8(
 
 def _pruned_layers(model: nn.Module) -> dict[str, PrunedLayer]:
     """Layers whose forward is called; nn.MultiheadAttention reads the weight of its own."""
-    found: dict[str, PrunedLayer] = {}
     for name, module in model.named_modules():
         if isinstance(module, FakeInt8):
             raise InputError(f"fake int8: {name} is quantised already. Detach it first.")
-        if isinstance(module, PrunedLayer) and not isinstance(module, MaskedOutProj):
-            found[name] = module
-    return found
+    layers = sparse_layers(model, "masked", "compact")
+    return {name: layer for name, layer in layers if not isinstance(layer, MaskedOutProj)}
 
 
 def _magnitudes(
@@ -190,23 +182,17 @@ def _magnitudes(
     """A sample of |x| of every layer, its largest included."""
     seen: dict[str, list[torch.Tensor]] = {name: [] for name in layers}
 
-    def watch(name: str) -> Callable[[nn.Module, tuple[torch.Tensor, ...]], None]:
-        def hook(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-            flat = inputs[0].detach().abs().flatten()
-            if flat.numel():
-                stride = max(1, flat.numel() // _SAMPLED_PER_CALL)
-                seen[name] += [flat[::stride].float(), flat.max().float().view(1)]
+    def note(name: str, module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        flat = inputs[0].detach().abs().flatten()
+        if flat.numel():
+            stride = max(1, flat.numel() // _SAMPLED_PER_CALL)
+            seen[name] += [flat[::stride].float(), flat.max().float().view(1)]
 
-        return hook
-
-    handles = [layer.register_forward_pre_hook(watch(name)) for name, layer in layers.items()]
-    try:
-        with torch.no_grad():
-            for call in calls:
-                call(model)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with torch.no_grad(), ExitStack() as hooks:
+        for name, layer in layers.items():
+            hooks.enter_context(layer.register_forward_pre_hook(partial(note, name)))
+        for call in calls:
+            call(model)
     missed = [name for name, parts in seen.items() if not parts]
     if missed:
         raise InputError(
