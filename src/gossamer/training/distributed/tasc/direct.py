@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Structured steps take gradients where autograd leaves them, past DDP's buckets.
+"""How TASC joins a DDP model: as its communication hook, and past its buckets where that works.
+
+Structured steps take gradients where autograd leaves them.
 
 DDP copies every gradient into a bucket and back: two passes over memory for numbers of which 5 %
 travel. Here DDP is told before a structured step that nothing is to be reduced, as its `no_sync`
@@ -14,11 +16,42 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._C._distributed_c10d import GradBucket
+from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from gossamer.errors import InputError
 from gossamer.training.distributed.tasc.exchange import Tasc
 from gossamer.training.distributed.tasc.packet import Packet, PacketPart
+
+
+def attach(ddp: DistributedDataParallel, *, through_buckets: bool = False, **settings: Any) -> Tasc:
+    """Let a DDP model communicate by TASC; before its first backward. Settings are those of `Tasc`.
+
+    `static_graph`, `gradient_as_bucket_view` and `no_sync` work as with stock DDP.
+
+    Args:
+        ddp: the model.
+        through_buckets: structured steps go through DDP's buckets, as they do anyway where DDP has
+            sparse gradients or casts, or parameters are not in the memory of the CPU.
+        settings: of `Tasc`.
+    """
+    tasc = Tasc(ddp.module, group=ddp.process_group, **settings)
+    join(ddp, tasc, through_buckets=through_buckets)
+    return tasc
+
+
+def join(ddp: DistributedDataParallel, tasc: Tasc, *, through_buckets: bool = False) -> None:
+    """What `attach` does, for a Tasc that is there already."""
+    ddp.register_comm_hook(tasc, tasc_hook)
+    if not through_buckets and why_not_direct(ddp) is None:
+        DirectSteps(ddp, tasc)
+        tasc.past_buckets = True
+
+
+def tasc_hook(state: Tasc, bucket: GradBucket) -> Future[torch.Tensor]:
+    """The communication hook of DDP; `attach` registers it."""
+    return state.reduce(bucket)
 
 
 def why_not_direct(ddp: DistributedDataParallel) -> str | None:
@@ -89,8 +122,8 @@ class DirectSteps:
 
     def _begin(self) -> None:
         self._packets = self._tasc.open_packets(self._params)
-        by_index = {part.entry.index: part for packet in self._packets for part in packet.parts}
-        self._parts = {param: by_index[self._tasc.index_of(param)] for param in self._params}
+        parts = [part for packet in self._packets for part in packet.parts]
+        self._parts = {part.entry.param: part for part in parts}
         self._filled = set()
         torch.autograd.Variable._execution_engine.queue_callback(self._finish)
 

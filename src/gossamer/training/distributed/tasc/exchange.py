@@ -32,16 +32,14 @@ from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 
 from gossamer.errors import ArtifactError, DistributedError, InputError
-from gossamer.training.distributed.tasc.blocks import BlockCut, Residual, cut_parameters
-from gossamer.training.distributed.tasc.forecast import ExchangeForecast, measure_forecast
-from gossamer.training.distributed.tasc.packet import (
-    MOST_BYTES,
+from gossamer.training.distributed.tasc.blocks import (
+    BlockCut,
     BlockedParameter,
-    Packet,
-    all_reduce_in_two_hops,
-    padded_size,
+    choose_blocks,
+    cut_parameters,
 )
-from gossamer.training.distributed.tasc.structure import choose_blocks
+from gossamer.training.distributed.tasc.forecast import ExchangeForecast, measure_forecast
+from gossamer.training.distributed.tasc.packet import MOST_BYTES, Packet, all_reduce_in_two_hops
 
 VERSION = 1
 
@@ -74,23 +72,32 @@ class Tasc:
         self._total = sum(cut.blocked + cut.tail for cut in cuts.values())
         self._num_blocks = sum(cut.num_blocks for cut in cuts.values())
         always = sum(cut.tail for cut in cuts.values()) + self._num_blocks
-        _check_settings(density, max_age, start, always, self._total)
+        if not 0 < density <= 1:
+            raise InputError(f"TASC: density must be in (0, 1], got {density}.")
+        if max_age < 1:
+            raise InputError(f"TASC: max_age must be at least 1, got {max_age}.")
+        if start < 2:
+            raise InputError(f"TASC: start must be at least 2 dense steps, got {start}.")
+        if int(density * self._total) <= always < self._total:
+            raise InputError(
+                f"TASC: density {density} leaves nothing for blocks: biases, norms and scores alone"
+                f" are {always / self._total:.4f} of the {self._total} elements. Ask for more."
+            )
         self.budget = int(density * self._total) - always
         self.density, self.max_age, self.start, self.min_gain = density, max_age, start, min_gain
         self._group = group
         self._num_ranks = self._count_ranks()
-        self._entries: dict[int, BlockedParameter] = {}
+        self._sizes_R = torch.zeros(self._num_blocks, dtype=torch.int64)
+        self._entries: dict[torch.Tensor, BlockedParameter] = {}
         at = 0
         for index, (name, cut) in enumerate(cuts.items()):
-            span, residual = slice(at, at + cut.num_blocks), Residual(cut, params[name])
-            self._entries[id(params[name])] = BlockedParameter(name, index, cut, span, residual)
-            at = span.stop
-        sizes = [torch.full((cut.num_blocks,), cut.block_size) for cut in cuts.values()]
-        self._sizes_R = torch.cat([torch.zeros(0, dtype=torch.int64), *sizes])
+            entry = BlockedParameter(name, index, cut, at, params[name])
+            self._entries[entry.param], at = entry, entry.span.stop
+            self._sizes_R[entry.span] = cut.block_size
         self._ends = torch.tensor([entry.span.stop for entry in self._entries.values()])
-        self._ages_R = torch.zeros(at, dtype=torch.int64)
+        self._ages_R = torch.zeros_like(self._sizes_R)
         self._scores_R = torch.zeros(at, dtype=torch.float64)
-        self.set_curvature(torch.zeros(at))
+        self.set_curvature(self._scores_R)
         self.step = 0
         self.forecast: ExchangeForecast | None = None
         self.past_buckets = False  # whether structured steps take gradients at the parameters
@@ -114,7 +121,7 @@ class Tasc:
 
         None if all of it was sent, as in every step. A block sent in every step has waited 1.
         """
-        entry = self._entries.get(id(param))
+        entry = self._entries.get(param)
         if entry is None or self._chosen_R is None or not entry.cut.num_blocks:
             return None
         rows = self._rows[entry.index]
@@ -123,7 +130,7 @@ class Tasc:
     def residuals(self) -> dict[str, torch.Tensor]:
         """What this rank has not sent [R, N], by the name of the parameter."""
         self._settle()
-        return {e.name: e.residual.held_RN for e in self._entries.values() if e.cut.num_blocks}
+        return {e.name: e.held_RN for e in self._entries.values() if e.cut.num_blocks}
 
     def structure(self) -> torch.Tensor | None:
         """True for the blocks of all parameters that the last step sent; None if all were."""
@@ -145,7 +152,7 @@ class Tasc:
         known = self._known_of_blocks()
         parameters = {
             entry.name: {
-                "residual": entry.residual.held_RN.clone(),
+                "residual": entry.held_RN.clone(),
                 **{key: all_R[entry.span].clone() for key, all_R in known.items()},
             }
             for entry in self._entries.values()
@@ -172,14 +179,14 @@ class Tasc:
                 f" parameters of this model; on one side only: {odd}."
             )
         for entry in self._entries.values():
-            expected, found = entry.residual.held_RN.shape, held[entry.name]["residual"].shape
+            expected, found = entry.held_RN.shape, held[entry.name]["residual"].shape
             if found != expected:
                 raise ArtifactError(
                     f"TASC state, {entry.name}: expected blocks {list(expected)}, got"
                     f" {list(found)}. The model, or the masks of its layers, were others."
                 )
         for entry in self._entries.values():
-            entry.residual.held_RN.copy_(held[entry.name]["residual"])
+            entry.held_RN.copy_(held[entry.name]["residual"])
             for key, all_R in self._known_of_blocks().items():
                 all_R[entry.span] = held[entry.name][key]
         self.set_curvature(self._curvature_R)
@@ -204,14 +211,10 @@ class Tasc:
         decided = self.forecast is not None or self.min_gain <= 0
         return decided and self.active and self.step >= self.start and self._num_blocks > 0
 
-    def index_of(self, param: nn.Parameter) -> int:
-        """Where a parameter stands among those of the model."""
-        return self._entries[id(param)].index
-
     def open_packets(self, params: Iterable[nn.Parameter]) -> list[Packet]:
         """Begin a structured step; a packet for the parameters of each dtype."""
         self._begin_step()
-        self._packets = self._packets_of(self._entries[id(param)] for param in params)
+        self._packets = self._packets_of(self._entries[param] for param in params)
         self._failed = True  # if nothing is exchanged after all
         return self._packets
 
@@ -236,7 +239,7 @@ class Tasc:
         if self.step <= self.start or not self._num_blocks:
             return
         if self.forecast is None and self.min_gain > 0:
-            like = next(iter(self._entries.values())).residual.held_RN
+            like = next(iter(self._entries.values())).held_RN
             self.forecast = measure_forecast(self._rehearse, like, self._total, self._group)
             self._chosen_R = None
             if not self.active:
@@ -284,12 +287,11 @@ class Tasc:
         """A packet for the parameters of each dtype."""
         groups: dict[torch.dtype, list[BlockedParameter]] = defaultdict(list)
         for entry in entries:
-            groups[entry.residual.held_RN.dtype].append(entry)
+            groups[entry.held_RN.dtype].append(entry)
         return [self._packet_of(group) for group in groups.values()]
 
     def _packet_of(self, entries: Iterable[BlockedParameter]) -> Packet:
-        chosen = [(entry, self._rows[entry.index]) for entry in entries]
-        return Packet(chosen, lambda size: padded_size(size, self._num_ranks))
+        return Packet([(entry, self._rows[entry.index]) for entry in entries], self._num_ranks)
 
     def _arrived(self, packet: Packet) -> bool:
         """Look at a packet that came back: whether all are numbers, which are means then."""
@@ -349,7 +351,7 @@ class Tasc:
         """The parameters of a bucket and their pieces of its buffer."""
         at, buffer = 0, bucket.buffer()
         for param in bucket.parameters():
-            entry = self._entries.get(id(param))
+            entry = self._entries.get(param)
             if entry is None:
                 raise InputError("TASC: DDP reduces a parameter that the model does not have.")
             yield entry, buffer[at : at + param.numel()]
@@ -381,17 +383,3 @@ class Tasc:
             self._ages_R[self._chosen_R] = 0
         if self.step >= self.start:
             self._scores_R, self._fresh_R = self._fresh_R, self._scores_R
-
-
-def _check_settings(density: float, max_age: int, start: int, always: int, total: int) -> None:
-    if not 0 < density <= 1:
-        raise InputError(f"TASC: density must be in (0, 1], got {density}.")
-    if max_age < 1:
-        raise InputError(f"TASC: max_age must be at least 1, got {max_age}.")
-    if start < 2:
-        raise InputError(f"TASC: start must be at least 2 dense steps, got {start}.")
-    if int(density * total) <= always < total:
-        raise InputError(
-            f"TASC: density {density} leaves nothing for blocks: biases, norms and scores alone are"
-            f" {always / total:.4f} of the {total} elements. Ask for more."
-        )
