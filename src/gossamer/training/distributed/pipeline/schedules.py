@@ -106,7 +106,7 @@ def make_schedule(settings: PipelineSettings, stages: list[Any], loss: Any) -> A
     name, count = settings.schedule, settings.num_microbatches
     schedule = schedule_named(name)
     if name == "message-driven":
-        return ScheduleMessageDriven(stages[0], count, loss, slack=settings.slack)
+        return ScheduleMessageDriven(stages[0], count, loss, settings.slack)
     if name == "1f1b" and count < stages[0].num_stages:
         # torch refuses; with so few microbatches no stage ever has to hold one back, so all
         # forwards come first, which is GPipe.

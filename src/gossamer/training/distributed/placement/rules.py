@@ -11,7 +11,7 @@ from torch import nn
 from gossamer.errors import InputError
 from gossamer.nn.surgery.optimizer_state import check_state
 from gossamer.training.distributed.mesh_sizes import MeshSizes
-from gossamer.training.distributed.pipeline.cutting import find_links
+from gossamer.training.distributed.pipeline.chain import find_links
 from gossamer.training.distributed.pipeline.schedules import check_microbatches, stages_per_rank
 from gossamer.training.distributed.placement.tensor_parallel import check_units
 from gossamer.training.optim import LAMB, LARS
