@@ -8,8 +8,8 @@ ranks have agreed on.
 """
 
 import signal
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,18 +17,19 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_leaves
 
+from gossamer.data import generator_of
 from gossamer.errors import InputError
 from gossamer.training.distributed.pipeline import LayerPipeline, PipelineSettings
+from gossamer.training.distributed.pipeline.microbatches import pieces
 from gossamer.training.distributed.placement.gradients import Wire, average, replicated
 from gossamer.training.distributed.placement.pipelined_loss import (
     PipelinedModel,
     inputs_of,
     loss_of_output,
 )
-from gossamer.training.distributed.placement.placement import RankPlacement, lay_out
-from gossamer.training.distributed.placement.rules import check_model
-from gossamer.training.distributed.placement.shares import cut_batch, num_samples, own_random
+from gossamer.training.distributed.placement.placement import RankPlacement, check_model, lay_out
 from gossamer.training.distributed.placement.whole_model import (
     FixedFigures,
     gather,
@@ -99,7 +100,11 @@ class ProcessMesh(Processes):
             microbatches=settings.microbatches,
         )
         if not run.control.is_settled:
-            self._arrange_replicas()
+            if num_samples(run.batches[run.taken]) % sizes.num_ranks == 0:
+                self._part, self._num_parts = session.rank, sizes.num_ranks
+            # Otherwise ranks of one pipeline, or of shared heads, compute the same: the mean stays.
+            self._copies = dict.fromkeys(run.parameters, sizes.num_ranks)
+            self._model = replicated(run.model, dist.group.WORLD, settings.wire)
             return
         self._fixed = FixedFigures.of(run.model, run.control.sparsity())
         make = self._pipeline if sizes.pipeline > 1 else None
@@ -129,14 +134,6 @@ class ProcessMesh(Processes):
             group=self.session.group("pipeline"),
         )
 
-    def _arrange_replicas(self) -> None:
-        world, run = self.session.sizes.num_ranks, self.run
-        if num_samples(run.batches[run.taken]) % world == 0:
-            self._part, self._num_parts = self.session.rank, world
-        # Otherwise ranks of one pipeline, or of shared heads, compute the same: the mean stays.
-        self._copies = dict.fromkeys(run.parameters, world)
-        self._model = replicated(run.model, dist.group.WORLD, self.settings.wire)
-
     def dissolve(self) -> None:
         """Make the model whole on the leading rank, as if it had trained alone."""
         self._model = None
@@ -162,7 +159,11 @@ class ProcessMesh(Processes):
                 with model.no_sync() if waits else nullcontext():  # type: ignore[operator]
                     result = self._backward_once(model, share)
         if is_last and placement is not None:
-            self._finish_gradients(placement)
+            sizes = self.session.sizes
+            placement.collect_gradients()
+            if placement.pipeline is not None and sizes.data > 1 and sizes.shard == 1:
+                held = (shard.trained for shard in placement.shards)
+                average(held, self.session.group("data"), self.settings.wire)
         return result
 
     def _ready(self) -> nn.Module:
@@ -183,39 +184,27 @@ class ProcessMesh(Processes):
                     param.grad += grad
         return loss / count, {}
 
-    def _finish_gradients(self, placement: RankPlacement) -> None:
-        sizes = self.session.sizes
-        placement.collect_gradients()
-        if placement.pipeline is not None and sizes.data > 1 and sizes.shard == 1:
-            held = (shard.trained for shard in placement.shards)
-            average(held, self.session.group("data"), self.settings.wire)
-
     def agree(self, loss: float, numbers: Mapping[str, float], signal: int) -> Agreement:
         """Means over the batch, the norm of all gradients, and whether anyone was asked to stop."""
         self.session.watch.step = self.run.step
-        names = sorted(numbers)
-        world = self.session.sizes.num_ranks
+        names, world, square = sorted(numbers), self.session.sizes.num_ranks, 0.0
+        for param in self.run.parameters:
+            if param.grad is not None and param.grad.numel():
+                norm = float(torch.linalg.vector_norm(param.grad, dtype=torch.float64))
+                # What several ranks have counts in parts.
+                square += norm**2 / self._copies[param]
         mine = [
             loss / world,
-            self._square(),
+            square,
             *(float(signal == number) for number in _SIGNALS),
             *(numbers[name] / world for name in names),
         ]
         total = torch.tensor(mine, dtype=torch.float64)
         dist.all_reduce(total)
         found = total.tolist()
-        asked = [n for n, votes in zip(_SIGNALS, found[2:4], strict=True) if votes]
-        self._stop = int(asked[0]) if asked else 0
+        asked = (int(n) for n, votes in zip(_SIGNALS, found[2:4], strict=True) if votes)
+        self._stop = next(asked, 0)
         return Agreement(found[0], found[1] ** 0.5, dict(zip(names, found[4:], strict=True)))
-
-    def _square(self) -> float:
-        """Of this rank's gradients; what several ranks have counts in parts."""
-        total = 0.0
-        for param in self.run.parameters:
-            if param.grad is not None and param.grad.numel():
-                norm = float(torch.linalg.vector_norm(param.grad, dtype=torch.float64))
-                total += norm**2 / self._copies[param]
-        return total
 
     def asked_to_stop(self, signal: int) -> int:
         """What was agreed in this step: a signal that came later is for the next one."""
@@ -228,10 +217,11 @@ class ProcessMesh(Processes):
     def not_finite(self) -> list[str]:
         """Parameters of the whole model, in the order of ranks."""
         if self.placement is not None:
-            shards = {shard.name: shard.trained for shard in self.placement.shards}
-            return whole_not_finite(shards, self._copies, self.placement.shapes)
-        held = {name: p for name, p in self.run.model.named_parameters() if p in self._copies}
-        shapes = {name: param.shape for name, param in held.items()}
+            held = {shard.name: shard.trained for shard in self.placement.shards}
+            shapes = self.placement.shapes
+        else:
+            held = {name: p for name, p in self.run.model.named_parameters() if p in self._copies}
+            shapes = {name: param.shape for name, param in held.items()}
         return whole_not_finite(held, self._copies, shapes)
 
     def sparsity(self) -> float:
@@ -267,3 +257,36 @@ class ProcessMesh(Processes):
         if self.placement is None:
             return {}
         return self.placement.step_traffic(self.session.sizes, self.settings.wire)
+
+
+def num_samples(batch: Any) -> int:
+    """Samples of a batch: the first dimension of all its tensors."""
+    sizes = {leaf.shape[0] for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)}
+    if len(sizes) != 1:
+        raise InputError(
+            "mesh: a batch must be tensors with samples along their first dimension; found sizes"
+            f" {sorted(sizes)}."
+        )
+    return int(sizes.pop())
+
+
+def cut_batch(batch: Any, part: int, count: int) -> Any:
+    """Part number `part` of `count` equal ones."""
+    total = num_samples(batch)
+    if total % count:
+        raise InputError(
+            f"batch: {total} samples cannot be shared by {count} data and shard ranks. Use a batch"
+            f" that {count} divides."
+        )
+    return pieces(batch, count)[part]
+
+
+@contextmanager
+def own_random(seed: int, number: int, part: int) -> Iterator[None]:
+    """Draws within differ from rank to rank; afterwards generators are equal again."""
+    before = torch.get_rng_state()
+    torch.manual_seed(generator_of(seed, number, part).initial_seed())
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before)

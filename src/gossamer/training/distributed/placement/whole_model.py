@@ -7,8 +7,10 @@ cut does not change (zeros, buffers) is noted before it. What training changes i
 ranks, and entries that several ranks hold count once.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import count, islice
 from typing import Any
 
 import torch
@@ -66,26 +68,22 @@ class WholeModel:
     def states_of(self, run: TrainingRun, placement: RankPlacement) -> States:
         """State dicts of the model, the optimizer and the schedule, as one process has them."""
         parameters = dict(run.model.named_parameters())
-        names = {id(param): name for name, param in parameters.items()}
-        model: dict[str, Any] = {}
-        for key, value in run.model.state_dict(keep_vars=True).items():
-            if isinstance(value, nn.Parameter):
-                model[key] = self.parameters[names[id(value)]]
-            else:
-                model[key] = self.buffers.get(key, value)
-        control = {parameters[name]: entries for name, entries in self.entries.items()}
-        return model, self._optimizer_state(run, placement), run.control.whole_state(control)
-
-    def _optimizer_state(self, run: TrainingRun, placement: RankPlacement) -> dict[str, Any]:
-        index, groups, state = 0, [], {}
-        for group, names in zip(run.optimizer.param_groups, placement.order, strict=True):
+        names = {param: name for name, param in parameters.items()}
+        model = {
+            key: self.parameters[names[value]]
+            if isinstance(value, nn.Parameter)
+            else self.buffers.get(key, value)
+            for key, value in run.model.state_dict(keep_vars=True).items()
+        }
+        order = [name for names in placement.order for name in names]
+        state = {i: self.states[name] for i, name in enumerate(order) if name in self.states}
+        numbers, groups = count(), []
+        for group, held in zip(run.optimizer.param_groups, placement.order, strict=True):
             settings = {key: value for key, value in group.items() if key != "params"}
-            groups.append({**settings, "params": list(range(index, index + len(names)))})
-            for name in names:
-                if name in self.states:
-                    state[index] = self.states[name]
-                index += 1
-        return {"state": state, "param_groups": groups}
+            groups.append({**settings, "params": list(islice(numbers, len(held)))})
+        control = {parameters[name]: entries for name, entries in self.entries.items()}
+        optimizer = {"state": state, "param_groups": groups}
+        return model, optimizer, run.control.whole_state(control)
 
     def restore(self, run: TrainingRun, placement: RankPlacement) -> None:
         """Put the numbers back into the model and the optimizer of the leading rank."""
@@ -107,12 +105,14 @@ class WholeModel:
 def gather(session: RankSession, placement: RankPlacement, run: TrainingRun) -> WholeModel | None:
     """Everything on rank 0, None elsewhere; all ranks call it together."""
     sizes = session.sizes
+    if session.place.data:
+        return None
+    mine = _mine(session, placement, run)
     if not session.is_lead:
-        if session.place.data == 0:
-            send_tree(_mine(session, placement, run), 0, session.patient)
+        send_tree(mine, 0, session.patient)
         return None
     result = WholeModel()
-    result.add(_mine(session, placement, run), placement.shapes)
+    result.add(mine, placement.shapes)
     for rank in range(1, sizes.num_ranks // sizes.data):
         result.add(receive_tree(rank, session.patient), placement.shapes)
     return result
@@ -122,7 +122,9 @@ def _mine(session: RankSession, placement: RankPlacement, run: TrainingRun) -> d
     """What this rank gives: of entries that several hold, the first rank's."""
     place, shards = session.place, {}
     for shard in placement.shards:
-        if not _is_giver(shard, placement, place):
+        if (shard.share is None and place.shard) or (shard.positions is None and place.tensor):
+            continue
+        if placement.holders.get(shard.name, [place.pipeline])[0] != place.pipeline:
             continue
         index, trained = shard.index(), shard.trained
         shards[shard.name] = {
@@ -145,12 +147,6 @@ def _mine(session: RankSession, placement: RankPlacement, run: TrainingRun) -> d
             if id(buffer) in mine and not name.endswith(_MASKS)
         }
     return {"shards": shards, "buffers": buffers}
-
-
-def _is_giver(shard: ParameterShard, placement: RankPlacement, place: Any) -> bool:
-    if (shard.share is None and place.shard) or (shard.positions is None and place.tensor):
-        return False
-    return bool(placement.holders.get(shard.name, [place.pipeline])[0] == place.pipeline)
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
@@ -217,9 +213,8 @@ def whole_not_finite(
         shapes: of the whole parameters.
     """
     bad = not_finite_gradients(parameters)
-    mine = {name: count / copies[parameters[name]] for name, count in bad.items()}
-    counts: dict[str, float] = {}
+    mine = {name: number / copies[parameters[name]] for name, number in bad.items()}
+    counts = Counter[str]()
     for found in gather_json(mine):
-        for name, count in found.items():
-            counts[name] = counts.get(name, 0.0) + count
+        counts.update(found)
     return [f"{name} ({round(n)} of {shapes[name].numel()})" for name, n in counts.items()]
