@@ -10,26 +10,20 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import torch.distributed as dist
 from torch import nn
 
 from gossamer.errors import DistributedError
 from gossamer.nn.layer_kinds import sparse_layers
-from gossamer.training.distributed.processes.messages import gather_json
+from gossamer.training.distributed.processes.messages import Group, gather_json
 
 
-def mask_digests(model: nn.Module) -> dict[str, str]:
-    """Layer -> digest of its mask, in the order of the model."""
-    return {name: layer.mask_digest() for name, layer in sparse_layers(model)}
-
-
-def check_masks(model: nn.Module, when: str, group: dist.ProcessGroup | None = None) -> None:
+def check_masks(model: nn.Module, when: str, group: Group = None) -> None:
     """Raise DistributedError on all ranks if a mask differs; one digest per rank travels."""
-    digests = mask_digests(model)
+    digests = {name: layer.mask_digest() for name, layer in sparse_layers(model)}
     _check_equal(digests, f"the mask of layer {{}} differs {when}", group)
 
 
-def check_alike(content: Mapping[str, Any], group: dist.ProcessGroup | None = None) -> None:
+def check_alike(content: Mapping[str, Any], group: Group = None) -> None:
     """The same for what a run is: recipe, data, model, versions."""
     digests = {
         name: hashlib.sha256(json.dumps(part, sort_keys=True).encode()).hexdigest()
@@ -38,14 +32,12 @@ def check_alike(content: Mapping[str, Any], group: dist.ProcessGroup | None = No
     _check_equal(digests, "the {} differs at the start", group)
 
 
-def _check_equal(
-    digests: Mapping[str, str], sentence: str, group: dist.ProcessGroup | None
-) -> None:
+def _check_equal(digests: dict[str, str], sentence: str, group: Group) -> None:
     whole = hashlib.sha256("\n".join(f"{k} {v}" for k, v in digests.items()).encode()).hexdigest()
     if len(set(gather_json(whole, group))) == 1:
         return
     # Layer by layer only now: the lists may be long.
-    found: list[dict[str, str]] = gather_json(dict(digests), group)
+    found: list[dict[str, str]] = gather_json(digests, group)
     first = found[0]
     names = list(dict.fromkeys(name for one in found for name in one))
     name = next(n for n in names if any(one.get(n) != first.get(n) for one in found))

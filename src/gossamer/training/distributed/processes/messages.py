@@ -5,6 +5,7 @@ A message says the shape and type of its tensor first, so that no rank need know
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +30,12 @@ def global_rank(rank: int, group: Group) -> int:
 
 def send_tensor(tensor: torch.Tensor, to: int, group: Group) -> None:
     """Send a tensor to another rank, which calls `receive_tensor`."""
-    dist.send(_header(tensor), to, group)
-    if tensor.numel():
-        dist.send(_as_bytes(tensor), to, group)
+    _carried(tensor, lambda part: dist.send(part, to, group))
 
 
 def receive_tensor(sender: int, group: Group, device: torch.device = _CPU) -> torch.Tensor:
     """What `send_tensor` of another rank gave."""
-    header = _no_header(device)
-    dist.recv(header, sender, group)
-    tensor = _empty(header)
-    if tensor.numel():
-        dist.recv(_as_bytes(tensor), sender, group)
-    return tensor
+    return _carried(None, lambda part: dist.recv(part, sender, group), device)
 
 
 def broadcast_tensor(
@@ -49,11 +43,26 @@ def broadcast_tensor(
 ) -> torch.Tensor:
     """What `rank` of the group gave, on all its ranks; the others give None."""
     source = global_rank(rank, group)
-    header = _no_header(device) if tensor is None else _header(tensor)
-    dist.broadcast(header, source, group)
-    tensor = _empty(header) if tensor is None else tensor.contiguous()
+    return _carried(tensor, lambda part: dist.broadcast(part, source, group), device)
+
+
+def _carried(
+    tensor: torch.Tensor | None, carry: Callable[[torch.Tensor], Any], device: torch.device = _CPU
+) -> torch.Tensor:
+    """A tensor after `carry` sent its header and its bytes, or received them if it is None."""
+    if tensor is None:
+        header = torch.empty(_MAX_DIMS + 2, dtype=torch.int64, device=device)
+        carry(header)
+        dtype, num_dims, *dims = header.tolist()
+        tensor = torch.empty(dims[:num_dims], dtype=_DTYPES[dtype], device=device)
+    else:
+        dims = list(tensor.shape) + [0] * (_MAX_DIMS - tensor.ndim)
+        content = [_DTYPES.index(tensor.dtype), tensor.ndim, *dims]
+        carry(torch.tensor(content, device=tensor.device))
+        tensor = tensor.contiguous()
     if tensor.numel():
-        dist.broadcast(_as_bytes(tensor), source, group)
+        # gloo does not know every dtype.
+        carry(tensor.detach().flatten().view(torch.uint8))
     return tensor
 
 
@@ -102,26 +111,6 @@ def shared_checkpoint(session: RankSession, checkpoint: Checkpoint | None) -> Ch
     path, step, run, plain, names = head
     tensors = {name: broadcast_tensor(tensors.get(name), 0, session.patient) for name in names}
     return checkpoint or Checkpoint(Path(path), step, run, decode(plain, tensors, path))
-
-
-def _header(tensor: torch.Tensor) -> torch.Tensor:
-    dims = list(tensor.shape) + [0] * (_MAX_DIMS - tensor.ndim)
-    content = [_DTYPES.index(tensor.dtype), tensor.ndim, *dims]
-    return torch.tensor(content, device=tensor.device)
-
-
-def _no_header(device: torch.device) -> torch.Tensor:
-    return torch.empty(_MAX_DIMS + 2, dtype=torch.int64, device=device)
-
-
-def _empty(header: torch.Tensor) -> torch.Tensor:
-    dtype, num_dims, *dims = header.tolist()
-    return torch.empty(dims[:num_dims], dtype=_DTYPES[dtype], device=header.device)
-
-
-def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    # gloo does not know every dtype.
-    return tensor.detach().contiguous().flatten().view(torch.uint8)
 
 
 def _json_bytes(content: Any) -> torch.Tensor:

@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -115,14 +115,16 @@ def joined(sizes: MeshSizes, timeouts: Timeouts | None = None) -> Iterator[RankS
         if rank:
             leave_it_to_others(error.exit_code)
         raise
-    store = _store(rank, world, timeouts.start)
+    # torchrun's store outlives rank 0.
+    holds_store = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    store = _store(rank, world, holds_store, timeouts.start)
     watch = HeartbeatWatch(
         store,
         rank,
         world,
         interval=timeouts.heartbeat,
         limit=timeouts.step,
-        holds_store=rank == 0 and not _is_held_by_torchrun(),
+        holds_store=holds_store,
     )
     with end_together(watch):
         _wait_for_all(store, rank, world, timeouts.start)
@@ -136,61 +138,45 @@ def joined(sizes: MeshSizes, timeouts: Timeouts | None = None) -> Iterator[RankS
         dist.destroy_process_group()
 
 
-def _is_held_by_torchrun() -> bool:
-    """Whether the store outlives rank 0."""
-    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-
-
-def _store(rank: int, world: int, seconds: float) -> Store:
+def _store(rank: int, world: int, holds_store: bool, seconds: float) -> Store:
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    where = f"{host}:{port}"
-    try:
-        store = _bounded(
-            lambda: TCPStore(
-                host,
-                port,
-                world,
-                is_master=rank == 0 and not _is_held_by_torchrun(),
-                timeout=timedelta(seconds=seconds),
-                # Who is missing is found out below, by name.
-                wait_for_workers=False,
-            ),
-            seconds,
-        )
-    except (RuntimeError, ValueError) as error:
-        text = str(error)
-        if "EADDRINUSE" in text or "address already in use" in text:
-            raise DistributedError(
-                f"{where}: the port is in use by another program. Choose another one:"
-                " torchrun --master-port, or --rdzv-endpoint."
-            ) from error
-        if rank > 1:
-            raise SystemExit(DistributedError.exit_code) from None
-        raise DistributedError(
-            f"{where}: rank 0 did not answer within {seconds:.0f} s. Start all ranks, and check"
-            " address, port and firewall."
-        ) from error
-    # Workers that were started again must not meet addresses of the dead ones.
-    return PrefixStore(f"gossamer/{restarts()}", store)
-
-
-def _bounded(make: Callable[[], TCPStore], seconds: float) -> TCPStore:
-    """What `make` gives; torch waits for ever where another program listens and says nothing."""
     made: list[TCPStore | Exception] = []
 
     def attempt() -> None:
         try:
-            made.append(make())
+            store = TCPStore(
+                host,
+                port,
+                world,
+                is_master=holds_store,
+                timeout=timedelta(seconds=seconds),
+                # Who is missing is found out below, by name.
+                wait_for_workers=False,
+            )
+            made.append(store)
         except (RuntimeError, ValueError) as error:
             made.append(error)
 
+    # In a thread: torch waits for ever where another program listens and says nothing.
     thread = threading.Thread(target=attempt, daemon=True)
     thread.start()
     thread.join(seconds + _GRACE_SECONDS)
     found = made[0] if made else RuntimeError("no answer from the port")
-    if isinstance(found, Exception):
-        raise found
-    return found
+    if isinstance(found, TCPStore):
+        # Workers that were started again must not meet addresses of the dead ones.
+        return PrefixStore(f"gossamer/{restarts()}", found)
+    text = str(found)
+    if "EADDRINUSE" in text or "address already in use" in text:
+        raise DistributedError(
+            f"{host}:{port}: the port is in use by another program. Choose another one:"
+            " torchrun --master-port, or --rdzv-endpoint."
+        ) from found
+    if rank > 1:
+        raise SystemExit(DistributedError.exit_code)
+    raise DistributedError(
+        f"{host}:{port}: rank 0 did not answer within {seconds:.0f} s. Start all ranks, and check"
+        " address, port and firewall."
+    ) from found
 
 
 def _wait_for_all(store: Store, rank: int, world: int, seconds: float) -> None:

@@ -6,14 +6,14 @@ TCP gives up, after a quarter of an hour.
 """
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from typing import Any
 
 from torch._C._distributed_c10d import Store
 
 
 class GuardedStore:
-    """What a `Watch` uses of a store.
+    """A store whose methods are called under guard.
 
     Args:
         store: whose calls may hang.
@@ -40,41 +40,20 @@ class GuardedStore:
         """Calls are not looked at any more."""
         self._done.set()
 
-    def set(self, key: str, value: str) -> None:
-        """Store a value."""
-        with self._call():
-            self._store.set(key, value)
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._store, name)
 
-    def get(self, key: str) -> bytes:
-        """The value of a key that is there."""
-        with self._call():
-            return self._store.get(key)
-
-    def check(self, keys: list[str]) -> bool:
-        """Whether all keys are there."""
-        with self._call():
-            return self._store.check(keys)
-
-    def add(self, key: str, amount: int) -> int:
-        """Count, and the count so far."""
-        with self._call():
-            return self._store.add(key, amount)
-
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        """Replace a value if it is the expected one; the value that holds."""
-        with self._call():
-            return self._store.compare_set(key, expected, desired)
-
-    @contextmanager
-    def _call(self) -> Iterator[None]:
-        me = threading.get_ident()
-        with self._lock:
-            self._looks[me] = 0
-        try:
-            yield
-        finally:
+        def call(*args: Any) -> Any:
+            me = threading.get_ident()
             with self._lock:
-                del self._looks[me]
+                self._looks[me] = 0
+            try:
+                return method(*args)
+            finally:
+                with self._lock:
+                    del self._looks[me]
+
+        return call
 
     def _run(self) -> None:
         while not self._done.wait(self._interval):
