@@ -224,8 +224,8 @@ class Loop(TrainingRun):
             return
         finally:
             self.processes.saved()
-        stall = time.perf_counter() - began
-        self._log("checkpoint", bytes=snapshot.num_bytes, stall_ms=round(1000 * stall, 3))
+        stall_ms = round(1000 * (time.perf_counter() - began), 3)
+        self._log("checkpoint", bytes=snapshot.num_bytes, stall_ms=stall_ms)
 
     def evaluate(self) -> None:
         """Measure the quality, and log it."""
@@ -245,8 +245,7 @@ class Loop(TrainingRun):
         began = time.perf_counter()
         rate = self.settings.rate.apply(self.optimizer, position + self.rate_shift)
         self.optimizer.zero_grad()
-        agreed = self._gradients(signal)
-        loss, norm = agreed.loss, agreed.norm
+        loss, norm, numbers = self._gradients(signal)
         if not torch.tensor([loss, norm]).isfinite().all():
             self._skip(loss)
             return False
@@ -272,7 +271,7 @@ class Loop(TrainingRun):
                 sparsity=self.processes.sparsity(),
                 ms=round(sum(self._recent_ms) / len(self._recent_ms), 3),
                 skipped=self.skipped,
-                **agreed.numbers,
+                **numbers,
             )
         traffic = self.processes.traffic()
         if traffic != self._traffic:

@@ -2,8 +2,7 @@
 """How a loop uses its process; `training/distributed/placement/mesh.py` is the same for many."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -15,8 +14,7 @@ from gossamer.training.memory import measure
 States = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class Agreement:
+class Agreement(NamedTuple):
     """What all processes of a run know after the gradients of a step.
 
     Attributes:

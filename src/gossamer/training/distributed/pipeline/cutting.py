@@ -12,7 +12,7 @@ dense weight: that is what it takes.
 
 import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -29,8 +29,7 @@ from gossamer.training.distributed.pipeline.chain import Links, PassThrough, fin
 FLOPS_PER_PARAMETER = 128
 
 
-@dataclass(frozen=True)
-class LinkCost:
+class LinkCost(NamedTuple):
     """Of one link, for a step on the example.
 
     Attributes:
@@ -47,8 +46,7 @@ class LinkCost:
         return 3.0 * self.flops + FLOPS_PER_PARAMETER * self.parameters
 
 
-@dataclass(frozen=True)
-class TiedWeight:
+class TiedWeight(NamedTuple):
     """A parameter that more than one stage uses: its gradients have to be added up.
 
     Attributes:

@@ -39,6 +39,10 @@ class BlockCut:
         """Elements in blocks."""
         return self.num_blocks * self.block_size
 
+    def in_blocks(self, flat: torch.Tensor) -> torch.Tensor:
+        """The blocks [R, N] of a flat tensor, as a view."""
+        return flat[: self.blocked].view(-1, self.block_size)
+
 
 def cut_parameters(model: nn.Module) -> dict[str, BlockCut]:
     """How each trainable parameter is cut, by name.

@@ -164,7 +164,7 @@ class MeanGradient:
         if self.tensor._version != self._version:
             self.tensor.zero_()
         elif self._rows is not None and len(self._rows):
-            flat[: cut.blocked].view(-1, cut.block_size).index_fill_(0, self._rows, 0)
+            cut.in_blocks(flat).index_fill_(0, self._rows, 0)
         part.write(flat)
         self._rows, self._version = part.rows, self.tensor._version
 

@@ -149,19 +149,18 @@ class Tasc:
     def state_dict(self) -> dict[str, Any]:
         """Tensors and plain values, by parameter. Residuals are this rank's own: save all ranks."""
         self._settle()
-        known = self._known_of_blocks()
-        parameters = {
-            entry.name: {
-                "residual": entry.held_RN.clone(),
-                **{key: all_R[entry.span].clone() for key, all_R in known.items()},
-            }
-            for entry in self._entries.values()
-        }
+        known = self._known_of_blocks().items()
         return {
             "version": VERSION,
             "step": self.step,
             "forecast": None if self.forecast is None else asdict(self.forecast),
-            "parameters": parameters,
+            "parameters": {
+                entry.name: {
+                    "residual": entry.held_RN.clone(),
+                    **{key: all_R[entry.span].clone() for key, all_R in known},
+                }
+                for entry in self._entries.values()
+            },
         }
 
     def _known_of_blocks(self) -> dict[str, torch.Tensor]:
@@ -254,7 +253,7 @@ class Tasc:
         self._choose()
         packets = self._packets_of(self._entries.values())
         parts = [part for packet in packets for part in packet.parts]
-        sizes = [part.entry.cut.blocked + part.entry.cut.tail for part in parts]
+        sizes = [part.entry.param.numel() for part in parts]
         pieces = list(zip(parts, torch.split(bucket, sizes), strict=True))
         for part, piece in pieces:
             part.fill(piece)
@@ -288,19 +287,17 @@ class Tasc:
         groups: dict[torch.dtype, list[BlockedParameter]] = defaultdict(list)
         for entry in entries:
             groups[entry.held_RN.dtype].append(entry)
-        return [self._packet_of(group) for group in groups.values()]
-
-    def _packet_of(self, entries: Iterable[BlockedParameter]) -> Packet:
-        return Packet([(entry, self._rows[entry.index]) for entry in entries], self._num_ranks)
+        return [
+            Packet([(entry, self._rows[entry.index]) for entry in group], self._num_ranks)
+            for group in groups.values()
+        ]
 
     def _arrived(self, packet: Packet) -> bool:
         """Look at a packet that came back: whether all are numbers, which are means then."""
-        if not packet.is_finite:
+        if not packet.read(self._num_ranks, self._fresh_R):
             self._failed = True
             return False
         self._differs |= not packet.agrees(self._num_ranks)
-        packet.divide(self._num_ranks)
-        packet.read_scores(self._fresh_R)
         return True
 
     def _reduce_dense(self, bucket: GradBucket) -> Future[torch.Tensor]:
@@ -312,8 +309,7 @@ class Tasc:
         def finish(done: Future[list[torch.Tensor]]) -> torch.Tensor:
             # All ranks know the mean itself, so its scores need not travel.
             for entry, flat in parts:
-                in_blocks = flat[: entry.cut.blocked].view(-1, entry.cut.block_size)
-                scores_R = in_blocks.square().mean(1).double()
+                scores_R = entry.cut.in_blocks(flat).square().mean(1).double()
                 self._failed |= not bool(torch.isfinite(scores_R.sum()))
                 self._fresh_R[entry.span] = scores_R
             return done.value()[0]
@@ -322,7 +318,7 @@ class Tasc:
 
     def _reduce_chosen(self, bucket: GradBucket) -> Future[torch.Tensor]:
         buffer, pieces = bucket.buffer(), dict(self._pieces(bucket))
-        packet = self._packet_of(pieces)
+        (packet,) = self._packets_of(pieces)
         self._packets.append(packet)
         for part in packet.parts:
             part.fill(pieces[part.entry])

@@ -40,10 +40,8 @@ class PacketPart:
         if gradient is None:
             gradient = held_RN.new_zeros(cut.blocked + cut.tail)
         if cut.num_blocks:
-            in_blocks = gradient[: cut.blocked].view(-1, cut.block_size)
-            fresh_R = self.entry.absorb(in_blocks, self.scores)
-            sent_AN = self.sent.view(-1, cut.block_size)
-            torch.index_select(held_RN, 0, self.rows, out=sent_AN)
+            fresh_R = self.entry.absorb(cut.in_blocks(gradient), self.scores)
+            torch.index_select(held_RN, 0, self.rows, out=self.sent.view(-1, cut.block_size))
             # In blocks that are sent about one gradient more will wait next time.
             self.scores.index_copy_(0, self.rows, fresh_R.index_select(0, self.rows))
         if cut.tail:
@@ -55,7 +53,7 @@ class PacketPart:
         cut = self.entry.cut
         if cut.num_blocks:
             sent_AN = self.sent.to(gradient.dtype).view(-1, cut.block_size)
-            gradient[: cut.blocked].view(-1, cut.block_size).index_copy_(0, self.rows, sent_AN)
+            cut.in_blocks(gradient).index_copy_(0, self.rows, sent_AN)
         if cut.tail:
             gradient[cut.blocked :] = self.tail
 
@@ -92,23 +90,21 @@ class Packet:
         self._checksum = blocks % _CHECKSUM_MODULUS
         self.buffer[-1] = self._checksum
 
-    @property
-    def is_finite(self) -> bool:
-        """Whether all that came back, scores included, are numbers."""
-        return bool(torch.isfinite(self.buffer.sum()))
-
     def agrees(self, num_ranks: int) -> bool:
         """Whether all ranks had chosen the same blocks."""
         return int(self.buffer[-1]) == self._checksum * num_ranks
 
-    def divide(self, num_ranks: int) -> None:
-        """Make means of the sums that came back; not of the scores."""
-        self.buffer[: self._num_numbers].div_(num_ranks)
+    def read(self, num_ranks: int, scores_R: torch.Tensor) -> bool:
+        """Make means of the sums that came back, and put scores where they belong among all blocks.
 
-    def read_scores(self, scores_R: torch.Tensor) -> None:
-        """Put scores where they belong among the blocks of all parameters."""
+        False, and nothing else, if something that came back, scores included, is no number.
+        """
+        if not torch.isfinite(self.buffer.sum()):
+            return False
+        self.buffer[: self._num_numbers].div_(num_ranks)
         for part in self.parts:
             scores_R[part.entry.span] = part.scores
+        return True
 
     def clear(self) -> None:
         """Forget what was sent: it has arrived."""
@@ -127,9 +123,7 @@ def padded_size(size: int, num_ranks: int) -> int:
 
 def all_reduce_in_two_hops(buffer: torch.Tensor, group: dist.ProcessGroup | None) -> None:
     """Add up over all ranks, in place; in the order of ranks, the same bits on all of them."""
-    num_ranks = dist.get_world_size(group)
-    pieces_WC = torch.empty_like(buffer).view(num_ranks, -1)
+    pieces_WC = torch.empty_like(buffer).view(dist.get_world_size(group), -1)
     dist.all_to_all_single(pieces_WC.view(-1), buffer, group=group)
-    own_C = pieces_WC.sum(0)
-    pieces_WC.copy_(own_C)
+    pieces_WC.copy_(pieces_WC.sum(0))
     dist.all_to_all_single(buffer, pieces_WC.view(-1), group=group)

@@ -63,7 +63,7 @@ class RowOptimizer(StepsEachParameter):
         flat = [tensor.view(-1) for tensor in tensors]
         if cut.tail:
             self._update([f[cut.blocked :] for f in flat], None, group, number)
-        whole_RN = [f[: cut.blocked].view(-1, cut.block_size) for f in flat]
+        whole_RN = [cut.in_blocks(f) for f in flat]
         sent_AN = [tensor.index_select(0, rows_A) for tensor in whole_RN]
         self._update(sent_AN, waited_A.to(param.dtype).view(-1, 1), group, number)
         for index, (tensor, new) in enumerate(zip(whole_RN, sent_AN, strict=True)):
