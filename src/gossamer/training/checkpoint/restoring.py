@@ -94,7 +94,8 @@ def restore_optimizer(
         state: tensors in it are taken over, not copied.
         keep_settings: learning rate and the like stay as they are; only moments are taken.
     """
-    groups, saved = optimizer.param_groups, state.get("param_groups")
+    groups = optimizer.param_groups
+    saved: Any = state.get("param_groups")
     _check_number("groups", groups, saved)
     for group, old in zip(groups, saved, strict=True):
         held = old.get("params") if isinstance(old, dict) else None

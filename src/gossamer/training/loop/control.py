@@ -53,9 +53,11 @@ class Control(Protocol):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved state, masks included."""
+        return
 
     def follow(self, parts: Mapping[nn.Parameter, Part]) -> None:
         """Masks are final and Parameters were cut: what the optimizer holds of each from now on."""
+        return
 
     def part_of(self, parameter: nn.Parameter) -> dict[str, torch.Tensor]:
         """What is known of single entries of a cut Parameter, by their places in the whole one."""
@@ -69,6 +71,7 @@ class Control(Protocol):
 
     def close(self) -> None:
         """Take hooks off; masks stay."""
+        return
 
 
 class NoControl(Control):

@@ -118,7 +118,8 @@ class DistillationObjective:
         self, outputs: Any, hidden: list[torch.Tensor], batch: Batch
     ) -> dict[str, torch.Tensor]:
         terms, keep, parts = self.terms, batch.keep, {}
-        wanted, wanted_hidden = None, []
+        wanted: Any = None
+        wanted_hidden: list[torch.Tensor] = []
         if terms.hidden or terms.logits:
             wanted, wanted_hidden = self.teacher.run(batch, self._blocks)
         if terms.logits:

@@ -172,7 +172,7 @@ def _optimizer(
         {"params": [p for p in weights if p.ndim > 1], "weight_decay": plan.weight_decay},
         {"params": [p for p in weights if p.ndim <= 1], "weight_decay": 0.0},
     ]
-    rates = [weights_rate, weights_rate]
+    rates: list[Callable[[int], float]] = [weights_rate, weights_rate]
     if encoder.phase == "soft":
         groups.append(
             {"params": [encoder.thresholds], "weight_decay": 0.0, "lr": plan.threshold_lr}

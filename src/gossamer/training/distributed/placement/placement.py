@@ -281,7 +281,7 @@ def _follow(optimizer: torch.optim.Optimizer, shards: list[ParameterShard]) -> N
     trained = {shard.whole: shard.trained for shard in shards}
     for group in optimizer.param_groups:
         group["params"] = [trained[p] for p in group["params"] if p in trained]
-    states = {
+    states: dict[torch.Tensor, Any] = {
         shard.trained: optimizer.state[shard.whole]
         if shard.is_whole
         else convert_state(optimizer, shard.whole, shard.cut)

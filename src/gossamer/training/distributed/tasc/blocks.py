@@ -44,28 +44,6 @@ class BlockCut:
         return flat[: self.blocked].view(-1, self.block_size)
 
 
-def cut_parameters(model: nn.Module) -> dict[str, BlockCut]:
-    """How each trainable parameter is cut, by name.
-
-    A matrix or a convolution is cut into the rows of its first dimension, the kept values of a
-    compact layer into runs of `VALUES_PER_BLOCK`; biases and norms are tails as a whole.
-    """
-    values = {id(layer.values) for _, layer in sparse_layers(model, "compact")}
-    cuts = {}
-    for name, param in model.named_parameters():
-        if not param.requires_grad:
-            continue
-        size = param.numel()
-        if id(param) in values:
-            full, tail = divmod(size, VALUES_PER_BLOCK)
-            cuts[name] = BlockCut(full, VALUES_PER_BLOCK, tail)
-        elif param.ndim >= 2 and size:
-            cuts[name] = BlockCut(len(param), size // len(param), 0)
-        else:
-            cuts[name] = BlockCut(0, 1, size)
-    return cuts
-
-
 class BlockedParameter:
     """A parameter in blocks, and the sum of its gradients that have not been sent, on this rank.
 
@@ -98,6 +76,30 @@ class BlockedParameter:
         """
         absorb(gradient_RN, self.held_RN, self._fresh_R, scores_R)
         return self._fresh_R
+
+
+def blocked_parameters(model: nn.Module) -> list[BlockedParameter]:
+    """All trainable parameters of a model, in its order.
+
+    A matrix or a convolution is cut into the rows of its first dimension, the kept values of a
+    compact layer into runs of `VALUES_PER_BLOCK`; biases and norms are tails as a whole.
+    """
+    values = {id(layer.values) for _, layer in sparse_layers(model, "compact")}
+    entries: list[BlockedParameter] = []
+    start = 0
+    for name, param in model.named_parameters():
+        if not param.requires_grad:
+            continue
+        size = param.numel()
+        cut = BlockCut(0, 1, size)
+        if id(param) in values:
+            full, tail = divmod(size, VALUES_PER_BLOCK)
+            cut = BlockCut(full, VALUES_PER_BLOCK, tail)
+        elif param.ndim >= 2 and size:
+            cut = BlockCut(len(param), size // len(param), 0)
+        entries.append(BlockedParameter(name, len(entries), cut, start, param))
+        start += cut.num_blocks
+    return entries
 
 
 def choose_blocks(

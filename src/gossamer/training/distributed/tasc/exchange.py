@@ -35,8 +35,8 @@ from gossamer.errors import ArtifactError, DistributedError, InputError
 from gossamer.training.distributed.tasc.blocks import (
     BlockCut,
     BlockedParameter,
+    blocked_parameters,
     choose_blocks,
-    cut_parameters,
 )
 from gossamer.training.distributed.tasc.forecast import ExchangeForecast, measure_forecast
 from gossamer.training.distributed.tasc.packet import MOST_BYTES, Packet, all_reduce_in_two_hops
@@ -68,10 +68,11 @@ class Tasc:
         min_gain: float = 1.2,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        params, cuts = dict(model.named_parameters()), cut_parameters(model)
-        self._total = sum(cut.blocked + cut.tail for cut in cuts.values())
-        self._num_blocks = sum(cut.num_blocks for cut in cuts.values())
-        always = sum(cut.tail for cut in cuts.values()) + self._num_blocks
+        self._entries = entries = blocked_parameters(model)
+        self._by_param = {entry.param: entry for entry in entries}
+        self._total = sum(param.numel() for param in self._by_param)
+        self._num_blocks = sum(entry.cut.num_blocks for entry in entries)
+        always = sum(entry.cut.tail for entry in entries) + self._num_blocks
         if not 0 < density <= 1:
             raise InputError(f"TASC: density must be in (0, 1], got {density}.")
         if max_age < 1:
@@ -88,15 +89,10 @@ class Tasc:
         self._group = group
         self._num_ranks = self._count_ranks()
         self._sizes_R = torch.zeros(self._num_blocks, dtype=torch.int64)
-        self._entries: dict[torch.Tensor, BlockedParameter] = {}
-        at = 0
-        for index, (name, cut) in enumerate(cuts.items()):
-            entry = BlockedParameter(name, index, cut, at, params[name])
-            self._entries[entry.param], at = entry, entry.span.stop
-            self._sizes_R[entry.span] = cut.block_size
-        self._ends = torch.tensor([entry.span.stop for entry in self._entries.values()])
+        for entry in entries:
+            self._sizes_R[entry.span] = entry.cut.block_size
         self._ages_R = torch.zeros_like(self._sizes_R)
-        self._scores_R = torch.zeros(at, dtype=torch.float64)
+        self._scores_R = torch.zeros(self._num_blocks, dtype=torch.float64)
         self.set_curvature(self._scores_R)
         self.step = 0
         self.forecast: ExchangeForecast | None = None
@@ -121,7 +117,7 @@ class Tasc:
 
         None if all of it was sent, as in every step. A block sent in every step has waited 1.
         """
-        entry = self._entries.get(param)
+        entry = self._by_param.get(param)
         if entry is None or self._chosen_R is None or not entry.cut.num_blocks:
             return None
         rows = self._rows[entry.index]
@@ -130,7 +126,7 @@ class Tasc:
     def residuals(self) -> dict[str, torch.Tensor]:
         """What this rank has not sent [R, N], by the name of the parameter."""
         self._settle()
-        return {e.name: e.held_RN for e in self._entries.values() if e.cut.num_blocks}
+        return {e.name: e.held_RN for e in self._entries if e.cut.num_blocks}
 
     def structure(self) -> torch.Tensor | None:
         """True for the blocks of all parameters that the last step sent; None if all were."""
@@ -138,7 +134,7 @@ class Tasc:
 
     def blocks(self) -> Iterator[tuple[str, BlockCut, slice]]:
         """Names of parameters, how they are cut and where their blocks are in `structure()`."""
-        for entry in self._entries.values():
+        for entry in self._entries:
             yield entry.name, entry.cut, entry.span
 
     def set_curvature(self, traces_R: torch.Tensor) -> None:
@@ -159,7 +155,7 @@ class Tasc:
                     "residual": entry.held_RN.clone(),
                     **{key: all_R[entry.span].clone() for key, all_R in known},
                 }
-                for entry in self._entries.values()
+                for entry in self._entries
             },
         }
 
@@ -170,21 +166,21 @@ class Tasc:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was taken; ArtifactError if it is of another model."""
         held = state["parameters"]
-        names = {entry.name for entry in self._entries.values()}
+        names = {entry.name for entry in self._entries}
         if state["version"] != VERSION or set(held) != names:
             odd = ", ".join(sorted(set(held) ^ names)[:3]) or "none"
             raise ArtifactError(
                 f"TASC state of version {state['version']}: expected version {VERSION} and the"
                 f" parameters of this model; on one side only: {odd}."
             )
-        for entry in self._entries.values():
+        for entry in self._entries:
             expected, found = entry.held_RN.shape, held[entry.name]["residual"].shape
             if found != expected:
                 raise ArtifactError(
                     f"TASC state, {entry.name}: expected blocks {list(expected)}, got"
                     f" {list(found)}. The model, or the masks of its layers, were others."
                 )
-        for entry in self._entries.values():
+        for entry in self._entries:
             entry.held_RN.copy_(held[entry.name]["residual"])
             for key, all_R in self._known_of_blocks().items():
                 all_R[entry.span] = held[entry.name][key]
@@ -213,7 +209,7 @@ class Tasc:
     def open_packets(self, params: Iterable[nn.Parameter]) -> list[Packet]:
         """Begin a structured step; a packet for the parameters of each dtype."""
         self._begin_step()
-        self._packets = self._packets_of(self._entries[param] for param in params)
+        self._packets = self._packets_of(self._by_param[param] for param in params)
         self._failed = True  # if nothing is exchanged after all
         return self._packets
 
@@ -238,7 +234,7 @@ class Tasc:
         if self.step <= self.start or not self._num_blocks:
             return
         if self.forecast is None and self.min_gain > 0:
-            like = next(iter(self._entries.values())).held_RN
+            like = self._entries[0].held_RN
             self.forecast = measure_forecast(self._rehearse, like, self._total, self._group)
             self._chosen_R = None
             if not self.active:
@@ -251,7 +247,7 @@ class Tasc:
         if not self.past_buckets:
             bucket.copy_(gradient)
         self._choose()
-        packets = self._packets_of(self._entries.values())
+        packets = self._packets_of(self._entries)
         parts = [part for packet in packets for part in packet.parts]
         sizes = [part.entry.param.numel() for part in parts]
         pieces = list(zip(parts, torch.split(bucket, sizes), strict=True))
@@ -275,12 +271,8 @@ class Tasc:
             budget=self.budget,
             max_age=self.max_age,
         )
-        chosen = self._chosen_R.nonzero().view(-1)
-        ends = torch.searchsorted(chosen, self._ends).tolist()
-        self._rows, first = [], 0
-        for entry, last in zip(self._entries.values(), ends, strict=True):
-            self._rows.append(chosen[first:last] - entry.span.start)
-            first = last
+        in_spans = (self._chosen_R[entry.span] for entry in self._entries)
+        self._rows = [chosen_R.nonzero().view(-1) for chosen_R in in_spans]
 
     def _packets_of(self, entries: Iterable[BlockedParameter]) -> list[Packet]:
         """A packet for the parameters of each dtype."""
@@ -347,7 +339,7 @@ class Tasc:
         """The parameters of a bucket and their pieces of its buffer."""
         at, buffer = 0, bucket.buffer()
         for param in bucket.parameters():
-            entry = self._entries.get(param)
+            entry = self._by_param.get(param)
             if entry is None:
                 raise InputError("TASC: DDP reduces a parameter that the model does not have.")
             yield entry, buffer[at : at + param.numel()]

@@ -82,7 +82,7 @@ class Packet:
         self.padded = chosen[0][0].held_RN.new_empty(padded_size(size, num_ranks))
         self.padded[size:] = 0
         self.buffer = self.padded[:size]
-        pieces = self.buffer[:-1].split(sent + tails + scores)
+        pieces = torch.split(self.buffer[:-1], sent + tails + scores)
         self.parts = [
             PacketPart(*pair, *pieces[index :: len(chosen)]) for index, pair in enumerate(chosen)
         ]
