@@ -190,7 +190,7 @@ class CheckpointStore:
         Raises:
             ArtifactError: there are checkpoints, and all of them are damaged.
         """
-        refused: list[str] = []
+        refused = []
         for step in reversed(self.steps()):
             try:
                 checkpoint = read_checkpoint(self._path(step))

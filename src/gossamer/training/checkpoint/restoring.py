@@ -52,7 +52,16 @@ def restore_forms(
             if name not in modules:
                 raise ArtifactError(f"{name}: the checkpoint has this layer, the model has not.")
             if name not in compacted:
-                _mask(model, modules[name], entry, tensors[f"{name}.mask_bits"])
+                module, bits = modules[name], tensors[f"{name}.mask_bits"]
+                try:
+                    if kind_of(module) is None:
+                        raise ArtifactError(f"a {type(module).__name__} cannot be masked.")
+                    mask = unpack_bits(bits, matrix_shape(shape_of(module))[1])
+                    mask_in(model, module, mask, parse_pattern(entry["pattern"]))
+                except GossamerError as error:
+                    raise ArtifactError(
+                        f"layers: a saved mask does not fit the model ({error})"
+                    ) from error
         now = layer_forms(model)
         if any(now[name]["form"] != entry["form"] for name, entry in forms.items()):
             compact(model, optimizer)
@@ -69,19 +78,6 @@ def restore_forms(
             "layers: the checkpoint's masked and compact layers are not those of this model."
             " Resume with the recipe and the model of that run."
         )
-
-
-def _mask(
-    model: nn.Module, module: nn.Module, entry: Mapping[str, Any], bits: torch.Tensor
-) -> None:
-    try:
-        pattern = parse_pattern(entry["pattern"])
-        if kind_of(module) is None:
-            raise ArtifactError(f"a {type(module).__name__} cannot be masked.")
-        _, columns = matrix_shape(shape_of(module))
-        mask_in(model, module, unpack_bits(bits, columns), pattern)
-    except GossamerError as error:
-        raise ArtifactError(f"layers: a saved mask does not fit the model ({error})") from error
 
 
 def restore_optimizer(

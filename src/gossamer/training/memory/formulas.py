@@ -8,15 +8,15 @@ of one layer at a time (a dense weight in mode "jit") is not state and not count
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import Literal, get_args
 
 from gossamer.errors import InputError
 
 Kind = Literal["weights", "gradients", "masters", "moments", "positions", "dense copies", "other"]
-KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+KINDS: tuple[Kind, ...] = get_args(Kind)
 # Elements that share one exponent in 8-bit moments.
-MOMENT_BLOCK: Final = 256
-MASK_BYTES: Final = 1 / 8
+MOMENT_BLOCK = 256
+MASK_BYTES = 1 / 8
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def _per_entry(weight: float, master: float, moments: float) -> dict[Kind, float
 # Adam in the forms that are compared. SAMO (arXiv 2302.05045): dense 16-bit weights; compressed
 # 16-bit and 32-bit gradients, 32-bit masters, two moments, one int32 index, and a 16-bit copy while
 # masters are rounded. Dense mixed precision holds the same uncompressed.
-VARIANTS: Final[Mapping[str, StateCost]] = {
+VARIANTS = {
     "dense, mixed precision": StateCost(
         {}, {"weights": 2, "gradients": 2 + 4, "masters": 4, "moments": 8}
     ),

@@ -138,7 +138,7 @@ def measure(
         raise InputError(
             f"accounting: must be one of {', '.join(get_args(Accounting))}; got {accounting!r}."
         )
-    state: dict[Any, dict[str, Any]] = {} if optimizer is None else dict(optimizer.state)
+    state = {} if optimizer is None else dict(optimizer.state)
     layers = {layer.trained(): layer for _, layer in sparse_layers(model)}
     books: dict[bool, Counter[Kind]] = {True: Counter(), False: Counter()}
     seen = set()
@@ -155,7 +155,13 @@ def measure(
         _part(book, optimizer, [pair for pair in weights if (pair[1] is not None) is is_pruned])
         for is_pruned, book in books.items()
     )
-    return MemoryUse(_as_published(pruned) if accounting == "samo" else pruned, rest, accounting)
+    if accounting == "samo":
+        # The same masks in SAMO's tensors: each is sized by the entries it would have.
+        per_parameter = VARIANTS["samo"].by_kind(pruned.density)
+        predicted = {kind: value * pruned.num_parameters for kind, value in per_parameter.items()}
+        held = {kind: round(value) for kind, value in predicted.items() if value}
+        pruned = replace(pruned, measured=held, predicted=predicted)
+    return MemoryUse(pruned, rest, accounting)
 
 
 def _held(
@@ -229,11 +235,3 @@ def _predicted_cost(
     if param.grad is None:
         kept["gradients"] = always["gradients"] = 0
     return StateCost(kept, always)
-
-
-def _as_published(part: MemoryPart) -> MemoryPart:
-    """The same masks in SAMO's tensors: each is sized by the entries it would have."""
-    per_parameter = VARIANTS["samo"].by_kind(part.density)
-    predicted = {kind: value * part.num_parameters for kind, value in per_parameter.items()}
-    held = {kind: round(value) for kind, value in predicted.items() if value}
-    return replace(part, measured=held, predicted=predicted)

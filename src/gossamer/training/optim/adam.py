@@ -76,9 +76,24 @@ class AdamW(SmallStateOptimizer):
 
     def _step_parameter(self, param: nn.Parameter, group: dict[str, Any]) -> None:
         state, step = self._started(param, group)
-        if group["fused"] and self._stepped_natively(param, group, state, step):
-            return
         lr, (beta1, beta2) = float(group["lr"]), group["betas"]
+        if group["fused"]:
+            weight, grad, low = numbers_of(param), param.grad, state.get(LOW)
+            held = MEAN.arrays(state), SQUARE.arrays(state)
+            known = param.dtype is torch.float32 or low is not None
+            fits = known and grad is not None and grad.dtype is param.dtype
+            # One pass of native code, if the tensors allow it.
+            if fits and runs_native(weight, grad, low, *held[0], *held[1]):
+                settings = (lr, *group["betas"], group["eps"], group["weight_decay"])
+                dither = native_dither(param.numel(), step) if needs_dither(state) else None
+                adamw_step(weight, low, grad, *held, settings, step, dither)
+                home = DenseHome.of(param)
+                if home is not None:
+                    home.write(weight)
+                else:
+                    # Autograd must know that a weight it may have saved was changed.
+                    torch.autograd.graph.increment_version(param)
+                return
         step_size = lr / (1 - beta1**step)
         root_correction = (1 - beta2**step) ** 0.5
         for part in stretches(param, state, self.MOMENTS):
@@ -86,27 +101,6 @@ class AdamW(SmallStateOptimizer):
             mean, square = _updated(part, beta1, beta2)
             denominator = (square.sqrt() / root_correction).add_(group["eps"])
             part.master.addcdiv_(mean, denominator, value=-step_size)
-
-    def _stepped_natively(
-        self, param: nn.Parameter, group: dict[str, Any], state: dict[str, Any], step: int
-    ) -> bool:
-        """One pass of native code, if the tensors allow it."""
-        home, weight, grad = DenseHome.of(param), numbers_of(param), param.grad
-        known = param.dtype is torch.float32 or LOW in state
-        if not known or grad is None or grad.dtype is not param.dtype:
-            return False
-        low, mean, square = state.get(LOW), MEAN.arrays(state), SQUARE.arrays(state)
-        if not runs_native(weight, grad, low, *mean, *square):
-            return False
-        settings = (float(group["lr"]), *group["betas"], group["eps"], group["weight_decay"])
-        dither = native_dither(param.numel(), step) if needs_dither(state) else None
-        adamw_step(weight, low, grad, mean, square, settings, step, dither)
-        if home is not None:
-            home.write(weight)
-        else:
-            # Autograd must know that a weight it may have saved was changed.
-            torch.autograd.graph.increment_version(param)
-        return True
 
 
 def _updated(part: Stretch, beta1: float, beta2: float) -> list[torch.Tensor]:

@@ -125,15 +125,19 @@ def attach_fake_int8(
     if bits is not None and bits not in ACTIVATION_BITS:
         raise InputError(f"fake int8: bits must be 7 or 8, got {bits!r}.")
     bits = bits or engine_bits()
-    found = _pruned_layers(model)
+    for name, module in model.named_modules():
+        if isinstance(module, FakeInt8):
+            raise InputError(f"fake int8: {name} is quantised already. Detach it first.")
+    # Layers whose forward is called; nn.MultiheadAttention reads the weight of its own.
+    pruned = sparse_layers(model, "masked", "compact")
+    found = {name: layer for name, layer in pruned if not isinstance(layer, MaskedOutProj)}
     if not found:
         raise InputError(
             "fake int8: the model has no pruned layer. Prune it first:"
             " gossamer.sparsify(model, sparsity=0.9)."
         )
-    chosen: dict[str, float] = {}
-    if scales != "token":
-        chosen = {n: best_scale(m, bits) for n, m in _magnitudes(model, found, calibrate).items()}
+    samples = {} if scales == "token" else _magnitudes(model, found, calibrate)
+    chosen = {name: best_scale(sample, bits) for name, sample in samples.items()}
     wrapped = {
         name: FakeInt8(layer, bits, chosen.get(name), learned=scales == "learned")
         for name, layer in found.items()
@@ -163,15 +167,6 @@ def fake_int8(
         yield quantised
     finally:
         detach_fake_int8(model, quantised)
-
-
-def _pruned_layers(model: nn.Module) -> dict[str, PrunedLayer]:
-    """Layers whose forward is called; nn.MultiheadAttention reads the weight of its own."""
-    for name, module in model.named_modules():
-        if isinstance(module, FakeInt8):
-            raise InputError(f"fake int8: {name} is quantised already. Detach it first.")
-    layers = sparse_layers(model, "masked", "compact")
-    return {name: layer for name, layer in layers if not isinstance(layer, MaskedOutProj)}
 
 
 def _magnitudes(

@@ -131,7 +131,9 @@ def _stage(
     losses, kept = [], []
     for step in range(steps):
         if soft:
-            encoder.temperature = _temperature(plan, step)
+            share = step / (steps - 1) if steps > 1 else 0
+            ratio = (plan.final_temperature or plan.temperature) / plan.temperature
+            encoder.temperature = float(plan.temperature * ratio**share)
         with encoder.recording() as traces:
             task = loss(model, next(order))
         fractions = kept_fractions(traces).detach().tolist()
@@ -180,13 +182,6 @@ def _optimizer(
         rates.append(thresholds_rate)
     optimizer = torch.optim.AdamW(groups, lr=plan.lr, fused=True)
     return weights, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, rates)
-
-
-def _temperature(plan: TokenPlan, step: int) -> float:
-    if plan.final_temperature is None or plan.soft_steps < 2:
-        return plan.temperature
-    share = step / (plan.soft_steps - 1)
-    return float(plan.temperature * (plan.final_temperature / plan.temperature) ** share)
 
 
 def _endless(batches: Sequence[Any], seed: int) -> Iterator[Any]:

@@ -93,7 +93,7 @@ class PipelineCut:
     def stage(self, model: nn.Module, index: int) -> nn.Module:
         """The module of one stage; it shares its parameters with `model`, under the same names."""
         own = set(self.paths(index))
-        replaced: dict[int, Any] = {}
+        replaced = {}
         for path in _paths(self.links, (0, len(self.links))):
             module = model.get_submodule(path)
             replaced[id(module)] = module if path in own else PassThrough(module)

@@ -141,7 +141,17 @@ class LayerPipeline:
         """
         count, last = self.settings.num_microbatches, self.cut.num_stages - 1
         check_batch((inputs, keywords, target), count)
-        self._prepare((inputs, keywords))
+        shapes = [
+            x.shape if isinstance(x, torch.Tensor) else x for x in tree_leaves((inputs, keywords))
+        ]
+        if shapes != self._shapes:
+            # Buffers have the shapes of one batch.
+            self._shapes = shapes
+            self._stages = [
+                RecordedStage(module, index, self.cut.num_stages, self.device, group=self.group)
+                for index, module in self._wrapped.items()
+            ]
+            self._schedule = make_schedule(self.settings, self._stages, self._loss_of)
         for parameter in self.parameters():
             parameter.grad = None
         self._targets = pieces(target, count)
@@ -218,18 +228,6 @@ class LayerPipeline:
             for work in works:
                 work.wait()
             gradient.copy_(reduce(torch.add, [gradients[rank] for rank in ranks]))
-
-    def _prepare(self, inputs: Any) -> None:
-        """Make stages and schedule; buffers have the shapes of one batch, so again for others."""
-        shapes = [x.shape if isinstance(x, torch.Tensor) else x for x in tree_leaves(inputs)]
-        if shapes == self._shapes:
-            return
-        self._stages = [
-            RecordedStage(module, index, self.cut.num_stages, self.device, group=self.group)
-            for index, module in self._wrapped.items()
-        ]
-        self._schedule = make_schedule(self.settings, self._stages, self._loss_of)
-        self._shapes = shapes
 
     def _loss_of(self, output: Any, number: torch.Tensor) -> torch.Tensor:
         return self._loss(output, self._targets[int(number)])

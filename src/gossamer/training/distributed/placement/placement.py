@@ -27,7 +27,6 @@ from gossamer.training.distributed.pipeline.chain import find_links
 from gossamer.training.distributed.pipeline.schedules import check_microbatches, stages_per_rank
 from gossamer.training.distributed.placement.gradients import Wire
 from gossamer.training.distributed.placement.tensor_parallel import (
-    Cuts,
     Positions,
     check_units,
     share_units,
@@ -80,7 +79,7 @@ class ParameterShard:
 
 def structure_copy(model: nn.Module) -> nn.Module:
     """New modules, the same tensors; modules that are shared stay shared."""
-    made: dict[int, nn.Module] = {}
+    made = {}
     for module in model.modules():
         twin = module.__new__(type(module))
         # Tables of parameters, buffers, children and hooks are the twin's own.
@@ -212,9 +211,7 @@ def lay_out(
     order = [[names[p] for p in group["params"]] for group in optimizer.param_groups]
     shapes = {name: param.shape for param, name in names.items()}
     local = structure_copy(model)
-    cuts: Cuts = {}
-    if sizes.tensor > 1:
-        cuts = share_units(local, session.group("tensor"))
+    cuts = share_units(local, session.group("tensor")) if sizes.tensor > 1 else {}
     pipeline, holders, modules = None, {}, [local]
     if make_pipeline is not None:
         pipeline = make_pipeline(local)
@@ -222,7 +219,7 @@ def lay_out(
         for tied in pipeline.cut.tied:
             ranks = {pipeline.rank_of(stage) for stage in tied.stages}
             holders[names[local.get_parameter(tied.names[0])]] = sorted(ranks)
-    used: dict[nn.Parameter, ParameterShard] = {}
+    used = {}
     for param in (param for module in modules for param in module.parameters()):
         whole, positions = cuts.get(param, (param, None))
         name = names[whole]

@@ -82,10 +82,8 @@ class RankSession:
 
 def world_of_environment() -> int | None:
     """How many processes were started together; None if this one was started alone."""
-    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    if not all(name in os.environ for name in names):
-        return None
-    return int(os.environ["WORLD_SIZE"])
+    names = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+    return int(os.environ["WORLD_SIZE"]) if names <= os.environ.keys() else None
 
 
 def restarts() -> int:
@@ -127,7 +125,6 @@ def joined(sizes: MeshSizes, timeouts: Timeouts | None = None) -> Iterator[RankS
         holds_store=holds_store,
     )
     with end_together(watch):
-        _wait_for_all(store, rank, world, timeouts.start)
         session = _connected(store, sizes, rank, watch, timeouts)
         watch.start()
         yield session
@@ -179,7 +176,11 @@ def _store(rank: int, world: int, holds_store: bool, seconds: float) -> Store:
     ) from found
 
 
-def _wait_for_all(store: Store, rank: int, world: int, seconds: float) -> None:
+def _connected(
+    store: Store, sizes: MeshSizes, rank: int, watch: HeartbeatWatch, timeouts: Timeouts
+) -> RankSession:
+    """The session, once all ranks have come."""
+    world, seconds = sizes.num_ranks, timeouts.start
     store.set(f"here/{rank}", socket.gethostname())
     store.add("here", 1)
     end = time.monotonic() + seconds
@@ -192,17 +193,10 @@ def _wait_for_all(store: Store, rank: int, world: int, seconds: float) -> None:
                 f" {seconds:.0f} s. Start {world} processes, on hosts that reach each other."
             )
         time.sleep(_POLL_SECONDS)
-
-
-def _connected(
-    store: Store, sizes: MeshSizes, rank: int, watch: HeartbeatWatch, timeouts: Timeouts
-) -> RankSession:
     backend = "nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
-    long, short = (timedelta(seconds=s) for s in (timeouts.start, timeouts.step))
+    long, short = timedelta(seconds=seconds), timedelta(seconds=timeouts.step)
     try:
-        dist.init_process_group(
-            backend, store=store, rank=rank, world_size=sizes.num_ranks, timeout=long
-        )
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=long)
         patient = dist.new_group(timeout=long)
         device = "cuda" if backend == "nccl" else "cpu"
         shape = tuple(getattr(sizes, axis) for axis in AXES)

@@ -204,23 +204,23 @@ def end_together(watch: HeartbeatWatch) -> Iterator[None]:
         # torchrun asks the others to end as soon as one is gone; naming it comes first.
         with suppress(ValueError):
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        lost = _is_lost_peer(error)
+        text = str(error)
+        lost = (
+            isinstance(error, RuntimeError)
+            and not isinstance(error, GossamerError)
+            and (
+                isinstance(error, dist.DistError)
+                or any(word in text.lower() for word in _LOST_PEER)
+            )
+        )
         if lost:
             cause = watch.lost_peer(error)
         else:
             code = getattr(error, "exit_code", DistributedError.exit_code)
-            text = f"step {watch.step}: {str(error)[:300]}"
-            cause = watch.tell(Cause(watch.rank, text, code))
+            cause = watch.tell(Cause(watch.rank, f"step {watch.step}: {text[:300]}", code))
         watch.leave()
         if cause.rank != watch.rank:
             raise SystemExit(cause.exit_code) from None
         if lost:
             raise DistributedError(cause.text) from error
         raise
-
-
-def _is_lost_peer(error: BaseException) -> bool:
-    if isinstance(error, GossamerError) or not isinstance(error, RuntimeError):
-        return False
-    text = str(error).lower()
-    return isinstance(error, dist.DistError) or any(word in text for word in _LOST_PEER)

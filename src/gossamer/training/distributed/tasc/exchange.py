@@ -276,7 +276,7 @@ class Tasc:
 
     def _packets_of(self, entries: Iterable[BlockedParameter]) -> list[Packet]:
         """A packet for the parameters of each dtype."""
-        groups: dict[torch.dtype, list[BlockedParameter]] = defaultdict(list)
+        groups = defaultdict(list)
         for entry in entries:
             groups[entry.held_RN.dtype].append(entry)
         return [
