@@ -12,6 +12,8 @@ from gossamer.training.loop.run import Objective, TrainingRun
 from gossamer.training.memory import measure
 
 States = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
+# The loss of a batch, and the numbers of its objective.
+LossAndNumbers = tuple[float, dict[str, float]]
 
 
 class Agreement(NamedTuple):
@@ -44,11 +46,11 @@ class Processes:
     def dissolve(self) -> None:
         """Make the model whole again, at least in the leading process."""
 
-    def backward(self, batch: Any, *, is_last: bool) -> tuple[float, dict[str, float]]:
+    def backward(self, batch: Any, *, is_last: bool) -> LossAndNumbers:
         """Add the gradients of one batch; loss and numbers as far as this process knows them."""
         return self._backward_once(self.run.model, batch)
 
-    def _backward_once(self, model: nn.Module, batch: Any) -> tuple[float, dict[str, float]]:
+    def _backward_once(self, model: nn.Module, batch: Any) -> LossAndNumbers:
         """Gradients of one batch, as a part of the batches of a step."""
         settings = self.run.settings
         count, bf16 = settings.accumulate, settings.precision == "bf16"

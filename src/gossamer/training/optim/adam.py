@@ -14,7 +14,7 @@ from torch import nn
 from gossamer.errors import InputError
 from gossamer.nn.layers.dense_home import DenseHome
 from gossamer.ops.training import adamw_step, runs_native
-from gossamer.training.optim.base import Master, Moments, SmallStateOptimizer
+from gossamer.training.optim.base import Master, Moments, ParamGroup, SmallStateOptimizer
 from gossamer.training.optim.codes import StoredMoment
 from gossamer.training.optim.dither import native_dither
 from gossamer.training.optim.pieces import LOW, Stretch, needs_dither, numbers_of, stretches
@@ -69,21 +69,25 @@ class AdamW(SmallStateOptimizer):
             fused=fused,
         )
 
-    def _check_group(self, group: dict[str, Any]) -> None:
+    def _check_group(self, group: ParamGroup) -> None:
         super()._check_group(group)
         if group["fused"] and group["master"] == "fp32":
             raise InputError('AdamW: fused needs master="split" or "split8"; got master="fp32".')
 
-    def _step_parameter(self, param: nn.Parameter, group: dict[str, Any]) -> None:
+    def _step_parameter(self, param: nn.Parameter, group: ParamGroup) -> None:
         state, step = self._started(param, group)
         lr, (beta1, beta2) = float(group["lr"]), group["betas"]
         if group["fused"]:
             weight, grad, low = numbers_of(param), param.grad, state.get(LOW)
             held = MEAN.arrays(state), SQUARE.arrays(state)
             known = param.dtype is torch.float32 or low is not None
-            fits = known and grad is not None and grad.dtype is param.dtype
             # One pass of native code, if the tensors allow it.
-            if fits and runs_native(weight, grad, low, *held[0], *held[1]):
+            if (
+                known
+                and grad is not None
+                and grad.dtype is param.dtype
+                and runs_native(weight, grad, low, *held[0], *held[1])
+            ):
                 settings = (lr, *group["betas"], group["eps"], group["weight_decay"])
                 dither = native_dither(param.numel(), step) if needs_dither(state) else None
                 adamw_step(weight, low, grad, *held, settings, step, dither)
@@ -159,12 +163,12 @@ class LAMB(SmallStateOptimizer):
             adapt=adapt,
         )
 
-    def _check_group(self, group: dict[str, Any]) -> None:
+    def _check_group(self, group: ParamGroup) -> None:
         super()._check_group(group)
         if group["max_ratio"] is not None:
             self._check_number("max_ratio", group["max_ratio"])
 
-    def _step_parameter(self, param: nn.Parameter, group: dict[str, Any]) -> None:
+    def _step_parameter(self, param: nn.Parameter, group: ParamGroup) -> None:
         state, step = self._started(param, group)
         (beta1, beta2), decay = group["betas"], group["weight_decay"]
         wide = torch.promote_types(param.dtype, torch.float32)

@@ -21,9 +21,11 @@ from gossamer.nn.layer_kinds import sparse_layers
 from gossamer.nn.layers.dense_home import DenseHome
 from gossamer.nn.surgery.optimizer_state import Convert
 from gossamer.training.optim import halves
-from gossamer.training.optim.codes import Spec, StoredMoment
+from gossamer.training.optim.codes import Spec, State, StoredMoment
 from gossamer.training.optim.pieces import LOW, MASTER, numbers_of
 
+# Parameters and their settings, as torch keeps them.
+ParamGroup = dict[str, Any]
 Master = Literal["split", "split8", "fp32"]
 Moments = Literal["fp32", "8bit"]
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -46,7 +48,7 @@ class StepsEachParameter(torch.optim.Optimizer, ABC):
         return loss
 
     @abstractmethod
-    def _step_parameter(self, param: nn.Parameter, group: dict[str, Any]) -> None:
+    def _step_parameter(self, param: nn.Parameter, group: ParamGroup) -> None:
         """One step of the algorithm for a parameter that has a gradient."""
 
 
@@ -71,7 +73,7 @@ class SmallStateOptimizer(StepsEachParameter):
         super().__init__(params, {**settings, "master": master, "moments": moments})
         self._masked: dict[nn.Parameter, MaskedWeight] = {}
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
+    def add_param_group(self, param_group: ParamGroup) -> None:
         """Add a group of parameters; settings and dtypes are checked."""
         super().add_param_group(param_group)
         try:
@@ -80,7 +82,7 @@ class SmallStateOptimizer(StepsEachParameter):
             self.param_groups.pop()
             raise
 
-    def _check_group(self, group: dict[str, Any]) -> None:
+    def _check_group(self, group: ParamGroup) -> None:
         """Raise InputError for settings out of range; each algorithm adds its own."""
         name = type(self).__name__
         for key, below in self.RANGES.items():
@@ -114,7 +116,7 @@ class SmallStateOptimizer(StepsEachParameter):
             name = type(self).__name__
             raise InputError(f"{name}: {key} must be in [0.0, {below}), got {value!r}.")
 
-    def _started(self, param: nn.Parameter, group: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    def _started(self, param: nn.Parameter, group: ParamGroup) -> tuple[State, int]:
         """The state of a parameter, made at its first step, and the number of this step."""
         if param.grad is not None and param.grad.layout is not torch.strided:
             raise InputError(
@@ -133,7 +135,7 @@ class SmallStateOptimizer(StepsEachParameter):
         state["step"] += 1
         return state, int(state["step"])
 
-    def state_spec(self, param: torch.Tensor, group: dict[str, Any]) -> Spec:
+    def state_spec(self, param: torch.Tensor, group: ParamGroup) -> Spec:
         """Keys, shapes and dtypes of the state of a parameter in a group."""
         spec: Spec = {"step": ((), torch.float32)}
         for moment in self.moments_of(group):
@@ -145,7 +147,7 @@ class SmallStateOptimizer(StepsEachParameter):
             return {**spec, MASTER: (shape, torch.float32)}
         return {**spec, LOW: (shape, torch.int8 if group["master"] == "split8" else torch.int16)}
 
-    def moments_of(self, group: dict[str, Any]) -> tuple[StoredMoment, ...]:
+    def moments_of(self, group: ParamGroup) -> tuple[StoredMoment, ...]:
         """The running averages that a group keeps: none where momentum is a setting and 0."""
         return self.MOMENTS if group.get("momentum", True) else ()
 
@@ -215,10 +217,10 @@ class SmallStateOptimizer(StepsEachParameter):
             return halves.join(numbers_of(param), state[LOW])
         return cast("torch.Tensor", state.get(MASTER, numbers_of(param))).detach().clone()
 
-    def mapped_state(self, param: nn.Parameter, convert: Convert) -> dict[str, Any]:
+    def mapped_state(self, param: nn.Parameter, convert: Convert) -> State:
         """The state of `param` at other positions; 8-bit codes take their exponents along."""
         state = dict(self.state.get(param, {}))
-        mapped: dict[str, Any] = {}
+        mapped: State = {}
         for moment in self.MOMENTS:
             if moment.key in state:
                 mapped |= moment.mapped(state, convert)
@@ -233,7 +235,7 @@ class SmallStateOptimizer(StepsEachParameter):
         for param, state in restored.items():
             self.state[param] = state
 
-    def _checked(self, state_dict: dict[str, Any]) -> dict[nn.Parameter, dict[str, Any]]:
+    def _checked(self, state_dict: dict[str, Any]) -> dict[nn.Parameter, State]:
         """Copies of the saved state by parameter; InputError names the first that does not fit."""
         name = type(self).__name__
         saved, states = state_dict.get("param_groups"), state_dict.get("state")
@@ -261,9 +263,7 @@ class SmallStateOptimizer(StepsEachParameter):
         return found
 
 
-def _checked_entry(
-    param: nn.Parameter, spec: Spec, state: dict[str, Any], where: str
-) -> dict[str, Any]:
+def _checked_entry(param: nn.Parameter, spec: Spec, state: State, where: str) -> State:
     if "step" not in state:
         # Masters were split, no step was made yet.
         spec = {key: value for key, value in spec.items() if key in (LOW, MASTER)}

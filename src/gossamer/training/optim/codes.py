@@ -22,6 +22,8 @@ from torch.nn.functional import pad
 from gossamer.ops.training import NativeMoment
 
 Spec = dict[str, tuple[tuple[int, ...], torch.dtype]]
+# What an optimizer holds of one parameter.
+State = dict[str, Any]
 
 BLOCK = 256
 _STEPS_PER_OCTAVE = 8
@@ -118,11 +120,11 @@ class StoredMoment:
         blocks = (num_blocks(param.numel()),)
         return {self.key: (shape, self._code_dtype), self._exponents_key: (blocks, torch.int8)}
 
-    def arrays(self, state: dict[str, Any]) -> NativeMoment:
+    def arrays(self, state: State) -> NativeMoment:
         """The state as it is: numbers, or codes with exponents."""
         return NativeMoment(state[self.key], state.get(self._exponents_key))
 
-    def read(self, state: dict[str, Any], start: int, stop: int) -> torch.Tensor:
+    def read(self, state: State, start: int, stop: int) -> torch.Tensor:
         """Entries start .. stop - 1 of the flat moment: a view of numbers, or decoded codes."""
         entries, exponents = self.arrays(state)
         kept = entries.view(-1)[start:stop]
@@ -132,7 +134,7 @@ class StoredMoment:
 
     def write(
         self,
-        state: dict[str, Any],
+        state: State,
         start: int,
         values: torch.Tensor,
         offsets: torch.Tensor | float,
@@ -145,7 +147,7 @@ class StoredMoment:
             entries.view(-1)[start:stop], exponents[start // BLOCK : num_blocks(stop)] = coded
 
     def mapped(
-        self, state: dict[str, Any], convert: Callable[[torch.Tensor], torch.Tensor]
+        self, state: State, convert: Callable[[torch.Tensor], torch.Tensor]
     ) -> dict[str, torch.Tensor]:
         """The moment at other positions: `convert` takes and gives tensors of a weight's shape."""
         entries, exponents = self.arrays(state)

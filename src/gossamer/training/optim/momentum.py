@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.training.optim.base import Master, Moments, SmallStateOptimizer
+from gossamer.training.optim.base import Master, Moments, ParamGroup, SmallStateOptimizer
 from gossamer.training.optim.codes import StoredMoment
 from gossamer.training.optim.pieces import stretches
 
@@ -57,12 +57,12 @@ class SGD(SmallStateOptimizer):
             weight_decay=weight_decay,
         )
 
-    def _check_group(self, group: dict[str, Any]) -> None:
+    def _check_group(self, group: ParamGroup) -> None:
         super()._check_group(group)
         if group["nesterov"] and not group["momentum"]:
             raise InputError(f"{type(self).__name__}: nesterov needs momentum greater than 0.")
 
-    def _step_parameter(self, param: nn.Parameter, group: dict[str, Any]) -> None:
+    def _step_parameter(self, param: nn.Parameter, group: ParamGroup) -> None:
         state, step = self._started(param, group)
         lr, momentum = float(group["lr"]), group["momentum"]
         for part in stretches(param, state, self.moments_of(group)):
@@ -124,7 +124,7 @@ class LARS(SmallStateOptimizer):
             adapt=adapt,
         )
 
-    def _step_parameter(self, param: nn.Parameter, group: dict[str, Any]) -> None:
+    def _step_parameter(self, param: nn.Parameter, group: ParamGroup) -> None:
         state, _ = self._started(param, group)
         rate, decay = float(group["lr"]), group["weight_decay"]
         if group["adapt"] and param.grad is not None:

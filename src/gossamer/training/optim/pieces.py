@@ -3,14 +3,13 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
 
 from gossamer.nn.layers.dense_home import DenseHome
 from gossamer.training.optim import halves
-from gossamer.training.optim.codes import BLOCK, StoredMoment
+from gossamer.training.optim.codes import BLOCK, State, StoredMoment
 from gossamer.training.optim.dither import offsets
 
 # Where the state keeps the low bits of a master, or a master of its own.
@@ -39,7 +38,7 @@ class Stretch:
 
 
 def stretches(
-    param: nn.Parameter, state: dict[str, Any], moments: Sequence[StoredMoment] = ()
+    param: nn.Parameter, state: State, moments: Sequence[StoredMoment] = ()
 ) -> Iterator[Stretch]:
     """The parameter part by part; each is written back when the next one is asked for.
 
@@ -78,7 +77,7 @@ def stretches(
         param.copy_(weight)
 
 
-def needs_dither(state: dict[str, Any]) -> bool:
+def needs_dither(state: State) -> bool:
     """Whether something in the state is rounded to 8 bits."""
     is_short = LOW in state and state[LOW].dtype is torch.int8
     return is_short or any(key.endswith("_exponents") for key in state)

@@ -29,6 +29,8 @@ from gossamer.nn.fake_quant import (
 from gossamer.nn.layer_kinds import sparse_layers
 from gossamer.ops.linear import ACTIVATION_BITS, pack_int8
 
+# Calls of a model.
+Calls = Iterable[Callable[[nn.Module], object]]
 Scales = Literal["token", "calibrated", "learned"]
 SCALES: tuple[Scales, ...] = get_args(Scales)
 PrunedLayer = CompactWeight | MaskedWeight
@@ -110,7 +112,7 @@ def attach_fake_int8(
     scales: Scales = "token",
     *,
     bits: int | None = None,
-    calibrate: Iterable[Callable[[nn.Module], object]] = (),
+    calibrate: Calls = (),
 ) -> QuantisedLayers:
     """Let every masked and compact layer of `model` compute in fake int8, in place.
 
@@ -159,7 +161,7 @@ def fake_int8(
     scales: Scales = "token",
     *,
     bits: int | None = None,
-    calibrate: Iterable[Callable[[nn.Module], object]] = (),
+    calibrate: Calls = (),
 ) -> Iterator[QuantisedLayers]:
     """`attach_fake_int8` inside, the layers themselves afterwards."""
     quantised = attach_fake_int8(model, scales, bits=bits, calibrate=calibrate)
@@ -172,7 +174,7 @@ def fake_int8(
 def _magnitudes(
     model: nn.Module,
     layers: dict[str, PrunedLayer],
-    calls: Iterable[Callable[[nn.Module], object]],
+    calls: Calls,
 ) -> dict[str, torch.Tensor]:
     """A sample of |x| of every layer, its largest included."""
     seen: dict[str, list[torch.Tensor]] = {name: [] for name in layers}

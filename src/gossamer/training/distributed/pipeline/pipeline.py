@@ -82,8 +82,7 @@ class LayerPipeline:
             for index in range(num_stages)
             if self.rank_of(index) == self.rank
         }
-        devices = {p.device for module in self.modules.values() for p in module.parameters()}
-        self.device = devices.pop() if devices else torch.device("cpu")
+        self.device = next((p.device for p in self.parameters()), torch.device("cpu"))
         self._wrapped = self.modules
         if wrap is not None:
             self._wrapped = {index: wrap(module) for index, module in self.modules.items()}

@@ -3,7 +3,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.distributed.pipelining import (
     Schedule1F1B,
@@ -18,8 +18,7 @@ from gossamer.training.distributed.pipeline.message_driven import DEFAULT_SLACK
 from gossamer.training.distributed.pipeline.message_schedule import ScheduleMessageDriven
 
 
-@dataclass(frozen=True)
-class PipelineOrder:
+class PipelineOrder(NamedTuple):
     """One way to run a pipeline.
 
     Attributes:

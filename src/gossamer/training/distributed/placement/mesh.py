@@ -5,6 +5,11 @@ While masks move, every rank has the whole model and DDP joins all of them: a sc
 same weights and gradients everywhere and moves the same masks. Once they are final, the compact
 model is laid out on the mesh. What a step decides (skip, clip, stop) is decided on numbers that all
 ranks have agreed on.
+
+An objective `loss(model, batch)` is taken apart for a pipeline without knowing its code. The first
+stage needs what the objective would call the model with, the last one the loss of an output: so it
+is called with a model that only notes its arguments, and with one that only returns what is there
+already. It must call the model once, and its loss must be a mean over samples.
 """
 
 import signal
@@ -24,11 +29,6 @@ from gossamer.errors import InputError
 from gossamer.training.distributed.pipeline import LayerPipeline, PipelineSettings
 from gossamer.training.distributed.pipeline.microbatches import pieces
 from gossamer.training.distributed.placement.gradients import Wire, average, replicated
-from gossamer.training.distributed.placement.pipelined_loss import (
-    PipelinedModel,
-    inputs_of,
-    loss_of_output,
-)
 from gossamer.training.distributed.placement.placement import RankPlacement, check_model, lay_out
 from gossamer.training.distributed.placement.whole_model import (
     FixedFigures,
@@ -38,8 +38,8 @@ from gossamer.training.distributed.placement.whole_model import (
 )
 from gossamer.training.distributed.processes import RankSession, check_masks
 from gossamer.training.distributed.processes.messages import broadcast_json
-from gossamer.training.loop import Processes
-from gossamer.training.loop.processes import Agreement, States
+from gossamer.training.loop import Objective, Processes
+from gossamer.training.loop.processes import Agreement, LossAndNumbers, States, loss_of
 from gossamer.training.loop.recompute import recomputing
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -127,7 +127,7 @@ class ProcessMesh(Processes):
         args, keywords = inputs_of(run.objective, cut_batch(share, 0, count))
         return LayerPipeline(
             model,
-            lambda output, batch: loss_of_output(run.objective, output, batch),
+            lambda output, batch: loss_of(run.objective, _Returns(output), batch, bf16=False)[0],
             args,
             PipelineSettings(num_microbatches=count, schedule=self.settings.schedule),
             keywords=keywords,
@@ -147,7 +147,7 @@ class ProcessMesh(Processes):
             self._fixed = None
         self.placement = None
 
-    def backward(self, batch: Any, *, is_last: bool) -> tuple[float, dict[str, float]]:
+    def backward(self, batch: Any, *, is_last: bool) -> LossAndNumbers:
         """This rank's share of one batch; gradients are added up behind the last one."""
         model, placement = self._ready(), self.placement
         share = cut_batch(batch, self._part, self._num_parts)
@@ -171,7 +171,7 @@ class ProcessMesh(Processes):
             raise InputError("grid: arrange() comes before the first step.")
         return self._model
 
-    def _pipeline_step(self, pipeline: LayerPipeline, share: Any) -> tuple[float, dict[str, float]]:
+    def _pipeline_step(self, pipeline: LayerPipeline, share: Any) -> LossAndNumbers:
         """All microbatches of one batch; gradients of the batches before are added."""
         count = self.run.settings.accumulate
         before = {param: param.grad for param in pipeline.parameters()}
@@ -290,3 +290,49 @@ def own_random(seed: int, number: int, part: int) -> Iterator[None]:
         yield
     finally:
         torch.set_rng_state(before)
+
+
+class _Called(Exception):
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.call = args, kwargs
+
+
+class _NotesArguments(nn.Module):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        raise _Called(args, kwargs)
+
+
+class _Returns(nn.Module):
+    def __init__(self, output: Any) -> None:
+        super().__init__()
+        self._output = output
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._output
+
+
+def inputs_of(objective: Objective, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What the objective calls the model with."""
+    try:
+        objective(_NotesArguments(), batch)
+    except _Called as seen:
+        return seen.call
+    raise InputError("mesh.pipeline: the loss does not call the model, so nothing can be cut.")
+
+
+class PipelinedModel(nn.Module):
+    """What evaluations call: all ranks of the pipeline together, the output on each of them."""
+
+    def __init__(self, pipeline: LayerPipeline) -> None:
+        super().__init__()
+        self._pipeline = pipeline
+
+    def train(self, mode: bool = True) -> "PipelinedModel":
+        """Set the mode of the stages."""
+        super().train(mode)
+        self._pipeline.train(mode)
+        return self
+
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """The model's output."""
+        return self._pipeline.predict(*args, **kwargs)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import count, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -161,8 +161,7 @@ def _put(
     into[name].view(-1)[index] = part.flatten()
 
 
-@dataclass(frozen=True)
-class FixedFigures:
+class FixedFigures(NamedTuple):
     """What a cut of the model does not change; taken while this rank has all of it.
 
     Attributes:

@@ -12,15 +12,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from gossamer.errors import DistributedError, GossamerError
-from gossamer.training.distributed.processes.store_guard import GuardedStore
 from gossamer.training.loop import TrainingStopped
 
 _CAUSE = "cause"
@@ -33,6 +32,63 @@ class Cause(NamedTuple):
     rank: int
     text: str
     exit_code: int = DistributedError.exit_code
+
+
+class GuardedStore:
+    """A store whose calls are sure to end, by an answer or with the process.
+
+    torch bounds the time of `get` alone. A rank whose cable is cut would stay in any other call
+    until TCP gives up, after a quarter of an hour.
+
+    Args:
+        store: whose calls may hang.
+        interval: seconds between two looks at the calls under way.
+        limit: seconds after which a call is given up. They are counted in looks, because a pause of
+            this process itself is no silence of the store.
+        give_up: called by a thread of the guard; must end the process.
+    """
+
+    def __init__(
+        self, store: Store, *, interval: float, limit: float, give_up: Callable[[], None]
+    ) -> None:
+        self._store, self._give_up = store, give_up
+        self._interval, self._max_looks = interval, limit / interval
+        self._looks: dict[int, int] = {}
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+
+    def start(self) -> None:
+        """Begin to look at calls."""
+        threading.Thread(target=self._run, name="store guard", daemon=True).start()
+
+    def stop(self) -> None:
+        """Calls are not looked at any more."""
+        self._done.set()
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._store, name)
+
+        def call(*args: Any) -> Any:
+            me = threading.get_ident()
+            with self._lock:
+                self._looks[me] = 0
+            try:
+                return method(*args)
+            finally:
+                with self._lock:
+                    del self._looks[me]
+
+        return call
+
+    def _run(self) -> None:
+        while not self._done.wait(self._interval):
+            with self._lock:
+                for thread in self._looks:
+                    self._looks[thread] += 1
+                is_stuck = any(looks > self._max_looks for looks in self._looks.values())
+            if is_stuck:
+                self._give_up()
+                return
 
 
 class HeartbeatWatch:
@@ -65,12 +121,11 @@ class HeartbeatWatch:
         self._holds_store = holds_store
         self._known: Cause | None = None
         self._done = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def start(self) -> None:
         """Begin to send signs of life."""
         self._store.start()
-        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._thread.start()
 
     def tell(self, cause: Cause) -> Cause:
@@ -120,7 +175,7 @@ class HeartbeatWatch:
         intervals at most: they look once per interval, and dead ones never will.
         """
         self._done.set()
-        if self._thread is not None:
+        if self._thread.is_alive():
             self._thread.join(timeout=self._interval)
         end = time.monotonic() + (2 * self._interval if seconds is None else seconds)
         with suppress(RuntimeError):

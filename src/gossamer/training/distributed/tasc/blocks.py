@@ -7,8 +7,7 @@ Legend: R blocks (where blocks are chosen, of all parameters, one after another)
 block.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,8 +25,7 @@ VALUES_PER_BLOCK = 256
 _OLDEST_SHARE = 0.25
 
 
-@dataclass(frozen=True)
-class BlockCut:
+class BlockCut(NamedTuple):
     """How a parameter is cut: R blocks of N elements, then a tail that always travels."""
 
     num_blocks: int

@@ -20,7 +20,7 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.training.distributed.tasc.exchange import Tasc
-from gossamer.training.optim import StepsEachParameter
+from gossamer.training.optim import ParamGroup, StepsEachParameter
 
 
 class RowOptimizer(StepsEachParameter):
@@ -40,7 +40,7 @@ class RowOptimizer(StepsEachParameter):
         super().__init__(params, settings)
         self._tasc = tasc
 
-    def _step_parameter(self, param: nn.Parameter, group: dict[str, Any]) -> None:
+    def _step_parameter(self, param: nn.Parameter, group: ParamGroup) -> None:
         state = self.state[param]
         if not state:
             state["step"] = torch.zeros(())
@@ -75,7 +75,7 @@ class RowOptimizer(StepsEachParameter):
         self,
         tensors: list[torch.Tensor],
         waited: torch.Tensor | None,
-        group: dict[str, Any],
+        group: ParamGroup,
         number: int,
     ) -> None:
         """Update the weight and state in `tensors` (weight, gradient, then STATE) in place.
@@ -121,7 +121,7 @@ class RowSGD(RowOptimizer):
         self,
         tensors: list[torch.Tensor],
         waited: torch.Tensor | None,
-        group: dict[str, Any],
+        group: ParamGroup,
         number: int,
     ) -> None:
         weight, gradient, buffer = tensors
@@ -165,7 +165,7 @@ class RowAdamW(RowOptimizer):
         self,
         tensors: list[torch.Tensor],
         waited: torch.Tensor | None,
-        group: dict[str, Any],
+        group: ParamGroup,
         number: int,
     ) -> None:
         weight, gradient, mean, square = tensors
@@ -186,7 +186,7 @@ class RowAdamW(RowOptimizer):
         weight.addcdiv_(moved, root, value=-lr / (1 - beta1**number))
 
 
-def _decay(weight: torch.Tensor, waited: torch.Tensor | None, group: dict[str, Any]) -> None:
+def _decay(weight: torch.Tensor, waited: torch.Tensor | None, group: ParamGroup) -> None:
     strength = float(group["lr"]) * group["weight_decay"]
     if strength:
         weight.mul_(1 - strength if waited is None else (1 - strength) ** waited)
