@@ -34,11 +34,8 @@ class Processes:
     """Who carries out the steps of a run: this process alone. The loop sets `run`."""
 
     run: TrainingRun
-
-    @property
-    def is_lead(self) -> bool:
-        """Whether this process writes files."""
-        return True
+    # Whether this process writes files.
+    is_lead = True
 
     def arrange(self) -> None:
         """Make ready for steps; again whenever layers changed their form."""

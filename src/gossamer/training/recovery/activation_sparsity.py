@@ -110,8 +110,7 @@ def measure_activation_sparsity(
         )
     with torch.no_grad(), ExitStack() as afterwards:
         for counter in counters:
-            hook = counter.block.down.register_forward_pre_hook(counter.look)
-            afterwards.enter_context(hook)
+            afterwards.enter_context(counter.block.down.register_forward_pre_hook(counter.look))
         afterwards.callback(model.train, model.training)
         model.eval()
         for batch in batches:

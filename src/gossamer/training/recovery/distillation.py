@@ -173,8 +173,7 @@ def similarity_term(student_BD: torch.Tensor, teacher_BD: torch.Tensor) -> torch
     if size < 2:
         return student_BD.sum() * 0.0
     student, teacher = (normalize(part.float(), dim=1) for part in (student_BD, teacher_BD))
-    difference_BB = student @ student.T - teacher @ teacher.T
-    return difference_BB.square().sum() / (size * (size - 1))
+    return (student @ student.T - teacher @ teacher.T).square().sum() / (size * (size - 1))
 
 
 def hidden_term(student: Sequence[torch.Tensor], teacher: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -72,6 +72,7 @@ class ProcessMesh(Processes):
 
     def __init__(self, session: RankSession, settings: MeshSettings | None = None) -> None:
         self.session, self.settings = session, settings or MeshSettings()
+        self.is_lead = session.is_lead
         self.placement: RankPlacement | None = None
         self._fixed: FixedFigures | None = None
         self._model: nn.Module | None = None
@@ -79,11 +80,6 @@ class ProcessMesh(Processes):
         self._part, self._num_parts = 0, 1
         self._stop = 0
         self._stack = ExitStack()
-
-    @property
-    def is_lead(self) -> bool:
-        """Whether this process writes files."""
-        return self.session.is_lead
 
     def arrange(self) -> None:
         """DDP over all ranks while masks move; the mesh once they are final."""
@@ -95,9 +91,9 @@ class ProcessMesh(Processes):
             sizes,
             run.model,
             run.optimizer,
-            precision=run.settings.precision,
-            schedule=settings.schedule,
-            microbatches=settings.microbatches,
+            run.settings.precision,
+            settings.schedule,
+            settings.microbatches,
         )
         if not run.control.is_settled:
             if num_samples(run.batches[run.taken]) % sizes.num_ranks == 0:
@@ -107,8 +103,8 @@ class ProcessMesh(Processes):
             self._model = replicated(run.model, dist.group.WORLD, settings.wire)
             return
         self._fixed = FixedFigures.of(run.model, run.control.sparsity())
-        make = self._pipeline if sizes.pipeline > 1 else None
-        self.placement = placement = lay_out(session, run, make)
+        placement = lay_out(session, run, self._pipeline if sizes.pipeline > 1 else None)
+        self.placement = placement
         self._copies = {shard.trained: shard.copies for shard in placement.shards}
         for module in placement.modules:
             self._stack.enter_context(recomputing(module, run.settings.recompute))
@@ -293,8 +289,7 @@ def own_random(seed: int, number: int, part: int) -> Iterator[None]:
 
 
 class _Called(Exception):
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.call = args, kwargs
+    """What a model was called with: arguments and keywords."""
 
 
 class _NotesArguments(nn.Module):
@@ -316,7 +311,8 @@ def inputs_of(objective: Objective, batch: Any) -> tuple[tuple[Any, ...], dict[s
     try:
         objective(_NotesArguments(), batch)
     except _Called as seen:
-        return seen.call
+        args, keywords = seen.args
+        return args, keywords
     raise InputError("mesh.pipeline: the loss does not call the model, so nothing can be cut.")
 
 

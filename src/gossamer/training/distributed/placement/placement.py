@@ -152,7 +152,6 @@ def check_model(
     sizes: MeshSizes,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    *,
     precision: str,
     schedule: str,
     microbatches: int,

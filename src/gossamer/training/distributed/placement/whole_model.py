@@ -177,8 +177,8 @@ class FixedFigures(NamedTuple):
         """Of a model that is whole and whose masks are final."""
         use = measure(model)
         kinds = [*use.pruned.measured.items(), *use.rest.measured.items()]
-        beside = sum(size for kind, size in kinds if kind not in ("weights", "gradients"))
-        return FixedFigures(sparsity, beside)
+        beside = (size for kind, size in kinds if kind not in ("weights", "gradients"))
+        return FixedFigures(sparsity, sum(beside))
 
 
 def whole_state_bytes(

@@ -141,16 +141,17 @@ def _store(rank: int, world: int, holds_store: bool, seconds: float) -> Store:
 
     def attempt() -> None:
         try:
-            store = TCPStore(
-                host,
-                port,
-                world,
-                is_master=holds_store,
-                timeout=timedelta(seconds=seconds),
-                # Who is missing is found out below, by name.
-                wait_for_workers=False,
+            made.append(
+                TCPStore(
+                    host,
+                    port,
+                    world,
+                    is_master=holds_store,
+                    timeout=timedelta(seconds=seconds),
+                    # Who is missing is found out below, by name.
+                    wait_for_workers=False,
+                )
             )
-            made.append(store)
         except (RuntimeError, ValueError) as error:
             made.append(error)
 

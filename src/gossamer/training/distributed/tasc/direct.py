@@ -76,8 +76,7 @@ class DirectSteps:
 
     def __init__(self, ddp: DistributedDataParallel, tasc: Tasc) -> None:
         self._ddp, self._tasc = ddp, tasc
-        self._params = [param for param in ddp.module.parameters() if param.requires_grad]
-        self._means: dict[nn.Parameter, MeanGradient] = {}
+        self._means: dict[torch.Tensor, MeanGradient] = {}
         self._lowered = False  # DDP's flag, while a forward pass runs
         self._armed = False  # the next backward pass belongs to a structured step
         self._done = False  # it has ended
@@ -86,8 +85,9 @@ class DirectSteps:
         self._filled: set[torch.Tensor] = set()
         ddp.register_forward_pre_hook(self._before_forward)
         ddp.register_forward_hook(self._after_forward, always_call=True)
-        for param in self._params:
-            param.register_post_accumulate_grad_hook(self._take)
+        for param in ddp.module.parameters():
+            if param.requires_grad:
+                param.register_post_accumulate_grad_hook(self._take)
 
     def _before_forward(self, *_: Any) -> None:
         if not torch.is_grad_enabled():
@@ -114,18 +114,15 @@ class DirectSteps:
         if not self._armed or param.grad is None:
             return
         if not self._packets:
-            self._begin()
+            self._packets = self._tasc.open_packets()
+            parts = [part for packet in self._packets for part in packet.parts]
+            self._parts = {part.entry.param: part for part in parts}
+            self._filled = set()
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
         gradient = param.grad.contiguous().view(-1)
         self._parts[param].fill(gradient, adds=param in self._filled)
         self._filled.add(param)
         param.grad = None
-
-    def _begin(self) -> None:
-        self._packets = self._tasc.open_packets(self._params)
-        parts = [part for packet in self._packets for part in packet.parts]
-        self._parts = {part.entry.param: part for part in parts}
-        self._filled = set()
-        torch.autograd.Variable._execution_engine.queue_callback(self._finish)
 
     def _finish(self) -> None:
         """The backward pass has ended."""
@@ -135,10 +132,10 @@ class DirectSteps:
             if param not in self._filled:
                 part.fill(None)
         arrived = self._tasc.exchange(packets)
-        for param in self._params:
+        for param, part in self._parts.items():
             mean = self._means.get(param) or self._means.setdefault(param, MeanGradient(param))
             if arrived:
-                mean.receive(self._parts[param])
+                mean.receive(part)
             else:
                 mean.spoil()
             param.grad = mean.tensor
@@ -153,7 +150,7 @@ class MeanGradient:
         param: whose gradient it is.
     """
 
-    def __init__(self, param: nn.Parameter) -> None:
+    def __init__(self, param: torch.Tensor) -> None:
         self.tensor = torch.zeros_like(param.detach(), memory_format=torch.contiguous_format)
         self._version = self.tensor._version
         self._rows: torch.Tensor | None = None

@@ -206,10 +206,10 @@ class Tasc:
         decided = self.forecast is not None or self.min_gain <= 0
         return decided and self.active and self.step >= self.start and self._num_blocks > 0
 
-    def open_packets(self, params: Iterable[nn.Parameter]) -> list[Packet]:
+    def open_packets(self) -> list[Packet]:
         """Begin a structured step; a packet for the parameters of each dtype."""
         self._begin_step()
-        self._packets = self._packets_of(self._by_param[param] for param in params)
+        self._packets = self._packets_of(self._entries)
         self._failed = True  # if nothing is exchanged after all
         return self._packets
 
