@@ -49,11 +49,10 @@ ALLOWED = {
     "training/checkpoint/restoring.py": 2,
     "training/distributed/placement/tensor_parallel.py": 5,
     "training/distributed/tasc/direct.py": 1,
-    "training/memory/held.py": 1,
-    "training/memory/predicted.py": 2,
+    "training/memory/held.py": 3,
     "training/recovery/compact_form.py": 3,
     "training/recovery/fake_int8.py": 4,
-    "training/recovery/lora.py": 5,
+    "training/recovery/lora.py": 4,
 }
 
 

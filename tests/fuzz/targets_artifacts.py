@@ -130,7 +130,7 @@ def training_seeds(folder: Path) -> None:
     training_seeds,
     "training/checkpoint/folders.py:parse_manifest",
     "training/checkpoint/folders.py:read_checkpoint _open_manifest",
-    "training/checkpoint/state_tree.py:decode _is_item",
+    "training/checkpoint/state_tree.py:decode",
     "io/safe_files/tensors/tensor_header.py:read_header _check_entries _check_entry _integers",
     change=with_hashes,
 )

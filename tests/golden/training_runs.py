@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import gossamer
-from gossamer.training.checkpoint.background import CheckpointWriter
+from gossamer.training.checkpoint import CheckpointWriter
 from gossamer.training.checkpoint.folders import Checkpoint, CheckpointStore
 from gossamer.training.loop.loop import Loop
 from gossamer.training.loop.run import Surroundings

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from loop_tools import same
 
 from gossamer.errors import ArtifactError, InputError, ResourceError
-from gossamer.training.checkpoint.background import CheckpointWriter
+from gossamer.training.checkpoint import CheckpointWriter
 from gossamer.training.checkpoint.folders import CheckpointStore, Snapshot, read_checkpoint
 from gossamer.training.checkpoint.random_state import capture_random, restore_random, seed_all
 from gossamer.training.checkpoint.state_tree import decode, encode

@@ -15,7 +15,7 @@ from gossamer import sparsify
 from gossamer.data.batches import RepeatedBatches, ShuffledBatches, generator_of
 from gossamer.errors import ArtifactError, InputError, RecipeError, ResourceError
 from gossamer.nn import CompactWeight, Linear, MaskedLinear
-from gossamer.training.checkpoint.background import CheckpointWriter
+from gossamer.training.checkpoint import CheckpointWriter
 from gossamer.training.checkpoint.folders import CheckpointStore, Snapshot
 from gossamer.training.loop.endings import TrainingDiverged, TrainingStopped
 from gossamer.training.loop.loop import Loop

@@ -7,8 +7,9 @@ training holds, `distributed` runs a loop on many processes. Names are loaded on
 the rooms inside that need no torch stay without it.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from gossamer.lazy_door import lazy_door
 
 if TYPE_CHECKING:
     from gossamer.training.loop import Loop, LoopSettings
@@ -17,10 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Loop", "LoopSettings", "choose_modes", "recover"]
 
-_HOMES = {"Loop": "loop", "LoopSettings": "loop", "choose_modes": "modes", "recover": "recovery"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'gossamer.training' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"gossamer.training.{_HOMES[name]}"), name)
+__getattr__, __dir__ = lazy_door(
+    __name__,
+    {"Loop": "loop", "LoopSettings": "loop", "choose_modes": "modes", "recover": "recovery"},
+)

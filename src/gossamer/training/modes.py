@@ -22,19 +22,8 @@ Timer = Callable[[Callable[[], object], Callable[[], object]], Duel]
 _MARGIN = 1.05
 
 
-@dataclass(frozen=True)
-class _Rule:
-    """Without measurements: kept fraction and inputs at which kernels won on every shape tried."""
-
-    density: float
-    inputs: int
-    unit: str
-
-    def __str__(self) -> str:
-        return f"density <= {self.density} and {self.unit} >= {self.inputs}"
-
-
-_RULES = {"linear": _Rule(0.5, 16, "tokens"), "conv": _Rule(0.3, 256, "pixels")}
+# Without measurements: kept fraction and inputs at which kernels won on every shape tried.
+_RULES = {"linear": (0.5, 16, "tokens"), "conv": (0.3, 256, "pixels")}
 _NO_EXAMPLE = "the size of its images is not known: pass example=, an input of the model"
 
 
@@ -58,10 +47,6 @@ class _Case:
 
     layer: CompactWeight
     shape: tuple[int, ...] | None
-
-    @property
-    def rule(self) -> _Rule:
-        return _RULES[self.layer.kind]
 
     @property
     def num_inputs(self) -> int:
@@ -109,14 +94,12 @@ def choose_modes(
         # Layers that gave up their values have their dense weight only, and stay as they are.
         if DenseHome.of(layer.values) is None
     }
-    usable = {name: case for name, case in cases.items() if case.why_jit() is None}
-    times: dict[str, Duel] = {}
-    if settings.tuning_enabled():
-        times = _times_of_rank_zero(usable, timer)
+    times = _times_of_rank_zero(cases, timer) if settings.tuning_enabled() else {}
     choices = [_choice(name, case, times.get(name)) for name, case in cases.items()]
-    for choice, case in zip(choices, cases.values(), strict=True):
-        case.layer.mode = choice.mode
-        case.layer.refresh()
+    for choice in choices:
+        layer = cases[choice.layer].layer
+        layer.mode = choice.mode
+        layer.refresh()
     return choices
 
 
@@ -124,35 +107,31 @@ def _choice(name: str, case: _Case, times: Duel | None) -> ModeChoice:
     reason = case.why_jit()
     if reason is not None:
         return ModeChoice(name, "jit", reason)
-    rule = case.rule
+    density, inputs, unit = _RULES[case.layer.kind]
     if times is None:
-        wins = case.layer.density <= rule.density and case.num_inputs >= rule.inputs
+        wins = case.layer.density <= density and case.num_inputs >= inputs
+        rule = f"density <= {density} and {unit} >= {inputs}"
         why = f"fixed rule (GOSSAMER_TUNE=off): {rule} {'holds' if wins else 'does not hold'}"
-        return ModeChoice(name, "kernel" if wins else "jit", why)
-    wins = times.ratio >= _MARGIN
-    why = f"kernel is {times.ratio:.2f}x jit at {case.num_inputs} {rule.unit}"
-    return ModeChoice(name, "kernel" if wins else "jit", why, times.first_us, times.second_us)
+    else:
+        wins = times.ratio >= _MARGIN
+        why = f"kernel is {times.ratio:.2f}x jit at {case.num_inputs} {unit}"
+    return ModeChoice(name, "kernel" if wins else "jit", why, *(times.us if times else ()))
 
 
 def _times_of_rank_zero(cases: dict[str, _Case], timer: Timer) -> dict[str, Duel]:
-    """Clocks differ between ranks, and the two modes round differently."""
+    """Of (jit, kernel): clocks differ between ranks, and the two modes round differently."""
+    usable = {name: case for name, case in cases.items() if case.why_jit() is None}
     in_group = dist.is_available() and dist.is_initialized()
-    times = torch.zeros(len(cases), 2, dtype=torch.float64)
+    times = torch.zeros(len(usable), 2, dtype=torch.float64)
     if not in_group or dist.get_rank() == 0:
-        times = torch.tensor(_measure_all(cases, timer), dtype=torch.float64).view(-1, 2)
+        # Layers that differ in values only are measured once.
+        alike = {case.key: case for case in usable.values()}
+        known = {key: _measure(case, timer).us for key, case in alike.items()}
+        rows = [known[case.key] for case in usable.values()]
+        times = torch.tensor(rows, dtype=torch.float64).view(-1, 2)
     if in_group:
         dist.broadcast(times, src=0)
-    return {name: Duel(*row) for name, row in zip(cases, times.tolist(), strict=True)}
-
-
-def _measure_all(cases: dict[str, _Case], timer: Timer) -> list[tuple[float, float]]:
-    """Microseconds of (jit, kernel), layers that differ in values only measured once."""
-    known: dict[object, Duel] = {}
-    for case in cases.values():
-        if case.key not in known:
-            known[case.key] = _measure(case, timer)
-    found = [known[case.key] for case in cases.values()]
-    return [(times.first_us, times.second_us) for times in found]
+    return {name: Duel(*row) for name, row in zip(usable, times.tolist(), strict=True)}
 
 
 def _measure(case: _Case, timer: Timer) -> Duel:

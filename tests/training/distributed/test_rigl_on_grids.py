@@ -13,7 +13,7 @@ import torch
 from grid_ranks import run_on_ranks
 
 import gossamer
-from gossamer.training.checkpoint.background import CheckpointWriter
+from gossamer.training.checkpoint import CheckpointWriter
 from gossamer.training.checkpoint.folders import CheckpointStore, read_checkpoint
 from gossamer.training.distributed.mesh_sizes import MeshSizes
 from gossamer.training.distributed.placement.mesh import MeshSettings, ProcessMesh

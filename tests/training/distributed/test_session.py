@@ -15,8 +15,12 @@ from gossamer.training.distributed import told_once as telling
 from gossamer.training.distributed.mesh_sizes import MeshSizes
 from gossamer.training.distributed.placement.gradients import average
 from gossamer.training.distributed.placement.mesh import ProcessMesh
-from gossamer.training.distributed.processes.equal_on_all import check_alike, check_masks
-from gossamer.training.distributed.processes.messages import broadcast_json, gather_json
+from gossamer.training.distributed.processes.messages import (
+    broadcast_json,
+    check_alike,
+    check_masks,
+    gather_json,
+)
 from gossamer.training.distributed.processes.session import Timeouts, joined
 
 QUICK = Timeouts(start=2, step=2, heartbeat=0.2)

@@ -5,7 +5,7 @@ import threading
 
 import torch.distributed as dist
 
-from gossamer.training.distributed.processes.store_guard import GuardedStore
+from gossamer.training.distributed.processes.watch import GuardedStore
 
 INTERVAL = 0.02
 

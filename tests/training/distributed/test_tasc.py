@@ -20,9 +20,9 @@ from gossamer.patterns import Unstructured
 from gossamer.training.checkpoint.state_tree import decode, encode
 from gossamer.training.distributed.tasc import exchange as tasc_module
 from gossamer.training.distributed.tasc.curvature import CurvatureProbe
+from gossamer.training.distributed.tasc.direct import tasc_hook
 from gossamer.training.distributed.tasc.exchange import Tasc
 from gossamer.training.distributed.tasc.forecast import ExchangeForecast
-from gossamer.training.distributed.tasc.joining import tasc_hook
 from gossamer.training.distributed.tasc.row_optim import RowAdamW, RowSGD
 
 

@@ -13,9 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 from gossamer.errors import InputError
 from gossamer.training.distributed.tasc import attach
-from gossamer.training.distributed.tasc.blocks import BlockCut, Residual
+from gossamer.training.distributed.tasc.blocks import BlockCut, BlockedParameter
 from gossamer.training.distributed.tasc.direct import MeanGradient, why_not_direct
-from gossamer.training.distributed.tasc.packet import BlockedParameter, Packet
+from gossamer.training.distributed.tasc.packet import Packet
 from gossamer.training.distributed.tasc.row_optim import RowSGD
 
 STEPS = 9
@@ -220,7 +220,7 @@ def test_gradients_that_come_too_late_are_an_error():
 
 def test_a_gradient_in_two_pieces_is_their_sum():
     cut = BlockCut(3, 4, 2)
-    entry = BlockedParameter("w", 0, cut, slice(0, 3), Residual(cut, torch.zeros(())))
+    entry = BlockedParameter("w", 0, cut, 0, torch.zeros(()))
     part = Packet([(entry, torch.tensor([1]))]).parts[0]
     first, second = torch.randn(14), torch.randn(14)
     part.fill(first)
@@ -236,7 +236,7 @@ def test_a_gradient_in_two_pieces_is_their_sum():
 )
 def test_a_mean_gradient_is_zero_but_for_what_came_last(cut):
     torch.manual_seed(0)
-    entry = BlockedParameter("w", 0, cut, slice(0, cut.num_blocks), Residual(cut, torch.zeros(())))
+    entry = BlockedParameter("w", 0, cut, 0, torch.zeros(()))
     mean = MeanGradient(nn.Parameter(torch.zeros(cut.blocked + cut.tail)))
     for number in range(5):
         rows = torch.arange(cut.num_blocks)[number % 2 :: 2]

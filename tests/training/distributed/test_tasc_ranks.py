@@ -11,7 +11,7 @@ from torch import nn
 
 from gossamer.testing import Cluster
 from gossamer.testing.simulated_ranks import SimulatedRanks
-from gossamer.training.distributed.tasc.joining import tasc_hook
+from gossamer.training.distributed.tasc.direct import tasc_hook
 from gossamer.training.distributed.tasc.row_optim import RowAdamW, RowSGD
 
 RANKS, STEPS, STOP = 3, 9, 5

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer.training.distributed.tasc.structure import choose_blocks
+from gossamer.training.distributed.tasc.blocks import choose_blocks
 
 
 def choose(scores, sizes, ages, budget, max_age=10):

@@ -12,8 +12,7 @@ import gossamer
 from gossamer.errors import InputError
 from gossamer.nn.batch import rows_of
 from gossamer.training.recovery import Batch, DistillationObjective, Teacher, Terms
-from gossamer.training.recovery.teacher import block_names, captured, check_apart
-from gossamer.training.recovery.terms import (
+from gossamer.training.recovery.distillation import (
     cosine_term,
     hidden_term,
     logits_of,
@@ -21,6 +20,7 @@ from gossamer.training.recovery.terms import (
     similarity_term,
     vectors_of,
 )
+from gossamer.training.recovery.teacher import block_names, captured, check_apart
 from gossamer.zoo import TinyEncoder
 
 

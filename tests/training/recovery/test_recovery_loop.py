@@ -14,7 +14,7 @@ import gossamer
 from gossamer.data.batches import ShuffledBatches
 from gossamer.errors import InputError
 from gossamer.nn import Linear, MaskedLinear
-from gossamer.training.checkpoint.background import CheckpointWriter
+from gossamer.training.checkpoint import CheckpointWriter
 from gossamer.training.checkpoint.folders import CheckpointStore
 from gossamer.training.loop.endings import TrainingDiverged
 from gossamer.training.loop.run import Surroundings

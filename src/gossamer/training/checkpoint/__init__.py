@@ -5,10 +5,10 @@
 `state_tree` turns nested state into JSON and tensors, `restoring` brings a run back to it.
 """
 
-from gossamer.training.checkpoint.background import CheckpointWriter
 from gossamer.training.checkpoint.folders import (
     Checkpoint,
     CheckpointStore,
+    CheckpointWriter,
     Snapshot,
     read_checkpoint,
 )

@@ -11,6 +11,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -42,24 +43,11 @@ from gossamer.io.safe_files.tensors import (
 from gossamer.training.checkpoint.state_tree import decode, encode
 
 FORMAT_NAME: Final = "gossamer-checkpoint"
-
-
 FORMAT_VERSION: Final = 1
-
-
-STATE_FILE: Final = "state.safetensors"
-
-
-MIN_KEPT: Final = 2
-
-
+STATE_FILE = "state.safetensors"
+MIN_KEPT = 2
 _STEP = re.compile(r"step_(\d{8,})")
-
-
 _LEFTOVER = re.compile(r"step_\d{8,}\.tmp-[0-9a-f]{32}|\.step_\d{8,}\.lock")
-
-
-Notice = Callable[[str], None]
 
 
 class CheckpointManifest(BaseModel):
@@ -84,12 +72,6 @@ class CheckpointManifest(BaseModel):
     run: dict[str, Any]
     files: dict[FileName, FileEntry]
     state: Any
-
-
-def manifest_bytes(manifest: CheckpointManifest) -> bytes:
-    """The file's content: the manifest and a digest of its canonical JSON."""
-    content = manifest.model_dump(mode="json")
-    return pretty_json({**content, "digest": digest_of(content)})
 
 
 def parse_manifest(raw: bytes, where: str) -> CheckpointManifest:
@@ -130,8 +112,7 @@ class Snapshot:
     @property
     def num_bytes(self) -> int:
         """Bytes of its tensors and their header."""
-        tensors = self.tensors.values()
-        payload = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        payload = sum(tensor.nbytes for tensor in self.tensors.values())
         return payload + len(header_bytes(self.tensors))
 
 
@@ -167,7 +148,7 @@ class CheckpointStore:
         """
         target = self._path(snapshot.step)
         # State that is no tensor is small, but it must not be what fills the disk.
-        needed = snapshot.num_bytes + len(str(snapshot.plain)) * 2 + len(str(snapshot.run)) * 2
+        needed = snapshot.num_bytes + 2 * len(f"{snapshot.plain}{snapshot.run}")
         with replace_directory(target, needed, _check_is_checkpoint) as folder:
             with HashingFile(folder / STATE_FILE) as file:
                 write_tensors(file.write, snapshot.tensors)
@@ -178,7 +159,8 @@ class CheckpointStore:
                 files={STATE_FILE: FileEntry(size=file.size, sha256=file.sha256)},
                 state=snapshot.plain,
             )
-            raw = manifest_bytes(manifest)
+            content = manifest.model_dump(mode="json")
+            raw = pretty_json({**content, "digest": digest_of(content)})
             if len(raw) > MAX_MANIFEST_BYTES:
                 raise InputError(
                     f"{target}: {len(raw)} bytes of state are no tensors; at most"
@@ -199,7 +181,7 @@ class CheckpointStore:
         found = (_STEP.fullmatch(path.name) for path in self.folder.iterdir() if path.is_dir())
         return sorted(int(match[1]) for match in found if match is not None)
 
-    def newest(self, notice: Notice) -> Checkpoint | None:
+    def newest(self, notice: Callable[[str], None]) -> Checkpoint | None:
         """The newest complete checkpoint, every hash verified; None if there is no folder at all.
 
         Args:
@@ -208,7 +190,7 @@ class CheckpointStore:
         Raises:
             ArtifactError: there are checkpoints, and all of them are damaged.
         """
-        refused: list[str] = []
+        refused = []
         for step in reversed(self.steps()):
             try:
                 checkpoint = read_checkpoint(self._path(step))
@@ -254,6 +236,41 @@ class CheckpointStore:
         except ArtifactError:
             return False
         return True
+
+
+class CheckpointWriter:
+    """Writes snapshots, at once or in a thread of its own while training goes on.
+
+    Tensors are then copied before `submit` returns, on the CPU too; the folder gets its name only
+    when all of it is on disk. One write at a time: a second one waits for the first.
+
+    Args:
+        store: where they go.
+        asynchronous: whether `submit` returns before the checkpoint is on disk.
+    """
+
+    def __init__(self, store: CheckpointStore, *, asynchronous: bool = False) -> None:
+        self.store = store
+        self.copies = asynchronous
+        self._pool = ThreadPoolExecutor(1, "checkpoint") if asynchronous else None
+        self._pending: Future[Path] | None = None
+
+    def submit(self, snapshot: Snapshot) -> Path | None:
+        """Write a snapshot; the folder, or None while it is being written.
+
+        A failure of the write before is raised here.
+        """
+        self.wait()
+        if self._pool is None:
+            return self.store.write(snapshot)
+        self._pending = self._pool.submit(self.store.write, snapshot)
+        return None
+
+    def wait(self) -> None:
+        """Return when nothing is being written; raises what the write raised."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
 
 
 def read_checkpoint(path: Path) -> Checkpoint:

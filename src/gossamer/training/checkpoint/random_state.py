@@ -16,11 +16,10 @@ def capture_random() -> dict[str, Any]:
     """The state of all of them."""
     version, words, gauss = random.getstate()
     numpy_state: Any = np.random.get_state(legacy=False)  # noqa: NPY002  (the global one)
-    key = numpy_state["state"]["key"]
     return {
         "python": {"version": version, "words": torch.tensor(words), "gauss": gauss},
         "numpy": {
-            "key": torch.from_numpy(key.astype(np.int64)),
+            "key": torch.from_numpy(numpy_state["state"]["key"].astype(np.int64)),
             "position": int(numpy_state["state"]["pos"]),
             "has_gauss": int(numpy_state["has_gauss"]),
             "gauss": float(numpy_state["gauss"]),
@@ -34,8 +33,7 @@ def restore_random(state: Mapping[str, Any]) -> None:
     """Put all of them back."""
     try:
         python, numpy_state = state["python"], state["numpy"]
-        words = tuple(python["words"].tolist())
-        random.setstate((python["version"], words, python["gauss"]))
+        random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
         np.random.set_state(  # noqa: NPY002  (the global one)
             {
                 "bit_generator": "MT19937",

@@ -14,7 +14,7 @@ from gossamer.errors import ArtifactError, GossamerError
 from gossamer.formats.bits import unpack_bits
 from gossamer.formats.matrix import matrix_shape
 from gossamer.io.safe_files.tensors import DTYPE_NAMES, dtype_name
-from gossamer.nn.layer_kinds import form_of, kind_of, mask_in, shape_of, sparse_layers
+from gossamer.nn.layer_kinds import kind_of, mask_in, shape_of, sparse_layers
 from gossamer.nn.surgery.compaction import compact
 from gossamer.patterns import parse_pattern
 
@@ -24,14 +24,12 @@ COUNTED = ("step", "taken", "skipped", "in_a_row", "rate_shift")
 
 def layer_forms(model: nn.Module) -> dict[str, Any]:
     """Name -> form, pattern and mode of every masked and compact layer."""
-    forms: dict[str, Any] = {}
-    for name, layer in sparse_layers(model, "masked"):
-        forms[name] = {"form": "masked", "pattern": str(layer.pattern)}
-    for name, layer in sparse_layers(model, "compact"):
-        dtype = dtype_name(layer.values.dtype)
-        entry = {"form": "compact", "pattern": str(layer.pattern), "mode": layer.mode}
-        forms[name] = {**entry, "dtype": dtype}
-    return {name: forms[name] for name, _ in sparse_layers(model)}
+    forms = {}
+    for name, layer in sparse_layers(model, "masked", "compact"):
+        forms[name] = {"form": layer.form, "pattern": str(layer.pattern)}
+        if layer.form == "compact":
+            forms[name] |= {"mode": layer.mode, "dtype": dtype_name(layer.values.dtype)}
+    return forms
 
 
 def restore_forms(
@@ -48,25 +46,31 @@ def restore_forms(
         forms: from `layer_forms`.
         tensors: the model's saved state, for the masks.
     """
-    modules = dict(model.named_modules())
+    modules, compacted = dict(model.named_modules()), dict(sparse_layers(model, "compact"))
     try:
         for name, entry in forms.items():
-            module = modules.get(name)
-            if module is None:
+            if name not in modules:
                 raise ArtifactError(f"{name}: the checkpoint has this layer, the model has not.")
-            if form_of(module) != "compact":
-                _mask(model, module, entry, tensors[f"{name}.mask_bits"])
+            if name not in compacted:
+                module, bits = modules[name], tensors[f"{name}.mask_bits"]
+                try:
+                    if kind_of(module) is None:
+                        raise ArtifactError(f"a {type(module).__name__} cannot be masked.")
+                    mask = unpack_bits(bits, matrix_shape(shape_of(module))[1])
+                    mask_in(model, module, mask, parse_pattern(entry["pattern"]))
+                except GossamerError as error:
+                    raise ArtifactError(
+                        f"layers: a saved mask does not fit the model ({error})"
+                    ) from error
         now = layer_forms(model)
         if any(now[name]["form"] != entry["form"] for name, entry in forms.items()):
             compact(model, optimizer)
-        compacted = dict(sparse_layers(model, "compact"))
-        for name, entry in forms.items():
-            module = compacted.get(name)
-            if module is not None:
-                module.mode = entry["mode"]
+        for name, layer in sparse_layers(model, "compact"):
+            if name in forms:
+                layer.mode = forms[name]["mode"]
                 # Masters that were split: the Parameter object stays, as the optimizer knows it.
-                module.values.data = module.values.data.to(DTYPE_NAMES[entry["dtype"]])
-                module.refresh()
+                layer.values.data = layer.values.data.to(DTYPE_NAMES[forms[name]["dtype"]])
+                layer.refresh()
     except (KeyError, TypeError) as error:
         raise ArtifactError(f"layers: the saved forms are not usable ({error}).") from error
     if layer_forms(model) != {name: dict(entry) for name, entry in forms.items()}:
@@ -74,19 +78,6 @@ def restore_forms(
             "layers: the checkpoint's masked and compact layers are not those of this model."
             " Resume with the recipe and the model of that run."
         )
-
-
-def _mask(
-    model: nn.Module, module: nn.Module, entry: Mapping[str, Any], bits: torch.Tensor
-) -> None:
-    try:
-        pattern = parse_pattern(entry["pattern"])
-        if kind_of(module) is None:
-            raise ArtifactError(f"a {type(module).__name__} cannot be masked.")
-        _, columns = matrix_shape(shape_of(module))
-        mask_in(model, module, unpack_bits(bits, columns), pattern)
-    except GossamerError as error:
-        raise ArtifactError(f"layers: a saved mask does not fit the model ({error})") from error
 
 
 def restore_optimizer(
@@ -99,12 +90,12 @@ def restore_optimizer(
         state: tensors in it are taken over, not copied.
         keep_settings: learning rate and the like stay as they are; only moments are taken.
     """
-    groups, saved = optimizer.param_groups, state.get("param_groups")
-    if not isinstance(saved, list) or len(saved) != len(groups):
-        raise ArtifactError(_unlike("groups", len(groups), saved))
+    groups = optimizer.param_groups
+    saved: Any = state.get("param_groups")
+    _check_number("groups", groups, saved)
     for group, old in zip(groups, saved, strict=True):
-        if not isinstance(old, dict) or len(old.get("params", ())) != len(group["params"]):
-            raise ArtifactError(_unlike("parameters", len(group["params"]), old.get("params")))
+        held = old.get("params") if isinstance(old, dict) else None
+        _check_number("parameters", group["params"], held)
     parameters = [param for group in groups for param in group["params"]]
     entries = state.get("state")
     if not isinstance(entries, dict) or not all(
@@ -117,40 +108,37 @@ def restore_optimizer(
     optimizer.state.clear()
     for index, entry in entries.items():
         param = parameters[index]
-        optimizer.state[param] = {key: _placed(value, param) for key, value in entry.items()}
+        optimizer.state[param] = {
+            # Step counts stay on the CPU, as torch keeps them.
+            key: value.to(param.device) if getattr(value, "ndim", 0) else value
+            for key, value in entry.items()
+        }
     for group, old in zip(groups, saved, strict=True):
         if not keep_settings:
             group.update({key: value for key, value in old.items() if key != "params"})
 
 
-def _placed(value: Any, param: torch.Tensor) -> Any:
-    # Step counts stay on the CPU, as torch keeps them.
-    return value.to(param.device) if isinstance(value, torch.Tensor) and value.ndim else value
-
-
-def _unlike(what: str, expected: int, found: Any) -> str:
+def _check_number(what: str, expected: list[Any], found: Any) -> None:
     number = len(found) if isinstance(found, list) else "none"
-    return (
-        f"optimizer: the checkpoint holds {number} {what}, this optimizer {expected}. It was saved"
-        " by another model or optimizer; resume with the recipe of that run."
-    )
+    if number != len(expected):
+        raise ArtifactError(
+            f"optimizer: the checkpoint holds {number} {what}, this optimizer {len(expected)}. It"
+            " was saved by another model or optimizer; resume with the recipe of that run."
+        )
 
 
 def read_counters(state: Any) -> dict[str, Any]:
     """The counters of a captured state, if each is the number it should be."""
-    found = state.get("counters") if isinstance(state, dict) else None
-    whole = (*COUNTED, "metrics_bytes")
-    right = (
+    found: Any = state.get("counters") if isinstance(state, dict) else None
+    whole = dict.fromkeys((*COUNTED, "metrics_bytes"), int)
+    types = {**whole, "compacted": bool, "losses": list, "seconds": list}
+    if not (
         isinstance(found, dict)
-        and all(type(found.get(name)) is int for name in whole)
+        and all(type(found.get(name)) is kind for name, kind in types.items())
         and all(found[name] >= 0 for name in whole if name != "rate_shift")
-        and isinstance(found.get("compacted"), bool)
-        and isinstance(found.get("losses"), list)
         and all(isinstance(loss, float) for loss in found["losses"])
-        and isinstance(found.get("seconds"), list)
         and [type(part) for part in found["seconds"]] == [float, float]
-    )
-    if not right or not isinstance(found, dict):
+    ):
         raise ArtifactError("checkpoint: its counters are not what a run writes.")
     return dict(found)
 

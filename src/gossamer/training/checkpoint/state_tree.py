@@ -46,13 +46,14 @@ def decode(plain: Any, tensors: Mapping[str, torch.Tensor], where: str) -> Any:
             return tuple(decode(item, tensors, where) for item in content)
         if mark == _FLOAT and content in ("nan", "inf", "-inf"):
             return float(content)
-        if mark == _ITEMS and isinstance(content, list) and all(map(_is_item, content)):
+        if (
+            mark == _ITEMS
+            and isinstance(content, list)
+            and all(isinstance(pair, list) and len(pair) == 2 for pair in content)
+            and all(isinstance(key, str | int) for key, _ in content)
+        ):
             return {key: decode(item, tensors, where) for key, item in content}
     raise ArtifactError(f"{where}: {mark[:40]!a} is not followed by what belongs there.")
-
-
-def _is_item(item: Any) -> bool:
-    return isinstance(item, list) and len(item) == 2 and isinstance(item[0], str | int)
 
 
 class _Encoder:

@@ -6,15 +6,15 @@ neighbours. Nothing here needs torch.
 """
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from gossamer.errors import InputError
 
 AXES = ("data", "pipeline", "shard", "tensor")
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where a rank stands on each axis."""
 
     data: int
@@ -40,12 +40,10 @@ class MeshSizes:
     tensor: int = 1
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
+        for axis in AXES:
+            value = getattr(self, axis)
             if type(value) is not int or value < 1:
-                raise InputError(
-                    f"mesh.{field.name}: must be a whole number from 1, got {value!r}."
-                )
+                raise InputError(f"mesh.{axis}: must be a whole number from 1, got {value!r}.")
 
     def __str__(self) -> str:
         return ", ".join(f"{axis} {getattr(self, axis)}" for axis in AXES)
@@ -81,8 +79,7 @@ class MeshSizes:
         return (rank * self.shard + place.shard) * self.tensor + place.tensor
 
 
-@dataclass(frozen=True)
-class BatchSplit:
+class BatchSplit(NamedTuple):
     """How one batch is shared.
 
     Attributes:
@@ -119,8 +116,7 @@ def picture(sizes: MeshSizes, split: BatchSplit) -> str:
     lines = []
     for rank in range(sizes.num_ranks):
         place = sizes.place(rank)
-        part = place.data * sizes.shard + place.shard
-        first = part * split.per_part
+        first = (place.data * sizes.shard + place.shard) * split.per_part
         what = [f"samples {first}-{first + split.per_part - 1} of {split.batch}"]
         if sizes.pipeline > 1:
             what.append(f"stage {place.pipeline + 1} of {sizes.pipeline}")

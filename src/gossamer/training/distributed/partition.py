@@ -27,7 +27,7 @@ def partition(costs: Sequence[float], num_parts: int) -> Bounds:
     num_items = len(costs)
     until = [0.0, *accumulate(costs)]
     best = until[:]  # one part
-    cuts: list[list[int]] = []
+    cuts = []
     for part in range(2, num_parts + 1):
         following = [float("inf")] * (num_items + 1)
         starts = [0] * (num_items + 1)

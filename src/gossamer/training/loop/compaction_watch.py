@@ -31,18 +31,16 @@ class CompactionWatch:
         """Compact the model; what changed, or None if there is nothing to do."""
         run = self._processes.run
         settings, model = run.settings, run.model
-        masked = any(sparse_layers(model, "masked"))
-        if settings.compaction == "off" or not masked:
+        if settings.compaction == "off" or not any(sparse_layers(model, "masked")):
             self.is_moot = True
             return None
         bytes_before = measure(model, run.optimizer).total_bytes
         result = compact(model, run.optimizer, mode=settings.mode)
-        modes: dict[str, str] = {}
         if settings.split_masters:
             self._split_masters()
+        choices = []
         if settings.compaction == "auto":
             choices = choose_modes(model, settings.tokens, example=run.around.example)
-            modes = {choice.layer: choice.mode for choice in choices}
         self.is_done = True
         self._after = []
         return {
@@ -53,7 +51,7 @@ class CompactionWatch:
             "sparsity": self._processes.sparsity(),
             "bytes_before": bytes_before,
             "bytes_after": measure(model, run.optimizer).total_bytes,
-            "modes": modes,
+            "modes": {choice.layer: choice.mode for choice in choices},
         }
 
     def after_step(self, elapsed_ms: float) -> Iterator[dict[str, Any]]:

@@ -92,7 +92,6 @@ class NoControl(Control):
 
     def sparsity(self) -> float:
         """Fraction of zeros over the layers that have a mask; 0 if none has."""
-        layers = [layer for _, layer in sparse_layers(self._model)]
-        held = {id(layer.trained()): layer for layer in layers}
+        held = {id(layer.trained()): layer for _, layer in sparse_layers(self._model)}
         total = sum(m.matrix_shape[0] * m.matrix_shape[1] for m in held.values())
         return 1.0 - sum(m.nnz for m in held.values()) / total if total else 0.0

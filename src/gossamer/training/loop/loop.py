@@ -36,7 +36,6 @@ from gossamer.training.loop.compaction_watch import CompactionWatch
 from gossamer.training.loop.control import Control, NoControl, ScheduleEvent
 from gossamer.training.loop.endings import Interrupts, TrainingDiverged, TrainingStopped
 from gossamer.training.loop.evaluation import EvaluationWatch
-from gossamer.training.loop.finite import scale_gradients
 from gossamer.training.loop.processes import Agreement, Processes, loss_of
 from gossamer.training.loop.recompute import recomputing
 from gossamer.training.loop.run import Objective, Surroundings, TrainingRun
@@ -109,8 +108,15 @@ class Loop(TrainingRun):
         if states is None:
             return None
         model, optimizer, control = states
+        length = next((s.length for s in self.around.sinks if hasattr(s, "length")), 0)
         return {
-            "counters": self._counters(),
+            "counters": {
+                **{name: getattr(self, name) for name in COUNTED},
+                "losses": list(self._losses),
+                "seconds": self.evaluation.time.read(),
+                "compacted": self.compaction.is_done,
+                "metrics_bytes": length,
+            },
             "forms": layer_forms(self.model),
             "model": model,
             "optimizer": optimizer,
@@ -119,15 +125,6 @@ class Loop(TrainingRun):
             "objective": None if self._memory is None else self._memory.state_dict(),
             "random": capture_random(),
             **({"growth": self.growth.state_dict()} if self.growth.steps else {}),
-        }
-
-    def _counters(self) -> dict[str, Any]:
-        return {
-            **{name: getattr(self, name) for name in COUNTED},
-            "losses": list(self._losses),
-            "seconds": self.evaluation.time.read(),
-            "compacted": self.compaction.is_done,
-            "metrics_bytes": next((s.length for s in self.around.sinks if hasattr(s, "length")), 0),
         }
 
     def restore(self, checkpoint: Checkpoint, *, keep_settings: bool = False) -> None:
@@ -293,8 +290,8 @@ class Loop(TrainingRun):
             return
         finally:
             self.processes.saved()
-        stall = time.perf_counter() - began
-        self._log("checkpoint", bytes=snapshot.num_bytes, stall_ms=round(1000 * stall, 3))
+        stall_ms = round(1000 * (time.perf_counter() - began), 3)
+        self._log("checkpoint", bytes=snapshot.num_bytes, stall_ms=stall_ms)
 
     def evaluate(self) -> None:
         """Measure the quality, and log it."""
@@ -318,14 +315,13 @@ class Loop(TrainingRun):
         warm = self.growth.rate(self.step)
         rate = self.settings.rate.apply(self.optimizer, position + self.rate_shift, warm)
         self.optimizer.zero_grad()
-        agreed = self._gradients(signal)
-        loss, norm = agreed.loss, agreed.norm
+        loss, norm, numbers = self._gradients(signal)
         if not torch.tensor([loss, norm]).isfinite().all():
             self._skip(loss)
             return False
-        clip = self.settings.clip
-        if clip is not None and norm > clip:
-            scale_gradients(self.parameters, clip / norm)
+        clip, grads = self.settings.clip, self.gradients
+        if clip is not None and norm > clip and grads:
+            torch._foreach_mul_(grads, clip / norm)
         self.optimizer.step()
         self.in_a_row = 0
         events = self.control.step()
@@ -338,16 +334,15 @@ class Loop(TrainingRun):
             self._log("compaction-effect", **record)
         self._follow_events(events)
         if self.step % self.settings.log_every == 0 or self.step == self.settings.steps:
-            mean = sum(self._losses) / len(self._losses)
             self._log(
                 "step",
-                loss=mean,
+                loss=sum(self._losses) / len(self._losses),
                 lr=rate,
                 gradient_norm=norm,
                 sparsity=self.processes.sparsity(),
                 ms=round(sum(self._recent_ms) / len(self._recent_ms), 3),
                 skipped=self.skipped,
-                **agreed.numbers,
+                **numbers,
             )
         traffic = self.processes.traffic()
         if traffic != self._traffic:
@@ -375,8 +370,7 @@ class Loop(TrainingRun):
 
     def _skip(self, loss: float) -> None:
         """Leave weights and optimizer state as they are; stop if it happens again and again."""
-        layers = self.processes.not_finite()
-        layers = layers or ["the loss, or the norm of all gradients"]
+        layers = self.processes.not_finite() or ["the loss, or the norm of all gradients"]
         self.optimizer.zero_grad()
         self.skipped += 1
         self.in_a_row += 1
@@ -392,7 +386,7 @@ class Loop(TrainingRun):
         watch = self.compaction
         if watch.is_done or watch.is_moot or not self.is_settled:
             return
-        record = self.compaction.compact()
+        record = watch.compact()
         if record is not None:
             self._log("compaction", **record)
             # Modes are measured: they are written down before a step is taken with them.

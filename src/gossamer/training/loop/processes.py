@@ -2,22 +2,21 @@
 """How a loop uses its process; `training/distributed/placement/mesh.py` is the same for many."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.training.loop.finite import describe, gradient_norm, not_finite_gradients
 from gossamer.training.loop.run import Objective, TrainingRun
 from gossamer.training.memory import measure
 
 States = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
+# The loss of a batch, and the numbers of its objective.
+LossAndNumbers = tuple[float, dict[str, float]]
 
 
-@dataclass(frozen=True)
-class Agreement:
+class Agreement(NamedTuple):
     """What all processes of a run know after the gradients of a step.
 
     Attributes:
@@ -35,11 +34,8 @@ class Processes:
     """Who carries out the steps of a run: this process alone. The loop sets `run`."""
 
     run: TrainingRun
-
-    @property
-    def is_lead(self) -> bool:
-        """Whether this process writes files."""
-        return True
+    # Whether this process writes files.
+    is_lead = True
 
     def arrange(self) -> None:
         """Make ready for steps; again whenever layers changed their form."""
@@ -47,11 +43,11 @@ class Processes:
     def dissolve(self) -> None:
         """Make the model whole again, at least in the leading process."""
 
-    def backward(self, batch: Any, *, is_last: bool) -> tuple[float, dict[str, float]]:
+    def backward(self, batch: Any, *, is_last: bool) -> LossAndNumbers:
         """Add the gradients of one batch; loss and numbers as far as this process knows them."""
         return self._backward_once(self.run.model, batch)
 
-    def _backward_once(self, model: nn.Module, batch: Any) -> tuple[float, dict[str, float]]:
+    def _backward_once(self, model: nn.Module, batch: Any) -> LossAndNumbers:
         """Gradients of one batch, as a part of the batches of a step."""
         settings = self.run.settings
         count, bf16 = settings.accumulate, settings.precision == "bf16"
@@ -61,7 +57,7 @@ class Processes:
 
     def agree(self, loss: float, numbers: Mapping[str, float], signal: int) -> Agreement:
         """The same on all processes; `signal` has come to this one, 0 if none has."""
-        return Agreement(loss, gradient_norm(self.run.parameters), numbers)
+        return Agreement(loss, float(nn.utils.get_total_norm(self.run.gradients)), numbers)
 
     def asked_to_stop(self, signal: int) -> int:
         """The signal after which all processes stop at this step; 0 to go on."""
@@ -71,9 +67,10 @@ class Processes:
         """Masks moved."""
 
     def not_finite(self) -> list[str]:
-        """Parameters whose gradient has NaN or Inf in any process; see `finite.describe`."""
-        found = not_finite_gradients(self.run.model.named_parameters())
-        return [describe(name, *counts) for name, counts in found.items()]
+        """Parameters whose gradient has NaN or Inf in any process: `layer.parameter (n of m)`."""
+        held = dict(self.run.model.named_parameters())
+        found = not_finite_gradients(held)
+        return [f"{name} ({bad} of {held[name].numel()})" for name, bad in found.items()]
 
     def sparsity(self) -> float:
         """Of the whole model: fraction of zeros over the layers of the schedule."""
@@ -90,8 +87,8 @@ class Processes:
     def states(self) -> States | None:
         """Of the whole model, the whole optimizer, the schedule; None where not leading."""
         run = self.run
-        state = run.optimizer.state_dict()
-        return dict(run.model.state_dict()), state, run.control.state_dict()
+        model = dict(run.model.state_dict())
+        return model, run.optimizer.state_dict(), run.control.state_dict()
 
     def saved(self) -> None:
         """A checkpoint was written, or is being written."""
@@ -99,6 +96,16 @@ class Processes:
     def traffic(self) -> dict[str, int]:
         """Bytes that this process sends in a step, by purpose."""
         return {}
+
+
+def not_finite_gradients(parameters: Mapping[str, nn.Parameter]) -> dict[str, int]:
+    """By name: elements of the gradient that are NaN or Inf; in their order.
+
+    One NaN element makes AdamW's moments and the weight NaN for good, without an error.
+    """
+    grads = {name: param.grad for name, param in parameters.items() if param.grad is not None}
+    counts = {name: int((~grad.isfinite()).sum()) for name, grad in grads.items()}
+    return {name: bad for name, bad in counts.items() if bad}
 
 
 def loss_of(

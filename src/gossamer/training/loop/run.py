@@ -87,3 +87,8 @@ class TrainingRun:
     def parameters(self) -> list[nn.Parameter]:
         """What the optimizer holds."""
         return [param for group in self.optimizer.param_groups for param in group["params"]]
+
+    @property
+    def gradients(self) -> list[torch.Tensor]:
+        """Of the parameters that have one."""
+        return [param.grad for param in self.parameters if param.grad is not None]

@@ -4,8 +4,9 @@
 The formulas need no torch; `measure` is loaded on first use.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from gossamer.lazy_door import lazy_door
 from gossamer.training.memory.formulas import (
     KINDS,
     MASK_BYTES,
@@ -32,10 +33,4 @@ __all__ = [
     "state_cost",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name == "measure":
-        from gossamer.training.memory.held import measure
-
-        return measure
-    raise AttributeError(f"module 'gossamer.training.memory' has no attribute {name!r}")
+__getattr__ = lazy_door(__name__, {"measure": "held"})[0]

@@ -8,15 +8,15 @@ of one layer at a time (a dense weight in mode "jit") is not state and not count
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import Literal, get_args
 
 from gossamer.errors import InputError
 
 Kind = Literal["weights", "gradients", "masters", "moments", "positions", "dense copies", "other"]
-KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+KINDS: tuple[Kind, ...] = get_args(Kind)
 # Elements that share one exponent in 8-bit moments.
-MOMENT_BLOCK: Final = 256
-MASK_BYTES: Final = 1 / 8
+MOMENT_BLOCK = 256
+MASK_BYTES = 1 / 8
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,10 @@ class StateCost:
 
 
 def state_cost(
-    *,
     weight_bytes: int = 4,
     master_bytes: float = 0,
     moment_bytes: float = 8,
+    *,
     mask_bytes: float = MASK_BYTES,
     dense_bytes: float = 0,
     values_in_dense: bool = False,
@@ -69,7 +69,7 @@ def state_cost(
         dense_bytes: of the dense copy of mode "resident".
         values_in_dense: whether the dense copy is the only one.
     """
-    kept = dict(_per_entry(weight_bytes, master_bytes, moment_bytes))
+    kept = _per_entry(weight_bytes, master_bytes, moment_bytes)
     if values_in_dense:
         kept["weights"] = 0
     return StateCost(kept, {"positions": mask_bytes, "dense copies": dense_bytes})
@@ -80,30 +80,28 @@ def moment_bytes(count: int, *, eight_bit: bool = False) -> float:
     return count * (1 + 1 / MOMENT_BLOCK if eight_bit else 4)
 
 
-def dense_cost(*, weight_bytes: int, master_bytes: float, moment_bytes: float) -> StateCost:
+def dense_cost(weight_bytes: int, master_bytes: float, moment_bytes: float) -> StateCost:
     """The cost of a weight that is not pruned; gradients have the type of the weight."""
     return StateCost({}, _per_entry(weight_bytes, master_bytes, moment_bytes))
 
 
-def _per_entry(weight: float, master: float, moments: float) -> Mapping[Kind, float]:
+def _per_entry(weight: float, master: float, moments: float) -> dict[Kind, float]:
     return {"weights": weight, "gradients": weight, "masters": master, "moments": moments}
 
 
 # Adam in the forms that are compared. SAMO (arXiv 2302.05045): dense 16-bit weights; compressed
 # 16-bit and 32-bit gradients, 32-bit masters, two moments, one int32 index, and a 16-bit copy while
 # masters are rounded. Dense mixed precision holds the same uncompressed.
-VARIANTS: Final[Mapping[str, StateCost]] = {
+VARIANTS = {
     "dense, mixed precision": StateCost(
         {}, {"weights": 2, "gradients": 2 + 4, "masters": 4, "moments": 8}
     ),
-    "dense fp32": dense_cost(weight_bytes=4, master_bytes=0, moment_bytes=moment_bytes(2)),
+    "dense fp32": dense_cost(4, 0, moment_bytes(2)),
     "samo": StateCost(
         {"gradients": 2 + 4, "masters": 4 + 2, "moments": 8, "positions": 4}, {"weights": 2}
     ),
-    "resident": state_cost(weight_bytes=2, master_bytes=2, dense_bytes=2, values_in_dense=True),
+    "resident": state_cost(2, 2, dense_bytes=2, values_in_dense=True),
     "fp32": state_cost(),
-    "exact": state_cost(weight_bytes=2, master_bytes=2),
-    "8bit": state_cost(
-        weight_bytes=2, master_bytes=1, moment_bytes=moment_bytes(2, eight_bit=True)
-    ),
+    "exact": state_cost(2, 2),
+    "8bit": state_cost(2, 1, moment_bytes(2, eight_bit=True)),
 }

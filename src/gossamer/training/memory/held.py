@@ -4,6 +4,8 @@
 Storages are walked, each is counted once, whoever shares it.
 """
 
+import math
+from collections import Counter
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
@@ -14,12 +16,22 @@ from torch import nn
 from gossamer.errors import InputError
 from gossamer.nn import CompactWeight, MaskedWeight
 from gossamer.nn.layer_kinds import sparse_layers
-from gossamer.training.memory.formulas import KINDS, VARIANTS, Kind
-from gossamer.training.memory.predicted import predicted_cost
+from gossamer.nn.layers.dense_home import DenseHome
+from gossamer.training.memory.formulas import (
+    KINDS,
+    VARIANTS,
+    Kind,
+    StateCost,
+    dense_cost,
+    moment_bytes,
+    state_cost,
+)
+from gossamer.training.optim import SmallStateOptimizer
 
 Accounting = Literal["storages", "samo"]
 SparseLayer = CompactWeight | MaskedWeight
 
+_MASTER_BYTES = {"split": 2, "split8": 1, "fp32": 4}
 _STATE_KINDS: dict[str, Kind] = {
     "master": "masters",
     "master_low": "masters",
@@ -126,10 +138,10 @@ def measure(
         raise InputError(
             f"accounting: must be one of {', '.join(get_args(Accounting))}; got {accounting!r}."
         )
-    state: dict[Any, dict[str, Any]] = {} if optimizer is None else dict(optimizer.state)
+    state = {} if optimizer is None else dict(optimizer.state)
     layers = {layer.trained(): layer for _, layer in sparse_layers(model)}
-    books: dict[bool, dict[Kind, int]] = {True: {}, False: {}}
-    seen: set[tuple[str, int]] = set()
+    books: dict[bool, Counter[Kind]] = {True: Counter(), False: Counter()}
+    seen = set()
     for tensor, kind, is_pruned in _held(model, state, layers):
         if not isinstance(tensor, torch.Tensor) or tensor.is_meta:
             continue
@@ -137,11 +149,19 @@ def measure(
         key = (str(tensor.device), storage.data_ptr())
         if storage.nbytes() and key not in seen:
             seen.add(key)
-            books[is_pruned][kind] = books[is_pruned].get(kind, 0) + storage.nbytes()
+            books[is_pruned][kind] += storage.nbytes()
     weights = [(param, layers.get(param)) for param in model.parameters()]
-    pruned = _part(books[True], optimizer, [pair for pair in weights if pair[1] is not None])
-    rest = _part(books[False], optimizer, [pair for pair in weights if pair[1] is None])
-    return MemoryUse(_as_published(pruned) if accounting == "samo" else pruned, rest, accounting)
+    pruned, rest = (
+        _part(book, optimizer, [pair for pair in weights if (pair[1] is not None) is is_pruned])
+        for is_pruned, book in books.items()
+    )
+    if accounting == "samo":
+        # The same masks in SAMO's tensors: each is sized by the entries it would have.
+        per_parameter = VARIANTS["samo"].by_kind(pruned.density)
+        predicted = {kind: value * pruned.num_parameters for kind, value in per_parameter.items()}
+        held = {kind: round(value) for kind, value in predicted.items() if value}
+        pruned = replace(pruned, measured=held, predicted=predicted)
+    return MemoryUse(pruned, rest, accounting)
 
 
 def _held(
@@ -171,11 +191,11 @@ def _part(
     numel = kept = 0
     predicted: dict[Kind, float] | None = dict.fromkeys(KINDS, 0.0)
     for param, layer in weights:
-        rows, columns = (param.numel(), 1) if layer is None else layer.matrix_shape
-        entries = rows * columns
-        trained = param.numel() if layer is None else layer.nnz
+        entries = trained = param.numel()
+        if layer is not None:
+            entries, trained = math.prod(layer.matrix_shape), layer.nnz
         numel, kept = numel + entries, kept + trained
-        cost = predicted_cost(param, layer, optimizer)
+        cost = _predicted_cost(param, layer, optimizer)
         if cost is None or predicted is None:
             predicted = None
         elif entries:
@@ -184,9 +204,34 @@ def _part(
     return MemoryPart(numel, kept, measured, predicted)
 
 
-def _as_published(part: MemoryPart) -> MemoryPart:
-    """The same masks in SAMO's tensors: each is sized by the entries it would have."""
-    per_parameter = VARIANTS["samo"].by_kind(part.density)
-    predicted = {kind: value * part.num_parameters for kind, value in per_parameter.items()}
-    held = {kind: round(value) for kind, value in predicted.items() if value}
-    return replace(part, measured=held, predicted=predicted)
+def _predicted_cost(
+    param: nn.Parameter, layer: SparseLayer | None, optimizer: torch.optim.Optimizer | None
+) -> StateCost | None:
+    """The cost of a parameter with its gradient; None for an optimizer without a formula."""
+    groups = [] if optimizer is None else optimizer.param_groups
+    group = next((g for g in groups if any(held is param for held in g["params"])), None)
+    size, master, moments = param.element_size(), 0, 0.0
+    if param.grad is None or group is None:
+        pass
+    elif isinstance(optimizer, SmallStateOptimizer):
+        if param.dtype not in (torch.float32, torch.float64):
+            master = _MASTER_BYTES[group["master"]]
+        count, eight_bit = len(optimizer.moments_of(group)), group["moments"] == "8bit"
+        factor = 2 if param.dtype is torch.float64 and not eight_bit else 1
+        moments = moment_bytes(count, eight_bit=eight_bit) * factor
+    elif type(optimizer) in (torch.optim.Adam, torch.optim.AdamW):
+        moments = (3 if group["amsgrad"] else 2) * size
+    elif type(optimizer) is torch.optim.SGD:
+        moments = size if group["momentum"] else 0
+    else:
+        return None
+    cost = dense_cost(size, master, moments)
+    if isinstance(layer, CompactWeight):
+        dense, is_home = size if layer.mode == "resident" else 0, DenseHome.of(param) is not None
+        cost = state_cost(size, master, moments, dense_bytes=dense, values_in_dense=is_home)
+    kept, always = dict(cost.per_kept), dict(cost.per_weight)
+    if isinstance(layer, MaskedWeight):
+        always["positions"] = 1 + 1 / 8
+    if param.grad is None:
+        kept["gradients"] = always["gradients"] = 0
+    return StateCost(kept, always)

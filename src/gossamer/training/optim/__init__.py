@@ -6,7 +6,15 @@ schedulers, `clip_grad_norm_`, DDP and `gossamer.compact`.
 """
 
 from gossamer.training.optim.adam import LAMB, AdamW
-from gossamer.training.optim.base import SmallStateOptimizer, StepsEachParameter
+from gossamer.training.optim.base import ParamGroup, SmallStateOptimizer, StepsEachParameter
 from gossamer.training.optim.momentum import LARS, SGD
 
-__all__ = ["LAMB", "LARS", "SGD", "AdamW", "SmallStateOptimizer", "StepsEachParameter"]
+__all__ = [
+    "LAMB",
+    "LARS",
+    "SGD",
+    "AdamW",
+    "ParamGroup",
+    "SmallStateOptimizer",
+    "StepsEachParameter",
+]

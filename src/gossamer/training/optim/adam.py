@@ -14,11 +14,10 @@ from torch import nn
 from gossamer.errors import InputError
 from gossamer.nn.layers.dense_home import DenseHome
 from gossamer.ops.training import adamw_step, runs_native
-from gossamer.training.optim.base import Master, Moments, SmallStateOptimizer
+from gossamer.training.optim.base import Master, Moments, ParamGroup, SmallStateOptimizer
+from gossamer.training.optim.codes import StoredMoment
 from gossamer.training.optim.dither import native_dither
-from gossamer.training.optim.moments import StoredMoment
-from gossamer.training.optim.pieces import Stretch, needs_dither, numbers_of, stretches
-from gossamer.training.optim.state_checks import LOW, refuse_number
+from gossamer.training.optim.pieces import LOW, Stretch, needs_dither, numbers_of, stretches
 
 MEAN = StoredMoment("exp_avg", signed=True)
 SQUARE = StoredMoment("exp_avg_sq", signed=False)
@@ -59,25 +58,46 @@ class AdamW(SmallStateOptimizer):
         moments: Moments = "fp32",
         fused: bool = False,
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "fused": fused,
-        }
-        super().__init__(params, defaults, master, moments)
+        super().__init__(
+            params,
+            master,
+            moments,
+            lr=lr,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            fused=fused,
+        )
 
-    def _check_group(self, group: dict[str, Any]) -> None:
+    def _check_group(self, group: ParamGroup) -> None:
         super()._check_group(group)
         if group["fused"] and group["master"] == "fp32":
             raise InputError('AdamW: fused needs master="split" or "split8"; got master="fp32".')
 
-    def _step_parameter(self, param: nn.Parameter, group: dict[str, Any]) -> None:
+    def _step_parameter(self, param: nn.Parameter, group: ParamGroup) -> None:
         state, step = self._started(param, group)
-        if group["fused"] and self._stepped_natively(param, group, state, step):
-            return
         lr, (beta1, beta2) = float(group["lr"]), group["betas"]
+        if group["fused"]:
+            weight, grad, low = numbers_of(param), param.grad, state.get(LOW)
+            held = MEAN.arrays(state), SQUARE.arrays(state)
+            known = param.dtype is torch.float32 or low is not None
+            # One pass of native code, if the tensors allow it.
+            if (
+                known
+                and grad is not None
+                and grad.dtype is param.dtype
+                and runs_native(weight, grad, low, *held[0], *held[1])
+            ):
+                settings = (lr, *group["betas"], group["eps"], group["weight_decay"])
+                dither = native_dither(param.numel(), step) if needs_dither(state) else None
+                adamw_step(weight, low, grad, *held, settings, step, dither)
+                home = DenseHome.of(param)
+                if home is not None:
+                    home.write(weight)
+                else:
+                    # Autograd must know that a weight it may have saved was changed.
+                    torch.autograd.graph.increment_version(param)
+                return
         step_size = lr / (1 - beta1**step)
         root_correction = (1 - beta2**step) ** 0.5
         for part in stretches(param, state, self.MOMENTS):
@@ -85,27 +105,6 @@ class AdamW(SmallStateOptimizer):
             mean, square = _updated(part, beta1, beta2)
             denominator = (square.sqrt() / root_correction).add_(group["eps"])
             part.master.addcdiv_(mean, denominator, value=-step_size)
-
-    def _stepped_natively(
-        self, param: nn.Parameter, group: dict[str, Any], state: dict[str, Any], step: int
-    ) -> bool:
-        """One pass of native code, if the tensors allow it."""
-        home, weight, grad = DenseHome.of(param), numbers_of(param), param.grad
-        known = param.dtype is torch.float32 or LOW in state
-        if not known or grad is None or grad.dtype is not param.dtype:
-            return False
-        low, mean, square = state.get(LOW), MEAN.arrays(state), SQUARE.arrays(state)
-        if not runs_native(weight, grad, low, *mean, *square):
-            return False
-        settings = (float(group["lr"]), *group["betas"], group["eps"], group["weight_decay"])
-        dither = native_dither(param.numel(), step) if needs_dither(state) else None
-        adamw_step(weight, low, grad, mean, square, settings, step, dither)
-        if home is not None:
-            home.write(weight)
-        else:
-            # Autograd must know that a weight it may have saved was changed.
-            torch.autograd.graph.increment_version(param)
-        return True
 
 
 def _updated(part: Stretch, beta1: float, beta2: float) -> list[torch.Tensor]:
@@ -152,38 +151,38 @@ class LAMB(SmallStateOptimizer):
         master: Master = "split",
         moments: Moments = "fp32",
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "max_ratio": max_ratio,
-            "adapt": adapt,
-        }
-        super().__init__(params, defaults, master, moments)
+        super().__init__(
+            params,
+            master,
+            moments,
+            lr=lr,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            max_ratio=max_ratio,
+            adapt=adapt,
+        )
 
-    def _check_group(self, group: dict[str, Any]) -> None:
+    def _check_group(self, group: ParamGroup) -> None:
         super()._check_group(group)
         if group["max_ratio"] is not None:
-            refuse_number(type(self).__name__, "max_ratio", group["max_ratio"])
+            self._check_number("max_ratio", group["max_ratio"])
 
-    def _step_parameter(self, param: nn.Parameter, group: dict[str, Any]) -> None:
+    def _step_parameter(self, param: nn.Parameter, group: ParamGroup) -> None:
         state, step = self._started(param, group)
         (beta1, beta2), decay = group["betas"], group["weight_decay"]
-        wide = torch.float64 if param.dtype is torch.float64 else torch.float32
+        wide = torch.promote_types(param.dtype, torch.float32)
         direction = torch.empty(param.numel(), dtype=wide, device=param.device)
-        weights = torch.empty_like(direction) if group["adapt"] else None
         for part in stretches(param, state, self.MOMENTS):
             mean, square = _updated(part, beta1, beta2)
             denominator = (square / (1 - beta2**step)).sqrt_().add_(group["eps"])
             move = direction[part.start : part.stop]
             torch.div(mean / (1 - beta1**step), denominator, out=move)
             move.add_(part.master, alpha=decay)
-            if weights is not None:
-                weights[part.start : part.stop] = part.master
         ratio = 1.0
-        if weights is not None:
-            size, length = self._norm(weights, param), self._norm(direction, param)
+        if group["adapt"]:
+            size = self._norm(self.master_of(param), param)
+            length = self._norm(direction, param)
             # A norm of 0 says nothing about scale.
             ratio = size / length if size > 0 and length > 0 else 1.0
             ratio = ratio if group["max_ratio"] is None else min(ratio, group["max_ratio"])

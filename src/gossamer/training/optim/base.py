@@ -9,6 +9,7 @@ per moment, or 1 of low bits and 1 per moment.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from math import inf
 from typing import Any, ClassVar, Literal, cast, get_args
 
 import torch
@@ -20,20 +21,14 @@ from gossamer.nn.layer_kinds import sparse_layers
 from gossamer.nn.layers.dense_home import DenseHome
 from gossamer.nn.surgery.optimizer_state import Convert
 from gossamer.training.optim import halves
-from gossamer.training.optim.moments import Spec, StoredMoment
-from gossamer.training.optim.pieces import numbers_of
-from gossamer.training.optim.state_checks import (
-    LOW,
-    MASTER,
-    MASTER_KEYS,
-    checked_state,
-    refuse_gradient,
-    refuse_number,
-    refuse_parameter,
-)
+from gossamer.training.optim.codes import Spec, State, StoredMoment
+from gossamer.training.optim.pieces import LOW, MASTER, numbers_of
 
+# Parameters and their settings, as torch keeps them.
+ParamGroup = dict[str, Any]
 Master = Literal["split", "split8", "fp32"]
 Moments = Literal["fp32", "8bit"]
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 class StepsEachParameter(torch.optim.Optimizer, ABC):
@@ -53,7 +48,7 @@ class StepsEachParameter(torch.optim.Optimizer, ABC):
         return loss
 
     @abstractmethod
-    def _step_parameter(self, param: nn.Parameter, group: dict[str, Any]) -> None:
+    def _step_parameter(self, param: nn.Parameter, group: ParamGroup) -> None:
         """One step of the algorithm for a parameter that has a gradient."""
 
 
@@ -63,68 +58,84 @@ class SmallStateOptimizer(StepsEachParameter):
     Args:
         params: Parameters or groups of them; `master`, `moments` and every number may be set per
             group. float32 and float64 parameters are their own master.
-        defaults: settings of the algorithm.
         master: of bfloat16 parameters. "split": the 16 low bits that make the weight an exact
             float32. "split8": 8 of them, a 24-bit master. "fp32": a float32 copy; the only one for
             float16.
         moments: "fp32" (float64 for float64 parameters), or "8bit" codes.
+        settings: of the algorithm.
     """
 
     MOMENTS: ClassVar[tuple[StoredMoment, ...]] = ()
     # Settings that are numbers from 0, and what they must stay below.
     RANGES: ClassVar[dict[str, float]] = {}
 
-    def __init__(
-        self, params: Any, defaults: dict[str, Any], master: Master, moments: Moments
-    ) -> None:
-        super().__init__(params, {**defaults, "master": master, "moments": moments})
+    def __init__(self, params: Any, master: Master, moments: Moments, **settings: Any) -> None:
+        super().__init__(params, {**settings, "master": master, "moments": moments})
         self._masked: dict[nn.Parameter, MaskedWeight] = {}
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
+    def add_param_group(self, param_group: ParamGroup) -> None:
         """Add a group of parameters; settings and dtypes are checked."""
         super().add_param_group(param_group)
-        group = self.param_groups[-1]
         try:
-            self._check_group(group)
+            self._check_group(self.param_groups[-1])
         except InputError:
             self.param_groups.pop()
             raise
 
-    def _check_group(self, group: dict[str, Any]) -> None:
+    def _check_group(self, group: ParamGroup) -> None:
         """Raise InputError for settings out of range; each algorithm adds its own."""
         name = type(self).__name__
         for key, below in self.RANGES.items():
             if key == "betas":
                 for index, beta in enumerate(group[key]):
-                    refuse_number(name, f"{key}[{index}]", beta, below)
+                    self._check_number(f"{key}[{index}]", beta, below)
             else:
-                refuse_number(name, key, group[key], below)
+                self._check_number(key, group[key], below)
         for key, choices in (("master", get_args(Master)), ("moments", get_args(Moments))):
             if group[key] not in choices:
                 raise InputError(
                     f"{name}: {key} must be one of {', '.join(choices)}; got {group[key]!r}."
                 )
         for param in group["params"]:
-            refuse_parameter(name, param, group["master"])
+            what = f"{name}: a parameter of {list(param.shape)} is"
+            if param.dtype not in _DTYPES:
+                raise InputError(
+                    f"{what} {param.dtype}; expected float32, float64, bfloat16 or float16."
+                )
+            if param.dtype is torch.float16 and group["master"] != "fp32":
+                raise InputError(
+                    f"{what} float16, which is not the upper half of a float32. Use bfloat16, or"
+                    ' master="fp32".'
+                )
 
-    def _started(self, param: nn.Parameter, group: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    def _check_number(self, key: str, value: Any, below: float = inf) -> None:
+        """Raise InputError unless `value` is a number in [0, below)."""
+        if isinstance(value, torch.Tensor) and value.numel() == 1:
+            value = value.item()
+        if not isinstance(value, (int, float)) or not 0 <= value < below:
+            name = type(self).__name__
+            raise InputError(f"{name}: {key} must be in [0.0, {below}), got {value!r}.")
+
+    def _started(self, param: nn.Parameter, group: ParamGroup) -> tuple[State, int]:
         """The state of a parameter, made at its first step, and the number of this step."""
-        refuse_gradient(type(self).__name__, param)
+        if param.grad is not None and param.grad.layout is not torch.strided:
+            raise InputError(
+                f"{type(self).__name__}: the gradient of a parameter of {list(param.shape)} is a"
+                f" sparse tensor ({param.grad.layout}). Use dense gradients: sparse=False in"
+                " nn.Embedding."
+            )
         state = self.state[param]
         if "step" not in state:
-            self._begin(state, param, group)
+            # Low bits may be there already: `split_masters` puts them in before the first step.
+            for key, (shape, dtype) in self.state_spec(param, group).items():
+                if key not in state:
+                    state[key] = torch.zeros(shape, dtype=dtype, device=param.device)
+                    if key == MASTER:
+                        state[key].copy_(numbers_of(param))
         state["step"] += 1
         return state, int(state["step"])
 
-    def _begin(self, state: dict[str, Any], param: nn.Parameter, group: dict[str, Any]) -> None:
-        # Low bits may be there already: `split_masters` puts them in before the first step.
-        for key, (shape, dtype) in self.state_spec(param, group).items():
-            if key not in state:
-                state[key] = torch.zeros(shape, dtype=dtype, device=param.device)
-                if key == MASTER:
-                    state[key].copy_(numbers_of(param))
-
-    def state_spec(self, param: torch.Tensor, group: dict[str, Any]) -> Spec:
+    def state_spec(self, param: torch.Tensor, group: ParamGroup) -> Spec:
         """Keys, shapes and dtypes of the state of a parameter in a group."""
         spec: Spec = {"step": ((), torch.float32)}
         for moment in self.moments_of(group):
@@ -136,7 +147,7 @@ class SmallStateOptimizer(StepsEachParameter):
             return {**spec, MASTER: (shape, torch.float32)}
         return {**spec, LOW: (shape, torch.int8 if group["master"] == "split8" else torch.int16)}
 
-    def moments_of(self, group: dict[str, Any]) -> tuple[StoredMoment, ...]:
+    def moments_of(self, group: ParamGroup) -> tuple[StoredMoment, ...]:
         """The running averages that a group keeps: none where momentum is a setting and 0."""
         return self.MOMENTS if group.get("momentum", True) else ()
 
@@ -157,7 +168,7 @@ class SmallStateOptimizer(StepsEachParameter):
         """
         layer = self._masked.get(param)
         if layer is not None:
-            vector = torch.where(layer._mask.view(-1), vector, 0.0)
+            vector = torch.where(layer._mask.view(-1), vector.reshape(-1), 0.0)
         return float(torch.linalg.vector_norm(vector, dtype=torch.float64))
 
     def split_masters(self, params: Any = None) -> int:
@@ -177,29 +188,27 @@ class SmallStateOptimizer(StepsEachParameter):
         for group in self.param_groups:
             for param in group["params"]:
                 wanted = chosen is None or id(param) in chosen
-                if not wanted or param.dtype is not torch.float32:
-                    continue
-                self._split_one(param, group)
-                count += 1
+                if wanted and param.dtype is torch.float32:
+                    self._split_one(param, group["master"])
+                    count += 1
         return count
 
-    def _split_one(self, param: nn.Parameter, group: dict[str, Any]) -> None:
+    def _split_one(self, param: nn.Parameter, kind: Master) -> None:
         if DenseHome.of(param) is not None:
             raise InputError(
                 f"{type(self).__name__}.split_masters: a parameter of {list(param.shape)} has its"
                 " numbers in a dense weight. Split first, then give_up_values()."
             )
-        master, gradient = param.detach(), param.grad
-        if group["master"] == "split":
-            weight, low = halves.split(master)
-        elif group["master"] == "split8":
-            weight, low = halves.split_24(master, 0.5)
+        master, gradient, state = param.detach(), param.grad, self.state[param]
+        if kind == "fp32":
+            weight, state[MASTER] = halves.rounded(master), master.clone()
+        elif kind == "split":
+            weight, state[LOW] = halves.split(master)
         else:
-            weight, low = halves.rounded(master), None
+            weight, state[LOW] = halves.split_24(master, 0.5)
         param.grad = None
         param.data = weight
         param.grad = None if gradient is None else gradient.to(weight.dtype)
-        self.state[param][MASTER if low is None else LOW] = master.clone() if low is None else low
 
     def master_of(self, param: nn.Parameter) -> torch.Tensor:
         """A copy of the parameter in full precision."""
@@ -208,22 +217,70 @@ class SmallStateOptimizer(StepsEachParameter):
             return halves.join(numbers_of(param), state[LOW])
         return cast("torch.Tensor", state.get(MASTER, numbers_of(param))).detach().clone()
 
-    def mapped_state(self, param: nn.Parameter, convert: Convert) -> dict[str, Any]:
+    def mapped_state(self, param: nn.Parameter, convert: Convert) -> State:
         """The state of `param` at other positions; 8-bit codes take their exponents along."""
         state = dict(self.state.get(param, {}))
-        mapped: dict[str, Any] = {}
+        mapped: State = {}
         for moment in self.MOMENTS:
             if moment.key in state:
                 mapped |= moment.mapped(state, convert)
-        for key in MASTER_KEYS:
-            if key in state:
-                mapped[key] = convert(state[key])
+        mapped |= {key: convert(state[key]) for key in (LOW, MASTER) if key in state}
         return {**state, **mapped}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over groups and state bit by bit; what does not fit is refused beforehand."""
-        restored = checked_state(self, state_dict)
+        restored = self._checked(state_dict)
         # torch casts state to the dtype of the parameter, which would halve moments and low bits.
         super().load_state_dict({**state_dict, "state": {}})
         for param, state in restored.items():
             self.state[param] = state
+
+    def _checked(self, state_dict: dict[str, Any]) -> dict[nn.Parameter, State]:
+        """Copies of the saved state by parameter; InputError names the first that does not fit."""
+        name = type(self).__name__
+        saved, states = state_dict.get("param_groups"), state_dict.get("state")
+        if not isinstance(saved, list) or not isinstance(states, dict):
+            raise InputError(f"{name}: expected a state_dict with param_groups and state.")
+        sizes, own_sizes = (
+            [len(group["params"]) for group in groups] for groups in (saved, self.param_groups)
+        )
+        if sizes != own_sizes:
+            raise InputError(
+                f"{name}: the saved state is of groups of {sizes} parameters, the optimizer has"
+                f" {own_sizes}. Build it from the same model, compacted if the saved one was."
+            )
+        strangers, found = set(states), {}
+        for saved_group, group in zip(saved, self.param_groups, strict=True):
+            for index, param in zip(saved_group["params"], group["params"], strict=True):
+                strangers.discard(index)
+                if states.get(index):
+                    spec = self.state_spec(param, {**group, **saved_group})
+                    where = f"{name}: state {index}"
+                    found[param] = _checked_entry(param, spec, states[index], where)
+        if strangers:
+            odd = sorted(strangers, key=str)
+            raise InputError(f"{name}: saved state of unknown parameters {odd}.")
+        return found
+
+
+def _checked_entry(param: nn.Parameter, spec: Spec, state: State, where: str) -> State:
+    if "step" not in state:
+        # Masters were split, no step was made yet.
+        spec = {key: value for key, value in spec.items() if key in (LOW, MASTER)}
+    if set(state) != set(spec):
+        raise InputError(
+            f"{where}: expected {', '.join(sorted(spec))}; found {', '.join(sorted(state))}. The"
+            " optimizer, its master and its moments must be those of the run that saved it."
+        )
+    result = {}
+    for key, (shape, dtype) in spec.items():
+        value = torch.as_tensor(state[key])
+        if key == "step":
+            value = value.to(dtype)
+        if tuple(value.shape) != shape or value.dtype is not dtype:
+            raise InputError(
+                f"{where}: {key} is {value.dtype} {list(value.shape)}, expected {dtype}"
+                f" {list(shape)} for a parameter of {param.dtype} {list(param.shape)}."
+            )
+        result[key] = value.detach().clone().to("cpu" if key == "step" else param.device)
+    return result

@@ -7,13 +7,23 @@ octaves for second moments and 15 for signed ones; smaller second moments are ra
 code, smaller signed ones become 0. Linear codes lose small second moments to 0, which divides by
 it. Exponents are whole, so that a code moves to another block without a change of its number.
 
-Rounding is down after adding an offset in [0, 1): 0.5 is to nearest, see `dither.py`.
+Rounding is down after adding an offset in [0, 1): 0.5 is to nearest, see `dither.py`. A
+`StoredMoment` is how an optimizer keeps a moment: as such codes with exponents, or as numbers.
 """
 
 import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn.functional import pad
+
+from gossamer.ops.training import NativeMoment
+
+Spec = dict[str, tuple[tuple[int, ...], torch.dtype]]
+# What an optimizer holds of one parameter.
+State = dict[str, Any]
 
 BLOCK = 256
 _STEPS_PER_OCTAVE = 8
@@ -63,9 +73,11 @@ def encode(
     weight that took such a step is not finite itself and shows it.
     """
     top, signed = _TOP[dtype], dtype is torch.int8
-    sizes = values.abs() if signed else values
-    sizes = torch.nan_to_num(sizes, nan=0.0)
-    exponents = _exponents(sizes)
+    sizes = torch.nan_to_num(values.abs() if signed else values, nan=0.0)
+    # The exponent of the power of two above the largest entry of each block.
+    largest = pad(sizes, (0, -sizes.numel() % BLOCK)).view(-1, BLOCK).amax(1)
+    exponents = torch.frexp(largest.clamp_(max=2.0**126))[1]
+    exponents = exponents.clamp_(_LOWEST_EXPONENT, 127).to(torch.int8)
     heights = _spread(exponents.to(torch.float32), values.numel())
     levels = sizes.log2().sub_(heights).mul_(_STEPS_PER_OCTAVE)
     guarded = torch.as_tensor(offsets, device=values.device).clamp(_GUARD, 1 - _GUARD)
@@ -75,14 +87,72 @@ def encode(
     return torch.where(sizes > 0, levels.clamp_(1, top), 0.0).to(dtype), exponents
 
 
-def _exponents(sizes: torch.Tensor) -> torch.Tensor:
-    """The exponent of the power of two above the largest entry of each block, int8."""
-    missing = -sizes.numel() % BLOCK
-    largest = pad(sizes, (0, missing)).view(-1, BLOCK).amax(1)
-    exponents = torch.frexp(largest.clamp_(max=2.0**126))[1]
-    return exponents.clamp_(_LOWEST_EXPONENT, 127).to(torch.int8)
-
-
 def _spread(per_block: torch.Tensor, numel: int) -> torch.Tensor:
     # repeat_interleave does the same at several times the price.
     return per_block.unsqueeze(1).expand(-1, BLOCK).reshape(-1)[:numel]
+
+
+@dataclass(frozen=True)
+class StoredMoment:
+    """One running average of a Parameter.
+
+    Attributes:
+        key: its name in the optimizer's state.
+        signed: False if it is never negative.
+    """
+
+    key: str
+    signed: bool
+
+    @property
+    def _code_dtype(self) -> torch.dtype:
+        return torch.int8 if self.signed else torch.uint8
+
+    @property
+    def _exponents_key(self) -> str:
+        return f"{self.key}_exponents"
+
+    def spec(self, param: torch.Tensor, eight_bit: bool) -> Spec:
+        """Keys, shapes and dtypes in the state of a parameter."""
+        shape = tuple(param.shape)
+        if not eight_bit:
+            return {self.key: (shape, torch.promote_types(param.dtype, torch.float32))}
+        blocks = (num_blocks(param.numel()),)
+        return {self.key: (shape, self._code_dtype), self._exponents_key: (blocks, torch.int8)}
+
+    def arrays(self, state: State) -> NativeMoment:
+        """The state as it is: numbers, or codes with exponents."""
+        return NativeMoment(state[self.key], state.get(self._exponents_key))
+
+    def read(self, state: State, start: int, stop: int) -> torch.Tensor:
+        """Entries start .. stop - 1 of the flat moment: a view of numbers, or decoded codes."""
+        entries, exponents = self.arrays(state)
+        kept = entries.view(-1)[start:stop]
+        if exponents is None:
+            return kept
+        return decode(kept, exponents[start // BLOCK : num_blocks(stop)])
+
+    def write(
+        self,
+        state: State,
+        start: int,
+        values: torch.Tensor,
+        offsets: torch.Tensor | float,
+    ) -> None:
+        """Put back what `read` gave and an optimizer changed; `start` is a multiple of 256."""
+        entries, exponents = self.arrays(state)
+        if exponents is not None:
+            stop = start + values.numel()
+            coded = encode(values, self._code_dtype, offsets)
+            entries.view(-1)[start:stop], exponents[start // BLOCK : num_blocks(stop)] = coded
+
+    def mapped(
+        self, state: State, convert: Callable[[torch.Tensor], torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """The moment at other positions: `convert` takes and gives tensors of a weight's shape."""
+        entries, exponents = self.arrays(state)
+        if exponents is None:
+            return {self.key: convert(entries)}
+        moved = convert(self.read(state, 0, entries.numel()).view(entries.shape))
+        coded, exponents = encode(moved.reshape(-1), self._code_dtype)
+        return {self.key: coded.view(moved.shape), self._exponents_key: exponents}

@@ -53,11 +53,9 @@ def split_24(
 
 
 def _upper(bits: torch.Tensor) -> torch.Tensor:
-    rounded_bits = bits.add(_HALF).bitwise_right_shift_(16)
-    return rounded_bits.to(torch.int16).view(torch.bfloat16)
+    return bits.add(_HALF).bitwise_right_shift_(16).to(torch.int16).view(torch.bfloat16)
 
 
 def _bits(master: torch.Tensor) -> torch.Tensor:
     # A NaN whose lower bits are all set would be rounded up into a zero of the other sign.
-    clean = torch.where(master.isnan(), torch.nan, master)
-    return clean.view(torch.int32)
+    return torch.where(master.isnan(), torch.nan, master).view(torch.int32)

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.training.optim.base import Master, Moments, SmallStateOptimizer
-from gossamer.training.optim.moments import StoredMoment
+from gossamer.training.optim.base import Master, Moments, ParamGroup, SmallStateOptimizer
+from gossamer.training.optim.codes import StoredMoment
 from gossamer.training.optim.pieces import stretches
 
 BUFFER = StoredMoment("momentum_buffer", signed=True)
@@ -47,20 +47,22 @@ class SGD(SmallStateOptimizer):
         master: Master = "split",
         moments: Moments = "fp32",
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "momentum": momentum,
-            "nesterov": nesterov,
-            "weight_decay": weight_decay,
-        }
-        super().__init__(params, defaults, master, moments)
+        super().__init__(
+            params,
+            master,
+            moments,
+            lr=lr,
+            momentum=momentum,
+            nesterov=nesterov,
+            weight_decay=weight_decay,
+        )
 
-    def _check_group(self, group: dict[str, Any]) -> None:
+    def _check_group(self, group: ParamGroup) -> None:
         super()._check_group(group)
         if group["nesterov"] and not group["momentum"]:
             raise InputError(f"{type(self).__name__}: nesterov needs momentum greater than 0.")
 
-    def _step_parameter(self, param: nn.Parameter, group: dict[str, Any]) -> None:
+    def _step_parameter(self, param: nn.Parameter, group: ParamGroup) -> None:
         state, step = self._started(param, group)
         lr, momentum = float(group["lr"]), group["momentum"]
         for part in stretches(param, state, self.moments_of(group)):
@@ -111,30 +113,27 @@ class LARS(SmallStateOptimizer):
         master: Master = "split",
         moments: Moments = "fp32",
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "momentum": momentum,
-            "weight_decay": weight_decay,
-            "trust": trust,
-            "adapt": adapt,
-        }
-        super().__init__(params, defaults, master, moments)
+        super().__init__(
+            params,
+            master,
+            moments,
+            lr=lr,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            trust=trust,
+            adapt=adapt,
+        )
 
-    def _step_parameter(self, param: nn.Parameter, group: dict[str, Any]) -> None:
+    def _step_parameter(self, param: nn.Parameter, group: ParamGroup) -> None:
         state, _ = self._started(param, group)
-        rate = float(group["lr"]) * self._local_rate(param, group)
+        rate, decay = float(group["lr"]), group["weight_decay"]
+        if group["adapt"] and param.grad is not None:
+            weights = self._norm(self.master_of(param), param)
+            gradient = self._norm(param.grad.to(torch.float64), param)
+            if weights and gradient:
+                rate *= group["trust"] * weights / (gradient + decay * weights)
         for part in stretches(param, state, self.moments_of(group)):
-            move = part.grad.add(part.master, alpha=group["weight_decay"]).mul_(rate)
+            move = part.grad.add(part.master, alpha=decay).mul_(rate)
             for buffer in part.moments:
                 move = buffer.mul_(group["momentum"]).add_(move)
             part.master.sub_(move)
-
-    def _local_rate(self, param: nn.Parameter, group: dict[str, Any]) -> float:
-        if not group["adapt"] or param.grad is None:
-            return 1.0
-        weights = self._norm(self.master_of(param).reshape(-1), param)
-        gradient = self._norm(param.grad.reshape(-1).to(torch.float64), param)
-        if not weights or not gradient:
-            return 1.0
-        rate: float = group["trust"] * weights / (gradient + group["weight_decay"] * weights)
-        return rate

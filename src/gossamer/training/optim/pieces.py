@@ -3,18 +3,17 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
 
 from gossamer.nn.layers.dense_home import DenseHome
 from gossamer.training.optim import halves
-from gossamer.training.optim.codes import BLOCK
+from gossamer.training.optim.codes import BLOCK, State, StoredMoment
 from gossamer.training.optim.dither import offsets
-from gossamer.training.optim.moments import StoredMoment
-from gossamer.training.optim.state_checks import LOW, MASTER
 
+# Where the state keeps the low bits of a master, or a master of its own.
+LOW, MASTER = "master_low", "master"
 # Elements of a stretch: 256 KiB of float32, whole blocks of 8-bit codes.
 _SIZE = 256 * BLOCK
 
@@ -39,7 +38,7 @@ class Stretch:
 
 
 def stretches(
-    param: nn.Parameter, state: dict[str, Any], moments: Sequence[StoredMoment] = ()
+    param: nn.Parameter, state: State, moments: Sequence[StoredMoment] = ()
 ) -> Iterator[Stretch]:
     """The parameter part by part; each is written back when the next one is asked for.
 
@@ -60,19 +59,16 @@ def stretches(
         if needs_dither(state):
             offset = offsets(start, stop - start, int(state["step"]), part.device)
         low = state[LOW].view(-1)[start:stop] if LOW in state else None
+        master = state[MASTER].view(-1)[start:stop] if MASTER in state else part
         if low is not None:
             master = halves.join(part, low)
-        else:
-            master = state[MASTER].view(-1)[start:stop] if MASTER in state else part
         read = [moment.read(state, start, stop) for moment in moments]
         yield Stretch(start, stop, master, grad[start:stop].to(master.dtype), read)
         for moment, values in zip(moments, read, strict=True):
             moment.write(state, start, values, offset)
         if low is not None:
             is_short = low.dtype is torch.int8
-            new = halves.split_24(master, offset) if is_short else halves.split(master)
-            part.copy_(new[0])
-            low.copy_(new[1])
+            part[:], low[:] = halves.split_24(master, offset) if is_short else halves.split(master)
         elif MASTER in state:
             part.copy_(halves.rounded(master) if part.dtype is torch.bfloat16 else master)
     if home is not None:
@@ -81,7 +77,7 @@ def stretches(
         param.copy_(weight)
 
 
-def needs_dither(state: dict[str, Any]) -> bool:
+def needs_dither(state: State) -> bool:
     """Whether something in the state is rounded to 8 bits."""
     is_short = LOW in state and state[LOW].dtype is torch.int8
     return is_short or any(key.endswith("_exponents") for key in state)

@@ -5,6 +5,7 @@ Legend: N rows (tokens), F neurons.
 """
 
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError, TargetError
+from gossamer.nn.batch import rows_of
 from gossamer.nn.relufication import FeedForward, find_feed_forward
 
 
@@ -62,23 +64,18 @@ class _Counter:
     def __init__(self, block: FeedForward) -> None:
         self.block = block
         self.zeros = self.tokens = self.neurons = 0
-        self.alive_F: torch.Tensor | None = None
+        self.alive_F = torch.tensor(False)
         self.keep: torch.Tensor | None = None
 
     def look(self, module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
-        x = args[0].detach()
-        keep = self.keep
-        if keep is not None and keep.shape == x.shape[:-1]:
-            x = x[keep]
-        active_NF = x.reshape(-1, x.shape[-1]) != 0
+        active_NF = rows_of(args[0].detach(), self.keep) != 0
         self.tokens += len(active_NF)
         self.neurons = active_NF.shape[1]
         self.zeros += active_NF.numel() - int(active_NF.sum())
-        alive_F = active_NF.any(dim=0)
-        self.alive_F = alive_F if self.alive_F is None else self.alive_F | alive_F
+        self.alive_F = self.alive_F | active_NF.any(dim=0)
 
     def result(self) -> LayerZeros:
-        if self.alive_F is None or not self.tokens:
+        if not self.tokens:
             raise InputError(f"{self.block.down_name}: saw no token. Do the batches reach it?")
         return LayerZeros(
             self.block.name,
@@ -111,19 +108,15 @@ def measure_activation_sparsity(
             f"measure_activation_sparsity: {type(model).__name__} has no feed-forward block of a"
             " known family."
         )
-    handles = [c.block.down.register_forward_pre_hook(c.look) for c in counters]
-    was_training = model.training
-    model.eval()
-    try:
+    with torch.no_grad(), ExitStack() as afterwards:
+        for counter in counters:
+            afterwards.enter_context(counter.block.down.register_forward_pre_hook(counter.look))
+        afterwards.callback(model.train, model.training)
+        model.eval()
         for batch in batches:
             for counter in counters:
                 counter.keep = None if keep is None else keep(batch).bool()
-            with torch.no_grad():
-                call(model, batch)
-    finally:
-        model.train(was_training)
-        for handle in handles:
-            handle.remove()
+            call(model, batch)
     layers = [counter.result() for counter in counters]
     entries = sum(counter.tokens * counter.neurons for counter in counters)
     return ActivationZeros(layers, sum(counter.zeros for counter in counters) / entries)

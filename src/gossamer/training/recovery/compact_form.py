@@ -7,7 +7,6 @@ Gradients, moments and kept states are vectors of kept values; dense weights do 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
 from torch import nn
 
 from gossamer.nn import CompactWeight, MaskedOutProj, MaskedWeight, replace_module
@@ -27,7 +26,7 @@ def compact_form(model: nn.Module, tokens: int) -> Iterator[list[ModeChoice]]:
         for name, module in model.named_modules(remove_duplicate=False)
         if isinstance(module, MaskedWeight) and not isinstance(module, MaskedOutProj)
     }
-    left: dict[str, str] = compact(model).left_masked if masked else {}
+    left = compact(model).left_masked if masked else {}
     pairs = [
         (layer, model.get_submodule(name)) for name, layer in masked.items() if name not in left
     ]
@@ -37,15 +36,10 @@ def compact_form(model: nn.Module, tokens: int) -> Iterator[list[ModeChoice]]:
     try:
         yield choose_modes(model, tokens)
     finally:
+        # Tied layers share one weight, which is written once or twice alike.
         for layer, compacted in pairs:
-            _restore(model, layer, compacted)
-
-
-@torch.no_grad()
-def _restore(model: nn.Module, layer: MaskedWeight, compacted: nn.Module) -> None:
-    """Tied layers share one weight, which is written once or twice alike."""
-    if isinstance(compacted, CompactWeight):
-        weight = layer.weight_parameter()
-        weight.data = compacted.dense_weight()
-        weight.grad = None
-        replace_module(model, compacted, layer)
+            if isinstance(compacted, CompactWeight):
+                weight = layer.weight_parameter()
+                weight.data = compacted.dense_weight().detach()
+                weight.grad = None
+                replace_module(model, compacted, layer)

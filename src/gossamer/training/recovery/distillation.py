@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The objective of recovery: match the teacher, and to a chosen degree the labels."""
+"""The objective of recovery: match the teacher, and to a chosen degree the labels.
+
+Each term, what a student may be asked to match, is a mean that is 0 at a match. Legend: N rows
+(samples or positions), V classes, B samples, D width.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -7,17 +11,15 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.nn.functional import kl_div, log_softmax, normalize
 
 from gossamer.errors import InputError
 from gossamer.nn.batch import Batch, rows_of
-from gossamer.training.recovery.teacher import Teacher, block_names, captured
-from gossamer.training.recovery.terms import (
-    cosine_term,
-    hidden_term,
+from gossamer.training.recovery.teacher import (
+    Teacher,
+    block_names,
+    captured,
     logits_of,
-    logits_term,
-    similarity_term,
-    squares_term,
     vectors_of,
 )
 
@@ -70,7 +72,21 @@ class DistillationObjective:
         hardness: float = 0.0,
         blocks: Sequence[str] | None = None,
     ) -> None:
-        _check(terms, task, hardness)
+        if not 0 <= hardness <= 1:
+            raise InputError(f"distillation: hardness must be in [0, 1], got {hardness}.")
+        if hardness and task is None:
+            raise InputError(
+                f"distillation: hardness {hardness} mixes in a task loss, but there is none. Give"
+                " task=..., or hardness 0."
+            )
+        for name, value in asdict(terms).items():
+            if not isinstance(value, str) and value < 0:
+                raise InputError(f"distillation: {name} must not be negative, got {value}.")
+        if hardness < 1 and not terms.total:
+            raise InputError(
+                "distillation: every term has weight 0. Give one of logits, embeddings, similarity"
+                " and hidden a weight."
+            )
         self.teacher = teacher
         self.terms = terms
         self._task = task
@@ -118,26 +134,61 @@ class DistillationObjective:
             if terms.similarity:
                 parts["similarity"] = similarity_term(mine, theirs)
         if terms.hidden:
-            mine_rows, their_rows = (
-                [rows_of(state, keep) for state in states] for states in (hidden, wanted_hidden)
-            )
-            parts["hidden"] = hidden_term(mine_rows, their_rows)
+            rows = ([rows_of(state, keep) for state in one] for one in (hidden, wanted_hidden))
+            parts["hidden"] = hidden_term(*rows)
         return parts
 
 
-def _check(terms: Terms, task: TaskLoss | None, hardness: float) -> None:
-    if not 0 <= hardness <= 1:
-        raise InputError(f"distillation: hardness must be in [0, 1], got {hardness}.")
-    if hardness and task is None:
+def logits_term(
+    student_NV: torch.Tensor, teacher_NV: torch.Tensor, temperature: float
+) -> torch.Tensor:
+    """KL divergence from the teacher's softened distribution, times the temperature squared.
+
+    The factor keeps the size of gradients the same at every temperature (Hinton et al. 2015).
+    """
+    if not temperature > 0:
+        raise InputError(f"distillation: temperature must be above 0, got {temperature}.")
+    student, teacher = (
+        log_softmax(part.float() / temperature, dim=-1) for part in (student_NV, teacher_NV)
+    )
+    divergence = kl_div(student, teacher, reduction="batchmean", log_target=True)
+    return divergence * temperature**2
+
+
+def cosine_term(student_BD: torch.Tensor, teacher_BD: torch.Tensor) -> torch.Tensor:
+    """1 - cosine."""
+    student, teacher = (normalize(part.float(), dim=1) for part in (student_BD, teacher_BD))
+    return 1 - (student * teacher).sum(dim=1).mean()
+
+
+def squares_term(student_ND: torch.Tensor, teacher_ND: torch.Tensor) -> torch.Tensor:
+    """Squared distance as a fraction of the teacher's mean square."""
+    scale = teacher_ND.float().square().mean().clamp(min=1e-12)
+    return (student_ND.float() - teacher_ND.float()).square().mean() / scale
+
+
+def similarity_term(student_BD: torch.Tensor, teacher_BD: torch.Tensor) -> torch.Tensor:
+    """Mean squared difference of the cosines of all pairs of different samples in the batch."""
+    size = len(student_BD)
+    if size < 2:
+        return student_BD.sum() * 0.0
+    student, teacher = (normalize(part.float(), dim=1) for part in (student_BD, teacher_BD))
+    return (student @ student.T - teacher @ teacher.T).square().sum() / (size * (size - 1))
+
+
+def hidden_term(student: Sequence[torch.Tensor], teacher: Sequence[torch.Tensor]) -> torch.Tensor:
+    """`squares_term` of hidden states [N, D], averaged over the layers."""
+    if len(student) != len(teacher) or not student:
         raise InputError(
-            f"distillation: hardness {hardness} mixes in a task loss, but there is none. Give"
-            " task=..., or hardness 0."
+            f"distillation of hidden states: the student has {len(student)} layers, the teacher"
+            f" {len(teacher)}. Both need the same blocks, at least one."
         )
-    for name, value in asdict(terms).items():
-        if not isinstance(value, str) and value < 0:
-            raise InputError(f"distillation: {name} must not be negative, got {value}.")
-    if hardness < 1 and not terms.total:
-        raise InputError(
-            "distillation: every term has weight 0. Give one of logits, embeddings, similarity and"
-            " hidden a weight."
-        )
+    parts = []
+    for mine, wanted in zip(student, teacher, strict=True):
+        if mine.shape != wanted.shape:
+            raise InputError(
+                f"distillation of hidden states: the student has {list(mine.shape)} where the"
+                f" teacher has {list(wanted.shape)}. Give hidden weight 0 for slim models."
+            )
+        parts.append(squares_term(mine, wanted))
+    return torch.stack(parts).mean()

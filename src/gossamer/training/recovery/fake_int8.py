@@ -8,8 +8,9 @@ batches and fixed, or learned from there (LSQ).
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, get_args
 
 import torch
@@ -17,15 +18,7 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.formats import SparseMatrix
-from gossamer.nn import (
-    CompactWeight,
-    Conv2d,
-    Linear,
-    MaskedConv2d,
-    MaskedLinear,
-    MaskedOutProj,
-    replace_module,
-)
+from gossamer.nn import CompactWeight, MaskedOutProj, MaskedWeight, replace_module
 from gossamer.nn.fake_quant import (
     best_scale,
     rounded_activations,
@@ -33,11 +26,14 @@ from gossamer.nn.fake_quant import (
     rounded_values,
     rounded_weight,
 )
+from gossamer.nn.layer_kinds import sparse_layers
 from gossamer.ops.linear import ACTIVATION_BITS, pack_int8
 
+# Calls of a model.
+Calls = Iterable[Callable[[nn.Module], object]]
 Scales = Literal["token", "calibrated", "learned"]
 SCALES: tuple[Scales, ...] = get_args(Scales)
-PrunedLayer = Linear | Conv2d | MaskedLinear | MaskedConv2d
+PrunedLayer = CompactWeight | MaskedWeight
 # Enough for the tail of one layer's activations, little beside them.
 _SAMPLED_PER_CALL = 1 << 15
 
@@ -62,7 +58,7 @@ class FakeInt8(nn.Module):
         self.layer = layer
         self.bits = bits
         self.training = layer.training
-        self._num_dims = 1 if isinstance(layer, Linear | MaskedLinear) else 3
+        self._num_dims = 1 if layer.kind == "linear" else 3
         # The logarithm: a step of the optimizer is then a fraction of the scale, which stays > 0.
         log_scale = None if scale is None else torch.tensor(math.log(scale))
         if learned and log_scale is not None:
@@ -116,7 +112,7 @@ def attach_fake_int8(
     scales: Scales = "token",
     *,
     bits: int | None = None,
-    calibrate: Iterable[Callable[[nn.Module], object]] = (),
+    calibrate: Calls = (),
 ) -> QuantisedLayers:
     """Let every masked and compact layer of `model` compute in fake int8, in place.
 
@@ -131,15 +127,19 @@ def attach_fake_int8(
     if bits is not None and bits not in ACTIVATION_BITS:
         raise InputError(f"fake int8: bits must be 7 or 8, got {bits!r}.")
     bits = bits or engine_bits()
-    found = _pruned_layers(model)
+    for name, module in model.named_modules():
+        if isinstance(module, FakeInt8):
+            raise InputError(f"fake int8: {name} is quantised already. Detach it first.")
+    # Layers whose forward is called; nn.MultiheadAttention reads the weight of its own.
+    pruned = sparse_layers(model, "masked", "compact")
+    found = {name: layer for name, layer in pruned if not isinstance(layer, MaskedOutProj)}
     if not found:
         raise InputError(
             "fake int8: the model has no pruned layer. Prune it first:"
             " gossamer.sparsify(model, sparsity=0.9)."
         )
-    chosen: dict[str, float] = {}
-    if scales != "token":
-        chosen = {n: best_scale(m, bits) for n, m in _magnitudes(model, found, calibrate).items()}
+    samples = {} if scales == "token" else _magnitudes(model, found, calibrate)
+    chosen = {name: best_scale(sample, bits) for name, sample in samples.items()}
     wrapped = {
         name: FakeInt8(layer, bits, chosen.get(name), learned=scales == "learned")
         for name, layer in found.items()
@@ -161,7 +161,7 @@ def fake_int8(
     scales: Scales = "token",
     *,
     bits: int | None = None,
-    calibrate: Iterable[Callable[[nn.Module], object]] = (),
+    calibrate: Calls = (),
 ) -> Iterator[QuantisedLayers]:
     """`attach_fake_int8` inside, the layers themselves afterwards."""
     quantised = attach_fake_int8(model, scales, bits=bits, calibrate=calibrate)
@@ -171,42 +171,25 @@ def fake_int8(
         detach_fake_int8(model, quantised)
 
 
-def _pruned_layers(model: nn.Module) -> dict[str, PrunedLayer]:
-    """Layers whose forward is called; nn.MultiheadAttention reads the weight of its own."""
-    found: dict[str, PrunedLayer] = {}
-    for name, module in model.named_modules():
-        if isinstance(module, FakeInt8):
-            raise InputError(f"fake int8: {name} is quantised already. Detach it first.")
-        if isinstance(module, PrunedLayer) and not isinstance(module, MaskedOutProj):
-            found[name] = module
-    return found
-
-
 def _magnitudes(
     model: nn.Module,
     layers: dict[str, PrunedLayer],
-    calls: Iterable[Callable[[nn.Module], object]],
+    calls: Calls,
 ) -> dict[str, torch.Tensor]:
     """A sample of |x| of every layer, its largest included."""
     seen: dict[str, list[torch.Tensor]] = {name: [] for name in layers}
 
-    def watch(name: str) -> Callable[[nn.Module, tuple[torch.Tensor, ...]], None]:
-        def hook(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-            flat = inputs[0].detach().abs().flatten()
-            if flat.numel():
-                stride = max(1, flat.numel() // _SAMPLED_PER_CALL)
-                seen[name] += [flat[::stride].float(), flat.max().float().view(1)]
+    def note(name: str, module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        flat = inputs[0].detach().abs().flatten()
+        if flat.numel():
+            stride = max(1, flat.numel() // _SAMPLED_PER_CALL)
+            seen[name] += [flat[::stride].float(), flat.max().float().view(1)]
 
-        return hook
-
-    handles = [layer.register_forward_pre_hook(watch(name)) for name, layer in layers.items()]
-    try:
-        with torch.no_grad():
-            for call in calls:
-                call(model)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with torch.no_grad(), ExitStack() as hooks:
+        for name, layer in layers.items():
+            hooks.enter_context(layer.register_forward_pre_hook(partial(note, name)))
+        for call in calls:
+            call(model)
     missed = [name for name, parts in seen.items() if not parts]
     if missed:
         raise InputError(

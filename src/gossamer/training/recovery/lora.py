@@ -58,18 +58,17 @@ class LoRALinear(nn.Module):
         The fraction is of the 2-norm: a mask keeps no room for changes of pruned weights. It is 0
         for a layer that is not pruned.
         """
-        change, base = self.change(), self.base
-        whole = float(change.norm())
+        kept, base = self.change(), self.base
+        whole = float(kept.norm())
         if isinstance(base, Linear):
-            kept = gather(change, base.mask())
+            kept = gather(kept, base.mask())
             base.values.add_(kept.to(base.values.dtype))
             base.refresh()
         else:
-            weight = base.weight_parameter() if isinstance(base, MaskedLinear) else base.weight
+            weight = base.weight
             if isinstance(base, MaskedLinear):
-                change = torch.where(base.mask(), change, 0.0)
-            kept = change
-            weight.add_(change.to(weight.dtype))
+                kept, weight = torch.where(base.mask(), kept, 0.0), base.weight_parameter()
+            weight.add_(kept.to(weight.dtype))
         base.requires_grad_(True)
         share = float(kept.norm()) / whole if whole else 1.0
         return base, max(1 - share**2, 0.0) ** 0.5

@@ -6,15 +6,14 @@ that come again in the next epoch are kept.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.nn.batch import Batch, first_tensor
-from gossamer.training.recovery.terms import vectors_of
+from gossamer.nn.batch import Batch, first_tensor, named_tensor
 
 
 def check_apart(teacher: nn.Module, student: nn.Module) -> None:
@@ -99,7 +98,7 @@ def block_names(model: nn.Module) -> list[str]:
             " modules to compare with blocks=[...], or give hidden weight 0."
         )
     # The outermost of equals comes first.
-    largest = max(lists, key=lambda name: lists[name])
+    largest = max(lists, key=lists.__getitem__)
     prefix = f"{largest}." if largest else ""
     return [f"{prefix}{name}" for name, _ in model.get_submodule(largest).named_children()]
 
@@ -114,15 +113,47 @@ def captured(model: nn.Module, names: Sequence[str]) -> Iterator[list[torch.Tens
         if found is not None:
             seen.append(found)
 
-    handles = []
-    try:
+    with ExitStack() as hooks:
         for name in names:
             try:
                 module = model.get_submodule(name)
             except AttributeError as error:
                 raise InputError(f"distillation: the model has no module {name!r}.") from error
-            handles.append(module.register_forward_hook(hook))
+            hooks.enter_context(module.register_forward_hook(hook))
         yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
+
+
+def logits_of(outputs: Any) -> torch.Tensor:
+    """Logits [..., V]: the output of that name, or a bare tensor."""
+    return _tensor(outputs, "logits", "logits")
+
+
+def vectors_of(outputs: Any, keep: torch.Tensor | None) -> torch.Tensor:
+    """One vector [B, D] per sample: the mean of the last hidden state over what is no padding.
+
+    A bare tensor [B, D] is taken as it is.
+    """
+    hidden = _tensor(outputs, "last_hidden_state", "embeddings")
+    if hidden.ndim == 2:
+        return hidden
+    if hidden.ndim != 3:
+        raise InputError(
+            "distillation of embeddings: expected outputs [B, T, D] or [B, D], got"
+            f" {list(hidden.shape)}."
+        )
+    if keep is None:
+        return hidden.mean(dim=1)
+    keep_BT1 = keep.unsqueeze(-1).to(hidden.dtype)
+    return (hidden * keep_BT1).sum(1) / keep_BT1.sum(1).clamp(min=1)
+
+
+def _tensor(outputs: Any, name: str, term: str) -> torch.Tensor:
+    found = named_tensor(outputs, name)
+    if found is None and not isinstance(outputs, Mapping):
+        found = first_tensor(outputs)
+    if found is None:
+        raise InputError(
+            f"distillation of {term}: the model's output ({type(outputs).__name__}) has no {name}."
+            " Give this term weight 0 and another one its weight."
+        )
+    return found

@@ -44,14 +44,23 @@ class RunFolder:
         try:
             self.target.parent.mkdir(parents=True, exist_ok=True)
             with exclusive_lock(self.path):
-                self._check_not_taken(resume)
+                if not resume and self.checkpoints.is_dir() and any(self.checkpoints.iterdir()):
+                    raise InputError(
+                        f"{self.path}: an earlier run lies there. Add --resume to go on with it,"
+                        " or delete the folder."
+                    )
                 self.checkpoints.mkdir(parents=True, exist_ok=True)
                 for folder in (self.target.parent, self.path, self.checkpoints):
-                    _check_writable(folder)
+                    probe = folder / f".probe-{uuid.uuid4().hex}"
+                    probe.mkdir()
+                    probe.rmdir()
                 try:
                     yield
                 finally:
-                    self._remove_if_empty()
+                    # A run that was refused before its first line leaves nothing behind.
+                    with suppress(OSError):
+                        self.checkpoints.rmdir()
+                        self.path.rmdir()
         except OSError as error:
             raise ResourceError(
                 f"{error.filename or self.path}: cannot be written ({error.strerror or error})."
@@ -82,22 +91,3 @@ class RunFolder:
                 f" checkpoints and the artifact, free {free}. Nothing was trained. Free some space"
                 " or choose another folder."
             )
-
-    def _remove_if_empty(self) -> None:
-        """A run that was refused before its first line leaves nothing behind."""
-        with suppress(OSError):
-            self.checkpoints.rmdir()
-            self.path.rmdir()
-
-    def _check_not_taken(self, resume: bool) -> None:
-        if not resume and self.checkpoints.is_dir() and any(self.checkpoints.iterdir()):
-            raise InputError(
-                f"{self.path}: an earlier run lies there. Add --resume to go on with it, or delete"
-                " the folder."
-            )
-
-
-def _check_writable(folder: Path) -> None:
-    probe = folder / f".probe-{uuid.uuid4().hex}"
-    probe.mkdir()
-    probe.rmdir()

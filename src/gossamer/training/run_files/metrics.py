@@ -41,15 +41,18 @@ class MetricsFile:
         try:
             # Unbuffered: a line that found no room is not tried again when the file is closed.
             self._file = path.open("ab", buffering=0)
-            held = self._file.tell()
-            self._file.truncate(min(held, length or 0))
+            self._file.truncate(min(self._file.tell(), length or 0))
             self.length = self._file.seek(0, os.SEEK_END)
         except OSError as error:
             raise self._no_room(error) from error
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append one line; it is with the system when this returns."""
-        plain = {key: _plain(value) for key, value in record.items()}
+        # JSON has neither NaN nor Inf; they are told as text.
+        plain = {
+            key: repr(value) if isinstance(value, float) and not math.isfinite(value) else value
+            for key, value in record.items()
+        }
         try:
             line = json.dumps(plain, allow_nan=False).encode("ascii") + b"\n"
             self.length += self._file.write(line)
@@ -103,10 +106,3 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             break
         records.append(record)
     return records
-
-
-def _plain(value: Any) -> Any:
-    """JSON has neither NaN nor Inf; they are told as text."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return repr(value)
-    return value

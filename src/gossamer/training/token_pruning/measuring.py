@@ -44,16 +44,29 @@ def measure_tokens(
     model: nn.Module, batches: Iterable[Any], call: Callable[[nn.Module, Any], object]
 ) -> TokenCost:
     """Run `call(model, batch)` on all batches, hard, and count; the model is as before after it."""
-    lengths, kept = [], []
+    all_lengths, all_kept = [], []
     with _hard(model) as encoder:
         for batch in batches:
             with torch.inference_mode(), encoder.recording() as traces:
                 call(model, batch)
-            lengths += [trace.real.sum(dim=1) for trace in traces]
-            kept += [torch.stack([one.sum(dim=1) for one in trace.keep]) for trace in traces]
+            all_lengths += [trace.real.sum(dim=1) for trace in traces]
+            all_kept += [torch.stack([one.sum(dim=1) for one in trace.keep]) for trace in traces]
+    lengths_S, m_LS = torch.cat(all_lengths).double(), torch.cat(all_kept, dim=1).double()
+    n_LS = torch.cat([lengths_S.unsqueeze(0), m_LS[:-1]])
+    dense_LS = lengths_S.expand_as(n_LS)
+    kept_L = m_LS.sum(dim=1) / lengths_S.sum()
     layer: Any = encoder.layer[0]
-    down = layer.output.dense
-    return _cost(torch.cat(lengths), torch.cat(kept, dim=1), down.out_features, down.in_features)
+    d, filters = layer.output.dense.out_features, layer.output.dense.in_features
+    macs, dense_macs = (
+        (4 * n * d**2 + 2 * n**2 * d + 2 * m * d * filters).sum()
+        for n, m in ((n_LS, m_LS), (dense_LS, dense_LS))
+    )
+    return TokenCost(
+        kept=kept_L.tolist(),
+        mean_kept=float(kept_L.mean()),
+        macs=float(macs / dense_macs),
+        tokens=float(lengths_S.mean()),
+    )
 
 
 @contextmanager
@@ -68,23 +81,6 @@ def _hard(model: nn.Module) -> Iterator[TokenPrunedEncoder]:
     finally:
         model.train(was_training)
         encoder.phase = was_phase
-
-
-def _cost(lengths_S: torch.Tensor, kept_LS: torch.Tensor, width: int, filters: int) -> TokenCost:
-    m_LS = kept_LS.double()
-    n_LS = torch.cat([lengths_S.double().unsqueeze(0), m_LS[:-1]])
-    dense_LS = lengths_S.double().expand_as(n_LS)
-    kept_L = m_LS.sum(dim=1) / lengths_S.sum()
-    return TokenCost(
-        kept=kept_L.tolist(),
-        mean_kept=float(kept_L.mean()),
-        macs=float(_macs(n_LS, m_LS, width, filters) / _macs(dense_LS, dense_LS, width, filters)),
-        tokens=float(lengths_S.double().mean()),
-    )
-
-
-def _macs(n_LS: torch.Tensor, m_LS: torch.Tensor, d: int, filters: int) -> torch.Tensor:
-    return (4 * n_LS * d**2 + 2 * n_LS**2 * d + 2 * m_LS * d * filters).sum()
 
 
 def set_thresholds(

@@ -100,14 +100,14 @@ def train_token_pruning(
     if not batches:
         raise InputError("train_token_pruning: batches is empty.")
     order = _endless(batches, plan.seed)
-    stages: list[tuple[Phase, int]] = [("soft", plan.soft_steps), ("hard", plan.hard_steps)]
     wanted = encoder.thresholds.requires_grad
+    results = []
     try:
-        return [
-            _stage(model, encoder, order, loss, plan, stage, steps, on_step)
-            for stage, steps in stages
-            if steps
-        ]
+        if plan.soft_steps:
+            results.append(_stage(model, order, loss, plan, "soft", on_step))
+        if plan.hard_steps:
+            results.append(_stage(model, order, loss, plan, "hard", on_step))
+        return results
     finally:
         encoder.thresholds.requires_grad_(wanted)
         encoder.phase = "hard"
@@ -116,24 +116,24 @@ def train_token_pruning(
 
 def _stage(
     model: nn.Module,
-    encoder: TokenPrunedEncoder,
     order: Iterator[Any],
     loss: Loss,
     plan: TokenPlan,
     stage: Phase,
-    steps: int,
     on_step: OnStep | None,
 ) -> TokenStageResult:
-    soft = stage == "soft"
+    encoder, soft = token_encoder(model), stage == "soft"
+    steps = plan.soft_steps if soft else plan.hard_steps
     encoder.phase = stage
     encoder.thresholds.requires_grad_(soft)
     model.train()
-    weights, optimizer, schedule = _optimizer(model, encoder, plan, steps, soft)
-    losses: list[float] = []
-    kept: list[list[float]] = []
+    weights, optimizer, schedule = _optimizer(model, encoder, plan, steps)
+    losses, kept = [], []
     for step in range(steps):
         if soft:
-            encoder.temperature = _temperature(plan, step)
+            share = step / (steps - 1) if steps > 1 else 0
+            ratio = (plan.final_temperature or plan.temperature) / plan.temperature
+            encoder.temperature = float(plan.temperature * ratio**share)
         with encoder.recording() as traces:
             task = loss(model, next(order))
         fractions = kept_fractions(traces).detach().tolist()
@@ -158,18 +158,9 @@ def _stage(
 
 
 def _optimizer(
-    model: nn.Module, encoder: TokenPrunedEncoder, plan: TokenPlan, steps: int, soft: bool
+    model: nn.Module, encoder: TokenPrunedEncoder, plan: TokenPlan, steps: int
 ) -> tuple[list[nn.Parameter], torch.optim.Optimizer, torch.optim.lr_scheduler.LambdaLR]:
     weights = [p for p in model.parameters() if p.requires_grad and p is not encoder.thresholds]
-    groups: list[dict[str, Any]] = [
-        {"params": [p for p in weights if p.ndim > 1], "weight_decay": plan.weight_decay},
-        {"params": [p for p in weights if p.ndim <= 1], "weight_decay": 0.0},
-    ]
-    if soft:
-        groups.append(
-            {"params": [encoder.thresholds], "weight_decay": 0.0, "lr": plan.threshold_lr}
-        )
-    optimizer = torch.optim.AdamW(groups, lr=plan.lr, fused=True)
     warm_up = max(1, steps // 10)
 
     def weights_rate(step: int) -> float:
@@ -179,17 +170,18 @@ def _optimizer(
     def thresholds_rate(step: int) -> float:
         return min(1.0, 2 * (steps - step) / steps)
 
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in weights if p.ndim > 1], "weight_decay": plan.weight_decay},
+        {"params": [p for p in weights if p.ndim <= 1], "weight_decay": 0.0},
+    ]
     rates: list[Callable[[int], float]] = [weights_rate, weights_rate]
-    if soft:
+    if encoder.phase == "soft":
+        groups.append(
+            {"params": [encoder.thresholds], "weight_decay": 0.0, "lr": plan.threshold_lr}
+        )
         rates.append(thresholds_rate)
+    optimizer = torch.optim.AdamW(groups, lr=plan.lr, fused=True)
     return weights, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, rates)
-
-
-def _temperature(plan: TokenPlan, step: int) -> float:
-    if plan.final_temperature is None or plan.soft_steps < 2:
-        return plan.temperature
-    share = step / (plan.soft_steps - 1)
-    return float(plan.temperature * (plan.final_temperature / plan.temperature) ** share)
 
 
 def _endless(batches: Sequence[Any], seed: int) -> Iterator[Any]:

@@ -3,29 +3,50 @@
 
 Nothing is copied: a stage is the model's containers around the very modules it owns, with
 `PassThrough` in the place of all others. Drop the whole model afterwards and the rest is freed.
+
+A link of the chain costs arithmetic and parameters. Arithmetic is counted by one forward without
+gradients; a backward is twice that everywhere, so it does not change the cut. A compact layer
+counts its kept weights where it runs on sparse kernels, and the dense product where it rebuilds the
+dense weight: that is what it takes.
 """
 
 import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
+import gossamer.nn  # noqa: F401  (registers the operations that are counted)
 from gossamer.errors import InputError
 from gossamer.nn.families import Chain
 from gossamer.training.distributed.partition import Bounds, partition
-from gossamer.training.distributed.pipeline.chain import (
-    PassThrough,
-    chain_of,
-    links_of,
-    num_layers,
-)
-from gossamer.training.distributed.pipeline.costs import LinkCost, link_costs
+from gossamer.training.distributed.pipeline.chain import Links, PassThrough, find_links
+
+# An optimizer step touches a parameter once: weight, gradient and two moments are some 28 bytes of
+# traffic, the time of about so many operations on CPUs and GPUs alike (1 to 10 FLOP per byte).
+FLOPS_PER_PARAMETER = 128
 
 
-@dataclass(frozen=True)
-class TiedWeight:
+class LinkCost(NamedTuple):
+    """Of one link, for a step on the example.
+
+    Attributes:
+        parameters: trainable numbers; kept values of compact layers.
+        flops: of one forward of the example.
+    """
+
+    parameters: int
+    flops: int
+
+    @property
+    def total(self) -> float:
+        """One number to balance: a forward, a backward and the update, in FLOPs."""
+        return 3.0 * self.flops + FLOPS_PER_PARAMETER * self.parameters
+
+
+class TiedWeight(NamedTuple):
     """A parameter that more than one stage uses: its gradients have to be added up.
 
     Attributes:
@@ -50,7 +71,7 @@ class PipelineCut:
     """
 
     chain: Chain
-    links: tuple[tuple[str, ...], ...]
+    links: Links
     costs: tuple[LinkCost, ...]
     bounds: Bounds
     tied: tuple[TiedWeight, ...]
@@ -62,8 +83,7 @@ class PipelineCut:
 
     def paths(self, stage: int) -> tuple[str, ...]:
         """Modules that a stage owns."""
-        start, stop = self.bounds[stage]
-        return tuple(path for link in self.links[start:stop] for path in link)
+        return _paths(self.links, self.bounds[stage])
 
     def cost(self, stage: int) -> LinkCost:
         """What a stage costs."""
@@ -73,26 +93,23 @@ class PipelineCut:
     def stage(self, model: nn.Module, index: int) -> nn.Module:
         """The module of one stage; it shares its parameters with `model`, under the same names."""
         own = set(self.paths(index))
-        replaced: dict[int, Any] = {}
-        for path in (path for link in self.links for path in link):
+        replaced = {}
+        for path in _paths(self.links, (0, len(self.links))):
             module = model.get_submodule(path)
             replaced[id(module)] = module if path in own else PassThrough(module)
         part: nn.Module = copy.deepcopy(model, replaced)
-        part.register_forward_pre_hook(self._arguments_of(index), with_kwargs=True)
-        if self.chain.output:
-            part.register_forward_hook(self._tensor_of)
-        return part
-
-    def _arguments_of(self, index: int) -> Any:
-        """A hook that gives hidden states as their keyword, and keywords of the family."""
         entry = self.chain.entry if index > 0 else ""
 
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def arguments(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            """Hidden states as their keyword, and keywords of the family."""
             if entry:
                 kwargs, args = {**kwargs, entry: args[0]}, args[1:]
             return args, {**dict(self.chain.keywords), **kwargs}
 
-        return hook
+        part.register_forward_pre_hook(arguments, with_kwargs=True)
+        if self.chain.output:
+            part.register_forward_hook(self._tensor_of)
+        return part
 
     def _tensor_of(self, module: nn.Module, args: Any, output: Any) -> torch.Tensor:
         """A hook that takes the tensor out of a model's output object."""
@@ -106,21 +123,8 @@ class PipelineCut:
         )
 
 
-def find_links(
-    model: nn.Module, num_stages: int, chain: Chain | None = None
-) -> tuple[Chain, tuple[tuple[str, ...], ...]]:
-    """The chain of `model` and its links, if they are enough for so many stages."""
-    if not isinstance(num_stages, int) or num_stages < 1:
-        raise InputError(f"pipeline: the number of stages must be at least 1; got {num_stages}.")
-    chain = chain_of(model) if chain is None else chain
-    links = links_of(model, chain)
-    layers = num_layers(links, chain)
-    if num_stages > layers:
-        raise InputError(
-            f"pipeline: {num_stages} stages need at least as many layers, but"
-            f" {type(model).__name__} has {layers}. Use at most {layers} stages."
-        )
-    return chain, links
+def _paths(links: Links, bounds: tuple[int, int]) -> tuple[str, ...]:
+    return tuple(path for link in links[slice(*bounds)] for path in link)
 
 
 def cut(
@@ -141,21 +145,61 @@ def cut(
         chain: where the layers are; found by the model's class if not given.
     """
     chain, links = find_links(model, num_stages, chain)
-    costs = link_costs(model, links, example, keywords)
+    counter = FlopCounterMode(display=False, custom_mapping=_formulas())
+    training = model.training
+    try:
+        with torch.no_grad(), counter:
+            model.eval()(*example, **(keywords or {}))
+    finally:
+        model.train(training)
+    counts, root = counter.get_flop_counts(), type(model).__name__
+    costs = tuple(
+        LinkCost(
+            sum(
+                parameter.numel()
+                for path in link
+                for parameter in model.get_submodule(path).parameters()
+                if parameter.requires_grad
+            ),
+            sum(sum(counts.get(f"{root}.{path}", {}).values()) for path in link),
+        )
+        for link in links
+    )
     bounds = partition([cost.total for cost in costs], num_stages)
-    return PipelineCut(chain, links, costs, bounds, _tied(model, links, bounds))
-
-
-def _tied(
-    model: nn.Module, links: tuple[tuple[str, ...], ...], bounds: Bounds
-) -> tuple[TiedWeight, ...]:
-    found: dict[nn.Parameter, dict[int, str]] = {}
-    for stage, (start, stop) in enumerate(bounds):
-        for path in (path for link in links[start:stop] for path in link):
+    users: dict[nn.Parameter, dict[int, str]] = {}
+    for stage, ends in enumerate(bounds):
+        for path in _paths(links, ends):
             for name, parameter in model.get_submodule(path).named_parameters():
-                found.setdefault(parameter, {}).setdefault(stage, f"{path}.{name}")
-    return tuple(
+                users.setdefault(parameter, {}).setdefault(stage, f"{path}.{name}")
+    tied = tuple(
         TiedWeight(tuple(names.values()), tuple(names))
-        for names in found.values()
+        for names in users.values()
         if len(names) > 1
     )
+    return PipelineCut(chain, links, costs, bounds, tied)
+
+
+def _formulas() -> dict[Any, Any]:
+    """FLOPs of operations that torch's counter does not know; shapes stand for tensors."""
+    ops = torch.ops.gossamer
+
+    def compact(x: Any, values: Any, mask_bits: Any, *rest: Any, **_: Any) -> int:
+        _bias, columns, *sparse = rest
+        weights = values[0] if any(sparse) else mask_bits[0] * columns
+        return 2 * torch.Size(x[:-1]).numel() * int(weights)
+
+    def resident(x: Any, values: Any, dense: Any, *_: Any, **__: Any) -> int:
+        return 2 * torch.Size(x[:-1]).numel() * int(dense[0] * dense[1])
+
+    def conv(x: Any, values: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
+        return 2 * int(x[0] * out_shape[2] * out_shape[3] * values[0])
+
+    def attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+        return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
+
+    return {
+        ops.compact_linear: compact,
+        ops.resident_linear: resident,
+        ops.compact_conv: conv,
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention,
+    }

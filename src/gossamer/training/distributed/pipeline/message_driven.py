@@ -20,7 +20,7 @@ Nothing here knows tensors, processes or clocks: `message_schedule.py` drives it
 `fake_network.py` in virtual time.
 """
 
-from collections import deque
+from collections import Counter, deque
 from typing import Literal, NamedTuple
 
 from gossamer.errors import DistributedError, InputError
@@ -62,8 +62,7 @@ class MessageDriven:
         self._num_microbatches = num_microbatches
         self.in_flight = min(num_microbatches, num_stages - stage + slack)
         self._arrived: deque[Work] = deque()
-        self._expected: dict[Direction, int] = {"forward": 0, "backward": 0}
-        self._done: dict[Direction, int] = {"forward": 0, "backward": 0}
+        self._expected, self._done = Counter[Direction](), Counter[Direction]()
         if stage == 0:
             for microbatch in range(num_microbatches):
                 self.arrive(Work("forward", microbatch))

@@ -11,12 +11,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 from gossamer.errors import DistributedError
-from gossamer.training.distributed.pipeline.message_driven import (
-    DEFAULT_SLACK,
-    Direction,
-    MessageDriven,
-    Work,
-)
+from gossamer.training.distributed.pipeline.message_driven import Direction, MessageDriven, Work
 
 
 class ScheduleMessageDriven(PipelineScheduleSingle):
@@ -33,12 +28,7 @@ class ScheduleMessageDriven(PipelineScheduleSingle):
     """
 
     def __init__(
-        self,
-        stage: PipelineStage,
-        n_microbatches: int,
-        loss_fn: Callable[..., Any],
-        *,
-        slack: int = DEFAULT_SLACK,
+        self, stage: PipelineStage, n_microbatches: int, loss_fn: Callable[..., Any], slack: int
     ) -> None:
         super().__init__(stage, n_microbatches, loss_fn, scale_grads=False)
         self._slack = slack
@@ -54,8 +44,7 @@ class ScheduleMessageDriven(PipelineScheduleSingle):
     ) -> None:
         base: Any = self  # torch's side of this class has no types
         args, kwargs = base._check_inputs(arg_mbs, kwarg_mbs, target_mbs, losses)
-        first_target = target_mbs[0] if target_mbs is not None else None
-        base._initialize_stage(args[0], kwargs[0], first_target, loss_kwargs)
+        base._initialize_stage(args[0], kwargs[0], (target_mbs or [None])[0], loss_kwargs)
         stage, count = base._stage, self._n_microbatches
 
         def run(work: Work) -> None:
@@ -105,8 +94,8 @@ class StageMessages:
         """Send the result of `work` to where it is needed, if anywhere; does not wait."""
         stage = self._stage
         is_forward = work.direction == "forward"
-        ops_of = stage.get_fwd_send_ops if is_forward else stage.get_bwd_send_ops
-        for op in ops_of(work.microbatch):
+        ops = (stage.get_fwd_send_ops if is_forward else stage.get_bwd_send_ops)(work.microbatch)
+        for op in ops:
             sending = dist.isend(op.tensor, op.peer, stage.group, _tag(work))
             self._sent.append((sending, op.tensor))
 

@@ -14,6 +14,7 @@ caller reduces `parameters()` after `step`.
 """
 
 from collections.abc import Callable, Iterator
+from functools import reduce
 from typing import Any
 
 import torch
@@ -81,12 +82,10 @@ class LayerPipeline:
             for index in range(num_stages)
             if self.rank_of(index) == self.rank
         }
-        devices = {p.device for module in self.modules.values() for p in module.parameters()}
-        self.device = devices.pop() if devices else torch.device("cpu")
-        self._wrapped = {
-            index: module if wrap is None else wrap(module)
-            for index, module in self.modules.items()
-        }
+        self.device = next((p.device for p in self.parameters()), torch.device("cpu"))
+        self._wrapped = self.modules
+        if wrap is not None:
+            self._wrapped = {index: wrap(module) for index, module in self.modules.items()}
         self._loss = loss
         self._targets: list[Any] = []
         self._shapes: Any = None
@@ -114,17 +113,15 @@ class LayerPipeline:
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Parameters of this rank by their names in the whole model, each once."""
-        seen: set[nn.Parameter] = set()
+        names: dict[nn.Parameter, str] = {}
         for module in self.modules.values():
             for name, parameter in module.named_parameters():
-                if parameter not in seen:
-                    seen.add(parameter)
-                    yield name, parameter
+                names.setdefault(parameter, name)
+        return ((name, parameter) for parameter, name in names.items())
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Parameters of this rank, each once."""
-        for _, parameter in self.named_parameters():
-            yield parameter
+        return (parameter for _, parameter in self.named_parameters())
 
     def train(self, mode: bool = True) -> None:
         """Set the mode of all stages."""
@@ -141,17 +138,28 @@ class LayerPipeline:
             target: tensors, in any containers, that the loss is given beside the output.
             keywords: keyword arguments of the model, which every stage is given.
         """
-        check_batch((inputs, keywords, target), self.settings.num_microbatches)
-        self._prepare((inputs, keywords))
+        count, last = self.settings.num_microbatches, self.cut.num_stages - 1
+        check_batch((inputs, keywords, target), count)
+        shapes = [
+            x.shape if isinstance(x, torch.Tensor) else x for x in tree_leaves((inputs, keywords))
+        ]
+        if shapes != self._shapes:
+            # Buffers have the shapes of one batch.
+            self._shapes = shapes
+            self._stages = [
+                RecordedStage(module, index, self.cut.num_stages, self.device, group=self.group)
+                for index, module in self._wrapped.items()
+            ]
+            self._schedule = make_schedule(self.settings, self._stages, self._loss_of)
         for parameter in self.parameters():
             parameter.grad = None
-        self._targets = pieces(target, self.settings.num_microbatches)
-        has_first, has_last = 0 in self.modules, self.cut.num_stages - 1 in self.modules
+        self._targets = pieces(target, count)
+        has_last = last in self.modules
         losses: list[torch.Tensor] = []
         self._schedule.step(
-            *(inputs if has_first else ()),
+            *(inputs if 0 in self.modules else ()),
             # torch cuts tensors only, so targets are numbers of microbatches to it.
-            target=torch.arange(self.settings.num_microbatches) if has_last else None,
+            target=torch.arange(count) if has_last else None,
             losses=losses if has_last else None,
             return_outputs=False,
             **keywords,
@@ -160,11 +168,10 @@ class LayerPipeline:
         # Not by the schedule: it would divide a weight that two stages of a rank share twice.
         for parameter in self.parameters():
             if parameter.grad is not None:
-                parameter.grad.div_(self.settings.num_microbatches)
+                parameter.grad.div_(count)
         self._sum_tied_gradients()
         mean = torch.stack(losses).detach().mean() if has_last else None
-        last = self.rank_of(self.cut.num_stages - 1)
-        return float(broadcast_tensor(mean, last, self.group, self.device))
+        return float(broadcast_tensor(mean, self.rank_of(last), self.group, self.device))
 
     def predict(self, *inputs: Any, **keywords: Any) -> torch.Tensor:
         """The model's output for a batch of any size, on every rank; no gradients."""
@@ -208,37 +215,18 @@ class LayerPipeline:
                 parameter.grad = torch.zeros_like(parameter)
             # Shards of the data-parallel ranks are cut alike in all stages.
             grad = parameter.grad
-            self._sum_over(ranks, grad.to_local() if isinstance(grad, DTensor) else grad)
-
-    def _sum_over(self, ranks: list[int], gradient: torch.Tensor) -> None:
-        own = gradient.contiguous()
-        gradients = {self.rank: own}
-        works: list[Any] = []
-        for other in ranks:
-            if other != self.rank:
-                peer = global_rank(other, self.group)
-                gradients[other] = torch.empty_like(own)
-                works.append(dist.irecv(gradients[other], peer, self.group))
-                works.append(dist.isend(own, peer, self.group))
-        for work in works:
-            work.wait()
-        total = gradients[ranks[0]].clone()
-        for other in ranks[1:]:
-            total += gradients[other]
-        gradient.copy_(total)
-
-    def _prepare(self, inputs: Any) -> None:
-        """Make stages and schedule; buffers have the shapes of one batch, so again for others."""
-        shapes = [x.shape if isinstance(x, torch.Tensor) else x for x in tree_leaves(inputs)]
-        if shapes == self._shapes:
-            return
-        num_stages = self.cut.num_stages
-        self._stages = [
-            RecordedStage(module, index, num_stages, self.device, group=self.group)
-            for index, module in self._wrapped.items()
-        ]
-        self._schedule = make_schedule(self.settings, self._stages, self._loss_of)
-        self._shapes = shapes
+            gradient = grad.to_local() if isinstance(grad, DTensor) else grad
+            own = gradient.contiguous()
+            gradients = {rank: torch.empty_like(own) for rank in ranks} | {self.rank: own}
+            works: list[Any] = []
+            for other in ranks:
+                if other != self.rank:
+                    peer = global_rank(other, self.group)
+                    works.append(dist.irecv(gradients[other], peer, self.group))
+                    works.append(dist.isend(own, peer, self.group))
+            for work in works:
+                work.wait()
+            gradient.copy_(reduce(torch.add, [gradients[rank] for rank in ranks]))
 
     def _loss_of(self, output: Any, number: torch.Tensor) -> torch.Tensor:
         return self._loss(output, self._targets[int(number)])

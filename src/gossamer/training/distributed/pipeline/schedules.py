@@ -3,7 +3,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.distributed.pipelining import (
     Schedule1F1B,
@@ -18,8 +18,7 @@ from gossamer.training.distributed.pipeline.message_driven import DEFAULT_SLACK
 from gossamer.training.distributed.pipeline.message_schedule import ScheduleMessageDriven
 
 
-@dataclass(frozen=True)
-class PipelineOrder:
+class PipelineOrder(NamedTuple):
     """One way to run a pipeline.
 
     Attributes:
@@ -106,7 +105,7 @@ def make_schedule(settings: PipelineSettings, stages: list[Any], loss: Any) -> A
     name, count = settings.schedule, settings.num_microbatches
     schedule = schedule_named(name)
     if name == "message-driven":
-        return ScheduleMessageDriven(stages[0], count, loss, slack=settings.slack)
+        return ScheduleMessageDriven(stages[0], count, loss, settings.slack)
     if name == "1f1b" and count < stages[0].num_stages:
         # torch refuses; with so few microbatches no stage ever has to hold one back, so all
         # forwards come first, which is GPipe.

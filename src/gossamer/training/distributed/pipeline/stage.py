@@ -4,6 +4,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -34,17 +35,12 @@ class WorkSpan(NamedTuple):
 
 def most_held(spans: Sequence[WorkSpan], stage: int) -> int:
     """Most microbatches that a stage held between forward and the end of their backward."""
-    changes = []
-    for span in spans:
-        if span.stage == stage and span.kind == "forward":
-            changes.append((span.start, 1))
-        elif span.stage == stage and span.kind in ("backward", "weight"):
-            changes.append((span.stop, -1))
-    held = most = 0
-    for _, change in sorted(changes):
-        held += change
-        most = max(most, held)
-    return most
+    changes = sorted(
+        (span.start, 1) if span.kind == "forward" else (span.stop, -1)
+        for span in spans
+        if span.stage == stage and span.kind != "input"
+    )
+    return max(accumulate((change for _, change in changes), initial=0))
 
 
 class RecordedStage(PipelineStage):

@@ -7,6 +7,7 @@ message. So places are the same in every step: a run that was stopped gives the 
 not.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import Literal
 
@@ -57,10 +58,10 @@ def _bf16(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[
 
 def average(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup, wire: Wire) -> None:
     """Replace gradients by their mean over the group, one message per dtype."""
-    by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
+    by_dtype = defaultdict(list)
     for param in parameters:
         if param.grad is not None:
-            by_dtype.setdefault(param.grad.dtype, []).append(param.grad)
+            by_dtype[param.grad.dtype].append(param.grad)
     count = dist.get_world_size(group)
     for grads in by_dtype.values():
         flat = torch.cat([grad.flatten() for grad in grads]).div_(count)

@@ -5,11 +5,16 @@ While masks move, every rank has the whole model and DDP joins all of them: a sc
 same weights and gradients everywhere and moves the same masks. Once they are final, the compact
 model is laid out on the mesh. What a step decides (skip, clip, stop) is decided on numbers that all
 ranks have agreed on.
+
+An objective `loss(model, batch)` is taken apart for a pipeline without knowing its code. The first
+stage needs what the objective would call the model with, the last one the loss of an output: so it
+is called with a model that only notes its arguments, and with one that only returns what is there
+already. It must call the model once, and its loss must be a mean over samples.
 """
 
 import signal
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,18 +22,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_leaves
 
+from gossamer.data import generator_of
 from gossamer.errors import InputError
 from gossamer.training.distributed.pipeline import LayerPipeline, PipelineSettings
+from gossamer.training.distributed.pipeline.microbatches import pieces
 from gossamer.training.distributed.placement.gradients import Wire, average, replicated
-from gossamer.training.distributed.placement.pipelined_loss import (
-    PipelinedModel,
-    inputs_of,
-    loss_of_output,
-)
-from gossamer.training.distributed.placement.placement import RankPlacement, lay_out
-from gossamer.training.distributed.placement.rules import check_model
-from gossamer.training.distributed.placement.shares import cut_batch, num_samples, own_random
+from gossamer.training.distributed.placement.placement import RankPlacement, check_model, lay_out
 from gossamer.training.distributed.placement.whole_model import (
     FixedFigures,
     gather,
@@ -37,8 +38,8 @@ from gossamer.training.distributed.placement.whole_model import (
 )
 from gossamer.training.distributed.processes import RankSession, check_masks
 from gossamer.training.distributed.processes.messages import broadcast_json
-from gossamer.training.loop import Processes
-from gossamer.training.loop.processes import Agreement, States
+from gossamer.training.loop import Objective, Processes
+from gossamer.training.loop.processes import Agreement, LossAndNumbers, States, loss_of
 from gossamer.training.loop.recompute import recomputing
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -71,6 +72,7 @@ class ProcessMesh(Processes):
 
     def __init__(self, session: RankSession, settings: MeshSettings | None = None) -> None:
         self.session, self.settings = session, settings or MeshSettings()
+        self.is_lead = session.is_lead
         self.placement: RankPlacement | None = None
         self._fixed: FixedFigures | None = None
         self._model: nn.Module | None = None
@@ -78,11 +80,6 @@ class ProcessMesh(Processes):
         self._part, self._num_parts = 0, 1
         self._stop = 0
         self._stack = ExitStack()
-
-    @property
-    def is_lead(self) -> bool:
-        """Whether this process writes files."""
-        return self.session.is_lead
 
     def arrange(self) -> None:
         """DDP over all ranks while masks move; the mesh once they are final."""
@@ -94,16 +91,20 @@ class ProcessMesh(Processes):
             sizes,
             run.model,
             run.optimizer,
-            precision=run.settings.precision,
-            schedule=settings.schedule,
-            microbatches=settings.microbatches,
+            run.settings.precision,
+            settings.schedule,
+            settings.microbatches,
         )
         if not run.is_settled:
-            self._arrange_replicas()
+            if num_samples(run.batches[run.taken]) % sizes.num_ranks == 0:
+                self._part, self._num_parts = session.rank, sizes.num_ranks
+            # Otherwise ranks of one pipeline, or of shared heads, compute the same: the mean stays.
+            self._copies = dict.fromkeys(run.parameters, sizes.num_ranks)
+            self._model = replicated(run.model, dist.group.WORLD, settings.wire)
             return
         self._fixed = FixedFigures.of(run.model, run.control.sparsity())
-        make = self._pipeline if sizes.pipeline > 1 else None
-        self.placement = placement = lay_out(session, run, make)
+        placement = lay_out(session, run, self._pipeline if sizes.pipeline > 1 else None)
+        self.placement = placement
         self._copies = {shard.trained: shard.copies for shard in placement.shards}
         for module in placement.modules:
             self._stack.enter_context(recomputing(module, run.settings.recompute))
@@ -122,20 +123,12 @@ class ProcessMesh(Processes):
         args, keywords = inputs_of(run.objective, cut_batch(share, 0, count))
         return LayerPipeline(
             model,
-            lambda output, batch: loss_of_output(run.objective, output, batch),
+            lambda output, batch: loss_of(run.objective, _Returns(output), batch, bf16=False)[0],
             args,
             PipelineSettings(num_microbatches=count, schedule=self.settings.schedule),
             keywords=keywords,
             group=self.session.group("pipeline"),
         )
-
-    def _arrange_replicas(self) -> None:
-        world, run = self.session.sizes.num_ranks, self.run
-        if num_samples(run.batches[run.taken]) % world == 0:
-            self._part, self._num_parts = self.session.rank, world
-        # Otherwise ranks of one pipeline, or of shared heads, compute the same: the mean stays.
-        self._copies = dict.fromkeys(run.parameters, world)
-        self._model = replicated(run.model, dist.group.WORLD, self.settings.wire)
 
     def dissolve(self) -> None:
         """Make the model whole on the leading rank, as if it had trained alone."""
@@ -150,7 +143,7 @@ class ProcessMesh(Processes):
             self._fixed = None
         self.placement = None
 
-    def backward(self, batch: Any, *, is_last: bool) -> tuple[float, dict[str, float]]:
+    def backward(self, batch: Any, *, is_last: bool) -> LossAndNumbers:
         """This rank's share of one batch; gradients are added up behind the last one."""
         model, placement = self._ready(), self.placement
         share = cut_batch(batch, self._part, self._num_parts)
@@ -162,7 +155,11 @@ class ProcessMesh(Processes):
                 with model.no_sync() if waits else nullcontext():  # type: ignore[operator]
                     result = self._backward_once(model, share)
         if is_last and placement is not None:
-            self._finish_gradients(placement)
+            sizes = self.session.sizes
+            placement.collect_gradients()
+            if placement.pipeline is not None and sizes.data > 1 and sizes.shard == 1:
+                held = (shard.trained for shard in placement.shards)
+                average(held, self.session.group("data"), self.settings.wire)
         return result
 
     def _ready(self) -> nn.Module:
@@ -170,7 +167,7 @@ class ProcessMesh(Processes):
             raise InputError("grid: arrange() comes before the first step.")
         return self._model
 
-    def _pipeline_step(self, pipeline: LayerPipeline, share: Any) -> tuple[float, dict[str, float]]:
+    def _pipeline_step(self, pipeline: LayerPipeline, share: Any) -> LossAndNumbers:
         """All microbatches of one batch; gradients of the batches before are added."""
         count = self.run.settings.accumulate
         before = {param: param.grad for param in pipeline.parameters()}
@@ -183,39 +180,27 @@ class ProcessMesh(Processes):
                     param.grad += grad
         return loss / count, {}
 
-    def _finish_gradients(self, placement: RankPlacement) -> None:
-        sizes = self.session.sizes
-        placement.collect_gradients()
-        if placement.pipeline is not None and sizes.data > 1 and sizes.shard == 1:
-            held = (shard.trained for shard in placement.shards)
-            average(held, self.session.group("data"), self.settings.wire)
-
     def agree(self, loss: float, numbers: Mapping[str, float], signal: int) -> Agreement:
         """Means over the batch, the norm of all gradients, and whether anyone was asked to stop."""
         self.session.watch.step = self.run.step
-        names = sorted(numbers)
-        world = self.session.sizes.num_ranks
+        names, world, square = sorted(numbers), self.session.sizes.num_ranks, 0.0
+        for param in self.run.parameters:
+            if param.grad is not None and param.grad.numel():
+                norm = float(torch.linalg.vector_norm(param.grad, dtype=torch.float64))
+                # What several ranks have counts in parts.
+                square += norm**2 / self._copies[param]
         mine = [
             loss / world,
-            self._square(),
+            square,
             *(float(signal == number) for number in _SIGNALS),
             *(numbers[name] / world for name in names),
         ]
         total = torch.tensor(mine, dtype=torch.float64)
         dist.all_reduce(total)
         found = total.tolist()
-        asked = [n for n, votes in zip(_SIGNALS, found[2:4], strict=True) if votes]
-        self._stop = int(asked[0]) if asked else 0
+        asked = (int(n) for n, votes in zip(_SIGNALS, found[2:4], strict=True) if votes)
+        self._stop = next(asked, 0)
         return Agreement(found[0], found[1] ** 0.5, dict(zip(names, found[4:], strict=True)))
-
-    def _square(self) -> float:
-        """Of this rank's gradients; what several ranks have counts in parts."""
-        total = 0.0
-        for param in self.run.parameters:
-            if param.grad is not None and param.grad.numel():
-                norm = float(torch.linalg.vector_norm(param.grad, dtype=torch.float64))
-                total += norm**2 / self._copies[param]
-        return total
 
     def asked_to_stop(self, signal: int) -> int:
         """What was agreed in this step: a signal that came later is for the next one."""
@@ -228,10 +213,11 @@ class ProcessMesh(Processes):
     def not_finite(self) -> list[str]:
         """Parameters of the whole model, in the order of ranks."""
         if self.placement is not None:
-            shards = {shard.name: shard.trained for shard in self.placement.shards}
-            return whole_not_finite(shards, self._copies, self.placement.shapes)
-        held = {name: p for name, p in self.run.model.named_parameters() if p in self._copies}
-        shapes = {name: param.shape for name, param in held.items()}
+            held = {shard.name: shard.trained for shard in self.placement.shards}
+            shapes = self.placement.shapes
+        else:
+            held = {name: p for name, p in self.run.model.named_parameters() if p in self._copies}
+            shapes = {name: param.shape for name, param in held.items()}
         return whole_not_finite(held, self._copies, shapes)
 
     def sparsity(self) -> float:
@@ -267,3 +253,82 @@ class ProcessMesh(Processes):
         if self.placement is None:
             return {}
         return self.placement.step_traffic(self.session.sizes, self.settings.wire)
+
+
+def num_samples(batch: Any) -> int:
+    """Samples of a batch: the first dimension of all its tensors."""
+    sizes = {leaf.shape[0] for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)}
+    if len(sizes) != 1:
+        raise InputError(
+            "mesh: a batch must be tensors with samples along their first dimension; found sizes"
+            f" {sorted(sizes)}."
+        )
+    return int(sizes.pop())
+
+
+def cut_batch(batch: Any, part: int, count: int) -> Any:
+    """Part number `part` of `count` equal ones."""
+    total = num_samples(batch)
+    if total % count:
+        raise InputError(
+            f"batch: {total} samples cannot be shared by {count} data and shard ranks. Use a batch"
+            f" that {count} divides."
+        )
+    return pieces(batch, count)[part]
+
+
+@contextmanager
+def own_random(seed: int, number: int, part: int) -> Iterator[None]:
+    """Draws within differ from rank to rank; afterwards generators are equal again."""
+    before = torch.get_rng_state()
+    torch.manual_seed(generator_of(seed, number, part).initial_seed())
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before)
+
+
+class _Called(Exception):
+    """What a model was called with: arguments and keywords."""
+
+
+class _NotesArguments(nn.Module):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        raise _Called(args, kwargs)
+
+
+class _Returns(nn.Module):
+    def __init__(self, output: Any) -> None:
+        super().__init__()
+        self._output = output
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._output
+
+
+def inputs_of(objective: Objective, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What the objective calls the model with."""
+    try:
+        objective(_NotesArguments(), batch)
+    except _Called as seen:
+        args, keywords = seen.args
+        return args, keywords
+    raise InputError("mesh.pipeline: the loss does not call the model, so nothing can be cut.")
+
+
+class PipelinedModel(nn.Module):
+    """What evaluations call: all ranks of the pipeline together, the output on each of them."""
+
+    def __init__(self, pipeline: LayerPipeline) -> None:
+        super().__init__()
+        self._pipeline = pipeline
+
+    def train(self, mode: bool = True) -> "PipelinedModel":
+        """Set the mode of the stages."""
+        super().train(mode)
+        self._pipeline.train(mode)
+        return self
+
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """The model's output."""
+        return self._pipeline.predict(*args, **kwargs)

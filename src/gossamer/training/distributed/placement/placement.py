@@ -4,6 +4,9 @@
 Cut in this order: heads and filters (tensor), layers (pipeline), entries of parameters (shard);
 what is left is replicated along data. The optimizer follows: it holds the shards of this rank, with
 their moments. The whole model keeps its tree and its names, without numbers, for the way back.
+
+That may be days after the start, and nobody should learn then that it does not work: `check_model`
+says before the first step what cannot be laid out.
 """
 
 import copy
@@ -16,13 +19,21 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from gossamer.nn.surgery.optimizer_state import convert_state
+from gossamer.errors import InputError
+from gossamer.nn.surgery.optimizer_state import check_state, convert_state
 from gossamer.training.distributed.mesh_sizes import MeshSizes
 from gossamer.training.distributed.pipeline import LayerPipeline
+from gossamer.training.distributed.pipeline.chain import find_links
+from gossamer.training.distributed.pipeline.schedules import check_microbatches, stages_per_rank
 from gossamer.training.distributed.placement.gradients import Wire
-from gossamer.training.distributed.placement.tensor_parallel import Cuts, Positions, share_units
+from gossamer.training.distributed.placement.tensor_parallel import (
+    Positions,
+    check_units,
+    share_units,
+)
 from gossamer.training.distributed.processes import RankSession
 from gossamer.training.loop import TrainingRun
+from gossamer.training.optim import LAMB, LARS
 
 
 @dataclass
@@ -56,11 +67,8 @@ class ParameterShard:
 
     def index(self) -> torch.Tensor | slice:
         """Entries of the flat whole that `trained` holds, in its order."""
-        everything = slice(0, self.shape.numel())
-        if self.positions is None:
-            return everything if self.share is None else self.share
-        found = self.positions()
-        return found if self.share is None else found[self.share]
+        share = self.share or slice(0, self.shape.numel())
+        return share if self.positions is None else self.positions()[share]
 
     def cut(self, whole: torch.Tensor) -> torch.Tensor:
         """The part of a tensor of the whole parameter's shape, such as a moment."""
@@ -71,7 +79,7 @@ class ParameterShard:
 
 def structure_copy(model: nn.Module) -> nn.Module:
     """New modules, the same tensors; modules that are shared stay shared."""
-    made: dict[int, nn.Module] = {}
+    made = {}
     for module in model.modules():
         twin = module.__new__(type(module))
         # Tables of parameters, buffers, children and hooks are the twin's own.
@@ -140,6 +148,50 @@ class RankPlacement:
                 used.grad = None
 
 
+def check_model(
+    sizes: MeshSizes,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    precision: str,
+    schedule: str,
+    microbatches: int,
+) -> None:
+    """Refuse what cannot be laid out; masks may still move."""
+    names = {param: name for name, param in model.named_parameters()}
+    held = {param for group in optimizer.param_groups for param in group["params"]}
+    strangers = [p for p in held if p not in names]
+    if strangers:
+        raise InputError(
+            f"mesh: the optimizer holds {len(strangers)} parameters that the model has not, such as"
+            " those of a loss. Use one process, or put them into the model."
+        )
+    if sizes.shard * sizes.tensor > 1 and isinstance(optimizer, LAMB | LARS):
+        raise InputError(
+            f"mesh: {type(optimizer).__name__} needs norms of whole weights, which shard and tensor"
+            " cut up. Use data and pipeline with it, or adamw."
+        )
+    if sizes.shard * sizes.tensor > 1 and any(
+        group.get("moments") == "8bit" for group in optimizer.param_groups
+    ):
+        raise InputError(
+            "mesh: 8-bit moments share exponents across entries, which shard and tensor cut up. Use"
+            " moments: fp32, or data and pipeline only."
+        )
+    for param in held:
+        check_state(optimizer, param, names[param])
+    if sizes.tensor > 1:
+        check_units(model, sizes.tensor)
+    if sizes.pipeline == 1:
+        return
+    if precision == "bf16":
+        raise InputError(
+            "mesh.pipeline: precision bf16 and a pipeline do not go together. Use precision: fp32,"
+            " or data, shard and tensor."
+        )
+    check_microbatches(schedule, microbatches, sizes.pipeline)
+    find_links(model, sizes.pipeline * stages_per_rank(schedule, None))
+
+
 def lay_out(
     session: RankSession,
     run: TrainingRun,
@@ -149,7 +201,7 @@ def lay_out(
 
     Args:
         session: the processes of the mesh.
-        run: its model is whole, on every rank the same, and passed `rules.check_model`. Its
+        run: its model is whole, on every rank the same, and passed `check_model`. Its
             schedule follows what this rank trains of which parameter, while masks are still there.
         make_pipeline: cuts a model into stages; None without a pipeline.
     """
@@ -158,57 +210,32 @@ def lay_out(
     order = [[names[p] for p in group["params"]] for group in optimizer.param_groups]
     shapes = {name: param.shape for param, name in names.items()}
     local = structure_copy(model)
-    cuts: Cuts = {}
-    if sizes.tensor > 1:
-        cuts = share_units(local, session.group("tensor"))
+    cuts = share_units(local, session.group("tensor")) if sizes.tensor > 1 else {}
     pipeline, holders, modules = None, {}, [local]
     if make_pipeline is not None:
         pipeline = make_pipeline(local)
         modules = list(pipeline.modules.values())
-        holders = _holders(pipeline, local, names)
-    used = _used(modules, names, cuts, sizes, holders)
-    if sizes.shard > 1:
-        _shard(session, modules, used)
+        for tied in pipeline.cut.tied:
+            ranks = {pipeline.rank_of(stage) for stage in tied.stages}
+            holders[names[local.get_parameter(tied.names[0])]] = sorted(ranks)
+    used = {}
+    for param in (param for module in modules for param in module.parameters()):
+        whole, positions = cuts.get(param, (param, None))
+        name = names[whole]
+        copies = sizes.num_parts * len(holders.get(name, [0]))
+        if positions is None:
+            copies *= sizes.tensor
+        used[param] = ParameterShard(
+            name, whole, whole.shape, param, param, positions, copies=copies
+        )
     places = {name: index for index, name in enumerate(shapes)}
-    shards = sorted(used, key=lambda shard: places[shard.name])
+    shards = sorted(used.values(), key=lambda shard: places[shard.name])
+    if sizes.shard > 1:
+        _shard(session, modules, shards)
     _follow(optimizer, shards)
     run.control.follow({shard.whole: (shard.trained, shard.index()) for shard in shards})
     _give_away(model, shards, modules, keep_buffers=session.is_lead)
     return RankPlacement(modules, pipeline, holders, shards, order, shapes)
-
-
-def _holders(
-    pipeline: LayerPipeline, local: nn.Module, names: dict[nn.Parameter, str]
-) -> dict[str, list[int]]:
-    return {
-        names[local.get_parameter(tied.names[0])]: sorted(
-            {pipeline.rank_of(stage) for stage in tied.stages}
-        )
-        for tied in pipeline.cut.tied
-    }
-
-
-def _used(
-    modules: list[nn.Module],
-    names: dict[nn.Parameter, str],
-    cuts: Cuts,
-    sizes: MeshSizes,
-    holders: dict[str, list[int]],
-) -> list[ParameterShard]:
-    found: dict[nn.Parameter, ParameterShard] = {}
-    for module in modules:
-        for param in module.parameters():
-            if param in found:
-                continue
-            whole, positions = cuts.get(param, (param, None))
-            name = names[whole]
-            copies = sizes.data * sizes.shard * len(holders.get(name, [0]))
-            if positions is None:
-                copies *= sizes.tensor
-            found[param] = ParameterShard(
-                name, whole, whole.shape, param, param, positions, copies=copies
-            )
-    return list(found.values())
 
 
 def _shard(session: RankSession, modules: list[nn.Module], shards: list[ParameterShard]) -> None:
@@ -225,9 +252,11 @@ def _shard(session: RankSession, modules: list[nn.Module], shards: list[Paramete
     ]
     empty = {shard.used for shard in shards if shard.used.numel() == 0}
     for module in modules:
-        for block in _blocks(module):
-            fully_shard(block, mesh=session.mesh[axes], ignored_params=empty)
-        fully_shard(module, mesh=session.mesh[axes], ignored_params=empty)
+        # What is gathered and freed on its own: elements of lists of layers.
+        lists = [child for child in module.modules() if isinstance(child, nn.ModuleList)]
+        blocks = [block for child in lists for block in child]
+        for part in (*(b for b in blocks if any(True for _ in b.parameters())), module):
+            fully_shard(part, mesh=session.mesh[axes], ignored_params=empty)
     index, count = session.place.shard, sizes.shard
     for shard, owner, key in places:
         new: Any = owner._parameters[key]
@@ -243,31 +272,18 @@ def _shard(session: RankSession, modules: list[nn.Module], shards: list[Paramete
         shard.copies //= count
 
 
-def _blocks(module: nn.Module) -> list[nn.Module]:
-    """What is gathered and freed on its own: elements of lists of layers."""
-    return [
-        block
-        for child in module.modules()
-        if isinstance(child, nn.ModuleList)
-        for block in child
-        if any(True for _ in block.parameters())
-    ]
-
-
 def _follow(optimizer: torch.optim.Optimizer, shards: list[ParameterShard]) -> None:
     """Let the optimizer hold the shards of this rank and nothing else."""
-    by_whole = {shard.whole: shard for shard in shards}
-    states: dict[torch.Tensor, Any] = {}
+    trained = {shard.whole: shard.trained for shard in shards}
     for group in optimizer.param_groups:
-        held = [by_whole[p] for p in group["params"] if p in by_whole]
-        for shard in held:
-            if shard.whole in optimizer.state:
-                states[shard.trained] = (
-                    optimizer.state[shard.whole]
-                    if shard.is_whole
-                    else convert_state(optimizer, shard.whole, shard.cut)
-                )
-        group["params"] = [shard.trained for shard in held]
+        group["params"] = [trained[p] for p in group["params"] if p in trained]
+    states: dict[torch.Tensor, Any] = {
+        shard.trained: optimizer.state[shard.whole]
+        if shard.is_whole
+        else convert_state(optimizer, shard.whole, shard.cut)
+        for shard in shards
+        if shard.whole in optimizer.state
+    }
     optimizer.state.clear()
     optimizer.state.update(states)
 

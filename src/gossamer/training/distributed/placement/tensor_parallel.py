@@ -10,7 +10,6 @@ Legend: R rows (outputs), K columns (inputs).
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
@@ -90,57 +89,35 @@ class ColumnsOfUnits(nn.Module):
         return y if self.bias is None else y + self.bias
 
 
-@dataclass(frozen=True)
-class _Share:
-    """The units of one rank: number `index` of `count` equal parts."""
-
-    index: int
-    count: int
-
-    def of(self, total: int, width: int, segments: int, where: str) -> torch.Tensor:
-        """Their places among `total` rows or columns of `segments` parts with units of `width`."""
-        units = total // (segments * width)
-        if units % self.count:
-            raise InputError(
-                f"mesh.tensor: {where} has {units} units, which {self.count} ranks cannot share"
-                " equally. Use a tensor size that divides them."
-            )
-        each = units // self.count * width
-        starts = torch.arange(segments)[:, None] * (total // segments) + self.index * each
-        return (starts + torch.arange(each)).flatten()
-
-
 def check_units(model: nn.Module, count: int) -> None:
     """Refuse a model whose heads and filters `count` ranks cannot share; masks may still move."""
-    share = _Share(0, count)
-    for name, block, family in _blocks(model):
-        for part, is_rows, width, segments in _plan(block, family):
-            where = f"{name}.{part}"
-            rows, columns = _shape(block.get_submodule(part), where)
-            total = rows if is_rows else columns
-            share.of(total, width(total), segments, where)
+    for named_block in _blocks(model):
+        list(_plan(*named_block, 0, count))
 
 
 def share_units(model: nn.Module, group: dist.ProcessGroup) -> Cuts:
     """Cut every block of a known family of `model` in place; where its new Parameters come from."""
-    share = _Share(dist.get_rank(group), dist.get_world_size(group))
+    rank, count = dist.get_rank(group), dist.get_world_size(group)
     cuts: Cuts = {}
     for name, block, family in _blocks(model):
-        for part, is_rows, width, segments in _plan(block, family):
-            where = f"{name}.{part}"
-            layer = block.get_submodule(part)
-            _check_final(layer, where)
-            rows, columns = _shape(layer, where)
-            total = rows if is_rows else columns
-            places = share.of(total, width(total), segments, where)
-            bias = layer._parameters["bias"]
+        for layer, where, is_rows, places in _plan(name, block, family, rank, count):
+            if isinstance(layer, nn.Linear) and type(layer) is not nn.Linear:
+                raise InputError(
+                    f"mesh.tensor: {where} is a {type(layer).__name__}; ranks share dense Linear"
+                    " and compact layers. Set compaction to auto, so that masked layers become"
+                    " compact."
+                )
             new: nn.Module
             if is_rows:
-                new = RowsOfUnits(_cut_rows(layer, places, bias, cuts), group)
+                new = RowsOfUnits(_cut_layer(layer, places, slice(None), cuts), group)
             else:
-                new = ColumnsOfUnits(_cut_layer(layer, slice(None), places, cuts), bias, group)
+                part = _cut_layer(layer, slice(None), places, cuts)
+                new = ColumnsOfUnits(part, layer._parameters["bias"], group)
             replace_module(block, layer, new)
-        _count_heads(block, family, share.count)
+        for dotted in (*family.head_counts, *family.head_widths):
+            path, _, number = dotted.rpartition(".")
+            owner = block.get_submodule(path)
+            setattr(owner, number, getattr(owner, number) // count)
     return cuts
 
 
@@ -154,23 +131,32 @@ def _blocks(model: nn.Module) -> list[tuple[str, nn.Module, BlockParts]]:
     return blocks
 
 
-def _plan(block: nn.Module, family: BlockParts) -> Iterator[tuple[str, bool, Any, int]]:
-    """(layer, rows or columns, size of a unit for so many, segments)."""
+def _plan(
+    name: str, block: nn.Module, family: BlockParts, rank: int, count: int
+) -> Iterator[tuple[nn.Module, str, bool, torch.Tensor]]:
+    """(layer, its name, rows or columns, those of the units of one rank of `count`)."""
     head_dim = int(attrgetter(family.head_dim)(block))
     heads = _shape(block.get_submodule(family.key), family.key)[0] // family.segments // head_dim
-
-    def head(total: int) -> int:
-        return total // heads
-
-    def filters(_: int) -> int:
-        return 1
-
-    for part in family.projections:
-        yield part, True, (lambda total: total // family.segments // heads), family.segments
-    yield family.output, False, head, 1
-    for part in family.expansions:
-        yield part, True, filters, 1
-    yield family.down, False, filters, 1
+    # Layer, rows or columns, number of units (0: every one is a unit), segments.
+    plan = [
+        *((part, True, heads, family.segments) for part in family.projections),
+        (family.output, False, heads, 1),
+        *((part, True, 0, 1) for part in family.expansions),
+        (family.down, False, 0, 1),
+    ]
+    for part, is_rows, number, segments in plan:
+        layer, where = block.get_submodule(part), f"{name}.{part}"
+        total = _shape(layer, where)[0 if is_rows else 1]
+        width = total // segments // number if number else 1
+        units = total // (segments * width)
+        if units % count:
+            raise InputError(
+                f"mesh.tensor: {where} has {units} units, which {count} ranks cannot share"
+                " equally. Use a tensor size that divides them."
+            )
+        each = units // count * width
+        starts = torch.arange(segments)[:, None] * (total // segments) + rank * each
+        yield layer, where, is_rows, (starts + torch.arange(each)).flatten()
 
 
 def _shape(layer: nn.Module, where: str) -> tuple[int, int]:
@@ -184,27 +170,11 @@ def _shape(layer: nn.Module, where: str) -> tuple[int, int]:
     )
 
 
-def _check_final(layer: nn.Module, where: str) -> None:
-    if isinstance(layer, nn.Linear) and type(layer) is not nn.Linear:
-        raise InputError(
-            f"mesh.tensor: {where} is a {type(layer).__name__}; ranks share dense Linear and"
-            " compact layers. Set compaction to auto, so that masked layers become compact."
-        )
-
-
-def _cut_rows(
-    layer: nn.Module, rows: torch.Tensor, bias: nn.Parameter | None, cuts: Cuts
-) -> nn.Module:
-    new = _cut_layer(layer, rows, slice(None), cuts)
-    if bias is not None:
-        new.register_parameter("bias", _remember(bias[rows], bias, lambda: rows, cuts))
-    return new
-
-
 def _cut_layer(
     layer: nn.Module, rows: torch.Tensor | slice, columns: torch.Tensor | slice, cuts: Cuts
 ) -> nn.Module:
-    """The layer without bias, with some of its rows and columns."""
+    """The layer with some of its rows and columns; it has a bias if rows are chosen."""
+    new: nn.Module
     if isinstance(layer, Linear):
         # A tensor of its own: the whole model's buffer is emptied where it is not used.
         mask_bits, width = layer.mask_bits.detach(), layer.matrix_shape[1]
@@ -217,18 +187,20 @@ def _cut_layer(
 
         mask, positions = kept()
         values = _remember(layer.values[positions], layer.values, lambda: kept()[1], cuts)
-        return Linear(values, pack_bits(mask), mask.shape[1], None, mode=layer.mode).train(
-            layer.training
-        )
-    weight: nn.Parameter = layer._parameters["weight"]  # type: ignore[assignment]
-    shape = weight.shape
+        new = Linear(values, pack_bits(mask), mask.shape[1], None, mode=layer.mode)
+    else:
+        weight: nn.Parameter = layer._parameters["weight"]  # type: ignore[assignment]
+        shape = weight.shape
 
-    def places() -> torch.Tensor:
-        return torch.arange(shape.numel()).view(shape)[rows][:, columns].flatten()
+        def places() -> torch.Tensor:
+            return torch.arange(shape.numel()).view(shape)[rows][:, columns].flatten()
 
-    part = weight[rows][:, columns]
-    new = nn.Linear(part.shape[1], part.shape[0], bias=False, device="meta")
-    new.weight = _remember(part, weight, places, cuts)
+        part = weight[rows][:, columns]
+        new = nn.Linear(part.shape[1], part.shape[0], bias=False, device="meta")
+        new.weight = _remember(part, weight, places, cuts)
+    bias = layer._parameters["bias"]
+    if isinstance(rows, torch.Tensor) and bias is not None:
+        new.register_parameter("bias", _remember(bias[rows], bias, lambda: rows, cuts))
     return new.train(layer.training)
 
 
@@ -238,10 +210,3 @@ def _remember(
     new = nn.Parameter(part.detach().clone(), requires_grad=source.requires_grad)
     cuts[new] = (source, positions)
     return new
-
-
-def _count_heads(block: nn.Module, family: BlockParts, ranks: int) -> None:
-    for dotted in (*family.head_counts, *family.head_widths):
-        path, _, name = dotted.rpartition(".")
-        owner = block.get_submodule(path)
-        setattr(owner, name, getattr(owner, name) // ranks)

@@ -7,9 +7,11 @@ cut does not change (zeros, buffers) is noted before it. What training changes i
 ranks, and entries that several ranks hold count once.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import count, islice
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -23,8 +25,7 @@ from gossamer.training.distributed.processes.messages import (
     send_tree,
 )
 from gossamer.training.loop import TrainingRun
-from gossamer.training.loop.finite import describe, not_finite_gradients
-from gossamer.training.loop.processes import States
+from gossamer.training.loop.processes import States, not_finite_gradients
 from gossamer.training.memory import measure
 
 _MASKS = "mask_bits"
@@ -67,26 +68,22 @@ class WholeModel:
     def states_of(self, run: TrainingRun, placement: RankPlacement) -> States:
         """State dicts of the model, the optimizer and the schedule, as one process has them."""
         parameters = dict(run.model.named_parameters())
-        names = {id(param): name for name, param in parameters.items()}
-        model: dict[str, Any] = {}
-        for key, value in run.model.state_dict(keep_vars=True).items():
-            if isinstance(value, nn.Parameter):
-                model[key] = self.parameters[names[id(value)]]
-            else:
-                model[key] = self.buffers.get(key, value)
-        control = {parameters[name]: entries for name, entries in self.entries.items()}
-        return model, self._optimizer_state(run, placement), run.control.whole_state(control)
-
-    def _optimizer_state(self, run: TrainingRun, placement: RankPlacement) -> dict[str, Any]:
-        index, groups, state = 0, [], {}
-        for group, names in zip(run.optimizer.param_groups, placement.order, strict=True):
+        names = {param: name for name, param in parameters.items()}
+        model = {
+            key: self.parameters[names[value]]
+            if isinstance(value, nn.Parameter)
+            else self.buffers.get(key, value)
+            for key, value in run.model.state_dict(keep_vars=True).items()
+        }
+        order = [name for names in placement.order for name in names]
+        state = {i: self.states[name] for i, name in enumerate(order) if name in self.states}
+        numbers, groups = count(), []
+        for group, held in zip(run.optimizer.param_groups, placement.order, strict=True):
             settings = {key: value for key, value in group.items() if key != "params"}
-            groups.append({**settings, "params": list(range(index, index + len(names)))})
-            for name in names:
-                if name in self.states:
-                    state[index] = self.states[name]
-                index += 1
-        return {"state": state, "param_groups": groups}
+            groups.append({**settings, "params": list(islice(numbers, len(held)))})
+        control = {parameters[name]: entries for name, entries in self.entries.items()}
+        optimizer = {"state": state, "param_groups": groups}
+        return model, optimizer, run.control.whole_state(control)
 
     def restore(self, run: TrainingRun, placement: RankPlacement) -> None:
         """Put the numbers back into the model and the optimizer of the leading rank."""
@@ -108,12 +105,14 @@ class WholeModel:
 def gather(session: RankSession, placement: RankPlacement, run: TrainingRun) -> WholeModel | None:
     """Everything on rank 0, None elsewhere; all ranks call it together."""
     sizes = session.sizes
+    if session.place.data:
+        return None
+    mine = _mine(session, placement, run)
     if not session.is_lead:
-        if session.place.data == 0:
-            send_tree(_mine(session, placement, run), 0, session.patient)
+        send_tree(mine, 0, session.patient)
         return None
     result = WholeModel()
-    result.add(_mine(session, placement, run), placement.shapes)
+    result.add(mine, placement.shapes)
     for rank in range(1, sizes.num_ranks // sizes.data):
         result.add(receive_tree(rank, session.patient), placement.shapes)
     return result
@@ -123,7 +122,9 @@ def _mine(session: RankSession, placement: RankPlacement, run: TrainingRun) -> d
     """What this rank gives: of entries that several hold, the first rank's."""
     place, shards = session.place, {}
     for shard in placement.shards:
-        if not _is_giver(shard, placement, place):
+        if (shard.share is None and place.shard) or (shard.positions is None and place.tensor):
+            continue
+        if placement.holders.get(shard.name, [place.pipeline])[0] != place.pipeline:
             continue
         index, trained = shard.index(), shard.trained
         shards[shard.name] = {
@@ -148,12 +149,6 @@ def _mine(session: RankSession, placement: RankPlacement, run: TrainingRun) -> d
     return {"shards": shards, "buffers": buffers}
 
 
-def _is_giver(shard: ParameterShard, placement: RankPlacement, place: Any) -> bool:
-    if (shard.share is None and place.shard) or (shard.positions is None and place.tensor):
-        return False
-    return bool(placement.holders.get(shard.name, [place.pipeline])[0] == place.pipeline)
-
-
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to("cpu")
 
@@ -166,8 +161,7 @@ def _put(
     into[name].view(-1)[index] = part.flatten()
 
 
-@dataclass(frozen=True)
-class FixedFigures:
+class FixedFigures(NamedTuple):
     """What a cut of the model does not change; taken while this rank has all of it.
 
     Attributes:
@@ -183,8 +177,8 @@ class FixedFigures:
         """Of a model that is whole and whose masks are final."""
         use = measure(model)
         kinds = [*use.pruned.measured.items(), *use.rest.measured.items()]
-        beside = sum(size for kind, size in kinds if kind not in ("weights", "gradients"))
-        return FixedFigures(sparsity, beside)
+        beside = (size for kind, size in kinds if kind not in ("weights", "gradients"))
+        return FixedFigures(sparsity, sum(beside))
 
 
 def whole_state_bytes(
@@ -217,12 +211,9 @@ def whole_not_finite(
         copies: how many ranks hold the same entries.
         shapes: of the whole parameters.
     """
-    mine = {
-        name: bad / copies[parameters[name]]
-        for name, (bad, _) in not_finite_gradients(parameters.items()).items()
-    }
-    counts: dict[str, float] = {}
+    bad = not_finite_gradients(parameters)
+    mine = {name: number / copies[parameters[name]] for name, number in bad.items()}
+    counts = Counter[str]()
     for found in gather_json(mine):
-        for name, bad in found.items():
-            counts[name] = counts.get(name, 0.0) + bad
-    return [describe(name, round(bad), shapes[name].numel()) for name, bad in counts.items()]
+        counts.update(found)
+    return [f"{name} ({round(n)} of {shapes[name].numel()})" for name, n in counts.items()]

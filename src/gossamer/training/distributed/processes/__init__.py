@@ -5,8 +5,11 @@
 `check_masks` compare what must be equal, `messages` carries JSON and tensors without pickle.
 """
 
-from gossamer.training.distributed.processes.equal_on_all import check_alike, check_masks
-from gossamer.training.distributed.processes.messages import shared_checkpoint
+from gossamer.training.distributed.processes.messages import (
+    check_alike,
+    check_masks,
+    shared_checkpoint,
+)
 from gossamer.training.distributed.processes.session import (
     RankSession,
     Timeouts,

@@ -2,16 +2,25 @@
 """What ranks tell each other: tensors, JSON and nested state, without pickle.
 
 A message says the shape and type of its tensor first, so that no rank need know them beforehand.
+
+What must be equal on all ranks is checked by digest, and the first difference is named. Ranks with
+different masks add up gradients of different weights without any error: kept values are vectors,
+and vectors of one length fit each other.
 """
 
+import hashlib
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
+from gossamer.errors import DistributedError
 from gossamer.io.safe_files.tensors.tensor_header import DTYPES
+from gossamer.nn.layer_kinds import sparse_layers
 from gossamer.training.checkpoint import Checkpoint
 from gossamer.training.checkpoint.state_tree import decode, encode
 from gossamer.training.distributed.processes.session import RankSession
@@ -29,19 +38,12 @@ def global_rank(rank: int, group: Group) -> int:
 
 def send_tensor(tensor: torch.Tensor, to: int, group: Group) -> None:
     """Send a tensor to another rank, which calls `receive_tensor`."""
-    dist.send(_header(tensor), to, group)
-    if tensor.numel():
-        dist.send(_as_bytes(tensor), to, group)
+    _carried(tensor, lambda part: dist.send(part, to, group))
 
 
 def receive_tensor(sender: int, group: Group, device: torch.device = _CPU) -> torch.Tensor:
     """What `send_tensor` of another rank gave."""
-    header = _no_header(device)
-    dist.recv(header, sender, group)
-    tensor = _empty(header)
-    if tensor.numel():
-        dist.recv(_as_bytes(tensor), sender, group)
-    return tensor
+    return _carried(None, lambda part: dist.recv(part, sender, group), device)
 
 
 def broadcast_tensor(
@@ -49,11 +51,26 @@ def broadcast_tensor(
 ) -> torch.Tensor:
     """What `rank` of the group gave, on all its ranks; the others give None."""
     source = global_rank(rank, group)
-    header = _no_header(device) if tensor is None else _header(tensor)
-    dist.broadcast(header, source, group)
-    tensor = _empty(header) if tensor is None else tensor.contiguous()
+    return _carried(tensor, lambda part: dist.broadcast(part, source, group), device)
+
+
+def _carried(
+    tensor: torch.Tensor | None, carry: Callable[[torch.Tensor], Any], device: torch.device = _CPU
+) -> torch.Tensor:
+    """A tensor after `carry` sent its header and its bytes, or received them if it is None."""
+    if tensor is None:
+        header = torch.empty(_MAX_DIMS + 2, dtype=torch.int64, device=device)
+        carry(header)
+        dtype, num_dims, *dims = header.tolist()
+        tensor = torch.empty(dims[:num_dims], dtype=_DTYPES[dtype], device=device)
+    else:
+        dims = list(tensor.shape) + [0] * (_MAX_DIMS - tensor.ndim)
+        content = [_DTYPES.index(tensor.dtype), tensor.ndim, *dims]
+        carry(torch.tensor(content, device=tensor.device))
+        tensor = tensor.contiguous()
     if tensor.numel():
-        dist.broadcast(_as_bytes(tensor), source, group)
+        # gloo does not know every dtype.
+        carry(tensor.detach().flatten().view(torch.uint8))
     return tensor
 
 
@@ -104,29 +121,40 @@ def shared_checkpoint(session: RankSession, checkpoint: Checkpoint | None) -> Ch
     return checkpoint or Checkpoint(Path(path), step, run, decode(plain, tensors, path))
 
 
-def _header(tensor: torch.Tensor) -> torch.Tensor:
-    dims = list(tensor.shape) + [0] * (_MAX_DIMS - tensor.ndim)
-    content = [_DTYPES.index(tensor.dtype), tensor.ndim, *dims]
-    return torch.tensor(content, device=tensor.device)
-
-
-def _no_header(device: torch.device) -> torch.Tensor:
-    return torch.empty(_MAX_DIMS + 2, dtype=torch.int64, device=device)
-
-
-def _empty(header: torch.Tensor) -> torch.Tensor:
-    dtype, num_dims, *dims = header.tolist()
-    return torch.empty(dims[:num_dims], dtype=_DTYPES[dtype], device=header.device)
-
-
-def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    # gloo does not know every dtype.
-    return tensor.detach().contiguous().flatten().view(torch.uint8)
-
-
 def _json_bytes(content: Any) -> torch.Tensor:
     return torch.frombuffer(bytearray(json.dumps(content).encode()), dtype=torch.uint8)
 
 
 def _parsed(raw: torch.Tensor) -> Any:
     return json.loads(bytes(raw.numpy()))
+
+
+def check_masks(model: nn.Module, when: str, group: Group = None) -> None:
+    """Raise DistributedError on all ranks if a mask differs; one digest per rank travels."""
+    digests = {name: layer.mask_digest() for name, layer in sparse_layers(model)}
+    _check_equal(digests, f"the mask of layer {{}} differs {when}", group)
+
+
+def check_alike(content: Mapping[str, Any], group: Group = None) -> None:
+    """The same for what a run is: recipe, data, model, versions."""
+    digests = {
+        name: hashlib.sha256(json.dumps(part, sort_keys=True).encode()).hexdigest()
+        for name, part in content.items()
+    }
+    _check_equal(digests, "the {} differs at the start", group)
+
+
+def _check_equal(digests: dict[str, str], sentence: str, group: Group) -> None:
+    whole = hashlib.sha256("\n".join(f"{k} {v}" for k, v in digests.items()).encode()).hexdigest()
+    if len(set(gather_json(whole, group))) == 1:
+        return
+    # Layer by layer only now: the lists may be long.
+    found: list[dict[str, str]] = gather_json(digests, group)
+    first = found[0]
+    names = list(dict.fromkeys(name for one in found for name in one))
+    name = next(n for n in names if any(one.get(n) != first.get(n) for one in found))
+    rank = next(r for r, one in enumerate(found) if one.get(name) != first.get(name))
+    raise DistributedError(
+        f"{sentence.format(name)} between ranks 0 and {rank}. Start all ranks with the same files"
+        " and versions, and from the same checkpoint."
+    )

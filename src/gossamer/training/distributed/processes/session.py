@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -82,10 +82,8 @@ class RankSession:
 
 def world_of_environment() -> int | None:
     """How many processes were started together; None if this one was started alone."""
-    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    if not all(name in os.environ for name in names):
-        return None
-    return int(os.environ["WORLD_SIZE"])
+    names = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+    return int(os.environ["WORLD_SIZE"]) if names <= os.environ.keys() else None
 
 
 def restarts() -> int:
@@ -115,17 +113,18 @@ def joined(sizes: MeshSizes, timeouts: Timeouts | None = None) -> Iterator[RankS
         if rank:
             leave_it_to_others(error.exit_code)
         raise
-    store = _store(rank, world, timeouts.start)
+    # torchrun's store outlives rank 0.
+    holds_store = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    store = _store(rank, world, holds_store, timeouts.start)
     watch = HeartbeatWatch(
         store,
         rank,
         world,
         interval=timeouts.heartbeat,
         limit=timeouts.step,
-        holds_store=rank == 0 and not _is_held_by_torchrun(),
+        holds_store=holds_store,
     )
     with end_together(watch):
-        _wait_for_all(store, rank, world, timeouts.start)
         session = _connected(store, sizes, rank, watch, timeouts)
         watch.start()
         yield session
@@ -136,64 +135,53 @@ def joined(sizes: MeshSizes, timeouts: Timeouts | None = None) -> Iterator[RankS
         dist.destroy_process_group()
 
 
-def _is_held_by_torchrun() -> bool:
-    """Whether the store outlives rank 0."""
-    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-
-
-def _store(rank: int, world: int, seconds: float) -> Store:
+def _store(rank: int, world: int, holds_store: bool, seconds: float) -> Store:
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    where = f"{host}:{port}"
-    try:
-        store = _bounded(
-            lambda: TCPStore(
-                host,
-                port,
-                world,
-                is_master=rank == 0 and not _is_held_by_torchrun(),
-                timeout=timedelta(seconds=seconds),
-                # Who is missing is found out below, by name.
-                wait_for_workers=False,
-            ),
-            seconds,
-        )
-    except (RuntimeError, ValueError) as error:
-        text = str(error)
-        if "EADDRINUSE" in text or "address already in use" in text:
-            raise DistributedError(
-                f"{where}: the port is in use by another program. Choose another one:"
-                " torchrun --master-port, or --rdzv-endpoint."
-            ) from error
-        if rank > 1:
-            raise SystemExit(DistributedError.exit_code) from None
-        raise DistributedError(
-            f"{where}: rank 0 did not answer within {seconds:.0f} s. Start all ranks, and check"
-            " address, port and firewall."
-        ) from error
-    # Workers that were started again must not meet addresses of the dead ones.
-    return PrefixStore(f"gossamer/{restarts()}", store)
-
-
-def _bounded(make: Callable[[], TCPStore], seconds: float) -> TCPStore:
-    """What `make` gives; torch waits for ever where another program listens and says nothing."""
     made: list[TCPStore | Exception] = []
 
     def attempt() -> None:
         try:
-            made.append(make())
+            made.append(
+                TCPStore(
+                    host,
+                    port,
+                    world,
+                    is_master=holds_store,
+                    timeout=timedelta(seconds=seconds),
+                    # Who is missing is found out below, by name.
+                    wait_for_workers=False,
+                )
+            )
         except (RuntimeError, ValueError) as error:
             made.append(error)
 
+    # In a thread: torch waits for ever where another program listens and says nothing.
     thread = threading.Thread(target=attempt, daemon=True)
     thread.start()
     thread.join(seconds + _GRACE_SECONDS)
     found = made[0] if made else RuntimeError("no answer from the port")
-    if isinstance(found, Exception):
-        raise found
-    return found
+    if isinstance(found, TCPStore):
+        # Workers that were started again must not meet addresses of the dead ones.
+        return PrefixStore(f"gossamer/{restarts()}", found)
+    text = str(found)
+    if "EADDRINUSE" in text or "address already in use" in text:
+        raise DistributedError(
+            f"{host}:{port}: the port is in use by another program. Choose another one:"
+            " torchrun --master-port, or --rdzv-endpoint."
+        ) from found
+    if rank > 1:
+        raise SystemExit(DistributedError.exit_code)
+    raise DistributedError(
+        f"{host}:{port}: rank 0 did not answer within {seconds:.0f} s. Start all ranks, and check"
+        " address, port and firewall."
+    ) from found
 
 
-def _wait_for_all(store: Store, rank: int, world: int, seconds: float) -> None:
+def _connected(
+    store: Store, sizes: MeshSizes, rank: int, watch: HeartbeatWatch, timeouts: Timeouts
+) -> RankSession:
+    """The session, once all ranks have come."""
+    world, seconds = sizes.num_ranks, timeouts.start
     store.set(f"here/{rank}", socket.gethostname())
     store.add("here", 1)
     end = time.monotonic() + seconds
@@ -206,17 +194,10 @@ def _wait_for_all(store: Store, rank: int, world: int, seconds: float) -> None:
                 f" {seconds:.0f} s. Start {world} processes, on hosts that reach each other."
             )
         time.sleep(_POLL_SECONDS)
-
-
-def _connected(
-    store: Store, sizes: MeshSizes, rank: int, watch: HeartbeatWatch, timeouts: Timeouts
-) -> RankSession:
     backend = "nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
-    long, short = (timedelta(seconds=s) for s in (timeouts.start, timeouts.step))
+    long, short = timedelta(seconds=seconds), timedelta(seconds=timeouts.step)
     try:
-        dist.init_process_group(
-            backend, store=store, rank=rank, world_size=sizes.num_ranks, timeout=long
-        )
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=long)
         patient = dist.new_group(timeout=long)
         device = "cuda" if backend == "nccl" else "cpu"
         shape = tuple(getattr(sizes, axis) for axis in AXES)

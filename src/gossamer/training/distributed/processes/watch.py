@@ -12,28 +12,83 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from gossamer.errors import DistributedError, GossamerError
-from gossamer.training.distributed.processes.store_guard import GuardedStore
 from gossamer.training.loop import TrainingStopped
 
 _CAUSE = "cause"
 _LOST_PEER = ("gloo", "connection", "timed out", "timeout", "broken pipe", "socket", "nccl", "recv")
 
 
-@dataclass(frozen=True)
-class Cause:
+class Cause(NamedTuple):
     """Why a run failed, as the first rank that knew it says."""
 
     rank: int
     text: str
     exit_code: int = DistributedError.exit_code
+
+
+class GuardedStore:
+    """A store whose calls are sure to end, by an answer or with the process.
+
+    torch bounds the time of `get` alone. A rank whose cable is cut would stay in any other call
+    until TCP gives up, after a quarter of an hour.
+
+    Args:
+        store: whose calls may hang.
+        interval: seconds between two looks at the calls under way.
+        limit: seconds after which a call is given up. They are counted in looks, because a pause of
+            this process itself is no silence of the store.
+        give_up: called by a thread of the guard; must end the process.
+    """
+
+    def __init__(
+        self, store: Store, *, interval: float, limit: float, give_up: Callable[[], None]
+    ) -> None:
+        self._store, self._give_up = store, give_up
+        self._interval, self._max_looks = interval, limit / interval
+        self._looks: dict[int, int] = {}
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+
+    def start(self) -> None:
+        """Begin to look at calls."""
+        threading.Thread(target=self._run, name="store guard", daemon=True).start()
+
+    def stop(self) -> None:
+        """Calls are not looked at any more."""
+        self._done.set()
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._store, name)
+
+        def call(*args: Any) -> Any:
+            me = threading.get_ident()
+            with self._lock:
+                self._looks[me] = 0
+            try:
+                return method(*args)
+            finally:
+                with self._lock:
+                    del self._looks[me]
+
+        return call
+
+    def _run(self) -> None:
+        while not self._done.wait(self._interval):
+            with self._lock:
+                for thread in self._looks:
+                    self._looks[thread] += 1
+                is_stuck = any(looks > self._max_looks for looks in self._looks.values())
+            if is_stuck:
+                self._give_up()
+                return
 
 
 class HeartbeatWatch:
@@ -62,30 +117,21 @@ class HeartbeatWatch:
         self.rank = rank
         self._world = world
         self._interval, self.limit = interval, limit
-        self._store = GuardedStore(
-            store, interval=interval, limit=limit, give_up=lambda: self._end(self._cut_off())
-        )
+        self._store = GuardedStore(store, interval=interval, limit=limit, give_up=self._cut_off)
         self._holds_store = holds_store
         self._known: Cause | None = None
         self._done = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def start(self) -> None:
         """Begin to send signs of life."""
         self._store.start()
-        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._thread.start()
-
-    def _stop(self) -> None:
-        self._done.set()
-        if self._thread is not None:
-            self._thread.join(timeout=self._interval)
 
     def tell(self, cause: Cause) -> Cause:
         """Make it the cause, unless there is one already; the one that holds."""
-        content = json.dumps([cause.rank, cause.text, cause.exit_code])
         try:
-            held = self._store.compare_set(_CAUSE, "", content)
+            held = self._store.compare_set(_CAUSE, "", json.dumps(cause))
         except RuntimeError:
             return self._known or cause
         self._known = Cause(*json.loads(held))
@@ -108,13 +154,18 @@ class HeartbeatWatch:
                 found = self.cause()
                 if found is not None:
                     return found
-                silent = [rank for rank, beat in before.items() if self._is_silent(rank, beat)]
+                silent = [
+                    rank
+                    for rank, beat in before.items()
+                    if not self._store.check([f"failing/{rank}"]) and self._beat(rank) == beat
+                ]
                 intervals = (time.monotonic() - began) / self._interval
                 # On a busy machine more than one may be late: the lost one stays so.
                 if intervals > (1.5 if len(silent) < 2 else 6.0):
                     break
                 time.sleep(min(0.05, self._interval / 10))
-            return self.tell(self._silence(silent[0]) if silent else self._failed(error))
+            text = f"rank {self.rank} failed at step {self.step}: {str(error)[:300]}"
+            return self.tell(self._silence(silent[0]) if silent else Cause(self.rank, text))
         return self._known or self._store_is_gone()
 
     def leave(self, seconds: float | None = None) -> None:
@@ -123,7 +174,9 @@ class HeartbeatWatch:
         The rank that holds the store stays until the others have left too, `seconds` or two
         intervals at most: they look once per interval, and dead ones never will.
         """
-        self._stop()
+        self._done.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=self._interval)
         end = time.monotonic() + (2 * self._interval if seconds is None else seconds)
         with suppress(RuntimeError):
             self._store.add("left", 1)
@@ -133,43 +186,38 @@ class HeartbeatWatch:
                 time.sleep(min(0.05, self._interval / 10))
         self._store.stop()
 
-    def _failed(self, error: BaseException) -> Cause:
-        return Cause(self.rank, f"rank {self.rank} failed at step {self.step}: {str(error)[:300]}")
-
     def _store_is_gone(self) -> Cause:
-        text = (
+        return Cause(
+            1 if self._world > 1 else 0,
             f"the store of the run is gone, and with it rank 0, at step {self.step}. All ranks"
-            " ended; go on with --resume."
+            " ended; go on with --resume.",
         )
-        return Cause(1 if self._world > 1 else 0, text)
 
-    def _cut_off(self) -> Cause:
+    def _cut_off(self) -> None:
         # On this side of a cut nobody else may know of it, so every rank speaks for itself.
         text = (
             f"rank {self.rank} cannot reach the store of the run after step {self.step}: the"
             " network is cut, or the host of rank 0 is gone. Go on with --resume."
         )
-        return Cause(self.rank, text)
+        self._end(Cause(self.rank, text))
 
     def _silence(self, rank: int) -> Cause:
         # Steps are taken together, so that the last common one is this rank's.
-        text = (
+        return Cause(
+            self.rank,
             f"rank {rank} stopped answering after step {self.step}. All ranks ended; go on with"
-            " --resume, or let torchrun start them again with --max-restarts."
+            " --resume, or let torchrun start them again with --max-restarts.",
         )
-        return Cause(self.rank, text)
 
     def _beat(self, rank: int) -> str:
         key = f"beat/{rank}"
-        return self._store.get(key).decode() if self._store.check([key]) else ""
-
-    def _is_silent(self, rank: int, beat: str) -> bool:
-        return not self._store.check([f"failing/{rank}"]) and self._beat(rank) == beat
+        beat: bytes = self._store.get(key) if self._store.check([key]) else b""
+        return beat.decode()
 
     def _run(self) -> None:
         next_rank = (self.rank + 1) % self._world
-        seen, since, count = "", time.monotonic(), 0
-        last_look = since
+        seen, count = "", 0
+        since = last_look = time.monotonic()
         while not self._done.wait(self._interval):
             try:
                 count += 1
@@ -211,23 +259,23 @@ def end_together(watch: HeartbeatWatch) -> Iterator[None]:
         # torchrun asks the others to end as soon as one is gone; naming it comes first.
         with suppress(ValueError):
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        lost = _is_lost_peer(error)
+        text = str(error)
+        lost = (
+            isinstance(error, RuntimeError)
+            and not isinstance(error, GossamerError)
+            and (
+                isinstance(error, dist.DistError)
+                or any(word in text.lower() for word in _LOST_PEER)
+            )
+        )
         if lost:
             cause = watch.lost_peer(error)
         else:
             code = getattr(error, "exit_code", DistributedError.exit_code)
-            text = f"step {watch.step}: {str(error)[:300]}"
-            cause = watch.tell(Cause(watch.rank, text, code))
+            cause = watch.tell(Cause(watch.rank, f"step {watch.step}: {text[:300]}", code))
         watch.leave()
         if cause.rank != watch.rank:
             raise SystemExit(cause.exit_code) from None
         if lost:
             raise DistributedError(cause.text) from error
         raise
-
-
-def _is_lost_peer(error: BaseException) -> bool:
-    if isinstance(error, GossamerError) or not isinstance(error, RuntimeError):
-        return False
-    text = str(error).lower()
-    return isinstance(error, dist.DistError) or any(word in text for word in _LOST_PEER)

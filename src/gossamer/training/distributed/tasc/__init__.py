@@ -6,8 +6,8 @@ which blocks arrived; `CurvatureProbe` weighs blocks by the curvature of the los
 """
 
 from gossamer.training.distributed.tasc.curvature import CurvatureProbe
+from gossamer.training.distributed.tasc.direct import attach, join
 from gossamer.training.distributed.tasc.exchange import Tasc
-from gossamer.training.distributed.tasc.joining import attach, join
 from gossamer.training.distributed.tasc.row_optim import RowAdamW, RowSGD
 
 __all__ = ["CurvatureProbe", "RowAdamW", "RowSGD", "Tasc", "attach", "join"]

@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks of a gradient that travel together, and what of each has not been sent yet.
+"""Blocks of a gradient that travel together, what of each has not been sent, which are sent next.
 
-Legend: R blocks, N elements of a block.
+The choice is a pure function of what all ranks know, so that all choose alike.
+
+Legend: R blocks (where blocks are chosen, of all parameters, one after another), N elements of a
+block.
 """
 
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from gossamer.nn.layer_kinds import sparse_layers
@@ -15,10 +20,12 @@ from gossamer.ops.training import absorb
 # Kept values have no rows; runs of this many travel together. Below some 100 the scores of the
 # blocks, which travel too, would be felt beside a density of a few percent.
 VALUES_PER_BLOCK = 256
+# Part of the budget that goes to the oldest blocks once they have half of the age limit: without it
+# blocks that were last sent together would all reach the limit in the same step.
+_OLDEST_SHARE = 0.25
 
 
-@dataclass(frozen=True)
-class BlockCut:
+class BlockCut(NamedTuple):
     """How a parameter is cut: R blocks of N elements, then a tail that always travels."""
 
     num_blocks: int
@@ -30,42 +37,29 @@ class BlockCut:
         """Elements in blocks."""
         return self.num_blocks * self.block_size
 
-
-def cut_parameters(model: nn.Module) -> dict[str, BlockCut]:
-    """How each trainable parameter is cut, by name.
-
-    A matrix or a convolution is cut into the rows of its first dimension, the kept values of a
-    compact layer into runs of `VALUES_PER_BLOCK`; biases and norms are tails as a whole.
-    """
-    values = {id(layer.values) for _, layer in sparse_layers(model, "compact")}
-    cuts = {}
-    for name, param in model.named_parameters():
-        if not param.requires_grad:
-            continue
-        size = param.numel()
-        if id(param) in values:
-            full = size // VALUES_PER_BLOCK
-            cuts[name] = BlockCut(full, VALUES_PER_BLOCK, size - full * VALUES_PER_BLOCK)
-        elif param.ndim >= 2 and size:
-            cuts[name] = BlockCut(len(param), size // len(param), 0)
-        else:
-            cuts[name] = BlockCut(0, 1, size)
-    return cuts
+    def in_blocks(self, flat: torch.Tensor) -> torch.Tensor:
+        """The blocks [R, N] of a flat tensor, as a view."""
+        return flat[: self.blocked].view(-1, self.block_size)
 
 
-class Residual:
-    """The sum of gradients of one parameter that have not been sent, on this rank.
+class BlockedParameter:
+    """A parameter in blocks, and the sum of its gradients that have not been sent, on this rank.
 
     Args:
-        cut: how the parameter is cut.
-        like: the parameter; 16-bit ones get a float32 residual.
+        name: of the parameter.
+        index: of the parameter among all.
+        cut: how it is cut.
+        start: where its blocks begin among those of all parameters.
+        param: 16-bit ones get a float32 residual.
     """
 
-    def __init__(self, cut: BlockCut, like: torch.Tensor) -> None:
-        dtype = torch.float32 if like.dtype in (torch.float16, torch.bfloat16) else like.dtype
-        self.cut = cut
-        shape = (cut.num_blocks, cut.block_size)
-        self.held_RN = torch.zeros(shape, dtype=dtype, device=like.device)
+    def __init__(
+        self, name: str, index: int, cut: BlockCut, start: int, param: torch.Tensor
+    ) -> None:
+        self.name, self.index, self.cut, self.param = name, index, cut, param
+        self.span = slice(start, start + cut.num_blocks)
+        dtype = torch.promote_types(param.dtype, torch.float32)
+        self.held_RN = param.new_zeros(cut.num_blocks, cut.block_size, dtype=dtype)
         self._fresh_R = torch.zeros_like(self.held_RN[:, 0])
 
     def absorb(self, gradient_RN: torch.Tensor, scores_R: torch.Tensor) -> torch.Tensor:
@@ -81,10 +75,72 @@ class Residual:
         absorb(gradient_RN, self.held_RN, self._fresh_R, scores_R)
         return self._fresh_R
 
-    def copy(self, rows: torch.Tensor, out: torch.Tensor) -> None:
-        """Copy blocks into `out` [rows * N]."""
-        torch.index_select(self.held_RN, 0, rows, out=out.view(-1, self.cut.block_size))
 
-    def clear(self, rows: torch.Tensor) -> None:
-        """Forget blocks, which have been sent."""
-        self.held_RN.index_fill_(0, rows, 0)
+def blocked_parameters(model: nn.Module) -> list[BlockedParameter]:
+    """All trainable parameters of a model, in its order.
+
+    A matrix or a convolution is cut into the rows of its first dimension, the kept values of a
+    compact layer into runs of `VALUES_PER_BLOCK`; biases and norms are tails as a whole.
+    """
+    values = {id(layer.values) for _, layer in sparse_layers(model, "compact")}
+    entries: list[BlockedParameter] = []
+    start = 0
+    for name, param in model.named_parameters():
+        if not param.requires_grad:
+            continue
+        size = param.numel()
+        cut = BlockCut(0, 1, size)
+        if id(param) in values:
+            full, tail = divmod(size, VALUES_PER_BLOCK)
+            cut = BlockCut(full, VALUES_PER_BLOCK, tail)
+        elif param.ndim >= 2 and size:
+            cut = BlockCut(len(param), size // len(param), 0)
+        entries.append(BlockedParameter(name, len(entries), cut, start, param))
+        start += cut.num_blocks
+    return entries
+
+
+def choose_blocks(
+    scores_R: torch.Tensor,
+    sizes_R: torch.Tensor,
+    ages_R: torch.Tensor,
+    *,
+    budget: int,
+    max_age: int,
+) -> torch.Tensor:
+    """True for the blocks to send: the best scores per element within a budget of elements.
+
+    Args:
+        scores_R: gain per element.
+        sizes_R: elements of each block.
+        ages_R: steps that wait in each block by the time it would be sent, this one included.
+        budget: elements that may be sent; at least one block is.
+        max_age: blocks of this age are sent whatever they score, and beyond the budget if need be.
+    """
+    scores, sizes, ages = scores_R.double().numpy(), sizes_R.numpy(), ages_R.numpy()
+    chosen = ages >= max_age
+    left = budget - int(sizes[chosen].sum())
+    elderly = ages * 2 >= max_age
+    if elderly.any():
+        left -= _take(chosen, np.where(elderly, ages, 0), sizes, int(left * _OLDEST_SHARE))
+    _take(chosen, scores, sizes, left)
+    if len(chosen) and not chosen.any():
+        chosen[scores.argmax()] = True
+    return torch.from_numpy(chosen)
+
+
+def _take(chosen: NDArray[Any], scores: NDArray[Any], sizes: NDArray[Any], budget: int) -> int:
+    """Choose the highest positive scores that fit; elements spent. Ties go to the first block."""
+    able = np.flatnonzero((scores > 0) & ~chosen)
+    if budget <= 0 or not len(able):
+        return 0
+    # No more than this many fit: the others need not be sorted.
+    most = budget // int(sizes[able].min())
+    if most < len(able):
+        found, least = scores[able], len(able) - most - 1
+        able = able[found >= np.partition(found, least)[least]]
+    order = able[np.argsort(-scores[able], kind="stable")]
+    spent = sizes[order].cumsum()
+    count = int(np.searchsorted(spent, budget, side="right"))
+    chosen[order[:count]] = True
+    return int(spent[count - 1]) if count else 0

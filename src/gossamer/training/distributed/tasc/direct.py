@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Structured steps take gradients where autograd leaves them, past DDP's buckets.
+"""How TASC joins a DDP model: as its communication hook, and past its buckets where that works.
+
+Structured steps take gradients where autograd leaves them.
 
 DDP copies every gradient into a bucket and back: two passes over memory for numbers of which 5 %
 travel. Here DDP is told before a structured step that nothing is to be reduced, as its `no_sync`
@@ -14,11 +16,42 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._C._distributed_c10d import GradBucket
+from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from gossamer.errors import InputError
 from gossamer.training.distributed.tasc.exchange import Tasc
 from gossamer.training.distributed.tasc.packet import Packet, PacketPart
+
+
+def attach(ddp: DistributedDataParallel, *, through_buckets: bool = False, **settings: Any) -> Tasc:
+    """Let a DDP model communicate by TASC; before its first backward. Settings are those of `Tasc`.
+
+    `static_graph`, `gradient_as_bucket_view` and `no_sync` work as with stock DDP.
+
+    Args:
+        ddp: the model.
+        through_buckets: structured steps go through DDP's buckets, as they do anyway where DDP has
+            sparse gradients or casts, or parameters are not in the memory of the CPU.
+        settings: of `Tasc`.
+    """
+    tasc = Tasc(ddp.module, group=ddp.process_group, **settings)
+    join(ddp, tasc, through_buckets=through_buckets)
+    return tasc
+
+
+def join(ddp: DistributedDataParallel, tasc: Tasc, *, through_buckets: bool = False) -> None:
+    """What `attach` does, for a Tasc that is there already."""
+    ddp.register_comm_hook(tasc, tasc_hook)
+    if not through_buckets and why_not_direct(ddp) is None:
+        DirectSteps(ddp, tasc)
+        tasc.past_buckets = True
+
+
+def tasc_hook(state: Tasc, bucket: GradBucket) -> Future[torch.Tensor]:
+    """The communication hook of DDP; `attach` registers it."""
+    return state.reduce(bucket)
 
 
 def why_not_direct(ddp: DistributedDataParallel) -> str | None:
@@ -43,8 +76,7 @@ class DirectSteps:
 
     def __init__(self, ddp: DistributedDataParallel, tasc: Tasc) -> None:
         self._ddp, self._tasc = ddp, tasc
-        self._params = [param for param in ddp.module.parameters() if param.requires_grad]
-        self._means: dict[nn.Parameter, MeanGradient] = {}
+        self._means: dict[torch.Tensor, MeanGradient] = {}
         self._lowered = False  # DDP's flag, while a forward pass runs
         self._armed = False  # the next backward pass belongs to a structured step
         self._done = False  # it has ended
@@ -53,8 +85,9 @@ class DirectSteps:
         self._filled: set[torch.Tensor] = set()
         ddp.register_forward_pre_hook(self._before_forward)
         ddp.register_forward_hook(self._after_forward, always_call=True)
-        for param in self._params:
-            param.register_post_accumulate_grad_hook(self._take)
+        for param in ddp.module.parameters():
+            if param.requires_grad:
+                param.register_post_accumulate_grad_hook(self._take)
 
     def _before_forward(self, *_: Any) -> None:
         if not torch.is_grad_enabled():
@@ -81,18 +114,15 @@ class DirectSteps:
         if not self._armed or param.grad is None:
             return
         if not self._packets:
-            self._begin()
+            self._packets = self._tasc.open_packets()
+            parts = [part for packet in self._packets for part in packet.parts]
+            self._parts = {part.entry.param: part for part in parts}
+            self._filled = set()
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
         gradient = param.grad.contiguous().view(-1)
         self._parts[param].fill(gradient, adds=param in self._filled)
         self._filled.add(param)
         param.grad = None
-
-    def _begin(self) -> None:
-        self._packets = self._tasc.open_packets(self._params)
-        by_index = {part.entry.index: part for packet in self._packets for part in packet.parts}
-        self._parts = {param: by_index[self._tasc.index_of(param)] for param in self._params}
-        self._filled = set()
-        torch.autograd.Variable._execution_engine.queue_callback(self._finish)
 
     def _finish(self) -> None:
         """The backward pass has ended."""
@@ -102,10 +132,10 @@ class DirectSteps:
             if param not in self._filled:
                 part.fill(None)
         arrived = self._tasc.exchange(packets)
-        for param in self._params:
+        for param, part in self._parts.items():
             mean = self._means.get(param) or self._means.setdefault(param, MeanGradient(param))
             if arrived:
-                mean.receive(self._parts[param])
+                mean.receive(part)
             else:
                 mean.spoil()
             param.grad = mean.tensor
@@ -120,7 +150,7 @@ class MeanGradient:
         param: whose gradient it is.
     """
 
-    def __init__(self, param: nn.Parameter) -> None:
+    def __init__(self, param: torch.Tensor) -> None:
         self.tensor = torch.zeros_like(param.detach(), memory_format=torch.contiguous_format)
         self._version = self.tensor._version
         self._rows: torch.Tensor | None = None
@@ -131,7 +161,7 @@ class MeanGradient:
         if self.tensor._version != self._version:
             self.tensor.zero_()
         elif self._rows is not None and len(self._rows):
-            flat[: cut.blocked].view(-1, cut.block_size).index_fill_(0, self._rows, 0)
+            cut.in_blocks(flat).index_fill_(0, self._rows, 0)
         part.write(flat)
         self._rows, self._version = part.rows, self.tensor._version
 

@@ -32,16 +32,14 @@ from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 
 from gossamer.errors import ArtifactError, DistributedError, InputError
-from gossamer.training.distributed.tasc.blocks import BlockCut, Residual, cut_parameters
-from gossamer.training.distributed.tasc.forecast import ExchangeForecast, measure_forecast
-from gossamer.training.distributed.tasc.packet import (
-    MOST_BYTES,
+from gossamer.training.distributed.tasc.blocks import (
+    BlockCut,
     BlockedParameter,
-    Packet,
-    all_reduce_in_two_hops,
-    padded_size,
+    blocked_parameters,
+    choose_blocks,
 )
-from gossamer.training.distributed.tasc.structure import choose_blocks
+from gossamer.training.distributed.tasc.forecast import ExchangeForecast, measure_forecast
+from gossamer.training.distributed.tasc.packet import MOST_BYTES, Packet, all_reduce_in_two_hops
 
 VERSION = 1
 
@@ -70,27 +68,32 @@ class Tasc:
         min_gain: float = 1.2,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        params, cuts = dict(model.named_parameters()), cut_parameters(model)
-        self._total = sum(cut.blocked + cut.tail for cut in cuts.values())
-        self._num_blocks = sum(cut.num_blocks for cut in cuts.values())
-        always = sum(cut.tail for cut in cuts.values()) + self._num_blocks
-        _check_settings(density, max_age, start, always, self._total)
+        self._entries = entries = blocked_parameters(model)
+        self._by_param = {entry.param: entry for entry in entries}
+        self._total = sum(param.numel() for param in self._by_param)
+        self._num_blocks = sum(entry.cut.num_blocks for entry in entries)
+        always = sum(entry.cut.tail for entry in entries) + self._num_blocks
+        if not 0 < density <= 1:
+            raise InputError(f"TASC: density must be in (0, 1], got {density}.")
+        if max_age < 1:
+            raise InputError(f"TASC: max_age must be at least 1, got {max_age}.")
+        if start < 2:
+            raise InputError(f"TASC: start must be at least 2 dense steps, got {start}.")
+        if int(density * self._total) <= always < self._total:
+            raise InputError(
+                f"TASC: density {density} leaves nothing for blocks: biases, norms and scores alone"
+                f" are {always / self._total:.4f} of the {self._total} elements. Ask for more."
+            )
         self.budget = int(density * self._total) - always
         self.density, self.max_age, self.start, self.min_gain = density, max_age, start, min_gain
         self._group = group
         self._num_ranks = self._count_ranks()
-        self._entries: dict[int, BlockedParameter] = {}
-        at = 0
-        for index, (name, cut) in enumerate(cuts.items()):
-            span, residual = slice(at, at + cut.num_blocks), Residual(cut, params[name])
-            self._entries[id(params[name])] = BlockedParameter(name, index, cut, span, residual)
-            at = span.stop
-        sizes = [torch.full((cut.num_blocks,), cut.block_size) for cut in cuts.values()]
-        self._sizes_R = torch.cat([torch.zeros(0, dtype=torch.int64), *sizes])
-        self._ends = torch.tensor([entry.span.stop for entry in self._entries.values()])
-        self._ages_R = torch.zeros(at, dtype=torch.int64)
-        self._scores_R = torch.zeros(at, dtype=torch.float64)
-        self.set_curvature(torch.zeros(at))
+        self._sizes_R = torch.zeros(self._num_blocks, dtype=torch.int64)
+        for entry in entries:
+            self._sizes_R[entry.span] = entry.cut.block_size
+        self._ages_R = torch.zeros_like(self._sizes_R)
+        self._scores_R = torch.zeros(self._num_blocks, dtype=torch.float64)
+        self.set_curvature(self._scores_R)
         self.step = 0
         self.forecast: ExchangeForecast | None = None
         self.past_buckets = False  # whether structured steps take gradients at the parameters
@@ -114,7 +117,7 @@ class Tasc:
 
         None if all of it was sent, as in every step. A block sent in every step has waited 1.
         """
-        entry = self._entries.get(id(param))
+        entry = self._by_param.get(param)
         if entry is None or self._chosen_R is None or not entry.cut.num_blocks:
             return None
         rows = self._rows[entry.index]
@@ -123,7 +126,7 @@ class Tasc:
     def residuals(self) -> dict[str, torch.Tensor]:
         """What this rank has not sent [R, N], by the name of the parameter."""
         self._settle()
-        return {e.name: e.residual.held_RN for e in self._entries.values() if e.cut.num_blocks}
+        return {e.name: e.held_RN for e in self._entries if e.cut.num_blocks}
 
     def structure(self) -> torch.Tensor | None:
         """True for the blocks of all parameters that the last step sent; None if all were."""
@@ -131,7 +134,7 @@ class Tasc:
 
     def blocks(self) -> Iterator[tuple[str, BlockCut, slice]]:
         """Names of parameters, how they are cut and where their blocks are in `structure()`."""
-        for entry in self._entries.values():
+        for entry in self._entries:
             yield entry.name, entry.cut, entry.span
 
     def set_curvature(self, traces_R: torch.Tensor) -> None:
@@ -142,19 +145,18 @@ class Tasc:
     def state_dict(self) -> dict[str, Any]:
         """Tensors and plain values, by parameter. Residuals are this rank's own: save all ranks."""
         self._settle()
-        known = self._known_of_blocks()
-        parameters = {
-            entry.name: {
-                "residual": entry.residual.held_RN.clone(),
-                **{key: all_R[entry.span].clone() for key, all_R in known.items()},
-            }
-            for entry in self._entries.values()
-        }
+        known = self._known_of_blocks().items()
         return {
             "version": VERSION,
             "step": self.step,
             "forecast": None if self.forecast is None else asdict(self.forecast),
-            "parameters": parameters,
+            "parameters": {
+                entry.name: {
+                    "residual": entry.held_RN.clone(),
+                    **{key: all_R[entry.span].clone() for key, all_R in known},
+                }
+                for entry in self._entries
+            },
         }
 
     def _known_of_blocks(self) -> dict[str, torch.Tensor]:
@@ -164,22 +166,22 @@ class Tasc:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was taken; ArtifactError if it is of another model."""
         held = state["parameters"]
-        names = {entry.name for entry in self._entries.values()}
+        names = {entry.name for entry in self._entries}
         if state["version"] != VERSION or set(held) != names:
             odd = ", ".join(sorted(set(held) ^ names)[:3]) or "none"
             raise ArtifactError(
                 f"TASC state of version {state['version']}: expected version {VERSION} and the"
                 f" parameters of this model; on one side only: {odd}."
             )
-        for entry in self._entries.values():
-            expected, found = entry.residual.held_RN.shape, held[entry.name]["residual"].shape
+        for entry in self._entries:
+            expected, found = entry.held_RN.shape, held[entry.name]["residual"].shape
             if found != expected:
                 raise ArtifactError(
                     f"TASC state, {entry.name}: expected blocks {list(expected)}, got"
                     f" {list(found)}. The model, or the masks of its layers, were others."
                 )
-        for entry in self._entries.values():
-            entry.residual.held_RN.copy_(held[entry.name]["residual"])
+        for entry in self._entries:
+            entry.held_RN.copy_(held[entry.name]["residual"])
             for key, all_R in self._known_of_blocks().items():
                 all_R[entry.span] = held[entry.name][key]
         self.set_curvature(self._curvature_R)
@@ -204,14 +206,10 @@ class Tasc:
         decided = self.forecast is not None or self.min_gain <= 0
         return decided and self.active and self.step >= self.start and self._num_blocks > 0
 
-    def index_of(self, param: nn.Parameter) -> int:
-        """Where a parameter stands among those of the model."""
-        return self._entries[id(param)].index
-
-    def open_packets(self, params: Iterable[nn.Parameter]) -> list[Packet]:
+    def open_packets(self) -> list[Packet]:
         """Begin a structured step; a packet for the parameters of each dtype."""
         self._begin_step()
-        self._packets = self._packets_of(self._entries[id(param)] for param in params)
+        self._packets = self._packets_of(self._entries)
         self._failed = True  # if nothing is exchanged after all
         return self._packets
 
@@ -236,7 +234,7 @@ class Tasc:
         if self.step <= self.start or not self._num_blocks:
             return
         if self.forecast is None and self.min_gain > 0:
-            like = next(iter(self._entries.values())).residual.held_RN
+            like = self._entries[0].held_RN
             self.forecast = measure_forecast(self._rehearse, like, self._total, self._group)
             self._chosen_R = None
             if not self.active:
@@ -249,9 +247,9 @@ class Tasc:
         if not self.past_buckets:
             bucket.copy_(gradient)
         self._choose()
-        packets = self._packets_of(self._entries.values())
+        packets = self._packets_of(self._entries)
         parts = [part for packet in packets for part in packet.parts]
-        sizes = [part.entry.cut.blocked + part.entry.cut.tail for part in parts]
+        sizes = [part.entry.param.numel() for part in parts]
         pieces = list(zip(parts, torch.split(bucket, sizes), strict=True))
         for part, piece in pieces:
             part.fill(piece)
@@ -273,32 +271,25 @@ class Tasc:
             budget=self.budget,
             max_age=self.max_age,
         )
-        chosen = self._chosen_R.nonzero().view(-1)
-        ends = torch.searchsorted(chosen, self._ends).tolist()
-        self._rows, first = [], 0
-        for entry, last in zip(self._entries.values(), ends, strict=True):
-            self._rows.append(chosen[first:last] - entry.span.start)
-            first = last
+        in_spans = (self._chosen_R[entry.span] for entry in self._entries)
+        self._rows = [chosen_R.nonzero().view(-1) for chosen_R in in_spans]
 
     def _packets_of(self, entries: Iterable[BlockedParameter]) -> list[Packet]:
         """A packet for the parameters of each dtype."""
-        groups: dict[torch.dtype, list[BlockedParameter]] = defaultdict(list)
+        groups = defaultdict(list)
         for entry in entries:
-            groups[entry.residual.held_RN.dtype].append(entry)
-        return [self._packet_of(group) for group in groups.values()]
-
-    def _packet_of(self, entries: Iterable[BlockedParameter]) -> Packet:
-        chosen = [(entry, self._rows[entry.index]) for entry in entries]
-        return Packet(chosen, lambda size: padded_size(size, self._num_ranks))
+            groups[entry.held_RN.dtype].append(entry)
+        return [
+            Packet([(entry, self._rows[entry.index]) for entry in group], self._num_ranks)
+            for group in groups.values()
+        ]
 
     def _arrived(self, packet: Packet) -> bool:
         """Look at a packet that came back: whether all are numbers, which are means then."""
-        if not packet.is_finite:
+        if not packet.read(self._num_ranks, self._fresh_R):
             self._failed = True
             return False
         self._differs |= not packet.agrees(self._num_ranks)
-        packet.divide(self._num_ranks)
-        packet.read_scores(self._fresh_R)
         return True
 
     def _reduce_dense(self, bucket: GradBucket) -> Future[torch.Tensor]:
@@ -310,8 +301,7 @@ class Tasc:
         def finish(done: Future[list[torch.Tensor]]) -> torch.Tensor:
             # All ranks know the mean itself, so its scores need not travel.
             for entry, flat in parts:
-                in_blocks = flat[: entry.cut.blocked].view(-1, entry.cut.block_size)
-                scores_R = in_blocks.square().mean(1).double()
+                scores_R = entry.cut.in_blocks(flat).square().mean(1).double()
                 self._failed |= not bool(torch.isfinite(scores_R.sum()))
                 self._fresh_R[entry.span] = scores_R
             return done.value()[0]
@@ -320,7 +310,7 @@ class Tasc:
 
     def _reduce_chosen(self, bucket: GradBucket) -> Future[torch.Tensor]:
         buffer, pieces = bucket.buffer(), dict(self._pieces(bucket))
-        packet = self._packet_of(pieces)
+        (packet,) = self._packets_of(pieces)
         self._packets.append(packet)
         for part in packet.parts:
             part.fill(pieces[part.entry])
@@ -349,7 +339,7 @@ class Tasc:
         """The parameters of a bucket and their pieces of its buffer."""
         at, buffer = 0, bucket.buffer()
         for param in bucket.parameters():
-            entry = self._entries.get(id(param))
+            entry = self._by_param.get(param)
             if entry is None:
                 raise InputError("TASC: DDP reduces a parameter that the model does not have.")
             yield entry, buffer[at : at + param.numel()]
@@ -381,17 +371,3 @@ class Tasc:
             self._ages_R[self._chosen_R] = 0
         if self.step >= self.start:
             self._scores_R, self._fresh_R = self._fresh_R, self._scores_R
-
-
-def _check_settings(density: float, max_age: int, start: int, always: int, total: int) -> None:
-    if not 0 < density <= 1:
-        raise InputError(f"TASC: density must be in (0, 1], got {density}.")
-    if max_age < 1:
-        raise InputError(f"TASC: max_age must be at least 1, got {max_age}.")
-    if start < 2:
-        raise InputError(f"TASC: start must be at least 2 dense steps, got {start}.")
-    if int(density * total) <= always < total:
-        raise InputError(
-            f"TASC: density {density} leaves nothing for blocks: biases, norms and scores alone are"
-            f" {always / total:.4f} of the {total} elements. Ask for more."
-        )

@@ -7,27 +7,16 @@ the bucket, then a checksum of the choice.
 Legend: R blocks, A of them sent, N elements of a block.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
-from gossamer.training.distributed.tasc.blocks import BlockCut, Residual
+from gossamer.training.distributed.tasc.blocks import BlockedParameter
 
 # Sums of checksums over 4096 ranks are exact in fp32.
 _CHECKSUM_MODULUS = 4093
-
-
-@dataclass(frozen=True, eq=False)
-class BlockedParameter:
-    """A parameter: where its blocks stand among all, and what waits in them on this rank."""
-
-    name: str
-    index: int
-    cut: BlockCut
-    span: slice
-    residual: Residual
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,12 +36,12 @@ class PacketPart:
             gradient: None stands for zeros.
             adds: to one that was absorbed in this step already.
         """
-        residual, cut = self.entry.residual, self.entry.cut
+        cut, held_RN = self.entry.cut, self.entry.held_RN
         if gradient is None:
-            gradient = residual.held_RN.new_zeros(cut.blocked + cut.tail)
+            gradient = held_RN.new_zeros(cut.blocked + cut.tail)
         if cut.num_blocks:
-            fresh_R = residual.absorb(gradient[: cut.blocked].view(-1, cut.block_size), self.scores)
-            residual.copy(self.rows, self.sent)
+            fresh_R = self.entry.absorb(cut.in_blocks(gradient), self.scores)
+            torch.index_select(held_RN, 0, self.rows, out=self.sent.view(-1, cut.block_size))
             # In blocks that are sent about one gradient more will wait next time.
             self.scores.index_copy_(0, self.rows, fresh_R.index_select(0, self.rows))
         if cut.tail:
@@ -64,7 +53,7 @@ class PacketPart:
         cut = self.entry.cut
         if cut.num_blocks:
             sent_AN = self.sent.to(gradient.dtype).view(-1, cut.block_size)
-            gradient[: cut.blocked].view(-1, cut.block_size).index_copy_(0, self.rows, sent_AN)
+            cut.in_blocks(gradient).index_copy_(0, self.rows, sent_AN)
         if cut.tail:
             gradient[cut.blocked :] = self.tail
 
@@ -74,73 +63,53 @@ class Packet:
 
     Args:
         chosen: the parameters and their blocks to send.
-        padded_size: how many elements the buffer gets, zeros behind it included.
+        num_ranks: must own equal pieces of the buffer, which gets zeros behind it for that.
     """
 
     def __init__(
         self,
         chosen: Sequence[tuple[BlockedParameter, torch.Tensor]],
-        padded_size: Callable[[int], int] = lambda size: size,
+        num_ranks: int = 1,
     ) -> None:
         # In the order of the model: a bucket's own order is another before DDP has made its buckets
         # anew, and in a ring the place of a number decides in which order ranks are added.
         chosen = sorted(chosen, key=lambda pair: pair[0].index)
         cuts = [entry.cut for entry, _ in chosen]
-        num_sent = sum(
-            len(rows) * cut.block_size for (_, rows), cut in zip(chosen, cuts, strict=True)
-        )
-        self._num_numbers = num_sent + sum(cut.tail for cut in cuts)
-        num_scores = sum(cut.num_blocks for cut in cuts)
-        like = chosen[0][0].residual.held_RN
-        size = self._num_numbers + num_scores + 1
-        self.padded = like.new_empty(padded_size(size))
+        sent = [len(rows) * entry.cut.block_size for entry, rows in chosen]
+        tails, scores = [cut.tail for cut in cuts], [cut.num_blocks for cut in cuts]
+        self._num_numbers = sum(sent + tails)
+        size = self._num_numbers + sum(scores) + 1
+        self.padded = chosen[0][0].held_RN.new_empty(padded_size(size, num_ranks))
         self.padded[size:] = 0
         self.buffer = self.padded[:size]
-        self.parts = list(_lay_out(chosen, self.buffer, num_sent, self._num_numbers))
+        pieces = torch.split(self.buffer[:-1], sent + tails + scores)
+        self.parts = [
+            PacketPart(*pair, *pieces[index :: len(chosen)]) for index, pair in enumerate(chosen)
+        ]
         blocks = sum(int(rows.sum()) + len(rows) * entry.span.start for entry, rows in chosen)
-        self._checksum: int = blocks % _CHECKSUM_MODULUS
+        self._checksum = blocks % _CHECKSUM_MODULUS
         self.buffer[-1] = self._checksum
-
-    @property
-    def is_finite(self) -> bool:
-        """Whether all that came back, scores included, are numbers."""
-        return bool(torch.isfinite(self.buffer.sum()))
 
     def agrees(self, num_ranks: int) -> bool:
         """Whether all ranks had chosen the same blocks."""
         return int(self.buffer[-1]) == self._checksum * num_ranks
 
-    def divide(self, num_ranks: int) -> None:
-        """Make means of the sums that came back; not of the scores."""
-        self.buffer[: self._num_numbers].div_(num_ranks)
+    def read(self, num_ranks: int, scores_R: torch.Tensor) -> bool:
+        """Make means of the sums that came back, and put scores where they belong among all blocks.
 
-    def read_scores(self, scores_R: torch.Tensor) -> None:
-        """Put scores where they belong among the blocks of all parameters."""
+        False, and nothing else, if something that came back, scores included, is no number.
+        """
+        if not torch.isfinite(self.buffer.sum()):
+            return False
+        self.buffer[: self._num_numbers].div_(num_ranks)
         for part in self.parts:
             scores_R[part.entry.span] = part.scores
+        return True
 
     def clear(self) -> None:
         """Forget what was sent: it has arrived."""
         for part in self.parts:
-            if len(part.rows):
-                part.entry.residual.clear(part.rows)
-
-
-def _lay_out(
-    chosen: Sequence[tuple[BlockedParameter, torch.Tensor]],
-    buffer: torch.Tensor,
-    tail_at: int,
-    score_at: int,
-) -> Iterator[PacketPart]:
-    at = 0
-    for entry, rows in chosen:
-        cut = entry.cut
-        sent, tail = at + len(rows) * cut.block_size, tail_at + cut.tail
-        scores = score_at + cut.num_blocks
-        yield PacketPart(
-            entry, rows, buffer[at:sent], buffer[tail_at:tail], buffer[score_at:scores]
-        )
-        at, tail_at, score_at = sent, tail, scores
+            part.entry.held_RN.index_fill_(0, part.rows, 0)
 
 
 # Beyond this many bytes gloo's ring, which cuts its messages, was faster.
@@ -154,9 +123,7 @@ def padded_size(size: int, num_ranks: int) -> int:
 
 def all_reduce_in_two_hops(buffer: torch.Tensor, group: dist.ProcessGroup | None) -> None:
     """Add up over all ranks, in place; in the order of ranks, the same bits on all of them."""
-    num_ranks = dist.get_world_size(group)
-    pieces_WC = torch.empty_like(buffer).view(num_ranks, -1)
+    pieces_WC = torch.empty_like(buffer).view(dist.get_world_size(group), -1)
     dist.all_to_all_single(pieces_WC.view(-1), buffer, group=group)
-    own_C = pieces_WC.sum(0)
-    pieces_WC.copy_(own_C)
+    pieces_WC.copy_(pieces_WC.sum(0))
     dist.all_to_all_single(buffer, pieces_WC.view(-1), group=group)

@@ -20,7 +20,7 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.training.distributed.tasc.exchange import Tasc
-from gossamer.training.optim import StepsEachParameter
+from gossamer.training.optim import ParamGroup, StepsEachParameter
 
 
 class RowOptimizer(StepsEachParameter):
@@ -29,18 +29,18 @@ class RowOptimizer(StepsEachParameter):
     Args:
         params: Parameters or groups of them.
         tasc: what knows which blocks were sent.
-        defaults: settings of the algorithm.
+        settings: of the algorithm.
     """
 
     STATE: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, params: Any, tasc: Tasc, defaults: dict[str, Any]) -> None:
-        if defaults["lr"] < 0 or defaults["weight_decay"] < 0:
+    def __init__(self, params: Any, tasc: Tasc, **settings: Any) -> None:
+        if settings["lr"] < 0 or settings["weight_decay"] < 0:
             raise InputError(f"{type(self).__name__}: lr and weight_decay must not be negative.")
-        super().__init__(params, defaults)
+        super().__init__(params, settings)
         self._tasc = tasc
 
-    def _step_parameter(self, param: nn.Parameter, group: dict[str, Any]) -> None:
+    def _step_parameter(self, param: nn.Parameter, group: ParamGroup) -> None:
         state = self.state[param]
         if not state:
             state["step"] = torch.zeros(())
@@ -55,10 +55,15 @@ class RowOptimizer(StepsEachParameter):
             self._update(tensors, None, group, number)
             return
         cut, rows_A, waited_A = sent
-        flat = [_flat(tensor) for tensor in tensors]
+        if not all(tensor.is_contiguous() for tensor in tensors):
+            raise InputError(
+                f"row optimizer: a parameter of {list(param.shape)} or its state is not contiguous."
+                " Keep convolutions in the default memory format."
+            )
+        flat = [tensor.view(-1) for tensor in tensors]
         if cut.tail:
             self._update([f[cut.blocked :] for f in flat], None, group, number)
-        whole_RN = [f[: cut.blocked].view(-1, cut.block_size) for f in flat]
+        whole_RN = [cut.in_blocks(f) for f in flat]
         sent_AN = [tensor.index_select(0, rows_A) for tensor in whole_RN]
         self._update(sent_AN, waited_A.to(param.dtype).view(-1, 1), group, number)
         for index, (tensor, new) in enumerate(zip(whole_RN, sent_AN, strict=True)):
@@ -70,7 +75,7 @@ class RowOptimizer(StepsEachParameter):
         self,
         tensors: list[torch.Tensor],
         waited: torch.Tensor | None,
-        group: dict[str, Any],
+        group: ParamGroup,
         number: int,
     ) -> None:
         """Update the weight and state in `tensors` (weight, gradient, then STATE) in place.
@@ -110,14 +115,13 @@ class RowSGD(RowOptimizer):
     ) -> None:
         if not 0 <= momentum < 1:
             raise InputError(f"RowSGD: momentum must be in [0, 1), got {momentum}.")
-        settings = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
-        super().__init__(params, tasc, settings)
+        super().__init__(params, tasc, lr=lr, momentum=momentum, weight_decay=weight_decay)
 
     def _update(
         self,
         tensors: list[torch.Tensor],
         waited: torch.Tensor | None,
-        group: dict[str, Any],
+        group: ParamGroup,
         number: int,
     ) -> None:
         weight, gradient, buffer = tensors
@@ -155,14 +159,13 @@ class RowAdamW(RowOptimizer):
     ) -> None:
         if not all(0 <= beta < 1 for beta in betas):
             raise InputError(f"RowAdamW: betas must be in [0, 1), got {betas}.")
-        settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, tasc, settings)
+        super().__init__(params, tasc, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
 
     def _update(
         self,
         tensors: list[torch.Tensor],
         waited: torch.Tensor | None,
-        group: dict[str, Any],
+        group: ParamGroup,
         number: int,
     ) -> None:
         weight, gradient, mean, square = tensors
@@ -171,7 +174,7 @@ class RowAdamW(RowOptimizer):
         if waited is None:
             mean.lerp_(gradient, 1 - beta1)
             square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-            moved: torch.Tensor = mean
+            moved = mean
         else:
             kept1, kept2, average = beta1**waited, beta2**waited, gradient / waited
             # The sum of b1^j over the steps 1..a: what is left of the old mean in all of them.
@@ -183,16 +186,7 @@ class RowAdamW(RowOptimizer):
         weight.addcdiv_(moved, root, value=-lr / (1 - beta1**number))
 
 
-def _decay(weight: torch.Tensor, waited: torch.Tensor | None, group: dict[str, Any]) -> None:
+def _decay(weight: torch.Tensor, waited: torch.Tensor | None, group: ParamGroup) -> None:
     strength = float(group["lr"]) * group["weight_decay"]
     if strength:
         weight.mul_(1 - strength if waited is None else (1 - strength) ** waited)
-
-
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    if not tensor.is_contiguous():
-        raise InputError(
-            f"row optimizer: a parameter of {list(tensor.shape)} or its state is not contiguous."
-            " Keep convolutions in the default memory format."
-        )
-    return tensor.view(-1)
