@@ -25,7 +25,9 @@ class Settings(BaseModel):
     `fractions` names the fields that people may mistake for percentages, with their legal range.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
+    )
     fractions: ClassVar[Mapping[str, str]] = {}
 
 

@@ -27,49 +27,28 @@ class Prune(StageSettings):
 
     fractions: ClassVar = {"sparsity": "[0, 1)"}
 
-    method: Annotated[str, Field(max_length=100)] = Field(
-        description="What chooses the zeros, and the kept weights where it changes them."
-    )
-    kind: Literal["built-in", "scorer"] = Field(
-        default="built-in",
-        description="scorer: method is a name given to gossamer.register.scorer.",
-    )
-    pattern: PatternName = Field(
-        default="unstructured",
-        description="Which zeros are legal: unstructured, 2:4, 64:2:8, block:4x4.",
-    )
-    sparsity: float | None = Field(
-        default=None,
-        ge=0.0,
-        lt=1.0,
-        description="Fraction of zeros; left out where the pattern fixes it.",
-    )
-    budget: Literal["uniform", "global", "erk", "half-erk", "owl", "sensitivity"] = Field(
-        default="uniform", description="How the sparsity is shared among layers."
-    )
+    method: Annotated[str, Field(max_length=100)]
+    """What chooses the zeros, and the kept weights where it changes them."""
+    kind: Literal["built-in", "scorer"] = "built-in"
+    """scorer: method is a name given to gossamer.register.scorer."""
+    pattern: PatternName = "unstructured"
+    """Which zeros are legal: unstructured, 2:4, 64:2:8, block:4x4."""
+    sparsity: float | None = Field(default=None, ge=0.0, lt=1.0)
+    """Fraction of zeros; left out where the pattern fixes it."""
+    budget: Literal["uniform", "global", "erk", "half-erk", "owl", "sensitivity"] = "uniform"
+    """How the sparsity is shared among layers."""
     targets: Targets = None
     ignore: Ignored = None
-    damping: float | None = Field(
-        default=None,
-        gt=0.0,
-        le=10.0,
-        description="Added to the diagonal of the Hessian, as a fraction of its mean.",
-    )
-    block: int | None = Field(
-        default=None, ge=1, le=65536, description="Columns that are updated together, lazily."
-    )
-    quantise: Annotated[Literal[4, 8], BeforeValidator(whole_number)] | None = Field(
-        default=None,
-        description="Bits of the kept weights, rounded in the same pass; null: not at all.",
-    )
-    refit: bool = Field(
-        default=False,
-        description="Exact least squares of the kept weights after the mask is fixed.",
-    )
-    match: Literal["pruned", "dense"] | None = Field(
-        default=None,
-        description="Whose outputs are reconstructed from the pruned model's inputs.",
-    )
+    damping: float | None = Field(default=None, gt=0.0, le=10.0)
+    """Added to the diagonal of the Hessian, as a fraction of its mean."""
+    block: int | None = Field(default=None, ge=1, le=65536)
+    """Columns that are updated together, lazily."""
+    quantise: Annotated[Literal[4, 8], BeforeValidator(whole_number)] | None = None
+    """Bits of the kept weights, rounded in the same pass; null: not at all."""
+    refit: bool = False
+    """Exact least squares of the kept weights after the mask is fixed."""
+    match: Literal["pruned", "dense"] | None = None
+    """Whose outputs are reconstructed from the pruned model's inputs."""
 
     @model_validator(mode="before")
     @classmethod
