@@ -33,7 +33,6 @@ ALLOWED = {
     "pruning/schedules/layers.py": 6,
     "pruning/schedules/run.py": 1,
     "pruning/schedules/saliency.py": 1,
-    "recipes/stages/pattern_rules.py": 1,
     "running/conv_net/batch_norm.py": 3,
     "running/conv_net/fused_convs.py": 4,
     "running/conv_net/network.py": 1,

@@ -119,15 +119,14 @@ def field_words(name: str, found: Any, fields: Mapping[str, "FieldInfo"], hint: 
         hint: where to find what is legal.
     """
     kind, value, context = found["type"], found["input"], found.get("ctx", {})
+    known = {info.alias or field: info for field, info in fields.items()}
     if kind == "extra_forbidden":
-        known = tuple(info.alias or field for field, info in fields.items())
         return (
-            f"unknown key {show(name)}.{near(name, known)} Expected one of {', '.join(known)}."
+            f"unknown key {show(name)}.{near(name, [*known])} Expected one of {', '.join(known)}."
             f" {hint}"
         )
     if kind == "missing":
-        by_alias = {info.alias or field: info for field, info in fields.items()}
-        return f"is missing. {by_alias[name].description or ''}".strip()
+        return f"is missing. {known[name].description or ''}".strip()
     if kind == "literal_error":
         legal = context["expected"].replace("'", "").replace(" or ", ", ").split(", ")
         if not isinstance(value, str):
@@ -147,11 +146,10 @@ def field_words(name: str, found: Any, fields: Mapping[str, "FieldInfo"], hint: 
 
 def fraction_words(value: Any, legal: str) -> str:
     """Why a number is no fraction; percentages get the number to write."""
+    words = f"must be in {legal}, got {value}."
     if isinstance(value, int | float) and 1 < value < 100:
-        return f"must be in {legal}, got {value}. Write {value / 100:g} for {value:g} %."
-    if value == 1:
-        return f"must be in {legal}, got {value}. At 1.0 nothing would be left."
-    return f"must be in {legal}, got {value}."
+        return f"{words} Write {value / 100:g} for {value:g} %."
+    return f"{words} At 1.0 nothing would be left." if value == 1 else words
 
 
 def _type(expected: str, value: Any) -> str:

@@ -6,6 +6,7 @@ Order: size, UTF-8, YAML, overrides, variables, schema. Nothing here imports tor
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from gossamer.recipes.wording import recipe_findings
 from gossamer.recipes.yaml_lines import MAX_BYTES, Document, parse_yaml
 
 _BUILTIN = Path(__file__).parent / "builtin"
-_SUFFIXES = (".yaml", ".yml")
 
 
 def load_recipe(source: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Recipe:
@@ -55,12 +55,12 @@ def parse_recipe(raw: bytes, source: str, overrides: Sequence[str] = ()) -> Reci
         fault = document.fault(path, message)
         if fault.path in undefined:
             continue  # The text of an undefined variable is no number either.
-        name = from_variable.get(path)
-        if name is not None:
-            fault = _with_origin(fault, document, name)
+        if path in from_variable:
+            fault = _with_origin(fault, document, from_variable[path])
         faults.append(fault)
     if faults or recipe is None:
-        raise RecipeFaults(sorted(dict.fromkeys(faults), key=_order))
+        places = sorted(dict.fromkeys(faults), key=lambda fault: (fault.line or 0, fault.path))
+        raise RecipeFaults(places)
     return recipe
 
 
@@ -114,23 +114,18 @@ def read_source(source: str | os.PathLike[str]) -> tuple[bytes, str]:
 
 
 def _missing(where: str, path: Path) -> str:
-    names = builtin_names()
-    name = path.name.removesuffix(".yaml").removesuffix(".yml")
+    names, is_yaml = builtin_names(), path.suffix in (".yaml", ".yml")
+    name = path.stem if is_yaml else path.name
     if name in names:
         hint = f" {name!r} is a built-in recipe: name it so, or 'gossamer recipe copy {name}'."
     else:
         hint = near(name, names) + " Run 'gossamer recipe list'."
-    kind = "" if path.suffix in _SUFFIXES else " or built-in recipe"
+    kind = "" if is_yaml else " or built-in recipe"
     return f"{where}: there is no such file{kind}.{hint}"
 
 
 def _with_origin(fault: Fault, document: Document, name: str) -> Fault:
     origin = document.fault(("variables", name), "")
     if origin.line is None:
-        return Fault(origin.source, None, fault.path, f"{fault.message} (${{{name}}})")
-    text = f"{fault.message} (${{{name}}} of line {origin.line})"
-    return Fault(fault.source, fault.line, fault.path, text)
-
-
-def _order(fault: Fault) -> tuple[int, str]:
-    return (fault.line or 0, fault.path)
+        return replace(origin, path=fault.path, message=f"{fault.message} (${{{name}}})")
+    return replace(fault, message=f"{fault.message} (${{{name}}} of line {origin.line})")

@@ -13,19 +13,14 @@ WHOLE = re.compile(r"\$\{([^{}]*)\}")
 
 def unused_variables(document: Document) -> list[Fault]:
     """A fault for every variable that no value names."""
-    used: set[str] = set()
-
-    def note(text: str, path: Path) -> None:
-        used.update(WHOLE.findall(text) if WHOLE.fullmatch(text) else ())
-
-    _map_texts(document.data, note)
+    _, used, _ = substitute(document)
     return [
         document.fault(
             ("variables", name),
             f"is never used. Write ${{{name}}} where it belongs, or remove it.",
         )
         for name in _variables(document.data)
-        if name not in used
+        if name not in used.values()
     ]
 
 

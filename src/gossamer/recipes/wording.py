@@ -29,14 +29,17 @@ def recipe_findings(data: dict[str, Any]) -> tuple[Recipe | None, list[Finding]]
     try:
         recipe = Recipe.model_validate(data)
     except ValidationError as error:
-        # Rules over several fields are told by _stage_findings, fields in fault or not.
-        found_all = [found for found in error.errors(include_url=False) if not _is_echo(found)]
-        findings += [
-            (_path(found), _words(_path(found), found))
-            for found in found_all
-            if found["type"] != "value_error"
-        ]
-        findings += [_schedule_rule(found) for found in found_all if _is_schedule_rule(found)]
+        rules = []
+        for found in error.errors(include_url=False):
+            path = _path(found)
+            if found["type"] == "value_error":
+                # Other rules are told by _stage_findings, whether fields are in fault or not.
+                if _SCHEDULE in found["loc"]:
+                    rules.append(_schedule_rule(path, str(found["ctx"]["error"])))
+            # A list is called too short where its items are in fault; those are told themselves.
+            elif found["type"] != "too_short" or not found["input"]:
+                findings.append((path, _words(path, found)))
+        findings += rules
     return (None if findings else recipe), findings
 
 
@@ -71,11 +74,6 @@ def _words(path: Path, found: Any) -> str:
     return field_words(name, found, model.model_fields, SCHEMA_HINT)
 
 
-def _is_echo(found: Any) -> bool:
-    """A list is called too short where its items are in fault; those are told themselves."""
-    return found["type"] == "too_short" and bool(found["input"])
-
-
 def _path(found: Any) -> Path:
     path: Path = found["loc"]
     if found["type"] in ("union_tag_not_found", "union_tag_invalid"):
@@ -90,24 +88,16 @@ def _path(found: Any) -> Path:
 def _schedule_kind(value: Any) -> str:
     if not isinstance(value, dict):
         return f"expected a mapping with kind and sparsity, got {show(value)}."
-    listed = ", ".join(SCHEDULES)
+    kind, listed = value.get("kind"), ", ".join(SCHEDULES)
     if "kind" not in value:
         return f"is missing; expected one of {listed}. {SCHEMA_HINT}"
-    kind = value["kind"]
     return f"unknown kind {show(kind)}.{near(kind, tuple(SCHEDULES))} Expected one of {listed}."
 
 
-def _is_schedule_rule(found: Any) -> bool:
-    return found["type"] == "value_error" and _SCHEDULE in found["loc"]
-
-
-def _schedule_rule(found: Any) -> Finding:
+def _schedule_rule(path: Path, text: str) -> Finding:
     """A rule over several fields says `field: what is wrong`."""
-    text = str(found["ctx"]["error"])
     name, colon, rest = text.partition(": ")
-    if colon and name.isidentifier():
-        return (*_path(found), name), rest
-    return _path(found), text
+    return ((*path, name), rest) if colon and name.isidentifier() else (path, text)
 
 
 def _version(kind: str, value: Any) -> str:

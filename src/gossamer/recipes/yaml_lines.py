@@ -114,16 +114,16 @@ class _Open:
     key_line: int = 0
 
 
+@dataclass
 class _Builder:
     """Builds plain data from the events of the YAML parser; recursion and expansion are absent."""
 
-    def __init__(self, source: str) -> None:
-        self.source = source
-        self.lines: dict[Path, int] = {}
-        self.stack: list[_Open] = []
-        self.root: Any = None
-        self.num_documents = 0
-        self.faults: list[Fault] = []
+    source: str
+    lines: dict[Path, int] = field(default_factory=dict)
+    stack: list[_Open] = field(default_factory=list)
+    root: Any = None
+    num_documents: int = 0
+    faults: list[Fault] = field(default_factory=list)
 
     def take(self, event: yaml.Event) -> None:
         """Consume one event."""
@@ -135,7 +135,7 @@ class _Builder:
         elif isinstance(event, yaml.NodeEvent):
             self._check_node(event, line)
             if isinstance(event, yaml.ScalarEvent):
-                self._add(self._scalar(event), line)
+                self._add(read_scalar(event.value) if event.style is None else event.value, line)
             else:
                 empty: Any = {} if isinstance(event, yaml.MappingStartEvent) else []
                 path = self._add(empty, line)
@@ -150,28 +150,23 @@ class _Builder:
         return Document(self.source, self.root, self.lines)
 
     def _check_node(self, event: yaml.NodeEvent, line: int) -> None:
-        if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
+        words, tag = "", getattr(event, "tag", None)
+        if event.anchor is not None:
             sign = "*" if isinstance(event, yaml.AliasEvent) else "&"
-            _refuse(
-                self.source,
-                line,
-                f"YAML anchors and aliases ({show(sign + str(event.anchor))}) are not allowed."
-                " Recipes have variables: and ${name} instead.",
+            words = (
+                f"YAML anchors and aliases ({show(sign + event.anchor)}) are not allowed."
+                " Recipes have variables: and ${name} instead."
             )
-        tag = getattr(event, "tag", None)
-        if tag is not None:
-            _refuse(
-                self.source,
-                line,
-                f"the YAML tag {show(tag)} is not allowed: such files are plain data. Remove it.",
+        elif tag is not None:
+            words = (
+                f"the YAML tag {show(tag)} is not allowed: such files are plain data. Remove it."
             )
-        if len(self.stack) >= MAX_DEPTH:
-            _refuse(self.source, line, f"is nested deeper than {MAX_DEPTH} levels.")
-        if len(self.lines) >= MAX_VALUES:
-            _refuse(self.source, line, f"has more than {MAX_VALUES} values.")
-
-    def _scalar(self, event: yaml.ScalarEvent) -> Any:
-        return read_scalar(event.value) if event.style is None else event.value
+        elif len(self.stack) >= MAX_DEPTH:
+            words = f"is nested deeper than {MAX_DEPTH} levels."
+        elif len(self.lines) >= MAX_VALUES:
+            words = f"has more than {MAX_VALUES} values."
+        if words:
+            _refuse(self.source, line, words)
 
     def _add(self, value: Any, line: int) -> Path:
         """Put a value where the next one belongs and return its path."""
@@ -188,28 +183,18 @@ class _Builder:
         if top.key is _NO_KEY:
             if isinstance(value, dict | list):
                 _refuse(self.source, line, f"a key must be a word, got {show(value)}.")
-            top.key, top.key_line = _key_text(value), line
+            # `null:` or `1:` as a key: the schema then says that no such key is known.
+            top.key, top.key_line = str(value), line
             return top.path
         path = (*top.path, top.key)
         if top.key in top.value:
-            self.faults.append(
-                Fault(
-                    self.source,
-                    top.key_line,
-                    dotted(path),
-                    f"the key stands here twice, first in line {self.lines[path]}. Remove one.",
-                )
-            )
+            words = f"the key stands here twice, first in line {self.lines[path]}. Remove one."
+            self.faults.append(Fault(self.source, top.key_line, dotted(path), words))
         else:
             self.lines[path] = top.key_line
         top.value[top.key] = value
         top.key = _NO_KEY
         return path
-
-
-def _key_text(value: Any) -> str:
-    # `null:` or `1:` as a key: the schema then says that no such key is known.
-    return value if isinstance(value, str) else str(value)
 
 
 def _refuse(source: str, line: int | None, message: str) -> NoReturn:

@@ -15,9 +15,10 @@ from gossamer.recipes.stages.base import (
     PatternName,
     StageSettings,
     Targets,
+    as_list,
+    pattern_faults,
     whole_number,
 )
-from gossamer.recipes.stages.pattern_rules import pattern_faults
 
 _BUDGETS_WITH_DATA: Final = ("owl", "sensitivity")
 
@@ -56,8 +57,8 @@ class Prune(StageSettings):
         """Settings the method has and nobody gave get their defaults."""
         if not isinstance(data, dict):
             return data
-        given = {name: value for name, value in data.items() if value is not None}
-        return {**data, **_defaults(data), **given}
+        own = _settings_of(data)
+        return {**data, **{name: own[name] for name in own if data.get(name) is None}}
 
     @classmethod
     def faults(cls, raw: Mapping[str, Any]) -> Found:
@@ -87,17 +88,13 @@ def _settings_of(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**found, "match": "pruned"} if raw.get("refit") is True else found
 
 
-def _defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in _settings_of(raw).items() if value is not None}
-
-
 def _method_faults(raw: Mapping[str, Any]) -> Found:
-    method, is_own = raw.get("method"), raw.get("kind", "built-in") == "built-in"
+    method, kind = raw.get("method"), raw.get("kind", "built-in")
     if not isinstance(method, str):
         return
-    if method == "" and raw.get("kind") == "scorer":
+    if method == "" and kind == "scorer":
         yield "method", "expected the name of a registered scorer, got ''."
-    if is_own and method not in METHODS:
+    if kind == "built-in" and method not in METHODS:
         yield (
             "method",
             f"unknown method {show(method)}.{near(method, tuple(METHODS))} Expected one of"
@@ -116,10 +113,8 @@ def _method_faults(raw: Mapping[str, Any]) -> Found:
 
 
 def _rule_faults(name: str, rules: Any) -> Found:
-    listed: Sequence[Any] = [rules] if isinstance(rules, str) else rules
-    if not isinstance(listed, list | tuple):
-        return
-    for rule in listed:
+    listed = as_list(rules)
+    for rule in listed if isinstance(listed, tuple) else ():
         if isinstance(rule, str) and rule.startswith("re:"):
             try:
                 re.compile(rule.removeprefix("re:"))

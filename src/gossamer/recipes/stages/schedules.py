@@ -18,9 +18,10 @@ from gossamer.recipes.stages.base import (
     Seed,
     Settings,
     Targets,
+    pattern_faults,
     raise_faults,
+    read_pattern,
 )
-from gossamer.recipes.stages.pattern_rules import pattern_faults, read_pattern
 
 Budget = Annotated[
     Literal["uniform", "global", "erk", "half-erk"],

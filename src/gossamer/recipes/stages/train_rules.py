@@ -31,8 +31,8 @@ _OPTIMIZER_SETTINGS: Final[dict[str, tuple[str, ...]]] = {
     "momentum": ("sgd", "lars"),
     "nesterov": ("sgd",),
 }
-# Moments of a schedule that are steps of the run.
-_MOMENTS = ("at", "begin", "end", "last_dense")
+# Section -> its moments that are steps of the run.
+_MOMENTS = {"schedule": ("at", "begin", "end", "last_dense"), "rate": ("warmup",)}
 
 
 def train_faults(train: Mapping[str, Any]) -> Found:
@@ -74,10 +74,10 @@ def _optimizer_faults(train: Mapping[str, Any]) -> Found:
     name = settings.get("name", "adamw")
     known = {"adamw", "sgd", "lamb", "lars"}
     yield from _settings_faults("optimizer", settings, name, known, _OPTIMIZER_SETTINGS)
-    betas = settings.get("betas")
+    betas: Any = settings.get("betas")
     numbers = isinstance(betas, list | tuple) and all(isinstance(b, int | float) for b in betas)
-    if numbers and not all(0 <= beta < 1 for beta in betas or ()):
-        yield "optimizer.betas", f"must be in [0, 1), got {list(betas or ())}."
+    if numbers and not all(0 <= beta < 1 for beta in betas):
+        yield "optimizer.betas", f"must be in [0, 1), got {list(betas)}."
     if settings.get("nesterov") is True and not settings.get("momentum"):
         yield "optimizer.nesterov", "needs a momentum."
 
@@ -101,14 +101,9 @@ def _moment_faults(train: Mapping[str, Any]) -> Found:
     steps = train.get("steps")
     if type(steps) is not int:
         return
-    schedule, rate = train.get("schedule"), train.get("rate")
-    for section, held, names in (
-        ("schedule", schedule, _MOMENTS),
-        ("rate", rate, ("warmup",)),
-    ):
-        if not isinstance(held, Mapping):
-            continue
-        for name in names:
+    for section, names in _MOMENTS.items():
+        held: Any = train.get(section)
+        for name in names if isinstance(held, Mapping) else ():
             moment = held.get(name)
             if type(moment) is int and moment > steps:
                 yield (
