@@ -47,8 +47,6 @@ ALLOWED = {
     "runs/made_up_input.py": 1,
     "runs/stages/round.py": 1,
     "runs/times.py": 1,
-    "search/contenders.py": 1,
-    "search/workloads/images.py": 1,
     "search/workloads/workload.py": 1,
     "training/checkpoint/restoring.py": 2,
     "training/distributed/placement/tensor_parallel.py": 5,

@@ -18,7 +18,9 @@ from gossamer.recipes import Recipe
 from gossamer.report import Report
 from gossamer.runs.reporting import Evaluate, dense_bytes, make_report, measure_quality
 from gossamer.runs.stages import STAGES, StageInput, StageOutcome
-from gossamer.runs.times import time_beside_dense, tokens_seen, with_times
+from gossamer.runs.times import time_beside_dense, tokens_seen
+
+OnCompiled = Callable[[nn.Module], None]
 
 
 def execute(
@@ -29,6 +31,7 @@ def execute(
     evaluate: Evaluate | None = None,
     given: StageInput | None = None,
     timed: bool = True,
+    on_compiled: OnCompiled = lambda fast: None,
 ) -> Report:
     """Carry out all stages of `recipe` on `model`, in place.
 
@@ -40,6 +43,7 @@ def execute(
             recovery is kept, also in its checks, for the curve.
         given: loss, journal and progress of the run.
         timed: whether the report has times, where there is data.
+        on_compiled: gets the compiled model that was timed.
     """
     batches = None if data is None else as_batches(data, "the recipe")
     given = replace(given or StageInput(), batches=batches, watch=evaluate)
@@ -58,7 +62,7 @@ def execute(
     # What is taken out changes the shapes: what the model is compared with must be kept.
     dense = copy.deepcopy(model) if any(step.changes_shapes for step in steps) else None
     timed_with = batches[0].arguments if batches is not None and timed else None
-    return carry_out(model, stages, evaluate, timed_with, dense)
+    return carry_out(model, stages, evaluate, timed_with, dense, on_compiled)
 
 
 def carry_out(
@@ -67,6 +71,7 @@ def carry_out(
     evaluate: Evaluate | None,
     timed: Any,
     dense: nn.Module | None = None,
+    on_compiled: OnCompiled = lambda fast: None,
 ) -> Report:
     """Evaluate the model, change it stage by stage, verify, evaluate, time and report.
 
@@ -76,6 +81,7 @@ def carry_out(
         evaluate: gives the quality.
         timed: the batch that dense and pruned are timed with; None measures no times.
         dense: the model as it was, where its shapes change.
+        on_compiled: gets the compiled model that was timed.
     """
     quality_dense = measure_quality(evaluate, model, "before")
     before = dense_bytes(model)
@@ -89,9 +95,8 @@ def carry_out(
             # Of all stages so far: a later one must respect the masks it did not make.
             verify(model, pruned.values())
     quality = measure_quality(evaluate, model, "after")
-    report = make_report(
-        model, list(pruned.values()), dense_bytes(model), notes, quality_dense, quality
-    )
+    results = list(pruned.values())
+    report = make_report(model, results, dense_bytes(model), notes, quality_dense, quality)
     report = replace(report, bytes_dense=before)
     if timed is None:
         return report
@@ -101,7 +106,10 @@ def carry_out(
     tokens = tokens_seen(model, layers, timed)
     if not tokens:
         return report
-    return with_times(report, time_beside_dense(model, tokens, timed, dense))
+    times, fast = time_beside_dense(model, tokens, timed, dense)
+    on_compiled(fast)
+    ms_dense, ms_sparse = (us / 1000 for us in times.us)
+    return replace(report, ms_dense=ms_dense, ms_sparse=ms_sparse, doubt=times.doubt)
 
 
 def _teacher(model: nn.Module, given: StageInput) -> nn.Module:
@@ -125,11 +133,12 @@ def verify(model: nn.Module, layers: Iterable[LayerResult]) -> None:
             raise MaskDrift(f"{layer.name}: was pruned but is a {type(module).__name__}.")
         mask_RK = module.mask()
         layer.pattern.validate(mask_RK, f"{layer.name}, after pruning")
+        kept = int(mask_RK.sum())
         outside = int((module.weight_parameter().detach().flatten(1)[~mask_RK] != 0).sum())
-        if int(mask_RK.sum()) != layer.nnz or outside:
+        if kept != layer.nnz or outside:
             raise MaskDrift(
-                f"{layer.name}: keeps {int(mask_RK.sum())} weights and has {outside} outside its"
-                f" mask; the stage kept {layer.nnz}."
+                f"{layer.name}: keeps {kept} weights and has {outside} outside its mask; the stage"
+                f" kept {layer.nnz}."
             )
         if module.mask_digest() != layer.mask_digest:
             raise MaskDrift(f"{layer.name}: its stored mask is not the one the stage made.")

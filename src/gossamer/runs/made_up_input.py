@@ -47,9 +47,11 @@ def example_input(model: nn.Module, tokens: int) -> Example | None:
     if config is not None:
         limit = min((config[key] for key in _POSITIONS if config.get(key)), default=512)
         # Some families (roberta) reserve two positions.
-        return _ids("input_ids", int(config["vocab_size"]), tokens, limit - 2, generator)
+        ids_BT, text = _ids(int(config["vocab_size"]), tokens, limit - 2, generator)
+        return Example((), {"input_ids": ids_BT}, text, ids_BT.numel())
     if isinstance(model, TinyEncoder):
-        return _ids(None, model.vocab_size, tokens, model.max_tokens, generator)
+        ids_BT, text = _ids(model.vocab_size, tokens, model.max_tokens, generator)
+        return Example((ids_BT,), {}, text, ids_BT.numel())
     width = model.sizes[0] if isinstance(model, MLP) else _first_width(model)
     if width is None:
         return None
@@ -58,15 +60,12 @@ def example_input(model: nn.Module, tokens: int) -> Example | None:
 
 
 def _ids(
-    name: str | None, vocab_size: int, tokens: int, limit: int, generator: torch.Generator
-) -> Example:
+    vocab_size: int, tokens: int, limit: int, generator: torch.Generator
+) -> tuple[torch.Tensor, str]:
     length = min(tokens, max(1, limit))
     batch = max(1, tokens // length)
     ids_BT = torch.randint(vocab_size, (batch, length), generator=generator)
-    text = f"{batch} x {length} random token ids"
-    if name is None:
-        return Example((ids_BT,), {}, text, batch * length)
-    return Example((), {name: ids_BT}, text, batch * length)
+    return ids_BT, f"{batch} x {length} random token ids"
 
 
 def _first_width(model: nn.Module) -> int | None:
@@ -92,17 +91,17 @@ def _graph_example(model: GraphModule, tokens: int, generator: torch.Generator) 
         if entry.dims is None or len(entry.dims) not in sizes:
             return None
         usual = sizes[len(entry.dims)]
-        if dtype.is_floating_point:
-            usual = [tokens, 1] if len(entry.dims) == 2 else usual
-            shape = [u if d is None else d for d, u in zip(entry.dims, usual, strict=True)]
-            made[entry.name] = torch.randn(shape, generator=generator).to(dtype)
-            continue
+        if dtype.is_floating_point and len(usual) == 2:
+            usual = [tokens, 1]
         shape = [u if d is None else d for d, u in zip(entry.dims, usual, strict=True)]
-        if "mask" in entry.name.lower():
-            made[entry.name] = torch.ones(shape, dtype=dtype)
+        if dtype.is_floating_point:
+            values = torch.randn(shape, generator=generator)
+        elif "mask" in entry.name.lower():
+            values = torch.ones(shape)
         else:
             top = min(_tables(plan, number, model), default=1)
-            made[entry.name] = torch.randint(top, shape, generator=generator).to(dtype)
+            values = torch.randint(top, shape, generator=generator)
+        made[entry.name] = values.to(dtype)
     text = ", ".join(f"{name} {'x'.join(map(str, t.shape))}" for name, t in made.items())
     return Example((), made, f"made-up {text}", tokens)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 from torch import nn
 
 from gossamer.errors import InputError, RecipeError
@@ -38,14 +38,11 @@ from gossamer.recipes import Recipe, load_recipe, near, show
 from gossamer.recipes.stages import (
     SCHEDULES,
     IterativeSettings,
-    Schedule,
     ScheduleSettings,
     Train,
     WindowSettings,
     step_of,
 )
-
-_ADAPTER: TypeAdapter[Any] = TypeAdapter(Schedule)
 
 
 def attach(
@@ -140,7 +137,7 @@ def _validated(data: Mapping[str, Any]) -> Any:
             f"schedule: kind: {what}.{near(kind, kinds)} Expected one of {', '.join(kinds)}."
         )
     try:
-        return _ADAPTER.validate_python(dict(data))
+        return SCHEDULES[kind].model_validate(dict(data))
     except ValidationError as error:
         known = tuple(SCHEDULES[kind].model_fields)
         lines = [_words(found, known) for found in error.errors()]
@@ -148,7 +145,7 @@ def _validated(data: Mapping[str, Any]) -> Any:
 
 
 def _words(found: Any, known: tuple[str, ...]) -> str:
-    place = ".".join(str(part) for part in found["loc"][1:])
+    place = ".".join(map(str, found["loc"]))
     if found["type"] == "extra_forbidden":
         return f"unknown key {show(place)}.{near(place, known)} Expected one of {', '.join(known)}."
     text = str(found["msg"]).removeprefix("Value error, ")
@@ -163,14 +160,21 @@ def _build(
     Arguments of the schedule are the settings of the same names, unless its row says otherwise.
     """
     density = pattern.resolve_density(None if data.sparsity is None else 1.0 - data.sparsity)
-    choose, adapt = _BUILDERS[data.kind]
-    schedule: Callable[..., MaskSchedule] = choose(data)
+    schedule: Any = _SCHEDULES[data.kind]
+    if getattr(data, "shuffle_within_layer", False):
+        schedule = Shuffled
+    elif getattr(data, "form", "") == "channels":
+        schedule = EarlyBirdChannels
     known: dict[str, Any] = {"temperature": 1.0, **dict(data), "data": batches, "loss": loss}
-    known |= {"density": density, **adapt(data, density, total_steps)}
+    known["density"] = density
+    if data.kind in _ARGUMENTS:
+        known |= _ARGUMENTS[data.kind](data, density, total_steps)
     if isinstance(data, WindowSettings):
-        known["window"] = _window(data, total_steps)
+        begin, end = _moments(data, total_steps, "begin", "end")
+        known["window"] = Window(begin, end, max(1, step_of(data.every, total_steps)))
     wanted = inspect.signature(schedule).parameters
-    return schedule(**{name: value for name, value in known.items() if name in wanted})
+    made: MaskSchedule = schedule(**{name: known[name] for name in known if name in wanted})
+    return made
 
 
 def one_training(data: IterativeSettings, total: int) -> tuple[int, int]:
@@ -181,10 +185,6 @@ def one_training(data: IterativeSettings, total: int) -> tuple[int, int]:
         return (total + rounds * back) // (rounds + 1), back
     length = round(total / (1 + rounds * (1 - back)))
     return length, round(back * length)
-
-
-def _same(data: Any, density: float, total: int) -> dict[str, Any]:
-    return {}
 
 
 def _oneshot(data: Any, density: float, total: int) -> dict[str, Any]:
@@ -217,31 +217,22 @@ def _acdc(data: Any, density: float, total: int) -> dict[str, Any]:
     return {"changes": phases(begin, phase, last_dense, end)}
 
 
-def _before_training(data: Any) -> type[MaskSchedule]:
-    return Shuffled if data.shuffle_within_layer else BeforeTraining
-
-
-_Adapt = Callable[[Any, float, int], dict[str, Any]]
-# Kind -> the class for its settings, and the arguments that are not settings of the same name.
-_BUILDERS: dict[str, tuple[Callable[[Any], Any], _Adapt]] = {
-    "oneshot": (lambda data: OneShot, _oneshot),
-    "gradual": (lambda data: Gradual, _gradual),
-    "iterative": (lambda data: Iterative, _iterative),
-    "random": (lambda data: Random, _same),
-    "snip": (_before_training, _same),
-    "grasp": (_before_training, _same),
-    "synflow": (_before_training, _same),
-    "set": (lambda data: SetSchedule, _same),
-    "rigl": (lambda data: RigL, _same),
-    "topkast": (lambda data: TopKast, _same),
-    "acdc": (lambda data: AcDc, _acdc),
-    "early_bird": (lambda data: EarlyBirdChannels if data.form == "channels" else EarlyBird, _same),
+_SCHEDULES: dict[str, type[MaskSchedule]] = {
+    "oneshot": OneShot,
+    "gradual": Gradual,
+    "iterative": Iterative,
+    "random": Random,
+    "snip": BeforeTraining,
+    "grasp": BeforeTraining,
+    "synflow": BeforeTraining,
+    "set": SetSchedule,
+    "rigl": RigL,
+    "topkast": TopKast,
+    "acdc": AcDc,
+    "early_bird": EarlyBird,
 }
-
-
-def _window(data: WindowSettings, total: int) -> Window:
-    begin, end = _moments(data, total, "begin", "end")
-    return Window(begin, end, max(1, step_of(data.every, total)))
+# Kind -> the arguments that are not settings of the same name, where there are some.
+_ARGUMENTS = {"oneshot": _oneshot, "gradual": _gradual, "iterative": _iterative, "acdc": _acdc}
 
 
 def _moment(data: Any, name: str, total: int) -> int:

@@ -146,7 +146,10 @@ class Search:
                 if chosen is not None:
                     rate, now[mask] = rate or chosen, made[chosen].name
             if carried and aim.get("hardness"):
-                rates = self._dense_rates if rival_rate is None else (rival_rate,)
+                # Weights that are all there are disturbed by rates that pruned ones need.
+                rates = tuple(each * _DENSE_RATE for each in self.rates)
+                if rival_rate is not None:
+                    rates = (rival_rate,)
                 made = {each: trained_dense(rival, steps, each, aim) for each in rates}
                 chosen = yield from self._best_of(made)
                 if chosen is not None:
@@ -156,11 +159,6 @@ class Search:
                         f"{DENSE_TRAINED}-{steps}: no time was left, so that nothing tells what the"
                         " data taught from what zeros cost."
                     )
-
-    @property
-    def _dense_rates(self) -> tuple[float, ...]:
-        """Weights that are all there are disturbed by rates that pruned ones need."""
-        return tuple(rate * _DENSE_RATE for rate in self.rates)
 
     def _best_of(self, made: Mapping[float, Candidate]) -> Generator[Candidate, None, float | None]:
         """Ask for all; the rate of the one that lost least, None if none was measured."""

@@ -6,8 +6,7 @@ Whatever can be wrong without a model is found first: the place of the artifact,
 
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,8 @@ from gossamer.data.files import Texts, check_scores, read_samples
 from gossamer.errors import InputError, RecipeError
 from gossamer.io.artifact import check_destination
 from gossamer.io.safe_files.tokenizer import TOKENIZER_FILE, known_tokens, make_tokenizer
-from gossamer.nn.batch import Batch
 from gossamer.ops import active_kernels
-from gossamer.pruning.calibration import DiskJournal, as_batches, data_digest, model_digest
+from gossamer.pruning.calibration import Batch, DiskJournal, as_batches, data_digest, model_digest
 from gossamer.pruning.gradients import Loss
 from gossamer.recipes import (
     Fault,
@@ -37,8 +35,7 @@ from gossamer.report import describe_machine
 from gossamer.runs.calibration import Quality, calibration_batches, pair_loss, quality_of
 from gossamer.runs.made_up_input import example_input
 from gossamer.runs.sources import Origin, Source
-from gossamer.runs.stages import RecoverySamples, samples_of_file
-from gossamer.runs.stages.recover_data import batch_tokens
+from gossamer.runs.stages import RecoverySamples, batch_tokens, samples_of_file
 
 _DIGESTED_TOGETHER = 64
 RecipeLike = Mapping[str, Any] | Recipe | str | os.PathLike[str]
@@ -122,15 +119,14 @@ def chosen_recipe(
         flags: settings of a prune stage.
         given: names of the flags that the user gave.
     """
-    if recipe is not None:
-        named = isinstance(recipe, str | os.PathLike)
-        if given:
-            raise RecipeError(
-                f"--{given[0].rstrip('s')}: is part of the recipe {recipe if named else 'given'}."
-                " Change it there, or with --set."
-            )
-        if isinstance(recipe, str | os.PathLike):
-            return load_recipe(recipe, overrides)
+    named = isinstance(recipe, str | os.PathLike)
+    if recipe is not None and given:
+        raise RecipeError(
+            f"--{given[0].rstrip('s')}: is part of the recipe {recipe if named else 'given'}."
+            " Change it there, or with --set."
+        )
+    if isinstance(recipe, str | os.PathLike):
+        return load_recipe(recipe, overrides)
     if overrides:
         raise RecipeError("--set: changes a recipe; name one with --recipe, or use the flags.")
     if isinstance(recipe, Recipe):
@@ -162,42 +158,39 @@ def check_request(request: PruneRequest) -> PruneFiles:
         )
     if recipe.needs_data and request.data is None:
         raise RecipeError("recipe: needs calibration data. Give a text: --data FILE.")
-    samples, evaluated = (
-        _read(path, option) if isinstance(path, Path) else None
-        for path, option in ((request.data, "--data"), (request.evaluation, "--eval"))
-    )
-    files = PruneFiles(samples, evaluated or samples)
-    if files.measured is not None:
-        with _told_of("--data" if evaluated is None else "--eval"):
-            check_scores(files.measured)
-    request.origin.check()
-    if request.teacher is not None:
-        request.teacher.check()
-    return files
+    is_measured = request.evaluation is None
+    samples = _read(request.data, "--data", measured=is_measured)
+    evaluated = _read(request.evaluation, "--eval", measured=True)
+    for origin in (request.origin, request.teacher):
+        if origin is not None:
+            origin.check()
+    return PruneFiles(samples, samples if is_measured else evaluated)
 
 
-def _read(path: Path, option: str) -> Texts:
-    with _told_of(option):
-        return read_samples(path)
-
-
-@contextmanager
-def _told_of(option: str) -> Iterator[None]:
-    """Mistakes in a file are told with the option that named it."""
+def _read(path: Any, option: str, *, measured: bool) -> Texts | None:
+    """The samples in a file; mistakes in it are told with the option that named it."""
+    if not isinstance(path, Path):
+        return None
     try:
-        yield
+        samples = read_samples(path)
+        if measured:
+            check_scores(samples)
     except InputError as error:
         raise InputError(f"{option} {error}") from error
+    return samples
 
 
 def prepare(source: Source, request: PruneRequest, files: PruneFiles) -> PruneInput:
     """The data of a request for the model of `source`."""
     settings, model = request.recipe.calibration, source.model
     samples, measured = files.samples, files.measured
-    for part in (samples, measured):
-        _check_ids(source, part)
-    tokenizer = _tokenizer(source, [samples, measured])
-    quality = None
+    most, tokenizer, quality = known_tokens(model), None, None
+    given = [part for part in (samples, measured) if part is not None]
+    for part in given:
+        if part.ids_NT is not None and most is not None:
+            _check_ids(part.path, part.ids_NT, most)
+    if any(part.ids_NT is None for part in given):
+        tokenizer = make_tokenizer(source.beside.get(TOKENIZER_FILE), most)
     if measured is not None:
         held_out = request.evaluation is None
         quality = quality_of(model, measured, tokenizer, settings, held_out=held_out)
@@ -248,20 +241,11 @@ def run_key(model: nn.Module, recipe: Recipe, prepared: PruneInput) -> dict[str,
     }
 
 
-def _tokenizer(source: Source, texts: Sequence[Texts | None]) -> Any:
-    if all(text is None or text.ids_NT is not None for text in texts):
-        return None
-    return make_tokenizer(source.beside.get(TOKENIZER_FILE), known_tokens(source.model))
-
-
-def _check_ids(source: Source, samples: Texts | None) -> None:
+def _check_ids(path: Path, ids_NT: torch.Tensor, most: int) -> None:
     """Numbers that the model has no embedding for would end in an index error."""
-    most = known_tokens(source.model)
-    if samples is None or samples.ids_NT is None or most is None:
-        return
-    low, high = int(samples.ids_NT.min()), int(samples.ids_NT.max())
+    low, high = int(ids_NT.min()), int(ids_NT.max())
     if not 0 <= low <= high < most:
         raise InputError(
-            f"{samples.path}: input_ids are {low} to {high}, but the model has tokens 0 to"
+            f"{path}: input_ids are {low} to {high}, but the model has tokens 0 to"
             f" {most - 1}. Encode the text with the tokenizer of this model."
         )

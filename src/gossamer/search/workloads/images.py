@@ -9,6 +9,7 @@ from torch import nn
 
 from gossamer.data.files import ImageSet
 from gossamer.nn.batch import Batch
+from gossamer.nn.layer_kinds import kind_name
 from gossamer.runs import Quality
 from gossamer.runs.stages import RecoverySamples
 from gossamer.search.workloads.text import label_loss
@@ -35,10 +36,8 @@ def image_workload(
     metric: Measure | None = None,
 ) -> Workload:
     """Accuracy of a classifier; the final figure is of x_test and y_test, if the file has them."""
-    report = report or data.test
-    training, choosing, reporting = split_data(
-        len(data.labels), data.part, (choose, report), data.name
-    )
+    given = (choose, report or data.test)
+    training, choosing, reporting = split_data(len(data.labels), data.part, given, data.name)
     example = training.pixels[:1]
     calibration = training.part(range(_calibrated(model, training.pixels)))
     digest = hashlib.sha256(training.pixels.numpy().tobytes() + training.labels.numpy().tobytes())
@@ -68,11 +67,11 @@ def _quality(data: ImageSet, metric: Measure | None) -> Quality:
 
 def _calibrated(model: nn.Module, pixels: torch.Tensor) -> int:
     """How many images to calibrate by."""
-    wanted = _CALIBRATED
-    if any(isinstance(module, nn.Conv2d) for module in model.modules()):
+    wanted = min(len(pixels), _CALIBRATED)
+    if "conv" in map(kind_name, model.modules()):
         enough = _CONVOLVED_PIXELS // pixels.shape[-2:].numel()
-        wanted = min(max(enough, _CALIBRATION_BATCH), _CALIBRATED)
-    return min(len(pixels), wanted)
+        wanted = min(max(enough, _CALIBRATION_BATCH), wanted)
+    return wanted
 
 
 def _batches(data: ImageSet, size: int) -> list[Batch]:

@@ -52,11 +52,10 @@ def text_workload(
         raise InputError(f"{data.path}: shrink reads text, pairs or labels, not token tensors.")
     training, choosing, reporting = split_texts(data, choose, report)
     calibration = Calibration(tokens=tokens, samples=512)
-    measures = [
+    first, last = (
         _quality(model, part, tokenizer, calibration, metric) for part in (choosing, reporting)
-    ]
-    config: Any = getattr(model, "config", None)
-    vocabulary = getattr(config, "vocab_size", None)
+    )
+    vocabulary = getattr(getattr(model, "config", None), "vocab_size", None)
     if vocabulary is None:
         raise InputError(
             f"{type(model).__name__}: shrink reads text for transformers models with a vocabulary."
@@ -73,8 +72,8 @@ def text_workload(
         samples=lambda: _samples(model, training, tokenizer, tokens),
         loss=loss,
         terms=terms,
-        choosing=measures[0],
-        reporting=measures[1],
+        choosing=first,
+        reporting=last,
         timed=Batch(timed),
         timed_text=f"1 x {tokens} tokens",
         tokens=tokens,
@@ -106,8 +105,8 @@ def _batches(model: nn.Module, data: Texts, tokenizer: Any, settings: Calibratio
     if not data.labels or is_decoder(model):
         return calibration_batches(model, data, tokenizer, settings)
     samples = _samples(model, data, tokenizer, settings.tokens)
-    train, _ = samples.split(1 - min(0.99, settings.samples / len(samples.numbers)), settings.seed)
-    return list(train.in_order(32))
+    held_out = 1 - min(0.99, settings.samples / len(samples.numbers))
+    return list(samples.split(held_out, settings.seed)[0].in_order(32))
 
 
 def _samples(model: nn.Module, data: Texts, tokenizer: Any, tokens: int) -> RecoverySamples:
@@ -147,11 +146,9 @@ def _quality(
 
 
 def _digest(data: Texts) -> str:
-    digest = hashlib.sha256()
-    for text in data.texts:
-        digest.update(text.encode() + b"\n")
-    digest.update(repr([pair.score for pair in data.pairs] + list(data.labels)).encode())
-    return digest.hexdigest()
+    lines = "".join(f"{text}\n" for text in data.texts)
+    scores = repr([pair.score for pair in data.pairs] + list(data.labels))
+    return hashlib.sha256(f"{lines}{scores}".encode()).hexdigest()
 
 
 def split_texts(
