@@ -14,12 +14,17 @@ from gossamer.runs.voice import Say
 from gossamer.training.checkpoint import Checkpoint
 from gossamer.training.distributed import AXES, MeshSizes
 
+# What makes it another run.
+DECISIVE = ("recipe", "data", "model", "tokenizer")
 _MAX_SHOWN = 300
 
 
 def run_identity(request: TrainRequest, task: Task) -> dict[str, Any]:
     """Everything that decides the result to the last bit."""
-    recipe, mesh = _without_mesh(recipe_content(request.recipe))
+    recipe = recipe_content(request.recipe)
+    # A run may go on with another grid: it decides last bits only, like a machine.
+    found = recipe["stages"][0]["train"].pop("mesh", None)
+    mesh = {} if found is None else {"mesh": str(MeshSizes(**{axis: found[axis] for axis in AXES}))}
     return {
         "recipe": recipe,
         "data": task.digest,
@@ -29,21 +34,10 @@ def run_identity(request: TrainRequest, task: Task) -> dict[str, Any]:
             "torch": str(torch.__version__),
             "kernels": active_kernels(),
             "threads": torch.get_num_threads(),
-            **({} if mesh is None else {"mesh": mesh}),
+            **mesh,
         },
         "changes": [],
     }
-
-
-def _without_mesh(recipe: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
-    """A run may go on with another grid: it decides last bits only, like a machine."""
-    mesh = None
-    for stage in recipe["stages"]:
-        train = stage.get("train")
-        found = None if train is None else train.pop("mesh", None)
-        if found is not None:
-            mesh = str(MeshSizes(**{axis: found[axis] for axis in AXES}))
-    return recipe, mesh
 
 
 def check_identity(
@@ -51,13 +45,9 @@ def check_identity(
 ) -> dict[str, Any]:
     """`run` with the changes so far; InputError if it is another run than the checkpoint's."""
     old = checkpoint.run
-    names = ("recipe", "data", "model", "tokenizer")
-    changed = [
-        _shortened(str(difference))
-        for difference in content_differences(
-            {name: old.get(name) for name in names}, {name: run[name] for name in names}
-        )
-    ]
+    before, now = ({name: held.get(name) for name in DECISIVE} for held in (old, run))
+    texts = map(str, content_differences(before, now))
+    changed = [t if len(t) <= _MAX_SHOWN else f"{t[:_MAX_SHOWN]} ..." for t in texts]
     if changed and not allow_change:
         raise RecipeError(
             f"{checkpoint.path.parent.parent}: its checkpoint belongs to another run:\n  "
@@ -72,18 +62,15 @@ def check_identity(
             f"The run began with {old.get('machine')} and goes on with {run['machine']}: results"
             " may differ in the last bits."
         )
-    before = old.get("changes")
-    earlier = before if isinstance(before, list) else []
-    mine = [{"step": checkpoint.step, "changed": changed}] if changed else []
-    return {**run, "changes": [*earlier, *mine]}
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]} ..."
+    earlier = old.get("changes")
+    changes = [*earlier] if isinstance(earlier, list) else []
+    if changed:
+        changes.append({"step": checkpoint.step, "changed": changed})
+    return {**run, "changes": changes}
 
 
 def saved_tokenizer(checkpoint: Checkpoint | None) -> bytes | None:
     """The tokenizer.json that a run learned from its text, so that it is not learned anew."""
-    saved = {} if checkpoint is None else checkpoint.run.get("tokenizer") or {}
+    saved = None if checkpoint is None else checkpoint.run.get("tokenizer")
     text = saved.get("tokenizer.json") if isinstance(saved, dict) else None
     return text.encode("utf-8") if isinstance(text, str) else None

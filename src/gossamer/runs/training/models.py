@@ -2,7 +2,8 @@
 """The models a `train` stage can name, built for the sizes of the data."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 from torch import nn
 
@@ -21,17 +22,27 @@ def build_model(architecture: Architecture, sizes: Mapping[str, int]) -> nn.Modu
         architecture: from the recipe.
         sizes: of inputs and outputs, from the task.
     """
-    return _BUILDERS[architecture.name](architecture, sizes)
+    a = architecture
+    if a.name == "mlp":
+        hidden = [a.width] * a.layers
+        return MLP((sizes["inputs"], *hidden, sizes["classes"]), a.activation or "relu")
+    if a.name == "cnn":
+        return _cnn(a, sizes)
+    blocks: Any = {"width": a.width, "num_heads": a.heads or _DEFAULT_HEADS, "num_layers": a.layers}
+    if a.name == "gpt":
+        return GPT(sizes["vocabulary"], **blocks, context=context_of(a), tied=bool(a.tied))
+    return TinyEncoder(
+        sizes["vocabulary"],
+        sizes["classes"],
+        **blocks,
+        ffn_width=4 * a.width,
+        max_tokens=context_of(a),
+    )
 
 
 def context_of(architecture: Architecture) -> int:
     """Tokens of a window."""
     return architecture.context or DEFAULT_CONTEXT
-
-
-def _mlp(a: Architecture, sizes: Mapping[str, int]) -> nn.Module:
-    hidden = [a.width] * a.layers
-    return MLP((sizes["inputs"], *hidden, sizes["classes"]), a.activation or "relu")
 
 
 def _cnn(a: Architecture, sizes: Mapping[str, int]) -> nn.Module:
@@ -57,34 +68,3 @@ def _cnn(a: Architecture, sizes: Mapping[str, int]) -> nn.Module:
     parts["flat"] = nn.Flatten()
     parts["head"] = nn.Linear(channels, sizes["classes"])
     return nn.Sequential(parts)
-
-
-def _gpt(a: Architecture, sizes: Mapping[str, int]) -> nn.Module:
-    return GPT(
-        sizes["vocabulary"],
-        width=a.width,
-        num_heads=a.heads or _DEFAULT_HEADS,
-        num_layers=a.layers,
-        context=context_of(a),
-        tied=bool(a.tied),
-    )
-
-
-def _encoder(a: Architecture, sizes: Mapping[str, int]) -> nn.Module:
-    return TinyEncoder(
-        sizes["vocabulary"],
-        sizes["classes"],
-        width=a.width,
-        num_heads=a.heads or _DEFAULT_HEADS,
-        num_layers=a.layers,
-        ffn_width=4 * a.width,
-        max_tokens=context_of(a),
-    )
-
-
-_BUILDERS: dict[str, Callable[[Architecture, Mapping[str, int]], nn.Module]] = {
-    "mlp": _mlp,
-    "cnn": _cnn,
-    "gpt": _gpt,
-    "encoder": _encoder,
-}

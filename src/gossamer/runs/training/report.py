@@ -108,23 +108,20 @@ def write_page(trained: Trained, report: Report, records: Records, path: Path) -
 
 def _compaction(records: Records) -> dict[str, Any] | None:
     names = ("step", "layers", "weights", "values", "bytes_before", "bytes_after", "modes")
-    for record in records:
-        if record["kind"] == "compaction":
-            return {name: record[name] for name in names}
-    return None
+    found = (record for record in records if record["kind"] == "compaction")
+    return next(({name: record[name] for name in names} for record in found), None)
 
 
 def _traffic(records: Records) -> list[str]:
     """What the leading rank sends in a step, once masks are final."""
     found = [record for record in records if record["kind"] == "traffic"]
-    if not found:
-        return []
-    parts = [
+    parts = ", ".join(
         f"{format_bytes(count)} of {purpose}"
-        for purpose, count in found[-1].items()
+        for record in found[-1:]
+        for purpose, count in record.items()
         if purpose not in ("kind", "step")
-    ]
-    return [f"Rank 0 sends {', '.join(parts)} in every step."]
+    )
+    return [f"Rank 0 sends {parts} in every step."] if found else []
 
 
 def _comparison(trained: Trained, report: Report) -> Comparison:
@@ -138,19 +135,16 @@ def _layers(model: nn.Module) -> list[LayerResult]:
     found: dict[int, list[tuple[str, SparseLayer]]] = {}
     for name, module in sparse_layers(model):
         found.setdefault(id(module.trained()), []).append((name, module))
-    results = []
-    for members in found.values():
-        name, module = members[0]
-        results.append(
-            LayerResult(
-                name=name,
-                kind=title_of(module),
-                shape=module.weight_shape,
-                pattern=module.pattern,
-                nnz=module.nnz,
-                itemsize=module.trained().element_size(),
-                tied=tuple(other for other, _ in members[1:]),
-                mask_digest=module.mask_digest(),
-            )
+    return [
+        LayerResult(
+            name=name,
+            kind=title_of(module),
+            shape=module.weight_shape,
+            pattern=module.pattern,
+            nnz=module.nnz,
+            itemsize=module.trained().element_size(),
+            tied=tuple(other for other, _ in twins),
+            mask_digest=module.mask_digest(),
         )
-    return results
+        for (name, module), *twins in found.values()
+    ]

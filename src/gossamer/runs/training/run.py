@@ -90,29 +90,23 @@ def _run_here(
     if is_lead:
         check_destination(target)
     folder = RunFolder(target)
+    stages: list[Progress] = []
     with told_how_to_resume(request.how_to_resume), ExitStack() as stack:
         if is_lead:
             stack.enter_context(folder.opened(resume=request.resume))
-        trained = _train(request, folder, voice, grid)
+        with ExitStack() as shown:
+
+            def progress(step: int, steps: int) -> None:
+                # Begun here: the length may follow from the data, and a resumed run has less.
+                if not stages:
+                    stages.append(shown.enter_context(voice.stage("training", steps - step + 1)))
+                stages[0].advance()
+
+            trained = run_training(request, folder, say=voice.note, progress=progress, grid=grid)
         if not is_lead:
             return None
         with voice.stage("saving"):
             return _save(trained, request, target, folder)
-
-
-def _train(
-    request: TrainRequest, folder: RunFolder, voice: Voice, grid: ProcessMesh | None
-) -> Trained:
-    with ExitStack() as stack:
-        stages: list[Progress] = []
-
-        def progress(step: int, steps: int) -> None:
-            # Begun here: the length may follow from the data, and a resumed run has fewer steps.
-            if not stages:
-                stages.append(stack.enter_context(voice.stage("training", steps - step + 1)))
-            stages[0].advance()
-
-        return run_training(request, folder, say=voice.note, progress=progress, grid=grid)
 
 
 def _save(trained: Trained, request: TrainRequest, target: Path, folder: RunFolder) -> TrainResult:
@@ -127,14 +121,17 @@ def _save(trained: Trained, request: TrainRequest, target: Path, folder: RunFold
         beside=dict(trained.task.beside),
     )
     page = write_page(trained, report, records, folder.report)
-    effect = [r for r in records if r["kind"] == "compaction-effect"]
-    times = (effect[-1]["ms_before"], effect[-1]["ms_after"]) if effect else None
-    document = {
-        **content,
-        "out": str(target),
-        "run": str(folder.path),
-        "report": str(page),
-        "step_ms": times,
-    }
-    quality, resumed = dict(loop.quality), trained.resumed
-    return TrainResult(report, target, folder.path, page, loop.step, quality, resumed, document)
+    effects = [r for r in records if r["kind"] == "compaction-effect"]
+    places = {"out": str(target), "run": str(folder.path), "report": str(page)}
+    times = (effects[-1]["ms_before"], effects[-1]["ms_after"]) if effects else None
+    document = {**content, **places, "step_ms": times}
+    return TrainResult(
+        report,
+        target,
+        folder.path,
+        page,
+        loop.step,
+        dict(loop.quality),
+        trained.resumed,
+        document,
+    )

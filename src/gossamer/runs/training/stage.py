@@ -10,8 +10,14 @@ from torch import nn
 
 from gossamer.data.tasks import Task, tensors_digest
 from gossamer.recipes.stages import IterativeSettings, Train
+from gossamer.runs.kept_run import metrics_bytes
 from gossamer.runs.schedules import attach, one_training
-from gossamer.runs.training.identity import check_identity, run_identity, saved_tokenizer
+from gossamer.runs.training.identity import (
+    DECISIVE,
+    check_identity,
+    run_identity,
+    saved_tokenizer,
+)
 from gossamer.runs.training.optimizer import build_optimizer
 from gossamer.runs.training.request import TrainRequest, make_task, model_of
 from gossamer.runs.voice import Say
@@ -19,7 +25,6 @@ from gossamer.training.checkpoint import (
     Checkpoint,
     CheckpointStore,
     CheckpointWriter,
-    read_counters,
     seed_all,
 )
 from gossamer.training.distributed.placement import ProcessMesh
@@ -115,7 +120,7 @@ def run_training(
     run = run_identity(request, task)
     if grid is not None:
         # Not the kernels: hosts of a cluster may have different CPUs.
-        alike = {name: run[name] for name in ("recipe", "data", "model", "tokenizer")}
+        alike = {name: run[name] for name in DECISIVE}
         check_alike({**alike, "version of torch": str(torch.__version__)}, grid.session.patient)
     if checkpoint is not None:
         run = check_identity(run, checkpoint, request.allow_change, say)
@@ -157,13 +162,13 @@ def prepare(
     # Again: a user's function may draw what it likes.
     seed_all(train.seed)
     model = model_of(train, task)
-    num_bytes = sum(t.numel() * t.element_size() for t in model.state_dict().values())
+    num_bytes = sum(tensor.nbytes for tensor in model.state_dict().values())
     optimizer = build_optimizer(train.optimizer, model)
     control = attach_schedule(train, task, model, optimizer, settings.steps)
     is_lead = grid is None or grid.is_lead
     sinks: list[Sink] = []
     if is_lead:
-        sinks.append(MetricsFile(folder.metrics, _metrics_bytes(checkpoint)))
+        sinks.append(MetricsFile(folder.metrics, metrics_bytes(checkpoint)))
     if is_lead and request.tensorboard:
         sinks.append(TensorBoard(folder.path / "tensorboard"))
     around = Surroundings(
@@ -199,17 +204,14 @@ def attach_schedule(
         optimizer,
         total_steps=steps,
         data=[task.batches[0]],
-        loss=lambda net, batch: _only_loss(task.loss(net, batch)),
+        loss=lambda net, batch: only_loss(task.loss(net, batch)),
     )
     if isinstance(optimizer, LAMB | LARS):
         optimizer.follow_masks(model)
     return control
 
 
-def _only_loss(result: Any) -> torch.Tensor:
+def only_loss(result: Any) -> torch.Tensor:
+    """The loss of what a task's loss gives: itself, or the first of several."""
     loss: torch.Tensor = result[0] if isinstance(result, tuple) else result
     return loss
-
-
-def _metrics_bytes(checkpoint: Checkpoint | None) -> int:
-    return 0 if checkpoint is None else int(read_counters(checkpoint.state)["metrics_bytes"])
