@@ -67,7 +67,7 @@ WIDE_DOORS = {
     "pruning.gradients": 11,
     "pruning.solvers": 13,
     "recipes": 22,
-    "recipes.stages": 19,
+    "recipes.stages": 18,
     "report": 11,
     "running.encoder": 10,
     "running.server": 9,

@@ -130,7 +130,7 @@ def test_own_batches_need_an_own_metric():
     score.whole = 10.0
     work = load_workload(_classifier(), None, batches, metric=score)
     assert (work.choosing.measure(None), work.reporting.measure(None)) == (2, 2)
-    assert work.lost(2.0, 1.0) == pytest.approx(0.1)
+    assert work.choosing.lost(2.0, 1.0) == pytest.approx(0.1)
     assert work.example is not None
 
 

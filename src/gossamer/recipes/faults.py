@@ -4,7 +4,7 @@
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from gossamer.errors import RecipeError
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 MAX_FAULTS_SHOWN = 40
 _MAX_SHOWN = 60
 
-SCHEMA_HINT: Final = "Run 'gossamer recipe schema'."
+SCHEMA_HINT = "Run 'gossamer recipe schema'."
 _EXPECTED = {
     "float_type": "a number",
     "int_type": "a whole number",
@@ -138,7 +138,8 @@ def field_words(name: str, found: Any, fields: Mapping[str, "FieldInfo"], hint: 
     if kind in LIMITS:
         return f"must be {LIMITS[kind].format(**context)}, got {show(value)}."
     if kind in _EXPECTED:
-        return _type(_EXPECTED[kind], value)
+        expected = _EXPECTED[kind]
+        return f"expected {expected}, got {show(value)}.{_number_hint(expected, value)}"
     if kind == "string_pattern_mismatch":
         return f"{show(value)} is no name; expected letters, digits, '_' and '-'."
     return f"{found['msg']}, got {show(value)}."
@@ -152,11 +153,10 @@ def fraction_words(value: Any, legal: str) -> str:
     return f"{words} At 1.0 nothing would be left." if value == 1 else words
 
 
-def _type(expected: str, value: Any) -> str:
-    hint = ""
-    if isinstance(value, str) and expected in ("a number", "a whole number"):
+def _number_hint(expected: str, value: Any) -> str:
+    """What to do with a text that would be a number."""
+    if isinstance(value, str) and expected.endswith("number"):
         digits = value.strip().removesuffix("%").strip().replace(".", "", 1)
         if digits.isascii() and digits.isdigit():
-            percent = "%" in value
-            hint = " Write a fraction such as 0.5." if percent else " Remove the quotes."
-    return f"expected {expected}, got {show(value)}.{hint}"
+            return " Write a fraction such as 0.5." if "%" in value else " Remove the quotes."
+    return ""

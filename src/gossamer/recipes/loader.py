@@ -5,7 +5,8 @@ Order: size, UTF-8, YAML, overrides, variables, schema. Nothing here imports tor
 """
 
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,15 @@ from typing import Any
 from gossamer.errors import RecipeError
 from gossamer.named_files import open_named
 from gossamer.recipes.faults import Fault, RecipeFaults, dotted, near, plain, show
+from gossamer.recipes.faults import Path as FieldPath
 from gossamer.recipes.overrides import apply_overrides
 from gossamer.recipes.schema import Recipe
-from gossamer.recipes.variables import substitute, unused_variables
 from gossamer.recipes.wording import recipe_findings
 from gossamer.recipes.yaml_lines import MAX_BYTES, Document, parse_yaml
 
 _BUILTIN = Path(__file__).parent / "builtin"
+# A whole value that is given once, under `variables`.
+_VARIABLE = re.compile(r"\$\{([^{}]*)\}")
 
 
 def load_recipe(source: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Recipe:
@@ -45,9 +48,9 @@ def parse_recipe(raw: bytes, source: str, overrides: Sequence[str] = ()) -> Reci
         text = f"expected a mapping that starts 'gossamer: 1', got {show(document.data)}."
         raise RecipeFaults([document.fault((), text)])
     # Before the overrides: a field that --set replaces may have held the only use.
-    faults = unused_variables(document)
+    faults = _unused_variables(document)
     document = apply_overrides(document, overrides)
-    data, from_variable, found = substitute(document)
+    data, from_variable, found = _substitute(document)
     faults += found
     undefined = {fault.path for fault in found}
     recipe, findings = recipe_findings(data)
@@ -129,3 +132,62 @@ def _with_origin(fault: Fault, document: Document, name: str) -> Fault:
     if origin.line is None:
         return replace(origin, path=fault.path, message=f"{fault.message} (${{{name}}})")
     return replace(fault, message=f"{fault.message} (${{{name}}} of line {origin.line})")
+
+
+def _unused_variables(document: Document) -> list[Fault]:
+    """A fault for every variable that no value names."""
+    _, used, _ = _substitute(document)
+    return [
+        document.fault(
+            ("variables", name),
+            f"is never used. Write ${{{name}}} where it belongs, or remove it.",
+        )
+        for name in _variables(document.data)
+        if name not in used.values()
+    ]
+
+
+def _substitute(document: Document) -> tuple[Any, dict[FieldPath, str], list[Fault]]:
+    """The data with variables filled in, which path came from which name, and the faults."""
+    known = _variables(document.data)
+    names: dict[FieldPath, str] = {}
+    faults: list[Fault] = []
+
+    def fill(text: str, path: FieldPath) -> Any:
+        if "${" not in text:
+            return text
+        match = _VARIABLE.fullmatch(text)
+        if match is None:
+            words = f"{show(text)}: ${{name}} must be the whole value, not a part of it."
+            faults.append(document.fault(path, words))
+        elif match[1] not in known:
+            listed = ", ".join(known) if known else "none"
+            words = f"undefined variable {show(match[1])}.{near(match[1], list(known))}"
+            faults.append(document.fault(path, f"{words} Defined under variables: {listed}."))
+        else:
+            names[path] = match[1]
+            return known[match[1]]
+        return text
+
+    faults += [
+        document.fault(("variables", name), "a variable cannot hold another variable.")
+        for name, value in known.items()
+        if isinstance(value, str) and "${" in value
+    ]
+    return _map_texts(document.data, fill), names, faults
+
+
+def _variables(data: Any) -> dict[str, Any]:
+    found = data.get("variables") if isinstance(data, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _map_texts(value: Any, change: Callable[[str, FieldPath], Any], path: FieldPath = ()) -> Any:
+    """The data with every text outside `variables` changed."""
+    if path == ("variables",):
+        return value
+    if isinstance(value, dict):
+        return {key: _map_texts(item, change, (*path, key)) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_map_texts(item, change, (*path, number)) for number, item in enumerate(value)]
+    return change(value, path) if isinstance(value, str) else value

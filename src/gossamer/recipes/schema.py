@@ -6,7 +6,7 @@ the table of stages: wording, JSON schema and executor are derived from its fiel
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Final, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -24,8 +24,8 @@ from gossamer.recipes.stages import (
 )
 from gossamer.recipes.stages.base import Samples, Seed, Settings, as_list, whole_number
 
-SCHEMA_VERSION: Final = 1
-MAX_STAGES: Final = 32
+SCHEMA_VERSION = 1
+MAX_STAGES = 32
 AnyStage = TypeVar("AnyStage", bound=StageSettings)
 
 
@@ -78,8 +78,8 @@ class Stage(Settings):
         return [step for _, step in self if step is not None]
 
 
-_NAMES: Final = list(Stage.model_fields)
-ONE_STEP: Final = f"a stage is one of {', '.join(_NAMES[:-1])} and {_NAMES[-1]}"
+_NAMES = list(Stage.model_fields)
+ONE_STEP = f"a stage is one of {', '.join(_NAMES[:-1])} and {_NAMES[-1]}"
 
 
 class Recipe(Settings):
@@ -125,4 +125,4 @@ def _models_in(annotation: Any) -> Iterator[type[Settings]]:
 
 
 # Every section that a recipe may have, by the name of its field; schedules by their kind.
-SECTIONS: Final = _sections(Recipe)
+SECTIONS = _sections(Recipe)

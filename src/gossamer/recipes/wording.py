@@ -17,7 +17,6 @@ from gossamer.recipes.faults import (
 )
 from gossamer.recipes.schema import ONE_STEP, SCHEMA_VERSION, SECTIONS, Recipe, Stage
 from gossamer.recipes.stages import SCHEDULES, StageSettings
-from gossamer.recipes.stages.base import Settings
 
 _SCHEDULE = "schedule"
 Finding = tuple[Path, str]
@@ -68,7 +67,8 @@ def _words(path: Path, found: Any) -> str:
         return _version(kind, value)
     if kind in ("union_tag_not_found", "union_tag_invalid"):
         return _schedule_kind(value)
-    model = _model_at(found["loc"][:-1])
+    sections = [SECTIONS[part] for part in found["loc"][:-1] if part in SECTIONS]
+    model = sections[-1] if sections else Recipe
     if kind in LIMITS and name in model.fractions:
         return fraction_words(value, model.fractions[name])
     return field_words(name, found, model.model_fields, SCHEMA_HINT)
@@ -105,9 +105,3 @@ def _version(kind: str, value: Any) -> str:
     if kind == "missing":
         return f"is missing; {want}, at the top of every recipe."
     return f"unknown version {show(value)}; {want}. A newer recipe needs a newer gossamer."
-
-
-def _model_at(path: Path) -> type[Settings]:
-    """The model that holds the fields below `path`."""
-    known = [SECTIONS[part] for part in path if part in SECTIONS]
-    return known[-1] if known else Recipe

@@ -8,36 +8,31 @@ from gossamer.report.charts import Curve
 
 Records = Sequence[Mapping[str, Any]]
 
-_CURVES = (
-    ("step", "loss", "loss"),
-    ("step", "sparsity", "sparsity"),
-    ("step", "ms", "milliseconds of a step"),
-    ("compaction", "bytes", "bytes of weights, gradients and optimizer state"),
-)
+_CURVES = {"loss": "loss", "sparsity": "sparsity", "ms": "milliseconds of a step"}
+_BYTES = "bytes of weights, gradients and optimizer state"
 _NO_QUALITY = ("kind", "step", "minutes", "cpu_minutes", "sparsity")
 
 
 def curves(records: Records) -> list[Curve]:
     """Quantities over steps, with the moment of compaction marked; qualities over minutes."""
     marks = tuple((r["step"], "compact") for r in records if r["kind"] == "compaction")
-    made = []
-    for kind, name, title in _CURVES:
-        if name == "bytes":
-            points = _byte_points(records)
-        else:
-            points = [(r["step"], r[name]) for r in records if r["kind"] == kind and name in r]
-        made.append(Curve(title, _numbers(points), marks))
+    made = [
+        Curve(title, _points(records, "step", "step", name), marks)
+        for name, title in _CURVES.items()
+    ]
+    made.append(Curve(_BYTES, tuple(_byte_points(records)), marks))
     evaluated = [record for record in records if record["kind"] == "evaluation"]
-    names = dict.fromkeys(name for record in evaluated for name in record)
-    for name in (name for name in names if name not in _NO_QUALITY):
-        points = [(r["minutes"], r[name]) for r in evaluated if name in r]
-        made.append(Curve(name.replace("_", " "), _numbers(points), unit="min"))
+    for name in dict.fromkeys(name for record in evaluated for name in record):
+        if name not in _NO_QUALITY:
+            points = _points(evaluated, "evaluation", "minutes", name)
+            made.append(Curve(name.replace("_", " "), points, unit="min"))
     return [curve for curve in made if len({y for _, y in curve.points}) > 1]
 
 
-def _numbers(points: Sequence[tuple[Any, Any]]) -> tuple[tuple[float, float], ...]:
-    """NaN and Inf are told as text."""
-    return tuple((x, y) for x, y in points if isinstance(y, int | float))
+def _points(records: Records, kind: str, x: str, y: str) -> tuple[tuple[float, float], ...]:
+    """Where `y` is a number; NaN and Inf are told as text."""
+    found = (record for record in records if record["kind"] == kind)
+    return tuple((r[x], r[y]) for r in found if isinstance(r.get(y), int | float))
 
 
 def _byte_points(records: Records) -> list[tuple[float, float]]:

@@ -140,25 +140,12 @@ def _read(recipe: Any, arguments: dict[str, Any]) -> Recipe | dict[str, Any]:
                     " it with load_recipe(name, overrides=[...])."
                 )
         return recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
-    settings = _settings(recipe, arguments)
-    method = METHODS.get(settings["scorer"])
-    if method is None or method.needs == "nothing":
-        return settings
-    step = {**settings, "pattern": str(settings["pattern"])}
-    step["method"] = step.pop("scorer")
-    return prune_recipe(step, "gossamer.sparsify")
-
-
-def _settings(recipe: Mapping[str, Any] | None, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments with the recipe's keys filled in; a key given twice is refused."""
-    if recipe is None:
-        return arguments
-    if not isinstance(recipe, Mapping):
+    if not isinstance(recipe, Mapping | None):
         raise RecipeError(
             f"recipe: expected a mapping with keys {', '.join(_DEFAULTS)}, a file, a built-in name"
             f" or a Recipe; got {type(recipe).__name__}."
         )
-    for key, value in recipe.items():
+    for key, value in (recipe or {}).items():
         if key not in _DEFAULTS:
             hint = near(key, tuple(_DEFAULTS))
             raise RecipeError(f"recipe: unknown key {key!r}.{hint} Known: {', '.join(_DEFAULTS)}.")
@@ -167,7 +154,13 @@ def _settings(recipe: Mapping[str, Any] | None, arguments: dict[str, Any]) -> di
                 f"recipe: {key} is {value!r} in the recipe and {arguments[key]!r} in the call."
                 " Give it once."
             )
-    return arguments | dict(recipe)
+    settings = {**arguments, **(recipe or {})}
+    method = METHODS.get(settings["scorer"])
+    if method is None or method.needs == "nothing":
+        return settings
+    step = {**settings, "pattern": str(settings["pattern"])}
+    step["method"] = step.pop("scorer")
+    return prune_recipe(step, "gossamer.sparsify")
 
 
 def _labelled(batch: Batch) -> Batch:

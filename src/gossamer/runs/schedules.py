@@ -110,15 +110,11 @@ def read_schedule(recipe: Any) -> Any:
         return _validated(recipe)
     if isinstance(recipe, str | os.PathLike):
         recipe = load_recipe(recipe)
-    if isinstance(recipe, Recipe):
-        return _schedule_of(recipe)
-    raise RecipeError(
-        f"attach: expected a schedule as a mapping such as {{'kind': 'gradual', 'sparsity': 0.9}},"
-        f" got {type(recipe).__name__}."
-    )
-
-
-def _schedule_of(recipe: Recipe) -> Any:
+    if not isinstance(recipe, Recipe):
+        raise RecipeError(
+            "attach: expected a schedule as a mapping such as {'kind': 'gradual', 'sparsity': 0.9},"
+            f" got {type(recipe).__name__}."
+        )
     found = recipe.steps_of(Train)
     if len(found) != 1 or found[0].schedule is None:
         raise RecipeError(

@@ -88,12 +88,12 @@ class SparsityCallback(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Compact as soon as masks are final."""
         model: nn.Module = kwargs["model"]
-        done = self.controller is None or self.result is not None or self._compaction == "off"
+        done = self.result is not None or self._compaction == "off"
         if done or self.controller is None or not self.controller.is_settled:
             return
         if not any(sparse_layers(model, "masked")):
             return
-        mode = "jit" if self._compaction in ("auto", "off") else self._compaction
+        mode = "jit" if self._compaction == "auto" else self._compaction
         self.result = compact(model, _inner(kwargs["optimizer"]), mode=mode)  # type: ignore[arg-type]
         if self._compaction == "auto":
             choose_modes(model, self._tokens)

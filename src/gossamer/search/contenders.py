@@ -167,7 +167,7 @@ def engine_points(work: Workload, dense: Point, engines: EngineContenders) -> It
         quality = work.choosing.measure(model)
         milliseconds = min(model.seconds() for _ in range(_TURNS)) * 1e3
         yield Point(
-            title, precision, quality, work.lost(dense.quality, quality), milliseconds,
+            title, precision, quality, work.choosing.lost(dense.quality, quality), milliseconds,
             dense.ms / milliseconds, counted_bytes(work.model, precision), is_ours=False,
         )  # fmt: skip
 
@@ -186,6 +186,6 @@ def dense_point(name: str, other: Workload, dense: Point) -> Point:
         quality = other.choosing.measure(other.model)
     milliseconds = other.milliseconds(other.model, _TIMED_SECONDS)
     return Point(
-        name, "fp32", quality, other.lost(dense.quality, quality), milliseconds,
+        name, "fp32", quality, other.choosing.lost(dense.quality, quality), milliseconds,
         dense.ms / milliseconds, counted_bytes(other.model, "fp32"), is_ours=False,
     )  # fmt: skip

@@ -77,7 +77,14 @@ class Search:
         table = "int8" if self.work.kind == "decoder" else "int4"
         found = self.forecasts()
         tried: list[Mask] = []
-        for mask in self._in_order(found):
+        masks = worth_trying(found, self.masks)
+        self.skipped += [
+            f"{mask.name}: another mask is forecast to be faster and gentler."
+            for mask in self.masks
+            if mask.name in found and mask not in masks
+        ]
+        # Fastest first.
+        for mask in sorted(masks, key=lambda mask: (found[mask.name].ms, -mask.sparsity)):
             reason = self._reason_against(mask, found, tried)
             if reason is not None:
                 self.skipped.append(f"{mask.name}: {reason}")
@@ -87,16 +94,6 @@ class Search:
         yield from self._recoveries(tried)
         if self.work.kind == "encoder":
             yield from self._without_masks(table)
-
-    def _in_order(self, found: dict[str, MaskForecast]) -> list[Mask]:
-        """Fastest first; those that another one beats in time and error are left out."""
-        masks = worth_trying(found, self.masks)
-        self.skipped += [
-            f"{mask.name}: another mask is forecast to be faster and gentler."
-            for mask in self.masks
-            if mask.name in found and mask not in masks
-        ]
-        return sorted(masks, key=lambda mask: (found[mask.name].ms, -mask.sparsity))
 
     def _reason_against(
         self, mask: Mask, found: dict[str, MaskForecast], tried: list[Mask]

@@ -190,7 +190,7 @@ class Workshop:
                 quality = work.choosing.measure(model)
             calls = work.timed.call(work.model), work.timed.call(model)
             times = duel(*calls, budget_seconds=_TIMED_SECONDS)
-        lost = work.lost(self.dense_quality, quality)
+        lost = work.choosing.lost(self.dense_quality, quality)
         return Point(
             candidate.name, precision, quality, lost if math.isfinite(lost) else math.inf,
             times.second_us / 1e3, times.ratio, tensor_bytes(path), doubt=times.doubt,

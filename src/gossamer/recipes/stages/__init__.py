@@ -15,7 +15,6 @@ from gossamer.recipes.stages.round import Round
 from gossamer.recipes.stages.schedules import (
     SCHEDULES,
     IterativeSettings,
-    Schedule,
     ScheduleSettings,
     WindowSettings,
     step_of,
@@ -40,7 +39,6 @@ __all__ = [
     "Recover",
     "Relufy",
     "Round",
-    "Schedule",
     "ScheduleSettings",
     "StageSettings",
     "Structured",

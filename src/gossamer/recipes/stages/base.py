@@ -7,7 +7,7 @@ faults of single fields.
 
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Final, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -16,7 +16,7 @@ from gossamer.errors import PatternError
 from gossamer.patterns import LEGAL_FORMS, PatternText, form_of, read_builtin
 from gossamer.recipes.faults import near, plain, show
 
-MAX_STEPS: Final = 2**40
+MAX_STEPS = 2**40
 # (field, what is wrong with it)
 Found = Iterator[tuple[str, str]]
 

@@ -3,7 +3,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -20,7 +20,7 @@ from gossamer.recipes.stages.base import (
     whole_number,
 )
 
-_BUDGETS_WITH_DATA: Final = ("owl", "sensitivity")
+_BUDGETS_WITH_DATA = ("owl", "sensitivity")
 
 
 class Prune(StageSettings):

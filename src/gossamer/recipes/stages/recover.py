@@ -2,7 +2,7 @@
 """What a `recover` stage says: short training with the dense model as teacher."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -16,7 +16,7 @@ from gossamer.recipes.stages.base import (
 )
 from gossamer.recipes.stages.train import CheckpointSettings
 
-_TERMS: Final = ("logits", "embeddings", "similarity", "hidden")
+_TERMS = ("logits", "embeddings", "similarity", "hidden")
 
 
 class Recover(StageSettings):

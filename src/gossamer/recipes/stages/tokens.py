@@ -2,7 +2,7 @@
 """What a `tokens` stage says: an encoder learns which tokens it can leave out."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -16,7 +16,7 @@ from gossamer.recipes.stages.base import (
     Weight,
 )
 
-_TERMS: Final = ("logits", "embeddings")
+_TERMS = ("logits", "embeddings")
 
 
 class Tokens(StageSettings):

@@ -9,7 +9,7 @@ import torch
 
 from gossamer.pruning.targets import find_targets
 from gossamer.recipes.stages import Train, read_pattern
-from gossamer.runs.training.optimizer import build_optimizer
+from gossamer.runs.training.models import build_optimizer
 from gossamer.runs.training.request import TrainRequest, make_task, model_of
 from gossamer.runs.training.stage import loop_settings, only_loss
 from gossamer.training.checkpoint import seed_all, undisturbed_random

@@ -18,7 +18,7 @@ from gossamer.runs.training.identity import (
     run_identity,
     saved_tokenizer,
 )
-from gossamer.runs.training.optimizer import build_optimizer
+from gossamer.runs.training.models import build_optimizer
 from gossamer.runs.training.request import TrainRequest, make_task, model_of
 from gossamer.runs.voice import Say
 from gossamer.training.checkpoint import (

@@ -98,10 +98,6 @@ class Workload:
             watch = stopwatch(self.timed.call(model), fair_clock())
             return race([watch], budget_seconds=seconds)[0] / 1e3
 
-    def lost(self, dense: float, quality: float) -> float:
-        """The quality given up, as a fraction: of the whole of a score, of a perplexity."""
-        return self.choosing.lost(dense, quality)
-
 
 def split_data(
     count: int,
