@@ -36,7 +36,7 @@ PAST_DOORS = {
     "pruning": 3,
     "pruning.schedules": 13,
     "recipes": 1,
-    "recipes.stages": 6,
+    "recipes.stages": 5,
     "report.charts": 3,
     "running.rivals.engine_scripts": 1,
     "runs.stages": 5,

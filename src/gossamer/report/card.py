@@ -40,6 +40,8 @@ class Card:
 
 def render_card(card: Card) -> str:
     """The card as Markdown."""
+    cells = card.comparison.trusted().cells()
+    head, *rows = (f"| {' | '.join(map(escape, row))} |" for row in cells)
     lines = [
         f"# {escape(card.title)}",
         "",
@@ -47,7 +49,9 @@ def render_card(card: Card) -> str:
         "",
         "## Measured",
         "",
-        *_table(card.comparison.trusted().cells()),
+        head,
+        "|" + "---|" * len(cells[0]),
+        *rows,
         "",
         f"Machine: {escape('; '.join(f'{k} {v}' for k, v in card.machine.items()))}.",
         "",
@@ -80,8 +84,3 @@ def escape(text: str) -> str:
     """`text` as Markdown that shows exactly it: no markup, no HTML, one line."""
     flat = "".join(char if char.isprintable() else " " for char in text)
     return _SPECIAL.sub(r"\\\1", flat).translate(_HTML)
-
-
-def _table(cells: list[list[str]]) -> list[str]:
-    head, *rows = (f"| {' | '.join(map(escape, row))} |" for row in cells)
-    return [head, "|" + "---|" * len(cells[0]), *rows]

@@ -48,8 +48,13 @@ def execute(
     batches = None if data is None else as_batches(data, "the recipe")
     given = replace(given or StageInput(), batches=batches, watch=evaluate)
     steps = [stage.step for stage in recipe.stages]
-    if any(step.needs_teacher for step in steps):
-        given = replace(given, teacher=_teacher(model, given))
+    if given.teacher is None and any(step.needs_teacher for step in steps):
+        if any(sparse_layers(model)):
+            raise RecipeError(
+                "the model is pruned already, so it cannot be its own teacher. Give the dense"
+                " model: --teacher MODEL, or StageInput(teacher=...)."
+            )
+        given = replace(given, teacher=copy.deepcopy(model))
     stages: list[Callable[[], StageOutcome]] = []
     for number, step in enumerate(steps):
         run = STAGES.get(type(step))
@@ -110,18 +115,6 @@ def carry_out(
     on_compiled(fast)
     ms_dense, ms_sparse = (us / 1000 for us in times.us)
     return replace(report, ms_dense=ms_dense, ms_sparse=ms_sparse, doubt=times.doubt)
-
-
-def _teacher(model: nn.Module, given: StageInput) -> nn.Module:
-    """The dense model for stages that train."""
-    if given.teacher is not None:
-        return given.teacher
-    if any(sparse_layers(model)):
-        raise RecipeError(
-            "the model is pruned already, so it cannot be its own teacher. Give the dense"
-            " model: --teacher MODEL, or StageInput(teacher=...)."
-        )
-    return copy.deepcopy(model)
 
 
 def verify(model: nn.Module, layers: Iterable[LayerResult]) -> None:

@@ -99,9 +99,9 @@ def sparsify(  # noqa: PLR0913  (the public call: every argument is a word of th
         if isinstance(wanted, Recipe):
             if loss is None:
                 return execute(wanted, model, data, evaluate=evaluate)
-            batches = [_labelled(batch) for batch in as_batches(data, _OWN_LOSS)]
+            pairs = [_labelled(batch) for batch in as_batches(data, _OWN_LOSS)]
             given = StageInput(loss=_as_loss(loss, wanted))
-            return execute(wanted, model, batches, evaluate=evaluate, given=given)
+            return execute(wanted, model, pairs, evaluate=evaluate, given=given)
         if loss is not None:
             scorer = wanted["scorer"]
             name = scorer if isinstance(scorer, str) else type(scorer).__name__
@@ -109,25 +109,17 @@ def sparsify(  # noqa: PLR0913  (the public call: every argument is a word of th
                 f"loss: scorer {name!r} uses no loss. Leave it out, or use one that looks at"
                 " gradients: scorer='taylor', 'fisher' or 'obert'."
             )
-        return _at_once(model, wanted, data, evaluate)
+        # Only a scorer that leaves the kept weights as they are comes here, and only it looks at
+        # all of the data.
+        batches = iter(() if data is None else data)
+        first = list(itertools.islice(batches, 1))
+        every = None if data is None else itertools.chain(first, batches)
+        plan = plan_oneshot(model, **wanted, data=every)
 
+        def mask() -> StageOutcome:
+            return StageOutcome([], apply_plan(model, plan))
 
-def _at_once(
-    model: nn.Module,
-    settings: dict[str, Any],
-    data: Iterable[Any] | None,
-    evaluate: Evaluate | None,
-) -> Report:
-    """For scorers that leave the kept weights as they are: only they look at all of the data."""
-    batches = iter(() if data is None else data)
-    first = list(itertools.islice(batches, 1))
-    every = None if data is None else itertools.chain(first, batches)
-    plan = plan_oneshot(model, **settings, data=every)
-
-    def mask() -> StageOutcome:
-        return StageOutcome([], apply_plan(model, plan))
-
-    return carry_out(model, [mask], evaluate, first[0] if first else None)
+        return carry_out(model, [mask], evaluate, first[0] if first else None)
 
 
 def _read(recipe: Any, arguments: dict[str, Any]) -> Recipe | dict[str, Any]:

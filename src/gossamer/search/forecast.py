@@ -75,16 +75,14 @@ def forecast(
 def worth_trying(found: dict[str, MaskForecast], masks: Sequence[Mask]) -> list[Mask]:
     """Masks that no other one beats in time and error at once, gentlest first."""
     known = [mask for mask in masks if mask.name in found]
-    left = [
-        mask
-        for mask in known
-        if not any(_beats(found[other.name], found[mask.name]) for other in known)
-    ]
+    others = [(_MARGIN * found[mask.name].ms, _MARGIN * found[mask.name].error) for mask in known]
+
+    def beaten(mask: Mask) -> bool:
+        mine = found[mask.name]
+        return any(ms <= mine.ms and error <= mine.error for ms, error in others)
+
+    left = [mask for mask in known if not beaten(mask)]
     return sorted(left, key=lambda mask: found[mask.name].error)
-
-
-def _beats(one: MaskForecast, other: MaskForecast) -> bool:
-    return one.ms * _MARGIN <= other.ms and one.error * _MARGIN <= other.error
 
 
 def _times(work: Workload, masks: Sequence[Mask], deadline: Deadline) -> dict[str, float]:

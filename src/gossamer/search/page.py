@@ -94,23 +94,20 @@ def front_chart(result: ShrinkResult, limits: SearchLimits) -> Chart:
 
 def rows_of(points: Sequence[Point], chosen: Point, on_front: Sequence[Point]) -> list[list[str]]:
     """One line per model, in the order of the search."""
-    return [
-        [
+    rows = []
+    for point in points:
+        mark = "taken" if point == chosen else "front" if point in on_front else ""
+        row = [
             point.name,
             f"{point.quality:.2f}" if math.isfinite(point.quality) else "-",
             f"{point.lost:+.2%}",
             f"{point.ms:.2f}",
             f"{point.speedup:.2f}x",
             format_bytes(point.size),
-            " ".join(_marks(point, chosen, on_front)),
+            f"{mark} (busy machine)".strip() if point.doubt else mark,
         ]
-        for point in points
-    ]
-
-
-def _marks(point: Point, chosen: Point, on_front: Sequence[Point]) -> list[str]:
-    marks = ["taken"] if point == chosen else ["front"] if point in on_front else []
-    return [*marks, "(busy machine)"] if point.doubt else marks
+        rows.append(row)
+    return rows
 
 
 def notes_of(result: ShrinkResult) -> list[str]:

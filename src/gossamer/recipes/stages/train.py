@@ -21,7 +21,7 @@ from gossamer.recipes.stages.base import (
     as_list,
 )
 from gossamer.recipes.stages.mesh import Mesh
-from gossamer.recipes.stages.schedules import Moment, Schedule, step_of
+from gossamer.recipes.stages.schedules import Moment, Schedule
 from gossamer.training.distributed import AXES, MeshSizes, split_batch
 
 Task = Literal["images", "text", "labelled"]
@@ -188,10 +188,6 @@ class Train(StageSettings):
         if self.steps is not None:
             return self.steps
         return max(1, round((self.epochs or 1.0) * batches_per_epoch / self.accumulate))
-
-    def warmup_steps(self, steps: int) -> int:
-        """Steps of the rise in a run of `steps`."""
-        return min(step_of(self.rate.warmup, steps), steps)
 
 
 def _length_faults(train: Mapping[str, Any]) -> Found:

@@ -101,7 +101,14 @@ def plan_stage(model: nn.Module, step: Prune, batches: Sequence[Batch]) -> Stage
         started = time.perf_counter()
         batches[0].run(model)
         forward = (time.perf_counter() - started) * share
-        order, alive, once = _walk(model, batches[0], stage.targets)
+        # Targets in the order data meets them, most live bytes at a stop, and what comes on top.
+        by_module = {target.module: target for target in stage.targets}
+        order, alive = [], 0
+        with LiveBytes() as live:
+            for stop in stops([batches[0].call(model)], list(by_module)):
+                order.append(by_module[stop.module])
+                alive = max(alive, live.now)
+        once = live.peak - alive
     solve_seconds, gram_seconds = _time_layers(method, stage, rows)
     kept = dict(zip((target.name for target in stage.targets), stage.counts, strict=True))
     layers = [
@@ -129,20 +136,6 @@ def plan_stage(model: nn.Module, step: Prune, batches: Sequence[Batch]) -> Stage
         _solver_bytes(stage, method, step),
         seconds,
     )
-
-
-def _walk(
-    model: nn.Module, batch: Batch, targets: Sequence[Target]
-) -> tuple[list[Target], int, int]:
-    """Targets in the order data meets them, most live bytes at a stop, and what comes on top."""
-    by_module = {target.module: target for target in targets}
-    order: list[Target] = []
-    most = 0
-    with LiveBytes() as live:
-        for stop in stops([batch.call(model)], list(by_module)):
-            order.append(by_module[stop.module])
-            most = max(most, live.now)
-    return order, most, live.peak - most
 
 
 def _time_layers(

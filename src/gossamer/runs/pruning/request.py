@@ -62,12 +62,12 @@ class PruneRequest:
     origin: Origin
     target: Path
     recipe: Recipe
-    data: Path | Iterable[Any] | None = None
-    evaluation: Path | None = None
-    teacher: Origin | None = None
-    resume: bool = False
-    form: str = "packed"
-    tokens: int = 128
+    data: Path | Iterable[Any] | None
+    evaluation: Path | None
+    teacher: Origin | None
+    resume: bool
+    form: str
+    tokens: int
     how_to_resume: str = "the same call, with resume=True"
 
 
@@ -187,8 +187,15 @@ def prepare(source: Source, request: PruneRequest, files: PruneFiles) -> PruneIn
     most, tokenizer, quality = known_tokens(model), None, None
     given = [part for part in (samples, measured) if part is not None]
     for part in given:
-        if part.ids_NT is not None and most is not None:
-            _check_ids(part.path, part.ids_NT, most)
+        if part.ids_NT is None or most is None:
+            continue
+        # Numbers that the model has no embedding for would end in an index error.
+        low, high = int(part.ids_NT.min()), int(part.ids_NT.max())
+        if not 0 <= low <= high < most:
+            raise InputError(
+                f"{part.path}: input_ids are {low} to {high}, but the model has tokens 0 to"
+                f" {most - 1}. Encode the text with the tokenizer of this model."
+            )
     if any(part.ids_NT is None for part in given):
         tokenizer = make_tokenizer(source.beside.get(TOKENIZER_FILE), most)
     if measured is not None:
@@ -239,13 +246,3 @@ def run_key(model: nn.Module, recipe: Recipe, prepared: PruneInput) -> dict[str,
         "kernels": active_kernels(),
         "threads": str(torch.get_num_threads()),
     }
-
-
-def _check_ids(path: Path, ids_NT: torch.Tensor, most: int) -> None:
-    """Numbers that the model has no embedding for would end in an index error."""
-    low, high = int(ids_NT.min()), int(ids_NT.max())
-    if not 0 <= low <= high < most:
-        raise InputError(
-            f"{path}: input_ids are {low} to {high}, but the model has tokens 0 to"
-            f" {most - 1}. Encode the text with the tokenizer of this model."
-        )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One `prune` stage of a recipe, carried out on a model."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -69,16 +69,12 @@ def run_prune_stage(model: nn.Module, step: Prune, given: StageInput) -> StageOu
 
     with unchanged_on_error(model, contents=tensors_of(stage.targets)):
         layers = _pruned_layers(model, step, stage, replace(given, progress=progress))
-    return StageOutcome(list(_notes(said, len(layers))), layers)
-
-
-def _notes(said: Mapping[str, Sequence[str]], num_layers: int) -> Iterator[str]:
-    """What methods said of layers; of all of them once."""
+    notes = []
     for note, names in said.items():
-        if len(names) == num_layers > 1:
-            yield f"{note}."
-        else:
-            yield from (f"{name}: {note}." for name in names)
+        # What is said of all layers is said once.
+        is_common = len(names) == len(layers) > 1
+        notes += [f"{note}."] if is_common else [f"{name}: {note}." for name in names]
+    return StageOutcome(notes, layers)
 
 
 def _pruned_layers(

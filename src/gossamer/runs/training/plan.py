@@ -102,6 +102,10 @@ def _bytes_by_kind(train: Train, dense: StateCost, parameters: int, pruned: int)
         # One byte and one bit of mask beside every dense weight.
         sparse = {**rest, "positions": 1 + MASK_BYTES}
     else:
+        schedule, sparsity = train.schedule, 0.0
+        if schedule is not None:
+            fixed = read_pattern(schedule.pattern).fixed_density
+            sparsity = schedule.sparsity or 0.0 if fixed is None else 1 - fixed
         master_bytes = _LOW_BYTES[train.optimizer.master]
         weight_bytes = 2 if master_bytes else 4
         sparse = state_cost(
@@ -109,7 +113,7 @@ def _bytes_by_kind(train: Train, dense: StateCost, parameters: int, pruned: int)
             master_bytes=master_bytes,
             moment_bytes=_moment_bytes(train),
             dense_bytes=weight_bytes if train.compaction == "resident" else 0,
-        ).by_kind(1 - _sparsity(train))
+        ).by_kind(1 - sparsity)
     both = {
         kind: round(rest.get(kind, 0) * (parameters - pruned) + sparse.get(kind, 0) * pruned)
         for kind in KINDS
@@ -121,10 +125,3 @@ def _moment_bytes(train: Train) -> float:
     settings = train.optimizer
     moments = {"adamw": 2, "lamb": 2, "lars": 1, "sgd": int(bool(settings.momentum))}
     return moment_bytes(moments[settings.name], eight_bit=settings.moments == "8bit")
-
-
-def _sparsity(train: Train) -> float:
-    if train.schedule is None:
-        return 0.0
-    fixed = read_pattern(train.schedule.pattern).fixed_density
-    return train.schedule.sparsity or 0.0 if fixed is None else 1 - fixed

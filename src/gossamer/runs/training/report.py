@@ -57,6 +57,9 @@ def report_content(
 ) -> dict[str, Any]:
     """report.json of the artifact: nothing in it depends on a clock."""
     loop = trained.loop
+    names = ("step", "layers", "weights", "values", "bytes_before", "bytes_after", "modes")
+    found = (record for record in records if record["kind"] == "compaction")
+    compaction = next(({name: record[name] for name in names} for record in found), None)
     return {
         **report.to_dict(),
         "base": f"trained from scratch: {trained.task.name}",
@@ -67,7 +70,7 @@ def report_content(
             "batches": loop.taken,
             "skipped": loop.skipped,
             "data": trained.task.digest,
-            "compaction": _compaction(records),
+            "compaction": compaction,
         },
         "machine": describe_machine(),
     }
@@ -104,12 +107,6 @@ def write_page(trained: Trained, report: Report, records: Records, path: Path) -
         notes=(*report.notes, *_traffic(records)),
     )
     return write_html(page, path)
-
-
-def _compaction(records: Records) -> dict[str, Any] | None:
-    names = ("step", "layers", "weights", "values", "bytes_before", "bytes_after", "modes")
-    found = (record for record in records if record["kind"] == "compaction")
-    return next(({name: record[name] for name in names} for record in found), None)
 
 
 def _traffic(records: Records) -> list[str]:

@@ -88,11 +88,15 @@ def make_task(request: TrainRequest, saved_tokenizer: bytes | None = None) -> Ta
         task = image_task(request.data, train.batch, train.seed, flat=flat)
     else:
         make = text_task if train.task == "text" else labelled_task
+        # The recipe's word, else what the user's model takes at most.
+        context = getattr(made, "context", None)
+        if made is None or train.model is not None:
+            context = context_of(architecture_of(train))
         task = make(
             request.data,
             train.batch,
             train.seed,
-            context=_context(train, made),
+            context=context if isinstance(context, int) else DEFAULT_CONTEXT,
             **train.data.model_dump(),
             evaluation=request.evaluation,
             saved_tokenizer=saved_tokenizer,
@@ -137,11 +141,3 @@ def architecture_of(train: Train) -> Architecture:
             " gpt, width: 128}; 'gossamer train' also takes a model of yours: --model."
         )
     return train.model
-
-
-def _context(train: Train, made: object) -> int:
-    """Tokens of a window: the recipe's word, else what the user's model takes at most."""
-    if made is None or train.model is not None:
-        return context_of(architecture_of(train))
-    takes = getattr(made, "context", None)
-    return takes if isinstance(takes, int) else DEFAULT_CONTEXT

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 from gossamer.data.tasks import Task, tensors_digest
-from gossamer.recipes.stages import IterativeSettings, Train
+from gossamer.recipes.stages import IterativeSettings, Train, step_of
 from gossamer.runs.kept_run import metrics_bytes
 from gossamer.runs.schedules import attach, one_training
 from gossamer.runs.training.identity import (
@@ -68,9 +67,10 @@ def loop_settings(train: Train, task: Task) -> LoopSettings:
     length = steps
     if isinstance(train.schedule, IterativeSettings):
         length = one_training(train.schedule, steps)[0]
+    warmup = min(step_of(train.rate.warmup, length), length)
     return LoopSettings(
         steps=steps,
-        rate=LearningRate(train.rate.shape, length, train.warmup_steps(length), train.rate.floor),
+        rate=LearningRate(train.rate.shape, length, warmup, train.rate.floor),
         accumulate=train.accumulate,
         clip=train.clip,
         precision=train.precision,
@@ -164,7 +164,18 @@ def prepare(
     model = model_of(train, task)
     num_bytes = sum(tensor.nbytes for tensor in model.state_dict().values())
     optimizer = build_optimizer(train.optimizer, model)
-    control = attach_schedule(train, task, model, optimizer, settings.steps)
+    control: Control | None = None
+    if train.schedule is not None:
+        control = attach(
+            model,
+            train.schedule,
+            optimizer,
+            total_steps=settings.steps,
+            data=[task.batches[0]],
+            loss=lambda net, batch: only_loss(task.loss(net, batch)),
+        )
+        if isinstance(optimizer, LAMB | LARS):
+            optimizer.follow_masks(model)
     is_lead = grid is None or grid.is_lead
     sinks: list[Sink] = []
     if is_lead:
@@ -190,25 +201,6 @@ def prepare(
         processes=grid,
     )
     return Trained(loop, task, num_bytes, checkpoint is not None)
-
-
-def attach_schedule(
-    train: Train, task: Task, model: nn.Module, optimizer: torch.optim.Optimizer, steps: int
-) -> Control | None:
-    """The schedule at work; None if the recipe has none."""
-    if train.schedule is None:
-        return None
-    control: Control = attach(
-        model,
-        train.schedule,
-        optimizer,
-        total_steps=steps,
-        data=[task.batches[0]],
-        loss=lambda net, batch: only_loss(task.loss(net, batch)),
-    )
-    if isinstance(optimizer, LAMB | LARS):
-        optimizer.follow_masks(model)
-    return control
 
 
 def only_loss(result: Any) -> torch.Tensor:

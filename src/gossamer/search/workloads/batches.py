@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.pruning.calibration import Batch, as_batches
+from gossamer.pruning.calibration import as_batches
 from gossamer.runs.stages import batch_tokens, samples_of_batches
 from gossamer.search.workloads.workload import Measure, Workload, split_data, user_quality
 
@@ -45,6 +45,12 @@ def batch_workload(
     inputs = timed.first_tensor()
     if inputs is None:
         raise InputError("shrink: a batch holds no tensor.")
+    digest = hashlib.sha256()
+    for batch in training:
+        found = batch.first_tensor()
+        if found is not None:
+            flat = found.detach().cpu().contiguous().view(-1).view(torch.uint8)
+            digest.update(flat.numpy().tobytes())
     has_pixels = inputs.is_floating_point() and inputs.ndim == 4
     with torch.no_grad():
         outputs = timed.run(model)
@@ -60,16 +66,6 @@ def batch_workload(
         timed=timed,
         timed_text=f"one batch of {' x '.join(map(str, inputs.shape))}",
         tokens=len(inputs) if has_pixels else batch_tokens(timed),
-        digest=_digest(training),
+        digest=digest.hexdigest(),
         example=inputs if has_pixels else None,
     )
-
-
-def _digest(batches: Sequence[Batch]) -> str:
-    digest = hashlib.sha256()
-    for batch in batches:
-        found = batch.first_tensor()
-        if found is not None:
-            flat = found.detach().cpu().contiguous().view(-1).view(torch.uint8)
-            digest.update(flat.numpy().tobytes())
-    return digest.hexdigest()

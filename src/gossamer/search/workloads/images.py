@@ -39,7 +39,11 @@ def image_workload(
     given = (choose, report or data.test)
     training, choosing, reporting = split_data(len(data.labels), data.part, given, data.name)
     example = training.pixels[:1]
-    calibration = training.part(range(_calibrated(model, training.pixels)))
+    calibrated = min(len(training.pixels), _CALIBRATED)
+    if "conv" in map(kind_name, model.modules()):
+        enough = _CONVOLVED_PIXELS // example.shape[-2:].numel()
+        calibrated = min(max(enough, _CALIBRATION_BATCH), calibrated)
+    calibration = training.part(range(calibrated))
     digest = hashlib.sha256(training.pixels.numpy().tobytes() + training.labels.numpy().tobytes())
     return Workload(
         model=model,
@@ -63,15 +67,6 @@ def _quality(data: ImageSet, metric: Measure | None) -> Quality:
         return user_quality(metric, data, data.name)
     where = f"{len(data.labels)} images, {data.name}"
     return accuracy_quality(lambda: _batches(data, _EVALUATED), where)
-
-
-def _calibrated(model: nn.Module, pixels: torch.Tensor) -> int:
-    """How many images to calibrate by."""
-    wanted = min(len(pixels), _CALIBRATED)
-    if "conv" in map(kind_name, model.modules()):
-        enough = _CONVOLVED_PIXELS // pixels.shape[-2:].numel()
-        wanted = min(max(enough, _CALIBRATION_BATCH), wanted)
-    return wanted
 
 
 def _batches(data: ImageSet, size: int) -> list[Batch]:

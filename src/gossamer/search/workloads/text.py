@@ -16,7 +16,7 @@ from gossamer.data.files import Texts
 from gossamer.errors import InputError
 from gossamer.nn.batch import Batch
 from gossamer.nn.families import is_decoder
-from gossamer.pruning.gradients import next_token_loss, output_of
+from gossamer.pruning.gradients import Loss, next_token_loss, output_of
 from gossamer.recipes import Calibration
 from gossamer.runs import Quality, calibration_batches, pair_loss, quality_of
 from gossamer.runs.stages import RecoverySamples, samples_of_file
@@ -29,6 +29,7 @@ from gossamer.search.workloads.workload import (
     user_quality,
 )
 
+_TOKENS = 128
 _EVALUATED_TOKENS = 4096
 # What recovery matches: the vectors of an encoder, the distribution of everything with logits.
 _VECTORS = {"embeddings": 1.0, "similarity": 10.0}
@@ -45,13 +46,12 @@ def text_workload(
     choose: Texts | None = None,
     report: Texts | None = None,
     metric: Measure | None = None,
-    tokens: int = 128,
 ) -> Workload:
     """Split the data where there are no files for the parts, and make an input to time."""
     if data.ids_NT is not None:
         raise InputError(f"{data.path}: shrink reads text, pairs or labels, not token tensors.")
     training, choosing, reporting = split_texts(data, choose, report)
-    calibration = Calibration(tokens=tokens, samples=512)
+    tokens, calibration = _TOKENS, Calibration(tokens=_TOKENS, samples=512)
     first, last = (
         _quality(model, part, tokenizer, calibration, metric) for part in (choosing, reporting)
     )
@@ -61,7 +61,16 @@ def text_workload(
             f"{type(model).__name__}: shrink reads text for transformers models with a vocabulary."
         )
     decoder = is_decoder(model)
-    loss, terms = _aim(training, decoder=decoder)
+    loss: Loss | None = None
+    terms = _VECTORS
+    if decoder:
+        loss, terms = next_token_loss, _LOGITS
+    elif training.labels:
+        loss, terms = label_loss, {**_LOGITS, **_LABELS}
+    elif training.pairs:
+        loss, terms = pair_loss, {**_VECTORS, **_LABELS}
+    lines = "".join(f"{text}\n" for text in training.texts)
+    scores = [pair.score for pair in training.pairs] + list(training.labels)
     ids_BT = typical_ids(sentences(training.texts[:tokens], tokenizer, tokens), vocabulary, tokens)
     timed = {"input_ids": ids_BT}
     if not decoder:
@@ -77,21 +86,11 @@ def text_workload(
         timed=Batch(timed),
         timed_text=f"1 x {tokens} tokens",
         tokens=tokens,
-        digest=_digest(training),
+        digest=hashlib.sha256(f"{lines}{scores}".encode()).hexdigest(),
         kind="decoder" if decoder else "encoder",
         tokenizer=tokenizer,
         texts={"training": training, "choosing": choosing, "reporting": reporting},
     )
-
-
-def _aim(data: Texts, *, decoder: bool) -> tuple[Any, dict[str, float]]:
-    if decoder:
-        return next_token_loss, dict(_LOGITS)
-    if data.labels:
-        return label_loss, {**_LOGITS, **_LABELS}
-    if data.pairs:
-        return pair_loss, {**_VECTORS, **_LABELS}
-    return None, dict(_VECTORS)
 
 
 def label_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
@@ -143,12 +142,6 @@ def _quality(
             " scores, texts with labels, or a text for a language model."
         )
     return found
-
-
-def _digest(data: Texts) -> str:
-    lines = "".join(f"{text}\n" for text in data.texts)
-    scores = repr([pair.score for pair in data.pairs] + list(data.labels))
-    return hashlib.sha256(f"{lines}{scores}".encode()).hexdigest()
 
 
 def split_texts(
