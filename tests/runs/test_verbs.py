@@ -36,7 +36,7 @@ def quiet_machine(tmp_path, monkeypatch):
     """No choice and no number depends on a clock."""
     monkeypatch.setenv("GOSSAMER_TUNE", "off")
     monkeypatch.setenv("GOSSAMER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("gossamer.runs.times.duel", lambda *calls, **settings: Duel(2.0, 1.0))
+    monkeypatch.setattr("gossamer.runs.executor.duel", lambda *calls, **settings: Duel(2.0, 1.0))
     monkeypatch.chdir(tmp_path)
 
 

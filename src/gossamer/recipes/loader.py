@@ -35,7 +35,22 @@ def load_recipe(source: str | os.PathLike[str], overrides: Sequence[str] = ()) -
     Raises:
         RecipeError: with all faults; each has file, line, path, value and what is expected.
     """
-    raw, where = read_source(source)
+    # A plain built-in name wins over a file.
+    if isinstance(source, str) and source in builtin_names():
+        return parse_recipe(builtin_text(source).encode(), f"{source}.yaml", overrides)
+    path, where = Path(source), plain(str(source))
+    try:
+        if not path.exists():
+            raise RecipeError(_missing(where, path))
+        if not path.is_file():
+            raise RecipeError(f"{where}: is not a file; expected a recipe in YAML.")
+        with open_named(path, RecipeError) as file:
+            raw = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        if isinstance(error, RecipeError):
+            raise
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise RecipeError(f"{where}: cannot be read ({reason}).") from error
     return parse_recipe(raw, where, overrides)
 
 
@@ -95,25 +110,6 @@ def builtin_text(name: str) -> str:
             f" {', '.join(names)}."
         )
     return (_BUILTIN / f"{name}.yaml").read_text(encoding="utf-8")
-
-
-def read_source(source: str | os.PathLike[str]) -> tuple[bytes, str]:
-    """The bytes of a recipe and what to call it; a plain built-in name wins over a file."""
-    if isinstance(source, str) and source in builtin_names():
-        return builtin_text(source).encode(), f"{source}.yaml"
-    path, where = Path(source), plain(str(source))
-    try:
-        if not path.exists():
-            raise RecipeError(_missing(where, path))
-        if not path.is_file():
-            raise RecipeError(f"{where}: is not a file; expected a recipe in YAML.")
-        with open_named(path, RecipeError) as file:
-            return file.read(MAX_BYTES + 1), where
-    except (OSError, ValueError) as error:
-        if isinstance(error, RecipeError):
-            raise
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise RecipeError(f"{where}: cannot be read ({reason}).") from error
 
 
 def _missing(where: str, path: Path) -> str:

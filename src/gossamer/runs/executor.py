@@ -1,26 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recipe carried out: dense is evaluated first, every stage is verified, a Report comes out."""
+"""A recipe carried out: dense is evaluated first, every stage is verified, a Report comes out.
+
+Its times are those of the pruned model beside the dense one, on a batch of the user's own data.
+"""
 
 import copy
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from gossamer.errors import MaskDrift, RecipeError
 from gossamer.nn import MaskedWeight
 from gossamer.nn.layer_kinds import sparse_layers
+from gossamer.ops.timing import Duel, duel
 from gossamer.pruning import LayerResult
-from gossamer.pruning.calibration import as_batches
+from gossamer.pruning.calibration import Batch, as_batches, evaluating
 from gossamer.recipes import Recipe
 from gossamer.report import Report
+from gossamer.running.choice import Call, Choice, Chooser, Contenders, Rival
+from gossamer.running.layers import compile as compile_model
 from gossamer.runs.reporting import Evaluate, dense_bytes, make_report, measure_quality
 from gossamer.runs.stages import STAGES, StageInput, StageOutcome
-from gossamer.runs.times import time_beside_dense, tokens_seen
 
 OnCompiled = Callable[[nn.Module], None]
+_TIMED_SECONDS = 1.0
 
 
 def execute(
@@ -135,3 +142,48 @@ def verify(model: nn.Module, layers: Iterable[LayerResult]) -> None:
             )
         if module.mask_digest() != layer.mask_digest:
             raise MaskDrift(f"{layer.name}: its stored mask is not the one the stage made.")
+
+
+class _AlwaysDense(Chooser):
+    """Makes `compile` give the stock dense twin: same code path, same zeros, no sparse kernel."""
+
+    def choose(self, contenders: Contenders, tokens: int) -> Choice:
+        return Choice(tokens, "dense", None, None, "dense twin")
+
+    def choose_among(self, sparse: Sequence[Rival], dense: Call) -> Choice:
+        return Choice(sparse[0].key.tokens, "dense", None, None, "dense twin")
+
+
+def tokens_seen(model: nn.Module, layers: Iterable[nn.Module], batch: Any) -> tuple[int, ...]:
+    """How many activation rows enter the Linears of `layers` while the model reads one batch."""
+    counts: set[int] = set()
+
+    def count(module: nn.Module, args: tuple[Any, ...]) -> None:
+        if args and args[0].numel():
+            counts.add(args[0].numel() // args[0].shape[-1])
+
+    handles = [
+        layer.register_forward_pre_hook(count) for layer in layers if isinstance(layer, nn.Linear)
+    ]
+    try:
+        with evaluating(model), torch.no_grad():
+            Batch(batch).run(model)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return tuple(sorted(counts))
+
+
+def time_beside_dense(
+    model: nn.Module, tokens: tuple[int, ...], batch: Any, dense: nn.Module | None = None
+) -> tuple[Duel, nn.Module]:
+    """One forward, dense against compiled, interleaved; and the compiled model.
+
+    `dense` is the model before its shapes changed; without it the model's own dense twin runs.
+    """
+    if dense is None:
+        dense = compile_model(model, tokens, chooser=_AlwaysDense())
+    fast = compile_model(model, tokens)
+    calls = [Batch(batch).call(net) for net in (dense, fast)]
+    with torch.inference_mode():
+        return duel(*calls, budget_seconds=_TIMED_SECONDS), fast

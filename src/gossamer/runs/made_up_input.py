@@ -52,8 +52,15 @@ def example_input(model: nn.Module, tokens: int) -> Example | None:
     if isinstance(model, TinyEncoder):
         ids_BT, text = _ids(model.vocab_size, tokens, model.max_tokens, generator)
         return Example((ids_BT,), {}, text, ids_BT.numel())
-    width = model.sizes[0] if isinstance(model, MLP) else _first_width(model)
-    if width is None:
+    # A Sequential may start with a Linear.
+    first = model
+    while isinstance(first, nn.Sequential) and len(first):
+        first = first[0]
+    if isinstance(model, MLP):
+        width = model.sizes[0]
+    elif isinstance(first, nn.Linear | Linear):
+        width = first.in_features
+    else:
         return None
     x_TK = torch.randn(tokens, width, generator=generator)
     return Example((x_TK,), {}, f"{tokens} x {width} random numbers", tokens)
@@ -66,13 +73,6 @@ def _ids(
     batch = max(1, tokens // length)
     ids_BT = torch.randint(vocab_size, (batch, length), generator=generator)
     return ids_BT, f"{batch} x {length} random token ids"
-
-
-def _first_width(model: nn.Module) -> int | None:
-    """Input size of a Sequential that starts with a Linear."""
-    while isinstance(model, nn.Sequential) and len(model):
-        model = model[0]
-    return model.in_features if isinstance(model, nn.Linear | Linear) else None
 
 
 def _graph_example(model: GraphModule, tokens: int, generator: torch.Generator) -> Example | None:

@@ -6,7 +6,7 @@ Texts of like length come together, so that little is padding; which ones do cha
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -21,6 +21,7 @@ from gossamer.nn.families import is_decoder
 _STEPS_SORTED = 20
 _MAX_HELD_OUT = 512
 _OTHER_THAN_CALIBRATION = 0x5DEECE66D
+Item = TypeVar("Item")
 
 
 def takes_names(model: nn.Module) -> bool:
@@ -52,7 +53,7 @@ class RecoverySamples:
         count = min(max(1, round(total * held_out)), _MAX_HELD_OUT, total - 1)
         # Calibration draws by the same seed; what it fitted the weights to could choose nothing.
         generator = torch.Generator().manual_seed(seed ^ _OTHER_THAN_CALIBRATION)
-        order = torch.randperm(total, generator=generator).tolist()
+        order = _shuffled(range(total), generator)
         held, rest = (
             replace(self, numbers=[self.numbers[i] for i in sorted(part)])
             for part in (order[:count], order[count:])
@@ -91,17 +92,13 @@ class SortedBatches:
     def __getitem__(self, number: int) -> Batch:
         epoch, place = divmod(number, len(self))
         if epoch != self._epoch:
-            self._groups, self._epoch = self._ordered(epoch), epoch
+            generator = generator_of(self.seed, epoch)
+            numbers = _shuffled(self.samples.numbers, generator)
+            groups: list[list[int]] = []
+            for part in _cut(numbers, self.size * _STEPS_SORTED):
+                groups += _by_length(part, self.samples.lengths, self.size)
+            self._groups, self._epoch = _shuffled(groups, generator), epoch
         return self.samples.make(self._groups[place])
-
-    def _ordered(self, epoch: int) -> list[list[int]]:
-        numbers, generator = self.samples.numbers, generator_of(self.seed, epoch)
-        order = torch.randperm(len(numbers), generator=generator).tolist()
-        groups: list[list[int]] = []
-        for start in range(0, len(order), self.size * _STEPS_SORTED):
-            part = [numbers[i] for i in order[start : start + self.size * _STEPS_SORTED]]
-            groups += _by_length(part, self.samples.lengths, self.size)
-        return [groups[i] for i in torch.randperm(len(groups), generator=generator).tolist()]
 
 
 def samples_of_file(
@@ -163,9 +160,16 @@ def samples_of_batches(batches: Sequence[Batch]) -> RecoverySamples:
     return RecoverySamples(make, [batch_tokens(batch) for batch in batches], range(len(batches)))
 
 
+def _shuffled(items: Sequence[Item], generator: torch.Generator) -> list[Item]:
+    return [items[i] for i in torch.randperm(len(items), generator=generator).tolist()]
+
+
+def _cut(numbers: list[int], size: int) -> list[list[int]]:
+    return [numbers[start : start + size] for start in range(0, len(numbers), size)]
+
+
 def _by_length(numbers: Sequence[int], lengths: Sequence[int], size: int) -> list[list[int]]:
-    order = sorted(numbers, key=lambda number: lengths[number])
-    return [order[start : start + size] for start in range(0, len(order), size)]
+    return _cut(sorted(numbers, key=lambda number: lengths[number]), size)
 
 
 def batch_tokens(batch: Batch) -> int:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One `train` stage carried out: task, model, optimizer, schedule, loop, checkpoints, resume."""
+"""One `train` stage carried out: task, model, optimizer, schedule, loop, checkpoints, resume.
+
+A checkpoint is only taken up by the run that wrote it.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,15 +11,12 @@ from typing import Any
 import torch
 
 from gossamer.data.tasks import Task, tensors_digest
+from gossamer.errors import RecipeError
+from gossamer.ops import active_kernels
+from gossamer.recipes import content_differences, recipe_content
 from gossamer.recipes.stages import IterativeSettings, Train, step_of
 from gossamer.runs.kept_run import metrics_bytes
 from gossamer.runs.schedules import attach, one_training
-from gossamer.runs.training.identity import (
-    DECISIVE,
-    check_identity,
-    run_identity,
-    saved_tokenizer,
-)
 from gossamer.runs.training.models import build_optimizer
 from gossamer.runs.training.request import TrainRequest, make_task, model_of
 from gossamer.runs.voice import Say
@@ -26,6 +26,7 @@ from gossamer.training.checkpoint import (
     CheckpointWriter,
     seed_all,
 )
+from gossamer.training.distributed import AXES, MeshSizes
 from gossamer.training.distributed.placement import ProcessMesh
 from gossamer.training.distributed.processes import check_alike, check_masks, shared_checkpoint
 from gossamer.training.loop import (
@@ -40,7 +41,11 @@ from gossamer.training.loop import (
 from gossamer.training.optim import LAMB, LARS
 from gossamer.training.run_files import MetricsFile, RunFolder, Sink, TensorBoard
 
+_SAME_IN_LOOP = {"accumulate", "clip", "precision", "recompute", "compaction", "log_every"}
 _SMALLER = "Use a smaller model or batch, or recompute: true; 'gossamer train --dry-run' says more."
+# What makes it another run.
+_DECISIVE = ("recipe", "data", "model", "tokenizer")
+_MAX_SHOWN = 300
 
 
 @dataclass(frozen=True)
@@ -71,15 +76,10 @@ def loop_settings(train: Train, task: Task) -> LoopSettings:
     return LoopSettings(
         steps=steps,
         rate=LearningRate(train.rate.shape, length, warmup, train.rate.floor),
-        accumulate=train.accumulate,
-        clip=train.clip,
-        precision=train.precision,
-        recompute=train.recompute,
-        compaction=train.compaction,
+        **train.model_dump(include=_SAME_IN_LOOP),
         split_masters=train.optimizer.master != "fp32",
         # Of one process: modes are measured on them.
         tokens=max(1, task.tokens // (1 if train.mesh is None else train.mesh.sizes.num_parts)),
-        log_every=train.log_every,
         evaluate_every=train.evaluation.every,
         checkpoint_every=train.checkpoint.every,
         on_full_disk=train.checkpoint.on_full_disk,
@@ -116,14 +116,14 @@ def run_training(
     # A user's function builds a model in there.
     seed_all(train.seed)
     with memory_for("reading the data", "Give less of it, or close other programs."):
-        task = make_task(request, saved_tokenizer(checkpoint))
-    run = run_identity(request, task)
+        task = make_task(request, _saved_tokenizer(checkpoint))
+    run = _run_identity(request, task)
     if grid is not None:
         # Not the kernels: hosts of a cluster may have different CPUs.
-        alike = {name: run[name] for name in DECISIVE}
+        alike = {name: run[name] for name in _DECISIVE}
         check_alike({**alike, "version of torch": str(torch.__version__)}, grid.session.patient)
     if checkpoint is not None:
-        run = check_identity(run, checkpoint, request.allow_change, say)
+        run = _check_identity(run, checkpoint, request.allow_change, say)
     with memory_for("building the model", _SMALLER):
         prepared = prepare(request, task, run, folder, store, checkpoint, progress, grid)
     loop = prepared.loop
@@ -207,3 +207,60 @@ def only_loss(result: Any) -> torch.Tensor:
     """The loss of what a task's loss gives: itself, or the first of several."""
     loss: torch.Tensor = result[0] if isinstance(result, tuple) else result
     return loss
+
+
+def _run_identity(request: TrainRequest, task: Task) -> dict[str, Any]:
+    """Everything that decides the result to the last bit."""
+    recipe = recipe_content(request.recipe)
+    # A run may go on with another grid: it decides last bits only, like a machine.
+    found = recipe["stages"][0]["train"].pop("mesh", None)
+    mesh = {} if found is None else {"mesh": str(MeshSizes(**{axis: found[axis] for axis in AXES}))}
+    return {
+        "recipe": recipe,
+        "data": task.digest,
+        "model": request.given_name,
+        "tokenizer": {name: raw.decode("utf-8") for name, raw in task.beside.items()},
+        "machine": {
+            "torch": str(torch.__version__),
+            "kernels": active_kernels(),
+            "threads": torch.get_num_threads(),
+            **mesh,
+        },
+        "changes": [],
+    }
+
+
+def _check_identity(
+    run: dict[str, Any], checkpoint: Checkpoint, allow_change: bool, say: Say
+) -> dict[str, Any]:
+    """`run` with the changes so far; InputError if it is another run than the checkpoint's."""
+    old = checkpoint.run
+    before, now = ({name: held.get(name) for name in _DECISIVE} for held in (old, run))
+    texts = map(str, content_differences(before, now))
+    changed = [t if len(t) <= _MAX_SHOWN else f"{t[:_MAX_SHOWN]} ..." for t in texts]
+    if changed and not allow_change:
+        raise RecipeError(
+            f"{checkpoint.path.parent.parent}: its checkpoint belongs to another run:\n  "
+            + "\n  ".join(changed)
+            + "\nResume with the recipe and data of that run, add --allow-recipe-change to go on"
+            " with the new ones, or delete the folder."
+        )
+    if changed:
+        say("Going on although this changed: " + "; ".join(changed))
+    if old.get("machine") != run["machine"]:
+        say(
+            f"The run began with {old.get('machine')} and goes on with {run['machine']}: results"
+            " may differ in the last bits."
+        )
+    earlier = old.get("changes")
+    changes = [*earlier] if isinstance(earlier, list) else []
+    if changed:
+        changes.append({"step": checkpoint.step, "changed": changed})
+    return {**run, "changes": changes}
+
+
+def _saved_tokenizer(checkpoint: Checkpoint | None) -> bytes | None:
+    """The tokenizer.json that a run learned from its text, so that it is not learned anew."""
+    saved = None if checkpoint is None else checkpoint.run.get("tokenizer")
+    text = saved.get("tokenizer.json") if isinstance(saved, dict) else None
+    return text.encode("utf-8") if isinstance(text, str) else None
