@@ -103,11 +103,10 @@ class Search:
         if good is not None and self.limits.max_bytes is None and ms >= good.ms:
             return f"forecast at {ms:.2f} ms, no faster than {good.name} ({good.ms:.2f} ms)."
         for other in tried:
-            if not self._is_measured(f"oneshot-{other.name}"):
-                continue
-            lost = self._lost(f"oneshot-{other.name}")
-            if lost > _HOPELESS and found[other.name].error <= found[mask.name].error:
-                return f"{other.name} is gentler and lost {lost:.0%} already."
+            name, is_gentler = other.name, found[other.name].error <= found[mask.name].error
+            lost = self._lost(f"oneshot-{name}")
+            if is_gentler and lost > _HOPELESS and self._is_measured(f"oneshot-{name}"):
+                return f"{name} is gentler and lost {lost:.0%} already."
         return None
 
     def _without_masks(self, table: str) -> Iterator[Candidate]:
@@ -126,31 +125,26 @@ class Search:
 
     def _recoveries(self, masks: list[Mask]) -> Iterator[Candidate]:
         now = {mask: f"oneshot-{mask.name}" for mask in masks}
-        rate: float | None = None
         rival: str | None = None
-        rival_rate: float | None = None
+        # Weights that are all there are disturbed by rates that pruned ones need.
+        rates, rival_rates = self.rates, tuple(rate * _DENSE_RATE for rate in self.rates)
         aim = self.work.aim
         for steps, size in RUNGS:
             # What may be the last training is done as the int8 kernels compute.
             int8 = size == 1
             carried = self._carried_on(now, size)
             for mask in carried:
-                rates = self.rates if rate is None else (rate,)
                 made = {
-                    each: recovered(now[mask], mask, steps, each, aim, int8=int8) for each in rates
+                    rate: recovered(now[mask], mask, steps, rate, aim, int8=int8) for rate in rates
                 }
                 chosen = yield from self._best_of(made)
                 if chosen is not None:
-                    rate, now[mask] = rate or chosen, made[chosen].name
+                    rates, now[mask] = (chosen,), made[chosen].name
             if carried and aim.get("hardness"):
-                # Weights that are all there are disturbed by rates that pruned ones need.
-                rates = tuple(each * _DENSE_RATE for each in self.rates)
-                if rival_rate is not None:
-                    rates = (rival_rate,)
-                made = {each: trained_dense(rival, steps, each, aim) for each in rates}
+                made = {rate: trained_dense(rival, steps, rate, aim) for rate in rival_rates}
                 chosen = yield from self._best_of(made)
                 if chosen is not None:
-                    rival, rival_rate = made[chosen].name, chosen
+                    rival, rival_rates = made[chosen].name, (chosen,)
                 elif rival is None:
                     self.skipped.append(
                         f"{DENSE_TRAINED}-{steps}: no time was left, so that nothing tells what the"

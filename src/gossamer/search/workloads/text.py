@@ -72,13 +72,30 @@ def text_workload(
     lines = "".join(f"{text}\n" for text in training.texts)
     scores = [pair.score for pair in training.pairs] + list(training.labels)
     ids_BT = typical_ids(sentences(training.texts[:tokens], tokenizer, tokens), vocabulary, tokens)
+    classifies = bool(training.labels) and not decoder
+
+    def samples() -> RecoverySamples:
+        plain = samples_of_file(model, training, tokenizer, tokens)
+        labels = torch.tensor(training.labels)
+
+        def make(numbers: Sequence[int]) -> Batch:
+            return replace(plain.make(numbers), labels=labels[list(numbers)])
+
+        return replace(plain, make=make) if classifies else plain
+
+    def batches() -> list[Batch]:
+        if not classifies:
+            return calibration_batches(model, training, tokenizer, calibration)
+        held_out = 1 - min(0.99, calibration.samples / len(training.texts))
+        return list(samples().split(held_out, calibration.seed)[0].in_order(32))
+
     timed = {"input_ids": ids_BT}
     if not decoder:
         timed["attention_mask"] = torch.ones_like(ids_BT)
     return Workload(
         model=model,
-        batches=lambda: _batches(model, training, tokenizer, calibration),
-        samples=lambda: _samples(model, training, tokenizer, tokens),
+        batches=batches,
+        samples=samples,
         loss=loss,
         terms=terms,
         choosing=first,
@@ -98,26 +115,6 @@ def label_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
     if batch.labels is None:
         raise InputError("the loss of a classifier needs labels.")
     return cross_entropy(output_of(batch.run(model)).float(), batch.labels)
-
-
-def _batches(model: nn.Module, data: Texts, tokenizer: Any, settings: Calibration) -> list[Batch]:
-    if not data.labels or is_decoder(model):
-        return calibration_batches(model, data, tokenizer, settings)
-    samples = _samples(model, data, tokenizer, settings.tokens)
-    held_out = 1 - min(0.99, settings.samples / len(samples.numbers))
-    return list(samples.split(held_out, settings.seed)[0].in_order(32))
-
-
-def _samples(model: nn.Module, data: Texts, tokenizer: Any, tokens: int) -> RecoverySamples:
-    plain = samples_of_file(model, data, tokenizer, tokens)
-    if not data.labels or is_decoder(model):
-        return plain
-    labels = torch.tensor(data.labels)
-
-    def make(numbers: Sequence[int]) -> Batch:
-        return replace(plain.make(numbers), labels=labels[list(numbers)])
-
-    return replace(plain, make=make)
 
 
 def _quality(
