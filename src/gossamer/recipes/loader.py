@@ -63,7 +63,15 @@ def parse_recipe(raw: bytes, source: str, overrides: Sequence[str] = ()) -> Reci
         text = f"expected a mapping that starts 'gossamer: 1', got {show(document.data)}."
         raise RecipeFaults([document.fault((), text)])
     # Before the overrides: a field that --set replaces may have held the only use.
-    faults = _unused_variables(document)
+    _, used, _ = _substitute(document)
+    faults = [
+        document.fault(
+            ("variables", name),
+            f"is never used. Write ${{{name}}} where it belongs, or remove it.",
+        )
+        for name in _variables(document.data)
+        if name not in used.values()
+    ]
     document = apply_overrides(document, overrides)
     data, from_variable, found = _substitute(document)
     faults += found
@@ -128,19 +136,6 @@ def _with_origin(fault: Fault, document: Document, name: str) -> Fault:
     if origin.line is None:
         return replace(origin, path=fault.path, message=f"{fault.message} (${{{name}}})")
     return replace(fault, message=f"{fault.message} (${{{name}}} of line {origin.line})")
-
-
-def _unused_variables(document: Document) -> list[Fault]:
-    """A fault for every variable that no value names."""
-    _, used, _ = _substitute(document)
-    return [
-        document.fault(
-            ("variables", name),
-            f"is never used. Write ${{{name}}} where it belongs, or remove it.",
-        )
-        for name in _variables(document.data)
-        if name not in used.values()
-    ]
 
 
 def _substitute(document: Document) -> tuple[Any, dict[FieldPath, str], list[Fault]]:

@@ -20,7 +20,7 @@ def curves(records: Records) -> list[Curve]:
         Curve(title, _points(records, "step", "step", name), marks)
         for name, title in _CURVES.items()
     ]
-    made.append(Curve(_BYTES, tuple(_byte_points(records)), marks))
+    made.append(Curve(_BYTES, _byte_points(records), marks))
     evaluated = [record for record in records if record["kind"] == "evaluation"]
     for name in dict.fromkeys(name for record in evaluated for name in record):
         if name not in _NO_QUALITY:
@@ -35,12 +35,15 @@ def _points(records: Records, kind: str, x: str, y: str) -> tuple[tuple[float, f
     return tuple((r[x], r[y]) for r in found if isinstance(r.get(y), int | float))
 
 
-def _byte_points(records: Records) -> list[tuple[float, float]]:
-    points: list[tuple[float, float]] = []
-    last = max((r["step"] for r in records), default=0)
-    for record in records:
-        if record["kind"] == "compaction":
-            step = record["step"]
-            points += [(0, record["bytes_before"]), (step, record["bytes_before"])]
-            points += [(step, record["bytes_after"]), (last, record["bytes_after"])]
-    return points
+def _byte_points(records: Records) -> tuple[tuple[float, float], ...]:
+    last = max((record["step"] for record in records), default=0)
+    return tuple(
+        (step, record[name])
+        for record in records
+        if record["kind"] == "compaction"
+        for name, steps in (
+            ("bytes_before", (0, record["step"])),
+            ("bytes_after", (record["step"], last)),
+        )
+        for step in steps
+    )

@@ -85,6 +85,5 @@ def rank_correlation(first: torch.Tensor, second: torch.Tensor) -> float:
 def average_ranks(values: torch.Tensor) -> torch.Tensor:
     """Rank of every value in ascending order, float64; equal values share their mean rank."""
     _, inverse, counts = torch.unique(values, return_inverse=True, return_counts=True)
-    last = counts.cumsum(0).double()
-    ranks: torch.Tensor = (last - (counts.double() - 1) / 2)[inverse]
+    ranks: torch.Tensor = (counts.cumsum(0).double() - (counts.double() - 1) / 2)[inverse]
     return ranks

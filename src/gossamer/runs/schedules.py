@@ -209,8 +209,7 @@ def _iterative(data: Any, density: float, total: int) -> dict[str, Any]:
 
 def _acdc(data: Any, density: float, total: int) -> dict[str, Any]:
     begin, last_dense, end = _moments(data, total, "begin", "last_dense", "end")
-    phase = max(1, _moment(data, "phase", total))
-    return {"changes": phases(begin, phase, last_dense, end)}
+    return {"changes": phases(begin, max(1, _moment(data, "phase", total)), last_dense, end)}
 
 
 _SCHEDULES: dict[str, type[MaskSchedule]] = {

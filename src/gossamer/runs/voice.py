@@ -55,7 +55,6 @@ def told_how_to_resume(how: str) -> Iterator[None]:
     try:
         yield
     except TrainingStopped as error:
-        text = f"{error} Go on with:\n  {how}"
-        raise TrainingStopped(text, error.exit_code - 128) from error
+        raise TrainingStopped(f"{error} Go on with:\n  {how}", error.exit_code - 128) from error
     except ResourceError as error:
         raise ResourceError(f"{error}\nGo on with:\n  {how}") from error

@@ -168,11 +168,11 @@ def _time_layers(
 
 
 def _solver_bytes(stage: PreparedStage, method: Method, step: Prune) -> int:
-    largest = 0
-    for target in stage.targets:
-        rows, columns = _matrix_shape(target)
-        grams = columns**2 * (_GRAMS_HELD if method.statistics == "gram" else 0)
-        largest = max(largest, 4 * (grams + _WEIGHTS_HELD * rows * columns))
+    grams = _GRAMS_HELD if method.statistics == "gram" else 0
+    largest = max(
+        4 * columns * (columns * grams + _WEIGHTS_HELD * rows)
+        for rows, columns in map(_matrix_shape, stage.targets)
+    )
     solves_rows = step.needs is not None and METHODS[step.method].solves_rows
     return largest + (_REFIT_BYTES if step.refit or solves_rows else 0)
 

@@ -42,8 +42,7 @@ def load_workload(
 
 def check_parts(data: Any, choose: Any = None, report: Any = None) -> None:
     """What can be wrong with data that were read, whatever the model is; InputError says it."""
-    parts = (data, choose, report)
-    kinds = {type(part) for part in parts if part is not None}
+    kinds = {type(part) for part in (data, choose, report) if part is not None}
     if len(kinds) != 1:
         raise InputError(
             "shrink: the data to fit, to choose by and to report must be of one kind, got"
