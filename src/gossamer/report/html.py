@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`report.html`: one self-contained file. No script, no network, every string escaped."""
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,13 +18,12 @@ _CAPTION = 26.0
 
 def render_html(page: Page) -> str:
     """The page as HTML with inline SVG."""
-    names = list(dict.fromkeys(row.name for row in page.layers))
-    shown = set(names[:MAX_LAYERS])
+    once = {row.name: row for row in page.layers}
+    shown = dict(itertools.islice(once.items(), MAX_LAYERS))
     layers = [row for row in page.layers if row.name in shown]
-    once = {row.name: row for row in layers}
     counts = sorted({row.tokens for row in layers if row.tokens is not None})
     times = (time_chart([row for row in layers if row.tokens == n], n) for n in counts)
-    charts = (sparsity_chart(list(once.values())), *times)
+    charts = (sparsity_chart(list(shown.values())), *times)
     return _template("report.html.j2").render(
         page=page,
         tiles=tiles(page.comparison),
@@ -31,7 +31,7 @@ def render_html(page: Page) -> str:
         charts=[chart for chart in charts if chart.bars],
         curves=[curve_chart(curve) for curve in page.curves],
         layers=layers,
-        hidden_layers=len(names) - len(shown),
+        hidden_layers=len(once) - len(shown),
         width=WIDTH,
     )
 

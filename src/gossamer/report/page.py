@@ -62,8 +62,8 @@ class Page:
 
 def tiles(comparison: Comparison) -> list[Tile]:
     """The headline of a comparison: second model against the first."""
-    made = [_tile(figure, comparison.models) for figure in comparison.figures]
-    return [tile for tile in made if tile is not None]
+    models = comparison.models
+    return [tile for figure in comparison.figures if (tile := _tile(figure, models))]
 
 
 def _tile(figure: Figure, models: tuple[str, ...]) -> Tile | None:

@@ -153,7 +153,7 @@ def _build(
 ) -> MaskSchedule:
     """The schedule for a run of `total_steps`; InputError if it does not fit in.
 
-    Arguments of the schedule are the settings of the same names, unless its row says otherwise.
+    Its arguments are the settings of the same names, and what `_arguments` makes of them.
     """
     density = pattern.resolve_density(None if data.sparsity is None else 1.0 - data.sparsity)
     schedule: Any = _SCHEDULES[data.kind]
@@ -162,12 +162,7 @@ def _build(
     elif getattr(data, "form", "") == "channels":
         schedule = EarlyBirdChannels
     known: dict[str, Any] = {"temperature": 1.0, **dict(data), "data": batches, "loss": loss}
-    known["density"] = density
-    if data.kind in _ARGUMENTS:
-        known |= _ARGUMENTS[data.kind](data, density, total_steps)
-    if isinstance(data, WindowSettings):
-        begin, end = _moments(data, total_steps, "begin", "end")
-        known["window"] = Window(begin, end, max(1, step_of(data.every, total_steps)))
+    known |= _arguments(data, density, total_steps)
     wanted = inspect.signature(schedule).parameters
     made: MaskSchedule = schedule(**{name: known[name] for name in known if name in wanted})
     return made
@@ -183,33 +178,35 @@ def one_training(data: IterativeSettings, total: int) -> tuple[int, int]:
     return length, round(back * length)
 
 
-def _oneshot(data: Any, density: float, total: int) -> dict[str, Any]:
-    return {"at": _moment(data, "at", total)}
-
-
-def _gradual(data: Any, density: float, total: int) -> dict[str, Any]:
-    if 1.0 - data.initial_sparsity < density:
-        raise InputError(
-            f"schedule gradual: initial_sparsity {data.initial_sparsity:g} is above the"
-            f" {1 - density:g} of the pattern; a schedule never goes backwards."
-        )
-    return {"initial_density": 1.0 - data.initial_sparsity, "regrow": data.allow_regrow}
-
-
-def _iterative(data: Any, density: float, total: int) -> dict[str, Any]:
-    length, to = one_training(data, total)
-    if length < 1 or to >= length:
-        raise InputError(
-            f"schedule iterative: {data.rounds} rounds that go back to step {to} do not fit into"
-            f" {total} steps: one training would last {length}. Give more total_steps, fewer"
-            " rounds, or an earlier `to`."
-        )
-    return {"to": to, "length": length}
-
-
-def _acdc(data: Any, density: float, total: int) -> dict[str, Any]:
-    begin, last_dense, end = _moments(data, total, "begin", "last_dense", "end")
-    return {"changes": phases(begin, max(1, _moment(data, "phase", total)), last_dense, end)}
+def _arguments(data: Any, density: float, total: int) -> dict[str, Any]:
+    """What a schedule takes beside the settings of the same names."""
+    found: dict[str, Any] = {"density": density}
+    if data.kind == "oneshot":
+        found["at"] = _moment(data, "at", total)
+    elif data.kind == "gradual":
+        found |= {"initial_density": 1.0 - data.initial_sparsity, "regrow": data.allow_regrow}
+        if found["initial_density"] < density:
+            raise InputError(
+                f"schedule gradual: initial_sparsity {data.initial_sparsity:g} is above the"
+                f" {1 - density:g} of the pattern; a schedule never goes backwards."
+            )
+    elif data.kind == "iterative":
+        length, to = one_training(data, total)
+        if length < 1 or to >= length:
+            raise InputError(
+                f"schedule iterative: {data.rounds} rounds that go back to step {to} do not fit"
+                f" into {total} steps: one training would last {length}. Give more total_steps,"
+                " fewer rounds, or an earlier `to`."
+            )
+        found |= {"to": to, "length": length}
+    elif data.kind == "acdc":
+        begin, last_dense, end = _moments(data, total, "begin", "last_dense", "end")
+        phase = max(1, _moment(data, "phase", total))
+        found["changes"] = phases(begin, phase, last_dense, end)
+    if isinstance(data, WindowSettings):
+        begin, end = _moments(data, total, "begin", "end")
+        found["window"] = Window(begin, end, max(1, step_of(data.every, total)))
+    return found
 
 
 _SCHEDULES: dict[str, type[MaskSchedule]] = {
@@ -226,8 +223,6 @@ _SCHEDULES: dict[str, type[MaskSchedule]] = {
     "acdc": AcDc,
     "early_bird": EarlyBird,
 }
-# Kind -> the arguments that are not settings of the same name, where there are some.
-_ARGUMENTS = {"oneshot": _oneshot, "gradual": _gradual, "iterative": _iterative, "acdc": _acdc}
 
 
 def _moment(data: Any, name: str, total: int) -> int:

@@ -62,7 +62,7 @@ class Trained:
     loop: Loop
     task: Task
     dense_bytes: int
-    resumed: bool = False
+    resumed: bool
 
 
 def loop_settings(train: Train, task: Task) -> LoopSettings:
@@ -154,7 +154,7 @@ def prepare(
     store: CheckpointStore,
     checkpoint: Checkpoint | None,
     progress: Progress | None,
-    grid: ProcessMesh | None = None,
+    grid: ProcessMesh | None,
 ) -> Trained:
     """Everything a run needs, seeded, before its first step."""
     train = request.train
