@@ -81,12 +81,12 @@ def prune(  # noqa: PLR0913  (the public call: every argument is an option of th
         "targets": None if targets is None else [*targets],
         "ignore": None if ignore is None else [*ignore],
     }
-    flags = {"method" if name == "scorer" else name: value for name, value in given.items()}
     named = [name for name, value in given.items() if value != _DEFAULTS.get(name)]
+    given["method"] = given.pop("scorer")
     request = PruneRequest(
         origin=origin_of(model),
         target=Path(out),
-        recipe=chosen_recipe(recipe, overrides, flags, named),
+        recipe=chosen_recipe(recipe, overrides, given, named),
         data=Path(data) if isinstance(data, str | os.PathLike) else data,
         evaluation=None if evaluation is None else Path(evaluation),
         teacher=None if teacher is None else origin_of(teacher),

@@ -22,7 +22,6 @@ from gossamer.ops import active_kernels
 from gossamer.pruning.calibration import Batch, DiskJournal, as_batches, data_digest, model_digest
 from gossamer.pruning.gradients import Loss
 from gossamer.recipes import (
-    Fault,
     Recipe,
     RecipeFaults,
     load_recipe,
@@ -38,6 +37,10 @@ from gossamer.runs.sources import Origin, Source
 from gossamer.runs.stages import RecoverySamples, batch_tokens, samples_of_file
 
 _DIGESTED_TOGETHER = 64
+# Fields of a stage whose flag has another name.
+_FLAGS = {"method": "scorer", "targets": "target"}
+# What `data` holds, if it is a file; what the quality is measured on: `evaluation`, else `data`.
+PruneFiles = tuple[Texts | None, Texts | None]
 RecipeLike = Mapping[str, Any] | Recipe | str | os.PathLike[str]
 
 
@@ -69,19 +72,6 @@ class PruneRequest:
     form: str
     tokens: int
     how_to_resume: str = "the same call, with resume=True"
-
-
-@dataclass(frozen=True)
-class PruneFiles:
-    """What the files of a request hold.
-
-    Attributes:
-        samples: of `data`, if it is a file.
-        measured: what the quality is measured on: of `evaluation`, else of `data`.
-    """
-
-    samples: Texts | None
-    measured: Texts | None
 
 
 @dataclass(frozen=True)
@@ -137,14 +127,11 @@ def chosen_recipe(
         return prune_recipe(flags, "gossamer prune")
     except RecipeFaults as error:
         # The user gave flags, and never saw a recipe.
-        raise RecipeFaults([_of_flag(fault) for fault in error.faults]) from error
-
-
-def _of_flag(fault: Fault) -> Fault:
-    """A fault of the recipe made of flags, told of the flag."""
-    field = fault.path.rpartition(".")[2]
-    flag = {"method": "scorer", "targets": "target"}.get(field, field)
-    return replace(fault, source=f"--{flag}", path="")
+        fields = [(fault, fault.path.rpartition(".")[2]) for fault in error.faults]
+        raise RecipeFaults(
+            replace(fault, source=f"--{_FLAGS.get(field, field)}", path="")
+            for fault, field in fields
+        ) from error
 
 
 def check_request(request: PruneRequest) -> PruneFiles:
@@ -164,7 +151,7 @@ def check_request(request: PruneRequest) -> PruneFiles:
     for origin in (request.origin, request.teacher):
         if origin is not None:
             origin.check()
-    return PruneFiles(samples, samples if is_measured else evaluated)
+    return samples, samples if is_measured else evaluated
 
 
 def _read(path: Any, option: str, *, measured: bool) -> Texts | None:
@@ -183,9 +170,8 @@ def _read(path: Any, option: str, *, measured: bool) -> Texts | None:
 def prepare(source: Source, request: PruneRequest, files: PruneFiles) -> PruneInput:
     """The data of a request for the model of `source`."""
     settings, model = request.recipe.calibration, source.model
-    samples, measured = files.samples, files.measured
-    most, tokenizer, quality = known_tokens(model), None, None
-    given = [part for part in (samples, measured) if part is not None]
+    (samples, measured), most, tokenizer, quality = files, known_tokens(model), None, None
+    given = [part for part in files if part is not None]
     for part in given:
         if part.ids_NT is None or most is None:
             continue
