@@ -22,11 +22,11 @@ from gossamer.pruning.calibration.journal import model_digest
 from gossamer.running.encoder.arrays import encoder_arrays, find_base
 from gossamer.running.rivals import TITLES, EncoderEngine, EngineFailed, find_engine
 from gossamer.running.rivals.engine_scripts.turn import turn
-from gossamer.runs.executor import execute
+from gossamer.runs import execute, tensor_bytes
 from gossamer.search.candidates import dense_int8
 from gossamer.search.contenders import EngineEncoder, calibration_inputs, counted_bytes
 from gossamer.search.page import HEAD, rows_of
-from gossamer.search.trial import compiled, tensor_bytes
+from gossamer.search.trial import compiled
 from support.options import progress
 
 _MIN_ROUNDS = 5

@@ -24,7 +24,6 @@ def yaml_seeds(part: str) -> Callable[[Path], None]:
     "recipes/loader.py",
     "recipes/yaml_lines.py",
     "recipes/wording.py",
-    "recipes/variables.py",
 )
 def read_recipe(folder: Path) -> object:
     from gossamer.recipes.loader import load_recipe

@@ -10,7 +10,7 @@ import gossamer
 from gossamer.running.encoder.native_encoder import NativeEncoder
 from gossamer.running.layers.compiler import compile as compile_model
 from gossamer.running.packed import PackedConv2d, PackedLinear
-from gossamer.runs.times import _AlwaysDense
+from gossamer.runs.executor import _AlwaysDense
 
 
 @pytest.mark.parametrize("tune", ["on", "off"])

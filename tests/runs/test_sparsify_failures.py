@@ -86,8 +86,8 @@ STEPS = {
     "report": "gossamer.runs.executor.make_report",
     "tokens counted": "gossamer.runs.executor.tokens_seen",
     "timed": "gossamer.runs.executor.time_beside_dense",
-    "compiled": "gossamer.runs.times.compile_model",
-    "raced": "gossamer.runs.times.duel",
+    "compiled": "gossamer.runs.executor.compile_model",
+    "raced": "gossamer.runs.executor.duel",
 }
 STAGES = {
     "one shot": {"sparsity": 0.5},

@@ -36,7 +36,7 @@ def quiet_machine(tmp_path, monkeypatch):
     """No choice and no number depends on a clock."""
     monkeypatch.setenv("GOSSAMER_TUNE", "off")
     monkeypatch.setenv("GOSSAMER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("gossamer.runs.times.duel", lambda *calls, **settings: Duel(2.0, 1.0))
+    monkeypatch.setattr("gossamer.runs.executor.duel", lambda *calls, **settings: Duel(2.0, 1.0))
     monkeypatch.chdir(tmp_path)
 
 
@@ -70,6 +70,30 @@ def assert_same_files(one: Path, two: Path):
     assert tensors
     for name in tensors:
         assert (one / name).read_bytes() == (two / name).read_bytes()
+
+
+def test_prune_explains_the_model_that_it_timed(model, tmp_path, monkeypatch):
+    from gossamer.runs import executor
+    from gossamer.runs.pruning import run
+
+    made, explained, explain = [], [], run.explain
+
+    def compiling(model, *args, **settings):
+        made.append(executor_compiles(model, *args, **settings))
+        return made[-1]
+
+    def explaining(model):
+        explained.append(model)
+        return explain(model)
+
+    executor_compiles = executor.compile_model
+    monkeypatch.setattr(executor, "compile_model", compiling)
+    monkeypatch.setattr(run, "compile_model", None)
+    monkeypatch.setattr(run, "explain", explaining)
+    gossamer.prune(model, sparsity=0.9, out=tmp_path / "pruned")
+    # The dense twin, and the pruned one.
+    assert len(made) == 2
+    assert explained[0] is made[1]
 
 
 def test_prune_and_its_command_write_the_same_files(model):

@@ -5,7 +5,7 @@ import pytest
 from search_tools import make_quick, random_lines, tiny_encoder, tiny_tokenizer
 
 from gossamer.recipes.digest import recipe_digest
-from gossamer.runs import times
+from gossamer.runs import executor
 from gossamer.search import trial
 from gossamer.search.candidates import Mask, one_shot, slim
 from gossamer.search.workloads.loading import load_workload
@@ -33,8 +33,8 @@ def test_a_candidate_is_compiled_and_timed_once(kind, tmp_path, monkeypatch):
     real_journal = trial.DiskJournal
     monkeypatch.setattr(trial, "compile_model", counted("compiled", trial.compile_model))
     monkeypatch.setattr(trial, "duel", counted("timed", trial.duel))
-    monkeypatch.setattr(times, "compile_model", counted("compiled", times.compile_model))
-    monkeypatch.setattr(times, "duel", counted("timed", times.duel))
+    monkeypatch.setattr(executor, "compile_model", counted("compiled", executor.compile_model))
+    monkeypatch.setattr(executor, "duel", counted("timed", executor.duel))
     monkeypatch.setattr(trial, "DiskJournal", journal)
     candidate = made[kind]
     done = trial.Workshop(work, tmp_path / "shop", 1.0, {}).try_out(candidate)

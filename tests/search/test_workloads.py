@@ -13,7 +13,7 @@ from gossamer.io.artifact.manifest import CARD_FILE
 from gossamer.runs.calibration import Quality
 from gossamer.search.candidates import Mask
 from gossamer.search.workloads.loading import load_workload
-from gossamer.search.workloads.workload import split_numbers, typical_ids
+from gossamer.search.workloads.workload import split_data, typical_ids
 
 
 def _labelled(tmp_path, name="a.csv", count=80):
@@ -43,11 +43,12 @@ def _classifier():
 
 @pytest.mark.parametrize(("choose", "report"), [(True, True), (False, True), (False, False)])
 def test_parts_never_meet(choose, report):
-    parts = split_numbers(100, choose=choose, report=report, where="here")
+    given = (None if choose else [], None if report else [])
+    parts = split_data(100, list, given, "here")
     together = [number for part in parts for number in part]
     assert sorted(together) == list(range(100))
     assert [len(part) for part in parts[1:]] == [15 * choose, 15 * report]
-    assert parts == split_numbers(100, choose=choose, report=report, where="here")
+    assert parts == split_data(100, list, given, "here")
 
 
 def test_loss_is_told_in_the_unit_of_the_quality():
@@ -129,7 +130,7 @@ def test_own_batches_need_an_own_metric():
     score.whole = 10.0
     work = load_workload(_classifier(), None, batches, metric=score)
     assert (work.choosing.measure(None), work.reporting.measure(None)) == (2, 2)
-    assert work.lost(2.0, 1.0) == pytest.approx(0.1)
+    assert work.choosing.lost(2.0, 1.0) == pytest.approx(0.1)
     assert work.example is not None
 
 

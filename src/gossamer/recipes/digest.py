@@ -5,6 +5,7 @@ Name and description of a recipe, and whether a value came from a variable, chan
 """
 
 import hashlib
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +15,6 @@ from gossamer.io.safe_files.documents import canonical_json
 from gossamer.recipes.faults import Path, dotted
 from gossamer.recipes.schema import Recipe
 
-_ABSENT = object()
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -56,26 +56,15 @@ def content_differences(before: Any, after: Any) -> list[Difference]:
 def _differ(before: Any, after: Any, path: Path) -> Iterator[Difference]:
     if isinstance(before, dict) and isinstance(after, dict):
         for key in dict.fromkeys([*before, *after]):
-            yield from _differ(_named(before, key), _named(after, key), (*path, key))
+            yield from _differ(before.get(key), after.get(key), (*path, key))
     elif isinstance(before, list) and isinstance(after, list):
-        for index in range(max(len(before), len(after))):
-            old = before[index] if index < len(before) else _ABSENT
-            new = after[index] if index < len(after) else _ABSENT
+        for index, (old, new) in enumerate(itertools.zip_longest(before, after)):
             yield from _differ(old, new, (*path, index))
     elif type(before) is not type(after) or before != after:
-        yield Difference(dotted(path), _value(before), _value(after))
-
-
-def _named(values: dict[str, Any], key: str) -> Any:
-    value = values.get(key)
-    return _ABSENT if value is None else value
+        yield Difference(dotted(path), before, after)
 
 
 def _shown(value: Any) -> str:
     """A value for people: the first digits of a digest are enough to compare."""
     is_digest = isinstance(value, str) and _DIGEST.fullmatch(value)
     return f"{value[:8]}..." if is_digest else repr(value)
-
-
-def _value(value: Any) -> Any:
-    return None if value is _ABSENT else value

@@ -16,13 +16,14 @@ def json_schema() -> dict[str, Any]:
     schema = Recipe.model_json_schema()
     definitions = schema["$defs"]
     for model in SECTIONS.values():
-        if model is Stage:
-            continue
-        properties = definitions[model.__name__]["properties"]
-        for name, rule in properties.items():
-            properties[name] = _or_variable(rule)
-    prune = definitions[Prune.__name__]
-    prune["allOf"] = [_built_in_methods(), *_own_settings()]
+        if model is not Stage:
+            properties = definitions[model.__name__]["properties"]
+            properties |= {name: _or_variable(rule) for name, rule in properties.items()}
+    # Without `kind: scorer`, the method is one of ours.
+    scorer = {"required": ["kind"], "properties": {"kind": {"const": "scorer"}}}
+    method = {"anyOf": [{"enum": list(METHODS)}, _VARIABLE]}
+    built_in = {"if": {"not": scorer}, "then": {"properties": {"method": method}}}
+    definitions[Prune.__name__]["allOf"] = [built_in, *_own_settings()]
     definitions[Stage.__name__] |= {"minProperties": 1, "maxProperties": 1}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
@@ -34,13 +35,6 @@ def _or_variable(rule: dict[str, Any]) -> dict[str, Any]:
     # One rule may stand without brackets, as in `targets: Linear`.
     bare = [option["items"] for option in options if "items" in option]
     return {**notes, "anyOf": [*options, *bare, _VARIABLE]}
-
-
-def _built_in_methods() -> dict[str, Any]:
-    """Without `kind: scorer`, the method is one of ours."""
-    scorer = {"required": ["kind"], "properties": {"kind": {"const": "scorer"}}}
-    method = {"anyOf": [{"enum": list(METHODS)}, _VARIABLE]}
-    return {"if": {"not": scorer}, "then": {"properties": {"method": method}}}
 
 
 def _own_settings() -> list[dict[str, Any]]:

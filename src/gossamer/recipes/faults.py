@@ -4,7 +4,7 @@
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from gossamer.errors import RecipeError
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 MAX_FAULTS_SHOWN = 40
 _MAX_SHOWN = 60
 
-SCHEMA_HINT: Final = "Run 'gossamer recipe schema'."
+SCHEMA_HINT = "Run 'gossamer recipe schema'."
 _EXPECTED = {
     "float_type": "a number",
     "int_type": "a whole number",
@@ -119,15 +119,14 @@ def field_words(name: str, found: Any, fields: Mapping[str, "FieldInfo"], hint: 
         hint: where to find what is legal.
     """
     kind, value, context = found["type"], found["input"], found.get("ctx", {})
+    known = {info.alias or field: info for field, info in fields.items()}
     if kind == "extra_forbidden":
-        known = tuple(info.alias or field for field, info in fields.items())
         return (
-            f"unknown key {show(name)}.{near(name, known)} Expected one of {', '.join(known)}."
+            f"unknown key {show(name)}.{near(name, [*known])} Expected one of {', '.join(known)}."
             f" {hint}"
         )
     if kind == "missing":
-        by_alias = {info.alias or field: info for field, info in fields.items()}
-        return f"is missing. {by_alias[name].description or ''}".strip()
+        return f"is missing. {known[name].description or ''}".strip()
     if kind == "literal_error":
         legal = context["expected"].replace("'", "").replace(" or ", ", ").split(", ")
         if not isinstance(value, str):
@@ -139,7 +138,8 @@ def field_words(name: str, found: Any, fields: Mapping[str, "FieldInfo"], hint: 
     if kind in LIMITS:
         return f"must be {LIMITS[kind].format(**context)}, got {show(value)}."
     if kind in _EXPECTED:
-        return _type(_EXPECTED[kind], value)
+        expected = _EXPECTED[kind]
+        return f"expected {expected}, got {show(value)}.{_number_hint(expected, value)}"
     if kind == "string_pattern_mismatch":
         return f"{show(value)} is no name; expected letters, digits, '_' and '-'."
     return f"{found['msg']}, got {show(value)}."
@@ -147,18 +147,16 @@ def field_words(name: str, found: Any, fields: Mapping[str, "FieldInfo"], hint: 
 
 def fraction_words(value: Any, legal: str) -> str:
     """Why a number is no fraction; percentages get the number to write."""
+    words = f"must be in {legal}, got {value}."
     if isinstance(value, int | float) and 1 < value < 100:
-        return f"must be in {legal}, got {value}. Write {value / 100:g} for {value:g} %."
-    if value == 1:
-        return f"must be in {legal}, got {value}. At 1.0 nothing would be left."
-    return f"must be in {legal}, got {value}."
+        return f"{words} Write {value / 100:g} for {value:g} %."
+    return f"{words} At 1.0 nothing would be left." if value == 1 else words
 
 
-def _type(expected: str, value: Any) -> str:
-    hint = ""
-    if isinstance(value, str) and expected in ("a number", "a whole number"):
+def _number_hint(expected: str, value: Any) -> str:
+    """What to do with a text that would be a number."""
+    if isinstance(value, str) and expected.endswith("number"):
         digits = value.strip().removesuffix("%").strip().replace(".", "", 1)
         if digits.isascii() and digits.isdigit():
-            percent = "%" in value
-            hint = " Write a fraction such as 0.5." if percent else " Remove the quotes."
-    return f"expected {expected}, got {show(value)}.{hint}"
+            return " Write a fraction such as 0.5." if "%" in value else " Remove the quotes."
+    return ""

@@ -5,21 +5,24 @@ Order: size, UTF-8, YAML, overrides, variables, schema. Nothing here imports tor
 """
 
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gossamer.errors import RecipeError
 from gossamer.named_files import open_named
 from gossamer.recipes.faults import Fault, RecipeFaults, dotted, near, plain, show
+from gossamer.recipes.faults import Path as FieldPath
 from gossamer.recipes.overrides import apply_overrides
 from gossamer.recipes.schema import Recipe
-from gossamer.recipes.variables import substitute, unused_variables
 from gossamer.recipes.wording import recipe_findings
 from gossamer.recipes.yaml_lines import MAX_BYTES, Document, parse_yaml
 
 _BUILTIN = Path(__file__).parent / "builtin"
-_SUFFIXES = (".yaml", ".yml")
+# A whole value that is given once, under `variables`.
+_VARIABLE = re.compile(r"\$\{([^{}]*)\}")
 
 
 def load_recipe(source: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Recipe:
@@ -32,7 +35,22 @@ def load_recipe(source: str | os.PathLike[str], overrides: Sequence[str] = ()) -
     Raises:
         RecipeError: with all faults; each has file, line, path, value and what is expected.
     """
-    raw, where = read_source(source)
+    # A plain built-in name wins over a file.
+    if isinstance(source, str) and source in builtin_names():
+        return parse_recipe(builtin_text(source).encode(), f"{source}.yaml", overrides)
+    path, where = Path(source), plain(str(source))
+    try:
+        if not path.exists():
+            raise RecipeError(_missing(where, path))
+        if not path.is_file():
+            raise RecipeError(f"{where}: is not a file; expected a recipe in YAML.")
+        with open_named(path, RecipeError) as file:
+            raw = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        if isinstance(error, RecipeError):
+            raise
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise RecipeError(f"{where}: cannot be read ({reason}).") from error
     return parse_recipe(raw, where, overrides)
 
 
@@ -45,9 +63,17 @@ def parse_recipe(raw: bytes, source: str, overrides: Sequence[str] = ()) -> Reci
         text = f"expected a mapping that starts 'gossamer: 1', got {show(document.data)}."
         raise RecipeFaults([document.fault((), text)])
     # Before the overrides: a field that --set replaces may have held the only use.
-    faults = unused_variables(document)
+    _, used, _ = _substitute(document)
+    faults = [
+        document.fault(
+            ("variables", name),
+            f"is never used. Write ${{{name}}} where it belongs, or remove it.",
+        )
+        for name in _variables(document.data)
+        if name not in used.values()
+    ]
     document = apply_overrides(document, overrides)
-    data, from_variable, found = substitute(document)
+    data, from_variable, found = _substitute(document)
     faults += found
     undefined = {fault.path for fault in found}
     recipe, findings = recipe_findings(data)
@@ -55,12 +81,12 @@ def parse_recipe(raw: bytes, source: str, overrides: Sequence[str] = ()) -> Reci
         fault = document.fault(path, message)
         if fault.path in undefined:
             continue  # The text of an undefined variable is no number either.
-        name = from_variable.get(path)
-        if name is not None:
-            fault = _with_origin(fault, document, name)
+        if path in from_variable:
+            fault = _with_origin(fault, document, from_variable[path])
         faults.append(fault)
     if faults or recipe is None:
-        raise RecipeFaults(sorted(dict.fromkeys(faults), key=_order))
+        places = sorted(dict.fromkeys(faults), key=lambda fault: (fault.line or 0, fault.path))
+        raise RecipeFaults(places)
     return recipe
 
 
@@ -94,43 +120,65 @@ def builtin_text(name: str) -> str:
     return (_BUILTIN / f"{name}.yaml").read_text(encoding="utf-8")
 
 
-def read_source(source: str | os.PathLike[str]) -> tuple[bytes, str]:
-    """The bytes of a recipe and what to call it; a plain built-in name wins over a file."""
-    if isinstance(source, str) and source in builtin_names():
-        return builtin_text(source).encode(), f"{source}.yaml"
-    path, where = Path(source), plain(str(source))
-    try:
-        if not path.exists():
-            raise RecipeError(_missing(where, path))
-        if not path.is_file():
-            raise RecipeError(f"{where}: is not a file; expected a recipe in YAML.")
-        with open_named(path, RecipeError) as file:
-            return file.read(MAX_BYTES + 1), where
-    except (OSError, ValueError) as error:
-        if isinstance(error, RecipeError):
-            raise
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise RecipeError(f"{where}: cannot be read ({reason}).") from error
-
-
 def _missing(where: str, path: Path) -> str:
-    names = builtin_names()
-    name = path.name.removesuffix(".yaml").removesuffix(".yml")
+    names, is_yaml = builtin_names(), path.suffix in (".yaml", ".yml")
+    name = path.stem if is_yaml else path.name
     if name in names:
         hint = f" {name!r} is a built-in recipe: name it so, or 'gossamer recipe copy {name}'."
     else:
         hint = near(name, names) + " Run 'gossamer recipe list'."
-    kind = "" if path.suffix in _SUFFIXES else " or built-in recipe"
+    kind = "" if is_yaml else " or built-in recipe"
     return f"{where}: there is no such file{kind}.{hint}"
 
 
 def _with_origin(fault: Fault, document: Document, name: str) -> Fault:
     origin = document.fault(("variables", name), "")
     if origin.line is None:
-        return Fault(origin.source, None, fault.path, f"{fault.message} (${{{name}}})")
-    text = f"{fault.message} (${{{name}}} of line {origin.line})"
-    return Fault(fault.source, fault.line, fault.path, text)
+        return replace(origin, path=fault.path, message=f"{fault.message} (${{{name}}})")
+    return replace(fault, message=f"{fault.message} (${{{name}}} of line {origin.line})")
 
 
-def _order(fault: Fault) -> tuple[int, str]:
-    return (fault.line or 0, fault.path)
+def _substitute(document: Document) -> tuple[Any, dict[FieldPath, str], list[Fault]]:
+    """The data with variables filled in, which path came from which name, and the faults."""
+    known = _variables(document.data)
+    names: dict[FieldPath, str] = {}
+    faults: list[Fault] = []
+
+    def fill(text: str, path: FieldPath) -> Any:
+        if "${" not in text:
+            return text
+        match = _VARIABLE.fullmatch(text)
+        if match is None:
+            words = f"{show(text)}: ${{name}} must be the whole value, not a part of it."
+            faults.append(document.fault(path, words))
+        elif match[1] not in known:
+            listed = ", ".join(known) if known else "none"
+            words = f"undefined variable {show(match[1])}.{near(match[1], list(known))}"
+            faults.append(document.fault(path, f"{words} Defined under variables: {listed}."))
+        else:
+            names[path] = match[1]
+            return known[match[1]]
+        return text
+
+    faults += [
+        document.fault(("variables", name), "a variable cannot hold another variable.")
+        for name, value in known.items()
+        if isinstance(value, str) and "${" in value
+    ]
+    return _map_texts(document.data, fill), names, faults
+
+
+def _variables(data: Any) -> dict[str, Any]:
+    found = data.get("variables") if isinstance(data, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _map_texts(value: Any, change: Callable[[str, FieldPath], Any], path: FieldPath = ()) -> Any:
+    """The data with every text outside `variables` changed."""
+    if path == ("variables",):
+        return value
+    if isinstance(value, dict):
+        return {key: _map_texts(item, change, (*path, key)) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_map_texts(item, change, (*path, number)) for number, item in enumerate(value)]
+    return change(value, path) if isinstance(value, str) else value

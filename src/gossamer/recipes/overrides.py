@@ -23,7 +23,7 @@ def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
     for text in overrides:
         try:
             path, value = _read(text)
-            path = _place(data, path, value)
+            _place(data, path, value)
         except _Refused as error:
             faults.append(Fault(f"--set {plain(text)}", None, "", str(error)))
             continue
@@ -52,19 +52,21 @@ def _read(text: str) -> tuple[Path, Any]:
         parsed = parse_value(value)
     except RecipeError as error:
         raise _Refused(f"the value cannot be read: {str(error).partition(': ')[2]}") from error
-    is_field = len(parts) > 1
-    path: Path = tuple(int(part) if part.isdecimal() else part for part in parts)
-    return (path if is_field else ("variables", parts[0])), parsed
+    if len(parts) == 1:
+        return ("variables", parts[0]), parsed
+    return tuple(int(part) if part.isdecimal() else part for part in parts), parsed
 
 
-def _place(data: Any, path: Path, value: Any) -> Path:
+def _place(here: Any, path: Path, value: Any) -> None:
     """Put `value` at `path`; sections that are left out are made."""
-    here = data
     for depth, part in enumerate(path):
-        last = depth == len(path) - 1
+        last, place = depth == len(path) - 1, dotted(path[:depth])
         if isinstance(here, list):
             if not isinstance(part, int) or part >= len(here):
-                raise _Refused(_no_such_item(path[:depth], part, len(here)))
+                raise _Refused(
+                    f"{place} has {len(here)} item(s), counted from 0; there is no {show(part)}."
+                    f" Write {place}.0 for the first."
+                )
         elif isinstance(here, dict):
             part = str(part)
             if path[0] == "variables" and depth == 1 and part not in here:
@@ -76,16 +78,8 @@ def _place(data: Any, path: Path, value: Any) -> Path:
             if not last and here.get(part) is None:
                 here[part] = {}
         else:
-            raise _Refused(f"{dotted(path[:depth])} is {show(here)} and has no {show(part)}.")
+            raise _Refused(f"{place} is {show(here)} and has no {show(part)}.")
         if last:
             here[part] = value
         else:
             here = here[part]
-    return tuple(path)
-
-
-def _no_such_item(path: Path, part: str | int, count: int) -> str:
-    return (
-        f"{dotted(path)} has {count} item(s), counted from 0; there is no {show(part)}."
-        f" Write {dotted(path)}.0 for the first."
-    )

@@ -6,7 +6,7 @@ the table of stages: wording, JSON schema and executor are derived from its fiel
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Final, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -24,8 +24,8 @@ from gossamer.recipes.stages import (
 )
 from gossamer.recipes.stages.base import Samples, Seed, Settings, as_list, whole_number
 
-SCHEMA_VERSION: Final = 1
-MAX_STAGES: Final = 32
+SCHEMA_VERSION = 1
+MAX_STAGES = 32
 AnyStage = TypeVar("AnyStage", bound=StageSettings)
 
 
@@ -44,9 +44,12 @@ Variable = Annotated[Any, BeforeValidator(_variable)]
 class Calibration(Settings):
     """How much of the data is used."""
 
-    samples: Samples = Field(default=64, description="Windows drawn from the data.")
-    tokens: Samples = Field(default=512, description="Length of a window in tokens.")
-    seed: Seed = Field(default=0, description="Of the draw; the same seed, the same windows.")
+    samples: Samples = 64
+    """Windows drawn from the data."""
+    tokens: Samples = 512
+    """Length of a window in tokens."""
+    seed: Seed = 0
+    """Of the draw; the same seed, the same windows."""
 
 
 class Stage(Settings):
@@ -75,27 +78,24 @@ class Stage(Settings):
         return [step for _, step in self if step is not None]
 
 
-_NAMES: Final = list(Stage.model_fields)
-ONE_STEP: Final = f"a stage is one of {', '.join(_NAMES[:-1])} and {_NAMES[-1]}"
+_NAMES = list(Stage.model_fields)
+ONE_STEP = f"a stage is one of {', '.join(_NAMES[:-1])} and {_NAMES[-1]}"
 
 
 class Recipe(Settings):
     """A whole recipe, variables substituted."""
 
-    gossamer: Annotated[Literal[1], BeforeValidator(whole_number)] = Field(
-        description="Version of this schema."
-    )
-    description: Annotated[str, Field(max_length=1000)] = Field(
-        default="", description="One line for `gossamer recipe list`."
-    )
-    variables: dict[VariableName, Variable] = Field(
-        default_factory=dict,
-        description="Values for ${name} elsewhere; --set name=value changes one.",
-    )
+    gossamer: Annotated[Literal[1], BeforeValidator(whole_number)]
+    """Version of this schema."""
+    description: Annotated[str, Field(max_length=1000)] = ""
+    """One line for `gossamer recipe list`."""
+    variables: dict[VariableName, Variable] = Field(default_factory=dict)
+    """Values for ${name} elsewhere; --set name=value changes one."""
     calibration: Calibration = Calibration()
     stages: Annotated[tuple[Stage, ...], BeforeValidator(as_list)] = Field(
-        min_length=1, max_length=MAX_STAGES, description="What is done, in this order."
+        min_length=1, max_length=MAX_STAGES
     )
+    """What is done, in this order."""
 
     @property
     def needs_data(self) -> bool:
@@ -125,4 +125,4 @@ def _models_in(annotation: Any) -> Iterator[type[Settings]]:
 
 
 # Every section that a recipe may have, by the name of its field; schedules by their kind.
-SECTIONS: Final = _sections(Recipe)
+SECTIONS = _sections(Recipe)

@@ -17,7 +17,6 @@ from gossamer.recipes.faults import (
 )
 from gossamer.recipes.schema import ONE_STEP, SCHEMA_VERSION, SECTIONS, Recipe, Stage
 from gossamer.recipes.stages import SCHEDULES, StageSettings
-from gossamer.recipes.stages.base import Settings
 
 _SCHEDULE = "schedule"
 Finding = tuple[Path, str]
@@ -29,14 +28,17 @@ def recipe_findings(data: dict[str, Any]) -> tuple[Recipe | None, list[Finding]]
     try:
         recipe = Recipe.model_validate(data)
     except ValidationError as error:
-        # Rules over several fields are told by _stage_findings, fields in fault or not.
-        found_all = [found for found in error.errors(include_url=False) if not _is_echo(found)]
-        findings += [
-            (_path(found), _words(_path(found), found))
-            for found in found_all
-            if found["type"] != "value_error"
-        ]
-        findings += [_schedule_rule(found) for found in found_all if _is_schedule_rule(found)]
+        rules = []
+        for found in error.errors(include_url=False):
+            path = _path(found)
+            if found["type"] == "value_error":
+                # Other rules are told by _stage_findings, whether fields are in fault or not.
+                if _SCHEDULE in found["loc"]:
+                    rules.append(_schedule_rule(path, str(found["ctx"]["error"])))
+            # A list is called too short where its items are in fault; those are told themselves.
+            elif found["type"] != "too_short" or not found["input"]:
+                findings.append((path, _words(path, found)))
+        findings += rules
     return (None if findings else recipe), findings
 
 
@@ -65,15 +67,11 @@ def _words(path: Path, found: Any) -> str:
         return _version(kind, value)
     if kind in ("union_tag_not_found", "union_tag_invalid"):
         return _schedule_kind(value)
-    model = _model_at(found["loc"][:-1])
+    sections = [SECTIONS[part] for part in found["loc"][:-1] if part in SECTIONS]
+    model = sections[-1] if sections else Recipe
     if kind in LIMITS and name in model.fractions:
         return fraction_words(value, model.fractions[name])
     return field_words(name, found, model.model_fields, SCHEMA_HINT)
-
-
-def _is_echo(found: Any) -> bool:
-    """A list is called too short where its items are in fault; those are told themselves."""
-    return found["type"] == "too_short" and bool(found["input"])
 
 
 def _path(found: Any) -> Path:
@@ -90,24 +88,16 @@ def _path(found: Any) -> Path:
 def _schedule_kind(value: Any) -> str:
     if not isinstance(value, dict):
         return f"expected a mapping with kind and sparsity, got {show(value)}."
-    listed = ", ".join(SCHEDULES)
+    kind, listed = value.get("kind"), ", ".join(SCHEDULES)
     if "kind" not in value:
         return f"is missing; expected one of {listed}. {SCHEMA_HINT}"
-    kind = value["kind"]
     return f"unknown kind {show(kind)}.{near(kind, tuple(SCHEDULES))} Expected one of {listed}."
 
 
-def _is_schedule_rule(found: Any) -> bool:
-    return found["type"] == "value_error" and _SCHEDULE in found["loc"]
-
-
-def _schedule_rule(found: Any) -> Finding:
+def _schedule_rule(path: Path, text: str) -> Finding:
     """A rule over several fields says `field: what is wrong`."""
-    text = str(found["ctx"]["error"])
     name, colon, rest = text.partition(": ")
-    if colon and name.isidentifier():
-        return (*_path(found), name), rest
-    return _path(found), text
+    return ((*path, name), rest) if colon and name.isidentifier() else (path, text)
 
 
 def _version(kind: str, value: Any) -> str:
@@ -115,9 +105,3 @@ def _version(kind: str, value: Any) -> str:
     if kind == "missing":
         return f"is missing; {want}, at the top of every recipe."
     return f"unknown version {show(value)}; {want}. A newer recipe needs a newer gossamer."
-
-
-def _model_at(path: Path) -> type[Settings]:
-    """The model that holds the fields below `path`."""
-    known = [SECTIONS[part] for part in path if part in SECTIONS]
-    return known[-1] if known else Recipe

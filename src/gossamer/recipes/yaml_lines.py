@@ -6,8 +6,10 @@ read as in YAML 1.2, because in YAML 1.1 `2:4` is the number 124 and `no` is fal
 aliases, tags, duplicate keys and second documents are refused; nothing names code.
 """
 
+import itertools
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -68,10 +70,8 @@ def parse_yaml(raw: bytes, source: str) -> Document:
     except UnicodeDecodeError as error:
         bad_line = raw[: error.start].count(b"\n") + 1
         _refuse(source, bad_line, f"is not UTF-8 at byte {error.start}. Save it as UTF-8 text.")
-    builder = _Builder(source)
     try:
-        for event in yaml.parse(text, Loader=yaml.SafeLoader):
-            builder.take(event)
+        return _Reader(source, yaml.parse(text, Loader=yaml.SafeLoader)).document()
     except yaml.reader.ReaderError as error:
         bad_line = text[: error.position].count("\n") + 1
         code = int(error.character)
@@ -82,7 +82,6 @@ def parse_yaml(raw: bytes, source: str) -> Document:
         hint = " Quote text that holds ': '." if "mapping values" in words else ""
         line = None if mark is None else mark.line + 1
         _refuse(source, line, f"is not valid YAML: {words}.{hint}")
-    return builder.document()
 
 
 def parse_value(text: str) -> Any:
@@ -101,115 +100,83 @@ def read_scalar(text: str) -> Any:
     return text
 
 
-_NO_KEY = object()
-
-
 @dataclass
-class _Open:
-    """A mapping or list that is not closed yet; `key` waits for its value."""
+class _Reader:
+    """Builds plain data from the events of the YAML parser; nothing is expanded."""
 
-    value: dict[str, Any] | list[Any]
-    path: Path
-    key: Any = _NO_KEY
-    key_line: int = 0
-
-
-class _Builder:
-    """Builds plain data from the events of the YAML parser; recursion and expansion are absent."""
-
-    def __init__(self, source: str) -> None:
-        self.source = source
-        self.lines: dict[Path, int] = {}
-        self.stack: list[_Open] = []
-        self.root: Any = None
-        self.num_documents = 0
-        self.faults: list[Fault] = []
-
-    def take(self, event: yaml.Event) -> None:
-        """Consume one event."""
-        line = event.start_mark.line + 1 if event.start_mark else 0
-        if isinstance(event, yaml.DocumentStartEvent):
-            self.num_documents += 1
-            if self.num_documents > 1:
-                _refuse(self.source, line, "holds a second YAML document; one per file.")
-        elif isinstance(event, yaml.NodeEvent):
-            self._check_node(event, line)
-            if isinstance(event, yaml.ScalarEvent):
-                self._add(self._scalar(event), line)
-            else:
-                empty: Any = {} if isinstance(event, yaml.MappingStartEvent) else []
-                path = self._add(empty, line)
-                self.stack.append(_Open(empty, path))
-        elif isinstance(event, yaml.CollectionEndEvent):
-            self.stack.pop()
+    source: str
+    events: Iterator[Any]
+    lines: dict[Path, int] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
 
     def document(self) -> Document:
-        """What was built; duplicate keys are told now, all at once."""
+        """The one document; duplicate keys are told now, all at once."""
+        root: Any = None
+        num_documents = 0
+        for event in self.events:
+            num_documents += isinstance(event, yaml.DocumentStartEvent)
+            if num_documents > 1:
+                _refuse(self.source, _line(event), "holds a second YAML document; one per file.")
+            if isinstance(event, yaml.NodeEvent):
+                root = self._value(event, (), _line(event))
         if self.faults:
             raise RecipeFaults(self.faults)
-        return Document(self.source, self.root, self.lines)
+        return Document(self.source, root, self.lines)
 
-    def _check_node(self, event: yaml.NodeEvent, line: int) -> None:
-        if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
+    def _value(self, event: Any, path: Path, line: int, depth: int = 0) -> Any:
+        """What begins with `event`, at `path` inside so many mappings and lists."""
+        self._check(event, depth)
+        self.lines[path] = line
+        if isinstance(event, yaml.ScalarEvent):
+            return read_scalar(event.value) if event.style is None else event.value
+        inside = itertools.takewhile(
+            lambda event: not isinstance(event, yaml.CollectionEndEvent), self.events
+        )
+        if isinstance(event, yaml.SequenceStartEvent):
+            return [
+                self._value(item, (*path, number), _line(item), depth + 1)
+                for number, item in enumerate(inside)
+            ]
+        found: dict[str, Any] = {}
+        for key_event in inside:
+            self._check(key_event, depth + 1)
+            line = _line(key_event)
+            if not isinstance(key_event, yaml.ScalarEvent):
+                empty: Any = {} if isinstance(key_event, yaml.MappingStartEvent) else []
+                _refuse(self.source, line, f"a key must be a word, got {show(empty)}.")
+            # `null:` or `1:` as a key: the schema then says that no such key is known.
+            key = str(read_scalar(key_event.value) if key_event.style is None else key_event.value)
+            place = (*path, key)
+            if key in found:
+                first = self.lines[place]
+                words = f"the key stands here twice, first in line {first}. Remove one."
+                self.faults.append(Fault(self.source, line, dotted(place), words))
+                line = first
+            found[key] = self._value(next(self.events), place, line, depth + 1)
+        return found
+
+    def _check(self, event: Any, depth: int) -> None:
+        words, tag = "", getattr(event, "tag", None)
+        if event.anchor is not None:
             sign = "*" if isinstance(event, yaml.AliasEvent) else "&"
-            _refuse(
-                self.source,
-                line,
-                f"YAML anchors and aliases ({show(sign + str(event.anchor))}) are not allowed."
-                " Recipes have variables: and ${name} instead.",
+            words = (
+                f"YAML anchors and aliases ({show(sign + event.anchor)}) are not allowed."
+                " Recipes have variables: and ${name} instead."
             )
-        tag = getattr(event, "tag", None)
-        if tag is not None:
-            _refuse(
-                self.source,
-                line,
-                f"the YAML tag {show(tag)} is not allowed: such files are plain data. Remove it.",
+        elif tag is not None:
+            words = (
+                f"the YAML tag {show(tag)} is not allowed: such files are plain data. Remove it."
             )
-        if len(self.stack) >= MAX_DEPTH:
-            _refuse(self.source, line, f"is nested deeper than {MAX_DEPTH} levels.")
-        if len(self.lines) >= MAX_VALUES:
-            _refuse(self.source, line, f"has more than {MAX_VALUES} values.")
-
-    def _scalar(self, event: yaml.ScalarEvent) -> Any:
-        return read_scalar(event.value) if event.style is None else event.value
-
-    def _add(self, value: Any, line: int) -> Path:
-        """Put a value where the next one belongs and return its path."""
-        if not self.stack:
-            self.root = value
-            self.lines[()] = line
-            return ()
-        top = self.stack[-1]
-        if isinstance(top.value, list):
-            path = (*top.path, len(top.value))
-            top.value.append(value)
-            self.lines[path] = line
-            return path
-        if top.key is _NO_KEY:
-            if isinstance(value, dict | list):
-                _refuse(self.source, line, f"a key must be a word, got {show(value)}.")
-            top.key, top.key_line = _key_text(value), line
-            return top.path
-        path = (*top.path, top.key)
-        if top.key in top.value:
-            self.faults.append(
-                Fault(
-                    self.source,
-                    top.key_line,
-                    dotted(path),
-                    f"the key stands here twice, first in line {self.lines[path]}. Remove one.",
-                )
-            )
-        else:
-            self.lines[path] = top.key_line
-        top.value[top.key] = value
-        top.key = _NO_KEY
-        return path
+        elif depth >= MAX_DEPTH:
+            words = f"is nested deeper than {MAX_DEPTH} levels."
+        elif len(self.lines) >= MAX_VALUES:
+            words = f"has more than {MAX_VALUES} values."
+        if words:
+            _refuse(self.source, _line(event), words)
 
 
-def _key_text(value: Any) -> str:
-    # `null:` or `1:` as a key: the schema then says that no such key is known.
-    return value if isinstance(value, str) else str(value)
+def _line(event: Any) -> int:
+    return int(event.start_mark.line) + 1
 
 
 def _refuse(source: str, line: int | None, message: str) -> NoReturn:

@@ -12,7 +12,7 @@ from gossamer.report.comparison import Comparison
 from gossamer.report.report import Report
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~$-])")
-_HTML = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"}
+_HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"})
 
 
 @dataclass(frozen=True)
@@ -40,15 +40,18 @@ class Card:
 
 def render_card(card: Card) -> str:
     """The card as Markdown."""
-    report = card.report
+    cells = card.comparison.trusted().cells()
+    head, *rows = (f"| {' | '.join(map(escape, row))} |" for row in cells)
     lines = [
         f"# {escape(card.title)}",
         "",
-        f"Pruned from {escape(card.base)}: {_what_is_left(report)}",
+        f"Pruned from {escape(card.base)}: {_what_is_left(card.report)}",
         "",
         "## Measured",
         "",
-        *_table(card.comparison.trusted().cells()),
+        head,
+        "|" + "---|" * len(cells[0]),
+        *rows,
         "",
         f"Machine: {escape('; '.join(f'{k} {v}' for k, v in card.machine.items()))}.",
         "",
@@ -80,13 +83,4 @@ def _what_is_left(report: Report) -> str:
 def escape(text: str) -> str:
     """`text` as Markdown that shows exactly it: no markup, no HTML, one line."""
     flat = "".join(char if char.isprintable() else " " for char in text)
-    return "".join(_HTML.get(char, char) for char in _SPECIAL.sub(r"\\\1", flat))
-
-
-def _table(cells: list[list[str]]) -> list[str]:
-    head, *rows = cells
-    return [
-        "| " + " | ".join(escape(cell) for cell in head) + " |",
-        "|" + "---|" * len(head),
-        *("| " + " | ".join(escape(cell) for cell in row) + " |" for row in rows),
-    ]
+    return _SPECIAL.sub(r"\\\1", flat).translate(_HTML)

@@ -53,13 +53,12 @@ class Figure:
 
     def change(self, index: int) -> str:
         """The gain, or the difference of a score, as people read it."""
-        first, value = self.values[0], self.values[index]
-        if first is None or value is None:
-            return ""
-        gain = self.gain(index)
+        first, value, gain = self.values[0], self.values[index], self.gain(index)
         if gain is not None:
             return f"{gain:.2f}x"
-        return f"{value - first:+.3f}" if self.unit == "score" else ""
+        if self.unit != "score" or first is None or value is None:
+            return ""
+        return f"{value - first:+.3f}"
 
 
 @dataclass(frozen=True)
@@ -79,14 +78,9 @@ class Comparison:
 
     def cells(self) -> list[list[str]]:
         """Header and rows; the last column compares the second model with the first."""
-        head = ["", *self.models, "ratio"]
-        return [head] + [
-            [
-                figure.label,
-                *(figure.cell(index) for index in range(len(self.models))),
-                figure.change(1),
-            ]
-            for figure in self.figures
+        places = range(len(self.models))
+        return [["", *self.models, "ratio"]] + [
+            [figure.label, *map(figure.cell, places), figure.change(1)] for figure in self.figures
         ]
 
     def trusted(self) -> "Comparison":
@@ -99,8 +93,9 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data: numbers as measured and the gains derived from them."""
-        figures = []
-        for figure in self.figures:
-            gains = [figure.gain(index) for index in range(len(self.models))]
-            figures.append({**asdict(figure), "values": list(figure.values), "gains": gains})
+        places = range(len(self.models))
+        figures = [
+            {**asdict(each), "values": list(each.values), "gains": [*map(each.gain, places)]}
+            for each in self.figures
+        ]
         return {"models": list(self.models), "figures": figures}

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """`report.html`: one self-contained file. No script, no network, every string escaped."""
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from gossamer.report.charts import WIDTH, Chart
 from gossamer.report.charts.layer_charts import curve_chart, sparsity_chart, time_chart
 from gossamer.report.page import Page, tiles
-from gossamer.running.layers import Row
 
 # A model with thousands of layers still gives a page that opens at once.
 MAX_LAYERS = 400
@@ -18,22 +18,21 @@ _CAPTION = 26.0
 
 def render_html(page: Page) -> str:
     """The page as HTML with inline SVG."""
-    names = list(dict.fromkeys(row.name for row in page.layers))
-    shown = set(names[:MAX_LAYERS])
+    once = {row.name: row for row in page.layers}
+    shown = dict(itertools.islice(once.items(), MAX_LAYERS))
     layers = [row for row in page.layers if row.name in shown]
-    return (
-        _environment()
-        .get_template("report.html.j2")
-        .render(
-            page=page,
-            tiles=tiles(page.comparison),
-            cells=page.comparison.cells(),
-            charts=_charts(layers),
-            curves=[curve_chart(curve) for curve in page.curves],
-            layers=layers,
-            hidden_layers=len(names) - len(shown),
-            width=WIDTH,
-        )
+    counts = sorted({row.tokens for row in layers if row.tokens is not None})
+    times = (time_chart([row for row in layers if row.tokens == n], n) for n in counts)
+    charts = (sparsity_chart(list(shown.values())), *times)
+    return _template("report.html.j2").render(
+        page=page,
+        tiles=tiles(page.comparison),
+        cells=page.comparison.cells(),
+        charts=[chart for chart in charts if chart.bars],
+        curves=[curve_chart(curve) for curve in page.curves],
+        layers=layers,
+        hidden_layers=len(once) - len(shown),
+        width=WIDTH,
     )
 
 
@@ -47,7 +46,7 @@ def write_html(page: Page, path: Path) -> Path:
 
 def render_svg(chart: Chart) -> str:
     """One chart as an SVG file of its own."""
-    return _environment().get_template("chart.svg.j2").render(chart=chart, width=WIDTH)
+    return _template("chart.svg.j2").render(chart=chart, width=WIDTH)
 
 
 def render_charts(charts: Sequence[Chart]) -> str:
@@ -56,23 +55,15 @@ def render_charts(charts: Sequence[Chart]) -> str:
     for chart in charts:
         tops.append(height + _CAPTION)
         height += _CAPTION + chart.height + 10
-    template = _environment().get_template("charts.svg.j2")
-    return template.render(charts=list(zip(tops, charts, strict=True)), width=WIDTH, height=height)
+    placed = list(zip(tops, charts, strict=True))
+    return _template("charts.svg.j2").render(charts=placed, width=WIDTH, height=height)
 
 
-def _environment() -> Environment:
+def _template(name: str) -> Template:
     return Environment(
         loader=PackageLoader("gossamer.report"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-    )
-
-
-def _charts(layers: Sequence[Row]) -> list[Chart]:
-    once = {row.name: row for row in layers}
-    charts = [sparsity_chart(list(once.values()))]
-    counts = sorted({row.tokens for row in layers if row.tokens is not None})
-    charts += [time_chart([row for row in layers if row.tokens == n], n) for n in counts]
-    return [chart for chart in charts if chart.bars]
+    ).get_template(name)

@@ -2,7 +2,7 @@
 """What a report page says, before it has any form."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from gossamer.report.charts import Chart, Curve
 from gossamer.report.comparison import Comparison, Figure
@@ -57,28 +57,25 @@ class Page:
     curves: Sequence[Curve] = ()
     charts: Sequence[Chart] = ()
     tables: Sequence[TextTable] = ()
-    notes: Sequence[str] = field(default_factory=tuple)
+    notes: Sequence[str] = ()
 
 
 def tiles(comparison: Comparison) -> list[Tile]:
     """The headline of a comparison: second model against the first."""
-    made = [_tile(figure, comparison.models) for figure in comparison.figures]
-    return [tile for tile in made if tile is not None]
+    models = comparison.models
+    return [tile for figure in comparison.figures if (tile := _tile(figure, models))]
 
 
 def _tile(figure: Figure, models: tuple[str, ...]) -> Tile | None:
-    if figure.doubt:
+    (first, second, *_), gain = figure.values, figure.gain(1)
+    if figure.doubt or first is None or second is None:
         return None
-    gain = figure.gain(1)
     if figure.unit == "score":
-        first, second = figure.values[:2]
-        if first is None or second is None:
-            return None
         text = f"{figure.name}; {models[0]}: {figure.cell(0)}"
         return Tile(figure.cell(1), text, second >= first - ONE_POINT)
     if gain is None:
         return None
-    words = ("smaller", "larger") if figure.unit == "bytes" else ("faster", "slower")
+    better, worse = ("smaller", "larger") if figure.unit == "bytes" else ("faster", "slower")
     if gain >= 1:
-        return Tile(f"{gain:.1f}x", f"{words[0]} ({figure.name})", True)
-    return Tile(f"{1 / gain:.1f}x", f"{words[1]} ({figure.name})", False)
+        return Tile(f"{gain:.1f}x", f"{better} ({figure.name})", True)
+    return Tile(f"{1 / gain:.1f}x", f"{worse} ({figure.name})", False)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What pruning gained and cost: sparsity always beside bytes, time and quality."""
 
-import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from gossamer.nn.left_dense import LeftDense
@@ -78,20 +77,21 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, strings, lists and dicts, ready for JSON."""
-        result = dataclasses.asdict(self)
+        result = asdict(self)
         for row in result["layers"]:
             row["shape"] = list(row["shape"])
         return result
 
     def __str__(self) -> str:
-        parts = [_table(_layer_cells(self.layers)), _table(_total_cells(self))]
         notes = [f"{row.name}: {row.note}." for row in self.layers if row.note] + self.notes
-        if notes:
-            parts.append("\n".join(notes))
-        if self.doubt:
-            parts.append(f"{self.doubt}. Times taken meanwhile mean little.")
-        parts.append(self.next_step)
-        return "\n\n".join(parts)
+        parts = [
+            _table(_layer_cells(self.layers)),
+            _table(_total_cells(self)),
+            "\n".join(notes),
+            f"{self.doubt}. Times taken meanwhile mean little." if self.doubt else "",
+            self.next_step,
+        ]
+        return "\n\n".join(filter(None, parts))
 
 
 def _layer_cells(layers: list[LayerRow]) -> list[list[str]]:
@@ -100,7 +100,7 @@ def _layer_cells(layers: list[LayerRow]) -> list[list[str]]:
         [
             row.name,
             row.kind,
-            "x".join(str(size) for size in row.shape),
+            "x".join(map(str, row.shape)),
             row.pattern,
             f"{row.sparsity:.4f}",
             f"{row.nnz:,}",
@@ -135,13 +135,12 @@ def _total_cells(report: Report) -> list[list[str]]:
 
 def _table(cells: list[list[str]]) -> str:
     """Columns as wide as their widest cell, the first one flush left, the others flush right."""
-    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+    first, *widths = (max(map(len, column)) for column in zip(*cells, strict=True))
     lines = []
-    for row in cells:
-        first = row[0].ljust(widths[0])
-        rest = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        lines.append("  ".join([first, *rest]).rstrip())
-    lines.insert(1, "-" * max(len(line) for line in lines))
+    for name, *row in cells:
+        rest = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join([name.ljust(first), *rest]).rstrip())
+    lines.insert(1, "-" * max(map(len, lines)))
     return "\n".join(lines)
 
 

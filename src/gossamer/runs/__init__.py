@@ -7,7 +7,6 @@ from the request to the artifact. A `Source` is the model a run starts from, a `
 measured on it.
 """
 
-from gossamer.nn.families import is_decoder
 from gossamer.runs.calibration import Quality, calibration_batches, pair_loss, quality_of
 from gossamer.runs.executor import execute
 from gossamer.runs.kept_run import KeptRun
@@ -39,7 +38,6 @@ __all__ = [
     "embed",
     "example_input",
     "execute",
-    "is_decoder",
     "load_path",
     "pair_loss",
     "prune",

@@ -7,7 +7,7 @@ similarities with people's scores, or, without scores, with those of the dense m
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from gossamer.data import draw, padded_batches, sentences, windows
-from gossamer.data.files import Pair, Texts, check_scores
+from gossamer.data.files import Texts, check_scores
 from gossamer.errors import InputError
 from gossamer.nn.batch import Batch
 from gossamer.nn.families import is_decoder
@@ -79,22 +79,19 @@ def calibration_batches(
             for part in torch.split(chosen, width)
         ]
     if samples.pairs:
-        chosen_pairs = draw(len(samples.pairs), settings.samples, settings.seed)
-        return _pair_batches([samples.pairs[i] for i in chosen_pairs], tokenizer, settings.tokens)
+        numbers = draw(len(samples.pairs), settings.samples, settings.seed)
+        pairs = [samples.pairs[number] for number in numbers]
+        drawn = samples_of_pairs(pairs, tokenizer, settings.tokens)
+        # Pairs of like length together.
+        longest = [torch.empty(length // 2) for length in drawn.lengths]
+        groups = padded_batches(longest, _PAIR_TOKENS)
+        return [replace(drawn.make(members), samples=None) for members, _ in groups]
     texts = [samples.texts[i] for i in draw(len(samples.texts), settings.samples, settings.seed)]
     ids = sentences(texts, tokenizer, settings.tokens)
     return [
         Batch(inputs, inputs["attention_mask"].bool())
         for _, inputs in padded_batches(ids, _BATCH_TOKENS)
     ]
-
-
-def _pair_batches(pairs: Sequence[Pair], tokenizer: Any, max_tokens: int) -> list[Batch]:
-    """Pairs of like length together."""
-    samples = samples_of_pairs(pairs, tokenizer, max_tokens)
-    longest = [torch.empty(length // 2) for length in samples.lengths]
-    groups = [members for members, _ in padded_batches(longest, _PAIR_TOKENS)]
-    return [replace(samples.make(members), samples=None) for members in groups]
 
 
 def pair_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
@@ -119,41 +116,35 @@ def quality_of(
     """
     if is_decoder(model):
         ids_NT = windows(samples, tokenizer, settings.tokens)
-        left = list(range(len(ids_NT)))
-        if held_out:
-            used = set(draw(len(ids_NT), settings.samples, settings.seed))
-            left = [i for i in left if i not in used]
-            if len(left) < _MIN_HELD_OUT:
-                return None
-        chosen = ids_NT[_spread(left, _MAX_EVALUATED)]
+        used = draw(len(ids_NT), settings.samples, settings.seed) if held_out else ()
+        left = sorted(set(range(len(ids_NT))) - set(used))
+        if held_out and len(left) < _MIN_HELD_OUT:
+            return None
+        count = min(len(left), _MAX_EVALUATED)
+        # Evenly spread.
+        chosen = ids_NT[[left[i * len(left) // count] for i in range(count)]]
         where = f"{len(chosen)} windows of {settings.tokens} tokens, {samples.path.name}"
         return Quality("perplexity", True, lambda m: perplexity(m, chosen), where)
     if samples.ids_NT is not None:
         return None
     if samples.pairs:
         check_scores(samples)
-        where = f"{len(samples.pairs)} pairs, {samples.path.name}"
         return Quality(
             "Spearman x 100",
             False,
             lambda m: 100 * pair_correlation(m, samples.pairs, tokenizer, settings.tokens),
-            where,
+            f"{len(samples.pairs)} pairs, {samples.path.name}",
             100.0,
         )
     texts = samples.texts[: 4 * _MAX_EVALUATED]
     if len(texts) < _MIN_HELD_OUT:
         return None
-    dense_ND = embed(model, sentences(texts, tokenizer, settings.tokens))
+    ids = sentences(texts, tokenizer, settings.tokens)
+    dense_ND = embed(model, ids)
     return Quality(
         "agreement with dense (rank correlation)",
         False,
-        lambda m: agreement(dense_ND, embed(m, sentences(texts, tokenizer, settings.tokens))),
+        lambda m: agreement(dense_ND, embed(m, ids)),
         f"{len(texts)} lines, {samples.path.name}",
         1.0,
     )
-
-
-def _spread(numbers: list[int], most: int) -> list[int]:
-    """At most `most` of the numbers, evenly spread."""
-    count = min(len(numbers), most)
-    return [numbers[i * len(numbers) // count] for i in range(count)]

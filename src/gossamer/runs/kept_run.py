@@ -43,13 +43,16 @@ class KeptRun:
         store = CheckpointStore(self.folder.checkpoints, settings.keep)
         store.remove_leftovers()
         checkpoint = store.newest(say)
-        length = 0
         if checkpoint is not None:
             check_same_run(self.folder.path, checkpoint.run, self.key)
-            length = read_counters(checkpoint.state)["metrics_bytes"]
             say(f"going on after step {checkpoint.step}.")
         return checkpoint, Surroundings(
             writer=CheckpointWriter(store, asynchronous=settings.asynchronous),
             run=self.key,
-            sinks=(MetricsFile(self.folder.metrics, length),),
+            sinks=(MetricsFile(self.folder.metrics, metrics_bytes(checkpoint)),),
         )
+
+
+def metrics_bytes(checkpoint: Checkpoint | None) -> int:
+    """How long the file of metrics was then."""
+    return 0 if checkpoint is None else int(read_counters(checkpoint.state)["metrics_bytes"])

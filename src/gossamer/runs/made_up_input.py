@@ -47,33 +47,32 @@ def example_input(model: nn.Module, tokens: int) -> Example | None:
     if config is not None:
         limit = min((config[key] for key in _POSITIONS if config.get(key)), default=512)
         # Some families (roberta) reserve two positions.
-        return _ids("input_ids", int(config["vocab_size"]), tokens, limit - 2, generator)
+        ids_BT, text = _ids(int(config["vocab_size"]), tokens, limit - 2, generator)
+        return Example((), {"input_ids": ids_BT}, text, ids_BT.numel())
     if isinstance(model, TinyEncoder):
-        return _ids(None, model.vocab_size, tokens, model.max_tokens, generator)
-    width = model.sizes[0] if isinstance(model, MLP) else _first_width(model)
-    if width is None:
+        ids_BT, text = _ids(model.vocab_size, tokens, model.max_tokens, generator)
+        return Example((ids_BT,), {}, text, ids_BT.numel())
+    # A Sequential may start with a Linear.
+    first = model
+    while isinstance(first, nn.Sequential) and len(first):
+        first = first[0]
+    if isinstance(model, MLP):
+        width = model.sizes[0]
+    elif isinstance(first, nn.Linear | Linear):
+        width = first.in_features
+    else:
         return None
     x_TK = torch.randn(tokens, width, generator=generator)
     return Example((x_TK,), {}, f"{tokens} x {width} random numbers", tokens)
 
 
 def _ids(
-    name: str | None, vocab_size: int, tokens: int, limit: int, generator: torch.Generator
-) -> Example:
+    vocab_size: int, tokens: int, limit: int, generator: torch.Generator
+) -> tuple[torch.Tensor, str]:
     length = min(tokens, max(1, limit))
     batch = max(1, tokens // length)
     ids_BT = torch.randint(vocab_size, (batch, length), generator=generator)
-    text = f"{batch} x {length} random token ids"
-    if name is None:
-        return Example((ids_BT,), {}, text, batch * length)
-    return Example((), {name: ids_BT}, text, batch * length)
-
-
-def _first_width(model: nn.Module) -> int | None:
-    """Input size of a Sequential that starts with a Linear."""
-    while isinstance(model, nn.Sequential) and len(model):
-        model = model[0]
-    return model.in_features if isinstance(model, nn.Linear | Linear) else None
+    return ids_BT, f"{batch} x {length} random token ids"
 
 
 def _graph_example(model: GraphModule, tokens: int, generator: torch.Generator) -> Example | None:
@@ -92,17 +91,17 @@ def _graph_example(model: GraphModule, tokens: int, generator: torch.Generator) 
         if entry.dims is None or len(entry.dims) not in sizes:
             return None
         usual = sizes[len(entry.dims)]
-        if dtype.is_floating_point:
-            usual = [tokens, 1] if len(entry.dims) == 2 else usual
-            shape = [u if d is None else d for d, u in zip(entry.dims, usual, strict=True)]
-            made[entry.name] = torch.randn(shape, generator=generator).to(dtype)
-            continue
+        if dtype.is_floating_point and len(usual) == 2:
+            usual = [tokens, 1]
         shape = [u if d is None else d for d, u in zip(entry.dims, usual, strict=True)]
-        if "mask" in entry.name.lower():
-            made[entry.name] = torch.ones(shape, dtype=dtype)
+        if dtype.is_floating_point:
+            values = torch.randn(shape, generator=generator)
+        elif "mask" in entry.name.lower():
+            values = torch.ones(shape)
         else:
             top = min(_tables(plan, number, model), default=1)
-            made[entry.name] = torch.randint(top, shape, generator=generator).to(dtype)
+            values = torch.randint(top, shape, generator=generator)
+        made[entry.name] = values.to(dtype)
     text = ", ".join(f"{name} {'x'.join(map(str, t.shape))}" for name, t in made.items())
     return Example((), made, f"made-up {text}", tokens)
 

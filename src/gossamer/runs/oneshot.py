@@ -13,10 +13,9 @@ from torch import nn
 from gossamer.errors import InputError, RecipeError
 from gossamer.method_table import METHODS, methods_that_need
 from gossamer.nn import unchanged_on_error
-from gossamer.nn.batch import Batch
 from gossamer.patterns import Pattern
 from gossamer.pruning import Scorer, apply_plan, plan_oneshot
-from gossamer.pruning.calibration import as_batches
+from gossamer.pruning.calibration import Batch, as_batches
 from gossamer.pruning.gradients import Loss
 from gossamer.pruning.targets import Rules
 from gossamer.recipes import Recipe, load_recipe, near, prune_recipe
@@ -100,66 +99,45 @@ def sparsify(  # noqa: PLR0913  (the public call: every argument is a word of th
         if isinstance(wanted, Recipe):
             if loss is None:
                 return execute(wanted, model, data, evaluate=evaluate)
-            batches = [_labelled(batch) for batch in as_batches(data, _OWN_LOSS)]
+            pairs = [_labelled(batch) for batch in as_batches(data, _OWN_LOSS)]
             given = StageInput(loss=_as_loss(loss, wanted))
-            return execute(wanted, model, batches, evaluate=evaluate, given=given)
+            return execute(wanted, model, pairs, evaluate=evaluate, given=given)
         if loss is not None:
-            raise _refuse_loss(wanted["scorer"])
-        return _at_once(model, wanted, data, evaluate)
+            scorer = wanted["scorer"]
+            name = scorer if isinstance(scorer, str) else type(scorer).__name__
+            raise InputError(
+                f"loss: scorer {name!r} uses no loss. Leave it out, or use one that looks at"
+                " gradients: scorer='taylor', 'fisher' or 'obert'."
+            )
+        # Only a scorer that leaves the kept weights as they are comes here, and only it looks at
+        # all of the data.
+        batches = iter(() if data is None else data)
+        first = list(itertools.islice(batches, 1))
+        every = None if data is None else itertools.chain(first, batches)
+        plan = plan_oneshot(model, **wanted, data=every)
 
+        def mask() -> StageOutcome:
+            return StageOutcome([], apply_plan(model, plan))
 
-def _at_once(
-    model: nn.Module,
-    settings: dict[str, Any],
-    data: Iterable[Any] | None,
-    evaluate: Evaluate | None,
-) -> Report:
-    """For scorers that leave the kept weights as they are: only they look at all of the data."""
-    batches = None if data is None else iter(data)
-    first = [] if batches is None else list(itertools.islice(batches, 1))
-    plan = plan_oneshot(
-        model, **settings, data=None if batches is None else itertools.chain(first, batches)
-    )
-
-    def mask() -> StageOutcome:
-        return StageOutcome([], apply_plan(model, plan))
-
-    return carry_out(model, [mask], evaluate, first[0] if first else None)
+        return carry_out(model, [mask], evaluate, first[0] if first else None)
 
 
 def _read(recipe: Any, arguments: dict[str, Any]) -> Recipe | dict[str, Any]:
     """What is carried out stage by stage, or the settings of a scorer that needs no stages."""
     if isinstance(recipe, Recipe | str | os.PathLike):
-        _check_alone(arguments)
+        for key, value in arguments.items():
+            if value != _DEFAULTS[key]:
+                raise RecipeError(
+                    f"recipe: {key} is given beside a whole recipe. Say it in the recipe, or change"
+                    " it with load_recipe(name, overrides=[...])."
+                )
         return recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
-    settings = _settings(recipe, arguments)
-    method = METHODS.get(settings["scorer"])
-    if method is None or method.needs == "nothing":
-        return settings
-    step = {**settings, "pattern": str(settings["pattern"])}
-    step["method"] = step.pop("scorer")
-    return prune_recipe(step, "gossamer.sparsify")
-
-
-def _check_alone(arguments: dict[str, Any]) -> None:
-    for key, value in arguments.items():
-        if value != _DEFAULTS[key]:
-            raise RecipeError(
-                f"recipe: {key} is given beside a whole recipe. Say it in the recipe, or change it"
-                " with load_recipe(name, overrides=[...])."
-            )
-
-
-def _settings(recipe: Mapping[str, Any] | None, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments with the recipe's keys filled in; a key given twice is refused."""
-    if recipe is None:
-        return arguments
-    if not isinstance(recipe, Mapping):
+    if not isinstance(recipe, Mapping | None):
         raise RecipeError(
             f"recipe: expected a mapping with keys {', '.join(_DEFAULTS)}, a file, a built-in name"
             f" or a Recipe; got {type(recipe).__name__}."
         )
-    for key, value in recipe.items():
+    for key, value in (recipe or {}).items():
         if key not in _DEFAULTS:
             hint = near(key, tuple(_DEFAULTS))
             raise RecipeError(f"recipe: unknown key {key!r}.{hint} Known: {', '.join(_DEFAULTS)}.")
@@ -168,16 +146,13 @@ def _settings(recipe: Mapping[str, Any] | None, arguments: dict[str, Any]) -> di
                 f"recipe: {key} is {value!r} in the recipe and {arguments[key]!r} in the call."
                 " Give it once."
             )
-    return arguments | dict(recipe)
-
-
-def _refuse_loss(scorer: Any) -> InputError:
-    """For a scorer that looks at no gradient."""
-    name = scorer if isinstance(scorer, str) else type(scorer).__name__
-    return InputError(
-        f"loss: scorer {name!r} uses no loss. Leave it out, or use one that looks at gradients:"
-        " scorer='taylor', 'fisher' or 'obert'."
-    )
+    settings = {**arguments, **(recipe or {})}
+    method = METHODS.get(settings["scorer"])
+    if method is None or method.needs == "nothing":
+        return settings
+    step = {**settings, "pattern": str(settings["pattern"])}
+    step["method"] = step.pop("scorer")
+    return prune_recipe(step, "gossamer.sparsify")
 
 
 def _labelled(batch: Batch) -> Batch:
@@ -193,12 +168,10 @@ def _as_loss(loss: TaskLoss, recipe: Recipe) -> Loss:
         raise InputError(f"loss: expected loss(model, batch), got {type(loss).__name__}.")
     by_gradients = any(step.needs == "gradients" for step in recipe.steps_of(Prune))
     if by_gradients or any(isinstance(s.step, Structured | Recover) for s in recipe.stages):
-        return lambda model, batch: loss(model, _as_given(batch))
+        return lambda model, batch: loss(
+            model, batch.arguments if batch.labels is None else (batch.arguments, batch.labels)
+        )
     raise RecipeError(
         "loss: no stage of the recipe uses a loss. Leave it out, or use a method that looks at"
         f" gradients: {', '.join(methods_that_need('gradients'))}."
     )
-
-
-def _as_given(batch: Batch) -> Any:
-    return batch.arguments if batch.labels is None else (batch.arguments, batch.labels)

@@ -16,6 +16,7 @@ from gossamer.data import padded_batches, sentences
 from gossamer.data.files import Pair
 from gossamer.errors import InputError
 from gossamer.pruning.calibration import evaluating
+from gossamer.pruning.gradients import output_of
 from gossamer.running.text import pool
 
 _BATCH_TOKENS = 4096
@@ -26,7 +27,7 @@ def perplexity(model: nn.Module, ids_NT: torch.Tensor) -> float:
     total, count = 0.0, 0
     with evaluating(model), torch.no_grad():
         for ids_T in ids_NT:
-            logits_TV = _logits(model(input_ids=ids_T.unsqueeze(0)))[0, :-1].float()
+            logits_TV = output_of(model(input_ids=ids_T.unsqueeze(0)))[0, :-1].float()
             total += float(cross_entropy(logits_TV, ids_T[1:], reduction="sum"))
             count += len(ids_T) - 1
     if not count:
@@ -56,7 +57,12 @@ def embed(model: nn.Module, ids: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def mean_vectors(model: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
     """Unit vectors [B, D] of one batch; differentiable."""
-    hidden_BTD = _hidden(model(**inputs))
+    hidden_BTD = getattr(model(**inputs), "last_hidden_state", None)
+    if hidden_BTD is None:
+        raise InputError(
+            "quality: the model gives no last_hidden_state to compare sentences with. Load the"
+            " bare encoder, or evaluate with gossamer.sparsify(evaluate=...)."
+        )
     return normalize(pool(hidden_BTD, inputs["attention_mask"]), dim=1)
 
 
@@ -79,23 +85,5 @@ def rank_correlation(first: torch.Tensor, second: torch.Tensor) -> float:
 def average_ranks(values: torch.Tensor) -> torch.Tensor:
     """Rank of every value in ascending order, float64; equal values share their mean rank."""
     _, inverse, counts = torch.unique(values, return_inverse=True, return_counts=True)
-    last = counts.cumsum(0).double()
-    ranks: torch.Tensor = (last - (counts.double() - 1) / 2)[inverse]
+    ranks: torch.Tensor = (counts.cumsum(0).double() - (counts.double() - 1) / 2)[inverse]
     return ranks
-
-
-def _logits(output: Any) -> torch.Tensor:
-    found = getattr(output, "logits", output)
-    result: torch.Tensor = found[0] if isinstance(found, tuple) else found
-    return result
-
-
-def _hidden(output: Any) -> torch.Tensor:
-    found = getattr(output, "last_hidden_state", None)
-    if found is None:
-        raise InputError(
-            "quality: the model gives no last_hidden_state to compare sentences with. Load the"
-            " bare encoder, or evaluate with gossamer.sparsify(evaluate=...)."
-        )
-    result: torch.Tensor = found
-    return result

@@ -88,11 +88,10 @@ def layer_row(result: LayerResult) -> LayerRow:
 
 def dense_bytes(model: nn.Module) -> int:
     """Bytes a dense checkpoint holds: distinct parameters and saved buffers, masks left out."""
-    sparse = [layer for _, layer in sparse_layers(model)]
-    masks = {id(module.mask_bits) for module in sparse}
+    masks = {id(layer.mask_bits) for _, layer in sparse_layers(model)}
     held = {id(value): value for value in model.state_dict(keep_vars=True).values()}
     return sum(
-        tensor.numel() * tensor.element_size()
+        tensor.nbytes
         for key, tensor in held.items()
         if key not in masks and isinstance(tensor, torch.Tensor)
     )

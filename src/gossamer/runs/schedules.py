@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 from torch import nn
 
 from gossamer.errors import InputError, RecipeError
@@ -38,14 +38,11 @@ from gossamer.recipes import Recipe, load_recipe, near, show
 from gossamer.recipes.stages import (
     SCHEDULES,
     IterativeSettings,
-    Schedule,
     ScheduleSettings,
     Train,
     WindowSettings,
     step_of,
 )
-
-_ADAPTER: TypeAdapter[Any] = TypeAdapter(Schedule)
 
 
 def attach(
@@ -113,15 +110,11 @@ def read_schedule(recipe: Any) -> Any:
         return _validated(recipe)
     if isinstance(recipe, str | os.PathLike):
         recipe = load_recipe(recipe)
-    if isinstance(recipe, Recipe):
-        return _schedule_of(recipe)
-    raise RecipeError(
-        f"attach: expected a schedule as a mapping such as {{'kind': 'gradual', 'sparsity': 0.9}},"
-        f" got {type(recipe).__name__}."
-    )
-
-
-def _schedule_of(recipe: Recipe) -> Any:
+    if not isinstance(recipe, Recipe):
+        raise RecipeError(
+            "attach: expected a schedule as a mapping such as {'kind': 'gradual', 'sparsity': 0.9},"
+            f" got {type(recipe).__name__}."
+        )
     found = recipe.steps_of(Train)
     if len(found) != 1 or found[0].schedule is None:
         raise RecipeError(
@@ -140,7 +133,7 @@ def _validated(data: Mapping[str, Any]) -> Any:
             f"schedule: kind: {what}.{near(kind, kinds)} Expected one of {', '.join(kinds)}."
         )
     try:
-        return _ADAPTER.validate_python(dict(data))
+        return SCHEDULES[kind].model_validate(dict(data))
     except ValidationError as error:
         known = tuple(SCHEDULES[kind].model_fields)
         lines = [_words(found, known) for found in error.errors()]
@@ -148,7 +141,7 @@ def _validated(data: Mapping[str, Any]) -> Any:
 
 
 def _words(found: Any, known: tuple[str, ...]) -> str:
-    place = ".".join(str(part) for part in found["loc"][1:])
+    place = ".".join(map(str, found["loc"]))
     if found["type"] == "extra_forbidden":
         return f"unknown key {show(place)}.{near(place, known)} Expected one of {', '.join(known)}."
     text = str(found["msg"]).removeprefix("Value error, ")
@@ -160,17 +153,19 @@ def _build(
 ) -> MaskSchedule:
     """The schedule for a run of `total_steps`; InputError if it does not fit in.
 
-    Arguments of the schedule are the settings of the same names, unless its row says otherwise.
+    Its arguments are the settings of the same names, and what `_arguments` makes of them.
     """
     density = pattern.resolve_density(None if data.sparsity is None else 1.0 - data.sparsity)
-    choose, adapt = _BUILDERS[data.kind]
-    schedule: Callable[..., MaskSchedule] = choose(data)
+    schedule: Any = _SCHEDULES[data.kind]
+    if getattr(data, "shuffle_within_layer", False):
+        schedule = Shuffled
+    elif getattr(data, "form", "") == "channels":
+        schedule = EarlyBirdChannels
     known: dict[str, Any] = {"temperature": 1.0, **dict(data), "data": batches, "loss": loss}
-    known |= {"density": density, **adapt(data, density, total_steps)}
-    if isinstance(data, WindowSettings):
-        known["window"] = _window(data, total_steps)
+    known |= _arguments(data, density, total_steps)
     wanted = inspect.signature(schedule).parameters
-    return schedule(**{name: value for name, value in known.items() if name in wanted})
+    made: MaskSchedule = schedule(**{name: known[name] for name in known if name in wanted})
+    return made
 
 
 def one_training(data: IterativeSettings, total: int) -> tuple[int, int]:
@@ -183,65 +178,51 @@ def one_training(data: IterativeSettings, total: int) -> tuple[int, int]:
     return length, round(back * length)
 
 
-def _same(data: Any, density: float, total: int) -> dict[str, Any]:
-    return {}
+def _arguments(data: Any, density: float, total: int) -> dict[str, Any]:
+    """What a schedule takes beside the settings of the same names."""
+    found: dict[str, Any] = {"density": density}
+    if data.kind == "oneshot":
+        found["at"] = _moment(data, "at", total)
+    elif data.kind == "gradual":
+        found |= {"initial_density": 1.0 - data.initial_sparsity, "regrow": data.allow_regrow}
+        if found["initial_density"] < density:
+            raise InputError(
+                f"schedule gradual: initial_sparsity {data.initial_sparsity:g} is above the"
+                f" {1 - density:g} of the pattern; a schedule never goes backwards."
+            )
+    elif data.kind == "iterative":
+        length, to = one_training(data, total)
+        if length < 1 or to >= length:
+            raise InputError(
+                f"schedule iterative: {data.rounds} rounds that go back to step {to} do not fit"
+                f" into {total} steps: one training would last {length}. Give more total_steps,"
+                " fewer rounds, or an earlier `to`."
+            )
+        found |= {"to": to, "length": length}
+    elif data.kind == "acdc":
+        begin, last_dense, end = _moments(data, total, "begin", "last_dense", "end")
+        phase = max(1, _moment(data, "phase", total))
+        found["changes"] = phases(begin, phase, last_dense, end)
+    if isinstance(data, WindowSettings):
+        begin, end = _moments(data, total, "begin", "end")
+        found["window"] = Window(begin, end, max(1, step_of(data.every, total)))
+    return found
 
 
-def _oneshot(data: Any, density: float, total: int) -> dict[str, Any]:
-    return {"at": _moment(data, "at", total)}
-
-
-def _gradual(data: Any, density: float, total: int) -> dict[str, Any]:
-    if 1.0 - data.initial_sparsity < density:
-        raise InputError(
-            f"schedule gradual: initial_sparsity {data.initial_sparsity:g} is above the"
-            f" {1 - density:g} of the pattern; a schedule never goes backwards."
-        )
-    return {"initial_density": 1.0 - data.initial_sparsity, "regrow": data.allow_regrow}
-
-
-def _iterative(data: Any, density: float, total: int) -> dict[str, Any]:
-    length, to = one_training(data, total)
-    if length < 1 or to >= length:
-        raise InputError(
-            f"schedule iterative: {data.rounds} rounds that go back to step {to} do not fit into"
-            f" {total} steps: one training would last {length}. Give more total_steps, fewer"
-            " rounds, or an earlier `to`."
-        )
-    return {"to": to, "length": length}
-
-
-def _acdc(data: Any, density: float, total: int) -> dict[str, Any]:
-    begin, last_dense, end = _moments(data, total, "begin", "last_dense", "end")
-    phase = max(1, _moment(data, "phase", total))
-    return {"changes": phases(begin, phase, last_dense, end)}
-
-
-def _before_training(data: Any) -> type[MaskSchedule]:
-    return Shuffled if data.shuffle_within_layer else BeforeTraining
-
-
-_Adapt = Callable[[Any, float, int], dict[str, Any]]
-# Kind -> the class for its settings, and the arguments that are not settings of the same name.
-_BUILDERS: dict[str, tuple[Callable[[Any], Any], _Adapt]] = {
-    "oneshot": (lambda data: OneShot, _oneshot),
-    "gradual": (lambda data: Gradual, _gradual),
-    "iterative": (lambda data: Iterative, _iterative),
-    "random": (lambda data: Random, _same),
-    "snip": (_before_training, _same),
-    "grasp": (_before_training, _same),
-    "synflow": (_before_training, _same),
-    "set": (lambda data: SetSchedule, _same),
-    "rigl": (lambda data: RigL, _same),
-    "topkast": (lambda data: TopKast, _same),
-    "acdc": (lambda data: AcDc, _acdc),
-    "early_bird": (lambda data: EarlyBirdChannels if data.form == "channels" else EarlyBird, _same),
+_SCHEDULES: dict[str, type[MaskSchedule]] = {
+    "oneshot": OneShot,
+    "gradual": Gradual,
+    "iterative": Iterative,
+    "random": Random,
+    "snip": BeforeTraining,
+    "grasp": BeforeTraining,
+    "synflow": BeforeTraining,
+    "set": SetSchedule,
+    "rigl": RigL,
+    "topkast": TopKast,
+    "acdc": AcDc,
+    "early_bird": EarlyBird,
 }
-
-
-def _window(data: WindowSettings, total: int) -> Window:
-    begin, end = _moments(data, total, "begin", "end")
-    return Window(begin, end, max(1, step_of(data.every, total)))
 
 
 def _moment(data: Any, name: str, total: int) -> int:

@@ -6,6 +6,7 @@ Example:
     >>> Trainer(model, args, train_dataset=data, callbacks=[schedule]).train()
 """
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -55,8 +56,8 @@ class SparsityCallback(TrainerCallback):
     ) -> None:
         self.controller: Controller | None = None
         self.result: CompactionResult | None = None
-        self._schedule, self._compaction, self._tokens = schedule, compaction, tokens
-        self._data, self._loss = data, loss
+        self._compaction, self._tokens = compaction, tokens
+        self._attach = functools.partial(attach, recipe=schedule, data=data, loss=loss)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Attach; masks are made from here on."""
@@ -65,13 +66,9 @@ class SparsityCallback(TrainerCallback):
                 f"SparsityCallback: a checkpoint of the Trainer (step {state.global_step}) holds no"
                 " schedule. Start anew, or use 'gossamer train', which resumes to the bit."
             )
-        self.controller = attach(
-            kwargs["model"],
-            self._schedule,
-            _inner(kwargs["optimizer"]),
-            total_steps=state.max_steps,
-            data=self._data,
-            loss=self._loss,
+        optimizer = _inner(kwargs["optimizer"])
+        self.controller = self._attach(
+            kwargs["model"], optimizer=optimizer, total_steps=state.max_steps
         )
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -88,12 +85,12 @@ class SparsityCallback(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Compact as soon as masks are final."""
         model: nn.Module = kwargs["model"]
-        done = self.controller is None or self.result is not None or self._compaction == "off"
+        done = self.result is not None or self._compaction == "off"
         if done or self.controller is None or not self.controller.is_settled:
             return
         if not any(sparse_layers(model, "masked")):
             return
-        mode = "jit" if self._compaction in ("auto", "off") else self._compaction
+        mode = "jit" if self._compaction == "auto" else self._compaction
         self.result = compact(model, _inner(kwargs["optimizer"]), mode=mode)  # type: ignore[arg-type]
         if self._compaction == "auto":
             choose_modes(model, self._tokens)

@@ -17,6 +17,7 @@ from gossamer.runs.training import TrainRequest, TrainResult, run_train
 from gossamer.runs.voice import Quiet, Say
 
 PathLike = str | os.PathLike[str]
+_Given = Callable[[], nn.Module | Task]
 _DEFAULTS = {"pattern": "unstructured", "scorer": "magnitude", "budget": "uniform"}
 
 
@@ -80,12 +81,12 @@ def prune(  # noqa: PLR0913  (the public call: every argument is an option of th
         "targets": None if targets is None else [*targets],
         "ignore": None if ignore is None else [*ignore],
     }
-    flags = {"method" if name == "scorer" else name: value for name, value in given.items()}
     named = [name for name, value in given.items() if value != _DEFAULTS.get(name)]
+    given["method"] = given.pop("scorer")
     request = PruneRequest(
         origin=origin_of(model),
         target=Path(out),
-        recipe=chosen_recipe(recipe, overrides, flags, named),
+        recipe=chosen_recipe(recipe, overrides, given, named),
         data=Path(data) if isinstance(data, str | os.PathLike) else data,
         evaluation=None if evaluation is None else Path(evaluation),
         teacher=None if teacher is None else origin_of(teacher),
@@ -101,7 +102,7 @@ def train(  # noqa: PLR0913  (the public call: every argument is an option of th
     data: PathLike | None = None,
     *,
     out: PathLike,
-    model: nn.Module | PathLike | Callable[[], nn.Module | Task] | None = None,
+    model: nn.Module | PathLike | _Given | None = None,
     evaluation: PathLike | None = None,
     resume: bool = False,
     allow_change: bool = False,
@@ -137,7 +138,19 @@ def train(  # noqa: PLR0913  (the public call: every argument is an option of th
         wanted = load_recipe(recipe, overrides)
     else:
         wanted = recipe if isinstance(recipe, Recipe) else make_recipe(recipe, "recipe")
-    given, name = _given_model(model, say)
+    given: _Given | None = None
+    name = ""
+    if callable(model) and not isinstance(model, nn.Module):
+        given, name = model, getattr(model, "__qualname__", type(model).__name__)
+    elif model is not None:
+        origin = origin_of(model)
+        name = origin.text
+
+        def load() -> nn.Module:
+            origin.check()
+            return origin.load(say or (lambda text: None)).model.train()
+
+        given = load
     request = TrainRequest(
         recipe=wanted,
         data=None if data is None else os.fspath(data),
@@ -149,20 +162,3 @@ def train(  # noqa: PLR0913  (the public call: every argument is an option of th
         tensorboard=tensorboard,
     )
     return run_train(request, Path(out), Quiet(say))
-
-
-def _given_model(
-    model: nn.Module | PathLike | Callable[[], nn.Module | Task] | None, say: Say | None
-) -> tuple[Callable[[], nn.Module | Task] | None, str]:
-    """What makes the model, and what it is called in checkpoints."""
-    if model is None:
-        return None, ""
-    if callable(model) and not isinstance(model, nn.Module):
-        return model, getattr(model, "__qualname__", type(model).__name__)
-    origin = origin_of(model)
-
-    def load() -> nn.Module:
-        origin.check()
-        return origin.load(say or (lambda text: None)).model.train()
-
-    return load, origin.text

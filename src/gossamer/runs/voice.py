@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Protocol
 
 from gossamer.errors import ResourceError
@@ -28,16 +29,16 @@ class Voice(Protocol):
         """A step of long work begins, of so many parts."""
 
 
+@dataclass
 class Quiet:
     """A voice without progress; lines go to `say`, or nowhere."""
 
-    def __init__(self, say: Say | None = None) -> None:
-        self._say = say
+    say: Say | None = None
 
     def note(self, text: str) -> None:
         """Tell people a line."""
-        if self._say is not None:
-            self._say(text)
+        if self.say is not None:
+            self.say(text)
 
     @contextmanager
     def stage(self, title: str, total: int | None = None) -> Iterator["Quiet"]:
@@ -54,7 +55,6 @@ def told_how_to_resume(how: str) -> Iterator[None]:
     try:
         yield
     except TrainingStopped as error:
-        text = f"{error} Go on with:\n  {how}"
-        raise TrainingStopped(text, error.exit_code - 128) from error
+        raise TrainingStopped(f"{error} Go on with:\n  {how}", error.exit_code - 128) from error
     except ResourceError as error:
         raise ResourceError(f"{error}\nGo on with:\n  {how}") from error

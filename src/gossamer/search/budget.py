@@ -6,6 +6,7 @@ trained) whether it will still be done in time: on a machine that got slower it 
 spent is what the records of the candidates say, so a search that goes on decides as before.
 """
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -52,41 +53,38 @@ class Stopped:
     allowed: float
 
 
+@dataclass
 class Deadline:
     """Of one candidate, from now on.
 
-    Args:
+    Attributes:
         seconds: it may take to be made.
         clock: of the wall.
         on_tick: called at every safe point; looks at the machine.
     """
 
-    def __init__(
-        self,
-        seconds: float = float("inf"),
-        clock: Clock = time.perf_counter,
-        on_tick: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.seconds = seconds
-        self._clock, self._on_tick = clock, on_tick
-        self._start = clock()
-        self._total: int | None = None
-        self._base = (0, 0.0)
+    seconds: float = math.inf
+    clock: Clock = time.perf_counter
+    on_tick: Callable[[], None] = lambda: None
+    _total: int = -1
+    _base: tuple[int, float] = (0, 0.0)
+
+    def __post_init__(self) -> None:
+        self._start = self.clock()
 
     @property
     def elapsed(self) -> float:
         """Seconds since it was set."""
-        return self._clock() - self._start
+        return self.clock() - self._start
 
-    def check(self) -> None:
-        """Raise OutOfTime if the time is up."""
-        self._on_tick()
-        if self.elapsed > self.seconds:
-            raise OutOfTime(self.elapsed, 0.0)
+    def tick(self, done: int = 0, total: int = 0) -> None:
+        """Raise OutOfTime if the time is up, or will surely be before the work is done.
 
-    def tick(self, done: int, total: int) -> None:
-        """Raise OutOfTime if the time is up, or will surely be before the work is done."""
-        self._on_tick()
+        Args:
+            done: steps of the work.
+            total: all of them; 0 where that is not known.
+        """
+        self.on_tick()
         elapsed = self.elapsed
         if total != self._total or done < self._base[0]:
             # Another stage. What came before its first tick says nothing of its pace.
@@ -94,8 +92,7 @@ class Deadline:
         steps = done - self._base[0]
         needs = (elapsed - self._base[1]) / steps * (total - done) if steps else 0.0
         is_sure = steps >= _SURE_STEPS and elapsed >= _SURE_SECONDS
-        is_late = is_sure and elapsed + needs > _SURELY_LATE * self.seconds
-        if elapsed > self.seconds or is_late:
+        if elapsed > self.seconds or (is_sure and elapsed + needs > _SURELY_LATE * self.seconds):
             raise OutOfTime(elapsed, needs)
 
 

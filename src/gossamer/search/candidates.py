@@ -17,6 +17,7 @@ DENSE_INT8 = "dense-int8"
 DENSE_BF16 = "dense-bf16"
 # Names of dense models that were trained on the data begin with it.
 DENSE_TRAINED = "dense-trained"
+_ROUNDED = {"round": {"layers": "int8"}}
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,11 @@ class Mask:
         """The pattern itself."""
         return parse_pattern(self.pattern)
 
+    @property
+    def asked(self) -> float | None:
+        """The sparsity, unless the pattern fixes it."""
+        return self.sparsity if self.rule.fixed_density is None else None
+
 
 # One-shot masks; most of them are only forecast.
 MASKS = (
@@ -90,35 +96,31 @@ def dense() -> Candidate:
 
 def dense_int8() -> Candidate:
     """All weights, in int8."""
-    stage = {"round": {"layers": "int8", "embeddings": "int8"}}
-    return Candidate(DENSE_INT8, _recipe(DENSE_INT8, [stage]), precisions=("int8",))
+    return _candidate(DENSE_INT8, [{"round": {"layers": "int8", "embeddings": "int8"}}])
 
 
 def dense_bf16() -> Candidate:
     """All weights, rounded to bf16: half the file, computed with as float32."""
     stage = {"round": {"layers": "bf16", "embeddings": "bf16"}}
-    return Candidate(DENSE_BF16, _recipe(DENSE_BF16, [stage]), precisions=("fp32",))
+    return _candidate(DENSE_BF16, [stage], precisions=("fp32",))
 
 
 def slim(fraction: float, *, table: str) -> Candidate:
     """Heads and filters cut out until this fraction of the multiplications is left."""
-    name = f"slim-{fraction * 100:.0f}"
     step = {"structured": {"budget": fraction, "multiple": 32}}
-    return Candidate(name, _recipe(name, [_tables(table), step, _rounded()]))
+    return _candidate(f"slim-{fraction * 100:.0f}", [_tables(table), step, _ROUNDED])
 
 
 def one_shot(mask: Mask, *, table: str, ignore: Sequence[str] = ()) -> Candidate:
     """SparseGPT that aims at the dense model's outputs; layers in `ignore` stay dense."""
-    name = f"oneshot-{mask.name}"
-    fixed = mask.rule.fixed_density is not None
     step = {
         "method": "sparsegpt",
         "pattern": mask.pattern,
-        "sparsity": None if fixed else mask.sparsity,
+        "sparsity": mask.asked,
         "match": "dense",
         "ignore": list(ignore) or None,
     }
-    return Candidate(name, _recipe(name, [_tables(table), {"prune": step}, _rounded()]))
+    return _candidate(f"oneshot-{mask.name}", [_tables(table), {"prune": step}, _ROUNDED])
 
 
 def recovered(
@@ -135,8 +137,8 @@ def recovered(
         int8: train as the int8 kernels compute.
     """
     name = f"recovered-{mask.name}-{steps}-r{rate:g}"
-    stages = [_recovery(steps, rate, aim, int8=int8), _rounded()]
-    return Candidate(name, _recipe(name, stages), after, steps=steps)
+    stages = [_recovery(steps, rate, aim, int8=int8), _ROUNDED]
+    return _candidate(name, stages, after=after, steps=steps)
 
 
 def trained_dense(after: str | None, steps: int, rate: float, aim: Mapping[str, Any]) -> Candidate:
@@ -153,22 +155,17 @@ def trained_dense(after: str | None, steps: int, rate: float, aim: Mapping[str, 
     """
     name = f"{DENSE_TRAINED}-{steps}-r{rate:g}"
     stages = [_tables("int8")] if after is None else []
-    stages += [_recovery(steps, rate, {**aim, "hardness": 1.0}, int8=False), _rounded()]
-    return Candidate(name, _recipe(name, stages), after, steps=steps)
+    stages += [_recovery(steps, rate, {**aim, "hardness": 1.0}, int8=False), _ROUNDED]
+    return _candidate(name, stages, after=after, steps=steps)
 
 
 def fewer_tokens(keep: float, steps: int, aim: Mapping[str, Any], *, table: str) -> Candidate:
     """All weights, but an encoder that learns which tokens it can do without."""
-    name = f"tokens-{keep * 100:.0f}"
-    wanted = {key: aim[key] for key in ("embeddings", "logits", "freeze") if key in aim}
-    step = {
-        **wanted,
-        "keep": keep,
-        "soft_steps": steps // 2,
-        "hard_steps": steps - steps // 2,
-    }
-    stages = [_tables(table), {"tokens": step}, _rounded()]
-    return Candidate(name, _recipe(name, stages), precisions=("fp32",), steps=steps)
+    soft = steps // 2
+    step = {key: aim[key] for key in ("embeddings", "logits", "freeze") if key in aim}
+    step |= {"keep": keep, "soft_steps": soft, "hard_steps": steps - soft}
+    stages = [_tables(table), {"tokens": step}, _ROUNDED]
+    return _candidate(f"tokens-{keep * 100:.0f}", stages, precisions=("fp32",), steps=steps)
 
 
 def _recovery(steps: int, rate: float, aim: Mapping[str, Any], *, int8: bool) -> dict[str, Any]:
@@ -180,9 +177,6 @@ def _tables(to: str) -> dict[str, Any]:
     return {"round": {"layers": None, "embeddings": to}}
 
 
-def _rounded() -> dict[str, Any]:
-    return {"round": {"layers": "int8"}}
-
-
-def _recipe(name: str, stages: list[dict[str, Any]]) -> Recipe:
-    return make_recipe({"gossamer": 1, "stages": stages}, f"candidate {name}")
+def _candidate(name: str, stages: list[dict[str, Any]], **more: Any) -> Candidate:
+    recipe = make_recipe({"gossamer": 1, "stages": stages}, f"candidate {name}")
+    return Candidate(name, recipe, **more)

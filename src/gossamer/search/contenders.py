@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,6 +20,7 @@ from torch import nn
 from gossamer.data import padded, sentences
 from gossamer.data.files import Texts
 from gossamer.errors import InputError, TargetError
+from gossamer.nn.layer_kinds import kind_of, weight_of
 from gossamer.nn.tokens.token_pruning import EncoderOutput
 from gossamer.running.encoder import encoder_arrays, find_base
 from gossamer.running.rivals import (
@@ -47,13 +49,13 @@ class EngineModel(nn.Module):
         name: of the model in it.
     """
 
-    def __init__(self, engine: EncoderEngine | NetworkEngine, name: str) -> None:
+    def __init__(self, engine: Any, name: str) -> None:
         super().__init__()
         self._engine, self.name = engine, name
 
     def seconds(self) -> float:
         """Of one call, in its turn."""
-        return self._engine.turn(self.name)
+        return float(self._engine.turn(self.name))
 
 
 class EngineEncoder(EngineModel):
@@ -61,27 +63,23 @@ class EngineEncoder(EngineModel):
 
     def __init__(self, engine: EncoderEngine, name: str, tokens: int) -> None:
         super().__init__(engine, name)
-        self._encoder, self._tokens = engine, tokens
+        self._tokens = tokens
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> EncoderOutput:
         """The last hidden state [B, T, D]."""
         width = input_ids.shape[1]
         padding = (0, self._tokens - width)
         ids, mask = (nn.functional.pad(x, padding) for x in (input_ids, attention_mask))
-        hidden = self._encoder.encode(self.name, ids, mask)
+        hidden = self._engine.encode(self.name, ids, mask)
         return EncoderOutput(torch.from_numpy(hidden)[:, :width])
 
 
 class EngineNetwork(EngineModel):
     """Called with any number of images."""
 
-    def __init__(self, engine: NetworkEngine, name: str) -> None:
-        super().__init__(engine, name)
-        self._network = engine
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Their logits."""
-        return torch.from_numpy(self._network.logits(self.name, x))
+        return torch.from_numpy(self._engine.logits(self.name, x))
 
 
 class EngineContenders(ExitStack):
@@ -159,10 +157,8 @@ def calibration_inputs(texts: Texts, work: Workload) -> dict[str, torch.Tensor]:
     """Ids and mask [N, T] of texts that were fitted to, padded to the timed length."""
     inputs = padded(sentences(texts.texts[:_CALIBRATED], work.tokenizer, work.tokens))
     padding = (0, work.tokens - inputs["input_ids"].shape[1])
-    return {
-        "ids": nn.functional.pad(inputs["input_ids"], padding),
-        "mask": nn.functional.pad(inputs["attention_mask"], padding),
-    }
+    names = {"ids": "input_ids", "mask": "attention_mask"}
+    return {name: nn.functional.pad(inputs[held], padding) for name, held in names.items()}
 
 
 def engine_points(work: Workload, dense: Point, engines: EngineContenders) -> Iterator[Point]:
@@ -171,17 +167,16 @@ def engine_points(work: Workload, dense: Point, engines: EngineContenders) -> It
         quality = work.choosing.measure(model)
         milliseconds = min(model.seconds() for _ in range(_TURNS)) * 1e3
         yield Point(
-            title, precision, quality, work.lost(dense.quality, quality), milliseconds,
+            title, precision, quality, work.choosing.lost(dense.quality, quality), milliseconds,
             dense.ms / milliseconds, counted_bytes(work.model, precision), is_ours=False,
         )  # fmt: skip
 
 
 def counted_bytes(model: nn.Module, precision: str) -> int:
     """What a dense file of that precision takes: one byte per weight of a product in int8."""
-    total = sum(p.numel() * p.element_size() for p in model.parameters())
+    total = sum(parameter.nbytes for parameter in model.parameters())
     if precision == "int8":
-        layers = (m for m in model.modules() if isinstance(m, nn.Linear | nn.Conv2d))
-        total -= 3 * sum(layer.weight.numel() for layer in layers)
+        total -= 3 * sum(weight_of(layer).numel() for layer in model.modules() if kind_of(layer))
     return total
 
 
@@ -191,6 +186,6 @@ def dense_point(name: str, other: Workload, dense: Point) -> Point:
         quality = other.choosing.measure(other.model)
     milliseconds = other.milliseconds(other.model, _TIMED_SECONDS)
     return Point(
-        name, "fp32", quality, other.lost(dense.quality, quality), milliseconds,
+        name, "fp32", quality, other.choosing.lost(dense.quality, quality), milliseconds,
         dense.ms / milliseconds, counted_bytes(other.model, "fp32"), is_ours=False,
     )  # fmt: skip

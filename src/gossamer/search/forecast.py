@@ -11,7 +11,7 @@ by the quality they leave, and does not say how much that is.
 import copy
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gossamer.pruning.budgets import pattern_errors
@@ -52,11 +52,6 @@ class Forecasts:
     seconds: float
     masks: tuple[MaskForecast, ...]
 
-    @property
-    def by_mask(self) -> dict[str, MaskForecast]:
-        """By the name of the mask."""
-        return {each.mask: each for each in self.masks}
-
 
 def forecast(
     work: Workload, masks: Sequence[Mask], folder: Path, deadline: Deadline, before: float = 0.0
@@ -80,16 +75,14 @@ def forecast(
 def worth_trying(found: dict[str, MaskForecast], masks: Sequence[Mask]) -> list[Mask]:
     """Masks that no other one beats in time and error at once, gentlest first."""
     known = [mask for mask in masks if mask.name in found]
-    left = [
-        mask
-        for mask in known
-        if not any(_beats(found[other.name], found[mask.name]) for other in known)
-    ]
+    others = [(_MARGIN * found[mask.name].ms, _MARGIN * found[mask.name].error) for mask in known]
+
+    def beaten(mask: Mask) -> bool:
+        mine = found[mask.name]
+        return any(ms <= mine.ms and error <= mine.error for ms, error in others)
+
+    left = [mask for mask in known if not beaten(mask)]
     return sorted(left, key=lambda mask: found[mask.name].error)
-
-
-def _beats(one: MaskForecast, other: MaskForecast) -> bool:
-    return one.ms * _MARGIN <= other.ms and one.error * _MARGIN <= other.error
 
 
 def _times(work: Workload, masks: Sequence[Mask], deadline: Deadline) -> dict[str, float]:
@@ -115,61 +108,59 @@ def _on_line(place: float, ends: dict[float, float]) -> float:
 
 
 def _milliseconds(work: Workload, mask: Mask, deadline: Deadline) -> float:
-    deadline.check()
+    deadline.tick()
     model = copy.deepcopy(work.model)
-    fixed = mask.rule.fixed_density is not None
-    sparsity = None if fixed else mask.sparsity
-    sparsify(model, sparsity=sparsity, pattern=mask.pattern, ignore=work.kept_dense)
+    sparsify(model, sparsity=mask.asked, pattern=mask.pattern, ignore=work.kept_dense)
     # The lowest precision that candidates are measured with: fp32 kernels take part in it.
-    fast = compiled(model, work, "int8")
-    return work.milliseconds(fast, _TIMED_SECONDS)
+    return work.milliseconds(compiled(model, work, "int8"), _TIMED_SECONDS)
 
 
+@dataclass
 class Forecasting:
     """Forecasts of all masks within a budget: made once, when they are first asked for.
 
     There are none if the time is up first.
 
     Attributes:
+        work: the search.
+        masks: to forecast.
+        folder: where they are kept.
+        budget: of the search.
+        deadline: for so many seconds from now.
         found: what was forecast.
         left_out: what is to be said if there was no time.
     """
 
-    def __init__(
-        self,
-        work: Workload,
-        masks: tuple[Mask, ...],
-        folder: Path,
-        budget: TimeBudget,
-        deadline: Callable[[float], Deadline],
-    ) -> None:
-        self._work, self._masks, self._folder = work, masks, folder
-        self._budget, self._deadline = budget, deadline
-        self._stopped = folder / f"{FORECAST_FILE}.stopped"
-        self.found: dict[str, MaskForecast] = {}
-        self.left_out: list[str] = []
+    work: Workload
+    masks: tuple[Mask, ...]
+    folder: Path
+    budget: TimeBudget
+    deadline: Callable[[float], Deadline]
+    found: dict[str, MaskForecast] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
 
     def __call__(self) -> dict[str, MaskForecast]:
         """By the name of the mask; the budget is charged with what they took."""
-        place = self._folder / FORECAST_FILE
+        place = self.folder / FORECAST_FILE
         made = read_record(place, Forecasts) if place.exists() else self._make()
         if made is not None:
-            self._budget.spent += made.seconds
-            self.found.update(made.by_mask)
+            self.budget.spent += made.seconds
+            self.found |= {each.mask: each for each in made.masks}
         return self.found
 
     def _make(self) -> Forecasts | None:
-        earlier, budget = read_stopped(self._stopped), self._budget
+        place, budget = self.folder / f"{FORECAST_FILE}.stopped", self.budget
+        earlier = read_stopped(place)
         before = 0.0 if earlier is None else earlier.seconds
         if budget.for_forecasts > before:
             try:
-                deadline = self._deadline(budget.for_forecasts - before)
-                return forecast(self._work, self._masks, self._folder, deadline, before)
+                deadline = self.deadline(budget.for_forecasts - before)
+                return forecast(self.work, self.masks, self.folder, deadline, before)
             except OutOfTime as stop:
-                write_stopped(self._stopped, stop, before, budget.for_forecasts)
+                write_stopped(place, stop, before, budget.for_forecasts)
                 before += stop.seconds
         budget.spent += before
         self.left_out += [
-            f"oneshot-{mask.name}: the time was up before its forecast." for mask in self._masks
+            f"oneshot-{mask.name}: the time was up before its forecast." for mask in self.masks
         ]
         return None

@@ -67,6 +67,5 @@ def trained_beside(points: Sequence[Point], chosen: Point) -> str:
 
 
 def _beats(one: Point, other: Point) -> bool:
-    at_least = one.lost <= other.lost and one.ms <= other.ms and one.size <= other.size
-    better = one.lost < other.lost or one.ms < other.ms or one.size < other.size
-    return at_least and better
+    mine, others = ((point.lost, point.ms, point.size) for point in (one, other))
+    return mine != others and all(a <= b for a, b in zip(mine, others, strict=True))

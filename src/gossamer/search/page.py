@@ -11,6 +11,7 @@ from gossamer.search.shrinking import ShrinkResult
 from gossamer.search.trial import Point
 from gossamer.search.wording import OUT_OF_TIME, verdict
 
+HEAD = ("model", "quality", "lost", "ms", "over dense", "bytes", "")
 _HEIGHT, _LEFT, _BOTTOM = 320.0, 60.0, 290.0
 # Sides of dots: their area goes with the bytes of the model.
 _LEAST_DOT, _LARGEST_DOT = 5.0, 20.0
@@ -18,22 +19,14 @@ _LEAST_DOT, _LARGEST_DOT = 5.0, 20.0
 
 def search_page(result: ShrinkResult, limits: SearchLimits, title: str) -> Page:
     """Everything a reader needs to agree or disagree with the choice."""
-    dense = result.points[0]
+    chosen = result.chosen
+    quality, times = (result.dense_quality, result.quality), (chosen.ms * chosen.speedup, chosen.ms)
     comparison = Comparison(
-        ("dense", result.chosen.name),
+        ("dense", chosen.name),
         (
-            Figure(
-                f"{result.quality_name}, data nothing was chosen by",
-                "score",
-                (result.dense_quality, result.quality),
-            ),
-            Figure("bytes of tensor files", "bytes", (dense.size, result.chosen.size)),
-            Figure(
-                f"ms, {result.timed}",
-                "ms",
-                (result.chosen.ms * result.chosen.speedup, result.chosen.ms),
-                result.chosen.doubt,
-            ),
+            Figure(f"{result.quality_name}, data nothing was chosen by", "score", quality),
+            Figure("bytes of tensor files", "bytes", (result.points[0].size, chosen.size)),
+            Figure(f"ms, {result.timed}", "ms", times, chosen.doubt),
         ),
     )
     return Page(
@@ -43,7 +36,23 @@ def search_page(result: ShrinkResult, limits: SearchLimits, title: str) -> Page:
         layers=(),
         machine=describe_machine(),
         charts=[front_chart(result, limits)],
-        tables=[_table(result), _forecasts(result)],
+        tables=[
+            TextTable(
+                "Everything that was tried, in order",
+                HEAD,
+                tuple(map(tuple, rows_of(result.points, result.chosen, result.front))),
+                f"Quality is {result.quality_name} on the data choices were made by. Times of one"
+                " row were taken in turn with dense fp32; those of two rows were not.",
+            ),
+            TextTable(
+                "Forecasts",
+                ("mask", "ms", "change of outputs"),
+                tuple((f.mask, f"{f.ms:.2f}", f"{f.error:.1%}") for f in result.forecasts),
+                "Time of a mask by magnitude, and the mean change of the layers' outputs on"
+                " calibration data: what decided the order of the search. "
+                + " ".join(result.skipped),
+            ),
+        ],
         notes=notes_of(result),
     )
 
@@ -85,50 +94,20 @@ def front_chart(result: ShrinkResult, limits: SearchLimits) -> Chart:
 
 def rows_of(points: Sequence[Point], chosen: Point, on_front: Sequence[Point]) -> list[list[str]]:
     """One line per model, in the order of the search."""
-    return [
-        [
+    rows = []
+    for point in points:
+        mark = "taken" if point == chosen else "front" if point in on_front else ""
+        row = [
             point.name,
             f"{point.quality:.2f}" if math.isfinite(point.quality) else "-",
             f"{point.lost:+.2%}",
             f"{point.ms:.2f}",
             f"{point.speedup:.2f}x",
             format_bytes(point.size),
-            " ".join(_marks(point, chosen, on_front)),
+            f"{mark} (busy machine)".strip() if point.doubt else mark,
         ]
-        for point in points
-    ]
-
-
-def _marks(point: Point, chosen: Point, on_front: Sequence[Point]) -> list[str]:
-    busy = ["(busy machine)"] if point.doubt else []
-    if point == chosen:
-        return ["taken", *busy]
-    return ["front", *busy] if point in on_front else busy
-
-
-HEAD = ("model", "quality", "lost", "ms", "over dense", "bytes", "")
-
-
-def _table(result: ShrinkResult) -> TextTable:
-    rows = rows_of(result.points, result.chosen, result.front)
-    return TextTable(
-        "Everything that was tried, in order",
-        HEAD,
-        tuple(tuple(row) for row in rows),
-        f"Quality is {result.quality_name} on the data choices were made by. Times of one row were"
-        " taken in turn with dense fp32; those of two rows were not.",
-    )
-
-
-def _forecasts(result: ShrinkResult) -> TextTable:
-    rows = tuple((f.mask, f"{f.ms:.2f}", f"{f.error:.1%}") for f in result.forecasts)
-    return TextTable(
-        "Forecasts",
-        ("mask", "ms", "change of outputs"),
-        rows,
-        "Time of a mask by magnitude, and the mean change of the layers' outputs on calibration"
-        " data: what decided the order of the search. " + " ".join(result.skipped),
-    )
+        rows.append(row)
+    return rows
 
 
 def notes_of(result: ShrinkResult) -> list[str]:

@@ -4,13 +4,13 @@
 What was not tried is said.
 """
 
+import math
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
-from typing import Protocol
 
 from gossamer.search.budget import Deadline, OutOfTime, Overhead, Stopped, TimeBudget
 from gossamer.search.candidates import DENSE, Candidate
-from gossamer.search.trial import Point, Trial
+from gossamer.search.trial import Point, Trial, Workshop
 from gossamer.search.workloads import Workload
 
 AskOthers = Callable[[Workload, Point], Iterable[Point]]
@@ -18,22 +18,9 @@ AskOthers = Callable[[Workload, Point], Iterable[Point]]
 _OTHERS_PART = 0.25
 
 
-class Maker(Protocol):
-    """What makes and measures candidates: a `Workshop`."""
-
-    def knows(self, candidate: Candidate) -> bool:
-        """Whether an earlier run has measured it."""
-
-    def stopped(self, candidate: Candidate) -> Stopped | None:
-        """What earlier runs did of it before its time was up."""
-
-    def try_out(self, candidate: Candidate, deadline: Deadline | None = None) -> Trial:
-        """Make and measure it, or raise OutOfTime."""
-
-
 def pursue(
     candidates: Iterator[Candidate],
-    maker: Maker,
+    maker: Workshop,
     budget: TimeBudget,
     take: Callable[[Trial], None],
     set_deadline: Callable[[float], Deadline] = Deadline,
@@ -50,17 +37,18 @@ def pursue(
     """
     left_out = []
     for candidate in candidates:
-        earlier = None if maker.knows(candidate) else maker.stopped(candidate)
+        earlier = reason = None
+        if not maker.knows(candidate):
+            earlier = maker.stopped(candidate)
+            reason = _reason_against(candidate, earlier, budget)
         before = 0.0 if earlier is None else earlier.seconds
-        reason = None if maker.knows(candidate) else _reason_against(candidate, earlier, budget)
         budget.spent += before
         if reason is not None:
             if earlier is not None:
                 budget.learn_stopped(candidate, earlier)
             left_out.append(f"{candidate.name}: {reason}")
             continue
-        is_dense = candidate.name == DENSE
-        deadline = set_deadline(float("inf") if is_dense else budget.for_making)
+        deadline = set_deadline(math.inf if candidate.name == DENSE else budget.for_making)
         try:
             trial = maker.try_out(candidate, deadline)
         except OutOfTime as stop:
@@ -117,12 +105,11 @@ def ask_others(
     points: list[Point] = []
     if contenders is None:
         return points, []
-    start, allowed = time.perf_counter(), _OTHERS_PART * budget.seconds
-    asked: Iterable[Point] = contenders(work, dense_point) if budget.left > 0 else ()
-    is_cut = budget.left <= 0
+    start, is_cut = time.perf_counter(), budget.left <= 0
+    asked: Iterable[Point] = () if is_cut else contenders(work, dense_point)
     for point in asked:
         points.append(point)
-        is_cut = time.perf_counter() - start > allowed
+        is_cut = time.perf_counter() - start > _OTHERS_PART * budget.seconds
         if is_cut:
             break
     if isinstance(asked, Generator):

@@ -4,9 +4,8 @@
 import json
 import math
 from dataclasses import asdict
-from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -31,8 +30,7 @@ def read_record(path: Path, kind: type[Record]) -> Record:
     try:
         raw = read_inside(path.parent, path.name, MAX_MANIFEST_BYTES)
         content = parse_json(raw, str(path), max_bytes=MAX_MANIFEST_BYTES)
-        found: Record = _adapter(cast(Any, kind)).validate_python(content)
-        return found
+        return TypeAdapter(kind).validate_python(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(ascii(part)[:40].strip("'") for part in first["loc"])
@@ -40,11 +38,6 @@ def read_record(path: Path, kind: type[Record]) -> Record:
         raise ArtifactError(f"{fault} Delete this file to measure again.") from error
     except ArtifactError as error:
         raise ArtifactError(f"{error} Delete this file to measure again.") from error
-
-
-@cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
 
 
 def _plain(value: Any) -> Any:

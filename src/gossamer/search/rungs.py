@@ -77,7 +77,14 @@ class Search:
         table = "int8" if self.work.kind == "decoder" else "int4"
         found = self.forecasts()
         tried: list[Mask] = []
-        for mask in self._in_order(found):
+        masks = worth_trying(found, self.masks)
+        self.skipped += [
+            f"{mask.name}: another mask is forecast to be faster and gentler."
+            for mask in self.masks
+            if mask.name in found and mask not in masks
+        ]
+        # Fastest first.
+        for mask in sorted(masks, key=lambda mask: (found[mask.name].ms, -mask.sparsity)):
             reason = self._reason_against(mask, found, tried)
             if reason is not None:
                 self.skipped.append(f"{mask.name}: {reason}")
@@ -88,16 +95,6 @@ class Search:
         if self.work.kind == "encoder":
             yield from self._without_masks(table)
 
-    def _in_order(self, found: dict[str, MaskForecast]) -> list[Mask]:
-        """Fastest first; those that another one beats in time and error are left out."""
-        masks = worth_trying(found, self.masks)
-        self.skipped += [
-            f"{mask.name}: another mask is forecast to be faster and gentler."
-            for mask in self.masks
-            if mask.name in found and mask not in masks
-        ]
-        return sorted(masks, key=lambda mask: (found[mask.name].ms, -mask.sparsity))
-
     def _reason_against(
         self, mask: Mask, found: dict[str, MaskForecast], tried: list[Mask]
     ) -> str | None:
@@ -106,11 +103,10 @@ class Search:
         if good is not None and self.limits.max_bytes is None and ms >= good.ms:
             return f"forecast at {ms:.2f} ms, no faster than {good.name} ({good.ms:.2f} ms)."
         for other in tried:
-            if not self._is_measured(f"oneshot-{other.name}"):
-                continue
-            lost = self._lost(f"oneshot-{other.name}")
-            if lost > _HOPELESS and found[other.name].error <= found[mask.name].error:
-                return f"{other.name} is gentler and lost {lost:.0%} already."
+            name, is_gentler = other.name, found[other.name].error <= found[mask.name].error
+            lost = self._lost(f"oneshot-{name}")
+            if is_gentler and lost > _HOPELESS and self._is_measured(f"oneshot-{name}"):
+                return f"{name} is gentler and lost {lost:.0%} already."
         return None
 
     def _without_masks(self, table: str) -> Iterator[Candidate]:
@@ -129,38 +125,31 @@ class Search:
 
     def _recoveries(self, masks: list[Mask]) -> Iterator[Candidate]:
         now = {mask: f"oneshot-{mask.name}" for mask in masks}
-        rate: float | None = None
         rival: str | None = None
-        rival_rate: float | None = None
+        # Weights that are all there are disturbed by rates that pruned ones need.
+        rates, rival_rates = self.rates, tuple(rate * _DENSE_RATE for rate in self.rates)
         aim = self.work.aim
         for steps, size in RUNGS:
             # What may be the last training is done as the int8 kernels compute.
             int8 = size == 1
             carried = self._carried_on(now, size)
             for mask in carried:
-                rates = self.rates if rate is None else (rate,)
                 made = {
-                    each: recovered(now[mask], mask, steps, each, aim, int8=int8) for each in rates
+                    rate: recovered(now[mask], mask, steps, rate, aim, int8=int8) for rate in rates
                 }
                 chosen = yield from self._best_of(made)
                 if chosen is not None:
-                    rate, now[mask] = rate or chosen, made[chosen].name
+                    rates, now[mask] = (chosen,), made[chosen].name
             if carried and aim.get("hardness"):
-                rates = self._dense_rates if rival_rate is None else (rival_rate,)
-                made = {each: trained_dense(rival, steps, each, aim) for each in rates}
+                made = {rate: trained_dense(rival, steps, rate, aim) for rate in rival_rates}
                 chosen = yield from self._best_of(made)
                 if chosen is not None:
-                    rival, rival_rate = made[chosen].name, chosen
+                    rival, rival_rates = made[chosen].name, (chosen,)
                 elif rival is None:
                     self.skipped.append(
                         f"{DENSE_TRAINED}-{steps}: no time was left, so that nothing tells what the"
                         " data taught from what zeros cost."
                     )
-
-    @property
-    def _dense_rates(self) -> tuple[float, ...]:
-        """Weights that are all there are disturbed by rates that pruned ones need."""
-        return tuple(rate * _DENSE_RATE for rate in self.rates)
 
     def _best_of(self, made: Mapping[float, Candidate]) -> Generator[Candidate, None, float | None]:
         """Ask for all; the rate of the one that lost least, None if none was measured."""

@@ -155,7 +155,10 @@ def shrink(  # noqa: PLR0913  (one argument per thing a user may ask for)
         on_trial: called after each candidate.
         say: gets a line whenever training has looked at a model.
     """
-    _check(max_loss, max_ms, max_bytes, budget_minutes)
+    limits = SearchLimits(max_loss, max_ms, max_bytes)
+    for name, value in {**asdict(limits), "budget_minutes": budget_minutes}.items():
+        if value is not None and not value > 0:
+            raise InputError(f"shrink: {name} must be positive, got {value}.")
     target = Path(out)
     check_replaceable(target)
     clocks = Clocks()
@@ -164,13 +167,18 @@ def shrink(  # noqa: PLR0913  (one argument per thing a user may ask for)
     )
     folder = Path(f"{out}.work")
     key = {"model": model_digest(work.model), "data": work.digest}
-    _claim(folder, key)
+    # The folder becomes this search's, or is it already.
+    claim = folder / _KEY
+    if claim.exists():
+        check_same_run(folder, read_record(claim, dict[str, str]), key)
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_record(claim, key)
     overhead = Overhead(folder)
     with torch.inference_mode():
         before = overhead.timed("reporting", lambda: work.reporting.measure(model))
         dense_quality = overhead.timed("choosing", lambda: work.choosing.measure(model))
     workshop = Workshop(work, folder, dense_quality, key, beside, say)
-    limits = SearchLimits(max_loss, max_ms, max_bytes)
     # The last measurement is that of the report: what it took once it will take again.
     budget = TimeBudget(
         budget_minutes * 60,
@@ -191,8 +199,8 @@ def shrink(  # noqa: PLR0913  (one argument per thing a user may ask for)
         search.points += trial.points
         on_trial(trial)
 
-    left_out = pursue(search.candidates(), workshop, budget, take, deadline)
-    left_out = [*not_asked, *forecasting.left_out, *left_out]
+    untried = pursue(search.candidates(), workshop, budget, take, deadline)
+    left_out = (*not_asked, *forecasting.left_out, *untried)
     chosen = best(search.points, limits)
     taken = chosen or nearest(search.points, limits)
     source = workshop.path(taken.candidate)
@@ -213,34 +221,14 @@ def shrink(  # noqa: PLR0913  (one argument per thing a user may ask for)
         seconds=clocks.wall,
         out_of_time=bool(left_out),
         timed=work.timed_text,
-        left_out=tuple(left_out),
+        left_out=left_out,
         budget_seconds=60 * budget_minutes,
         cpu_seconds=clocks.cpu,
         doubt=clocks.doubt,
     )
     with replace_directory(target, taken.size, check_replaceable) as unfinished:
         shutil.copytree(source, unfinished, dirs_exist_ok=True)
-        card = card_text(
-            found_it, is_described=is_described(source), has_images=work.example is not None
-        )
+        has_images = work.example is not None
+        card = card_text(found_it, is_described=is_described(source), has_images=has_images)
         (unfinished / CARD_FILE).write_text(card, encoding="utf-8")
     return found_it
-
-
-def _claim(folder: Path, key: dict[str, str]) -> None:
-    """Make the folder this search's, or make sure that it is."""
-    place = folder / _KEY
-    if place.exists():
-        check_same_run(folder, read_record(place, dict[str, str]), key)
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    write_record(place, key)
-
-
-def _check(
-    max_loss: float, max_ms: float | None, max_bytes: int | None, budget_minutes: float
-) -> None:
-    limits = {"max_loss": max_loss, "max_ms": max_ms, "max_bytes": max_bytes}
-    for name, value in {**limits, "budget_minutes": budget_minutes}.items():
-        if value is not None and not value > 0:
-            raise InputError(f"shrink: {name} must be positive, got {value}.")

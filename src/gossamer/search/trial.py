@@ -19,7 +19,7 @@ from gossamer.pruning.calibration import DiskJournal
 from gossamer.recipes import recipe_digest
 from gossamer.running.encoder import run_packed
 from gossamer.running.layers import compile as compile_model
-from gossamer.runs import KeptRun, execute
+from gossamer.runs import KeptRun, execute, tensor_bytes
 from gossamer.runs.stages import StageInput
 from gossamer.search.budget import Deadline, OutOfTime, Stopped
 from gossamer.search.candidates import DENSE, Candidate, has_all_weights, is_trained_dense
@@ -29,7 +29,8 @@ from gossamer.training.run_files import RunFolder
 
 _RESULT = "trial.json"
 _STOPPED = "stopped.json"
-_JOURNAL = ".journal"
+_JOURNAL = "journal"
+_RUN = "run"
 _TIMED_SECONDS = 1.0
 _SEED = 0
 
@@ -63,11 +64,12 @@ class Point:
     @property
     def name(self) -> str:
         """Candidate and precision; the dense model in int8 or bf16 says it once."""
-        if is_trained_dense(self.candidate):
-            return f"{self.candidate.replace('-', ' ', 1)} {self.precision}"
-        if has_all_weights(self.candidate) and self.candidate != DENSE:
-            return self.candidate.replace("-", " ")
-        return f"{self.candidate} {self.precision}"
+        name = self.candidate
+        if is_trained_dense(name):
+            name = name.replace("-", " ", 1)
+        elif has_all_weights(name) and name != DENSE:
+            return name.replace("-", " ")
+        return f"{name} {self.precision}"
 
     @property
     def is_dense(self) -> bool:
@@ -86,10 +88,11 @@ class Trial:
     making: float = 0.0
 
 
+@dataclass
 class Workshop:
     """Makes and measures candidates in a folder; what is done there already is read back.
 
-    Args:
+    Attributes:
         workload: the search.
         folder: one artifact per candidate, with its measurements beside it.
         dense_quality: on the data that choices are made by.
@@ -98,21 +101,12 @@ class Workshop:
         say: gets a line whenever training has looked at the model.
     """
 
-    def __init__(
-        self,
-        workload: Workload,
-        folder: Path,
-        dense_quality: float,
-        key: dict[str, str],
-        beside: dict[str, bytes] | None = None,
-        say: Callable[[str], None] = lambda text: None,
-    ) -> None:
-        self.workload = workload
-        self.folder = folder
-        self.dense_quality = dense_quality
-        self.key = key
-        self.beside = beside or {}
-        self.say = say
+    workload: Workload
+    folder: Path
+    dense_quality: float
+    key: dict[str, str]
+    beside: dict[str, bytes] | None = None
+    say: Callable[[str], None] = lambda text: None
 
     def path(self, candidate: str) -> Path:
         """Its artifact."""
@@ -120,11 +114,11 @@ class Workshop:
 
     def knows(self, candidate: Candidate) -> bool:
         """Whether an earlier run has measured it."""
-        return self._result(candidate).exists()
+        return self._beside(candidate, _RESULT).exists()
 
     def stopped(self, candidate: Candidate) -> Stopped | None:
         """What earlier runs did of it before its time was up."""
-        return read_stopped(self._unfinished(candidate))
+        return read_stopped(self._beside(candidate, _STOPPED))
 
     def try_out(self, candidate: Candidate, deadline: Deadline | None = None) -> Trial:
         """Make it unless an earlier run did, and measure it in every precision.
@@ -132,7 +126,7 @@ class Workshop:
         Raises:
             OutOfTime: by the deadline; the next call goes on from there.
         """
-        done = self._result(candidate)
+        done = self._beside(candidate, _RESULT)
         if done.exists():
             return read_record(done, Trial)
         earlier = self.stopped(candidate)
@@ -143,41 +137,38 @@ class Workshop:
             try:
                 self._make(candidate, path, deadline)
             except OutOfTime as stop:
-                write_stopped(self._unfinished(candidate), stop, before, deadline.seconds)
+                write_stopped(self._beside(candidate, _STOPPED), stop, before, deadline.seconds)
                 raise
-        making = deadline.elapsed
+        making = before + deadline.elapsed
         points = tuple(
             self._measure(candidate, path, precision) for precision in candidate.precisions
         )
         seconds = before + deadline.elapsed
-        trial = Trial(candidate.name, seconds, points, candidate.steps, before + making)
+        trial = Trial(candidate.name, seconds, points, candidate.steps, making)
         write_record(done, trial)
-        self._forget_run(candidate)
+        # Checkpoints and solved layers are of no use once the artifact is there.
+        for folder in (_JOURNAL, _RUN):
+            shutil.rmtree(self._beside(candidate, folder), ignore_errors=True)
+        self._beside(candidate, _STOPPED).unlink(missing_ok=True)
         return trial
 
-    def _unfinished(self, candidate: Candidate) -> Path:
-        return self.folder / f"{candidate.name}.{_STOPPED}"
-
-    def _result(self, candidate: Candidate) -> Path:
-        return self.folder / f"{candidate.name}.{_RESULT}"
+    def _beside(self, candidate: Candidate, what: str) -> Path:
+        return self.folder / f"{candidate.name}.{what}"
 
     def _make(self, candidate: Candidate, path: Path, deadline: Deadline) -> None:
-        work = self.workload
-        if candidate.after is None:
-            model = copy.deepcopy(work.model)
-        else:
-            model = reload(self.path(candidate.after), work)
-        if candidate.recipe is None:
+        work, recipe, after = self.workload, candidate.recipe, candidate.after
+        model = copy.deepcopy(work.model) if after is None else reload(self.path(after), work)
+        if recipe is None:
             save(model, path, beside=self.beside)
             return
         run = RunFolder(path)
-        key = {**self.key, "candidate": candidate.name, "recipe": recipe_digest(candidate.recipe)}
+        key = {**self.key, "candidate": candidate.name, "recipe": recipe_digest(recipe)}
         # Stages have seeds of their own; what has none must not depend on what ran before.
         with run.opened(resume=True), torch.random.fork_rng(devices=[]):
             torch.manual_seed(_SEED)
             given = StageInput(
                 loss=work.loss,
-                journal=DiskJournal(self.path(f"{candidate.name}{_JOURNAL}"), key),
+                journal=DiskJournal(self._beside(candidate, _JOURNAL), key),
                 teacher=copy.deepcopy(work.model),
                 samples=work.samples() if candidate.steps else None,
                 kept=KeptRun(run, key) if candidate.steps else None,
@@ -185,26 +176,21 @@ class Workshop:
                 progress=lambda done: deadline.tick(done.index, done.total),
                 tick=deadline.tick,
             )
-            batches = work.batches() if candidate.recipe.needs_data else None
-            execute(candidate.recipe, model, batches, given=given, timed=False)
+            batches = work.batches() if recipe.needs_data else None
+            execute(recipe, model, batches, given=given, timed=False)
             save(model, path, beside=self.beside)
-
-    def _forget_run(self, candidate: Candidate) -> None:
-        """Checkpoints and solved layers are of no use once the artifact is there."""
-        shutil.rmtree(self.path(f"{candidate.name}{_JOURNAL}"), ignore_errors=True)
-        shutil.rmtree(self.path(f"{candidate.name}.run"), ignore_errors=True)
-        self._unfinished(candidate).unlink(missing_ok=True)
 
     def _measure(self, candidate: Candidate, path: Path, precision: str) -> Point:
         work = self.workload
         model = compiled(reload(path, work), work, precision)
+        quality = self.dense_quality
         with torch.inference_mode():
             # The dense model itself has been measured already.
-            as_it_is = candidate.recipe is None
-            quality = self.dense_quality if as_it_is else work.choosing.measure(model)
+            if candidate.recipe is not None:
+                quality = work.choosing.measure(model)
             calls = work.timed.call(work.model), work.timed.call(model)
             times = duel(*calls, budget_seconds=_TIMED_SECONDS)
-        lost = work.lost(self.dense_quality, quality)
+        lost = work.choosing.lost(self.dense_quality, quality)
         return Point(
             candidate.name, precision, quality, lost if math.isfinite(lost) else math.inf,
             times.second_us / 1e3, times.ratio, tensor_bytes(path), doubt=times.doubt,
@@ -238,8 +224,3 @@ def compiled(model: nn.Module, work: Workload, precision: str) -> nn.Module:
     if any(isinstance(module, TokenPrunedEncoder) for module in fast.modules()):
         run_packed(fast)
     return fast
-
-
-def tensor_bytes(path: Path) -> int:
-    """Bytes of the tensor files of an artifact."""
-    return sum(file.stat().st_size for file in path.glob("*.safetensors"))

@@ -42,7 +42,9 @@ def untried_text(result: "ShrinkResult") -> str:
     if not count:
         return ""
     ideas = "1 idea was" if count == 1 else f"{count} ideas were"
-    return f" {ideas} not tried or not finished: the budget of {_minutes(result)} ended first."
+    seconds = result.budget_seconds
+    budget = f"{seconds / 60:g} min" if seconds >= 60 else f"{seconds:.2g} s"
+    return f" {ideas} not tried or not finished: the budget of {budget} ended first."
 
 
 def _dense_verdict(result: "ShrinkResult", limits: SearchLimits) -> str:
@@ -72,11 +74,6 @@ def _figures(point: Point) -> str:
     return f"{point.speedup:.2f}x dense fp32{busy}, {point.lost:+.2%} of the quality lost"
 
 
-def _minutes(result: "ShrinkResult") -> str:
-    seconds = result.budget_seconds
-    return f"{seconds / 60:g} min" if seconds >= 60 else f"{seconds:.2g} s"
-
-
 def card_text(result: "ShrinkResult", *, is_described: bool, has_images: bool) -> str:
     """Markdown; figures are those of the search.
 
@@ -86,12 +83,16 @@ def card_text(result: "ShrinkResult", *, is_described: bool, has_images: bool) -
         has_images: whether it reads images, which are then compiled by example.
     """
     chosen, dense = result.chosen, result.points[0]
+    times = f"{chosen.ms * chosen.speedup:.2f}", f"{chosen.ms:.2f}"
+    if chosen.doubt:
+        # Those of a busy machine are not written down for good.
+        times = (f"not measured ({chosen.doubt})",) * 2
     rows = [
         (f"{result.quality_name}, data nothing was chosen by", f"{result.dense_quality:.2f}",
          f"{result.quality:.2f}"),
         (f"{result.quality_name}, data it was chosen by", f"{dense.quality:.2f}",
          f"{chosen.quality:.2f}"),
-        (f"ms, {result.timed}, measured in turn", *_times(chosen)),
+        (f"ms, {result.timed}, measured in turn", *times),
         ("bytes of tensor files", str(dense.size), str(chosen.size)),
     ]  # fmt: skip
     machine = ", ".join(f"{key} {value}" for key, value in describe_machine().items())
@@ -123,10 +124,3 @@ def card_text(result: "ShrinkResult", *, is_described: bool, has_images: bool) -
         "",
     ]
     return "\n".join(lines)
-
-
-def _times(chosen: Point) -> tuple[str, str]:
-    """Of dense and this model; times of a busy machine are not written down for good."""
-    if chosen.doubt:
-        return (f"not measured ({chosen.doubt})",) * 2
-    return f"{chosen.ms * chosen.speedup:.2f}", f"{chosen.ms:.2f}"

@@ -6,9 +6,8 @@ class in `schedules.py`. What a stage does is in `gossamer.runs.stages`. `Train`
 `Architecture`, `OptimizerSettings`, `CheckpointSettings`, `Mesh`.
 """
 
-from gossamer.recipes.stages.base import StageSettings
+from gossamer.recipes.stages.base import StageSettings, read_pattern
 from gossamer.recipes.stages.mesh import Mesh
-from gossamer.recipes.stages.pattern_rules import read_pattern
 from gossamer.recipes.stages.prune import Prune
 from gossamer.recipes.stages.recover import Recover
 from gossamer.recipes.stages.relufy import Relufy
@@ -16,7 +15,6 @@ from gossamer.recipes.stages.round import Round
 from gossamer.recipes.stages.schedules import (
     SCHEDULES,
     IterativeSettings,
-    Schedule,
     ScheduleSettings,
     WindowSettings,
     step_of,
@@ -41,7 +39,6 @@ __all__ = [
     "Recover",
     "Relufy",
     "Round",
-    "Schedule",
     "ScheduleSettings",
     "StageSettings",
     "Structured",

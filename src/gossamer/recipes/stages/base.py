@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all parts of a recipe have in common: the base classes, and fields that several stages have.
+"""What parts of a recipe have in common: base classes, fields of several stages, patterns.
 
 Rules over several fields look at the raw mapping of a file, so that they are told together with the
 faults of single fields.
 """
 
+import sys
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Final, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from gossamer.errors import PatternError
-from gossamer.recipes.stages.pattern_rules import read_pattern
+from gossamer.patterns import LEGAL_FORMS, PatternText, form_of, read_builtin
+from gossamer.recipes.faults import near, plain, show
 
-MAX_STEPS: Final = 2**40
+MAX_STEPS = 2**40
 # (field, what is wrong with it)
 Found = Iterator[tuple[str, str]]
 
@@ -25,7 +27,9 @@ class Settings(BaseModel):
     `fractions` names the fields that people may mistake for percentages, with their legal range.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
+    )
     fractions: ClassVar[Mapping[str, str]] = {}
 
 
@@ -74,6 +78,51 @@ def as_list(value: Any) -> Any:
     if isinstance(value, str):
         return (value,)
     return tuple(value) if isinstance(value, list) else value
+
+
+def read_pattern(text: str) -> PatternText:
+    """What a pattern's text says, plug-ins included; PatternError otherwise."""
+    found = read_builtin(text)
+    if found is not None:
+        return found
+    # A plug-in can be registered only where this module is loaded; else torch is not needed.
+    registry, form = sys.modules.get("gossamer.patterns.text"), form_of(text)
+    if registry is not None and form in registry.PATTERNS:
+        pattern = registry.parse_pattern(text)
+        return PatternText(str(pattern), pattern.fixed_density)
+    known = ("unstructured", "nmg", "block")
+    raise PatternError(f"unknown pattern {show(text)}.{near(form, known)} Legal: {LEGAL_FORMS}.")
+
+
+def pattern_faults(raw: Mapping[str, Any]) -> Found:
+    """(field, message) where pattern, sparsity and budget do not go together."""
+    text = raw.get("pattern", "unstructured")
+    sparsity: Any = raw.get("sparsity")
+    if not isinstance(text, str):
+        return
+    try:
+        pattern = read_pattern(text)
+    except PatternError as error:
+        yield "pattern", str(error).removeprefix(f"pattern {text!r}: ").removeprefix("pattern ")
+        return
+    fixed = pattern.fixed_density
+    if fixed is None:
+        if sparsity is None:
+            yield "sparsity", f"is missing; pattern {pattern.text} needs one, such as 0.5."
+        return
+    is_number = isinstance(sparsity, int | float) and not isinstance(sparsity, bool)
+    if is_number and 0 <= sparsity < 1 and abs(1 - sparsity - fixed) > 1e-6:
+        yield (
+            "sparsity",
+            f"pattern {pattern.text} prunes exactly {1 - fixed:g}, got {sparsity}. Leave it out.",
+        )
+    budget = raw.get("budget", "uniform")
+    if isinstance(budget, str) and budget != "uniform":
+        yield (
+            "budget",
+            f"{plain(budget)} gives each layer its own sparsity, but pattern {pattern.text}"
+            f" fixes it at {1 - fixed:g}. Use uniform, or a pattern such as unstructured.",
+        )
 
 
 def _canonical(text: str) -> str:

@@ -16,36 +16,28 @@ class Mesh(Settings):
 
     model_config = ConfigDict(strict=False)
 
-    data: _Ranks = Field(default=1, description="Replicas with different samples.")
-    pipeline: _Ranks = Field(default=1, description="Stages of layers.")
-    shard: _Ranks = Field(
-        default=1, description="Parts of every parameter, with different samples."
-    )
-    tensor: _Ranks = Field(default=1, description="Parts of the heads and filters of every block.")
-    microbatches: int | None = Field(
-        default=None,
-        ge=1,
-        le=2**20,
-        description="Of a rank's samples in a pipeline; null: two per stage where they divide.",
-    )
+    data: _Ranks = 1
+    """Replicas with different samples."""
+    pipeline: _Ranks = 1
+    """Stages of layers."""
+    shard: _Ranks = 1
+    """Parts of every parameter, with different samples."""
+    tensor: _Ranks = 1
+    """Parts of the heads and filters of every block."""
+    microbatches: int | None = Field(default=None, ge=1, le=2**20)
+    """Of a rank's samples in a pipeline; null: two per stage where they divide."""
     schedule: Literal[
         "gpipe", "1f1b", "interleaved", "zero-bubble", "zero-bubble-v", "message-driven"
-    ] = Field(default="1f1b", description="Of the pipeline.")
-    wire: Literal["full", "bf16"] = Field(
-        default="full", description="Gradients between replicas: as they are, or rounded to bf16."
-    )
-    timeout: float = Field(
-        default=60.0, gt=0.0, le=86400.0, description="Seconds of silence that end a step."
-    )
-    start_timeout: float = Field(
-        default=600.0,
-        gt=0.0,
-        le=86400.0,
-        description="Seconds until all ranks have come; also for checkpoints and evaluations.",
-    )
-    heartbeat: float = Field(
-        default=5.0, gt=0.0, le=3600.0, description="Seconds between two signs of life."
-    )
+    ] = "1f1b"
+    """Of the pipeline."""
+    wire: Literal["full", "bf16"] = "full"
+    """Gradients between replicas: as they are, or rounded to bf16."""
+    timeout: float = Field(default=60.0, gt=0.0, le=86400.0)
+    """Seconds of silence that end a step."""
+    start_timeout: float = Field(default=600.0, gt=0.0, le=86400.0)
+    """Seconds until all ranks have come; also for checkpoints and evaluations."""
+    heartbeat: float = Field(default=5.0, gt=0.0, le=3600.0)
+    """Seconds between two signs of life."""
 
     @property
     def sizes(self) -> MeshSizes:

@@ -3,7 +3,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -15,11 +15,12 @@ from gossamer.recipes.stages.base import (
     PatternName,
     StageSettings,
     Targets,
+    as_list,
+    pattern_faults,
     whole_number,
 )
-from gossamer.recipes.stages.pattern_rules import pattern_faults
 
-_BUDGETS_WITH_DATA: Final = ("owl", "sensitivity")
+_BUDGETS_WITH_DATA = ("owl", "sensitivity")
 
 
 class Prune(StageSettings):
@@ -27,49 +28,28 @@ class Prune(StageSettings):
 
     fractions: ClassVar = {"sparsity": "[0, 1)"}
 
-    method: Annotated[str, Field(max_length=100)] = Field(
-        description="What chooses the zeros, and the kept weights where it changes them."
-    )
-    kind: Literal["built-in", "scorer"] = Field(
-        default="built-in",
-        description="scorer: method is a name given to gossamer.register.scorer.",
-    )
-    pattern: PatternName = Field(
-        default="unstructured",
-        description="Which zeros are legal: unstructured, 2:4, 64:2:8, block:4x4.",
-    )
-    sparsity: float | None = Field(
-        default=None,
-        ge=0.0,
-        lt=1.0,
-        description="Fraction of zeros; left out where the pattern fixes it.",
-    )
-    budget: Literal["uniform", "global", "erk", "half-erk", "owl", "sensitivity"] = Field(
-        default="uniform", description="How the sparsity is shared among layers."
-    )
+    method: Annotated[str, Field(max_length=100)]
+    """What chooses the zeros, and the kept weights where it changes them."""
+    kind: Literal["built-in", "scorer"] = "built-in"
+    """scorer: method is a name given to gossamer.register.scorer."""
+    pattern: PatternName = "unstructured"
+    """Which zeros are legal: unstructured, 2:4, 64:2:8, block:4x4."""
+    sparsity: float | None = Field(default=None, ge=0.0, lt=1.0)
+    """Fraction of zeros; left out where the pattern fixes it."""
+    budget: Literal["uniform", "global", "erk", "half-erk", "owl", "sensitivity"] = "uniform"
+    """How the sparsity is shared among layers."""
     targets: Targets = None
     ignore: Ignored = None
-    damping: float | None = Field(
-        default=None,
-        gt=0.0,
-        le=10.0,
-        description="Added to the diagonal of the Hessian, as a fraction of its mean.",
-    )
-    block: int | None = Field(
-        default=None, ge=1, le=65536, description="Columns that are updated together, lazily."
-    )
-    quantise: Annotated[Literal[4, 8], BeforeValidator(whole_number)] | None = Field(
-        default=None,
-        description="Bits of the kept weights, rounded in the same pass; null: not at all.",
-    )
-    refit: bool = Field(
-        default=False,
-        description="Exact least squares of the kept weights after the mask is fixed.",
-    )
-    match: Literal["pruned", "dense"] | None = Field(
-        default=None,
-        description="Whose outputs are reconstructed from the pruned model's inputs.",
-    )
+    damping: float | None = Field(default=None, gt=0.0, le=10.0)
+    """Added to the diagonal of the Hessian, as a fraction of its mean."""
+    block: int | None = Field(default=None, ge=1, le=65536)
+    """Columns that are updated together, lazily."""
+    quantise: Annotated[Literal[4, 8], BeforeValidator(whole_number)] | None = None
+    """Bits of the kept weights, rounded in the same pass; null: not at all."""
+    refit: bool = False
+    """Exact least squares of the kept weights after the mask is fixed."""
+    match: Literal["pruned", "dense"] | None = None
+    """Whose outputs are reconstructed from the pruned model's inputs."""
 
     @model_validator(mode="before")
     @classmethod
@@ -77,8 +57,8 @@ class Prune(StageSettings):
         """Settings the method has and nobody gave get their defaults."""
         if not isinstance(data, dict):
             return data
-        given = {name: value for name, value in data.items() if value is not None}
-        return {**data, **_defaults(data), **given}
+        own = _settings_of(data)
+        return {**data, **{name: own[name] for name in own if data.get(name) is None}}
 
     @classmethod
     def faults(cls, raw: Mapping[str, Any]) -> Found:
@@ -108,17 +88,13 @@ def _settings_of(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**found, "match": "pruned"} if raw.get("refit") is True else found
 
 
-def _defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in _settings_of(raw).items() if value is not None}
-
-
 def _method_faults(raw: Mapping[str, Any]) -> Found:
-    method, is_own = raw.get("method"), raw.get("kind", "built-in") == "built-in"
+    method, kind = raw.get("method"), raw.get("kind", "built-in")
     if not isinstance(method, str):
         return
-    if method == "" and raw.get("kind") == "scorer":
+    if method == "" and kind == "scorer":
         yield "method", "expected the name of a registered scorer, got ''."
-    if is_own and method not in METHODS:
+    if kind == "built-in" and method not in METHODS:
         yield (
             "method",
             f"unknown method {show(method)}.{near(method, tuple(METHODS))} Expected one of"
@@ -137,10 +113,8 @@ def _method_faults(raw: Mapping[str, Any]) -> Found:
 
 
 def _rule_faults(name: str, rules: Any) -> Found:
-    listed: Sequence[Any] = [rules] if isinstance(rules, str) else rules
-    if not isinstance(listed, list | tuple):
-        return
-    for rule in listed:
+    listed = as_list(rules)
+    for rule in listed if isinstance(listed, tuple) else ():
         if isinstance(rule, str) and rule.startswith("re:"):
             try:
                 re.compile(rule.removeprefix("re:"))

@@ -2,7 +2,7 @@
 """What a `recover` stage says: short training with the dense model as teacher."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -16,7 +16,7 @@ from gossamer.recipes.stages.base import (
 )
 from gossamer.recipes.stages.train import CheckpointSettings
 
-_TERMS: Final = ("logits", "embeddings", "similarity", "hidden")
+_TERMS = ("logits", "embeddings", "similarity", "hidden")
 
 
 class Recover(StageSettings):
@@ -24,63 +24,45 @@ class Recover(StageSettings):
 
     needs_teacher: ClassVar = True
 
-    steps: int = Field(
-        default=1000, ge=1, le=100_000_000, description="Steps of the optimizer, at most."
-    )
-    minutes: float | None = Field(
-        default=None,
-        gt=0.0,
-        le=1e6,
-        description="Minutes, at most; null: only the steps count, and the result is reproducible.",
-    )
-    batch: Samples = Field(default=32, description="Samples (pairs, texts, windows) of a step.")
-    rate: float = Field(default=5e-4, gt=0.0, le=1.0, description="Highest learning rate.")
-    warmup: float = Field(
-        default=0.05, ge=0.0, lt=1.0, description="Part of the run in which the rate rises."
-    )
-    decay: Literal["linear", "cosine", "constant"] = Field(
-        default="linear", description="How the rate then falls to zero; constant: it does not."
-    )
-    logits: Weight = Field(
-        default=0.0, description="Weight of matching the teacher's distribution."
-    )
-    temperature: float = Field(
-        default=2.0, gt=0.0, le=1e3, description="Softens both distributions."
-    )
-    embeddings: Weight = Field(
-        default=0.0, description="Weight of matching the vectors of samples."
-    )
-    distance: Literal["cosine", "squares"] = Field(
-        default="cosine", description="How vectors are compared."
-    )
-    similarity: Weight = Field(
-        default=0.0, description="Weight of matching the cosines of all pairs in a batch."
-    )
-    hidden: Weight = Field(
-        default=0.0, description="Weight of matching every block's hidden states."
-    )
-    hardness: float = Field(
-        default=0.0,
-        ge=0.0,
-        le=1.0,
-        description="Part of the task's own loss, on labels; 0 looks at the teacher only.",
-    )
+    steps: int = Field(default=1000, ge=1, le=100_000_000)
+    """Steps of the optimizer, at most."""
+    minutes: float | None = Field(default=None, gt=0.0, le=1e6)
+    """Minutes, at most; null: only the steps count, and the result is reproducible."""
+    batch: Samples = 32
+    """Samples (pairs, texts, windows) of a step."""
+    rate: float = Field(default=5e-4, gt=0.0, le=1.0)
+    """Highest learning rate."""
+    warmup: float = Field(default=0.05, ge=0.0, lt=1.0)
+    """Part of the run in which the rate rises."""
+    decay: Literal["linear", "cosine", "constant"] = "linear"
+    """How the rate then falls to zero; constant: it does not."""
+    logits: Weight = 0.0
+    """Weight of matching the teacher's distribution."""
+    temperature: float = Field(default=2.0, gt=0.0, le=1e3)
+    """Softens both distributions."""
+    embeddings: Weight = 0.0
+    """Weight of matching the vectors of samples."""
+    distance: Literal["cosine", "squares"] = "cosine"
+    """How vectors are compared."""
+    similarity: Weight = 0.0
+    """Weight of matching the cosines of all pairs in a batch."""
+    hidden: Weight = 0.0
+    """Weight of matching every block's hidden states."""
+    hardness: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Part of the task's own loss, on labels; 0 looks at the teacher only."""
     freeze: Frozen = None
-    quantise: Literal["int8"] | None = Field(
-        default=None, description="Train as the int8 kernels will compute; null: in fp32."
-    )
-    scales: Literal["token", "calibrated", "learned"] = Field(
-        default="token",
-        description="Of int8 activations: measured per token, or one per layer.",
-    )
-    holdout: float = Field(
-        default=0.1, gt=0.0, le=0.5, description="Part of the data that chooses the best state."
-    )
-    checks: int = Field(default=8, ge=1, le=10_000, description="How often that is looked at.")
-    checkpoint: CheckpointSettings = Field(
-        default=CheckpointSettings(every=100), description="When the run is saved."
-    )
-    seed: Seed = Field(default=0, description="Of holdout and order.")
+    quantise: Literal["int8"] | None = None
+    """Train as the int8 kernels will compute; null: in fp32."""
+    scales: Literal["token", "calibrated", "learned"] = "token"
+    """Of int8 activations: measured per token, or one per layer."""
+    holdout: float = Field(default=0.1, gt=0.0, le=0.5)
+    """Part of the data that chooses the best state."""
+    checks: int = Field(default=8, ge=1, le=10_000)
+    """How often that is looked at."""
+    checkpoint: CheckpointSettings = CheckpointSettings(every=100)
+    """When the run is saved."""
+    seed: Seed = 0
+    """Of holdout and order."""
 
     @classmethod
     def faults(cls, raw: Mapping[str, Any]) -> Found:

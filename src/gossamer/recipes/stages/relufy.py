@@ -9,9 +9,5 @@ from gossamer.recipes.stages.base import StageSettings
 class Relufy(StageSettings):
     """The activation of feed-forward blocks becomes ReLU; a `recover` stage should follow."""
 
-    zeros: float | None = Field(
-        default=None,
-        ge=0.0,
-        lt=1.0,
-        description="Fraction of zeros a shift is chosen for, on the data; null: no shift.",
-    )
+    zeros: float | None = Field(default=None, ge=0.0, lt=1.0)
+    """Fraction of zeros a shift is chosen for, on the data; null: no shift."""

@@ -4,8 +4,6 @@
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import Field
-
 from gossamer.recipes.stages.base import Found, Ignored, StageSettings
 
 _Rounding = Literal["int8", "int4", "int4_offset", "bf16"]
@@ -14,12 +12,10 @@ _Rounding = Literal["int8", "int4", "int4_offset", "bf16"]
 class Round(StageSettings):
     """Weights on the integer grids of kernels and files, or in bf16."""
 
-    layers: _Rounding | None = Field(
-        default="int8", description="Of Linear and Conv2d, pruned or not; null: left alone."
-    )
-    embeddings: _Rounding | None = Field(
-        default=None, description="Of Embedding; null: left alone."
-    )
+    layers: _Rounding | None = "int8"
+    """Of Linear and Conv2d, pruned or not; null: left alone."""
+    embeddings: _Rounding | None = None
+    """Of Embedding; null: left alone."""
     ignore: Ignored = None
 
     @classmethod

@@ -18,9 +18,10 @@ from gossamer.recipes.stages.base import (
     Seed,
     Settings,
     Targets,
+    pattern_faults,
     raise_faults,
+    read_pattern,
 )
-from gossamer.recipes.stages.pattern_rules import pattern_faults, read_pattern
 
 Budget = Annotated[
     Literal["uniform", "global", "erk", "half-erk"],
@@ -48,19 +49,15 @@ class ScheduleSettings(Settings):
 
     fractions: ClassVar = {"sparsity": "[0, 1)"}
 
-    sparsity: float | None = Field(
-        default=None,
-        ge=0.0,
-        lt=1.0,
-        description="Fraction of zeros at the end; left out where the pattern fixes it.",
-    )
-    pattern: PatternName = Field(
-        default="unstructured", description="Which zeros are legal: unstructured, 2:4, block:4x4."
-    )
+    sparsity: float | None = Field(default=None, ge=0.0, lt=1.0)
+    """Fraction of zeros at the end; left out where the pattern fixes it."""
+    pattern: PatternName = "unstructured"
+    """Which zeros are legal: unstructured, 2:4, block:4x4."""
     budget: Budget = "uniform"
     targets: Targets = None
     ignore: Ignored = None
-    seed: Seed = Field(default=0, description="Of everything drawn at random.")
+    seed: Seed = 0
+    """Of everything drawn at random."""
 
     @model_validator(mode="before")
     @classmethod
@@ -83,9 +80,12 @@ class ScheduleSettings(Settings):
 class WindowSettings(ScheduleSettings):
     """A schedule that acts again and again between two moments."""
 
-    begin: Moment = Field(default=0, description="Nothing happens up to here.")
-    end: Moment = Field(default=0.75, description="The last moment at which masks move.")
-    every: Moment = Field(default=100, description="Between two mask updates.")
+    begin: Moment = 0
+    """Nothing happens up to here."""
+    end: Moment = 0.75
+    """The last moment at which masks move."""
+    every: Moment = 100
+    """Between two mask updates."""
 
     @model_validator(mode="after")
     def _forwards(self) -> Self:
@@ -99,7 +99,8 @@ class OneShotSettings(ScheduleSettings):
     """All at once at one moment."""
 
     kind: Literal["oneshot"] = "oneshot"
-    at: Moment = Field(default=0.5, description="When the mask is made; it never moves again.")
+    at: Moment = 0.5
+    """When the mask is made; it never moves again."""
 
 
 class GradualSettings(WindowSettings):
@@ -107,14 +108,16 @@ class GradualSettings(WindowSettings):
 
     kind: Literal["gradual"] = "gradual"
     budget: Budget = "erk"
-    initial_sparsity: float = Field(default=0.0, ge=0.0, lt=1.0, description="At `begin`.")
-    begin: Moment = Field(default=0.1, description="Nothing is pruned up to here.")
-    end: Moment = Field(default=0.7, description="The full sparsity is reached here.")
-    every: Moment = Field(default=0.01, description="Between two mask updates.")
-    allow_regrow: bool = Field(
-        default=False,
-        description="Pruned weights go on training in a dense store and may come back.",
-    )
+    initial_sparsity: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """At `begin`."""
+    begin: Moment = 0.1
+    """Nothing is pruned up to here."""
+    end: Moment = 0.7
+    """The full sparsity is reached here."""
+    every: Moment = 0.01
+    """Between two mask updates."""
+    allow_regrow: bool = False
+    """Pruned weights go on training in a dense store and may come back."""
 
     @model_validator(mode="after")
     def _rises(self) -> Self:
@@ -131,15 +134,15 @@ class IterativeSettings(ScheduleSettings):
 
     kind: Literal["iterative"] = "iterative"
     budget: Budget = "global"
-    rounds: int = Field(default=5, ge=1, le=1000, description="How often is pruned.")
+    rounds: int = Field(default=5, ge=1, le=1000)
+    """How often is pruned."""
     rewind: Literal["init", "step", "lr", "finetune"] = Field(
         default="step",
         description="After pruning: weights of the start, of `to`, or kept ones with the learning"
         " rate of `to`, or kept ones with the last learning rate.",
     )
-    to: Moment = Field(
-        default=0.05, description="Where `step` and `lr` go back to; a fraction is of one training."
-    )
+    to: Moment = 0.05
+    """Where `step` and `lr` go back to; a fraction is of one training."""
 
 
 class RandomSettings(ScheduleSettings):
@@ -151,10 +154,10 @@ class RandomSettings(ScheduleSettings):
 
 class _BeforeTraining(ScheduleSettings):
     budget: Budget = "global"
-    rounds: int = Field(default=1, ge=1, le=10_000, description="Scored and pruned so many times.")
-    shuffle_within_layer: bool = Field(
-        default=False, description="Ablation: keep the layers' counts, draw the positions."
-    )
+    rounds: int = Field(default=1, ge=1, le=10_000)
+    """Scored and pruned so many times."""
+    shuffle_within_layer: bool = False
+    """Ablation: keep the layers' counts, draw the positions."""
 
 
 class SnipSettings(_BeforeTraining):
@@ -167,23 +170,22 @@ class GraspSettings(_BeforeTraining):
     """Keeps what the gradient flow lives on, weight * Hessian * gradient; needs data and a loss."""
 
     kind: Literal["grasp"] = "grasp"
-    temperature: float = Field(default=200.0, gt=0.0, description="Logits are divided by it.")
+    temperature: float = Field(default=200.0, gt=0.0)
+    """Logits are divided by it."""
 
 
 class SynFlowSettings(_BeforeTraining):
     """Synaptic flow before training; needs a batch for its shape only."""
 
     kind: Literal["synflow"] = "synflow"
-    rounds: int = Field(
-        default=100, ge=1, le=10_000, description="Scored and pruned so many times."
-    )
+    rounds: int = Field(default=100, ge=1, le=10_000)
+    """Scored and pruned so many times."""
 
 
 class _Dynamic(WindowSettings):
     budget: Budget = "erk"
-    drop: float = Field(
-        default=0.3, gt=0.0, le=1.0, description="Fraction exchanged first; falls with a cosine."
-    )
+    drop: float = Field(default=0.3, gt=0.0, le=1.0)
+    """Fraction exchanged first; falls with a cosine."""
 
     @model_validator(mode="after")
     def _counts_stay(self) -> Self:
@@ -202,12 +204,8 @@ class RigLSettings(_Dynamic):
     """Sparse from the start: drops small weights, grows where the dense gradient is largest."""
 
     kind: Literal["rigl"] = "rigl"
-    gradient_steps: int = Field(
-        default=1,
-        ge=1,
-        le=10_000,
-        description="The dense gradient is summed over so many steps; small batches want several.",
-    )
+    gradient_steps: int = Field(default=1, ge=1, le=10_000)
+    """The dense gradient is summed over so many steps; small batches want several."""
 
 
 class TopKastSettings(WindowSettings):
@@ -215,15 +213,10 @@ class TopKastSettings(WindowSettings):
 
     kind: Literal["topkast"] = "topkast"
     budget: Budget = "erk"
-    exploration: float = Field(
-        default=0.1,
-        ge=0.0,
-        le=1.0,
-        description="Density that trains beyond what runs; 0 is a mask that never moves.",
-    )
-    penalty: float = Field(
-        default=1e-4, ge=0.0, description="Of the squared weights, stronger beyond what runs."
-    )
+    exploration: float = Field(default=0.1, ge=0.0, le=1.0)
+    """Density that trains beyond what runs; 0 is a mask that never moves."""
+    penalty: float = Field(default=1e-4, ge=0.0)
+    """Of the squared weights, stronger beyond what runs."""
 
 
 class AcDcSettings(ScheduleSettings):
@@ -235,13 +228,16 @@ class AcDcSettings(ScheduleSettings):
 
     kind: Literal["acdc"] = "acdc"
     budget: Budget = "global"
-    begin: Moment = Field(default=0.1, description="First compression.")
-    phase: Moment = Field(default=0.05, description="Length of a phase.")
-    last_dense: Moment = Field(default=0.75, description="The last dense phase has begun by here.")
-    end: Moment = Field(default=0.85, description="Last compression.")
-    reset_momentum: bool = Field(
-        default=False, description="Clear the optimizer's state at each decompression."
-    )
+    begin: Moment = 0.1
+    """First compression."""
+    phase: Moment = 0.05
+    """Length of a phase."""
+    last_dense: Moment = 0.75
+    """The last dense phase has begun by here."""
+    end: Moment = 0.85
+    """Last compression."""
+    reset_momentum: bool = False
+    """Clear the optimizer's state at each decompression."""
 
     @model_validator(mode="after")
     def _forwards(self) -> Self:
@@ -257,20 +253,20 @@ class EarlyBirdSettings(WindowSettings):
 
     kind: Literal["early_bird"] = "early_bird"
     budget: Budget = "global"
-    form: Literal["weights", "channels"] = Field(
-        default="weights", description="Masks by |w|, or whole channels by BatchNorm's |gamma|."
-    )
-    distance: Literal["overlap", "hamming"] = Field(
-        default="overlap",
-        description="Part of the kept weights that changed, or of all weights as in the paper.",
-    )
-    threshold: float = Field(default=0.1, ge=0.0, le=1.0, description="Largest distance allowed.")
-    history: int = Field(default=5, ge=2, le=100, description="Masks that must agree.")
-    end: Moment = Field(default=0.5, description="Drawn here at the latest, agreed or not.")
-    every: Moment = Field(default=0.01, description="Between two looks at the mask.")
-    l1: float = Field(
-        default=1e-4, ge=0.0, description="On BatchNorm gammas while searching; form channels."
-    )
+    form: Literal["weights", "channels"] = "weights"
+    """Masks by |w|, or whole channels by BatchNorm's |gamma|."""
+    distance: Literal["overlap", "hamming"] = "overlap"
+    """Part of the kept weights that changed, or of all weights as in the paper."""
+    threshold: float = Field(default=0.1, ge=0.0, le=1.0)
+    """Largest distance allowed."""
+    history: int = Field(default=5, ge=2, le=100)
+    """Masks that must agree."""
+    end: Moment = 0.5
+    """Drawn here at the latest, agreed or not."""
+    every: Moment = 0.01
+    """Between two looks at the mask."""
+    l1: float = Field(default=1e-4, ge=0.0)
+    """On BatchNorm gammas while searching; form channels."""
 
     @model_validator(mode="after")
     def _whole_channels(self) -> Self:

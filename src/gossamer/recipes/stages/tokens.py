@@ -2,7 +2,7 @@
 """What a `tokens` stage says: an encoder learns which tokens it can leave out."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -16,7 +16,7 @@ from gossamer.recipes.stages.base import (
     Weight,
 )
 
-_TERMS: Final = ("logits", "embeddings")
+_TERMS = ("logits", "embeddings")
 
 
 class Tokens(StageSettings):
@@ -24,36 +24,33 @@ class Tokens(StageSettings):
 
     needs_teacher: ClassVar = True
 
-    keep: float = Field(
-        default=0.75, gt=0.0, le=1.0, description="Share of its tokens a layer keeps at the start."
-    )
-    penalty: Weight = Field(
-        default=0.003, description="Price of all tokens of a layer, in the loss."
-    )
-    soft_steps: Steps = Field(default=150, description="Steps in which thresholds learn, too.")
-    hard_steps: Steps = Field(default=150, description="Then steps with tokens really dropped.")
-    batch: Samples = Field(default=32, description="Samples of a step.")
-    rate: float = Field(default=1e-4, ge=0.0, le=1.0, description="Learning rate of weights.")
-    threshold_rate: float = Field(
-        default=1e-4, ge=0.0, le=1.0, description="Learning rate of thresholds."
-    )
-    temperature: float = Field(
-        default=2e-3, gt=0.0, le=1e3, description="Width of soft thresholds; falls to a fifth."
-    )
-    normalise: Literal["live", "padded", "received"] = Field(
-        default="live", description="What the attention a token receives is divided by."
-    )
-    dropped: Literal["zero", "last"] = Field(
-        default="zero", description="What the output holds for a dropped token."
-    )
-    logits: Weight = Field(
-        default=0.0, description="Weight of matching the teacher's distribution."
-    )
-    embeddings: Weight = Field(
-        default=0.0, description="Weight of matching the vectors of samples."
-    )
+    keep: float = Field(default=0.75, gt=0.0, le=1.0)
+    """Share of its tokens a layer keeps at the start."""
+    penalty: Weight = 0.003
+    """Price of all tokens of a layer, in the loss."""
+    soft_steps: Steps = 150
+    """Steps in which thresholds learn, too."""
+    hard_steps: Steps = 150
+    """Then steps with tokens really dropped."""
+    batch: Samples = 32
+    """Samples of a step."""
+    rate: float = Field(default=1e-4, ge=0.0, le=1.0)
+    """Learning rate of weights."""
+    threshold_rate: float = Field(default=1e-4, ge=0.0, le=1.0)
+    """Learning rate of thresholds."""
+    temperature: float = Field(default=2e-3, gt=0.0, le=1e3)
+    """Width of soft thresholds; falls to a fifth."""
+    normalise: Literal["live", "padded", "received"] = "live"
+    """What the attention a token receives is divided by."""
+    dropped: Literal["zero", "last"] = "zero"
+    """What the output holds for a dropped token."""
+    logits: Weight = 0.0
+    """Weight of matching the teacher's distribution."""
+    embeddings: Weight = 0.0
+    """Weight of matching the vectors of samples."""
     freeze: Frozen = None
-    seed: Seed = Field(default=0, description="Of the batches and their order.")
+    seed: Seed = 0
+    """Of the batches and their order."""
 
     @classmethod
     def faults(cls, raw: Mapping[str, Any]) -> Found:

@@ -64,9 +64,10 @@ class Curve:
     unit: str = "step"
 
 
-def shorten(name: str, length: int = _LABEL_LENGTH) -> str:
+def shorten(name: str) -> str:
     """A long name with its middle cut out."""
-    if len(name) <= length:
+    if len(name) <= _LABEL_LENGTH:
         return name
-    half = (length - 3) // 2
-    return f"{name[: length - 3 - half]}...{name[-half:]}"
+    left = _LABEL_LENGTH - 3
+    half = left // 2
+    return f"{name[: left - half]}...{name[-half:]}"

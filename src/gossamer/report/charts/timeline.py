@@ -6,8 +6,13 @@ from collections.abc import Sequence
 from gossamer.report.charts import WIDTH, Bar, Chart, Label
 from gossamer.training.distributed.pipeline import WorkSpan
 
-_HUES = {"forward": "hue1", "backward": "hue3", "input": "hue3", "weight": "hue4"}
-_WORDS = {"forward": "forward", "backward": "backward", "input": "backward", "weight": "weights"}
+# Kind of work -> what it is called, and its colour.
+_KINDS = {
+    "forward": ("forward", "hue1"),
+    "backward": ("backward", "hue3"),
+    "input": ("backward", "hue3"),
+    "weight": ("weights", "hue4"),
+}
 _LEFT, _RIGHT, _ROW, _BAR = 70.0, 10.0, 22.0, 16.0
 _LETTER = 7.5
 # A step of a thousand microbatches still gives a page that opens at once.
@@ -26,8 +31,7 @@ def timeline_chart(spans: Sequence[WorkSpan], title: str, seconds: float | None 
     stages = sorted({span.stage for span in shown})
     begin = min((span.start for span in shown), default=0.0)
     length = seconds or max((span.stop - begin for span in shown), default=0.0) or 1.0
-    kinds = dict.fromkeys(span.kind for span in shown)
-    legend = dict.fromkeys((_WORDS[kind], _HUES[kind]) for kind in kinds)
+    legend = dict.fromkeys(_KINDS[span.kind] for span in shown)
     chart = Chart(title, len(stages) * _ROW + 24, legend=tuple(legend))
     across = WIDTH - _LEFT - _RIGHT
     tops = {stage: row * _ROW + 4 for row, stage in enumerate(stages)}
@@ -35,13 +39,13 @@ def timeline_chart(spans: Sequence[WorkSpan], title: str, seconds: float | None 
         chart.labels.append(Label(_LEFT - 10, top + 12, f"stage {stage}", "end"))
         chart.bars.append(Bar(_LEFT, top, across, _BAR, "track"))
     for span in shown:
+        top, took, number = tops[span.stage], span.stop - span.start, str(span.microbatch)
         x = _LEFT + (span.start - begin) / length * across
-        width = max(0.5, (span.stop - span.start) / length * across - 0.5)
-        text = f"{span.kind} {span.microbatch}: {(span.stop - span.start) * 1e3:.3g} ms"
-        chart.bars.append(Bar(x, tops[span.stage], width, _BAR, _HUES[span.kind], text))
-        number = str(span.microbatch)
-        if width > _LETTER * len(number) + 2:
-            middle = x + (width - _LETTER * len(number)) / 2
-            chart.labels.append(Label(middle, tops[span.stage] + 12, number, "inside"))
+        width = max(0.5, took / length * across - 0.5)
+        text = f"{span.kind} {number}: {took * 1e3:.3g} ms"
+        chart.bars.append(Bar(x, top, width, _BAR, _KINDS[span.kind][1], text))
+        free = width - _LETTER * len(number)
+        if free > 2:
+            chart.labels.append(Label(x + free / 2, top + 12, number, "inside"))
     chart.labels.append(Label(WIDTH - _RIGHT, chart.height - 6, f"{length * 1e3:.0f} ms", "end"))
     return chart

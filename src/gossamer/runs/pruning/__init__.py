@@ -7,10 +7,9 @@ take. Both are what `gossamer.prune` and the command of that name call.
 
 from gossamer.runs.pruning.plan import StagePlan, plan_prune
 from gossamer.runs.pruning.request import PruneRequest, RecipeLike, chosen_recipe
-from gossamer.runs.pruning.run import PruneOutcome, run_prune
+from gossamer.runs.pruning.run import run_prune
 
 __all__ = [
-    "PruneOutcome",
     "PruneRequest",
     "RecipeLike",
     "StagePlan",

@@ -16,8 +16,7 @@ from torch import nn
 
 from gossamer.errors import RecipeError
 from gossamer.method_table import METHODS
-from gossamer.nn.batch import Batch
-from gossamer.pruning.calibration import LiveBytes, evaluating, gram, stops
+from gossamer.pruning.calibration import Batch, LiveBytes, evaluating, gram, stops
 from gossamer.pruning.methods import Method
 from gossamer.pruning.solvers import LayerProblem
 from gossamer.pruning.targets import Target
@@ -69,8 +68,7 @@ class StagePlan:
     @property
     def peak_bytes(self) -> int:
         """Resident memory of the process at its peak."""
-        parts = (self.process_bytes, self.activation_bytes, self.copy_bytes, self.solver_bytes)
-        return sum(parts)
+        return self.process_bytes + self.activation_bytes + self.copy_bytes + self.solver_bytes
 
 
 def plan_prune(request: PruneRequest, voice: Voice) -> StagePlan:
@@ -84,9 +82,9 @@ def plan_prune(request: PruneRequest, voice: Voice) -> StagePlan:
     files = check_request(request)
     with voice.stage("loading"):
         source = request.origin.load(voice.note)
-        prepared = prepare(source, request, files)
+        batches = prepare(source, request, files).batches or []
     with voice.stage("looking at one batch"):
-        return plan_stage(source.model, steps[0], prepared.batches or [])
+        return plan_stage(source.model, steps[0], batches)
 
 
 def plan_stage(model: nn.Module, step: Prune, batches: Sequence[Batch]) -> StagePlan:
@@ -97,16 +95,22 @@ def plan_stage(model: nn.Module, step: Prune, batches: Sequence[Batch]) -> Stage
         )
     method = method_of(step)
     stage = prepare_stage(model, step, StageInput(batches))
-    share = _tokens(batches) / _tokens(batches[:1])
-    process_bytes = _resident_bytes()
+    rows, process_bytes = _tokens(batches), _resident_bytes()
+    share = rows / _tokens(batches[:1])
     with evaluating(model), torch.no_grad():
         started = time.perf_counter()
         batches[0].run(model)
         forward = (time.perf_counter() - started) * share
-        order, alive, once = _walk(model, batches[0], stage.targets)
-    rows = int(_tokens(batches))
+        # Targets in the order data meets them, most live bytes at a stop, and what comes on top.
+        by_module = {target.module: target for target in stage.targets}
+        order, alive = [], 0
+        with LiveBytes() as live:
+            for stop in stops([batches[0].call(model)], list(by_module)):
+                order.append(by_module[stop.module])
+                alive = max(alive, live.now)
+        once = live.peak - alive
     solve_seconds, gram_seconds = _time_layers(method, stage, rows)
-    kept = {t.name: count for t, count in zip(stage.targets, stage.counts, strict=True)}
+    kept = dict(zip((target.name for target in stage.targets), stage.counts, strict=True))
     layers = [
         PlannedLayer(
             target.name,
@@ -134,20 +138,6 @@ def plan_stage(model: nn.Module, step: Prune, batches: Sequence[Batch]) -> Stage
     )
 
 
-def _walk(
-    model: nn.Module, batch: Batch, targets: Sequence[Target]
-) -> tuple[list[Target], int, int]:
-    """Targets in the order data meets them, most live bytes at a stop, and what comes on top."""
-    by_module = {id(target.module): target for target in targets}
-    order: list[Target] = []
-    most = 0
-    with LiveBytes() as live:
-        for stop in stops([batch.call(model)], [target.module for target in targets]):
-            order.append(by_module[id(stop.module)])
-            most = max(most, live.now)
-    return order, most, live.peak - most
-
-
 def _time_layers(
     method: Method, stage: PreparedStage, rows: int
 ) -> tuple[dict[tuple[int, int], float], float]:
@@ -156,14 +146,13 @@ def _time_layers(
     gram_seconds = 0.0
     sampled: dict[int, tuple[torch.Tensor, float]] = {}
     for target, count in zip(stage.targets, stage.counts, strict=True):
-        shape = _matrix_shape(target)
-        if shape[1] not in sampled:
-            x_TK = torch.randn(max(256, 2 * shape[1]), shape[1])
+        shape = _, columns = _matrix_shape(target)
+        if columns not in sampled:
+            x_TK = torch.randn(max(256, 2 * columns), columns)
             started = time.perf_counter()
-            sampled[shape[1]] = gram(x_TK) / len(x_TK), 0.0
-            per_row = (time.perf_counter() - started) / len(x_TK)
-            sampled[shape[1]] = sampled[shape[1]][0], per_row
-        gram_KK, per_row = sampled[shape[1]]
+            gram_KK = gram(x_TK) / len(x_TK)
+            sampled[columns] = gram_KK, (time.perf_counter() - started) / len(x_TK)
+        gram_KK, per_row = sampled[columns]
         if method.statistics == "gram":
             gram_seconds += per_row * rows
         if shape not in solve:
@@ -179,11 +168,11 @@ def _time_layers(
 
 
 def _solver_bytes(stage: PreparedStage, method: Method, step: Prune) -> int:
-    largest = 0
-    for target in stage.targets:
-        rows, columns = _matrix_shape(target)
-        grams = columns**2 * (_GRAMS_HELD if method.statistics == "gram" else 0)
-        largest = max(largest, 4 * (grams + _WEIGHTS_HELD * rows * columns))
+    grams = _GRAMS_HELD if method.statistics == "gram" else 0
+    largest = max(
+        4 * columns * (columns * grams + _WEIGHTS_HELD * rows)
+        for rows, columns in map(_matrix_shape, stage.targets)
+    )
     solves_rows = step.needs is not None and METHODS[step.method].solves_rows
     return largest + (_REFIT_BYTES if step.refit or solves_rows else 0)
 
@@ -192,13 +181,10 @@ def _matrix_shape(target: Target) -> tuple[int, int]:
     return target.weight.shape[0], target.weight.shape[1:].numel()
 
 
-def _tokens(batches: Sequence[Batch]) -> float:
+def _tokens(batches: Sequence[Batch]) -> int:
     """Positions of the first tensor of each batch, padding included."""
-    total = 0
-    for batch in batches:
-        first = batch.first_tensor()
-        total += 1 if first is None else first.shape[:2].numel()
-    return float(max(total, 1))
+    tensors = [batch.first_tensor() for batch in batches]
+    return max(sum(1 if t is None else t.shape[:2].numel() for t in tensors), 1)
 
 
 def _resident_bytes() -> int:

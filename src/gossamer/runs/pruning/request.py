@@ -6,8 +6,7 @@ Whatever can be wrong without a model is found first: the place of the artifact,
 
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,10 @@ from gossamer.data.files import Texts, check_scores, read_samples
 from gossamer.errors import InputError, RecipeError
 from gossamer.io.artifact import check_destination
 from gossamer.io.safe_files.tokenizer import TOKENIZER_FILE, known_tokens, make_tokenizer
-from gossamer.nn.batch import Batch
 from gossamer.ops import active_kernels
-from gossamer.pruning.calibration import DiskJournal, as_batches, data_digest, model_digest
+from gossamer.pruning.calibration import Batch, DiskJournal, as_batches, data_digest, model_digest
 from gossamer.pruning.gradients import Loss
 from gossamer.recipes import (
-    Fault,
     Recipe,
     RecipeFaults,
     load_recipe,
@@ -37,10 +34,13 @@ from gossamer.report import describe_machine
 from gossamer.runs.calibration import Quality, calibration_batches, pair_loss, quality_of
 from gossamer.runs.made_up_input import example_input
 from gossamer.runs.sources import Origin, Source
-from gossamer.runs.stages import RecoverySamples, samples_of_file
-from gossamer.runs.stages.recover_data import batch_tokens
+from gossamer.runs.stages import RecoverySamples, batch_tokens, samples_of_file
 
 _DIGESTED_TOGETHER = 64
+# Fields of a stage whose flag has another name.
+_FLAGS = {"method": "scorer", "targets": "target"}
+# What `data` holds, if it is a file; what the quality is measured on: `evaluation`, else `data`.
+PruneFiles = tuple[Texts | None, Texts | None]
 RecipeLike = Mapping[str, Any] | Recipe | str | os.PathLike[str]
 
 
@@ -65,26 +65,13 @@ class PruneRequest:
     origin: Origin
     target: Path
     recipe: Recipe
-    data: Path | Iterable[Any] | None = None
-    evaluation: Path | None = None
-    teacher: Origin | None = None
-    resume: bool = False
-    form: str = "packed"
-    tokens: int = 128
+    data: Path | Iterable[Any] | None
+    evaluation: Path | None
+    teacher: Origin | None
+    resume: bool
+    form: str
+    tokens: int
     how_to_resume: str = "the same call, with resume=True"
-
-
-@dataclass(frozen=True)
-class PruneFiles:
-    """What the files of a request hold.
-
-    Attributes:
-        samples: of `data`, if it is a file.
-        measured: what the quality is measured on: of `evaluation`, else of `data`.
-    """
-
-    samples: Texts | None
-    measured: Texts | None
 
 
 @dataclass(frozen=True)
@@ -122,15 +109,14 @@ def chosen_recipe(
         flags: settings of a prune stage.
         given: names of the flags that the user gave.
     """
-    if recipe is not None:
-        named = isinstance(recipe, str | os.PathLike)
-        if given:
-            raise RecipeError(
-                f"--{given[0].rstrip('s')}: is part of the recipe {recipe if named else 'given'}."
-                " Change it there, or with --set."
-            )
-        if isinstance(recipe, str | os.PathLike):
-            return load_recipe(recipe, overrides)
+    named = isinstance(recipe, str | os.PathLike)
+    if recipe is not None and given:
+        raise RecipeError(
+            f"--{given[0].rstrip('s')}: is part of the recipe {recipe if named else 'given'}."
+            " Change it there, or with --set."
+        )
+    if isinstance(recipe, str | os.PathLike):
+        return load_recipe(recipe, overrides)
     if overrides:
         raise RecipeError("--set: changes a recipe; name one with --recipe, or use the flags.")
     if isinstance(recipe, Recipe):
@@ -141,14 +127,11 @@ def chosen_recipe(
         return prune_recipe(flags, "gossamer prune")
     except RecipeFaults as error:
         # The user gave flags, and never saw a recipe.
-        raise RecipeFaults([_of_flag(fault) for fault in error.faults]) from error
-
-
-def _of_flag(fault: Fault) -> Fault:
-    """A fault of the recipe made of flags, told of the flag."""
-    field = fault.path.rpartition(".")[2]
-    flag = {"method": "scorer", "targets": "target"}.get(field, field)
-    return replace(fault, source=f"--{flag}", path="")
+        fields = [(fault, fault.path.rpartition(".")[2]) for fault in error.faults]
+        raise RecipeFaults(
+            replace(fault, source=f"--{_FLAGS.get(field, field)}", path="")
+            for fault, field in fields
+        ) from error
 
 
 def check_request(request: PruneRequest) -> PruneFiles:
@@ -162,42 +145,45 @@ def check_request(request: PruneRequest) -> PruneFiles:
         )
     if recipe.needs_data and request.data is None:
         raise RecipeError("recipe: needs calibration data. Give a text: --data FILE.")
-    samples, evaluated = (
-        _read(path, option) if isinstance(path, Path) else None
-        for path, option in ((request.data, "--data"), (request.evaluation, "--eval"))
-    )
-    files = PruneFiles(samples, evaluated or samples)
-    if files.measured is not None:
-        with _told_of("--data" if evaluated is None else "--eval"):
-            check_scores(files.measured)
-    request.origin.check()
-    if request.teacher is not None:
-        request.teacher.check()
-    return files
+    is_measured = request.evaluation is None
+    samples = _read(request.data, "--data", measured=is_measured)
+    evaluated = _read(request.evaluation, "--eval", measured=True)
+    for origin in (request.origin, request.teacher):
+        if origin is not None:
+            origin.check()
+    return samples, samples if is_measured else evaluated
 
 
-def _read(path: Path, option: str) -> Texts:
-    with _told_of(option):
-        return read_samples(path)
-
-
-@contextmanager
-def _told_of(option: str) -> Iterator[None]:
-    """Mistakes in a file are told with the option that named it."""
+def _read(path: Any, option: str, *, measured: bool) -> Texts | None:
+    """The samples in a file; mistakes in it are told with the option that named it."""
+    if not isinstance(path, Path):
+        return None
     try:
-        yield
+        samples = read_samples(path)
+        if measured:
+            check_scores(samples)
     except InputError as error:
         raise InputError(f"{option} {error}") from error
+    return samples
 
 
 def prepare(source: Source, request: PruneRequest, files: PruneFiles) -> PruneInput:
     """The data of a request for the model of `source`."""
     settings, model = request.recipe.calibration, source.model
-    samples, measured = files.samples, files.measured
-    for part in (samples, measured):
-        _check_ids(source, part)
-    tokenizer = _tokenizer(source, [samples, measured])
-    quality = None
+    (samples, measured), most, tokenizer, quality = files, known_tokens(model), None, None
+    given = [part for part in files if part is not None]
+    for part in given:
+        if part.ids_NT is None or most is None:
+            continue
+        # Numbers that the model has no embedding for would end in an index error.
+        low, high = int(part.ids_NT.min()), int(part.ids_NT.max())
+        if not 0 <= low <= high < most:
+            raise InputError(
+                f"{part.path}: input_ids are {low} to {high}, but the model has tokens 0 to"
+                f" {most - 1}. Encode the text with the tokenizer of this model."
+            )
+    if any(part.ids_NT is None for part in given):
+        tokenizer = make_tokenizer(source.beside.get(TOKENIZER_FILE), most)
     if measured is not None:
         held_out = request.evaluation is None
         quality = quality_of(model, measured, tokenizer, settings, held_out=held_out)
@@ -246,22 +232,3 @@ def run_key(model: nn.Module, recipe: Recipe, prepared: PruneInput) -> dict[str,
         "kernels": active_kernels(),
         "threads": str(torch.get_num_threads()),
     }
-
-
-def _tokenizer(source: Source, texts: Sequence[Texts | None]) -> Any:
-    if all(text is None or text.ids_NT is not None for text in texts):
-        return None
-    return make_tokenizer(source.beside.get(TOKENIZER_FILE), known_tokens(source.model))
-
-
-def _check_ids(source: Source, samples: Texts | None) -> None:
-    """Numbers that the model has no embedding for would end in an index error."""
-    most = known_tokens(source.model)
-    if samples is None or samples.ids_NT is None or most is None:
-        return
-    low, high = int(samples.ids_NT.min()), int(samples.ids_NT.max())
-    if not 0 <= low <= high < most:
-        raise InputError(
-            f"{samples.path}: input_ids are {low} to {high}, but the model has tokens 0 to"
-            f" {most - 1}. Encode the text with the tokenizer of this model."
-        )

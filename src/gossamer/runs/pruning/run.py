@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pruning run from the model to the artifact: load, prune, time, save."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from gossamer.io import save
 from gossamer.pruning.calibration import Journal, model_digest
@@ -41,6 +43,7 @@ from gossamer.training.run_files import RunFolder, read_metrics
 
 # Below it the sparse kernels rarely win, so the user hears it before the work starts.
 _MIN_USEFUL_SPARSITY = 0.4
+_MODELS = ("dense", "pruned")
 _NOT_MEASURED = (
     "Quality: not measured. Pruning costs quality, and nobody knows how much of it this model has"
     " left. To know it, give data: 'gossamer prune ... --data FILE' (or --eval FILE) measures it,"
@@ -88,31 +91,37 @@ def _run(
     with voice.stage("loading"):
         source = request.origin.load(voice.note)
         prepared = prepare(source, request, files)
+    model, key = source.model, {}
     teacher = None if request.teacher is None else request.teacher.load(lambda text: None).model
     journal = open_journal(source, request, prepared)
-    kept = None
     if folder is not None:
-        key = run_key(source.model, recipe, prepared)
-        kept = KeptRun(
-            folder, key if teacher is None else {**key, "teacher": model_digest(teacher)}
-        )
-    given = StageInput(
-        loss=prepared.loss,
-        journal=journal or Journal(),
-        teacher=teacher,
-        samples=prepared.recovery,
-        kept=kept,
-        say=lambda text: voice.note(f"recover: {text}"),
-    )
+        key = run_key(model, recipe, prepared)
+        if teacher is not None:
+            key["teacher"] = model_digest(teacher)
     num_layers = sum(
-        len(find_targets(source.model, step.targets, step.ignore))
-        for step in recipe.steps_of(Prune)
+        len(find_targets(model, step.targets, step.ignore)) for step in recipe.steps_of(Prune)
     )
+    compiled: list[nn.Module] = []
     with voice.stage("pruning, timing dense and pruned", num_layers) as stage:
-        given = replace(given, progress=lambda done: stage.advance())
-        measure = None if prepared.quality is None else prepared.quality.measure
-        report = execute(recipe, source.model, prepared.batches, evaluate=measure, given=given)
-        fast = compile_model(source.model, tokens=prepared.tokens)
+        given = StageInput(
+            loss=prepared.loss,
+            journal=journal or Journal(),
+            progress=lambda done: stage.advance(),
+            teacher=teacher,
+            samples=prepared.recovery,
+            kept=None if folder is None else KeptRun(folder, key),
+            say=lambda text: voice.note(f"recover: {text}"),
+        )
+        report = execute(
+            recipe,
+            model,
+            prepared.batches,
+            evaluate=None if prepared.quality is None else prepared.quality.measure,
+            given=given,
+            on_compiled=compiled.append,
+        )
+        # What was timed is explained; where nothing could be timed, nothing is compiled yet.
+        fast = compiled[0] if compiled else compile_model(model, tokens=prepared.tokens)
     with voice.stage("saving"):
         outcome = _save(source, request, report, explain(fast), prepared)
         if folder is not None:
@@ -152,7 +161,17 @@ def _save(
     prepared: PruneInput,
 ) -> PruneOutcome:
     machine, quality = describe_machine(), prepared.quality
-    figures = _figures(report, prepared)
+    name = "quality" if quality is None else f"{quality.name} ({quality.data})"
+    figures = (
+        Figure(name, "score", (report.quality_dense, report.quality_sparse)),
+        Figure("bytes of tensors", "bytes", (report.bytes_dense, report.bytes_sparse)),
+        Figure(
+            f"ms per forward ({prepared.timed})",
+            "ms",
+            (report.ms_dense, report.ms_sparse),
+            report.doubt,
+        ),
+    )
     content = {
         **report.to_dict(),
         "base": source.name,
@@ -169,7 +188,7 @@ def _save(
         base=source.name,
         method=method_lines(request.recipe),
         report=report,
-        comparison=Comparison(("dense", "pruned"), tuple(figures)),
+        comparison=Comparison(_MODELS, figures),
         machine=machine,
         limits=(
             measured,
@@ -187,35 +206,19 @@ def _save(
     )
     before = report.bytes_dense if source.disk_bytes is None else source.disk_bytes
     on_disk = (before, directory_bytes(request.target))
-    figures.insert(1, Figure(f"bytes on disk ({request.form})", "bytes", on_disk))
-    shown = Comparison(("dense", "pruned"), tuple(figures))
+    size = Figure(f"bytes on disk ({request.form})", "bytes", on_disk)
+    shown = Comparison(_MODELS, (figures[0], size, *figures[1:]))
     document = {**content, "out": str(request.target), "comparison": shown.to_dict()}
-    remarks = [f"Saved to {request.target}. {_speed_remark(layers)}", *report.notes]
+    sparse = {row.name for row in layers if row.is_sparse}
+    speed = "No layer runs faster sparse here: no speed-up is to be expected."
+    if sparse:
+        speed = (
+            f"{len(sparse)} layers run on sparse kernels; 'gossamer explain' says which and why."
+        )
+    remarks = [f"Saved to {request.target}. {speed}", *report.notes]
     if report.quality_sparse is None:
         remarks.append(_NOT_MEASURED)
     return PruneOutcome(report, shown, document, remarks)
-
-
-def _figures(report: Report, prepared: PruneInput) -> list[Figure]:
-    measured = prepared.quality
-    name = "quality" if measured is None else f"{measured.name} ({measured.data})"
-    return [
-        Figure(name, "score", (report.quality_dense, report.quality_sparse)),
-        Figure("bytes of tensors", "bytes", (report.bytes_dense, report.bytes_sparse)),
-        Figure(
-            f"ms per forward ({prepared.timed})",
-            "ms",
-            (report.ms_dense, report.ms_sparse),
-            report.doubt,
-        ),
-    ]
-
-
-def _speed_remark(layers: Explanation) -> str:
-    sparse = {row.name for row in layers if row.is_sparse}
-    if not sparse:
-        return "No layer runs faster sparse here: no speed-up is to be expected."
-    return f"{len(sparse)} layers run on sparse kernels; 'gossamer explain' says which and why."
 
 
 def method_lines(recipe: Recipe) -> dict[str, str]:

@@ -13,7 +13,12 @@ from gossamer.recipes.stages import Prune, Recover, Relufy, Round, StageSettings
 from gossamer.runs.stages.base import StageInput, StageOutcome
 from gossamer.runs.stages.prune import run_prune_stage
 from gossamer.runs.stages.recover import run_recover_stage
-from gossamer.runs.stages.recover_data import RecoverySamples, samples_of_batches, samples_of_file
+from gossamer.runs.stages.recover_data import (
+    RecoverySamples,
+    batch_tokens,
+    samples_of_batches,
+    samples_of_file,
+)
 from gossamer.runs.stages.relufy import run_relufy_stage
 from gossamer.runs.stages.round import run_round_stage
 from gossamer.runs.stages.structured import run_structured_stage
@@ -33,8 +38,8 @@ __all__ = [
     "RecoverySamples",
     "StageInput",
     "StageOutcome",
+    "batch_tokens",
     "run_prune_stage",
-    "run_recover_stage",
     "samples_of_batches",
     "samples_of_file",
 ]

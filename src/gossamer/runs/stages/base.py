@@ -3,20 +3,17 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
 from gossamer.errors import RecipeError
-from gossamer.nn.batch import Batch
 from gossamer.pruning import LayerResult
-from gossamer.pruning.calibration import Journal, LayerProgress
+from gossamer.pruning.calibration import Batch, Journal, LayerProgress
 from gossamer.pruning.gradients import Loss, default_loss
 from gossamer.recipes.stages import StageSettings
-
-if TYPE_CHECKING:
-    from gossamer.runs.kept_run import KeptRun
-    from gossamer.runs.stages.recover_data import RecoverySamples
+from gossamer.runs.kept_run import KeptRun
+from gossamer.runs.stages.recover_data import RecoverySamples
 
 
 @dataclass(frozen=True)
@@ -43,8 +40,8 @@ class StageInput:
     journal: Journal = field(default_factory=Journal)
     progress: Callable[[LayerProgress], None] = lambda done: None
     teacher: nn.Module | None = None
-    samples: "RecoverySamples | None" = None
-    kept: "KeptRun | None" = None
+    samples: RecoverySamples | None = None
+    kept: KeptRun | None = None
     say: Callable[[str], None] = lambda text: None
     watch: Callable[[nn.Module], float] | None = None
     tick: Callable[[int, int], None] = lambda done, total: None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One `prune` stage of a recipe, carried out on a model."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +10,6 @@ from torch import nn
 from gossamer.errors import RecipeError
 from gossamer.method_table import METHODS
 from gossamer.nn import unchanged_on_error
-from gossamer.nn.batch import Batch
 from gossamer.patterns import Pattern, parse_pattern
 from gossamer.pruning import (
     LayerResult,
@@ -20,8 +19,8 @@ from gossamer.pruning import (
     plan_oneshot,
     tensors_of,
 )
-from gossamer.pruning.budgets import BUDGETS, BudgetLayer, budget_layers
-from gossamer.pruning.calibration import CalibratedPruning, LayerProgress
+from gossamer.pruning.budgets import BUDGETS, budget_layers
+from gossamer.pruning.calibration import Batch, CalibratedPruning, LayerProgress
 from gossamer.pruning.gradients import (
     OBERT,
     GradientMethod,
@@ -55,12 +54,8 @@ def run_prune_stage(model: nn.Module, step: Prune, given: StageInput) -> StageOu
     if step.needs is None or (step.needs == "nothing" and not step.refit):
         plan = plan_oneshot(
             model,
-            sparsity=step.sparsity,
-            pattern=step.pattern,
+            **step.model_dump(include={"sparsity", "pattern", "budget", "targets", "ignore"}),
             scorer=step.method,
-            budget=step.budget,
-            targets=step.targets,
-            ignore=step.ignore,
             data=None if given.batches is None else [batch.arguments for batch in given.batches],
         )
         return StageOutcome([], apply_plan(model, plan))
@@ -74,16 +69,12 @@ def run_prune_stage(model: nn.Module, step: Prune, given: StageInput) -> StageOu
 
     with unchanged_on_error(model, contents=tensors_of(stage.targets)):
         layers = _pruned_layers(model, step, stage, replace(given, progress=progress))
-    return StageOutcome(list(_notes(said, len(layers))), layers)
-
-
-def _notes(said: Mapping[str, Sequence[str]], num_layers: int) -> Iterator[str]:
-    """What methods said of layers; of all of them once."""
+    notes = []
     for note, names in said.items():
-        if len(names) == num_layers > 1:
-            yield f"{note}."
-        else:
-            yield from (f"{name}: {note}." for name in names)
+        # What is said of all layers is said once.
+        is_common = len(names) == len(layers) > 1
+        notes += [f"{note}."] if is_common else [f"{name}: {note}." for name in names]
+    return StageOutcome(notes, layers)
 
 
 def _pruned_layers(
@@ -127,8 +118,24 @@ def prepare_stage(model: nn.Module, step: Prune, given: StageInput) -> PreparedS
     for target in targets:
         check_layer(target, pattern)
     batches = given.needed_batches(f"method {step.method!r}")
-    counts = _counts(model, step, pattern, targets, given)
-    return PreparedStage(pattern, targets, counts, batches)
+    density = pattern.resolve_density(None if step.sparsity is None else 1.0 - step.sparsity)
+    if pattern.fixed_density is not None and step.budget != "uniform":
+        raise RecipeError(
+            f"recipe: budget {step.budget!r} gives each layer its own sparsity, but pattern"
+            f" {pattern} fixes it at {1 - pattern.fixed_density:g}. Use budget: uniform."
+        )
+    budget = BUDGETS.get(step.budget)
+    layers = budget_layers(model, batches, targets, budget, density, pattern)
+    if budget.needs == "scores":
+        if step.needs != "gradients":
+            raise RecipeError(
+                f"recipe: budget {step.budget!r} compares the scores of all layers before any is"
+                f" pruned, which {step.method} does not have. Use uniform, erk, owl or sensitivity."
+            )
+        loss, method = given.needed_loss(model), _gradient_method(step, batches)
+        scores = score_by_gradients(model, batches, loss, targets, method)
+        layers = [replace(layer, scores=scores[layer.name]) for layer in layers]
+    return PreparedStage(pattern, targets, budget(layers, density), batches)
 
 
 def method_of(step: Prune) -> Method:
@@ -149,46 +156,5 @@ def _gradient_method(step: Prune, batches: Sequence[Batch]) -> GradientMethod:
 def _settings(step: Prune) -> dict[str, Any]:
     """The settings of the method's solver."""
     names = () if step.needs is None else METHODS[step.method].settings
-    own = {name: getattr(step, name) for name in names}
-    return {
-        _SOLVER_WORDS.get(name, name): value
-        for name, value in own.items()
-        if value is not None and name != _NOT_OF_SOLVERS
-    }
-
-
-def _counts(
-    model: nn.Module,
-    step: Prune,
-    pattern: Pattern,
-    targets: Sequence[Target],
-    given: StageInput,
-) -> list[int]:
-    density = pattern.resolve_density(None if step.sparsity is None else 1.0 - step.sparsity)
-    if pattern.fixed_density is not None and step.budget != "uniform":
-        raise RecipeError(
-            f"recipe: budget {step.budget!r} gives each layer its own sparsity, but pattern"
-            f" {pattern} fixes it at {1 - pattern.fixed_density:g}. Use budget: uniform."
-        )
-    budget = BUDGETS.get(step.budget)
-    layers = budget_layers(model, given.batches or [], targets, budget, density, pattern)
-    if budget.needs == "scores":
-        layers = _with_scores(model, step, layers, targets, given)
-    return budget(layers, density)
-
-
-def _with_scores(
-    model: nn.Module,
-    step: Prune,
-    layers: Sequence[BudgetLayer],
-    targets: Sequence[Target],
-    given: StageInput,
-) -> list[BudgetLayer]:
-    if step.needs != "gradients":
-        raise RecipeError(
-            f"recipe: budget {step.budget!r} compares the scores of all layers before any is"
-            f" pruned, which {step.method} does not have. Use uniform, erk, owl or sensitivity."
-        )
-    batches, loss = given.needed_batches(f"budget {step.budget!r}"), given.needed_loss(model)
-    scores = score_by_gradients(model, batches, loss, targets, _gradient_method(step, batches))
-    return [replace(layer, scores=scores[layer.name]) for layer in layers]
+    own = step.model_dump(include=set(names), exclude={_NOT_OF_SOLVERS}, exclude_none=True)
+    return {_SOLVER_WORDS.get(name, name): value for name, value in own.items()}

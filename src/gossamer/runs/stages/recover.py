@@ -81,8 +81,7 @@ def run_recover_stage(
     ):
         shown = list(held.in_order(size))
         calls = [batch.run for batch in shown[:: max(1, len(shown) // _CALIBRATED_ON)]]
-        quantised = fake_int8(model, step.scales, calibrate=calls)
-        with quantised if step.quantise else nullcontext():
+        with fake_int8(model, step.scales, calibrate=calls) if step.quantise else nullcontext():
             checkpoint, around = None, Surroundings()
             if given.kept is not None:
                 checkpoint, around = given.kept.opened(step.checkpoint, given.say)
@@ -105,8 +104,7 @@ def run_recover_stage(
                 ),
                 checkpoint=checkpoint,
             )
-    notes = _notes(step, loop, len(train.numbers))
-    return RecoverOutcome(notes, loop=loop, checks=checks.seen)
+    return RecoverOutcome(_notes(step, loop, len(train.numbers)), loop=loop, checks=checks.seen)
 
 
 @dataclass
@@ -121,8 +119,7 @@ class _Checks:
             self.seen.append(dict(record))
             names = {"held-out loss": HELD_OUT, "score": "score"}
             known = [f"{text} {record[name]:.4g}" for text, name in names.items() if name in record]
-            start = f"step {record['step']}, {record['minutes']:.1f} min"
-            self.say(", ".join([start, *known]))
+            self.say(", ".join([f"step {record['step']}, {record['minutes']:.1f} min", *known]))
 
     def close(self) -> None:
         """Nothing is open."""

@@ -6,7 +6,7 @@ Texts of like length come together, so that little is padding; which ones do cha
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -21,6 +21,7 @@ from gossamer.nn.families import is_decoder
 _STEPS_SORTED = 20
 _MAX_HELD_OUT = 512
 _OTHER_THAN_CALIBRATION = 0x5DEECE66D
+Item = TypeVar("Item")
 
 
 def takes_names(model: nn.Module) -> bool:
@@ -52,18 +53,16 @@ class RecoverySamples:
         count = min(max(1, round(total * held_out)), _MAX_HELD_OUT, total - 1)
         # Calibration draws by the same seed; what it fitted the weights to could choose nothing.
         generator = torch.Generator().manual_seed(seed ^ _OTHER_THAN_CALIBRATION)
-        order = torch.randperm(total, generator=generator).tolist()
-        held, rest = sorted(order[:count]), sorted(order[count:])
-        numbers = self.numbers
-        return (
-            replace(self, numbers=[numbers[i] for i in rest]),
-            replace(self, numbers=[numbers[i] for i in held]),
+        order = _shuffled(range(total), generator)
+        held, rest = (
+            replace(self, numbers=[self.numbers[i] for i in sorted(part)])
+            for part in (order[:count], order[count:])
         )
+        return rest, held
 
     def in_order(self, size: int) -> Iterator[Batch]:
         """Every sample once, the same batches every time."""
-        for group in _by_length(self.numbers, self.lengths, size):
-            yield self.make(group)
+        return map(self.make, _by_length(self.numbers, self.lengths, size))
 
     def mean_tokens(self, size: int) -> int:
         """Of a batch, padding left out."""
@@ -71,37 +70,35 @@ class RecoverySamples:
         return max(1, round(size * sum(used) / max(1, len(used))))
 
 
+@dataclass
 class SortedBatches:
     """Batches by number, of samples whose length is like; see `gossamer.data.batches`.
 
-    Args:
+    Attributes:
         samples: all come once in an epoch.
         size: samples of a batch; the last ones of an epoch may be fewer.
         seed: decides all orders.
     """
 
-    def __init__(self, samples: RecoverySamples, size: int, seed: int) -> None:
-        self._samples, self._size, self._seed = samples, size, seed
-        self._epoch = -1
-        self._groups: list[list[int]] = []
+    samples: RecoverySamples
+    size: int
+    seed: int
+    _epoch: int = -1
+    _groups: Sequence[list[int]] = ()
 
     def __len__(self) -> int:
-        return -(-len(self._samples.numbers) // self._size)
+        return -(-len(self.samples.numbers) // self.size)
 
     def __getitem__(self, number: int) -> Batch:
         epoch, place = divmod(number, len(self))
         if epoch != self._epoch:
-            self._groups, self._epoch = self._ordered(epoch), epoch
-        return self._samples.make(self._groups[place])
-
-    def _ordered(self, epoch: int) -> list[list[int]]:
-        numbers, generator = self._samples.numbers, generator_of(self._seed, epoch)
-        order = torch.randperm(len(numbers), generator=generator).tolist()
-        groups: list[list[int]] = []
-        for start in range(0, len(order), self._size * _STEPS_SORTED):
-            part = [numbers[i] for i in order[start : start + self._size * _STEPS_SORTED]]
-            groups += _by_length(part, self._samples.lengths, self._size)
-        return [groups[i] for i in torch.randperm(len(groups), generator=generator).tolist()]
+            generator = generator_of(self.seed, epoch)
+            numbers = _shuffled(self.samples.numbers, generator)
+            groups: list[list[int]] = []
+            for part in _cut(numbers, self.size * _STEPS_SORTED):
+                groups += _by_length(part, self.samples.lengths, self.size)
+            self._groups, self._epoch = _shuffled(groups, generator), epoch
+        return self.samples.make(self._groups[place])
 
 
 def samples_of_file(
@@ -109,8 +106,7 @@ def samples_of_file(
 ) -> RecoverySamples:
     """All of a file: pairs or texts for encoders, windows of the stream for decoders."""
     if is_decoder(model) or samples.ids_NT is not None:
-        ids_NT = windows(samples, tokenizer, max_tokens)
-        return samples_of_windows(ids_NT, named=takes_names(model))
+        return samples_of_windows(windows(samples, tokenizer, max_tokens), named=takes_names(model))
     if samples.pairs:
         return samples_of_pairs(samples.pairs, tokenizer, max_tokens)
     return samples_of_texts(sentences(samples.texts, tokenizer, max_tokens))
@@ -118,17 +114,19 @@ def samples_of_file(
 
 def samples_of_pairs(pairs: Sequence[Pair], tokenizer: Any, max_tokens: int) -> RecoverySamples:
     """First texts of a batch, then second ones; labels are scores as parts of the highest."""
-    first = sentences([pair.first for pair in pairs], tokenizer, max_tokens)
-    second = sentences([pair.second for pair in pairs], tokenizer, max_tokens)
+    sides = [
+        sentences([getattr(pair, side) for pair in pairs], tokenizer, max_tokens)
+        for side in ("first", "second")
+    ]
     top = max((abs(pair.score) for pair in pairs), default=1.0) or 1.0
 
     def make(numbers: Sequence[int]) -> Batch:
-        inputs = padded([side[i] for side in (first, second) for i in numbers])
+        inputs = padded([side[i] for side in sides for i in numbers])
         labels = torch.tensor([pairs[i].score / top for i in numbers])
         rows = tuple(2 * i + side for side in (0, 1) for i in numbers)
         return Batch(inputs, inputs["attention_mask"].bool(), labels, rows)
 
-    lengths = [2 * max(len(a), len(b)) for a, b in zip(first, second, strict=True)]
+    lengths = [2 * max(map(len, both)) for both in zip(*sides, strict=True)]
     return RecoverySamples(make, lengths, range(len(pairs)))
 
 
@@ -162,9 +160,16 @@ def samples_of_batches(batches: Sequence[Batch]) -> RecoverySamples:
     return RecoverySamples(make, [batch_tokens(batch) for batch in batches], range(len(batches)))
 
 
+def _shuffled(items: Sequence[Item], generator: torch.Generator) -> list[Item]:
+    return [items[i] for i in torch.randperm(len(items), generator=generator).tolist()]
+
+
+def _cut(numbers: list[int], size: int) -> list[list[int]]:
+    return [numbers[start : start + size] for start in range(0, len(numbers), size)]
+
+
 def _by_length(numbers: Sequence[int], lengths: Sequence[int], size: int) -> list[list[int]]:
-    order = sorted(numbers, key=lambda number: lengths[number])
-    return [order[start : start + size] for start in range(0, len(order), size)]
+    return _cut(sorted(numbers, key=lambda number: lengths[number]), size)
 
 
 def batch_tokens(batch: Batch) -> int:

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One `relufy` stage of a recipe: activations become ReLU, and their zeros are counted."""
 
-import torch
 from torch import nn
 
-from gossamer.nn.batch import Batch
 from gossamer.nn.relufication import ShiftedReLU, choose_shifts, fold_shifts, relufy
 from gossamer.recipes.stages import Relufy
 from gossamer.runs.stages.base import StageInput, StageOutcome, call_model
@@ -19,7 +17,8 @@ def run_relufy_stage(model: nn.Module, step: Relufy, given: StageInput) -> Stage
     # As biases, shifts are trained by what follows, and files need not know of them.
     fold_shifts(model)
     padded = all(batch.keep is not None for batch in batches)
-    found = measure_activation_sparsity(model, batches, call_model, keep=_keep if padded else None)
+    keep = (lambda batch: batch.keep) if padded else None
+    found = measure_activation_sparsity(model, batches, call_model, keep=keep)
     dead = max(layer.dead for layer in found.layers)
     notes = [
         f"relufy: {found.zeros:.0%} of the activations in feed-forward blocks are zero before"
@@ -31,8 +30,3 @@ def run_relufy_stage(model: nn.Module, step: Relufy, given: StageInput) -> Stage
             " that was relufied alike: gossamer.load(path, model=model)."
         )
     return StageOutcome(notes)
-
-
-def _keep(batch: Batch) -> torch.Tensor:
-    assert batch.keep is not None  # noqa: S101  (looked at before)
-    return batch.keep

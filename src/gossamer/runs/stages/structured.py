@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One `structured` stage of a recipe: whole heads and filters go, the model gets smaller."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -14,35 +13,26 @@ from gossamer.recipes.stages import Structured
 from gossamer.runs.stages.base import StageInput, StageOutcome
 
 
-def _ticking(loss: Loss, tick: Callable[[int, int], None]) -> Loss:
-    """The same loss; before each one it is safe to stop, and nobody knows how many will come."""
-
-    def ticking(model: nn.Module, batch: Any) -> torch.Tensor:
-        tick(0, 0)
-        return loss(model, batch)
-
-    return ticking
-
-
 def run_structured_stage(model: nn.Module, step: Structured, given: StageInput) -> StageOutcome:
     """Make `model` smaller in place."""
-    batches = given.needed_batches("structured pruning")
-    loss = _ticking(given.needed_loss(model), given.tick)
-    batches, held = hold_out(batches, step.hold_out)
-    dense = _sizes(model)
+    batches, held = hold_out(given.needed_batches("structured pruning"), step.hold_out)
+    plain_loss, dense = given.needed_loss(model), _sizes(model)
+
+    def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+        # Before each one it is safe to stop, and nobody knows how many will come.
+        given.tick(0, 0)
+        return plain_loss(model, batch)
+
     result = prune_structured(
         model,
         batches,
         loss,
-        budget=step.budget,
         tokens=mean_tokens(batches),
-        **step.model_dump(
-            include={"cost", "fisher", "rearrange", "tune", "refit", "multiple", "rounds"}
-        ),
+        **step.model_dump(exclude={"min_units", "hold_out"}),
         min_heads=step.min_units,
         min_filters=step.min_units,
         keep=_keep if any(batch.keep is not None for batch in batches) else None,
-        evaluate=None if not held else lambda state: -_mean_loss(state, held, loss),
+        evaluate=(lambda state: -_mean_loss(state, held, loss)) if held else None,
     )
     undone = [stage.name for stage in result.stages if not stage.kept]
     lines = [
@@ -82,19 +72,18 @@ def mean_tokens(batches: Sequence[Batch]) -> float:
     for batch in batches:
         first = batch.first_tensor()
         if first is not None and first.ndim >= 2:
-            kept = batch.keep
-            tokens += int(kept.sum()) if kept is not None else first.shape[:2].numel()
+            tokens += int(_keep(batch).sum())
             sequences += len(first)
     return tokens / sequences if sequences else 1.0
 
 
 def _keep(batch: Batch) -> torch.Tensor:
+    if batch.keep is not None:
+        return batch.keep
     first = batch.first_tensor()
-    if batch.keep is None and first is not None:
-        return torch.ones(first.shape[:2], dtype=torch.bool)
-    if batch.keep is None:
+    if first is None:
         raise ValueError("a batch without tensors")
-    return batch.keep
+    return torch.ones(first.shape[:2], dtype=torch.bool)
 
 
 def _sizes(model: nn.Module) -> int:

@@ -8,7 +8,7 @@ from torch import nn
 
 from gossamer.nn.tokens.token_pruning import add_token_pruning
 from gossamer.recipes.stages import Tokens
-from gossamer.runs.stages.base import StageInput, StageOutcome, call_model
+from gossamer.runs.stages.base import StageInput, StageOutcome, call_model, same_fields
 from gossamer.runs.stages.recover import samples_for, trainable
 from gossamer.runs.stages.recover_data import SortedBatches
 from gossamer.training.recovery import Batch, DistillationObjective, Teacher, Terms, check_apart
@@ -33,24 +33,21 @@ def run_tokens_stage(model: nn.Module, step: Tokens, given: StageInput) -> Stage
     encoder = add_token_pruning(model, normalise=step.normalise, dropped=step.dropped)
     kept = [step.keep ** (layer + 1) for layer in range(len(encoder.layer))]
     set_thresholds(model, batches[:_SHOWN], call_model, kept)
-    if step.soft_steps + step.hard_steps:
+    steps = step.soft_steps + step.hard_steps
+    if steps:
         terms = Terms(logits=step.logits, embeddings=step.embeddings)
         objective, seen = DistillationObjective(Teacher(teacher), terms), itertools.count()
 
         def loss(net: nn.Module, batch: Batch) -> torch.Tensor:
             # One loss per step; that of the first one comes before it is done.
-            given.tick(next(seen), step.soft_steps + step.hard_steps)
+            given.tick(next(seen), steps)
             return objective(net, batch)[0]
 
         plan = TokenPlan(
-            penalty=step.penalty,
-            soft_steps=step.soft_steps,
-            hard_steps=step.hard_steps,
+            **same_fields(step, TokenPlan),
             lr=step.rate,
             threshold_lr=step.threshold_rate,
-            temperature=step.temperature,
             final_temperature=step.temperature / 5,
-            seed=step.seed,
         )
         with trainable(model, step.freeze, "tokens.freeze"):
             train_token_pruning(model, batches, loss, plan)

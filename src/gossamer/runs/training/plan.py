@@ -9,9 +9,9 @@ import torch
 
 from gossamer.pruning.targets import find_targets
 from gossamer.recipes.stages import Train, read_pattern
-from gossamer.runs.training.optimizer import build_optimizer
+from gossamer.runs.training.models import build_optimizer
 from gossamer.runs.training.request import TrainRequest, make_task, model_of
-from gossamer.runs.training.stage import loop_settings
+from gossamer.runs.training.stage import loop_settings, only_loss
 from gossamer.training.checkpoint import seed_all, undisturbed_random
 from gossamer.training.memory import (
     KINDS,
@@ -70,17 +70,14 @@ def plan_run(request: TrainRequest, out: str) -> TrainingPlan:
         optimizer = build_optimizer(train.optimizer, model)
         model.train()
         began = time.perf_counter()
-        result = task.loss(model, task.batches[0])
-        loss = result[0] if isinstance(result, tuple) else result
-        torch.autograd.backward(loss)
+        torch.autograd.backward(only_loss(task.loss(model, task.batches[0])))
         optimizer.step()
         seconds = time.perf_counter() - began
     parameters = sum(param.numel() for param in model.parameters())
-    schedule = train.schedule
-    pruned = 0
+    schedule, targets = train.schedule, []
     if schedule is not None:
         targets = find_targets(model, schedule.targets, schedule.ignore)
-        pruned = sum(target.weight.numel() for target in targets)
+    pruned = sum(target.weight.numel() for target in targets)
     dense = dense_cost(weight_bytes=4, master_bytes=0, moment_bytes=_moment_bytes(train))
     per_parameter = dense.bytes_per_parameter(1.0)
     return TrainingPlan(
@@ -105,14 +102,18 @@ def _bytes_by_kind(train: Train, dense: StateCost, parameters: int, pruned: int)
         # One byte and one bit of mask beside every dense weight.
         sparse = {**rest, "positions": 1 + MASK_BYTES}
     else:
-        split = train.optimizer.master != "fp32"
-        weight_bytes = 2 if split else 4
+        schedule, sparsity = train.schedule, 0.0
+        if schedule is not None:
+            fixed = read_pattern(schedule.pattern).fixed_density
+            sparsity = schedule.sparsity or 0.0 if fixed is None else 1 - fixed
+        master_bytes = _LOW_BYTES[train.optimizer.master]
+        weight_bytes = 2 if master_bytes else 4
         sparse = state_cost(
             weight_bytes=weight_bytes,
-            master_bytes=_LOW_BYTES[train.optimizer.master],
+            master_bytes=master_bytes,
             moment_bytes=_moment_bytes(train),
             dense_bytes=weight_bytes if train.compaction == "resident" else 0,
-        ).by_kind(1 - _sparsity(train))
+        ).by_kind(1 - sparsity)
     both = {
         kind: round(rest.get(kind, 0) * (parameters - pruned) + sparse.get(kind, 0) * pruned)
         for kind in KINDS
@@ -124,12 +125,3 @@ def _moment_bytes(train: Train) -> float:
     settings = train.optimizer
     moments = {"adamw": 2, "lamb": 2, "lars": 1, "sgd": int(bool(settings.momentum))}
     return moment_bytes(moments[settings.name], eight_bit=settings.moments == "8bit")
-
-
-def _sparsity(train: Train) -> float:
-    if train.schedule is None:
-        return 0.0
-    fixed = read_pattern(train.schedule.pattern).fixed_density
-    if fixed is not None:
-        return 1 - fixed
-    return train.schedule.sparsity or 0.0

@@ -75,7 +75,7 @@ def make_task(request: TrainRequest, saved_tokenizer: bytes | None = None) -> Ta
     for text, option in ((request.data, "--data"), (request.evaluation, "--eval")):
         if text is not None:
             _check_data(train.task, text, option)
-    made = None if request.given is None else request.given()
+    made: Any = None if request.given is None else request.given()
     if isinstance(made, Task):
         return made
     if request.data is None:
@@ -88,36 +88,44 @@ def make_task(request: TrainRequest, saved_tokenizer: bytes | None = None) -> Ta
         task = image_task(request.data, train.batch, train.seed, flat=flat)
     else:
         make = text_task if train.task == "text" else labelled_task
+        # The recipe's word, else what the user's model takes at most.
+        context = getattr(made, "context", None)
+        if made is None or train.model is not None:
+            context = context_of(architecture_of(train))
         task = make(
             request.data,
             train.batch,
             train.seed,
-            context=_context(train, made),
-            tokens=train.data.tokens,
-            vocabulary=train.data.vocabulary,
-            holdout=train.data.holdout,
+            context=context if isinstance(context, int) else DEFAULT_CONTEXT,
+            **train.data.model_dump(),
             evaluation=request.evaluation,
             saved_tokenizer=saved_tokenizer,
         )
-    return task if made is None else _with_model(task, made)
+    if made is None:
+        return task
+    if not isinstance(made, nn.Module):
+        raise InputError(
+            f"--model: the function must return a torch module or a gossamer.data.tasks.Task, got"
+            f" {type(made).__name__}."
+        )
+    return replace(task, model=made)
 
 
 def _check_data(task: str, text: str, option: str) -> None:
     """Whether `text` can be data of the task, by its name alone: before a model is loaded."""
-    suffixes, what = _DATA[task]
-    generated = f"zoo:{task}"
-    expected = f"task {task} expected {what}, or {generated}"
+    (suffixes, what), generated, path = _DATA[task], f"zoo:{task}", Path(text)
+    fault = ""
     if text.startswith("zoo:"):
-        if text != generated:
-            raise InputError(f"{option} {text}: there are no such generated data; {expected}.")
-        return
-    path = Path(text)
-    if not path.exists():
-        raise InputError(f"{option} {text}: there is no such file or folder; {expected}.")
-    if path.is_dir() and task != "images":
-        raise InputError(f"{option} {text}: is a folder; {expected}.")
-    if path.is_file() and suffixes and path.suffix not in suffixes:
-        raise InputError(f"{option} {text}: is no {task.removesuffix('s')} data; {expected}.")
+        fault = "" if text == generated else "there are no such generated data"
+    elif not path.exists():
+        fault = "there is no such file or folder"
+    elif path.is_dir() and task != "images":
+        fault = "is a folder"
+    elif path.is_file() and suffixes and path.suffix not in suffixes:
+        fault = f"is no {task.removesuffix('s')} data"
+    if fault:
+        expected = f"task {task} expected {what}, or {generated}"
+        raise InputError(f"{option} {text}: {fault}; {expected}.")
 
 
 def model_of(train: Train, task: Task) -> nn.Module:
@@ -133,20 +141,3 @@ def architecture_of(train: Train) -> Architecture:
             " gpt, width: 128}; 'gossamer train' also takes a model of yours: --model."
         )
     return train.model
-
-
-def _context(train: Train, made: object) -> int:
-    """Tokens of a window: the recipe's word, else what the user's model takes at most."""
-    if made is None or train.model is not None:
-        return context_of(architecture_of(train))
-    takes = getattr(made, "context", None)
-    return takes if isinstance(takes, int) else DEFAULT_CONTEXT
-
-
-def _with_model(task: Task, model: Any) -> Task:
-    if not isinstance(model, nn.Module):
-        raise InputError(
-            f"--model: the function must return a torch module or a gossamer.data.tasks.Task, got"
-            f" {type(model).__name__}."
-        )
-    return replace(task, model=model)

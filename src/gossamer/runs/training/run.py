@@ -1,22 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training run from the request to the artifact, in one process or as a rank of several."""
+"""A training run from the request to the artifact, in one process or as a rank of several.
+
+What goes into the artifact holds no times, so that a resumed run writes the same bytes; times stand
+in metrics.jsonl and on the page beside it.
+"""
 
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from gossamer.io import save
 from gossamer.io.artifact import check_destination
+from gossamer.nn.layer_kinds import sparse_layers, title_of
+from gossamer.nn.layers import SparseLayer
+from gossamer.pruning import LayerResult
 from gossamer.recipes.stages import Mesh
-from gossamer.report import Report
-from gossamer.runs.training.plan import TrainingPlan, plan_run
-from gossamer.runs.training.report import (
-    report_content,
-    training_card,
-    training_report,
-    write_page,
+from gossamer.report import (
+    Card,
+    Comparison,
+    Figure,
+    Page,
+    Report,
+    describe_machine,
+    format_bytes,
+    render_card,
+    write_html,
 )
+from gossamer.runs.curves import Records, curves
+from gossamer.runs.reporting import make_report
+from gossamer.runs.training.plan import TrainingPlan, plan_run
 from gossamer.runs.training.request import TrainRequest
 from gossamer.runs.training.stage import Trained, run_training
 from gossamer.runs.voice import Progress, Quiet, Voice, told_how_to_resume
@@ -24,6 +39,8 @@ from gossamer.training.distributed import picture, split_batch
 from gossamer.training.distributed.placement import MeshSettings, ProcessMesh
 from gossamer.training.distributed.processes import Timeouts, joined, restarts, world_of_environment
 from gossamer.training.run_files import RunFolder, read_metrics
+
+_NO_TIME = "The time of a forward pass was not measured; run 'gossamer explain' on the artifact."
 
 
 @dataclass(frozen=True)
@@ -90,51 +107,146 @@ def _run_here(
     if is_lead:
         check_destination(target)
     folder = RunFolder(target)
+    stages: list[Progress] = []
     with told_how_to_resume(request.how_to_resume), ExitStack() as stack:
         if is_lead:
             stack.enter_context(folder.opened(resume=request.resume))
-        trained = _train(request, folder, voice, grid)
+        with ExitStack() as shown:
+
+            def progress(step: int, steps: int) -> None:
+                # Begun here: the length may follow from the data, and a resumed run has less.
+                if not stages:
+                    stages.append(shown.enter_context(voice.stage("training", steps - step + 1)))
+                stages[0].advance()
+
+            trained = run_training(request, folder, say=voice.note, progress=progress, grid=grid)
         if not is_lead:
             return None
         with voice.stage("saving"):
             return _save(trained, request, target, folder)
 
 
-def _train(
-    request: TrainRequest, folder: RunFolder, voice: Voice, grid: ProcessMesh | None
-) -> Trained:
-    with ExitStack() as stack:
-        stages: list[Progress] = []
-
-        def progress(step: int, steps: int) -> None:
-            # Begun here: the length may follow from the data, and a resumed run has fewer steps.
-            if not stages:
-                stages.append(stack.enter_context(voice.stage("training", steps - step + 1)))
-            stages[0].advance()
-
-        return run_training(request, folder, say=voice.note, progress=progress, grid=grid)
-
-
 def _save(trained: Trained, request: TrainRequest, target: Path, folder: RunFolder) -> TrainResult:
-    report, loop = training_report(trained), trained.loop
-    records = read_metrics(folder.metrics)
-    content = report_content(trained, report, request.recipe, records)
+    report, loop, task = _training_report(trained), trained.loop, trained.task
+    records, machine = read_metrics(folder.metrics), describe_machine()
+    scores = [Figure(name, "score", (None, value)) for name, value in loop.quality.items()]
+    size = Figure("bytes of tensors", "bytes", (report.bytes_dense, report.bytes_sparse))
+    comparison = Comparison(("dense", "trained"), (*scores, size))
+    names = ("step", "layers", "weights", "values", "bytes_before", "bytes_after", "modes")
+    found = (record for record in records if record["kind"] == "compaction")
+    # report.json of the artifact: nothing in it depends on a clock.
+    content = {
+        **report.to_dict(),
+        "base": f"trained from scratch: {task.name}",
+        "recipe": request.recipe.model_dump(mode="json", exclude_none=True),
+        "quality": dict(loop.quality),
+        "training": {
+            "steps": loop.step,
+            "batches": loop.taken,
+            "skipped": loop.skipped,
+            "data": task.digest,
+            "compaction": next(({name: each[name] for name in names} for each in found), None),
+        },
+        "machine": machine,
+    }
+    stage = request.train.model_dump(mode="json", exclude_none=True)
+    card = Card(
+        title=folder.target.name,
+        base=f"a fresh model, {loop.settings.steps} steps on {task.name}",
+        method={key: str(value) for key, value in stage.items()},
+        report=report,
+        comparison=comparison,
+        machine=machine,
+        limits=("Quality was measured on held-out data of the same source.", *report.notes),
+    )
     save(
         loop.model.eval(),
         target,
         report=content,
-        card=training_card(trained, report, request.recipe, folder.target.name),
-        beside=dict(trained.task.beside),
+        card=render_card(card),
+        beside=dict(task.beside),
     )
-    page = write_page(trained, report, records, folder.report)
-    effect = [r for r in records if r["kind"] == "compaction-effect"]
-    times = (effect[-1]["ms_before"], effect[-1]["ms_after"]) if effect else None
-    document = {
-        **content,
-        "out": str(target),
-        "run": str(folder.path),
-        "report": str(page),
-        "step_ms": times,
-    }
-    quality, resumed = dict(loop.quality), trained.resumed
-    return TrainResult(report, target, folder.path, page, loop.step, quality, resumed, document)
+    page = _write_page(trained, report, comparison, records, folder.report)
+    effects = [r for r in records if r["kind"] == "compaction-effect"]
+    places = {"out": str(target), "run": str(folder.path), "report": str(page)}
+    times = (effects[-1]["ms_before"], effects[-1]["ms_after"]) if effects else None
+    return TrainResult(
+        report,
+        target,
+        folder.path,
+        page,
+        loop.step,
+        dict(loop.quality),
+        trained.resumed,
+        {**content, **places, "step_ms": times},
+    )
+
+
+def _training_report(trained: Trained) -> Report:
+    """The trained model beside its dense form."""
+    model = trained.loop.model
+    results = _layers(model)
+    weights, kept = sum(r.numel for r in results), sum(r.nnz for r in results)
+    parameters = sum(param.numel() for param in model.parameters())
+    compact = sum(
+        m.matrix_shape[0] * m.matrix_shape[1] - m.nnz for _, m in sparse_layers(model, "compact")
+    )
+    quality = next(iter(trained.loop.quality.values()), None)
+    report = make_report(model, results, trained.dense_bytes, quality_sparse=quality)
+    return replace(
+        report,
+        sparsity=1 - kept / weights if weights else 0.0,
+        global_sparsity=(weights - kept) / max(parameters + compact, 1),
+        notes=[*report.notes, _NO_TIME],
+    )
+
+
+def _write_page(
+    trained: Trained, report: Report, comparison: Comparison, records: Records, path: Path
+) -> Path:
+    """report.html: loss, sparsity, memory and step time over the run."""
+    loop = trained.loop
+    quality = ", ".join(f"{name} {value:.4g}" for name, value in loop.quality.items())
+    page = Page(
+        title=f"Training: {trained.task.name}",
+        lead=f"{loop.step} steps, {report.sparsity:.1%} zeros in {len(report.layers)} layers."
+        f" {quality}",
+        comparison=comparison,
+        layers=(),
+        machine=describe_machine(),
+        curves=curves(records),
+        notes=(*report.notes, *_traffic(records)),
+    )
+    return write_html(page, path)
+
+
+def _traffic(records: Records) -> list[str]:
+    """What the leading rank sends in a step, once masks are final."""
+    found = [record for record in records if record["kind"] == "traffic"]
+    parts = ", ".join(
+        f"{format_bytes(count)} of {purpose}"
+        for record in found[-1:]
+        for purpose, count in record.items()
+        if purpose not in ("kind", "step")
+    )
+    return [f"Rank 0 sends {parts} in every step."] if found else []
+
+
+def _layers(model: nn.Module) -> list[LayerResult]:
+    """Every masked and compact weight once; tied layers are named beside it."""
+    found: dict[int, list[tuple[str, SparseLayer]]] = {}
+    for name, module in sparse_layers(model):
+        found.setdefault(id(module.trained()), []).append((name, module))
+    return [
+        LayerResult(
+            name=name,
+            kind=title_of(module),
+            shape=module.weight_shape,
+            pattern=module.pattern,
+            nnz=module.nnz,
+            itemsize=module.trained().element_size(),
+            tied=tuple(other for other, _ in twins),
+            mask_digest=module.mask_digest(),
+        )
+        for (name, module), *twins in found.values()
+    ]

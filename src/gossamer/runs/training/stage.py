@@ -1,27 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One `train` stage carried out: task, model, optimizer, schedule, loop, checkpoints, resume."""
+"""One `train` stage carried out: task, model, optimizer, schedule, loop, checkpoints, resume.
+
+A checkpoint is only taken up by the run that wrote it.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 from gossamer.data.tasks import Task, tensors_digest
+from gossamer.errors import RecipeError
+from gossamer.ops import active_kernels
+from gossamer.recipes import content_differences, recipe_content
 from gossamer.recipes.stages import IterativeSettings, Train, step_of
+from gossamer.runs.kept_run import metrics_bytes
 from gossamer.runs.schedules import attach, one_training
-from gossamer.runs.training.identity import check_identity, run_identity, saved_tokenizer
-from gossamer.runs.training.optimizer import build_optimizer
+from gossamer.runs.training.models import build_optimizer
 from gossamer.runs.training.request import TrainRequest, make_task, model_of
 from gossamer.runs.voice import Say
 from gossamer.training.checkpoint import (
     Checkpoint,
     CheckpointStore,
     CheckpointWriter,
-    read_counters,
     seed_all,
 )
+from gossamer.training.distributed import AXES, MeshSizes
 from gossamer.training.distributed.placement import ProcessMesh
 from gossamer.training.distributed.processes import check_alike, check_masks, shared_checkpoint
 from gossamer.training.growth import Growth, GrowthStep
@@ -37,7 +42,11 @@ from gossamer.training.loop import (
 from gossamer.training.optim import LAMB, LARS
 from gossamer.training.run_files import MetricsFile, RunFolder, Sink, TensorBoard
 
+_SAME_IN_LOOP = {"accumulate", "clip", "precision", "recompute", "compaction", "log_every"}
 _SMALLER = "Use a smaller model or batch, or recompute: true; 'gossamer train --dry-run' says more."
+# What makes it another run.
+_DECISIVE = ("recipe", "data", "model", "tokenizer")
+_MAX_SHOWN = 300
 
 
 @dataclass(frozen=True)
@@ -54,7 +63,7 @@ class Trained:
     loop: Loop
     task: Task
     dense_bytes: int
-    resumed: bool = False
+    resumed: bool
 
 
 def loop_settings(train: Train, task: Task) -> LoopSettings:
@@ -64,26 +73,16 @@ def loop_settings(train: Train, task: Task) -> LoopSettings:
     length = steps
     if isinstance(train.schedule, IterativeSettings):
         length = one_training(train.schedule, steps)[0]
+    warmup = min(step_of(train.rate.warmup, length), length)
     return LoopSettings(
         steps=steps,
-        rate=LearningRate(
-            train.rate.shape,
-            length,
-            train.warmup_steps(length),
-            train.rate.floor,
-            train.rate.decay,
-        ),
-        accumulate=train.accumulate,
-        clip=train.clip,
-        precision=train.precision,
-        recompute=train.recompute,
-        compaction=train.compaction,
+        rate=LearningRate(train.rate.shape, length, warmup, train.rate.floor, train.rate.decay),
+        **train.model_dump(include=_SAME_IN_LOOP),
         split_masters=train.optimizer.master != "fp32",
         # Of one process: modes are measured on them.
         tokens=max(1, task.tokens // (1 if train.mesh is None else train.mesh.sizes.num_parts)),
         grow=growth_steps(train, steps),
         step_tokens=task.tokens * train.accumulate,
-        log_every=train.log_every,
         evaluate_every=train.evaluation.every,
         checkpoint_every=train.checkpoint.every,
         on_full_disk=train.checkpoint.on_full_disk,
@@ -120,14 +119,14 @@ def run_training(
     # A user's function builds a model in there.
     seed_all(train.seed)
     with memory_for("reading the data", "Give less of it, or close other programs."):
-        task = make_task(request, saved_tokenizer(checkpoint))
-    run = run_identity(request, task)
+        task = make_task(request, _saved_tokenizer(checkpoint))
+    run = _run_identity(request, task)
     if grid is not None:
         # Not the kernels: hosts of a cluster may have different CPUs.
-        alike = {name: run[name] for name in ("recipe", "data", "model", "tokenizer")}
+        alike = {name: run[name] for name in _DECISIVE}
         check_alike({**alike, "version of torch": str(torch.__version__)}, grid.session.patient)
     if checkpoint is not None:
-        run = check_identity(run, checkpoint, request.allow_change, say)
+        run = _check_identity(run, checkpoint, request.allow_change, say)
     with memory_for("building the model", _SMALLER):
         prepared = prepare(request, task, run, folder, store, checkpoint, progress, grid)
     loop = prepared.loop
@@ -158,7 +157,7 @@ def prepare(
     store: CheckpointStore,
     checkpoint: Checkpoint | None,
     progress: Progress | None,
-    grid: ProcessMesh | None = None,
+    grid: ProcessMesh | None,
 ) -> Trained:
     """Everything a run needs, seeded, before its first step."""
     train = request.train
@@ -166,13 +165,24 @@ def prepare(
     # Again: a user's function may draw what it likes.
     seed_all(train.seed)
     model = model_of(train, task)
-    num_bytes = sum(t.numel() * t.element_size() for t in model.state_dict().values())
+    num_bytes = sum(tensor.nbytes for tensor in model.state_dict().values())
     optimizer = build_optimizer(train.optimizer, model)
-    control = attach_schedule(train, task, model, optimizer, settings.steps)
+    control: Control | None = None
+    if train.schedule is not None:
+        control = attach(
+            model,
+            train.schedule,
+            optimizer,
+            total_steps=settings.steps,
+            data=[task.batches[0]],
+            loss=lambda net, batch: only_loss(task.loss(net, batch)),
+        )
+        if isinstance(optimizer, LAMB | LARS):
+            optimizer.follow_masks(model)
     is_lead = grid is None or grid.is_lead
     sinks: list[Sink] = []
     if is_lead:
-        sinks.append(MetricsFile(folder.metrics, _metrics_bytes(checkpoint)))
+        sinks.append(MetricsFile(folder.metrics, metrics_bytes(checkpoint)))
     if is_lead and request.tensorboard:
         sinks.append(TensorBoard(folder.path / "tensorboard"))
     around = Surroundings(
@@ -210,29 +220,64 @@ def growth_steps(train: Train, steps: int) -> tuple[GrowthStep, ...]:
     )
 
 
-def attach_schedule(
-    train: Train, task: Task, model: nn.Module, optimizer: torch.optim.Optimizer, steps: int
-) -> Control | None:
-    """The schedule at work; None if the recipe has none."""
-    if train.schedule is None:
-        return None
-    control: Control = attach(
-        model,
-        train.schedule,
-        optimizer,
-        total_steps=steps,
-        data=[task.batches[0]],
-        loss=lambda net, batch: _only_loss(task.loss(net, batch)),
-    )
-    if isinstance(optimizer, LAMB | LARS):
-        optimizer.follow_masks(model)
-    return control
-
-
-def _only_loss(result: Any) -> torch.Tensor:
+def only_loss(result: Any) -> torch.Tensor:
+    """The loss of what a task's loss gives: itself, or the first of several."""
     loss: torch.Tensor = result[0] if isinstance(result, tuple) else result
     return loss
 
 
-def _metrics_bytes(checkpoint: Checkpoint | None) -> int:
-    return 0 if checkpoint is None else int(read_counters(checkpoint.state)["metrics_bytes"])
+def _run_identity(request: TrainRequest, task: Task) -> dict[str, Any]:
+    """Everything that decides the result to the last bit."""
+    recipe = recipe_content(request.recipe)
+    # A run may go on with another grid: it decides last bits only, like a machine.
+    found = recipe["stages"][0]["train"].pop("mesh", None)
+    mesh = {} if found is None else {"mesh": str(MeshSizes(**{axis: found[axis] for axis in AXES}))}
+    return {
+        "recipe": recipe,
+        "data": task.digest,
+        "model": request.given_name,
+        "tokenizer": {name: raw.decode("utf-8") for name, raw in task.beside.items()},
+        "machine": {
+            "torch": str(torch.__version__),
+            "kernels": active_kernels(),
+            "threads": torch.get_num_threads(),
+            **mesh,
+        },
+        "changes": [],
+    }
+
+
+def _check_identity(
+    run: dict[str, Any], checkpoint: Checkpoint, allow_change: bool, say: Say
+) -> dict[str, Any]:
+    """`run` with the changes so far; InputError if it is another run than the checkpoint's."""
+    old = checkpoint.run
+    before, now = ({name: held.get(name) for name in _DECISIVE} for held in (old, run))
+    texts = map(str, content_differences(before, now))
+    changed = [t if len(t) <= _MAX_SHOWN else f"{t[:_MAX_SHOWN]} ..." for t in texts]
+    if changed and not allow_change:
+        raise RecipeError(
+            f"{checkpoint.path.parent.parent}: its checkpoint belongs to another run:\n  "
+            + "\n  ".join(changed)
+            + "\nResume with the recipe and data of that run, add --allow-recipe-change to go on"
+            " with the new ones, or delete the folder."
+        )
+    if changed:
+        say("Going on although this changed: " + "; ".join(changed))
+    if old.get("machine") != run["machine"]:
+        say(
+            f"The run began with {old.get('machine')} and goes on with {run['machine']}: results"
+            " may differ in the last bits."
+        )
+    earlier = old.get("changes")
+    changes = [*earlier] if isinstance(earlier, list) else []
+    if changed:
+        changes.append({"step": checkpoint.step, "changed": changed})
+    return {**run, "changes": changes}
+
+
+def _saved_tokenizer(checkpoint: Checkpoint | None) -> bytes | None:
+    """The tokenizer.json that a run learned from its text, so that it is not learned anew."""
+    saved = None if checkpoint is None else checkpoint.run.get("tokenizer")
+    text = saved.get("tokenizer.json") if isinstance(saved, dict) else None
+    return text.encode("utf-8") if isinstance(text, str) else None

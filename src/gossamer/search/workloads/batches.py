@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.nn.batch import Batch
 from gossamer.pruning.calibration import as_batches
-from gossamer.runs.stages import samples_of_batches
+from gossamer.runs.stages import batch_tokens, samples_of_batches
 from gossamer.search.workloads.workload import Measure, Workload, split_data, user_quality
 
 _LEAST_BATCHES = 6
@@ -32,11 +31,13 @@ def batch_workload(
             " module:function. It is called with a model and a list of batches."
         )
     batches = as_batches(data, "shrink")
-    given = [None if part is None else as_batches(part, "shrink") for part in (choose, report)]
+    first, last = (
+        None if part is None else as_batches(part, "shrink") for part in (choose, report)
+    )
     training, choosing, reporting = split_data(
         len(batches),
         lambda numbers: [batches[i] for i in numbers],
-        (given[0], given[1]),
+        (first, last),
         "batches",
         _LEAST_BATCHES,
     )
@@ -44,35 +45,27 @@ def batch_workload(
     inputs = timed.first_tensor()
     if inputs is None:
         raise InputError("shrink: a batch holds no tensor.")
+    digest = hashlib.sha256()
+    for batch in training:
+        found = batch.first_tensor()
+        if found is not None:
+            flat = found.detach().cpu().contiguous().view(-1).view(torch.uint8)
+            digest.update(flat.numpy().tobytes())
     has_pixels = inputs.is_floating_point() and inputs.ndim == 4
-    rows = inputs.numel() if not inputs.is_floating_point() else inputs.shape[:-1].numel()
+    with torch.no_grad():
+        outputs = timed.run(model)
+    gives_logits = isinstance(outputs, torch.Tensor) or getattr(outputs, "logits", None) is not None
     return Workload(
         model=model,
         batches=lambda: training,
         samples=lambda: samples_of_batches(training),
         loss=None,
-        terms={"logits": 1.0} if _gives_logits(model, timed) else {"embeddings": 1.0},
+        terms={"logits" if gives_logits else "embeddings": 1.0},
         choosing=user_quality(metric, choosing, f"{len(choosing)} batches"),
         reporting=user_quality(metric, reporting, f"{len(reporting)} batches"),
         timed=timed,
         timed_text=f"one batch of {' x '.join(map(str, inputs.shape))}",
-        tokens=len(inputs) if has_pixels else max(1, rows),
-        digest=_digest(training),
+        tokens=len(inputs) if has_pixels else batch_tokens(timed),
+        digest=digest.hexdigest(),
         example=inputs if has_pixels else None,
     )
-
-
-def _gives_logits(model: nn.Module, batch: Batch) -> bool:
-    with torch.no_grad():
-        outputs = batch.run(model)
-    return isinstance(outputs, torch.Tensor) or getattr(outputs, "logits", None) is not None
-
-
-def _digest(batches: Sequence[Batch]) -> str:
-    digest = hashlib.sha256()
-    for batch in batches:
-        found = batch.first_tensor()
-        if found is not None:
-            flat = found.detach().cpu().contiguous().view(-1).view(torch.uint8)
-            digest.update(flat.numpy().tobytes())
-    return digest.hexdigest()

@@ -9,6 +9,7 @@ from torch import nn
 
 from gossamer.data.files import ImageSet
 from gossamer.nn.batch import Batch
+from gossamer.nn.layer_kinds import kind_name
 from gossamer.runs import Quality
 from gossamer.runs.stages import RecoverySamples
 from gossamer.search.workloads.text import label_loss
@@ -35,12 +36,14 @@ def image_workload(
     metric: Measure | None = None,
 ) -> Workload:
     """Accuracy of a classifier; the final figure is of x_test and y_test, if the file has them."""
-    report = report or data.test
-    training, choosing, reporting = split_data(
-        len(data.labels), data.part, (choose, report), data.name
-    )
+    given = (choose, report or data.test)
+    training, choosing, reporting = split_data(len(data.labels), data.part, given, data.name)
     example = training.pixels[:1]
-    calibration = training.part(range(_calibrated(model, training.pixels)))
+    calibrated = min(len(training.pixels), _CALIBRATED)
+    if "conv" in map(kind_name, model.modules()):
+        enough = _CONVOLVED_PIXELS // example.shape[-2:].numel()
+        calibrated = min(max(enough, _CALIBRATION_BATCH), calibrated)
+    calibration = training.part(range(calibrated))
     digest = hashlib.sha256(training.pixels.numpy().tobytes() + training.labels.numpy().tobytes())
     return Workload(
         model=model,
@@ -64,15 +67,6 @@ def _quality(data: ImageSet, metric: Measure | None) -> Quality:
         return user_quality(metric, data, data.name)
     where = f"{len(data.labels)} images, {data.name}"
     return accuracy_quality(lambda: _batches(data, _EVALUATED), where)
-
-
-def _calibrated(model: nn.Module, pixels: torch.Tensor) -> int:
-    """How many images to calibrate by."""
-    wanted = _CALIBRATED
-    if any(isinstance(module, nn.Conv2d) for module in model.modules()):
-        enough = _CONVOLVED_PIXELS // pixels.shape[-2:].numel()
-        wanted = min(max(enough, _CALIBRATION_BATCH), _CALIBRATED)
-    return min(len(pixels), wanted)
 
 
 def _batches(data: ImageSet, size: int) -> list[Batch]:

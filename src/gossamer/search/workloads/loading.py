@@ -28,22 +28,23 @@ def load_workload(
     metric: Callable[[nn.Module, Any], float] | None = None,
 ) -> Workload:
     """Files are read; all three parts must be of one kind."""
-    parts = [None if part is None else read_part(part) for part in (data, choose, report)]
-    check_parts(*parts)
+    first: Any
+    first, choose, report = (
+        None if part is None else read_part(part) for part in (data, choose, report)
+    )
     # One kind: what the first part is, the others are.
-    first: Any = parts[0]
+    check_parts(first, choose, report)
     make: Callable[..., Workload] = batch_workload
     if isinstance(first, Texts):
         make = partial(text_workload, tokenizer=tokenizer)
     elif isinstance(first, ImageSet):
         make = image_workload
-    return make(model, first, choose=parts[1], report=parts[2], metric=metric)
+    return make(model, first, choose=choose, report=report, metric=metric)
 
 
 def check_parts(data: Any, choose: Any = None, report: Any = None) -> None:
     """What can be wrong with data that were read, whatever the model is; InputError says it."""
-    parts = (data, choose, report)
-    kinds = {type(part) for part in parts if part is not None}
+    kinds = {type(part) for part in (data, choose, report) if part is not None}
     if len(kinds) != 1:
         raise InputError(
             "shrink: the data to fit, to choose by and to report must be of one kind, got"

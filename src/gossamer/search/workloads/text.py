@@ -16,7 +16,7 @@ from gossamer.data.files import Texts
 from gossamer.errors import InputError
 from gossamer.nn.batch import Batch
 from gossamer.nn.families import is_decoder
-from gossamer.pruning.gradients import next_token_loss, output_of
+from gossamer.pruning.gradients import Loss, next_token_loss, output_of
 from gossamer.recipes import Calibration
 from gossamer.runs import Quality, calibration_batches, pair_loss, quality_of
 from gossamer.runs.stages import RecoverySamples, samples_of_file
@@ -29,6 +29,7 @@ from gossamer.search.workloads.workload import (
     user_quality,
 )
 
+_TOKENS = 128
 _EVALUATED_TOKENS = 4096
 # What recovery matches: the vectors of an encoder, the distribution of everything with logits.
 _VECTORS = {"embeddings": 1.0, "similarity": 10.0}
@@ -45,54 +46,68 @@ def text_workload(
     choose: Texts | None = None,
     report: Texts | None = None,
     metric: Measure | None = None,
-    tokens: int = 128,
 ) -> Workload:
     """Split the data where there are no files for the parts, and make an input to time."""
     if data.ids_NT is not None:
         raise InputError(f"{data.path}: shrink reads text, pairs or labels, not token tensors.")
     training, choosing, reporting = split_texts(data, choose, report)
-    calibration = Calibration(tokens=tokens, samples=512)
-    measures = [
+    tokens, calibration = _TOKENS, Calibration(tokens=_TOKENS, samples=512)
+    first, last = (
         _quality(model, part, tokenizer, calibration, metric) for part in (choosing, reporting)
-    ]
-    config: Any = getattr(model, "config", None)
-    vocabulary = getattr(config, "vocab_size", None)
+    )
+    vocabulary = getattr(getattr(model, "config", None), "vocab_size", None)
     if vocabulary is None:
         raise InputError(
             f"{type(model).__name__}: shrink reads text for transformers models with a vocabulary."
         )
     decoder = is_decoder(model)
-    loss, terms = _aim(training, decoder=decoder)
+    loss: Loss | None = None
+    terms = _VECTORS
+    if decoder:
+        loss, terms = next_token_loss, _LOGITS
+    elif training.labels:
+        loss, terms = label_loss, {**_LOGITS, **_LABELS}
+    elif training.pairs:
+        loss, terms = pair_loss, {**_VECTORS, **_LABELS}
+    lines = "".join(f"{text}\n" for text in training.texts)
+    scores = [pair.score for pair in training.pairs] + list(training.labels)
     ids_BT = typical_ids(sentences(training.texts[:tokens], tokenizer, tokens), vocabulary, tokens)
+    classifies = bool(training.labels) and not decoder
+
+    def samples() -> RecoverySamples:
+        plain = samples_of_file(model, training, tokenizer, tokens)
+        labels = torch.tensor(training.labels)
+
+        def make(numbers: Sequence[int]) -> Batch:
+            return replace(plain.make(numbers), labels=labels[list(numbers)])
+
+        return replace(plain, make=make) if classifies else plain
+
+    def batches() -> list[Batch]:
+        if not classifies:
+            return calibration_batches(model, training, tokenizer, calibration)
+        held_out = 1 - min(0.99, calibration.samples / len(training.texts))
+        return list(samples().split(held_out, calibration.seed)[0].in_order(32))
+
     timed = {"input_ids": ids_BT}
     if not decoder:
         timed["attention_mask"] = torch.ones_like(ids_BT)
     return Workload(
         model=model,
-        batches=lambda: _batches(model, training, tokenizer, calibration),
-        samples=lambda: _samples(model, training, tokenizer, tokens),
+        batches=batches,
+        samples=samples,
         loss=loss,
         terms=terms,
-        choosing=measures[0],
-        reporting=measures[1],
+        choosing=first,
+        reporting=last,
         timed=Batch(timed),
         timed_text=f"1 x {tokens} tokens",
         tokens=tokens,
-        digest=_digest(training),
+        digest=hashlib.sha256(f"{lines}{scores}".encode()).hexdigest(),
         kind="decoder" if decoder else "encoder",
         tokenizer=tokenizer,
         texts={"training": training, "choosing": choosing, "reporting": reporting},
     )
-
-
-def _aim(data: Texts, *, decoder: bool) -> tuple[Any, dict[str, float]]:
-    if decoder:
-        return next_token_loss, dict(_LOGITS)
-    if data.labels:
-        return label_loss, {**_LOGITS, **_LABELS}
-    if data.pairs:
-        return pair_loss, {**_VECTORS, **_LABELS}
-    return None, dict(_VECTORS)
 
 
 def label_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
@@ -100,26 +115,6 @@ def label_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
     if batch.labels is None:
         raise InputError("the loss of a classifier needs labels.")
     return cross_entropy(output_of(batch.run(model)).float(), batch.labels)
-
-
-def _batches(model: nn.Module, data: Texts, tokenizer: Any, settings: Calibration) -> list[Batch]:
-    if not data.labels or is_decoder(model):
-        return calibration_batches(model, data, tokenizer, settings)
-    samples = _samples(model, data, tokenizer, settings.tokens)
-    train, _ = samples.split(1 - min(0.99, settings.samples / len(samples.numbers)), settings.seed)
-    return list(train.in_order(32))
-
-
-def _samples(model: nn.Module, data: Texts, tokenizer: Any, tokens: int) -> RecoverySamples:
-    plain = samples_of_file(model, data, tokenizer, tokens)
-    if not data.labels or is_decoder(model):
-        return plain
-    labels = torch.tensor(data.labels)
-
-    def make(numbers: Sequence[int]) -> Batch:
-        return replace(plain.make(numbers), labels=labels[list(numbers)])
-
-    return replace(plain, make=make)
 
 
 def _quality(
@@ -144,14 +139,6 @@ def _quality(
             " scores, texts with labels, or a text for a language model."
         )
     return found
-
-
-def _digest(data: Texts) -> str:
-    digest = hashlib.sha256()
-    for text in data.texts:
-        digest.update(text.encode() + b"\n")
-    digest.update(repr([pair.score for pair in data.pairs] + list(data.labels)).encode())
-    return digest.hexdigest()
 
 
 def split_texts(

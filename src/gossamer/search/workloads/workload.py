@@ -13,9 +13,8 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.nn.batch import Batch
 from gossamer.ops.timing import fair_clock, race, stopwatch
-from gossamer.pruning.calibration import evaluating
+from gossamer.pruning.calibration import Batch, evaluating
 from gossamer.pruning.gradients import Loss, output_of
 from gossamer.pruning.targets import find_targets
 from gossamer.runs import Quality
@@ -99,20 +98,20 @@ class Workload:
             watch = stopwatch(self.timed.call(model), fair_clock())
             return race([watch], budget_seconds=seconds)[0] / 1e3
 
-    def lost(self, dense: float, quality: float) -> float:
-        """The quality given up, as a fraction: of the whole of a score, of a perplexity."""
-        return self.choosing.lost(dense, quality)
 
-
-def split_numbers(
-    count: int, *, choose: bool, report: bool, where: str, least: int = MIN_SAMPLES
-) -> tuple[list[int], list[int], list[int]]:
-    """Which samples train, choose and report; a part that the user gave a file for is empty.
+def split_data(
+    count: int,
+    take: Callable[[Sequence[int]], Part],
+    given: tuple[Part | None, Part | None],
+    where: str,
+    least: int = MIN_SAMPLES,
+) -> tuple[Part, Part, Part]:
+    """The parts to fit to, to choose by and to report; those that are not given are set aside.
 
     Args:
         count: of all samples.
-        choose: whether some are needed to choose by.
-        report: whether some are needed for the final figure.
+        take: the part of the data with these samples.
+        given: what the user gave to choose by, and for the final figure.
         where: the data, for messages.
         least: samples that are enough.
     """
@@ -122,26 +121,12 @@ def split_numbers(
             " some to fit, some to choose by, some to report."
         )
     order = torch.randperm(count, generator=torch.Generator().manual_seed(_SEED)).tolist()
-    first = max(1, round(CHOOSE_PART * count)) if choose else 0
-    second = max(1, round(REPORT_PART * count)) if report else 0
-    held = first + second
-    return sorted(order[held:]), sorted(order[:first]), sorted(order[first:held])
-
-
-def split_data(
-    count: int,
-    take: Callable[[Sequence[int]], Part],
-    given: tuple[Part | None, Part | None],
-    where: str,
-    least: int = MIN_SAMPLES,
-) -> tuple[Part, Part, Part]:
-    """The parts to fit to, to choose by and to report; those that are not given are set aside."""
-    choose, report = given
-    numbers = split_numbers(
-        count, choose=choose is None, report=report is None, where=where, least=least
-    )
-    training, first, second = (take(part) for part in numbers)
-    return training, first if choose is None else choose, second if report is None else report
+    parts = []
+    for part, share in zip(given, (CHOOSE_PART, REPORT_PART), strict=True):
+        held = max(1, round(share * count)) if part is None else 0
+        parts.append(take(sorted(order[:held])) if part is None else part)
+        order = order[held:]
+    return take(sorted(order)), parts[0], parts[1]
 
 
 def user_quality(metric: Measure, data: Any, where: str) -> Quality:
