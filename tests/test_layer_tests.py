@@ -18,7 +18,7 @@ CLASSES = {
 }
 QUESTIONS = {"form_of", "kind_of", "kind_name"}
 ALLOWED = {
-    "cli/bench/int8_rival.py": 1,
+    "cli/quickstart/comparing.py": 1,
     "io/artifact/inventory.py": 1,
     "io/artifact/packing.py": 1,
     "io/artifact/placing.py": 4,

@@ -199,7 +199,7 @@ def test_every_error_class_maps_to_a_documented_exit_code():
         assert failure.exit_code in (2, 3, 4, 5)
         assert failure.exit_code == kind.exit_code
         assert failure.message == "where: what; expected x, got y. Do z."
-        assert failure.kind == kind.__name__
+        assert failure.type == kind.__name__
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from gossamer.cli.shell import Output, gossamer_command, table
+from gossamer.cli.shell import PATH, Output, gossamer_command, table
 
 COMPRESSED = "compressed-tensors"
 _EXAMPLES = """
@@ -19,7 +19,7 @@ gossamer convert SmolLM2-135M.Q4_1.gguf smollm2/ --format dense
 
 @gossamer_command("Artifacts to dense files and back; gguf and others in.", _EXAMPLES)
 @click.argument("source", metavar="IN")
-@click.argument("target", metavar="OUT", type=click.Path(path_type=Path))
+@click.argument("target", metavar="OUT", type=PATH)
 @click.option(
     "--format",
     "form",
@@ -80,9 +80,9 @@ def convert(out: Output, source: str, target: Path, form: str) -> None:
             for name, module in sparse.items()
         },
     }
-    shown = table("", ">before", ">after", ">ratio")
     ratio = f"{before / after:.2f}x" if after else ""
-    shown.add_row("bytes of tensor files", format_bytes(before), format_bytes(after), ratio)
+    row = ("bytes of tensor files", format_bytes(before), format_bytes(after), ratio)
+    shown = table("", ">before", ">after", ">ratio", rows=[row])
     patterns = ", ".join(sorted({str(module.pattern) for module in sparse.values()}))
     found = f"{len(sparse)} sparse layers ({patterns})" if sparse else "no sparse layers"
     out.result(document, shown, f"{target}: {form}, {found}.")

@@ -25,7 +25,7 @@ gossamer explain pruned/ --json
 
 
 @gossamer_command("Which kernel runs each layer, and why.", _EXAMPLES)
-@click.argument("model", metavar="MODEL")
+@click.argument("model")
 @click.option(
     "--tokens",
     type=POSITIVE,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gossamer.cli.shell import POSITIVE, SPARSITY, Output, Verbatim, gossamer_command, table
+from gossamer.cli.shell import PATH, POSITIVE, SPARSITY, Output, Verbatim, gossamer_command, table
 from gossamer.planner import SCHEDULES
 
 if TYPE_CHECKING:
@@ -45,12 +45,10 @@ _STATES = ("dense, mixed precision", "samo", "resident", "exact", "8bit", "dense
 )
 @click.option("--data", metavar="DATA", help="Sizes for recipes on images or labels, as in train.")
 @click.option("--set", "overrides", multiple=True, metavar="K=V", help="In the recipe; repeatable.")
-@click.option(
-    "--out", "target", type=click.Path(path_type=Path), help="Also write a report: plan.html."
-)
+@click.option("--out", "target", type=PATH, help="Also write a report: plan.html.")
 @click.option(
     "--calibrate",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FILE",
     help="Measure this machine and write it as a cluster to FILE.",
 )

@@ -2,12 +2,11 @@
 """`gossamer shrink`: the smallest, fastest model within a quality the user names."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 import click
 
-from gossamer.cli.shell import Fraction, Output, gossamer_command, table
+from gossamer.cli.shell import Fraction, Output, artifact_option, gossamer_command, table
 
 _EXAMPLES = """
 gossamer shrink demo:minilm --data pairs.jsonl --max-loss 1% -o small/
@@ -58,14 +57,12 @@ class Quantity(click.ParamType):  # type: ignore[type-arg]  # generic in new cli
 
 
 @gossamer_command("The fastest model within a quality you name.", _EXAMPLES)
-@click.argument("model", metavar="MODEL")
+@click.argument("model")
 @click.option(
     "--data", required=True, metavar="FILE",
     help="Text, JSON lines, CSV, TSV or .npz images; or module:function, your own batches.",
 )  # fmt: skip
-@click.option(
-    "-o", "--out", "target", type=click.Path(path_type=Path), required=True, help="Artifact folder."
-)
+@artifact_option
 @click.option(
     "--max-loss", type=_LOSS, default="1%",
     help="Points of a score, or growth of a perplexity.",

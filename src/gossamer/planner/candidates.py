@@ -95,20 +95,19 @@ def _of_grid(
     grid: RankGrid, work: StepSpec, schedules: Sequence[ScheduleName]
 ) -> Iterator[RankLayout]:
     local = work.batch // grid.batch_ways
-    if work.microbatch is None:
-        sizes = [2**k for k in range(local.bit_length()) if local % 2**k == 0]
-    else:
-        sizes = [work.microbatch] if local % work.microbatch == 0 else []
+    sizes = [work.microbatch] if work.microbatch else [2**k for k in range(local.bit_length())]
     # Without a pipeline there is nothing to order.
     names = schedules if grid.pipeline > 1 else schedules[:1]
     for size in sizes:
+        if local % size:
+            continue
         for name in names:
             for chunks in _CHUNKS.get(name, (1,)) if grid.pipeline > 1 else (1,):
+                count = local // size
                 # Rounds shorter than the pipeline leave chunks waiting for each other.
-                if chunks > 1 and local // size < grid.pipeline:
-                    continue
-                if schedule_fault(name, grid.pipeline, local // size, chunks) is None:
-                    yield RankLayout(grid, name, chunks, size, local // size)
+                waits = chunks > 1 and count < grid.pipeline
+                if not waits and schedule_fault(name, grid.pipeline, count, chunks) is None:
+                    yield RankLayout(grid, name, chunks, size, count)
 
 
 class Evaluator:
@@ -140,26 +139,19 @@ class Evaluator:
         limit = self.cluster.memory.bytes_for_training
         return PlannedLayout(self.state.name, layout, memory, time, traffic, limit)
 
-    def play(self, layout: RankLayout, *, jitter: float = 0.0, seed: int = 0) -> Played:
+    def play(self, layout: RankLayout) -> Played:
         """The pipeline of a layout, event by event."""
-        stages = self.stages(layout) or []
-        costs = replace(self.machine.costs(self.shape, stages, layout), jitter=jitter)
-        shared = self.cluster.shared_cores
-        # Replicas behave alike unless noise or cores tell them apart.
-        several = jitter or shared is not None
+        cores = self.cluster.shared_cores
         return simulate(
             layout.pipeline,
-            costs,
-            replicas=layout.grid.batch_ways if several else 1,
-            seed=seed,
-            cores=shared,
+            self.machine.costs(self.shape, self.stages(layout) or [], layout),
+            # Replicas behave alike unless cores tell them apart.
+            replicas=1 if cores is None else layout.grid.batch_ways,
+            cores=cores,
         )
 
-    def simulated(
-        self, found: PlannedLayout, *, jitter: float = 0.0, seed: int = 0
-    ) -> PlannedLayout:
+    def simulated(self, found: PlannedLayout) -> PlannedLayout:
         """The candidate with its pipeline played instead of calculated."""
-        played = self.play(found.layout, jitter=jitter, seed=seed)
         time = found.time
         rest = time.shard + time.all_reduce + time.optimizer + time.compression
-        return replace(found, simulated=played.seconds + rest)
+        return replace(found, simulated=self.play(found.layout).seconds + rest)

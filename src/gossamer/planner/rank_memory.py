@@ -5,14 +5,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gossamer.planner.model_shape import ModelShape
-from gossamer.planner.stages import StageShape
+from gossamer.planner.stages import StageShape, weights_of
 from gossamer.planner.step_time import Machine
 from gossamer.planner.workload import RankLayout, Summed
 from gossamer.training.memory import Kind
 
-_WEIGHTS: tuple[Kind, ...] = ("weights", "positions", "dense copies")
-_GRADIENTS: tuple[Kind, ...] = ("gradients",)
-_STATE: tuple[Kind, ...] = ("masters", "moments", "other")
+# Of weights, gradients and state.
+_KINDS: tuple[tuple[Kind, ...], ...] = (
+    ("weights", "positions", "dense copies"),
+    ("gradients",),
+    ("masters", "moments", "other"),
+)
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ class _Fullest:
         pruned, rest = state.pruned.by_kind(machine.density), state.rest.by_kind(1.0)
         self.per_entry = [
             (sum(pruned[kind] for kind in kinds), sum(rest[kind] for kind in kinds))
-            for kinds in (_WEIGHTS, _GRADIENTS, _STATE)
+            for kinds in _KINDS
         ]
         self.interval = work.interval(shape.blocks)
         self.token_bytes = layout.microbatch * shape.tokens * state.activation
@@ -87,15 +90,9 @@ class _Fullest:
 
     def rank(self, stages: Sequence[StageShape], in_flight: float) -> RankMemory:
         shard = self.layout.grid.shard
-        prunable = sum(stage.prunable for stage in stages)
-        rest = sum(stage.rest for stage in stages)
-        weights, gradients, moments = (
-            (of_pruned * prunable + of_rest * rest) / shard for of_pruned, of_rest in self.per_entry
-        )
+        prunable, rest = weights_of(stages)
         return RankMemory(
-            weights=weights,
-            gradients=gradients,
-            state=moments,
+            *((pruned * prunable + other * rest) / shard for pruned, other in self.per_entry),
             activations=self._activations(stages, in_flight),
             scratch=self._scratch(max(stage.largest for stage in stages)),
             buffers=self.machine.sent(stages) / shard if self.buckets else 0.0,

@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
+
 from gossamer.planner.cluster_schema import GB, ClusterSpec, CompactSpeed, LinkSpec
 from gossamer.planner.model_shape import ModelShape, Unit
 from gossamer.planner.simulation import Costs
-from gossamer.planner.stages import StageShape
+from gossamer.planner.stages import StageShape, weights_of
 from gossamer.planner.states import State
 from gossamer.planner.workload import RankGrid, RankLayout, StepSpec, Summed
 
@@ -66,10 +68,8 @@ class Machine:
     @property
     def speedup(self) -> float:
         """Of products with pruned weights; 1 where they are dense."""
-        table = self.cluster.compute.compact
-        if not (self.state.uses_kernels and table):
-            return 1.0
-        return max(1.0, interpolate(table, self.work.density))
+        table = self.cluster.compute.compact if self.state.uses_kernels else ()
+        return max(1.0, interpolate(table, self.work.density)) if table else 1.0
 
     @property
     def density(self) -> float:
@@ -95,10 +95,12 @@ class Machine:
         tokens = layout.microbatch * shape.tokens
         per_flop = tokens / self.cluster.compute.flops
         forward = [self.forward_flops(stage) * per_flop for stage in stages]
-        gained = [stage.flops_prunable * (1 - 1 / self.speedup) for stage in stages]
+        gained = 1 - 1 / self.speedup
         again = [
-            (stage.flops_again - less) * per_flop if self.work.recompute else 0.0
-            for stage, less in zip(stages, gained, strict=True)
+            (stage.flops_again - stage.flops_prunable * gained) * per_flop
+            if self.work.recompute
+            else 0.0
+            for stage in stages
         ]
         link = pipeline_link(self.cluster, layout.grid)
         return Costs(
@@ -121,34 +123,37 @@ class Machine:
         """Seconds and bytes of a step."""
         costs, grid, m = self.costs(shape, stages, layout), layout.grid, layout.microbatches
         by_rank = _by_rank(costs, grid.pipeline)
-        whole = [f + i + w for f, i, w in by_rank]
-        slowest = max(whole)
         # Two come and two go at an interior stage; of two stages each is an end.
         passed = 0 if grid.pipeline == 1 else 2 if layout.stages == 2 else 4
-        messages = passed * m * layout.chunks
-        fullest = [stages[rank :: grid.pipeline] for rank in range(grid.pipeline)]
-        moved = max(self._moved(part) for part in fullest)
-        sent = max(self.sent(part) for part in fullest)
-        tied = max(self._tied(part) for part in fullest)
-        bandwidth = self.cluster.compute.memory_gb_s * GB
-        crowd = self._crowd(grid)
-        reduced = reduce_seconds(self.cluster, grid, sent / grid.shard)
+        parts = [stages[rank :: grid.pipeline] for rank in range(grid.pipeline)]
+        moved, compressed = max(self._moved(part) for part in parts)
+        sent = max(self.sent(part) for part in parts)
+        tied = max(self._tied(part) for part in parts) / grid.shard
+        # Every block is gathered twice and scattered once per microbatch, in rings.
+        blocks = max(sum(max(1.0, stage.blocks) for stage in part) for part in parts)
+        ring_bandwidth, ring_latency = shard_link(self.cluster, grid)
+        shard = 3 * m * sent * (grid.shard - 1) / grid.shard / ring_bandwidth
+        shard += 3 * m * blocks * (grid.shard - 1) * ring_latency
+        # Ranks that share cores, all computing at once, are slower.
+        crowd = max(1.0, grid.ranks / (self.cluster.shared_cores or grid.ranks))
         # Stages reduce their gradients in one go after the last microbatch.
         backward = sum(by_rank[0][1:]) if grid.pipeline == 1 else 0.0
-        shard_bytes = 3 * m * sent * (grid.shard - 1) / grid.shard
+        sent /= grid.shard
+        reduced = reduce_seconds(self.cluster, grid, sent)
+        all_reduce = exposed(reduced, sent, self.cluster.links.overlap * backward * crowd)
+        if tied:
+            # First and last stage send each other their gradients, after all else.
+            link = pipeline_link(self.cluster, grid)
+            all_reduce += tied / link.bytes_per_second + link.latency_seconds
+        bandwidth = self.cluster.compute.memory_gb_s * GB
         time = StepTime(
-            compute=m * slowest * crowd,
+            compute=m * max(map(sum, by_rank)) * crowd,
             bubble=_bubble(layout, by_rank),
-            p2p=messages * (costs.message + costs.latency),
-            shard=self._shard_seconds(
-                shard_bytes, layout, max(sum(max(1.0, s.blocks) for s in part) for part in fullest)
-            ),
-            all_reduce=exposed(
-                reduced, sent / grid.shard, self.cluster.links.overlap * backward * crowd
-            )
-            + self._tied_seconds(tied / grid.shard, grid),
-            optimizer=moved[0] / grid.shard / bandwidth * crowd,
-            compression=0.0 if self.on_kernels else m * moved[1] / bandwidth * crowd,
+            p2p=passed * m * layout.chunks * (costs.message + costs.latency),
+            shard=shard,
+            all_reduce=all_reduce,
+            optimizer=moved / grid.shard / bandwidth * crowd,
+            compression=0.0 if self.on_kernels else m * compressed / bandwidth * crowd,
         )
         return time, self._traffic(shape, stages, layout)
 
@@ -172,51 +177,27 @@ class Machine:
             )
         return max(ranks, key=lambda one: one.total)
 
-    def _shard_seconds(self, volume: float, layout: RankLayout, blocks: float) -> float:
-        """Every block is gathered twice and scattered once per microbatch, in rings."""
-        shard = layout.grid.shard
-        bandwidth, latency = shard_link(self.cluster, layout.grid)
-        steps = 3 * layout.microbatches * blocks * (shard - 1)
-        return volume / bandwidth + steps * latency
-
-    def _crowd(self, grid: RankGrid) -> float:
-        """How much slower ranks are that share cores, all computing at once."""
-        cores = self.cluster.shared_cores
-        return 1.0 if cores is None else max(1.0, grid.ranks / cores)
-
     def _moved(self, stages: Sequence[StageShape]) -> tuple[float, float]:
         """Bytes moved by the optimizer, and by compression of one microbatch."""
-        prunable = sum(stage.prunable for stage in stages)
-        rest = sum(stage.rest for stage in stages)
+        prunable, rest = weights_of(stages)
         optimizer = prunable * self.state.optimizer.per_parameter(self.density)
         optimizer += rest * self.state.rest_optimizer.per_parameter(1.0)
         return optimizer, prunable * self.state.compress.per_parameter(self.density)
 
     def sent(self, stages: Sequence[StageShape]) -> float:
         """Bytes of the gradients of one rank."""
-        prunable = sum(stage.prunable for stage in stages)
-        rest = sum(stage.rest for stage in stages)
+        prunable, rest = weights_of(stages)
         return prunable * self.density * self.state.number + rest * self.state.rest_number
 
     def _tied(self, stages: Sequence[StageShape]) -> float:
         """Bytes of the gradients that one rank exchanges with another stage's rank."""
         return sum(stage.tied for stage in stages) * self.state.rest_number
 
-    def _tied_seconds(self, payload: float, grid: RankGrid) -> float:
-        """First and last stage send each other their gradients, after all else."""
-        link = pipeline_link(self.cluster, grid)
-        return payload / link.bytes_per_second + link.latency_seconds if payload else 0.0
-
 
 def interpolate(table: Sequence[CompactSpeed], density: float) -> float:
     """The speed-up at a density: linear between measured ones, constant beyond."""
     points = sorted((row.density, row.speedup) for row in table)
-    if density <= points[0][0]:
-        return points[0][1]
-    for (low, left), (high, right) in pairwise(points):
-        if density <= high:
-            return left + (right - left) * (density - low) / (high - low)
-    return points[-1][1]
+    return float(np.interp(density, *zip(*points, strict=True)))
 
 
 def pipeline_link(cluster: ClusterSpec, grid: RankGrid) -> LinkSpec:
@@ -233,14 +214,12 @@ def reduce_seconds(cluster: ClusterSpec, grid: RankGrid, payload: float) -> floa
     volume = 2 * payload * (1 - 1 / grid.data)
     stride, per_node = grid.pipeline * grid.shard, cluster.ranks_per_node
     links = cluster.links
-    steps = 2 * (grid.data - 1)
-    if stride * grid.data <= per_node:
-        bandwidth, latency = links.inside.gb_s, links.inside.latency_seconds
-    else:
+    link, bandwidth = links.inside, links.inside.gb_s
+    if stride * grid.data > per_node:
         # As many rings leave a node as it has ranks of different stages and shards.
-        bandwidth = links.node_gb_s / min(per_node, stride)
-        latency = links.between.latency_seconds
-    return volume / (bandwidth * GB * links.ring_efficiency) + steps * latency
+        link, bandwidth = links.between, links.node_gb_s / min(per_node, stride)
+    seconds = volume / (bandwidth * GB * links.ring_efficiency)
+    return seconds + 2 * (grid.data - 1) * link.latency_seconds
 
 
 def shard_link(cluster: ClusterSpec, grid: RankGrid) -> tuple[float, float]:
@@ -259,19 +238,14 @@ def exposed(seconds: float, payload: float, hidden_behind: float) -> float:
     return max(seconds - hidden_behind, last_bucket) if hidden_behind else seconds
 
 
-def _by_rank(costs: Costs, ranks: int) -> list[tuple[float, float, float]]:
+def _by_rank(costs: Costs, ranks: int) -> list[tuple[float, ...]]:
+    """Forward, backward of the input and of the weights."""
     parts = (costs.forward, costs.backward_input, costs.backward_weight)
-    return [
-        (sum(forward), sum(of_input), sum(of_weight))
-        for forward, of_input, of_weight in (
-            (part[rank::ranks] for part in parts) for rank in range(ranks)
-        )
-    ]
+    return [tuple(sum(part[rank::ranks]) for part in parts) for rank in range(ranks)]
 
 
-def _bubble(layout: RankLayout, by_rank: Sequence[tuple[float, float, float]]) -> float:
-    whole = [sum(parts) for parts in by_rank]
+def _bubble(layout: RankLayout, by_rank: Sequence[tuple[float, ...]]) -> float:
+    gaps = [sum(parts) for parts in by_rank]
     if layout.schedule == "zero-bubble":
         gaps = [max(0.0, f + i - w) for f, i, w in by_rank]
-        return (sum(gaps) - max(gaps)) / layout.chunks
-    return (sum(whole) - max(whole)) / layout.chunks
+    return (sum(gaps) - max(gaps)) / layout.chunks

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`gossamer bench`: what sparse kernels gain on this machine."""
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,7 +12,6 @@ from gossamer.cli.shell import (
     SPARSITY,
     CommandGroup,
     Output,
-    Shape,
     gossamer_command,
     table,
 )
@@ -26,6 +26,23 @@ gossamer bench linear
 gossamer bench linear --shape 768x768 --shape 3072x768 --tokens 128 --sparsity 0.9
 gossamer bench linear --pattern 2:4 --threads 2 --json
 """
+
+
+class Shape(click.ParamType):  # type: ignore[type-arg]  # generic in new click only
+    """`768x3072` as (outputs, inputs)."""
+
+    name = "OUTxIN"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, int]:
+        """The two sizes."""
+        if isinstance(value, tuple):
+            return value
+        match = re.fullmatch(r"(\d+)x(\d+)", value)
+        if match is None or "0" in match.groups():
+            self.fail(f"{value!r} is no shape; expected outputs x inputs, as in 768x3072.")
+        return int(match[1]), int(match[2])
 
 
 @gossamer_command("Linear layers.", _EXAMPLES)
@@ -112,16 +129,14 @@ def _legend(rows: "list[BenchRow]", best: dict[str, float]) -> str:
         f" {best['panel']:.0f} GFLOP/s for its instruction mix, {best['fma']:.0f} for pure FMAs."
         " spread: how far best times of parts of the run lie apart."
     )
-    doubts = [row.doubt for row in rows if row.doubt]
-    if doubts:
+    if doubts := [row.doubt for row in rows if row.doubt]:
         text += f"\n{len(doubts)} of {len(rows)} rows are of a {doubts[0]}. Do not quote them."
     return text
 
 
-@click.group(cls=CommandGroup, short_help="Time sparse layers and models against dense ones.")
-def bench() -> None:
-    """Time sparse layers and models against dense ones on this machine."""
-
-
-for _command in (bench_model, linear):
-    bench.add_command(_command)
+bench = CommandGroup(
+    "bench",
+    commands=[bench_model, linear],
+    short_help="Time sparse layers and models against dense ones.",
+    help="Time sparse layers and models against dense ones on this machine.",
+)

@@ -26,7 +26,7 @@ gossamer bench model demo:minilm --against onnxruntime --peers build/peers
 
 
 @gossamer_command("A whole encoder.", _EXAMPLES, "model")
-@click.argument("model", metavar="MODEL")
+@click.argument("model")
 @click.option(
     "--against",
     type=click.Choice(ENGINES),
@@ -87,16 +87,16 @@ def bench_model(  # noqa: PLR0913  (one argument per option)
     torch.set_num_threads(threads)
     with out.stage("loading"):
         subject = read_subject(model, sequence)
-    missing, refusals = [], []
+    found = {name: find_engine(name, peers) for name in against}
+    missing = [TITLES[name] for name, python in found.items() if python is None]
+    refusals: list[str] = []
     times: dict[int, list[EncoderTime]] = {}
     with ExitStack() as stack:
-        engines: list[EncoderEngine] = []
-        for name in dict.fromkeys(against):
-            python = find_engine(name, peers)
-            if python is None:
-                missing.append(TITLES[name])
-                continue
-            engines.append(stack.enter_context(EncoderEngine(name, python, threads)))
+        engines = [
+            stack.enter_context(EncoderEngine(name, python, threads))
+            for name, python in found.items()
+            if python is not None
+        ]
         with out.stage("racing", total=len(batch)) as stage:
             for size in batch:
                 times[size], refused = race_batch(subject, size, precisions, engines, seconds)
@@ -151,14 +151,16 @@ def _write_page(
     from gossamer.report import Comparison, Figure, Page, write_html
 
     # An engine that refused one batch has no column, rather than a gap that reads as a result.
-    names = [{(row.engine, row.precision) for row in rows} for rows in times.values()]
-    first = next(iter(times.values()))
-    shown = [key for row in first if all((key := (row.engine, row.precision)) in n for n in names)]
+    tables = {
+        size: {(row.engine, row.precision): row for row in rows} for size, rows in times.items()
+    }
+    first = next(iter(tables.values()))
+    shown = [key for key in first if all(key in rows for rows in tables.values())]
     figures = [
         Figure(
             f"batch {size}, ms",
             "ms",
-            tuple(next(r.ms for r in rows if (r.engine, r.precision) == key) for key in shown),
+            tuple(tables[size][key].ms for key in shown),
             rows[0].doubt,
         )
         for size, rows in times.items()
@@ -173,8 +175,10 @@ def _write_page(
             comparison=Comparison(tuple(f"{e} {p}" for e, p in shown), tuple(figures)),
             layers=(),
             machine={**document["machine"], "engines": versions or "none"},
-            notes=tuple(f"Not installed: {name}." for name in document["missing"])
-            + tuple(document["refused"]),
+            notes=(
+                *(f"Not installed: {name}." for name in document["missing"]),
+                *document["refused"],
+            ),
         ),
         path,
     )

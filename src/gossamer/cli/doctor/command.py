@@ -31,15 +31,9 @@ def doctor(out: Output) -> int:
     document = {
         "healthy": not problems,
         "checks": {check.name: {"found": check.found, "ok": check.ok} for check in checks},
-        "problems": [
-            {"name": check.name, "found": check.found, "fix": check.fix} for check in problems
-        ],
+        "problems": [{"name": p.name, "found": p.found, "fix": p.fix} for p in problems],
     }
-    verdict = (
-        "Everything is well."
-        if not problems
-        else "\n".join(f"Problem: {p.name}: {p.found}\n  Fix: {p.fix}" for p in problems)
-    )
+    verdict = "\n".join(f"Problem: {p.name}: {p.found}\n  Fix: {p.fix}" for p in problems)
     rows = ((check.name, "ok" if check.ok else "PROBLEM", check.found) for check in checks)
-    out.result(document, table("check", "", "found", rows=rows), verdict)
+    out.result(document, table("check", "", "found", rows=rows), verdict or "Everything is well.")
     return ResourceError.exit_code if problems else 0

@@ -6,7 +6,6 @@ import platform
 import re
 import shutil
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -16,8 +15,8 @@ from gossamer import settings
 from gossamer.errors import GossamerError
 
 _PACKAGES = ("torch", "numpy", "safetensors", "transformers", "tokenizers")
-_MIN_DISK_BYTES = 500 * 10**6
-_MIN_MEMORY_BYTES = 500 * 10**6
+# Of disk, and of memory.
+_MIN_BYTES = 500 * 10**6
 _POOLS = re.compile(r"/(lib(?:gomp|iomp5|omp)[^/]*\.so[^/]*)$")
 
 
@@ -33,17 +32,17 @@ class Check:
 
 def run_checks() -> list[Check]:
     """All checks, in the order they are printed; a check that raises becomes a problem."""
-    steps: tuple[tuple[str, Callable[[], list[Check]]], ...] = (
-        ("versions", _versions),
-        ("cpu", _cpu),
-        ("kernels", _kernels),
-        ("threads", _threads),
-        ("self-test", _self_test),
-        ("settings", _settings),
-        ("resources", _resources),
-    )
+    steps = {
+        "versions": _versions,
+        "cpu": _cpu,
+        "kernels": _kernels,
+        "threads": _threads,
+        "self-test": _self_test,
+        "settings": _settings,
+        "resources": _resources,
+    }
     checks: list[Check] = []
-    for name, step in steps:
+    for name, step in steps.items():
         try:
             checks += step()
         except GossamerError as error:
@@ -55,14 +54,14 @@ def run_checks() -> list[Check]:
 
 
 def _versions() -> list[Check]:
-    checks = [Check("gossamer", gossamer.__version__), Check("python", platform.python_version())]
+    found = {"gossamer": gossamer.__version__, "python": platform.python_version()}
     for name in _PACKAGES:
         try:
-            checks.append(Check(name, metadata.version(name)))
+            found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            checks.append(Check(name, "not installed (extra [hf])"))
-    checks.append(Check("system", f"{platform.system()} {platform.machine()}"))
-    return checks
+            found[name] = "not installed (extra [hf])"
+    found["system"] = f"{platform.system()} {platform.machine()}"
+    return [Check(name, text) for name, text in found.items()]
 
 
 def _cpu() -> list[Check]:
@@ -98,10 +97,7 @@ def _kernels() -> list[Check]:
         return [*found, Check("active kernels", active)]
     forced = settings.forced_kernels() is not None
     fix = "Unset GOSSAMER_KERNELS." if forced else "Use a CPU with AVX2 or AVX-512 for speed."
-    return [
-        *found,
-        Check("active kernels", "reference (correct, but slow)", ok=not forced, fix=fix),
-    ]
+    return [*found, Check("active kernels", "reference (correct, but slow)", not forced, fix)]
 
 
 def _threads() -> list[Check]:
@@ -110,25 +106,22 @@ def _threads() -> list[Check]:
     import gossamer.ops.kernels  # noqa: F401  (loads the native module, whose pool is counted)
 
     threads, cores = torch.get_num_threads(), usable_cores()
-    checks = [
-        Check(
-            "threads",
-            f"{threads} (torch), OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', '(unset)')}",
-            ok=threads <= cores,
-            fix=f"Set OMP_NUM_THREADS={cores}: more threads than cores is slower than one.",
-        )
-    ]
+    wanted = os.environ.get("OMP_NUM_THREADS", "(unset)")
+    fix = f"Set OMP_NUM_THREADS={cores}: more threads than cores is slower than one."
+    text = f"{threads} (torch), OMP_NUM_THREADS={wanted}"
+    checks = [Check("threads", text, threads <= cores, fix)]
     pools = openmp_pools()
     if pools is not None:
         # Two pools on the same cores wait for each other.
         fix = "Import torch before other native libraries, and keep one OpenMP runtime installed."
-        text = ", ".join(pools) or "none"
-        checks.append(Check("OpenMP pools", text, ok=len(pools) == 1, fix=fix))
+        checks.append(Check("OpenMP pools", ", ".join(pools) or "none", len(pools) == 1, fix))
     backends = [name for name in ("mkl", "mkldnn") if getattr(torch.backends, name).is_available()]
-    checks.append(Check("BLAS", ", ".join(backends) or "torch's own"))
     gloo = torch.distributed.is_available() and torch.distributed.is_gloo_available()
-    checks.append(Check("distributed", "gloo" if gloo else "none"))
-    return checks
+    return [
+        *checks,
+        Check("BLAS", ", ".join(backends) or "torch's own"),
+        Check("distributed", "gloo" if gloo else "none"),
+    ]
 
 
 def openmp_pools() -> list[str] | None:
@@ -146,12 +139,16 @@ def _self_test() -> list[Check]:
     from gossamer.ops.selftest import kernel_error
 
     fix = "Force another set with GOSSAMER_KERNELS and report this output."
-    checks = []
-    for name in available_kernels():
-        error = kernel_error(name)
-        text = f"{error:.2f} of the float32 error bound"
-        checks.append(Check(f"self-test {name}", text, ok=error <= 1.0, fix=fix))
-    return checks
+    return [
+        Check(
+            f"self-test {name}",
+            f"{error:.2f} of the float32 error bound",
+            error <= 1.0,
+            fix,
+        )
+        for name in available_kernels()
+        for error in [kernel_error(name)]
+    ]
 
 
 def _settings() -> list[Check]:
@@ -159,21 +156,21 @@ def _settings() -> list[Check]:
 
 
 def _resources() -> list[Check]:
-    return [_disk("disk (here)", Path.cwd()), _memory(), _cache()]
-
-
-def _disk(name: str, folder: Path) -> Check:
-    free = shutil.disk_usage(folder).free
-    ok = free >= _MIN_DISK_BYTES
-    return Check(name, f"{free / 1e9:.1f} GB free", ok, "Free some disk space.")
-
-
-def _memory() -> Check:
     from gossamer.io.safe_files import available_bytes
 
-    free = available_bytes()
-    ok = free >= _MIN_MEMORY_BYTES
-    return Check("memory", f"{free / 1e9:.1f} GB available", ok, "Close other programs.")
+    disk, memory = shutil.disk_usage(Path.cwd()).free, available_bytes()
+    return [
+        Check(
+            "disk (here)", f"{disk / 1e9:.1f} GB free", disk >= _MIN_BYTES, "Free some disk space."
+        ),
+        Check(
+            "memory",
+            f"{memory / 1e9:.1f} GB available",
+            memory >= _MIN_BYTES,
+            "Close other programs.",
+        ),
+        _cache(),
+    ]
 
 
 def _cache() -> Check:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gossamer.cli.shell import (
+    PATH,
     POSITIVE,
     Output,
     gossamer_command,
@@ -22,8 +23,6 @@ from gossamer.cli.shell import (
 )
 
 if TYPE_CHECKING:
-    import torch
-
     from gossamer.cli.run.vectors import WriteVectors
     from gossamer.running.text import Embedder, Pooling
 
@@ -34,14 +33,14 @@ gossamer run encode pruned/ reviews.tsv --pooling cls --no-normalise | head
 """
 
 
-@gossamer_command("Sentences of a file to vectors.", _EXAMPLES, "encode")
-@click.argument("model", metavar="MODEL")
-@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@gossamer_command("Sentences of a file to vectors.", _EXAMPLES)
+@click.argument("model")
+@click.argument("file", type=PATH)
 @click.option(
     "-o",
     "--out",
     "target",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="A .npy matrix, or .jsonl with the texts.  [default: JSON lines on stdout]",
 )
 @click.option("--batch", type=POSITIVE, default=32, help="Texts per call.")
@@ -111,7 +110,8 @@ def encode(  # noqa: PLR0913  (one argument per option)
         for part in embedder(fast).encode(texts, batch):
             size = len(part.vectors)
             put(texts[done : done + size], part.vectors)
-            num_tokens, num_cut = num_tokens + part.num_tokens, num_cut + part.num_cut
+            num_tokens += part.num_tokens
+            num_cut += part.num_cut
             done += size
             stage.advance(size)
         seconds = time.perf_counter() - start
@@ -128,19 +128,15 @@ def encode(  # noqa: PLR0913  (one argument per option)
         "threads": torch.get_num_threads(),
         "file": target,
     }
-    shown = table(">texts", ">tokens", ">seconds", ">sentences/s", ">tokens/s", ">width")
-    shown.add_row(
-        *(str(done), str(num_tokens), f"{seconds:.2f}", f"{done / seconds:.1f}"),
-        *(f"{num_tokens / seconds:.0f}", str(part.vectors.shape[1])),
-    )
+    rates = f"{done / seconds:.1f}", f"{num_tokens / seconds:.0f}"
     if target is None:
         # stdout holds the vectors: lines, or a part of the document.
-        out.note(
-            f"{done} texts, {done / seconds:.1f} sentences/s, {num_tokens / seconds:.0f} tokens/s"
-        )
+        out.note(f"{done} texts, {rates[0]} sentences/s, {rates[1]} tokens/s")
         out.result(document | ({"vectors": kept} if out.json else {}))
     else:
-        out.result(document, shown, f"{target}: {done} vectors, {precision}.")
+        head = (">texts", ">tokens", ">seconds", ">sentences/s", ">tokens/s", ">width")
+        row = (f"{done}", f"{num_tokens}", f"{seconds:.2f}", *rates, f"{document['width']}")
+        out.result(document, table(*head, rows=[row]), f"{target}: {done} vectors, {precision}.")
     if num_cut:
         limit = embedder(fast).tokens.max_tokens
         out.note(f"{num_cut} texts were longer than {limit} tokens and were cut.")
@@ -170,13 +166,10 @@ def _sink(
     """Where vectors go: a file, stdout, or `kept` for the document of --json."""
     from gossamer.cli.run.vectors import json_lines, open_vectors
 
-    def to_stdout(texts: Sequence[str], vectors: "torch.Tensor") -> None:
-        sys.stdout.writelines(json_lines(texts, vectors))
-
     if target is not None:
         with open_vectors(target, count) as write:
             yield write
     elif out.json:
         yield lambda _, vectors: kept.extend(vectors.tolist())
     else:
-        yield to_stdout
+        yield lambda texts, vectors: sys.stdout.writelines(json_lines(texts, vectors))

@@ -26,8 +26,8 @@ gossamer run serve demo:smollm2 --max-queue 32 --timeout 120
 """
 
 
-@gossamer_command("Answer over HTTP; also as OpenAI does.", _EXAMPLES, "serve")
-@click.argument("model", metavar="MODEL")
+@gossamer_command("Answer over HTTP; also as OpenAI does.", _EXAMPLES)
+@click.argument("model")
 @click.option(
     "--host",
     default="127.0.0.1",
@@ -92,7 +92,14 @@ def serve(  # noqa: PLR0913  (one argument per option)
     or a packaged model such as minilm. /health, /metrics and /v1/models are always there. Stops on
     Ctrl-C or SIGTERM when the requests that run are finished.
     """
-    _require_extra()
+    from importlib.util import find_spec
+
+    for name in ("fastapi", "uvicorn", "prometheus_client"):
+        if find_spec(name) is None:
+            raise ResourceError(
+                f"{name} is not installed. Install the extra [serve]: pip install"
+                " 'gossamer[serve]'."
+            )
     import torch
 
     from gossamer.cli.models import load_source
@@ -114,8 +121,7 @@ def serve(  # noqa: PLR0913  (one argument per option)
     access = Access(hosts, key)
     if threads is not None:
         torch.set_num_threads(threads)
-    listener = open_socket(host, port)
-    with listener:
+    with open_socket(host, port) as listener:
         url = url_of(listener)
         with out.stage("loading"):
             source = load_source(model, say=out.note)
@@ -131,14 +137,3 @@ def serve(  # noqa: PLR0913  (one argument per option)
         app = build_app(service, limits, access)
         run_server(app, listener, limits, lambda: out.note(f"serving {service.name} on {url}"))
     out.result({"model": service.name, "url": url})
-
-
-def _require_extra() -> None:
-    from importlib.util import find_spec
-
-    for name in ("fastapi", "uvicorn", "prometheus_client"):
-        if find_spec(name) is None:
-            raise ResourceError(
-                f"{name} is not installed. Install the extra [serve]: pip install"
-                " 'gossamer[serve]'."
-            )

@@ -5,7 +5,6 @@ import atexit
 import os
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -30,7 +29,9 @@ def ends_for_good() -> Iterator[None]:
         if dist.is_initialized():
             code = _exit_code(error)
             atexit.register(_leave, code)
-            threading.Thread(target=_leave_later, args=(code,), name="exit", daemon=True).start()
+            timer = threading.Timer(_UNWINDING_SECONDS, _leave, (code,))
+            timer.daemon = True
+            timer.start()
         raise
 
 
@@ -38,11 +39,6 @@ def _exit_code(error: BaseException) -> int:
     if isinstance(error, SystemExit) and isinstance(error.code, int):
         return error.code
     return explain_failure(error).exit_code
-
-
-def _leave_later(code: int) -> None:
-    time.sleep(_UNWINDING_SECONDS)
-    _leave(code)
 
 
 def _leave(code: int) -> None:

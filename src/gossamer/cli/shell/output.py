@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a command shows: one JSON document or tables on stdout, everything else on stderr."""
 
-import contextlib
 import json
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -57,20 +57,13 @@ class Output:
         if not self.quiet:
             console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
 
-    @contextlib.contextmanager
-    def stage(self, title: str, total: int | None = None) -> Iterator[ProgressStage]:
+    def stage(self, title: str, total: int | None = None) -> AbstractContextManager[ProgressStage]:
         """Progress of one step of long work: a live line on a terminal, plain lines elsewhere."""
-        with run_stage(title, total, quiet=self.quiet) as stage:
-            yield stage
+        return run_stage(title, total, None if self.quiet else console(stderr=True))
 
-    @contextlib.contextmanager
-    def guard_stdout(self) -> Iterator[None]:
+    def guard_stdout(self) -> AbstractContextManager[object]:
         """Keep stdout clean while a command works: what libraries print goes to stderr."""
-        if not self.json:
-            yield
-            return
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
+        return redirect_stdout(sys.stderr) if self.json else nullcontext()
 
     def flush(self) -> None:
         """Write the result."""
@@ -87,10 +80,7 @@ class Output:
 def comparison_table(comparison: "Comparison") -> "Table":
     """Models side by side, one line per figure."""
     head, *rows = comparison.cells()
-    shown = table(head[0], *(f">{text}" for text in head[1:]))
-    for row in rows:
-        shown.add_row(*row)
-    return shown
+    return table(head[0], *(f">{text}" for text in head[1:]), rows=rows)
 
 
 def console(stderr: bool = False) -> "Console":
