@@ -17,9 +17,7 @@ PACKAGES = {path.parent.relative_to(SOURCE).parts: path for path in SOURCE.rglob
 WIDEST = 8
 PAST_DOORS = {
     "cli": 1,
-    "cli.bench": 2,
-    "cli.models": 1,
-    "cli.shell": 5,
+    "cli.shell": 1,
     "formats": 48,
     "io.artifact": 1,
     "io.huggingface": 1,
@@ -27,7 +25,7 @@ PAST_DOORS = {
     "io.safe_files": 9,
     "io.safe_files.documents": 3,
     "io.safe_files.tensors": 1,
-    "nn": 139,
+    "nn": 138,
     "nn.families": 1,
     "nn.layers": 14,
     "nn.surgery": 83,
@@ -47,7 +45,7 @@ PAST_DOORS = {
     "training.loop": 8,
 }
 WIDE_DOORS = {
-    "cli.models": 15,
+    "cli.models": 11,
     "cli.shell": 17,
     "data": 9,
     "formats": 9,

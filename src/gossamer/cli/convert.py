@@ -36,20 +36,12 @@ def convert(out: Output, source: str, target: Path, form: str) -> None:
     (demo:minilm, demo:smollm2). Masks of compressed-tensors and torch.nn.utils.prune are taken as
     they are; exact zeros that another pruner left are taken as its mask. Tokenizer files go along.
     """
-    from gossamer.cli.models import (
-        Source,
-        check_source,
-        directory_bytes,
-        is_bare,
-        load_source,
-        read_bare,
-        source_path,
-        tensor_bytes,
-    )
+    from gossamer.cli.models import check_source, is_bare, load_source, read_bare, source_path
     from gossamer.io import read_beside, save, save_compressed_tensors
     from gossamer.io.artifact import check_destination
     from gossamer.nn.layer_kinds import sparse_layers
     from gossamer.report import format_bytes
+    from gossamer.runs import Source, directory_bytes, tensor_bytes
 
     check_destination(target)
     check_source(source, bare=True)

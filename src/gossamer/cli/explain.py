@@ -63,13 +63,14 @@ def explain(
     """
     if html is not None and not profile:
         raise InputError("--html: is the page of a profile; give --profile, too.")
-    from gossamer.cli.models import example_input, load_source
+    from gossamer.cli.models import load_source
     from gossamer.io.artifact import check_file_destination
     from gossamer.nn.left_dense import left_lines
     from gossamer.ops import fallbacks
     from gossamer.report import describe_machine
     from gossamer.running.layers import compile as compile_model
     from gossamer.running.layers import explain as explain_model
+    from gossamer.runs import example_input
 
     if html is not None:
         check_file_destination(html)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from gossamer.cli.models import Example
 from gossamer.cli.shell import table
 from gossamer.report import Comparison, Figure, Page, write_html
 from gossamer.report.charts import layer_bars
 from gossamer.running.bench import dense_copy
 from gossamer.running.layers import LayerTimes, Row, layer_times
+from gossamer.runs import Example
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -106,7 +106,7 @@ def prune(
     measured on --eval, or on the part of --data that calibration did not use. A run that was
     stopped goes on with --resume.
     """
-    from gossamer.cli.models.sources import origin
+    from gossamer.cli.models import origin
     from gossamer.runs.pruning import PruneRequest, chosen_recipe, plan_prune, run_prune
 
     flags = {field: asked.pop(name) for name, field in _FLAGS.items()}

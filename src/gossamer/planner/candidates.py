@@ -53,13 +53,11 @@ class PlannedLayout:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
+        layout = asdict(self.layout)
         return {
             "state": self.state,
-            **asdict(self.layout.grid),
-            "schedule": self.layout.schedule,
-            "chunks": self.layout.chunks,
-            "microbatch": self.layout.microbatch,
-            "microbatches": self.layout.microbatches,
+            **layout.pop("grid"),
+            **layout,
             "fits": self.fits,
             "seconds": self.seconds,
             "time": self.time.to_dict(),

@@ -101,18 +101,14 @@ def _stages_reason(found: StatePlan, best: PlannedLayout, limit: float) -> str:
 
 def _next_best(found: StatePlan, best: PlannedLayout) -> str:
     others = [one for one in found.candidates if one.fits and one.layout.grid != best.layout.grid]
-    if not others:
-        return ""
-    second = min(others, key=lambda one: one.seconds)
-    return f" Next grid: {second.layout.grid}, {second.seconds:.3g} s."
+    second = min(others, key=lambda one: one.seconds, default=None)
+    return f" Next grid: {second.layout.grid}, {second.seconds:.3g} s." if second else ""
 
 
 def plan_page(plan: ClusterPlan, name: str) -> Page:
     """The plan as a report."""
     bests = {found.state.name: found.best for found in plan.states if found.best is not None}
-    charts = []
-    if bests:
-        charts += [time_chart(bests), memory_chart(bests)]
+    charts = [time_chart(bests), memory_chart(bests)] if bests else []
     for found in plan.states:
         if found.best is not None and found.best.layout.grid.pipeline > 1:
             played = found.evaluator.play(found.best.layout)

@@ -52,14 +52,12 @@ class ModelShape:
         units: in the order of the forward pass; a pipeline is cut between them.
         tokens: of one sample.
         blocks: layers, of two units each in `gpt_shape`: recomputation counts in them.
-        exact_saved: whether `saved` was counted on the model itself, at 4 bytes a number.
     """
 
     name: str
     units: tuple[Unit, ...]
     tokens: int
     blocks: int
-    exact_saved: bool = False
 
     @property
     def prunable(self) -> int:

@@ -5,11 +5,9 @@ Operations are counted by torch's own counter, and what autograd keeps is counte
 storage, so that a plan needs no formula for a model and no memory for its weights.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,12 +33,11 @@ class _Count:
     flops_prunable: float = 0.0
     saved: float = 0.0
     output: float = 0.0
-    modules: list[nn.Module] = field(default_factory=list)
 
 
 def trace_shape(
     model: nn.Module,
-    example: torch.Size,
+    example: Sequence[int],
     *,
     name: str,
     tokens: int,
@@ -60,34 +57,25 @@ def trace_shape(
         ignore: layers that are not.
     """
     prunable = {
-        id(target.module): target.weight.numel()
-        for target in find_targets(model, _list(targets), _list(ignore))
+        id(target.module): target.weight.numel() for target in find_targets(model, targets, ignore)
     }
     blocks = find_blocks(model)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.enable_grad():
         fake = _without_data(model, mode)
         counts = _Trace(fake, blocks, prunable, model).run(example, ids)
     units = tuple(_units(counts, prunable, model, tokens))
-    return ModelShape(name, units, tokens, max(1, len(blocks)), exact_saved=True)
+    return ModelShape(name, units, tokens, max(1, len(blocks)))
 
 
 def find_blocks(model: nn.Module) -> list[str]:
     """Names of the layers that are cut between: the longest list of equal children."""
-    best: list[str] = []
-    for name, module in model.named_modules():
-        if not isinstance(module, nn.ModuleList | nn.Sequential):
-            continue
-        kinds = Counter(type(child) for child in module if any(True for _ in child.parameters()))
-        if len(kinds) != 1 or len(module) < _FEW_BLOCKS:
-            continue
-        children = [f"{name}.{index}" if name else str(index) for index in range(len(module))]
-        if len(children) > len(best):
-            best = children
-    return best
-
-
-def _list(rules: Sequence[str] | None) -> list[str] | None:
-    return None if rules is None else list(rules)
+    lists = [
+        [f"{name}.{index}".lstrip(".") for index in range(len(module))]
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) >= _FEW_BLOCKS
+        if len({type(child) for child in module if any(True for _ in child.parameters())}) == 1
+    ]
+    return max(lists, key=len, default=[])
 
 
 def _without_data(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
@@ -109,25 +97,32 @@ class _Trace:
     ) -> None:
         self.fake = fake
         self.blocks = {id(fake.get_submodule(name)): name for name in blocks}
+        cpu_attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         self.counter = FlopCounterMode(
-            display=False, custom_mapping={_cpu_attention(): _attention_flops}
+            display=False, custom_mapping={cpu_attention: _attention_flops}
         )
         self.counts = [_Count("before", is_block=False)]
-        originals = dict(model.named_modules())
         self.products = {
-            id(module): prunable[id(originals[name])]
-            for name, module in fake.named_modules()
-            if id(originals.get(name)) in prunable
+            id(copied): prunable[id(module)]
+            for module, copied in zip(model.modules(), fake.modules(), strict=True)
+            if id(module) in prunable
         }
         held = (*fake.parameters(), *fake.buffers())
         self.seen = {tensor.untyped_storage()._cdata for tensor in held}
         self.alive: list[torch.Tensor] = []
         self.flops = 0.0
 
-    def run(self, example: torch.Size, ids: bool) -> list[_Count]:
-        kind = torch.long if ids else torch.float32
-        sample = torch.zeros((1, *example), dtype=kind)
-        with self._hooks(), self.counter, _saved(self._keep):
+    def run(self, example: Sequence[int], ids: bool) -> list[_Count]:
+        for module in self.fake.modules():
+            # Before a block is left: a block may itself be a product.
+            if id(module) in self.products:
+                module.register_forward_hook(self._product)
+            if id(module) in self.blocks:
+                module.register_forward_pre_hook(self._enter)
+                module.register_forward_hook(self._leave)
+        sample = torch.zeros((1, *example), dtype=torch.long if ids else torch.float32)
+        kept = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor)
+        with self.counter, kept:
             output = self.fake(sample)
             output = getattr(output, "logits", output)
             if not isinstance(output, torch.Tensor):
@@ -137,22 +132,6 @@ class _Trace:
             nn.functional.cross_entropy(rows, torch.zeros(rows.shape[0], dtype=torch.long))
         self._close(output)
         return self.counts
-
-    @contextmanager
-    def _hooks(self) -> Iterator[None]:
-        handles = []
-        for module in self.fake.modules():
-            # Before a block is left: a block may itself be a product.
-            if id(module) in self.products:
-                handles.append(module.register_forward_hook(self._product))
-            if id(module) in self.blocks:
-                handles.append(module.register_forward_pre_hook(self._enter))
-                handles.append(module.register_forward_hook(self._leave))
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def _close(self, output: Any) -> None:
         """End the open part: its operations, and what it hands on."""
@@ -185,16 +164,6 @@ class _Trace:
         return tensor
 
 
-@contextmanager
-def _saved(keep: Any) -> Iterator[None]:
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        yield
-
-
-def _cpu_attention() -> Any:
-    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-
-
 def _attention_flops(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
     batch, heads, rows, features = query
     return int(2 * batch * heads * rows * key[-2] * (features + value[-1]))
@@ -206,18 +175,17 @@ def _units(
     """Costs per token; parts between two blocks belong to the one before."""
     parts = [counts[0]]
     for count in counts[1:]:
-        between = not count.is_block and count is not counts[-1]
-        if between:
+        if count.is_block or count is counts[-1]:
+            parts.append(count)
+        else:
             parts[-1].flops += count.flops
             parts[-1].saved += count.saved
-        else:
-            parts.append(count)
-    owners = {part.name: dict(model.named_modules())[part.name] for part in parts if part.is_block}
+    owners = {part.name: model.get_submodule(part.name) for part in parts if part.is_block}
     placed = {id(p) for module in owners.values() for p in module.parameters()}
     for part in parts:
-        module = owners.get(part.name)
-        weights = _weights_in(module, model, prunable, placed, last=part is parts[-1])
-        masked, largest, everything, tied = weights
+        masked, largest, everything, tied = _weights_in(
+            owners.get(part.name), model, prunable, placed, last=part is parts[-1]
+        )
         yield Unit(
             name=part.name,
             prunable=masked,
@@ -247,17 +215,17 @@ def _weights_in(
     if module is not None:
         chosen = list(module.modules())
     else:
-        outside = [
+        chosen = [
             child
             for child in model.modules()
             if any(id(p) not in placed for p in child.parameters(recurse=False))
+            if isinstance(child, nn.Embedding) != last
         ]
-        chosen = [child for child in outside if isinstance(child, nn.Embedding) != last]
     held = {id(p): p.numel() for child in chosen for p in child.parameters(recurse=False)}
     tied = 0
     if last and module is None:
         # A tied head holds nothing of its own.
-        embedded = [m for m in model.modules() if isinstance(m, nn.Embedding)]
-        tied = sum(held.pop(id(p), 0) for m in embedded for p in m.parameters(recurse=False))
+        embeddings = [child for child in model.modules() if isinstance(child, nn.Embedding)]
+        tied = sum(held.pop(id(child.weight), 0) for child in embeddings)
     sizes = [prunable[id(child)] for child in chosen if id(child) in prunable]
     return sum(sizes), max(sizes, default=0), sum(held.values()), tied

@@ -148,14 +148,12 @@ def _plan_state(
             f" be shared by {ranks} ranks. Choose a batch that a divisor of {ranks} divides."
         )
     candidates.sort(key=lambda one: (not one.fits, one.time.total, one.memory.total))
-    fitting = [one for one in candidates if one.fits]
+    # The closed form errs both ways for uneven stages.
+    count = min(_PLAYED, sum(one.fits for one in candidates))
     if evaluator.cluster.shared_cores is not None:
         # Ranks that share cores have no closed form worth the name.
-        played = [evaluator.simulated(one) for one in candidates]
-    else:
-        # The closed form errs both ways for uneven stages.
-        played = [evaluator.simulated(one) for one in fitting[:_PLAYED]]
-        played += [one for one in candidates if one not in fitting[:_PLAYED]]
+        count = len(candidates)
+    played = [*map(evaluator.simulated, candidates[:count]), *candidates[count:]]
     played.sort(
         key=lambda one: (not one.fits, one.simulated is None, one.seconds, one.memory.total)
     )

@@ -91,11 +91,16 @@ class _Fullest:
     def rank(self, stages: Sequence[StageShape], in_flight: float) -> RankMemory:
         shard = self.layout.grid.shard
         prunable, rest = weights_of(stages)
+        weights, gradients, state = (
+            (pruned * prunable + other * rest) / shard for pruned, other in self.per_entry
+        )
         return RankMemory(
-            *((pruned * prunable + other * rest) / shard for pruned, other in self.per_entry),
-            activations=self._activations(stages, in_flight),
-            scratch=self._scratch(max(stage.largest for stage in stages)),
-            buffers=self.machine.sent(stages) / shard if self.buckets else 0.0,
+            weights,
+            gradients,
+            state,
+            self._activations(stages, in_flight),
+            self._scratch(max(stage.largest for stage in stages)),
+            self.machine.sent(stages) / shard if self.buckets else 0.0,
         )
 
     def _scratch(self, largest: int) -> float:

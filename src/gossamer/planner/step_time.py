@@ -197,7 +197,8 @@ class Machine:
 def interpolate(table: Sequence[CompactSpeed], density: float) -> float:
     """The speed-up at a density: linear between measured ones, constant beyond."""
     points = sorted((row.density, row.speedup) for row in table)
-    return float(np.interp(density, *zip(*points, strict=True)))
+    densities, speedups = zip(*points, strict=True)
+    return float(np.interp(density, densities, speedups))
 
 
 def pipeline_link(cluster: ClusterSpec, grid: RankGrid) -> LinkSpec:

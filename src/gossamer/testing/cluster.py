@@ -17,7 +17,6 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Literal
 
 from gossamer.errors import InputError, ResourceError
@@ -83,7 +82,8 @@ class Cluster:
         try:
             if self.isolated:
                 self.addresses = [f"10.77.0.{host + 1}" for host in range(num_hosts)]
-                for _ in range(num_hosts):
+                # One by one: those that were made are closed if another cannot be.
+                for _ in links:
                     self._namespaces.append(new_namespace())
                 switch = DelayedSwitch if delayed else Bridge
                 self._fabric = switch(self._namespaces, self.addresses, links)
@@ -102,7 +102,13 @@ class Cluster:
         """Start a command on a host, with this process's environment and `environment`."""
         process = HostProcess(
             command,
-            {**os.environ, **self.network_environment(), **(environment or {})},
+            {
+                **os.environ,
+                # What gloo must know, and one thread per rank: hosts share the machine's cores.
+                "GLOO_SOCKET_IFNAME": "eth0" if self.isolated else "lo",
+                "OMP_NUM_THREADS": "1",
+                **(environment or {}),
+            },
             namespace=self._namespaces[host] if self.isolated else None,
             folder=folder,
         )
@@ -140,13 +146,6 @@ class Cluster:
         started = self.start_ranks(command, environment=environment, folder=folder)
         end = time.monotonic() + timeout_seconds
         return [process.result(max(0.0, end - time.monotonic())) for process in started]
-
-    def network_environment(self) -> dict[str, str]:
-        """What gloo must know, and one thread per rank: hosts share the machine's cores."""
-        return {
-            "GLOO_SOCKET_IFNAME": "eth0" if self.isolated else "lo",
-            "OMP_NUM_THREADS": "1",
-        }
 
     def rank_environment(self, host: int, port: int) -> dict[str, str]:
         """What `init_process_group()` reads, for one rank per host."""
@@ -204,11 +203,13 @@ class Cluster:
 
     def stop(self, host: int) -> None:
         """Freeze everything that runs on a host: its connections stay open and silent."""
-        self._signal(host, signal.SIGSTOP)
+        for process in self._processes[host]:
+            process.signal(signal.SIGSTOP)
 
     def resume(self, host: int) -> None:
         """Let a stopped host go on."""
-        self._signal(host, signal.SIGCONT)
+        for process in self._processes[host]:
+            process.signal(signal.SIGCONT)
 
     def kill(self, host: int) -> None:
         """End everything that runs on a host, as SIGKILL does; the others are not told."""
@@ -230,17 +231,8 @@ class Cluster:
     def __enter__(self) -> "Cluster":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        fault: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _signal(self, host: int, number: int) -> None:
-        for process in self._processes[host]:
-            process.signal(number)
 
     def _need_isolation(self, what: str) -> Bridge | DelayedSwitch:
         if self._fabric is None:

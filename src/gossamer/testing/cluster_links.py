@@ -4,7 +4,6 @@
 import json
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from gossamer.errors import InputError
 from gossamer.testing.cluster_namespace import tool
@@ -36,7 +35,7 @@ class Link:
             value = getattr(self, name)
             if name == "rate_mbit" and value is None:
                 continue
-            if not math.isfinite(value) or value < 0 or (value == 0 and bound == "> 0"):
+            if not 0 <= value < math.inf or (value == 0 and bound == "> 0"):
                 raise InputError(f"Link: {name} must be finite and {bound}, got {value}.")
 
     @property
@@ -61,19 +60,14 @@ class Traffic:
 def read_traffic(namespace: int) -> Traffic:
     """The counters of the host in `namespace`; acknowledgements count as nothing."""
     (shown,) = json.loads(tool(namespace, "ip -json -statistics link show dev eth0"))
-    stats: dict[str, Any] = shown["stats64"]
-    sent, received = (
-        stats[way]["bytes"] - _HEADER_BYTES * stats[way]["packets"] for way in ("tx", "rx")
-    )
-    return Traffic(sent, received)
+    ways = (shown["stats64"][way] for way in ("tx", "rx"))
+    return Traffic(*(way["bytes"] - _HEADER_BYTES * way["packets"] for way in ways))
 
 
 def shape(namespace: int, device: str, rate_mbit: float | None) -> None:
     """Limit what leaves `device` to a rate, or lift the limit."""
-    shaped = "tbf" in tool(namespace, f"tc qdisc show dev {device}")
-    if rate_mbit is None:
-        if shaped:
-            tool(namespace, f"tc qdisc del dev {device} root")
-        return
-    limits = f"rate {round(rate_mbit * 1e3)}kbit burst {_BURST} limit {_QUEUE}"
-    tool(namespace, f"tc qdisc replace dev {device} root tbf {limits}")
+    if rate_mbit is not None:
+        limits = f"rate {round(rate_mbit * 1e3)}kbit burst {_BURST} limit {_QUEUE}"
+        tool(namespace, f"tc qdisc replace dev {device} root tbf {limits}")
+    elif "tbf" in tool(namespace, f"tc qdisc show dev {device}"):
+        tool(namespace, f"tc qdisc del dev {device} root")

@@ -8,8 +8,8 @@ descriptors of a killed process and takes the namespaces, their interfaces and q
 import ctypes
 import os
 import subprocess
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -50,13 +50,17 @@ def tool(namespace: int, command: str, *, keep: tuple[int, ...] = ()) -> str:
         command: words separated by spaces.
         keep: descriptors it may use, as /proc/self/fd/N.
     """
-    words = command.split()
     # The search path of an ordinary user often lacks sbin, where these tools are.
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
     done = inside(
         namespace,
         lambda: subprocess.run(  # noqa: S603  (own words, no shell)
-            words, capture_output=True, text=True, pass_fds=keep, env={"PATH": path}, check=False
+            command.split(),
+            capture_output=True,
+            text=True,
+            pass_fds=keep,
+            env={"PATH": path},
+            check=False,
         ),
     )
     if done.returncode:
@@ -78,18 +82,5 @@ def set_up_loopback(namespace: int) -> None:
 
 def _in_thread(function: Callable[[], Result]) -> Result:
     """Run in a thread of its own: a namespace is entered by one thread, not by the process."""
-    results: list[Result] = []
-    faults: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(function())
-        except BaseException as fault:
-            faults.append(fault)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    if faults:
-        raise faults[0]
-    return results[0]
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result()

@@ -7,6 +7,7 @@ very ones that run on a real network. Cost: some microseconds per message.
 """
 
 import heapq
+import itertools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,8 +17,8 @@ from gossamer.errors import DistributedError
 from gossamer.training.distributed.pipeline import Direction, Work, WorkSpan
 
 
-class StageWork(Protocol):
-    """What the stages compute; messages are whatever it likes."""
+class StageWork:
+    """What the stages compute; messages are whatever it likes. This one computes nothing."""
 
     def forward(self, stage: int, microbatch: int, message: Any) -> Any:
         """The activation for the next stage; `message` is None on the first."""
@@ -65,16 +66,6 @@ def rough_weather(mean: float = 1.0, stall: float = 50.0, stall_rate: float = 0.
     return Conditions(draw, draw)
 
 
-class NoWork:
-    """Work whose messages are empty: for questions of time alone."""
-
-    def forward(self, stage: int, microbatch: int, message: Any) -> Any:
-        """Nothing."""
-
-    def backward(self, stage: int, microbatch: int, message: Any) -> Any:
-        """Nothing."""
-
-
 class FakeNetwork:
     """Stages, links between neighbours, and a clock.
 
@@ -92,13 +83,12 @@ class FakeNetwork:
         seed: int = 0,
         work: StageWork | None = None,
     ) -> None:
-        self._stages = stages
-        self._conditions = conditions
+        self._stages, self._conditions = stages, conditions
         self._numbers = random.Random(seed)  # noqa: S311  (weather, not secrets)
-        self._work = NoWork() if work is None else work
+        self._work = work or StageWork()
         self._busy = [False] * len(stages)
         self._events: list[tuple[float, int, int, Work, Any, bool]] = []
-        self._num_events = 0
+        self._count = itertools.count()
         self._link_free: dict[tuple[int, Direction], float] = {}
         self._received: dict[tuple[int, Work], Any] = {}
         self.spans: list[WorkSpan] = []
@@ -138,11 +128,11 @@ class FakeNetwork:
         if not 0 <= receiver < len(self._stages):
             return
         link = (stage, work.direction)
-        arrival = now + self._conditions.delay(stage, *work, self._numbers)
-        arrival = max(arrival, self._link_free.get(link, 0.0))
-        self._link_free[link] = arrival
+        due = now + self._conditions.delay(stage, *work, self._numbers)
+        self._link_free[link] = arrival = max(due, self._link_free.get(link, 0.0))
         self._push(arrival, receiver, work, message, is_message=True)
 
     def _push(self, time: float, stage: int, work: Work, message: Any, *, is_message: bool) -> None:
-        self._num_events += 1  # equal times keep their order, and messages are never compared
-        heapq.heappush(self._events, (time, self._num_events, stage, work, message, is_message))
+        # Numbered: equal times keep their order, and messages are never compared.
+        event = (time, next(self._count), stage, work, message, is_message)
+        heapq.heappush(self._events, event)

@@ -76,8 +76,7 @@ def _weight(shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
     generator = torch.Generator().manual_seed(2)
     numbers = torch.randint(limits.min, limits.max, (61,), dtype=bits, generator=generator)
     pool = torch.cat([special, numbers.view(dtype)])
-    numel = shape[0] * shape[1]
-    return pool[torch.arange(numel) % len(pool)].view(shape)
+    return pool[torch.arange(shape[0] * shape[1]) % len(pool)].view(shape)
 
 
 def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
@@ -103,7 +102,7 @@ def _check_round_trip(
             raise FormatError(f"{case}: encode changed its input.")
         if "values" not in arrays or arrays["values"].dtype is not weight.dtype:
             raise FormatError(f"{case}: encode must give `values` in the weight's dtype.")
-        actual = sum(array.numel() * array.element_size() for array in arrays.values())
+        actual = sum(array.nbytes for array in arrays.values())
         formula = chosen.nbytes(shape, int(mask.sum()), weight.element_size(), pattern)
         if actual != formula:
             raise FormatError(f"{case}: nbytes says {formula}, but the arrays take {actual} bytes.")
@@ -137,12 +136,12 @@ def _wrong_arrays(arrays: Arrays) -> Iterator[tuple[str, dict[str, torch.Tensor]
         others = {key: value for key, value in arrays.items() if key != name}
         yield f"{name!r} missing", others
         other_dtype = torch.int32 if array.is_floating_point() else torch.float32
-        yield f"{name!r} as {other_dtype}", {**others, name: array.to(other_dtype)}
-        yield f"{name!r} of one dimension more", {**others, name: array.unsqueeze(0)}
+        wrong = {f"as {other_dtype}": array.to(other_dtype), "of one dimension more": array[None]}
         if array.ndim and array.shape[0]:
-            yield f"{name!r} cut short", {**others, name: array[:-1]}
-            longer = torch.cat([array, array[-1:]])
-            yield f"{name!r} too long", {**others, name: longer}
+            wrong["cut short"] = array[:-1]
+            wrong["too long"] = torch.cat([array, array[-1:]])
+        for label, damaged in wrong.items():
+            yield f"{name!r} {label}", {**others, name: damaged}
 
 
 def _wrong_numbers(arrays: Arrays) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
@@ -154,15 +153,17 @@ def _wrong_numbers(arrays: Arrays) -> Iterator[tuple[str, dict[str, torch.Tensor
         wide = array.long()
         bumped = wide.clone()
         bumped.view(-1)[0] = min(int(bumped.view(-1)[0]) + 1, limits.max)
-        noise = torch.randint(limits.min, limits.max, array.shape, generator=generator)
-        for label, numbers in (
-            ("all zero", torch.zeros_like(wide)),
-            ("all at the maximum", torch.full_like(wide, limits.max)),
-            ("all at the minimum", torch.full_like(wide, limits.min)),
-            ("its first number one higher", bumped),
-            ("its numbers reversed", wide.flip(tuple(range(wide.ndim)))),
-            ("random numbers", noise),
-        ):
+        damaged = {
+            "all zero": torch.zeros_like(wide),
+            "all at the maximum": torch.full_like(wide, limits.max),
+            "all at the minimum": torch.full_like(wide, limits.min),
+            "its first number one higher": bumped,
+            "its numbers reversed": wide.flip(tuple(range(wide.ndim))),
+            "random numbers": torch.randint(
+                limits.min, limits.max, array.shape, generator=generator
+            ),
+        }
+        for label, numbers in damaged.items():
             yield f"{label} in {name!r}", {**arrays, name: numbers.to(array.dtype)}
 
 

@@ -35,16 +35,19 @@ def quickstart(out: Output, model: str, folder: Path, sparsity: float | None) ->
     Works without network. Prints one table and writes a self-contained report.html.
     """
     from gossamer.cli.quickstart.output import check_folder, publish
+    from gossamer.ops.timing import one_thread
 
     check_folder(folder)
-    if model == "tiny":
-        from gossamer.cli.quickstart.tiny import run_tiny
+    # Threads gain nothing on layers this small, and lose much on a busy machine.
+    with one_thread():
+        if model == "tiny":
+            from gossamer.cli.quickstart.tiny import run_tiny
 
-        story = run_tiny(folder, 0.9 if sparsity is None else sparsity, out)
-    else:
-        from gossamer.cli.quickstart.minilm import run_minilm
+            story = run_tiny(folder, 0.9 if sparsity is None else sparsity, out)
+        else:
+            from gossamer.cli.quickstart.minilm import run_minilm
 
-        story = run_minilm(folder, 0.8 if sparsity is None else sparsity, out)
+            story = run_minilm(folder, 0.8 if sparsity is None else sparsity, out)
     report = str(publish(story, folder))
     shown = comparison_table(story.page.comparison)
     out.result(

@@ -21,7 +21,6 @@ from gossamer.data import sentences
 from gossamer.data.files import Texts
 from gossamer.io import load, load_pretrained, read_beside
 from gossamer.io.safe_files.tokenizer import TOKENIZER_FILE, make_tokenizer
-from gossamer.ops.timing import one_thread
 from gossamer.recipes import Calibration, prune_recipe
 from gossamer.report import Comparison, Page, Report, TextTable, describe_machine
 from gossamer.running.layers import explain
@@ -99,7 +98,6 @@ class _Bench:
         return agreement(self.vectors, torch.stack(rows))
 
 
-@one_thread()
 def run_minilm(folder: Path, sparsity: float, out: Output) -> Story:
     """The whole story on MiniLM; raises ResourceError if the package is not installed."""
     with out.stage("loading MiniLM"):

@@ -20,7 +20,6 @@ from gossamer.cli.quickstart.output import DENSE_FOLDER, MODEL_FOLDER, Story
 from gossamer.cli.shell import Output
 from gossamer.io import load, save
 from gossamer.nn.surgery.compaction import compact
-from gossamer.ops.timing import one_thread
 from gossamer.report import Page, TextTable, describe_machine, format_bytes
 from gossamer.report.charts import Curve
 from gossamer.running.layers import explain
@@ -67,12 +66,8 @@ class _Run:
         return accuracy(forward(model, self.data.x_test), self.data.y_test)
 
 
-@one_thread()
 def run_tiny(folder: Path, sparsity: float, out: Output) -> Story:
-    """The whole story on an MLP and a synthetic problem, on one thread.
-
-    Threads gain nothing on layers this small, and lose much on a busy machine.
-    """
+    """The whole story on an MLP and a synthetic problem."""
     run = _start()
     with out.stage(f"training a dense MLP, {_DENSE_STEPS} steps", total=_DENSE_STEPS) as stage:
         run.train(_DENSE_STEPS, stage.advance)

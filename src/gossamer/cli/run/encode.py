@@ -21,10 +21,11 @@ from gossamer.cli.shell import (
     table,
     threads_option,
 )
+from gossamer.errors import InputError
 
 if TYPE_CHECKING:
     from gossamer.cli.run.vectors import WriteVectors
-    from gossamer.running.text import Embedder, Pooling
+    from gossamer.running.text import Embedder
 
 _EXAMPLES = """
 gossamer run encode minilm sentences.txt -o vectors.npy
@@ -50,18 +51,16 @@ gossamer run encode pruned/ reviews.tsv --pooling cls --no-normalise | head
 @click.option("--max-tokens", type=POSITIVE, help="Cut longer texts.  [default: as the model can]")
 @special_tokens_option
 @threads_option
-def encode(  # noqa: PLR0913  (one argument per option)
+def encode(
     out: Output,
+    /,
     model: str,
     file: Path,
     target: Path | None,
     batch: int,
-    pooling: "Pooling",
-    normalise: bool,
     precision: str,
-    max_tokens: int | None,
-    special_tokens: bool,
     threads: int | None,
+    **asked: Any,
 ) -> None:
     """One vector for every text of FILE, in its order.
 
@@ -73,6 +72,7 @@ def encode(  # noqa: PLR0913  (one argument per option)
 
     from gossamer.cli.models import check_source, load_source
     from gossamer.cli.run.vectors import check_suffix
+    from gossamer.data.files import read_samples
     from gossamer.io.artifact import check_file_destination
     from gossamer.running.layers import compile as compile_model
     from gossamer.running.text import Embedder
@@ -80,26 +80,19 @@ def encode(  # noqa: PLR0913  (one argument per option)
     if target is not None:
         check_suffix(target)
         check_file_destination(target, makes_parents=False)
-    texts = _read(file)
+    texts = read_samples(file).texts
+    if not texts:
+        raise InputError(f"{file}: holds no text; expected a .txt, .jsonl or .tsv file.")
     check_source(model)
     if threads is not None:
         torch.set_num_threads(threads)
     with out.stage("loading"):
         source = load_source(model, say=out.note)
 
-        def embedder(network: torch.nn.Module) -> Embedder:
-            return Embedder(
-                network,
-                source.beside,
-                pooling=pooling,
-                normalise=normalise,
-                max_tokens=max_tokens,
-                special_tokens=special_tokens,
-            )
-
-        tokens = _batch_tokens(embedder(source.model), texts, batch)
+        tokens = _batch_tokens(Embedder(source.model, source.beside, **asked), texts, batch)
     with out.stage("choosing kernels"):
         fast = compile_model(source.model, tokens=tokens, inplace=True, precision=precision)
+        embedder = Embedder(fast, source.beside, **asked)
     kept: list[list[float]] = []
     with (
         out.stage("encoding", total=len(texts)) as stage,
@@ -107,7 +100,7 @@ def encode(  # noqa: PLR0913  (one argument per option)
     ):
         start = time.perf_counter()
         num_tokens = num_cut = done = 0
-        for part in embedder(fast).encode(texts, batch):
+        for part in embedder.encode(texts, batch):
             size = len(part.vectors)
             put(texts[done : done + size], part.vectors)
             num_tokens += part.num_tokens
@@ -138,18 +131,8 @@ def encode(  # noqa: PLR0913  (one argument per option)
         row = (f"{done}", f"{num_tokens}", f"{seconds:.2f}", *rates, f"{document['width']}")
         out.result(document, table(*head, rows=[row]), f"{target}: {done} vectors, {precision}.")
     if num_cut:
-        limit = embedder(fast).tokens.max_tokens
+        limit = embedder.tokens.max_tokens
         out.note(f"{num_cut} texts were longer than {limit} tokens and were cut.")
-
-
-def _read(file: Path) -> tuple[str, ...]:
-    from gossamer.data.files import read_samples
-    from gossamer.errors import InputError
-
-    texts = read_samples(file).texts
-    if not texts:
-        raise InputError(f"{file}: holds no text; expected a .txt, .jsonl or .tsv file.")
-    return texts
 
 
 def _batch_tokens(embedder: "Embedder", texts: Sequence[str], batch: int) -> int:

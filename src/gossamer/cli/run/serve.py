@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`gossamer run serve`: a model behind HTTP."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -53,6 +53,7 @@ gossamer run serve demo:smollm2 --max-queue 32 --timeout 120
 )
 @click.option(
     "--timeout",
+    "timeout_seconds",
     type=click.FloatRange(min=0, min_open=True, max=86400),
     default=60.0,
     help="Seconds for a request and its answer, or for the next token of a text.",
@@ -74,17 +75,16 @@ gossamer run serve demo:smollm2 --max-queue 32 --timeout 120
 @threads_option
 def serve(  # noqa: PLR0913  (one argument per option)
     out: Output,
+    /,
     model: str,
     host: str,
     port: int,
-    max_queue: int,
-    max_batch_tokens: int,
-    timeout: float,
     allow_hosts: tuple[str, ...],
     api_key: str | None,
     precision: str,
     pooling: "Pooling",
     threads: int | None,
+    **asked: Any,
 ) -> None:
     """Answer /embed, /classify, /v1/embeddings, /v1/completions or /v1/chat/completions.
 
@@ -114,7 +114,7 @@ def serve(  # noqa: PLR0913  (one argument per option)
         url_of,
     )
 
-    limits = Limits(max_queue=max_queue, max_batch_tokens=max_batch_tokens, timeout_seconds=timeout)
+    limits = Limits(**asked)
     key = settings.api_key() if api_key is None else api_key
     # Behind an address of the network stand names that nobody here knows.
     hosts = (host, *allow_hosts) if allow_hosts or is_loopback(host) else None
