@@ -24,7 +24,7 @@ ALLOWED = {
     "io/artifact/placing.py": 4,
     "io/pruners/dense_checkpoint.py": 1,
     "io/pruners/stored_masks.py": 1,
-    "planner/model_tracing.py": 2,
+    "planner/model_tracing.py": 1,
     "pruning/calibration/calibrated.py": 1,
     "pruning/calibration/layer_inputs.py": 1,
     "pruning/calibration/statistics.py": 3,

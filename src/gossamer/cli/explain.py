@@ -3,17 +3,12 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from gossamer.cli.shell import POSITIVE, Output, gossamer_command, table
 from gossamer.errors import InputError
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from gossamer.running.layers import Row
 
 _EXAMPLES = """
 gossamer explain pruned/
@@ -94,7 +89,29 @@ def explain(
         "fallbacks": fallbacks(),
         "machine": describe_machine(),
     }
-    parts: list[Any] = [layer_table(rows), _verdict(rows), *left_lines(rows.left_dense)]
+    shown = table(
+        *("layer", "shape", ">sparsity", "pattern", "kernel", ">tokens", ">dense us"),
+        *(">sparse us", "why"),
+        rows=(
+            (
+                *(row.name, "x".join(map(str, row.shape)) or "-", f"{1 - row.density:.1%}"),
+                *(row.pattern, row.kernel, "-" if row.tokens is None else str(row.tokens)),
+                *("-" if us is None else f"{us:.0f}" for us in (row.dense_us, row.sparse_us)),
+                row.why,
+            )
+            for row in rows
+        ),
+    )
+    names = {row.name for row in rows if row.shape}
+    sparse = {row.name for row in rows if row.is_sparse}
+    said = f"{len(sparse)} of {len(names)} layers run on sparse kernels for some token count."
+    if not names:
+        said = "The model has no Linear or Conv2d layer, so there is nothing to speed up."
+    elif not sparse:
+        said = (
+            "No layer runs on a sparse kernel: no speed-up is to be expected. See the column 'why'."
+        )
+    parts: list[Any] = [shown, said, *left_lines(rows.left_dense)]
     if profile:
         if example is None:
             raise InputError(f"--profile: no input can be made up for {source.name}.")
@@ -108,30 +125,3 @@ def explain(
             write_profile(source.name, times, rows, document["machine"], example.text, html)
             document["html"] = str(html)
     out.result(document, *parts)
-
-
-def layer_table(rows: "list[Row]") -> "Table":
-    """Rows of `gossamer.explain` for a terminal."""
-    return table(
-        *("layer", "shape", ">sparsity", "pattern", "kernel", ">tokens", ">dense us"),
-        *(">sparse us", "why"),
-        rows=(
-            (
-                *(row.name, "x".join(map(str, row.shape)) or "-", f"{1 - row.density:.1%}"),
-                *(row.pattern, row.kernel, "-" if row.tokens is None else str(row.tokens)),
-                *("-" if us is None else f"{us:.0f}" for us in (row.dense_us, row.sparse_us)),
-                row.why,
-            )
-            for row in rows
-        ),
-    )
-
-
-def _verdict(rows: "list[Row]") -> str:
-    names = {row.name for row in rows if row.shape}
-    sparse = {row.name for row in rows if row.is_sparse}
-    if not names:
-        return "The model has no Linear or Conv2d layer, so there is nothing to speed up."
-    if sparse:
-        return f"{len(sparse)} of {len(names)} layers run on sparse kernels for some token count."
-    return "No layer runs on a sparse kernel: no speed-up is to be expected. See the column 'why'."

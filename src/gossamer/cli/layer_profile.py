@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 def profile_model(model: nn.Module, fast: nn.Module, example: Example) -> LayerTimes:
     """Times of the compiled model and of the model it came from, without sparse kernels."""
-    dense = dense_copy(model)
-    return layer_times(fast, dense, lambda net: net(*example.args, **example.kwargs))
+    return layer_times(fast, dense_copy(model), lambda net: net(*example.args, **example.kwargs))
 
 
 def profile_table(times: LayerTimes) -> "Table":

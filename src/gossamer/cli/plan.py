@@ -10,7 +10,7 @@ from gossamer.cli.shell import PATH, POSITIVE, SPARSITY, Output, Verbatim, gossa
 from gossamer.planner import SCHEDULES
 
 if TYPE_CHECKING:
-    from gossamer.planner import ClusterPlan, ScheduleName
+    from gossamer.planner import ScheduleName
 
 _EXAMPLES = """
 gossamer plan gpt3-13b --cluster summit --ranks 1024 --batch 2048
@@ -79,6 +79,7 @@ def plan(
     # Before torch is loaded: faults of the file are told at once.
     described_cluster = load_cluster(cluster)
     from gossamer.io.artifact import check_file_destination
+    from gossamer.planner import FORECAST, plan_page, plan_table, reasons
     from gossamer.planner import plan as make_plan
 
     if target is not None:
@@ -90,21 +91,15 @@ def plan(
         schedules=schedules or None,
         **settings,
     )
-    _show(out, made, cluster, target)
-
-
-def _show(out: Output, made: "ClusterPlan", cluster: str, target: Path | None) -> None:
-    from gossamer.planner import FORECAST, plan_page, plan_table, reasons
-
     head, rows = plan_table(made)
-    shown = table(*head, rows=rows)
-    document = {**made.to_dict(), "reasons": reasons(made)}
+    why = reasons(made)
+    document = {**made.to_dict(), "reasons": why}
     if target is not None:
         from gossamer.report import write_html
 
         document["report"] = str(write_html(plan_page(made, Path(cluster).stem), target))
         out.note(f"report: {target}")
-    out.result(document, shown, "\n".join([*reasons(made), FORECAST]))
+    out.result(document, table(*head, rows=rows), "\n".join([*why, FORECAST]))
 
 
 def _calibrate(out: Output, target: Path) -> None:
@@ -121,5 +116,4 @@ def _calibrate(out: Output, target: Path) -> None:
         measured = calibrate()
     text = cluster_text(measured)
     target.write_text(text, encoding="utf-8")
-    document = {"file": str(target), "cluster": measured.model_dump(by_alias=True)}
-    out.result(document, Verbatim(text))
+    out.result({"file": str(target), "cluster": measured.model_dump(by_alias=True)}, Verbatim(text))

@@ -3,7 +3,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -20,12 +20,6 @@ from gossamer.cli.shell import (
     table,
 )
 from gossamer.method_table import methods_that_need
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from gossamer.report import Report
-    from gossamer.runs.pruning import StagePlan
 
 _EXAMPLES = """
 gossamer prune zoo:mlp -o pruned/ --sparsity 0.9
@@ -107,6 +101,7 @@ def prune(
     stopped goes on with --resume.
     """
     from gossamer.cli.models import origin
+    from gossamer.report import format_bytes
     from gossamer.runs.pruning import PruneRequest, chosen_recipe, plan_prune, run_prune
 
     flags = {field: asked.pop(name) for name, field in _FLAGS.items()}
@@ -125,18 +120,31 @@ def prune(
     if dry_run:
         plan = plan_prune(request, out)
         more = {"peak_bytes": plan.peak_bytes, "out": str(target), "written": False}
-        out.result({**asdict(plan), **more}, *_plan_tables(plan))
+        # In the order in which they are pruned.
+        layers = (
+            (
+                *(row.name, "x".join(map(str, row.shape)), row.pattern),
+                *(f"{row.kept:,}", f"{row.seconds:.2f}"),
+            )
+            for row in plan.layers
+        )
+        totals = (
+            ("calibration tokens", f"{plan.num_tokens:,}"),
+            ("memory now, model included", format_bytes(plan.process_bytes)),
+            ("activations of all batches", format_bytes(plan.activation_bytes)),
+            ("copies of weights", format_bytes(plan.copy_bytes)),
+            ("statistics and solver", format_bytes(plan.solver_bytes)),
+            ("peak memory", format_bytes(plan.peak_bytes)),
+            ("seconds of pruning, as loaded as now", f"{plan.seconds:.0f}"),
+        )
+        out.result(
+            {**asdict(plan), **more},
+            table("layer", "shape", "pattern", ">kept", ">seconds", rows=layers),
+            table("", ">estimate", rows=totals),
+        )
         return
     outcome = run_prune(request, out)
-    shown = _layer_table(outcome.report), comparison_table(outcome.comparison)
-    out.result(outcome.document, *shown, *outcome.remarks)
-
-
-def _layer_table(report: "Report") -> "Table":
-    """The plan as it was carried out, one line per layer."""
-    from gossamer.report import format_bytes
-
-    return table(
+    shown = table(
         *("layer", "shape", "pattern", ">sparsity", ">dense", ">pruned", "format", "note"),
         rows=(
             (
@@ -144,33 +152,7 @@ def _layer_table(report: "Report") -> "Table":
                 *(format_bytes(row.bytes_dense), format_bytes(row.bytes_sparse)),
                 *(row.format, row.note),
             )
-            for row in report.layers
+            for row in outcome.report.layers
         ),
     )
-
-
-def _plan_tables(plan: "StagePlan") -> tuple["Table", "Table"]:
-    """The layers in the order in which they are pruned; then memory and time."""
-    from gossamer.report import format_bytes
-
-    layers = (
-        (
-            row.name,
-            "x".join(map(str, row.shape)),
-            row.pattern,
-            f"{row.kept:,}",
-            f"{row.seconds:.2f}",
-        )
-        for row in plan.layers
-    )
-    totals = (
-        ("calibration tokens", f"{plan.num_tokens:,}"),
-        ("memory now, model included", format_bytes(plan.process_bytes)),
-        ("activations of all batches", format_bytes(plan.activation_bytes)),
-        ("copies of weights", format_bytes(plan.copy_bytes)),
-        ("statistics and solver", format_bytes(plan.solver_bytes)),
-        ("peak memory", format_bytes(plan.peak_bytes)),
-        ("seconds of pruning, as loaded as now", f"{plan.seconds:.0f}"),
-    )
-    head = ("layer", "shape", "pattern", ">kept", ">seconds")
-    return table(*head, rows=layers), table("", ">estimate", rows=totals)
+    out.result(outcome.document, shown, comparison_table(outcome.comparison), *outcome.remarks)

@@ -97,8 +97,7 @@ def run_shrink(  # noqa: PLR0913  (one argument per option)
         on_trial=told,
         say=out.note,
     )
-    page = search_page(result, limits, f"{source.name}, shrunk")
-    write_html(page, result.work / "report.html")
+    write_html(search_page(result, limits, f"{source.name}, shrunk"), result.work / "report.html")
     return result
 
 

@@ -3,7 +3,7 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -14,11 +14,6 @@ from gossamer.cli.shell import (
     resume_command,
     table,
 )
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from gossamer.runs.training import TrainingPlan, TrainResult
 
 _EXAMPLES = """
 gossamer train train-gradual --data zoo:images -o trained/
@@ -86,6 +81,7 @@ def train(
     # After the recipe: its faults are told before torch is loaded.
     from gossamer.cli.models import load_function
     from gossamer.cli.shell.grid_exit import ends_for_good
+    from gossamer.report import format_bytes
     from gossamer.runs.training import TrainRequest, plan_train, run_train
 
     request = TrainRequest(
@@ -97,48 +93,35 @@ def train(
     )
     if dry_run:
         plan = plan_train(request, target, out)
-        out.result(plan.document, _plan_table(plan))
+        rows = [
+            ("steps", f"{plan.steps:,}"),
+            ("batches in an epoch", f"{plan.batches_per_epoch:,}"),
+            ("parameters", f"{plan.parameters:,}"),
+            ("of them in pruned layers", f"{plan.pruned:,}"),
+            *(
+                (f"{kind}, once masks are final", format_bytes(count))
+                for kind, count in plan.bytes_by_kind.items()
+            ),
+            ("training state, dense", format_bytes(plan.bytes_dense)),
+            ("one checkpoint, before compaction", format_bytes(plan.checkpoint_bytes)),
+            ("time at the dense step's speed", f"{plan.seconds:.0f} s"),
+        ]
+        out.result(plan.document, table("", ">estimate", rows=rows))
         return
     with ends_for_good():
         result = run_train(request, target, out)
     if result is None:
         out.silence()
         return
-    out.result(result.document, _result_table(result), f"Saved to {target}. Curves: {result.page}")
-
-
-def _result_table(result: "TrainResult") -> "Table":
-    """Quality, bytes and what the compaction saved."""
-    from gossamer.report import format_bytes
-
-    report, training = result.report, result.document["training"]
-    rows = [(name, "not measured", f"{value:.4f}") for name, value in result.quality.items()]
-    rows.append(("sparsity of pruned layers", "0", f"{report.sparsity:.4f}"))
+    report, compaction = result.report, result.document["training"]["compaction"]
+    figures = [(name, "not measured", f"{value:.4f}") for name, value in result.quality.items()]
+    figures.append(("sparsity of pruned layers", "0", f"{report.sparsity:.4f}"))
     sizes = {"bytes of tensors": (report.bytes_dense, report.bytes_sparse)}
-    if compaction := training["compaction"]:
+    if compaction is not None:
         sizes["bytes of training state"] = compaction["bytes_before"], compaction["bytes_after"]
-    rows += [(title, format_bytes(a), format_bytes(b)) for title, (a, b) in sizes.items()]
+    figures += [(title, format_bytes(a), format_bytes(b)) for title, (a, b) in sizes.items()]
     effect = result.document["step_ms"]
     if effect is not None and effect[0] is not None:
-        rows.append(("ms of a step", f"{effect[0]:.2f}", f"{effect[1]:.2f}"))
-    return table("", ">dense", ">trained", rows=rows)
-
-
-def _plan_table(plan: "TrainingPlan") -> "Table":
-    """The plan for people."""
-    from gossamer.report import format_bytes
-
-    rows = [
-        ("steps", f"{plan.steps:,}"),
-        ("batches in an epoch", f"{plan.batches_per_epoch:,}"),
-        ("parameters", f"{plan.parameters:,}"),
-        ("of them in pruned layers", f"{plan.pruned:,}"),
-        *(
-            (f"{kind}, once masks are final", format_bytes(count))
-            for kind, count in plan.bytes_by_kind.items()
-        ),
-        ("training state, dense", format_bytes(plan.bytes_dense)),
-        ("one checkpoint, before compaction", format_bytes(plan.checkpoint_bytes)),
-        ("time at the dense step's speed", f"{plan.seconds:.0f} s"),
-    ]
-    return table("", ">estimate", rows=rows)
+        figures.append(("ms of a step", f"{effect[0]:.2f}", f"{effect[1]:.2f}"))
+    shown = table("", ">dense", ">trained", rows=figures)
+    out.result(result.document, shown, f"Saved to {target}. Curves: {result.page}")

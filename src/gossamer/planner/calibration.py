@@ -108,9 +108,8 @@ def _busy_neighbours(count: int, width: int, tokens: int) -> Iterator[None]:
     """Other ranks that train meanwhile: cores share caches, memory and clock."""
     code = f"from gossamer.planner.calibration import train_on; train_on({width}, {tokens})"
     environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
-    command = [sys.executable, "-c", code]
     started = [
-        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE)  # noqa: S603
+        subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE)  # noqa: S603
         for _ in range(count)
     ]
     try:
@@ -135,8 +134,7 @@ def measure_optimizer(repeats: int) -> float:
     """Bytes per second that AdamW moves."""
     weight = nn.Parameter(torch.randn(_ADAM_ENTRIES))
     weight.grad = torch.randn(_ADAM_ENTRIES)
-    optimizer = torch.optim.AdamW([weight])
-    (seconds,) = _best([optimizer.step], repeats)
+    (seconds,) = _best([torch.optim.AdamW([weight]).step], repeats)
     return _ADAM_MOVED * _ADAM_ENTRIES / seconds
 
 
@@ -178,8 +176,10 @@ def _train(block: nn.Module, x: torch.Tensor) -> None:
 
 def _best(steps: Sequence[Callable[[], object]], repeats: int) -> list[float]:
     """The shortest seconds of each step, taken in turn; the first round only warms up."""
-    watches = [stopwatch(step) for step in steps]
-    return [us / 1e6 for us in race(watches, min_rounds=repeats, max_rounds=repeats)]
+    return [
+        us / 1e6
+        for us in race([stopwatch(step) for step in steps], min_rounds=repeats, max_rounds=repeats)
+    ]
 
 
 def _echo(server: socket.socket) -> None:

@@ -134,8 +134,9 @@ class Evaluator:
             return None
         time, traffic = self.machine.step(self.shape, stages, layout)
         memory = rank_memory(self.machine, self.shape, stages, layout)
-        limit = self.cluster.memory.bytes_for_training
-        return PlannedLayout(self.state.name, layout, memory, time, traffic, limit)
+        return PlannedLayout(
+            self.state.name, layout, memory, time, traffic, self.cluster.memory.bytes_for_training
+        )
 
     def play(self, layout: RankLayout) -> Played:
         """The pipeline of a layout, event by event."""

@@ -62,7 +62,12 @@ def reasons(plan: ClusterPlan) -> list[str]:
             )
             continue
         best = found.best
-        said.append(f"{name}: {_stages_reason(found, best, limit)}{_next_best(found, best)}")
+        rivals = [
+            one for one in found.candidates if one.fits and one.layout.grid != best.layout.grid
+        ]
+        second = min(rivals, key=lambda one: one.seconds, default=None)
+        also = f" Next grid: {second.layout.grid}, {second.seconds:.3g} s." if second else ""
+        said.append(f"{name}: {_stages_reason(found, best, limit)}{also}")
     dense, *others = [found.best for found in plan.states]
     for one in others:
         if dense is not None and one is not None:
@@ -99,20 +104,18 @@ def _stages_reason(found: StatePlan, best: PlannedLayout, limit: float) -> str:
     )
 
 
-def _next_best(found: StatePlan, best: PlannedLayout) -> str:
-    others = [one for one in found.candidates if one.fits and one.layout.grid != best.layout.grid]
-    second = min(others, key=lambda one: one.seconds, default=None)
-    return f" Next grid: {second.layout.grid}, {second.seconds:.3g} s." if second else ""
-
-
 def plan_page(plan: ClusterPlan, name: str) -> Page:
     """The plan as a report."""
     bests = {found.state.name: found.best for found in plan.states if found.best is not None}
     charts = [time_chart(bests), memory_chart(bests)] if bests else []
-    for found in plan.states:
-        if found.best is not None and found.best.layout.grid.pipeline > 1:
-            played = found.evaluator.play(found.best.layout)
-            charts.append(timeline_chart(played, f"One step of the pipeline, {found.state.name}"))
+    charts += [
+        timeline_chart(
+            found.evaluator.play(found.best.layout),
+            f"One step of the pipeline, {found.state.name}",
+        )
+        for found in plan.states
+        if found.best is not None and found.best.layout.grid.pipeline > 1
+    ]
     head, rows = plan_table(plan)
     head = tuple(column.lstrip(">") for column in head)
     tables = [TextTable("Chosen", head, tuple(rows), FORECAST)]

@@ -75,8 +75,10 @@ def describe(
             f" artifact, a Hugging Face directory or one of {', '.join(NAMED_SHAPES)}."
         )
     model, density = load_skeleton(source)
-    shape = _trace(model, Path(source).resolve().name, tokens)
-    return Described(shape, sparsity=None if density is None else 1 - density)
+    return Described(
+        _trace(model, Path(source).resolve().name, tokens),
+        sparsity=None if density is None else 1 - density,
+    )
 
 
 def _from_recipe(source: str, data: str | None, overrides: Sequence[str]) -> Described:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gossamer.planner.model_shape import ModelShape
 from gossamer.planner.stages import StageShape, weights_of
 from gossamer.planner.step_time import Machine
-from gossamer.planner.workload import RankLayout, Summed
+from gossamer.planner.workload import RankLayout, StepSpec, Summed
 from gossamer.training.memory import Kind
 
 # Of weights, gradients and state.
@@ -50,11 +50,39 @@ def rank_memory(
         stages: of the whole pipeline; stage s lies on rank s mod P.
         layout: of the ranks.
     """
-    P, fullest = layout.grid.pipeline, _Fullest(machine, shape, layout)
-    return max(
-        (fullest.rank(stages[rank::P], held(layout, rank)) for rank in range(P)),
-        key=lambda memory: memory.total,
-    )
+    P, shard = layout.grid.pipeline, layout.grid.shard
+    state, work = machine.state, machine.work
+    pruned, rest = state.pruned.by_kind(machine.density), state.rest.by_kind(1.0)
+    per_entry = [
+        (sum(pruned[kind] for kind in kinds), sum(rest[kind] for kind in kinds)) for kinds in _KINDS
+    ]
+    copies = 0.0
+    if state.is_sparse and not machine.on_kernels:
+        # A dense gradient always, and a dense weight where none is resident.
+        copies += 1 if state.pruned.per_weight.get("weights") else 2
+    if shard > 1:
+        # One unit at a time is gathered from its shards, with its gradient.
+        copies += 2 * machine.density
+    token_bytes = layout.microbatch * shape.tokens * state.activation
+    buckets = layout.grid.data > 1 and work.buckets
+    found = []
+    for rank in range(P):
+        part, in_flight = stages[rank::P], held(layout, rank)
+        prunable, others = weights_of(part)
+        weights, gradients, moments = (
+            (of_pruned * prunable + of_rest * others) / shard for of_pruned, of_rest in per_entry
+        )
+        found.append(
+            RankMemory(
+                weights=weights,
+                gradients=gradients,
+                state=moments,
+                activations=_saved(shape, part, in_flight, work) * token_bytes,
+                scratch=copies * max(stage.largest for stage in part) * state.number,
+                buffers=machine.sent(part) / shard if buckets else 0.0,
+            )
+        )
+    return max(found, key=lambda memory: memory.total)
 
 
 def held(layout: RankLayout, rank: int) -> float:
@@ -72,53 +100,16 @@ def held(layout: RankLayout, rank: int) -> float:
     return min(m * v, (v - 1) * per_round + P) / v
 
 
-class _Fullest:
-    """Bytes of the ranks of one layout; what they have in common is worked out once."""
-
-    def __init__(self, machine: Machine, shape: ModelShape, layout: RankLayout) -> None:
-        self.machine, self.layout = machine, layout
-        state, work = machine.state, machine.work
-        pruned, rest = state.pruned.by_kind(machine.density), state.rest.by_kind(1.0)
-        self.per_entry = [
-            (sum(pruned[kind] for kind in kinds), sum(rest[kind] for kind in kinds))
-            for kinds in _KINDS
-        ]
-        self.interval = work.interval(shape.blocks)
-        self.token_bytes = layout.microbatch * shape.tokens * state.activation
-        self.inner = max(unit.output for unit in shape.units if unit.is_block)
-        self.buckets = layout.grid.data > 1 and work.buckets
-
-    def rank(self, stages: Sequence[StageShape], in_flight: float) -> RankMemory:
-        shard = self.layout.grid.shard
-        prunable, rest = weights_of(stages)
-        weights, gradients, state = (
-            (pruned * prunable + other * rest) / shard for pruned, other in self.per_entry
-        )
-        return RankMemory(
-            weights,
-            gradients,
-            state,
-            self._activations(stages, in_flight),
-            self._scratch(max(stage.largest for stage in stages)),
-            self.machine.sent(stages) / shard if self.buckets else 0.0,
-        )
-
-    def _scratch(self, largest: int) -> float:
-        state, copies = self.machine.state, 0.0
-        if state.is_sparse and not self.machine.on_kernels:
-            # A dense gradient always, and a dense weight where none is resident.
-            copies += 1 if state.pruned.per_weight.get("weights") else 2
-        if self.layout.grid.shard > 1:
-            # One unit at a time is gathered from its shards, with its gradient.
-            copies += 2 * self.machine.density
-        return copies * largest * state.number
-
-    def _activations(self, stages: Sequence[StageShape], in_flight: float) -> float:
-        if not self.interval:
-            return in_flight * sum(stage.saved for stage in stages) * self.token_bytes
-        kept = in_flight * sum(stage.blocks for stage in stages) / self.interval * self.inner
-        again = max(
-            max(min(self.interval, stage.blocks) * stage.saved_block, stage.saved_end)
-            for stage in stages
-        )
-        return (kept + again) * self.token_bytes
+def _saved(
+    shape: ModelShape, stages: Sequence[StageShape], in_flight: float, work: StepSpec
+) -> float:
+    """Numbers per token of a microbatch that the stages of a rank keep for backward passes."""
+    interval = work.interval(shape.blocks)
+    if not interval:
+        return in_flight * sum(stage.saved for stage in stages)
+    inner = max(unit.output for unit in shape.units if unit.is_block)
+    kept = in_flight * sum(stage.blocks for stage in stages) / interval * inner
+    again = max(
+        max(min(interval, stage.blocks) * stage.saved_block, stage.saved_end) for stage in stages
+    )
+    return kept + again

@@ -139,8 +139,9 @@ def _in_rounds(pipeline: PipelineSpec, rank: int) -> list[Action]:
 
 def input_of(action: Action) -> Action:
     """What an action waits for; gradients arrive as BACKWARD, whole or in halves."""
-    is_half = action.kind is ActionKind.INPUT
-    return action._replace(kind=ActionKind.BACKWARD) if is_half else action
+    if action.kind is ActionKind.INPUT:
+        return action._replace(kind=ActionKind.BACKWARD)
+    return action
 
 
 def needs_input(pipeline: PipelineSpec, action: Action) -> bool:

@@ -200,10 +200,9 @@ def _propagate(pipeline: PipelineSpec, costs: Costs, replicas: int, seed: int) -
             waiting = [rank for rank, order in enumerate(left) if order]
             raise InputError(f"{pipeline.schedule}: ranks {waiting} wait for each other.")
     finished = np.stack(free)
-    slowest = int(finished.max(axis=0).argmax())
     return Played(
         seconds=float(finished.max()),
-        finished=tuple(finished[:, slowest].tolist()),
+        finished=tuple(finished[:, int(finished.max(axis=0).argmax())].tolist()),
         busy=tuple(float(b.mean()) for b in busy),
         most_held=tuple(map(held_at_once, orders)),
         spans=tuple(spans),

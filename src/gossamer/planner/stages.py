@@ -68,8 +68,10 @@ def cut_stages(
         return _even(shape, count)
     if count > sum(unit.is_block for unit in shape.units):
         return None
-    bounds = partition([cost(unit) for unit in shape.units], count)
-    return [_stage(shape, shape.units[start:stop]) for start, stop in bounds]
+    return [
+        _stage(shape, shape.units[start:stop])
+        for start, stop in partition([cost(unit) for unit in shape.units], count)
+    ]
 
 
 def _stage(shape: ModelShape, units: Sequence[Unit]) -> StageShape:

@@ -87,13 +87,12 @@ class Machine:
 
     def unit_cost(self, unit: Unit) -> float:
         """What stages are balanced by: operations of forward and backward."""
-        again = bool(self.work.recompute) and unit.is_block
+        again = self.work.recompute and unit.is_block
         return (4 if again else 3) * self.forward_flops(unit)
 
     def costs(self, shape: ModelShape, stages: Sequence[StageShape], layout: RankLayout) -> Costs:
         """Seconds of the stages and messages of one microbatch."""
-        tokens = layout.microbatch * shape.tokens
-        per_flop = tokens / self.cluster.compute.flops
+        per_flop = layout.microbatch * shape.tokens / self.cluster.compute.flops
         forward = [self.forward_flops(stage) * per_flop for stage in stages]
         gained = 1 - 1 / self.speedup
         again = [
@@ -126,26 +125,43 @@ class Machine:
         # Two come and two go at an interior stage; of two stages each is an end.
         passed = 0 if grid.pipeline == 1 else 2 if layout.stages == 2 else 4
         parts = [stages[rank :: grid.pipeline] for rank in range(grid.pipeline)]
-        moved, compressed = max(self._moved(part) for part in parts)
-        sent = max(self.sent(part) for part in parts)
-        tied = max(self._tied(part) for part in parts) / grid.shard
+        moved, compressed = max(map(self._moved, parts))
+        all_sent, all_tied = [*map(self.sent, parts)], [*map(self._tied, parts)]
+        sent, tied = max(all_sent), max(all_tied) / grid.shard
         # Every block is gathered twice and scattered once per microbatch, in rings.
         blocks = max(sum(max(1.0, stage.blocks) for stage in part) for part in parts)
-        ring_bandwidth, ring_latency = shard_link(self.cluster, grid)
-        shard = 3 * m * sent * (grid.shard - 1) / grid.shard / ring_bandwidth
-        shard += 3 * m * blocks * (grid.shard - 1) * ring_latency
+        in_node, links = self.cluster.ranks_per_node % grid.shard == 0, self.cluster.links
+        ring, ring_gb_s = (
+            (links.inside, links.inside.gb_s) if in_node else (links.between, links.node_gb_s)
+        )
+        shard = 3 * m * sent * (grid.shard - 1) / grid.shard
+        shard /= ring_gb_s * GB * links.ring_efficiency
+        shard += 3 * m * blocks * (grid.shard - 1) * ring.latency_seconds
         # Ranks that share cores, all computing at once, are slower.
         crowd = max(1.0, grid.ranks / (self.cluster.shared_cores or grid.ranks))
         # Stages reduce their gradients in one go after the last microbatch.
         backward = sum(by_rank[0][1:]) if grid.pipeline == 1 else 0.0
         sent /= grid.shard
-        reduced = reduce_seconds(self.cluster, grid, sent)
-        all_reduce = exposed(reduced, sent, self.cluster.links.overlap * backward * crowd)
+        all_reduce = exposed(
+            reduce_seconds(self.cluster, grid, sent), sent, links.overlap * backward * crowd
+        )
         if tied:
             # First and last stage send each other their gradients, after all else.
             link = pipeline_link(self.cluster, grid)
             all_reduce += tied / link.bytes_per_second + link.latency_seconds
         bandwidth = self.cluster.compute.memory_gb_s * GB
+        message, last = self._message(shape, stages, layout), len(stages) - 1
+        # Of the rank that sends most: an end has fewer neighbours and may share a weight.
+        traffic = (
+            StepTraffic(
+                p2p=m
+                * sum((s > 0) + (s < last) for s in range(rank, len(stages), grid.pipeline))
+                * message,
+                shard=3 * m * (mine / grid.shard) * (grid.shard - 1),
+                all_reduce=2 * (mine / grid.shard) * (1 - 1 / grid.data) + shared / grid.shard,
+            )
+            for rank, (mine, shared) in enumerate(zip(all_sent, all_tied, strict=True))
+        )
         time = StepTime(
             compute=m * max(map(sum, by_rank)) * crowd,
             bubble=_bubble(layout, by_rank),
@@ -155,27 +171,7 @@ class Machine:
             optimizer=moved / grid.shard / bandwidth * crowd,
             compression=0.0 if self.on_kernels else m * compressed / bandwidth * crowd,
         )
-        return time, self._traffic(shape, stages, layout)
-
-    def _traffic(
-        self, shape: ModelShape, stages: Sequence[StageShape], layout: RankLayout
-    ) -> StepTraffic:
-        """Of the rank that sends most: an end has fewer neighbours and may share a weight."""
-        grid, m = layout.grid, layout.microbatches
-        last, ranks = len(stages) - 1, []
-        for rank in range(grid.pipeline):
-            numbers = range(rank, len(stages), grid.pipeline)
-            part = [stages[number] for number in numbers]
-            neighbours = sum((number > 0) + (number < last) for number in numbers)
-            sent = self.sent(part) / grid.shard
-            ranks.append(
-                StepTraffic(
-                    p2p=m * neighbours * self._message(shape, stages, layout),
-                    shard=3 * m * sent * (grid.shard - 1),
-                    all_reduce=2 * sent * (1 - 1 / grid.data) + self._tied(part) / grid.shard,
-                )
-            )
-        return max(ranks, key=lambda one: one.total)
+        return time, max(traffic, key=lambda one: one.total)
 
     def _moved(self, stages: Sequence[StageShape]) -> tuple[float, float]:
         """Bytes moved by the optimizer, and by compression of one microbatch."""
@@ -221,14 +217,6 @@ def reduce_seconds(cluster: ClusterSpec, grid: RankGrid, payload: float) -> floa
         link, bandwidth = links.between, links.node_gb_s / min(per_node, stride)
     seconds = volume / (bandwidth * GB * links.ring_efficiency)
     return seconds + 2 * (grid.data - 1) * link.latency_seconds
-
-
-def shard_link(cluster: ClusterSpec, grid: RankGrid) -> tuple[float, float]:
-    """Bytes per second of the rings that gather shards, and seconds of one of their steps."""
-    links, in_node = cluster.links, cluster.ranks_per_node % grid.shard == 0
-    link = links.inside if in_node else links.between
-    bandwidth = links.inside.gb_s if in_node else links.node_gb_s
-    return bandwidth * GB * links.ring_efficiency, link.latency_seconds
 
 
 def exposed(seconds: float, payload: float, hidden_behind: float) -> float:

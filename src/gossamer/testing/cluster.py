@@ -123,12 +123,19 @@ class Cluster:
         folder: str | None = None,
     ) -> list[HostProcess]:
         """Start the command once per host, as ranks of one process group (`env://`)."""
-        port = self.free_port()
+        # What `init_process_group()` reads, for one rank per host.
+        shared = {
+            "MASTER_ADDR": self.addresses[0],
+            "MASTER_PORT": str(self.free_port()),
+            "WORLD_SIZE": str(self.num_hosts),
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1",
+        }
         return [
             self.start(
                 host,
                 command,
-                environment={**self.rank_environment(host, port), **(environment or {})},
+                environment={**shared, "RANK": str(host), **(environment or {})},
                 folder=folder,
             )
             for host in range(self.num_hosts)
@@ -146,17 +153,6 @@ class Cluster:
         started = self.start_ranks(command, environment=environment, folder=folder)
         end = time.monotonic() + timeout_seconds
         return [process.result(max(0.0, end - time.monotonic())) for process in started]
-
-    def rank_environment(self, host: int, port: int) -> dict[str, str]:
-        """What `init_process_group()` reads, for one rank per host."""
-        return {
-            "MASTER_ADDR": self.addresses[0],
-            "MASTER_PORT": str(port),
-            "RANK": str(host),
-            "WORLD_SIZE": str(self.num_hosts),
-            "LOCAL_RANK": "0",
-            "LOCAL_WORLD_SIZE": "1",
-        }
 
     def torchrun(self, host: int, port: int, arguments: Sequence[str]) -> list[str]:
         """The torchrun command of a host for one rank on each; `arguments` are options and script.

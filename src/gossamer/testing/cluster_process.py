@@ -44,9 +44,8 @@ class HostProcess:
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         lifeline, self._lifeline = os.pipe()
         script = [sys.executable, "-I", "-S", cluster_host.__file__]
-        network = -1 if namespace is None else namespace
         self._process = subprocess.Popen(  # noqa: S603  (the caller's command, no shell)
-            [*script, str(network), str(lifeline), *command],
+            [*script, str(-1 if namespace is None else namespace), str(lifeline), *command],
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=self._errors,
@@ -96,5 +95,4 @@ class HostProcess:
 
 def _text_of(file: IO[bytes]) -> str:
     # Read by offset: the command writes through the same file position.
-    size = os.fstat(file.fileno()).st_size
-    return os.pread(file.fileno(), size, 0).decode(errors="replace")
+    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace")

@@ -29,8 +29,9 @@ _QUEUE_BYTES = 4 << 20
 def open_tap() -> int:
     """A descriptor of a new interface eth0 in the namespace of the calling thread."""
     tap = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-    flags = _TAP | _NO_PACKET_INFO | _VNET_HEADER
-    fcntl.ioctl(tap, _TUNSETIFF, struct.pack("16sH22x", b"eth0", flags))
+    fcntl.ioctl(
+        tap, _TUNSETIFF, struct.pack("16sH22x", b"eth0", _TAP | _NO_PACKET_INFO | _VNET_HEADER)
+    )
     fcntl.ioctl(tap, _TUNSETOFFLOAD, _CHECKSUM_AND_SEGMENTS)
     return tap
 

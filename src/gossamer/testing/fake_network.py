@@ -60,8 +60,7 @@ def rough_weather(mean: float = 1.0, stall: float = 50.0, stall_rate: float = 0.
     """Random times of work and messages, with a stall of a stage or a link now and then."""
 
     def draw(stage: int, direction: Direction, microbatch: int, numbers: random.Random) -> float:
-        late = stall if numbers.random() < stall_rate else 0.0
-        return late + numbers.expovariate(1 / mean)
+        return (stall if numbers.random() < stall_rate else 0.0) + numbers.expovariate(1 / mean)
 
     return Conditions(draw, draw)
 
@@ -134,5 +133,4 @@ class FakeNetwork:
 
     def _push(self, time: float, stage: int, work: Work, message: Any, *, is_message: bool) -> None:
         # Numbered: equal times keep their order, and messages are never compared.
-        event = (time, next(self._count), stage, work, message, is_message)
-        heapq.heappush(self._events, event)
+        heapq.heappush(self._events, (time, next(self._count), stage, work, message, is_message))

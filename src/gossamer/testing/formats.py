@@ -1,17 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rules every storage format keeps, as one function that raises at the first breach."""
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import ParamSpec, TypeVar
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
 from gossamer.errors import FormatError, PatternError
 from gossamer.formats import FORMATS, VALUE_DTYPES, Arrays, Format, SparseMatrix
 from gossamer.patterns import NM, NMG, VNM, Block, Pattern, Unstructured
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 SAMPLE_PATTERNS: tuple[Pattern, ...] = (
     Unstructured(),
@@ -73,8 +70,9 @@ def _weight(shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
     special = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1.5, -1e-7], dtype=dtype)
     bits = _BITS[dtype.itemsize]
     limits = torch.iinfo(bits)
-    generator = torch.Generator().manual_seed(2)
-    numbers = torch.randint(limits.min, limits.max, (61,), dtype=bits, generator=generator)
+    numbers = torch.randint(
+        limits.min, limits.max, (61,), dtype=bits, generator=torch.Generator().manual_seed(2)
+    )
     pool = torch.cat([special, numbers.view(dtype)])
     return pool[torch.arange(shape[0] * shape[1]) % len(pool)].view(shape)
 
@@ -97,7 +95,8 @@ def _check_round_trip(
     for label, source in (("", weight), (" of a transposed weight", strided)):
         matrix = SparseMatrix.from_dense(source, mask, pattern)
         before = matrix.values.clone()
-        arrays = _run(f"{case}: encode{label}", chosen.encode, matrix)
+        with _told(f"{case}: encode{label}"):
+            arrays = chosen.encode(matrix)
         if not _same_bits(matrix.values, before) or not torch.equal(matrix.mask(), mask):
             raise FormatError(f"{case}: encode changed its input.")
         if "values" not in arrays or arrays["values"].dtype is not weight.dtype:
@@ -106,7 +105,8 @@ def _check_round_trip(
         formula = chosen.nbytes(shape, int(mask.sum()), weight.element_size(), pattern)
         if actual != formula:
             raise FormatError(f"{case}: nbytes says {formula}, but the arrays take {actual} bytes.")
-        again = _run(f"{case}: decode of what was encoded", chosen.decode, arrays, shape, pattern)
+        with _told(f"{case}: decode of what was encoded"):
+            again = chosen.decode(arrays, shape, pattern)
         if not torch.equal(again.mask(), mask):
             raise FormatError(f"{case}: decode{label} gives another mask.")
         if not _same_bits(again.values, before):
@@ -126,8 +126,8 @@ def _check_damage(chosen: Format, pattern: Pattern, mask: torch.Tensor, case: st
             continue
         if matrix.shape != shape or int(matrix.mask().sum()) != matrix.nnz:
             raise FormatError(f"{case}: decode gives another shape with {label}.")
-        what = f"{case}: decode accepts {label}; the pattern's check of the mask"
-        _run(what, pattern.validate, matrix.mask())
+        with _told(f"{case}: decode accepts {label}; the pattern's check of the mask"):
+            pattern.validate(matrix.mask())
 
 
 def _wrong_arrays(arrays: Arrays) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
@@ -181,9 +181,10 @@ def _decoded(
         ) from error
 
 
-def _run(what: str, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """The result of a plug-in's function; what it raises becomes a FormatError that names it."""
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """What a plug-in's function raises becomes a FormatError that names it."""
     try:
-        return call(*args, **kwargs)
+        yield
     except Exception as error:
         raise FormatError(f"{what} raised {type(error).__name__}: {error}") from error

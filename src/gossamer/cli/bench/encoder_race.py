@@ -47,10 +47,17 @@ def read_subject(text: str, sequence: int) -> Subject:
             f"{source.name}: --sequence {sequence} is longer than its {longest} positions."
         )
     parts = [part.matrix for layer in read_layers(encoder) for part in layer.products]
-    kept = sum(part.nnz for part in parts)
-    sparsity = 1 - kept / max(sum(part.positions.numel for part in parts), 1)
-    arrays = encoder_arrays(base, encoder, sequence)
-    return Subject(source.name, base, dense_copy(base), arrays, sparsity, sequence)
+    sparsity = 1 - sum(part.nnz for part in parts) / max(
+        sum(part.positions.numel for part in parts), 1
+    )
+    return Subject(
+        source.name,
+        base,
+        dense_copy(base),
+        encoder_arrays(base, encoder, sequence),
+        sparsity,
+        sequence,
+    )
 
 
 def race_batch(
@@ -68,8 +75,9 @@ def race_batch(
     entries = [RaceEntry.of_model((RaceEntry.STOCK, "fp32", 0.0), subject.dense, ids_BT, expected)]
     for precision in dict.fromkeys(precisions):
         fast = compile_model(subject.base, ids_BT.numel(), precision=precision)
-        names = (RaceEntry.OWN, precision, subject.sparsity)
-        entries.append(RaceEntry.of_model(names, fast, ids_BT, expected))
+        entries.append(
+            RaceEntry.of_model((RaceEntry.OWN, precision, subject.sparsity), fast, ids_BT, expected)
+        )
     refusals = []
     for engine in engines:
         for precision in [p for p in dict.fromkeys(precisions) if p in PRECISIONS[engine.name]]:

@@ -10,8 +10,6 @@ import click
 from gossamer.cli.shell import POSITIVE, Output, gossamer_command, table
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from gossamer.cli.bench.encoder_race import Subject
     from gossamer.running.bench import EncoderTime
 
@@ -116,11 +114,7 @@ def bench_model(  # noqa: PLR0913  (one argument per option)
     if html is not None:
         _write_page(subject, times, document, html)
         document["html"] = str(html)
-    out.result(document, _table(times), _legend(subject, threads, document))
-
-
-def _table(times: "dict[int, list[EncoderTime]]") -> "Table":
-    return table(
+    shown = table(
         *("batch", "engine", "precision", ">ms", ">speed-up", ">error"),
         rows=(
             (
@@ -131,6 +125,7 @@ def _table(times: "dict[int, list[EncoderTime]]") -> "Table":
             for row in rows
         ),
     )
+    out.result(document, shown, _legend(subject, threads, document))
 
 
 def _legend(subject: "Subject", threads: int, document: dict[str, Any]) -> str:
@@ -154,8 +149,9 @@ def _write_page(
     tables = {
         size: {(row.engine, row.precision): row for row in rows} for size, rows in times.items()
     }
-    first = next(iter(tables.values()))
-    shown = [key for key in first if all(key in rows for rows in tables.values())]
+    shown = [
+        key for key in next(iter(tables.values())) if all(key in rows for rows in tables.values())
+    ]
     figures = [
         Figure(
             f"batch {size}, ms",

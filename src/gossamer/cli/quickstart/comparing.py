@@ -64,10 +64,9 @@ def compare(
     name, best, measure = quality
     rival = dense_int8(dense)
     scores = (best, measure(fast), None if rival is None else measure(rival))
-    rival_bytes = None if rival is None else int8_bytes(dense)
     figures = [
         Figure(name, "score", scores),
-        Figure("bytes on disk", "bytes", (*sizes, rival_bytes)),
+        Figure("bytes on disk", "bytes", (*sizes, None if rival is None else int8_bytes(dense))),
     ]
     for title, x in inputs.items():
         pruned = functools.partial(forward, fast, x)
@@ -113,6 +112,5 @@ def int8_bytes(model: nn.Module) -> int:
     for module in model.modules():
         if isinstance(module, nn.Linear):
             weight = module.weight
-            scales = module.out_features * weight.element_size()
-            total += weight.numel() + scales - weight.nbytes
+            total += weight.numel() + module.out_features * weight.element_size() - weight.nbytes
     return total

@@ -52,8 +52,9 @@ class _Run:
             for group in self.optimizer.param_groups:
                 group["lr"] = _LEARNING_RATE * (1 - step / num_steps)
             rows = torch.randint(len(self.data.x_train), (_BATCH,), generator=self.generator)
-            logits = self.model(self.data.x_train[rows])
-            loss = nn.functional.cross_entropy(logits, self.data.y_train[rows])
+            loss = nn.functional.cross_entropy(
+                self.model(self.data.x_train[rows]), self.data.y_train[rows]
+            )
             self.optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
@@ -68,7 +69,12 @@ class _Run:
 
 def run_tiny(folder: Path, sparsity: float, out: Output) -> Story:
     """The whole story on an MLP and a synthetic problem."""
-    run = _start()
+    generator = torch.Generator().manual_seed(0)
+    data = cluster_problem(generator)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        mlp = MLP(_SIZES)
+    run = _Run(mlp, torch.optim.AdamW(mlp.parameters(), lr=_LEARNING_RATE), data, generator)
     with out.stage(f"training a dense MLP, {_DENSE_STEPS} steps", total=_DENSE_STEPS) as stage:
         run.train(_DENSE_STEPS, stage.advance)
     dense, dense_quality = copy.deepcopy(run.model), run.quality(run.model)
@@ -140,15 +146,8 @@ def run_tiny(folder: Path, sparsity: float, out: Output) -> Story:
         ),
     )
     memory = f"{sizes[0]} dense, {sizes[1]} compact ({before / after:.1f}x less)"
-    extra = {"training_state_bytes": {"dense": before, "compact": after}}
-    return Story(page, extra, [f"Training state: {memory}."])
-
-
-def _start() -> _Run:
-    generator = torch.Generator().manual_seed(0)
-    data = cluster_problem(generator)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = MLP(_SIZES)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE)
-    return _Run(model, optimizer, data, generator)
+    return Story(
+        page,
+        {"training_state_bytes": {"dense": before, "compact": after}},
+        [f"Training state: {memory}."],
+    )

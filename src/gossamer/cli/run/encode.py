@@ -91,8 +91,11 @@ def encode(
 
         tokens = _batch_tokens(Embedder(source.model, source.beside, **asked), texts, batch)
     with out.stage("choosing kernels"):
-        fast = compile_model(source.model, tokens=tokens, inplace=True, precision=precision)
-        embedder = Embedder(fast, source.beside, **asked)
+        embedder = Embedder(
+            compile_model(source.model, tokens=tokens, inplace=True, precision=precision),
+            source.beside,
+            **asked,
+        )
     kept: list[list[float]] = []
     with (
         out.stage("encoding", total=len(texts)) as stage,
@@ -138,8 +141,7 @@ def encode(
 def _batch_tokens(embedder: "Embedder", texts: Sequence[str], batch: int) -> int:
     """Tokens of a common batch, to choose kernels for: a power of two, so that choices are kept."""
     ids, _ = embedder.tokens.cut(texts[: 8 * batch])
-    mean = sum(map(len, ids)) / len(ids) * min(batch, len(ids))
-    return 1 << round(mean).bit_length() - 1
+    return 1 << round(sum(map(len, ids)) / len(ids) * min(batch, len(ids))).bit_length() - 1
 
 
 @contextmanager

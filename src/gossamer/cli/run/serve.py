@@ -134,6 +134,10 @@ def serve(  # noqa: PLR0913  (one argument per option)
                 f"warning: {host} can be reached from other machines, and no key is asked for:"
                 " whoever reaches this port can use the model. Set GOSSAMER_API_KEY."
             )
-        app = build_app(service, limits, access)
-        run_server(app, listener, limits, lambda: out.note(f"serving {service.name} on {url}"))
+        run_server(
+            build_app(service, limits, access),
+            listener,
+            limits,
+            lambda: out.note(f"serving {service.name} on {url}"),
+        )
     out.result({"model": service.name, "url": url})

@@ -68,8 +68,7 @@ def _add_lines(file: BinaryIO, _: int, texts: Sequence[str], vectors_ND: torch.T
 def _add_rows(file: BinaryIO, count: int, _: Sequence[str], vectors_ND: torch.Tensor) -> None:
     _check_finite(vectors_ND)
     if not file.tell():
-        shape = (count, vectors_ND.shape[1])
-        header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+        header = {"descr": "<f4", "fortran_order": False, "shape": (count, vectors_ND.shape[1])}
         np.lib.format.write_array_header_1_0(file, header)
     file.write(vectors_ND.numpy().astype("<f4").tobytes())
 

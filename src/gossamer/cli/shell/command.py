@@ -65,8 +65,9 @@ def gossamer_command(
     """
 
     def made(function: Callable[..., Any]) -> click.Command:
-        make = click.command(name, Command, examples=examples, short_help=short_help)
-        return make(click.pass_obj(function))
+        return click.command(name, Command, examples=examples, short_help=short_help)(
+            click.pass_obj(function)
+        )
 
     return made
 

@@ -55,15 +55,11 @@ def explain_failure(error: BaseException) -> Failure:
         text = f"out of memory ({error}). Close other programs, or use a smaller model."
         return Failure("OutOfMemory", text, ResourceError.exit_code)
     if isinstance(error, OSError):
-        return _file_failure(error)
+        where = f"{error.filename}: " if error.filename else ""
+        kind, advice = type(error).__name__, "Check the path and its permissions."
+        if error.errno in _FULL:
+            kind, advice = "ResourceError", "Free some space or choose another folder."
+        text = f"{where}{error.strerror or error}. {advice}"
+        return Failure(kind, text, ResourceError.exit_code)
     text = f"this is a bug of gossamer ({type(error).__name__}: {error})."
     return Failure("Bug", f"{text} Run again with --debug and report the traceback.", BUG)
-
-
-def _file_failure(error: OSError) -> Failure:
-    where = f"{error.filename}: " if error.filename else ""
-    kind, advice = type(error).__name__, "Check the path and its permissions."
-    if error.errno in _FULL:
-        kind, advice = "ResourceError", "Free some space or choose another folder."
-    text = f"{where}{error.strerror or error}. {advice}"
-    return Failure(kind, text, ResourceError.exit_code)

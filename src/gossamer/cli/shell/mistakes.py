@@ -55,8 +55,7 @@ def _usage(ctx: click.Context) -> str:
             words.append(param.make_metavar(ctx))
         elif isinstance(param, click.Option) and param.required:
             words.append(f"{param.opts[0]} {_placeholder(param)}")
-    examples = getattr(ctx.command, "examples", ())
-    return "\n  ".join(dict.fromkeys([" ".join(words), *examples[:1]]))
+    return "\n  ".join(dict.fromkeys([" ".join(words), *getattr(ctx.command, "examples", ())[:1]]))
 
 
 def _mistake(ctx: click.Context, text: str, line: str | None = None) -> click.UsageError:
@@ -111,8 +110,7 @@ def _check_required(ctx: click.Context, words: Sequence[str], found: dict[str, o
             added.append(f"{param.opts[0]} {_placeholder(param)}")
     if names:
         line = shlex.join([*ctx.command_path.split(), *words])
-        text = f"Missing option {' and '.join(names)}."
-        raise _mistake(ctx, text, f"{line} {' '.join(added)}")
+        raise _mistake(ctx, f"Missing option {' and '.join(names)}.", f"{line} {' '.join(added)}")
 
 
 def _is_given(value: object) -> bool:
@@ -143,8 +141,7 @@ def _about_extra(ctx: click.Context, words: Sequence[str], extra: str) -> str:
 def _takes(param: click.Option, word: str, ctx: click.Context) -> bool:
     """Whether `word` looks like a value of this option: numbers for numbers, words for others."""
     if isinstance(param.type, click.types.StringParamType | click.Path):
-        is_number = word[:1].isdigit() or word[:1] == "."
-        return param.required and not is_number
+        return param.required and not (word[:1].isdigit() or word[:1] == ".")
     try:
         param.type.convert(word, param, ctx)
     except click.ClickException:

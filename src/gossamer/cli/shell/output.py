@@ -100,8 +100,11 @@ def table(*columns: str, rows: Iterable[Iterable[str]] = ()) -> "Table":
 
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for column in columns:
-        right = column.startswith(">")
-        made.add_column(column.lstrip(">"), justify="right" if right else "left", overflow="fold")
+        made.add_column(
+            column.lstrip(">"),
+            justify="right" if column.startswith(">") else "left",
+            overflow="fold",
+        )
     for row in rows:
         made.add_row(*row)
     return made

@@ -30,8 +30,7 @@ def run_stage(title: str, total: int | None, screen: "Console | None") -> Iterat
     elif screen.is_terminal and not screen.is_dumb_terminal:
         with _live(title, total, screen) as stage:
             yield stage
-        taken = f"{title}: {time.monotonic() - start:.1f} s"
-        screen.print(taken, markup=False, highlight=False)
+        screen.print(f"{title}: {time.monotonic() - start:.1f} s", markup=False, highlight=False)
     else:
         yield PlainStage(title, total)
         _line(f"{title}: done in {time.monotonic() - start:.1f} s")
