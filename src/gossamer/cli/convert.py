@@ -3,7 +3,7 @@
 
 from pathlib import Path
 
-import click
+from click import Choice, argument, option
 
 from gossamer.cli.shell import PATH, Output, gossamer_command, table
 
@@ -18,12 +18,12 @@ gossamer convert SmolLM2-135M.Q4_1.gguf smollm2/ --format dense
 
 
 @gossamer_command("Artifacts to dense files and back; gguf and others in.", _EXAMPLES)
-@click.argument("source", metavar="IN")
-@click.argument("target", metavar="OUT", type=PATH)
-@click.option(
+@argument("source", metavar="IN")
+@argument("target", metavar="OUT", type=PATH)
+@option(
     "--format",
     "form",
-    type=click.Choice(["packed", "dense", COMPRESSED]),
+    type=Choice(["packed", "dense", COMPRESSED]),
     default="packed",
     help="packed: kept weights only. dense: ordinary safetensors with zeros, for any tool."
     " compressed-tensors: sparse-bitmask for its versions up to 0.14.",

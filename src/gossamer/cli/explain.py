@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click import Choice, argument, option
 
 from gossamer.cli.shell import POSITIVE, Output, gossamer_command, table
 from gossamer.errors import InputError
@@ -20,8 +21,8 @@ gossamer explain pruned/ --json
 
 
 @gossamer_command("Which kernel runs each layer, and why.", _EXAMPLES)
-@click.argument("model")
-@click.option(
+@argument("model")
+@option(
     "--tokens",
     type=POSITIVE,
     multiple=True,
@@ -29,15 +30,15 @@ gossamer explain pruned/ --json
     show_default="1, 128",
     help="Activation rows (batch x sequence) to time; may be repeated.",
 )
-@click.option(
+@option(
     "--precision",
-    type=click.Choice(["fp32", "bf16", "int8", "int4"]),
+    type=Choice(["fp32", "bf16", "int8", "int4"]),
     default="fp32",
     help="Lowest precision that kernels may compute in.",
 )
-@click.option("--kernel", help="Force this kernel wherever it accepts a layer.")
-@click.option("--profile", is_flag=True, help="Also time every layer inside a whole forward.")
-@click.option(
+@option("--kernel", help="Force this kernel wherever it accepts a layer.")
+@option("--profile", is_flag=True, help="Also time every layer inside a whole forward.")
+@option(
     "--html",
     type=click.Path(path_type=Path, dir_okay=False),
     help="Also write the profile as a page with bars; needs --profile.",

@@ -4,7 +4,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
+from click import Choice, UsageError, argument, option
 
 from gossamer.cli.shell import PATH, POSITIVE, SPARSITY, Output, Verbatim, gossamer_command, table
 from gossamer.planner import SCHEDULES
@@ -23,30 +23,30 @@ _STATES = ("dense, mixed precision", "samo", "resident", "exact", "8bit", "dense
 
 
 @gossamer_command("Memory, time and traffic on a cluster, forecast.", _EXAMPLES)
-@click.argument("source", metavar="RECIPE_OR_MODEL", required=False)
-@click.option(
+@argument("source", metavar="RECIPE_OR_MODEL", required=False)
+@option(
     "--cluster",
     default="workstations",
     metavar="NAME|FILE",
     help="summit, dgx-like, workstations, or a file.",
 )
-@click.option("--batch", type=POSITIVE, help="Samples of a step over all ranks.")
-@click.option("--microbatch", type=POSITIVE, help="Samples in a pipeline; default: the best.")
-@click.option("--sparsity", type=SPARSITY, help="Of pruned weights; default: recipe's, or 0.9.")
-@click.option("--tokens", type=POSITIVE, help="Of a sample, where the model leaves it open.")
-@click.option("--ranks", type=POSITIVE, help="Use so many; default: all.")
-@click.option("--state", "states", multiple=True, type=click.Choice(_STATES), help="Repeatable.")
-@click.option(
+@option("--batch", type=POSITIVE, help="Samples of a step over all ranks.")
+@option("--microbatch", type=POSITIVE, help="Samples in a pipeline; default: the best.")
+@option("--sparsity", type=SPARSITY, help="Of pruned weights; default: recipe's, or 0.9.")
+@option("--tokens", type=POSITIVE, help="Of a sample, where the model leaves it open.")
+@option("--ranks", type=POSITIVE, help="Use so many; default: all.")
+@option("--state", "states", multiple=True, type=Choice(_STATES), help="Repeatable.")
+@option(
     "--schedule",
     "schedules",
     multiple=True,
-    type=click.Choice(SCHEDULES),
+    type=Choice(SCHEDULES),
     help="Of pipelines; repeatable. Default: 1f1b, interleaved and zero-bubble.",
 )
-@click.option("--data", metavar="DATA", help="Sizes for recipes on images or labels, as in train.")
-@click.option("--set", "overrides", multiple=True, metavar="K=V", help="In the recipe; repeatable.")
-@click.option("--out", "target", type=PATH, help="Also write a report: plan.html.")
-@click.option(
+@option("--data", metavar="DATA", help="Sizes for recipes on images or labels, as in train.")
+@option("--set", "overrides", multiple=True, metavar="K=V", help="In the recipe; repeatable.")
+@option("--out", "target", type=PATH, help="Also write a report: plan.html.")
+@option(
     "--calibrate",
     type=PATH,
     metavar="FILE",
@@ -75,7 +75,7 @@ def plan(
         _calibrate(out, calibrate)
         return
     if source is None:
-        raise click.UsageError("RECIPE_OR_MODEL is missing, or --calibrate FILE.")
+        raise UsageError("RECIPE_OR_MODEL is missing, or --calibrate FILE.")
     # Before torch is loaded: faults of the file are told at once.
     described_cluster = load_cluster(cluster)
     from gossamer.io.artifact import check_file_destination

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import click
+from click import Choice, argument, get_current_context, option
 from click.core import ParameterSource
 
 from gossamer.cli.shell import (
@@ -39,46 +39,44 @@ _FLAGS = {
 
 
 @gossamer_command("Prune a model; bytes and time beside dense.", _EXAMPLES)
-@click.argument("model")
+@argument("model")
 @artifact_option
-@click.option("--recipe", help="A recipe file or a built-in name ('gossamer recipe list').")
-@click.option(
+@option("--recipe", help="A recipe file or a built-in name ('gossamer recipe list').")
+@option(
     "--set", "overrides", multiple=True, help="name=value in the recipe; repeatable.", metavar="K=V"
 )
-@click.option(
+@option(
     "--data",
     type=PATH,
     help="Calibration: .txt, .jsonl ({text} or {text_a, text_b, score}), .safetensors (input_ids).",
 )
-@click.option("--eval", "evaluation", type=PATH, help="Like --data, for the quality.")
-@click.option("--teacher", help="The dense model, to recover one that is pruned already.")
-@click.option("--resume", is_flag=True, help="Go on with a run that was stopped.")
-@click.option("--dry-run", is_flag=True, help="Say what it would do, need and take; write nothing.")
-@click.option("--sparsity", type=SPARSITY, help="Fraction of zeros; not with 2:4 and the like.")
-@click.option(
+@option("--eval", "evaluation", type=PATH, help="Like --data, for the quality.")
+@option("--teacher", help="The dense model, to recover one that is pruned already.")
+@option("--resume", is_flag=True, help="Go on with a run that was stopped.")
+@option("--dry-run", is_flag=True, help="Say what it would do, need and take; write nothing.")
+@option("--sparsity", type=SPARSITY, help="Fraction of zeros; not with 2:4 and the like.")
+@option(
     "--pattern",
     default="unstructured",
     help="Which zeros are legal: unstructured, 2:4, 64:2:8, nmg:2:4:16, block:4x4.",
 )
-@click.option(
+@option(
     "--scorer",
     default="magnitude",
     help=f"{', '.join(methods_that_need('nothing'))};"
     f" with --data {', '.join(methods_that_need('inputs'))}.",
 )
-@click.option("--budget", default="uniform", help="uniform, global or erk over the layers.")
-@click.option(
-    "--target", "targets", multiple=True, help="Class, glob or re:... to prune; repeatable."
-)
-@click.option("--ignore", multiple=True, help="Class, glob or re:... to leave alone; repeatable.")
-@click.option(
+@option("--budget", default="uniform", help="uniform, global or erk over the layers.")
+@option("--target", "targets", multiple=True, help="Class, glob or re:... to prune; repeatable.")
+@option("--ignore", multiple=True, help="Class, glob or re:... to leave alone; repeatable.")
+@option(
     "--format",
     "form",
-    type=click.Choice(["packed", "dense"]),
+    type=Choice(["packed", "dense"]),
     default="packed",
     help="packed: kept weights only. dense: ordinary safetensors with zeros.",
 )
-@click.option("--tokens", type=POSITIVE, default=128, help="Activation rows to time with.")
+@option("--tokens", type=POSITIVE, default=128, help="Activation rows to time with.")
 def prune(
     out: Output,
     /,
@@ -107,7 +105,7 @@ def prune(
     flags = {field: asked.pop(name) for name, field in _FLAGS.items()}
     for rules in ("targets", "ignore"):
         flags[rules] = list(flags[rules]) or None
-    source_of = click.get_current_context().get_parameter_source
+    source_of = get_current_context().get_parameter_source
     given = [name for name in _FLAGS if source_of(name) is not ParameterSource.DEFAULT]
     request = PruneRequest(
         origin(model),

@@ -4,7 +4,7 @@
 import json
 from pathlib import Path
 
-import click
+from click import argument, option
 
 from gossamer.cli.shell import PATH, CommandGroup, Output, Verbatim, gossamer_command, table
 from gossamer.errors import RecipeError
@@ -49,7 +49,7 @@ def list_recipes(out: Output) -> None:
 
 
 @gossamer_command("Print a built-in recipe.", _SHOW)
-@click.argument("name")
+@argument("name")
 def show(out: Output, name: str) -> None:
     """Print the file of the built-in recipe NAME, comments included."""
     from gossamer.recipes import builtin_text
@@ -59,8 +59,8 @@ def show(out: Output, name: str) -> None:
 
 
 @gossamer_command("Copy a built-in recipe.", _COPY)
-@click.argument("name")
-@click.argument("file", metavar="FILE", required=False, type=PATH)
+@argument("name")
+@argument("file", metavar="FILE", required=False, type=PATH)
 def copy(out: Output, name: str, file: Path | None) -> None:
     """Copy the built-in recipe NAME to FILE, or to NAME.yaml here, for you to edit.
 
@@ -84,8 +84,8 @@ def copy(out: Output, name: str, file: Path | None) -> None:
 
 
 @gossamer_command("Check recipe files.", _VALIDATE)
-@click.argument("files", metavar="FILE...", nargs=-1, required=True)
-@click.option(
+@argument("files", metavar="FILE...", nargs=-1, required=True)
+@option(
     "--set",
     "overrides",
     multiple=True,

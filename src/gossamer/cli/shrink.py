@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import click
+from click import argument, option
 
 from gossamer.cli.shell import Fraction, Output, artifact_option, gossamer_command, table
 
@@ -50,41 +51,39 @@ class Quantity(click.ParamType):  # type: ignore[type-arg]  # generic in new cli
 
 
 @gossamer_command("The fastest model within a quality you name.", _EXAMPLES)
-@click.argument("model")
-@click.option(
+@argument("model")
+@option(
     "--data", required=True, metavar="FILE",
     help="Text, JSON lines, CSV, TSV or .npz images; or module:function, your own batches.",
 )  # fmt: skip
 @artifact_option
-@click.option(
+@option(
     "--max-loss", type=_LOSS, default="1%",
     help="Points of a score, or growth of a perplexity.",
 )  # fmt: skip
-@click.option(
+@option(
     "--max-latency",
     type=Quantity("latency", "5ms", {"ms": 1.0, "s": 1e3, "us": 1e-3}),
     help="Of one sequence of 128 tokens.",
 )
-@click.option("--max-bytes", type=Quantity("bytes", "40MB", _BYTES), help="Of the tensor files.")
-@click.option(
+@option("--max-bytes", type=Quantity("bytes", "40MB", _BYTES), help="Of the tensor files.")
+@option(
     "--budget",
     type=Quantity("time", "20min", {"min": 1.0, "s": 1 / 60, "h": 60.0}),
     default="20min",
     help="For the whole search; what would take longer is not begun, or stopped.",
 )
-@click.option("--valid-data", metavar="FILE", help="Data to choose by; a part of DATA if left out.")
-@click.option(
+@option("--valid-data", metavar="FILE", help="Data to choose by; a part of DATA if left out.")
+@option(
     "--test-data", metavar="FILE", help="Data for the final figure; a part of DATA if left out."
 )
-@click.option(
+@option(
     "--metric",
     metavar="MODULE:FUNCTION",
     help="Your own quality, of a model and a part of the data.",
 )
-@click.option(
-    "--also", multiple=True, metavar="MODEL", help="A smaller dense model to compare with."
-)
-@click.option(
+@option("--also", multiple=True, metavar="MODEL", help="A smaller dense model to compare with.")
+@option(
     "--engines/--no-engines", default=True,
     help="Compare with int8 of other engines that are installed.",
 )  # fmt: skip

@@ -39,11 +39,11 @@ def run_shrink(  # noqa: PLR0913  (one argument per option)
     data: str,
     target: Path,
     budget: float,
-    valid_data: str | None = None,
-    test_data: str | None = None,
-    metric: str | None = None,
-    also: Sequence[str] = (),
-    engines: bool = True,
+    valid_data: str | None,
+    test_data: str | None,
+    metric: str | None,
+    also: Sequence[str],
+    engines: bool,
 ) -> ShrinkResult:
     """Load, search, write the report."""
     # Before the model is loaded, which may take minutes: whatever can be wrong without it.

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-import click
+from click import argument, option
 
 from gossamer.cli.shell import (
     Output,
@@ -26,33 +26,33 @@ gossamer train my-recipe.yaml --model my_package.models:build --data images.npz 
 
 
 @gossamer_command("Train sparse with a recipe; resumable to the bit.", _EXAMPLES)
-@click.argument("recipe")
+@argument("recipe")
 @artifact_option
-@click.option(
+@option(
     "--data",
     metavar="DATA",
     help="images: .npz or idx folder; text: .txt; labelled: .jsonl; or zoo:images, zoo:text,"
     " zoo:labelled.",
 )
-@click.option("--eval", "evaluation", metavar="FILE", help="Measure on it, not on held-out data.")
-@click.option(
+@option("--eval", "evaluation", metavar="FILE", help="Measure on it, not on held-out data.")
+@option(
     "--set", "overrides", multiple=True, help="name=value in the recipe; repeatable.", metavar="K=V"
 )
-@click.option(
+@option(
     "--model",
     metavar="MODEL",
     help="An artifact or model folder, zoo:NAME, demo:NAME, or module:function of yours that"
     " returns a module or a gossamer.data.tasks.Task.",
 )
-@click.option("--resume", is_flag=True, help="Go on with the run that was stopped.")
-@click.option(
+@option("--resume", is_flag=True, help="Go on with the run that was stopped.")
+@option(
     "--allow-recipe-change",
     "allow_change",
     is_flag=True,
     help="Resume although recipe or data changed.",
 )
-@click.option("--tensorboard", is_flag=True, help="Also write TensorBoard event files.")
-@click.option("--dry-run", is_flag=True, help="Say what it would do, need and take; write nothing.")
+@option("--tensorboard", is_flag=True, help="Also write TensorBoard event files.")
+@option("--dry-run", is_flag=True, help="Say what it would do, need and take; write nothing.")
 def train(
     out: Output,
     /,

@@ -18,16 +18,7 @@ from torch import nn
 
 from gossamer.nn.surgery.compaction import compact
 from gossamer.ops.timing import race, stopwatch
-from gossamer.planner.cluster_schema import (
-    GB,
-    SCHEMA_VERSION,
-    ClusterSpec,
-    CompactSpeed,
-    Compute,
-    Links,
-    LinkSpec,
-    Memory,
-)
+from gossamer.planner.cluster_schema import GB, SCHEMA_VERSION, ClusterSpec, CompactSpeed
 from gossamer.runs import sparsify
 from gossamer.zoo import GPTBlock
 
@@ -60,9 +51,12 @@ def calibrate(
     ranks = max(1, (os.cpu_count() or 1) // torch.get_num_threads())
     with _busy_neighbours(ranks - 1, width, tokens):
         rate, speeds = measure_blocks(width, tokens, repeats, densities)
-        moved = measure_optimizer(repeats)
+        weight = nn.Parameter(torch.randn(_ADAM_ENTRIES))
+        weight.grad = torch.randn(_ADAM_ENTRIES)
+        (seconds,) = _best([torch.optim.AdamW([weight]).step], repeats)
+        moved = _ADAM_MOVED * _ADAM_ENTRIES / seconds
     bandwidth, latency = measure_loopback()
-    loopback = LinkSpec(gb_s=bandwidth / GB, latency_us=latency * 1e6)
+    loopback = {"gb_s": bandwidth / GB, "latency_us": latency * 1e6}
     return ClusterSpec.model_validate(
         {
             "gossamer-cluster": SCHEMA_VERSION,
@@ -71,13 +65,13 @@ def calibrate(
             "device": "cpu",
             "nodes": 1,
             "ranks_per_node": ranks,
-            "memory": Memory(
-                gb=page * os.sysconf("SC_PHYS_PAGES") / ranks / GB,
-                usable=0.9,
-                overhead_gb=overhead / GB,
-            ),
-            "compute": Compute(tflops=rate / 1e12, memory_gb_s=moved / GB, compact=speeds),
-            "links": Links(inside=loopback, between=loopback, node_gb_s=loopback.gb_s),
+            "memory": {
+                "gb": page * os.sysconf("SC_PHYS_PAGES") / ranks / GB,
+                "usable": 0.9,
+                "overhead_gb": overhead / GB,
+            },
+            "compute": {"tflops": rate / 1e12, "memory_gb_s": moved / GB, "compact": speeds},
+            "links": {"inside": loopback, "between": loopback, "node_gb_s": bandwidth / GB},
         }
     )
 
@@ -128,14 +122,6 @@ def train_on(width: int, tokens: int) -> None:
     print("training", flush=True)  # noqa: T201  (the word its maker waits for)
     while True:
         _train(block, x)
-
-
-def measure_optimizer(repeats: int) -> float:
-    """Bytes per second that AdamW moves."""
-    weight = nn.Parameter(torch.randn(_ADAM_ENTRIES))
-    weight.grad = torch.randn(_ADAM_ENTRIES)
-    (seconds,) = _best([torch.optim.AdamW([weight]).step], repeats)
-    return _ADAM_MOVED * _ADAM_ENTRIES / seconds
 
 
 def measure_loopback() -> tuple[float, float]:

@@ -2,16 +2,13 @@
 """Every legal layout of a number of ranks, with its memory, time and traffic."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
-from gossamer.planner.cluster_schema import ClusterSpec
-from gossamer.planner.model_shape import ModelShape
 from gossamer.planner.rank_memory import RankMemory, rank_memory
 from gossamer.planner.schedules import ScheduleName, schedule_fault
 from gossamer.planner.simulation import Played, simulate
 from gossamer.planner.stages import StageShape, cut_stages
-from gossamer.planner.states import State
 from gossamer.planner.step_time import Machine, StepTime, StepTraffic
 from gossamer.planner.workload import RankGrid, RankLayout, StepSpec
 
@@ -108,22 +105,20 @@ def _of_grid(
                     yield RankLayout(grid, name, chunks, size, count)
 
 
-class Evaluator:
+@dataclass
+class Evaluator(Machine):
     """Evaluates layouts of one model, cluster and state; stages are cut once."""
 
-    def __init__(
-        self, shape: ModelShape, cluster: ClusterSpec, state: State, work: StepSpec
-    ) -> None:
-        self.shape, self.cluster, self.work = shape, cluster, work
-        self.state = state.on(cluster)
-        self.machine = Machine(cluster, self.state, work)
-        self._cut: dict[int, list[StageShape] | None] = {}
+    _cut: dict[int, list[StageShape] | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.state = self.state.on(self.cluster)
 
     def stages(self, layout: RankLayout) -> list[StageShape] | None:
         """The stages of a layout; None if the model has too few units."""
         if layout.stages not in self._cut:
             self._cut[layout.stages] = cut_stages(
-                self.shape, layout.stages, self.machine.unit_cost, self.work.cut
+                self.shape, layout.stages, self.unit_cost, self.work.cut
             )
         return self._cut[layout.stages]
 
@@ -132,8 +127,8 @@ class Evaluator:
         stages = self.stages(layout)
         if stages is None or (layout.grid.shard > 1 and not self.state.can_shard):
             return None
-        time, traffic = self.machine.step(self.shape, stages, layout)
-        memory = rank_memory(self.machine, self.shape, stages, layout)
+        time, traffic = self.step(stages, layout)
+        memory = rank_memory(self, stages, layout)
         return PlannedLayout(
             self.state.name, layout, memory, time, traffic, self.cluster.memory.bytes_for_training
         )
@@ -143,7 +138,7 @@ class Evaluator:
         cores = self.cluster.shared_cores
         return simulate(
             layout.pipeline,
-            self.machine.costs(self.shape, self.stages(layout) or [], layout),
+            self.costs(self.stages(layout) or [], layout),
             # Replicas behave alike unless cores tell them apart.
             replicas=1 if cores is None else layout.grid.batch_ways,
             cores=cores,

@@ -148,7 +148,7 @@ class _Game:
         rank.busy += work
         if rank.pipe == 0:
             self.spans.append(ActionSpan(rank.number, action, now, now + work))
-        self._push(now + work, rank, action, is_message=False)
+        heapq.heappush(self.events, (now + work, next(self.count), rank, action, False))
 
     def _finish(self, rank: _Rank, action: Action, now: float) -> None:
         rank.running, rank.free_at = False, now
@@ -179,10 +179,8 @@ class _Game:
         leave = max(now, self.link_free.get(link, 0.0))
         taken = self.costs.message * self.costs.slow_links.get(ends, 1.0) * self.noise.factor()
         self.link_free[link] = leave + taken
-        self._push(leave + taken + self.costs.latency, other, target, is_message=True)
+        arrival = leave + taken + self.costs.latency
+        heapq.heappush(self.events, (arrival, next(self.count), other, target, True))
 
     def _is_last(self, action: Action) -> bool:
         return action.kind is ActionKind.FORWARD and action.stage == self.pipeline.stages - 1
-
-    def _push(self, when: float, rank: _Rank, action: Action, *, is_message: bool) -> None:
-        heapq.heappush(self.events, (when, next(self.count), rank, action, is_message))

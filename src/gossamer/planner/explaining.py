@@ -4,7 +4,7 @@
 from operator import attrgetter
 
 from gossamer.planner.candidates import PlannedLayout
-from gossamer.planner.pictures import memory_chart, time_chart, timeline_chart
+from gossamer.planner.pictures import part_charts, timeline_chart
 from gossamer.planner.planning import ClusterPlan, StatePlan
 from gossamer.report import Comparison, Figure, Page, TextTable
 
@@ -107,7 +107,7 @@ def _stages_reason(found: StatePlan, best: PlannedLayout, limit: float) -> str:
 def plan_page(plan: ClusterPlan, name: str) -> Page:
     """The plan as a report."""
     bests = {found.state.name: found.best for found in plan.states if found.best is not None}
-    charts = [time_chart(bests), memory_chart(bests)] if bests else []
+    charts = part_charts(bests) if bests else []
     charts += [
         timeline_chart(
             found.evaluator.play(found.best.layout),

@@ -60,8 +60,8 @@ def trace_shape(
         id(target.module): target.weight.numel() for target in find_targets(model, targets, ignore)
     }
     blocks = find_blocks(model)
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.enable_grad():
-        fake = _without_data(model, mode)
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad():
+        fake = _without_data(model)
         products = {
             id(copied): prunable[id(module)]
             for module, copied in zip(model.modules(), fake.modules(), strict=True)
@@ -86,7 +86,7 @@ def find_blocks(model: nn.Module) -> list[str]:
     return max(lists, key=len, default=[])
 
 
-def _without_data(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
+def _without_data(model: nn.Module) -> nn.Module:
     """A copy of the module whose parameters and buffers have sizes only."""
     memo: dict[int, Any] = {}
     for tensor in (*model.parameters(), *model.buffers()):

@@ -22,16 +22,14 @@ _MAX_RANKS = 32
 _MAX_SPANS = 4000
 
 
-def time_chart(found: Mapping[str, PlannedLayout]) -> Chart:
-    """Seconds of a step of the best layout of each state, by part."""
-    rows = {name: asdict(one.time) for name, one in found.items()}
-    return _stacked("Seconds of a step, in closed form (forecast)", rows, lambda x: f"{x:.3g} s")
-
-
-def memory_chart(found: Mapping[str, PlannedLayout]) -> Chart:
-    """Bytes of the fullest rank, by part."""
-    rows = {name: asdict(one.memory) for name, one in found.items()}
-    return _stacked("Bytes of the fullest rank (forecast)", rows, lambda x: f"{x / 1e9:.3g} GB")
+def part_charts(found: Mapping[str, PlannedLayout]) -> list[Chart]:
+    """Seconds of a step and bytes of the fullest rank, by part, for the best layout of a state."""
+    times = {name: asdict(one.time) for name, one in found.items()}
+    sizes = {name: asdict(one.memory) for name, one in found.items()}
+    return [
+        _stacked("Seconds of a step, in closed form (forecast)", times, lambda x: f"{x:.3g} s"),
+        _stacked("Bytes of the fullest rank (forecast)", sizes, lambda x: f"{x / 1e9:.3g} GB"),
+    ]
 
 
 def timeline_chart(played: Played, title: str) -> Chart:

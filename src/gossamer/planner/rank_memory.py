@@ -4,10 +4,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gossamer.planner.model_shape import ModelShape
 from gossamer.planner.stages import StageShape, weights_of
 from gossamer.planner.step_time import Machine
-from gossamer.planner.workload import RankLayout, StepSpec, Summed
+from gossamer.planner.workload import RankLayout, Summed
 from gossamer.training.memory import Kind
 
 # Of weights, gradients and state.
@@ -39,14 +38,11 @@ class RankMemory(Summed):
     buffers: float
 
 
-def rank_memory(
-    machine: Machine, shape: ModelShape, stages: Sequence[StageShape], layout: RankLayout
-) -> RankMemory:
+def rank_memory(machine: Machine, stages: Sequence[StageShape], layout: RankLayout) -> RankMemory:
     """The fullest rank.
 
     Args:
-        machine: where, and how weights are held.
-        shape: of the model.
+        machine: what is trained where, and how weights are held.
         stages: of the whole pipeline; stage s lies on rank s mod P.
         layout: of the ranks.
     """
@@ -63,7 +59,7 @@ def rank_memory(
     if shard > 1:
         # One unit at a time is gathered from its shards, with its gradient.
         copies += 2 * machine.density
-    token_bytes = layout.microbatch * shape.tokens * state.activation
+    token_bytes = layout.microbatch * machine.shape.tokens * state.activation
     buckets = layout.grid.data > 1 and work.buckets
     found = []
     for rank in range(P):
@@ -77,7 +73,7 @@ def rank_memory(
                 weights=weights,
                 gradients=gradients,
                 state=moments,
-                activations=_saved(shape, part, in_flight, work) * token_bytes,
+                activations=_saved(machine, part, in_flight) * token_bytes,
                 scratch=copies * max(stage.largest for stage in part) * state.number,
                 buffers=machine.sent(part) / shard if buckets else 0.0,
             )
@@ -100,14 +96,12 @@ def held(layout: RankLayout, rank: int) -> float:
     return min(m * v, (v - 1) * per_round + P) / v
 
 
-def _saved(
-    shape: ModelShape, stages: Sequence[StageShape], in_flight: float, work: StepSpec
-) -> float:
+def _saved(machine: Machine, stages: Sequence[StageShape], in_flight: float) -> float:
     """Numbers per token of a microbatch that the stages of a rank keep for backward passes."""
-    interval = work.interval(shape.blocks)
+    interval = machine.work.interval(machine.shape.blocks)
     if not interval:
         return in_flight * sum(stage.saved for stage in stages)
-    inner = max(unit.output for unit in shape.units if unit.is_block)
+    inner = max(unit.output for unit in machine.shape.units if unit.is_block)
     kept = in_flight * sum(stage.blocks for stage in stages) / interval * inner
     again = max(
         max(min(interval, stage.blocks) * stage.saved_block, stage.saved_end) for stage in stages

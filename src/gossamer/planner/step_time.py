@@ -57,10 +57,11 @@ class StepTraffic(Summed):
     all_reduce: float
 
 
-@dataclass(frozen=True)
+@dataclass
 class Machine:
-    """A cluster as one state of training sees it."""
+    """A cluster as one state of training of a model sees it."""
 
+    shape: ModelShape
     cluster: ClusterSpec
     state: State
     work: StepSpec
@@ -90,9 +91,9 @@ class Machine:
         again = self.work.recompute and unit.is_block
         return (4 if again else 3) * self.forward_flops(unit)
 
-    def costs(self, shape: ModelShape, stages: Sequence[StageShape], layout: RankLayout) -> Costs:
+    def costs(self, stages: Sequence[StageShape], layout: RankLayout) -> Costs:
         """Seconds of the stages and messages of one microbatch."""
-        per_flop = layout.microbatch * shape.tokens / self.cluster.compute.flops
+        per_flop = layout.microbatch * self.shape.tokens / self.cluster.compute.flops
         forward = [self.forward_flops(stage) * per_flop for stage in stages]
         gained = 1 - 1 / self.speedup
         again = [
@@ -106,27 +107,27 @@ class Machine:
             forward=forward,
             backward_input=[f + more for f, more in zip(forward, again, strict=True)],
             backward_weight=forward,
-            message=self._message(shape, stages, layout) / link.bytes_per_second,
+            message=self._message(stages, layout) / link.bytes_per_second,
             latency=link.latency_seconds,
         )
 
-    def _message(
-        self, shape: ModelShape, stages: Sequence[StageShape], layout: RankLayout
-    ) -> float:
+    def _message(self, stages: Sequence[StageShape], layout: RankLayout) -> float:
         inner = max((stage.output for stage, _ in pairwise(stages)), default=0.0)
-        return layout.microbatch * shape.tokens * inner * self.state.activation
+        return layout.microbatch * self.shape.tokens * inner * self.state.activation
 
     def step(
-        self, shape: ModelShape, stages: Sequence[StageShape], layout: RankLayout
+        self, stages: Sequence[StageShape], layout: RankLayout
     ) -> tuple[StepTime, StepTraffic]:
         """Seconds and bytes of a step."""
-        costs, grid, m = self.costs(shape, stages, layout), layout.grid, layout.microbatches
+        costs, grid, m = self.costs(stages, layout), layout.grid, layout.microbatches
         by_rank = _by_rank(costs, grid.pipeline)
         # Two come and two go at an interior stage; of two stages each is an end.
         passed = 0 if grid.pipeline == 1 else 2 if layout.stages == 2 else 4
         parts = [stages[rank :: grid.pipeline] for rank in range(grid.pipeline)]
         moved, compressed = max(map(self._moved, parts))
-        all_sent, all_tied = [*map(self.sent, parts)], [*map(self._tied, parts)]
+        all_sent = [self.sent(part) for part in parts]
+        # Gradients that one rank exchanges with another stage's rank.
+        all_tied = [sum(stage.tied for stage in part) * self.state.rest_number for part in parts]
         sent, tied = max(all_sent), max(all_tied) / grid.shard
         # Every block is gathered twice and scattered once per microbatch, in rings.
         blocks = max(sum(max(1.0, stage.blocks) for stage in part) for part in parts)
@@ -150,7 +151,7 @@ class Machine:
             link = pipeline_link(self.cluster, grid)
             all_reduce += tied / link.bytes_per_second + link.latency_seconds
         bandwidth = self.cluster.compute.memory_gb_s * GB
-        message, last = self._message(shape, stages, layout), len(stages) - 1
+        message, last = self._message(stages, layout), len(stages) - 1
         # Of the rank that sends most: an end has fewer neighbours and may share a weight.
         traffic = (
             StepTraffic(
@@ -184,10 +185,6 @@ class Machine:
         """Bytes of the gradients of one rank."""
         prunable, rest = weights_of(stages)
         return prunable * self.density * self.state.number + rest * self.state.rest_number
-
-    def _tied(self, stages: Sequence[StageShape]) -> float:
-        """Bytes of the gradients that one rank exchanges with another stage's rank."""
-        return sum(stage.tied for stage in stages) * self.state.rest_number
 
 
 def interpolate(table: Sequence[CompactSpeed], density: float) -> float:

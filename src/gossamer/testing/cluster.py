@@ -76,7 +76,7 @@ class Cluster:
         self.isolated = isolation == "namespaces"
         self.addresses = ["127.0.0.1"] * num_hosts
         self._namespaces: list[int] = []
-        self._processes: dict[int, list[HostProcess]] = {host: [] for host in range(num_hosts)}
+        self._processes: list[list[HostProcess]] = [[] for _ in links]
         self._port = _FIRST_PORT
         self._fabric: Bridge | DelayedSwitch | None = None
         try:
@@ -214,7 +214,7 @@ class Cluster:
 
     def close(self) -> None:
         """End all commands, take the network away. Twice is once."""
-        for processes in self._processes.values():
+        for processes in self._processes:
             for process in processes:
                 process.close()
             processes.clear()

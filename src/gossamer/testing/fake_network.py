@@ -86,6 +86,7 @@ class FakeNetwork:
         self._numbers = random.Random(seed)  # noqa: S311  (weather, not secrets)
         self._work = work or StageWork()
         self._busy = [False] * len(stages)
+        # Numbered: equal times keep their order, and messages are never compared.
         self._events: list[tuple[float, int, int, Work, Any, bool]] = []
         self._count = itertools.count()
         self._link_free: dict[tuple[int, Direction], float] = {}
@@ -120,7 +121,7 @@ class FakeNetwork:
         message = compute(stage, work.microbatch, self._received.pop((stage, work), None))
         stop = now + self._conditions.work(stage, *work, self._numbers)
         self.spans.append(WorkSpan(stage, work.direction, work.microbatch, now, stop))
-        self._push(stop, stage, work, message, is_message=False)
+        heapq.heappush(self._events, (stop, next(self._count), stage, work, message, False))
 
     def _send(self, stage: int, work: Work, message: Any, now: float) -> None:
         receiver = stage + 1 if work.direction == "forward" else stage - 1
@@ -129,8 +130,4 @@ class FakeNetwork:
         link = (stage, work.direction)
         due = now + self._conditions.delay(stage, *work, self._numbers)
         self._link_free[link] = arrival = max(due, self._link_free.get(link, 0.0))
-        self._push(arrival, receiver, work, message, is_message=True)
-
-    def _push(self, time: float, stage: int, work: Work, message: Any, *, is_message: bool) -> None:
-        # Numbered: equal times keep their order, and messages are never compared.
-        heapq.heappush(self._events, (time, next(self._count), stage, work, message, is_message))
+        heapq.heappush(self._events, (arrival, next(self._count), receiver, work, message, True))

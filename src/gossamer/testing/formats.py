@@ -117,11 +117,24 @@ def _check_damage(chosen: Format, pattern: Pattern, mask: torch.Tensor, case: st
     """Wrong sets of arrays must be refused; wrong numbers refused, or be a legal matrix."""
     shape = (mask.shape[0], mask.shape[1])
     arrays = chosen.encode(SparseMatrix.from_dense(_weight(shape, torch.float32), mask, pattern))
+
+    def decoded(label: str, damaged: Arrays) -> SparseMatrix | None:
+        """The matrix, None if it was refused; any other error is a failure of the format."""
+        try:
+            return chosen.decode(damaged, shape, pattern)
+        except FormatError:
+            return None
+        except Exception as error:
+            raise FormatError(
+                f"{case}: {label}: decode raised {type(error).__name__} instead of FormatError:"
+                f" {error}"
+            ) from error
+
     for label, damaged in _wrong_arrays(arrays):
-        if _decoded(chosen, damaged, shape, pattern, f"{case}: {label}") is not None:
+        if decoded(label, damaged) is not None:
             raise FormatError(f"{case}: decode accepts arrays with {label}.")
     for label, damaged in _wrong_numbers(arrays):
-        matrix = _decoded(chosen, damaged, shape, pattern, f"{case}: {label}")
+        matrix = decoded(label, damaged)
         if matrix is None:
             continue
         if matrix.shape != shape or int(matrix.mask().sum()) != matrix.nnz:
@@ -165,20 +178,6 @@ def _wrong_numbers(arrays: Arrays) -> Iterator[tuple[str, dict[str, torch.Tensor
         }
         for label, numbers in damaged.items():
             yield f"{label} in {name!r}", {**arrays, name: numbers.to(array.dtype)}
-
-
-def _decoded(
-    chosen: Format, arrays: Arrays, shape: tuple[int, int], pattern: Pattern, case: str
-) -> SparseMatrix | None:
-    """The matrix, None if it was refused; any error but FormatError is a failure of the format."""
-    try:
-        return chosen.decode(arrays, shape, pattern)
-    except FormatError:
-        return None
-    except Exception as error:
-        raise FormatError(
-            f"{case}: decode raised {type(error).__name__} instead of FormatError: {error}"
-        ) from error
 
 
 @contextmanager

@@ -4,7 +4,7 @@
 import re
 from typing import Any
 
-import click
+from click import BadParameter, option
 
 from gossamer.cli.bench.model import bench_model
 from gossamer.cli.shell import (
@@ -23,34 +23,28 @@ gossamer bench linear --pattern 2:4 --threads 2 --json
 """
 
 
-class Shape(click.ParamType):  # type: ignore[type-arg]  # generic in new click only
+def parse_shape(value: Any) -> tuple[int, int]:
     """`768x3072` as (outputs, inputs)."""
-
-    name = "OUTxIN"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, int]:
-        """The two sizes."""
-        if isinstance(value, tuple):
-            return value
-        match = re.fullmatch(r"(\d+)x(\d+)", value)
-        if match is None or "0" in match.groups():
-            self.fail(f"{value!r} is no shape; expected outputs x inputs, as in 768x3072.")
-        return int(match[1]), int(match[2])
+    if isinstance(value, tuple):
+        return value
+    match = re.fullmatch(r"(\d+)x(\d+)", value)
+    if match is None or "0" in match.groups():
+        raise BadParameter(f"{value!r} is no shape; expected outputs x inputs, as in 768x3072.")
+    return int(match[1]), int(match[2])
 
 
 @gossamer_command("Linear layers.", _EXAMPLES)
-@click.option(
+@option(
     "--shape",
     "shapes",
-    type=Shape(),
+    type=parse_shape,
+    metavar="OUTXIN",
     multiple=True,
     default=((768, 768), (3072, 768)),
     show_default="768x768, 3072x768",
     help="Outputs x inputs of the layer; may be repeated.",
 )
-@click.option(
+@option(
     "--tokens",
     type=POSITIVE,
     multiple=True,
@@ -58,7 +52,7 @@ class Shape(click.ParamType):  # type: ignore[type-arg]  # generic in new click 
     show_default="128",
     help="Rows of the activation; may be repeated.",
 )
-@click.option(
+@option(
     "--sparsity",
     "sparsities",
     type=SPARSITY,
@@ -67,8 +61,8 @@ class Shape(click.ParamType):  # type: ignore[type-arg]  # generic in new click 
     show_default="0.5, 0.8, 0.9, 0.95",
     help="Fraction of zeros; may be repeated.",
 )
-@click.option("--pattern", default="unstructured", help="As in 2:4, block:4x4.")
-@click.option("--threads", type=POSITIVE, default=1)
+@option("--pattern", default="unstructured", help="As in 2:4, block:4x4.")
+@option("--threads", type=POSITIVE, default=1)
 def linear(
     out: Output,
     shapes: tuple[tuple[int, int], ...],

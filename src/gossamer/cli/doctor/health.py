@@ -6,6 +6,7 @@ import platform
 import re
 import shutil
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -44,7 +45,7 @@ def run_checks() -> list[Check]:
     checks: list[Check] = []
     for name, step in steps.items():
         try:
-            checks += step()
+            checks += list(step())
         except GossamerError as error:
             checks.append(Check(name, str(error), ok=False, fix="Follow the message."))
         except ImportError as error:
@@ -53,21 +54,21 @@ def run_checks() -> list[Check]:
     return checks
 
 
-def _versions() -> list[Check]:
-    found = {"gossamer": gossamer.__version__, "python": platform.python_version()}
+def _versions() -> Iterator[Check]:
+    yield Check("gossamer", gossamer.__version__)
+    yield Check("python", platform.python_version())
     for name in _PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            yield Check(name, metadata.version(name))
         except metadata.PackageNotFoundError:
-            found[name] = "not installed (extra [hf])"
-    found["system"] = f"{platform.system()} {platform.machine()}"
-    return [Check(name, text) for name, text in found.items()]
+            yield Check(name, "not installed (extra [hf])")
+    yield Check("system", f"{platform.system()} {platform.machine()}")
 
 
-def _cpu() -> list[Check]:
+def _cpu() -> Iterator[Check]:
     from gossamer.ops.kernels import cpu_name
 
-    return [Check("cpu", f"{cpu_name()}, {usable_cores()} usable cores of {os.cpu_count()}")]
+    yield Check("cpu", f"{cpu_name()}, {usable_cores()} usable cores of {os.cpu_count()}")
 
 
 def usable_cores() -> int:
@@ -77,30 +78,27 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def _kernels() -> list[Check]:
+def _kernels() -> Iterator[Check]:
     from gossamer.ops import active_kernels, kernel_list
     from gossamer.ops.kernels import available_extensions, available_kernels
     from gossamer.running.choice import CostTable
 
+    yield Check("kernel sets", ", ".join(available_kernels()))
+    extensions = ", ".join(available_extensions())
+    yield Check("cpu extensions", extensions or "none of avx512vnni, avx512bf16, avx512vbmi2")
+    yield Check("linear kernels", ", ".join(kernel_list("linear").names()))
     costs = CostTable()
-    found = [
-        Check("kernel sets", ", ".join(available_kernels())),
-        Check(
-            "cpu extensions",
-            ", ".join(available_extensions()) or "none of avx512vnni, avx512bf16, avx512vbmi2",
-        ),
-        Check("linear kernels", ", ".join(kernel_list("linear").names())),
-        Check("measured choices", f"{len(costs)} in {costs.path}"),
-    ]
+    yield Check("measured choices", f"{len(costs)} in {costs.path}")
     active = active_kernels()
     if active != "reference":
-        return [*found, Check("active kernels", active)]
+        yield Check("active kernels", active)
+        return
     forced = settings.forced_kernels() is not None
     fix = "Unset GOSSAMER_KERNELS." if forced else "Use a CPU with AVX2 or AVX-512 for speed."
-    return [*found, Check("active kernels", "reference (correct, but slow)", not forced, fix)]
+    yield Check("active kernels", "reference (correct, but slow)", not forced, fix)
 
 
-def _threads() -> list[Check]:
+def _threads() -> Iterator[Check]:
     import torch
 
     import gossamer.ops.kernels  # noqa: F401  (loads the native module, whose pool is counted)
@@ -109,19 +107,16 @@ def _threads() -> list[Check]:
     wanted = os.environ.get("OMP_NUM_THREADS", "(unset)")
     fix = f"Set OMP_NUM_THREADS={cores}: more threads than cores is slower than one."
     text = f"{threads} (torch), OMP_NUM_THREADS={wanted}"
-    checks = [Check("threads", text, threads <= cores, fix)]
+    yield Check("threads", text, threads <= cores, fix)
     pools = openmp_pools()
     if pools is not None:
         # Two pools on the same cores wait for each other.
         fix = "Import torch before other native libraries, and keep one OpenMP runtime installed."
-        checks.append(Check("OpenMP pools", ", ".join(pools) or "none", len(pools) == 1, fix))
+        yield Check("OpenMP pools", ", ".join(pools) or "none", len(pools) == 1, fix)
     backends = [name for name in ("mkl", "mkldnn") if getattr(torch.backends, name).is_available()]
+    yield Check("BLAS", ", ".join(backends) or "torch's own")
     gloo = torch.distributed.is_available() and torch.distributed.is_gloo_available()
-    return [
-        *checks,
-        Check("BLAS", ", ".join(backends) or "torch's own"),
-        Check("distributed", "gloo" if gloo else "none"),
-    ]
+    yield Check("distributed", "gloo" if gloo else "none")
 
 
 def openmp_pools() -> list[str] | None:
@@ -134,46 +129,31 @@ def openmp_pools() -> list[str] | None:
     return sorted(found[1] for path in paths if (found := _POOLS.search(path)))
 
 
-def _self_test() -> list[Check]:
+def _self_test() -> Iterator[Check]:
     from gossamer.ops.kernels import available_kernels
     from gossamer.ops.selftest import kernel_error
 
     fix = "Force another set with GOSSAMER_KERNELS and report this output."
-    return [
-        Check(
-            f"self-test {name}",
-            f"{error:.2f} of the float32 error bound",
-            error <= 1.0,
-            fix,
-        )
-        for name in available_kernels()
-        for error in [kernel_error(name)]
-    ]
+    for name in available_kernels():
+        error = kernel_error(name)
+        text = f"{error:.2f} of the float32 error bound"
+        yield Check(f"self-test {name}", text, error <= 1.0, fix)
 
 
-def _settings() -> list[Check]:
-    return [Check(name, value) for name, value in settings.summary().items()]
+def _settings() -> Iterator[Check]:
+    for name, value in settings.summary().items():
+        yield Check(name, value)
 
 
-def _resources() -> list[Check]:
+def _resources() -> Iterator[Check]:
     from gossamer.io.safe_files import available_bytes
 
-    disk, memory = shutil.disk_usage(Path.cwd()).free, available_bytes()
-    return [
-        Check(
-            "disk (here)", f"{disk / 1e9:.1f} GB free", disk >= _MIN_BYTES, "Free some disk space."
-        ),
-        Check(
-            "memory",
-            f"{memory / 1e9:.1f} GB available",
-            memory >= _MIN_BYTES,
-            "Close other programs.",
-        ),
-        _cache(),
-    ]
-
-
-def _cache() -> Check:
+    free = shutil.disk_usage(Path.cwd()).free
+    ok = free >= _MIN_BYTES
+    yield Check("disk (here)", f"{free / 1e9:.1f} GB free", ok, "Free some disk space.")
+    free = available_bytes()
+    ok = free >= _MIN_BYTES
+    yield Check("memory", f"{free / 1e9:.1f} GB available", ok, "Close other programs.")
     folder = settings.cache_dir()
     fix = "Point GOSSAMER_CACHE to a folder you can write; without it layers are timed every run."
     try:
@@ -181,5 +161,6 @@ def _cache() -> Check:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        return Check("cache", f"{folder}: {error.strerror}", ok=False, fix=fix)
-    return Check("cache", f"{folder} is writable")
+        yield Check("cache", f"{folder}: {error.strerror}", ok=False, fix=fix)
+    else:
+        yield Check("cache", f"{folder} is writable")

@@ -3,7 +3,7 @@
 
 from pathlib import Path
 
-import click
+from click import Choice, option
 
 from gossamer.cli.shell import PATH, SPARSITY, Output, comparison_table, gossamer_command
 
@@ -15,20 +15,20 @@ gossamer quickstart --sparsity 0.95 --json
 
 
 @gossamer_command("The whole story on a small model, in a minute.", _EXAMPLES)
-@click.option(
+@option(
     "--model",
-    type=click.Choice(["tiny", "minilm"]),
+    type=Choice(["tiny", "minilm"]),
     default="tiny",
     help="tiny: built in, under a minute. minilm: a real sentence encoder (extra [demo]).",
 )
-@click.option(
+@option(
     "--out",
     "folder",
     type=PATH,
     default=Path("gossamer-quickstart"),
     help="Folder for the models and report.html.",
 )
-@click.option("--sparsity", type=SPARSITY, help="Fraction of zeros.  [default: 0.9; minilm: 0.8]")
+@option("--sparsity", type=SPARSITY, help="Fraction of zeros.  [default: 0.9; minilm: 0.8]")
 def quickstart(out: Output, model: str, folder: Path, sparsity: float | None) -> None:
     """Prune, train, save, load and run a small model; show what it gained and cost.
 

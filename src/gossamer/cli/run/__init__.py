@@ -6,8 +6,6 @@ from gossamer.cli.run.serve import serve
 from gossamer.cli.run.text import chat, complete
 from gossamer.cli.shell import CommandGroup
 
-__all__ = ["run"]
-
 run = CommandGroup(
     "run",
     commands=[encode, chat, complete, serve],

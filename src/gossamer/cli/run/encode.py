@@ -3,12 +3,12 @@
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
+from click import argument, option
 
 from gossamer.cli.shell import (
     PATH,
@@ -25,7 +25,6 @@ from gossamer.errors import InputError
 
 if TYPE_CHECKING:
     from gossamer.cli.run.vectors import WriteVectors
-    from gossamer.running.text import Embedder
 
 _EXAMPLES = """
 gossamer run encode minilm sentences.txt -o vectors.npy
@@ -35,20 +34,20 @@ gossamer run encode pruned/ reviews.tsv --pooling cls --no-normalise | head
 
 
 @gossamer_command("Sentences of a file to vectors.", _EXAMPLES)
-@click.argument("model")
-@click.argument("file", type=PATH)
-@click.option(
+@argument("model")
+@argument("file", type=PATH)
+@option(
     "-o",
     "--out",
     "target",
     type=PATH,
     help="A .npy matrix, or .jsonl with the texts.  [default: JSON lines on stdout]",
 )
-@click.option("--batch", type=POSITIVE, default=32, help="Texts per call.")
+@option("--batch", type=POSITIVE, default=32, help="Texts per call.")
 @pooling_option
-@click.option("--normalise/--no-normalise", default=True, help="Vectors of length 1.")
+@option("--normalise/--no-normalise", default=True, help="Vectors of length 1.")
 @precision_option
-@click.option("--max-tokens", type=POSITIVE, help="Cut longer texts.  [default: as the model can]")
+@option("--max-tokens", type=POSITIVE, help="Cut longer texts.  [default: as the model can]")
 @special_tokens_option
 @threads_option
 def encode(
@@ -89,7 +88,10 @@ def encode(
     with out.stage("loading"):
         source = load_source(model, say=out.note)
 
-        tokens = _batch_tokens(Embedder(source.model, source.beside, **asked), texts, batch)
+        ids, _ = Embedder(source.model, source.beside, **asked).tokens.cut(texts[: 8 * batch])
+        # Of a common batch, to choose kernels for: a power of two, so that choices are kept.
+        mean = sum(map(len, ids)) / len(ids) * min(batch, len(ids))
+        tokens = 1 << round(mean).bit_length() - 1
     with out.stage("choosing kernels"):
         embedder = Embedder(
             compile_model(source.model, tokens=tokens, inplace=True, precision=precision),
@@ -136,12 +138,6 @@ def encode(
     if num_cut:
         limit = embedder.tokens.max_tokens
         out.note(f"{num_cut} texts were longer than {limit} tokens and were cut.")
-
-
-def _batch_tokens(embedder: "Embedder", texts: Sequence[str], batch: int) -> int:
-    """Tokens of a common batch, to choose kernels for: a power of two, so that choices are kept."""
-    ids, _ = embedder.tokens.cut(texts[: 8 * batch])
-    return 1 << round(sum(map(len, ids)) / len(ids) * min(batch, len(ids))).bit_length() - 1
 
 
 @contextmanager

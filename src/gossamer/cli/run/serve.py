@@ -3,7 +3,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-import click
+from click import FloatRange, IntRange, argument, option
 
 from gossamer import settings
 from gossamer.cli.shell import (
@@ -27,45 +27,45 @@ gossamer run serve demo:smollm2 --max-queue 32 --timeout 120
 
 
 @gossamer_command("Answer over HTTP; also as OpenAI does.", _EXAMPLES)
-@click.argument("model")
-@click.option(
+@argument("model")
+@option(
     "--host",
     default="127.0.0.1",
     help="Address to listen on; others than the loopback are open to the network.",
 )
-@click.option(
+@option(
     "--port",
-    type=click.IntRange(0, 65535),
+    type=IntRange(0, 65535),
     default=8000,
     help="0 takes a free one.",
 )
-@click.option(
+@option(
     "--max-queue",
     type=POSITIVE,
     default=256,
     help="Requests that may wait; others get 503.",
 )
-@click.option(
+@option(
     "--max-batch-tokens",
     type=POSITIVE,
     default=4096,
     help="Tokens of one call of the model.",
 )
-@click.option(
+@option(
     "--timeout",
     "timeout_seconds",
-    type=click.FloatRange(min=0, min_open=True, max=86400),
+    type=FloatRange(min=0, min_open=True, max=86400),
     default=60.0,
     help="Seconds for a request and its answer, or for the next token of a text.",
 )
-@click.option(
+@option(
     "--allow-host",
     "allow_hosts",
     metavar="NAME",
     multiple=True,
     help="Answer to this name, too, as a proxy may send it; repeat for more.",
 )
-@click.option(
+@option(
     "--api-key",
     metavar="KEY",
     help="What clients must send.  [default: GOSSAMER_API_KEY, which others cannot see in ps]",

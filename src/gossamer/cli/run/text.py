@@ -4,7 +4,7 @@
 import sys
 from typing import TYPE_CHECKING, Any
 
-import click
+from click import Choice, FloatRange, argument, option
 
 from gossamer.cli.shell import (
     POSITIVE,
@@ -19,7 +19,7 @@ from gossamer.cli.shell import (
 if TYPE_CHECKING:
     from gossamer.cli.run.text_model import TextModel
 
-_DTYPES = click.Choice(["fp32", "bf16", "int8", "int4"])
+_DTYPES = Choice(["fp32", "bf16", "int8", "int4"])
 _COMPLETE = """
 gossamer run complete demo:smollm2 --prompt "The capital of France is"
 gossamer run complete pruned/ --prompt "Once" --dtype int4 --max-tokens 40
@@ -33,47 +33,47 @@ echo "What is a gosling?" | gossamer run chat demo:smollm2
 
 
 def _options(command: Any) -> Any:
-    for option in reversed(
+    for decorate in reversed(
         (
-            click.argument("model"),
-            click.option(
+            argument("model"),
+            option(
                 "--dtype",
                 type=_DTYPES,
                 default="int8",
                 help="What kept weights are stored in.",
             ),
-            click.option(
+            option(
                 "--head-dtype",
                 type=_DTYPES,
                 help="The same for embeddings and head.  [default: --dtype, at least int8]",
             ),
-            click.option("--context", type=POSITIVE, help="Most tokens of prompt and answer."),
-            click.option("--max-tokens", type=POSITIVE, default=200, help="Of an answer."),
-            click.option(
+            option("--context", type=POSITIVE, help="Most tokens of prompt and answer."),
+            option("--max-tokens", type=POSITIVE, default=200, help="Of an answer."),
+            option(
                 "--temperature",
-                type=click.FloatRange(min=0),
+                type=FloatRange(min=0),
                 default=0.0,
                 help="0 takes the likeliest token always.",
             ),
-            click.option("--top-k", type=POSITIVE, help="Draw from so many tokens only."),
-            click.option(
+            option("--top-k", type=POSITIVE, help="Draw from so many tokens only."),
+            option(
                 "--top-p",
                 type=Fraction(low_open=True),
                 default=1.0,
                 help="Draw from the likeliest tokens that add up to this.",
             ),
-            click.option("--seed", type=int, default=0, help="Of the draws."),
+            option("--seed", type=int, default=0, help="Of the draws."),
             special_tokens_option,
             threads_option,
         )
     ):
-        command = option(command)
+        command = decorate(command)
     return command
 
 
 @gossamer_command("Continue a text.", _COMPLETE)
 @_options
-@click.option("--prompt", required=True, help="The text to continue.")
+@option("--prompt", required=True, help="The text to continue.")
 def complete(out: Output, /, prompt: str, **settings: Any) -> None:
     """Continue PROMPT with MODEL, as it is: no chat template.
 
@@ -87,7 +87,7 @@ def complete(out: Output, /, prompt: str, **settings: Any) -> None:
 
 @gossamer_command("Talk to a model.", _CHAT)
 @_options
-@click.option("--system", help="What the model is told first.")
+@option("--system", help="What the model is told first.")
 def chat(out: Output, /, system: str | None, **settings: Any) -> None:
     """Talk to MODEL, which needs a chat template; an empty line or Ctrl-D ends.
 

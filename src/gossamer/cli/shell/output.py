@@ -121,4 +121,4 @@ def _plain(value: Any) -> Any:
     """Only what JSON has: no infinities, no paths."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+    return value if value is None or isinstance(value, int | float | str) else str(value)

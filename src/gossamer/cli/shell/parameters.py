@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click import Choice, IntRange, option
 
 from gossamer.recipes import is_percentage, parse_fraction
 
@@ -60,25 +61,23 @@ class Fraction(click.ParamType):  # type: ignore[type-arg]  # generic in new cli
 
 
 SPARSITY = Fraction(high_open=True)
-POSITIVE = click.IntRange(min=1)
+POSITIVE = IntRange(min=1)
 PATH = click.Path(path_type=Path)
 
-artifact_option = click.option(
-    "-o", "--out", "target", type=PATH, required=True, help="Artifact folder."
-)
-precision_option = click.option(
+artifact_option = option("-o", "--out", "target", type=PATH, required=True, help="Artifact folder.")
+precision_option = option(
     "--precision",
-    type=click.Choice(["fp32", "int8"]),
+    type=Choice(["fp32", "int8"]),
     default="fp32",
     help="Lowest precision that kernels may compute in.",
 )
-pooling_option = click.option(
+pooling_option = option(
     "--pooling",
-    type=click.Choice(["mean", "cls"]),
+    type=Choice(["mean", "cls"]),
     default="mean",
     help="Of embeddings: mean of all tokens, or the first token.",
 )
-threads_option = click.option("--threads", type=POSITIVE, help="[default: as torch has it]")
-special_tokens_option = click.option(
+threads_option = option("--threads", type=POSITIVE, help="[default: as torch has it]")
+special_tokens_option = option(
     "--special-tokens", is_flag=True, help="Read special tokens where texts spell them."
 )
