@@ -60,7 +60,7 @@ WIDE_DOORS = {
     "ops.engines": 16,
     "ops.training": 18,
     "patterns": 19,
-    "planner": 14,
+    "planner": 13,
     "pruning.calibration": 23,
     "pruning.gradients": 11,
     "pruning.solvers": 13,

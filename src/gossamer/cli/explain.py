@@ -116,10 +116,14 @@ def explain(
     if profile:
         if example is None:
             raise InputError(f"--profile: no input can be made up for {source.name}.")
-        from gossamer.cli.layer_profile import profile_model, profile_table, write_profile
+        from gossamer.cli.layer_profile import profile_table, write_profile
+        from gossamer.running.bench import dense_copy
+        from gossamer.running.layers import layer_times
 
         with out.stage("timing whole forwards"):
-            times = profile_model(source.model, fast, example)
+            # Of the compiled model and of the model it came from, without sparse kernels.
+            dense = dense_copy(source.model)
+            times = layer_times(fast, dense, lambda net: net(*example.args, **example.kwargs))
         document["profile"] = times.to_dict()
         parts += [profile_table(times), f"One forward of {example.text}."]
         if html is not None:

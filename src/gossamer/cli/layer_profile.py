@@ -5,22 +5,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch import nn
-
 from gossamer.cli.shell import table
 from gossamer.report import Comparison, Figure, Page, write_html
 from gossamer.report.charts import layer_bars
-from gossamer.running.bench import dense_copy
-from gossamer.running.layers import LayerTimes, Row, layer_times
-from gossamer.runs import Example
+from gossamer.running.layers import LayerTimes, Row
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-
-def profile_model(model: nn.Module, fast: nn.Module, example: Example) -> LayerTimes:
-    """Times of the compiled model and of the model it came from, without sparse kernels."""
-    return layer_times(fast, dense_copy(model), lambda net: net(*example.args, **example.kwargs))
 
 
 def profile_table(times: LayerTimes) -> "Table":

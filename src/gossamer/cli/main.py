@@ -66,14 +66,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Not Exception: a panic of a package written in Rust is none.
     except BaseException as error:
         words = [word for word in arguments if not word.startswith("-")]
-        return tell_failure(error, arguments, _command_of(words))
+        known = words and words[0] in COMMANDS
+        command = words[: 2 if words[0] in _GROUPS else 1] if known else []
+        return tell_failure(error, arguments, " ".join(command))
     return code if isinstance(code, int) else 0
-
-
-def _command_of(words: list[str]) -> str:
-    if not words or words[0] not in COMMANDS:
-        return ""
-    return " ".join(words[:2]) if words[0] in _GROUPS else words[0]
 
 
 if __name__ == "__main__":

@@ -2,15 +2,12 @@
 """`gossamer plan`: what training would cost on a described cluster; nothing is run."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from click import Choice, UsageError, argument, option
 
 from gossamer.cli.shell import PATH, POSITIVE, SPARSITY, Output, Verbatim, gossamer_command, table
 from gossamer.planner import SCHEDULES
-
-if TYPE_CHECKING:
-    from gossamer.planner import ScheduleName
 
 _EXAMPLES = """
 gossamer plan gpt3-13b --cluster summit --ranks 1024 --batch 2048
@@ -57,8 +54,6 @@ def plan(
     /,
     source: str | None,
     cluster: str,
-    states: tuple[str, ...],
-    schedules: "tuple[ScheduleName, ...]",
     target: Path | None,
     calibrate: Path | None,
     **settings: Any,
@@ -84,13 +79,7 @@ def plan(
 
     if target is not None:
         check_file_destination(target)
-    made = make_plan(
-        source,
-        described_cluster,
-        states=states or None,
-        schedules=schedules or None,
-        **settings,
-    )
+    made = make_plan(source, described_cluster, **settings)
     head, rows = plan_table(made)
     why = reasons(made)
     document = {**made.to_dict(), "reasons": why}

@@ -142,7 +142,7 @@ class _Game:
         if self.cores is not None:
             self.cores -= 1
         work = self.costs.of(action)
-        if self.by_message and self._is_last(action):
+        if self._is_last(action):
             work += self.costs.of(action._replace(kind=ActionKind.BACKWARD))
         work *= self.costs.slow_ranks.get(rank.number, 1.0) * self.noise.factor()
         rank.busy += work
@@ -153,7 +153,7 @@ class _Game:
     def _finish(self, rank: _Rank, action: Action, now: float) -> None:
         rank.running, rank.free_at = False, now
         rank.done.append(action)
-        if self.by_message and self._is_last(action):
+        if self._is_last(action):
             action = action._replace(kind=ActionKind.BACKWARD)
             rank.done.append(action)
         self._give(rank, action, now)
@@ -183,4 +183,6 @@ class _Game:
         heapq.heappush(self.events, (arrival, next(self.count), other, target, True))
 
     def _is_last(self, action: Action) -> bool:
-        return action.kind is ActionKind.FORWARD and action.stage == self.pipeline.stages - 1
+        """Whether a message runs forward and backward at once."""
+        is_end = action.stage == self.pipeline.stages - 1
+        return self.by_message and action.kind is ActionKind.FORWARD and is_end

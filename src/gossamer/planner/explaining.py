@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A plan in sentences, as a table and as a page."""
 
-from operator import attrgetter
-
 from gossamer.planner.candidates import PlannedLayout
 from gossamer.planner.pictures import part_charts, timeline_chart
 from gossamer.planner.planning import ClusterPlan, StatePlan
@@ -150,15 +148,14 @@ def plan_page(plan: ClusterPlan, name: str) -> Page:
 
 def _comparison(plan: ClusterPlan) -> Comparison:
     bests = [found.best for found in plan.states]
+    seconds = (None if best is None else best.seconds * 1e3 for best in bests)
+    memory = (None if best is None else best.memory.total for best in bests)
+    sent = (None if best is None else best.traffic.total for best in bests)
     return Comparison(
         tuple(found.state.name for found in plan.states),
         (
-            Figure("ms a step", "ms", tuple(_of(b, "seconds", 1e3) for b in bests)),
-            Figure("bytes of a rank", "bytes", tuple(_of(b, "memory.total") for b in bests)),
-            Figure("bytes sent by a rank", "bytes", tuple(_of(b, "traffic.total") for b in bests)),
+            Figure("ms a step", "ms", tuple(seconds)),
+            Figure("bytes of a rank", "bytes", tuple(memory)),
+            Figure("bytes sent by a rank", "bytes", tuple(sent)),
         ),
     )
-
-
-def _of(best: PlannedLayout | None, name: str, factor: float = 1.0) -> float | None:
-    return None if best is None else float(attrgetter(name)(best)) * factor

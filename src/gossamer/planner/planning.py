@@ -190,13 +190,13 @@ def plan(  # noqa: PLR0913  (one argument per thing a user may ask for)
         microbatch: samples that go through a pipeline together; default: every power of two.
         tokens: of a sample, where the model leaves it open.
         ranks: to use; default: all.
-        states: names of `gossamer.planner.states.STATES` to compare.
+        states: names of `gossamer.planner.states.STATES` to compare; default: those of the device.
         schedules: of pipelines; default: those of `torch.distributed.pipelining`.
         data: of a recipe on images or labels, as in `gossamer train`: sizes of inputs and outputs.
         overrides: of a recipe, as in `gossamer train --set`.
     """
     where = cluster if isinstance(cluster, ClusterSpec) else load_cluster(cluster)
-    chosen = None if states is None else [find_state(name) for name in states]
+    chosen = [find_state(name) for name in states or ()] or None
     from gossamer.planner.model_sources import describe
 
     described = describe(model, tokens=tokens, data=data, overrides=overrides)

@@ -20,8 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from gossamer.errors import InputError, ResourceError
-from gossamer.testing.cluster_links import Link, Traffic, read_traffic
-from gossamer.testing.cluster_namespace import new_namespace
+from gossamer.testing.cluster_network import Link, Traffic, new_namespace, read_traffic
 from gossamer.testing.cluster_process import Finished, HostProcess
 from gossamer.testing.cluster_switch import Bridge, DelayedSwitch
 

@@ -3,10 +3,9 @@
 
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from click import argument, option
 
@@ -22,9 +21,6 @@ from gossamer.cli.shell import (
     threads_option,
 )
 from gossamer.errors import InputError
-
-if TYPE_CHECKING:
-    from gossamer.cli.run.vectors import WriteVectors
 
 _EXAMPLES = """
 gossamer run encode minilm sentences.txt -o vectors.npy
@@ -70,7 +66,7 @@ def encode(
     import torch
 
     from gossamer.cli.models import check_source, load_source
-    from gossamer.cli.run.vectors import check_suffix
+    from gossamer.cli.run.vectors import WriteVectors, check_suffix, json_lines, open_vectors
     from gossamer.data.files import read_samples
     from gossamer.io.artifact import check_file_destination
     from gossamer.running.layers import compile as compile_model
@@ -99,15 +95,19 @@ def encode(
             **asked,
         )
     kept: list[list[float]] = []
-    with (
-        out.stage("encoding", total=len(texts)) as stage,
-        _sink(out, target, len(texts), kept) as put,
-    ):
+    put: AbstractContextManager[WriteVectors]
+    if target is not None:
+        put = open_vectors(target, len(texts))
+    elif out.json:
+        put = nullcontext(lambda _, vectors: kept.extend(vectors.tolist()))
+    else:
+        put = nullcontext(lambda some, vectors: sys.stdout.writelines(json_lines(some, vectors)))
+    with out.stage("encoding", total=len(texts)) as stage, put as write:
         start = time.perf_counter()
         num_tokens = num_cut = done = 0
         for part in embedder.encode(texts, batch):
             size = len(part.vectors)
-            put(texts[done : done + size], part.vectors)
+            write(texts[done : done + size], part.vectors)
             num_tokens += part.num_tokens
             num_cut += part.num_cut
             done += size
@@ -138,19 +138,3 @@ def encode(
     if num_cut:
         limit = embedder.tokens.max_tokens
         out.note(f"{num_cut} texts were longer than {limit} tokens and were cut.")
-
-
-@contextmanager
-def _sink(
-    out: Output, target: Path | None, count: int, kept: list[list[float]]
-) -> "Iterator[WriteVectors]":
-    """Where vectors go: a file, stdout, or `kept` for the document of --json."""
-    from gossamer.cli.run.vectors import json_lines, open_vectors
-
-    if target is not None:
-        with open_vectors(target, count) as write:
-            yield write
-    elif out.json:
-        yield lambda _, vectors: kept.extend(vectors.tolist())
-    else:
-        yield lambda texts, vectors: sys.stdout.writelines(json_lines(texts, vectors))

@@ -17,8 +17,6 @@ from gossamer.cli.shell.output import write_json
 from gossamer.errors import GossamerError, ResourceError
 from gossamer.ops.out_of_memory import is_out_of_memory
 
-INTERRUPTED = 130
-BUG = 1
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -50,7 +48,7 @@ def explain_failure(error: BaseException) -> Failure:
         hint = "" if ctx is None else f" See '{ctx.command_path} --help'."
         return Failure("UsageError", f"{error.format_message()}{hint}", error.exit_code)
     if isinstance(error, click.Abort | KeyboardInterrupt):
-        return Failure("Interrupted", "interrupted; nothing was left half-written.", INTERRUPTED)
+        return Failure("Interrupted", "interrupted; nothing was left half-written.", 130)
     if is_out_of_memory(error):
         text = f"out of memory ({error}). Close other programs, or use a smaller model."
         return Failure("OutOfMemory", text, ResourceError.exit_code)
@@ -62,4 +60,4 @@ def explain_failure(error: BaseException) -> Failure:
         text = f"{where}{error.strerror or error}. {advice}"
         return Failure(kind, text, ResourceError.exit_code)
     text = f"this is a bug of gossamer ({type(error).__name__}: {error})."
-    return Failure("Bug", f"{text} Run again with --debug and report the traceback.", BUG)
+    return Failure("Bug", f"{text} Run again with --debug and report the traceback.", 1)

@@ -101,7 +101,10 @@ def _check_required(ctx: click.Context, words: Sequence[str], found: dict[str, o
     """All that is missing at once."""
     names, added = [], []
     for param in ctx.command.get_params(ctx):
-        if not param.required or _is_given(found.get(param.name or "")):
+        value = found.get(param.name or "")
+        # click's parser says None or a mark of its own, by version, where nothing was given.
+        given = isinstance(value, str) or (isinstance(value, list | tuple) and value)
+        if given or not param.required:
             continue
         if isinstance(param, click.Argument):
             raise _mistake(ctx, f"Missing argument {param.make_metavar(ctx)}.")
@@ -111,11 +114,6 @@ def _check_required(ctx: click.Context, words: Sequence[str], found: dict[str, o
     if names:
         line = shlex.join([*ctx.command_path.split(), *words])
         raise _mistake(ctx, f"Missing option {' and '.join(names)}.", f"{line} {' '.join(added)}")
-
-
-def _is_given(value: object) -> bool:
-    # click's parser says None or a mark of its own, by version, where nothing was given.
-    return isinstance(value, str) or (isinstance(value, list | tuple) and bool(value))
 
 
 def _about_extra(ctx: click.Context, words: Sequence[str], extra: str) -> str:

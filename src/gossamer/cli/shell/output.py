@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a command shows: one JSON document or tables on stdout, everything else on stderr."""
+"""What a command shows: one JSON document or tables on stdout, everything else on stderr.
+
+Progress of long work is a live line with ETA on a terminal, and plain lines elsewhere.
+"""
 
 import json
 import math
 import sys
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gossamer.cli.shell.progress import ProgressStage, run_stage
 from gossamer.plain_data import map_leaves
 
 if TYPE_CHECKING:
@@ -21,10 +24,78 @@ if TYPE_CHECKING:
 SCHEMA = 1
 # A table in a log file should not be folded as if it were a narrow terminal.
 _PIPE_WIDTH = 140
+# How often a pipe or a log file gets a line while a stage runs.
+PLAIN_SECONDS = 5.0
 
 
 class Verbatim(str):
     """Text that is shown as it is: a file or JSON, never folded to the width of a terminal."""
+
+
+class ProgressStage:
+    """A step of work that is under way; this one says nothing."""
+
+    def advance(self, amount: int = 1) -> None:
+        """Say that `amount` more of the total is done."""
+
+
+@contextmanager
+def run_stage(title: str, total: int | None, screen: "Console | None") -> Iterator[ProgressStage]:
+    """Show `title` on a console of stderr until the block ends; without one nothing is shown."""
+    start = time.monotonic()
+    if screen is None:
+        yield ProgressStage()
+    elif screen.is_terminal and not screen.is_dumb_terminal:
+        with _live(title, total, screen) as stage:
+            yield stage
+        screen.print(f"{title}: {time.monotonic() - start:.1f} s", markup=False, highlight=False)
+    else:
+        yield PlainStage(title, total)
+        _line(f"{title}: done in {time.monotonic() - start:.1f} s")
+
+
+class PlainStage(ProgressStage):
+    """One line at the start, one every few seconds."""
+
+    def __init__(self, title: str, total: int | None) -> None:
+        self._title, self._total, self._done = title, total, 0
+        self._start = self._last = time.monotonic()
+        _line(f"{title} ...")
+
+    def advance(self, amount: int = 1) -> None:
+        """Count, and print if the last line is old."""
+        self._done += amount
+        now = time.monotonic()
+        if self._total and self._done < self._total and now - self._last >= PLAIN_SECONDS:
+            self._last = now
+            left = (now - self._start) * (self._total - self._done) / self._done
+            _line(f"{self._title}: {self._done / self._total:.0%}, about {left:.0f} s left")
+
+
+def _line(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+@contextmanager
+def _live(title: str, total: int | None, screen: "Console") -> Iterator[ProgressStage]:
+    from rich import progress
+
+    columns: list[progress.ProgressColumn] = [
+        progress.SpinnerColumn(),
+        progress.TextColumn("{task.description}", markup=False),
+    ]
+    if total is not None:
+        columns += [progress.BarColumn(), progress.TimeRemainingColumn()]
+    columns.append(progress.TimeElapsedColumn())
+    with progress.Progress(*columns, console=screen, transient=True) as bar:
+        task = bar.add_task(title, total=total)
+
+        class LiveStage(ProgressStage):
+            def advance(self, amount: int = 1) -> None:
+                bar.advance(task, amount)
+
+        yield LiveStage()
 
 
 @dataclass
