@@ -41,7 +41,7 @@ def convert(out: Output, source: str, target: Path, form: str) -> None:
     from gossamer.io.artifact import check_destination
     from gossamer.nn.layer_kinds import sparse_layers
     from gossamer.report import format_bytes
-    from gossamer.runs import Source, directory_bytes, tensor_bytes
+    from gossamer.runs import directory_bytes, tensor_bytes
 
     check_destination(target)
     check_source(source, bare=True)
@@ -49,15 +49,16 @@ def convert(out: Output, source: str, target: Path, form: str) -> None:
         path = source_path(source)
         bare = is_bare(path)
         if bare:
-            loaded = Source(read_bare(path), path.name, tensor_bytes(path), read_beside(path))
+            model, beside = read_bare(path), read_beside(path)
         else:
             loaded = load_source(source, detect_masks=True, say=out.note)
-    sparse = dict(sparse_layers(loaded.model))
+            model, beside = loaded.model, loaded.beside
+    sparse = dict(sparse_layers(model))
     with out.stage("writing"):
         if form == COMPRESSED:
-            save_compressed_tensors(loaded.model, target, beside=loaded.beside)
+            save_compressed_tensors(model, target, beside=beside)
         else:
-            save(loaded.model, target, format=form, beside=loaded.beside)
+            save(model, target, format=form, beside=beside)
     before, after = tensor_bytes(path), tensor_bytes(target)
     document = {
         "input": {"path": source, "tensor_bytes": before},

@@ -60,7 +60,12 @@ def load_source(
             torch.manual_seed(0)
             return Source(_ZOO[text.removeprefix(ZOO_PREFIX)]().eval(), text, None)
     if _is_own(text):
-        return Source(_own(text), text, None)
+        expected = "one without arguments that returns a torch module"
+        model = find_function(text, "MODEL", expected)()
+        if not isinstance(model, nn.Module):
+            got = type(model).__name__
+            raise InputError(f"MODEL {text}: the function returned a {got}; expected {expected}.")
+        return Source(model.eval(), text, None)
     path = source_path(text)
     name = text if is_demo(text) else path.resolve().name
     return load_path(path, name, say, detect_masks=detect_masks)
@@ -101,16 +106,6 @@ def load_function(text: str, say: Callable[[str], None] = lambda line: None) -> 
 def _is_own(text: str) -> bool:
     is_source = text.startswith((ZOO_PREFIX, DEMO_PREFIX)) or Path(text).exists()
     return not is_source and is_function(text)
-
-
-def _own(text: str) -> nn.Module:
-    expected = "one without arguments that returns a torch module"
-    model = find_function(text, "MODEL", expected)()
-    if not isinstance(model, nn.Module):
-        raise InputError(
-            f"MODEL {text}: the function returned a {type(model).__name__}; expected {expected}."
-        )
-    return model.eval()
 
 
 def source_path(text: str) -> Path:

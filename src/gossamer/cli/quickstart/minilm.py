@@ -50,7 +50,6 @@ _NUM_CALIBRATION = 256
 _LENGTH = 128
 _BATCHES = (1, 8)
 # The short form of shrink: what may be lost, what is tried, for how long.
-SHRUNK_FOLDER = "shrunk"
 _MAX_LOSS = 0.1
 _MASKS = tuple(Mask("unstructured", sparsity) for sparsity in (0.7, 0.8))
 _BUDGET_MINUTES = 1.5
@@ -133,7 +132,7 @@ def run_minilm(folder: Path, sparsity: float, out: Output) -> Story:
         found = shrink(
             minilm.model,
             Texts(Path("sentences"), "\n".join(texts), texts),
-            folder / SHRUNK_FOLDER,
+            folder / "shrunk",
             tokenizer=minilm.tokenizer,
             max_loss=_MAX_LOSS,
             masks=_MASKS,

@@ -13,7 +13,6 @@ from gossamer.report import Page, write_html
 MODEL_FOLDER = "model"
 DENSE_FOLDER = "dense"
 HTML_FILE = "report.html"
-JSON_FILE = "report.json"
 # What a page of ours always says, so that another tool's file is not overwritten.
 _SIGNATURE = "Written by gossamer"
 
@@ -56,5 +55,5 @@ def publish(story: Story, folder: Path) -> Path:
     """Write the data and the page; returns the page's path."""
     folder.mkdir(parents=True, exist_ok=True)
     content = json.dumps(story.document(), indent=2, allow_nan=False)
-    (folder / JSON_FILE).write_text(content + "\n", encoding="utf-8")
+    (folder / "report.json").write_text(content + "\n", encoding="utf-8")
     return write_html(story.page, folder / HTML_FILE)

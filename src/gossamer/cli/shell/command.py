@@ -23,11 +23,12 @@ class Command(click.Command):
         super().__init__(*args, **kwargs)
         self.context_settings["show_default"] = True
         self.examples = examples.strip().splitlines()
-        self.params += [
-            click.Option(["--json", "as_json"], is_flag=True, help="One JSON document on stdout."),
-            click.Option(["-q", "--quiet"], is_flag=True, help="No progress, no notes."),
-            click.Option(["--debug"], is_flag=True, help="Show the traceback of an error."),
-        ]
+        flags = (
+            (["--json", "as_json"], "One JSON document on stdout."),
+            (["-q", "--quiet"], "No progress, no notes."),
+            (["--debug"], "Show the traceback of an error."),
+        )
+        self.params += [click.Option(names, is_flag=True, help=text) for names, text in flags]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """As click does it; first, what was forgotten is told with the line to type."""

@@ -27,18 +27,14 @@ def ends_for_good() -> Iterator[None]:
         yield
     except BaseException as error:
         if dist.is_initialized():
-            code = _exit_code(error)
+            code = explain_failure(error).exit_code
+            if isinstance(error, SystemExit) and isinstance(error.code, int):
+                code = error.code
             atexit.register(_leave, code)
             timer = threading.Timer(_UNWINDING_SECONDS, _leave, (code,))
             timer.daemon = True
             timer.start()
         raise
-
-
-def _exit_code(error: BaseException) -> int:
-    if isinstance(error, SystemExit) and isinstance(error.code, int):
-        return error.code
-    return explain_failure(error).exit_code
 
 
 def _leave(code: int) -> None:
