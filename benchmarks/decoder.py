@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 import gossamer
-from gossamer.cli.models.demo_models import demo_path
+from gossamer.cli.models import demo_path
 from gossamer.cli.shell.output import table
 from gossamer.io import load
 from support.decoders import Gossamer, Transformers, race, rates

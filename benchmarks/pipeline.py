@@ -30,8 +30,7 @@ from torch.nn.functional import cross_entropy
 
 from gossamer.report.charts.timeline import timeline_chart
 from gossamer.report.html import render_charts
-from gossamer.testing.cluster import Cluster
-from gossamer.testing.cluster_links import Link
+from gossamer.testing import Cluster, Link
 from gossamer.testing.fake_network import Conditions, FakeNetwork
 from gossamer.training.distributed.pipeline.message_driven import MessageDriven, Work
 from gossamer.training.distributed.pipeline.pipeline import LayerPipeline

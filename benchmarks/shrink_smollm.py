@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from gossamer import settings
-from gossamer.cli.models.demo_models import demo_path
+from gossamer.cli.models import demo_path
 from gossamer.cli.shell.output import table
 from gossamer.io import load
 from sparsify import SmolLM2

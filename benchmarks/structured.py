@@ -20,7 +20,7 @@ import torch
 from rich.table import Table
 
 from gossamer import settings
-from gossamer.cli.quickstart.minilm_model import load_minilm
+from gossamer.cli.quickstart.minilm import load_minilm
 from gossamer.ops.timing import duel
 from gossamer.pruning.structured import prune_structured
 from support import options, stsb

@@ -31,7 +31,7 @@ from torch import nn
 
 import gossamer
 from gossamer import settings
-from gossamer.cli.quickstart.minilm_model import load_minilm
+from gossamer.cli.quickstart.minilm import load_minilm
 from gossamer.nn.tokens.token_pruning import add_token_pruning, token_encoder
 from gossamer.ops.timing import stopwatch
 from gossamer.running.encoder.ragged import run_packed

@@ -44,8 +44,7 @@ def open_named(path: os.PathLike[str] | str, error: Fault = ArtifactError) -> Bi
     """
     where = str(path)
     with _explained(where, f"{where}: there is no such file.", error):
-        _expect_file(os.stat(path), where, error)  # noqa: PTH116 - as it is spelled
-        return _file(os.open(path, _FLAGS), where, error)
+        return _open(path, where, error, links=True)
 
 
 def read_named(path: os.PathLike[str] | str, max_bytes: int, error: Fault = ArtifactError) -> bytes:
@@ -71,8 +70,7 @@ def open_inside(
     if not name or "\0" in name or "\\" in name or relative.is_absolute() or ".." in relative.parts:
         raise error(f"{root}: {name[:200]!a} names no file in this directory.")
     real = Path(os.path.realpath(place))
-    homes = (root, *_blobs_of(root))
-    home = next((each for each in homes if each in real.parents), None)
+    home = next((each for each in (root, *_blobs_of(root)) if each in real.parents), None)
     if home is None:
         raise error(
             f"{place}: is a link to {real}, which lies outside of the directory that was named."
@@ -122,22 +120,29 @@ def _blobs_of(root: Path) -> Iterable[Path]:
 
 def _open_below(home: Path, parts: tuple[str, ...], where: str, error: Fault) -> BinaryIO:
     if not _BY_FOLDER:
-        path = home.joinpath(*parts)
-        _expect_file(path.lstat(), where, error)
-        return _file(os.open(path, _FLAGS | _NO_LINK), where, error)
+        return _open(home.joinpath(*parts), where, error)
     folder = os.open(home, _FOLDER)
     try:
         for part in parts[:-1]:
             inner = os.open(part, _FOLDER, dir_fd=folder)
             os.close(folder)
             folder = inner
-        _expect_file(os.stat(parts[-1], dir_fd=folder, follow_symlinks=False), where, error)
-        return _file(os.open(parts[-1], _FLAGS | _NO_LINK, dir_fd=folder), where, error)
+        return _open(parts[-1], where, error, folder=folder)
     finally:
         os.close(folder)
 
 
-def _file(descriptor: int, where: str, error: Fault) -> BinaryIO:
+def _open(
+    path: os.PathLike[str] | str,
+    where: str,
+    error: Fault,
+    *,
+    links: bool = False,
+    folder: int | None = None,
+) -> BinaryIO:
+    """The regular file at `path`, in an open `folder` if there is one; `links`: are followed."""
+    _expect_file(os.stat(path, dir_fd=folder, follow_symlinks=links), where, error)
+    descriptor = os.open(path, _FLAGS if links else _FLAGS | _NO_LINK, dir_fd=folder)
     try:
         # Again, on what was opened: the name may have been given to something else meanwhile.
         _expect_file(os.fstat(descriptor), where, error)

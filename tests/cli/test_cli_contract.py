@@ -199,7 +199,7 @@ def test_every_error_class_maps_to_a_documented_exit_code():
         assert failure.exit_code in (2, 3, 4, 5)
         assert failure.exit_code == kind.exit_code
         assert failure.message == "where: what; expected x, got y. Do z."
-        assert failure.kind == kind.__name__
+        assert failure.type == kind.__name__
 
 
 @pytest.mark.parametrize(
@@ -326,7 +326,7 @@ def test_a_pipe_gets_plain_lines():
 
 
 def test_long_work_on_a_pipe_says_how_far_it_is(monkeypatch, capsys):
-    monkeypatch.setattr("gossamer.cli.shell.progress.PLAIN_SECONDS", 0.0)
+    monkeypatch.setattr("gossamer.cli.shell.output.PLAIN_SECONDS", 0.0)
     with Output("probe").stage("working", total=4) as stage:
         stage.advance()
         stage.advance(2)

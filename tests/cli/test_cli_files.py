@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import gossamer
-from gossamer.cli.models.demo_models import DEMO_MODELS
+from gossamer.cli.models import DEMO_MODELS
 from gossamer.nn import MaskedLinear
 
 sys.path.append(str(Path(__file__).parents[1] / "io"))

@@ -69,7 +69,9 @@ def options(command, ctx):
     found = []
     for param in command.get_params(ctx):
         is_argument = isinstance(param, click.Argument)
-        found += [param.metavar] if is_argument else [*param.opts, *param.secondary_opts]
+        found += (
+            [param.human_readable_name] if is_argument else [*param.opts, *param.secondary_opts]
+        )
     return sorted(found)
 
 

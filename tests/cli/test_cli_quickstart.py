@@ -9,12 +9,14 @@ import pytest
 import torch
 
 import gossamer
-from gossamer.cli.bench import int8_rival
+from gossamer.cli.models import DEMO_MODELS
 from gossamer.cli.quickstart import tiny as quickstart_tiny
-from gossamer.cli.quickstart.minilm_model import PACKAGE
+from gossamer.cli.quickstart.comparing import dense_int8, int8_bytes
 from gossamer.cli.quickstart.sentences import make_sentences
 from gossamer.runs.quality import agreement, average_ranks
 from gossamer.zoo import MLP
+
+PACKAGE = DEMO_MODELS["minilm"].package
 
 
 @pytest.fixture
@@ -181,14 +183,14 @@ def test_sentences_are_distinct_and_follow_the_generator():
 def test_int8_rival_is_close_to_dense_and_counted_in_bytes():
     torch.manual_seed(0)
     model = MLP((16, 32, 4)).eval()
-    rival = int8_rival.dense_int8(model)
+    rival = dense_int8(model)
     x = torch.randn(5, 16)
     with torch.inference_mode():
         assert torch.allclose(rival(x), model(x), atol=0.05)
     weights, biases = 16 * 32 + 32 * 4, 32 + 4
-    assert int8_rival.int8_bytes(model) == weights + 4 * biases + 4 * (32 + 4)
+    assert int8_bytes(model) == weights + 4 * biases + 4 * (32 + 4)
 
 
 def test_no_int8_rival_where_torch_has_none(monkeypatch):
     monkeypatch.delattr(torch.ao.quantization, "quantize_dynamic")
-    assert int8_rival.dense_int8(MLP((4, 4, 4))) is None
+    assert dense_int8(MLP((4, 4, 4))) is None

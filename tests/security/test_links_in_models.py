@@ -202,7 +202,6 @@ NOT_FILES_OF_OTHERS = {
     "planner/cluster_loader.py": "clusters of the package",
     "search/shrinking.py": "copies an artifact that was just loaded: regular files only",
     "cli/quickstart/output.py": "looks for its own mark in a page it would replace",
-    "cli/run/text.py": "a method called open",
     "data/files/image_files.py": "gzip over a file that the door opened",
     "training/distributed/processes/watch.py": "messages of other ranks",
     "training/distributed/processes/messages.py": "messages of other ranks",

@@ -3,9 +3,9 @@
 
 from pathlib import Path
 
-import click
+from click import Choice, argument, option
 
-from gossamer.cli.shell import Output, gossamer_command, table
+from gossamer.cli.shell import PATH, Output, gossamer_command, table
 
 COMPRESSED = "compressed-tensors"
 _EXAMPLES = """
@@ -18,12 +18,12 @@ gossamer convert SmolLM2-135M.Q4_1.gguf smollm2/ --format dense
 
 
 @gossamer_command("Artifacts to dense files and back; gguf and others in.", _EXAMPLES)
-@click.argument("source", metavar="IN")
-@click.argument("target", metavar="OUT", type=click.Path(path_type=Path))
-@click.option(
+@argument("source", metavar="IN")
+@argument("target", metavar="OUT", type=PATH)
+@option(
     "--format",
     "form",
-    type=click.Choice(["packed", "dense", COMPRESSED]),
+    type=Choice(["packed", "dense", COMPRESSED]),
     default="packed",
     help="packed: kept weights only. dense: ordinary safetensors with zeros, for any tool."
     " compressed-tensors: sparse-bitmask for its versions up to 0.14.",
@@ -36,20 +36,12 @@ def convert(out: Output, source: str, target: Path, form: str) -> None:
     (demo:minilm, demo:smollm2). Masks of compressed-tensors and torch.nn.utils.prune are taken as
     they are; exact zeros that another pruner left are taken as its mask. Tokenizer files go along.
     """
-    from gossamer.cli.models import (
-        Source,
-        check_source,
-        directory_bytes,
-        is_bare,
-        load_source,
-        read_bare,
-        source_path,
-        tensor_bytes,
-    )
+    from gossamer.cli.models import check_source, is_bare, load_source, read_bare, source_path
     from gossamer.io import read_beside, save, save_compressed_tensors
     from gossamer.io.artifact import check_destination
     from gossamer.nn.layer_kinds import sparse_layers
     from gossamer.report import format_bytes
+    from gossamer.runs import directory_bytes, tensor_bytes
 
     check_destination(target)
     check_source(source, bare=True)
@@ -57,15 +49,16 @@ def convert(out: Output, source: str, target: Path, form: str) -> None:
         path = source_path(source)
         bare = is_bare(path)
         if bare:
-            loaded = Source(read_bare(path), path.name, tensor_bytes(path), read_beside(path))
+            model, beside = read_bare(path), read_beside(path)
         else:
             loaded = load_source(source, detect_masks=True, say=out.note)
-    sparse = dict(sparse_layers(loaded.model))
+            model, beside = loaded.model, loaded.beside
+    sparse = dict(sparse_layers(model))
     with out.stage("writing"):
         if form == COMPRESSED:
-            save_compressed_tensors(loaded.model, target, beside=loaded.beside)
+            save_compressed_tensors(model, target, beside=beside)
         else:
-            save(loaded.model, target, format=form, beside=loaded.beside)
+            save(model, target, format=form, beside=beside)
     before, after = tensor_bytes(path), tensor_bytes(target)
     document = {
         "input": {"path": source, "tensor_bytes": before},
@@ -80,9 +73,9 @@ def convert(out: Output, source: str, target: Path, form: str) -> None:
             for name, module in sparse.items()
         },
     }
-    shown = table("", ">before", ">after", ">ratio")
     ratio = f"{before / after:.2f}x" if after else ""
-    shown.add_row("bytes of tensor files", format_bytes(before), format_bytes(after), ratio)
+    row = ("bytes of tensor files", format_bytes(before), format_bytes(after), ratio)
+    shown = table("", ">before", ">after", ">ratio", rows=[row])
     patterns = ", ".join(sorted({str(module.pattern) for module in sparse.values()}))
     found = f"{len(sparse)} sparse layers ({patterns})" if sparse else "no sparse layers"
     out.result(document, shown, f"{target}: {form}, {found}.")

@@ -3,17 +3,13 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from click import Choice, argument, option
 
 from gossamer.cli.shell import POSITIVE, Output, gossamer_command, table
 from gossamer.errors import InputError
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from gossamer.running.layers import Row
 
 _EXAMPLES = """
 gossamer explain pruned/
@@ -25,8 +21,8 @@ gossamer explain pruned/ --json
 
 
 @gossamer_command("Which kernel runs each layer, and why.", _EXAMPLES)
-@click.argument("model", metavar="MODEL")
-@click.option(
+@argument("model")
+@option(
     "--tokens",
     type=POSITIVE,
     multiple=True,
@@ -34,15 +30,15 @@ gossamer explain pruned/ --json
     show_default="1, 128",
     help="Activation rows (batch x sequence) to time; may be repeated.",
 )
-@click.option(
+@option(
     "--precision",
-    type=click.Choice(["fp32", "bf16", "int8", "int4"]),
+    type=Choice(["fp32", "bf16", "int8", "int4"]),
     default="fp32",
     help="Lowest precision that kernels may compute in.",
 )
-@click.option("--kernel", help="Force this kernel wherever it accepts a layer.")
-@click.option("--profile", is_flag=True, help="Also time every layer inside a whole forward.")
-@click.option(
+@option("--kernel", help="Force this kernel wherever it accepts a layer.")
+@option("--profile", is_flag=True, help="Also time every layer inside a whole forward.")
+@option(
     "--html",
     type=click.Path(path_type=Path, dir_okay=False),
     help="Also write the profile as a page with bars; needs --profile.",
@@ -63,13 +59,14 @@ def explain(
     """
     if html is not None and not profile:
         raise InputError("--html: is the page of a profile; give --profile, too.")
-    from gossamer.cli.models import example_input, load_source
+    from gossamer.cli.models import load_source
     from gossamer.io.artifact import check_file_destination
     from gossamer.nn.left_dense import left_lines
     from gossamer.ops import fallbacks
     from gossamer.report import describe_machine
     from gossamer.running.layers import compile as compile_model
     from gossamer.running.layers import explain as explain_model
+    from gossamer.runs import example_input
 
     if html is not None:
         check_file_destination(html)
@@ -93,25 +90,7 @@ def explain(
         "fallbacks": fallbacks(),
         "machine": describe_machine(),
     }
-    parts: list[Any] = [layer_table(rows), _verdict(rows), *left_lines(rows.left_dense)]
-    if profile:
-        if example is None:
-            raise InputError(f"--profile: no input can be made up for {source.name}.")
-        from gossamer.cli.layer_profile import profile_model, profile_table, write_profile
-
-        with out.stage("timing whole forwards"):
-            times = profile_model(source.model, fast, example)
-        document["profile"] = times.to_dict()
-        parts += [profile_table(times), f"One forward of {example.text}."]
-        if html is not None:
-            write_profile(source.name, times, rows, document["machine"], example.text, html)
-            document["html"] = str(html)
-    out.result(document, *parts)
-
-
-def layer_table(rows: "list[Row]") -> "Table":
-    """Rows of `gossamer.explain` for a terminal."""
-    return table(
+    shown = table(
         *("layer", "shape", ">sparsity", "pattern", "kernel", ">tokens", ">dense us"),
         *(">sparse us", "why"),
         rows=(
@@ -124,13 +103,30 @@ def layer_table(rows: "list[Row]") -> "Table":
             for row in rows
         ),
     )
-
-
-def _verdict(rows: "list[Row]") -> str:
     names = {row.name for row in rows if row.shape}
     sparse = {row.name for row in rows if row.is_sparse}
+    said = f"{len(sparse)} of {len(names)} layers run on sparse kernels for some token count."
     if not names:
-        return "The model has no Linear or Conv2d layer, so there is nothing to speed up."
-    if sparse:
-        return f"{len(sparse)} of {len(names)} layers run on sparse kernels for some token count."
-    return "No layer runs on a sparse kernel: no speed-up is to be expected. See the column 'why'."
+        said = "The model has no Linear or Conv2d layer, so there is nothing to speed up."
+    elif not sparse:
+        said = (
+            "No layer runs on a sparse kernel: no speed-up is to be expected. See the column 'why'."
+        )
+    parts: list[Any] = [shown, said, *left_lines(rows.left_dense)]
+    if profile:
+        if example is None:
+            raise InputError(f"--profile: no input can be made up for {source.name}.")
+        from gossamer.cli.layer_profile import profile_table, write_profile
+        from gossamer.running.bench import dense_copy
+        from gossamer.running.layers import layer_times
+
+        with out.stage("timing whole forwards"):
+            # Of the compiled model and of the model it came from, without sparse kernels.
+            dense = dense_copy(source.model)
+            times = layer_times(fast, dense, lambda net: net(*example.args, **example.kwargs))
+        document["profile"] = times.to_dict()
+        parts += [profile_table(times), f"One forward of {example.text}."]
+        if html is not None:
+            write_profile(source.name, times, rows, document["machine"], example.text, html)
+            document["html"] = str(html)
+    out.result(document, *parts)

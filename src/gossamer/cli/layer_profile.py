@@ -5,35 +5,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch import nn
-
-from gossamer.cli.models import Example
 from gossamer.cli.shell import table
 from gossamer.report import Comparison, Figure, Page, write_html
 from gossamer.report.charts import layer_bars
-from gossamer.running.bench import dense_copy
-from gossamer.running.layers import LayerTimes, Row, layer_times
+from gossamer.running.layers import LayerTimes, Row
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 
-def profile_model(model: nn.Module, fast: nn.Module, example: Example) -> LayerTimes:
-    """Times of the compiled model and of the model it came from, without sparse kernels."""
-    dense = dense_copy(model)
-    return layer_times(fast, dense, lambda net: net(*example.args, **example.kwargs))
-
-
 def profile_table(times: LayerTimes) -> "Table":
     """Layers, their sum, what lies between them, and the whole forward."""
-    rows: list[tuple[str, float | None, float | None]] = [
+    dense, sparse = times.dense_sum_ms, times.sparse_sum_ms
+    between = max(times.dense_ms - dense, 0.0), max(times.sparse_ms - sparse, 0.0)
+    rows = [
         *((layer.name, layer.dense_ms, layer.sparse_ms) for layer in times.layers),
-        ("all layers", times.dense_sum_ms, times.sparse_sum_ms),
-        (
-            "between them",
-            max(times.dense_ms - times.dense_sum_ms, 0.0),
-            max(times.sparse_ms - times.sparse_sum_ms, 0.0),
-        ),
+        ("all layers", dense, sparse),
+        ("between them", *between),
         ("whole forward", times.dense_ms, times.sparse_ms),
     ]
     return table(
@@ -67,7 +55,6 @@ def write_profile(
     )
 
 
-def _cells(dense: float | None, sparse: float | None) -> tuple[str, str, str]:
-    ratio = f"{dense / sparse:.2f}x" if dense and sparse else "-"
-    texts = ("-" if ms is None else f"{ms:.3f}" for ms in (dense, sparse))
-    return (*texts, ratio)  # type: ignore[return-value]
+def _cells(dense: float | None, sparse: float | None) -> list[str]:
+    texts = ["-" if ms is None else f"{ms:.3f}" for ms in (dense, sparse)]
+    return [*texts, f"{dense / sparse:.2f}x" if dense and sparse else "-"]

@@ -3,13 +3,12 @@
 
 import importlib
 import sys
-import traceback
 from collections.abc import Sequence
 
 import click
 
 import gossamer
-from gossamer.cli.shell import CommandGroup, explain_failure, write_json
+from gossamer.cli.shell import CommandGroup, tell_failure
 
 # Modules are imported when their command is looked up; none of them imports torch at its top.
 COMMANDS = (
@@ -27,12 +26,6 @@ COMMANDS = (
 )
 _GROUPS = ("recipe", "bench", "run")
 
-_HELP = """Sparse neural networks that are really smaller and faster.
-
-Start with `gossamer quickstart`: it prunes, trains and runs a small model in under a minute,
-without network, and shows bytes, time and quality beside the dense model's.
-"""
-
 
 class _Commands(CommandGroup):
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -46,10 +39,14 @@ class _Commands(CommandGroup):
         return command
 
 
-@click.group(cls=_Commands, help=_HELP, context_settings={"max_content_width": 100})
+@click.group(cls=_Commands, context_settings={"max_content_width": 100})
 @click.version_option(gossamer.__version__, prog_name="gossamer")
 def cli() -> None:
-    """The group behind `main`; its help text is given above."""
+    """Sparse neural networks that are really smaller and faster.
+
+    Start with `gossamer quickstart`: it prunes, trains and runs a small model in under a minute,
+    without network, and shows bytes, time and quality beside the dense model's.
+    """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -68,32 +65,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise
     # Not Exception: a panic of a package written in Rust is none.
     except BaseException as error:
-        return _fail(error, arguments)
-    return code if isinstance(code, int) else 0
-
-
-def _fail(error: BaseException, arguments: list[str]) -> int:
-    failure = explain_failure(error)
-    if "--debug" in arguments:
-        traceback.print_exception(error, file=sys.stderr)
-    click.echo(f"gossamer: {failure.message}", err=True)
-    if "--json" in arguments:
         words = [word for word in arguments if not word.startswith("-")]
-        document = {
-            "error": {
-                "type": failure.kind,
-                "message": failure.message,
-                "exit_code": failure.exit_code,
-            }
-        }
-        write_json(_command_of(words), document)
-    return failure.exit_code
-
-
-def _command_of(words: list[str]) -> str:
-    if not words or words[0] not in COMMANDS:
-        return ""
-    return " ".join(words[:2]) if words[0] in _GROUPS else words[0]
+        known = words and words[0] in COMMANDS
+        command = words[: 2 if words[0] in _GROUPS else 1] if known else []
+        return tell_failure(error, arguments, " ".join(command))
+    return code if isinstance(code, int) else 0
 
 
 if __name__ == "__main__":

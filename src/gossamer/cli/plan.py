@@ -2,15 +2,12 @@
 """`gossamer plan`: what training would cost on a described cluster; nothing is run."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import click
+from click import Choice, UsageError, argument, option
 
-from gossamer.cli.shell import POSITIVE, SPARSITY, Output, Verbatim, gossamer_command, table
+from gossamer.cli.shell import PATH, POSITIVE, SPARSITY, Output, Verbatim, gossamer_command, table
 from gossamer.planner import SCHEDULES
-
-if TYPE_CHECKING:
-    from gossamer.planner import ClusterPlan, ScheduleName
 
 _EXAMPLES = """
 gossamer plan gpt3-13b --cluster summit --ranks 1024 --batch 2048
@@ -24,38 +21,36 @@ _STATES = ("dense, mixed precision", "samo", "resident", "exact", "8bit", "dense
 
 
 @gossamer_command("Memory, time and traffic on a cluster, forecast.", _EXAMPLES)
-@click.argument("source", metavar="RECIPE_OR_MODEL", required=False)
-@click.option(
+@argument("source", metavar="RECIPE_OR_MODEL", required=False)
+@option(
     "--cluster",
     default="workstations",
     metavar="NAME|FILE",
     help="summit, dgx-like, workstations, or a file.",
 )
-@click.option("--batch", type=POSITIVE, help="Samples of a step over all ranks.")
-@click.option("--microbatch", type=POSITIVE, help="Samples in a pipeline; default: the best.")
-@click.option("--sparsity", type=SPARSITY, help="Of pruned weights; default: recipe's, or 0.9.")
-@click.option("--tokens", type=POSITIVE, help="Of a sample, where the model leaves it open.")
-@click.option("--ranks", type=POSITIVE, help="Use so many; default: all.")
-@click.option("--state", "states", multiple=True, type=click.Choice(_STATES), help="Repeatable.")
-@click.option(
+@option("--batch", type=POSITIVE, help="Samples of a step over all ranks.")
+@option("--microbatch", type=POSITIVE, help="Samples in a pipeline; default: the best.")
+@option("--sparsity", type=SPARSITY, help="Of pruned weights; default: recipe's, or 0.9.")
+@option("--tokens", type=POSITIVE, help="Of a sample, where the model leaves it open.")
+@option("--ranks", type=POSITIVE, help="Use so many; default: all.")
+@option("--state", "states", multiple=True, type=Choice(_STATES), help="Repeatable.")
+@option(
     "--schedule",
     "schedules",
     multiple=True,
-    type=click.Choice(SCHEDULES),
+    type=Choice(SCHEDULES),
     help="Of pipelines; repeatable. Default: 1f1b, interleaved and zero-bubble.",
 )
-@click.option("--data", metavar="DATA", help="Sizes for recipes on images or labels, as in train.")
-@click.option("--set", "overrides", multiple=True, metavar="K=V", help="In the recipe; repeatable.")
-@click.option(
-    "--out", "target", type=click.Path(path_type=Path), help="Also write a report: plan.html."
-)
-@click.option(
+@option("--data", metavar="DATA", help="Sizes for recipes on images or labels, as in train.")
+@option("--set", "overrides", multiple=True, metavar="K=V", help="In the recipe; repeatable.")
+@option("--out", "target", type=PATH, help="Also write a report: plan.html.")
+@option(
     "--calibrate",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FILE",
     help="Measure this machine and write it as a cluster to FILE.",
 )
-@click.option(
+@option(
     "--staged",
     multiple=True,
     metavar="SIZE",
@@ -66,8 +61,6 @@ def plan(
     /,
     source: str | None,
     cluster: str,
-    states: tuple[str, ...],
-    schedules: "tuple[ScheduleName, ...]",
     target: Path | None,
     calibrate: Path | None,
     staged: tuple[str, ...],
@@ -88,36 +81,25 @@ def plan(
         _staged(out, staged)
         return
     if source is None:
-        raise click.UsageError("RECIPE_OR_MODEL is missing, or --calibrate FILE, or --staged SIZE.")
+        raise UsageError("RECIPE_OR_MODEL is missing, or --calibrate FILE, or --staged SIZE.")
     # Before torch is loaded: faults of the file are told at once.
     described_cluster = load_cluster(cluster)
     from gossamer.io.artifact import check_file_destination
+    from gossamer.planner import FORECAST, plan_page, plan_table, reasons
     from gossamer.planner import plan as make_plan
 
     if target is not None:
         check_file_destination(target)
-    made = make_plan(
-        source,
-        described_cluster,
-        states=states or None,
-        schedules=schedules or None,
-        **settings,
-    )
-    _show(out, made, cluster, target)
-
-
-def _show(out: Output, made: "ClusterPlan", cluster: str, target: Path | None) -> None:
-    from gossamer.planner import FORECAST, plan_page, plan_table, reasons
-
+    made = make_plan(source, described_cluster, **settings)
     head, rows = plan_table(made)
-    shown = table(*head, rows=rows)
-    document = {**made.to_dict(), "reasons": reasons(made)}
+    why = reasons(made)
+    document = {**made.to_dict(), "reasons": why}
     if target is not None:
         from gossamer.report import write_html
 
         document["report"] = str(write_html(plan_page(made, Path(cluster).stem), target))
         out.note(f"report: {target}")
-    out.result(document, shown, "\n".join([*reasons(made), FORECAST]))
+    out.result(document, table(*head, rows=rows), "\n".join([*why, FORECAST]))
 
 
 def _staged(out: Output, sizes: tuple[str, ...]) -> None:
@@ -160,7 +142,7 @@ def _size(text: str) -> float:
     except ValueError:
         size = 0.0
     if not 1e4 <= size <= 1e14:
-        raise click.UsageError(f"--staged {text}: expected a number of parameters, such as 774M.")
+        raise UsageError(f"--staged {text}: expected a number of parameters, such as 774M.")
     return size
 
 
@@ -178,5 +160,4 @@ def _calibrate(out: Output, target: Path) -> None:
         measured = calibrate()
     text = cluster_text(measured)
     target.write_text(text, encoding="utf-8")
-    document = {"file": str(target), "cluster": measured.model_dump(by_alias=True)}
-    out.result(document, Verbatim(text))
+    out.result({"file": str(target), "cluster": measured.model_dump(by_alias=True)}, Verbatim(text))

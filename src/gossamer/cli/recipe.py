@@ -4,9 +4,9 @@
 import json
 from pathlib import Path
 
-import click
+from click import argument, option
 
-from gossamer.cli.shell import Command, CommandGroup, Output, Verbatim, table
+from gossamer.cli.shell import PATH, CommandGroup, Output, Verbatim, gossamer_command, table
 from gossamer.errors import RecipeError
 
 _LIST = """
@@ -32,13 +32,7 @@ gossamer recipe schema > recipe.schema.json
 """
 
 
-@click.group(cls=CommandGroup, short_help="List, read, copy and check recipes.")
-def recipe() -> None:
-    """List, read, copy and check recipes: YAML files that say how a model is pruned."""
-
-
-@recipe.command("list", cls=Command, examples=_LIST, short_help="Built-in recipes.")
-@click.pass_obj
+@gossamer_command("Built-in recipes.", _LIST, "list")
 def list_recipes(out: Output) -> None:
     """Names and descriptions of the built-in recipes, and whether they need calibration data."""
     from gossamer.recipes import builtin_names, load_recipe
@@ -54,9 +48,8 @@ def list_recipes(out: Output) -> None:
     out.result({"recipes": rows}, shown)
 
 
-@recipe.command("show", cls=Command, examples=_SHOW, short_help="Print a built-in recipe.")
-@click.argument("name", metavar="NAME")
-@click.pass_obj
+@gossamer_command("Print a built-in recipe.", _SHOW)
+@argument("name")
 def show(out: Output, name: str) -> None:
     """Print the file of the built-in recipe NAME, comments included."""
     from gossamer.recipes import builtin_text
@@ -65,10 +58,9 @@ def show(out: Output, name: str) -> None:
     out.result({"name": name, "text": text}, Verbatim(text))
 
 
-@recipe.command("copy", cls=Command, examples=_COPY, short_help="Copy a built-in recipe.")
-@click.argument("name", metavar="NAME")
-@click.argument("file", metavar="FILE", required=False, type=click.Path(path_type=Path))
-@click.pass_obj
+@gossamer_command("Copy a built-in recipe.", _COPY)
+@argument("name")
+@argument("file", metavar="FILE", required=False, type=PATH)
 def copy(out: Output, name: str, file: Path | None) -> None:
     """Copy the built-in recipe NAME to FILE, or to NAME.yaml here, for you to edit.
 
@@ -77,9 +69,9 @@ def copy(out: Output, name: str, file: Path | None) -> None:
     from gossamer.recipes import builtin_text
 
     text = builtin_text(name)
-    target = Path(f"{name}.yaml") if file is None else file
+    target = Path() if file is None else file
     if target.is_dir():
-        target = target / f"{name}.yaml"
+        target /= f"{name}.yaml"
     try:
         with target.open("x", encoding="utf-8") as stream:
             stream.write(text)
@@ -91,16 +83,15 @@ def copy(out: Output, name: str, file: Path | None) -> None:
     out.result({"name": name, "file": str(target)}, f"Copied {name} to {target}.")
 
 
-@recipe.command("validate", cls=Command, examples=_VALIDATE, short_help="Check recipe files.")
-@click.argument("files", metavar="FILE...", nargs=-1, required=True)
-@click.option(
+@gossamer_command("Check recipe files.", _VALIDATE)
+@argument("files", metavar="FILE...", nargs=-1, required=True)
+@option(
     "--set",
     "overrides",
     multiple=True,
     metavar="NAME=VALUE",
     help="A variable, or a field such as stages.0.prune.damping; repeatable.",
 )
-@click.pass_obj
 def validate(out: Output, files: tuple[str, ...], overrides: tuple[str, ...]) -> int:
     """Check each FILE, or built-in recipe of that name, and tell all faults at once.
 
@@ -108,29 +99,35 @@ def validate(out: Output, files: tuple[str, ...], overrides: tuple[str, ...]) ->
     """
     from gossamer.recipes import RecipeFaults, load_recipe
 
-    lines, rows, valid = [], [], True
+    text, rows = "", []
     for file in files:
         faults: list[dict[str, object]] = []
         try:
             load_recipe(file, overrides)
-            lines.append(f"{file}: valid")
-        except RecipeFaults as error:
-            faults += [vars(fault) for fault in error.faults]
-            lines.append(str(error))
+            text += f"{file}: valid\n"
         except RecipeError as error:
-            faults.append({"source": file, "line": None, "path": "", "message": str(error)})
-            lines.append(str(error))
+            text += f"{error}\n"
+            faults = [{"source": file, "line": None, "path": "", "message": str(error)}]
+            if isinstance(error, RecipeFaults):
+                faults = [vars(fault) for fault in error.faults]
         rows.append({"file": file, "valid": not faults, "faults": faults})
-        valid = valid and not faults
-    out.result({"valid": valid, "files": rows}, Verbatim("\n".join(lines) + "\n"))
+    valid = all(row["valid"] for row in rows)
+    out.result({"valid": valid, "files": rows}, Verbatim(text))
     return 0 if valid else 2
 
 
-@recipe.command("schema", cls=Command, examples=_SCHEMA, short_help="JSON schema of recipes.")
-@click.pass_obj
+@gossamer_command("JSON schema of recipes.", _SCHEMA)
 def schema(out: Output) -> None:
     """Print the JSON schema of recipe files, which editors complete and check them with."""
     from gossamer.recipes import json_schema
 
     content = json_schema()
     out.result({"json_schema": content}, Verbatim(json.dumps(content, indent=2) + "\n"))
+
+
+recipe = CommandGroup(
+    "recipe",
+    commands=[list_recipes, show, copy, validate, schema],
+    short_help="List, read, copy and check recipes.",
+    help="List, read, copy and check recipes: YAML files that say how a model is pruned.",
+)

@@ -2,25 +2,20 @@
 """`gossamer shrink`: the smallest, fastest model within a quality the user names."""
 
 import re
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import click
+from click import argument, option
 
-from gossamer.cli.shell import Fraction, Output, gossamer_command, table
+from gossamer.cli.shell import Fraction, Output, artifact_option, gossamer_command, table
 
 _EXAMPLES = """
 gossamer shrink demo:minilm --data pairs.jsonl --max-loss 1% -o small/
 gossamer shrink my-bert/ --data sentences.txt --max-loss 0.5% --max-latency 5ms -o small/
 gossamer shrink my-bert/ --data train.csv --valid-data dev.csv --test-data test.csv -o small/
 """
-_UNITS = {
-    "latency": {"ms": 1.0, "s": 1e3, "us": 1e-3},
-    "bytes": {"B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30},
-    "time": {"min": 1.0, "s": 1 / 60, "h": 60.0},
-}
-
-_EXAMPLE = {"latency": "5ms", "bytes": "40MB", "time": "20min"}
+_BYTES = {"B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 # Of a perplexity more than all may be lost.
 _LOSS = Fraction(high=10.0, low_open=True, example=0.01)
 
@@ -28,9 +23,8 @@ _LOSS = Fraction(high=10.0, low_open=True, example=0.01)
 class Quantity(click.ParamType):  # type: ignore[type-arg]  # generic in new click only
     """A positive number with its unit: `5ms`, `40MB`, `20min`."""
 
-    def __init__(self, kind: str) -> None:
-        self.name = kind
-        self._units = _UNITS[kind]
+    def __init__(self, name: str, example: str, units: Mapping[str, float]) -> None:
+        self.name, self._example, self._units = name, example, units
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -39,14 +33,13 @@ class Quantity(click.ParamType):  # type: ignore[type-arg]  # generic in new cli
         if isinstance(value, float | int):
             return float(value)
         match = re.fullmatch(r"([0-9.]+(?:e-?\d+)?)\s*([A-Za-z]*)", value)
-        known = ", ".join(map(repr, self._units))
         if match is None or match[2] not in self._units:
-            unit = "" if match is None else match[2].lower()
+            unit = match[2].lower() if match else ""
             near = [u for u in self._units if unit and u.lower().startswith(unit)]
-            hint = f" Did you mean {match[1]}{near[0]}?" if match is not None and near else ""
+            hint = f" Did you mean {match[1]}{near[0]}?" if match and near else ""
             self.fail(
-                f"{value!r}: expected a number with one of the units {known}, as in"
-                f" {_EXAMPLE[self.name]}.{hint}"
+                f"{value!r}: expected a number with one of the units"
+                f" {', '.join(map(repr, self._units))}, as in {self._example}.{hint}"
             )
         try:
             number = float(match[1]) * self._units[match[2]]
@@ -58,37 +51,39 @@ class Quantity(click.ParamType):  # type: ignore[type-arg]  # generic in new cli
 
 
 @gossamer_command("The fastest model within a quality you name.", _EXAMPLES)
-@click.argument("model", metavar="MODEL")
-@click.option(
+@argument("model")
+@option(
     "--data", required=True, metavar="FILE",
     help="Text, JSON lines, CSV, TSV or .npz images; or module:function, your own batches.",
 )  # fmt: skip
-@click.option(
-    "-o", "--out", "target", type=click.Path(path_type=Path), required=True, help="Artifact folder."
-)
-@click.option(
+@artifact_option
+@option(
     "--max-loss", type=_LOSS, default="1%",
     help="Points of a score, or growth of a perplexity.",
 )  # fmt: skip
-@click.option("--max-latency", type=Quantity("latency"), help="Of one sequence of 128 tokens.")
-@click.option("--max-bytes", type=Quantity("bytes"), help="Of the tensor files.")
-@click.option(
-    "--budget", type=Quantity("time"), default="20min",
+@option(
+    "--max-latency",
+    type=Quantity("latency", "5ms", {"ms": 1.0, "s": 1e3, "us": 1e-3}),
+    help="Of one sequence of 128 tokens.",
+)
+@option("--max-bytes", type=Quantity("bytes", "40MB", _BYTES), help="Of the tensor files.")
+@option(
+    "--budget",
+    type=Quantity("time", "20min", {"min": 1.0, "s": 1 / 60, "h": 60.0}),
+    default="20min",
     help="For the whole search; what would take longer is not begun, or stopped.",
-)  # fmt: skip
-@click.option("--valid-data", metavar="FILE", help="Data to choose by; a part of DATA if left out.")
-@click.option(
+)
+@option("--valid-data", metavar="FILE", help="Data to choose by; a part of DATA if left out.")
+@option(
     "--test-data", metavar="FILE", help="Data for the final figure; a part of DATA if left out."
 )
-@click.option(
+@option(
     "--metric",
     metavar="MODULE:FUNCTION",
     help="Your own quality, of a model and a part of the data.",
 )
-@click.option(
-    "--also", multiple=True, metavar="MODEL", help="A smaller dense model to compare with."
-)
-@click.option(
+@option("--also", multiple=True, metavar="MODEL", help="A smaller dense model to compare with.")
+@option(
     "--engines/--no-engines", default=True,
     help="Compare with int8 of other engines that are installed.",
 )  # fmt: skip
@@ -116,13 +111,13 @@ def shrink(
         *(column if i in (0, 6) else f">{column}" for i, column in enumerate(HEAD)),
         rows=rows_of(result.points, result.chosen, result.front),
     )
-    name = result.quality_name
+    said = verdict(result, limits)
     final = (
-        f"{verdict(result, limits)}\n"
-        f"On data that nothing was chosen by: {name} {result.quality:.2f}, dense"
-        f" {result.dense_quality:.2f}.\n"
-        f"Saved to {result.path}; {result.work}/report.html shows the search."
+        said,
+        f"On data that nothing was chosen by: {result.quality_name} {result.quality:.2f}, dense"
+        f" {result.dense_quality:.2f}.",
+        f"Saved to {result.path}; {result.work}/report.html shows the search.",
+        *notes_of(result),
     )
-    final = "\n".join([final, *notes_of(result)])
-    out.result({**result.to_dict(), "verdict": verdict(result, limits)}, shown, final)
+    out.result({**result.to_dict(), "verdict": said}, shown, "\n".join(final))
     return 0 if result.met else 4

@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The work behind `gossamer shrink`."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gossamer.cli.models import Source, check_source, find_function, is_function, load_source
+from gossamer.cli.models import check_source, find_function, is_function, load_source
 from gossamer.cli.shell import Output
 from gossamer.data.files import Texts, check_scores
 from gossamer.errors import InputError
 from gossamer.io.artifact import check_destination
 from gossamer.io.safe_files.tokenizer import TOKENIZER_FILE, known_tokens, make_tokenizer
 from gossamer.report import write_html
+from gossamer.runs import Source
 from gossamer.search import (
     EngineContenders,
     Point,
@@ -37,11 +39,11 @@ def run_shrink(  # noqa: PLR0913  (one argument per option)
     data: str,
     target: Path,
     budget: float,
-    valid_data: str | None = None,
-    test_data: str | None = None,
-    metric: str | None = None,
-    also: Sequence[str] = (),
-    engines: bool = True,
+    valid_data: str | None,
+    test_data: str | None,
+    metric: str | None,
+    also: Sequence[str],
+    engines: bool,
 ) -> ShrinkResult:
     """Load, search, write the report."""
     # Before the model is loaded, which may take minutes: whatever can be wrong without it.
@@ -50,14 +52,8 @@ def run_shrink(  # noqa: PLR0913  (one argument per option)
         check_source(text)
     quality = find_function(metric, "--metric", _METRIC) if metric else None
     with out.stage("reading data"):
-        parts = [
-            None if text is None else _data(text, option)
-            for text, option in (
-                (data, "--data"),
-                (valid_data, "--valid-data"),
-                (test_data, "--test-data"),
-            )
-        ]
+        given = {"--data": data, "--valid-data": valid_data, "--test-data": test_data}
+        parts = [None if text is None else _data(text, option) for option, text in given.items()]
         check_parts(*parts)
     with out.stage("loading"):
         # It looks for masks itself: zeros that are there are weights like the others.
@@ -70,25 +66,38 @@ def run_shrink(  # noqa: PLR0913  (one argument per option)
                 f" {point.speedup:.2f}x dense ({trial.seconds:.0f} s)"
             )
 
+    def tokenizer_of(source: Source) -> Any:
+        if not isinstance(parts[0], Texts):
+            return None
+        return make_tokenizer(source.beside.get(TOKENIZER_FILE), known_tokens(source.model))
+
+    def contenders(work: Workload, dense: Point) -> Iterator[Point]:
+        for text in also:
+            rival = load_source(text)
+            other = load_workload(
+                rival.model, tokenizer_of(rival), parts[0], choose=parts[1], report=parts[2]
+            )
+            yield dense_point(rival.name, other, dense)
+        if engines:
+            with EngineContenders(say=out.note) as found:
+                yield from engine_points(work, dense, found)
+
     result = shrink(
         source.model,
         parts[0],  # type: ignore[arg-type]
         target,
-        tokenizer=_tokenizer(source, parts[0]),
-        max_loss=limits.max_loss,
-        max_ms=limits.max_ms,
-        max_bytes=limits.max_bytes,
+        tokenizer=tokenizer_of(source),
+        **asdict(limits),
         budget_minutes=budget,
         valid_data=parts[1],
         test_data=parts[2],
         metric=quality,
-        contenders=_contenders(out, also, parts, engines=engines),
+        contenders=contenders,
         beside=source.beside,
         on_trial=told,
         say=out.note,
     )
-    page = search_page(result, limits, f"{source.name}, shrunk")
-    write_html(page, result.work / "report.html")
+    write_html(search_page(result, limits, f"{source.name}, shrunk"), result.work / "report.html")
     return result
 
 
@@ -102,27 +111,3 @@ def _data(text: str, option: str) -> Any:
     except InputError as error:
         raise InputError(f"{option} {error}") from error
     return found
-
-
-def _tokenizer(source: Source, data: Any) -> Any:
-    if not isinstance(data, Texts):
-        return None
-    return make_tokenizer(source.beside.get(TOKENIZER_FILE), known_tokens(source.model))
-
-
-def _contenders(
-    out: Output, also: Sequence[str], parts: Sequence[Any], *, engines: bool
-) -> Callable[[Workload, Point], Iterator[Point]]:
-    def contenders(work: Workload, dense: Point) -> Iterator[Point]:
-        for text in also:
-            source = load_source(text)
-            tokenizer = _tokenizer(source, parts[0])
-            other = load_workload(
-                source.model, tokenizer, parts[0], choose=parts[1], report=parts[2]
-            )
-            yield dense_point(source.name, other, dense)
-        if engines:
-            with EngineContenders(say=out.note) as found:
-                yield from engine_points(work, dense, found)
-
-    return contenders

@@ -3,17 +3,17 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-import click
+from click import argument, option
 
-from gossamer.cli.shell import Command, Output, table
-from gossamer.cli.shell.resuming import resume_command
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from gossamer.runs.training import TrainingPlan, TrainResult
+from gossamer.cli.shell import (
+    Output,
+    artifact_option,
+    gossamer_command,
+    resume_command,
+    table,
+)
 
 _EXAMPLES = """
 gossamer train train-gradual --data zoo:images -o trained/
@@ -25,46 +25,43 @@ gossamer train my-recipe.yaml --model my_package.models:build --data images.npz 
 """
 
 
-@click.command(
-    cls=Command, examples=_EXAMPLES, short_help="Train sparse with a recipe; resumable to the bit."
-)
-@click.argument("recipe", metavar="RECIPE")
-@click.option(
-    "-o", "--out", "target", type=click.Path(path_type=Path), required=True, help="Artifact folder."
-)
-@click.option(
+@gossamer_command("Train sparse with a recipe; resumable to the bit.", _EXAMPLES)
+@argument("recipe")
+@artifact_option
+@option(
     "--data",
     metavar="DATA",
     help="images: .npz or idx folder; text: .txt; labelled: .jsonl; or zoo:images, zoo:text,"
     " zoo:labelled.",
 )
-@click.option("--eval", "evaluation", metavar="FILE", help="Measure on it, not on held-out data.")
-@click.option(
+@option("--eval", "evaluation", metavar="FILE", help="Measure on it, not on held-out data.")
+@option(
     "--set", "overrides", multiple=True, help="name=value in the recipe; repeatable.", metavar="K=V"
 )
-@click.option(
+@option(
     "--model",
     metavar="MODEL",
     help="An artifact or model folder, zoo:NAME, demo:NAME, or module:function of yours that"
     " returns a module or a gossamer.data.tasks.Task.",
 )
-@click.option("--resume", is_flag=True, help="Go on with the run that was stopped.")
-@click.option("--allow-recipe-change", is_flag=True, help="Resume although recipe or data changed.")
-@click.option("--tensorboard", is_flag=True, help="Also write TensorBoard event files.")
-@click.option("--dry-run", is_flag=True, help="Say what it would do, need and take; write nothing.")
-@click.pass_obj
-def train(  # noqa: PLR0913  (one argument per option)
+@option("--resume", is_flag=True, help="Go on with the run that was stopped.")
+@option(
+    "--allow-recipe-change",
+    "allow_change",
+    is_flag=True,
+    help="Resume although recipe or data changed.",
+)
+@option("--tensorboard", is_flag=True, help="Also write TensorBoard event files.")
+@option("--dry-run", is_flag=True, help="Say what it would do, need and take; write nothing.")
+def train(
     out: Output,
+    /,
     recipe: str,
     target: Path,
-    data: str | None,
-    evaluation: str | None,
     overrides: tuple[str, ...],
     model: str | None,
-    resume: bool,
-    allow_recipe_change: bool,
-    tensorboard: bool,
     dry_run: bool,
+    **asked: Any,
 ) -> None:
     """Train as RECIPE says and save the model to OUT.
 
@@ -84,64 +81,47 @@ def train(  # noqa: PLR0913  (one argument per option)
     # After the recipe: its faults are told before torch is loaded.
     from gossamer.cli.models import load_function
     from gossamer.cli.shell.grid_exit import ends_for_good
+    from gossamer.report import format_bytes
     from gossamer.runs.training import TrainRequest, plan_train, run_train
 
     request = TrainRequest(
-        recipe=loaded,
-        data=data,
-        evaluation=evaluation,
+        loaded,
         given=None if model is None else lambda: load_function(model, out.note)(),
         given_name=model or "",
-        resume=resume,
-        allow_change=allow_recipe_change,
-        tensorboard=tensorboard,
         how_to_resume=resume_command(),
+        **asked,
     )
     if dry_run:
         plan = plan_train(request, target, out)
-        out.result(plan.document, _plan_table(plan))
+        rows = [
+            ("steps", f"{plan.steps:,}"),
+            ("batches in an epoch", f"{plan.batches_per_epoch:,}"),
+            ("parameters", f"{plan.parameters:,}"),
+            ("of them in pruned layers", f"{plan.pruned:,}"),
+            *(
+                (f"{kind}, once masks are final", format_bytes(count))
+                for kind, count in plan.bytes_by_kind.items()
+            ),
+            ("training state, dense", format_bytes(plan.bytes_dense)),
+            ("one checkpoint, before compaction", format_bytes(plan.checkpoint_bytes)),
+            ("time at the dense step's speed", f"{plan.seconds:.0f} s"),
+        ]
+        out.result(plan.document, table("", ">estimate", rows=rows))
         return
     with ends_for_good():
         result = run_train(request, target, out)
     if result is None:
         out.silence()
         return
-    out.result(result.document, _result_table(result), f"Saved to {target}. Curves: {result.page}")
-
-
-def _result_table(result: "TrainResult") -> "Table":
-    """Quality, bytes and what the compaction saved."""
-    from gossamer.report import format_bytes
-
-    report, document = result.report, result.document
-    shown = table("", ">dense", ">trained")
-    for name, value in result.quality.items():
-        shown.add_row(name, "not measured", f"{value:.4f}")
-    shown.add_row("sparsity of pruned layers", "0", f"{report.sparsity:.4f}")
+    report, compaction = result.report, result.document["training"]["compaction"]
+    figures = [(name, "not measured", f"{value:.4f}") for name, value in result.quality.items()]
+    figures.append(("sparsity of pruned layers", "0", f"{report.sparsity:.4f}"))
     sizes = {"bytes of tensors": (report.bytes_dense, report.bytes_sparse)}
-    compaction = document["training"]["compaction"]
     if compaction is not None:
         sizes["bytes of training state"] = compaction["bytes_before"], compaction["bytes_after"]
-    for title, counts in sizes.items():
-        shown.add_row(title, *map(format_bytes, counts))
-    effect = document["step_ms"]
+    figures += [(title, format_bytes(a), format_bytes(b)) for title, (a, b) in sizes.items()]
+    effect = result.document["step_ms"]
     if effect is not None and effect[0] is not None:
-        shown.add_row("ms of a step", f"{effect[0]:.2f}", f"{effect[1]:.2f}")
-    return shown
-
-
-def _plan_table(plan: "TrainingPlan") -> "Table":
-    """The plan for people."""
-    from gossamer.report import format_bytes
-
-    shown = table("", ">estimate")
-    shown.add_row("steps", f"{plan.steps:,}")
-    shown.add_row("batches in an epoch", f"{plan.batches_per_epoch:,}")
-    shown.add_row("parameters", f"{plan.parameters:,}")
-    shown.add_row("of them in pruned layers", f"{plan.pruned:,}")
-    for kind, count in plan.bytes_by_kind.items():
-        shown.add_row(f"{kind}, once masks are final", format_bytes(count))
-    shown.add_row("training state, dense", format_bytes(plan.bytes_dense))
-    shown.add_row("one checkpoint, before compaction", format_bytes(plan.checkpoint_bytes))
-    shown.add_row("time at the dense step's speed", f"{plan.seconds:.0f} s")
-    return shown
+        figures.append(("ms of a step", f"{effect[0]:.2f}", f"{effect[1]:.2f}"))
+    shown = table("", ">dense", ">trained", rows=figures)
+    out.result(result.document, shown, f"Saved to {target}. Curves: {result.page}")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gossamer.planner.cluster_loader import cluster_text, load_cluster
     from gossamer.planner.explaining import FORECAST, plan_page, plan_table, reasons
     from gossamer.planner.planning import ClusterPlan, plan
-    from gossamer.planner.schedules import SCHEDULES, PipelineSpec, ScheduleName
+    from gossamer.planner.schedules import SCHEDULES, PipelineSpec
     from gossamer.planner.simulation import Costs, simulate
 
 __all__ = [
@@ -24,7 +24,6 @@ __all__ = [
     "ClusterPlan",
     "Costs",
     "PipelineSpec",
-    "ScheduleName",
     "calibrate",
     "cluster_text",
     "load_cluster",
@@ -42,7 +41,6 @@ __getattr__, __dir__ = lazy_door(
         "SCHEDULES": "schedules",
         "Costs": "simulation",
         "PipelineSpec": "schedules",
-        "ScheduleName": "schedules",
         "ClusterPlan": "planning",
         "calibrate": "calibration",
         "cluster_text": "cluster_loader",

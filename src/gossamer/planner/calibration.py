@@ -7,25 +7,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import nn
 
 from gossamer.nn.surgery.compaction import compact
-from gossamer.planner.cluster_schema import (
-    GB,
-    SCHEMA_VERSION,
-    ClusterSpec,
-    CompactSpeed,
-    Compute,
-    Links,
-    LinkSpec,
-    Memory,
-)
+from gossamer.ops.timing import race, stopwatch
+from gossamer.planner.cluster_schema import GB, SCHEMA_VERSION, ClusterSpec, CompactSpeed
 from gossamer.runs import sparsify
 from gossamer.zoo import GPTBlock
 
@@ -53,13 +46,17 @@ def calibrate(
         repeats: of every measurement; dense and compact in turn, the best counts.
         densities: of compact blocks.
     """
-    overhead = _runtime_bytes()
+    page = os.sysconf("SC_PAGE_SIZE")
+    overhead = _runtime_pages() * page
     ranks = max(1, (os.cpu_count() or 1) // torch.get_num_threads())
     with _busy_neighbours(ranks - 1, width, tokens):
         rate, speeds = measure_blocks(width, tokens, repeats, densities)
-        moved = measure_optimizer(repeats)
+        weight = nn.Parameter(torch.randn(_ADAM_ENTRIES))
+        weight.grad = torch.randn(_ADAM_ENTRIES)
+        (seconds,) = _best([torch.optim.AdamW([weight]).step], repeats)
+        moved = _ADAM_MOVED * _ADAM_ENTRIES / seconds
     bandwidth, latency = measure_loopback()
-    loopback = LinkSpec(gb_s=bandwidth / GB, latency_us=latency * 1e6)
+    loopback = {"gb_s": bandwidth / GB, "latency_us": latency * 1e6}
     return ClusterSpec.model_validate(
         {
             "gossamer-cluster": SCHEMA_VERSION,
@@ -68,11 +65,13 @@ def calibrate(
             "device": "cpu",
             "nodes": 1,
             "ranks_per_node": ranks,
-            "memory": Memory(
-                gb=_total_memory() / ranks / GB, usable=0.9, overhead_gb=overhead / GB
-            ),
-            "compute": Compute(tflops=rate / 1e12, memory_gb_s=moved / GB, compact=speeds),
-            "links": Links(inside=loopback, between=loopback, node_gb_s=loopback.gb_s),
+            "memory": {
+                "gb": page * os.sysconf("SC_PHYS_PAGES") / ranks / GB,
+                "usable": 0.9,
+                "overhead_gb": overhead / GB,
+            },
+            "compute": {"tflops": rate / 1e12, "memory_gb_s": moved / GB, "compact": speeds},
+            "links": {"inside": loopback, "between": loopback, "node_gb_s": bandwidth / GB},
         }
     )
 
@@ -87,25 +86,24 @@ def measure_blocks(
     """
     x = torch.randn(1, tokens, width)
     blocks = [_block(width, None), *(_block(width, density) for density in densities)]
-    seconds = _best([lambda b=block: _train(b, x) for block in blocks], repeats)  # type: ignore[misc]
+    seconds = _best([partial(_train, block, x) for block in blocks], repeats)
     products = 3 * 2.0 * 12 * width * width * tokens
     attention = 3 * 4.0 * width * tokens * tokens
     rate = (products + attention) / seconds[0]
-    speeds = []
-    for density, taken in zip(densities, seconds[1:], strict=True):
-        left = max(taken * rate - attention, products / 100)
-        speeds.append(CompactSpeed(density=density, speedup=round(products / left, 3)))
-    return rate, tuple(speeds)
+    left = [max(taken * rate - attention, products / 100) for taken in seconds[1:]]
+    return rate, tuple(
+        CompactSpeed(density=density, speedup=round(products / rest, 3))
+        for density, rest in zip(densities, left, strict=True)
+    )
 
 
 @contextmanager
 def _busy_neighbours(count: int, width: int, tokens: int) -> Iterator[None]:
     """Other ranks that train meanwhile: cores share caches, memory and clock."""
     code = f"from gossamer.planner.calibration import train_on; train_on({width}, {tokens})"
-    threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
-    command = [sys.executable, "-c", code]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
     started = [
-        subprocess.Popen(command, env={**os.environ, **threads}, stdout=subprocess.PIPE)  # noqa: S603
+        subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE)  # noqa: S603
         for _ in range(count)
     ]
     try:
@@ -121,19 +119,9 @@ def _busy_neighbours(count: int, width: int, tokens: int) -> Iterator[None]:
 def train_on(width: int, tokens: int) -> None:
     """Train a dense block until somebody ends this process."""
     block, x = _block(width, None), torch.randn(1, tokens, width)
-    sys.stdout.write("training\n")
-    sys.stdout.flush()
+    print("training", flush=True)  # noqa: T201  (the word its maker waits for)
     while True:
         _train(block, x)
-
-
-def measure_optimizer(repeats: int) -> float:
-    """Bytes per second that AdamW moves."""
-    weight = nn.Parameter(torch.randn(_ADAM_ENTRIES))
-    weight.grad = torch.randn(_ADAM_ENTRIES)
-    optimizer = torch.optim.AdamW([weight])
-    (seconds,) = _best([optimizer.step], repeats)
-    return _ADAM_MOVED * _ADAM_ENTRIES / seconds
 
 
 def measure_loopback() -> tuple[float, float]:
@@ -172,17 +160,12 @@ def _train(block: nn.Module, x: torch.Tensor) -> None:
     block(x).square().mean().backward()
 
 
-def _best(steps: list[Callable[[], Any]], repeats: int) -> list[float]:
-    """The shortest time of each step, taken in turn; the first round only warms up."""
-    best = [float("inf")] * len(steps)
-    for round_number in range(repeats + 1):
-        for index, step in enumerate(steps):
-            began = time.perf_counter()
-            step()
-            taken = time.perf_counter() - began
-            if round_number:
-                best[index] = min(best[index], taken)
-    return best
+def _best(steps: Sequence[Callable[[], object]], repeats: int) -> list[float]:
+    """The shortest seconds of each step, taken in turn; the first round only warms up."""
+    return [
+        us / 1e6
+        for us in race([stopwatch(step) for step in steps], min_rounds=repeats, max_rounds=repeats)
+    ]
 
 
 def _echo(server: socket.socket) -> None:
@@ -198,15 +181,10 @@ def _echo(server: socket.socket) -> None:
         connection.sendall(b"x")
 
 
-def _total_memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _runtime_bytes() -> int:
-    """Bytes of a process that has trained something tiny: torch, gossamer, their libraries."""
+def _runtime_pages() -> int:
+    """Memory of a process that has trained something tiny: torch, gossamer, their libraries."""
     for density in (None, DENSITIES[0]):
         block = _block(_HEAD, density)
         _train(block, torch.randn(1, 1, _HEAD))
         torch.optim.AdamW(block.parameters()).step()
-    pages = int(Path("/proc/self/statm").read_text().split()[1]) if Path("/proc").exists() else 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    return int(Path("/proc/self/statm").read_text().split()[1]) if Path("/proc").exists() else 0

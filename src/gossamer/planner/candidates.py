@@ -2,16 +2,13 @@
 """Every legal layout of a number of ranks, with its memory, time and traffic."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
-from gossamer.planner.cluster_schema import ClusterSpec
-from gossamer.planner.model_shape import ModelShape
 from gossamer.planner.rank_memory import RankMemory, rank_memory
 from gossamer.planner.schedules import ScheduleName, schedule_fault
 from gossamer.planner.simulation import Played, simulate
 from gossamer.planner.stages import StageShape, cut_stages
-from gossamer.planner.states import State
 from gossamer.planner.step_time import Machine, StepTime, StepTraffic
 from gossamer.planner.workload import RankGrid, RankLayout, StepSpec
 
@@ -53,13 +50,11 @@ class PlannedLayout:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
+        layout = asdict(self.layout)
         return {
             "state": self.state,
-            **asdict(self.layout.grid),
-            "schedule": self.layout.schedule,
-            "chunks": self.layout.chunks,
-            "microbatch": self.layout.microbatch,
-            "microbatches": self.layout.microbatches,
+            **layout.pop("grid"),
+            **layout,
             "fits": self.fits,
             "seconds": self.seconds,
             "time": self.time.to_dict(),
@@ -95,38 +90,35 @@ def _of_grid(
     grid: RankGrid, work: StepSpec, schedules: Sequence[ScheduleName]
 ) -> Iterator[RankLayout]:
     local = work.batch // grid.batch_ways
-    if work.microbatch is None:
-        sizes = [2**k for k in range(local.bit_length()) if local % 2**k == 0]
-    else:
-        sizes = [work.microbatch] if local % work.microbatch == 0 else []
+    sizes = [work.microbatch] if work.microbatch else [2**k for k in range(local.bit_length())]
     # Without a pipeline there is nothing to order.
     names = schedules if grid.pipeline > 1 else schedules[:1]
     for size in sizes:
+        if local % size:
+            continue
         for name in names:
             for chunks in _CHUNKS.get(name, (1,)) if grid.pipeline > 1 else (1,):
+                count = local // size
                 # Rounds shorter than the pipeline leave chunks waiting for each other.
-                if chunks > 1 and local // size < grid.pipeline:
-                    continue
-                if schedule_fault(name, grid.pipeline, local // size, chunks) is None:
-                    yield RankLayout(grid, name, chunks, size, local // size)
+                waits = chunks > 1 and count < grid.pipeline
+                if not waits and schedule_fault(name, grid.pipeline, count, chunks) is None:
+                    yield RankLayout(grid, name, chunks, size, count)
 
 
-class Evaluator:
+@dataclass
+class Evaluator(Machine):
     """Evaluates layouts of one model, cluster and state; stages are cut once."""
 
-    def __init__(
-        self, shape: ModelShape, cluster: ClusterSpec, state: State, work: StepSpec
-    ) -> None:
-        self.shape, self.cluster, self.work = shape, cluster, work
-        self.state = state.on(cluster)
-        self.machine = Machine(cluster, self.state, work)
-        self._cut: dict[int, list[StageShape] | None] = {}
+    _cut: dict[int, list[StageShape] | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.state = self.state.on(self.cluster)
 
     def stages(self, layout: RankLayout) -> list[StageShape] | None:
         """The stages of a layout; None if the model has too few units."""
         if layout.stages not in self._cut:
             self._cut[layout.stages] = cut_stages(
-                self.shape, layout.stages, self.machine.unit_cost, self.work.cut
+                self.shape, layout.stages, self.unit_cost, self.work.cut
             )
         return self._cut[layout.stages]
 
@@ -135,31 +127,25 @@ class Evaluator:
         stages = self.stages(layout)
         if stages is None or (layout.grid.shard > 1 and not self.state.can_shard):
             return None
-        time, traffic = self.machine.step(self.shape, stages, layout)
-        memory = rank_memory(self.machine, self.shape, stages, layout)
-        limit = self.cluster.memory.bytes_for_training
-        return PlannedLayout(self.state.name, layout, memory, time, traffic, limit)
-
-    def play(self, layout: RankLayout, *, jitter: float = 0.0, seed: int = 0) -> Played:
-        """The pipeline of a layout, event by event."""
-        stages = self.stages(layout) or []
-        costs = replace(self.machine.costs(self.shape, stages, layout), jitter=jitter)
-        shared = self.cluster.shared_cores
-        # Replicas behave alike unless noise or cores tell them apart.
-        several = jitter or shared is not None
-        return simulate(
-            layout.pipeline,
-            costs,
-            replicas=layout.grid.batch_ways if several else 1,
-            seed=seed,
-            cores=shared,
+        time, traffic = self.step(stages, layout)
+        memory = rank_memory(self, stages, layout)
+        return PlannedLayout(
+            self.state.name, layout, memory, time, traffic, self.cluster.memory.bytes_for_training
         )
 
-    def simulated(
-        self, found: PlannedLayout, *, jitter: float = 0.0, seed: int = 0
-    ) -> PlannedLayout:
+    def play(self, layout: RankLayout) -> Played:
+        """The pipeline of a layout, event by event."""
+        cores = self.cluster.shared_cores
+        return simulate(
+            layout.pipeline,
+            self.costs(self.stages(layout) or [], layout),
+            # Replicas behave alike unless cores tell them apart.
+            replicas=1 if cores is None else layout.grid.batch_ways,
+            cores=cores,
+        )
+
+    def simulated(self, found: PlannedLayout) -> PlannedLayout:
         """The candidate with its pipeline played instead of calculated."""
-        played = self.play(found.layout, jitter=jitter, seed=seed)
         time = found.time
         rest = time.shard + time.all_reduce + time.optimizer + time.compression
-        return replace(found, simulated=played.seconds + rest)
+        return replace(found, simulated=self.play(found.layout).seconds + rest)

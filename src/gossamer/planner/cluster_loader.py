@@ -7,7 +7,6 @@ All faults of a file are told at once, by line.
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -15,8 +14,14 @@ from pydantic import BaseModel, ValidationError
 from gossamer.errors import ClusterError
 from gossamer.named_files import open_named
 from gossamer.plain_data import map_leaves
-from gossamer.planner.cluster_schema import ClusterSpec, Compute, Links, LinkSpec, Memory
-from gossamer.planner.cluster_schema import CompactSpeed as Speed
+from gossamer.planner.cluster_schema import (
+    ClusterSpec,
+    CompactSpeed,
+    Compute,
+    Links,
+    LinkSpec,
+    Memory,
+)
 from gossamer.recipes import (
     MAX_BYTES,
     Fault,
@@ -37,7 +42,7 @@ _MODELS: dict[str, type[BaseModel]] = {
     "links": Links,
     "inside": LinkSpec,
     "between": LinkSpec,
-    "compact": Speed,
+    "compact": CompactSpeed,
 }
 
 
@@ -46,7 +51,7 @@ class ClusterFaults(ClusterError):
 
     def __init__(self, faults: tuple[Fault, ...]) -> None:
         self.faults = faults
-        super().__init__("\n".join(str(fault) for fault in faults))
+        super().__init__("\n".join(map(str, faults)))
 
 
 def builtin_clusters() -> list[str]:
@@ -116,9 +121,6 @@ def _findings(error: ValidationError) -> Iterator[tuple[FieldPath, str]]:
             value = "nothing" if found["type"] == "missing" else show(found["input"])
             yield path, f"expected 'gossamer-cluster: 1' at the top of the file, got {value}."
         else:
-            yield path, field_words(str(path[-1]), found, _fields(path[:-1]), _HINT)
-
-
-def _fields(path: FieldPath) -> Any:
-    names = [part for part in path if isinstance(part, str)]
-    return (_MODELS[names[-1]] if names else ClusterSpec).model_fields
+            names = [part for part in path[:-1] if isinstance(part, str)]
+            model = _MODELS[names[-1]] if names else ClusterSpec
+            yield path, field_words(str(path[-1]), found, model.model_fields, _HINT)

@@ -31,13 +31,15 @@ class _Data(BaseModel):
     )
 
 
+_Amount = Annotated[float, Field(gt=0.0, le=1e6)]
+_Part = Annotated[float, Field(gt=0.0, le=1.0)]
+
+
 class Memory(_Data):
     """Memory of one rank."""
 
-    gb: float = Field(gt=0.0, le=1e6, description="Of one rank, in 1e9 bytes.")
-    usable: float = Field(
-        default=0.94, gt=0.0, le=1.0, description="Fraction that an allocator can really fill."
-    )
+    gb: _Amount = Field(description="Of one rank, in 1e9 bytes.")
+    usable: _Part = Field(default=0.94, description="Fraction that an allocator can really fill.")
     overhead_gb: float = Field(
         default=0.0, ge=0.0, le=1e6, description="Held by the runtime before a model is there."
     )
@@ -51,7 +53,7 @@ class Memory(_Data):
 class CompactSpeed(_Data):
     """How much faster products with a compact weight are than with a dense one."""
 
-    density: float = Field(gt=0.0, le=1.0, description="Kept fraction of the weight.")
+    density: _Part = Field(description="Kept fraction of the weight.")
     speedup: float = Field(
         gt=0.0, le=1e3, description="Dense time over compact time, forward and backward."
     )
@@ -60,11 +62,11 @@ class CompactSpeed(_Data):
 class Compute(_Data):
     """Arithmetic of one rank."""
 
-    tflops: float = Field(gt=0.0, le=1e6, description="Peak of one rank, 1e12 per second.")
-    efficiency: float = Field(
-        default=1.0, gt=0.0, le=1.0, description="Part of the peak that training steps reach."
+    tflops: _Amount = Field(description="Peak of one rank, 1e12 per second.")
+    efficiency: _Part = Field(
+        default=1.0, description="Part of the peak that training steps reach."
     )
-    memory_gb_s: float = Field(gt=0.0, le=1e6, description="Memory bandwidth that is reached.")
+    memory_gb_s: _Amount = Field(description="Memory bandwidth that is reached.")
     compact: Annotated[tuple[CompactSpeed, ...], BeforeValidator(_as_tuple)] = Field(
         default=(),
         max_length=32,
@@ -80,7 +82,7 @@ class Compute(_Data):
 class LinkSpec(_Data):
     """A way between two ranks."""
 
-    gb_s: float = Field(gt=0.0, le=1e6, description="Bandwidth of one flow in one direction.")
+    gb_s: _Amount = Field(description="Bandwidth of one flow in one direction.")
     latency_us: float = Field(default=0.0, ge=0.0, le=1e9, description="Of a message.")
 
     @property
@@ -99,11 +101,9 @@ class Links(_Data):
 
     inside: LinkSpec = Field(description="Between neighbouring ranks of one node.")
     between: LinkSpec = Field(description="One flow between two nodes.")
-    node_gb_s: float = Field(
-        gt=0.0, le=1e6, description="All flows that leave one node together, one direction."
-    )
-    ring_efficiency: float = Field(
-        default=0.9, gt=0.0, le=1.0, description="Part of the bandwidth collectives reach."
+    node_gb_s: _Amount = Field(description="All flows that leave one node together, one direction.")
+    ring_efficiency: _Part = Field(
+        default=0.9, description="Part of the bandwidth collectives reach."
     )
     overlap: float = Field(
         default=0.0,

@@ -7,6 +7,7 @@ rank runs forward and backward of a microbatch at once.
 """
 
 import heapq
+import itertools
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -48,8 +49,7 @@ class _Rank:
     pipe: int
     number: int
     order: deque[Action] = field(default_factory=deque)
-    arrived: deque[Action] = field(default_factory=deque)
-    ready: set[Action] = field(default_factory=set)
+    arrived: dict[Action, None] = field(default_factory=dict)
     running: bool = False
     done: list[Action] = field(default_factory=list)
     busy: float = 0.0
@@ -66,7 +66,7 @@ class _Game:
         self.cores = cores
         self.queue: deque[tuple[_Rank, Action]] = deque()
         self.events: list[tuple[float, int, _Rank, Action, bool]] = []
-        self.count = 0
+        self.count = itertools.count()
         self.link_free: dict[tuple[int, int, int], float] = {}
         self.spans: list[ActionSpan] = []
         self.ranks = [
@@ -89,16 +89,14 @@ class _Game:
                 self._take(rank, action, now)
             else:
                 self._finish(rank, action, now)
-        everyone = [rank for ranks in self.ranks for rank in ranks]
-        slowest = max(self.ranks, key=lambda ranks: max(rank.free_at for rank in ranks))
-        numbers = range(self.pipeline.ranks)
+        finished = max(([rank.free_at for rank in ranks] for ranks in self.ranks), key=max)
+        # Replicas of one rank together.
+        alike = list(zip(*self.ranks, strict=True))
         return Played(
-            seconds=max(rank.free_at for rank in everyone),
-            finished=tuple(rank.free_at for rank in slowest),
-            busy=tuple(float(np.mean([ranks[n].busy for ranks in self.ranks])) for n in numbers),
-            most_held=tuple(
-                max(held_at_once(ranks[n].done) for ranks in self.ranks) for n in numbers
-            ),
+            seconds=max(finished),
+            finished=tuple(finished),
+            busy=tuple(float(np.mean([rank.busy for rank in ranks])) for ranks in alike),
+            most_held=tuple(max(held_at_once(rank.done) for rank in ranks) for ranks in alike),
             spans=tuple(self.spans),
         )
 
@@ -111,10 +109,7 @@ class _Game:
 
     def _take(self, rank: _Rank, action: Action, now: float) -> None:
         """The input of an action is there."""
-        if self.by_message:
-            rank.arrived.append(action)
-        else:
-            rank.ready.add(action)
+        rank.arrived[action] = None
         self._offer(rank, now)
 
     def _offer(self, rank: _Rank, now: float) -> None:
@@ -133,14 +128,13 @@ class _Game:
             if not rank.arrived:
                 return None
             # Of two that wait, the backward one: it frees memory and lets a microbatch in.
-            backward = (a for a in rank.arrived if a.kind is ActionKind.BACKWARD)
-            action = next(backward, rank.arrived[0])
-            rank.arrived.remove(action)
+            action = min(rank.arrived, key=lambda one: one.kind is ActionKind.FORWARD)
+            del rank.arrived[action]
             return action
         if not rank.order:
             return None
         action = rank.order[0]
-        if needs_input(self.pipeline, action) and input_of(action) not in rank.ready:
+        if needs_input(self.pipeline, action) and input_of(action) not in rank.arrived:
             return None
         return rank.order.popleft()
 
@@ -148,18 +142,18 @@ class _Game:
         if self.cores is not None:
             self.cores -= 1
         work = self.costs.of(action)
-        if self.by_message and self._is_last(action):
+        if self._is_last(action):
             work += self.costs.of(action._replace(kind=ActionKind.BACKWARD))
         work *= self.costs.slow_ranks.get(rank.number, 1.0) * self.noise.factor()
         rank.busy += work
         if rank.pipe == 0:
             self.spans.append(ActionSpan(rank.number, action, now, now + work))
-        self._push(now + work, rank, action, is_message=False)
+        heapq.heappush(self.events, (now + work, next(self.count), rank, action, False))
 
     def _finish(self, rank: _Rank, action: Action, now: float) -> None:
         rank.running, rank.free_at = False, now
         rank.done.append(action)
-        if self.by_message and self._is_last(action):
+        if self._is_last(action):
             action = action._replace(kind=ActionKind.BACKWARD)
             rank.done.append(action)
         self._give(rank, action, now)
@@ -185,11 +179,10 @@ class _Game:
         leave = max(now, self.link_free.get(link, 0.0))
         taken = self.costs.message * self.costs.slow_links.get(ends, 1.0) * self.noise.factor()
         self.link_free[link] = leave + taken
-        self._push(leave + taken + self.costs.latency, other, target, is_message=True)
+        arrival = leave + taken + self.costs.latency
+        heapq.heappush(self.events, (arrival, next(self.count), other, target, True))
 
     def _is_last(self, action: Action) -> bool:
-        return action.kind is ActionKind.FORWARD and action.stage == self.pipeline.stages - 1
-
-    def _push(self, when: float, rank: _Rank, action: Action, *, is_message: bool) -> None:
-        self.count += 1
-        heapq.heappush(self.events, (when, self.count, rank, action, is_message))
+        """Whether a message runs forward and backward at once."""
+        is_end = action.stage == self.pipeline.stages - 1
+        return self.by_message and action.kind is ActionKind.FORWARD and is_end

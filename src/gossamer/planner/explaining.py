@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A plan in sentences, as a table and as a page."""
 
-from operator import attrgetter
-
 from gossamer.planner.candidates import PlannedLayout
-from gossamer.planner.pictures import memory_chart, time_chart, timeline_chart
+from gossamer.planner.pictures import part_charts, timeline_chart
 from gossamer.planner.planning import ClusterPlan, StatePlan
 from gossamer.report import Comparison, Figure, Page, TextTable
 
@@ -62,7 +60,12 @@ def reasons(plan: ClusterPlan) -> list[str]:
             )
             continue
         best = found.best
-        said.append(f"{name}: {_stages_reason(found, best, limit)}{_next_best(found, best)}")
+        rivals = [
+            one for one in found.candidates if one.fits and one.layout.grid != best.layout.grid
+        ]
+        second = min(rivals, key=lambda one: one.seconds, default=None)
+        also = f" Next grid: {second.layout.grid}, {second.seconds:.3g} s." if second else ""
+        said.append(f"{name}: {_stages_reason(found, best, limit)}{also}")
     dense, *others = [found.best for found in plan.states]
     for one in others:
         if dense is not None and one is not None:
@@ -99,24 +102,18 @@ def _stages_reason(found: StatePlan, best: PlannedLayout, limit: float) -> str:
     )
 
 
-def _next_best(found: StatePlan, best: PlannedLayout) -> str:
-    others = [one for one in found.candidates if one.fits and one.layout.grid != best.layout.grid]
-    if not others:
-        return ""
-    second = min(others, key=lambda one: one.seconds)
-    return f" Next grid: {second.layout.grid}, {second.seconds:.3g} s."
-
-
 def plan_page(plan: ClusterPlan, name: str) -> Page:
     """The plan as a report."""
     bests = {found.state.name: found.best for found in plan.states if found.best is not None}
-    charts = []
-    if bests:
-        charts += [time_chart(bests), memory_chart(bests)]
-    for found in plan.states:
-        if found.best is not None and found.best.layout.grid.pipeline > 1:
-            played = found.evaluator.play(found.best.layout)
-            charts.append(timeline_chart(played, f"One step of the pipeline, {found.state.name}"))
+    charts = part_charts(bests) if bests else []
+    charts += [
+        timeline_chart(
+            found.evaluator.play(found.best.layout),
+            f"One step of the pipeline, {found.state.name}",
+        )
+        for found in plan.states
+        if found.best is not None and found.best.layout.grid.pipeline > 1
+    ]
     head, rows = plan_table(plan)
     head = tuple(column.lstrip(">") for column in head)
     tables = [TextTable("Chosen", head, tuple(rows), FORECAST)]
@@ -151,15 +148,14 @@ def plan_page(plan: ClusterPlan, name: str) -> Page:
 
 def _comparison(plan: ClusterPlan) -> Comparison:
     bests = [found.best for found in plan.states]
+    seconds = (None if best is None else best.seconds * 1e3 for best in bests)
+    memory = (None if best is None else best.memory.total for best in bests)
+    sent = (None if best is None else best.traffic.total for best in bests)
     return Comparison(
         tuple(found.state.name for found in plan.states),
         (
-            Figure("ms a step", "ms", tuple(_of(b, "seconds", 1e3) for b in bests)),
-            Figure("bytes of a rank", "bytes", tuple(_of(b, "memory.total") for b in bests)),
-            Figure("bytes sent by a rank", "bytes", tuple(_of(b, "traffic.total") for b in bests)),
+            Figure("ms a step", "ms", tuple(seconds)),
+            Figure("bytes of a rank", "bytes", tuple(memory)),
+            Figure("bytes sent by a rank", "bytes", tuple(sent)),
         ),
     )
-
-
-def _of(best: PlannedLayout | None, name: str, factor: float = 1.0) -> float | None:
-    return None if best is None else float(attrgetter(name)(best)) * factor

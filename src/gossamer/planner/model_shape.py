@@ -52,14 +52,12 @@ class ModelShape:
         units: in the order of the forward pass; a pipeline is cut between them.
         tokens: of one sample.
         blocks: layers, of two units each in `gpt_shape`: recomputation counts in them.
-        exact_saved: whether `saved` was counted on the model itself, at 4 bytes a number.
     """
 
     name: str
     units: tuple[Unit, ...]
     tokens: int
     blocks: int
-    exact_saved: bool = False
 
     @property
     def prunable(self) -> int:
@@ -132,5 +130,6 @@ def gpt_shape(sizes: GPTSizes, name: str = "gpt") -> ModelShape:
         "head", 0, 0 if sizes.tied else V * h, 0.0, 2.0 * h * V, _LOGITS_SAVED * V, V, 0,
         is_block=False, tied=V * h if sizes.tied else 0,
     )  # fmt: skip
-    blocks = (attention, feed_forward) * sizes.layers
-    return ModelShape(name, (embedding, *blocks, head), s, sizes.layers)
+    return ModelShape(
+        name, (embedding, *((attention, feed_forward) * sizes.layers), head), s, sizes.layers
+    )

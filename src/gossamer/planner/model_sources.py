@@ -4,7 +4,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import nn
@@ -15,7 +15,7 @@ from gossamer.io.huggingface import config_of
 from gossamer.planner.model_shape import NAMED_SHAPES, GPTSizes, ModelShape, gpt_shape
 from gossamer.planner.model_tracing import trace_shape
 from gossamer.recipes import builtin_names, load_recipe
-from gossamer.recipes.stages import Train, read_pattern
+from gossamer.recipes.stages import read_pattern
 from gossamer.runs.training import TrainRequest
 from gossamer.runs.training.models import build_model, context_of
 from gossamer.runs.training.request import architecture_of, make_task, train_stage
@@ -75,30 +75,37 @@ def describe(
             f" artifact, a Hugging Face directory or one of {', '.join(NAMED_SHAPES)}."
         )
     model, density = load_skeleton(source)
-    shape = _trace(model, Path(source).resolve().name, tokens)
-    return Described(shape, sparsity=None if density is None else 1 - density)
+    return Described(
+        _trace(model, Path(source).resolve().name, tokens),
+        sparsity=None if density is None else 1 - density,
+    )
 
 
 def _from_recipe(source: str, data: str | None, overrides: Sequence[str]) -> Described:
     recipe = load_recipe(source, overrides)
     train = train_stage(recipe)
-    sizes = _sizes(TrainRequest(recipe, data))
+    architecture, sizes = architecture_of(train), _sizes(TrainRequest(recipe, data))
     with torch.device("meta"):
-        model = build_model(architecture_of(train), sizes)
-    schedule = train.schedule
-    rules: dict[str, Any] = {}
-    if schedule is not None:
-        rules = {"targets": schedule.targets, "ignore": schedule.ignore}
+        model = build_model(architecture, sizes)
     name = source if source in builtin_names() else Path(source).stem
     is_text = train.task != "images"
-    tokens = context_of(architecture_of(train)) if is_text else 1
-    example = torch.Size([tokens]) if is_text else _image_size(train, sizes)
-    shape = trace_shape(model, example, name=name, tokens=tokens, ids=is_text, **rules)
+    tokens = context_of(architecture) if is_text else 1
+    if is_text:
+        example = [tokens]
+    elif architecture.name == "mlp":
+        example = [sizes["inputs"]]
+    else:
+        example = [sizes["channels"], sizes["height"], sizes["width"]]
+    sparsity, rules = None, {}
+    if schedule := train.schedule:
+        rules = {"targets": schedule.targets, "ignore": schedule.ignore}
+        fixed = read_pattern(schedule.pattern).fixed_density
+        sparsity = schedule.sparsity if fixed is None else 1 - fixed
     return Described(
-        shape,
+        trace_shape(model, example, name=name, tokens=tokens, ids=is_text, **rules),
         batch=train.batch * train.accumulate,
-        sparsity=_sparsity(train),
-        recompute=1 if train.recompute else 0,
+        sparsity=sparsity,
+        recompute=int(train.recompute),
     )
 
 
@@ -115,19 +122,6 @@ def _sizes(request: TrainRequest) -> Mapping[str, int]:
     return {"vocabulary": _BYTES if words.tokens == "bytes" else words.vocabulary}
 
 
-def _image_size(train: Train, sizes: Mapping[str, int]) -> torch.Size:
-    if architecture_of(train).name == "mlp":
-        return torch.Size([sizes["inputs"]])
-    return torch.Size([sizes["channels"], sizes["height"], sizes["width"]])
-
-
-def _sparsity(train: Train) -> float | None:
-    if train.schedule is None:
-        return None
-    fixed = read_pattern(train.schedule.pattern).fixed_density
-    return train.schedule.sparsity if fixed is None else 1 - fixed
-
-
 def _trace(model: nn.Module, name: str, tokens: int | None) -> ModelShape:
     """A module whose inputs are known from its class."""
     config = config_of(model)
@@ -137,7 +131,7 @@ def _trace(model: nn.Module, name: str, tokens: int | None) -> ModelShape:
     elif isinstance(model, GPT | TinyEncoder):
         limit = usual = model.context if isinstance(model, GPT) else model.max_tokens
     elif isinstance(model, MLP):
-        return trace_shape(model, torch.Size(model.sizes[:1]), name=name, tokens=1, ids=False)
+        return trace_shape(model, model.sizes[:1], name=name, tokens=1, ids=False)
     else:
         raise InputError(
             f"{name}: no input can be made up for a {type(model).__name__}; expected a zoo model"
@@ -146,4 +140,4 @@ def _trace(model: nn.Module, name: str, tokens: int | None) -> ModelShape:
     length = usual if tokens is None else tokens
     if not 1 <= length <= limit:
         raise InputError(f"tokens: {name} takes 1 to {limit}, got {length}.")
-    return trace_shape(model, torch.Size([length]), name=name, tokens=length, ids=True)
+    return trace_shape(model, [length], name=name, tokens=length, ids=True)

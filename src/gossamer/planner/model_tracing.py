@@ -5,11 +5,9 @@ Operations are counted by torch's own counter, and what autograd keeps is counte
 storage, so that a plan needs no formula for a model and no memory for its weights.
 """
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,12 +33,11 @@ class _Count:
     flops_prunable: float = 0.0
     saved: float = 0.0
     output: float = 0.0
-    modules: list[nn.Module] = field(default_factory=list)
 
 
 def trace_shape(
     model: nn.Module,
-    example: torch.Size,
+    example: Sequence[int],
     *,
     name: str,
     tokens: int,
@@ -60,37 +57,36 @@ def trace_shape(
         ignore: layers that are not.
     """
     prunable = {
-        id(target.module): target.weight.numel()
-        for target in find_targets(model, _list(targets), _list(ignore))
+        id(target.module): target.weight.numel() for target in find_targets(model, targets, ignore)
     }
     blocks = find_blocks(model)
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.enable_grad():
-        fake = _without_data(model, mode)
-        counts = _Trace(fake, blocks, prunable, model).run(example, ids)
-    units = tuple(_units(counts, prunable, model, tokens))
-    return ModelShape(name, units, tokens, max(1, len(blocks)), exact_saved=True)
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad():
+        fake = _without_data(model)
+        products = {
+            id(copied): prunable[id(module)]
+            for module, copied in zip(model.modules(), fake.modules(), strict=True)
+            if id(module) in prunable
+        }
+        counts = _trace(
+            fake, {id(fake.get_submodule(block)): block for block in blocks}, products, example, ids
+        )
+    return ModelShape(
+        name, tuple(_units(counts, prunable, model, tokens)), tokens, max(1, len(blocks))
+    )
 
 
 def find_blocks(model: nn.Module) -> list[str]:
     """Names of the layers that are cut between: the longest list of equal children."""
-    best: list[str] = []
-    for name, module in model.named_modules():
-        if not isinstance(module, nn.ModuleList | nn.Sequential):
-            continue
-        kinds = Counter(type(child) for child in module if any(True for _ in child.parameters()))
-        if len(kinds) != 1 or len(module) < _FEW_BLOCKS:
-            continue
-        children = [f"{name}.{index}" if name else str(index) for index in range(len(module))]
-        if len(children) > len(best):
-            best = children
-    return best
+    lists = [
+        [f"{name}.{index}".lstrip(".") for index in range(len(module))]
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) >= _FEW_BLOCKS
+        if len({type(child) for child in module if any(True for _ in child.parameters())}) == 1
+    ]
+    return max(lists, key=len, default=[])
 
 
-def _list(rules: Sequence[str] | None) -> list[str] | None:
-    return None if rules is None else list(rules)
-
-
-def _without_data(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
+def _without_data(model: nn.Module) -> nn.Module:
     """A copy of the module whose parameters and buffers have sizes only."""
     memo: dict[int, Any] = {}
     for tensor in (*model.parameters(), *model.buffers()):
@@ -101,98 +97,75 @@ def _without_data(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
     return deepcopy(model, memo).train()
 
 
-class _Trace:
-    """One forward pass, cut at the blocks."""
+def _trace(
+    fake: nn.Module,
+    blocks: Mapping[int, str],
+    products: Mapping[int, int],
+    example: Sequence[int],
+    ids: bool,
+) -> list[_Count]:
+    """One forward pass, cut at the blocks.
 
-    def __init__(
-        self, fake: nn.Module, blocks: list[str], prunable: dict[int, int], model: nn.Module
-    ) -> None:
-        self.fake = fake
-        self.blocks = {id(fake.get_submodule(name)): name for name in blocks}
-        self.counter = FlopCounterMode(
-            display=False, custom_mapping={_cpu_attention(): _attention_flops}
-        )
-        self.counts = [_Count("before", is_block=False)]
-        originals = dict(model.named_modules())
-        self.products = {
-            id(module): prunable[id(originals[name])]
-            for name, module in fake.named_modules()
-            if id(originals.get(name)) in prunable
-        }
-        held = (*fake.parameters(), *fake.buffers())
-        self.seen = {tensor.untyped_storage()._cdata for tensor in held}
-        self.alive: list[torch.Tensor] = []
-        self.flops = 0.0
+    Args:
+        fake: a module whose tensors have sizes only; it is left with hooks.
+        blocks: names by id of the module.
+        products: prunable entries by id of the module.
+        example: size of one sample.
+        ids: whether it is token ids.
+    """
+    cpu_attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    counter = FlopCounterMode(display=False, custom_mapping={cpu_attention: _attention_flops})
+    counts = [_Count("before", is_block=False)]
+    seen = {tensor.untyped_storage()._cdata for tensor in (*fake.parameters(), *fake.buffers())}
+    alive: list[torch.Tensor] = []
 
-    def run(self, example: torch.Size, ids: bool) -> list[_Count]:
-        kind = torch.long if ids else torch.float32
-        sample = torch.zeros((1, *example), dtype=kind)
-        with self._hooks(), self.counter, _saved(self._keep):
-            output = self.fake(sample)
-            output = getattr(output, "logits", output)
-            if not isinstance(output, torch.Tensor):
-                got = type(output).__name__
-                raise InputError(f"model: expected a tensor or .logits from forward, got {got}.")
-            rows = output.flatten(0, -2)
-            nn.functional.cross_entropy(rows, torch.zeros(rows.shape[0], dtype=torch.long))
-        self._close(output)
-        return self.counts
-
-    @contextmanager
-    def _hooks(self) -> Iterator[None]:
-        handles = []
-        for module in self.fake.modules():
-            # Before a block is left: a block may itself be a product.
-            if id(module) in self.products:
-                handles.append(module.register_forward_hook(self._product))
-            if id(module) in self.blocks:
-                handles.append(module.register_forward_pre_hook(self._enter))
-                handles.append(module.register_forward_hook(self._leave))
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def _close(self, output: Any) -> None:
+    def close(output: Any) -> None:
         """End the open part: its operations, and what it hands on."""
-        total = float(self.counter.get_total_flops())
-        open_part = self.counts[-1]
-        open_part.flops, self.flops = open_part.flops + total - self.flops, total
+        before = sum(count.flops for count in counts)
+        counts[-1].flops += float(counter.get_total_flops()) - before
         tensor = output[0] if isinstance(output, tuple) else output
-        open_part.output = float(tensor.numel())
+        counts[-1].output = float(tensor.numel())
 
-    def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if args and not self.counts[-1].is_block:
-            self._close(args[0])
-        self.counts.append(_Count(self.blocks[id(module)], is_block=True))
+    def enter(module: nn.Module, args: tuple[Any, ...]) -> None:
+        if args and not counts[-1].is_block:
+            close(args[0])
+        counts.append(_Count(blocks[id(module)], is_block=True))
 
-    def _leave(self, module: nn.Module, _: Any, output: Any) -> None:
-        self._close(output)
-        self.counts.append(_Count("after", is_block=False))
+    def leave(module: nn.Module, _: Any, output: Any) -> None:
+        close(output)
+        counts.append(_Count("after", is_block=False))
 
-    def _product(self, module: nn.Module, _: Any, output: torch.Tensor) -> None:
+    def multiply(module: nn.Module, _: Any, output: torch.Tensor) -> None:
         places = output.numel() / module.get_parameter("weight").shape[0]
-        self.counts[-1].flops_prunable += 2.0 * places * self.products[id(module)]
+        counts[-1].flops_prunable += 2.0 * places * products[id(module)]
 
-    def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
         """A tensor that backward needs; the same storage counts once, and lives on."""
         storage = tensor.untyped_storage()
-        if storage._cdata not in self.seen:
-            self.seen.add(storage._cdata)
-            self.counts[-1].saved += storage.nbytes() / _NUMBER
-            self.alive.append(tensor)
+        if storage._cdata not in seen:
+            seen.add(storage._cdata)
+            counts[-1].saved += storage.nbytes() / _NUMBER
+            alive.append(tensor)
         return tensor
 
-
-@contextmanager
-def _saved(keep: Any) -> Iterator[None]:
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        yield
-
-
-def _cpu_attention() -> Any:
-    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    for module in fake.modules():
+        # Before a block is left: a block may itself be a product.
+        if id(module) in products:
+            module.register_forward_hook(multiply)
+        if id(module) in blocks:
+            module.register_forward_pre_hook(enter)
+            module.register_forward_hook(leave)
+    sample = torch.zeros((1, *example), dtype=torch.long if ids else torch.float32)
+    with counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        output = fake(sample)
+        output = getattr(output, "logits", output)
+        if not isinstance(output, torch.Tensor):
+            got = type(output).__name__
+            raise InputError(f"model: expected a tensor or .logits from forward, got {got}.")
+        rows = output.flatten(0, -2)
+        nn.functional.cross_entropy(rows, torch.zeros(rows.shape[0], dtype=torch.long))
+    close(output)
+    return counts
 
 
 def _attention_flops(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
@@ -206,58 +179,41 @@ def _units(
     """Costs per token; parts between two blocks belong to the one before."""
     parts = [counts[0]]
     for count in counts[1:]:
-        between = not count.is_block and count is not counts[-1]
-        if between:
+        if count.is_block or count is counts[-1]:
+            parts.append(count)
+        else:
             parts[-1].flops += count.flops
             parts[-1].saved += count.saved
-        else:
-            parts.append(count)
-    owners = {part.name: dict(model.named_modules())[part.name] for part in parts if part.is_block}
+    owners = {part.name: model.get_submodule(part.name) for part in parts if part.is_block}
     placed = {id(p) for module in owners.values() for p in module.parameters()}
+    embeddings = [child for child in model.modules() if isinstance(child, nn.Embedding)]
     for part in parts:
-        module = owners.get(part.name)
-        weights = _weights_in(module, model, prunable, placed, last=part is parts[-1])
-        masked, largest, everything, tied = weights
+        last, tied = part is parts[-1], 0
+        if part.is_block:
+            chosen = list(owners[part.name].modules())
+        else:
+            # What lies outside of blocks belongs to the first part if it is an embedding, else to
+            # the last.
+            chosen = [
+                child
+                for child in model.modules()
+                if any(id(p) not in placed for p in child.parameters(recurse=False))
+                if (child in embeddings) != last
+            ]
+        held = {id(p): p.numel() for child in chosen for p in child.parameters(recurse=False)}
+        if last and not part.is_block:
+            # A tied head holds nothing of its own.
+            tied = sum(held.pop(id(child.weight), 0) for child in embeddings)
+        sizes = [prunable[id(child)] for child in chosen if id(child) in prunable]
         yield Unit(
             name=part.name,
-            prunable=masked,
-            rest=everything - masked,
+            prunable=sum(sizes),
+            rest=sum(held.values()) - sum(sizes),
             flops_prunable=part.flops_prunable / tokens,
             flops_rest=max(0.0, part.flops - part.flops_prunable) / tokens,
             saved=part.saved / tokens,
             output=part.output / tokens,
-            largest=largest,
+            largest=max(sizes, default=0),
             is_block=part.is_block,
             tied=tied,
         )
-
-
-def _weights_in(
-    module: nn.Module | None,
-    model: nn.Module,
-    prunable: dict[int, int],
-    placed: set[int],
-    *,
-    last: bool,
-) -> tuple[int, int, int, int]:
-    """Prunable entries, those of the largest weight, all parameters of a part, and tied ones.
-
-    What lies outside of blocks belongs to the first part if it is an embedding, else to the last.
-    """
-    if module is not None:
-        chosen = list(module.modules())
-    else:
-        outside = [
-            child
-            for child in model.modules()
-            if any(id(p) not in placed for p in child.parameters(recurse=False))
-        ]
-        chosen = [child for child in outside if isinstance(child, nn.Embedding) != last]
-    held = {id(p): p.numel() for child in chosen for p in child.parameters(recurse=False)}
-    tied = 0
-    if last and module is None:
-        # A tied head holds nothing of its own.
-        embedded = [m for m in model.modules() if isinstance(m, nn.Embedding)]
-        tied = sum(held.pop(id(p), 0) for m in embedded for p in m.parameters(recurse=False))
-    sizes = [prunable[id(child)] for child in chosen if id(child) in prunable]
-    return sum(sizes), max(sizes, default=0), sum(held.values()), tied

@@ -22,40 +22,44 @@ _MAX_RANKS = 32
 _MAX_SPANS = 4000
 
 
-def time_chart(found: Mapping[str, PlannedLayout]) -> Chart:
-    """Seconds of a step of the best layout of each state, by part."""
-    rows = {name: asdict(one.time) for name, one in found.items()}
-    return _stacked("Seconds of a step, in closed form (forecast)", rows, lambda x: f"{x:.3g} s")
-
-
-def memory_chart(found: Mapping[str, PlannedLayout]) -> Chart:
-    """Bytes of the fullest rank, by part."""
-    rows = {name: asdict(one.memory) for name, one in found.items()}
-    return _stacked("Bytes of the fullest rank (forecast)", rows, lambda x: f"{x / 1e9:.3g} GB")
+def part_charts(found: Mapping[str, PlannedLayout]) -> list[Chart]:
+    """Seconds of a step and bytes of the fullest rank, by part, for the best layout of a state."""
+    times = {name: asdict(one.time) for name, one in found.items()}
+    sizes = {name: asdict(one.memory) for name, one in found.items()}
+    return [
+        _stacked("Seconds of a step, in closed form (forecast)", times, lambda x: f"{x:.3g} s"),
+        _stacked("Bytes of the fullest rank (forecast)", sizes, lambda x: f"{x / 1e9:.3g} GB"),
+    ]
 
 
 def timeline_chart(played: Played, title: str) -> Chart:
     """Who works when: a row per rank, a bar per forward and backward."""
-    ranks = min(_MAX_RANKS, len(played.finished))
-    chart = Chart(
+    ranks = range(min(_MAX_RANKS, len(played.finished)))
+    scale, height = (WIDTH - 70) / (played.seconds or 1), len(ranks) * 18.0 + 24
+    shown = (span for span in played.spans if span.rank in ranks)
+    return Chart(
         title,
-        ranks * 18.0 + 24,
-        legend=(("forward", "hue1"), ("backward", "hue3"), ("weights", "hue4")),
+        height,
+        (("forward", "hue1"), ("backward", "hue3"), ("weights", "hue4")),
+        [
+            *(Bar(60, rank * 18.0 + 4, WIDTH - 70, 12, "track") for rank in ranks),
+            *(
+                Bar(
+                    60 + span.start * scale,
+                    span.rank * 18.0 + 4,
+                    max(0.6, (span.end - span.start) * scale - 0.6),
+                    12,
+                    _KINDS[span.action.kind],
+                    f"{span.action.kind.value}{span.action.microbatch}, stage {span.action.stage}",
+                )
+                for span in sorted(shown, key=lambda span: span.start)[:_MAX_SPANS]
+            ),
+        ],
+        [
+            *(Label(52, rank * 18.0 + 14, f"rank {rank}", "end") for rank in ranks),
+            Label(WIDTH - 10, height - 4, f"{played.seconds:.3g} s", "end"),
+        ],
     )
-    scale = (WIDTH - 70) / (played.seconds or 1)
-    for rank in range(ranks):
-        chart.labels.append(Label(52, rank * 18.0 + 14, f"rank {rank}", "end"))
-        chart.bars.append(Bar(60, rank * 18.0 + 4, WIDTH - 70, 12, "track"))
-    spans = sorted(played.spans, key=lambda span: span.start)
-    for span in [span for span in spans if span.rank < ranks][:_MAX_SPANS]:
-        width = max(0.6, (span.end - span.start) * scale - 0.6)
-        text = f"{span.action.kind.value}{span.action.microbatch}, stage {span.action.stage}"
-        chart.bars.append(
-            Bar(60 + span.start * scale, span.rank * 18.0 + 4, width, 12,
-                _KINDS[span.action.kind], text)
-        )  # fmt: skip
-    chart.labels.append(Label(WIDTH - 10, chart.height - 4, f"{played.seconds:.3g} s", "end"))
-    return chart
 
 
 def scaling_chart(
@@ -76,17 +80,15 @@ def scaling_chart(
 
     chart.lines.append(Line(((left, top), (left, bottom), (right, bottom)), "axis"))
     for ranks in sorted({ranks for ranks, _ in points}):
-        x, _ = place(ranks, 2 ** min(ys))
-        chart.labels.append(Label(x, height - 12, f"{ranks}", "value"))
+        chart.labels.append(Label(place(ranks, 1)[0], height - 12, f"{ranks}", "value"))
     for seconds in (2 ** min(ys), 2 ** max(ys)):
-        _, y = place(2 ** min(xs), seconds)
-        chart.labels.append(Label(left - 8, y + 4, f"{seconds:.3g} s", "end"))
+        chart.labels.append(Label(left - 8, place(1, seconds)[1] + 4, f"{seconds:.3g} s", "end"))
     for name, curve in curves.items():
         placed = tuple(place(*point) for point in curve)
         chart.lines.append(Line(placed, hues[name]))
         for (x, y), (ranks, seconds) in zip(placed, curve, strict=True):
-            title_text = f"{name}, {ranks} ranks: {seconds:.3g} s"
-            chart.bars.append(Bar(x - 3.5, y - 3.5, 7, 7, hues[name], title_text))
+            text = f"{name}, {ranks} ranks: {seconds:.3g} s"
+            chart.bars.append(Bar(x - 3.5, y - 3.5, 7, 7, hues[name], text))
     return chart
 
 

@@ -148,14 +148,12 @@ def _plan_state(
             f" be shared by {ranks} ranks. Choose a batch that a divisor of {ranks} divides."
         )
     candidates.sort(key=lambda one: (not one.fits, one.time.total, one.memory.total))
-    fitting = [one for one in candidates if one.fits]
+    # The closed form errs both ways for uneven stages.
+    count = min(_PLAYED, sum(one.fits for one in candidates))
     if evaluator.cluster.shared_cores is not None:
         # Ranks that share cores have no closed form worth the name.
-        played = [evaluator.simulated(one) for one in candidates]
-    else:
-        # The closed form errs both ways for uneven stages.
-        played = [evaluator.simulated(one) for one in fitting[:_PLAYED]]
-        played += [one for one in candidates if one not in fitting[:_PLAYED]]
+        count = len(candidates)
+    played = [*map(evaluator.simulated, candidates[:count]), *candidates[count:]]
     played.sort(
         key=lambda one: (not one.fits, one.simulated is None, one.seconds, one.memory.total)
     )
@@ -192,13 +190,13 @@ def plan(  # noqa: PLR0913  (one argument per thing a user may ask for)
         microbatch: samples that go through a pipeline together; default: every power of two.
         tokens: of a sample, where the model leaves it open.
         ranks: to use; default: all.
-        states: names of `gossamer.planner.states.STATES` to compare.
+        states: names of `gossamer.planner.states.STATES` to compare; default: those of the device.
         schedules: of pipelines; default: those of `torch.distributed.pipelining`.
         data: of a recipe on images or labels, as in `gossamer train`: sizes of inputs and outputs.
         overrides: of a recipe, as in `gossamer train --set`.
     """
     where = cluster if isinstance(cluster, ClusterSpec) else load_cluster(cluster)
-    chosen = None if states is None else [find_state(name) for name in states]
+    chosen = [find_state(name) for name in states or ()] or None
     from gossamer.planner.model_sources import describe
 
     described = describe(model, tokens=tokens, data=data, overrides=overrides)

@@ -4,15 +4,17 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gossamer.planner.model_shape import ModelShape
-from gossamer.planner.stages import StageShape
+from gossamer.planner.stages import StageShape, weights_of
 from gossamer.planner.step_time import Machine
 from gossamer.planner.workload import RankLayout, Summed
 from gossamer.training.memory import Kind
 
-_WEIGHTS: tuple[Kind, ...] = ("weights", "positions", "dense copies")
-_GRADIENTS: tuple[Kind, ...] = ("gradients",)
-_STATE: tuple[Kind, ...] = ("masters", "moments", "other")
+# Of weights, gradients and state.
+_KINDS: tuple[tuple[Kind, ...], ...] = (
+    ("weights", "positions", "dense copies"),
+    ("gradients",),
+    ("masters", "moments", "other"),
+)
 
 
 @dataclass(frozen=True)
@@ -36,22 +38,47 @@ class RankMemory(Summed):
     buffers: float
 
 
-def rank_memory(
-    machine: Machine, shape: ModelShape, stages: Sequence[StageShape], layout: RankLayout
-) -> RankMemory:
+def rank_memory(machine: Machine, stages: Sequence[StageShape], layout: RankLayout) -> RankMemory:
     """The fullest rank.
 
     Args:
-        machine: where, and how weights are held.
-        shape: of the model.
+        machine: what is trained where, and how weights are held.
         stages: of the whole pipeline; stage s lies on rank s mod P.
         layout: of the ranks.
     """
-    P, fullest = layout.grid.pipeline, _Fullest(machine, shape, layout)
-    return max(
-        (fullest.rank(stages[rank::P], held(layout, rank)) for rank in range(P)),
-        key=lambda memory: memory.total,
-    )
+    P, shard = layout.grid.pipeline, layout.grid.shard
+    state, work = machine.state, machine.work
+    pruned, rest = state.pruned.by_kind(machine.density), state.rest.by_kind(1.0)
+    per_entry = [
+        (sum(pruned[kind] for kind in kinds), sum(rest[kind] for kind in kinds)) for kinds in _KINDS
+    ]
+    copies = 0.0
+    if state.is_sparse and not machine.on_kernels:
+        # A dense gradient always, and a dense weight where none is resident.
+        copies += 1 if state.pruned.per_weight.get("weights") else 2
+    if shard > 1:
+        # One unit at a time is gathered from its shards, with its gradient.
+        copies += 2 * machine.density
+    token_bytes = layout.microbatch * machine.shape.tokens * state.activation
+    buckets = layout.grid.data > 1 and work.buckets
+    found = []
+    for rank in range(P):
+        part, in_flight = stages[rank::P], held(layout, rank)
+        prunable, others = weights_of(part)
+        weights, gradients, moments = (
+            (of_pruned * prunable + of_rest * others) / shard for of_pruned, of_rest in per_entry
+        )
+        found.append(
+            RankMemory(
+                weights=weights,
+                gradients=gradients,
+                state=moments,
+                activations=_saved(machine, part, in_flight) * token_bytes,
+                scratch=copies * max(stage.largest for stage in part) * state.number,
+                buffers=machine.sent(part) / shard if buckets else 0.0,
+            )
+        )
+    return max(found, key=lambda memory: memory.total)
 
 
 def held(layout: RankLayout, rank: int) -> float:
@@ -69,54 +96,14 @@ def held(layout: RankLayout, rank: int) -> float:
     return min(m * v, (v - 1) * per_round + P) / v
 
 
-class _Fullest:
-    """Bytes of the ranks of one layout; what they have in common is worked out once."""
-
-    def __init__(self, machine: Machine, shape: ModelShape, layout: RankLayout) -> None:
-        self.machine, self.layout = machine, layout
-        state, work = machine.state, machine.work
-        pruned, rest = state.pruned.by_kind(machine.density), state.rest.by_kind(1.0)
-        self.per_entry = [
-            (sum(pruned[kind] for kind in kinds), sum(rest[kind] for kind in kinds))
-            for kinds in (_WEIGHTS, _GRADIENTS, _STATE)
-        ]
-        self.interval = work.interval(shape.blocks)
-        self.token_bytes = layout.microbatch * shape.tokens * state.activation
-        self.inner = max(unit.output for unit in shape.units if unit.is_block)
-        self.buckets = layout.grid.data > 1 and work.buckets
-
-    def rank(self, stages: Sequence[StageShape], in_flight: float) -> RankMemory:
-        shard = self.layout.grid.shard
-        prunable = sum(stage.prunable for stage in stages)
-        rest = sum(stage.rest for stage in stages)
-        weights, gradients, moments = (
-            (of_pruned * prunable + of_rest * rest) / shard for of_pruned, of_rest in self.per_entry
-        )
-        return RankMemory(
-            weights=weights,
-            gradients=gradients,
-            state=moments,
-            activations=self._activations(stages, in_flight),
-            scratch=self._scratch(max(stage.largest for stage in stages)),
-            buffers=self.machine.sent(stages) / shard if self.buckets else 0.0,
-        )
-
-    def _scratch(self, largest: int) -> float:
-        state, copies = self.machine.state, 0.0
-        if state.is_sparse and not self.machine.on_kernels:
-            # A dense gradient always, and a dense weight where none is resident.
-            copies += 1 if state.pruned.per_weight.get("weights") else 2
-        if self.layout.grid.shard > 1:
-            # One unit at a time is gathered from its shards, with its gradient.
-            copies += 2 * self.machine.density
-        return copies * largest * state.number
-
-    def _activations(self, stages: Sequence[StageShape], in_flight: float) -> float:
-        if not self.interval:
-            return in_flight * sum(stage.saved for stage in stages) * self.token_bytes
-        kept = in_flight * sum(stage.blocks for stage in stages) / self.interval * self.inner
-        again = max(
-            max(min(self.interval, stage.blocks) * stage.saved_block, stage.saved_end)
-            for stage in stages
-        )
-        return (kept + again) * self.token_bytes
+def _saved(machine: Machine, stages: Sequence[StageShape], in_flight: float) -> float:
+    """Numbers per token of a microbatch that the stages of a rank keep for backward passes."""
+    interval = machine.work.interval(machine.shape.blocks)
+    if not interval:
+        return in_flight * sum(stage.saved for stage in stages)
+    inner = max(unit.output for unit in machine.shape.units if unit.is_block)
+    kept = in_flight * sum(stage.blocks for stage in stages) / interval * inner
+    again = max(
+        max(min(interval, stage.blocks) * stage.saved_block, stage.saved_end) for stage in stages
+    )
+    return kept + again

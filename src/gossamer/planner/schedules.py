@@ -6,10 +6,9 @@ and zero-bubble orders are those of `torch.distributed.pipelining`. The message-
 no order: whatever arrives first is run.
 """
 
-from collections.abc import Callable, Mapping
+from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
-from functools import partial
 from typing import Final, Literal, NamedTuple, get_args
 
 from gossamer.errors import InputError
@@ -84,16 +83,17 @@ def schedule_fault(schedule: str, ranks: int, microbatches: int, chunks: int) ->
     return None
 
 
-def _gpipe(pipeline: PipelineSpec, rank: int) -> list[Action]:
-    counts = range(pipeline.microbatches)
-    return [Action(ActionKind.FORWARD, rank, k) for k in counts] + [
-        Action(ActionKind.BACKWARD, rank, k) for k in counts
-    ]
+def rank_order(pipeline: PipelineSpec, rank: int) -> list[Action]:
+    """What a rank does, in order."""
+    if pipeline.schedule == "message-driven":
+        raise InputError(f"{pipeline.schedule}: has no order; simulate it by events.")
+    return (_in_turns if pipeline.schedule in ("gpipe", "1f1b") else _in_rounds)(pipeline, rank)
 
 
-def _1f1b(pipeline: PipelineSpec, rank: int) -> list[Action]:
+def _in_turns(pipeline: PipelineSpec, rank: int) -> list[Action]:
+    """Forwards, all of them for gpipe, until the first backward comes; then one of each."""
     m = pipeline.microbatches
-    warmup = min(m, pipeline.ranks - rank)
+    warmup = m if pipeline.schedule == "gpipe" else min(m, pipeline.ranks - rank)
     order = [Action(ActionKind.FORWARD, rank, k) for k in range(warmup)]
     for k in range(m):
         order.append(Action(ActionKind.BACKWARD, rank, k))
@@ -102,69 +102,46 @@ def _1f1b(pipeline: PipelineSpec, rank: int) -> list[Action]:
     return order
 
 
-def _in_rounds(
-    pipeline: PipelineSpec, rank: int, warmup_factor: int, backward: ActionKind
-) -> list[Action]:
+def _in_rounds(pipeline: PipelineSpec, rank: int) -> list[Action]:
     """Rounds of about P microbatches go through chunk after chunk.
 
     Gradients of weights, where they are separate, start `rank` backward steps late: late ranks
     first send what earlier ranks wait for.
     """
     m, P, v = pipeline.microbatches, pipeline.ranks, pipeline.chunks
+    splits = pipeline.splits_backward
     per_round = m // max(1, m // P)
     total = m * v
-    warmup = min(total, (v - 1) * per_round + warmup_factor * (P - 1 - rank))
-    done: dict[tuple[ActionKind, int], int] = {}
+    warmup = min(total, (v - 1) * per_round + (1 if splits else 2) * (P - 1 - rank))
+    done: Counter[tuple[ActionKind, int]] = Counter()
     order: list[Action] = []
     backward_stages: list[int] = []
 
     def add(kind: ActionKind, stage: int) -> None:
-        count = done.get((kind, stage), 0)
-        done[kind, stage] = count + 1
-        order.append(Action(kind, stage, count))
+        order.append(Action(kind, stage, done[kind, stage]))
+        done[kind, stage] += 1
 
-    def forward_stage(step: int) -> int:
-        return step // per_round % v * P + rank
-
-    def backward_stage(step: int) -> int:
-        return (v - 1 - step // per_round % v) * P + rank
-
-    weights = 0
     for step in range(total + warmup):
         if step < total:
-            add(ActionKind.FORWARD, forward_stage(step))
-        if step < warmup:
+            add(ActionKind.FORWARD, step // per_round % v * P + rank)
+        late = step - warmup
+        if late < 0:
             continue
-        backward_stages.append(backward_stage(step - warmup))
-        add(backward, backward_stages[-1])
-        if backward is ActionKind.INPUT and step - warmup >= rank:
-            add(ActionKind.WEIGHT, backward_stages[weights])
-            weights += 1
-    if backward is ActionKind.INPUT:
-        for stage in backward_stages[weights:]:
+        backward_stages.append((v - 1 - late // per_round % v) * P + rank)
+        add(ActionKind.INPUT if splits else ActionKind.BACKWARD, backward_stages[-1])
+        if splits and late >= rank:
+            add(ActionKind.WEIGHT, backward_stages[late - rank])
+    if splits:
+        for stage in backward_stages[max(0, total - rank) :]:
             add(ActionKind.WEIGHT, stage)
     return order
 
 
-_ORDERS: Final[Mapping[ScheduleName, Callable[[PipelineSpec, int], list[Action]]]] = {
-    "gpipe": _gpipe,
-    "1f1b": _1f1b,
-    "interleaved": partial(_in_rounds, warmup_factor=2, backward=ActionKind.BACKWARD),
-    "zero-bubble": partial(_in_rounds, warmup_factor=1, backward=ActionKind.INPUT),
-}
-
-
-def rank_order(pipeline: PipelineSpec, rank: int) -> list[Action]:
-    """What a rank does, in order."""
-    if pipeline.schedule not in _ORDERS:
-        raise InputError(f"{pipeline.schedule}: has no order; simulate it by events.")
-    return _ORDERS[pipeline.schedule](pipeline, rank)
-
-
 def input_of(action: Action) -> Action:
     """What an action waits for; gradients arrive as BACKWARD, whole or in halves."""
-    is_half = action.kind is ActionKind.INPUT
-    return action._replace(kind=ActionKind.BACKWARD) if is_half else action
+    if action.kind is ActionKind.INPUT:
+        return action._replace(kind=ActionKind.BACKWARD)
+    return action
 
 
 def needs_input(pipeline: PipelineSpec, action: Action) -> bool:

@@ -6,7 +6,8 @@ rank is free and its input is there. Times are arrays over replicas of the pipel
 of ranks cost as much as one pipeline. `events.py` plays what has no order, or too few cores.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -159,7 +160,7 @@ def simulate(
 
 
 def _propagate(pipeline: PipelineSpec, costs: Costs, replicas: int, seed: int) -> Played:
-    """Times of a fixed order."""
+    """Times of a fixed order; ranks advance as far as they can, in turn."""
     noise = Noise(costs.jitter, seed)
     orders = [rank_order(pipeline, rank) for rank in range(pipeline.ranks)]
     free = [np.zeros(replicas) for _ in orders]
@@ -167,33 +168,43 @@ def _propagate(pipeline: PipelineSpec, costs: Costs, replicas: int, seed: int) -
     link_free: dict[tuple[int, int], Times] = {}
     ready: dict[Action, Times] = {}
     spans: list[ActionSpan] = []
-    for rank, action in _in_dependency_order(pipeline, orders):
+
+    def run(rank: int, action: Action) -> None:
         start = free[rank]
         waited = ready.pop(input_of(action), None)
         if waited is not None:
             start = np.maximum(start, waited)
         work = costs.of(action) * costs.slow_ranks.get(rank, 1.0) * noise.factors(replicas)
-        end = start + work
-        free[rank], busy[rank] = end, busy[rank] + work
+        free[rank] = end = start + work
+        busy[rank] = busy[rank] + work
         spans.append(ActionSpan(rank, action, float(start[0]), float(end[0])))
         target = next_input(pipeline, action)
         if target is None:
-            continue
+            return
         ends = rank, target.stage % pipeline.ranks
         if ends[0] == ends[1]:
             ready[target] = end
-            continue
+            return
         leave = np.maximum(end, link_free.get(ends, end))
         taken = costs.message * costs.slow_links.get(ends, 1.0) * noise.factors(replicas)
         link_free[ends] = leave + taken
         ready[target] = leave + taken + costs.latency
+
+    left = [deque(order) for order in orders]
+    while any(left):
+        before = len(spans)
+        for rank, order in enumerate(left):
+            while order and (not needs_input(pipeline, order[0]) or input_of(order[0]) in ready):
+                run(rank, order.popleft())
+        if len(spans) == before:
+            waiting = [rank for rank, order in enumerate(left) if order]
+            raise InputError(f"{pipeline.schedule}: ranks {waiting} wait for each other.")
     finished = np.stack(free)
-    slowest = int(finished.max(axis=0).argmax())
     return Played(
         seconds=float(finished.max()),
-        finished=tuple(finished[:, slowest].tolist()),
+        finished=tuple(finished[:, int(finished.max(axis=0).argmax())].tolist()),
         busy=tuple(float(b.mean()) for b in busy),
-        most_held=tuple(held_at_once(order) for order in orders),
+        most_held=tuple(map(held_at_once, orders)),
         spans=tuple(spans),
     )
 
@@ -208,29 +219,3 @@ def held_at_once(order: Sequence[Action]) -> int:
         elif action.kind is not ActionKind.INPUT:
             held -= 1
     return most
-
-
-def _in_dependency_order(
-    pipeline: PipelineSpec, orders: Sequence[Sequence[Action]]
-) -> Iterator[tuple[int, Action]]:
-    """All actions, each after what it needs; ranks advance as far as they can, in turn."""
-    done: set[Action] = set()
-    place = [0] * len(orders)
-    waiting = list(range(len(orders)))
-    while waiting:
-        moved = False
-        for rank in waiting:
-            order = orders[rank]
-            while place[rank] < len(order):
-                action = order[place[rank]]
-                if needs_input(pipeline, action) and input_of(action) not in done:
-                    break
-                target = next_input(pipeline, action)
-                if target is not None:
-                    done.add(target)
-                place[rank] += 1
-                moved = True
-                yield rank, action
-        waiting = [rank for rank in waiting if place[rank] < len(orders[rank])]
-        if waiting and not moved:
-            raise InputError(f"{pipeline.schedule}: ranks {waiting} wait for each other.")

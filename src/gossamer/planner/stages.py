@@ -46,6 +46,11 @@ class StageShape:
     tied: float = 0.0
 
 
+def weights_of(stages: Sequence[StageShape]) -> tuple[float, float]:
+    """Prunable entries and other parameters of stages together."""
+    return sum(stage.prunable for stage in stages), sum(stage.rest for stage in stages)
+
+
 def cut_stages(
     shape: ModelShape, count: int, cost: Callable[[Unit], float], how: Cut = "cost"
 ) -> list[StageShape] | None:
@@ -63,8 +68,10 @@ def cut_stages(
         return _even(shape, count)
     if count > sum(unit.is_block for unit in shape.units):
         return None
-    bounds = partition([cost(unit) for unit in shape.units], count)
-    return [_stage(shape, shape.units[start:stop]) for start, stop in bounds]
+    return [
+        _stage(shape, shape.units[start:stop])
+        for start, stop in partition([cost(unit) for unit in shape.units], count)
+    ]
 
 
 def _stage(shape: ModelShape, units: Sequence[Unit]) -> StageShape:
@@ -72,7 +79,7 @@ def _stage(shape: ModelShape, units: Sequence[Unit]) -> StageShape:
     ends = [unit for unit in units if not unit.is_block]
     per_layer = sum(unit.is_block for unit in shape.units) / max(shape.blocks, 1)
     count = len(blocks) / max(per_layer, 1)
-    saved = sum(unit.saved for unit in blocks)
+    saved, saved_end = (sum(unit.saved for unit in part) for part in (blocks, ends))
     # A head in another stage than the embedding it shares holds a copy of it.
     shared = shape.units[-1].tied if len(units) < len(shape.units) else 0
     is_first, is_last = units[0] is shape.units[0], units[-1] is shape.units[-1]
@@ -83,9 +90,9 @@ def _stage(shape: ModelShape, units: Sequence[Unit]) -> StageShape:
         flops_rest=sum(unit.flops_rest for unit in units),
         flops_again=sum(unit.flops_prunable + unit.flops_rest for unit in blocks),
         blocks=count,
-        saved=saved + sum(unit.saved for unit in ends),
+        saved=saved + saved_end,
         saved_block=saved / count if count else 0.0,
-        saved_end=sum(unit.saved for unit in ends),
+        saved_end=saved_end,
         output=units[-1].output,
         largest=max(unit.largest for unit in units),
         tied=shared if is_first or is_last else 0,
@@ -96,9 +103,8 @@ def _even(shape: ModelShape, count: int) -> list[StageShape] | None:
     halves = 2 * shape.blocks
     if not 1 <= count <= halves:
         return None
-    imbalance = -(-halves // count) / (halves / count)
     whole = _stage(shape, shape.units)
-    share = imbalance / count
+    share = -(-halves // count) / (halves / count) / count
     inner = [unit for unit in shape.units if unit.is_block][-1]
     scaled = {name: getattr(whole, name) * share for name in _SHARED}
     return [replace(whole, output=inner.output, **scaled)] * count

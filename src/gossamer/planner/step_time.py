@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
+
 from gossamer.planner.cluster_schema import GB, ClusterSpec, CompactSpeed, LinkSpec
 from gossamer.planner.model_shape import ModelShape, Unit
 from gossamer.planner.simulation import Costs
-from gossamer.planner.stages import StageShape
+from gossamer.planner.stages import StageShape, weights_of
 from gossamer.planner.states import State
 from gossamer.planner.workload import RankGrid, RankLayout, StepSpec, Summed
 
@@ -55,10 +57,11 @@ class StepTraffic(Summed):
     all_reduce: float
 
 
-@dataclass(frozen=True)
+@dataclass
 class Machine:
-    """A cluster as one state of training sees it."""
+    """A cluster as one state of training of a model sees it."""
 
+    shape: ModelShape
     cluster: ClusterSpec
     state: State
     work: StepSpec
@@ -66,10 +69,8 @@ class Machine:
     @property
     def speedup(self) -> float:
         """Of products with pruned weights; 1 where they are dense."""
-        table = self.cluster.compute.compact
-        if not (self.state.uses_kernels and table):
-            return 1.0
-        return max(1.0, interpolate(table, self.work.density))
+        table = self.cluster.compute.compact if self.state.uses_kernels else ()
+        return max(1.0, interpolate(table, self.work.density)) if table else 1.0
 
     @property
     def density(self) -> float:
@@ -87,136 +88,110 @@ class Machine:
 
     def unit_cost(self, unit: Unit) -> float:
         """What stages are balanced by: operations of forward and backward."""
-        again = bool(self.work.recompute) and unit.is_block
+        again = self.work.recompute and unit.is_block
         return (4 if again else 3) * self.forward_flops(unit)
 
-    def costs(self, shape: ModelShape, stages: Sequence[StageShape], layout: RankLayout) -> Costs:
+    def costs(self, stages: Sequence[StageShape], layout: RankLayout) -> Costs:
         """Seconds of the stages and messages of one microbatch."""
-        tokens = layout.microbatch * shape.tokens
-        per_flop = tokens / self.cluster.compute.flops
+        per_flop = layout.microbatch * self.shape.tokens / self.cluster.compute.flops
         forward = [self.forward_flops(stage) * per_flop for stage in stages]
-        gained = [stage.flops_prunable * (1 - 1 / self.speedup) for stage in stages]
+        gained = 1 - 1 / self.speedup
         again = [
-            (stage.flops_again - less) * per_flop if self.work.recompute else 0.0
-            for stage, less in zip(stages, gained, strict=True)
+            (stage.flops_again - stage.flops_prunable * gained) * per_flop
+            if self.work.recompute
+            else 0.0
+            for stage in stages
         ]
         link = pipeline_link(self.cluster, layout.grid)
         return Costs(
             forward=forward,
             backward_input=[f + more for f, more in zip(forward, again, strict=True)],
             backward_weight=forward,
-            message=self._message(shape, stages, layout) / link.bytes_per_second,
+            message=self._message(stages, layout) / link.bytes_per_second,
             latency=link.latency_seconds,
         )
 
-    def _message(
-        self, shape: ModelShape, stages: Sequence[StageShape], layout: RankLayout
-    ) -> float:
+    def _message(self, stages: Sequence[StageShape], layout: RankLayout) -> float:
         inner = max((stage.output for stage, _ in pairwise(stages)), default=0.0)
-        return layout.microbatch * shape.tokens * inner * self.state.activation
+        return layout.microbatch * self.shape.tokens * inner * self.state.activation
 
     def step(
-        self, shape: ModelShape, stages: Sequence[StageShape], layout: RankLayout
+        self, stages: Sequence[StageShape], layout: RankLayout
     ) -> tuple[StepTime, StepTraffic]:
         """Seconds and bytes of a step."""
-        costs, grid, m = self.costs(shape, stages, layout), layout.grid, layout.microbatches
+        costs, grid, m = self.costs(stages, layout), layout.grid, layout.microbatches
         by_rank = _by_rank(costs, grid.pipeline)
-        whole = [f + i + w for f, i, w in by_rank]
-        slowest = max(whole)
         # Two come and two go at an interior stage; of two stages each is an end.
         passed = 0 if grid.pipeline == 1 else 2 if layout.stages == 2 else 4
-        messages = passed * m * layout.chunks
-        fullest = [stages[rank :: grid.pipeline] for rank in range(grid.pipeline)]
-        moved = max(self._moved(part) for part in fullest)
-        sent = max(self.sent(part) for part in fullest)
-        tied = max(self._tied(part) for part in fullest)
-        bandwidth = self.cluster.compute.memory_gb_s * GB
-        crowd = self._crowd(grid)
-        reduced = reduce_seconds(self.cluster, grid, sent / grid.shard)
+        parts = [stages[rank :: grid.pipeline] for rank in range(grid.pipeline)]
+        moved, compressed = max(map(self._moved, parts))
+        all_sent = [self.sent(part) for part in parts]
+        # Gradients that one rank exchanges with another stage's rank.
+        all_tied = [sum(stage.tied for stage in part) * self.state.rest_number for part in parts]
+        sent, tied = max(all_sent), max(all_tied) / grid.shard
+        # Every block is gathered twice and scattered once per microbatch, in rings.
+        blocks = max(sum(max(1.0, stage.blocks) for stage in part) for part in parts)
+        in_node, links = self.cluster.ranks_per_node % grid.shard == 0, self.cluster.links
+        ring, ring_gb_s = (
+            (links.inside, links.inside.gb_s) if in_node else (links.between, links.node_gb_s)
+        )
+        shard = 3 * m * sent * (grid.shard - 1) / grid.shard
+        shard /= ring_gb_s * GB * links.ring_efficiency
+        shard += 3 * m * blocks * (grid.shard - 1) * ring.latency_seconds
+        # Ranks that share cores, all computing at once, are slower.
+        crowd = max(1.0, grid.ranks / (self.cluster.shared_cores or grid.ranks))
         # Stages reduce their gradients in one go after the last microbatch.
         backward = sum(by_rank[0][1:]) if grid.pipeline == 1 else 0.0
-        shard_bytes = 3 * m * sent * (grid.shard - 1) / grid.shard
-        time = StepTime(
-            compute=m * slowest * crowd,
-            bubble=_bubble(layout, by_rank),
-            p2p=messages * (costs.message + costs.latency),
-            shard=self._shard_seconds(
-                shard_bytes, layout, max(sum(max(1.0, s.blocks) for s in part) for part in fullest)
-            ),
-            all_reduce=exposed(
-                reduced, sent / grid.shard, self.cluster.links.overlap * backward * crowd
-            )
-            + self._tied_seconds(tied / grid.shard, grid),
-            optimizer=moved[0] / grid.shard / bandwidth * crowd,
-            compression=0.0 if self.on_kernels else m * moved[1] / bandwidth * crowd,
+        sent /= grid.shard
+        all_reduce = exposed(
+            reduce_seconds(self.cluster, grid, sent), sent, links.overlap * backward * crowd
         )
-        return time, self._traffic(shape, stages, layout)
-
-    def _traffic(
-        self, shape: ModelShape, stages: Sequence[StageShape], layout: RankLayout
-    ) -> StepTraffic:
-        """Of the rank that sends most: an end has fewer neighbours and may share a weight."""
-        grid, m = layout.grid, layout.microbatches
-        last, ranks = len(stages) - 1, []
-        for rank in range(grid.pipeline):
-            numbers = range(rank, len(stages), grid.pipeline)
-            part = [stages[number] for number in numbers]
-            neighbours = sum((number > 0) + (number < last) for number in numbers)
-            sent = self.sent(part) / grid.shard
-            ranks.append(
-                StepTraffic(
-                    p2p=m * neighbours * self._message(shape, stages, layout),
-                    shard=3 * m * sent * (grid.shard - 1),
-                    all_reduce=2 * sent * (1 - 1 / grid.data) + self._tied(part) / grid.shard,
-                )
+        if tied:
+            # First and last stage send each other their gradients, after all else.
+            link = pipeline_link(self.cluster, grid)
+            all_reduce += tied / link.bytes_per_second + link.latency_seconds
+        bandwidth = self.cluster.compute.memory_gb_s * GB
+        message, last = self._message(stages, layout), len(stages) - 1
+        # Of the rank that sends most: an end has fewer neighbours and may share a weight.
+        traffic = (
+            StepTraffic(
+                p2p=m
+                * sum((s > 0) + (s < last) for s in range(rank, len(stages), grid.pipeline))
+                * message,
+                shard=3 * m * (mine / grid.shard) * (grid.shard - 1),
+                all_reduce=2 * (mine / grid.shard) * (1 - 1 / grid.data) + shared / grid.shard,
             )
-        return max(ranks, key=lambda one: one.total)
-
-    def _shard_seconds(self, volume: float, layout: RankLayout, blocks: float) -> float:
-        """Every block is gathered twice and scattered once per microbatch, in rings."""
-        shard = layout.grid.shard
-        bandwidth, latency = shard_link(self.cluster, layout.grid)
-        steps = 3 * layout.microbatches * blocks * (shard - 1)
-        return volume / bandwidth + steps * latency
-
-    def _crowd(self, grid: RankGrid) -> float:
-        """How much slower ranks are that share cores, all computing at once."""
-        cores = self.cluster.shared_cores
-        return 1.0 if cores is None else max(1.0, grid.ranks / cores)
+            for rank, (mine, shared) in enumerate(zip(all_sent, all_tied, strict=True))
+        )
+        time = StepTime(
+            compute=m * max(map(sum, by_rank)) * crowd,
+            bubble=_bubble(layout, by_rank),
+            p2p=passed * m * layout.chunks * (costs.message + costs.latency),
+            shard=shard,
+            all_reduce=all_reduce,
+            optimizer=moved / grid.shard / bandwidth * crowd,
+            compression=0.0 if self.on_kernels else m * compressed / bandwidth * crowd,
+        )
+        return time, max(traffic, key=lambda one: one.total)
 
     def _moved(self, stages: Sequence[StageShape]) -> tuple[float, float]:
         """Bytes moved by the optimizer, and by compression of one microbatch."""
-        prunable = sum(stage.prunable for stage in stages)
-        rest = sum(stage.rest for stage in stages)
+        prunable, rest = weights_of(stages)
         optimizer = prunable * self.state.optimizer.per_parameter(self.density)
         optimizer += rest * self.state.rest_optimizer.per_parameter(1.0)
         return optimizer, prunable * self.state.compress.per_parameter(self.density)
 
     def sent(self, stages: Sequence[StageShape]) -> float:
         """Bytes of the gradients of one rank."""
-        prunable = sum(stage.prunable for stage in stages)
-        rest = sum(stage.rest for stage in stages)
+        prunable, rest = weights_of(stages)
         return prunable * self.density * self.state.number + rest * self.state.rest_number
-
-    def _tied(self, stages: Sequence[StageShape]) -> float:
-        """Bytes of the gradients that one rank exchanges with another stage's rank."""
-        return sum(stage.tied for stage in stages) * self.state.rest_number
-
-    def _tied_seconds(self, payload: float, grid: RankGrid) -> float:
-        """First and last stage send each other their gradients, after all else."""
-        link = pipeline_link(self.cluster, grid)
-        return payload / link.bytes_per_second + link.latency_seconds if payload else 0.0
 
 
 def interpolate(table: Sequence[CompactSpeed], density: float) -> float:
     """The speed-up at a density: linear between measured ones, constant beyond."""
     points = sorted((row.density, row.speedup) for row in table)
-    if density <= points[0][0]:
-        return points[0][1]
-    for (low, left), (high, right) in pairwise(points):
-        if density <= high:
-            return left + (right - left) * (density - low) / (high - low)
-    return points[-1][1]
+    densities, speedups = zip(*points, strict=True)
+    return float(np.interp(density, densities, speedups))
 
 
 def pipeline_link(cluster: ClusterSpec, grid: RankGrid) -> LinkSpec:
@@ -233,22 +208,12 @@ def reduce_seconds(cluster: ClusterSpec, grid: RankGrid, payload: float) -> floa
     volume = 2 * payload * (1 - 1 / grid.data)
     stride, per_node = grid.pipeline * grid.shard, cluster.ranks_per_node
     links = cluster.links
-    steps = 2 * (grid.data - 1)
-    if stride * grid.data <= per_node:
-        bandwidth, latency = links.inside.gb_s, links.inside.latency_seconds
-    else:
+    link, bandwidth = links.inside, links.inside.gb_s
+    if stride * grid.data > per_node:
         # As many rings leave a node as it has ranks of different stages and shards.
-        bandwidth = links.node_gb_s / min(per_node, stride)
-        latency = links.between.latency_seconds
-    return volume / (bandwidth * GB * links.ring_efficiency) + steps * latency
-
-
-def shard_link(cluster: ClusterSpec, grid: RankGrid) -> tuple[float, float]:
-    """Bytes per second of the rings that gather shards, and seconds of one of their steps."""
-    links, in_node = cluster.links, cluster.ranks_per_node % grid.shard == 0
-    link = links.inside if in_node else links.between
-    bandwidth = links.inside.gb_s if in_node else links.node_gb_s
-    return bandwidth * GB * links.ring_efficiency, link.latency_seconds
+        link, bandwidth = links.between, links.node_gb_s / min(per_node, stride)
+    seconds = volume / (bandwidth * GB * links.ring_efficiency)
+    return seconds + 2 * (grid.data - 1) * link.latency_seconds
 
 
 def exposed(seconds: float, payload: float, hidden_behind: float) -> float:
@@ -259,19 +224,14 @@ def exposed(seconds: float, payload: float, hidden_behind: float) -> float:
     return max(seconds - hidden_behind, last_bucket) if hidden_behind else seconds
 
 
-def _by_rank(costs: Costs, ranks: int) -> list[tuple[float, float, float]]:
+def _by_rank(costs: Costs, ranks: int) -> list[tuple[float, ...]]:
+    """Forward, backward of the input and of the weights."""
     parts = (costs.forward, costs.backward_input, costs.backward_weight)
-    return [
-        (sum(forward), sum(of_input), sum(of_weight))
-        for forward, of_input, of_weight in (
-            (part[rank::ranks] for part in parts) for rank in range(ranks)
-        )
-    ]
+    return [tuple(sum(part[rank::ranks]) for part in parts) for rank in range(ranks)]
 
 
-def _bubble(layout: RankLayout, by_rank: Sequence[tuple[float, float, float]]) -> float:
-    whole = [sum(parts) for parts in by_rank]
+def _bubble(layout: RankLayout, by_rank: Sequence[tuple[float, ...]]) -> float:
+    gaps = [sum(parts) for parts in by_rank]
     if layout.schedule == "zero-bubble":
         gaps = [max(0.0, f + i - w) for f, i, w in by_rank]
-        return (sum(gaps) - max(gaps)) / layout.chunks
-    return (sum(whole) - max(whole)) / layout.chunks
+    return (sum(gaps) - max(gaps)) / layout.chunks

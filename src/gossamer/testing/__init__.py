@@ -7,7 +7,7 @@ ranks in one process.
 """
 
 from gossamer.testing.cluster import Cluster, why_no_namespaces
-from gossamer.testing.cluster_links import Link, Traffic
+from gossamer.testing.cluster_network import Link, Traffic
 from gossamer.testing.formats import check_format
 from gossamer.testing.ops import check_op
 

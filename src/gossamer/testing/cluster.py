@@ -17,12 +17,10 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Literal
 
 from gossamer.errors import InputError, ResourceError
-from gossamer.testing.cluster_links import Link, Traffic, read_traffic
-from gossamer.testing.cluster_namespace import new_namespace
+from gossamer.testing.cluster_network import Link, Traffic, new_namespace, read_traffic
 from gossamer.testing.cluster_process import Finished, HostProcess
 from gossamer.testing.cluster_switch import Bridge, DelayedSwitch
 
@@ -77,13 +75,14 @@ class Cluster:
         self.isolated = isolation == "namespaces"
         self.addresses = ["127.0.0.1"] * num_hosts
         self._namespaces: list[int] = []
-        self._processes: dict[int, list[HostProcess]] = {host: [] for host in range(num_hosts)}
+        self._processes: list[list[HostProcess]] = [[] for _ in links]
         self._port = _FIRST_PORT
         self._fabric: Bridge | DelayedSwitch | None = None
         try:
             if self.isolated:
                 self.addresses = [f"10.77.0.{host + 1}" for host in range(num_hosts)]
-                for _ in range(num_hosts):
+                # One by one: those that were made are closed if another cannot be.
+                for _ in links:
                     self._namespaces.append(new_namespace())
                 switch = DelayedSwitch if delayed else Bridge
                 self._fabric = switch(self._namespaces, self.addresses, links)
@@ -102,7 +101,13 @@ class Cluster:
         """Start a command on a host, with this process's environment and `environment`."""
         process = HostProcess(
             command,
-            {**os.environ, **self.network_environment(), **(environment or {})},
+            {
+                **os.environ,
+                # What gloo must know, and one thread per rank: hosts share the machine's cores.
+                "GLOO_SOCKET_IFNAME": "eth0" if self.isolated else "lo",
+                "OMP_NUM_THREADS": "1",
+                **(environment or {}),
+            },
             namespace=self._namespaces[host] if self.isolated else None,
             folder=folder,
         )
@@ -117,12 +122,19 @@ class Cluster:
         folder: str | None = None,
     ) -> list[HostProcess]:
         """Start the command once per host, as ranks of one process group (`env://`)."""
-        port = self.free_port()
+        # What `init_process_group()` reads, for one rank per host.
+        shared = {
+            "MASTER_ADDR": self.addresses[0],
+            "MASTER_PORT": str(self.free_port()),
+            "WORLD_SIZE": str(self.num_hosts),
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1",
+        }
         return [
             self.start(
                 host,
                 command,
-                environment={**self.rank_environment(host, port), **(environment or {})},
+                environment={**shared, "RANK": str(host), **(environment or {})},
                 folder=folder,
             )
             for host in range(self.num_hosts)
@@ -140,24 +152,6 @@ class Cluster:
         started = self.start_ranks(command, environment=environment, folder=folder)
         end = time.monotonic() + timeout_seconds
         return [process.result(max(0.0, end - time.monotonic())) for process in started]
-
-    def network_environment(self) -> dict[str, str]:
-        """What gloo must know, and one thread per rank: hosts share the machine's cores."""
-        return {
-            "GLOO_SOCKET_IFNAME": "eth0" if self.isolated else "lo",
-            "OMP_NUM_THREADS": "1",
-        }
-
-    def rank_environment(self, host: int, port: int) -> dict[str, str]:
-        """What `init_process_group()` reads, for one rank per host."""
-        return {
-            "MASTER_ADDR": self.addresses[0],
-            "MASTER_PORT": str(port),
-            "RANK": str(host),
-            "WORLD_SIZE": str(self.num_hosts),
-            "LOCAL_RANK": "0",
-            "LOCAL_WORLD_SIZE": "1",
-        }
 
     def torchrun(self, host: int, port: int, arguments: Sequence[str]) -> list[str]:
         """The torchrun command of a host for one rank on each; `arguments` are options and script.
@@ -204,11 +198,13 @@ class Cluster:
 
     def stop(self, host: int) -> None:
         """Freeze everything that runs on a host: its connections stay open and silent."""
-        self._signal(host, signal.SIGSTOP)
+        for process in self._processes[host]:
+            process.signal(signal.SIGSTOP)
 
     def resume(self, host: int) -> None:
         """Let a stopped host go on."""
-        self._signal(host, signal.SIGCONT)
+        for process in self._processes[host]:
+            process.signal(signal.SIGCONT)
 
     def kill(self, host: int) -> None:
         """End everything that runs on a host, as SIGKILL does; the others are not told."""
@@ -217,7 +213,7 @@ class Cluster:
 
     def close(self) -> None:
         """End all commands, take the network away. Twice is once."""
-        for processes in self._processes.values():
+        for processes in self._processes:
             for process in processes:
                 process.close()
             processes.clear()
@@ -230,17 +226,8 @@ class Cluster:
     def __enter__(self) -> "Cluster":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        fault: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _signal(self, host: int, number: int) -> None:
-        for process in self._processes[host]:
-            process.signal(number)
 
     def _need_isolation(self, what: str) -> Bridge | DelayedSwitch:
         if self._fabric is None:

@@ -14,6 +14,7 @@ import os
 import select
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 _CLONE_NEWNET = 0x40000000
@@ -33,11 +34,12 @@ def descendants(root: int) -> list[int]:
             continue
         if fields[0] != "Z":
             children.setdefault(int(fields[1]), []).append(int(entry.name))
-    found, waiting = [], [root]
+    found: list[int] = []
+    waiting = [root]
     while waiting:
-        for child in children.get(waiting.pop(), ()):
-            found.append(child)
-            waiting.append(child)
+        born = children.get(waiting.pop(), [])
+        found += born
+        waiting += born
     return found
 
 
@@ -45,20 +47,12 @@ def kill_descendants(root: int) -> None:
     """SIGKILL until nobody is left: a process may start another while it is looked for."""
     while left := descendants(root):
         for process in left:
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        _reap()
-
-
-def _reap() -> None:
-    """Take the exit codes of adopted orphans, so that they do not stay as zombies."""
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        return
+        # Exit codes of adopted orphans are taken, so that they do not stay as zombies.
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
 
 
 def main(arguments: list[str]) -> int:

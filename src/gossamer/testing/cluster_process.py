@@ -8,7 +8,6 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO
 
 from gossamer.testing import cluster_host
@@ -44,17 +43,15 @@ class HostProcess:
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed by result)
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         lifeline, self._lifeline = os.pipe()
-        held = (lifeline,) if namespace is None else (lifeline, namespace)
-        script = [sys.executable, "-I", "-S", str(Path(cluster_host.__file__))]
-        network = str(-1 if namespace is None else namespace)
+        script = [sys.executable, "-I", "-S", cluster_host.__file__]
         self._process = subprocess.Popen(  # noqa: S603  (the caller's command, no shell)
-            [*script, network, str(lifeline), *command],
+            [*script, str(-1 if namespace is None else namespace), str(lifeline), *command],
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=self._errors,
-            env=dict(environment),
+            env=environment,
             cwd=folder,
-            pass_fds=held,
+            pass_fds=(lifeline,) if namespace is None else (lifeline, namespace),
         )
         os.close(lifeline)
 
@@ -98,5 +95,4 @@ class HostProcess:
 
 def _text_of(file: IO[bytes]) -> str:
     # Read by offset: the command writes through the same file position.
-    size = os.fstat(file.fileno()).st_size
-    return os.pread(file.fileno(), size, 0).decode(errors="replace")
+    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace")

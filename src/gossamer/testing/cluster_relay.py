@@ -9,6 +9,7 @@ second of CPU time per GB. Also a script without the package: `python cluster_re
 
 import fcntl
 import heapq
+import itertools
 import json
 import os
 import random
@@ -28,8 +29,9 @@ _QUEUE_BYTES = 4 << 20
 def open_tap() -> int:
     """A descriptor of a new interface eth0 in the namespace of the calling thread."""
     tap = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-    flags = _TAP | _NO_PACKET_INFO | _VNET_HEADER
-    fcntl.ioctl(tap, _TUNSETIFF, struct.pack("16sH22x", b"eth0", flags))
+    fcntl.ioctl(
+        tap, _TUNSETIFF, struct.pack("16sH22x", b"eth0", _TAP | _NO_PACKET_INFO | _VNET_HEADER)
+    )
     fcntl.ioctl(tap, _TUNSETOFFLOAD, _CHECKSUM_AND_SEGMENTS)
     return tap
 
@@ -41,14 +43,13 @@ def mac_of(host: int) -> bytes:
 
 class _Relay:
     def __init__(self, taps: list[int], links: list[dict[str, Any]]) -> None:
-        self._taps = taps
-        self._links = links
+        self._taps, self._links = taps, links
         self._host_of = {mac_of(host): host for host in range(len(taps))}
         self._side = [0] * len(taps)  # hosts on different sides do not reach each other
         self._free_at = [0.0] * len(taps)  # when the downlink has sent all it was given
         self._last_at: dict[tuple[int, int], float] = {}
         self._queue: list[tuple[float, int, int, bytes]] = []
-        self._count = 0
+        self._count = itertools.count()
         self._random = random.Random(0)  # noqa: S311  (jitter, not a secret)
 
     def command(self, line: str) -> None:
@@ -72,13 +73,12 @@ class _Relay:
                     self._hold(source, host, frame)
 
     def _hold(self, source: int, target: int, frame: bytes) -> None:
-        now, rate_mbit = time.monotonic(), self._links[target]["rate_mbit"]
-        sent_at = now
+        sent_at, rate_mbit = time.monotonic(), self._links[target]["rate_mbit"]
         if rate_mbit is not None:
             seconds_per_byte = 8e-6 / rate_mbit
-            if (self._free_at[target] - now) > _QUEUE_BYTES * seconds_per_byte:
+            if self._free_at[target] - sent_at > _QUEUE_BYTES * seconds_per_byte:
                 return  # the queue is full: the frame is lost, as at a real switch
-            sent_at = max(now, self._free_at[target]) + len(frame) * seconds_per_byte
+            sent_at = max(sent_at, self._free_at[target]) + len(frame) * seconds_per_byte
             self._free_at[target] = sent_at
         wait_ms = sum(
             self._links[host]["delay_ms"] / 2
@@ -88,8 +88,7 @@ class _Relay:
         # In order, as on a wire: a frame is never overtaken by a later one of the same sender.
         due = max(self._last_at.get((source, target), 0.0), sent_at + wait_ms / 1e3)
         self._last_at[source, target] = due
-        self._count += 1
-        heapq.heappush(self._queue, (due, self._count, target, frame))
+        heapq.heappush(self._queue, (due, next(self._count), target, frame))
 
     def deliver(self) -> float | None:
         """Hand over the frames that are due; milliseconds until the next one."""

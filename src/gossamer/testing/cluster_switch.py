@@ -15,8 +15,14 @@ from typing import Any
 
 from gossamer.errors import ResourceError
 from gossamer.testing import cluster_relay
-from gossamer.testing.cluster_links import Link, shape
-from gossamer.testing.cluster_namespace import inside, new_namespace, set_up_loopback, tool
+from gossamer.testing.cluster_network import (
+    Link,
+    inside,
+    new_namespace,
+    set_up_loopback,
+    shape,
+    tool,
+)
 
 
 def give_address(namespace: int, address: str) -> None:

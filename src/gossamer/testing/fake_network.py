@@ -7,6 +7,7 @@ very ones that run on a real network. Cost: some microseconds per message.
 """
 
 import heapq
+import itertools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,8 +17,8 @@ from gossamer.errors import DistributedError
 from gossamer.training.distributed.pipeline import Direction, Work, WorkSpan
 
 
-class StageWork(Protocol):
-    """What the stages compute; messages are whatever it likes."""
+class StageWork:
+    """What the stages compute; messages are whatever it likes. This one computes nothing."""
 
     def forward(self, stage: int, microbatch: int, message: Any) -> Any:
         """The activation for the next stage; `message` is None on the first."""
@@ -59,20 +60,9 @@ def rough_weather(mean: float = 1.0, stall: float = 50.0, stall_rate: float = 0.
     """Random times of work and messages, with a stall of a stage or a link now and then."""
 
     def draw(stage: int, direction: Direction, microbatch: int, numbers: random.Random) -> float:
-        late = stall if numbers.random() < stall_rate else 0.0
-        return late + numbers.expovariate(1 / mean)
+        return (stall if numbers.random() < stall_rate else 0.0) + numbers.expovariate(1 / mean)
 
     return Conditions(draw, draw)
-
-
-class NoWork:
-    """Work whose messages are empty: for questions of time alone."""
-
-    def forward(self, stage: int, microbatch: int, message: Any) -> Any:
-        """Nothing."""
-
-    def backward(self, stage: int, microbatch: int, message: Any) -> Any:
-        """Nothing."""
 
 
 class FakeNetwork:
@@ -92,13 +82,13 @@ class FakeNetwork:
         seed: int = 0,
         work: StageWork | None = None,
     ) -> None:
-        self._stages = stages
-        self._conditions = conditions
+        self._stages, self._conditions = stages, conditions
         self._numbers = random.Random(seed)  # noqa: S311  (weather, not secrets)
-        self._work = NoWork() if work is None else work
+        self._work = work or StageWork()
         self._busy = [False] * len(stages)
+        # Numbered: equal times keep their order, and messages are never compared.
         self._events: list[tuple[float, int, int, Work, Any, bool]] = []
-        self._num_events = 0
+        self._count = itertools.count()
         self._link_free: dict[tuple[int, Direction], float] = {}
         self._received: dict[tuple[int, Work], Any] = {}
         self.spans: list[WorkSpan] = []
@@ -131,18 +121,13 @@ class FakeNetwork:
         message = compute(stage, work.microbatch, self._received.pop((stage, work), None))
         stop = now + self._conditions.work(stage, *work, self._numbers)
         self.spans.append(WorkSpan(stage, work.direction, work.microbatch, now, stop))
-        self._push(stop, stage, work, message, is_message=False)
+        heapq.heappush(self._events, (stop, next(self._count), stage, work, message, False))
 
     def _send(self, stage: int, work: Work, message: Any, now: float) -> None:
         receiver = stage + 1 if work.direction == "forward" else stage - 1
         if not 0 <= receiver < len(self._stages):
             return
         link = (stage, work.direction)
-        arrival = now + self._conditions.delay(stage, *work, self._numbers)
-        arrival = max(arrival, self._link_free.get(link, 0.0))
-        self._link_free[link] = arrival
-        self._push(arrival, receiver, work, message, is_message=True)
-
-    def _push(self, time: float, stage: int, work: Work, message: Any, *, is_message: bool) -> None:
-        self._num_events += 1  # equal times keep their order, and messages are never compared
-        heapq.heappush(self._events, (time, self._num_events, stage, work, message, is_message))
+        due = now + self._conditions.delay(stage, *work, self._numbers)
+        self._link_free[link] = arrival = max(due, self._link_free.get(link, 0.0))
+        heapq.heappush(self._events, (arrival, next(self._count), receiver, work, message, True))

@@ -1,17 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rules every storage format keeps, as one function that raises at the first breach."""
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import ParamSpec, TypeVar
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
 from gossamer.errors import FormatError, PatternError
 from gossamer.formats import FORMATS, VALUE_DTYPES, Arrays, Format, SparseMatrix
 from gossamer.patterns import NM, NMG, VNM, Block, Pattern, Unstructured
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 SAMPLE_PATTERNS: tuple[Pattern, ...] = (
     Unstructured(),
@@ -73,11 +70,11 @@ def _weight(shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
     special = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1.5, -1e-7], dtype=dtype)
     bits = _BITS[dtype.itemsize]
     limits = torch.iinfo(bits)
-    generator = torch.Generator().manual_seed(2)
-    numbers = torch.randint(limits.min, limits.max, (61,), dtype=bits, generator=generator)
+    numbers = torch.randint(
+        limits.min, limits.max, (61,), dtype=bits, generator=torch.Generator().manual_seed(2)
+    )
     pool = torch.cat([special, numbers.view(dtype)])
-    numel = shape[0] * shape[1]
-    return pool[torch.arange(numel) % len(pool)].view(shape)
+    return pool[torch.arange(shape[0] * shape[1]) % len(pool)].view(shape)
 
 
 def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
@@ -98,16 +95,18 @@ def _check_round_trip(
     for label, source in (("", weight), (" of a transposed weight", strided)):
         matrix = SparseMatrix.from_dense(source, mask, pattern)
         before = matrix.values.clone()
-        arrays = _run(f"{case}: encode{label}", chosen.encode, matrix)
+        with _told(f"{case}: encode{label}"):
+            arrays = chosen.encode(matrix)
         if not _same_bits(matrix.values, before) or not torch.equal(matrix.mask(), mask):
             raise FormatError(f"{case}: encode changed its input.")
         if "values" not in arrays or arrays["values"].dtype is not weight.dtype:
             raise FormatError(f"{case}: encode must give `values` in the weight's dtype.")
-        actual = sum(array.numel() * array.element_size() for array in arrays.values())
+        actual = sum(array.nbytes for array in arrays.values())
         formula = chosen.nbytes(shape, int(mask.sum()), weight.element_size(), pattern)
         if actual != formula:
             raise FormatError(f"{case}: nbytes says {formula}, but the arrays take {actual} bytes.")
-        again = _run(f"{case}: decode of what was encoded", chosen.decode, arrays, shape, pattern)
+        with _told(f"{case}: decode of what was encoded"):
+            again = chosen.decode(arrays, shape, pattern)
         if not torch.equal(again.mask(), mask):
             raise FormatError(f"{case}: decode{label} gives another mask.")
         if not _same_bits(again.values, before):
@@ -118,17 +117,30 @@ def _check_damage(chosen: Format, pattern: Pattern, mask: torch.Tensor, case: st
     """Wrong sets of arrays must be refused; wrong numbers refused, or be a legal matrix."""
     shape = (mask.shape[0], mask.shape[1])
     arrays = chosen.encode(SparseMatrix.from_dense(_weight(shape, torch.float32), mask, pattern))
+
+    def decoded(label: str, damaged: Arrays) -> SparseMatrix | None:
+        """The matrix, None if it was refused; any other error is a failure of the format."""
+        try:
+            return chosen.decode(damaged, shape, pattern)
+        except FormatError:
+            return None
+        except Exception as error:
+            raise FormatError(
+                f"{case}: {label}: decode raised {type(error).__name__} instead of FormatError:"
+                f" {error}"
+            ) from error
+
     for label, damaged in _wrong_arrays(arrays):
-        if _decoded(chosen, damaged, shape, pattern, f"{case}: {label}") is not None:
+        if decoded(label, damaged) is not None:
             raise FormatError(f"{case}: decode accepts arrays with {label}.")
     for label, damaged in _wrong_numbers(arrays):
-        matrix = _decoded(chosen, damaged, shape, pattern, f"{case}: {label}")
+        matrix = decoded(label, damaged)
         if matrix is None:
             continue
         if matrix.shape != shape or int(matrix.mask().sum()) != matrix.nnz:
             raise FormatError(f"{case}: decode gives another shape with {label}.")
-        what = f"{case}: decode accepts {label}; the pattern's check of the mask"
-        _run(what, pattern.validate, matrix.mask())
+        with _told(f"{case}: decode accepts {label}; the pattern's check of the mask"):
+            pattern.validate(matrix.mask())
 
 
 def _wrong_arrays(arrays: Arrays) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
@@ -137,12 +149,12 @@ def _wrong_arrays(arrays: Arrays) -> Iterator[tuple[str, dict[str, torch.Tensor]
         others = {key: value for key, value in arrays.items() if key != name}
         yield f"{name!r} missing", others
         other_dtype = torch.int32 if array.is_floating_point() else torch.float32
-        yield f"{name!r} as {other_dtype}", {**others, name: array.to(other_dtype)}
-        yield f"{name!r} of one dimension more", {**others, name: array.unsqueeze(0)}
+        wrong = {f"as {other_dtype}": array.to(other_dtype), "of one dimension more": array[None]}
         if array.ndim and array.shape[0]:
-            yield f"{name!r} cut short", {**others, name: array[:-1]}
-            longer = torch.cat([array, array[-1:]])
-            yield f"{name!r} too long", {**others, name: longer}
+            wrong["cut short"] = array[:-1]
+            wrong["too long"] = torch.cat([array, array[-1:]])
+        for label, damaged in wrong.items():
+            yield f"{name!r} {label}", {**others, name: damaged}
 
 
 def _wrong_numbers(arrays: Arrays) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
@@ -154,35 +166,24 @@ def _wrong_numbers(arrays: Arrays) -> Iterator[tuple[str, dict[str, torch.Tensor
         wide = array.long()
         bumped = wide.clone()
         bumped.view(-1)[0] = min(int(bumped.view(-1)[0]) + 1, limits.max)
-        noise = torch.randint(limits.min, limits.max, array.shape, generator=generator)
-        for label, numbers in (
-            ("all zero", torch.zeros_like(wide)),
-            ("all at the maximum", torch.full_like(wide, limits.max)),
-            ("all at the minimum", torch.full_like(wide, limits.min)),
-            ("its first number one higher", bumped),
-            ("its numbers reversed", wide.flip(tuple(range(wide.ndim)))),
-            ("random numbers", noise),
-        ):
+        damaged = {
+            "all zero": torch.zeros_like(wide),
+            "all at the maximum": torch.full_like(wide, limits.max),
+            "all at the minimum": torch.full_like(wide, limits.min),
+            "its first number one higher": bumped,
+            "its numbers reversed": wide.flip(tuple(range(wide.ndim))),
+            "random numbers": torch.randint(
+                limits.min, limits.max, array.shape, generator=generator
+            ),
+        }
+        for label, numbers in damaged.items():
             yield f"{label} in {name!r}", {**arrays, name: numbers.to(array.dtype)}
 
 
-def _decoded(
-    chosen: Format, arrays: Arrays, shape: tuple[int, int], pattern: Pattern, case: str
-) -> SparseMatrix | None:
-    """The matrix, None if it was refused; any error but FormatError is a failure of the format."""
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """What a plug-in's function raises becomes a FormatError that names it."""
     try:
-        return chosen.decode(arrays, shape, pattern)
-    except FormatError:
-        return None
-    except Exception as error:
-        raise FormatError(
-            f"{case}: decode raised {type(error).__name__} instead of FormatError: {error}"
-        ) from error
-
-
-def _run(what: str, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """The result of a plug-in's function; what it raises becomes a FormatError that names it."""
-    try:
-        return call(*args, **kwargs)
+        yield
     except Exception as error:
         raise FormatError(f"{what} raised {type(error).__name__}: {error}") from error

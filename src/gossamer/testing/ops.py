@@ -52,18 +52,21 @@ def _check_products(
 ) -> None:
     num_rows, num_columns = weight_RK.shape
     bias = torch.randn(num_rows, generator=generator)
+
+    def check(x: torch.Tensor, label: str, activation: str = "none") -> None:
+        _check(run, x, weight_RK, bias, activation, f"{case}, {label}")
+
     for tokens in _TOKENS:
         x_TK = torch.randn(tokens, num_columns, generator=generator)
         _check(run, x_TK, weight_RK, None, "none", f"{case}, {tokens} tokens")
-        _check(run, x_TK, weight_RK, bias, "none", f"{case}, {tokens} tokens, bias")
+        check(x_TK, f"{tokens} tokens, bias")
     for activation in _ACTIVATIONS:
-        x_TK = torch.randn(5, num_columns, generator=generator)
-        _check(run, x_TK, weight_RK, bias, activation, f"{case}, {activation}")
+        check(torch.randn(5, num_columns, generator=generator), activation, activation)
     wide = torch.randn(2, 3, 2 * num_columns, generator=generator)
-    _check(run, wide[..., ::2], weight_RK, bias, "none", f"{case}, strided columns")
-    _check(run, wide[..., :num_columns], weight_RK, bias, "none", f"{case}, strided rows")
+    check(wide[..., ::2], "strided columns")
+    check(wide[..., :num_columns], "strided rows")
     one = torch.randn(1, num_columns, generator=generator)
-    _check(run, one.expand(4, -1), weight_RK, bias, "none", f"{case}, overlapping rows")
+    check(one.expand(4, -1), "overlapping rows")
 
 
 def _check(

@@ -47,13 +47,13 @@ class _Meeting:
     """Adds what all ranks bring, when the last has come."""
 
     def __init__(self, num_ranks: int) -> None:
-        self._num_ranks = num_ranks
+        self.num_ranks = num_ranks
         self._waiting: list[tuple[torch.Tensor, Future[list[torch.Tensor]]]] = []
 
     def bring(self, tensor: torch.Tensor) -> Future[list[torch.Tensor]]:
         future: Future[list[torch.Tensor]] = Future()
         self._waiting.append((tensor, future))
-        if len(self._waiting) == self._num_ranks:
+        if len(self._waiting) == self.num_ranks:
             come, self._waiting = self._waiting, []
             total = torch.stack([each for each, _ in come]).sum(0)
             for each, done in come:
@@ -65,14 +65,12 @@ class _Meeting:
 class SimulatedRank(Tasc):
     """One of several that meet in one process; no forecast is measured."""
 
-    def __init__(
-        self, model: nn.Module, meeting: _Meeting, num_ranks: int, **settings: Any
-    ) -> None:
-        self._meeting, self._simulated = meeting, num_ranks
+    def __init__(self, model: nn.Module, meeting: _Meeting, **settings: Any) -> None:
+        self._meeting = meeting
         super().__init__(model, min_gain=0, **settings)
 
     def _count_ranks(self) -> int:
-        return self._simulated
+        return self._meeting.num_ranks
 
     def _all_reduce(self, tensor: torch.Tensor) -> Future[list[torch.Tensor]]:
         return self._meeting.bring(tensor)
@@ -90,9 +88,7 @@ class SimulatedRanks:
     def __init__(self, model: nn.Module, num_ranks: int, **settings: Any) -> None:
         self.params = [param for param in model.parameters() if param.requires_grad]
         meeting = _Meeting(num_ranks)
-        self.ranks = [
-            SimulatedRank(model, meeting, num_ranks, **settings) for _ in range(num_ranks)
-        ]
+        self.ranks = [SimulatedRank(model, meeting, **settings) for _ in range(num_ranks)]
 
     def reduce(self, gradients: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
         """One step: the means that all ranks get, from the gradients of each."""

@@ -36,12 +36,6 @@ class Subject:
     sparsity: float
     sequence: int
 
-    def random_ids(self, batch: int) -> torch.Tensor:
-        """Ids [B, T] from the whole vocabulary."""
-        generator = torch.Generator().manual_seed(0)
-        shape = (batch, self.sequence)
-        return torch.randint(0, len(self.arrays["word"]), shape, generator=generator)
-
 
 def read_subject(text: str, sequence: int) -> Subject:
     """The encoder of the model that `text` names."""
@@ -53,15 +47,16 @@ def read_subject(text: str, sequence: int) -> Subject:
             f"{source.name}: --sequence {sequence} is longer than its {longest} positions."
         )
     parts = [part.matrix for layer in read_layers(encoder) for part in layer.products]
-    kept = sum(part.nnz for part in parts)
-    numel = sum(part.positions.numel for part in parts)
+    sparsity = 1 - sum(part.nnz for part in parts) / max(
+        sum(part.positions.numel for part in parts), 1
+    )
     return Subject(
-        name=source.name,
-        base=base,
-        dense=dense_copy(base),
-        arrays=encoder_arrays(base, encoder, sequence),
-        sparsity=1 - kept / max(numel, 1),
-        sequence=sequence,
+        source.name,
+        base,
+        dense_copy(base),
+        encoder_arrays(base, encoder, sequence),
+        sparsity,
+        sequence,
     )
 
 
@@ -73,18 +68,19 @@ def race_batch(
     seconds: float,
 ) -> tuple[list[EncoderTime], list[str]]:
     """Times with torch fp32 first, and why an engine is not among them."""
-    ids_BT = subject.random_ids(batch)
+    # From the whole vocabulary.
+    words, generator = len(subject.arrays["word"]), torch.Generator().manual_seed(0)
+    ids_BT = torch.randint(words, (batch, subject.sequence), generator=generator)
     expected = model_run(subject.dense, ids_BT)().numpy()
     entries = [RaceEntry.of_model((RaceEntry.STOCK, "fp32", 0.0), subject.dense, ids_BT, expected)]
     for precision in dict.fromkeys(precisions):
         fast = compile_model(subject.base, ids_BT.numel(), precision=precision)
-        names = (RaceEntry.OWN, precision, subject.sparsity)
-        entries.append(RaceEntry.of_model(names, fast, ids_BT, expected))
+        entries.append(
+            RaceEntry.of_model((RaceEntry.OWN, precision, subject.sparsity), fast, ids_BT, expected)
+        )
     refusals = []
     for engine in engines:
-        for precision in dict.fromkeys(precisions):
-            if precision not in PRECISIONS[engine.name]:
-                continue
+        for precision in [p for p in dict.fromkeys(precisions) if p in PRECISIONS[engine.name]]:
             found = (precision, subject.sparsity)
             try:
                 entries.append(RaceEntry.of_engine(engine, found, subject.arrays, ids_BT, expected))

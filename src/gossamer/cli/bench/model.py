@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click import Choice, FloatRange, argument, option
 
 from gossamer.cli.shell import POSITIVE, Output, gossamer_command, table
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from gossamer.cli.bench.encoder_race import Subject
     from gossamer.running.bench import EncoderTime
 
 ENGINES = ("onnxruntime", "openvino", "deepsparse")
@@ -26,36 +24,36 @@ gossamer bench model demo:minilm --against onnxruntime --peers build/peers
 
 
 @gossamer_command("A whole encoder.", _EXAMPLES, "model")
-@click.argument("model", metavar="MODEL")
-@click.option(
+@argument("model")
+@option(
     "--against",
-    type=click.Choice(ENGINES),
+    type=Choice(ENGINES),
     multiple=True,
     default=ENGINES,
     show_default="those that are installed",
     help="Another engine to race; may be repeated. torch always takes part.",
 )
-@click.option(
+@option(
     "--batch", type=POSITIVE, multiple=True, default=(1, 8), show_default="1, 8", help="Sequences."
 )
-@click.option("--sequence", type=POSITIVE, default=128, help="Tokens of each.")
-@click.option("--threads", type=POSITIVE, default=1)
-@click.option(
+@option("--sequence", type=POSITIVE, default=128, help="Tokens of each.")
+@option("--threads", type=POSITIVE, default=1)
+@option(
     "--precision",
     "precisions",
-    type=click.Choice(_PRECISIONS),
+    type=Choice(_PRECISIONS),
     multiple=True,
     default=_PRECISIONS,
     show_default="fp32, int8",
     help="Products are computed in; may be repeated.",
 )
-@click.option(
+@option(
     "--peers",
     type=click.Path(path_type=Path, file_okay=False),
     help="Environments of other engines, DIR/NAME each; default: GOSSAMER_PEERS.",
 )
-@click.option("--seconds", type=click.FloatRange(min=0), default=5.0)
-@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Also write a page.")
+@option("--seconds", type=FloatRange(min=0), default=5.0)
+@option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Also write a page.")
 def bench_model(  # noqa: PLR0913  (one argument per option)
     out: Output,
     model: str,
@@ -87,16 +85,16 @@ def bench_model(  # noqa: PLR0913  (one argument per option)
     torch.set_num_threads(threads)
     with out.stage("loading"):
         subject = read_subject(model, sequence)
-    missing, refusals = [], []
+    found = {name: find_engine(name, peers) for name in against}
+    missing = [TITLES[name] for name, python in found.items() if python is None]
+    refusals: list[str] = []
     times: dict[int, list[EncoderTime]] = {}
     with ExitStack() as stack:
-        engines: list[EncoderEngine] = []
-        for name in dict.fromkeys(against):
-            python = find_engine(name, peers)
-            if python is None:
-                missing.append(TITLES[name])
-                continue
-            engines.append(stack.enter_context(EncoderEngine(name, python, threads)))
+        engines = [
+            stack.enter_context(EncoderEngine(name, python, threads))
+            for name, python in found.items()
+            if python is not None
+        ]
         with out.stage("racing", total=len(batch)) as stage:
             for size in batch:
                 times[size], refused = race_batch(subject, size, precisions, engines, seconds)
@@ -114,13 +112,9 @@ def bench_model(  # noqa: PLR0913  (one argument per option)
         "machine": describe_machine(),
     }
     if html is not None:
-        _write_page(subject, times, document, html)
+        _write_page(times, document, html)
         document["html"] = str(html)
-    out.result(document, _table(times), _legend(subject, threads, document))
-
-
-def _table(times: "dict[int, list[EncoderTime]]") -> "Table":
-    return table(
+    shown = table(
         *("batch", "engine", "precision", ">ms", ">speed-up", ">error"),
         rows=(
             (
@@ -131,34 +125,35 @@ def _table(times: "dict[int, list[EncoderTime]]") -> "Table":
             for row in rows
         ),
     )
-
-
-def _legend(subject: "Subject", threads: int, document: dict[str, Any]) -> str:
-    text = (
-        f"{subject.name}: {subject.sparsity:.1%} of the weights of its layers are zero."
-        f" {document['sequence']} tokens per sequence, {threads} thread(s). error: largest"
-        " difference to torch fp32 over its largest value."
+    legend = (
+        f"{subject.name}: {subject.sparsity:.1%} of the weights of its layers are zero. {sequence}"
+        f" tokens per sequence, {threads} thread(s). error: largest difference to torch fp32 over"
+        " its largest value."
     )
-    if document["missing"]:
-        text += f" Not installed: {', '.join(document['missing'])}."
-    doubts = sorted({row["doubt"] for row in document["rows"] if row["doubt"]})
-    return "\n".join([text, *document["refused"], *(f"{d}. Do not quote this." for d in doubts)])
+    if missing:
+        legend += f" Not installed: {', '.join(missing)}."
+    doubts = sorted({row.doubt for rows in times.values() for row in rows if row.doubt})
+    notes = [*refusals, *(f"{doubt}. Do not quote this." for doubt in doubts)]
+    out.result(document, shown, "\n".join([legend, *notes]))
 
 
 def _write_page(
-    subject: "Subject", times: "dict[int, list[EncoderTime]]", document: dict[str, Any], path: Path
+    times: "dict[int, list[EncoderTime]]", document: dict[str, Any], path: Path
 ) -> None:
     from gossamer.report import Comparison, Figure, Page, write_html
 
     # An engine that refused one batch has no column, rather than a gap that reads as a result.
-    names = [{(row.engine, row.precision) for row in rows} for rows in times.values()]
-    first = next(iter(times.values()))
-    shown = [key for row in first if all((key := (row.engine, row.precision)) in n for n in names)]
+    tables = {
+        size: {(row.engine, row.precision): row for row in rows} for size, rows in times.items()
+    }
+    shown = [
+        key for key in next(iter(tables.values())) if all(key in rows for rows in tables.values())
+    ]
     figures = [
         Figure(
             f"batch {size}, ms",
             "ms",
-            tuple(next(r.ms for r in rows if (r.engine, r.precision) == key) for key in shown),
+            tuple(tables[size][key].ms for key in shown),
             rows[0].doubt,
         )
         for size, rows in times.items()
@@ -166,15 +161,17 @@ def _write_page(
     versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items())
     write_html(
         Page(
-            title=f"{subject.name}: {subject.sparsity:.0%} zeros, raced",
+            title=f"{document['model']}: {document['sparsity']:.0%} zeros, raced",
             lead=f"From token ids to the last hidden state, {document['sequence']} tokens per"
             " sequence. Zeros are in every engine's weights; those without sparse kernels multiply"
             " them.",
             comparison=Comparison(tuple(f"{e} {p}" for e, p in shown), tuple(figures)),
             layers=(),
             machine={**document["machine"], "engines": versions or "none"},
-            notes=tuple(f"Not installed: {name}." for name in document["missing"])
-            + tuple(document["refused"]),
+            notes=(
+                *(f"Not installed: {name}." for name in document["missing"]),
+                *document["refused"],
+            ),
         ),
         path,
     )

@@ -6,7 +6,7 @@ import platform
 import re
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -16,8 +16,8 @@ from gossamer import settings
 from gossamer.errors import GossamerError
 
 _PACKAGES = ("torch", "numpy", "safetensors", "transformers", "tokenizers")
-_MIN_DISK_BYTES = 500 * 10**6
-_MIN_MEMORY_BYTES = 500 * 10**6
+# Of disk, and of memory.
+_MIN_BYTES = 500 * 10**6
 _POOLS = re.compile(r"/(lib(?:gomp|iomp5|omp)[^/]*\.so[^/]*)$")
 
 
@@ -33,19 +33,19 @@ class Check:
 
 def run_checks() -> list[Check]:
     """All checks, in the order they are printed; a check that raises becomes a problem."""
-    steps: tuple[tuple[str, Callable[[], list[Check]]], ...] = (
-        ("versions", _versions),
-        ("cpu", _cpu),
-        ("kernels", _kernels),
-        ("threads", _threads),
-        ("self-test", _self_test),
-        ("settings", _settings),
-        ("resources", _resources),
-    )
+    steps = {
+        "versions": _versions,
+        "cpu": _cpu,
+        "kernels": _kernels,
+        "threads": _threads,
+        "self-test": _self_test,
+        "settings": _settings,
+        "resources": _resources,
+    }
     checks: list[Check] = []
-    for name, step in steps:
+    for name, step in steps.items():
         try:
-            checks += step()
+            checks += list(step())
         except GossamerError as error:
             checks.append(Check(name, str(error), ok=False, fix="Follow the message."))
         except ImportError as error:
@@ -54,21 +54,21 @@ def run_checks() -> list[Check]:
     return checks
 
 
-def _versions() -> list[Check]:
-    checks = [Check("gossamer", gossamer.__version__), Check("python", platform.python_version())]
+def _versions() -> Iterator[Check]:
+    yield Check("gossamer", gossamer.__version__)
+    yield Check("python", platform.python_version())
     for name in _PACKAGES:
         try:
-            checks.append(Check(name, metadata.version(name)))
+            yield Check(name, metadata.version(name))
         except metadata.PackageNotFoundError:
-            checks.append(Check(name, "not installed (extra [hf])"))
-    checks.append(Check("system", f"{platform.system()} {platform.machine()}"))
-    return checks
+            yield Check(name, "not installed (extra [hf])")
+    yield Check("system", f"{platform.system()} {platform.machine()}")
 
 
-def _cpu() -> list[Check]:
+def _cpu() -> Iterator[Check]:
     from gossamer.ops.kernels import cpu_name
 
-    return [Check("cpu", f"{cpu_name()}, {usable_cores()} usable cores of {os.cpu_count()}")]
+    yield Check("cpu", f"{cpu_name()}, {usable_cores()} usable cores of {os.cpu_count()}")
 
 
 def usable_cores() -> int:
@@ -78,57 +78,45 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def _kernels() -> list[Check]:
+def _kernels() -> Iterator[Check]:
     from gossamer.ops import active_kernels, kernel_list
     from gossamer.ops.kernels import available_extensions, available_kernels
     from gossamer.running.choice import CostTable
 
+    yield Check("kernel sets", ", ".join(available_kernels()))
+    extensions = ", ".join(available_extensions())
+    yield Check("cpu extensions", extensions or "none of avx512vnni, avx512bf16, avx512vbmi2")
+    yield Check("linear kernels", ", ".join(kernel_list("linear").names()))
     costs = CostTable()
-    found = [
-        Check("kernel sets", ", ".join(available_kernels())),
-        Check(
-            "cpu extensions",
-            ", ".join(available_extensions()) or "none of avx512vnni, avx512bf16, avx512vbmi2",
-        ),
-        Check("linear kernels", ", ".join(kernel_list("linear").names())),
-        Check("measured choices", f"{len(costs)} in {costs.path}"),
-    ]
+    yield Check("measured choices", f"{len(costs)} in {costs.path}")
     active = active_kernels()
     if active != "reference":
-        return [*found, Check("active kernels", active)]
+        yield Check("active kernels", active)
+        return
     forced = settings.forced_kernels() is not None
     fix = "Unset GOSSAMER_KERNELS." if forced else "Use a CPU with AVX2 or AVX-512 for speed."
-    return [
-        *found,
-        Check("active kernels", "reference (correct, but slow)", ok=not forced, fix=fix),
-    ]
+    yield Check("active kernels", "reference (correct, but slow)", not forced, fix)
 
 
-def _threads() -> list[Check]:
+def _threads() -> Iterator[Check]:
     import torch
 
     import gossamer.ops.kernels  # noqa: F401  (loads the native module, whose pool is counted)
 
     threads, cores = torch.get_num_threads(), usable_cores()
-    checks = [
-        Check(
-            "threads",
-            f"{threads} (torch), OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', '(unset)')}",
-            ok=threads <= cores,
-            fix=f"Set OMP_NUM_THREADS={cores}: more threads than cores is slower than one.",
-        )
-    ]
+    wanted = os.environ.get("OMP_NUM_THREADS", "(unset)")
+    fix = f"Set OMP_NUM_THREADS={cores}: more threads than cores is slower than one."
+    text = f"{threads} (torch), OMP_NUM_THREADS={wanted}"
+    yield Check("threads", text, threads <= cores, fix)
     pools = openmp_pools()
     if pools is not None:
         # Two pools on the same cores wait for each other.
         fix = "Import torch before other native libraries, and keep one OpenMP runtime installed."
-        text = ", ".join(pools) or "none"
-        checks.append(Check("OpenMP pools", text, ok=len(pools) == 1, fix=fix))
+        yield Check("OpenMP pools", ", ".join(pools) or "none", len(pools) == 1, fix)
     backends = [name for name in ("mkl", "mkldnn") if getattr(torch.backends, name).is_available()]
-    checks.append(Check("BLAS", ", ".join(backends) or "torch's own"))
+    yield Check("BLAS", ", ".join(backends) or "torch's own")
     gloo = torch.distributed.is_available() and torch.distributed.is_gloo_available()
-    checks.append(Check("distributed", "gloo" if gloo else "none"))
-    return checks
+    yield Check("distributed", "gloo" if gloo else "none")
 
 
 def openmp_pools() -> list[str] | None:
@@ -141,42 +129,31 @@ def openmp_pools() -> list[str] | None:
     return sorted(found[1] for path in paths if (found := _POOLS.search(path)))
 
 
-def _self_test() -> list[Check]:
+def _self_test() -> Iterator[Check]:
     from gossamer.ops.kernels import available_kernels
     from gossamer.ops.selftest import kernel_error
 
     fix = "Force another set with GOSSAMER_KERNELS and report this output."
-    checks = []
     for name in available_kernels():
         error = kernel_error(name)
         text = f"{error:.2f} of the float32 error bound"
-        checks.append(Check(f"self-test {name}", text, ok=error <= 1.0, fix=fix))
-    return checks
+        yield Check(f"self-test {name}", text, error <= 1.0, fix)
 
 
-def _settings() -> list[Check]:
-    return [Check(name, value) for name, value in settings.summary().items()]
+def _settings() -> Iterator[Check]:
+    for name, value in settings.summary().items():
+        yield Check(name, value)
 
 
-def _resources() -> list[Check]:
-    return [_disk("disk (here)", Path.cwd()), _memory(), _cache()]
-
-
-def _disk(name: str, folder: Path) -> Check:
-    free = shutil.disk_usage(folder).free
-    ok = free >= _MIN_DISK_BYTES
-    return Check(name, f"{free / 1e9:.1f} GB free", ok, "Free some disk space.")
-
-
-def _memory() -> Check:
+def _resources() -> Iterator[Check]:
     from gossamer.io.safe_files import available_bytes
 
+    free = shutil.disk_usage(Path.cwd()).free
+    ok = free >= _MIN_BYTES
+    yield Check("disk (here)", f"{free / 1e9:.1f} GB free", ok, "Free some disk space.")
     free = available_bytes()
-    ok = free >= _MIN_MEMORY_BYTES
-    return Check("memory", f"{free / 1e9:.1f} GB available", ok, "Close other programs.")
-
-
-def _cache() -> Check:
+    ok = free >= _MIN_BYTES
+    yield Check("memory", f"{free / 1e9:.1f} GB available", ok, "Close other programs.")
     folder = settings.cache_dir()
     fix = "Point GOSSAMER_CACHE to a folder you can write; without it layers are timed every run."
     try:
@@ -184,5 +161,6 @@ def _cache() -> Check:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        return Check("cache", f"{folder}: {error.strerror}", ok=False, fix=fix)
-    return Check("cache", f"{folder} is writable")
+        yield Check("cache", f"{folder}: {error.strerror}", ok=False, fix=fix)
+    else:
+        yield Check("cache", f"{folder} is writable")

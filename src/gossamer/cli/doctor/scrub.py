@@ -11,6 +11,8 @@ from pathlib import Path
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|AUTH", re.I)
 # Shorter values, such as "1" or "basic", are no secrets and would eat ordinary text.
 _MIN_SECRET = 8
+# Of a name in a path.
+_END = r"(?=/|$|[\s:;,'\"])"
 
 
 def scrub_text(text: str, environ: Mapping[str, str] | None = None) -> str:
@@ -19,22 +21,14 @@ def scrub_text(text: str, environ: Mapping[str, str] | None = None) -> str:
     for name, value in environ.items():
         if _SECRET_NAME.search(name) and len(value) >= _MIN_SECRET:
             text = text.replace(value, "***")
-    for home in sorted(_homes(environ), key=len, reverse=True):
-        text = re.sub(rf"{re.escape(home)}(?=/|$|[\s:;,'\"])", "~", text)
-    user = _user()
-    # Only as a part of a path: a user called "avx" must not hide the kernels.
-    return re.sub(rf"(?<=/){re.escape(user)}(?=/|$|[\s:;,'\"])", "<user>", text) if user else text
-
-
-def _homes(environ: Mapping[str, str]) -> set[str]:
-    found = {environ.get("HOME", "")}
+    homes = {environ.get("HOME", "")}
     with contextlib.suppress(RuntimeError):
-        found.add(str(Path.home()))
-    return {home.rstrip("/") for home in found if len(home.rstrip("/")) > 1}
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError, ImportError):
-        return ""
+        homes.add(str(Path.home()))
+    for home in sorted({home.rstrip("/") for home in homes}, key=len, reverse=True):
+        if len(home) > 1:
+            text = re.sub(rf"{re.escape(home)}{_END}", "~", text)
+    with contextlib.suppress(OSError, KeyError, ImportError):
+        # Only as a part of a path: a user called "avx" must not hide the kernels.
+        if user := getpass.getuser():
+            text = re.sub(rf"(?<=/){re.escape(user)}{_END}", "<user>", text)
+    return text

@@ -33,14 +33,15 @@ def read_bare(path: Path) -> nn.Module:
     """All tensors of the checkpoint; weights with enough zeros as masked layers."""
     checkpoint = read_dense_checkpoint(path)
     root = nn.Module()
-    names = set(checkpoint.tensors)
-    layers = {
-        name.removesuffix(".weight"): found
-        for name, found in checkpoint.masks.items()
-        if name.endswith(".weight") and checkpoint.tensors[name].ndim in (2, 4)
-        if not any(word in name.lower() for word in _LOOKUP)
-        if not _has_other_parts(name.removesuffix(".weight"), names)
-    }
+    layers = {}
+    for name, found in checkpoint.masks.items():
+        layer, _, part = name.rpartition(".")
+        is_matrix = layer and part == "weight" and checkpoint.tensors[name].ndim in (2, 4)
+        # With more than a weight and a bias it is no plain layer.
+        parts = {other for other in checkpoint.tensors if other.startswith(f"{layer}.")}
+        is_plain = parts <= {name, f"{layer}.bias"}
+        if is_matrix and is_plain and not any(word in name.lower() for word in _LOOKUP):
+            layers[layer] = found
     for name, tensor in checkpoint.tensors.items():
         path_name, _, attribute = name.rpartition(".")
         if path_name in layers:
@@ -56,12 +57,6 @@ def read_bare(path: Path) -> nn.Module:
         bias = checkpoint.tensors.get(f"{layer}.bias")
         submodule_at(root, parent_name).add_module(key, _masked(weight, bias, found))
     return root
-
-
-def _has_other_parts(layer: str, names: set[str]) -> bool:
-    """Whether more than a weight and a bias is stored under `layer`: then it is no plain layer."""
-    own = {f"{layer}.weight", f"{layer}.bias"}
-    return any(name.startswith(f"{layer}.") and name not in own for name in names)
 
 
 def _masked(weight: torch.Tensor, bias: torch.Tensor | None, found: DetectedMask) -> nn.Module:

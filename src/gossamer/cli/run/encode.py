@@ -3,14 +3,14 @@
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import click
+from click import argument, option
 
 from gossamer.cli.shell import (
+    PATH,
     POSITIVE,
     Output,
     gossamer_command,
@@ -20,12 +20,7 @@ from gossamer.cli.shell import (
     table,
     threads_option,
 )
-
-if TYPE_CHECKING:
-    import torch
-
-    from gossamer.cli.run.vectors import WriteVectors
-    from gossamer.running.text import Embedder, Pooling
+from gossamer.errors import InputError
 
 _EXAMPLES = """
 gossamer run encode minilm sentences.txt -o vectors.npy
@@ -34,35 +29,33 @@ gossamer run encode pruned/ reviews.tsv --pooling cls --no-normalise | head
 """
 
 
-@gossamer_command("Sentences of a file to vectors.", _EXAMPLES, "encode")
-@click.argument("model", metavar="MODEL")
-@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
-@click.option(
+@gossamer_command("Sentences of a file to vectors.", _EXAMPLES)
+@argument("model")
+@argument("file", type=PATH)
+@option(
     "-o",
     "--out",
     "target",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="A .npy matrix, or .jsonl with the texts.  [default: JSON lines on stdout]",
 )
-@click.option("--batch", type=POSITIVE, default=32, help="Texts per call.")
+@option("--batch", type=POSITIVE, default=32, help="Texts per call.")
 @pooling_option
-@click.option("--normalise/--no-normalise", default=True, help="Vectors of length 1.")
+@option("--normalise/--no-normalise", default=True, help="Vectors of length 1.")
 @precision_option
-@click.option("--max-tokens", type=POSITIVE, help="Cut longer texts.  [default: as the model can]")
+@option("--max-tokens", type=POSITIVE, help="Cut longer texts.  [default: as the model can]")
 @special_tokens_option
 @threads_option
-def encode(  # noqa: PLR0913  (one argument per option)
+def encode(
     out: Output,
+    /,
     model: str,
     file: Path,
     target: Path | None,
     batch: int,
-    pooling: "Pooling",
-    normalise: bool,
     precision: str,
-    max_tokens: int | None,
-    special_tokens: bool,
     threads: int | None,
+    **asked: Any,
 ) -> None:
     """One vector for every text of FILE, in its order.
 
@@ -73,7 +66,8 @@ def encode(  # noqa: PLR0913  (one argument per option)
     import torch
 
     from gossamer.cli.models import check_source, load_source
-    from gossamer.cli.run.vectors import check_suffix
+    from gossamer.cli.run.vectors import WriteVectors, check_suffix, json_lines, open_vectors
+    from gossamer.data.files import read_samples
     from gossamer.io.artifact import check_file_destination
     from gossamer.running.layers import compile as compile_model
     from gossamer.running.text import Embedder
@@ -81,37 +75,41 @@ def encode(  # noqa: PLR0913  (one argument per option)
     if target is not None:
         check_suffix(target)
         check_file_destination(target, makes_parents=False)
-    texts = _read(file)
+    texts = read_samples(file).texts
+    if not texts:
+        raise InputError(f"{file}: holds no text; expected a .txt, .jsonl or .tsv file.")
     check_source(model)
     if threads is not None:
         torch.set_num_threads(threads)
     with out.stage("loading"):
         source = load_source(model, say=out.note)
 
-        def embedder(network: torch.nn.Module) -> Embedder:
-            return Embedder(
-                network,
-                source.beside,
-                pooling=pooling,
-                normalise=normalise,
-                max_tokens=max_tokens,
-                special_tokens=special_tokens,
-            )
-
-        tokens = _batch_tokens(embedder(source.model), texts, batch)
+        ids, _ = Embedder(source.model, source.beside, **asked).tokens.cut(texts[: 8 * batch])
+        # Of a common batch, to choose kernels for: a power of two, so that choices are kept.
+        mean = sum(map(len, ids)) / len(ids) * min(batch, len(ids))
+        tokens = 1 << round(mean).bit_length() - 1
     with out.stage("choosing kernels"):
-        fast = compile_model(source.model, tokens=tokens, inplace=True, precision=precision)
+        embedder = Embedder(
+            compile_model(source.model, tokens=tokens, inplace=True, precision=precision),
+            source.beside,
+            **asked,
+        )
     kept: list[list[float]] = []
-    with (
-        out.stage("encoding", total=len(texts)) as stage,
-        _sink(out, target, len(texts), kept) as put,
-    ):
+    put: AbstractContextManager[WriteVectors]
+    if target is not None:
+        put = open_vectors(target, len(texts))
+    elif out.json:
+        put = nullcontext(lambda _, vectors: kept.extend(vectors.tolist()))
+    else:
+        put = nullcontext(lambda some, vectors: sys.stdout.writelines(json_lines(some, vectors)))
+    with out.stage("encoding", total=len(texts)) as stage, put as write:
         start = time.perf_counter()
         num_tokens = num_cut = done = 0
-        for part in embedder(fast).encode(texts, batch):
+        for part in embedder.encode(texts, batch):
             size = len(part.vectors)
-            put(texts[done : done + size], part.vectors)
-            num_tokens, num_cut = num_tokens + part.num_tokens, num_cut + part.num_cut
+            write(texts[done : done + size], part.vectors)
+            num_tokens += part.num_tokens
+            num_cut += part.num_cut
             done += size
             stage.advance(size)
         seconds = time.perf_counter() - start
@@ -128,55 +126,15 @@ def encode(  # noqa: PLR0913  (one argument per option)
         "threads": torch.get_num_threads(),
         "file": target,
     }
-    shown = table(">texts", ">tokens", ">seconds", ">sentences/s", ">tokens/s", ">width")
-    shown.add_row(
-        *(str(done), str(num_tokens), f"{seconds:.2f}", f"{done / seconds:.1f}"),
-        *(f"{num_tokens / seconds:.0f}", str(part.vectors.shape[1])),
-    )
+    rates = f"{done / seconds:.1f}", f"{num_tokens / seconds:.0f}"
     if target is None:
         # stdout holds the vectors: lines, or a part of the document.
-        out.note(
-            f"{done} texts, {done / seconds:.1f} sentences/s, {num_tokens / seconds:.0f} tokens/s"
-        )
+        out.note(f"{done} texts, {rates[0]} sentences/s, {rates[1]} tokens/s")
         out.result(document | ({"vectors": kept} if out.json else {}))
     else:
-        out.result(document, shown, f"{target}: {done} vectors, {precision}.")
+        head = (">texts", ">tokens", ">seconds", ">sentences/s", ">tokens/s", ">width")
+        row = (f"{done}", f"{num_tokens}", f"{seconds:.2f}", *rates, f"{document['width']}")
+        out.result(document, table(*head, rows=[row]), f"{target}: {done} vectors, {precision}.")
     if num_cut:
-        limit = embedder(fast).tokens.max_tokens
+        limit = embedder.tokens.max_tokens
         out.note(f"{num_cut} texts were longer than {limit} tokens and were cut.")
-
-
-def _read(file: Path) -> tuple[str, ...]:
-    from gossamer.data.files import read_samples
-    from gossamer.errors import InputError
-
-    texts = read_samples(file).texts
-    if not texts:
-        raise InputError(f"{file}: holds no text; expected a .txt, .jsonl or .tsv file.")
-    return texts
-
-
-def _batch_tokens(embedder: "Embedder", texts: Sequence[str], batch: int) -> int:
-    """Tokens of a common batch, to choose kernels for: a power of two, so that choices are kept."""
-    ids, _ = embedder.tokens.cut(texts[: 8 * batch])
-    mean = sum(map(len, ids)) / len(ids) * min(batch, len(ids))
-    return 1 << round(mean).bit_length() - 1
-
-
-@contextmanager
-def _sink(
-    out: Output, target: Path | None, count: int, kept: list[list[float]]
-) -> "Iterator[WriteVectors]":
-    """Where vectors go: a file, stdout, or `kept` for the document of --json."""
-    from gossamer.cli.run.vectors import json_lines, open_vectors
-
-    def to_stdout(texts: Sequence[str], vectors: "torch.Tensor") -> None:
-        sys.stdout.writelines(json_lines(texts, vectors))
-
-    if target is not None:
-        with open_vectors(target, count) as write:
-            yield write
-    elif out.json:
-        yield lambda _, vectors: kept.extend(vectors.tolist())
-    else:
-        yield to_stdout

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`gossamer run serve`: a model behind HTTP."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import click
+from click import FloatRange, IntRange, argument, option
 
 from gossamer import settings
 from gossamer.cli.shell import (
@@ -26,45 +26,46 @@ gossamer run serve demo:smollm2 --max-queue 32 --timeout 120
 """
 
 
-@gossamer_command("Answer over HTTP; also as OpenAI does.", _EXAMPLES, "serve")
-@click.argument("model", metavar="MODEL")
-@click.option(
+@gossamer_command("Answer over HTTP; also as OpenAI does.", _EXAMPLES)
+@argument("model")
+@option(
     "--host",
     default="127.0.0.1",
     help="Address to listen on; others than the loopback are open to the network.",
 )
-@click.option(
+@option(
     "--port",
-    type=click.IntRange(0, 65535),
+    type=IntRange(0, 65535),
     default=8000,
     help="0 takes a free one.",
 )
-@click.option(
+@option(
     "--max-queue",
     type=POSITIVE,
     default=256,
     help="Requests that may wait; others get 503.",
 )
-@click.option(
+@option(
     "--max-batch-tokens",
     type=POSITIVE,
     default=4096,
     help="Tokens of one call of the model.",
 )
-@click.option(
+@option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True, max=86400),
+    "timeout_seconds",
+    type=FloatRange(min=0, min_open=True, max=86400),
     default=60.0,
     help="Seconds for a request and its answer, or for the next token of a text.",
 )
-@click.option(
+@option(
     "--allow-host",
     "allow_hosts",
     metavar="NAME",
     multiple=True,
     help="Answer to this name, too, as a proxy may send it; repeat for more.",
 )
-@click.option(
+@option(
     "--api-key",
     metavar="KEY",
     help="What clients must send.  [default: GOSSAMER_API_KEY, which others cannot see in ps]",
@@ -74,17 +75,16 @@ gossamer run serve demo:smollm2 --max-queue 32 --timeout 120
 @threads_option
 def serve(  # noqa: PLR0913  (one argument per option)
     out: Output,
+    /,
     model: str,
     host: str,
     port: int,
-    max_queue: int,
-    max_batch_tokens: int,
-    timeout: float,
     allow_hosts: tuple[str, ...],
     api_key: str | None,
     precision: str,
     pooling: "Pooling",
     threads: int | None,
+    **asked: Any,
 ) -> None:
     """Answer /embed, /classify, /v1/embeddings, /v1/completions or /v1/chat/completions.
 
@@ -92,7 +92,14 @@ def serve(  # noqa: PLR0913  (one argument per option)
     or a packaged model such as minilm. /health, /metrics and /v1/models are always there. Stops on
     Ctrl-C or SIGTERM when the requests that run are finished.
     """
-    _require_extra()
+    from importlib.util import find_spec
+
+    for name in ("fastapi", "uvicorn", "prometheus_client"):
+        if find_spec(name) is None:
+            raise ResourceError(
+                f"{name} is not installed. Install the extra [serve]: pip install"
+                " 'gossamer[serve]'."
+            )
     import torch
 
     from gossamer.cli.models import load_source
@@ -107,15 +114,14 @@ def serve(  # noqa: PLR0913  (one argument per option)
         url_of,
     )
 
-    limits = Limits(max_queue=max_queue, max_batch_tokens=max_batch_tokens, timeout_seconds=timeout)
+    limits = Limits(**asked)
     key = settings.api_key() if api_key is None else api_key
     # Behind an address of the network stand names that nobody here knows.
     hosts = (host, *allow_hosts) if allow_hosts or is_loopback(host) else None
     access = Access(hosts, key)
     if threads is not None:
         torch.set_num_threads(threads)
-    listener = open_socket(host, port)
-    with listener:
+    with open_socket(host, port) as listener:
         url = url_of(listener)
         with out.stage("loading"):
             source = load_source(model, say=out.note)
@@ -128,17 +134,10 @@ def serve(  # noqa: PLR0913  (one argument per option)
                 f"warning: {host} can be reached from other machines, and no key is asked for:"
                 " whoever reaches this port can use the model. Set GOSSAMER_API_KEY."
             )
-        app = build_app(service, limits, access)
-        run_server(app, listener, limits, lambda: out.note(f"serving {service.name} on {url}"))
+        run_server(
+            build_app(service, limits, access),
+            listener,
+            limits,
+            lambda: out.note(f"serving {service.name} on {url}"),
+        )
     out.result({"model": service.name, "url": url})
-
-
-def _require_extra() -> None:
-    from importlib.util import find_spec
-
-    for name in ("fastapi", "uvicorn", "prometheus_client"):
-        if find_spec(name) is None:
-            raise ResourceError(
-                f"{name} is not installed. Install the extra [serve]: pip install"
-                " 'gossamer[serve]'."
-            )

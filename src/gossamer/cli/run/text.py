@@ -2,10 +2,9 @@
 """`gossamer run complete` and `gossamer run chat`: text from a pruned language model."""
 
 import sys
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-import click
+from click import Choice, FloatRange, argument, option
 
 from gossamer.cli.shell import (
     POSITIVE,
@@ -20,6 +19,7 @@ from gossamer.cli.shell import (
 if TYPE_CHECKING:
     from gossamer.cli.run.text_model import TextModel
 
+_DTYPES = Choice(["fp32", "bf16", "int8", "int4"])
 _COMPLETE = """
 gossamer run complete demo:smollm2 --prompt "The capital of France is"
 gossamer run complete pruned/ --prompt "Once" --dtype int4 --max-tokens 40
@@ -33,47 +33,47 @@ echo "What is a gosling?" | gossamer run chat demo:smollm2
 
 
 def _options(command: Any) -> Any:
-    for option in reversed(
+    for decorate in reversed(
         (
-            click.argument("model", metavar="MODEL"),
-            click.option(
+            argument("model"),
+            option(
                 "--dtype",
-                type=click.Choice(["fp32", "bf16", "int8", "int4"]),
+                type=_DTYPES,
                 default="int8",
                 help="What kept weights are stored in.",
             ),
-            click.option(
+            option(
                 "--head-dtype",
-                type=click.Choice(["fp32", "bf16", "int8", "int4"]),
+                type=_DTYPES,
                 help="The same for embeddings and head.  [default: --dtype, at least int8]",
             ),
-            click.option("--context", type=POSITIVE, help="Most tokens of prompt and answer."),
-            click.option("--max-tokens", type=POSITIVE, default=200, help="Of an answer."),
-            click.option(
+            option("--context", type=POSITIVE, help="Most tokens of prompt and answer."),
+            option("--max-tokens", type=POSITIVE, default=200, help="Of an answer."),
+            option(
                 "--temperature",
-                type=click.FloatRange(min=0),
+                type=FloatRange(min=0),
                 default=0.0,
                 help="0 takes the likeliest token always.",
             ),
-            click.option("--top-k", type=POSITIVE, help="Draw from so many tokens only."),
-            click.option(
+            option("--top-k", type=POSITIVE, help="Draw from so many tokens only."),
+            option(
                 "--top-p",
                 type=Fraction(low_open=True),
                 default=1.0,
                 help="Draw from the likeliest tokens that add up to this.",
             ),
-            click.option("--seed", type=int, default=0, help="Of the draws."),
+            option("--seed", type=int, default=0, help="Of the draws."),
             special_tokens_option,
             threads_option,
         )
     ):
-        command = option(command)
+        command = decorate(command)
     return command
 
 
 @gossamer_command("Continue a text.", _COMPLETE)
 @_options
-@click.option("--prompt", required=True, help="The text to continue.")
+@option("--prompt", required=True, help="The text to continue.")
 def complete(out: Output, /, prompt: str, **settings: Any) -> None:
     """Continue PROMPT with MODEL, as it is: no chat template.
 
@@ -81,13 +81,13 @@ def complete(out: Output, /, prompt: str, **settings: Any) -> None:
     Mistral model; it must come with its tokenizer.
     """
     model = _open(out, settings)
-    text = _tell(out, model, model.complete(prompt))
-    out.result({"text": text, **model.measured()}, *([] if out.json else [Verbatim("\n")]))
+    text = _tell(out, model, model.writer.prompt_ids(prompt, special_tokens=model.special_tokens))
+    out.result({"text": text, **model.measured()}, Verbatim("\n"))
 
 
 @gossamer_command("Talk to a model.", _CHAT)
 @_options
-@click.option("--system", help="What the model is told first.")
+@option("--system", help="What the model is told first.")
 def chat(out: Output, /, system: str | None, **settings: Any) -> None:
     """Talk to MODEL, which needs a chat template; an empty line or Ctrl-D ends.
 
@@ -97,19 +97,16 @@ def chat(out: Output, /, system: str | None, **settings: Any) -> None:
     turns = [{"role": "system", "content": system}] if system else []
     while question := _ask(out):
         turns.append({"role": "user", "content": question})
-        answer = _tell(out, model, model.answer(turns))
-        turns.append({"role": "assistant", "content": answer})
+        ids = model.writer.chat_ids(turns, special_tokens=model.special_tokens)
+        turns.append({"role": "assistant", "content": _tell(out, model, ids)})
     out.result({"turns": turns, **model.measured()})
 
 
 def _open(out: Output, settings: dict[str, Any]) -> "TextModel":
-    from gossamer.cli.run.text_model import TextModel
-    from gossamer.running.decoder import Sampling
+    from gossamer.cli.run.text_model import open_model
 
-    names = ("temperature", "top_k", "top_p", "seed")
-    sampling = Sampling(**{name: settings.pop(name) for name in names})
     with out.stage("loading and packing"):
-        model = TextModel.open(sampling=sampling, say=out.note, **settings)
+        model = open_model(say=out.note, **settings)
     out.note(model.summary)
     return model
 
@@ -120,13 +117,13 @@ def _ask(out: Output) -> str:
     return sys.stdin.readline().strip()
 
 
-def _tell(out: Output, model: "TextModel", pieces: Iterable[str]) -> str:
-    """Show a text while it is made, then its speed; the whole text."""
-    told = []
-    for piece in pieces:
-        told.append(piece)
+def _tell(out: Output, model: "TextModel", ids: list[int]) -> str:
+    """Show what follows the tokens while it is made, then its speed; the whole text."""
+    told = ""
+    for piece in model.run(ids):
+        told += piece
         if not out.json:
             sys.stdout.write(piece)
             sys.stdout.flush()
     out.note(f"\n{model.speed}")
-    return "".join(told)
+    return told

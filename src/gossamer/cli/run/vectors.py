@@ -9,6 +9,7 @@ import os
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -36,8 +37,7 @@ def open_vectors(path: Path, count: int) -> Iterator[WriteVectors]:
     part = path.with_name(f"{path.name}.tmp-{uuid.uuid4().hex}")
     try:
         with part.open("xb") as file:
-            writer = _Matrix(file, count) if path.suffix == ".npy" else _Lines(file)
-            yield writer
+            yield partial(_add_rows if path.suffix == ".npy" else _add_lines, file, count)
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
@@ -61,26 +61,16 @@ def json_lines(texts: Sequence[str], vectors_ND: torch.Tensor) -> Iterator[str]:
         yield f'{{"text": {json.dumps(text)}, "vector": [{numbers}]}}\n'
 
 
-class _Lines:
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-
-    def __call__(self, texts: Sequence[str], vectors_ND: torch.Tensor) -> None:
-        self._file.write("".join(json_lines(texts, vectors_ND)).encode("ascii"))
+def _add_lines(file: BinaryIO, _: int, texts: Sequence[str], vectors_ND: torch.Tensor) -> None:
+    file.write("".join(json_lines(texts, vectors_ND)).encode("ascii"))
 
 
-class _Matrix:
-    def __init__(self, file: BinaryIO, count: int) -> None:
-        self._file, self._count, self._started = file, count, False
-
-    def __call__(self, texts: Sequence[str], vectors_ND: torch.Tensor) -> None:
-        _check_finite(vectors_ND)
-        if not self._started:
-            shape = (self._count, vectors_ND.shape[1])
-            header = {"descr": "<f4", "fortran_order": False, "shape": shape}
-            np.lib.format.write_array_header_1_0(self._file, header)
-            self._started = True
-        self._file.write(vectors_ND.numpy().astype("<f4").tobytes())
+def _add_rows(file: BinaryIO, count: int, _: Sequence[str], vectors_ND: torch.Tensor) -> None:
+    _check_finite(vectors_ND)
+    if not file.tell():
+        header = {"descr": "<f4", "fortran_order": False, "shape": (count, vectors_ND.shape[1])}
+        np.lib.format.write_array_header_1_0(file, header)
+    file.write(vectors_ND.numpy().astype("<f4").tobytes())
 
 
 def _check_finite(vectors_ND: torch.Tensor) -> None:

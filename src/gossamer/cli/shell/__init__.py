@@ -3,41 +3,41 @@
 
 A command is a function under `@gossamer_command(...)` that gets an `Output`: it notes what it does,
 shows the stages of long work and gives one result, a document for --json and tables for people.
-`grid_exit` and `resuming` are for commands that train; they need torch and are not loaded here.
+`grid_exit` is for commands that train; it needs torch and is not loaded here.
 """
 
-from gossamer.cli.shell.command import Command, gossamer_command
-from gossamer.cli.shell.failures import explain_failure
+from gossamer.cli.shell.command import gossamer_command, resume_command
+from gossamer.cli.shell.failures import tell_failure
 from gossamer.cli.shell.mistakes import CommandGroup
-from gossamer.cli.shell.output import Output, Verbatim, table, write_json
+from gossamer.cli.shell.output import Output, Verbatim, comparison_table, table
 from gossamer.cli.shell.parameters import (
+    PATH,
     POSITIVE,
     SPARSITY,
     Fraction,
-    Shape,
+    artifact_option,
     pooling_option,
     precision_option,
     special_tokens_option,
     threads_option,
 )
-from gossamer.cli.shell.progress import ProgressStage
 
 __all__ = [
+    "PATH",
     "POSITIVE",
     "SPARSITY",
-    "Command",
     "CommandGroup",
     "Fraction",
     "Output",
-    "ProgressStage",
-    "Shape",
     "Verbatim",
-    "explain_failure",
+    "artifact_option",
+    "comparison_table",
     "gossamer_command",
     "pooling_option",
     "precision_option",
+    "resume_command",
     "special_tokens_option",
     "table",
+    "tell_failure",
     "threads_option",
-    "write_json",
 ]

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The click command all of ours are: shared options, worked examples, clean stdout."""
 
+import os
+import shlex
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,28 +19,28 @@ class Command(click.Command):
     The callback returns an exit code or None. `examples` are lines shown as they are in --help.
     """
 
-    def __init__(self, *args: Any, examples: str = "", **kwargs: Any) -> None:
+    def __init__(self, *args: Any, examples: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.context_settings["show_default"] = True
-        self.examples = tuple(line.strip() for line in examples.strip().splitlines())
-        self.params += [
-            click.Option(["--json", "as_json"], is_flag=True, help="One JSON document on stdout."),
-            click.Option(["-q", "--quiet"], is_flag=True, help="No progress, no notes."),
-            click.Option(["--debug"], is_flag=True, help="Show the traceback of an error."),
-        ]
+        self.examples = examples.strip().splitlines()
+        flags = (
+            (["--json", "as_json"], "One JSON document on stdout."),
+            (["-q", "--quiet"], "No progress, no notes."),
+            (["--debug"], "Show the traceback of an error."),
+        )
+        self.params += [click.Option(names, is_flag=True, help=text) for names, text in flags]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """As click does it; first, what was forgotten is told with the line to type."""
-        check_words(self, ctx, args)
+        check_words(ctx, args)
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> None:
         """Run the callback with stdout guarded, then write its result."""
         ctx.params.pop("debug")
-        out = Output(
-            command_name(ctx), json=ctx.params.pop("as_json"), quiet=ctx.params.pop("quiet")
-        )
-        ctx.obj = out
+        # The command as typed after `gossamer`.
+        name = ctx.command_path.partition(" ")[2]
+        ctx.obj = out = Output(name, ctx.params.pop("as_json"), ctx.params.pop("quiet"))
         with out.guard_stdout():
             code = super().invoke(ctx)
         out.flush()
@@ -46,8 +49,6 @@ class Command(click.Command):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The examples, unwrapped so that they can be pasted."""
-        if not self.examples:
-            return
         with formatter.section("Examples"):
             for line in self.examples:
                 formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
@@ -65,12 +66,17 @@ def gossamer_command(
     """
 
     def made(function: Callable[..., Any]) -> click.Command:
-        settings: dict[str, Any] = {"examples": examples, "short_help": short_help}
-        return click.command(name, cls=Command, **settings)(click.pass_obj(function))
+        return click.command(name, Command, examples=examples, short_help=short_help)(
+            click.pass_obj(function)
+        )
 
     return made
 
 
-def command_name(ctx: click.Context) -> str:
-    """The command as typed after `gossamer`."""
-    return " ".join(ctx.command_path.split()[1:])
+def resume_command() -> str:
+    """The command line that was typed, with --resume: how a run that was stopped goes on."""
+    arguments = [word for word in sys.argv[1:] if word != "--resume"]
+    start = ["gossamer"]
+    if world := os.environ.get("LOCAL_WORLD_SIZE"):
+        start = ["torchrun", "--nproc-per-node", world, "-m", "gossamer"]
+    return shlex.join([*start, *arguments, "--resume"])

@@ -5,7 +5,6 @@ import atexit
 import os
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -28,21 +27,14 @@ def ends_for_good() -> Iterator[None]:
         yield
     except BaseException as error:
         if dist.is_initialized():
-            code = _exit_code(error)
+            code = explain_failure(error).exit_code
+            if isinstance(error, SystemExit) and isinstance(error.code, int):
+                code = error.code
             atexit.register(_leave, code)
-            threading.Thread(target=_leave_later, args=(code,), name="exit", daemon=True).start()
+            timer = threading.Timer(_UNWINDING_SECONDS, _leave, (code,))
+            timer.daemon = True
+            timer.start()
         raise
-
-
-def _exit_code(error: BaseException) -> int:
-    if isinstance(error, SystemExit) and isinstance(error.code, int):
-        return error.code
-    return explain_failure(error).exit_code
-
-
-def _leave_later(code: int) -> None:
-    time.sleep(_UNWINDING_SECONDS)
-    _leave(code)
 
 
 def _leave(code: int) -> None:

@@ -7,25 +7,25 @@ click says what it tripped over; here people are told what they left out, and th
 import difflib
 import itertools
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import click
 
 
-def check_words(command: click.Command, ctx: click.Context, words: Sequence[str]) -> None:
+def check_words(ctx: click.Context, words: Sequence[str]) -> None:
     """Raise UsageError where a value, a flag or something required was forgotten."""
     if ctx.resilient_parsing or any(word in ctx.help_option_names for word in words):
         return
-    _check_values(command, ctx, words)
+    _check_values(ctx, words)
     try:
-        found, extra, _ = command.make_parser(ctx).parse_args(list(words))
+        found, extra, _ = ctx.command.make_parser(ctx).parse_args(list(words))
     except click.NoSuchOption as error:
-        raise _mistake(ctx, _about_option(command, ctx, error.option_name), usage(ctx)) from error
+        raise _mistake(ctx, _about_option(ctx, error.option_name)) from error
     except click.ClickException:
         return
     if extra:
-        raise _mistake(ctx, _about_extra(command, ctx, words, extra[0]), usage(ctx))
-    _check_required(command, ctx, words, found)
+        raise _mistake(ctx, _about_extra(ctx, words, extra[0]))
+    _check_required(ctx, words, found)
 
 
 # Names that are less alike are no help.
@@ -47,7 +47,7 @@ class CommandGroup(click.Group):
         return super().resolve_command(ctx, args)
 
 
-def usage(ctx: click.Context) -> str:
+def _usage(ctx: click.Context) -> str:
     """Arguments and what must be given; below it the first example that the command has."""
     words = [ctx.command_path]
     for param in ctx.command.get_params(ctx):
@@ -55,18 +55,18 @@ def usage(ctx: click.Context) -> str:
             words.append(param.make_metavar(ctx))
         elif isinstance(param, click.Option) and param.required:
             words.append(f"{param.opts[0]} {_placeholder(param)}")
-    examples = getattr(ctx.command, "examples", ())
-    return "\n  ".join(dict.fromkeys([" ".join(words), *examples[:1]]))
+    return "\n  ".join(dict.fromkeys([" ".join(words), *getattr(ctx.command, "examples", ())[:1]]))
 
 
-def _mistake(ctx: click.Context, text: str, line: str) -> click.UsageError:
+def _mistake(ctx: click.Context, text: str, line: str | None = None) -> click.UsageError:
     # Without the context: the line to type comes last, where the eye is.
-    return click.UsageError(f"{text} See '{ctx.command_path} --help', or write:\n  {line}")
+    where = f"See '{ctx.command_path} --help', or write:\n  {line or _usage(ctx)}"
+    return click.UsageError(f"{text} {where}")
 
 
-def _about_option(command: click.Command, ctx: click.Context, name: str) -> str:
+def _about_option(ctx: click.Context, name: str) -> str:
     """What an unknown option may have been meant as."""
-    flags = [flag for flag, _ in _flags(command, ctx)]
+    flags = _flags(ctx)
     text = f"there is no option {name}."
     if near := difflib.get_close_matches(name, flags, n=1, cutoff=_ALIKE):
         return f"{text} Did you mean {near[0]}?"
@@ -75,21 +75,20 @@ def _about_option(command: click.Command, ctx: click.Context, name: str) -> str:
     return text
 
 
-def _check_values(command: click.Command, ctx: click.Context, words: Sequence[str]) -> None:
+def _check_values(ctx: click.Context, words: Sequence[str]) -> None:
     """An option that swallowed the next option as its value."""
-    flags = dict(_flags(command, ctx))
-    for word, following in itertools.pairwise([*words, None]):
+    flags = _flags(ctx)
+    for word, following in itertools.zip_longest(words, words[1:]):
         if word == "--":
             return
-        param = None if word is None else flags.get(word)
+        param = flags.get(word)
         if param is None or param.is_flag:
             continue
         value = _placeholder(param)
         if following is None or (not following and isinstance(param.type, click.Path)):
-            what = _first_sentence(param.help)
-            typed = [word for word in words if word]
-            line = shlex.join([*ctx.command_path.split(), *typed]) + f" {value}"
-            raise _mistake(ctx, f"{word} needs a value behind it{what}.", line)
+            typed = [*ctx.command_path.split(), *filter(None, words)]
+            text = f"{word} needs a value behind it{_first_sentence(param.help)}."
+            raise _mistake(ctx, text, f"{shlex.join(typed)} {value}")
         if following in flags:
             raise _mistake(
                 ctx,
@@ -98,45 +97,39 @@ def _check_values(command: click.Command, ctx: click.Context, words: Sequence[st
             )
 
 
-def _check_required(
-    command: click.Command, ctx: click.Context, words: Sequence[str], found: dict[str, object]
-) -> None:
+def _check_required(ctx: click.Context, words: Sequence[str], found: dict[str, object]) -> None:
     """All that is missing at once."""
-    missing = [
-        param
-        for param in command.get_params(ctx)
-        if param.required and not _is_given(found.get(param.name or ""))
-    ]
-    if not missing:
-        return
-    arguments = [param for param in missing if isinstance(param, click.Argument)]
-    if arguments:
-        raise _mistake(ctx, f"Missing argument {arguments[0].make_metavar(ctx)}.", usage(ctx))
-    options = [param for param in missing if isinstance(param, click.Option)]
-    names = " and ".join(f"{param.opts[0]}{_first_sentence(param.help)}" for param in options)
-    added = " ".join(f"{param.opts[0]} {_placeholder(param)}" for param in options)
-    line = shlex.join([*ctx.command_path.split(), *words])
-    raise _mistake(ctx, f"Missing option {names}.", f"{line} {added}")
+    names, added = [], []
+    for param in ctx.command.get_params(ctx):
+        value = found.get(param.name or "")
+        # click's parser says None or a mark of its own, by version, where nothing was given.
+        given = isinstance(value, str) or (isinstance(value, list | tuple) and value)
+        if given or not param.required:
+            continue
+        if isinstance(param, click.Argument):
+            raise _mistake(ctx, f"Missing argument {param.make_metavar(ctx)}.")
+        if isinstance(param, click.Option):
+            names.append(f"{param.opts[0]}{_first_sentence(param.help)}")
+            added.append(f"{param.opts[0]} {_placeholder(param)}")
+    if names:
+        line = shlex.join([*ctx.command_path.split(), *words])
+        raise _mistake(ctx, f"Missing option {' and '.join(names)}.", f"{line} {' '.join(added)}")
 
 
-def _is_given(value: object) -> bool:
-    # click's parser says None or a mark of its own, by version, where nothing was given.
-    return isinstance(value, str) or (isinstance(value, list | tuple) and bool(value))
-
-
-def _about_extra(
-    command: click.Command, ctx: click.Context, words: Sequence[str], extra: str
-) -> str:
+def _about_extra(ctx: click.Context, words: Sequence[str], extra: str) -> str:
     """Which option a value without one is likely to belong to."""
-    flags = list(_flags(command, ctx))
-    given = {param.name for word, param in flags if word in words}
-    open_ones = [param for _, param in flags if param.name not in given and not param.is_flag]
+    flags = _flags(ctx)
+    given = {param.name for word, param in flags.items() if word in words}
     # What must be given comes first, and a number is not taken for a path.
-    fitting = [param for param in open_ones if _takes(param, extra, ctx)]
-    best = next(iter(sorted(fitting, key=lambda param: not param.required)), None)
+    fitting = [
+        param
+        for param in flags.values()
+        if param.name not in given and not param.is_flag and _takes(param, extra, ctx)
+    ]
     start = f"{extra!r} belongs to no argument and no option"
-    if best is None:
+    if not fitting:
         return f"{start}."
+    best = min(fitting, key=lambda param: not param.required)
     return (
         f"{start}: a value stands behind its flag. Did you mean {best.opts[0]}"
         f" {shlex.quote(extra)}?"
@@ -145,10 +138,8 @@ def _about_extra(
 
 def _takes(param: click.Option, word: str, ctx: click.Context) -> bool:
     """Whether `word` looks like a value of this option: numbers for numbers, words for others."""
-    is_number = word[:1].isdigit() or word[:1] == "."
-    is_free = isinstance(param.type, click.types.StringParamType | click.Path)
-    if is_free:
-        return param.required and not is_number
+    if isinstance(param.type, click.types.StringParamType | click.Path):
+        return param.required and not (word[:1].isdigit() or word[:1] == ".")
     try:
         param.type.convert(word, param, ctx)
     except click.ClickException:
@@ -156,11 +147,13 @@ def _takes(param: click.Option, word: str, ctx: click.Context) -> bool:
     return True
 
 
-def _flags(command: click.Command, ctx: click.Context) -> Iterator[tuple[str, click.Option]]:
-    for param in command.get_params(ctx):
-        if isinstance(param, click.Option):
-            for name in (*param.opts, *param.secondary_opts):
-                yield name, param
+def _flags(ctx: click.Context) -> dict[str, click.Option]:
+    return {
+        name: param
+        for param in ctx.command.get_params(ctx)
+        if isinstance(param, click.Option)
+        for name in (*param.opts, *param.secondary_opts)
+    }
 
 
 def _placeholder(param: click.Option) -> str:

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a command shows: one JSON document or tables on stdout, everything else on stderr."""
+"""What a command shows: one JSON document or tables on stdout, everything else on stderr.
 
-import contextlib
+Progress of long work is a live line with ETA on a terminal, and plain lines elsewhere.
+"""
+
 import json
 import math
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gossamer.cli.shell.progress import ProgressStage, run_stage
 from gossamer.plain_data import map_leaves
 
 if TYPE_CHECKING:
@@ -21,10 +24,78 @@ if TYPE_CHECKING:
 SCHEMA = 1
 # A table in a log file should not be folded as if it were a narrow terminal.
 _PIPE_WIDTH = 140
+# How often a pipe or a log file gets a line while a stage runs.
+PLAIN_SECONDS = 5.0
 
 
 class Verbatim(str):
     """Text that is shown as it is: a file or JSON, never folded to the width of a terminal."""
+
+
+class ProgressStage:
+    """A step of work that is under way; this one says nothing."""
+
+    def advance(self, amount: int = 1) -> None:
+        """Say that `amount` more of the total is done."""
+
+
+@contextmanager
+def run_stage(title: str, total: int | None, screen: "Console | None") -> Iterator[ProgressStage]:
+    """Show `title` on a console of stderr until the block ends; without one nothing is shown."""
+    start = time.monotonic()
+    if screen is None:
+        yield ProgressStage()
+    elif screen.is_terminal and not screen.is_dumb_terminal:
+        with _live(title, total, screen) as stage:
+            yield stage
+        screen.print(f"{title}: {time.monotonic() - start:.1f} s", markup=False, highlight=False)
+    else:
+        yield PlainStage(title, total)
+        _line(f"{title}: done in {time.monotonic() - start:.1f} s")
+
+
+class PlainStage(ProgressStage):
+    """One line at the start, one every few seconds."""
+
+    def __init__(self, title: str, total: int | None) -> None:
+        self._title, self._total, self._done = title, total, 0
+        self._start = self._last = time.monotonic()
+        _line(f"{title} ...")
+
+    def advance(self, amount: int = 1) -> None:
+        """Count, and print if the last line is old."""
+        self._done += amount
+        now = time.monotonic()
+        if self._total and self._done < self._total and now - self._last >= PLAIN_SECONDS:
+            self._last = now
+            left = (now - self._start) * (self._total - self._done) / self._done
+            _line(f"{self._title}: {self._done / self._total:.0%}, about {left:.0f} s left")
+
+
+def _line(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+@contextmanager
+def _live(title: str, total: int | None, screen: "Console") -> Iterator[ProgressStage]:
+    from rich import progress
+
+    columns: list[progress.ProgressColumn] = [
+        progress.SpinnerColumn(),
+        progress.TextColumn("{task.description}", markup=False),
+    ]
+    if total is not None:
+        columns += [progress.BarColumn(), progress.TimeRemainingColumn()]
+    columns.append(progress.TimeElapsedColumn())
+    with progress.Progress(*columns, console=screen, transient=True) as bar:
+        task = bar.add_task(title, total=total)
+
+        class LiveStage(ProgressStage):
+            def advance(self, amount: int = 1) -> None:
+                bar.advance(task, amount)
+
+        yield LiveStage()
 
 
 @dataclass
@@ -57,20 +128,13 @@ class Output:
         if not self.quiet:
             console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
 
-    @contextlib.contextmanager
-    def stage(self, title: str, total: int | None = None) -> Iterator[ProgressStage]:
+    def stage(self, title: str, total: int | None = None) -> AbstractContextManager[ProgressStage]:
         """Progress of one step of long work: a live line on a terminal, plain lines elsewhere."""
-        with run_stage(title, total, quiet=self.quiet) as stage:
-            yield stage
+        return run_stage(title, total, None if self.quiet else console(stderr=True))
 
-    @contextlib.contextmanager
-    def guard_stdout(self) -> Iterator[None]:
+    def guard_stdout(self) -> AbstractContextManager[object]:
         """Keep stdout clean while a command works: what libraries print goes to stderr."""
-        if not self.json:
-            yield
-            return
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
+        return redirect_stdout(sys.stderr) if self.json else nullcontext()
 
     def flush(self) -> None:
         """Write the result."""
@@ -87,10 +151,7 @@ class Output:
 def comparison_table(comparison: "Comparison") -> "Table":
     """Models side by side, one line per figure."""
     head, *rows = comparison.cells()
-    shown = table(head[0], *(f">{text}" for text in head[1:]))
-    for row in rows:
-        shown.add_row(*row)
-    return shown
+    return table(head[0], *(f">{text}" for text in head[1:]), rows=rows)
 
 
 def console(stderr: bool = False) -> "Console":
@@ -110,8 +171,11 @@ def table(*columns: str, rows: Iterable[Iterable[str]] = ()) -> "Table":
 
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for column in columns:
-        right = column.startswith(">")
-        made.add_column(column.lstrip(">"), justify="right" if right else "left", overflow="fold")
+        made.add_column(
+            column.lstrip(">"),
+            justify="right" if column.startswith(">") else "left",
+            overflow="fold",
+        )
     for row in rows:
         made.add_row(*row)
     return made
@@ -128,4 +192,4 @@ def _plain(value: Any) -> Any:
     """Only what JSON has: no infinities, no paths."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+    return value if value is None or isinstance(value, int | float | str) else str(value)

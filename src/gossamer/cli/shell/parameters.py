@@ -1,31 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options and their types that commands share; each refuses a bad value with what it wants."""
 
-import re
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
+from click import Choice, IntRange, option
 
 from gossamer.recipes import is_percentage, parse_fraction
 
 
-class Shape(click.ParamType):  # type: ignore[type-arg]  # generic in new click only
-    """`768x3072` as (outputs, inputs)."""
-
-    name = "OUTxIN"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, int]:
-        """The two sizes."""
-        if isinstance(value, tuple):
-            return value
-        match = re.fullmatch(r"(\d+)x(\d+)", value)
-        if match is None or "0" in match.groups():
-            self.fail(f"{value!r} is no shape; expected outputs x inputs, as in 768x3072.")
-        return int(match[1]), int(match[2])
-
-
+@dataclass(eq=False)
 class Fraction(click.ParamType):  # type: ignore[type-arg]  # generic in new click only
     """A part of a whole: `0.9` or `90%`. One type for all options, so that all of them read alike.
 
@@ -39,17 +25,11 @@ class Fraction(click.ParamType):  # type: ignore[type-arg]  # generic in new cli
 
     name = "fraction"
 
-    def __init__(
-        self,
-        low: float = 0.0,
-        high: float = 1.0,
-        *,
-        low_open: bool = False,
-        high_open: bool = False,
-        example: float = 0.9,
-    ) -> None:
-        self._low, self._high, self._example = low, high, example
-        self._low_open, self._high_open = low_open, high_open
+    low: float = 0.0
+    high: float = 1.0
+    low_open: bool = False
+    high_open: bool = False
+    example: float = 0.9
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -57,20 +37,21 @@ class Fraction(click.ParamType):  # type: ignore[type-arg]  # generic in new cli
         """The number, if it is in the range; one that was meant as a percentage is told so."""
         number = parse_fraction(value) if isinstance(value, str) else float(value)
         legal = (
-            f"in {'(' if self._low_open else '['}{self._low:g},"
-            f" {self._high:g}{')' if self._high_open else ']'}"
+            f"in {'(' if self.low_open else '['}{self.low:g},"
+            f" {self.high:g}{')' if self.high_open else ']'}"
         )
         if number is None:
             self.fail(
-                f"{value!r} is no number; it must be {legal}, as in {self._example:g} or"
-                f" {self._example:.0%}."
+                f"{value!r} is no number; it must be {legal}, as in {self.example:g} or"
+                f" {self.example:.0%}."
             )
         # Where more than the whole is legal, a bare 1 may be meant as one per cent.
         with_sign = is_percentage(str(value))
-        is_plain = self._high <= 1 or number < 1 or with_sign
-        above = self._low < number or (number == self._low and not self._low_open)
-        below = number < self._high or (number == self._high and not self._high_open)
-        if above and below and is_plain:
+        is_plain = self.high <= 1 or number < 1 or with_sign
+        at_open_end = (self.low_open and number == self.low) or (
+            self.high_open and number == self.high
+        )
+        if self.low <= number <= self.high and not at_open_end and is_plain:
             return number
         advice = ""
         if 1 <= number < 100 and not with_sign:
@@ -80,21 +61,23 @@ class Fraction(click.ParamType):  # type: ignore[type-arg]  # generic in new cli
 
 
 SPARSITY = Fraction(high_open=True)
-POSITIVE = click.IntRange(min=1)
+POSITIVE = IntRange(min=1)
+PATH = click.Path(path_type=Path)
 
-precision_option = click.option(
+artifact_option = option("-o", "--out", "target", type=PATH, required=True, help="Artifact folder.")
+precision_option = option(
     "--precision",
-    type=click.Choice(["fp32", "int8"]),
+    type=Choice(["fp32", "int8"]),
     default="fp32",
     help="Lowest precision that kernels may compute in.",
 )
-pooling_option = click.option(
+pooling_option = option(
     "--pooling",
-    type=click.Choice(["mean", "cls"]),
+    type=Choice(["mean", "cls"]),
     default="mean",
     help="Of embeddings: mean of all tokens, or the first token.",
 )
-threads_option = click.option("--threads", type=POSITIVE, help="[default: as torch has it]")
-special_tokens_option = click.option(
+threads_option = option("--threads", type=POSITIVE, help="[default: as torch has it]")
+special_tokens_option = option(
     "--special-tokens", is_flag=True, help="Read special tokens where texts spell them."
 )

@@ -14,7 +14,7 @@ import numpy as np
 from gossamer.errors import InputError
 from gossamer.planner.staged.curves import KaplanCurve, LossCurve
 
-# Slopes d log(loss) / d log(compute) at which to grow, and to stop, as published (arXiv 2203.06211).
+# Slopes d log(loss) / d log(compute) at which to grow, and to stop: arXiv 2203.06211.
 TAU = {"depth": -0.0575, "width": -0.0475, "depth and width": -0.03}
 TAU_STOP = -0.052
 # How many times as many parameters a doubling makes.
