@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.formats.grid import Grid, int4_grid, offsets_grid, on_grid, row_grid
+from gossamer.formats.grid import Grid, int4_grid, offsets_grid, row_grid
 from gossamer.nn.layers import CompactWeight, MaskedWeight
 from gossamer.ops.training import gather
 
@@ -84,7 +84,7 @@ def _check_float32(weight: torch.Tensor) -> None:
 
 def _rounded(weight: torch.Tensor, grid: Grid) -> torch.Tensor:
     _check_float32(weight)
-    return on_grid(weight.flatten(1), grid).view_as(weight)
+    return grid.rounded(weight.flatten(1)).view_as(weight)
 
 
 def _grid(layer: nn.Module, weight: torch.Tensor, to: Rounding, density: float) -> Grid:

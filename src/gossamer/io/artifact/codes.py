@@ -11,17 +11,8 @@ from typing import Literal
 import torch
 
 from gossamer.errors import ArtifactError, FormatError
-from gossamer.formats import SparseMatrix, decode
-from gossamer.formats import grid as grids
-from gossamer.formats.grid import (
-    Grid,
-    check_scales,
-    find_grid,
-    pack_codes,
-    packed_bytes,
-    unpack_codes,
-)
-from gossamer.formats.matrix import Levels, matrix_shape
+from gossamer.formats import SparseMatrix, decode, matrix_shape
+from gossamer.formats.grid import Grid, Levels, find_grid
 from gossamer.io.artifact.inventory import Slot
 from gossamer.io.artifact.manifest import CodesEntry, DenseEntry, SparseEntry, TensorEntry
 from gossamer.io.artifact.piece import Arrays, Piece, array_key
@@ -54,8 +45,8 @@ def coded_dense(slot: Slot) -> Piece | None:
     rows, columns = matrix = matrix_shape(slot.shape)
 
     def arrays() -> Arrays:
-        codes_RK, scales_RG, offsets_RG = grids.encode(slot.tensor.detach().reshape(matrix), grid)
-        stored = {CODES: pack_codes(codes_RK, grid), SCALES: scales_RG}
+        codes_RK, scales_RG, offsets_RG = grid.encode(slot.tensor.detach().reshape(matrix))
+        stored = {CODES: grid.pack(codes_RK), SCALES: scales_RG}
         if offsets_RG is not None:
             stored[OFFSETS] = offsets_RG
         return {array_key(slot.name, name): data for name, data in stored.items()}
@@ -64,14 +55,14 @@ def coded_dense(slot: Slot) -> Piece | None:
         shape, codes = slot.shape, _entry(grid, matrix)
         return DenseEntry(file=file, shape=shape, dtype="float32", codes=codes)
 
-    num_bytes = packed_bytes(rows * columns, grid.bits) + scale_bytes(matrix, grid)
+    num_bytes = grid.packed_bytes(rows * columns) + scale_bytes(matrix, grid)
     return Piece(slot.name, num_bytes, arrays, entry)
 
 
 def as_codes(arrays: Arrays, levels: Levels) -> tuple[Arrays, CodesEntry]:
     """Arrays of a format whose values are codes, as a file holds these, and what they stand for."""
     values = arrays.pop(VALUES)
-    arrays |= {CODES: pack_codes(values, levels.grid), SCALES: levels.scales}
+    arrays |= {CODES: levels.grid.pack(values), SCALES: levels.scales}
     return arrays, _entry(levels.grid, tuple(values.shape))
 
 
@@ -85,7 +76,7 @@ def stored_arrays(entry: DenseEntry) -> tuple[str, ...]:
 def decode_dense(entry: DenseEntry, arrays: Arrays, where: str) -> torch.Tensor:
     """The weight behind codes."""
     grid, codes_RK = _read(entry.codes, arrays, where)
-    return grids.decode(codes_RK, arrays[SCALES], arrays.get(OFFSETS), grid).view(entry.shape)
+    return grid.decode(codes_RK, arrays[SCALES], arrays.get(OFFSETS)).view(entry.shape)
 
 
 def decode_sparse(entry: SparseEntry, arrays: Arrays, pattern: Pattern, where: str) -> SparseMatrix:
@@ -120,9 +111,7 @@ def check_coded(
     grid = Grid(codes.bits, codes.span, codes.offsets)
     scales = (dtype_name(grid.scale_dtype), (matrix[0], grid.num_spans(matrix[1])))
     expected = {
-        CODES: ("int8", codes.shape)
-        if codes.bits == 8
-        else ("uint8", (packed_bytes(count, codes.bits),)),
+        CODES: ("int8", codes.shape) if codes.bits == 8 else ("uint8", (grid.packed_bytes(count),)),
         SCALES: scales,
         **({OFFSETS: scales} if codes.offsets else {}),
     }
@@ -136,8 +125,8 @@ def _read(entry: CodesEntry | None, arrays: Arrays, where: str) -> tuple[Grid, t
     if entry is None:
         raise FormatError(f"{where}: has no codes.")
     grid = Grid(entry.bits, entry.span, entry.offsets)
-    check_scales(arrays[SCALES], arrays.get(OFFSETS), grid, where)
-    return grid, unpack_codes(arrays[CODES], entry.shape, grid, where)
+    grid.check_scales(arrays[SCALES], arrays.get(OFFSETS), where)
+    return grid, grid.unpack(arrays[CODES], entry.shape, where)
 
 
 def _entry(grid: Grid, shape: tuple[int, ...]) -> CodesEntry:

@@ -7,9 +7,8 @@ from typing import Literal
 import torch
 
 from gossamer.errors import ArtifactError, FormatError, PatternError, RegistryError
-from gossamer.formats import SparseMatrix
-from gossamer.formats.bits import check_bits, count_bits, unpack_bits
-from gossamer.formats.matrix import mask_digest
+from gossamer.formats import Positions, SparseMatrix
+from gossamer.formats.bits import check_bits, unpack_bits
 from gossamer.io.artifact.agreement import parse_mask_pattern
 from gossamer.io.artifact.codes import decode_dense, decode_sparse, stored_arrays
 from gossamer.io.artifact.manifest import DenseEntry, Manifest, MaskEntry, SparseEntry
@@ -84,7 +83,8 @@ def _decode_mask(
         pattern.validate(mask, where)
     except (FormatError, PatternError) as error:
         raise ArtifactError(str(error)) from error
-    _check_mask(entry, count_bits(bits_RB), mask_digest(bits_RB, matrix), where)
+    positions = Positions(bits_RB, matrix)
+    _check_mask(entry, positions.nnz, positions.digest, where)
     return TiedMask(mask, pattern)
 
 

@@ -17,7 +17,6 @@ from torch import nn
 from gossamer.errors import InputError, WeightIsCompact
 from gossamer.formats import Positions, SparseMatrix
 from gossamer.formats.bits import count_bits, pack_bits
-from gossamer.formats.matrix import mask_digest
 from gossamer.nn.layers.dense_home import MayGiveUpValues
 from gossamer.nn.layers.mask_rules import check_float_weight, check_layer_mask, fault_in_stored_mask
 from gossamer.nn.layers.sparse_layer import SparseLayer
@@ -101,7 +100,7 @@ class CompactWeight(MayGiveUpValues, HasNoWeight, SparseLayer):
 
     def mask_digest(self) -> str:
         """sha256 (hex) of shape and mask, to compare ranks and files."""
-        return mask_digest(self.mask_bits, self.matrix_shape)
+        return Positions(self.mask_bits, self.weight_shape).digest
 
     def dense_weight(self) -> torch.Tensor:
         """A copy of the weight in its own shape, exact zeros included; no gradients."""

@@ -19,7 +19,6 @@ from torch.nn.functional import linear
 from gossamer.errors import InputError
 from gossamer.formats import Positions, SparseMatrix
 from gossamer.formats.bits import pack_bits, unpack_bits
-from gossamer.formats.matrix import mask_digest
 from gossamer.nn.layers.mask_rules import check_float_weight, check_layer_mask, fault_in_stored_mask
 from gossamer.nn.layers.sparse_layer import SparseLayer
 from gossamer.ops.conv import ConvSettings
@@ -120,7 +119,7 @@ class MaskedWeight(SparseLayer):
 
     def mask_digest(self) -> str:
         """sha256 (hex) of shape and mask."""
-        return mask_digest(self.mask_bits, self.matrix_shape)
+        return Positions(self.mask_bits, self.weight_shape).digest
 
     def set_mask(self, mask: torch.Tensor) -> None:
         """Move the mask. Dropped weights become 0, grown ones start at 0.

@@ -19,11 +19,17 @@ TOP = 15
 _REACHES = (1.0, 0.93, 0.86)
 
 
-def spans_of(weight_RK: torch.Tensor, span: int) -> torch.Tensor:
-    """[R, G, S]; the last column stands for those that are missing in the last span."""
-    missing = -weight_RK.shape[1] % span
+def encode(weight_RK: torch.Tensor, span: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Codes [R, K], scales and offsets [R, G] of weights that are on the grid."""
+    num_rows, num_columns = weight_RK.shape
+    # The last column stands for those that are missing in the last span.
+    missing = -num_columns % span
     padded = F.pad(weight_RK[None], (0, missing), mode="replicate")[0] if missing else weight_RK
-    return padded.reshape(weight_RK.shape[0], -1, span)
+    spans_GS = padded.reshape(-1, span)
+    scales, offsets = find_levels(spans_GS)
+    codes = codes_of(spans_GS, scales, offsets).to(torch.int8)
+    codes_RK = codes.view(num_rows, -1)[:, :num_columns].contiguous()
+    return codes_RK, scales.view(num_rows, -1), offsets.view(num_rows, -1)
 
 
 def rounded(weight_RK: torch.Tensor, span: int) -> torch.Tensor:

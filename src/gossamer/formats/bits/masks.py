@@ -8,25 +8,12 @@ numpy's packbits(bitorder="little") gives along the last dimension.
 import torch
 
 from gossamer.errors import FormatError
-
-
-def row_bytes(num_columns: int) -> int:
-    """Bytes of one packed row."""
-    return (num_columns + 7) // 8
+from gossamer.formats.bits.fields import pack_fields, row_bytes, spare_bits_are_set
 
 
 def pack_bits(mask_RK: torch.Tensor) -> torch.Tensor:
     """uint8 [R, ceil(K/8)] of a bool mask [R, K], on the same device."""
-    num_rows, num_columns = mask_RK.shape
-    width = row_bytes(num_columns)
-    padded = mask_RK.new_zeros(num_rows, width * 8)
-    padded[:, :num_columns] = mask_RK
-    octets = padded.view(num_rows, width, 8).to(torch.uint8)
-    # An OR of shifted planes keeps everything in uint8; a matmul with powers of two would not.
-    bits = octets[..., 0].clone()
-    for position in range(1, 8):
-        bits |= octets[..., position] << position
-    return bits
+    return pack_fields(mask_RK, 1)
 
 
 # The eight bools of every byte value, as one int64 each: unpacking is then a single lookup, ten
@@ -56,6 +43,5 @@ def check_bits(bits_RB: torch.Tensor, shape: tuple[int, int], where: str) -> Non
             f"{where}: a packed mask of a {list(shape)} weight must be uint8 {list(wanted)},"
             f" got {bits_RB.dtype} {list(bits_RB.shape)}."
         )
-    spare = shape[1] % 8
-    if spare and bool((bits_RB[:, -1] >> spare).any()):
+    if spare_bits_are_set(bits_RB, shape[1]):
         raise FormatError(f"{where}: padding bits beyond column {shape[1]} are set.")
