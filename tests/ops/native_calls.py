@@ -14,9 +14,8 @@ from gossamer.ops.conv.settings import ConvSettings
 from gossamer.ops.dispatch import Problem, kernel_list
 from gossamer.ops.engines import decoder as dec
 from gossamer.ops.engines.conv_net import ConvStep, NetPlan, NetValue, PackedConvNet, PoolStep
-from gossamer.ops.engines.encoder import EncoderBlock, Norm, PackedEncoder
+from gossamer.ops.engines.encoder import EncoderBlock, Norm, PackedEncoder, Product
 from gossamer.ops.engines.neurons import PackedNeurons
-from gossamer.ops.engines.product import Product
 from gossamer.ops.linear.few import pack_few
 from gossamer.ops.training.absorption import absorb
 from gossamer.ops.training.adamw import NativeMoment, adamw_step

@@ -10,8 +10,7 @@ import torch.multiprocessing as mp
 from gossamer.errors import InputError
 from gossamer.formats import SparseMatrix
 from gossamer.ops.dispatch import Kernel
-from gossamer.ops.load import Load
-from gossamer.ops.timing import Duel, Race, duel, race
+from gossamer.ops.timing import Duel, Load, Race, duel, race
 from gossamer.running.choice import Chooser, Contenders, CostKey, CostTable
 
 

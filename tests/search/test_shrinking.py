@@ -10,8 +10,7 @@ from search_tools import make_quick, random_lines, tiny_encoder, tiny_tokenizer
 
 import gossamer
 from gossamer.errors import ArtifactError, InputError
-from gossamer.ops.load import Load
-from gossamer.ops.timing import Duel
+from gossamer.ops.timing import Duel, Load
 from gossamer.search import forecast, rungs, trial
 from gossamer.search.budget import Deadline, OutOfTime
 from gossamer.search.candidates import MASKS, Mask, fewer_tokens, one_shot, recovered, slim

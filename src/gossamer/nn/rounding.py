@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights rounded to int8, int4 or bf16, where they stay float: files then hold them so.
 
-The grids are those of the kernels (`formats/grid.py`), so `compile(precision="int8")`, or "int4"
+The grids are those of the kernels (`formats/grid/`), so `compile(precision="int8")`, or "int4"
 for few tokens, computes with the very weights that were rounded here. Masks are respected.
 "int4_offset" has a scale and an offset for 32 weights, for layers without a mask: the decoder runs
 them as int4. "bf16" halves the file of a layer without a mask; it is computed with as float32.

@@ -79,8 +79,8 @@ def usable_cores() -> int:
 
 
 def _kernels() -> list[Check]:
-    from gossamer.ops import active_kernels, kernel_list
-    from gossamer.ops.kernels import available_extensions, available_kernels
+    from gossamer.ops import kernel_list
+    from gossamer.ops.kernels import active_kernels, available_extensions, available_kernels
     from gossamer.running.choice import CostTable
 
     costs = CostTable()
@@ -142,8 +142,7 @@ def openmp_pools() -> list[str] | None:
 
 
 def _self_test() -> list[Check]:
-    from gossamer.ops.kernels import available_kernels
-    from gossamer.ops.selftest import kernel_error
+    from gossamer.ops.kernels import available_kernels, kernel_error
 
     fix = "Force another set with GOSSAMER_KERNELS and report this output."
     checks = []

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import click
 
 from gossamer.errors import GossamerError, ResourceError
-from gossamer.ops.out_of_memory import is_out_of_memory
+from gossamer.out_of_memory import is_out_of_memory
 
 INTERRUPTED = 130
 BUG = 1

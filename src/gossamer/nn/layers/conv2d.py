@@ -13,7 +13,7 @@ from gossamer.nn.layers.compact import CompactWeight, Mode, values_of
 from gossamer.nn.layers.conv_attributes import ConvAttributes
 from gossamer.nn.surgery.replace import inherit_hooks
 from gossamer.ops import report_fallback
-from gossamer.ops.addresses import is_traced
+from gossamer.ops.calls import is_traced
 from gossamer.ops.conv import ConvSettings, why_not
 from gossamer.ops.training import (
     compact_conv,

@@ -11,7 +11,7 @@ from gossamer.errors import InputError
 from gossamer.formats.bits import pack_bits
 from gossamer.nn.layers.compact import CompactWeight, Mode, values_of
 from gossamer.nn.surgery.replace import inherit_hooks
-from gossamer.ops.addresses import is_traced
+from gossamer.ops.calls import is_traced
 from gossamer.ops.training import compact_linear, resident_linear, why_unusable
 from gossamer.patterns import Pattern, Unstructured
 

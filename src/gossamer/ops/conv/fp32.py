@@ -13,19 +13,11 @@ from torch.compiler import is_compiling
 from gossamer.errors import InputError, KernelError
 from gossamer.formats import Positions, SparseMatrix
 from gossamer.ops import _native
-from gossamer.ops.addresses import (
-    address,
-    bias_address,
-    checked_bias_address,
-    direct_address,
-    optional_address,
-)
+from gossamer.ops.addresses import address, bias_address, checked_bias_address, direct_address
+from gossamer.ops.calls import Handles, call_op, define_op, refuse_onnx
 from gossamer.ops.conv.settings import ConvSettings, Geometry, Pair
-from gossamer.ops.handles import Handles
-from gossamer.ops.onnx_form import refuse_onnx
-from gossamer.ops.op_call import call_op, define_op
-from gossamer.ops.out_of_memory import is_out_of_memory, memory_error, names_memory
 from gossamer.ops.packed import ACTIVATIONS, Packed, checked_weight, refusal
+from gossamer.out_of_memory import is_out_of_memory, memory_error, names_memory
 
 KERNEL = "conv"
 _MAX_SIZES = 8
@@ -210,7 +202,7 @@ def packed_conv(
             f"packed conv: this graph was made for {numbers} on kernel {kernel}, found"
             f" {weight.settings.numbers()} on {weight.kernel}. Export the model again."
         )
-    optional_address(added, "packed conv")
+    address(added, "packed conv")
     bias_start = checked_bias_address(bias, weight.settings.out_channels, "packed conv")
     return weight._run(x, address(x, "packed conv"), bias_start, activation, added)
 

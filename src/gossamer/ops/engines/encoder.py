@@ -10,13 +10,31 @@ from dataclasses import dataclass
 import torch
 
 from gossamer.errors import InputError, KernelError
+from gossamer.formats import SparseMatrix
 from gossamer.formats.bits import check_bits
 from gossamer.ops import _native
 from gossamer.ops.addresses import address
-from gossamer.ops.engines.product import Product
 from gossamer.ops.kernels import active_kernels
-from gossamer.ops.out_of_memory import names_memory
 from gossamer.ops.packed import ACTIVATIONS, Packed
+from gossamer.out_of_memory import names_memory
+
+
+@dataclass(frozen=True)
+class Product:
+    """`y = x W^T + b`: the weight, and the bias or None."""
+
+    matrix: SparseMatrix
+    bias: torch.Tensor | None
+
+    @classmethod
+    def stack(cls, parts: Sequence["Product"]) -> "Product":
+        """Products that read the same input as one, outputs behind one another."""
+        bias = None
+        if any(part.bias is not None for part in parts):
+            bias = torch.cat(
+                [torch.zeros(p.matrix.shape[0]) if p.bias is None else p.bias for p in parts]
+            )
+        return cls(SparseMatrix.stack([part.matrix for part in parts]), bias)
 
 
 @dataclass(frozen=True)
@@ -79,13 +97,10 @@ class PackedEncoder(Packed):
             self._add(layer)
 
     def _add(self, layer: EncoderBlock) -> None:
-        qkv, out, up, down = packed = [self._pack(part) for part in layer.products]
+        packed = [self._pack(part) for part in layer.products]
         self.nbytes += sum(part.nbytes for part in packed)
         self._native.add_layer(
-            qkv,
-            out,
-            up,
-            down,
+            *packed,
             attention_gain=_array(layer.attention_norm.weight),
             attention_shift=_array(layer.attention_norm.bias),
             output_gain=_array(layer.output_norm.weight),

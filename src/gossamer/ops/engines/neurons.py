@@ -10,8 +10,8 @@ from gossamer.errors import InputError, KernelError
 from gossamer.ops import _native
 from gossamer.ops.addresses import address
 from gossamer.ops.kernels import active_kernels
-from gossamer.ops.out_of_memory import names_memory
 from gossamer.ops.packed import Packed, float_array, optional_array
+from gossamer.out_of_memory import names_memory
 
 _WHERE = "neurons"
 

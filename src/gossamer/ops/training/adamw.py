@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from gossamer.ops import _native
-from gossamer.ops.addresses import address, is_readable, optional_address
+from gossamer.ops.addresses import address, is_readable
 from gossamer.ops.kernels import active_kernels
 
 _WHERE = "AdamW"
@@ -63,24 +63,15 @@ def adamw_step(
         number: of this step, from 1.
         dither: needed where `low` is int8 or moments are codes.
     """
-    lr, beta1, beta2, eps, weight_decay = settings
     _native.adamw_step(
         address(weight, _WHERE),
-        optional_address(low, _WHERE),
+        address(low, _WHERE),
         0 if low is None else _LOW_BITS[low.dtype],
         address(grad, _WHERE),
-        address(mean.entries, _WHERE),
-        optional_address(mean.exponents, _WHERE),
-        address(square.entries, _WHERE),
-        optional_address(square.exponents, _WHERE),
-        0 if dither is None else address(dither.pattern, _WHERE),
-        0 if dither is None else address(dither.shifts, _WHERE),
+        *(address(part, _WHERE) for part in (*mean, *square)),
+        *(address(part, _WHERE) for part in dither or (None, None)),
         weight.numel(),
-        lr,
-        beta1,
-        beta2,
-        eps,
-        weight_decay,
+        *settings,
         number,
         active_kernels(),
     )

@@ -16,7 +16,7 @@ from gossamer.formats.bits import unpack_bits
 from gossamer.ops import _native
 from gossamer.ops.addresses import address, is_readable
 from gossamer.ops.kernels import active_kernels
-from gossamer.ops.out_of_memory import names_memory
+from gossamer.out_of_memory import names_memory
 
 _NATIVE_SIZES = (2, 4, 8)
 _WHERE = "compact layer"

@@ -3,7 +3,7 @@
 
 8 bits: one scale per row. 4 bits: one scale for every 64 columns of a row, taken when the pass
 reaches them, from weights that carry all corrections so far. Scales are bf16. Both are symmetric,
-so zero is exact; files (`formats/grid.py`) and kernels (`ops/linear/few_int.py`) find the levels
+so zero is exact; files (`formats/grid/`) and kernels (`ops/linear/few_int.py`) find the levels
 again.
 
 Legend: R rows, K columns, B columns of one group of levels.

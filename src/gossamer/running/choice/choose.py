@@ -16,8 +16,7 @@ from gossamer.errors import InputError
 from gossamer.formats import SparseMatrix
 from gossamer.ops import Kernel, Problem, kernel_list
 from gossamer.ops.dispatch import PRECISIONS, Run
-from gossamer.ops.load import QUIET, Load
-from gossamer.ops.timing import Duel, Race, contest
+from gossamer.ops.timing import Duel, Load, Race, contest
 from gossamer.running.choice.cost_table import CostKey, CostTable
 
 Call = Callable[[], object]
@@ -235,7 +234,7 @@ def _from_rank_zero(race: Race | None, num_kernels: int) -> Race:
     """Rank 0's race on every rank: clocks differ, and other kernels round differently."""
     if not _is_distributed() and race is not None:
         return race
-    load = QUIET if race is None else race.load
+    load = Load() if race is None else race.load
     us = (0.0,) * (num_kernels + 1) if race is None else race.us
     spread, threads = (0.0, None) if race is None else (race.spread, race.threads)
     payload = torch.tensor([*us, spread, threads or 0, *astuple(load)], dtype=torch.float64)

@@ -7,7 +7,7 @@ import torch
 
 from gossamer.data.tasks import Task
 from gossamer.errors import RecipeError
-from gossamer.ops import active_kernels
+from gossamer.ops.kernels import active_kernels
 from gossamer.recipes import content_differences, recipe_content
 from gossamer.runs.training.request import TrainRequest
 from gossamer.runs.voice import Say

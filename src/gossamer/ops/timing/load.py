@@ -95,9 +95,6 @@ class Load:
         return "quiet" if self.is_quiet else f"busy machine: {', '.join(self.reasons)}"
 
 
-QUIET = Load()
-
-
 def look() -> Look:
     """The present moment."""
     usage = resource.getrusage(resource.RUSAGE_SELF)

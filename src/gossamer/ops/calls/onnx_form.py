@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch.onnx.export gets to see of sparse layers.
+"""Who traces, and what torch.onnx.export gets to see of sparse layers.
 
 A compact layer goes into the file as it is, kept values and packed mask, with the few operators of
 ONNX that make a dense weight of them; engines do that once, when they load it. A packed layer has
@@ -15,11 +15,20 @@ from gossamer.errors import InputError
 from gossamer.ops.addresses import is_watched
 
 
+def is_traced(x: torch.Tensor) -> bool:
+    """Whether somebody records what is computed, or a compiler or torch.func is at work on x."""
+    return (
+        torch.compiler.is_compiling()
+        or is_watched()
+        or not isinstance(x, torch.Tensor)
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    )
+
+
 def is_onnx_export() -> bool:
     """Whether torch.onnx.export is running."""
     # Asking for it takes a microsecond; the exporter does one of the others too.
-    is_traced = torch.compiler.is_compiling() or is_watched()
-    return is_traced and torch.onnx.is_in_onnx_export()
+    return (torch.compiler.is_compiling() or is_watched()) and torch.onnx.is_in_onnx_export()
 
 
 def expand_for_onnx(

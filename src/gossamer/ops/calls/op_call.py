@@ -7,7 +7,7 @@ cannot do with an op of gossamer is told in gossamer's words.
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any, ParamSpec
+from typing import Any
 
 import torch
 from torch._C._functorch import TransformType, get_interpreter_stack, is_functorch_wrapped_tensor
@@ -16,9 +16,7 @@ from torch.autograd import forward_ad
 
 from gossamer.errors import InputError
 from gossamer.ops.addresses import NO_TANGENT, has_tangent
-from gossamer.ops.out_of_memory import names_memory
-
-P = ParamSpec("P")
+from gossamer.out_of_memory import names_memory
 
 NO_GRADIENTS = (
     "a compiled model is for inference and gives no gradients. Call it under"
@@ -50,7 +48,14 @@ def define_op(
     """
 
     def define(function: Callable[..., Any]) -> CustomOpDef:
-        body = _op_body(where, advice)(function)
+        named = names_memory(where, advice)(function)
+
+        @functools.wraps(function)
+        def body(*args: Any, **kwargs: Any) -> Any:
+            # torch would drop tangents.
+            _refuse_tangents(where, (*args, *kwargs.values()))
+            return named(*args, **kwargs)
+
         op = torch.library.custom_op(f"gossamer::{name}", body, mutates_args=mutates)
         if fake is not None:
             op.register_fake(fake)
@@ -63,7 +68,7 @@ def define_op(
 
 def call_op(op: Callable[..., Any], where: str, *args: Any) -> torch.Tensor:
     """The result of a custom op; `where` begins the message of what is refused."""
-    if not torch.compiler.is_compiling() and forward_ad._current_level >= 0:
+    if not torch.compiler.is_compiling():
         _refuse_tangents(where, args)
     try:
         y: torch.Tensor = op(*args)
@@ -85,24 +90,9 @@ def _refuse_gradients(ctx: object, inputs: tuple[object, ...], output: object) -
     raise InputError(NO_GRADIENTS)
 
 
-def _op_body(where: str, advice: str) -> Callable[[Callable[P, Any]], Callable[P, Any]]:
-    """For the function of a custom op: refuse tangents, which torch would drop, and name memory."""
-
-    def decorate(function: Callable[P, Any]) -> Callable[P, Any]:
-        named = names_memory(where, advice)(function)
-
-        @functools.wraps(function)
-        def body(*args: P.args, **kwargs: P.kwargs) -> Any:
-            if forward_ad._current_level >= 0:
-                _refuse_tangents(where, (*args, *kwargs.values()))
-            return named(*args, **kwargs)
-
-        return body
-
-    return decorate
-
-
 def _refuse_tangents(where: str, args: tuple[Any, ...]) -> None:
+    if forward_ad._current_level < 0:
+        return
     tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
     # torch.func holds tangents in wrappers, which an op no longer sees.
     is_jvp = any(one.key() == TransformType.Jvp for one in get_interpreter_stack() or ())

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from gossamer.ops.load import QUIET, Load, LoadWatch
+from gossamer.ops.timing.load import Load, LoadWatch
 
 Call = Callable[[], object]
 Clock = Callable[[], float]
@@ -46,7 +46,7 @@ class Race:
 
     us: tuple[float, ...]
     spread: float = field(default=0.0, compare=False)
-    load: Load = field(default=QUIET, compare=False)
+    load: Load = field(default=Load(), compare=False)
     threads: int | None = field(default=None, compare=False)
 
 
@@ -57,7 +57,7 @@ class Duel:
     first_us: float
     second_us: float
     spread: float = field(default=0.0, compare=False)
-    load: Load = field(default=QUIET, compare=False)
+    load: Load = field(default=Load(), compare=False)
 
     @property
     def ratio(self) -> float:
