@@ -5,7 +5,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from gossamer.nn.left_dense import LeftDense
+from gossamer.nn.prunable import LeftDense
 
 NOT_MEASURED = "not measured"
 NEXT_STEP = (

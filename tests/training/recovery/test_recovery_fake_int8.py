@@ -15,7 +15,7 @@ from torch.nn.functional import conv2d
 import gossamer
 from gossamer.errors import InputError
 from gossamer.formats import SparseMatrix
-from gossamer.nn.fake_quant import (
+from gossamer.nn.rounding import (
     best_scale,
     rounded_activations,
     rounded_by_scale,

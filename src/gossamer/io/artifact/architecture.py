@@ -27,10 +27,10 @@ from gossamer.io.artifact.manifest import (
 )
 from gossamer.io.artifact.skeleton import SkeletonBuilder, shrink
 from gossamer.io.huggingface import TRANSFORMERS_CLASSES, build_transformers, is_transformers
-from gossamer.nn.layer_kinds import can_mask, title_of
+from gossamer.nn.forms import can_mask
+from gossamer.nn.layer_kinds import title_of
 from gossamer.nn.operator_graph import GraphModule
-from gossamer.nn.surgery.conv1d import conv1d_paths, conv1d_to_linear
-from gossamer.nn.surgery.slimming import unit_counts
+from gossamer.nn.surgery.slimming import conv1d_paths, conv1d_to_linear, unit_counts
 from gossamer.nn.tokens.token_pruning import TokenPrunedEncoder, add_token_pruning
 from gossamer.zoo import ZOO
 

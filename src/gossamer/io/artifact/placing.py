@@ -19,7 +19,8 @@ from gossamer.io.artifact.fitting import all_slots, owner_of
 from gossamer.io.artifact.inventory import Slot, own_slots
 from gossamer.io.artifact.manifest import Manifest, SparseEntry
 from gossamer.nn import MaskedWeight, Mode, disable_fast_paths, replace_module
-from gossamer.nn.layer_kinds import form_of, to_compact, to_dense, to_masked
+from gossamer.nn.forms import to_compact, to_dense, to_masked
+from gossamer.nn.layer_kinds import form_of
 from gossamer.ops.training import expand_matrix
 from gossamer.patterns import Pattern
 

@@ -45,7 +45,7 @@ from gossamer.io.huggingface import config_of
 from gossamer.io.safe_files.directories import replace_directory
 from gossamer.io.safe_files.documents import pretty_json
 from gossamer.io.safe_files.tensors import DTYPE_NAMES, write_file
-from gossamer.nn.surgery.conv1d import conv1d_paths
+from gossamer.nn.surgery.slimming import conv1d_paths
 
 INDEX_FILE = "model.safetensors.index.json"
 # Room for headers, manifest and card in the free-space check.

@@ -24,7 +24,7 @@ from gossamer.io.pruners.stored_masks import apply_masks, fold_pruned
 from gossamer.io.safe_files.documents.strict_json import parse_json
 from gossamer.io.safe_files.limits import MAX_MANIFEST_BYTES, check_memory
 from gossamer.named_files import is_inside, read_inside
-from gossamer.nn.surgery.conv1d import conv1d_to_linear
+from gossamer.nn.surgery.slimming import conv1d_to_linear
 
 # Layers a config.json may ask for where no file says how many tensors there are.
 _MAX_SKELETON_TENSORS = 10_000

@@ -22,7 +22,7 @@ from gossamer.io.safe_files.documents import parse_json
 from gossamer.io.safe_files.tensors import read_header, read_tensors
 from gossamer.named_files import is_inside, open_inside, open_named, read_inside, size_of
 from gossamer.nn import CompactWeight, MaskedWeight, disable_fast_paths, replace_module
-from gossamer.nn.layer_kinds import can_mask, to_masked
+from gossamer.nn.forms import can_mask, to_masked
 from gossamer.patterns import Pattern, detect_pattern
 
 INDEX_FILE = "model.safetensors.index.json"

@@ -6,7 +6,7 @@ from torch import nn
 
 from gossamer.errors import ArtifactError, InputError
 from gossamer.nn import MaskedWeight, disable_fast_paths, replace_module
-from gossamer.nn.layer_kinds import can_mask, to_masked
+from gossamer.nn.forms import can_mask, to_masked
 from gossamer.patterns import detect_pattern
 
 ORIGINAL, MASK = "_orig", "_mask"

@@ -15,13 +15,20 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError, WeightIsCompact
-from gossamer.formats import Positions, SparseMatrix
+from gossamer.formats import Positions, SparseMatrix, matrix_shape
 from gossamer.formats.bits import count_bits, pack_bits
-from gossamer.nn.layers.dense_home import MayGiveUpValues
-from gossamer.nn.layers.mask_rules import check_float_weight, check_layer_mask, fault_in_stored_mask
-from gossamer.nn.layers.sparse_layer import SparseLayer
-from gossamer.nn.layers.weight_stand_in import HasNoWeight, Refusal, WeightStandIn
-from gossamer.nn.surgery.optimizer_state import check_state, convert_state
+from gossamer.nn.layers.parts import (
+    HasNoWeight,
+    MayGiveUpValues,
+    Refusal,
+    SparseLayer,
+    WeightStandIn,
+    check_float_weight,
+    check_layer_mask,
+    fault_in_stored_mask,
+)
+from gossamer.nn.surgery import inherit_hooks
+from gossamer.nn.surgery.compaction import check_state, convert_state
 from gossamer.ops.training import expand, expand_into, gather, gather_kept
 from gossamer.patterns import Pattern, Unstructured
 
@@ -77,6 +84,27 @@ class CompactWeight(MayGiveUpValues, HasNoWeight, SparseLayer):
         # Not a buffer: DDP would broadcast the dense copy at every forward.
         self._dense: torch.Tensor | None = None
         self._dense_source: tuple[int, int] | None = None
+
+    @staticmethod
+    @abstractmethod
+    def settings_of(layer: Any) -> Any:
+        """What the class takes besides values and mask, of a layer of its kind in any form."""
+
+    @classmethod
+    def from_dense(
+        cls, layer: Any, mask: torch.Tensor, pattern: Pattern | None = None, mode: Mode = "jit"
+    ) -> "Self":
+        """Keep the masked weights of `layer`; its bias Parameter and hooks are taken over."""
+        weight, where = layer.weight, f"{type(layer).__name__}.from_dense"
+        pattern = Unstructured() if pattern is None else pattern
+        check_float_weight(weight, where)
+        check_layer_mask(mask, matrix_shape(weight.shape), pattern, where)
+        mask = mask.to(weight.device)
+        values = nn.Parameter(gather(weight.detach(), mask), requires_grad=weight.requires_grad)
+        settings, bits = cls.settings_of(layer), pack_bits(mask)
+        compact = cls(values, bits, settings, layer.bias, pattern=pattern, mode=mode)
+        inherit_hooks(compact, layer)
+        return compact
 
     @property
     def weight_shape(self) -> tuple[int, ...]:
@@ -250,16 +278,6 @@ class CompactWeight(MayGiveUpValues, HasNoWeight, SparseLayer):
             f"bias={self.bias is not None}, nnz={self.nnz}, density={self.density:.4g},"
             f" pattern={self.pattern}, mode={self.mode}"
         )
-
-
-def values_of(layer: nn.Linear | nn.Conv2d, mask: torch.Tensor, pattern: Pattern) -> nn.Parameter:
-    """The kept weights of an ordinary layer as a Parameter, once the mask is found to fit."""
-    weight = layer.weight
-    where = f"{type(layer).__name__}.from_dense"
-    check_float_weight(weight, where)
-    check_layer_mask(mask, (weight.shape[0], weight.shape[1:].numel()), pattern, where)
-    kept = gather(weight.detach(), mask.to(weight.device))
-    return nn.Parameter(kept, requires_grad=weight.requires_grad)
 
 
 def _parameter(tensor: torch.Tensor) -> nn.Parameter:

@@ -97,10 +97,13 @@ class PackedEncoder(Packed):
             self._add(layer)
 
     def _add(self, layer: EncoderBlock) -> None:
-        packed = [self._pack(part) for part in layer.products]
+        qkv, out, up, down = packed = [self._pack(part) for part in layer.products]
         self.nbytes += sum(part.nbytes for part in packed)
         self._native.add_layer(
-            *packed,
+            qkv,
+            out,
+            up,
+            down,
             attention_gain=_array(layer.attention_norm.weight),
             attention_shift=_array(layer.attention_norm.bias),
             output_gain=_array(layer.output_norm.weight),

@@ -63,13 +63,18 @@ def adamw_step(
         number: of this step, from 1.
         dither: needed where `low` is int8 or moments are codes.
     """
+    pattern, shifts = dither or (None, None)
     _native.adamw_step(
         address(weight, _WHERE),
         address(low, _WHERE),
         0 if low is None else _LOW_BITS[low.dtype],
         address(grad, _WHERE),
-        *(address(part, _WHERE) for part in (*mean, *square)),
-        *(address(part, _WHERE) for part in dither or (None, None)),
+        address(mean.entries, _WHERE),
+        address(mean.exponents, _WHERE),
+        address(square.entries, _WHERE),
+        address(square.exponents, _WHERE),
+        address(pattern, _WHERE),
+        address(shifts, _WHERE),
         weight.numel(),
         *settings,
         number,

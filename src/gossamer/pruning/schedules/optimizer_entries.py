@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.nn.surgery.optimizer_state import check_state
+from gossamer.nn.surgery.compaction import check_state
 from gossamer.pruning.schedules.late_weights import EntryParts, YoungWeights
 from gossamer.pruning.schedules.layers import AnySparse
 

@@ -19,7 +19,8 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from gossamer.nn import replace_module
 from gossamer.nn.batch import call_on_batch
-from gossamer.nn.layer_kinds import in_form_of, kind_name, weight_of
+from gossamer.nn.forms import in_form_of
+from gossamer.nn.layer_kinds import kind_name, weight_of
 from gossamer.nn.surgery.carried import carried, hand_over, leave
 from gossamer.ops import report_fallback
 from gossamer.ops.conv import ConvSettings

@@ -18,7 +18,7 @@ from torch import nn
 from gossamer import settings
 from gossamer.errors import InputError, KernelError
 from gossamer.nn.surgery.carried import Watch
-from gossamer.nn.tokens.token_attention import live_tokens
+from gossamer.nn.tokens.bert_layers import live_tokens
 from gossamer.nn.tokens.token_pruning import EncoderOutput
 from gossamer.ops.addresses import direct_address
 from gossamer.ops.calls import Handles, call_op, define_op, refuse_onnx

@@ -20,14 +20,13 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from gossamer.errors import InputError, TargetError
 from gossamer.nn.surgery.replace import replace_module
-from gossamer.nn.tokens.token_attention import heads_of, live_tokens
-from gossamer.nn.tokens.token_pruning import (
-    EncoderOutput,
-    Normalise,
-    TokenPrunedEncoder,
+from gossamer.nn.tokens import EncoderOutput, Normalise, TokenPrunedEncoder
+from gossamer.nn.tokens.bert_layers import (
     check_uncalled,
     find_encoder,
     fixed_divisor,
+    heads_of,
+    live_tokens,
 )
 from gossamer.running.encoder.ragged_batch import EqualLengths, RaggedBatch
 from gossamer.running.encoder.stand_in import EncoderStandIn

@@ -12,7 +12,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from gossamer.errors import InputError, TargetError
 from gossamer.nn import attention_outputs, disable_fast_paths, replace_module
-from gossamer.nn.input_shapes import input_shapes
+from gossamer.nn.batch import input_shapes
 from gossamer.nn.layer_kinds import form_of, matrix_of
 from gossamer.nn.surgery.carried import call_hooks, carried, hand_over, leave
 from gossamer.nn.surgery.fastpath import READ_BY_ATTENTION

@@ -15,7 +15,7 @@ from torch import nn
 from gossamer.nn import replace_module
 from gossamer.nn.batch import call_on_batch
 from gossamer.nn.layer_kinds import weight_of
-from gossamer.nn.layers.weight_stand_in import WeightStandIn
+from gossamer.nn.layers.parts import WeightStandIn
 
 READ_BY_MODEL = "the model computes with its weight itself, beside calling the layer or instead"
 

@@ -4,7 +4,7 @@
 import torch
 
 from gossamer.formats import SparseMatrix
-from gossamer.nn.layers.conv_attributes import ConvAttributes
+from gossamer.nn.layers.parts import ConvAttributes
 from gossamer.ops.conv import ConvSettings, PackedConv
 from gossamer.patterns import Pattern
 from gossamer.running.choice import Choice

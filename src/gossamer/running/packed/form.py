@@ -12,7 +12,7 @@ from gossamer.errors import InputError, WeightIsPacked
 from gossamer.formats import SparseMatrix
 from gossamer.nn.layer_kinds import KINDS
 from gossamer.nn.layers import SparseLayer
-from gossamer.nn.layers.weight_stand_in import HasNoWeight, Refusal, WeightStandIn
+from gossamer.nn.layers.parts import HasNoWeight, Refusal, WeightStandIn
 from gossamer.patterns import Pattern
 from gossamer.running.choice import Choice
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from gossamer.formats import SparseMatrix
-from gossamer.nn.input_shapes import Shapes
+from gossamer.nn.batch import Shapes
 from gossamer.nn.layer_kinds import kind_name, title_of, weight_of
 from gossamer.ops import Problem, kernels_for
 from gossamer.ops.conv import ConvSettings, PackedConv, why_not

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from gossamer.nn import CompactWeight, MaskedWeight
-from gossamer.nn.layers.dense_home import DenseHome
+from gossamer.nn.layers.parts import DenseHome
 from gossamer.training.memory.formulas import StateCost, dense_cost, moment_bytes, state_cost
 from gossamer.training.optim import SmallStateOptimizer
 

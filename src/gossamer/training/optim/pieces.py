@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gossamer.nn.layers.dense_home import DenseHome
+from gossamer.nn.layers.parts import DenseHome
 from gossamer.training.optim import halves
 from gossamer.training.optim.codes import BLOCK
 from gossamer.training.optim.dither import offsets

@@ -26,7 +26,7 @@ from gossamer.nn import (
     MaskedOutProj,
     replace_module,
 )
-from gossamer.nn.fake_quant import (
+from gossamer.nn.rounding import (
     best_scale,
     rounded_activations,
     rounded_by_scale,

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.nn.tokens.token_attention import first_tokens
+from gossamer.nn.tokens.bert_layers import first_tokens
 from gossamer.nn.tokens.token_pruning import TokenPrunedEncoder, TokenTrace, token_encoder
 
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from gossamer.nn.surgery.optimizer_state import convert_state
+from gossamer.nn.surgery.compaction import convert_state
 from gossamer.training.distributed.mesh_sizes import MeshSizes
 from gossamer.training.distributed.pipeline import LayerPipeline
 from gossamer.training.distributed.placement.gradients import Wire

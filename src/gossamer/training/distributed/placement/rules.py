@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.nn.surgery.optimizer_state import check_state
+from gossamer.nn.surgery.compaction import check_state
 from gossamer.training.distributed.mesh_sizes import MeshSizes
 from gossamer.training.distributed.pipeline.cutting import find_links
 from gossamer.training.distributed.pipeline.schedules import check_microbatches, stages_per_rank

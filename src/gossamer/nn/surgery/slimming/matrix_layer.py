@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import TargetError
-from gossamer.nn.surgery.replace import inherit_hooks
+from gossamer.nn.surgery import inherit_hooks
 
 
 class BiasOnly(nn.Linear):

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from gossamer.errors import TargetError
-from gossamer.nn.surgery.matrix_layer import matrix_of, stores_transposed
-from gossamer.nn.surgery.replace import inherit_hooks
+from gossamer.nn.surgery import inherit_hooks
+from gossamer.nn.surgery.slimming.matrix_layer import matrix_of, stores_transposed
 
 
 def conv1d_to_linear(model: nn.Module) -> nn.Module:

@@ -2,16 +2,34 @@
 """What every layer with a sparse weight is, whatever its kind and its form."""
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Literal, TypeVar
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import nn
 
-from gossamer.formats import SparseMatrix
+from gossamer.formats import SparseMatrix, matrix_shape
 from gossamer.patterns import Pattern
 
 Form = Literal["masked", "compact", "packed"]
 DenseLayer = TypeVar("DenseLayer", nn.Linear, nn.Conv2d)
+
+
+class GradientSum:
+    """The sum of the dense gradients of one weight over backward passes.
+
+    Attributes:
+        total: of this process, since replicas last agreed.
+        agreed: mean over replicas of everything before; None if there are none, or not yet.
+    """
+
+    total: torch.Tensor | None = None
+    agreed: torch.Tensor | None = None
+
+    def add(self, gradient: torch.Tensor) -> None:
+        """One backward pass more."""
+        gradient = gradient.detach()
+        self.total = gradient.clone() if self.total is None else self.total.add_(gradient)
 
 
 class SparseLayer(nn.Module, ABC):
@@ -47,8 +65,7 @@ class SparseLayer(nn.Module, ABC):
     @property
     def matrix_shape(self) -> tuple[int, int]:
         """[R, K] of the weight seen as a matrix."""
-        rows, *rest = self.weight_shape
-        return rows, torch.Size(rest).numel()
+        return matrix_shape(self.weight_shape)
 
     @property
     def nnz(self) -> int:
@@ -69,10 +86,11 @@ class SparseLayer(nn.Module, ABC):
         """sha256 (hex) of shape and mask, to compare ranks and files."""
         return self.matrix().positions.digest
 
-    def _copied_to(self, dense: DenseLayer) -> DenseLayer:
-        """`dense` with copies of the weight and the bias, in the same mode."""
-        trains, bias = self.trained().requires_grad, self._parameters.get("bias")
-        dense.weight = nn.Parameter(self.dense_weight(), requires_grad=trains)
+    def _copied_to(self, make: Callable[..., DenseLayer], **settings: Any) -> DenseLayer:
+        """What `make` gives, with copies of the weight and the bias, in the same mode."""
+        weight, bias = self.trained(), self._parameters.get("bias")
+        dense = make(**settings, bias=bias is not None, device="meta", dtype=weight.dtype)
+        dense.weight = nn.Parameter(self.dense_weight(), requires_grad=weight.requires_grad)
         if bias is not None:
             dense.bias = nn.Parameter(bias.detach().clone(), requires_grad=bias.requires_grad)
         return dense.train(self.training)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from gossamer.nn.layers import CompactWeight, MaskedWeight
-from gossamer.nn.prunable import EMBEDDINGS, PRUNABLE, has_own_forward, is_head
+from gossamer.nn.prunable.layers import EMBEDDINGS, PRUNABLE, has_own_forward, is_head
 
 # Smaller parts are in the data of a report, not on its lines.
 _WORTH_A_LINE = 0.001

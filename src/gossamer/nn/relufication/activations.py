@@ -16,9 +16,9 @@ from torch.nn.functional import relu
 
 from gossamer.errors import InputError, TargetError
 from gossamer.nn.families import answers, block_of
-from gossamer.nn.histogram import Histogram
-from gossamer.nn.surgery.matrix_layer import stores_transposed
-from gossamer.nn.surgery.replace import inherit_hooks
+from gossamer.nn.relufication.histogram import Histogram
+from gossamer.nn.surgery import inherit_hooks
+from gossamer.nn.surgery.slimming import is_matrix_layer
 
 Call = Callable[[nn.Module, Any], object]
 
@@ -246,7 +246,7 @@ def _in_sequence(name: str, sequence: nn.Sequential) -> list[FeedForward]:
 
 def _is_linear(layer: nn.Module) -> bool:
     """Dense, masked, compact or packed: all have the attributes of nn.Linear, Conv1D has not."""
-    return hasattr(layer, "in_features") or stores_transposed(layer)
+    return hasattr(layer, "in_features") or is_matrix_layer(layer)
 
 
 def _config_names(model: nn.Module) -> dict[str, Any]:

@@ -12,12 +12,19 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gossamer.errors import InputError
-from gossamer.nn.layer_kinds import to_compact, why_not_compact
+from gossamer.nn.forms import to_compact, why_not_compact
 from gossamer.nn.layers import MaskedWeight, Mode
-from gossamer.nn.surgery.fastpath import READ_BY_ATTENTION, disable_fast_paths
-from gossamer.nn.surgery.optimizer_state import check_state, convert_state, swap_parameter
-from gossamer.nn.surgery.replace import replace_module
-from gossamer.nn.surgery.unchanged import unchanged_on_error
+from gossamer.nn.surgery import (
+    READ_BY_ATTENTION,
+    disable_fast_paths,
+    replace_module,
+    unchanged_on_error,
+)
+from gossamer.nn.surgery.compaction.optimizer_state import (
+    check_state,
+    convert_state,
+    swap_parameter,
+)
 from gossamer.ops.training import gather
 
 _LEFT_OUT_PROJ = "nn.MultiheadAttention reads out_proj.weight directly, which a compact layer lacks"

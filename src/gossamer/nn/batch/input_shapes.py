@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.nn.batch import call_on_batch, first_tensor
+from gossamer.nn.batch.call import call_on_batch, first_tensor
 from gossamer.nn.layer_kinds import kind_name
 
 Shapes = dict[int, tuple[int, ...]]  # of the input, by id of the layer

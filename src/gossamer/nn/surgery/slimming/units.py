@@ -15,14 +15,14 @@ from torch import nn
 
 from gossamer.errors import TargetError
 from gossamer.nn.families import BlockParts, block_of
-from gossamer.nn.surgery.matrix_layer import (
+from gossamer.nn.surgery import inherit_hooks
+from gossamer.nn.surgery.slimming.matrix_layer import (
     BiasOnly,
     is_matrix_layer,
     matrix_of,
     take_columns,
     take_rows,
 )
-from gossamer.nn.surgery.replace import inherit_hooks
 
 Kind = Literal["heads", "filters"]
 
