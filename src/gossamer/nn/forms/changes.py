@@ -61,9 +61,7 @@ def to_masked(layer: nn.Module, mask: torch.Tensor, pattern: Pattern) -> MaskedW
     """A masked layer in the place of `layer`, with its Parameters and hooks."""
     if form_of(layer) == "compact":
         layer = to_dense(layer)
-    kind = kind_of(layer)
-    if kind is None:
-        raise InputError(f"a {type(layer).__name__} cannot be masked: it is of no layer kind.")
+    kind = _kind(layer, "masked")
     read_by_attention = isinstance(layer, MaskedOutProj | NonDynamicallyQuantizableLinear)
     chosen: Any = MaskedOutProj if read_by_attention else kind.masked
     masked: MaskedWeight = chosen.from_dense(layer, mask, pattern)
@@ -95,9 +93,7 @@ def to_compact(
     mode: Mode = "jit",
 ) -> CompactWeight:
     """A compact layer of these kept values in the place of `layer`, with its bias and hooks."""
-    kind = kind_of(layer)
-    if kind is None:
-        raise InputError(f"a {type(layer).__name__} cannot be compact: it is of no layer kind.")
+    kind = _kind(layer, "compact")
     settings, bias = kind.settings(layer), layer._parameters.get("bias")
     compact: CompactWeight = kind.compact(
         values, mask_bits, settings, bias, pattern=pattern, mode=mode
@@ -105,3 +101,10 @@ def to_compact(
     inherit_hooks(compact, layer)
     hand_over(compact, layer)
     return compact
+
+
+def _kind(layer: nn.Module, form: str) -> Any:
+    kind = kind_of(layer)
+    if kind is None:
+        raise InputError(f"a {type(layer).__name__} cannot be {form}: it is of no layer kind.")
+    return kind

@@ -51,7 +51,6 @@ class CompactWeight(MayGiveUpValues, HasNoWeight, SparseLayer):
     """
 
     form = "compact"
-    VALUE_ORDER: ClassVar[str] = "row-major/1"
     MODES: ClassVar[tuple[Mode, ...]] = get_args(Mode)
 
     values: nn.Parameter
