@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map
 
 import gossamer
 from gossamer.errors import GossamerError, InputError
-from gossamer.ops.training.adamw import runs_native
+from gossamer.ops.training import runs_native
 from gossamer.running.conv_net.network import NetForward
 from gossamer.running.encoder.native_encoder import NativeEncoder
 from gossamer.running.layers.compiler import compile

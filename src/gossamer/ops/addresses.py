@@ -93,9 +93,12 @@ def checked_bias_address(bias: Tensor | None, num_rows: int, where: str) -> int:
     return address(bias, where)
 
 
-def is_readable(x: Tensor) -> bool:
-    """Whether `address` gives one."""
-    return direct_address(x) != 0 or why_unreadable(x) is None
+def runs_native(*tensors: Tensor | None) -> bool:
+    """Whether all of them lie in the memory of the CPU, without gaps, and `address` gives it."""
+    return all(
+        x is None or (x.is_contiguous() and (direct_address(x) or why_unreadable(x) is None))
+        for x in tensors
+    )
 
 
 def has_tangent(x: Tensor) -> bool:

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rules every storage format keeps, as one function that raises at the first breach."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import ParamSpec, TypeVar
 
 import torch
 
 from gossamer.errors import FormatError, PatternError
 from gossamer.formats import FORMATS, VALUE_DTYPES, Format, SparseMatrix
-from gossamer.formats.base import Arrays
 from gossamer.patterns import NM, NMG, VNM, Block, Pattern, Unstructured
 
 P = ParamSpec("P")
@@ -25,6 +24,8 @@ SAMPLE_PATTERNS: tuple[Pattern, ...] = (
 _SHAPES = ((0, 0), (0, 5), (5, 0), (1, 1), (1, 17), (17, 1), (7, 13), (9, 48))
 _DENSITIES = (0.02, 0.3, 1.0)
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+Arrays = Mapping[str, torch.Tensor]
 
 
 def check_format(name: str, patterns: Sequence[Pattern] = SAMPLE_PATTERNS) -> None:
@@ -132,7 +133,9 @@ def _check_damage(chosen: Format, pattern: Pattern, mask: torch.Tensor, case: st
         _run(what, pattern.validate, matrix.mask())
 
 
-def _wrong_arrays(arrays: Arrays) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
+def _wrong_arrays(
+    arrays: Arrays,
+) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
     yield "an unknown array", {**arrays, "unexpected": torch.zeros(1)}
     for name, array in arrays.items():
         others = {key: value for key, value in arrays.items() if key != name}
@@ -146,7 +149,9 @@ def _wrong_arrays(arrays: Arrays) -> Iterator[tuple[str, dict[str, torch.Tensor]
             yield f"{name!r} too long", {**others, name: longer}
 
 
-def _wrong_numbers(arrays: Arrays) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
+def _wrong_numbers(
+    arrays: Arrays,
+) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
     generator = torch.Generator().manual_seed(3)
     for name, array in arrays.items():
         if array.is_floating_point() or not array.numel():
@@ -168,7 +173,11 @@ def _wrong_numbers(arrays: Arrays) -> Iterator[tuple[str, dict[str, torch.Tensor
 
 
 def _decoded(
-    chosen: Format, arrays: Arrays, shape: tuple[int, int], pattern: Pattern, case: str
+    chosen: Format,
+    arrays: Arrays,
+    shape: tuple[int, int],
+    pattern: Pattern,
+    case: str,
 ) -> SparseMatrix | None:
     """The matrix, None if it was refused; any error but FormatError is a failure of the format."""
     try:

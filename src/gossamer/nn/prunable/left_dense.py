@@ -81,14 +81,14 @@ def left_dense(
                 total += count
             else:
                 pruned.add(held)
-    groups: dict[str, list[tuple[str, int]]] = {}
+    groups: dict[str, dict[str, int]] = {}
     for param, places in holders.items():
         if param.ndim >= 2 and param.numel() and param not in pruned:
             owner, key, _ = places[0]
             name = f"{owner}.{key}" if owner else key
-            groups.setdefault(_reason(param, places), []).append((name, param.numel()))
+            groups.setdefault(_reason(param, places), {})[name] = param.numel()
     rows = [
-        LeftDense(reason, _sum(found) / max(1, total), _sum(found), [name for name, _ in found])
+        LeftDense(reason, (weights := sum(found.values())) / max(1, total), weights, list(found))
         for reason, found in groups.items()
     ]
     return sorted(rows, key=lambda row: -row.weights)
@@ -124,7 +124,3 @@ def _reason(param: nn.Parameter, places: list[tuple[str, str, nn.Module]]) -> st
     if param.ndim > 2 and not type(module).__module__.startswith("torch.nn."):
         return f"{param.ndim}-D parameters of {kind}, which cannot be pruned"
     return f"{kind}, which cannot be pruned"
-
-
-def _sum(found: list[tuple[str, int]]) -> int:
-    return sum(count for _, count in found)

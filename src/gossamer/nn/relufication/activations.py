@@ -70,6 +70,11 @@ class FeedForward:
         found: nn.Module = getattr(self.parent, self.attribute)
         return found
 
+    def put(self, activation: nn.Module) -> None:
+        """Another activation in its place, with its hooks."""
+        inherit_hooks(activation, self.activation)
+        setattr(self.parent, self.attribute, activation)
+
 
 def find_feed_forward(model: nn.Module) -> list[FeedForward]:
     """Blocks of known families, and `Linear, activation, Linear` inside any `nn.Sequential`."""
@@ -133,8 +138,7 @@ def relufy(model: nn.Module, shifts: Mapping[str, float] | float = 0.0) -> OldAc
         like = next(block.first.parameters(), None)
         if like is not None:
             new.to(like.device)
-        inherit_hooks(new, block.activation)
-        setattr(block.parent, block.attribute, new)
+        block.put(new)
     for name in old.config:
         setattr(model.config, name, "relu")
     return old
@@ -164,9 +168,7 @@ def fold_shifts(model: nn.Module) -> list[str]:
         if isinstance(block.activation, ShiftedReLU) and isinstance(bias, torch.Tensor):
             with torch.no_grad():
                 bias -= block.activation.get_buffer("shift").to(bias.dtype)
-            plain = nn.ReLU()
-            inherit_hooks(plain, block.activation)
-            setattr(block.parent, block.attribute, plain)
+            block.put(nn.ReLU())
             folded.append(block.name)
     return folded
 

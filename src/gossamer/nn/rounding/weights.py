@@ -14,6 +14,7 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.formats.grid import Grid, int4_grid, offsets_grid, row_grid
+from gossamer.nn.layer_kinds import density_of, weight_of
 from gossamer.nn.layers import CompactWeight, MaskedWeight
 from gossamer.ops.training import gather
 
@@ -42,12 +43,13 @@ def round_layer(layer: nn.Module, to: Rounding) -> None:
     """
     if to not in ROUNDINGS:
         raise InputError(f"rounding: must be one of {', '.join(ROUNDINGS)}, got {to!r}.")
-    if to == "int4_offset" and isinstance(layer, MaskedWeight | CompactWeight):
+    has_mask = isinstance(layer, MaskedWeight | CompactWeight)
+    if to == "int4_offset" and has_mask:
         raise InputError(
             "rounding: int4_offset is for layers without a mask, because zero is not on its grid."
             " Use int4."
         )
-    if to == "bf16" and isinstance(layer, MaskedWeight | CompactWeight):
+    if to == "bf16" and has_mask:
         raise InputError(
             "rounding: bf16 is for layers without a mask; files hold kept values in bf16 if they"
             " are in bf16. Use int8, or layer.to(torch.bfloat16)."
@@ -56,38 +58,25 @@ def round_layer(layer: nn.Module, to: Rounding) -> None:
         raise InputError(f"rounding: a {type(layer).__name__} is no Linear, Conv2d or Embedding.")
     if isinstance(layer, CompactWeight):
         layer.take_back_values()
-        weight = layer.dense_weight()
-        rounded = _rounded(weight, _grid(layer, weight, to, layer.density))
-        layer.values.copy_(gather(rounded.flatten(1), layer.mask()))
-        layer.refresh()
-        return
-    parameter = layer._parameters["weight"]
-    if parameter is None:
+    elif layer._parameters["weight"] is None:
         raise InputError(f"rounding: this {type(layer).__name__} has no weight of its own.")
-    if isinstance(layer, MaskedWeight):
-        weight, density = layer.masked_weight().detach(), layer.density
-    else:
-        weight, density = parameter.detach(), _density(parameter)
-    if to == "bf16":
-        _check_float32(weight)
-        parameter.copy_(weight.bfloat16())
-        return
-    parameter.copy_(_rounded(weight, _grid(layer, weight, to, density)))
-
-
-def _check_float32(weight: torch.Tensor) -> None:
+    weight = weight_of(layer)
     if weight.dtype is not torch.float32:
         raise InputError(
             f"rounding: weights must be float32, got {weight.dtype}. Call model.float() first."
         )
+    if to == "bf16":
+        rounded = weight.bfloat16()
+    else:
+        rounded = _grid(layer, weight, to).rounded(weight.flatten(1)).view_as(weight)
+    if isinstance(layer, CompactWeight):
+        layer.values.copy_(gather(rounded.flatten(1), layer.mask()))
+        layer.refresh()
+    else:
+        layer.get_parameter("weight").copy_(rounded)
 
 
-def _rounded(weight: torch.Tensor, grid: Grid) -> torch.Tensor:
-    _check_float32(weight)
-    return grid.rounded(weight.flatten(1)).view_as(weight)
-
-
-def _grid(layer: nn.Module, weight: torch.Tensor, to: Rounding, density: float) -> Grid:
+def _grid(layer: nn.Module, weight: torch.Tensor, to: Rounding) -> Grid:
     num_columns = weight.shape[1:].numel()
     if to == "int8":
         return row_grid(num_columns)
@@ -95,9 +84,5 @@ def _grid(layer: nn.Module, weight: torch.Tensor, to: Rounding, density: float) 
         return offsets_grid()
     if isinstance(layer, nn.Embedding):
         return Grid(4, _TABLE_SPAN)
-    return int4_grid(num_columns, density)
-
-
-def _density(weight: torch.Tensor) -> float:
     # `compile` packs an ordinary layer by its exact zeros, if they are many.
-    return float((weight != 0).float().mean()) if weight.numel() else 1.0
+    return int4_grid(num_columns, density_of(layer))

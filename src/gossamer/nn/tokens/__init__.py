@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Encoders that drop tokens between their layers; `add_token_pruning` makes them."""
 
-from gossamer.nn.tokens.bert_layers import Normalise
 from gossamer.nn.tokens.token_pruning import (
     EncoderOutput,
+    Normalise,
     Phase,
     Soft,
     TokenPrunedEncoder,

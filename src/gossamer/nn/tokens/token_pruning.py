@@ -21,7 +21,6 @@ from torch.nn.functional import logsigmoid
 from gossamer.errors import InputError, TargetError
 from gossamer.nn.surgery import replace_module
 from gossamer.nn.tokens.bert_layers import (
-    Normalise,
     attend,
     check_uncalled,
     find_encoder,
@@ -31,6 +30,10 @@ from gossamer.nn.tokens.bert_layers import (
 )
 
 Phase = Literal["off", "soft", "hard"]
+# What the attention a token receives is divided by: the number of live tokens, the padded length
+# (the authors' code), or nothing. Undivided, the average token has 1 whatever the length; divided
+# by the live length, a threshold drops more of a long sequence than of a short one.
+Normalise = Literal["live", "padded", "received"]
 Dropped = Literal["zero", "last"]
 Soft = Literal["weighted", "published"]
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from gossamer.ops import _native
-from gossamer.ops.addresses import address, is_readable
+from gossamer.ops.addresses import address
 from gossamer.ops.kernels import active_kernels
 
 _WHERE = "AdamW"
@@ -34,11 +34,6 @@ class Dither(NamedTuple):
 
     pattern: torch.Tensor
     shifts: torch.Tensor
-
-
-def runs_native(*tensors: torch.Tensor | None) -> bool:
-    """Whether all of them lie in the memory of the CPU, without gaps."""
-    return all(t is None or (t.is_contiguous() and is_readable(t)) for t in tensors)
 
 
 def adamw_step(

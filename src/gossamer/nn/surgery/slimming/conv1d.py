@@ -5,7 +5,6 @@ transformers writes the linear layers of GPT-2 as Conv1D, with the weight transp
 its place computes the same, and everything that masks, packs or runs Linears can have it.
 """
 
-import torch
 from torch import nn
 
 from gossamer.errors import TargetError
@@ -38,8 +37,7 @@ def _linear(layer: nn.Module) -> nn.Linear:
         raise TargetError("a Conv1D whose forward was replaced on the instance cannot be a Linear.")
     matrix = matrix_of(layer)
     bias = layer._parameters["bias"]
-    with torch.device("meta"):
-        result = nn.Linear(matrix.shape[1], matrix.shape[0], dtype=matrix.dtype)
+    result = nn.Linear(matrix.shape[1], matrix.shape[0], device="meta", dtype=matrix.dtype)
     weight = layer._parameters["weight"]
     needs_gradient = weight is not None and weight.requires_grad
     result.weight = nn.Parameter(matrix.detach().contiguous(), needs_gradient)

@@ -23,8 +23,7 @@ class BiasOnly(nn.Linear):
         """What is left of a layer without its columns."""
         matrix = matrix_of(layer)
         bias = layer._parameters.get("bias")
-        with torch.device("meta"):
-            result = cls(1, len(matrix), bias=bias is not None, dtype=matrix.dtype)
+        result = cls(1, len(matrix), bias is not None, device="meta", dtype=matrix.dtype)
         result.in_features = 0
         result.weight = nn.Parameter(matrix.detach()[:, :0].clone(), matrix.requires_grad)
         if bias is not None:
@@ -71,7 +70,8 @@ def set_matrix(layer: nn.Module, matrix_RK: torch.Tensor) -> None:
 
 def take_rows(layer: nn.Module, rows: torch.Tensor) -> None:
     """Keep these output rows, and their biases, only."""
-    set_matrix(layer, matrix_of(layer)[rows.to(matrix_of(layer).device)])
+    matrix = matrix_of(layer)
+    set_matrix(layer, matrix[rows.to(matrix.device)])
     bias = layer._parameters.get("bias")
     if bias is not None:
         kept = bias.detach()[rows.to(bias.device)].clone()
@@ -80,4 +80,5 @@ def take_rows(layer: nn.Module, rows: torch.Tensor) -> None:
 
 def take_columns(layer: nn.Module, columns: torch.Tensor) -> None:
     """Keep these input columns only; the bias stays whole."""
-    set_matrix(layer, matrix_of(layer)[:, columns.to(matrix_of(layer).device)])
+    matrix = matrix_of(layer)
+    set_matrix(layer, matrix[:, columns.to(matrix.device)])

@@ -2,7 +2,6 @@
 """What dropping tokens takes from the layers of BERT: their attention, and where they are."""
 
 from gossamer.nn.tokens.bert_layers.attention import (
-    Normalise,
     attend,
     first_tokens,
     fixed_divisor,
@@ -12,7 +11,6 @@ from gossamer.nn.tokens.bert_layers.attention import (
 from gossamer.nn.tokens.bert_layers.stacks import check_uncalled, find_encoder, find_stacks
 
 __all__ = [
-    "Normalise",
     "attend",
     "check_uncalled",
     "find_encoder",

@@ -4,18 +4,13 @@
 Legend: B batch, T tokens, D width, H heads, E width of a head.
 """
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.functional import dropout
 
 from gossamer.errors import InputError
-
-# What the attention a token receives is divided by: the number of live tokens, the padded length
-# (the authors' code), or nothing. Undivided, the average token has 1 whatever the length; divided
-# by the live length, a threshold drops more of a long sequence than of a short one.
-Normalise = Literal["live", "padded", "received"]
 
 
 def live_tokens(mask: torch.Tensor | None, hidden_BTD: torch.Tensor) -> torch.Tensor:
@@ -95,6 +90,6 @@ def attend(
     return mixed.transpose(1, 2).flatten(-2), received_BT / asked
 
 
-def fixed_divisor(normalise: Normalise, padded_length: int) -> int | None:
+def fixed_divisor(normalise: str, padded_length: int) -> int | None:
     """The fixed length importance is divided by, None for the live one."""
     return {"live": None, "padded": padded_length, "received": 1}[normalise]
