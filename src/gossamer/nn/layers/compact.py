@@ -195,18 +195,16 @@ class CompactWeight(MayGiveUpValues, HasNoWeight, SparseLayer):
             dense = expand(vector, old_bits, self.matrix_shape[1])
             return gather_kept(dense, new_bits, num_values)
 
-        given_up = self.take_back_values()
-        if optimizer is not None:
-            check_state(optimizer, values, where)
-            state = convert_state(optimizer, values, moved)
-            if values in optimizer.state:
-                optimizer.state[values] = state
-        values.grad = None
-        values.data = moved(values.data)
-        self.mask_bits.copy_(new_bits)
-        self.refresh()
-        if given_up:
-            self.give_up_values()
+        with self._with_values():
+            if optimizer is not None:
+                check_state(optimizer, values, where)
+                state = convert_state(optimizer, values, moved)
+                if values in optimizer.state:
+                    optimizer.state[values] = state
+            values.grad = None
+            values.data = moved(values.data)
+            self.mask_bits.copy_(new_bits)
+            self.refresh()
 
     def take(self, matrix: SparseMatrix, mode: Mode) -> None:
         """Hold another sparse weight of the same shape; the Parameter object stays."""
@@ -249,28 +247,24 @@ class CompactWeight(MayGiveUpValues, HasNoWeight, SparseLayer):
         self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any
     ) -> None:
         error_msgs: list[str] = args[-1] if args else kwargs["error_msgs"]
-        given_up = self.take_back_values()
         values = state_dict.get(prefix + "values")
         bits = state_dict.get(prefix + "mask_bits", self.mask_bits)
-        if values is not None:
-            fault = self._fault(values, bits, prefix)
-        elif torch.equal(bits.to(self.mask_bits.device), self.mask_bits):
-            fault = None
-        else:
-            fault = f"{prefix}mask_bits: another mask than the layer's came without its values."
-        if fault is not None:
-            error_msgs.append(fault)
-            if given_up:
-                self.give_up_values()
-            return
-        if values is not None and values.shape != self.values.shape:
-            # A checkpoint may hold another mask; the Parameter object stays.
-            self.values.grad = None
-            self.values.data = self.values.data.new_empty(values.shape)
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-        self.refresh()
-        if given_up:
-            self.give_up_values()
+        with self._with_values():
+            if values is not None:
+                fault = self._fault(values, bits, prefix)
+            elif torch.equal(bits.to(self.mask_bits.device), self.mask_bits):
+                fault = None
+            else:
+                fault = f"{prefix}mask_bits: another mask than the layer's came without its values."
+            if fault is not None:
+                error_msgs.append(fault)
+                return
+            if values is not None and values.shape != self.values.shape:
+                # A checkpoint may hold another mask; the Parameter object stays.
+                self.values.grad = None
+                self.values.data = self.values.data.new_empty(values.shape)
+            super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+            self.refresh()
 
     def _settings_repr(self) -> str:
         return (

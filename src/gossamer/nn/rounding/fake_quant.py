@@ -16,6 +16,7 @@ import torch
 # Below it a token counts as zero, as in native/include/gossamer/int8.hpp.
 _SMALLEST_TOP = 2.0**-120
 _WEIGHT_LIMIT = 127
+_CANDIDATES = 40  # scales that are tried
 
 
 class _StraightThrough(torch.autograd.Function):
@@ -93,13 +94,13 @@ def rounded_by_scale(x: torch.Tensor, scale: torch.Tensor, bits: int) -> torch.T
     return (inside + (inside.round() - inside).detach()) * damped
 
 
-def best_scale(magnitudes: torch.Tensor, bits: int, num_candidates: int = 40) -> float:
+def best_scale(magnitudes: torch.Tensor, bits: int) -> float:
     """The scale with the least squared rounding and clamping error of a sample of |x|."""
     limit = activation_limit(bits)
     top = float(magnitudes.max()) if magnitudes.numel() else 0.0
     if not _SMALLEST_TOP <= top < math.inf:
         return 1.0
-    scales = top / limit * torch.linspace(1.0 / num_candidates, 1.0, num_candidates)
+    scales = top / limit * torch.linspace(1.0 / _CANDIDATES, 1.0, _CANDIDATES)
     errors = [
         float(((magnitudes / scale).clamp(max=limit).round() * scale - magnitudes).square().mean())
         for scale in scales

@@ -155,18 +155,15 @@ class LoadWatch:
         self._take()
         first, last = self._first, self._last
         seconds = max(last.wall - first.wall, 1e-9)
-        others = 0.0
+        others = waiting = stolen = switches = 0.0
         if self._running:
             # This thread looks, so it runs; its helpers may be spinning.
             others = max(sum(self._running) / len(self._running) - self._threads, 0.0)
-        waiting = 0.0
         if self._is_own and self._threads == 1:
             waiting = min(max(1 - (last.cpu - first.cpu) / seconds, 0.0), 1.0)
-        stolen = switches = 0.0
         if last.stolen is not None and first.stolen is not None:
             # The system counts in ticks: the last one may have been stolen before.
-            lost = max(last.stolen - first.stolen - _TICK, 0.0)
-            stolen = lost / (seconds * self._cores)
+            stolen = max(last.stolen - first.stolen - _TICK, 0.0) / (seconds * self._cores)
         if last.switches is not None and first.switches is not None:
             count = last.switches - first.switches
             switches = count / seconds if self._is_own and count >= _MIN_SWITCHES else 0.0

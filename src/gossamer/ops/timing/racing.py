@@ -97,7 +97,6 @@ def race(
     budget_seconds: float = 0.06,
     min_rounds: int = 5,
     max_rounds: int = 200,
-    clock: Clock = time.perf_counter,
     watch: LoadWatch | None = None,
 ) -> list[float]:
     """Best microseconds of each contender: all in turn, after one round that does not count.
@@ -105,8 +104,8 @@ def race(
     Interleaving makes a slow moment of the machine hit all; the minimum drops it from all. `watch`
     looks at the machine between rounds.
     """
-    samples = _rounds(contenders, budget_seconds, min_rounds, max_rounds, clock, watch)
-    return [1e6 * min(seconds, default=float("inf")) for seconds in samples]
+    limits = budget_seconds, min_rounds, max_rounds
+    return _best(_rounds(contenders, *limits, time.perf_counter, watch))
 
 
 def _rounds(
@@ -132,6 +131,10 @@ def _rounds(
     return samples
 
 
+def _best(samples: list[list[float]]) -> list[float]:
+    return [1e6 * min(seconds, default=float("inf")) for seconds in samples]
+
+
 def duel(
     first: Call,
     second: Call,
@@ -149,7 +152,7 @@ def duel(
         (stopwatch(first, ticks), stopwatch(second, ticks)),
         budget_seconds, min_rounds, max_rounds, ticks, seen,
     )  # fmt: skip
-    first_us, second_us = (1e6 * min(seconds, default=float("inf")) for seconds in samples)
+    first_us, second_us = _best(samples)
     return Duel(first_us, second_us, max(map(spread_of, samples)), seen.load())
 
 

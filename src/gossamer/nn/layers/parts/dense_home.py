@@ -9,6 +9,8 @@ NaN seen many times, which torch refuses to write to.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -111,12 +113,18 @@ class MayGiveUpValues(nn.Module, ABC):
         self.refresh()
         return True
 
-    def _apply(self, fn: Any, recurse: bool = True) -> "Self":
+    @contextmanager
+    def _with_values(self) -> Iterator[None]:
+        """Values that were given up are in the Parameter until the block ends well."""
         given_up = self.take_back_values()
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.refresh()
+        yield
         if given_up:
             self.give_up_values()
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "Self":
+        with self._with_values():
+            super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+            self.refresh()
         return self
 
     def __setstate__(self, state: Any) -> None:
