@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from rich.table import Table
 
-from gossamer.ops.engines.neurons import PackedNeurons
+from gossamer.ops.engines import PackedNeurons
 from gossamer.ops.timing import race, stopwatch
 from support.options import give, machine, parser, progress
 

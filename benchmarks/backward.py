@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 import gossamer
-from gossamer.cli.shell.output import table
-from gossamer.nn.layers.compact import Mode
+from gossamer.cli.shell import table
+from gossamer.nn.layers import Mode
 from gossamer.running.bench.linear import sample_weight
 from support.cases import SHAPES
 from support.contenders import DENSE, agrees, peer_contenders, run_race, watch

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import gossamer
-from gossamer.ops.dispatch import Problem, kernels_for
+from gossamer.ops import Problem, kernels_for
 from gossamer.ops.kernels import active_kernels, cpu_name
 from gossamer.running.choice import Chooser, CostTable
 

@@ -14,7 +14,7 @@ import torch
 
 from gossamer.ops.kernels import active_kernels, cpu_name
 from gossamer.ops.timing import duel
-from gossamer.running.bench.linear import ceilings
+from gossamer.running.bench import ceilings
 
 
 def main():

@@ -18,8 +18,7 @@ from rich.table import Table
 from torch import nn
 
 import gossamer
-from gossamer.training.checkpoint import CheckpointWriter
-from gossamer.training.checkpoint.folders import CheckpointStore, Snapshot
+from gossamer.training.checkpoint import CheckpointStore, CheckpointWriter, Snapshot
 from gossamer.training.checkpoint.random_state import capture_random
 from gossamer.training.checkpoint.restoring import layer_forms
 from gossamer.zoo import GPT

@@ -22,12 +22,11 @@ import torch
 
 from gossamer.formats import SparseMatrix
 from gossamer.nn import Conv2d
-from gossamer.ops.conv.fp32 import PackedConv
+from gossamer.ops.conv import ConvSettings, PackedConv
 from gossamer.ops.conv.int8 import PackedInt8Conv
-from gossamer.ops.conv.settings import ConvSettings
 from gossamer.ops.kernels import active_kernels, cpu_name
 from gossamer.ops.timing import duel
-from gossamer.running.bench.linear import ceilings
+from gossamer.running.bench import ceilings
 
 # (channels in, channels out, kernel, image, stride)
 CIFAR = [(16, 16, 3, 32, 1), (16, 32, 3, 32, 2), (32, 32, 3, 16, 1), (64, 64, 3, 8, 1)]

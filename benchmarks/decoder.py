@@ -19,7 +19,7 @@ import torch
 
 import gossamer
 from gossamer.cli.models import demo_path
-from gossamer.cli.shell.output import table
+from gossamer.cli.shell import table
 from gossamer.io import load
 from support.decoders import Gossamer, Transformers, race, rates
 from support.large_llama import large_contender

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from gossamer import settings
-from gossamer.cli.shell.output import table
+from gossamer.cli.shell import table
 from gossamer.formats import SparseMatrix
 from gossamer.running.bench.linear import mix_of
 from support import contenders

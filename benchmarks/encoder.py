@@ -35,13 +35,9 @@ import torch
 import gossamer
 from gossamer import settings
 from gossamer.ops import _native
-from gossamer.report.html import write_html
-from gossamer.running.bench.encoder import (
-    RaceEntry,
-    model_run,
-    race_encoders,
-)
-from gossamer.running.encoder.arrays import encoder_arrays, find_base
+from gossamer.report import write_html
+from gossamer.running.bench import RaceEntry, model_run, race_encoders
+from gossamer.running.encoder import encoder_arrays, find_base
 from gossamer.running.rivals import (
     PRECISIONS,
     TITLES,
@@ -253,7 +249,7 @@ def prepare_real(folder, quick):
 
 def real_models(folder):
     """MiniLM by sparsity, and Spearman x 100 by (precision, sparsity), as they were prepared."""
-    from gossamer.cli.models.sources import load_source
+    from gossamer.cli.models import load_source
 
     stored = json.loads((folder / _SCORES).read_text())
     scores = {(p, float(s)): value for p, s, value in ((*k.split(), v) for k, v in stored.items())}

@@ -15,10 +15,11 @@ from pathlib import Path
 
 import torch
 
-from gossamer.cli.shell.output import table
+from gossamer.cli.shell import table
 from gossamer.ops.kernels import active_kernels
-from gossamer.report.html import write_html
-from gossamer.running.bench.linear import BenchRow, mix_of, sample_weight
+from gossamer.report import write_html
+from gossamer.running.bench import BenchRow
+from gossamer.running.bench.linear import mix_of, sample_weight
 from support import contenders
 from support.cases import COLUMNS, INT8, PEER, SHAPES, TOKENS, UNSTRUCTURED
 from support.options import give, machine, parser, progress, shape

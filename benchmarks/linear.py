@@ -15,7 +15,7 @@ import sys
 import torch
 
 from gossamer.ops.kernels import cpu_name
-from gossamer.running.bench.linear import bench_linear
+from gossamer.running.bench import bench_linear
 
 SHAPES = ((768, 768), (3072, 768), (768, 3072), (1536, 576))
 TOKENS = (128, 1024)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import gossamer
-from gossamer.cli.shell.output import table
+from gossamer.cli.shell import table
 from support.options import give, machine, parser, progress
 
 CLASSES, WIDTH, SAMPLES, HELD_OUT = 20, 32, 4000, 2000

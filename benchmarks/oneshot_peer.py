@@ -23,10 +23,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from gossamer import settings
-from gossamer.cli.models.sources import load_source
-from gossamer.cli.shell.output import table
+from gossamer.cli.models import load_source
+from gossamer.cli.shell import table
 from gossamer.pruning.calibration import as_batches
-from gossamer.recipes.loader import make_recipe
+from gossamer.recipes import make_recipe
 from gossamer.runs.pruning.plan import plan_stage
 from gossamer.runs.stages import StageInput, run_prune_stage
 from sparsify import SmolLM2

@@ -32,10 +32,9 @@ from gossamer.report.charts.timeline import timeline_chart
 from gossamer.report.html import render_charts
 from gossamer.testing import Cluster, Link
 from gossamer.testing.fake_network import Conditions, FakeNetwork
-from gossamer.training.distributed.pipeline.message_driven import MessageDriven, Work
-from gossamer.training.distributed.pipeline.pipeline import LayerPipeline
-from gossamer.training.distributed.pipeline.schedules import PipelineSettings
-from gossamer.training.distributed.pipeline.stage import WorkSpan, most_held
+from gossamer.training.distributed.pipeline import LayerPipeline, PipelineSettings, Work, WorkSpan
+from gossamer.training.distributed.pipeline.message_driven import MessageDriven
+from gossamer.training.distributed.pipeline.stage import most_held
 from gossamer.zoo import GPT
 from support.pipeline_stages import SleepingLayer
 

@@ -23,10 +23,9 @@ from pathlib import Path
 import torch
 from rich.table import Table
 
-from gossamer.planner.calibration import calibrate
+from gossamer.planner import calibrate, reasons
 from gossamer.planner.candidates import Evaluator
 from gossamer.planner.cluster_schema import LinkSpec
-from gossamer.planner.explaining import reasons
 from gossamer.planner.model_sources import describe
 from gossamer.planner.planning import plan_workload
 from gossamer.planner.states import find_state

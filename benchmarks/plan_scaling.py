@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from gossamer.planner.cluster_loader import load_cluster
+from gossamer.planner import load_cluster
 from gossamer.planner.model_shape import NAMED_SHAPES, gpt_shape
 from gossamer.planner.pictures import scaling_chart
 from gossamer.planner.planning import plan_workload

@@ -21,11 +21,11 @@ import torch
 
 import gossamer
 from gossamer import settings
-from gossamer.cli.shell.output import table
+from gossamer.cli.shell import table
 from gossamer.data.files import Pair
 from gossamer.ops.timing import race, stopwatch
-from gossamer.recipes.loader import make_recipe
-from gossamer.runs.calibration import pair_loss
+from gossamer.recipes import make_recipe
+from gossamer.runs import pair_loss
 from gossamer.runs.stages import StageInput
 from gossamer.runs.stages.recover import run_recover_stage
 from gossamer.runs.stages.recover_data import samples_of_pairs

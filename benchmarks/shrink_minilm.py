@@ -25,13 +25,13 @@ import torch
 
 import gossamer
 from gossamer import settings
-from gossamer.cli.models.sources import load_source
-from gossamer.cli.shell.output import table
-from gossamer.data.files.text_files import Pair, Texts
-from gossamer.io.safe_files.tokenizer.guarded_tokenizer import TOKENIZER_FILE, make_tokenizer
-from gossamer.search.candidates import Mask
+from gossamer.cli.models import load_source
+from gossamer.cli.shell import table
+from gossamer.data.files import Pair, Texts
+from gossamer.io.safe_files.tokenizer import TOKENIZER_FILE, make_tokenizer
+from gossamer.search import Mask
 from gossamer.search.rungs import RATES
-from gossamer.search.workloads.loading import load_workload
+from gossamer.search.workloads import load_workload
 from support import stsb
 from support.options import give, machine, parser, progress
 from support.passages import read_passages, recall

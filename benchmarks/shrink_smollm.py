@@ -22,7 +22,7 @@ import torch
 
 from gossamer import settings
 from gossamer.cli.models import demo_path
-from gossamer.cli.shell.output import table
+from gossamer.cli.shell import table
 from gossamer.io import load
 from sparsify import SmolLM2
 from support.decoders import Gossamer, race, rates

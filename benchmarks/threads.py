@@ -19,7 +19,7 @@ import torch.nn.functional as F
 
 from gossamer.formats import SparseMatrix
 from gossamer.ops.kernels import active_kernels, cpu_name
-from gossamer.ops.linear.panel import pack_panel
+from gossamer.ops.linear import pack_panel
 from gossamer.ops.timing import duel
 
 SHAPES = ((768, 768), (3072, 768), (768, 3072), (1536, 576))

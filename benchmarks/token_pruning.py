@@ -32,9 +32,9 @@ from torch import nn
 import gossamer
 from gossamer import settings
 from gossamer.cli.quickstart.minilm import load_minilm
-from gossamer.nn.tokens.token_pruning import add_token_pruning, token_encoder
+from gossamer.nn.tokens import add_token_pruning, token_encoder
 from gossamer.ops.timing import stopwatch
-from gossamer.running.encoder.ragged import run_packed
+from gossamer.running.encoder import run_packed
 from gossamer.training.token_pruning import (
     TokenPlan,
     measure_tokens,

@@ -25,7 +25,7 @@ import torch
 from rich.table import Table
 from torch import nn
 
-from gossamer.training.memory.held import measure
+from gossamer.training.memory import measure
 from support.gpt import CASES, CONTEXT, build_gpt, loss_of, prepare
 from support.options import give, machine, parser, progress
 

@@ -24,8 +24,7 @@ from pathlib import Path
 import torch
 from rich.table import Table
 
-from gossamer.training.memory.formulas import VARIANTS
-from gossamer.training.memory.held import measure
+from gossamer.training.memory import VARIANTS, measure
 from support.gpt import CASES, SIZES, build_gpt, prepare, train_step
 from support.options import give, machine, parser, progress
 

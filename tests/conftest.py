@@ -4,7 +4,7 @@ import hypothesis
 import pytest
 import torch
 
-from gossamer.ops import load
+from gossamer.ops.timing import load
 
 # Small tensors gain nothing from a second thread and wait long for it on a busy machine.
 # Tests of threading ask for their own.

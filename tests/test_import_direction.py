@@ -12,7 +12,15 @@ SOURCE = Path(gossamer.__file__).parent
 # A layer may import itself and the layers before it. Parts of one layer never import each other.
 LAYERS = (
     {"errors"},
-    {"settings", "registry", "named_files", "lazy_door", "plain_data", "method_table"},
+    {
+        "settings",
+        "registry",
+        "named_files",
+        "lazy_door",
+        "plain_data",
+        "method_table",
+        "out_of_memory",
+    },
     {"patterns"},
     {"formats"},
     {"ops"},

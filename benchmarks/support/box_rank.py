@@ -13,10 +13,9 @@ from torch import distributed as dist
 from torch import nn
 
 import gossamer
-from gossamer.nn import replace_module
-from gossamer.nn.layers.masked import MaskedLinear
-from gossamer.training.distributed.pipeline.pipeline import LayerPipeline
-from gossamer.training.distributed.pipeline.schedules import PipelineSettings
+from gossamer.nn.layers import MaskedLinear
+from gossamer.nn.surgery import replace_module
+from gossamer.training.distributed.pipeline import LayerPipeline, PipelineSettings
 from gossamer.training.distributed.placement.gradients import average, replicated
 from gossamer.zoo import GPT
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch.nn.functional import cross_entropy, mse_loss, pad
 
-from gossamer.data.batches import ShuffledBatches, generator_of
+from gossamer.data import ShuffledBatches, generator_of
 from gossamer.data.tasks import Task
 from gossamer.training.recovery.distillation import logits_term
 from support.cifar import accuracy, load, normalised

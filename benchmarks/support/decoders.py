@@ -14,7 +14,7 @@ import time
 import psutil
 import torch
 
-from gossamer.running.decoder.engine import DecoderEngine
+from gossamer.running.decoder import DecoderEngine
 
 CONTEXT, PROMPT, NEW, TOKEN = 1024, 128, 8, 500
 KINDS = ("prompt", "empty", "after")

@@ -4,11 +4,10 @@
 import math
 from dataclasses import asdict, dataclass, replace
 
-from gossamer.cli.shell.output import table
+from gossamer.cli.shell import table
+from gossamer.report import Comparison, Figure, Page, TextTable
 from gossamer.report.charts import WIDTH, Bar, Chart, Label
-from gossamer.report.comparison import Comparison, Figure
-from gossamer.report.page import Page, TextTable
-from gossamer.running.bench.encoder import RaceEntry
+from gossamer.running.bench import RaceEntry
 from gossamer.running.rivals import TITLES
 from support.encoder_cases import THREADS_GOAL, goal
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gossamer.running.bench.linear import ceilings
+from gossamer.running.bench import ceilings
 from support.roofline import bandwidth_gbs
 
 _VALUE_BYTES = {"fp32": 4, "bf16": 2, "int8": 1}

@@ -7,7 +7,7 @@ torch's own bf16 hook refuses gloo; it has no Top-K.
 import torch
 import torch.distributed as dist
 
-from gossamer.training.distributed.tasc.exchange import Tasc
+from gossamer.training.distributed.tasc import Tasc
 
 
 def bf16_hook(state, bucket):

@@ -12,7 +12,7 @@ import torch
 
 import gossamer
 from gossamer.ops.timing import race
-from gossamer.running.bench.encoder import dense_copy
+from gossamer.running.bench import dense_copy
 from gossamer.running.rivals import (
     NETWORK_PRECISIONS,
     EngineFailed,

@@ -11,7 +11,7 @@ import torch
 
 from gossamer import settings
 from gossamer.cli.shell.output import console
-from gossamer.report.machine import describe_machine
+from gossamer.report import describe_machine
 
 
 def parser(description, several_threads=False):

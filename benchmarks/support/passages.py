@@ -11,8 +11,8 @@ import lzma
 
 import torch
 
-from gossamer.data.token_ids import sentences
-from gossamer.runs.quality import embed
+from gossamer.data import sentences
+from gossamer.runs import embed
 
 MOST, TOKENS = 1000, 128
 # Words of a question, and at least of the rest.

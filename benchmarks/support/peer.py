@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gossamer.running.rivals.engine_process import EngineFailed, EngineProcess
+from gossamer.running.rivals import EngineFailed
+from gossamer.running.rivals.engine_process import EngineProcess
 
 _SCRIPTS = Path(__file__).resolve().parent.parent / "peers"
 NAMES = ("scipy", "deepsparse", "sparseprop", "onnxruntime")

@@ -6,7 +6,7 @@ import statistics
 from collections import defaultdict
 from dataclasses import asdict, dataclass
 
-from gossamer.running.bench.linear import BenchRow
+from gossamer.running.bench import BenchRow
 from support.cases import BEST_COUNTS, CEILING_GOAL, CLAIMS, COLUMNS, INT8, PEER
 
 

@@ -20,8 +20,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from gossamer.training.distributed.tasc import attach, join
-from gossamer.training.distributed.tasc.row_optim import RowSGD
+from gossamer.training.distributed.tasc import RowSGD, attach, join
 from support import gradient_hooks
 from support.payload import sent_bytes
 from support.tasc_training import mlp

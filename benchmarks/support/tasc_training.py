@@ -17,8 +17,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
 from gossamer.testing.simulated_ranks import GradientBucket, SimulatedRank, SimulatedRanks
-from gossamer.training.distributed.tasc.curvature import CurvatureProbe
-from gossamer.training.distributed.tasc.row_optim import RowAdamW, RowSGD
+from gossamer.training.distributed.tasc import CurvatureProbe, RowAdamW, RowSGD
 
 BATCH = 32
 RATES = {"momentum": 0.05, "adam": 1e-3}

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 
 import gossamer
-from gossamer.recipes.loader import make_recipe
-from gossamer.runs.executor import execute
+from gossamer.recipes import make_recipe
+from gossamer.runs import execute
 from gossamer.runs.stages import StageInput
 from support.options import progress
 

@@ -7,8 +7,7 @@ Only names registered here can appear in a recipe or a file; nothing is ever imp
 from collections.abc import Callable
 
 from gossamer.formats import FORMATS, Format, SparseMatrix
-from gossamer.ops import Kernel, Problem, kernel_list
-from gossamer.ops.dispatch import Run, of_matrix
+from gossamer.ops import Kernel, Problem, Run, kernel_list
 from gossamer.patterns import PATTERNS, Pattern
 from gossamer.pruning import register_scorer as scorer
 
@@ -41,7 +40,7 @@ def op(
     """
 
     def add(pack: Pack) -> Pack:
-        kernel = Kernel(name, of_matrix(pack), accepts, precision, is_plug_in=True)
+        kernel = Kernel.of_matrix(name, pack, accepts, precision, is_plug_in=True)
         kernel_list(operation).add(name, kernel)
         return pack
 

@@ -14,7 +14,7 @@ import torch
 from onnx import helper, numpy_helper
 
 import shrink_minilm
-from gossamer.search.workloads.loading import load_workload
+from gossamer.search.workloads import load_workload
 from support import trained_rivals
 from support.passages import read_passages, recall_of
 from support.shrunk import Entry, Known, race

@@ -16,8 +16,9 @@ import pytest
 import gossamer
 from gossamer import errors
 from gossamer.cli.main import COMMANDS, main
+from gossamer.cli.shell import Output
 from gossamer.cli.shell.failures import explain_failure
-from gossamer.cli.shell.output import Output, write_json
+from gossamer.cli.shell.output import write_json
 from gossamer.zoo import MLP
 
 RECIPE_COMMANDS = ("list", "show", "copy", "validate", "schema")

@@ -7,7 +7,7 @@ import pytest
 
 from gossamer.cli.doctor import health
 from gossamer.cli.doctor.scrub import scrub_text
-from gossamer.ops import selftest
+from gossamer.ops import kernels
 from gossamer.ops.kernels import available_kernels
 
 SECRETS = {
@@ -87,7 +87,7 @@ def test_forced_reference_kernels_are_a_problem(gossamer_cli, monkeypatch):
 
 
 def test_wrong_kernel_is_found(gossamer_cli, monkeypatch):
-    monkeypatch.setattr(selftest, "kernel_error", lambda name: 7.0 if name == "reference" else 0.1)
+    monkeypatch.setattr(kernels, "kernel_error", lambda name: 7.0 if name == "reference" else 0.1)
     ran = gossamer_cli("doctor", "--json")
     assert ran.code == 4
     assert [problem["name"] for problem in ran.document["problems"]] == ["self-test reference"]

@@ -9,11 +9,10 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import gossamer
-from gossamer.cli.models.bare_checkpoint import is_bare, read_bare
-from gossamer.cli.models.sources import load_source
+from gossamer.cli.models import is_bare, load_source, read_bare
 from gossamer.nn import MaskedConv2d, MaskedLinear
 from gossamer.nn.batch import call_on_batch
-from gossamer.runs.made_up_input import example_input
+from gossamer.runs import example_input
 from gossamer.zoo import MLP
 
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from gossamer.recipes.loader import builtin_names, builtin_text
+from gossamer.recipes import builtin_names, builtin_text
 
 BAD = """gossamer: 1
 stages:

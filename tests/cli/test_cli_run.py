@@ -24,8 +24,8 @@ from text_models import WORDS, save_encoder, sentences
 
 import gossamer
 from gossamer.io import load, read_beside
-from gossamer.running.server.access import Access
-from gossamer.running.text.embedding import Embedder
+from gossamer.running.server import Access
+from gossamer.running.text import Embedder
 from gossamer.zoo import MLP
 
 TEXTS = sentences(40, seed=1)

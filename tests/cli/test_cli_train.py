@@ -16,8 +16,8 @@ import torch
 import gossamer
 from gossamer.io.safe_files.directories import exclusive_lock
 from gossamer.nn import CompactWeight
-from gossamer.training.checkpoint.folders import read_checkpoint
-from gossamer.training.run_files.metrics import read_metrics
+from gossamer.training.checkpoint import read_checkpoint
+from gossamer.training.run_files import read_metrics
 from gossamer.zoo import GPT
 
 RECIPE = """\

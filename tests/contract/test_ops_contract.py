@@ -5,7 +5,7 @@ from torch import nn
 
 import gossamer
 from gossamer.errors import DenseFallback, KernelError, KernelMissing, RegistryError
-from gossamer.ops.dispatch import (
+from gossamer.ops import (
     Problem,
     fallbacks,
     kernel_list,

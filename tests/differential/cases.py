@@ -22,7 +22,7 @@ from torch import nn
 
 import gossamer
 from gossamer.errors import GossamerError
-from gossamer.ops.dispatch import kernel_list
+from gossamer.ops import kernel_list
 
 PATTERNS = ("unstructured",) * 5 + ("2:4", "1:4", "4:8", "block:4x4", "block:16x1", "nmg:1:4:4")
 MODES = ("jit", "kernel", "resident")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.ops.dispatch import kernel_list
+from gossamer.ops import kernel_list
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])

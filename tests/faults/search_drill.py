@@ -10,8 +10,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "search"))
 from search_tools import tiny_encoder, tiny_tokenizer
 
 import gossamer
-from gossamer.search import forecast, rungs, trial
-from gossamer.search.candidates import Mask
+from gossamer.search import Mask, forecast, rungs, trial
 
 rungs.RUNGS = ((6, 2), (8, 1))
 rungs._TOKEN_STEPS = 2

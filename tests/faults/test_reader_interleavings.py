@@ -16,9 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.io import save
-from gossamer.io.artifact.opened import find_artifact, open_artifact
-from gossamer.io.loading import read_beside
+from gossamer.io import read_beside, save
+from gossamer.io.artifact import find_artifact, open_artifact
 from gossamer.io.safe_files.directories import atomic
 from gossamer.zoo import MLP
 

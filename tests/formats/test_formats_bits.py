@@ -6,8 +6,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.errors import FormatError
-from gossamer.formats.bits import check_bits, count_bits, pack_bits, unpack_bits
-from gossamer.formats.nibbles import check_spare_bits, pack_fields, packed_width, unpack_fields
+from gossamer.formats.bits import (
+    check_bits,
+    check_spare_bits,
+    count_bits,
+    pack_bits,
+    pack_fields,
+    row_bytes,
+    unpack_bits,
+    unpack_fields,
+)
 
 
 @pytest.mark.parametrize("shape", [(0, 0), (0, 9), (3, 0), (1, 1), (2, 7), (2, 8), (2, 9), (5, 33)])
@@ -52,7 +60,7 @@ def test_small_numbers_come_back(field_bits, num_rows, num_fields, seed):
     generator = torch.Generator().manual_seed(seed)
     fields = torch.randint(0, 1 << field_bits, (num_rows, num_fields), generator=generator)
     packed = pack_fields(fields, field_bits)
-    assert packed.shape == (num_rows, packed_width(num_fields, field_bits))
+    assert packed.shape == (num_rows, row_bytes(num_fields, field_bits))
     assert torch.equal(unpack_fields(packed, num_fields, field_bits).long(), fields)
     check_spare_bits(packed, num_fields, field_bits, "w")
 

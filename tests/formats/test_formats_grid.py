@@ -8,21 +8,9 @@ from hypothesis import strategies as st
 
 from gossamer.errors import FormatError, InputError
 from gossamer.formats import SparseMatrix
-from gossamer.formats.grid import (
-    Grid,
-    check_scales,
-    decode,
-    encode,
-    find_grid,
-    int4_grid,
-    offsets_grid,
-    on_grid,
-    pack_codes,
-    row_grid,
-    unpack_codes,
-)
+from gossamer.formats.grid import Grid, find_grid, int4_grid, offsets_grid, row_grid
+from gossamer.ops.linear import pack_int8
 from gossamer.ops.linear.few_int import pack_few_int, pack_few_int_offsets
-from gossamer.ops.linear.int8 import pack_int8
 
 
 def _weight(rows, columns, seed=0, zeros=0.0):
@@ -38,32 +26,32 @@ def _weight(rows, columns, seed=0, zeros=0.0):
 )  # fmt: skip
 def test_rounding_is_near_idempotent_and_stored_to_the_bit(rows, columns, bits, span, seed, size):
     weight, grid = _weight(rows, columns, seed, 0.3) * size, Grid(bits, span)
-    rounded = on_grid(weight, grid)
-    codes, scales, offsets = encode(rounded, grid)
+    rounded = grid.rounded(weight)
+    codes, scales, offsets = grid.encode(rounded)
     assert torch.equal(
-        decode(codes, scales, offsets, grid).view(torch.int32), rounded.view(torch.int32)
+        grid.decode(codes, scales, offsets).view(torch.int32), rounded.view(torch.int32)
     )
-    assert torch.equal(on_grid(rounded, grid), rounded)
+    assert torch.equal(grid.rounded(rounded), rounded)
     assert bool((rounded[weight == 0] == 0).all())
     # In exact arithmetic: half a step, and the clipping of the largest by a rounded scale.
     steps = scales.double().repeat_interleave(span, dim=1)[:, :columns]
     assert bool(((rounded.double() - weight.double()).abs() <= 0.51 * steps + 1e-300).all())
-    check_scales(scales, offsets, grid, "here")
-    stored = pack_codes(codes, grid)
-    assert torch.equal(unpack_codes(stored, tuple(codes.shape), grid, "here"), codes)
+    grid.check_scales(scales, offsets, "here")
+    stored = grid.pack(codes)
+    assert torch.equal(grid.unpack(stored, tuple(codes.shape), "here"), codes)
 
 
 @pytest.mark.parametrize("shape", [(0, 7), (3, 0), (0, 0)])
 def test_empty_weights(shape):
     weight = torch.empty(shape)
-    assert on_grid(weight, row_grid(shape[1])).shape == shape
+    assert row_grid(shape[1]).rounded(weight).shape == shape
     assert find_grid(weight) is None
 
 
 def test_what_is_on_a_grid_is_found():
     weight = _weight(20, 200, zeros=0.5)
     for grid in (row_grid(200), Grid(4, 64), Grid(4, 32), Grid(4, 16), int4_grid(200, 0.2)):
-        found = find_grid(on_grid(weight, grid))
+        found = find_grid(grid.rounded(weight))
         assert found is not None
         assert found.bits == grid.bits
         assert found.num_spans(200) == grid.num_spans(200)
@@ -72,7 +60,7 @@ def test_what_is_on_a_grid_is_found():
 
 @pytest.mark.parametrize("value", [-0.0, float("nan"), float("inf"), 1e-40])
 def test_one_strange_weight_keeps_it_off_the_grid(value):
-    weight = on_grid(_weight(20, 200), row_grid(200))
+    weight = row_grid(200).rounded(_weight(20, 200))
     weight[13, 5] = value
     assert find_grid(weight) is None
 
@@ -80,7 +68,7 @@ def test_one_strange_weight_keeps_it_off_the_grid(value):
 def test_weights_without_a_scale_are_refused():
     for bad in (float("nan"), float("inf")):
         with pytest.raises(InputError, match="finite"):
-            on_grid(torch.tensor([[1.0, bad]]), Grid(8, 2))
+            Grid(8, 2).rounded(torch.tensor([[1.0, bad]]))
 
 
 @pytest.mark.parametrize("zeros", [0.0, 0.5, 0.8, 0.95])
@@ -89,12 +77,12 @@ def test_the_kernels_find_the_same_weights(zeros):
     mask = weight != 0
     density = float(mask.float().mean())
     for dtype, grid in (("int8", row_grid(448)), ("int4", int4_grid(448, density))):
-        rounded = on_grid(weight, grid)
+        rounded = grid.rounded(weight)
         packed = pack_few_int(SparseMatrix.from_dense(rounded, mask), dtype)
         # One-hot tokens read the columns: activations of one value are exact in int8.
         columns = packed(torch.eye(448)).t()
         assert torch.allclose(columns, rounded, rtol=1e-6, atol=0)
-    rounded = on_grid(weight, row_grid(448))
+    rounded = row_grid(448).rounded(weight)
     panel = pack_int8(SparseMatrix.from_dense(rounded, mask))
     assert torch.allclose(panel(torch.eye(448)).t(), rounded, rtol=1e-6, atol=0)
 
@@ -102,18 +90,18 @@ def test_the_kernels_find_the_same_weights(zeros):
 def test_bad_codes_and_scales_are_refused():
     grid8, grid4 = Grid(8, 4), Grid(4, 4)
     with pytest.raises(FormatError, match="below -127"):
-        unpack_codes(torch.tensor([[-128, 0]], dtype=torch.int8), (1, 2), grid8, "here")
+        grid8.unpack(torch.tensor([[-128, 0]], dtype=torch.int8), (1, 2), "here")
     with pytest.raises(FormatError, match="below -7"):
-        unpack_codes(torch.tensor([0x80], dtype=torch.uint8), (1, 2), grid4, "here")
+        grid4.unpack(torch.tensor([0x80], dtype=torch.uint8), (1, 2), "here")
     with pytest.raises(FormatError, match="padding"):
-        unpack_codes(torch.tensor([0x8F], dtype=torch.uint8), (1, 1), grid4, "here")
+        grid4.unpack(torch.tensor([0x8F], dtype=torch.uint8), (1, 1), "here")
     with pytest.raises(FormatError, match="bytes of uint8"):
-        unpack_codes(torch.zeros(3, dtype=torch.uint8), (1, 2), grid4, "here")
+        grid4.unpack(torch.zeros(3, dtype=torch.uint8), (1, 2), "here")
     with pytest.raises(FormatError, match="must be int8"):
-        unpack_codes(torch.zeros(1, 2), (1, 2), grid8, "here")
+        grid8.unpack(torch.zeros(1, 2), (1, 2), "here")
     for bad in (float("nan"), float("inf"), -1.0, 3e38):
         with pytest.raises(FormatError, match="scale"):
-            check_scales(torch.tensor([[bad]], dtype=torch.bfloat16), None, grid8, "here")
+            grid8.check_scales(torch.tensor([[bad]], dtype=torch.bfloat16), None, "here")
 
 
 @pytest.mark.parametrize("largest", [7, 5, 1])
@@ -125,7 +113,7 @@ def test_int4_whose_largest_weight_is_any_code_is_stored_to_the_bit(largest):
     grid = find_grid(weight)
     assert grid is not None
     assert grid.bits == 4
-    assert torch.equal(decode(*encode(weight, grid), grid), weight)
+    assert torch.equal(grid.decode(*grid.encode(weight)), weight)
 
 
 def test_what_sparsegpt_rounds_is_stored_as_int4():
@@ -146,9 +134,9 @@ def test_what_sparsegpt_rounds_is_stored_as_int4():
 )  # fmt: skip
 def test_rounding_with_offsets_is_near_and_stored_to_the_bit(rows, columns, span, seed, size, mean):
     weight, grid = (_weight(rows, columns, seed) + mean) * size, offsets_grid(span)
-    rounded = on_grid(weight, grid)
-    codes, scales, offsets = encode(rounded, grid)
-    assert torch.equal(decode(codes, scales, offsets, grid), rounded)
+    rounded = grid.rounded(weight)
+    codes, scales, offsets = grid.encode(rounded)
+    assert torch.equal(grid.decode(codes, scales, offsets), rounded)
     # Clipping may cost single weights more, a span never more than the plain choice would.
     for first in range(0, columns, span):
         part = weight[:, first : first + span]
@@ -156,9 +144,9 @@ def test_rounding_with_offsets_is_near_and_stored_to_the_bit(rows, columns, span
         plain = part.shape[1] * (step * 0.52 + part.abs().amax(1) * 2**-11 + 1e-7).square()
         error = (rounded - weight)[:, first : first + span].square().sum(1)
         assert bool((error <= plain).all())
-    check_scales(scales, offsets, grid, "here")
-    stored = pack_codes(codes, grid)
-    assert torch.equal(unpack_codes(stored, tuple(codes.shape), grid, "here"), codes)
+    grid.check_scales(scales, offsets, "here")
+    stored = grid.pack(codes)
+    assert torch.equal(grid.unpack(stored, tuple(codes.shape), "here"), codes)
 
 
 @pytest.mark.parametrize(("lowest", "highest"), [(0, 15), (3, 15), (0, 9), (5, 6)])
@@ -167,20 +155,20 @@ def test_offsets_are_found_whatever_codes_are_used(lowest, highest):
     codes = torch.randint(lowest, highest + 1, (9, 200), generator=generator)
     scales = torch.rand(9, 7, generator=generator).half() / 16
     offsets = -torch.rand(9, 7, generator=generator).half()
-    weight = decode(codes, scales, offsets, offsets_grid(32))
+    weight = offsets_grid(32).decode(codes, scales, offsets)
     assert find_grid(weight) is None
     assert find_grid(weight, may_have_offsets=True) == offsets_grid(32)
-    assert torch.equal(decode(*encode(weight, offsets_grid(32)), offsets_grid(32)), weight)
+    assert torch.equal(offsets_grid(32).decode(*offsets_grid(32).encode(weight)), weight)
     if (lowest, highest) == (0, 15):
         codes[:, ::32], codes[:, 1::32] = 0, 15
-        weight = decode(codes, scales, offsets, offsets_grid(32))
-        assert torch.equal(on_grid(weight, offsets_grid(32)), weight)  # as Q4_1 rounds
+        weight = offsets_grid(32).decode(codes, scales, offsets)
+        assert torch.equal(offsets_grid(32).rounded(weight), weight)  # as Q4_1 rounds
 
 
 @pytest.mark.parametrize("span", [32, 64])
 def test_the_kernel_with_offsets_has_the_same_weights(span):
-    rounded = on_grid(_weight(33, 448) + 0.5, offsets_grid(span))
-    packed = pack_few_int_offsets(*encode(rounded, offsets_grid(span)), span)
+    rounded = offsets_grid(span).rounded(_weight(33, 448) + 0.5)
+    packed = pack_few_int_offsets(*offsets_grid(span).encode(rounded), span)
     torch.testing.assert_close(packed(torch.eye(448)).t(), rounded, rtol=1e-6, atol=1e-6)
 
 
@@ -188,6 +176,6 @@ def test_bad_offsets_are_refused():
     scales = torch.ones(1, 1, dtype=torch.float16)
     for bad in (float("nan"), float("inf")):
         with pytest.raises(FormatError, match="offset"):
-            check_scales(scales, scales * bad, offsets_grid(32), "here")
+            offsets_grid(32).check_scales(scales, scales * bad, "here")
     with pytest.raises(InputError, match="too large"):
-        on_grid(torch.full((1, 4), 1e6), offsets_grid(32))
+        offsets_grid(32).rounded(torch.full((1, 4), 1e6))

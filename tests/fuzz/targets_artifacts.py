@@ -119,7 +119,7 @@ def read_checkpoint_folder(folder: Path) -> object:
 
 
 def training_seeds(folder: Path) -> None:
-    from gossamer.training.checkpoint.folders import CheckpointStore, Snapshot
+    from gossamer.training.checkpoint import CheckpointStore, Snapshot
 
     state = {"w": torch.randn(3, 4), "n": 3, "t": (1, 2.5, None), "nan": float("nan"), 7: [True]}
     CheckpointStore(folder).write(Snapshot.of(12, {"recipe": "r"}, state))
@@ -135,7 +135,7 @@ def training_seeds(folder: Path) -> None:
     change=with_hashes,
 )
 def read_training(folder: Path) -> object:
-    from gossamer.training.checkpoint.folders import read_checkpoint
+    from gossamer.training.checkpoint import read_checkpoint
 
     named = folder.with_name("step_00000012")
     folder.rename(named)

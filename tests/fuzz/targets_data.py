@@ -26,7 +26,7 @@ def yaml_seeds(part: str) -> Callable[[Path], None]:
     "recipes/wording.py",
 )
 def read_recipe(folder: Path) -> object:
-    from gossamer.recipes.loader import load_recipe
+    from gossamer.recipes import load_recipe
 
     return load_recipe(folder / "r.yaml")
 
@@ -39,7 +39,7 @@ def read_recipe(folder: Path) -> object:
     "recipes/yaml_lines.py",
 )
 def read_cluster(folder: Path) -> object:
-    from gossamer.planner.cluster_loader import load_cluster
+    from gossamer.planner import load_cluster
 
     return load_cluster(folder / "r.yaml")
 

@@ -89,8 +89,7 @@ def headers_first(files: Files, draw: random.Random) -> Files:
 )
 def read_compressed(folder: Path) -> object:
     from gossamer.io.huggingface.directory import _read_config
-    from gossamer.io.pruners.compressed_tensors import expand_bitmasks
-    from gossamer.io.pruners.dense_checkpoint import read_tensors_of
+    from gossamer.io.pruners import expand_bitmasks, read_tensors_of
 
     tensors = read_tensors_of(folder)
     return expand_bitmasks(tensors, _read_config(folder), str(folder))

@@ -9,9 +9,9 @@ from target import target, tried
 
 
 def journal_seeds(folder: Path) -> None:
-    from gossamer.pruning.calibration.journal import DiskJournal
-    from gossamer.pruning.solvers.problem import LayerSolution
-    from gossamer.training.run_files.metrics import MetricsFile
+    from gossamer.pruning.calibration import DiskJournal
+    from gossamer.pruning.solvers import LayerSolution
+    from gossamer.training.run_files import MetricsFile
 
     torch.manual_seed(0)
     mask = torch.rand(6, 10) > 0.5
@@ -30,8 +30,8 @@ def journal_seeds(folder: Path) -> None:
     "training/run_files/metrics.py:read_metrics",
 )
 def read_journal(folder: Path) -> object:
-    from gossamer.pruning.calibration.journal import DiskJournal
-    from gossamer.training.run_files.metrics import read_metrics
+    from gossamer.pruning.calibration import DiskJournal
+    from gossamer.training.run_files import read_metrics
 
     if (folder / "metrics.jsonl").exists():
         read_metrics(folder / "metrics.jsonl")
@@ -39,9 +39,9 @@ def read_journal(folder: Path) -> object:
 
 
 def search_seeds(folder: Path) -> None:
+    from gossamer.search import Point, Trial
     from gossamer.search.forecast import Forecasts, MaskForecast
     from gossamer.search.records import write_record
-    from gossamer.search.trial import Point, Trial
 
     (folder / "s").mkdir()
     point = Point("a", "fp32", 80.0, float("inf"), 1.5, 2.0, 1000)
@@ -52,9 +52,9 @@ def search_seeds(folder: Path) -> None:
 
 @target("search", search_seeds, "search/records.py:read_record")
 def read_search(folder: Path) -> object:
+    from gossamer.search import Trial
     from gossamer.search.forecast import Forecasts
     from gossamer.search.records import read_record
-    from gossamer.search.trial import Trial
 
     kinds: dict[str, Any] = {"trial": Trial, "forecasts": Forecasts, "search": dict[str, str]}
     return [tried(lambda n=n, k=k: read_record(folder / f"{n}.json", k)) for n, k in kinds.items()]

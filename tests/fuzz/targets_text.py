@@ -162,8 +162,7 @@ def read_tokenizer(folder: Path) -> object:
     from types import SimpleNamespace
 
     from gossamer.io import read_beside
-    from gossamer.running.text.tokens import TextTokens
-    from gossamer.running.text.writer import TextPieces
+    from gossamer.running.text import TextPieces, TextTokens
 
     config = SimpleNamespace(max_position_embeddings=48, vocab_size=257, model_type="bert")
     tokens = TextTokens(read_beside(folder), config)

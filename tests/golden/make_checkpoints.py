@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from training_runs import KEPT_STEP, LAST_STEP, RUNS, digests_of, machine, start
 
-from gossamer.training.checkpoint.folders import read_checkpoint
+from gossamer.training.checkpoint import read_checkpoint
 
 FILES = Path(__file__).parent / "checkpoints"
 

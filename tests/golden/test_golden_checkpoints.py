@@ -8,7 +8,7 @@ import pytest
 import torch
 from training_runs import KEPT_STEP, LAST_STEP, RUNS, digests_of, machine, start
 
-from gossamer.training.checkpoint.folders import CheckpointStore, read_checkpoint
+from gossamer.training.checkpoint import CheckpointStore, read_checkpoint
 
 FILES = Path(__file__).parent / "checkpoints"
 NAMES = sorted(RUNS)

@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from states import state_of
 
 import gossamer
-from gossamer.nn import CompactWeight, MaskedWeight, replace_module
+from gossamer.nn import CompactWeight, MaskedWeight
+from gossamer.nn.surgery import replace_module
 
 FILES = Path(__file__).parent / "files"
 # What the same models are written as since layers that keep everything store no mask.

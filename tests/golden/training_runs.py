@@ -14,11 +14,8 @@ import torch
 from torch import nn
 
 import gossamer
-from gossamer.training.checkpoint import CheckpointWriter
-from gossamer.training.checkpoint.folders import Checkpoint, CheckpointStore
-from gossamer.training.loop.loop import Loop
-from gossamer.training.loop.run import Surroundings
-from gossamer.training.loop.settings import LearningRate, LoopSettings
+from gossamer.training.checkpoint import Checkpoint, CheckpointStore, CheckpointWriter
+from gossamer.training.loop import LearningRate, Loop, LoopSettings, Surroundings
 from gossamer.training.optim import LAMB, SGD, AdamW
 from gossamer.zoo import TinyEncoder
 

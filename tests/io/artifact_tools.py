@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from gossamer.io.artifact.manifest import digest_of
-from gossamer.io.safe_files.documents.strict_json import pretty_json
-from gossamer.nn import Linear, MaskedLinear, replace_module
+from gossamer.io.artifact import digest_of
+from gossamer.io.safe_files.documents import pretty_json
+from gossamer.nn import Linear, MaskedLinear
+from gossamer.nn.surgery import replace_module
 from gossamer.patterns import Pattern, Unstructured, parse_pattern
 
 # Each stored format, with a pattern, a density and a shape it can hold.

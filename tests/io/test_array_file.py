@@ -12,8 +12,7 @@ import pytest
 from gossamer.data.files import read_images
 from gossamer.data.files.image_files import read_idx
 from gossamer.errors import InputError, ResourceError
-from gossamer.io.safe_files.arrays import array_file
-from gossamer.io.safe_files.arrays.array_file import open_arrays
+from gossamer.io.safe_files.arrays import array_file, open_arrays
 
 X = np.arange(5 * 16, dtype=np.uint8).reshape(5, 4, 4)
 Y = np.arange(5)

@@ -9,7 +9,7 @@ import torch
 
 import gossamer
 from gossamer.errors import ArtifactError
-from gossamer.io.pruners.foreign_file import describe_foreign
+from gossamer.io.pruners import describe_foreign
 from gossamer.zoo import MLP
 
 

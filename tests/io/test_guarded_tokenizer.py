@@ -10,17 +10,13 @@ import pytest
 
 from gossamer.cli.main import main
 from gossamer.errors import ArtifactError, InputError
-from gossamer.io.safe_files.tokenizer.guarded_tokenizer import (
-    GuardedTokenizer,
-    guarded,
-    make_tokenizer,
-)
+from gossamer.io.safe_files.tokenizer import GuardedTokenizer, guarded, make_tokenizer
 
 pytest.importorskip("tokenizers")
 sys.path.append(str(Path(__file__).parents[1] / "running"))
 from text_models import save_encoder, word_tokenizer
 
-from gossamer.running.text.writer import TextPieces
+from gossamer.running.text import TextPieces
 
 
 class Panic(BaseException):

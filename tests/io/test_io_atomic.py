@@ -8,8 +8,7 @@ from artifact_tools import contents, names_in
 
 from gossamer.errors import ArtifactError, ResourceError
 from gossamer.io import load, save
-from gossamer.io.safe_files.directories import atomic
-from gossamer.io.safe_files.directories.atomic import find_directory, replace_directory
+from gossamer.io.safe_files.directories import atomic, find_directory, replace_directory
 from gossamer.zoo import MLP
 
 

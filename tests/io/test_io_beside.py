@@ -10,7 +10,7 @@ from torch import nn
 
 from gossamer.errors import ArtifactError, InputError
 from gossamer.io import load, read_beside, save
-from gossamer.io.artifact.manifest import BESIDE_FILES, MAX_BESIDE_BYTES
+from gossamer.io.artifact import BESIDE_FILES, MAX_BESIDE_BYTES
 
 # Neither JSON nor UTF-8: nobody may look inside.
 FILES = {"tokenizer.json": b"\xff\x00{[", "vocab.txt": b"", "merges.txt": b"a b\n"}

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from gossamer.errors import ArtifactError, InputError, ResourceError
 from gossamer.io import load, save, save_compressed_tensors
-from gossamer.io.pruners.compressed_tensors import expand_bitmasks
+from gossamer.io.pruners import expand_bitmasks
 from gossamer.nn import Linear, MaskedLinear
 
 pytest.importorskip("transformers")

@@ -11,7 +11,8 @@ from torch import nn
 
 from gossamer.errors import ArtifactError, InputError
 from gossamer.io import adopt_zeros, load, read_dense_checkpoint, save
-from gossamer.nn import MaskedConv2d, MaskedLinear, MaskedOutProj
+from gossamer.nn import MaskedConv2d, MaskedLinear
+from gossamer.nn.layers import MaskedOutProj
 from gossamer.patterns import NM, Unstructured
 from gossamer.zoo import MLP
 

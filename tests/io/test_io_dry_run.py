@@ -10,7 +10,8 @@ import torch
 
 from gossamer.errors import ArtifactError
 from gossamer.io import load_pretrained
-from gossamer.io.huggingface.transformers_models import TRANSFORMERS_CLASSES, build_transformers
+from gossamer.io.huggingface import build_transformers
+from gossamer.io.huggingface.transformers_models import TRANSFORMERS_CLASSES
 
 transformers = pytest.importorskip("transformers")
 sys.path.append(str(Path(__file__).parents[1] / "running"))

@@ -6,20 +6,19 @@ import json
 import pytest
 
 from gossamer.errors import ArtifactError
+from gossamer.io.artifact import FileEntry, digest_of
 from gossamer.io.artifact.manifest import (
     DenseEntry,
-    FileEntry,
     Manifest,
     MaskEntry,
     SparseEntry,
     TiedEntry,
     TorchNode,
     ZooNode,
-    digest_of,
     manifest_bytes,
     parse_manifest,
 )
-from gossamer.io.safe_files.documents.strict_json import pretty_json
+from gossamer.io.safe_files.documents import pretty_json
 
 FILE = "a.safetensors"
 MANIFEST = Manifest(

@@ -28,7 +28,8 @@ from torch import nn
 import gossamer
 from gossamer.errors import ArtifactError, InputError
 from gossamer.io import load, open_artifact, save
-from gossamer.nn import Linear, MaskedConv2d, MaskedLinear, MaskedOutProj
+from gossamer.nn import Linear, MaskedConv2d, MaskedLinear
+from gossamer.nn.layers import MaskedOutProj
 from gossamer.patterns import NM, Unstructured
 from gossamer.zoo import MLP, TinyEncoder
 
@@ -218,7 +219,7 @@ def test_encoder_with_sparse_layers_gives_the_same_output_in_eval(tmp_path):
     again = load(tmp_path / "a")
     x = torch.randn(2, 5, 16, generator=generator())
     expected = copy.deepcopy(model)
-    from gossamer.nn import disable_fast_paths
+    from gossamer.nn.surgery import disable_fast_paths
 
     disable_fast_paths(expected)
     torch.testing.assert_close(again(x), expected(x))

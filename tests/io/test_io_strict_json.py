@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.errors import ArtifactError, InputError
-from gossamer.io.safe_files.documents.strict_json import (
+from gossamer.io.safe_files.documents import (
     canonical_json,
     parse_json,
     parse_json_line,

@@ -15,9 +15,9 @@ from transformers import (
 
 import gossamer
 from gossamer.errors import ArtifactError
-from gossamer.io.artifact.manifest import MANIFEST_FILE, digest_of
-from gossamer.nn.tokens.token_pruning import TokenPrunedEncoder, add_token_pruning, token_encoder
-from gossamer.running.encoder.ragged import run_packed
+from gossamer.io.artifact import MANIFEST_FILE, digest_of
+from gossamer.nn.tokens import TokenPrunedEncoder, add_token_pruning, token_encoder
+from gossamer.running.encoder import run_packed
 
 SIZES = {
     "vocab_size": 50,

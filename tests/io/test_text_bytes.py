@@ -5,7 +5,7 @@ import pytest
 
 from gossamer.data.files import check_scores, read_samples
 from gossamer.errors import InputError
-from gossamer.io.safe_files.documents.text_bytes import decode_text
+from gossamer.io.safe_files.documents import decode_text
 
 MARK = b"\xef\xbb\xbf"
 

@@ -12,7 +12,7 @@ from torch import nn
 
 import gossamer
 from gossamer.cli.main import main
-from gossamer.cli.models.sources import load_function, load_source
+from gossamer.cli.models import load_function, load_source
 from gossamer.io import adopt_zeros, load, open_artifact, save
 from gossamer.io.pruners.dense_checkpoint import DEFAULT_MIN_SPARSITY
 from gossamer.nn import CompactWeight, MaskedWeight

@@ -11,8 +11,8 @@ from torch import nn
 import gossamer
 from gossamer.errors import DenseFallback, InputError, PatternError, WeightIsCompact
 from gossamer.nn import Conv2d, MaskedConv2d
-from gossamer.ops.conv.settings import ConvSettings
-from gossamer.ops.dispatch import strict
+from gossamer.ops import strict
+from gossamer.ops.conv import ConvSettings
 from gossamer.ops.training import linear as ops
 from gossamer.patterns import Unstructured, parse_pattern
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import gossamer
-from gossamer.nn.left_dense import left_dense, left_lines
+from gossamer.nn.prunable import left_dense, left_lines
 
 
 class Expert(nn.Module):

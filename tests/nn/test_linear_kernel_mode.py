@@ -11,7 +11,7 @@ import gossamer
 import gossamer.nn as gnn
 from gossamer.errors import DenseFallback
 from gossamer.io import load, save
-from gossamer.ops.dispatch import fallbacks, strict
+from gossamer.ops import fallbacks, strict
 
 
 def make(out=70, inp=110, density=0.2, mode="kernel", seed=0, bias=True, mask=None):

@@ -19,7 +19,6 @@ from transformers import (
 
 import gossamer
 from gossamer.errors import InputError, TargetError
-from gossamer.nn.histogram import Histogram
 from gossamer.nn.relufication import (
     ShiftedReLU,
     choose_shifts,
@@ -28,6 +27,7 @@ from gossamer.nn.relufication import (
     relufy,
     restore_activations,
 )
+from gossamer.nn.relufication.histogram import Histogram
 from gossamer.zoo import TinyEncoder
 
 MODELS = {

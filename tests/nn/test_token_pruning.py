@@ -17,8 +17,8 @@ from transformers import (
 )
 
 from gossamer.errors import InputError, TargetError
-from gossamer.nn.tokens.token_attention import first_tokens, live_tokens
-from gossamer.nn.tokens.token_pruning import add_token_pruning, token_encoder
+from gossamer.nn.tokens import add_token_pruning, token_encoder
+from gossamer.nn.tokens.bert_layers import first_tokens, live_tokens
 
 SIZES = {
     "vocab_size": 50,

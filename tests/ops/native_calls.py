@@ -8,18 +8,24 @@ from torch import nn
 
 from gossamer.formats import SparseMatrix
 from gossamer.nn import Conv2d, Linear
-from gossamer.ops.conv.fp32 import PackedConv
+from gossamer.ops import Problem, kernel_list
+from gossamer.ops.conv import ConvSettings, PackedConv
 from gossamer.ops.conv.int8 import PackedInt8Conv
-from gossamer.ops.conv.settings import ConvSettings
-from gossamer.ops.dispatch import Problem, kernel_list
+from gossamer.ops.engines import (
+    ConvStep,
+    EncoderBlock,
+    NetPlan,
+    NetValue,
+    Norm,
+    PackedConvNet,
+    PackedEncoder,
+    PackedNeurons,
+    PoolStep,
+    Product,
+)
 from gossamer.ops.engines import decoder as dec
-from gossamer.ops.engines.conv_net import ConvStep, NetPlan, NetValue, PackedConvNet, PoolStep
-from gossamer.ops.engines.encoder import EncoderBlock, Norm, PackedEncoder
-from gossamer.ops.engines.neurons import PackedNeurons
-from gossamer.ops.engines.product import Product
 from gossamer.ops.linear.few import pack_few
-from gossamer.ops.training.absorption import absorb
-from gossamer.ops.training.adamw import NativeMoment, adamw_step
+from gossamer.ops.training import NativeMoment, absorb, adamw_step
 from gossamer.patterns import NM, NMG, VNM, Block, Unstructured
 
 KERNELS = tuple(kernel_list("linear"))

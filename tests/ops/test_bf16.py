@@ -12,8 +12,7 @@ from torch import nn
 import gossamer
 from gossamer.errors import InputError, KernelError
 from gossamer.formats import SparseMatrix
-from gossamer.ops import _native
-from gossamer.ops.dispatch import Problem, kernels_for
+from gossamer.ops import Problem, _native, kernels_for
 from gossamer.ops.kernels import available_extensions, available_kernels
 from gossamer.ops.linear import bf16
 from gossamer.ops.linear.bf16 import FORMS, KERNELS, pack_bf16

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from gossamer.errors import InputError, KernelError
 from gossamer.formats import Positions, SparseMatrix
 from gossamer.formats.bits import pack_bits
-from gossamer.ops.conv.fp32 import PackedConv, why_not
-from gossamer.ops.conv.settings import ConvSettings
+from gossamer.ops.conv import ConvSettings, PackedConv, why_not
 from gossamer.ops.kernels import available_kernels
 
 ROUNDOFF = 2.0**-24

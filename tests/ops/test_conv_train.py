@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from gossamer.errors import InputError
 from gossamer.formats.bits import pack_bits, unpack_bits
-from gossamer.ops.conv.settings import ConvSettings
+from gossamer.ops.conv import ConvSettings
 from gossamer.ops.kernels import available_kernels
-from gossamer.ops.training import conv_kernels as conv_train
-from gossamer.ops.training.conv import compact_conv
+from gossamer.ops.training import compact_conv
+from gossamer.ops.training import conv as conv_train
 
 ROUNDOFF = 2.0**-24
 
@@ -31,9 +31,9 @@ def assert_close(s, image, images=2, density=0.3, seed=0):
     x = torch.randn(images, s.in_channels, *image, generator=generator)
     grad = torch.randn(images, s.out_channels, *s.out_size(image), generator=generator)
     found = (
-        conv_train.conv(x, values, bits, None, s),
-        conv_train.grad_input(grad, values, bits, s, image),
-        conv_train.grad_values(grad, x, bits, values.numel(), s),
+        conv_train._conv(x, values, bits, None, s.numbers()),
+        conv_train._grad_input(grad, values, bits, s.numbers(), *image),
+        conv_train._grad_values(grad, x, bits, values.numel(), s.numbers()),
     )
     expected = [*gradients(x, matrix.view(s.weight_shape), grad, s)]
     sizes = [*gradients(x.abs(), matrix.abs().view(s.weight_shape), grad.abs(), s)]
@@ -124,16 +124,16 @@ def test_strided_operands():
     wide = grad.contiguous()
     for one, two in (
         (
-            conv_train.conv(x, values, bits, None, s),
-            conv_train.conv(x.contiguous(), values.clone(), bits, None, s),
+            conv_train._conv(x, values, bits, None, s.numbers()),
+            conv_train._conv(x.contiguous(), values.clone(), bits, None, s.numbers()),
         ),
         (
-            conv_train.grad_input(grad, values, bits, s, (9, 11)),
-            conv_train.grad_input(wide, values.clone(), bits, s, (9, 11)),
+            conv_train._grad_input(grad, values, bits, s.numbers(), 9, 11),
+            conv_train._grad_input(wide, values.clone(), bits, s.numbers(), 9, 11),
         ),
         (
-            conv_train.grad_values(grad, x, bits, len(values), s),
-            conv_train.grad_values(wide, x.contiguous(), bits, len(values), s),
+            conv_train._grad_values(grad, x, bits, len(values), s.numbers()),
+            conv_train._grad_values(wide, x.contiguous(), bits, len(values), s.numbers()),
         ),
     ):
         assert torch.equal(one, two)
@@ -186,4 +186,4 @@ def test_what_is_refused():
     with pytest.raises(InputError, match="2 x 6 are too small"):
         compact_conv(x[:, :, :2], values, bits, None, s)
     with pytest.raises(ValueError, match="mask"):
-        conv_train.conv(x.detach(), values.detach()[1:], bits, None, s)
+        conv_train._conv(x.detach(), values.detach()[1:], bits, None, s.numbers())

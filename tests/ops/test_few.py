@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from gossamer.errors import InputError, KernelError
 from gossamer.formats import SparseMatrix
-from gossamer.ops import _native
-from gossamer.ops.dispatch import Problem
+from gossamer.ops import Problem, _native
 from gossamer.ops.kernels import available_kernels
 from gossamer.ops.linear.few import DTYPES, KERNELS, pack_few
 from gossamer.patterns import parse_pattern

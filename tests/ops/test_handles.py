@@ -14,7 +14,7 @@ import torch
 from test_tensor_kinds import LAYERS
 
 from gossamer.errors import KernelError
-from gossamer.ops.handles import Handles
+from gossamer.ops.calls import Handles
 
 MODELS = ("packed linear", "packed conv", "encoder")
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from gossamer.errors import KernelError
 from gossamer.formats import SparseMatrix
-from gossamer.ops import _native
-from gossamer.ops.dispatch import Problem
+from gossamer.ops import Problem, _native
 from gossamer.ops.kernels import available_kernels
-from gossamer.ops.linear.int8 import KERNELS, LAYOUTS, pack_int8
+from gossamer.ops.linear import pack_int8
+from gossamer.ops.linear.int8 import KERNELS, LAYOUTS
 from gossamer.patterns import parse_pattern
 
 SETS = available_kernels()

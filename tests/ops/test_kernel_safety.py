@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from gossamer.formats import SparseMatrix
-from gossamer.ops.dispatch import Problem, kernel_list
+from gossamer.ops import Problem, kernel_list
 from gossamer.patterns import NM, NMG, VNM, Block, Unstructured
 
 PATTERNS = (

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.errors import InputError, KernelError
-from gossamer.ops.engines.neurons import PackedNeurons
+from gossamer.ops.engines import PackedNeurons
 from gossamer.ops.kernels import available_kernels
 
 

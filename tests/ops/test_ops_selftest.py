@@ -3,8 +3,8 @@
 
 import pytest
 
-from gossamer.ops import _native, selftest
-from gossamer.ops.kernels import available_kernels
+from gossamer.ops import _native
+from gossamer.ops.kernels import available_kernels, selftest
 
 
 @pytest.mark.parametrize("kernels", available_kernels())

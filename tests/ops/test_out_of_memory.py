@@ -12,7 +12,7 @@ import native_calls
 import pytest
 
 from gossamer.errors import ResourceError
-from gossamer.ops.out_of_memory import is_out_of_memory, names_memory
+from gossamer.out_of_memory import is_out_of_memory, names_memory
 
 HERE = Path(__file__).parent
 

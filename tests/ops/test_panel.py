@@ -13,8 +13,8 @@ from gossamer.formats import Positions, SparseMatrix
 from gossamer.formats.bits import pack_bits
 from gossamer.ops import _native
 from gossamer.ops.kernels import active_kernels, available_kernels
+from gossamer.ops.linear import pack_panel
 from gossamer.ops.linear.packed_weight import packed_linear
-from gossamer.ops.linear.panel import pack_panel
 
 SETS = available_kernels()
 

@@ -7,10 +7,9 @@ from shared_columns import check_against_float64, matrix, same_bits_on_two_threa
 
 from gossamer.errors import KernelError
 from gossamer.formats import SparseMatrix
-from gossamer.ops import _native
-from gossamer.ops.dispatch import Problem
+from gossamer.ops import Problem, _native
 from gossamer.ops.kernels import available_kernels
-from gossamer.ops.linear.row_groups import KERNELS, pack_strip
+from gossamer.ops.linear.shared_columns import KERNELS, pack_strip
 from gossamer.patterns import parse_pattern
 
 
@@ -101,7 +100,7 @@ def test_threads_do_not_change_a_bit(block_rows):
 
 @pytest.mark.parametrize("pattern", ["block:16x1", "block:4x4", "block:16x16", "block:2x8"])
 def test_kernel_prepares_block_weights(pattern):
-    (kernel,) = KERNELS
+    kernel = KERNELS[0]
     weight = torch.randn(64, 96)
     mask = parse_pattern(pattern).project(weight.abs(), 0.25)
     sparse = problem(weight * mask, mask, parse_pattern(pattern))

@@ -22,10 +22,10 @@ from torch.utils._pytree import tree_map
 
 import gossamer
 from gossamer.errors import GossamerError, InputError
-from gossamer.ops.training.adamw import runs_native
-from gossamer.running.conv_net.network import NetForward
-from gossamer.running.encoder.native_encoder import NativeEncoder
-from gossamer.running.layers.compiler import compile
+from gossamer.ops.training import runs_native
+from gossamer.running.conv_net import NetForward
+from gossamer.running.encoder import NativeEncoder
+from gossamer.running.layers import compile
 from gossamer.running.layers.neurons import ActiveNeurons, pack_block
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -5,9 +5,19 @@ import numpy as np
 import pytest
 import torch
 
-from gossamer.ops import load, timing
-from gossamer.ops.load import QUIET, Load, LoadWatch, Look
-from gossamer.ops.timing import Duel, contest, duel, fair_clock, run_contest, spread_of
+from gossamer.ops.timing import (
+    Duel,
+    Load,
+    LoadWatch,
+    contest,
+    duel,
+    fair_clock,
+    load,
+    racing,
+    spread_of,
+)
+from gossamer.ops.timing.load import Look
+from gossamer.ops.timing.racing import run_contest
 
 # The tests' own machine is kept out of all others.
 REAL_LOOK = load.look
@@ -149,7 +159,7 @@ def test_a_duel_says_how_far_to_trust_it():
 def test_one_thread_runs_on_the_clock_of_the_processor(monkeypatch):
     for threads, name in ((1, "process_time"), (2, "perf_counter")):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        assert fair_clock() is getattr(timing.time, name)
+        assert fair_clock() is getattr(racing.time, name)
 
 
 def test_without_room_for_its_threads_a_race_is_run_on_one(monkeypatch):
@@ -160,9 +170,9 @@ def test_without_room_for_its_threads_a_race_is_run_on_one(monkeypatch):
 
     def run(calls, budget, clock, watch, give_up=None):
         seen.append(threads[0])
-        return timing.Race((2.0, 1.0), 0.0, Load(others=others, cores=2, threads=threads[0]))
+        return racing.Race((2.0, 1.0), 0.0, Load(others=others, cores=2, threads=threads[0]))
 
-    monkeypatch.setattr(timing, "run_contest", run)
+    monkeypatch.setattr(racing, "run_contest", run)
     others = 4.0
     race = contest(lambda: None, lambda: None)
     assert (seen, race.threads, threads) == ([2, 1], 1, [2])
@@ -217,4 +227,4 @@ def test_systems_that_do_not_tell_are_taken_as_quiet(monkeypatch, tmp_path):
     assert moment.running is None
     assert moment.stolen is None
     watch = LoadWatch(2, look_now=lambda: moment, cores=2)
-    assert watch.load().reasons == QUIET.reasons
+    assert watch.load().reasons == Load().reasons

@@ -6,7 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer.patterns.select import keep_largest, summable
+from gossamer.patterns import keep_largest
+from gossamer.patterns.select import summable
 
 INF = float("inf")
 

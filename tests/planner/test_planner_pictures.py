@@ -3,9 +3,8 @@
 
 import pytest
 
+from gossamer.planner import Costs, PipelineSpec, simulate
 from gossamer.planner.pictures import scaling_chart, timeline_chart
-from gossamer.planner.schedules import PipelineSpec
-from gossamer.planner.simulation import Costs, simulate
 from gossamer.report.charts import WIDTH
 from gossamer.report.html import render_svg
 

@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import save_file
 
 from gossamer.errors import ArtifactError, InputError
-from gossamer.pruning.calibration.journal import DiskJournal
-from gossamer.pruning.solvers.problem import LayerSolution
-from gossamer.training.run_files.metrics import read_metrics
+from gossamer.pruning.calibration import DiskJournal
+from gossamer.pruning.solvers import LayerSolution
+from gossamer.training.run_files import read_metrics
 
 KEY = {"model": "m"}
 MASK = torch.arange(60).view(6, 10) % 3 == 0

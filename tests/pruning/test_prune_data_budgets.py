@@ -13,10 +13,9 @@ from torch import nn
 from gossamer.errors import InputError
 from gossamer.patterns import NM, Block, Unstructured, kept_count
 from gossamer.pruning import plan_oneshot
-from gossamer.pruning.budgets import BUDGETS, BudgetLayer
+from gossamer.pruning.budgets import BUDGETS, BudgetLayer, budget_layers
 from gossamer.pruning.budgets.measures import (
     block_of,
-    budget_layers,
     layers_with_errors,
     layers_with_outliers,
     outlier_part,

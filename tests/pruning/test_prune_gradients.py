@@ -13,20 +13,16 @@ from gossamer.nn import MaskedLinear
 from gossamer.nn.batch import Batch
 from gossamer.patterns import NM, NMG, VNM, Block, Unstructured
 from gossamer.pruning.calibration import as_batches
-from gossamer.pruning.gradients.losses import (
-    OutputDistance,
-    RandomProbe,
-    SampledLabels,
+from gossamer.pruning.gradients import (
+    OBERT,
     default_loss,
-    next_token_loss,
-)
-from gossamer.pruning.gradients.obert import OBERT
-from gossamer.pruning.gradients.passes import in_samples
-from gossamer.pruning.gradients.pruning import (
     make_gradient_method,
+    next_token_loss,
     prune_by_gradients,
     score_by_gradients,
 )
+from gossamer.pruning.gradients.losses import OutputDistance, RandomProbe, SampledLabels
+from gossamer.pruning.gradients.passes import in_samples
 from gossamer.pruning.targets import find_targets
 
 METHODS = ("taylor", "fisher", "obert")

@@ -5,8 +5,7 @@ import torch
 
 from gossamer.errors import InputError, PatternError
 from gossamer.patterns import NM, NMG, VNM, Block, Unstructured
-from gossamer.pruning.solvers import ADMM, ExactOBS, LayerProblem, SparseGPT, refit
-from gossamer.pruning.solvers.gram import damped
+from gossamer.pruning.solvers import ADMM, ExactOBS, LayerProblem, SparseGPT, damped, refit
 from gossamer.pruning.solvers.problem import output_square
 from gossamer.pruning.solvers.sparsegpt import WeightLevels
 

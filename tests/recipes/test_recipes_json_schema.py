@@ -5,10 +5,8 @@ import re
 
 import pytest
 
-from gossamer.recipes.editor_schema import json_schema
-from gossamer.recipes.loader import builtin_names, builtin_text
-from gossamer.recipes.stages.prune import Prune
-from gossamer.recipes.yaml_lines import parse_yaml
+from gossamer.recipes import builtin_names, builtin_text, json_schema, parse_yaml
+from gossamer.recipes.stages import Prune
 
 TYPES = {
     "object": dict,

@@ -10,11 +10,10 @@ import gossamer
 from gossamer.errors import RecipeError
 from gossamer.method_table import METHODS
 from gossamer.patterns import PATTERNS, Unstructured
+from gossamer.recipes import Calibration, Recipe, Stage, builtin_names, builtin_text, load_recipe
 from gossamer.recipes.faults import MAX_FAULTS_SHOWN
-from gossamer.recipes.loader import builtin_names, builtin_text, load_recipe, parse_recipe
-from gossamer.recipes.schema import Calibration, Recipe, Stage
-from gossamer.recipes.stages.prune import Prune
-from gossamer.recipes.stages.structured import Structured
+from gossamer.recipes.loader import parse_recipe
+from gossamer.recipes.stages import Prune, Structured
 
 HEAD = "gossamer: 1\nstages:\n  - "
 

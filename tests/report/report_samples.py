@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pages to render in tests."""
 
+from gossamer.report import Comparison, Figure, LayerRow, Page, Report, TextTable
 from gossamer.report.charts import Curve
-from gossamer.report.comparison import Comparison, Figure
-from gossamer.report.page import Page, TextTable
-from gossamer.report.report import LayerRow, Report
-from gossamer.running.layers.explanation import Row
+from gossamer.running.layers import Row
 
 HOSTILE = "<script>alert('x')</script>\"&{{7*7}}{% raw %}<img src=http://evil.example/x>"
 

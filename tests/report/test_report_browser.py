@@ -8,7 +8,7 @@ import subprocess
 import pytest
 from report_samples import HOSTILE, page, row
 
-from gossamer.report.html import write_html
+from gossamer.report import write_html
 
 pytestmark = pytest.mark.browser
 

@@ -6,7 +6,8 @@ import pytest
 
 from gossamer.report.charts.timeline import MAX_SPANS, timeline_chart
 from gossamer.report.html import render_charts
-from gossamer.training.distributed.pipeline.stage import WorkSpan, most_held
+from gossamer.training.distributed.pipeline import WorkSpan
+from gossamer.training.distributed.pipeline.stage import most_held
 
 SPANS = [
     WorkSpan(0, "forward", 0, 10.0, 10.1),

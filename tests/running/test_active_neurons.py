@@ -10,8 +10,8 @@ import gossamer
 from gossamer.errors import InputError, TargetError
 from gossamer.nn.relufication import relufy
 from gossamer.ops.timing import Duel
-from gossamer.running.layers import neurons
-from gossamer.running.layers.neurons import ActiveNeurons, use_active_neurons
+from gossamer.running.layers import neurons, use_active_neurons
+from gossamer.running.layers.neurons import ActiveNeurons
 
 
 @pytest.fixture

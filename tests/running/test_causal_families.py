@@ -6,11 +6,8 @@ import pytest
 import torch
 
 import gossamer
-from gossamer.running.decoder.generation import (
-    GenerationOptions,
-    TransformersGenerator,
-    make_generator,
-)
+from gossamer.running.decoder import GenerationOptions, make_generator
+from gossamer.running.decoder.generation import TransformersGenerator
 from gossamer.running.packed import PackedLinear
 
 transformers = pytest.importorskip("transformers")

@@ -9,9 +9,8 @@ import torch.multiprocessing as mp
 
 from gossamer.errors import InputError
 from gossamer.formats import SparseMatrix
-from gossamer.ops.dispatch import Kernel
-from gossamer.ops.load import Load
-from gossamer.ops.timing import Duel, Race, duel, race
+from gossamer.ops import Kernel
+from gossamer.ops.timing import Duel, Load, Race, duel, race
 from gossamer.running.choice import Chooser, Contenders, CostKey, CostTable
 
 

@@ -17,9 +17,8 @@ from torch.nn.utils import parametrizations, prune
 import gossamer
 from gossamer.errors import DenseFallback
 from gossamer.nn import Linear, MaskedConv2d, MaskedLinear
-from gossamer.running.encoder.native_encoder import NativeEncoder
-from gossamer.running.layers.compiler import compile
-from gossamer.running.layers.explanation import explain
+from gossamer.running.encoder import NativeEncoder
+from gossamer.running.layers import compile, explain
 from gossamer.running.packed import PackedConv2d, PackedLinear
 
 

@@ -14,8 +14,7 @@ from gossamer.errors import InputError
 from gossamer.nn import Conv2d, MaskedConv2d
 from gossamer.ops.timing import Race
 from gossamer.running.choice import Chooser, CostTable
-from gossamer.running.layers.compiler import compile
-from gossamer.running.layers.explanation import explain
+from gossamer.running.layers import compile, explain
 from gossamer.running.packed import PackedConv2d
 
 

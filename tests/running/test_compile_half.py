@@ -10,8 +10,7 @@ from torch import nn
 import gossamer
 from gossamer.ops.timing import Race
 from gossamer.running.choice import Chooser, CostTable
-from gossamer.running.layers.compiler import compile
-from gossamer.running.layers.explanation import explain
+from gossamer.running.layers import compile, explain
 from gossamer.running.packed import PackedConv2d, PackedLinear
 
 HALVES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -7,11 +7,10 @@ from torch import nn
 import gossamer
 from gossamer.errors import DenseFallback, InputError
 from gossamer.nn import Linear
-from gossamer.ops.dispatch import fallbacks, kernel_list
+from gossamer.ops import fallbacks, kernel_list
 from gossamer.ops.timing import Race
 from gossamer.running.choice import Chooser, CostTable
-from gossamer.running.layers.compiler import compile
-from gossamer.running.layers.explanation import explain
+from gossamer.running.layers import compile, explain
 from gossamer.running.packed import PackedLinear
 from gossamer.running.packed.packing import NO_EXAMPLE
 

@@ -11,12 +11,12 @@ from torch import nn
 
 import gossamer
 from gossamer.errors import InputError, KernelError
-from gossamer.ops.conv.settings import ConvSettings
-from gossamer.ops.engines.conv_net import PackedConvNet
+from gossamer.ops.conv import ConvSettings
+from gossamer.ops.engines import PackedConvNet
 from gossamer.ops.kernels import available_kernels
-from gossamer.running.conv_net.network import NetForward, net_forward
-from gossamer.running.layers.compiler import compile
-from gossamer.running.layers.explanation import explain
+from gossamer.running.conv_net import NetForward
+from gossamer.running.conv_net.network import net_forward
+from gossamer.running.layers import compile, explain
 from gossamer.running.packed import PackedLinear
 
 
@@ -257,7 +257,7 @@ def test_wrong_images_are_refused():
     ConvSettings(1, 1, (3, 3), (2, 2)),
 ], ids=str)  # fmt: skip
 def test_convolutions_that_are_no_shifts(settings):
-    from gossamer.ops.engines.conv_net import positions_of
+    from gossamer.ops.engines import positions_of
 
     with pytest.raises(KernelError, match="conv net"):
         positions_of(settings, (9, 9))

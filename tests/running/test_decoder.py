@@ -7,8 +7,7 @@ from torch import nn
 import gossamer
 from gossamer.errors import GossamerError, InputError, KernelError
 from gossamer.ops.kernels import available_kernels
-from gossamer.running.decoder.engine import DecoderEngine
-from gossamer.running.decoder.sampling import Sampling
+from gossamer.running.decoder import DecoderEngine, Sampling
 
 transformers = pytest.importorskip("transformers")
 
@@ -329,7 +328,7 @@ def test_int4_with_offsets_runs_as_it_is(kernels, monkeypatch):
 @pytest.mark.parametrize("wins", [True, False])
 def test_a_plug_in_with_a_native_weight_takes_part(monkeypatch, wins):
     from gossamer.ops.dispatch import KERNELS
-    from gossamer.ops.linear.panel import pack_panel
+    from gossamer.ops.linear import pack_panel
     from gossamer.ops.timing import Race
     from gossamer.running.decoder import engine as room
 

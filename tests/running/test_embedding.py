@@ -12,8 +12,7 @@ import gossamer
 from gossamer.cli.run.vectors import open_vectors
 from gossamer.errors import InputError
 from gossamer.io import load, read_beside
-from gossamer.running.text.embedding import Classifier, Embedder
-from gossamer.running.text.tokens import TextTokens
+from gossamer.running.text import Classifier, Embedder, TextTokens
 from gossamer.zoo import MLP
 
 TEXTS = [*sentences(70, seed=3), "the", "the dog nobody knows"]

@@ -10,14 +10,9 @@ from encoder_models import tiny_encoder
 
 from gossamer import settings
 from gossamer.ops.kernels import available_kernels
-from gossamer.running.bench.encoder import (
-    EncoderTime,
-    RaceEntry,
-    model_run,
-    race_encoders,
-    relative_error,
-)
-from gossamer.running.encoder.arrays import encoder_arrays, find_base
+from gossamer.running.bench import EncoderTime, RaceEntry, model_run, race_encoders
+from gossamer.running.bench.encoder import relative_error
+from gossamer.running.encoder import encoder_arrays, find_base
 from gossamer.running.rivals import (
     PRECISIONS,
     EncoderEngine,

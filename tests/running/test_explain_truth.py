@@ -9,8 +9,7 @@ from torch.nn.utils import prune
 import gossamer
 from gossamer.errors import DenseFallback
 from gossamer.io import adopt_pruned
-from gossamer.running.layers.compiler import compile
-from gossamer.running.layers.explanation import explain
+from gossamer.running.layers import compile, explain
 from gossamer.running.packed import PackedLinear
 
 

@@ -11,11 +11,9 @@ from text_models import byte_tokenizer, save_decoder
 
 from gossamer.errors import ArtifactError, InputError
 from gossamer.io import load, read_beside
-from gossamer.running.decoder.engine import DecoderEngine
-from gossamer.running.decoder.generation import GenerationOptions, make_generator
-from gossamer.running.decoder.sampling import Sampling
+from gossamer.running.decoder import DecoderEngine, GenerationOptions, Sampling, make_generator
+from gossamer.running.text import TextPieces
 from gossamer.running.text.chat_template import ChatTemplate, end_tokens
-from gossamer.running.text.writer import TextPieces
 
 PROMPT = [5, 9, 40, 7]
 

@@ -10,10 +10,9 @@ from torch import nn
 
 import gossamer
 from gossamer.cli.main import cli
-from gossamer.report.charts.layer_charts import layer_bars
-from gossamer.running.bench.encoder import dense_copy
-from gossamer.running.layers.compiler import compile
-from gossamer.running.layers.layer_times import LayerTime, LayerTimes, layer_times
+from gossamer.report.charts import layer_bars
+from gossamer.running.bench import dense_copy
+from gossamer.running.layers import LayerTime, LayerTimes, compile, layer_times
 
 
 def test_every_layer_and_the_whole_have_times(monkeypatch):

@@ -13,8 +13,9 @@ from transformers import BertConfig, BertForSequenceClassification, BertModel
 import gossamer
 import gossamer.running.encoder.ragged as ragged
 from gossamer.errors import InputError, TargetError
-from gossamer.nn.tokens.token_pruning import add_token_pruning, token_encoder
-from gossamer.running.encoder.ragged import RaggedBatch, run_packed
+from gossamer.nn.tokens import add_token_pruning, token_encoder
+from gossamer.running.encoder import run_packed
+from gossamer.running.encoder.ragged import RaggedBatch
 
 SIZES = {
     "vocab_size": 50,

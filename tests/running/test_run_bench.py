@@ -9,7 +9,8 @@ import torch
 from gossamer.errors import InputError, PatternError
 from gossamer.ops import _native
 from gossamer.ops.kernels import active_kernels
-from gossamer.running.bench.linear import BenchRow, bench_linear, ceilings, mix_of, sample_weight
+from gossamer.running.bench import BenchRow, bench_linear, ceilings
+from gossamer.running.bench.linear import mix_of, sample_weight
 
 
 def test_derived_figures():

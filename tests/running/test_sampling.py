@@ -4,7 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.errors import InputError
-from gossamer.running.decoder.sampling import Sampler, Sampling, probabilities
+from gossamer.running.decoder import Sampling
+from gossamer.running.decoder.sampling import Sampler, probabilities
 
 LOGITS = torch.tensor([0.1, 2.0, 1.0, -1.0])
 

@@ -13,10 +13,7 @@ from http_client import call, metric, open_raw, raw_request
 
 from gossamer.errors import InputError
 from gossamer.io import load, read_beside
-from gossamer.running.server.access import Access
-from gossamer.running.server.app import build_app, make_service
-from gossamer.running.server.lifecycle import running_server
-from gossamer.running.server.limits import Limits
+from gossamer.running.server import Access, Limits, build_app, make_service, running_server
 from gossamer.running.text.chat_template import ChatTemplate
 from gossamer.running.text.template_process import TemplateProcess
 

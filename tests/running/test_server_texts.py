@@ -11,10 +11,9 @@ from http_client import call, metric, open_raw, raw_request, wait_for
 from text_models import POSITIONS, WORDS, sentences
 
 from gossamer.io import load, read_beside
-from gossamer.running.server.app import Service, build_app, make_service
-from gossamer.running.server.lifecycle import running_server
-from gossamer.running.server.limits import Limits
-from gossamer.running.text.embedding import Embedder
+from gossamer.running.server import Limits, build_app, make_service, running_server
+from gossamer.running.server.app import Service
+from gossamer.running.text import Embedder
 
 NAME = "tiny"
 CAT = 4 + WORDS.index("cat")

@@ -10,10 +10,8 @@ import pytest
 from http_client import call, metric, open_raw, raw_request, wait_for
 
 from gossamer.io import load, read_beside
-from gossamer.running.decoder.generation import GenerationOptions
-from gossamer.running.server.app import build_app, make_service
-from gossamer.running.server.lifecycle import running_server
-from gossamer.running.server.limits import Limits
+from gossamer.running.decoder import GenerationOptions
+from gossamer.running.server import Limits, build_app, make_service, running_server
 
 NAME = "writer"
 GREEDY = {"prompt": "the dog", "max_tokens": 24, "temperature": 0}

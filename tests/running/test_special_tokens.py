@@ -19,7 +19,7 @@ from tokenizers import (
 )
 
 from gossamer.errors import InputError
-from gossamer.io.safe_files.tokenizer.guarded_tokenizer import make_tokenizer
+from gossamer.io.safe_files.tokenizer import make_tokenizer
 from gossamer.running.text.chat_template import ChatTemplate, prompt_ids
 from gossamer.running.text.special_tokens import SpecialTokens
 from gossamer.running.text.template_process import TemplateProcess

@@ -16,8 +16,9 @@ from http_client import wait_for
 from transformers.utils import chat_template_utils
 
 from gossamer.errors import InputError
+from gossamer.running.text import TemplateTooSlow
 from gossamer.running.text.chat_template import ChatTemplate
-from gossamer.running.text.template_process import MEMORY_BYTES, TemplateProcess, TemplateTooSlow
+from gossamer.running.text.template_process import MEMORY_BYTES, TemplateProcess
 
 TALK = [
     {"role": "system", "content": "Be brief."},

@@ -7,7 +7,7 @@ from torch import nn
 
 import gossamer
 from gossamer.errors import RecipeError
-from gossamer.recipes.loader import load_recipe
+from gossamer.recipes import load_recipe
 
 
 def attached(recipe):

@@ -7,8 +7,8 @@ from torch import nn
 from transformers import BertConfig, BertModel
 
 import gossamer
-from gossamer.running.encoder.native_encoder import NativeEncoder
-from gossamer.running.layers.compiler import compile as compile_model
+from gossamer.running.encoder import NativeEncoder
+from gossamer.running.layers import compile as compile_model
 from gossamer.running.packed import PackedConv2d, PackedLinear
 from gossamer.runs.executor import _AlwaysDense
 

@@ -3,11 +3,10 @@ import torch
 
 from gossamer import sparsify
 from gossamer.nn import MaskedWeight
-from gossamer.pruning.calibration.journal import DiskJournal
-from gossamer.recipes.loader import builtin_names, load_recipe
-from gossamer.recipes.schema import Recipe, Stage
-from gossamer.recipes.stages.prune import Prune
-from gossamer.runs.executor import execute
+from gossamer.pruning.calibration import DiskJournal
+from gossamer.recipes import Recipe, Stage, builtin_names, load_recipe
+from gossamer.recipes.stages import Prune
+from gossamer.runs import execute
 from gossamer.runs.stages import StageInput
 from gossamer.zoo import TinyEncoder
 

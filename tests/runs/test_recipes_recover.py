@@ -10,19 +10,18 @@ from torch.nn.functional import cross_entropy
 
 import gossamer
 from gossamer import sparsify
+from gossamer.data import draw
 from gossamer.data.files import Pair
-from gossamer.data.token_ids import draw
 from gossamer.errors import InputError, RecipeError, TargetError
 from gossamer.nn import Linear, MaskedLinear
 from gossamer.nn.batch import Batch
-from gossamer.recipes.loader import make_recipe
-from gossamer.recipes.stages.recover import Recover
-from gossamer.runs.executor import execute
-from gossamer.runs.stages import StageInput
+from gossamer.recipes import make_recipe
+from gossamer.recipes.stages import Recover
+from gossamer.runs import execute
+from gossamer.runs.stages import StageInput, samples_of_batches
 from gossamer.runs.stages.recover import run_recover_stage
 from gossamer.runs.stages.recover_data import (
     SortedBatches,
-    samples_of_batches,
     samples_of_pairs,
     samples_of_texts,
     samples_of_windows,
@@ -300,7 +299,7 @@ def test_a_recover_stage_needs_data_and_is_described():
     assert recipe().needs_data
     with pytest.raises(RecipeError, match="a recover stage looks at what data does"):
         execute(recipe(), tiny())
-    from gossamer.recipes.editor_schema import json_schema
+    from gossamer.recipes import json_schema
 
     properties = json_schema()["$defs"]["Recover"]["properties"]
     assert all(rule["description"] for rule in properties.values())

@@ -9,10 +9,9 @@ from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel
 import gossamer
 from gossamer import sparsify
 from gossamer.errors import RecipeError, TargetError
-from gossamer.recipes.loader import builtin_names, load_recipe
-from gossamer.recipes.schema import Recipe, Stage
-from gossamer.recipes.stages.relufy import Relufy
-from gossamer.training.recovery.activation_sparsity import measure_activation_sparsity
+from gossamer.recipes import Recipe, Stage, builtin_names, load_recipe
+from gossamer.recipes.stages import Relufy
+from gossamer.training.recovery import measure_activation_sparsity
 
 RELUFY = [name for name in builtin_names() if name.startswith("relufy-")]
 SIZES = {

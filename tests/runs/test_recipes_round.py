@@ -8,8 +8,8 @@ from torch import nn
 from gossamer.errors import GossamerError, InputError, RecipeError
 from gossamer.formats.grid import find_grid
 from gossamer.nn.rounding import round_layer
-from gossamer.recipes.loader import make_recipe
-from gossamer.runs.executor import execute
+from gossamer.recipes import make_recipe
+from gossamer.runs import execute
 
 
 def _recipe(*stages):

@@ -10,11 +10,10 @@ import gossamer.nn as gnn
 from gossamer.errors import InputError, RecipeError
 from gossamer.formats import encode
 from gossamer.nn.surgery.compaction import compact
-from gossamer.recipes.loader import builtin_text, load_recipe
-from gossamer.recipes.schema import Recipe, Stage
-from gossamer.recipes.stages.prune import Prune
-from gossamer.report.report import LayerRow, Report, format_bytes
-from gossamer.runs.oneshot import sparsify
+from gossamer.recipes import Recipe, Stage, builtin_text, load_recipe
+from gossamer.recipes.stages import Prune
+from gossamer.report import LayerRow, Report, format_bytes
+from gossamer.runs import sparsify
 
 
 def network():

@@ -11,9 +11,9 @@ import gossamer
 from gossamer import sparsify
 from gossamer.errors import RecipeError, TargetError
 from gossamer.nn import MaskedWeight
-from gossamer.nn.tokens.token_pruning import token_encoder
-from gossamer.recipes.loader import builtin_names, load_recipe
-from gossamer.running.encoder.ragged import run_packed
+from gossamer.nn.tokens import token_encoder
+from gossamer.recipes import builtin_names, load_recipe
+from gossamer.running.encoder import run_packed
 from gossamer.zoo import TinyEncoder
 
 TOKENS = [name for name in builtin_names() if name.startswith("tokens-")]

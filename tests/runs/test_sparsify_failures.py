@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import gossamer
-from gossamer.nn import unchanged_on_error
-from gossamer.recipes.loader import make_recipe
+from gossamer.nn.surgery import unchanged_on_error
+from gossamer.recipes import make_recipe
 
 
 class Net(nn.Module):
@@ -179,7 +179,7 @@ def test_a_failed_compact_changes_neither_model_nor_optimizer(monkeypatch):
     gossamer.sparsify(net, sparsity=0.5)
     net(batches()[0]).square().mean().backward()
     optimizer.step()
-    monkeypatch.setattr("gossamer.nn.surgery.compaction.disable_fast_paths", explode)
+    monkeypatch.setattr("gossamer.nn.surgery.compaction.fixing.disable_fast_paths", explode)
     before, state = picture(net), optimizer_picture(optimizer)
     with pytest.raises(Boom):
         gossamer.compact(net, optimizer)

@@ -12,7 +12,7 @@ import gossamer
 from gossamer.errors import GossamerError, InputError, RecipeError
 from gossamer.nn.batch import Batch
 from gossamer.patterns import Unstructured
-from gossamer.pruning.gradients.pruning import prune_by_gradients
+from gossamer.pruning.gradients import prune_by_gradients
 from gossamer.pruning.targets import find_targets
 
 

@@ -15,7 +15,7 @@ import gossamer
 from gossamer.cli.main import main
 from gossamer.errors import GossamerError
 from gossamer.ops.timing import Duel
-from gossamer.recipes.loader import load_recipe
+from gossamer.recipes import load_recipe
 from gossamer.zoo import MLP
 
 TRAIN = """

@@ -7,13 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gossamer.search import Point, SearchLimits, ShrinkResult, Trial, verdict
 from gossamer.search.budget import Deadline, OutOfTime, Stopped, TimeBudget
 from gossamer.search.candidates import Candidate, dense
-from gossamer.search.front import SearchLimits
 from gossamer.search.pursuit import pursue
-from gossamer.search.shrinking import ShrinkResult
-from gossamer.search.trial import Point, Trial
-from gossamer.search.wording import verdict
 
 MEASURING = 2.0
 

@@ -4,11 +4,11 @@
 import pytest
 from search_tools import make_quick, random_lines, tiny_encoder, tiny_tokenizer
 
-from gossamer.recipes.digest import recipe_digest
+from gossamer.recipes import recipe_digest
 from gossamer.runs import executor
-from gossamer.search import trial
-from gossamer.search.candidates import Mask, one_shot, slim
-from gossamer.search.workloads.loading import load_workload
+from gossamer.search import Mask, trial
+from gossamer.search.candidates import one_shot, slim
+from gossamer.search.workloads import load_workload
 
 
 @pytest.mark.parametrize("kind", ["one shot", "slim"])

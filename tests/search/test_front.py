@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossamer.search.front import SearchLimits, best, front, nearest
-from gossamer.search.trial import Point
+from gossamer.search import Point, SearchLimits
+from gossamer.search.front import best, front, nearest
 
 
 def point(name, lost, ms, size=100):

@@ -8,9 +8,9 @@ import os
 import pytest
 
 from gossamer.errors import ArtifactError
+from gossamer.search import Point, Trial
 from gossamer.search.forecast import Forecasts, MaskForecast
 from gossamer.search.records import read_record, write_record
-from gossamer.search.trial import Point, Trial
 
 POINT = Point("a", "fp32", 80.25, math.inf, 1.5, 2.0, 1000)
 TRIAL = Trial("a", 1.0, (POINT, POINT), 10)

@@ -10,11 +10,9 @@ import torch
 from search_tools import make_quick, random_lines, tiny_encoder, tiny_tokenizer
 
 import gossamer
-from gossamer.search import rungs
-from gossamer.search.candidates import Mask, trained_dense
-from gossamer.search.front import SearchLimits, best, trained_beside
-from gossamer.search.trial import Point
-from gossamer.search.wording import verdict
+from gossamer.search import Mask, Point, SearchLimits, rungs, verdict
+from gossamer.search.candidates import trained_dense
+from gossamer.search.front import best, trained_beside
 
 NINETY = (Mask("unstructured", 0.9),)
 

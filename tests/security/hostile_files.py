@@ -21,7 +21,7 @@ from artifact_tools import edit_manifest, join_tensors, rehash, sparse_linear, s
 
 from gossamer.errors import GossamerError
 from gossamer.io import load, save
-from gossamer.io.safe_files.documents.strict_json import pretty_json
+from gossamer.io.safe_files.documents import pretty_json
 
 Change = Callable[[Path], None]
 TENSORS = "packed-00001-of-00001.safetensors"

@@ -241,7 +241,7 @@ def apps_of(encoder_folder, decoder_folder):
     from dataclasses import replace
 
     from gossamer.io import load, read_beside
-    from gossamer.running.server.app import build_app, make_service
+    from gossamer.running.server import build_app, make_service
 
     found = []
     for folder in (encoder_folder, decoder_folder):

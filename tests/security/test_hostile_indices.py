@@ -249,9 +249,9 @@ def test_valid_arrays_of_another_mask_are_refused_by_the_mask_digest(tmp_path, m
     replace_arrays(path, {"0.weight::bitmask": flipped})
     with pytest.raises(ArtifactError, match="does not match the digest"):
         load(path)
-    from gossamer.formats.matrix import mask_digest
+    from gossamer.formats import Positions
 
-    digest = mask_digest(flipped, layer.matrix_shape)
+    digest = Positions(flipped, layer.matrix_shape).digest
     edit_manifest(path, lambda m: m["tensors"]["0.weight"]["mask"].update(sha256=digest))
     assert torch.equal(load(path)[0].mask_bits, flipped)
 

@@ -39,7 +39,7 @@ def artifact_bytes(path: Path) -> dict[str, bytes]:
 def request(text: str = RECIPE, *, data: str | None = "zoo:images", **settings):
     """What `gossamer train` would be asked for."""
     from gossamer.recipes.loader import parse_recipe
-    from gossamer.runs.training.request import TrainRequest
+    from gossamer.runs.training import TrainRequest
 
     return TrainRequest(recipe=parse_recipe(text.encode(), "recipe.yaml"), data=data, **settings)
 
@@ -54,7 +54,7 @@ def train(
 ):
     """Run in this process; with `stop_after`, die there as a kill would, and return None."""
     from gossamer.runs.training.stage import run_training
-    from gossamer.training.run_files.folder import RunFolder
+    from gossamer.training.run_files import RunFolder
 
     class Killed(Exception):
         pass
@@ -76,9 +76,9 @@ def train(
 
 def train_recipe(folder: Path, recipe, data: str):
     """Run a loaded recipe in this process."""
-    from gossamer.runs.training.request import TrainRequest
+    from gossamer.runs.training import TrainRequest
     from gossamer.runs.training.stage import run_training
-    from gossamer.training.run_files.folder import RunFolder
+    from gossamer.training.run_files import RunFolder
 
     run = RunFolder(folder)
     with run.opened(resume=False):

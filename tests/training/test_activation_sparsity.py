@@ -7,7 +7,7 @@ from torch import nn
 
 from gossamer.errors import InputError, TargetError
 from gossamer.nn.relufication import relufy
-from gossamer.training.recovery.activation_sparsity import measure_activation_sparsity
+from gossamer.training.recovery import measure_activation_sparsity
 from gossamer.zoo import TinyEncoder
 
 

@@ -7,8 +7,8 @@ from loop_tools import train_recipe
 from gossamer import sparsify
 from gossamer.errors import RecipeError
 from gossamer.nn import CompactWeight
-from gossamer.recipes.loader import builtin_names, load_recipe
-from gossamer.recipes.stages.schedules import SCHEDULES
+from gossamer.recipes import builtin_names, load_recipe
+from gossamer.recipes.stages import SCHEDULES
 
 NAMES = [name for name in builtin_names() if name.startswith("train-")]
 TINY = {

@@ -13,9 +13,14 @@ from hypothesis import strategies as st
 from loop_tools import same
 
 from gossamer.errors import ArtifactError, InputError, ResourceError
-from gossamer.training.checkpoint import CheckpointWriter
-from gossamer.training.checkpoint.folders import CheckpointStore, Snapshot, read_checkpoint
-from gossamer.training.checkpoint.random_state import capture_random, restore_random, seed_all
+from gossamer.training.checkpoint import (
+    CheckpointStore,
+    CheckpointWriter,
+    Snapshot,
+    read_checkpoint,
+    seed_all,
+)
+from gossamer.training.checkpoint.random_state import capture_random, restore_random
 from gossamer.training.checkpoint.state_tree import decode, encode
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.int16, torch.bool)

@@ -12,17 +12,14 @@ from torch import nn
 
 import gossamer
 from gossamer import sparsify
-from gossamer.data.batches import RepeatedBatches, ShuffledBatches, generator_of
+from gossamer.data import RepeatedBatches, ShuffledBatches, generator_of
 from gossamer.errors import ArtifactError, InputError, RecipeError, ResourceError
 from gossamer.nn import CompactWeight, Linear, MaskedLinear
-from gossamer.training.checkpoint import CheckpointWriter
-from gossamer.training.checkpoint.folders import CheckpointStore, Snapshot
-from gossamer.training.loop.endings import TrainingDiverged, TrainingStopped
-from gossamer.training.loop.loop import Loop
+from gossamer.training.checkpoint import CheckpointStore, CheckpointWriter, Snapshot
+from gossamer.training.loop import LearningRate, Loop, LoopSettings, Surroundings, TrainingStopped
+from gossamer.training.loop.endings import TrainingDiverged
 from gossamer.training.loop.recompute import recomputing
-from gossamer.training.loop.run import Surroundings
-from gossamer.training.loop.settings import LearningRate, LoopSettings
-from gossamer.training.run_files.metrics import MetricsFile, read_metrics
+from gossamer.training.run_files import MetricsFile, read_metrics
 from gossamer.zoo import TinyEncoder
 
 CONSTANT = LearningRate("constant", 10)

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from gossamer.errors import ArtifactError, InputError
+from gossamer.training.loop import LearningRate, LoopSettings
 from gossamer.training.loop.evaluation import BestState, Stopwatch
-from gossamer.training.loop.settings import LearningRate, LoopSettings
 
 
 def weight(model, value):

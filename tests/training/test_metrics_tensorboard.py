@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from gossamer.errors import ResourceError
-from gossamer.training.run_files.metrics import TensorBoard
+from gossamer.training.run_files import TensorBoard
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from gossamer.nn.relufication import choose_shifts, relufy
-from gossamer.training.recovery.activation_sparsity import measure_activation_sparsity
+from gossamer.training.recovery import measure_activation_sparsity
 
 WINDOW = 64
 

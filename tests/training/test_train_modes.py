@@ -9,7 +9,7 @@ from torch import nn
 import gossamer.nn as gnn
 from gossamer.errors import InputError
 from gossamer.ops.timing import Duel
-from gossamer.training.modes import choose_modes
+from gossamer.training import choose_modes
 
 
 def model_of(*densities, dtype=torch.float32):

@@ -61,7 +61,7 @@ def explain(
         raise InputError("--html: is the page of a profile; give --profile, too.")
     from gossamer.cli.models import load_source
     from gossamer.io.artifact import check_file_destination
-    from gossamer.nn.left_dense import left_lines
+    from gossamer.nn.prunable import left_lines
     from gossamer.ops import fallbacks
     from gossamer.report import describe_machine
     from gossamer.running.layers import compile as compile_model

@@ -5,18 +5,18 @@
 it as the arrays of a file and decodes them again, every index checked; it is for files only.
 """
 
-from gossamer.formats.base import Arrays, Format
+from gossamer.formats.base import Format
 from gossamer.formats.convert import FORMATS, choose_format, decode, encode
-from gossamer.formats.matrix import VALUE_DTYPES, Positions, SparseMatrix
+from gossamer.formats.matrix import VALUE_DTYPES, Positions, SparseMatrix, matrix_shape
 
 __all__ = [
     "FORMATS",
     "VALUE_DTYPES",
-    "Arrays",
     "Format",
     "Positions",
     "SparseMatrix",
     "choose_format",
     "decode",
     "encode",
+    "matrix_shape",
 ]

@@ -7,7 +7,7 @@ layouts from them and never write those to disk.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Generic, TypeVar
 
 import torch
 
@@ -15,6 +15,7 @@ from gossamer.errors import FormatError, PatternError
 from gossamer.formats.matrix import VALUE_DTYPES, Positions, SparseMatrix
 from gossamer.patterns import Pattern
 
+P = TypeVar("P", bound=Pattern)
 Arrays = Mapping[str, torch.Tensor]
 
 # What `encode` and `decode` take besides: the codes of weights on integer levels.
@@ -53,6 +54,30 @@ class Format(ABC):
         """Bytes that `encode` will use, by formula."""
 
 
+class OwnFormat(Format, Generic[P]):
+    """A format that was made for the masks of one class of patterns.
+
+    Attributes:
+        own: that class.
+        stores: what people call its patterns.
+    """
+
+    own: type[P]
+    stores: ClassVar[str]
+
+    def supports(self, pattern: Pattern) -> bool:
+        """Patterns of that class only."""
+        return isinstance(pattern, self.own)
+
+    def checked(self, pattern: Pattern) -> P:
+        """The pattern; FormatError for another one."""
+        if not isinstance(pattern, self.own):
+            raise FormatError(
+                f"format {self.name} stores {self.stores} patterns only, got {pattern}."
+            )
+        return pattern
+
+
 def expect_array(
     arrays: Arrays,
     name: str,
@@ -83,6 +108,16 @@ def expect_only(arrays: Arrays, names: tuple[str, ...], where: str) -> None:
     unknown = sorted(set(arrays) - set(names))
     if unknown:
         raise FormatError(f"{where}: unknown arrays {unknown}; this format has {list(names)}.")
+
+
+def expect_arrays(
+    arrays: Arrays,
+    where: str,
+    **expected: tuple[tuple[torch.dtype, ...], tuple[int | None, ...]],
+) -> tuple[torch.Tensor, ...]:
+    """All arrays of a format and no others; each name has its dtypes and its shape."""
+    expect_only(arrays, tuple(expected), where)
+    return tuple(expect_array(arrays, name, *rules, where) for name, rules in expected.items())
 
 
 def with_mask(

@@ -41,21 +41,21 @@ class Bitmask(Format):
         self, arrays: Arrays, shape: tuple[int, ...], pattern: Pattern, where: str = "tensor"
     ) -> SparseMatrix:
         """Check sizes, clean padding, as many set bits as values, and the pattern."""
-        rows, columns = matrix_shape(shape)
+        rows, columns = sizes = matrix_shape(shape)
         expect_only(arrays, ("values", "bitmask"), where)
         values = expect_array(arrays, "values", STORED_DTYPES, (None,), where)
-        if "bitmask" not in arrays and len(values) == rows * columns:
-            matrix = SparseMatrix(Positions(None, shape, pattern), values)
-        else:
+        bits_RB = None
+        if "bitmask" in arrays or len(values) != rows * columns:
             wanted = (rows, row_bytes(columns))
             bits_RB = expect_array(arrays, "bitmask", (torch.uint8,), wanted, where)
-            check_bits(bits_RB, (rows, columns), where)
-            matrix = SparseMatrix(Positions(bits_RB, shape, pattern), values)
-        num_set = matrix.positions.nnz
-        if num_set != len(values):
+            check_bits(bits_RB, sizes, where)
+        positions = Positions(bits_RB, shape, pattern)
+        if positions.nnz != len(values):
             raise FormatError(
-                f"{where}: the bitmask keeps {num_set} weights, but there are {len(values)} values."
+                f"{where}: the bitmask keeps {positions.nnz} weights, but there are {len(values)}"
+                " values."
             )
+        matrix = SparseMatrix(positions, values)
         if not isinstance(pattern, Unstructured):
             check_mask_is_legal(matrix.mask(), pattern, where)
         return matrix

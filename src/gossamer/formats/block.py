@@ -7,51 +7,46 @@ Arrays: `values` [nb, r, c]; `block_columns` int32 [nb], strictly increasing ins
 
 import torch
 
-from gossamer.errors import FormatError
 from gossamer.formats.base import (
     STORED_DTYPES,
     Arrays,
-    Format,
+    OwnFormat,
     expect_array,
     expect_only,
     with_mask,
 )
-from gossamer.formats.csr import check_columns, check_pointers, row_numbers
+from gossamer.formats.csr import check_columns, check_pointers, row_numbers, row_pointers
 from gossamer.formats.matrix import SparseMatrix, matrix_shape
 from gossamer.patterns import Block, Pattern
 
 INDEX_BYTES = 4
 
 
-class BlockFormat(Format):
+class BlockFormat(OwnFormat[Block]):
     """Compressed sparse rows on the grid of blocks."""
 
     name = "block"
-
-    def supports(self, pattern: Pattern) -> bool:
-        """block:RxC only."""
-        return isinstance(pattern, Block)
+    own = Block
+    stores = "block:RxC"
 
     def encode(self, matrix: SparseMatrix) -> dict[str, torch.Tensor]:
         """`values`, `block_columns` and `block_row_pointers`."""
-        block = _block(matrix.pattern)
+        block = self.checked(matrix.pattern)
         kept_PQ = block.kept_blocks(matrix.mask())
         rows, columns = kept_PQ.nonzero().unbind(1)
-        pointers = kept_PQ.new_zeros(len(kept_PQ) + 1, dtype=torch.int64)
-        torch.cumsum(kept_PQ.sum(dim=1), dim=0, out=pointers[1:])
         values = torch.empty_like(matrix.values)
         values[_places(block, rows, columns, matrix.shape[1]).argsort()] = matrix.values
         return {
             "values": values.view(-1, block.rows, block.columns),
             "block_columns": columns.to(torch.int32),
-            "block_row_pointers": pointers.to(torch.int32),
+            "block_row_pointers": row_pointers(kept_PQ).to(torch.int32),
         }
 
     def decode(
         self, arrays: Arrays, shape: tuple[int, ...], pattern: Pattern, where: str = "tensor"
     ) -> SparseMatrix:
         """Check the rules of csr on the grid of blocks."""
-        block, matrix = _block(pattern), matrix_shape(shape)
+        block, matrix = self.checked(pattern), matrix_shape(shape)
         down, across = block.grid(matrix)
         expect_only(arrays, ("values", "block_columns", "block_row_pointers"), where)
         wanted = (None, block.rows, block.columns)
@@ -71,24 +66,17 @@ class BlockFormat(Format):
 
     def nbytes(self, shape: tuple[int, int], nnz: int, itemsize: int, pattern: Pattern) -> int:
         """Values, a column number per block, a pointer per block row and one more."""
-        block = _block(pattern)
+        block = self.checked(pattern)
         num_blocks = nnz // (block.rows * block.columns)
         num_pointers = block.grid(shape)[0] + 1
         return nnz * itemsize + (num_blocks + num_pointers) * INDEX_BYTES
-
-
-def _block(pattern: Pattern) -> Block:
-    if not isinstance(pattern, Block):
-        raise FormatError(f"format block stores block:RxC patterns only, got {pattern}.")
-    return pattern
 
 
 def _places(
     block: Block, block_rows: torch.Tensor, block_columns: torch.Tensor, num_columns: int
 ) -> torch.Tensor:
     """Row * K + column of every stored value, block by block; int64 [nnz]."""
-    device = block_rows.device
-    rows = block_rows.view(-1, 1, 1) * block.rows + torch.arange(block.rows, device=device)[:, None]
-    columns = block_columns.view(-1, 1, 1) * block.columns
-    columns = columns + torch.arange(block.columns, device=device)
-    return (rows * num_columns + columns).flatten()
+    corners = block_rows * block.rows * num_columns + block_columns * block.columns
+    rows = torch.arange(block.rows, device=corners.device)[:, None] * num_columns
+    inside = rows + torch.arange(block.columns, device=corners.device)
+    return (corners.view(-1, 1, 1) + inside).flatten()

@@ -34,8 +34,10 @@ for _format in (Bitmask(), CSR(), NMFormat(), VNMFormat(), NMGFormat(), BlockFor
 
 def choose_format(shape: tuple[int, int], nnz: int, itemsize: int, pattern: Pattern) -> str:
     """The name of the smallest format that stores `pattern`; the first registered wins a tie."""
-    names = [name for name in FORMATS.names() if FORMATS.get(name).supports(pattern)]
-    return min(names, key=lambda name: FORMATS.get(name).nbytes(shape, nnz, itemsize, pattern))
+    return min(
+        _legal(pattern),
+        key=lambda name: FORMATS.get(name).nbytes(shape, nnz, itemsize, pattern),
+    )
 
 
 def encode(matrix: SparseMatrix, format: str | None = None) -> tuple[str, Arrays]:
@@ -43,10 +45,7 @@ def encode(matrix: SparseMatrix, format: str | None = None) -> tuple[str, Arrays
     if format is None:
         itemsize = matrix.values.element_size()
         format = choose_format(matrix.shape, matrix.nnz, itemsize, matrix.pattern)
-    chosen = FORMATS.get(format)
-    if not chosen.supports(matrix.pattern):
-        raise FormatError(_unsupported("weight", format, matrix.pattern))
-    return format, chosen.encode(matrix)
+    return format, _checked(format, matrix.pattern, "weight").encode(matrix)
 
 
 def decode(
@@ -56,9 +55,7 @@ def decode(
     matrix = matrix_shape(shape)
     if matrix[0] < 0 or matrix[1] < 0:
         raise FormatError(f"{where}: the shape {list(shape)} has a negative size.")
-    chosen = FORMATS.get(format)
-    if not chosen.supports(pattern):
-        raise FormatError(_unsupported(where, format, pattern))
+    chosen = _checked(format, pattern, where)
     try:
         pattern.check_shape(matrix, where)
     except PatternError as error:
@@ -74,6 +71,15 @@ def decode(
     return chosen.decode(arrays, shape, pattern, where)
 
 
-def _unsupported(where: str, format: str, pattern: Pattern) -> str:
-    legal = ", ".join(name for name in FORMATS.names() if FORMATS.get(name).supports(pattern))
-    return f"{where}: format {format!r} cannot store pattern {pattern}. Formats that can: {legal}."
+def _legal(pattern: Pattern) -> list[str]:
+    return [name for name in FORMATS.names() if FORMATS.get(name).supports(pattern)]
+
+
+def _checked(format: str, pattern: Pattern, where: str) -> Format:
+    chosen = FORMATS.get(format)
+    if not chosen.supports(pattern):
+        raise FormatError(
+            f"{where}: format {format!r} cannot store pattern {pattern}. Formats that can:"
+            f" {', '.join(_legal(pattern))}."
+        )
+    return chosen

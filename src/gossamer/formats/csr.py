@@ -51,12 +51,10 @@ class CSR(Format):
         """`values`, `columns` and `row_pointers`."""
         mask_RK = matrix.mask()
         columns = mask_RK.nonzero()[:, 1]
-        pointers = mask_RK.new_zeros(mask_RK.shape[0] + 1, dtype=torch.int64)
-        torch.cumsum(mask_RK.sum(dim=1), dim=0, out=pointers[1:])
         return {
             "values": matrix.values,
             "columns": columns.to(column_dtype(mask_RK.shape[1])),
-            "row_pointers": pointers.to(pointer_dtype(len(columns))),
+            "row_pointers": row_pointers(mask_RK).to(pointer_dtype(len(columns))),
         }
 
     def decode(
@@ -75,7 +73,8 @@ class CSR(Format):
         pointers = expect_array(arrays, "row_pointers", (dtype,), (num_rows + 1,), where).long()
         check_pointers(pointers, nnz, where)
         check_columns(columns, pointers, num_columns, where)
-        if not isinstance(pattern, Unstructured):
+        structured = not isinstance(pattern, Unstructured)
+        if structured:
             expected = (pattern.fixed_density or 0.0) * num_rows * num_columns
             if abs(nnz - expected) > 0.5:
                 raise FormatError(
@@ -84,7 +83,7 @@ class CSR(Format):
                 )
         mask_RK = torch.zeros(matrix, dtype=torch.bool, device=columns.device)
         mask_RK[row_numbers(pointers), columns] = True
-        if not isinstance(pattern, Unstructured):
+        if structured:
             check_mask_is_legal(mask_RK, pattern, where)
         return with_mask(values, mask_RK, shape, pattern)
 
@@ -125,6 +124,13 @@ def check_columns(
             f"{where}: columns of row {int(rows[entry])} must strictly increase, but"
             f" {int(columns[entry])} follows {int(columns[entry - 1])}."
         )
+
+
+def row_pointers(mask_RK: torch.Tensor) -> torch.Tensor:
+    """Where the entries of each row begin, int64, and how many there are."""
+    pointers = mask_RK.new_zeros(len(mask_RK) + 1, dtype=torch.int64)
+    torch.cumsum(mask_RK.sum(dim=1), dim=0, out=pointers[1:])
+    return pointers
 
 
 def row_numbers(pointers: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ import torch
 
 from gossamer.errors import InputError
 from gossamer.formats.bits import count_bits, pack_bits, unpack_bits
-from gossamer.formats.grid import Grid, encode, spread
+from gossamer.formats.grid import Grid, Levels
 from gossamer.patterns import Pattern, Unstructured
 
 # Values may be stored in these types; formats never cast.
@@ -69,24 +69,16 @@ class Positions:
 
     def mask(self) -> torch.Tensor:
         """The mask, bool [R, K]."""
-        rows, columns = self.matrix_shape
         if self.mask_bits is None:
-            return torch.ones(rows, columns, dtype=torch.bool)
-        return unpack_bits(self.mask_bits, columns)
+            return torch.ones(self.matrix_shape, dtype=torch.bool)
+        return unpack_bits(self.mask_bits, self.matrix_shape[1])
 
     @functools.cached_property
     def digest(self) -> str:
         """sha256 (hex) of shape and mask: equal on two ranks or in two files iff the mask is."""
-        return mask_digest(self.bits(), self.matrix_shape)
-
-
-@dataclass(frozen=True)
-class Levels:
-    """What integer codes stand for: code x scale (+ offset), one [R, G] of each for a grid."""
-
-    grid: Grid
-    scales: torch.Tensor
-    offsets: torch.Tensor | None = None
+        digest = hashlib.sha256("{}x{}:".format(*self.matrix_shape).encode())
+        digest.update(self.bits().detach().cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -162,10 +154,10 @@ class SparseMatrix:
         if levels is None:
             return self.values
         mask_RK, columns = self.mask(), self.shape[1]
-        numbers = self.values.float() * spread(levels.scales.float(), levels.grid, columns)[mask_RK]
+        numbers = self.values.float() * levels.grid.spread(levels.scales, columns)[mask_RK]
         if levels.offsets is None:
             return numbers
-        return numbers + spread(levels.offsets.float(), levels.grid, columns)[mask_RK]
+        return numbers + levels.grid.spread(levels.offsets, columns)[mask_RK]
 
     def dense(self) -> torch.Tensor:
         """A copy of the weight in its own shape, exact zeros (+0.0) where nothing is kept."""
@@ -177,7 +169,7 @@ class SparseMatrix:
 
     def on_levels(self, grid: Grid) -> "SparseMatrix":
         """The same with integer codes for values that are on the grid to the last bit."""
-        codes_RK, scales_RG, _ = encode(self.dense().flatten(1), grid)
+        codes_RK, scales_RG, _ = grid.encode(self.dense().flatten(1))
         return SparseMatrix(self.positions, codes_RK[self.mask()], Levels(grid, scales_RG))
 
     @staticmethod
@@ -197,10 +189,3 @@ class SparseMatrix:
 def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
     """[R, K] of a weight of this shape: its first dimension by all others."""
     return shape[0], torch.Size(shape[1:]).numel()
-
-
-def mask_digest(bits_RB: torch.Tensor, shape: tuple[int, int]) -> str:
-    """sha256 (hex) of shape and packed mask."""
-    digest = hashlib.sha256(f"{shape[0]}x{shape[1]}:".encode())
-    digest.update(bits_RB.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()

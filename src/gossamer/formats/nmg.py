@@ -7,37 +7,27 @@ strictly increasing among the g of a pattern, each of the W columns once.
 Bytes: nnz * itemsize + R*K/m * 2.
 """
 
+import math
+
 import torch
 
 from gossamer.errors import FormatError
-from gossamer.formats.base import (
-    STORED_DTYPES,
-    Arrays,
-    Format,
-    expect_array,
-    expect_only,
-    with_mask,
-)
+from gossamer.formats.base import STORED_DTYPES, Arrays, OwnFormat, expect_arrays, with_mask
 from gossamer.formats.matrix import SparseMatrix, matrix_shape
 from gossamer.patterns import NMG, Pattern
 
 
-class NMGFormat(Format):
+class NMGFormat(OwnFormat[NMG]):
     """Values in kernel order beside one 16-bit column per n of them."""
 
     name = "nmg"
-
-    def supports(self, pattern: Pattern) -> bool:
-        """nmg:n:m:g only."""
-        return isinstance(pattern, NMG)
+    own = NMG
+    stores = "nmg:n:m:g"
 
     def encode(self, matrix: SparseMatrix) -> dict[str, torch.Tensor]:
         """`values` and `columns`."""
-        nmg = _nmg(matrix.pattern)
+        nmg = self.checked(matrix.pattern)
         grid = _grid(nmg, matrix.shape)
-        if not matrix.nnz:
-            empty = matrix.values.new_zeros(*grid, nmg.num_kept)
-            return {"values": empty, "columns": empty.new_zeros(grid, dtype=torch.int16)}
         columns = nmg.row_pattern_ids(matrix.mask()).sort(dim=-1, stable=True).indices.view(grid)
         order = _places(nmg, columns, matrix.shape).argsort()
         values = torch.empty_like(matrix.values)
@@ -51,11 +41,14 @@ class NMGFormat(Format):
         self, arrays: Arrays, shape: tuple[int, ...], pattern: Pattern, where: str = "tensor"
     ) -> SparseMatrix:
         """Check that the columns of each tile are a permutation, increasing per row pattern."""
-        nmg, matrix = _nmg(pattern), matrix_shape(shape)
+        nmg, matrix = self.checked(pattern), matrix_shape(shape)
         grid = _grid(nmg, matrix)
-        expect_only(arrays, ("values", "columns"), where)
-        values = expect_array(arrays, "values", STORED_DTYPES, (*grid, nmg.num_kept), where)
-        columns = expect_array(arrays, "columns", (torch.int16,), grid, where)
+        values, columns = expect_arrays(
+            arrays,
+            where,
+            values=(STORED_DTYPES, (*grid, nmg.num_kept)),
+            columns=((torch.int16,), grid),
+        )
         outside = ((columns < 0) | (columns >= nmg.tile_columns)).nonzero()
         if len(outside):
             place = tuple(outside[0].tolist())
@@ -79,10 +72,6 @@ class NMGFormat(Format):
                 f"{where}: tile [{across}, {down}] must use each of its {nmg.tile_columns} columns"
                 f" once, but {column} is missing."
             )
-
-        if not values.numel():
-            mask_RK = torch.zeros(matrix, dtype=torch.bool, device=columns.device)
-            return with_mask(values, mask_RK, shape, pattern)
         places = _places(nmg, columns.long(), matrix)
         mask_RK = torch.zeros(matrix, dtype=torch.bool, device=columns.device)
         mask_RK.view(-1)[places] = True
@@ -90,24 +79,20 @@ class NMGFormat(Format):
 
     def nbytes(self, shape: tuple[int, int], nnz: int, itemsize: int, pattern: Pattern) -> int:
         """Values plus two bytes per n of them."""
-        across, down, num_patterns, repeats = _grid(_nmg(pattern), shape)
-        num_columns = across * down * num_patterns * repeats
-        return num_columns * (_nmg(pattern).num_kept * itemsize + 2)
-
-
-def _nmg(pattern: Pattern) -> NMG:
-    if not isinstance(pattern, NMG):
-        raise FormatError(f"format nmg stores nmg:n:m:g patterns only, got {pattern}.")
-    return pattern
+        nmg = self.checked(pattern)
+        return math.prod(_grid(nmg, shape)) * (nmg.num_kept * itemsize + 2)
 
 
 def _grid(nmg: NMG, shape: tuple[int, int]) -> tuple[int, int, int, int]:
+    """Tiles across and down, row patterns, columns of each."""
     across, down = shape[1] // nmg.tile_columns, shape[0] // nmg.group
     return across, down, nmg.num_row_patterns, nmg.repeats
 
 
 def _places(nmg: NMG, columns: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
     """Row * K + column of every stored value, in the order of the array; int64 [nnz]."""
+    if not columns.numel():  # the other side may be huge
+        return columns.flatten()
     across, down, num_patterns, _ = columns.shape
     device = columns.device
     tile_column = torch.arange(across, device=device).view(-1, 1, 1, 1, 1) * nmg.tile_columns

@@ -9,35 +9,25 @@ columns, the lowest unused ones fill up. Bytes: R*G*2 * itemsize + R * ceil(G/2)
 
 import torch
 
-from gossamer.errors import FormatError
-from gossamer.formats.base import (
-    STORED_DTYPES,
-    Arrays,
-    Format,
-    expect_array,
-    expect_only,
-    with_mask,
-)
+from gossamer.formats.base import STORED_DTYPES, Arrays, OwnFormat, expect_arrays, with_mask
+from gossamer.formats.bits import check_spare_bits, pack_fields, row_bytes, unpack_fields
 from gossamer.formats.matrix import SparseMatrix, matrix_shape
-from gossamer.formats.nibbles import check_spare_bits, pack_fields, packed_width, unpack_fields
 from gossamer.formats.nm import check_positions
 from gossamer.patterns import NUM_KEPT, NUM_SHARED, VNM, Pattern, keep_largest
 
 POSITION_BITS = 2
 
 
-class VNMFormat(Format):
+class VNMFormat(OwnFormat[VNM]):
     """Values, 2-bit positions and shared columns of a V:2:M weight."""
 
     name = "vnm"
-
-    def supports(self, pattern: Pattern) -> bool:
-        """V:N:M only."""
-        return isinstance(pattern, VNM)
+    own = VNM
+    stores = "V:N:M"
 
     def encode(self, matrix: SparseMatrix) -> dict[str, torch.Tensor]:
         """`values`, `positions` and `columns`."""
-        vnm, shape, mask_RK = _vnm(matrix.pattern), matrix.shape, matrix.mask()
+        vnm, shape, mask_RK = self.checked(matrix.pattern), matrix.shape, matrix.mask()
         num_blocks, num_groups = vnm.grid(shape)
         if mask_RK.numel():
             shared_BGM = keep_largest(vnm.row_blocks(mask_RK).any(dim=1).float(), NUM_SHARED)
@@ -58,17 +48,17 @@ class VNMFormat(Format):
         self, arrays: Arrays, shape: tuple[int, ...], pattern: Pattern, where: str = "tensor"
     ) -> SparseMatrix:
         """Check columns below M and increasing, positions increasing, clean padding."""
-        vnm, matrix = _vnm(pattern), matrix_shape(shape)
+        vnm, matrix = self.checked(pattern), matrix_shape(shape)
         num_rows = matrix[0]
         num_blocks, num_groups = vnm.grid(matrix)
-        expect_only(arrays, ("values", "positions", "columns"), where)
-        kept = (num_rows, num_groups, NUM_KEPT)
-        values = expect_array(arrays, "values", STORED_DTYPES, kept, where)
-        num_fields = num_groups * NUM_KEPT
-        width = packed_width(num_fields, POSITION_BITS)
-        packed = expect_array(arrays, "positions", (torch.uint8,), (num_rows, width), where)
-        wanted = (num_blocks, num_groups, NUM_SHARED)
-        columns = expect_array(arrays, "columns", (torch.uint8,), wanted, where)
+        kept, num_fields = (num_rows, num_groups, NUM_KEPT), num_groups * NUM_KEPT
+        values, packed, columns = expect_arrays(
+            arrays,
+            where,
+            values=(STORED_DTYPES, kept),
+            positions=((torch.uint8,), (num_rows, row_bytes(num_fields, POSITION_BITS))),
+            columns=((torch.uint8,), (num_blocks, num_groups, NUM_SHARED)),
+        )
         check_spare_bits(packed, num_fields, POSITION_BITS, where)
         positions = unpack_fields(packed, num_fields, POSITION_BITS).reshape(kept)
         check_positions(positions, NUM_SHARED, where)
@@ -81,16 +71,10 @@ class VNMFormat(Format):
 
     def nbytes(self, shape: tuple[int, int], nnz: int, itemsize: int, pattern: Pattern) -> int:
         """Values, 2 bits each with rows padded to bytes, 4 bytes per row block and group."""
-        num_blocks, num_groups = _vnm(pattern).grid(shape)
+        num_blocks, num_groups = self.checked(pattern).grid(shape)
         num_fields = num_groups * NUM_KEPT
-        row = num_fields * itemsize + packed_width(num_fields, POSITION_BITS)
+        row = num_fields * itemsize + row_bytes(num_fields, POSITION_BITS)
         return shape[0] * row + num_blocks * num_groups * NUM_SHARED
-
-
-def _vnm(pattern: Pattern) -> VNM:
-    if not isinstance(pattern, VNM):
-        raise FormatError(f"format vnm stores V:N:M patterns only, got {pattern}.")
-    return pattern
 
 
 def _of_rows(columns_BG4: torch.Tensor, vnm: VNM, num_rows: int) -> torch.Tensor:

@@ -11,10 +11,14 @@ from gossamer.nn.layers import (
     MaskedWeight,
     Mode,
 )
-from gossamer.nn.surgery.conv1d import conv1d_to_linear
-from gossamer.nn.surgery.fastpath import attention_outputs, disable_fast_paths
-from gossamer.nn.surgery.replace import inherit_hooks, replace_module
-from gossamer.nn.surgery.unchanged import unchanged_on_error
+from gossamer.nn.surgery import (
+    attention_outputs,
+    disable_fast_paths,
+    inherit_hooks,
+    replace_module,
+    unchanged_on_error,
+)
+from gossamer.nn.surgery.slimming import conv1d_to_linear
 
 __all__ = [
     "CompactWeight",

@@ -2,49 +2,36 @@
 """Operations on sparse weights: native kernels, and who runs what.
 
 Each operation has one list of kernels. Describe a weight as a `Problem` and ask `kernels_for`; a
-`Kernel` packs it once into what is called. `linear` and `conv` hold the kernels, `engines` whole
-models in one native call, `training` products with gradients. Work that falls back to dense is
-counted (`fallbacks`), and is an error under `strict`. Names are loaded on first use: the command
-line asks for `out_of_memory.py` without torch.
+`Kernel` packs it once into what is called. Work that falls back to dense is counted (`fallbacks`),
+and is an error under `strict`. `linear` and `conv` hold the kernels, `engines` whole models in one
+native call, `training` products with gradients; `kernels` says which sets of them this machine
+runs, `timing` which is faster, `calls` how torch gets to see them.
 """
 
-from typing import TYPE_CHECKING
-
-from gossamer.lazy_door import lazy_door
-
-if TYPE_CHECKING:
-    from gossamer.ops.dispatch import (
-        Kernel,
-        Problem,
-        fallbacks,
-        kernel_list,
-        kernels_for,
-        report_fallback,
-        strict,
-    )
-    from gossamer.ops.kernels import active_kernels
+from gossamer.ops.addresses import direct_address
+from gossamer.ops.dispatch import (
+    PRECISIONS,
+    Kernel,
+    Problem,
+    Run,
+    fallbacks,
+    kernel_list,
+    kernels_for,
+    report_fallback,
+    report_missing,
+    strict,
+)
 
 __all__ = [
+    "PRECISIONS",
     "Kernel",
     "Problem",
-    "active_kernels",
+    "Run",
+    "direct_address",
     "fallbacks",
     "kernel_list",
     "kernels_for",
     "report_fallback",
+    "report_missing",
     "strict",
 ]
-
-__getattr__, __dir__ = lazy_door(
-    __name__,
-    {
-        "Kernel": "dispatch",
-        "Problem": "dispatch",
-        "active_kernels": "kernels",
-        "fallbacks": "dispatch",
-        "kernel_list": "dispatch",
-        "kernels_for": "dispatch",
-        "report_fallback": "dispatch",
-        "strict": "dispatch",
-    },
-)

@@ -22,7 +22,6 @@ from gossamer.errors import InputError
 # As torch.jit.is_tracing and the mode stacks, without a Python call around each.
 _is_tracing = torch._C._is_tracing
 _num_modes = torch._C._len_torch_dispatch_stack
-_interpreter = torch._C._functorch.peek_interpreter_stack
 
 NO_TANGENT = (
     "has no forward-mode derivative, and the tangent of its input would be lost. Use reverse mode"
@@ -48,24 +47,19 @@ def direct_address(x: Tensor) -> int:
         return 0
 
 
-def address(x: Tensor, where: str) -> int:
-    """Where the elements of x lie; 0 if there are none.
+def address(x: Tensor | None, where: str) -> int:
+    """Where the elements of x lie; 0 if there are none, and for None.
 
     Raises:
         InputError: they cannot be read. `where` begins the message.
     """
-    start = direct_address(x)
-    if start:
+    start = 0 if x is None else direct_address(x)
+    if start or x is None:
         return start
     reason = why_unreadable(x)
     if reason is not None:
         raise InputError(f"{where}: {reason}")
     return x.data_ptr()
-
-
-def optional_address(x: Tensor | None, where: str) -> int:
-    """`address`, and 0 for None."""
-    return 0 if x is None else address(x, where)
 
 
 def bias_address(bias: Tensor, num_rows: int) -> int:
@@ -89,9 +83,9 @@ def bias_address(bias: Tensor, num_rows: int) -> int:
 
 def checked_bias_address(bias: Tensor | None, num_rows: int, where: str) -> int:
     """The address of a bias inside an op; 0 for None, and an error for what is none."""
-    if bias is None:
-        return 0
-    if bias.dtype is not torch.float32 or bias.shape != (num_rows,) or not bias.is_contiguous():
+    if bias is not None and (
+        bias.dtype is not torch.float32 or bias.shape != (num_rows,) or not bias.is_contiguous()
+    ):
         raise InputError(
             f"{where}: bias must be contiguous float32 [{num_rows}] on the CPU, got {bias.dtype}"
             f" {list(bias.shape)} on {bias.device}."
@@ -99,9 +93,12 @@ def checked_bias_address(bias: Tensor | None, num_rows: int, where: str) -> int:
     return address(bias, where)
 
 
-def is_readable(x: Tensor) -> bool:
-    """Whether `address` gives one."""
-    return direct_address(x) != 0 or why_unreadable(x) is None
+def runs_native(*tensors: Tensor | None) -> bool:
+    """Whether all of them lie in the memory of the CPU, without gaps, and `address` gives it."""
+    return all(
+        x is None or (x.is_contiguous() and (direct_address(x) or why_unreadable(x) is None))
+        for x in tensors
+    )
 
 
 def has_tangent(x: Tensor) -> bool:
@@ -117,16 +114,6 @@ def has_tangent(x: Tensor) -> bool:
 def is_watched() -> bool:
     """Whether somebody records or transforms what is computed: jit.trace, make_fx, fake tensors."""
     return _is_tracing() or _num_modes() > 0
-
-
-def is_traced(x: Tensor) -> bool:
-    """`is_watched`, or a compiler, torch.fx or torch.func is at work on x."""
-    return (
-        torch.compiler.is_compiling()
-        or is_watched()
-        or not isinstance(x, Tensor)
-        or _interpreter() is not None
-    )
 
 
 def why_unreadable(x: Tensor) -> str | None:

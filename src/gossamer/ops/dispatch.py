@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from gossamer.errors import DenseFallback, InputError, KernelMissing, RegistryError
 from gossamer.formats import SparseMatrix
-from gossamer.ops.out_of_memory import names_memory
+from gossamer.out_of_memory import names_memory
 from gossamer.registry import Registry
 
 Run = Callable[[torch.Tensor, torch.Tensor | None, str], torch.Tensor]
@@ -61,7 +60,7 @@ class Kernel:
 
     Args:
         name: as `explain` shows it and the cost table files it.
-        pack: makes a weight it accepts into what is called; `of_matrix` for products.
+        pack: makes a weight it accepts into what is called.
         accepts: whether this kernel can run a problem; cheap, looks at pattern, shape and geometry.
         precision: "fp32" if results are those of fp32 arithmetic. The others are lossy and run only
             where the user allowed them.
@@ -83,14 +82,16 @@ class Kernel:
         where = f"packing a weight for kernel {self.name!r}"
         object.__setattr__(self, "pack", names_memory(where, "Free memory.")(self.pack))
 
+    @classmethod
+    def of_matrix(
+        cls, name: str, pack: Callable[[SparseMatrix], Run], *args: Any, **more: Any
+    ) -> "Kernel":
+        """A kernel whose `pack` needs to know nothing but the weight."""
+        return cls(name, lambda problem: pack(problem.matrix), *args, **more)
+
     def suits(self, tokens: int) -> bool:
         """Whether it is worth a measurement at this number of tokens."""
         return self.max_tokens is None or tokens <= self.max_tokens
-
-
-def of_matrix(pack: Callable[[SparseMatrix], Run]) -> Callable[[Problem], Run]:
-    """The `pack` of a kernel that needs to know nothing but the weight."""
-    return lambda problem: pack(problem.matrix)
 
 
 # One list per operation: the built-in kernels, in the order of their families, and plug-ins.
@@ -170,15 +171,3 @@ def strict() -> Iterator[None]:
         yield
     finally:
         _strict.reset(token)
-
-
-_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "silu": F.silu,
-}
-
-
-def activate(y: torch.Tensor, activation: str) -> torch.Tensor:
-    """Apply a named activation, as the fused kernels do."""
-    return _ACTIVATIONS[activation](y) if activation in _ACTIVATIONS else y

@@ -9,7 +9,7 @@ from gossamer.errors import InputError, KernelError
 from gossamer.formats import SparseMatrix
 from gossamer.formats.bits import check_bits
 from gossamer.ops import _native
-from gossamer.ops.op_call import NO_GRADIENTS
+from gossamer.ops.calls import NO_GRADIENTS
 
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "silu": 3}
 

@@ -14,10 +14,11 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.nn import disable_fast_paths, unchanged_on_error
 from gossamer.nn.batch import Batch
-from gossamer.nn.layer_kinds import mask_in, title_of, weight_of
-from gossamer.nn.layers.mask_rules import check_float_weight
+from gossamer.nn.forms import mask_in
+from gossamer.nn.layer_kinds import title_of, weight_of
+from gossamer.nn.layers.parts import check_float_weight
+from gossamer.nn.surgery import disable_fast_paths, unchanged_on_error
 from gossamer.patterns import Pattern, kept_count, parse_pattern
 from gossamer.pruning.budgets import BUDGETS, Budget, budget_layers
 from gossamer.pruning.calibration import as_batches, collect_inputs

@@ -7,8 +7,7 @@ import numpy as np
 import torch
 
 import gossamer
-from gossamer.ops import active_kernels
-from gossamer.ops.kernels import cpu_name
+from gossamer.ops.kernels import active_kernels, cpu_name
 
 
 def describe_machine() -> dict[str, str]:

@@ -4,7 +4,7 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from gossamer.nn.left_dense import LeftDense
+from gossamer.nn.prunable import LeftDense
 
 NOT_MEASURED = "not measured"
 NEXT_STEP = (

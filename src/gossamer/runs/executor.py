@@ -15,10 +15,11 @@ from torch import nn
 
 from gossamer.errors import MaskDrift, RecipeError
 from gossamer.nn import MaskedWeight
+from gossamer.nn.batch import Batch
 from gossamer.nn.layer_kinds import sparse_layers
 from gossamer.ops.timing import Duel, duel
 from gossamer.pruning import LayerResult
-from gossamer.pruning.calibration import Batch, as_batches, evaluating
+from gossamer.pruning.calibration import as_batches, evaluating
 from gossamer.recipes import Recipe
 from gossamer.report import Report
 from gossamer.running.choice import Call, Choice, Chooser, Contenders, Rival

@@ -12,10 +12,11 @@ from torch import nn
 
 from gossamer.errors import InputError, RecipeError
 from gossamer.method_table import METHODS, methods_that_need
-from gossamer.nn import unchanged_on_error
+from gossamer.nn.batch import Batch
+from gossamer.nn.surgery import unchanged_on_error
 from gossamer.patterns import Pattern
 from gossamer.pruning import Scorer, apply_plan, plan_oneshot
-from gossamer.pruning.calibration import Batch, as_batches
+from gossamer.pruning.calibration import as_batches
 from gossamer.pruning.gradients import Loss
 from gossamer.pruning.targets import Rules
 from gossamer.recipes import Recipe, load_recipe, near, prune_recipe

@@ -9,7 +9,7 @@ from torch import nn
 from gossamer.errors import InputError
 from gossamer.formats import FORMATS, choose_format
 from gossamer.nn.layer_kinds import sparse_layers
-from gossamer.nn.left_dense import left_dense, left_lines
+from gossamer.nn.prunable import left_dense, left_lines
 from gossamer.pruning import LayerResult
 from gossamer.report import LayerRow, Report
 

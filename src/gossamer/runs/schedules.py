@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from torch import nn
 
 from gossamer.errors import InputError, RecipeError
-from gossamer.nn import unchanged_on_error
+from gossamer.nn.surgery import unchanged_on_error
 from gossamer.patterns import Pattern, parse_pattern
 from gossamer.pruning.schedules import (
     Controller,

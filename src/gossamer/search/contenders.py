@@ -21,7 +21,7 @@ from gossamer.data import padded, sentences
 from gossamer.data.files import Texts
 from gossamer.errors import InputError, TargetError
 from gossamer.nn.layer_kinds import kind_of, weight_of
-from gossamer.nn.tokens.token_pruning import EncoderOutput
+from gossamer.nn.tokens import EncoderOutput
 from gossamer.running.encoder import encoder_arrays, find_base
 from gossamer.running.rivals import (
     NETWORK_PRECISIONS,

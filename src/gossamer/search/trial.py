@@ -13,7 +13,7 @@ from torch import nn
 
 from gossamer.io import load, save
 from gossamer.io.artifact import open_artifact
-from gossamer.nn.tokens.token_pruning import TokenPrunedEncoder
+from gossamer.nn.tokens import TokenPrunedEncoder
 from gossamer.ops.timing import duel
 from gossamer.pruning.calibration import DiskJournal
 from gossamer.recipes import recipe_digest

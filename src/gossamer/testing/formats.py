@@ -7,7 +7,8 @@ from contextlib import contextmanager
 import torch
 
 from gossamer.errors import FormatError, PatternError
-from gossamer.formats import FORMATS, VALUE_DTYPES, Arrays, Format, SparseMatrix
+from gossamer.formats import FORMATS, VALUE_DTYPES, Format, SparseMatrix
+from gossamer.formats.base import Arrays
 from gossamer.patterns import NM, NMG, VNM, Block, Pattern, Unstructured
 
 SAMPLE_PATTERNS: tuple[Pattern, ...] = (

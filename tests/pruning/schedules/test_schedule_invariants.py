@@ -7,7 +7,7 @@ from schedule_runs import KINDS, STEPS, make_model, masked_layers, run, schedule
 from torch import nn
 
 from gossamer.patterns import parse_pattern
-from gossamer.pruning.budgets.table import BUDGETS, BudgetLayer
+from gossamer.pruning.budgets import BUDGETS, BudgetLayer
 
 DENSE_STORE = ("gradual_regrow", "topkast")
 

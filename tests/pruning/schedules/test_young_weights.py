@@ -12,9 +12,8 @@ import gossamer
 from gossamer.errors import InputError
 from gossamer.nn import MaskedLinear
 from gossamer.patterns import Unstructured
+from gossamer.pruning.schedules import OptimizerEntries, Run
 from gossamer.pruning.schedules.layers import ControlledLayer
-from gossamer.pruning.schedules.optimizer_entries import OptimizerEntries
-from gossamer.pruning.schedules.run import Run
 
 RATE = 1e-2
 

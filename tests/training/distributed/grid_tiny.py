@@ -6,10 +6,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import gossamer.nn as gnn
-from gossamer.data.batches import RepeatedBatches
-from gossamer.nn import replace_module
-from gossamer.training.loop.loop import Loop
-from gossamer.training.loop.settings import LearningRate, LoopSettings
+from gossamer.data import RepeatedBatches
+from gossamer.nn.surgery import replace_module
+from gossamer.training.loop import LearningRate, Loop, LoopSettings
 from gossamer.zoo import GPT
 
 STEPS = 5

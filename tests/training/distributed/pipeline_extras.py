@@ -12,8 +12,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 from gossamer.errors import InputError
-from gossamer.training.distributed.pipeline.pipeline import LayerPipeline
-from gossamer.training.distributed.pipeline.schedules import PipelineSettings
+from gossamer.training.distributed.pipeline import LayerPipeline, PipelineSettings
 from gossamer.zoo import TinyEncoder
 
 

@@ -8,9 +8,8 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 
 import gossamer.nn as gnn
-from gossamer.nn.surgery.replace import replace_module
-from gossamer.training.distributed.pipeline.pipeline import LayerPipeline
-from gossamer.training.distributed.pipeline.schedules import PipelineSettings
+from gossamer.nn.surgery import replace_module
+from gossamer.training.distributed.pipeline import LayerPipeline, PipelineSettings
 from gossamer.zoo import GPT
 
 STEPS = 5

@@ -8,7 +8,8 @@ from torch import nn
 import gossamer.nn as gnn
 from gossamer.errors import InputError
 from gossamer.nn.families import Chain
-from gossamer.training.distributed.pipeline.cutting import TiedWeight, cut
+from gossamer.training.distributed.pipeline import cut
+from gossamer.training.distributed.pipeline.cutting import TiedWeight
 from gossamer.zoo import GPT, MLP, TinyEncoder
 
 IDS = torch.randint(0, 50, (2, 7), generator=torch.Generator().manual_seed(0))

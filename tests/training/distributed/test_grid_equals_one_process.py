@@ -5,9 +5,9 @@ import grid_tiny as tiny
 import pytest
 from grid_ranks import run_on_ranks
 
-from gossamer.training.distributed.mesh_sizes import MeshSizes
-from gossamer.training.distributed.placement.mesh import MeshSettings, ProcessMesh
-from gossamer.training.distributed.processes.session import Timeouts, joined
+from gossamer.training.distributed import MeshSizes
+from gossamer.training.distributed.placement import MeshSettings, ProcessMesh
+from gossamer.training.distributed.processes import Timeouts, joined
 
 TIMEOUTS = Timeouts(start=60, step=60, heartbeat=1)
 # Grid, microbatches, schedule.

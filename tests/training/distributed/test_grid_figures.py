@@ -6,10 +6,10 @@ import pytest
 from grid_ranks import run_on_ranks
 
 import gossamer
-from gossamer.training.distributed.mesh_sizes import MeshSizes
-from gossamer.training.distributed.placement.mesh import MeshSettings, ProcessMesh
-from gossamer.training.distributed.processes.session import Timeouts, joined
-from gossamer.training.loop.run import Surroundings
+from gossamer.training.distributed import MeshSizes
+from gossamer.training.distributed.placement import MeshSettings, ProcessMesh
+from gossamer.training.distributed.processes import Timeouts, joined
+from gossamer.training.loop import Surroundings
 
 TIMEOUTS = Timeouts(start=60, step=60, heartbeat=1)
 # data, pipeline, shard, tensor

@@ -6,7 +6,7 @@ import torch
 
 import gossamer
 from gossamer.errors import InputError
-from gossamer.training.distributed.mesh_sizes import MeshSizes
+from gossamer.training.distributed import MeshSizes
 from gossamer.training.distributed.placement.placement import check_model
 from gossamer.training.optim import LAMB
 from gossamer.zoo import GPT, MLP

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gossamer.errors import InputError, RecipeError
 from gossamer.recipes.loader import parse_recipe
-from gossamer.training.distributed.mesh_sizes import MeshSizes, picture, split_batch
+from gossamer.training.distributed import MeshSizes, picture, split_batch
 
 sizes = st.builds(MeshSizes, *(st.integers(1, 4) for _ in range(4)))
 

@@ -7,7 +7,8 @@ import pytest
 
 from gossamer.errors import DistributedError, InputError
 from gossamer.testing.fake_network import Conditions, FakeNetwork, rough_weather
-from gossamer.training.distributed.pipeline.message_driven import MessageDriven, Work
+from gossamer.training.distributed.pipeline import Work
+from gossamer.training.distributed.pipeline.message_driven import MessageDriven
 from gossamer.training.distributed.pipeline.stage import most_held
 
 

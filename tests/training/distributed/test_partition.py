@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.errors import InputError
-from gossamer.training.distributed.partition import partition
+from gossamer.training.distributed import partition
 
 
 def dearest(costs, bounds):

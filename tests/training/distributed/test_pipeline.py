@@ -15,8 +15,7 @@ from pipeline_worker import Case, batch_of, build, loss_of, train_alone, train_o
 from safetensors.torch import load_file, save_file
 
 from gossamer.errors import DistributedError
-from gossamer.training.distributed.pipeline.pipeline import LayerPipeline
-from gossamer.training.distributed.pipeline.schedules import PipelineSettings
+from gossamer.training.distributed.pipeline import LayerPipeline, PipelineSettings
 
 WORLD = 4
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble", "zero-bubble-v", "message-driven")

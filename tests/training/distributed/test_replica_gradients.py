@@ -9,9 +9,9 @@ import torch
 from grid_ranks import run_on_ranks
 from torch import nn
 
-from gossamer.training.distributed.mesh_sizes import MeshSizes
+from gossamer.training.distributed import MeshSizes
 from gossamer.training.distributed.placement.gradients import replicated
-from gossamer.training.distributed.processes.session import Timeouts, joined
+from gossamer.training.distributed.processes import Timeouts, joined
 
 PATIENT = Timeouts(start=120, step=120, heartbeat=2)
 

@@ -10,15 +10,14 @@ import torch
 from grid_ranks import run_on_ranks
 
 from gossamer.recipes.loader import parse_recipe
-from gossamer.runs.training.request import TrainRequest
+from gossamer.runs.training import TrainRequest
 from gossamer.runs.training.stage import run_training
-from gossamer.training.checkpoint.folders import CheckpointStore
-from gossamer.training.distributed.mesh_sizes import MeshSizes
-from gossamer.training.distributed.placement.mesh import MeshSettings, ProcessMesh
-from gossamer.training.distributed.processes.session import Timeouts, joined
-from gossamer.training.loop.endings import TrainingStopped
-from gossamer.training.run_files.folder import RunFolder
-from gossamer.training.run_files.metrics import read_metrics
+from gossamer.training.checkpoint import CheckpointStore
+from gossamer.training.distributed import MeshSizes
+from gossamer.training.distributed.placement import MeshSettings, ProcessMesh
+from gossamer.training.distributed.processes import Timeouts, joined
+from gossamer.training.loop import TrainingStopped
+from gossamer.training.run_files import RunFolder, read_metrics
 
 TIMEOUTS = Timeouts(240, 240, 2)
 # Masks are final after 4 steps.

@@ -13,14 +13,11 @@ import torch
 from grid_ranks import run_on_ranks
 
 import gossamer
-from gossamer.training.checkpoint import CheckpointWriter
-from gossamer.training.checkpoint.folders import CheckpointStore, read_checkpoint
-from gossamer.training.distributed.mesh_sizes import MeshSizes
-from gossamer.training.distributed.placement.mesh import MeshSettings, ProcessMesh
-from gossamer.training.distributed.processes.messages import shared_checkpoint
-from gossamer.training.distributed.processes.session import Timeouts, joined
-from gossamer.training.loop.loop import Loop
-from gossamer.training.loop.run import Surroundings
+from gossamer.training.checkpoint import CheckpointStore, CheckpointWriter, read_checkpoint
+from gossamer.training.distributed import MeshSizes
+from gossamer.training.distributed.placement import MeshSettings, ProcessMesh
+from gossamer.training.distributed.processes import Timeouts, joined, shared_checkpoint
+from gossamer.training.loop import Loop, Surroundings
 
 TIMEOUTS = Timeouts(start=60, step=60, heartbeat=1)
 STEPS, SETTLED = 14, 8

@@ -11,17 +11,12 @@ import torch
 from grid_ranks import be_rank, free_port, run_on_ranks, started
 
 from gossamer.errors import DistributedError, InputError
+from gossamer.training.distributed import MeshSizes
 from gossamer.training.distributed import told_once as telling
-from gossamer.training.distributed.mesh_sizes import MeshSizes
+from gossamer.training.distributed.placement import ProcessMesh
 from gossamer.training.distributed.placement.gradients import average
-from gossamer.training.distributed.placement.mesh import ProcessMesh
-from gossamer.training.distributed.processes.messages import (
-    broadcast_json,
-    check_alike,
-    check_masks,
-    gather_json,
-)
-from gossamer.training.distributed.processes.session import Timeouts, joined
+from gossamer.training.distributed.processes import Timeouts, check_alike, check_masks, joined
+from gossamer.training.distributed.processes.messages import broadcast_json, gather_json
 
 QUICK = Timeouts(start=2, step=2, heartbeat=0.2)
 PATIENT = Timeouts(start=120, step=120, heartbeat=2)

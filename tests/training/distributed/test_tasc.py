@@ -18,12 +18,10 @@ from gossamer.errors import ArtifactError, DistributedError, InputError
 from gossamer.nn.surgery.compaction import compact
 from gossamer.patterns import Unstructured
 from gossamer.training.checkpoint.state_tree import decode, encode
+from gossamer.training.distributed.tasc import CurvatureProbe, RowAdamW, RowSGD, Tasc
 from gossamer.training.distributed.tasc import exchange as tasc_module
-from gossamer.training.distributed.tasc.curvature import CurvatureProbe
 from gossamer.training.distributed.tasc.direct import tasc_hook
-from gossamer.training.distributed.tasc.exchange import Tasc
 from gossamer.training.distributed.tasc.forecast import ExchangeForecast
-from gossamer.training.distributed.tasc.row_optim import RowAdamW, RowSGD
 
 
 @pytest.fixture(scope="module", autouse=True)

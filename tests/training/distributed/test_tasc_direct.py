@@ -12,11 +12,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from gossamer.errors import InputError
-from gossamer.training.distributed.tasc import attach
+from gossamer.training.distributed.tasc import RowSGD, attach
 from gossamer.training.distributed.tasc.blocks import BlockCut, BlockedParameter
 from gossamer.training.distributed.tasc.direct import MeanGradient, why_not_direct
 from gossamer.training.distributed.tasc.packet import Packet
-from gossamer.training.distributed.tasc.row_optim import RowSGD
 
 STEPS = 9
 

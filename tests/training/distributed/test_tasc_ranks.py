@@ -11,8 +11,8 @@ from torch import nn
 
 from gossamer.testing import Cluster
 from gossamer.testing.simulated_ranks import SimulatedRanks
+from gossamer.training.distributed.tasc import RowAdamW, RowSGD
 from gossamer.training.distributed.tasc.direct import tasc_hook
-from gossamer.training.distributed.tasc.row_optim import RowAdamW, RowSGD
 
 RANKS, STEPS, STOP = 3, 9, 5
 SETTINGS = {"density": 0.5, "start": 2, "max_age": 5}

@@ -80,7 +80,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(name, stop, tmp_path, monkeypatc
     class Killed(Exception):
         pass
 
-    from gossamer.training.loop.loop import Loop
+    from gossamer.training.loop import Loop
 
     once = Loop._one_step
 

@@ -10,8 +10,7 @@ from torch import nn
 import gossamer
 from gossamer.errors import InputError
 from gossamer.ops import _native
-from gossamer.ops.training import adamw
-from gossamer.ops.training.adamw import NativeMoment
+from gossamer.ops.training import NativeMoment, adamw
 from gossamer.training.optim import AdamW
 
 SETTINGS = (3e-3, 0.9, 0.999, 1e-8, 0.1)

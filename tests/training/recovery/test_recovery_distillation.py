@@ -11,7 +11,7 @@ from torch import nn
 import gossamer
 from gossamer.errors import InputError
 from gossamer.nn.batch import rows_of
-from gossamer.training.recovery import Batch, DistillationObjective, Teacher, Terms
+from gossamer.training.recovery import Batch, DistillationObjective, Teacher, Terms, check_apart
 from gossamer.training.recovery.distillation import (
     cosine_term,
     hidden_term,
@@ -20,7 +20,7 @@ from gossamer.training.recovery.distillation import (
     similarity_term,
     vectors_of,
 )
-from gossamer.training.recovery.teacher import block_names, captured, check_apart
+from gossamer.training.recovery.teacher import block_names, captured
 from gossamer.zoo import TinyEncoder
 
 

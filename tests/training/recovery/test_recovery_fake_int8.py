@@ -15,21 +15,16 @@ from torch.nn.functional import conv2d
 import gossamer
 from gossamer.errors import InputError
 from gossamer.formats import SparseMatrix
-from gossamer.nn.fake_quant import (
+from gossamer.nn.rounding import (
     best_scale,
     rounded_activations,
     rounded_by_scale,
     rounded_values,
     rounded_weight,
 )
-from gossamer.ops.linear.int8 import pack_int8
-from gossamer.training.recovery.fake_int8 import (
-    FakeInt8,
-    attach_fake_int8,
-    detach_fake_int8,
-    engine_bits,
-    fake_int8,
-)
+from gossamer.ops.linear import pack_int8
+from gossamer.training.recovery import attach_fake_int8, detach_fake_int8, fake_int8
+from gossamer.training.recovery.fake_int8 import FakeInt8, engine_bits
 
 
 def pruned(*sizes, sparsity=0.7, seed=0):

@@ -11,13 +11,12 @@ from loop_tools import same
 from torch import nn
 
 import gossamer
-from gossamer.data.batches import ShuffledBatches
+from gossamer.data import ShuffledBatches
 from gossamer.errors import InputError
 from gossamer.nn import Linear, MaskedLinear
-from gossamer.training.checkpoint import CheckpointWriter
-from gossamer.training.checkpoint.folders import CheckpointStore
+from gossamer.training.checkpoint import CheckpointStore, CheckpointWriter
+from gossamer.training.loop import Surroundings
 from gossamer.training.loop.endings import TrainingDiverged
-from gossamer.training.loop.run import Surroundings
 from gossamer.training.recovery import (
     HELD_OUT,
     Batch,
@@ -25,10 +24,10 @@ from gossamer.training.recovery import (
     RecoverySchedule,
     Teacher,
     Terms,
+    compact_form,
     fake_int8,
     recover,
 )
-from gossamer.training.recovery.compact_form import compact_form
 
 
 def dense_model():

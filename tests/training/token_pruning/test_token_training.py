@@ -10,7 +10,7 @@ from torch import nn
 from transformers import BertConfig, BertModel
 
 from gossamer.errors import GossamerError, InputError, TargetError
-from gossamer.nn.tokens.token_pruning import TokenTrace, add_token_pruning, token_encoder
+from gossamer.nn.tokens import TokenTrace, add_token_pruning, token_encoder
 from gossamer.training.token_pruning import (
     TokenPlan,
     kept_fractions,

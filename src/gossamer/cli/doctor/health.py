@@ -79,8 +79,8 @@ def usable_cores() -> int:
 
 
 def _kernels() -> Iterator[Check]:
-    from gossamer.ops import active_kernels, kernel_list
-    from gossamer.ops.kernels import available_extensions, available_kernels
+    from gossamer.ops import kernel_list
+    from gossamer.ops.kernels import active_kernels, available_extensions, available_kernels
     from gossamer.running.choice import CostTable
 
     yield Check("kernel sets", ", ".join(available_kernels()))
@@ -130,8 +130,7 @@ def openmp_pools() -> list[str] | None:
 
 
 def _self_test() -> Iterator[Check]:
-    from gossamer.ops.kernels import available_kernels
-    from gossamer.ops.selftest import kernel_error
+    from gossamer.ops.kernels import available_kernels, kernel_error
 
     fix = "Force another set with GOSSAMER_KERNELS and report this output."
     for name in available_kernels():

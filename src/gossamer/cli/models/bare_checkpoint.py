@@ -15,8 +15,8 @@ from gossamer.io.gguf import is_gguf
 from gossamer.io.onnx import is_onnx
 from gossamer.io.pruners import DetectedMask
 from gossamer.named_files import is_inside
-from gossamer.nn.layer_kinds import to_masked
-from gossamer.nn.surgery.replace import submodule_at
+from gossamer.nn.forms import to_masked
+from gossamer.nn.surgery import submodule_at
 
 # Lookup tables have two dimensions as well, but no kernel multiplies by them.
 _LOOKUP = ("emb", "wte", "wpe")

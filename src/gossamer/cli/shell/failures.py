@@ -15,7 +15,7 @@ import click
 
 from gossamer.cli.shell.output import write_json
 from gossamer.errors import GossamerError, ResourceError
-from gossamer.ops.out_of_memory import is_out_of_memory
+from gossamer.out_of_memory import is_out_of_memory
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 

@@ -5,10 +5,9 @@ import math
 from collections.abc import Container
 
 from gossamer.errors import ArtifactError, PatternError
-from gossamer.formats import FORMATS, VALUE_DTYPES
+from gossamer.formats import FORMATS, VALUE_DTYPES, matrix_shape
 from gossamer.formats.bits import row_bytes
-from gossamer.formats.grid import Grid, packed_bytes
-from gossamer.formats.matrix import matrix_shape
+from gossamer.formats.grid import Grid
 from gossamer.io.artifact.manifest import (
     CODES,
     MASK_ARRAY,
@@ -163,7 +162,7 @@ def _check_codes(
     scales = (dtype_name(grid.scale_dtype), (rows, grid.num_spans(columns)))
     expected = {CODES: ("int8", codes.shape), SCALES: scales}
     if codes.bits == 4:
-        expected[CODES] = ("uint8", (packed_bytes(count, codes.bits),))
+        expected[CODES] = ("uint8", (grid.packed_bytes(count),))
     if codes.offsets:
         expected[OFFSETS] = scales
     for array, (dtype, shape) in expected.items():

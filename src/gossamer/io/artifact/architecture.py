@@ -33,11 +33,11 @@ from gossamer.io.artifact.manifest import (
 from gossamer.io.artifact.skeleton import MAX_NODES, SkeletonBuilder, shrink
 from gossamer.io.huggingface import build_transformers, is_transformers
 from gossamer.io.safe_files.tensors import DTYPE_NAMES, dtype_name
-from gossamer.nn.layer_kinds import can_mask, title_of
+from gossamer.nn.forms import can_mask
+from gossamer.nn.layer_kinds import title_of
 from gossamer.nn.operator_graph import GraphModule, OperatorPlan, PlanInput, Step
-from gossamer.nn.surgery.conv1d import conv1d_paths, conv1d_to_linear
-from gossamer.nn.surgery.slimming import unit_counts
-from gossamer.nn.tokens.token_pruning import TokenPrunedEncoder, add_token_pruning
+from gossamer.nn.surgery.slimming import conv1d_paths, conv1d_to_linear, unit_counts
+from gossamer.nn.tokens import TokenPrunedEncoder, add_token_pruning
 from gossamer.zoo import ZOO
 
 # Two levels of JSON per nested container must stay below the limit of the manifest.

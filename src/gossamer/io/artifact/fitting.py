@@ -11,7 +11,7 @@ from gossamer.io.artifact.inventory import Slot, own_slots
 from gossamer.io.artifact.manifest import Manifest, SparseEntry, TiedEntry
 from gossamer.io.safe_files import listed
 from gossamer.io.safe_files.tensors import DTYPE_NAMES, dtype_name
-from gossamer.nn.layer_kinds import can_mask, why_not_compact
+from gossamer.nn.forms import can_mask, why_not_compact
 
 
 def all_slots(model: nn.Module) -> dict[str, Slot]:

@@ -23,7 +23,7 @@ from gossamer.io.safe_files import (
 )
 from gossamer.io.safe_files.documents import canonical_json, parse_json, pretty_json
 from gossamer.nn import Mode
-from gossamer.nn.tokens.token_pruning import Phase, Soft
+from gossamer.nn.tokens import Phase, Soft
 
 FORMAT_NAME: Final = "gossamer-artifact"
 FORMAT_VERSION: Final = 1

@@ -15,10 +15,17 @@ from typing import Literal
 import torch
 
 from gossamer.errors import ArtifactError, FormatError, PatternError, RegistryError
-from gossamer.formats import FORMATS, SparseMatrix, choose_format, decode, encode
-from gossamer.formats import grid as grids
-from gossamer.formats.bits import check_bits, count_bits, row_bytes, unpack_bits
-from gossamer.formats.matrix import Levels, mask_digest, matrix_shape
+from gossamer.formats import (
+    FORMATS,
+    Positions,
+    SparseMatrix,
+    choose_format,
+    decode,
+    encode,
+    matrix_shape,
+)
+from gossamer.formats.bits import check_bits, row_bytes, unpack_bits
+from gossamer.formats.grid import Grid, Levels, find_grid
 from gossamer.io.artifact.agreement import parse_mask_pattern
 from gossamer.io.artifact.inventory import Inventory, Slot
 from gossamer.io.artifact.manifest import (
@@ -127,14 +134,14 @@ def _coded_piece(slot: Slot) -> Piece | None:
     rows, columns = matrix = matrix_shape(slot.shape)
 
     def pack(file: str) -> Packed:
-        codes_RK, scales_RG, offsets_RG = grids.encode(slot.tensor.detach().reshape(matrix), grid)
-        arrays = {CODES: grids.pack_codes(codes_RK, grid), SCALES: scales_RG}
+        codes_RK, scales_RG, offsets_RG = grid.encode(slot.tensor.detach().reshape(matrix))
+        arrays = {CODES: grid.pack(codes_RK), SCALES: scales_RG}
         if offsets_RG is not None:
             arrays[OFFSETS] = offsets_RG
         codes = _codes_entry(grid, matrix)
         return arrays, DenseEntry(file=file, shape=slot.shape, dtype="float32", codes=codes)
 
-    num_bytes = grids.packed_bytes(rows * columns, grid.bits) + _scale_bytes(matrix, grid)
+    num_bytes = grid.packed_bytes(rows * columns) + _scale_bytes(matrix, grid)
     return Piece(slot.name, num_bytes, pack)
 
 
@@ -153,7 +160,7 @@ def _sparse_piece(slot: Slot, layer: SparseLayer) -> Piece:
         arrays = dict(encode(held, format_name)[1])
         if held.levels is not None:
             values, found = arrays.pop(VALUES), held.levels.grid
-            arrays |= {CODES: grids.pack_codes(values, found), SCALES: held.levels.scales}
+            arrays |= {CODES: found.pack(values), SCALES: held.levels.scales}
             codes = _codes_entry(found, tuple(values.shape))
         return arrays, SparseEntry(
             file=file,
@@ -184,19 +191,19 @@ def _mask_entry(layer: SparseLayer) -> MaskEntry:
     return MaskEntry(pattern=str(layer.pattern), nnz=layer.nnz, sha256=layer.mask_digest())
 
 
-def _codes_entry(grid: grids.Grid, shape: tuple[int, ...]) -> CodesEntry:
+def _codes_entry(grid: Grid, shape: tuple[int, ...]) -> CodesEntry:
     bits: Literal[8, 4] = 8 if grid.bits == 8 else 4
     return CodesEntry(bits=bits, span=grid.span, shape=shape, offsets=grid.has_offsets)
 
 
-def _grid_of(weight: torch.Tensor, may_have_offsets: bool = False) -> grids.Grid | None:
+def _grid_of(weight: torch.Tensor, may_have_offsets: bool = False) -> Grid | None:
     """The grid that a weight of two or more dimensions is on; None: store it as it is."""
     if weight.ndim < 2 or weight.numel() < _MIN_ELEMENTS or weight.dtype is not torch.float32:
         return None
-    return grids.find_grid(weight.detach().flatten(1), may_have_offsets)
+    return find_grid(weight.detach().flatten(1), may_have_offsets)
 
 
-def _scale_bytes(matrix: tuple[int, int], grid: grids.Grid) -> int:
+def _scale_bytes(matrix: tuple[int, int], grid: Grid) -> int:
     """Bytes of the scales of a matrix, and of its offsets."""
     count = matrix[0] * grid.num_spans(matrix[1]) * grid.scale_dtype.itemsize
     return 2 * count if grid.has_offsets else count
@@ -245,7 +252,7 @@ def decode_all(manifest: Manifest, arrays: Arrays, where: str) -> dict[str, Deco
                     decoded[name] = own[WHOLE].to(DTYPE_NAMES[entry.dtype])
                     continue
                 grid, codes_RK = _read_codes(entry.codes, own, place)
-                weight_RK = grids.decode(codes_RK, own[SCALES], own.get(OFFSETS), grid)
+                weight_RK = grid.decode(codes_RK, own[SCALES], own.get(OFFSETS))
                 decoded[name] = weight_RK.view(entry.shape)
             elif entry.mask is not None:
                 shape = manifest.tensors[entry.to].shape  # type: ignore[union-attr]
@@ -267,10 +274,10 @@ def _decode_sparse(entry: SparseEntry, arrays: Arrays, where: str) -> SparseWeig
     return SparseWeight(SparseMatrix(matrix.positions, floats), entry.holder)
 
 
-def _read_codes(entry: CodesEntry, arrays: Arrays, where: str) -> tuple[grids.Grid, torch.Tensor]:
-    grid = grids.Grid(entry.bits, entry.span, entry.offsets)
-    grids.check_scales(arrays[SCALES], arrays.get(OFFSETS), grid, where)
-    return grid, grids.unpack_codes(arrays[CODES], entry.shape, grid, where)
+def _read_codes(entry: CodesEntry, arrays: Arrays, where: str) -> tuple[Grid, torch.Tensor]:
+    grid = Grid(entry.bits, entry.span, entry.offsets)
+    grid.check_scales(arrays[SCALES], arrays.get(OFFSETS), where)
+    return grid, grid.unpack(arrays[CODES], entry.shape, where)
 
 
 def _decode_mask(
@@ -282,7 +289,8 @@ def _decode_mask(
     mask = unpack_bits(bits_RB, matrix[1])
     pattern.check_shape(matrix, where)
     pattern.validate(mask, where)
-    _check_mask(entry, count_bits(bits_RB), mask_digest(bits_RB, matrix), where)
+    positions = Positions(bits_RB, matrix, pattern)
+    _check_mask(entry, positions.nnz, positions.digest, where)
     return TiedMask(mask, pattern)
 
 

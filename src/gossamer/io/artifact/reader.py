@@ -22,8 +22,10 @@ from gossamer.io.artifact.packing import Arrays, Decoded, SparseWeight, TiedMask
 from gossamer.io.safe_files import check_memory
 from gossamer.io.safe_files.directories import AnyPath
 from gossamer.io.safe_files.tensors import dtype_name
-from gossamer.nn import MaskedWeight, Mode, disable_fast_paths, replace_module
-from gossamer.nn.layer_kinds import form_of, to_compact, to_dense, to_masked
+from gossamer.nn import MaskedWeight, Mode
+from gossamer.nn.forms import to_compact, to_dense, to_masked
+from gossamer.nn.layer_kinds import form_of
+from gossamer.nn.surgery import disable_fast_paths, replace_module
 from gossamer.ops.training import expand_matrix
 from gossamer.patterns import Pattern
 

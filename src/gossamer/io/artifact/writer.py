@@ -47,7 +47,7 @@ from gossamer.io.safe_files.directories import AnyPath, replace_directory
 from gossamer.io.safe_files.documents import pretty_json
 from gossamer.io.safe_files.tensors import DTYPE_NAMES, write_file
 from gossamer.nn.layers import SparseLayer
-from gossamer.nn.surgery.conv1d import conv1d_paths
+from gossamer.nn.surgery.slimming import conv1d_paths
 
 INDEX_FILE = "model.safetensors.index.json"
 _WEIGHT = ".weight"

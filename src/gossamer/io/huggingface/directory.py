@@ -22,7 +22,7 @@ from gossamer.io.pruners import apply_masks, expand_bitmasks, fold_pruned, read_
 from gossamer.io.safe_files import MAX_MANIFEST_BYTES, check_memory
 from gossamer.io.safe_files.documents import parse_json
 from gossamer.named_files import is_inside, read_inside
-from gossamer.nn.surgery.conv1d import conv1d_to_linear
+from gossamer.nn.surgery.slimming import conv1d_to_linear
 
 # Layers a config.json may ask for where no file says how many tensors there are.
 _MAX_SKELETON_TENSORS = 10_000

@@ -20,8 +20,9 @@ from gossamer.io.safe_files.directories import AnyPath
 from gossamer.io.safe_files.documents import parse_json
 from gossamer.io.safe_files.tensors import read_header, read_tensors
 from gossamer.named_files import is_inside, open_inside, open_named, read_inside, size_of
-from gossamer.nn import MaskedWeight, disable_fast_paths, replace_module
-from gossamer.nn.layer_kinds import can_mask, to_masked
+from gossamer.nn import MaskedWeight
+from gossamer.nn.forms import can_mask, to_masked
+from gossamer.nn.surgery import disable_fast_paths, replace_module
 from gossamer.patterns import Pattern, detect_pattern
 
 INDEX_FILE = "model.safetensors.index.json"

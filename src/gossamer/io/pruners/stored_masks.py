@@ -5,8 +5,9 @@ import torch
 from torch import nn
 
 from gossamer.errors import ArtifactError, InputError
-from gossamer.nn import MaskedWeight, disable_fast_paths
-from gossamer.nn.layer_kinds import can_mask, mask_in
+from gossamer.nn import MaskedWeight
+from gossamer.nn.forms import can_mask, mask_in
+from gossamer.nn.surgery import disable_fast_paths
 from gossamer.patterns import detect_pattern
 
 Tensors = dict[str, torch.Tensor]

@@ -9,7 +9,7 @@ from gossamer.nn.layers.compact import CompactWeight, Mode
 from gossamer.nn.layers.conv2d import Conv2d
 from gossamer.nn.layers.linear import Linear
 from gossamer.nn.layers.masked import MaskedConv2d, MaskedLinear, MaskedOutProj, MaskedWeight
-from gossamer.nn.layers.sparse_layer import SparseLayer
+from gossamer.nn.layers.parts import SparseLayer
 
 __all__ = [
     "CompactWeight",

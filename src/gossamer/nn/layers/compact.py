@@ -15,14 +15,20 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError, WeightIsCompact
-from gossamer.formats import Positions, SparseMatrix
+from gossamer.formats import Positions, SparseMatrix, matrix_shape
 from gossamer.formats.bits import count_bits, pack_bits
-from gossamer.formats.matrix import mask_digest
-from gossamer.nn.layers.dense_home import MayGiveUpValues
-from gossamer.nn.layers.mask_rules import check_float_weight, check_layer_mask, fault_in_stored_mask
-from gossamer.nn.layers.sparse_layer import SparseLayer
-from gossamer.nn.layers.weight_stand_in import HasNoWeight, Refusal, WeightStandIn
-from gossamer.nn.surgery.optimizer_state import check_state, convert_state
+from gossamer.nn.layers.parts import (
+    HasNoWeight,
+    MayGiveUpValues,
+    Refusal,
+    SparseLayer,
+    WeightStandIn,
+    check_float_weight,
+    check_layer_mask,
+    fault_in_stored_mask,
+)
+from gossamer.nn.surgery import inherit_hooks
+from gossamer.nn.surgery.compaction import check_state, convert_state
 from gossamer.ops.training import expand, expand_into, gather, gather_kept
 from gossamer.patterns import Pattern, Unstructured
 
@@ -45,7 +51,6 @@ class CompactWeight(MayGiveUpValues, HasNoWeight, SparseLayer):
     """
 
     form = "compact"
-    VALUE_ORDER: ClassVar[str] = "row-major/1"
     MODES: ClassVar[tuple[Mode, ...]] = get_args(Mode)
 
     values: nn.Parameter
@@ -79,6 +84,27 @@ class CompactWeight(MayGiveUpValues, HasNoWeight, SparseLayer):
         self._dense: torch.Tensor | None = None
         self._dense_source: tuple[int, int] | None = None
 
+    @staticmethod
+    @abstractmethod
+    def settings_of(layer: Any) -> Any:
+        """What the class takes besides values and mask, of a layer of its kind in any form."""
+
+    @classmethod
+    def from_dense(
+        cls, layer: Any, mask: torch.Tensor, pattern: Pattern | None = None, mode: Mode = "jit"
+    ) -> "Self":
+        """Keep the masked weights of `layer`; its bias Parameter and hooks are taken over."""
+        weight, where = layer.weight, f"{type(layer).__name__}.from_dense"
+        pattern = Unstructured() if pattern is None else pattern
+        check_float_weight(weight, where)
+        check_layer_mask(mask, matrix_shape(weight.shape), pattern, where)
+        mask = mask.to(weight.device)
+        values = nn.Parameter(gather(weight.detach(), mask), requires_grad=weight.requires_grad)
+        settings, bits = cls.settings_of(layer), pack_bits(mask)
+        compact = cls(values, bits, settings, layer.bias, pattern=pattern, mode=mode)
+        inherit_hooks(compact, layer)
+        return compact
+
     @property
     def weight_shape(self) -> tuple[int, ...]:
         """Shape of the dense weight."""
@@ -101,7 +127,7 @@ class CompactWeight(MayGiveUpValues, HasNoWeight, SparseLayer):
 
     def mask_digest(self) -> str:
         """sha256 (hex) of shape and mask, to compare ranks and files."""
-        return mask_digest(self.mask_bits, self.matrix_shape)
+        return Positions(self.mask_bits, self.weight_shape).digest
 
     def dense_weight(self) -> torch.Tensor:
         """A copy of the weight in its own shape, exact zeros included; no gradients."""
@@ -169,18 +195,16 @@ class CompactWeight(MayGiveUpValues, HasNoWeight, SparseLayer):
             dense = expand(vector, old_bits, self.matrix_shape[1])
             return gather_kept(dense, new_bits, num_values)
 
-        given_up = self.take_back_values()
-        if optimizer is not None:
-            check_state(optimizer, values, where)
-            state = convert_state(optimizer, values, moved)
-            if values in optimizer.state:
-                optimizer.state[values] = state
-        values.grad = None
-        values.data = moved(values.data)
-        self.mask_bits.copy_(new_bits)
-        self.refresh()
-        if given_up:
-            self.give_up_values()
+        with self._with_values():
+            if optimizer is not None:
+                check_state(optimizer, values, where)
+                state = convert_state(optimizer, values, moved)
+                if values in optimizer.state:
+                    optimizer.state[values] = state
+            values.grad = None
+            values.data = moved(values.data)
+            self.mask_bits.copy_(new_bits)
+            self.refresh()
 
     def take(self, matrix: SparseMatrix, mode: Mode) -> None:
         """Hold another sparse weight of the same shape; the Parameter object stays."""
@@ -223,44 +247,30 @@ class CompactWeight(MayGiveUpValues, HasNoWeight, SparseLayer):
         self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any
     ) -> None:
         error_msgs: list[str] = args[-1] if args else kwargs["error_msgs"]
-        given_up = self.take_back_values()
         values = state_dict.get(prefix + "values")
         bits = state_dict.get(prefix + "mask_bits", self.mask_bits)
-        if values is not None:
-            fault = self._fault(values, bits, prefix)
-        elif torch.equal(bits.to(self.mask_bits.device), self.mask_bits):
-            fault = None
-        else:
-            fault = f"{prefix}mask_bits: another mask than the layer's came without its values."
-        if fault is not None:
-            error_msgs.append(fault)
-            if given_up:
-                self.give_up_values()
-            return
-        if values is not None and values.shape != self.values.shape:
-            # A checkpoint may hold another mask; the Parameter object stays.
-            self.values.grad = None
-            self.values.data = self.values.data.new_empty(values.shape)
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-        self.refresh()
-        if given_up:
-            self.give_up_values()
+        with self._with_values():
+            if values is not None:
+                fault = self._fault(values, bits, prefix)
+            elif torch.equal(bits.to(self.mask_bits.device), self.mask_bits):
+                fault = None
+            else:
+                fault = f"{prefix}mask_bits: another mask than the layer's came without its values."
+            if fault is not None:
+                error_msgs.append(fault)
+                return
+            if values is not None and values.shape != self.values.shape:
+                # A checkpoint may hold another mask; the Parameter object stays.
+                self.values.grad = None
+                self.values.data = self.values.data.new_empty(values.shape)
+            super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+            self.refresh()
 
     def _settings_repr(self) -> str:
         return (
             f"bias={self.bias is not None}, nnz={self.nnz}, density={self.density:.4g},"
             f" pattern={self.pattern}, mode={self.mode}"
         )
-
-
-def values_of(layer: nn.Linear | nn.Conv2d, mask: torch.Tensor, pattern: Pattern) -> nn.Parameter:
-    """The kept weights of an ordinary layer as a Parameter, once the mask is found to fit."""
-    weight = layer.weight
-    where = f"{type(layer).__name__}.from_dense"
-    check_float_weight(weight, where)
-    check_layer_mask(mask, (weight.shape[0], weight.shape[1:].numel()), pattern, where)
-    kept = gather(weight.detach(), mask.to(weight.device))
-    return nn.Parameter(kept, requires_grad=weight.requires_grad)
 
 
 def _parameter(tensor: torch.Tensor) -> nn.Parameter:

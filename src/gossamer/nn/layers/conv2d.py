@@ -4,16 +4,16 @@
 Legend: R rows (output channels), K columns (in / groups * kernel height * kernel width).
 """
 
+from typing import Any
+
 import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.formats.bits import pack_bits
-from gossamer.nn.layers.compact import CompactWeight, Mode, values_of
-from gossamer.nn.layers.conv_attributes import ConvAttributes
-from gossamer.nn.surgery.replace import inherit_hooks
+from gossamer.nn.layers.compact import CompactWeight, Mode
+from gossamer.nn.layers.parts import ConvAttributes
 from gossamer.ops import report_fallback
-from gossamer.ops.addresses import is_traced
+from gossamer.ops.calls import is_traced
 from gossamer.ops.conv import ConvSettings, why_not
 from gossamer.ops.training import (
     compact_conv,
@@ -22,7 +22,7 @@ from gossamer.ops.training import (
     why_dense,
     why_unusable,
 )
-from gossamer.patterns import Pattern, Unstructured
+from gossamer.patterns import Pattern
 
 
 class Conv2d(ConvAttributes, CompactWeight):
@@ -64,25 +64,14 @@ class Conv2d(ConvAttributes, CompactWeight):
         super().__init__(values, mask_bits, settings.weight_shape, bias, pattern, mode)
         self.settings = settings
 
-    @classmethod
-    def from_dense(
-        cls,
-        conv: nn.Conv2d,
-        mask: torch.Tensor,
-        pattern: Pattern | None = None,
-        mode: Mode = "jit",
-    ) -> "Conv2d":
-        """Keep the masked weights of `conv`; its bias Parameter and hooks are taken over."""
-        pattern = Unstructured() if pattern is None else pattern
-        values = values_of(conv, mask, pattern)
-        bits = pack_bits(mask.to(values.device))
-        compact = cls(values, bits, ConvSettings.of(conv), conv.bias, pattern=pattern, mode=mode)
-        inherit_hooks(compact, conv)
-        return compact
+    @staticmethod
+    def settings_of(layer: Any) -> ConvSettings:
+        """Those of a Conv2d in any form."""
+        return ConvSettings.of(layer)
 
     def to_dense(self) -> nn.Conv2d:
         """An ordinary, independent nn.Conv2d with exact zeros."""
-        return self._copied_to(self.settings.build(self.bias is not None, self.values.dtype))
+        return self._copied_to(nn.Conv2d, **vars(self.settings))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The convolution of x [N, C, H, W] or [C, H, W]."""
@@ -91,8 +80,7 @@ class Conv2d(ConvAttributes, CompactWeight):
             if reason is None:
                 return compact_conv(x, self.values, self.mask_bits, self.bias, self.settings)
             report_fallback("compact Conv2d, mode 'kernel'", reason)
-        keeps_dense = self.mode == "resident" and not is_traced(x)
-        if keeps_dense and not torch.is_grad_enabled():
+        if self.mode == "resident" and not is_traced(x) and not torch.is_grad_enabled():
             weight_RK = self._fresh_dense()
         else:
             weight_RK = expand_values(self.values, self.mask_bits, self.matrix_shape[1])
@@ -121,10 +109,8 @@ class Conv2d(ConvAttributes, CompactWeight):
             f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size},"
             f" stride={self.stride}, padding={self.padding}"
         )
-        if self.dilation != (1, 1):
-            text += f", dilation={self.dilation}"
-        if self.groups != 1:
-            text += f", groups={self.groups}"
-        if self.padding_mode != "zeros":
-            text += f", padding_mode={self.padding_mode}"
+        usual = {"dilation": (1, 1), "groups": 1, "padding_mode": "zeros"}
+        for name, value in usual.items():
+            if getattr(self, name) != value:
+                text += f", {name}={getattr(self, name)}"
         return f"{text}, {self._settings_repr()}"

@@ -4,16 +4,16 @@
 Legend: R rows (outputs), K columns (inputs), n kept values.
 """
 
+from typing import Any
+
 import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.formats.bits import pack_bits
-from gossamer.nn.layers.compact import CompactWeight, Mode, values_of
-from gossamer.nn.surgery.replace import inherit_hooks
-from gossamer.ops.addresses import is_traced
+from gossamer.nn.layers.compact import CompactWeight, Mode
+from gossamer.ops.calls import is_traced
 from gossamer.ops.training import compact_linear, resident_linear, why_unusable
-from gossamer.patterns import Pattern, Unstructured
+from gossamer.patterns import Pattern
 
 
 class Linear(CompactWeight):
@@ -54,27 +54,16 @@ class Linear(CompactWeight):
         super().__init__(values, mask_bits, shape, bias, pattern, mode)
         self.out_features, self.in_features = self.matrix_shape
 
-    @classmethod
-    def from_dense(
-        cls,
-        linear: nn.Linear,
-        mask: torch.Tensor,
-        pattern: Pattern | None = None,
-        mode: Mode = "jit",
-    ) -> "Linear":
-        """Keep the masked weights of `linear`; its bias Parameter and hooks are taken over."""
-        pattern = Unstructured() if pattern is None else pattern
-        values = values_of(linear, mask, pattern)
-        bits = pack_bits(mask.to(values.device))
-        compact = cls(values, bits, linear.in_features, linear.bias, pattern=pattern, mode=mode)
-        inherit_hooks(compact, linear)
-        return compact
+    @staticmethod
+    def settings_of(layer: Any) -> int:
+        """`in_features` of a Linear in any form."""
+        in_features: int = layer.in_features
+        return in_features
 
     def to_dense(self) -> nn.Linear:
         """An ordinary, independent nn.Linear with exact zeros."""
-        has_bias, dtype = self.bias is not None, self.values.dtype
         return self._copied_to(
-            nn.Linear(self.in_features, self.out_features, has_bias, "meta", dtype)
+            nn.Linear, in_features=self.in_features, out_features=self.out_features
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -87,9 +76,13 @@ class Linear(CompactWeight):
                 "compact Linear: its values were given up to the dense weight of mode 'resident',"
                 f" and mode {self.mode!r} or a compiler wants them. Call take_back_values() first."
             )
-        kernel = self.mode == "kernel"
         return compact_linear(
-            x, self.values, self.mask_bits, self.bias, self.in_features, sparse=kernel
+            x,
+            self.values,
+            self.mask_bits,
+            self.bias,
+            self.in_features,
+            sparse=self.mode == "kernel",
         )
 
     def product(self, x: torch.Tensor, values: torch.Tensor, *, sparse: bool) -> torch.Tensor:

@@ -19,33 +19,19 @@ from torch.nn.functional import linear
 from gossamer.errors import InputError
 from gossamer.formats import Positions, SparseMatrix
 from gossamer.formats.bits import pack_bits, unpack_bits
-from gossamer.formats.matrix import mask_digest
-from gossamer.nn.layers.mask_rules import check_float_weight, check_layer_mask, fault_in_stored_mask
-from gossamer.nn.layers.sparse_layer import SparseLayer
+from gossamer.nn.layers.parts import (
+    GradientSum,
+    SparseLayer,
+    check_float_weight,
+    check_layer_mask,
+    fault_in_stored_mask,
+)
 from gossamer.ops.conv import ConvSettings
 from gossamer.ops.training import gather
 from gossamer.patterns import Pattern
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-
-class GradientSum:
-    """The sum of the dense gradients of one weight over backward passes.
-
-    Attributes:
-        total: of this process, since replicas last agreed.
-        agreed: mean over replicas of everything before; None if there are none, or not yet.
-    """
-
-    def __init__(self) -> None:
-        self.total: torch.Tensor | None = None
-        self.agreed: torch.Tensor | None = None
-
-    def add(self, gradient: torch.Tensor) -> None:
-        """One backward pass more."""
-        gradient = gradient.detach()
-        self.total = gradient.clone() if self.total is None else self.total.add_(gradient)
 
 
 class MaskedWeight(SparseLayer):
@@ -59,8 +45,8 @@ class MaskedWeight(SparseLayer):
     gradient_sum: GradientSum | None = None
 
     @classmethod
-    def _adopt(cls, layer: nn.Module, mask: torch.Tensor, pattern: Pattern) -> "Self":
-        """A layer of this class with the parameters, hooks and settings of `layer`."""
+    def from_dense(cls, layer: nn.Module, mask: torch.Tensor, pattern: Pattern) -> "Self":
+        """Mask a layer: its Parameters and hooks are taken over, pruned entries become 0."""
         where = f"{cls.__name__}.from_dense"
         if "forward" in layer.__dict__ or "weight" not in layer._parameters:
             raise InputError(
@@ -120,7 +106,7 @@ class MaskedWeight(SparseLayer):
 
     def mask_digest(self) -> str:
         """sha256 (hex) of shape and mask."""
-        return mask_digest(self.mask_bits, self.matrix_shape)
+        return Positions(self.mask_bits, self.weight_shape).digest
 
     def set_mask(self, mask: torch.Tensor) -> None:
         """Move the mask. Dropped weights become 0, grown ones start at 0.
@@ -217,20 +203,14 @@ class MaskedLinear(MaskedWeight, nn.Linear):
 
     kind = "linear"
 
-    @classmethod
-    def from_dense(cls, linear: nn.Linear, mask: torch.Tensor, pattern: Pattern) -> "Self":
-        """Mask a Linear: its Parameters are taken over, pruned entries become 0 in place."""
-        return cls._adopt(linear, mask, pattern)
-
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """`x (W * mask)^T + b`."""
         return linear(input, self.masked_weight(), self.bias)
 
     def to_dense(self) -> nn.Linear:
         """An ordinary, independent nn.Linear with exact zeros."""
-        has_bias, dtype = self.bias is not None, self.weight_parameter().dtype
         return self._copied_to(
-            nn.Linear(self.in_features, self.out_features, has_bias, "meta", dtype)
+            nn.Linear, in_features=self.in_features, out_features=self.out_features
         )
 
 
@@ -253,11 +233,6 @@ class MaskedConv2d(MaskedWeight, nn.Conv2d):
 
     kind = "conv"
 
-    @classmethod
-    def from_dense(cls, conv: nn.Conv2d, mask: torch.Tensor, pattern: Pattern) -> "Self":
-        """Mask a Conv2d: its Parameters are taken over, pruned entries become 0 in place."""
-        return cls._adopt(conv, mask, pattern)
-
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """The convolution with `W * mask`."""
         y: torch.Tensor = self._conv_forward(input, self.masked_weight(), self.bias)
@@ -265,5 +240,4 @@ class MaskedConv2d(MaskedWeight, nn.Conv2d):
 
     def to_dense(self) -> nn.Conv2d:
         """An ordinary, independent nn.Conv2d with exact zeros."""
-        dtype = self.weight_parameter().dtype
-        return self._copied_to(ConvSettings.of(self).build(self.bias is not None, dtype))
+        return self._copied_to(nn.Conv2d, **vars(ConvSettings.of(self)))

@@ -9,8 +9,7 @@ What an operator is called, takes and computes stands in `OPERATORS`. ONNX files
 from gossamer.nn.operator_graph.elementwise import DTYPES
 from gossamer.nn.operator_graph.module import GraphModule, StoredScales
 from gossamer.nn.operator_graph.plan import OperatorPlan, PlanInput, Step
-from gossamer.nn.operator_graph.result_sizes import largest_result
-from gossamer.nn.operator_graph.table import OPERATORS, Attribute
+from gossamer.nn.operator_graph.table import OPERATORS, Attribute, largest_result
 
 __all__ = [
     "DTYPES",

@@ -12,7 +12,7 @@ from torch import nn
 from gossamer.errors import GossamerError, InputError
 from gossamer.nn.operator_graph.plan import OperatorPlan, PlanInput, Step, check_plan
 from gossamer.nn.operator_graph.table import OPERATORS
-from gossamer.nn.surgery.replace import submodule_at
+from gossamer.nn.surgery import submodule_at
 
 _KEY = re.compile(r"[A-Za-z0-9_]{1,200}")
 # What torch raises for shapes and types that do not fit.

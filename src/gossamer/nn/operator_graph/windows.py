@@ -33,9 +33,9 @@ def same_pads(sizes: Sequence[int], kernel: Sizes, strides: Sizes, dilations: Si
 
 def padded(x: Tensor, pads: Sizes, value: float) -> Tensor:
     """`x` with its last dimensions padded: all begins, then all ends."""
-    half = len(pads) // 2
     if not any(pads):
         return x
+    half = len(pads) // 2
     sides = [side for i in reversed(range(half)) for side in (pads[i], pads[half + i])]
     return F.pad(x, sides, value=value)
 
@@ -52,10 +52,22 @@ def _resolved(
     return pads if pads is not None and auto_pad == "NOTSET" else (0,) * (2 * len(kernel))
 
 
-def _rank(x: Tensor, what: str) -> int:
-    if x.ndim - 2 not in _CONV:
+def _window(
+    x: Tensor,
+    what: str,
+    kernel: Sizes,
+    auto_pad: str,
+    pads: Sizes | None,
+    strides: Sizes | None,
+    dilations: Sizes | None,
+) -> tuple[int, Sizes, Sizes, Sizes]:
+    """Dimensions of the images, strides, dilations and pads; what is not given is as ONNX says."""
+    rank = x.ndim - 2
+    if rank not in _CONV:
         raise InputError(f"{what}: expected 3 to 5 dimensions, got {x.ndim}.")
-    return x.ndim - 2
+    ones = (1,) * rank
+    strides, dilations = strides or ones, dilations or ones
+    return rank, strides, dilations, _resolved(x, auto_pad, pads, kernel, strides, dilations)
 
 
 def conv(  # noqa: PLR0913 - the operator's own
@@ -72,12 +84,10 @@ def conv(  # noqa: PLR0913 - the operator's own
     strides: Sizes | None = None,
 ) -> Tensor:
     """The operator Conv."""
-    rank = _rank(x, "Conv")
-    ones = (1,) * rank
-    strides, dilations = strides or ones, dilations or ones
-    around = _resolved(x, auto_pad, pads, tuple(weight.shape[2:]), strides, dilations)
-    x = padded(x, around, 0.0)
-    return _CONV[rank](x, weight, bias, strides, 0, dilations, group)
+    rank, strides, dilations, around = _window(
+        x, "Conv", tuple(weight.shape[2:]), auto_pad, pads, strides, dilations
+    )
+    return _CONV[rank](padded(x, around, 0.0), weight, bias, strides, 0, dilations, group)
 
 
 def _auto_pad(x: Tensor, *, mode: str, kernel: Sizes, strides: Sizes, dilations: Sizes) -> Tensor:
@@ -100,10 +110,9 @@ def _max_pool(
     storage_order: int = 0,
     strides: Sizes | None = None,
 ) -> Tensor:
-    rank = _rank(x, "MaxPool")
-    ones = (1,) * rank
-    strides, dilations = strides or ones, dilations or ones
-    around = _resolved(x, auto_pad, pads, kernel_shape, strides, dilations)
+    rank, strides, dilations, around = _window(
+        x, "MaxPool", kernel_shape, auto_pad, pads, strides, dilations
+    )
     padding = _same_on_both_sides(around, kernel_shape, ceil_mode)
     # Quantised images: 8 bits are exact in float32.
     image = x if x.is_floating_point() else x.float()
@@ -124,12 +133,11 @@ def _average_pool(
     pads: Sizes | None = None,
     strides: Sizes | None = None,
 ) -> Tensor:
-    rank = _rank(x, "AveragePool")
-    ones = (1,) * rank
-    if any(d != 1 for d in dilations or ones):
+    rank, strides, dilations, around = _window(
+        x, "AveragePool", kernel_shape, auto_pad, pads, strides, dilations
+    )
+    if any(d != 1 for d in dilations):
         raise InputError("AveragePool: dilations other than 1 are not computed.")
-    strides = strides or ones
-    around = _resolved(x, auto_pad, pads, kernel_shape, strides, ones)
     padding = _same_on_both_sides(around, kernel_shape, ceil_mode)
     pool = _AVERAGE[rank]
     if padding is not None:
@@ -152,16 +160,12 @@ def _same_on_both_sides(pads: Sizes, kernel: Sizes, ceil_mode: int) -> Sizes | N
     return None
 
 
-def _global(function: Callable[[Tensor, list[int]], Tensor]) -> Callable[..., Tensor]:
-    return lambda x: function(x, list(range(2, x.ndim)))
-
-
 WINDOWS: dict[str, Callable[..., Any]] = {
     "AutoPad": _auto_pad,
     "AveragePool": _average_pool,
     "Conv": conv,
-    "GlobalAveragePool": _global(lambda x, dims: x.mean(dims, keepdim=True)),
-    "GlobalMaxPool": _global(lambda x, dims: x.amax(dims, keepdim=True)),
+    "GlobalAveragePool": lambda x: x.mean(list(range(2, x.ndim)), keepdim=True),
+    "GlobalMaxPool": lambda x: x.amax(list(range(2, x.ndim)), keepdim=True),
     "MaxPool": _max_pool,
     "ZeroPad": _zero_pad,
 }

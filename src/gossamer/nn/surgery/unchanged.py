@@ -6,7 +6,7 @@ settings, whatever was raised on the way, KeyboardInterrupt included. What users
 (a layer, a Parameter in an optimizer, the handle of a hook) stays valid.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+Restore = Callable[[], None]
 
 _NOT_THERE_YET = (UninitializedParameter, UninitializedBuffer)
 # Tensors whose numbers an outer block holds already: it will put them back, so one copy is enough.
@@ -35,32 +37,29 @@ def unchanged_on_error(
         contents: tensors whose numbers may change; None: all of the model and the optimizer. They
             are held a second time until the block ends.
     """
-    modules = [_ModuleBefore(module) for module in model.modules()]
-    groups = None if optimizer is None else _OptimizerBefore(optimizer)
-    tensors = {id(tensor): tensor for module in modules for tensor in module.tensors()}
+    tensors = {id(tensor): tensor for tensor in _tensors_of(model)}
+    restores = [_module_before(module) for module in model.modules()]
+    restores += [_tensor_before(tensor) for tensor in tensors.values()]
     if contents is None:
-        changing = dict(tensors)
-        if groups is not None:
-            changing |= {id(tensor): tensor for tensor in groups.tensors()}
-    else:
-        changing = {id(tensor): tensor for tensor in contents}
+        contents = list(tensors.values())
+        if optimizer is not None:
+            held = (value for entry in optimizer.state.values() for value in entry.values())
+            contents += [value for value in held if isinstance(value, torch.Tensor)]
+    if optimizer is not None:
+        restores.append(_optimizer_before(optimizer))
+    changing = {id(tensor): tensor for tensor in contents}
     outer = _HELD.get()
     numbers = [
         (tensor.detach(), tensor.detach().clone())
         for key, tensor in changing.items()
         if key not in outer and not isinstance(tensor, _NOT_THERE_YET)
     ]
-    faces = [_TensorBefore(tensor) for tensor in tensors.values()]
     token = _HELD.set(outer | changing.keys())
     try:
         yield
     except BaseException:
-        for module in modules:
-            module.restore()
-        for face in faces:
-            face.restore()
-        if groups is not None:
-            groups.restore()
+        for restore in restores:
+            restore()
         with torch.inference_mode():
             for home, kept in numbers:
                 # Entries that share one place in memory cannot have been written to.
@@ -71,57 +70,56 @@ def unchanged_on_error(
         _HELD.reset(token)
 
 
-class _ModuleBefore:
-    """Attributes of one module; its tables keep their identity, which handles of hooks need."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module, self._class = module, type(module)
-        self._attributes = dict(module.__dict__)
-        tables = [v for v in self._attributes.values() if isinstance(v, dict | list | set)]
-        settings = self._attributes.get("config")
-        if hasattr(settings, "__dict__"):
-            # Of a model of transformers: it says what its layers are like.
-            tables.append(vars(settings))
-        self._tables = [_TableBefore(table) for table in tables]
-
-    def tensors(self) -> Iterator[torch.Tensor]:
-        """Parameters, buffers and other tensors of this module alone, gradients included."""
-        held = [self._attributes["_parameters"], self._attributes["_buffers"], self._attributes]
-        for table in held:
+def _tensors_of(model: nn.Module) -> Iterator[torch.Tensor]:
+    """Parameters, buffers and other tensors that modules hold, gradients included."""
+    for module in model.modules():
+        for table in (module._parameters, module._buffers, module.__dict__):
             for value in table.values():
                 if isinstance(value, torch.Tensor):
                     yield value
                     if value.is_leaf and value.grad is not None:
                         yield value.grad
 
-    def restore(self) -> None:
-        self._module.__class__ = self._class
-        attributes = self._module.__dict__
-        attributes.clear()
-        attributes.update(self._attributes)
-        for table in self._tables:
-            table.restore()
+
+def _module_before(module: nn.Module) -> Restore:
+    """Attributes of one module; its tables keep their identity, which handles of hooks need."""
+    kind, attributes = type(module), dict(module.__dict__)
+    tables = [v for v in attributes.values() if isinstance(v, dict | list | set)]
+    settings = attributes.get("config")
+    if hasattr(settings, "__dict__"):
+        # Of a model of transformers: it says what its layers are like.
+        tables.append(vars(settings))
+    restores = [_table_before(table) for table in tables]
+
+    def restore() -> None:
+        module.__class__ = kind
+        module.__dict__.clear()
+        module.__dict__.update(attributes)
+        for restore_table in restores:
+            restore_table()
+
+    return restore
 
 
-class _TableBefore:
+def _members(table: Any) -> list[Any]:
+    return list(table.items()) if isinstance(table, dict) else list(table)
+
+
+def _table_before(table: Any) -> Restore:
     """The members of a dict, list or set; one that has them still is not touched."""
+    before = _members(table)
 
-    def __init__(self, table: Any) -> None:
-        self._table, self._before = table, self._members(table)
-
-    @staticmethod
-    def _members(table: Any) -> list[Any]:
-        return list(table.items()) if isinstance(table, dict) else list(table)
-
-    def restore(self) -> None:
-        now = self._members(self._table)
-        if len(now) == len(self._before) and all(map(_same, now, self._before)):
+    def restore() -> None:
+        now = _members(table)
+        if len(now) == len(before) and all(map(_same, now, before)):
             return
-        self._table.clear()
-        if isinstance(self._table, list):
-            self._table.extend(self._before)
+        table.clear()
+        if isinstance(table, list):
+            table.extend(before)
         else:
-            self._table.update(self._before)
+            table.update(before)
+
+    return restore
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -131,48 +129,39 @@ def _same(one: Any, other: Any) -> bool:
     return one is other
 
 
-class _TensorBefore:
+def _tensor_before(tensor: torch.Tensor) -> Restore:
     """Where the numbers of a tensor lie, and what is attached to it; not the numbers."""
+    data = None if isinstance(tensor, _NOT_THERE_YET) else tensor.detach()
+    requires_grad, grad = tensor.requires_grad, tensor.grad if tensor.is_leaf else None
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor
-        self._data = None if isinstance(tensor, _NOT_THERE_YET) else tensor.detach()
-        self._requires_grad = tensor.requires_grad
-        self._grad = tensor.grad if tensor.is_leaf else None
-
-    def restore(self) -> None:
-        if self._data is None or not self._tensor.is_leaf:
+    def restore() -> None:
+        if data is None or not tensor.is_leaf:
             return
-        self._tensor.grad = None
-        self._tensor.data = self._data
-        self._tensor.requires_grad_(self._requires_grad)
-        self._tensor.grad = self._grad
+        tensor.grad = None
+        tensor.data = data
+        tensor.requires_grad_(requires_grad)
+        tensor.grad = grad
+
+    return restore
 
 
-class _OptimizerBefore:
+def _optimizer_before(optimizer: torch.optim.Optimizer) -> Restore:
     """Groups, state and hooks of an optimizer."""
+    groups = [
+        (group, group | {"params": list(group["params"])}) for group in optimizer.param_groups
+    ]
+    state = {param: dict(entry) for param, entry in optimizer.state.items()}
+    hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
+    restores = [_table_before(table) for table in hooks]
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer = optimizer
-        self._groups = [
-            (group, {**group, "params": list(group["params"])}) for group in optimizer.param_groups
-        ]
-        self._state = {param: dict(entry) for param, entry in optimizer.state.items()}
-        hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
-        self._hooks = [_TableBefore(table) for table in hooks]
-
-    def tensors(self) -> Iterator[torch.Tensor]:
-        """All tensors of its state."""
-        for entry in self._state.values():
-            yield from (value for value in entry.values() if isinstance(value, torch.Tensor))
-
-    def restore(self) -> None:
-        optimizer = self._optimizer
-        optimizer.param_groups[:] = [group for group, _ in self._groups]
-        for group, before in self._groups:
+    def restore() -> None:
+        optimizer.param_groups[:] = [group for group, _ in groups]
+        for group, before in groups:
             group.clear()
             group.update(before)
         optimizer.state.clear()
-        optimizer.state.update(self._state)
-        for table in self._hooks:
-            table.restore()
+        optimizer.state.update(state)
+        for restore_table in restores:
+            restore_table()
+
+    return restore

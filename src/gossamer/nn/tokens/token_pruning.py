@@ -19,11 +19,15 @@ from torch import nn
 from torch.nn.functional import logsigmoid
 
 from gossamer.errors import InputError, TargetError
-from gossamer.nn.families import answers, block_of
-from gossamer.nn.families.table import Question
-from gossamer.nn.surgery.carried import carried_by_calls
-from gossamer.nn.surgery.replace import replace_module
-from gossamer.nn.tokens.token_attention import attend, first_tokens, live_tokens
+from gossamer.nn.surgery import replace_module
+from gossamer.nn.tokens.bert_layers import (
+    attend,
+    check_uncalled,
+    find_encoder,
+    first_tokens,
+    fixed_divisor,
+    live_tokens,
+)
 
 Phase = Literal["off", "soft", "hard"]
 # What the attention a token receives is divided by: the number of live tokens, the padded length
@@ -33,7 +37,6 @@ Normalise = Literal["live", "padded", "received"]
 Dropped = Literal["zero", "last"]
 Soft = Literal["weighted", "published"]
 
-_UNCALLED = {name for facts in answers("tokens").values() for name in facts.uncalled}
 # Smaller weights change nothing in float32, but products with them are denormal numbers, which make
 # a step several times slower.
 _LEAST_LOG_WEIGHT = -30.0
@@ -208,11 +211,6 @@ class TokenPrunedEncoder(nn.Module):
         return layer.attention.output(mixed, x_BTD), importance_BT
 
 
-def fixed_divisor(normalise: Normalise, padded_length: int) -> int | None:
-    """The fixed length importance is divided by, None for the live one."""
-    return {"live": None, "padded": padded_length, "received": 1}[normalise]
-
-
 def _feed_forward(layer: Any, between: torch.Tensor) -> torch.Tensor:
     result: torch.Tensor = layer.output(layer.intermediate(between), between)
     return result
@@ -253,53 +251,9 @@ def add_token_pruning(
     return new
 
 
-def check_uncalled(encoder: nn.Module) -> None:
-    """Refuse hooks on modules that are not called any more once tokens can be dropped."""
-    for name, module in encoder.named_modules():
-        last = name.rpartition(".")[2]
-        uncalled = not name or last in _UNCALLED or last.isdigit()
-        reason = carried_by_calls(module) if uncalled else None
-        if reason is not None:
-            raise TargetError(
-                f"{name or 'the encoder'}: {reason}, and the module would not be called any more."
-                " Remove it first, or put it on a module inside."
-            )
-
-
 def token_encoder(model: nn.Module) -> TokenPrunedEncoder:
     """The one encoder of `model` that prunes tokens."""
     found = find_encoder(model)
     if not isinstance(found, TokenPrunedEncoder):
         raise TargetError("the model has no token pruning: call add_token_pruning(model) first.")
     return found
-
-
-def find_encoder(model: nn.Module) -> nn.Module:
-    """The one module whose `layer` list holds BERT layers."""
-    found = find_stacks(model, "tokens")
-    if len(found) != 1:
-        raise TargetError(
-            f"token pruning: expected one encoder of the families {', '.join(answers('tokens'))} in"
-            f" {type(model).__name__}, found {len(found)}"
-            + (f": {', '.join(name or 'the model' for name, _ in found)}." if found else ".")
-        )
-    name, encoder = found[0]
-    layers: Any = encoder.layer
-    for number, layer in enumerate(layers):
-        where = f"{name}.layer.{number}"
-        if getattr(layer, "is_decoder", False):
-            raise TargetError(f"{where}: is a decoder layer; token pruning needs an encoder.")
-        if not hasattr(layer.attention.self, "query"):
-            raise TargetError(f"{where}: has no heads left, so tokens have no importance in it.")
-    return encoder
-
-
-def find_stacks(model: nn.Module, question: Question) -> list[tuple[str, nn.Module]]:
-    """Modules whose list `layer` holds blocks, all of families that answer `question`."""
-    return [
-        (name, module)
-        for name, module in model.named_modules()
-        if isinstance(layers := getattr(module, "layer", None), nn.ModuleList)
-        and len(layers)
-        and all(block_of(layer, question) for layer in layers)
-    ]

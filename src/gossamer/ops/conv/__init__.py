@@ -8,32 +8,24 @@ under the operation "conv".
 
 from typing import Any
 
-from gossamer.ops.conv import fp32, int8
 from gossamer.ops.conv.fp32 import PackedConv, why_not
+from gossamer.ops.conv.int8 import PackedInt8Conv
 from gossamer.ops.conv.settings import ConvSettings, Pair
 from gossamer.ops.dispatch import Kernel, Problem, add_kernels
 
 
-def _settings(problem: Problem) -> ConvSettings:
-    settings: Any = problem.geometry
-    return settings  # type: ignore[no-any-return]
+def _kernel(packed: type[PackedConv], precision: str) -> Kernel:
+    def settings(problem: Problem) -> Any:
+        return problem.geometry
+
+    return Kernel(
+        packed.kernel,
+        lambda problem: packed(problem.matrix, settings(problem)),
+        lambda problem: packed.fault(settings(problem), problem.matrix) is None,
+        precision,
+    )
 
 
-add_kernels(
-    "conv",
-    (
-        Kernel(
-            fp32.KERNEL,
-            lambda problem: PackedConv(problem.matrix, _settings(problem)),
-            lambda problem: fp32.why_not(_settings(problem)) is None,
-        ),
-        Kernel(
-            int8.KERNEL,
-            lambda problem: int8.PackedInt8Conv(problem.matrix, _settings(problem)),
-            lambda problem: int8.why_not(_settings(problem), problem.matrix) is None,
-            "int8",
-        ),
-    ),
-)
+add_kernels("conv", (_kernel(PackedConv, "fp32"), _kernel(PackedInt8Conv, "int8")))
 
 __all__ = ["ConvSettings", "PackedConv", "Pair", "why_not"]

@@ -5,7 +5,8 @@ A layout is made for one height and width, so a packed weight keeps its canonica
 once more for every new size of images; the last few are kept.
 """
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch.compiler import is_compiling
@@ -13,21 +14,12 @@ from torch.compiler import is_compiling
 from gossamer.errors import InputError, KernelError
 from gossamer.formats import Positions, SparseMatrix
 from gossamer.ops import _native
-from gossamer.ops.addresses import (
-    address,
-    bias_address,
-    checked_bias_address,
-    direct_address,
-    optional_address,
-)
-from gossamer.ops.conv.settings import ConvSettings, Geometry, Pair
-from gossamer.ops.handles import Handles
-from gossamer.ops.onnx_form import refuse_onnx
-from gossamer.ops.op_call import call_op, define_op
-from gossamer.ops.out_of_memory import is_out_of_memory, memory_error, names_memory
+from gossamer.ops.addresses import address, bias_address, checked_bias_address, direct_address
+from gossamer.ops.calls import Handles, call_op, define_op, refuse_onnx
+from gossamer.ops.conv.settings import ConvSettings, Pair
 from gossamer.ops.packed import ACTIVATIONS, Packed, checked_weight, refusal
+from gossamer.out_of_memory import is_out_of_memory, memory_error, names_memory
 
-KERNEL = "conv"
 _MAX_SIZES = 8
 _MAX_POSITIONS = 1024  # of a kernel: one channel's patches must stay in reach of 16-bit offsets
 
@@ -40,11 +32,15 @@ class PackedConv(Packed):
         settings: sizes, stride, padding, dilation and groups.
     """
 
-    kernel = KERNEL
+    kernel = "conv"
+    _packer: ClassVar[Callable[..., _native.PackedConv | _native.Int8Conv]] = staticmethod(
+        _native.pack_conv
+    )
+    _options: Mapping[str, int] = {}
 
     @names_memory("packing a convolution", "Free memory.")
     def __init__(self, matrix: SparseMatrix, settings: ConvSettings) -> None:
-        reason = why_not(settings)
+        reason = self.fault(settings, matrix)
         if reason is not None:
             raise KernelError(f"{self.kernel} kernel: {reason}.")
         values, mask_bits = checked_weight(matrix, settings.matrix_shape, self.kernel)
@@ -54,6 +50,11 @@ class PackedConv(Packed):
         self._num_rows, self._num_channels = settings.out_channels, settings.in_channels
         self._by_size: dict[Pair, _native.PackedConv | _native.Int8Conv] = {}
         self.handle = _WEIGHTS.add(self)
+
+    @staticmethod
+    def fault(settings: ConvSettings, matrix: SparseMatrix) -> str | None:
+        """Why the kernel cannot run a convolution with these kept values; None if it can."""
+        return why_not(settings)
 
     def nbytes(self, image: Pair) -> int:
         """Bytes of the packed weight for images of one size."""
@@ -130,17 +131,13 @@ class PackedConv(Packed):
                 f" {settings.kernel_size} with padding {settings.padding} and dilation"
                 f" {settings.dilation}."
             )
-        packed = self._pack_native(settings.geometry(image))
+        arrays = self.matrix.values.numpy(), self.matrix.positions.bits().numpy()
+        geometry = settings.geometry(image)
+        packed = self._packer(*arrays, *self.matrix.shape, **geometry, **self._options)
         # A new dict each time: other threads may be reading the old one.
         kept = list(self._by_size.items())[1 - _MAX_SIZES :]
         self._by_size = {**dict(kept), image: packed}
         return packed
-
-    def _pack_native(self, geometry: Geometry) -> _native.PackedConv | _native.Int8Conv:
-        return _native.pack_conv(*self._arrays(), *self.matrix.shape, **geometry)
-
-    def _arrays(self) -> tuple[Any, Any]:
-        return self.matrix.values.numpy(), self.matrix.positions.bits().numpy()
 
 
 def why_not(settings: ConvSettings) -> str | None:
@@ -210,7 +207,7 @@ def packed_conv(
             f"packed conv: this graph was made for {numbers} on kernel {kernel}, found"
             f" {weight.settings.numbers()} on {weight.kernel}. Export the model again."
         )
-    optional_address(added, "packed conv")
+    address(added, "packed conv")
     bias_start = checked_bias_address(bias, weight.settings.out_channels, "packed conv")
     return weight._run(x, address(x, "packed conv"), bias_start, activation, added)
 

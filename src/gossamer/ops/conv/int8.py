@@ -12,14 +12,12 @@ all below 2^-120 counts as zero.
 from gossamer.errors import KernelError
 from gossamer.formats import SparseMatrix
 from gossamer.ops import _native
-from gossamer.ops.conv import fp32
-from gossamer.ops.conv.settings import ConvSettings, Geometry
+from gossamer.ops.conv.fp32 import PackedConv, why_not
+from gossamer.ops.conv.settings import ConvSettings
 from gossamer.ops.linear import ACTIVATION_BITS, MAX_COLUMNS
 
-KERNEL = "conv_int8"
 
-
-class PackedInt8Conv(fp32.PackedConv):
+class PackedInt8Conv(PackedConv):
     """`act(conv2d(x, W) + bias)` in int8 arithmetic; see PackedConv.
 
     Args:
@@ -29,7 +27,8 @@ class PackedInt8Conv(fp32.PackedConv):
             the reference, else 7. Results are the same bits for equal numbers.
     """
 
-    kernel = KERNEL
+    kernel = "conv_int8"
+    _packer = staticmethod(_native.pack_int8_conv)
 
     def __init__(
         self,
@@ -41,28 +40,17 @@ class PackedInt8Conv(fp32.PackedConv):
             raise KernelError(
                 f"conv_int8 kernel: activation_bits must be 7, 8 or None, got {activation_bits!r}."
             )
-        reason = why_not(settings, matrix)
-        if reason is not None:
-            raise KernelError(f"conv_int8 kernel: {reason}.")
         super().__init__(matrix, settings)
-        self.activation_bits = activation_bits
+        self._options = {"activation_bits": activation_bits or 0}
 
-    def _pack_native(self, geometry: Geometry) -> _native.Int8Conv:
-        return _native.pack_int8_conv(
-            *self._arrays(),
-            *self.matrix.shape,
-            **geometry,
-            activation_bits=self.activation_bits or 0,
-        )
-
-
-def why_not(settings: ConvSettings, matrix: SparseMatrix) -> str | None:
-    """Why the kernel cannot run a convolution with these kept values; None if it can."""
-    if settings.matrix_shape[1] > MAX_COLUMNS:
-        return (
-            f"at most {MAX_COLUMNS} weights of an output channel fit the 32-bit sums, got"
-            f" {settings.matrix_shape[1]}"
-        )
-    if not bool(matrix.values.isfinite().all()):
-        return "values must be finite, found NaN or infinity; they have no int8 scale"
-    return fp32.why_not(settings)
+    @staticmethod
+    def fault(settings: ConvSettings, matrix: SparseMatrix) -> str | None:
+        """Sums must fit, and values must be finite."""
+        if settings.matrix_shape[1] > MAX_COLUMNS:
+            return (
+                f"at most {MAX_COLUMNS} weights of an output channel fit the 32-bit sums, got"
+                f" {settings.matrix_shape[1]}"
+            )
+        if not bool(matrix.values.isfinite().all()):
+            return "values must be finite, found NaN or infinity; they have no int8 scale"
+        return why_not(settings)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a Conv2d is besides its weight: sizes, stride, padding, dilation, groups."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypedDict
 
 import torch
@@ -49,16 +49,9 @@ class ConvSettings:
     @classmethod
     def of(cls, conv: Any) -> "ConvSettings":
         """Those of an nn.Conv2d or of a layer with its attributes."""
-        return cls(
-            conv.in_channels,
-            conv.out_channels,
-            tuple(conv.kernel_size),
-            tuple(conv.stride),
-            conv.padding if isinstance(conv.padding, str) else tuple(conv.padding),
-            tuple(conv.dilation),
-            conv.groups,
-            conv.padding_mode,
-        )
+        given: dict[str, Any] = {field.name: getattr(conv, field.name) for field in fields(cls)}
+        lists = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
+        return cls(**given | lists)
 
     def numbers(self) -> list[int]:
         """All of it for an op, which takes numbers only; padding must be even zeros."""
@@ -137,16 +130,4 @@ class ConvSettings:
 
     def build(self, has_bias: bool, dtype: torch.dtype) -> nn.Conv2d:
         """An nn.Conv2d on the meta device."""
-        return nn.Conv2d(
-            self.in_channels,
-            self.out_channels,
-            self.kernel_size,
-            self.stride,
-            self.padding,
-            self.dilation,
-            self.groups,
-            has_bias,
-            self.padding_mode,  # type: ignore[arg-type]
-            device="meta",
-            dtype=dtype,
-        )
+        return nn.Conv2d(**vars(self), bias=has_bias, device="meta", dtype=dtype)

@@ -21,9 +21,8 @@ from gossamer.ops.engines.decoder import (
     NativeSession,
     PackedLayer,
 )
-from gossamer.ops.engines.encoder import EncoderBlock, Norm, PackedEncoder
+from gossamer.ops.engines.encoder import EncoderBlock, Norm, PackedEncoder, Product
 from gossamer.ops.engines.neurons import PackedNeurons
-from gossamer.ops.engines.product import Product
 
 __all__ = [
     "ConvStep",

@@ -17,8 +17,8 @@ from gossamer.ops.addresses import address
 from gossamer.ops.conv import ConvSettings, Pair
 from gossamer.ops.kernels import active_kernels
 from gossamer.ops.linear import MAX_COLUMNS
-from gossamer.ops.out_of_memory import names_memory
 from gossamer.ops.packed import Packed, float_array, optional_array
+from gossamer.out_of_memory import names_memory
 
 
 @dataclass(frozen=True)

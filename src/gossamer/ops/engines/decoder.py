@@ -13,8 +13,8 @@ from gossamer.errors import InputError, KernelError, ResourceError
 from gossamer.ops import _native
 from gossamer.ops.kernels import active_kernels
 from gossamer.ops.linear import PackedWeight
-from gossamer.ops.out_of_memory import names_memory
 from gossamer.ops.packed import float_array, optional_array
+from gossamer.out_of_memory import names_memory
 
 
 @dataclass(frozen=True)
@@ -104,14 +104,7 @@ class NativeDecoder:
         try:
             self._native = _native.make_decoder(
                 kernels=active_kernels(),
-                width=shape.width,
-                heads=shape.heads,
-                kv_heads=shape.kv_heads,
-                head_dim=shape.head_dim,
-                ffn=shape.ffn,
-                vocab=shape.vocab,
-                context=shape.context,
-                eps=shape.eps,
+                **vars(shape),
                 embedding=embedding._native,
                 head=head.native(),
                 final_norm=float_array(final_norm),

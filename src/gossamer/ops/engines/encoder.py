@@ -10,13 +10,31 @@ from dataclasses import dataclass
 import torch
 
 from gossamer.errors import InputError, KernelError
+from gossamer.formats import SparseMatrix
 from gossamer.formats.bits import check_bits
 from gossamer.ops import _native
 from gossamer.ops.addresses import address
-from gossamer.ops.engines.product import Product
 from gossamer.ops.kernels import active_kernels
-from gossamer.ops.out_of_memory import names_memory
 from gossamer.ops.packed import ACTIVATIONS, Packed
+from gossamer.out_of_memory import names_memory
+
+
+@dataclass(frozen=True)
+class Product:
+    """`y = x W^T + b`: the weight, and the bias or None."""
+
+    matrix: SparseMatrix
+    bias: torch.Tensor | None
+
+    @classmethod
+    def stack(cls, parts: Sequence["Product"]) -> "Product":
+        """Products that read the same input as one, outputs behind one another."""
+        bias = None
+        if any(part.bias is not None for part in parts):
+            bias = torch.cat(
+                [torch.zeros(p.matrix.shape[0]) if p.bias is None else p.bias for p in parts]
+            )
+        return cls(SparseMatrix.stack([part.matrix for part in parts]), bias)
 
 
 @dataclass(frozen=True)

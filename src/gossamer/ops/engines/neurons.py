@@ -10,8 +10,8 @@ from gossamer.errors import InputError, KernelError
 from gossamer.ops import _native
 from gossamer.ops.addresses import address
 from gossamer.ops.kernels import active_kernels
-from gossamer.ops.out_of_memory import names_memory
 from gossamer.ops.packed import Packed, float_array, optional_array
+from gossamer.out_of_memory import names_memory
 
 _WHERE = "neurons"
 
@@ -49,8 +49,7 @@ class PackedNeurons(Packed):
         power: int = 1,
         bf16: bool = False,
     ) -> None:
-        given = {"gate": gate_ND, "up": up_ND, "down": down_ND}
-        for name, weight in given.items():
+        for name, weight in {"gate": gate_ND, "up": up_ND, "down": down_ND}.items():
             if weight is None:
                 continue
             if weight.dtype is not torch.float32 or not weight.is_cpu or weight.ndim != 2:
@@ -103,10 +102,10 @@ class PackedNeurons(Packed):
         active = 0
         numbers = None if known is None else _numbers(known, self.num_neurons)
         for row, out in zip(rows_TD, y_TD, strict=True):
+            here, there = address(row, _WHERE), address(out, _WHERE)
             if numbers is None:
-                active += self._native.run(address(row, _WHERE), address(out, _WHERE))
+                active += self._native.run(here, there)
             else:
-                here, there = address(row, _WHERE), address(out, _WHERE)
                 active += self._native.run_known(here, numbers, there)
         return y_TD.view(x.shape), active
 

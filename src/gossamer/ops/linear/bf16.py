@@ -17,7 +17,7 @@ from typing import Literal
 from gossamer.errors import KernelError
 from gossamer.formats import SparseMatrix
 from gossamer.ops import _native
-from gossamer.ops.dispatch import Kernel, Problem, of_matrix
+from gossamer.ops.dispatch import Kernel, Problem
 from gossamer.ops.kernels import active_kernels, available_extensions
 from gossamer.ops.linear.packed_weight import PackedWeight, pack_weight
 from gossamer.patterns import Block
@@ -54,8 +54,8 @@ def _has_pairs(problem: Problem) -> bool:
 
 
 def _kernel(form: Form, accepts: Callable[[Problem], bool]) -> Kernel:
-    pack = of_matrix(functools.partial(pack_bf16, form=form))
-    return Kernel(f"bf16_{form}", pack, accepts, "bf16", is_offered=has_bf16_instructions)
+    pack = functools.partial(pack_bf16, form=form)
+    return Kernel.of_matrix(f"bf16_{form}", pack, accepts, "bf16", is_offered=has_bf16_instructions)
 
 
 KERNELS = (_kernel("panel", lambda problem: True), _kernel("pair", _has_pairs))

@@ -40,7 +40,7 @@ def pack_few_int(matrix: SparseMatrix, dtype: str = "int8", scale_group: int = 3
 def pack_few_int_offsets(
     codes_RK: torch.Tensor, scales_RG: torch.Tensor, offsets_RG: torch.Tensor, group: int
 ) -> PackedWeight:
-    """An int4 weight on a grid with offsets (`formats/offset_grid.py`), without a mask.
+    """An int4 weight on a grid with offsets (`formats/grid/offset_grid.py`), without a mask.
 
     Args:
         codes_RK: 0 to 15.

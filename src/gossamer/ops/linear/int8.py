@@ -14,7 +14,7 @@ from typing import Literal
 from gossamer.errors import KernelError
 from gossamer.formats import SparseMatrix
 from gossamer.ops import _native
-from gossamer.ops.dispatch import Kernel, Problem, of_matrix
+from gossamer.ops.dispatch import Kernel, Problem
 from gossamer.ops.linear.packed_weight import PackedWeight, pack_weight
 from gossamer.patterns import Block
 
@@ -102,6 +102,6 @@ def _has_quads(problem: Problem) -> bool:
 
 
 KERNELS = (
-    Kernel("int8_panel", of_matrix(pack_int8), _fits, "int8"),
-    Kernel("int8_quad", of_matrix(functools.partial(pack_int8, layout="quad")), _has_quads, "int8"),
+    Kernel.of_matrix("int8_panel", pack_int8, _fits, "int8"),
+    Kernel.of_matrix("int8_quad", functools.partial(pack_int8, layout="quad"), _has_quads, "int8"),
 )

@@ -16,12 +16,10 @@ from gossamer.errors import InputError, KernelError
 from gossamer.formats import Positions, SparseMatrix
 from gossamer.ops import _native
 from gossamer.ops.addresses import address, bias_address, checked_bias_address, direct_address
-from gossamer.ops.handles import Handles
+from gossamer.ops.calls import Handles, call_op, define_op, refuse_onnx
 from gossamer.ops.kernels import active_kernels
-from gossamer.ops.onnx_form import refuse_onnx
-from gossamer.ops.op_call import call_op, define_op
-from gossamer.ops.out_of_memory import is_out_of_memory, memory_error, names_memory
 from gossamer.ops.packed import ACTIVATIONS, Packed, checked_weight, refusal
+from gossamer.out_of_memory import is_out_of_memory, memory_error, names_memory
 
 
 class PackedWeight(Packed):

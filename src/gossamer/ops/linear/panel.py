@@ -5,7 +5,7 @@ import functools
 
 from gossamer.formats import SparseMatrix
 from gossamer.ops import _native
-from gossamer.ops.dispatch import Kernel, of_matrix
+from gossamer.ops.dispatch import Kernel
 from gossamer.ops.linear.packed_weight import PackedWeight, pack_weight
 
 
@@ -20,6 +20,6 @@ def pack_panel(matrix: SparseMatrix, *, bf16: bool = False) -> PackedWeight:
 
 
 KERNELS = (
-    Kernel("panel", of_matrix(pack_panel)),
-    Kernel("panel-bf16", of_matrix(functools.partial(pack_panel, bf16=True)), precision="bf16"),
+    Kernel.of_matrix("panel", pack_panel),
+    Kernel.of_matrix("panel-bf16", functools.partial(pack_panel, bf16=True), precision="bf16"),
 )

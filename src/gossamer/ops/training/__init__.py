@@ -6,8 +6,9 @@ says how their three ops are each other's derivatives; `expansion` goes between 
 dense matrix; `adamw` and `absorption` are passes over memory for optimizers.
 """
 
+from gossamer.ops.addresses import runs_native
 from gossamer.ops.training.absorption import absorb
-from gossamer.ops.training.adamw import Dither, NativeMoment, adamw_step, runs_native
+from gossamer.ops.training.adamw import Dither, NativeMoment, adamw_step
 from gossamer.ops.training.conv import compact_conv, kernel_settings, why_dense
 from gossamer.ops.training.expansion import expand, expand_matrix, fill, gather, gather_kept
 from gossamer.ops.training.linear import (

@@ -9,7 +9,7 @@ Legend: R blocks, N elements of a block.
 import torch
 
 from gossamer.ops import _native
-from gossamer.ops.addresses import address, is_readable
+from gossamer.ops.addresses import address, runs_native
 from gossamer.ops.kernels import active_kernels
 
 _WHERE = "absorb"
@@ -30,7 +30,7 @@ def absorb(
         scores_R: becomes the mean square of what is held afterwards.
     """
     tensors = (gradient_RN, held_RN, fresh_R, scores_R)
-    if all(_lies_in_memory(tensor) for tensor in tensors):
+    if all(t.dtype is torch.float32 for t in tensors) and runs_native(*tensors):
         _native.absorb(
             address(gradient_RN, _WHERE),
             address(held_RN, _WHERE),
@@ -61,7 +61,3 @@ def absorb_by_torch(
             scores_R[span] = fresh_R[span]
     scores_R.square_().div_(block_size)
     fresh_R.square_().div_(block_size)
-
-
-def _lies_in_memory(tensor: torch.Tensor) -> bool:
-    return tensor.dtype == torch.float32 and tensor.is_contiguous() and is_readable(tensor)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from gossamer.ops import _native
-from gossamer.ops.addresses import address, is_readable, optional_address
+from gossamer.ops.addresses import address
 from gossamer.ops.kernels import active_kernels
 
 _WHERE = "AdamW"
@@ -36,11 +36,6 @@ class Dither(NamedTuple):
     shifts: torch.Tensor
 
 
-def runs_native(*tensors: torch.Tensor | None) -> bool:
-    """Whether all of them lie in the memory of the CPU, without gaps."""
-    return all(t is None or (t.is_contiguous() and is_readable(t)) for t in tensors)
-
-
 def adamw_step(
     weight: torch.Tensor,
     low: torch.Tensor | None,
@@ -63,24 +58,20 @@ def adamw_step(
         number: of this step, from 1.
         dither: needed where `low` is int8 or moments are codes.
     """
-    lr, beta1, beta2, eps, weight_decay = settings
+    pattern, shifts = dither or (None, None)
     _native.adamw_step(
         address(weight, _WHERE),
-        optional_address(low, _WHERE),
+        address(low, _WHERE),
         0 if low is None else _LOW_BITS[low.dtype],
         address(grad, _WHERE),
         address(mean.entries, _WHERE),
-        optional_address(mean.exponents, _WHERE),
+        address(mean.exponents, _WHERE),
         address(square.entries, _WHERE),
-        optional_address(square.exponents, _WHERE),
-        0 if dither is None else address(dither.pattern, _WHERE),
-        0 if dither is None else address(dither.shifts, _WHERE),
+        address(square.exponents, _WHERE),
+        address(pattern, _WHERE),
+        address(shifts, _WHERE),
         weight.numel(),
-        lr,
-        beta1,
-        beta2,
-        eps,
-        weight_decay,
+        *settings,
         number,
         active_kernels(),
     )

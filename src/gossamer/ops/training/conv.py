@@ -5,6 +5,7 @@ The ops are those of `products.py`: conv(x, W(v)), conv^T(g, W(v)) and (dconv/dW
 tensors and numbers, so settings travel as `ConvSettings.numbers`.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,22 +13,49 @@ import torch
 import torch.nn.functional as F
 
 from gossamer.errors import InputError
+from gossamer.ops import _native
+from gossamer.ops.addresses import address
+from gossamer.ops.calls import call_op, define_op, is_onnx_export
 from gossamer.ops.conv import ConvSettings, why_not
-from gossamer.ops.onnx_form import is_onnx_export
-from gossamer.ops.op_call import call_op, define_op
-from gossamer.ops.training import conv_kernels as conv_train
 from gossamer.ops.training.linear_kernels import why_unusable
 from gossamer.ops.training.products import Products
 
-
-def _conv_fake(
-    x: torch.Tensor, values: torch.Tensor, mask_bits: torch.Tensor, bias: Any, numbers: list[int]
-) -> torch.Tensor:
-    size = ConvSettings.of_numbers(numbers).out_size((x.shape[2], x.shape[3]))
-    return x.new_empty(x.shape[0], mask_bits.shape[0], *size)
+_WHERE = "training kernels"
 
 
-@define_op("compact_conv", "compact conv", _conv_fake)
+def _run(
+    kernel: Callable[..., None],
+    values: torch.Tensor,
+    mask_bits: torch.Tensor,
+    settings: ConvSettings,
+    image: Sequence[int],
+    **operands: torch.Tensor | None,
+) -> None:
+    """Call a kernel with tensors under their names; results are contiguous as they were made.
+
+    As in `linear_kernels.py` nothing is cached between calls. Images are float32 [N, C, H, W] on
+    the CPU; settings are those that `ops.conv.why_not` has nothing against.
+    """
+    held = {name: None if t is None else t.contiguous() for name, t in operands.items()}
+    values = values.contiguous()
+    kernel(
+        address(values, _WHERE),
+        values.numel(),
+        mask_bits.contiguous().numpy(),
+        columns=settings.matrix_shape[1],
+        images=next(len(t) for t in held.values() if t is not None),
+        **settings.geometry((image[0], image[1])),
+        **{name: address(t, _WHERE) for name, t in held.items()},
+    )
+
+
+def _result(x: torch.Tensor, *inputs: Any) -> torch.Tensor:
+    """Room for the convolution of x; the last input are the numbers of its settings."""
+    settings = ConvSettings.of_numbers(inputs[-1])
+    return x.new_empty(len(x), settings.out_channels, *settings.out_size((x.shape[2], x.shape[3])))
+
+
+@define_op("compact_conv", "compact conv", _result)
 def _conv(
     x: torch.Tensor,
     values: torch.Tensor,
@@ -35,7 +63,10 @@ def _conv(
     bias: torch.Tensor | None,
     numbers: list[int],
 ) -> torch.Tensor:
-    return conv_train.conv(x, values, mask_bits, bias, ConvSettings.of_numbers(numbers))
+    """`conv2d(x, W) + b`."""
+    y, settings = _result(x, numbers), ConvSettings.of_numbers(numbers)
+    _run(_native.train_conv, values, mask_bits, settings, x.shape[2:], x=x, bias=bias, y=y)
+    return y
 
 
 @define_op(
@@ -51,9 +82,11 @@ def _grad_input(
     height: int,
     width: int,
 ) -> torch.Tensor:
-    return conv_train.grad_input(
-        grad, values, mask_bits, ConvSettings.of_numbers(numbers), (height, width)
-    )
+    """The gradient of images of this size from that of the output."""
+    settings, image = ConvSettings.of_numbers(numbers), (height, width)
+    dx = grad.new_empty(len(grad), settings.in_channels, *image)
+    _run(_native.train_conv_grad_input, values, mask_bits, settings, image, grad=grad, dx=dx)
+    return dx
 
 
 @define_op(
@@ -68,7 +101,10 @@ def _grad_values(
     num_values: int,
     numbers: list[int],
 ) -> torch.Tensor:
-    return conv_train.grad_values(grad, x, mask_bits, num_values, ConvSettings.of_numbers(numbers))
+    """The gradient of the kept values, [n]."""
+    values, settings = x.new_empty(num_values), ConvSettings.of_numbers(numbers)
+    _run(_native.train_conv_grad_values, values, mask_bits, settings, x.shape[2:], grad=grad, x=x)
+    return values
 
 
 Products(

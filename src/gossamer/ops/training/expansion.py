@@ -14,9 +14,9 @@ import torch
 from gossamer.formats import SparseMatrix
 from gossamer.formats.bits import unpack_bits
 from gossamer.ops import _native
-from gossamer.ops.addresses import address, is_readable
+from gossamer.ops.addresses import address, runs_native
 from gossamer.ops.kernels import active_kernels
-from gossamer.ops.out_of_memory import names_memory
+from gossamer.out_of_memory import names_memory
 
 _NATIVE_SIZES = (2, 4, 8)
 _WHERE = "compact layer"
@@ -77,9 +77,8 @@ def _run(
 
 
 def _is_native(dense: torch.Tensor, values: torch.Tensor, mask_bits: torch.Tensor) -> bool:
-    tensors = (dense, values, mask_bits)
     return (
         values.element_size() in _NATIVE_SIZES
         and dense.dtype is values.dtype
-        and all(t.is_contiguous() and is_readable(t) for t in tensors)
+        and runs_native(dense, values, mask_bits)
     )

@@ -21,13 +21,12 @@ import torch
 from torch.nn.functional import linear
 
 from gossamer.errors import InputError
+from gossamer.ops.calls import call_op, define_op, expand_for_onnx, is_onnx_export
 from gossamer.ops.dispatch import report_fallback
-from gossamer.ops.onnx_form import expand_for_onnx, is_onnx_export
-from gossamer.ops.op_call import call_op, define_op
-from gossamer.ops.out_of_memory import names_memory
 from gossamer.ops.training import linear_kernels as train_kernels
 from gossamer.ops.training.expansion import expand, fill, gather_kept
 from gossamer.ops.training.products import Gradients, Products, wanted_gradients
+from gossamer.out_of_memory import names_memory
 
 _WIDE = (torch.float32, torch.float64)
 _NARROW = (torch.bfloat16, torch.float16)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 
 from gossamer.ops import _native
-from gossamer.ops.addresses import address, optional_address
+from gossamer.ops.addresses import address
 from gossamer.ops.kernels import active_kernels
 
 _WHERE = "training kernels"
@@ -71,7 +71,7 @@ def _multiply(
         x.stride(0),
         address(y, _WHERE),
         y.stride(0),
-        optional_address(bias, _WHERE),
+        address(bias, _WHERE),
         active_kernels(),
     )
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch._library.custom_ops import CustomOpDef
 
-from gossamer.ops.out_of_memory import names_memory
+from gossamer.out_of_memory import names_memory
 
 Gradients = tuple[torch.Tensor | None, ...]
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.nn import unchanged_on_error
 from gossamer.nn.batch import Batch
+from gossamer.nn.surgery import unchanged_on_error
 from gossamer.patterns import Pattern
 from gossamer.pruning.calibration.flow import Stop, stops
 from gossamer.pruning.calibration.live_memory import give_back_free_memory

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from gossamer.method_table import METHODS, methods_that_need
-from gossamer.nn import unchanged_on_error
 from gossamer.nn.batch import Batch
+from gossamer.nn.surgery import unchanged_on_error
 from gossamer.patterns import Pattern, Unstructured
 from gossamer.pruning.calibration import (
     LayerProgress,

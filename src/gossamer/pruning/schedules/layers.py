@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gossamer.errors import FormatError, InputError
 from gossamer.formats.bits import unpack_bits
 from gossamer.nn import CompactWeight, MaskedWeight
-from gossamer.nn.layers.mask_rules import fault_in_stored_mask
+from gossamer.nn.layers.parts import fault_in_stored_mask
 from gossamer.patterns import Pattern, Unstructured, parse_pattern
 from gossamer.pruning.oneshot import PruningPlan, apply_plan, check_layer
 from gossamer.pruning.targets import Rules, find_targets

@@ -16,7 +16,7 @@ from torch import distributed as dist
 from torch import nn
 
 from gossamer.errors import DistributedError, InputError
-from gossamer.nn.layers.masked import GradientSum
+from gossamer.nn.layers.parts import GradientSum
 from gossamer.patterns import Pattern, Unstructured
 from gossamer.pruning.schedules.layers import AnySparse, ControlledLayer
 from gossamer.pruning.schedules.optimizer_entries import OptimizerEntries

@@ -13,8 +13,7 @@ import torch
 from torch.nn.functional import gelu, linear, scaled_dot_product_attention
 
 from gossamer.errors import InputError
-from gossamer.nn.surgery.matrix_layer import matrix_of
-from gossamer.nn.surgery.slimming import UnitGroup
+from gossamer.nn.surgery.slimming import UnitGroup, matrix_of
 from gossamer.ops.timing import race, stopwatch
 
 Cost = Literal["macs", "parameters", "latency"]

@@ -14,8 +14,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.nn.surgery.matrix_layer import matrix_of, set_matrix
-from gossamer.nn.surgery.slimming import UnitGroup
+from gossamer.nn.surgery.slimming import UnitGroup, matrix_of, set_matrix
 from gossamer.pruning.calibration import frozen
 from gossamer.pruning.structured.gradients import Loss
 from gossamer.pruning.structured.least_squares import (

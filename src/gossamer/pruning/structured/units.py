@@ -15,8 +15,7 @@ from torch import nn
 
 from gossamer.errors import InputError, TargetError
 from gossamer.nn.families import answers, block_of
-from gossamer.nn.surgery.matrix_layer import is_matrix_layer
-from gossamer.nn.surgery.slimming import UnitGroup, cut_units, find_groups
+from gossamer.nn.surgery.slimming import UnitGroup, cut_units, find_groups, is_matrix_layer
 from gossamer.pruning.calibration import hooked
 
 _FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)

@@ -19,10 +19,9 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from gossamer.nn import replace_module
 from gossamer.nn.layer_kinds import sparse_layers
-from gossamer.ops.load import LoadWatch
-from gossamer.ops.timing import Stopwatch, race
+from gossamer.nn.surgery import replace_module
+from gossamer.ops.timing import LoadWatch, race
 from gossamer.running.encoder import Arrays
 from gossamer.running.rivals import EncoderEngine, EngineFailed
 from gossamer.running.rivals.engine_scripts.turn import turn
@@ -49,7 +48,7 @@ class RaceEntry:
     precision: str
     sparsity: float
     error: float
-    watch: Stopwatch
+    watch: Callable[[], float]
 
     @classmethod
     def of_model(

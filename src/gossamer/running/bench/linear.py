@@ -17,9 +17,9 @@ import torch.nn.functional as F
 
 from gossamer.errors import InputError
 from gossamer.formats import SparseMatrix, choose_format
-from gossamer.ops import Problem, _native, active_kernels, kernels_for
-from gossamer.ops.load import LoadWatch
-from gossamer.ops.timing import duel, fair_clock, race, spread_of, stopwatch
+from gossamer.ops import Problem, _native, kernels_for
+from gossamer.ops.kernels import active_kernels
+from gossamer.ops.timing import LoadWatch, duel, fair_clock, race, spread_of, stopwatch
 from gossamer.patterns import Pattern, parse_pattern
 
 _TURNS = 6

@@ -14,10 +14,8 @@ import torch.nn.functional as F
 from gossamer import settings
 from gossamer.errors import InputError
 from gossamer.formats import SparseMatrix
-from gossamer.ops import Kernel, Problem, kernel_list
-from gossamer.ops.dispatch import PRECISIONS, Run
-from gossamer.ops.load import Load
-from gossamer.ops.timing import Race, contest
+from gossamer.ops import PRECISIONS, Kernel, Problem, Run, kernel_list
+from gossamer.ops.timing import Load, Race, contest
 from gossamer.running.choice.cost_table import CostKey, CostTable
 
 Call = Callable[[], object]

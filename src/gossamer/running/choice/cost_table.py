@@ -20,8 +20,7 @@ from gossamer.errors import GossamerError
 from gossamer.io.safe_files import MAX_MANIFEST_BYTES
 from gossamer.io.safe_files.documents import parse_json
 from gossamer.named_files import read_named
-from gossamer.ops import active_kernels
-from gossamer.ops.kernels import cpu_name
+from gossamer.ops.kernels import active_kernels, cpu_name
 from gossamer.ops.timing import Race
 
 _VERSION = 3

@@ -18,9 +18,10 @@ import torch
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from gossamer.nn import replace_module
 from gossamer.nn.batch import call_on_batch
-from gossamer.nn.layer_kinds import in_form_of, kind_name, weight_of
+from gossamer.nn.forms import in_form_of
+from gossamer.nn.layer_kinds import kind_name, weight_of
+from gossamer.nn.surgery import replace_module
 from gossamer.nn.surgery.carried import carried, hand_over
 from gossamer.ops.conv import ConvSettings
 from gossamer.running.conv_net.fused_convs import (

@@ -13,7 +13,7 @@ from torch import fx, nn
 
 from gossamer import settings
 from gossamer.nn.surgery.carried import Watch
-from gossamer.ops.addresses import direct_address
+from gossamer.ops import direct_address
 from gossamer.ops.engines import PackedConvNet
 from gossamer.ops.timing import duel
 from gossamer.running.choice import Choice

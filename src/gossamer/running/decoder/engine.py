@@ -15,7 +15,7 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.formats import SparseMatrix
-from gossamer.formats.grid import encode_exactly, int4_grid, offsets_grid
+from gossamer.formats.grid import int4_grid, offsets_grid
 from gossamer.nn.families import BlockParts
 from gossamer.ops import Problem, kernel_list, kernels_for
 from gossamer.ops.engines import DecoderBlock, NativeDecoder, NativeSession, PackedLayer, Product
@@ -271,10 +271,10 @@ def _fastest(packed: list[PackedWeight]) -> PackedWeight:
 
 def _pack_offsets(weight: torch.Tensor) -> PackedWeight | None:
     """A weight that is on a grid with offsets and on none without, which has fewer bytes."""
-    if encode_exactly(weight, int4_grid(weight.shape[1])) is not None:
+    if int4_grid(weight.shape[1]).encode_exactly(weight) is not None:
         return None
     for grid in (offsets_grid(64), offsets_grid(32)):
-        coded = encode_exactly(weight, grid)
+        coded = grid.encode_exactly(weight)
         if coded is not None and coded[2] is not None:
             return few_int.pack_few_int_offsets(coded[0], coded[1], coded[2], grid.span)
     return None

@@ -18,7 +18,8 @@ from gossamer.errors import TargetError
 from gossamer.nn.families import block_of
 from gossamer.nn.layer_kinds import form_of, kind_name, matrix_of
 from gossamer.nn.surgery.carried import carried, carried_by_calls, carried_by_state
-from gossamer.nn.tokens.token_pruning import TokenPrunedEncoder, find_stacks
+from gossamer.nn.tokens import TokenPrunedEncoder
+from gossamer.nn.tokens.bert_layers import find_stacks
 from gossamer.ops.engines import EncoderBlock, Norm, Product
 
 _ACTIVATIONS = {

@@ -26,13 +26,11 @@ from gossamer import settings
 from gossamer.errors import InputError, KernelError
 from gossamer.formats import SparseMatrix
 from gossamer.nn.surgery.carried import Watch
-from gossamer.nn.tokens.token_attention import live_tokens
-from gossamer.nn.tokens.token_pruning import EncoderOutput
-from gossamer.ops.addresses import direct_address
+from gossamer.nn.tokens import EncoderOutput
+from gossamer.nn.tokens.bert_layers import live_tokens
+from gossamer.ops import direct_address
+from gossamer.ops.calls import Handles, call_op, define_op, refuse_onnx
 from gossamer.ops.engines import EncoderBlock, PackedEncoder, Product
-from gossamer.ops.handles import Handles
-from gossamer.ops.onnx_form import refuse_onnx
-from gossamer.ops.op_call import call_op, define_op
 from gossamer.ops.timing import duel
 from gossamer.running.choice import Choice, Chooser, CostKey, Rival
 from gossamer.running.encoder.layers import EncoderStandIn, read_layers

@@ -25,15 +25,14 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from gossamer.errors import InputError, TargetError
-from gossamer.nn import replace_module
-from gossamer.nn.tokens.token_attention import heads_of, live_tokens
-from gossamer.nn.tokens.token_pruning import (
-    EncoderOutput,
-    Normalise,
-    TokenPrunedEncoder,
+from gossamer.nn.surgery import replace_module
+from gossamer.nn.tokens import EncoderOutput, Normalise, TokenPrunedEncoder
+from gossamer.nn.tokens.bert_layers import (
     check_uncalled,
     find_encoder,
     fixed_divisor,
+    heads_of,
+    live_tokens,
 )
 from gossamer.running.encoder.layers import EncoderStandIn
 

@@ -11,13 +11,16 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from gossamer.errors import InputError, TargetError
-from gossamer.nn import attention_outputs, disable_fast_paths, replace_module
-from gossamer.nn.batch import call_on_batch
-from gossamer.nn.input_shapes import input_shapes
+from gossamer.nn.batch import call_on_batch, input_shapes
 from gossamer.nn.layer_kinds import density_of, form_of, matrix_of, weight_of
-from gossamer.nn.layers.weight_stand_in import WeightStandIn
+from gossamer.nn.layers.parts import WeightStandIn
+from gossamer.nn.surgery import (
+    READ_BY_ATTENTION,
+    attention_outputs,
+    disable_fast_paths,
+    replace_module,
+)
 from gossamer.nn.surgery.carried import call_hooks, carried, hand_over, leave
-from gossamer.nn.surgery.fastpath import READ_BY_ATTENTION
 from gossamer.ops import report_fallback
 from gossamer.ops.engines import PackedEncoder
 from gossamer.patterns import Pattern

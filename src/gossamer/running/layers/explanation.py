@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from gossamer.nn import attention_outputs
 from gossamer.nn.layer_kinds import density_of, form_of, shape_of
-from gossamer.nn.left_dense import LeftDense, left_dense, left_lines
+from gossamer.nn.prunable import LeftDense, left_dense, left_lines
+from gossamer.nn.surgery import READ_BY_ATTENTION, attention_outputs
 from gossamer.nn.surgery.carried import LEFT
-from gossamer.nn.surgery.fastpath import READ_BY_ATTENTION
 from gossamer.ops.engines import ConvStep
 from gossamer.running.choice import Choice
 from gossamer.running.conv_net import NetForward

@@ -18,11 +18,11 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError, TargetError
-from gossamer.nn import replace_module
 from gossamer.nn.layer_kinds import kind_name, weight_of
 from gossamer.nn.relufication import ShiftedReLU
+from gossamer.nn.surgery import replace_module
 from gossamer.nn.surgery.carried import carried, carried_by_calls
-from gossamer.ops.addresses import direct_address
+from gossamer.ops import direct_address
 from gossamer.ops.engines import PackedNeurons
 from gossamer.ops.timing import duel
 

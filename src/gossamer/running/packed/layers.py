@@ -15,11 +15,9 @@ from gossamer.errors import InputError, WeightIsPacked
 from gossamer.formats import SparseMatrix, choose_format
 from gossamer.nn.layer_kinds import KINDS
 from gossamer.nn.layers import SparseLayer
-from gossamer.nn.layers.conv_attributes import ConvAttributes
-from gossamer.nn.layers.weight_stand_in import HasNoWeight, Refusal, WeightStandIn
-from gossamer.ops import Kernel
+from gossamer.nn.layers.parts import ConvAttributes, HasNoWeight, Refusal, WeightStandIn
+from gossamer.ops import Kernel, Run
 from gossamer.ops.conv import PackedConv
-from gossamer.ops.dispatch import Run
 from gossamer.ops.linear import PackedWeight
 from gossamer.patterns import Pattern
 from gossamer.running.choice import Choice

@@ -12,11 +12,10 @@ import torch
 from torch import nn
 
 from gossamer.formats import SparseMatrix
-from gossamer.nn.input_shapes import Shapes
+from gossamer.nn.batch import Shapes
 from gossamer.nn.layer_kinds import kind_name, title_of, weight_of
-from gossamer.ops import Problem, kernels_for
+from gossamer.ops import Problem, kernels_for, report_missing
 from gossamer.ops.conv import ConvSettings, PackedConv, why_not
-from gossamer.ops.dispatch import report_missing
 from gossamer.running.choice import Choice, Chooser, Contenders, CostKey, Rival
 from gossamer.running.packed.layers import PackedConv2d, PackedLinear, casting
 

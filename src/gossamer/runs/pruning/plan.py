@@ -16,7 +16,8 @@ from torch import nn
 
 from gossamer.errors import RecipeError
 from gossamer.method_table import METHODS
-from gossamer.pruning.calibration import Batch, LiveBytes, evaluating, gram, stops
+from gossamer.nn.batch import Batch
+from gossamer.pruning.calibration import LiveBytes, evaluating, gram, stops
 from gossamer.pruning.methods import Method
 from gossamer.pruning.solvers import LayerProblem
 from gossamer.pruning.targets import Target

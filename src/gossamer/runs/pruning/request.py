@@ -18,8 +18,9 @@ from gossamer.data.files import Texts, check_scores, read_samples
 from gossamer.errors import InputError, RecipeError
 from gossamer.io.artifact import check_destination
 from gossamer.io.safe_files.tokenizer import TOKENIZER_FILE, known_tokens, make_tokenizer
-from gossamer.ops import active_kernels
-from gossamer.pruning.calibration import Batch, DiskJournal, as_batches, data_digest, model_digest
+from gossamer.nn.batch import Batch
+from gossamer.ops.kernels import active_kernels
+from gossamer.pruning.calibration import DiskJournal, as_batches, data_digest, model_digest
 from gossamer.pruning.gradients import Loss
 from gossamer.recipes import (
     Recipe,

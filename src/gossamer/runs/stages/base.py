@@ -8,8 +8,9 @@ from typing import Any
 from torch import nn
 
 from gossamer.errors import RecipeError
+from gossamer.nn.batch import Batch
 from gossamer.pruning import LayerResult
-from gossamer.pruning.calibration import Batch, Journal, LayerProgress
+from gossamer.pruning.calibration import Journal, LayerProgress
 from gossamer.pruning.gradients import Loss, default_loss
 from gossamer.recipes.stages import StageSettings
 from gossamer.runs.kept_run import KeptRun

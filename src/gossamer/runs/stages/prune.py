@@ -9,7 +9,8 @@ from torch import nn
 
 from gossamer.errors import RecipeError
 from gossamer.method_table import METHODS
-from gossamer.nn import unchanged_on_error
+from gossamer.nn.batch import Batch
+from gossamer.nn.surgery import unchanged_on_error
 from gossamer.patterns import Pattern, parse_pattern
 from gossamer.pruning import (
     LayerResult,
@@ -20,7 +21,7 @@ from gossamer.pruning import (
     tensors_of,
 )
 from gossamer.pruning.budgets import BUDGETS, budget_layers
-from gossamer.pruning.calibration import Batch, CalibratedPruning, LayerProgress
+from gossamer.pruning.calibration import CalibratedPruning, LayerProgress
 from gossamer.pruning.gradients import (
     OBERT,
     GradientMethod,

@@ -6,7 +6,7 @@ import itertools
 import torch
 from torch import nn
 
-from gossamer.nn.tokens.token_pruning import add_token_pruning
+from gossamer.nn.tokens import add_token_pruning
 from gossamer.recipes.stages import Tokens
 from gossamer.runs.stages.base import StageInput, StageOutcome, call_model, same_fields
 from gossamer.runs.stages.recover import samples_for, trainable

@@ -12,7 +12,7 @@ import torch
 
 from gossamer.data.tasks import Task, tensors_digest
 from gossamer.errors import RecipeError
-from gossamer.ops import active_kernels
+from gossamer.ops.kernels import active_kernels
 from gossamer.recipes import content_differences, recipe_content
 from gossamer.recipes.stages import IterativeSettings, Train, step_of
 from gossamer.runs.kept_run import metrics_bytes

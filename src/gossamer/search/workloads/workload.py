@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
+from gossamer.nn.batch import Batch
 from gossamer.ops.timing import fair_clock, race, stopwatch
-from gossamer.pruning.calibration import Batch, evaluating
+from gossamer.pruning.calibration import evaluating
 from gossamer.pruning.gradients import Loss, output_of
 from gossamer.pruning.targets import find_targets
 from gossamer.runs import Quality

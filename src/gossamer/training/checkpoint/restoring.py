@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 from gossamer.errors import ArtifactError, GossamerError
+from gossamer.formats import matrix_shape
 from gossamer.formats.bits import unpack_bits
-from gossamer.formats.matrix import matrix_shape
 from gossamer.io.safe_files.tensors import DTYPE_NAMES, dtype_name
-from gossamer.nn.layer_kinds import kind_of, mask_in, shape_of, sparse_layers
+from gossamer.nn.forms import mask_in
+from gossamer.nn.layer_kinds import kind_of, shape_of, sparse_layers
 from gossamer.nn.surgery.compaction import compact
 from gossamer.patterns import parse_pattern
 

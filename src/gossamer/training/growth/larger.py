@@ -9,8 +9,8 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.nn.layer_kinds import shape_of
-from gossamer.nn.surgery.conv1d import conv1d_paths, conv1d_to_linear
-from gossamer.nn.surgery.matrix_layer import stores_transposed
+from gossamer.nn.surgery.slimming import conv1d_paths, conv1d_to_linear
+from gossamer.nn.surgery.slimming.matrix_layer import stores_transposed
 from gossamer.training.checkpoint import seed_all, undisturbed_random
 from gossamer.training.growth.roles import Anatomy
 from gossamer.training.growth.tensors import Factors

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.nn.layer_kinds import mask_in, sparse_layers, to_compact
-from gossamer.nn.surgery.replace import replace_module
+from gossamer.nn.forms import mask_in, to_compact
+from gossamer.nn.layer_kinds import sparse_layers
+from gossamer.nn.surgery import replace_module
 from gossamer.ops.training import expand, gather
 from gossamer.patterns import Pattern
 from gossamer.training.growth.masks import mask_between, masked_value

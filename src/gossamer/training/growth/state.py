@@ -72,9 +72,13 @@ def grown_state(optimizer: torch.optim.Optimizer, old: nn.Parameter, grow: Grow)
         return {key: _grown(value, old, grow, rules.get(key)) for key, value in state.items()}
     grown = {key: value.clone() for key, value in state.items() if key == "step"}
     for moment in optimizer.MOMENTS:
+        quantity = _QUANTITIES[moment.key]
+
+        def convert(tensor: torch.Tensor, quantity: Quantity = quantity) -> torch.Tensor:
+            return grow(tensor, quantity)
+
         if moment.key in state:
-            quantity = _QUANTITIES[moment.key]
-            grown |= moment.mapped(state, lambda t, q=quantity: grow(t, q))
+            grown |= moment.mapped(state, convert)
     return grown
 
 

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from gossamer.errors import GossamerError, ResourceError
-from gossamer.ops.out_of_memory import is_out_of_memory, memory_error
+from gossamer.out_of_memory import is_out_of_memory, memory_error
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

@@ -16,7 +16,7 @@ from torch import nn
 from gossamer.errors import InputError
 from gossamer.nn import CompactWeight, MaskedWeight
 from gossamer.nn.layer_kinds import sparse_layers
-from gossamer.nn.layers.dense_home import DenseHome
+from gossamer.nn.layers.parts import DenseHome
 from gossamer.training.memory.formulas import (
     KINDS,
     VARIANTS,

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.nn.layers.dense_home import DenseHome
+from gossamer.nn.layers.parts import DenseHome
 from gossamer.ops.training import adamw_step, runs_native
 from gossamer.training.optim.base import Master, Moments, ParamGroup, SmallStateOptimizer
 from gossamer.training.optim.codes import StoredMoment

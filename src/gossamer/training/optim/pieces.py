@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from gossamer.nn.layers.dense_home import DenseHome
+from gossamer.nn.layers.parts import DenseHome
 from gossamer.training.optim import halves
 from gossamer.training.optim.codes import BLOCK, State, StoredMoment
 from gossamer.training.optim.dither import offsets

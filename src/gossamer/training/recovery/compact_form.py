@@ -9,7 +9,9 @@ from contextlib import contextmanager
 
 from torch import nn
 
-from gossamer.nn import CompactWeight, MaskedOutProj, MaskedWeight, replace_module
+from gossamer.nn import CompactWeight, MaskedWeight
+from gossamer.nn.layers import MaskedOutProj
+from gossamer.nn.surgery import replace_module
 from gossamer.nn.surgery.compaction import compact
 from gossamer.training.modes import ModeChoice, choose_modes
 

@@ -18,15 +18,17 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.formats import SparseMatrix
-from gossamer.nn import CompactWeight, MaskedOutProj, MaskedWeight, replace_module
-from gossamer.nn.fake_quant import (
+from gossamer.nn import CompactWeight, MaskedWeight
+from gossamer.nn.layer_kinds import sparse_layers
+from gossamer.nn.layers import MaskedOutProj
+from gossamer.nn.rounding import (
     best_scale,
     rounded_activations,
     rounded_by_scale,
     rounded_values,
     rounded_weight,
 )
-from gossamer.nn.layer_kinds import sparse_layers
+from gossamer.nn.surgery import replace_module
 from gossamer.ops.linear import ACTIVATION_BITS, pack_int8
 
 # Calls of a model.

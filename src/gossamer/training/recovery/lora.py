@@ -14,7 +14,9 @@ from torch import nn
 from torch.nn.functional import linear
 
 from gossamer.errors import InputError, ResourceError
-from gossamer.nn import Linear, MaskedLinear, MaskedOutProj, replace_module
+from gossamer.nn import Linear, MaskedLinear
+from gossamer.nn.layers import MaskedOutProj
+from gossamer.nn.surgery import replace_module
 from gossamer.ops.training import gather
 
 Base = nn.Linear | Linear

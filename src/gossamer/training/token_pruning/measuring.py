@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.nn.tokens.token_attention import first_tokens
-from gossamer.nn.tokens.token_pruning import TokenPrunedEncoder, TokenTrace, token_encoder
+from gossamer.nn.tokens import TokenPrunedEncoder, TokenTrace, token_encoder
+from gossamer.nn.tokens.bert_layers import first_tokens
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import GossamerError, InputError
-from gossamer.nn.tokens.token_pruning import Phase, TokenPrunedEncoder, TokenTrace, token_encoder
+from gossamer.nn.tokens import Phase, TokenPrunedEncoder, TokenTrace, token_encoder
 
 Loss = Callable[[nn.Module, Any], torch.Tensor]
 OnStep = Callable[[str, int, float, list[float]], None]

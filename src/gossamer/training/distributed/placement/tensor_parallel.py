@@ -19,8 +19,9 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.formats.bits import pack_bits, unpack_bits
-from gossamer.nn import Linear, replace_module
+from gossamer.nn import Linear
 from gossamer.nn.families import BlockParts, block_of
+from gossamer.nn.surgery import replace_module
 
 Positions = Callable[[], torch.Tensor]
 # used Parameter -> (Parameter it was cut from, positions in it)

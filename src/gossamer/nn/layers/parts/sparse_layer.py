@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every layer with a sparse weight is, whatever its kind and its form."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal, TypeVar
+
+import torch
+from torch import nn
+
+from gossamer.formats import SparseMatrix, matrix_shape
+from gossamer.patterns import Pattern
+
+Form = Literal["masked", "compact", "packed"]
+DenseLayer = TypeVar("DenseLayer", nn.Linear, nn.Conv2d)
+
+
+class GradientSum:
+    """The sum of the dense gradients of one weight over backward passes.
+
+    Attributes:
+        total: of this process, since replicas last agreed.
+        agreed: mean over replicas of everything before; None if there are none, or not yet.
+    """
+
+    total: torch.Tensor | None = None
+    agreed: torch.Tensor | None = None
+
+    def add(self, gradient: torch.Tensor) -> None:
+        """One backward pass more."""
+        gradient = gradient.detach()
+        self.total = gradient.clone() if self.total is None else self.total.add_(gradient)
+
+
+class SparseLayer(nn.Module, ABC):
+    """A layer whose weight keeps some of its entries.
+
+    Attributes:
+        kind: its row in the table of layer kinds (`nn/layer_kinds/table.py`): "linear", "conv".
+        form: "masked" while the mask moves, "compact" once it is fixed, "packed" for inference.
+        pattern: the rule the mask obeys.
+    """
+
+    kind: ClassVar[str]
+    form: ClassVar[Form]
+    pattern: Pattern
+
+    @property
+    @abstractmethod
+    def weight_shape(self) -> tuple[int, ...]:
+        """Shape of the dense weight."""
+
+    @abstractmethod
+    def matrix(self) -> SparseMatrix:
+        """The sparse weight: positions and kept values, detached; a view where the form allows."""
+
+    @abstractmethod
+    def trained(self) -> nn.Parameter:
+        """The Parameter that holds the weight in training."""
+
+    def dense_weight(self) -> torch.Tensor:
+        """A copy of the weight in its own shape, exact zeros included; no gradients."""
+        return self.matrix().dense()
+
+    @property
+    def matrix_shape(self) -> tuple[int, int]:
+        """[R, K] of the weight seen as a matrix."""
+        return matrix_shape(self.weight_shape)
+
+    @property
+    def nnz(self) -> int:
+        """Kept weights."""
+        return self.matrix().nnz
+
+    @property
+    def density(self) -> float:
+        """Kept fraction; 1 for a weight without elements."""
+        numel = torch.Size(self.weight_shape).numel()
+        return self.nnz / numel if numel else 1.0
+
+    def mask(self) -> torch.Tensor:
+        """A copy of the mask, bool [R, K]."""
+        return self.matrix().mask()
+
+    def mask_digest(self) -> str:
+        """sha256 (hex) of shape and mask, to compare ranks and files."""
+        return self.matrix().positions.digest
+
+    def _copied_to(self, make: Callable[..., DenseLayer], **settings: Any) -> DenseLayer:
+        """What `make` gives, with copies of the weight and the bias, in the same mode."""
+        weight, bias = self.trained(), self._parameters.get("bias")
+        dense = make(**settings, bias=bias is not None, device="meta", dtype=weight.dtype)
+        dense.weight = nn.Parameter(self.dense_weight(), requires_grad=weight.requires_grad)
+        if bias is not None:
+            dense.bias = nn.Parameter(bias.detach().clone(), requires_grad=bias.requires_grad)
+        return dense.train(self.training)

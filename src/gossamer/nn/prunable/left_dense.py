@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the weights are that pruning left dense, and why: every matrix of a model is accounted for.
+
+A model can hold most of its weights in experts, recurrent layers or tables that no mask reaches.
+Its pruned layers then say little about the model, so reports name the rest, by reason and share.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+
+from gossamer.nn.layers import CompactWeight, MaskedWeight
+from gossamer.nn.prunable.layers import EMBEDDINGS, PRUNABLE, has_own_forward, is_head
+
+# Smaller parts are in the data of a report, not on its lines.
+_WORTH_A_LINE = 0.001
+_MAX_NAMES = 3
+_TIED = "embeddings and the layers tied to them, left out by default"
+_EMBEDDINGS = "embeddings, which are looked up and not multiplied"
+_HEADS = "heads, left out by default"
+_NO_TARGETS = "layers that were not among the targets"
+_COMPUTED = (
+    "weights that are computed (parametrization, weight_norm, torch.nn.utils.prune), which cannot"
+    " be pruned"
+)
+_ATTENTION = "q, k and v of MultiheadAttention, which are no layers and cannot be pruned"
+
+Holders = dict[nn.Parameter, list[tuple[str, str, nn.Module]]]
+
+
+@dataclass(frozen=True)
+class LeftDense:
+    """Weights that stay dense for one reason.
+
+    Attributes:
+        reason: which kind of weights they are; says so where it cannot be pruned.
+        share: of all parameters of the dense model.
+        weights: how many.
+        names: of the Parameters.
+    """
+
+    reason: str
+    share: float
+    weights: int
+    names: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        alike: dict[str, list[str]] = {}
+        for name in self.names:
+            alike.setdefault(re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", name), []).append(name)
+        found = [names[0] if len(names) == 1 else form for form, names in alike.items()]
+        more = f" and {len(found) - _MAX_NAMES} more" if len(found) > _MAX_NAMES else ""
+        names = ", ".join(found[:_MAX_NAMES])
+        return f"{self.share:.1%} of the weights are in {self.reason}: {names}{more}."
+
+
+def left_dense(
+    model: nn.Module, packed: Callable[[nn.Module], int | None] = lambda module: None
+) -> list[LeftDense]:
+    """Parameters of two dimensions or more that no pruned layer holds, the largest part first.
+
+    Args:
+        model: masked, compact or compiled.
+        packed: weights of a layer that is pruned in a form of its own; None for other modules.
+    """
+    holders = _holders(model)
+    pruned, total = set(), sum(param.numel() for param in holders)
+    for module in model.modules():
+        count = packed(module)
+        if isinstance(module, MaskedWeight):
+            pruned.add(module.weight_parameter())
+        elif isinstance(module, CompactWeight) and module.values not in pruned:
+            pruned.add(module.values)
+            total += module.matrix_shape[0] * module.matrix_shape[1] - module.nnz
+        elif count is not None:
+            held = module._parameters.get("weight")
+            if held is None:
+                total += count
+            else:
+                pruned.add(held)
+    groups: dict[str, dict[str, int]] = {}
+    for param, places in holders.items():
+        if param.ndim >= 2 and param.numel() and param not in pruned:
+            owner, key, _ = places[0]
+            name = f"{owner}.{key}" if owner else key
+            groups.setdefault(_reason(param, places), {})[name] = param.numel()
+    rows = [
+        LeftDense(reason, (weights := sum(found.values())) / max(1, total), weights, list(found))
+        for reason, found in groups.items()
+    ]
+    return sorted(rows, key=lambda row: -row.weights)
+
+
+def left_lines(rows: Sequence[LeftDense]) -> list[str]:
+    """The parts that matter, one sentence each."""
+    return [str(row) for row in rows if row.share >= _WORTH_A_LINE]
+
+
+def _holders(model: nn.Module) -> Holders:
+    holders: Holders = {}
+    for name, module in model.named_modules():
+        for key, param in module._parameters.items():
+            if param is not None and not isinstance(param, UninitializedParameter):
+                holders.setdefault(param, []).append((name, key, module))
+    return holders
+
+
+def _reason(param: nn.Parameter, places: list[tuple[str, str, nn.Module]]) -> str:
+    if any(isinstance(module, EMBEDDINGS) for _, _, module in places):
+        return _TIED if len(places) > 1 else _EMBEDDINGS
+    name, key, module = places[0]
+    kind = type(module).__name__
+    if isinstance(module, nn.MultiheadAttention):
+        return _ATTENTION
+    if kind == "ParametrizationList" or (isinstance(module, PRUNABLE) and key != "weight"):
+        return _COMPUTED
+    if isinstance(module, PRUNABLE):
+        if has_own_forward(module):
+            return f"{kind} layers with a forward of their own, which cannot be pruned"
+        return _HEADS if is_head(name) else _NO_TARGETS
+    if param.ndim > 2 and not type(module).__module__.startswith("torch.nn."):
+        return f"{param.ndim}-D parameters of {kind}, which cannot be pruned"
+    return f"{kind}, which cannot be pruned"

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What surrounds custom ops: their callers, and the functions that compute them.
+
+Tracers, transforms and tensors of other classes come through ops (ops/addresses.py). What they
+cannot do with an op of gossamer is told in gossamer's words.
+"""
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch._C._functorch import TransformType, get_interpreter_stack, is_functorch_wrapped_tensor
+from torch._library.custom_ops import CustomOpDef
+from torch.autograd import forward_ad
+
+from gossamer.errors import InputError
+from gossamer.ops.addresses import NO_TANGENT, has_tangent
+from gossamer.out_of_memory import names_memory
+
+NO_GRADIENTS = (
+    "a compiled model is for inference and gives no gradients. Call it under"
+    " torch.inference_mode(), or train the model it was compiled from."
+)
+# What torch.func.grad and its kin say to the derivative of any custom op.
+_NO_FUNCTION = "In order to use an autograd.Function with functorch transforms"
+
+
+def define_op(
+    name: str,
+    where: str,
+    fake: Callable[..., Any] | None = None,
+    mutates: Iterable[str] = (),
+    advice: str = "Run fewer tokens or images at a time, or free memory.",
+    *,
+    has_gradients: bool = True,
+) -> Callable[[Callable[..., Any]], CustomOpDef]:
+    """Make a function the custom op `gossamer::name`.
+
+    Args:
+        name: of the op.
+        where: begins the messages of what the op refuses.
+        fake: takes the op's arguments and gives a tensor of the result's shape and dtype; not
+            needed by ops without a result.
+        mutates: names of arguments that the op changes.
+        advice: what to do where memory does not suffice.
+        has_gradients: False for an op that is for inference only and says so when it is called.
+    """
+
+    def define(function: Callable[..., Any]) -> CustomOpDef:
+        named = names_memory(where, advice)(function)
+
+        @functools.wraps(function)
+        def body(*args: Any, **kwargs: Any) -> Any:
+            # torch would drop tangents.
+            _refuse_tangents(where, (*args, *kwargs.values()))
+            return named(*args, **kwargs)
+
+        op = torch.library.custom_op(f"gossamer::{name}", body, mutates_args=mutates)
+        if fake is not None:
+            op.register_fake(fake)
+        if not has_gradients:
+            op.register_autograd(lambda ctx, grad: None, setup_context=_refuse_gradients)
+        return op
+
+    return define
+
+
+def call_op(op: Callable[..., Any], where: str, *args: Any) -> torch.Tensor:
+    """The result of a custom op; `where` begins the message of what is refused."""
+    if not torch.compiler.is_compiling():
+        _refuse_tangents(where, args)
+    try:
+        y: torch.Tensor = op(*args)
+    except (RuntimeError, TypeError) as error:
+        if not isinstance(error, NotImplementedError | TypeError) and _NO_FUNCTION not in str(
+            error
+        ):
+            raise
+        kinds = sorted({type(arg).__name__ for arg in args if isinstance(arg, torch.Tensor)})
+        raise InputError(
+            f"{where}: cannot be computed for {' and '.join(kinds)} here ({error}). Pass plain"
+            " tensors outside of torch.func, or run the dense model (to_dense)."
+        ) from error
+    return y
+
+
+def _refuse_gradients(ctx: object, inputs: tuple[object, ...], output: object) -> None:
+    """As `setup_context` of an op without derivatives: say so at once, not in the backward."""
+    raise InputError(NO_GRADIENTS)
+
+
+def _refuse_tangents(where: str, args: tuple[Any, ...]) -> None:
+    if forward_ad._current_level < 0:
+        return
+    tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+    # torch.func holds tangents in wrappers, which an op no longer sees.
+    is_jvp = any(one.key() == TransformType.Jvp for one in get_interpreter_stack() or ())
+    if any((is_jvp and is_functorch_wrapped_tensor(t)) or has_tangent(t) for t in tensors):
+        raise InputError(f"{where}: {NO_TANGENT}")
