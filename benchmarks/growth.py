@@ -27,7 +27,7 @@ import torch
 from rich.table import Table
 
 import gossamer
-from gossamer.training.growth.watch import active_parameters
+from gossamer.nn.prunable import active_parameters
 from gossamer.training.run_files import read_metrics
 from gossamer.zoo import GPT
 from support import options

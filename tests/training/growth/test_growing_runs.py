@@ -8,8 +8,8 @@ import torch
 
 import gossamer
 from gossamer.errors import GossamerError, RecipeError
+from gossamer.nn.prunable import active_parameters
 from gossamer.training.growth import Growth, GrowthStep, GrowthWatch, SlopeMonitor
-from gossamer.training.growth.watch import active_parameters
 from gossamer.training.loop import LearningRate
 from gossamer.zoo import GPT
 

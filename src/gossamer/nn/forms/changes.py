@@ -35,13 +35,19 @@ def why_not_compact(layer: nn.Module) -> str | None:
     return carried(layer, inherits_hooks=True)
 
 
-def in_form_of(layer: nn.Module, dense: nn.Module) -> nn.Module:
-    """`dense` with the form, mask and pattern that `layer` has; itself where that is ordinary."""
+def in_form_of(
+    layer: nn.Module,
+    dense: nn.Module,
+    mask: torch.Tensor | None = None,
+    pattern: Pattern | None = None,
+) -> nn.Module:
+    """`dense` in the form that `layer` has, with its mask or another; itself if it is ordinary."""
     if not isinstance(layer, SparseLayer):
         return dense
     made: Any = type(layer)
     options = (layer.mode,) if isinstance(layer, CompactWeight) else ()
-    result: nn.Module = made.from_dense(dense, layer.mask(), layer.pattern, *options)
+    kept = layer.mask() if mask is None else mask
+    result: nn.Module = made.from_dense(dense, kept, pattern or layer.pattern, *options)
     return result
 
 

@@ -131,8 +131,15 @@ class CompactWeight(MayGiveUpValues, HasNoWeight, SparseLayer):
 
     def dense_weight(self) -> torch.Tensor:
         """A copy of the weight in its own shape, exact zeros included; no gradients."""
-        dense = expand(self.kept_values(), self.mask_bits, self.matrix_shape[1])
-        return dense.view(self.weight_shape)
+        return self.spread(self.kept_values())
+
+    def spread(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of the shape of `values` in the shape of the weight, zeros elsewhere."""
+        return expand(tensor, self.mask_bits, self.matrix_shape[1]).view(self.weight_shape)
+
+    def gathered(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The kept entries of a tensor of the weight's shape."""
+        return gather_kept(tensor.flatten(1), self.mask_bits, self.nnz)
 
     @abstractmethod
     def product(self, x: torch.Tensor, values: torch.Tensor, *, sparse: bool) -> torch.Tensor:

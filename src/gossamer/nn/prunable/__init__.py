@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which layers can have a mask, and where the weights are that pruning leaves dense."""
+"""Which layers can have a mask, where the weights are that pruning leaves dense, what works."""
 
+from gossamer.nn.prunable.active import active_parameters
 from gossamer.nn.prunable.layers import EMBEDDINGS, PRUNABLE, is_head, why_not_prunable
 from gossamer.nn.prunable.left_dense import LeftDense, left_dense, left_lines
 
@@ -8,6 +9,7 @@ __all__ = [
     "EMBEDDINGS",
     "PRUNABLE",
     "LeftDense",
+    "active_parameters",
     "is_head",
     "left_dense",
     "left_lines",

@@ -9,10 +9,9 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.nn.forms import mask_in, to_compact
+from gossamer.nn.forms import in_form_of, mask_in
 from gossamer.nn.layer_kinds import sparse_layers
 from gossamer.nn.surgery import replace_module
-from gossamer.ops.training import expand, gather
 from gossamer.patterns import Pattern
 from gossamer.training.growth.masks import mask_between, masked_value
 from gossamer.training.growth.plan import GrowthPlan
@@ -38,6 +37,7 @@ class GrownParameter:
         mask: its mask; None if everything is kept.
         pattern: of the mask.
         param: the Parameter, once it has its place.
+        larger_layer: the sparse layer of the larger model that holds it, if one does.
     """
 
     names: list[str]
@@ -49,6 +49,7 @@ class GrownParameter:
     mask: torch.Tensor | None = None
     pattern: Pattern | None = None
     param: nn.Parameter = field(default_factory=lambda: nn.Parameter(torch.empty(0)))
+    larger_layer: Any = None
 
 
 def find_slots(
@@ -101,12 +102,11 @@ def _grown_slot(
     if isinstance(optimizer, SmallStateOptimizer) and old in optimizer.state:
         # In the precision in which it is trained.
         numbers = optimizer.master_of(old)
-    mask = None if layer is None else layer.mask()
-    if layer is not None and layer.form == "compact":
-        numbers = expand(numbers, layer.mask_bits, layer.matrix_shape[1]).view(layer.weight_shape)
-    elif mask is not None:
+    mask = pattern = None
+    if layer is not None:
+        mask, pattern = layer.mask(), layer.pattern
+        numbers = layer.spread(numbers)
         numbers = torch.where(mask.view_as(numbers), numbers, 0)
-    pattern = None if layer is None else layer.pattern
     new_mask, pattern = mask_between(axes, mask, pattern, plan, numbers.shape, generator)
     breaker = Breaker(noise, growth.blocks == "uniform")
     if new_mask is None:
@@ -161,34 +161,31 @@ def place(larger: nn.Module, slots: list[GrownParameter]) -> None:
                 )
             module._parameters[key] = slot.param
     for slot in slots:
-        if slot.mask is not None and slot.pattern is not None:
-            _sparsified(larger, slot, slot.mask, slot.pattern)
+        _sparsified(larger, slot)
 
 
-def _sparsified(
-    larger: nn.Module, slot: GrownParameter, mask: torch.Tensor, pattern: Pattern
-) -> None:
-    path = slot.names[0].rpartition(".")[0]
-    module = larger.get_submodule(path)
-    mask = mask.to(slot.param.device)
-    masked = mask_in(larger, module, mask, pattern)
-    if slot.layer is not None and slot.layer.form == "compact":
-        values = nn.Parameter(gather(slot.param.detach(), mask), slot.param.requires_grad)
-        compact = to_compact(masked, values, masked.mask_bits, pattern, slot.layer.mode)
-        replace_module(larger, masked, compact)
-        slot.param = values
+def _sparsified(larger: nn.Module, grown: GrownParameter) -> None:
+    """Give a layer of the larger model the form of its source, or a mask that may still move."""
+    module = larger.get_submodule(grown.names[0].rpartition(".")[0])
+    if grown.mask is None or grown.pattern is None:
+        return
+    mask = grown.mask.to(grown.param.device)
+    if grown.layer is None:
+        mask_in(larger, module, mask, grown.pattern)
+        return
+    made: Any = in_form_of(grown.layer, module, mask, grown.pattern)
+    replace_module(larger, module, made)
+    grown.param, grown.larger_layer = made.trained(), made
 
 
-def grower(slot: GrownParameter, plan: GrowthPlan) -> Grow:
+def grower(grown: GrownParameter, plan: GrowthPlan) -> Grow:
     """How tensors of the old Parameter's shape become tensors of the new one's."""
-    layer, mask = slot.layer, slot.mask
-    is_compact = layer is not None and layer.form == "compact"
+    before, after = grown.layer, grown.larger_layer
 
     def grow_one(tensor: torch.Tensor, quantity: Quantity) -> torch.Tensor:
-        if is_compact:
-            dense = expand(tensor, layer.mask_bits, layer.matrix_shape[1])
-            tensor = dense.view(layer.weight_shape)
-        grown = grown_tensor(tensor, slot.axes, plan.factors, quantity)
-        return gather(grown, mask) if is_compact and mask is not None else grown
+        whole = tensor if before is None else before.spread(tensor)
+        made = grown_tensor(whole, grown.axes, plan.factors, quantity)
+        found: torch.Tensor = made if after is None else after.gathered(made)
+        return found
 
     return grow_one

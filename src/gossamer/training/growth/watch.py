@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from gossamer.errors import ArtifactError
-from gossamer.nn.layer_kinds import sparse_layers
+from gossamer.nn.prunable import active_parameters
 from gossamer.training.growth.plan import Growth
 
 _JUMP = 1.01
@@ -142,24 +142,6 @@ class GrowthWatch:
                 f"checkpoint: its model has grown {len(self.done)} times, the recipe grows it"
                 f" {len(self.steps)} times. Resume with the recipe of that run."
             )
-
-
-def active_parameters(model: nn.Module) -> int:
-    """Weights that are multiplied with every token: kept ones, without tables that are looked up.
-
-    A table that is tied to a head counts once, as the head.
-    """
-    tables: set[int] = set()
-    others: set[int] = set()
-    for module in model.modules():
-        weight = module._parameters.get("weight")
-        (tables if isinstance(module, nn.Embedding) else others).add(id(weight))
-    kept = {id(layer.trained()): layer.nnz for _, layer in sparse_layers(model)}
-    return sum(
-        kept.get(id(param), param.numel())
-        for param in model.parameters()
-        if id(param) not in tables - others
-    )
 
 
 def _mean(values: list[float]) -> float:

@@ -58,6 +58,14 @@ class SparseLayer(nn.Module, ABC):
     def trained(self) -> nn.Parameter:
         """The Parameter that holds the weight in training."""
 
+    def spread(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of the shape of the trained Parameter, such as a moment, in the weight's."""
+        return tensor
+
+    def gathered(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What the trained Parameter holds of a tensor of the weight's shape."""
+        return tensor
+
     def dense_weight(self) -> torch.Tensor:
         """A copy of the weight in its own shape, exact zeros included; no gradients."""
         return self.matrix().dense()
