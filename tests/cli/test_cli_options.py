@@ -28,7 +28,8 @@ GOLDEN = {
     ],
     "plan": [
         *("RECIPE_OR_MODEL", "--batch", "--calibrate", "--cluster", "--data", "--microbatch"),
-        *("--out", "--ranks", "--schedule", "--set", "--sparsity", "--state", "--tokens"),
+        *("--out", "--ranks", "--schedule", "--set", "--sparsity", "--staged", "--state"),
+        "--tokens",
     ],
     "run complete": ["--prompt", *TEXT],
     "run chat": ["--system", *TEXT],

@@ -24,7 +24,7 @@ import gossamer.runs.verbs  # noqa: F401  (once, before the forks)
 from gossamer.cli.main import main
 from gossamer.io.safe_files.directories import atomic
 from gossamer.io.safe_files.tensors import tensor_file
-from gossamer.nn.surgery import compaction
+from gossamer.nn.surgery.compaction import fixing
 from gossamer.training.checkpoint import folders as checkpoint
 from gossamer.zoo import MLP
 
@@ -32,7 +32,7 @@ STEP: list[tuple[Any, str]] = [
     (MLP, "forward"),
     (torch.autograd, "backward"),
     (torch.optim.AdamW, "step"),
-    (compaction, "_convert"),
+    (fixing, "_convert"),
 ]
 DISK: list[tuple[Any, str]] = [
     (os, "fsync"),
