@@ -96,6 +96,38 @@ for name, tokens, pattern, precision in (("panel", 128, "unstructured", "fp32"),
 print("ROW" + json.dumps(row))
 """
 
+ENGINE = r"""
+import importlib, json, sys, time, torch, gossamer
+from pathlib import Path
+torch.set_num_threads(1)
+place, row = Path(sys.argv[1]), {}
+
+def best(call, times):
+    found = float("inf")
+    with torch.inference_mode():
+        for _ in range(times):
+            start = time.process_time()
+            call()
+            found = min(found, time.process_time() - start)
+    return found * 1e3
+
+ids = torch.arange(1000, 1128)[None]
+for precision in ("fp32", "int8"):
+    fast = gossamer.compile(gossamer.load(place / "minilm"), tokens=(128,), precision=precision)
+    row["MiniLM " + precision] = best(lambda: fast(input_ids=ids), 40)
+for home in ("gossamer.running.decoder", "gossamer.run.decoder"):
+    try:
+        engines = importlib.import_module(home)
+        break
+    except ImportError:
+        continue
+engine = engines.DecoderEngine(gossamer.load(place / "smollm2"), "int8", context=256)
+session = engine.session()
+session.prompt(list(range(1000, 1032)))
+row["SmolLM2 token int8"] = best(lambda: session.append(1000), 40)
+print("ROW" + json.dumps(row))
+"""
+
 
 def run(python, code, *words):
     """The figures that a child of this interpreter prints."""
@@ -134,6 +166,7 @@ def measure(trees, rounds, kernel_rounds):
             run(trees[0], CHILD, "prepare", model, folder)
         for what, model in CASES:
             yield from compare(f"{what} {model}", trees, rounds, CHILD, what, model, folder)
+        yield from compare("ms of a call", trees, kernel_rounds, ENGINE, folder)
     yield from compare("us of a call", trees, kernel_rounds, KERNEL)
 
 

@@ -102,6 +102,12 @@ def test_links_between_documents_lead_somewhere():
                 assert not heading or heading in headings(found), (place(page), target, heading)
 
 
+def test_no_page_holds_the_marks_of_a_merge():
+    pages = [*PAGES, *FOLDER_PAGES, *ROOT.glob("*.md")]
+    marked = [page for page in pages if re.search(r"^(<{7}|>{7}) ", page.read_text(), re.M)]
+    assert marked == []
+
+
 def test_source_files_named_in_documents_exist():
     folders = (ROOT, ROOT / "src" / "gossamer")
     for page in [*PAGES, *ROOT.glob("*.md")]:
