@@ -65,8 +65,8 @@ METHODS: Final[Mapping[str, PruningMethod]] = {
             _RECONSTRUCTION,
             solves_rows=True,
         ),
-        PruningMethod("taylor", "gradients", "gradients.scores:taylor"),
-        PruningMethod("fisher", "gradients", "gradients.scores:fisher"),
+        PruningMethod("taylor", "gradients", "gradients.passes:taylor"),
+        PruningMethod("fisher", "gradients", "gradients.passes:fisher"),
         # Few gradients make a poorer Fisher matrix than many inputs make a Gram matrix.
         PruningMethod("obert", "gradients", "gradients.obert:OBERT", settings={"damping": 0.1}),
     )

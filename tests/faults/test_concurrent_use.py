@@ -34,7 +34,7 @@ def test_readers_see_the_old_or_the_new_artifact_and_never_an_error(tmp_path, wa
     code = WRITER
     if way == "two renames":
         code = (
-            "import gossamer.io.safe_files.directories.atomic as a\n"
+            "import gossamer.io.safe_files.directories as a\n"
             "a._exchange = lambda *_: False\n" + WRITER
         )
     seen, errors = set(), []

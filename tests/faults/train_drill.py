@@ -22,8 +22,8 @@ from loop_tools import arguments, artifact_bytes, write_recipe
 
 import gossamer.runs.verbs  # noqa: F401  (once, before the forks)
 from gossamer.cli.main import main
+from gossamer.io.safe_files import tensors
 from gossamer.io.safe_files.directories import atomic
-from gossamer.io.safe_files.tensors import tensor_file
 from gossamer.nn.surgery import compaction
 from gossamer.training.checkpoint import folders as checkpoint
 from gossamer.zoo import MLP
@@ -42,7 +42,7 @@ DISK: list[tuple[Any, str]] = [
     (Path, "rmdir"),
     (atomic, "_exchange"),
     (atomic.shutil, "rmtree"),
-    (tensor_file.HashingFile, "write"),
+    (tensors.HashingFile, "write"),
     (checkpoint.CheckpointStore, "_remove_old"),
 ]
 

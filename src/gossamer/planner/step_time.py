@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from gossamer.planner.cluster_schema import GB, ClusterSpec, CompactSpeed, LinkSpec
+from gossamer.planner.cluster import GB, ClusterSpec, CompactSpeed, LinkSpec
 from gossamer.planner.model_shape import ModelShape, Unit
 from gossamer.planner.simulation import Costs
 from gossamer.planner.stages import StageShape, weights_of

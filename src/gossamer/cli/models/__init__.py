@@ -11,12 +11,13 @@ from gossamer.cli.models.sources import (
     DEMO_MODELS,
     check_source,
     demo_path,
+    find_function,
+    is_function,
     load_function,
     load_source,
     origin,
     source_path,
 )
-from gossamer.cli.models.user_function import find_function, is_function
 
 __all__ = [
     "DEMO_MODELS",

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The quickstart on a real sentence encoder: prune, measure, save, load, run.
 
+Its sentences are plain English, made on the spot: varied enough to have similarities worth ranking.
 Legend: N sentences, D width, B batch, T tokens.
 """
 
 import copy
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,10 @@ from torch import nn
 from gossamer.cli.models import demo_path
 from gossamer.cli.quickstart.comparing import NOTE, compare, compile_afresh, sparse_layers_text
 from gossamer.cli.quickstart.output import MODEL_FOLDER, Story
-from gossamer.cli.quickstart.sentences import make_sentences
 from gossamer.cli.shell import Output
 from gossamer.data import sentences
 from gossamer.data.files import Texts
+from gossamer.errors import InputError
 from gossamer.io import load, load_pretrained, read_beside
 from gossamer.io.safe_files.tokenizer import TOKENIZER_FILE, make_tokenizer
 from gossamer.recipes import Calibration, prune_recipe
@@ -42,6 +44,46 @@ from gossamer.search import (
     shrink,
     verdict,
 )
+
+# A topic per line: who; does; what.
+_TOPICS = """
+The chef, My grandmother, A hungry student, The new restaurant; cooked, served, tasted, burned;\
+ a tomato soup, fresh bread, the chicken curry, an apple pie, fried rice
+The striker, Our goalkeeper, The young team, A retired coach; won, watched, talked about, lost;\
+ the cup final, a penalty shootout, the second half, the away game, the derby
+The engineer, A software company, The intern, An open source group;\
+ released, debugged, rewrote, tested;\
+ the database driver, a web server, the compiler, a mobile app, the login page
+The doctor, A nurse, The hospital, An anxious patient; described, treated, worried about, studied;\
+ a broken arm, the flu, high blood pressure, a rare allergy, the new vaccine
+The astronomer, A space probe, The science museum, My physics teacher;\
+ observed, photographed, explained, discovered;\
+ a distant galaxy, the rings of Saturn, a solar eclipse, a comet, black holes
+The bank, An investor, The finance minister, A small shop; raised, feared, announced, calculated;\
+ interest rates, the new tax, a quarterly loss, the price of oil, a bonus
+"""
+_TAILS = (
+    "",
+    " yesterday",
+    " last summer",
+    " in the rain",
+    " for the first time",
+    " with great care",
+)
+
+
+def make_sentences(count: int, generator: torch.Generator) -> list[str]:
+    """`count` different sentences on a few topics, drawn from `generator`."""
+    every = [
+        f"{' '.join(words)}{tail}."
+        for topic in _TOPICS.strip().splitlines()
+        for *words, tail in product(*(part.split(", ") for part in topic.split("; ")), _TAILS)
+    ]
+    if not 1 <= count <= len(every):
+        raise InputError(f"sentences: expected 1 to {len(every)}, got {count}.")
+    order = torch.randperm(len(every), generator=generator)[:count]
+    return [every[index] for index in order.tolist()]
+
 
 _TARGETS = "encoder.layer.*"
 _NUM_SENTENCES = 240

@@ -17,8 +17,8 @@ from torch import nn
 from gossamer.errors import InputError
 from gossamer.nn.surgery.compaction import Part
 from gossamer.pruning.schedules.base import Schedule, State
-from gossamer.pruning.schedules.late_weights import EntryParts
 from gossamer.pruning.schedules.layers import release_layers, restore_mask
+from gossamer.pruning.schedules.optimizer_entries import EntryParts
 from gossamer.pruning.schedules.run import Event, Run
 
 _VERSION = 1

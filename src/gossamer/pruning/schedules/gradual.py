@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from gossamer.pruning.schedules.base import Events, Schedule, State, layer_masks
+from gossamer.pruning.schedules.base import Events, Schedule, State, cubic, layer_masks
 from gossamer.pruning.schedules.dense_store import DenseStore, StoredSchedule
-from gossamer.pruning.schedules.moments import cubic
 
 
 @dataclass(eq=False, kw_only=True)

@@ -7,8 +7,7 @@ squares solution for a given mask.
 
 from gossamer.pruning.solvers.admm import ADMM
 from gossamer.pruning.solvers.exact_obs import ExactOBS
-from gossamer.pruning.solvers.gram import NotPositiveDefinite, damped
-from gossamer.pruning.solvers.least_squares import refit
+from gossamer.pruning.solvers.least_squares import NotPositiveDefinite, damped, refit
 from gossamer.pruning.solvers.problem import (
     LayerProblem,
     LayerSolution,

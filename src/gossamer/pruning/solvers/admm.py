@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gossamer.pruning.solvers.gram import damped
-from gossamer.pruning.solvers.least_squares import refit
+from gossamer.pruning.solvers.least_squares import damped, refit
 from gossamer.pruning.solvers.problem import LayerProblem, LayerSolution
 
 # How fast the penalty grows, by the part of the mask that still moves.

@@ -15,8 +15,7 @@ import torch
 
 from gossamer.errors import PatternError
 from gossamer.patterns import NM, Unstructured
-from gossamer.pruning.solvers.gram import damped
-from gossamer.pruning.solvers.least_squares import refit
+from gossamer.pruning.solvers.least_squares import damped, refit
 from gossamer.pruning.solvers.problem import LayerProblem, LayerSolution, keep_highest
 
 # Rows whose inverses [K, K] are held together.

@@ -21,7 +21,7 @@ import torch
 
 from gossamer.errors import InputError
 from gossamer.patterns import kept_count
-from gossamer.pruning.solvers.gram import damped
+from gossamer.pruning.solvers.least_squares import damped
 from gossamer.pruning.solvers.problem import LayerProblem, LayerSolution
 
 COLUMNS = 64
