@@ -7,9 +7,16 @@ from typing import Any, Final
 
 from gossamer.planner.schedules import ScheduleName, schedule_fault
 from gossamer.planner.simulation import Played, simulate
-from gossamer.planner.stages import StageShape, cut_stages, weights_of
 from gossamer.planner.step_time import Machine, StepTime, StepTraffic
-from gossamer.planner.workload import RankGrid, RankLayout, StepSpec, Summed
+from gossamer.planner.workload import (
+    RankGrid,
+    RankLayout,
+    StageShape,
+    StepSpec,
+    Summed,
+    cut_stages,
+    weights_of,
+)
 from gossamer.training.memory import Kind
 
 # Of weights, gradients and state.

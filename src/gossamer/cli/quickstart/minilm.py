@@ -119,26 +119,6 @@ def load_minilm() -> MiniLM:
     return MiniLM(load_pretrained(directory), tokenizer, directory)
 
 
-@dataclass(frozen=True)
-class _Bench:
-    """The dense model and what others are compared with: its vectors [N, D] of the sentences."""
-
-    dense: MiniLM
-    ids: list[torch.Tensor]
-    vectors: torch.Tensor
-
-    def agreement(self, model: nn.Module) -> float:
-        """Agreement of `model` with the dense one on the sentences."""
-        return agreement(self.vectors, embed(model, self.ids))
-
-    def floor(self) -> float:
-        """Agreement of a model without encoder: the mean of the word embeddings alone."""
-        words = self.dense.model.get_submodule("embeddings.word_embeddings")
-        with torch.inference_mode():
-            rows = [nn.functional.normalize(words(ids).mean(0), dim=0) for ids in self.ids]
-        return agreement(self.vectors, torch.stack(rows))
-
-
 def run_minilm(folder: Path, sparsity: float, out: Output) -> Story:
     """The whole story on MiniLM; raises ResourceError if the package is not installed."""
     with out.stage("loading MiniLM"):
@@ -150,7 +130,12 @@ def run_minilm(folder: Path, sparsity: float, out: Output) -> Story:
         settings = Calibration(samples=len(others.texts), tokens=_LENGTH)
         calibration = calibration_batches(minilm.model, others, minilm.tokenizer, settings)
         ids = sentences(texts[:_NUM_SENTENCES], minilm.tokenizer, _LENGTH)
-        bench = _Bench(minilm, ids, embed(minilm.model, ids))
+        vectors_ND = embed(minilm.model, ids)
+
+    def agrees(model: nn.Module) -> float:
+        """Agreement of `model` with the dense one on the sentences."""
+        return agreement(vectors_ND, embed(model, ids))
+
     with out.stage(f"pruning {sparsity:.0%}, saving and loading"):
         path = folder / MODEL_FOLDER
         # SparseGPT that aims at the dense model's outputs.
@@ -164,7 +149,11 @@ def run_minilm(folder: Path, sparsity: float, out: Output) -> Story:
         comparison = compare(
             minilm.model,
             fast,
-            ("agreement with dense (rank correlation)", 1.0, bench.agreement),
+            (
+                "agreement with dense (rank correlation)",
+                1.0,
+                lambda model: agreement(vectors_ND, embed(model, ids)),
+            ),
             (tensor_bytes(minilm.directory), directory_bytes(path)),
             {f"{batch} x {_LENGTH} tokens": ids_BT[:batch] for batch in _BATCHES},
             (4.0, 2.0),
@@ -181,7 +170,12 @@ def run_minilm(folder: Path, sparsity: float, out: Output) -> Story:
             budget_minutes=_BUDGET_MINUTES,
             on_trial=lambda trial: stage.advance(),
         )
-    return _tell(comparison, report, fast, found, bench.floor())
+    # A model without encoder: the mean of the word embeddings alone.
+    words = minilm.model.get_submodule("embeddings.word_embeddings")
+    with torch.inference_mode():
+        rows = [nn.functional.normalize(words(each).mean(0), dim=0) for each in ids]
+    floor = agreement(vectors_ND, torch.stack(rows))
+    return _tell(comparison, report, fast, found, floor)
 
 
 def _tell(

@@ -32,6 +32,18 @@ State = dict[str, dict[str, dict[str, torch.Tensor]]]
 EntryParts = Mapping[nn.Parameter, Sequence[Mapping[str, torch.Tensor]]]
 
 
+# Zero slots are the fresh state of each of these; Adam's step count is seen to below.
+_KNOWN = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop)
+
+
+@runtime_checkable
+class FollowsMasks(Protocol):
+    """An optimizer that clears its own slots, so that weights may join in the middle of a run."""
+
+    def reset_entries(self, parameter: nn.Parameter, where: torch.Tensor) -> None:
+        """Make the entries of bool `where` (of the parameter's shape) as good as new."""
+
+
 @dataclass
 class _Young:
     """Young entries of one Parameter: flat positions and the updates each has had.
@@ -46,47 +58,79 @@ class _Young:
     whole: torch.Tensor | None = None
 
 
-class YoungWeights:
-    """Which weights of Adam's Parameters are young; `before` and `after` surround its step.
+class OptimizerEntries:
+    """One optimizer and the entries of its state that belong to masked weights.
+
+    Of Adam's Parameters it knows which weights are young; `before` and `after` surround its step.
 
     Args:
         model: holds the weights.
-        optimizer: none of another kind is ever young.
+        optimizer: trains them.
         grows: whether weights will join in the middle of the run.
+
+    Attributes:
+        optimizer: as given.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, grows: bool) -> None:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise InputError(
+                f"optimizer: expected a torch optimizer, got {type(optimizer).__name__}."
+            )
+        if grows and not isinstance(optimizer, (*_KNOWN, FollowsMasks)):
+            known = ", ".join(kind.__name__ for kind in _KNOWN)
+            raise InputError(
+                f"optimizer: this schedule lets weights come back, and what a fresh weight looks"
+                f" like in {type(optimizer).__name__} is not known. Use {known}, give it a method"
+                " reset_entries(parameter, where), or take a schedule that only prunes."
+            )
         self._model = model
-        self._optimizer = optimizer
+        self.optimizer = optimizer
         self._counts_ages = grows and isinstance(optimizer, torch.optim.Adam)
         self._young: dict[str, _Young] = {}
 
     def move(
         self, name: str, parameter: nn.Parameter, dropped: torch.Tensor, grown: torch.Tensor
     ) -> None:
-        """Entries of bool `dropped` are no longer trained, those of `grown` begin."""
+        """Entries leave and join, bool tensors of the parameter's shape."""
+        self.reset(parameter, dropped | grown)
         held = self._young.get(name)
         if held is not None:
             self._keep(name, held, ~dropped.reshape(-1)[held.index])
         index = grown.reshape(-1).nonzero().squeeze(1)
         # Nothing to do before the Parameter's first step.
-        if self._counts_ages and self._optimizer.state.get(parameter) and len(index):
+        if self._counts_ages and self.optimizer.state.get(parameter) and len(index):
             age = torch.zeros(len(index), dtype=torch.int32, device=index.device)
             held = self._young.setdefault(name, _Young(parameter, index[:0], age[:0]))
             held.index, held.age = torch.cat([held.index, index]), torch.cat([held.age, age])
 
-    def clear(self, name: str) -> None:
-        """The state of the whole Parameter starts anew, for all entries at once."""
+    def check(self, name: str, parameter: nn.Parameter) -> None:
+        """Raise InputError if the state of `parameter` cannot follow a mask."""
+        if not isinstance(self.optimizer, FollowsMasks):
+            check_state(self.optimizer, parameter, f"{name}.weight")
+
+    def forget(self, name: str, parameter: nn.Parameter) -> None:
+        """The whole Parameter starts anew."""
+        self.optimizer.state.pop(parameter, None)
         self._young.pop(name, None)
+
+    def reset(self, parameter: nn.Parameter, where: torch.Tensor) -> None:
+        """Zero all slots at bool `where`, of the parameter's shape."""
+        if isinstance(self.optimizer, FollowsMasks):
+            self.optimizer.reset_entries(parameter, where)
+            return
+        for value in self.optimizer.state.get(parameter, {}).values():
+            if isinstance(value, torch.Tensor) and value.ndim and value.shape == parameter.shape:
+                value.masked_fill_(where, 0)
 
     def before(self) -> None:
         """Before Adam's step: remember the weights it will change."""
         for name, held in list(self._young.items()):
-            if held.parameter not in self._optimizer.state:
+            if held.parameter not in self.optimizer.state:
                 # After `gossamer.compact`: the same entries among the kept values.
                 layer = self._layer(name)
                 held.index, held.parameter = _ranks(layer)[held.index], layer.trained()
-            if held.parameter not in self._optimizer.state:
+            if held.parameter not in self.optimizer.state:
                 del self._young[name]
                 continue
             flat = held.parameter.detach().reshape(-1)
@@ -99,9 +143,9 @@ class YoungWeights:
             if held.before is None:
                 continue
             held.age += 1
-            parameter, groups = held.parameter, self._optimizer.param_groups
+            parameter, groups = held.parameter, self.optimizer.param_groups
             group = next(g for g in groups if any(p is parameter for p in g["params"]))
-            state = self._optimizer.state[parameter]
+            state = self.optimizer.state[parameter]
             parameter.view(-1)[held.index] = _updated(held, held.before, state, group)
             held.before = None
             # Steps after which beta2^age is below the limit.
@@ -210,69 +254,3 @@ def _kept(layer: AnySparse) -> torch.Tensor:
 def _ranks(layer: AnySparse) -> torch.Tensor:
     """Place of every entry of the dense weight in the trained Parameter."""
     return _held_entries(layer).cumsum(0) - 1
-
-
-# Zero slots are the fresh state of each of these; Adam's step count is seen to by YoungWeights.
-_KNOWN = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop)
-
-
-@runtime_checkable
-class FollowsMasks(Protocol):
-    """An optimizer that clears its own slots, so that weights may join in the middle of a run."""
-
-    def reset_entries(self, parameter: nn.Parameter, where: torch.Tensor) -> None:
-        """Make the entries of bool `where` (of the parameter's shape) as good as new."""
-
-
-class OptimizerEntries:
-    """One optimizer and the entries of its state that belong to masked weights.
-
-    Args:
-        model: holds the weights.
-        optimizer: trains them.
-        grows: whether weights will join in the middle of the run.
-
-    Attributes:
-        young: weights whose own steps Adam must count; none with other optimizers.
-    """
-
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, grows: bool) -> None:
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise InputError(
-                f"optimizer: expected a torch optimizer, got {type(optimizer).__name__}."
-            )
-        if grows and not isinstance(optimizer, (*_KNOWN, FollowsMasks)):
-            known = ", ".join(kind.__name__ for kind in _KNOWN)
-            raise InputError(
-                f"optimizer: this schedule lets weights come back, and what a fresh weight looks"
-                f" like in {type(optimizer).__name__} is not known. Use {known}, give it a method"
-                " reset_entries(parameter, where), or take a schedule that only prunes."
-            )
-        self.optimizer = optimizer
-        self.young = YoungWeights(model, optimizer, grows)
-
-    def check(self, name: str, parameter: nn.Parameter) -> None:
-        """Raise InputError if the state of `parameter` cannot follow a mask."""
-        if not isinstance(self.optimizer, FollowsMasks):
-            check_state(self.optimizer, parameter, f"{name}.weight")
-
-    def move(
-        self, name: str, parameter: nn.Parameter, dropped: torch.Tensor, grown: torch.Tensor
-    ) -> None:
-        """Entries leave and join, bool tensors of the parameter's shape."""
-        self.reset(parameter, dropped | grown)
-        self.young.move(name, parameter, dropped, grown)
-
-    def forget(self, name: str, parameter: nn.Parameter) -> None:
-        """The whole Parameter starts anew."""
-        self.optimizer.state.pop(parameter, None)
-        self.young.clear(name)
-
-    def reset(self, parameter: nn.Parameter, where: torch.Tensor) -> None:
-        """Zero all slots at bool `where`, of the parameter's shape."""
-        if isinstance(self.optimizer, FollowsMasks):
-            self.optimizer.reset_entries(parameter, where)
-            return
-        for value in self.optimizer.state.get(parameter, {}).values():
-            if isinstance(value, torch.Tensor) and value.ndim and value.shape == parameter.shape:
-                value.masked_fill_(where, 0)
