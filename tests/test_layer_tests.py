@@ -18,7 +18,7 @@ CLASSES = {
 }
 QUESTIONS = {"form_of", "kind_of", "kind_name"}
 ALLOWED = {
-    "cli/quickstart/comparing.py": 1,
+    "cli/quickstart/output.py": 1,
     "io/artifact/inventory.py": 1,
     "io/artifact/packing.py": 1,
     "io/artifact/reader.py": 4,

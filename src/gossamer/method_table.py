@@ -55,12 +55,17 @@ METHODS: Final[Mapping[str, PruningMethod]] = {
             {"damping": 0.01, "block": 128, "quantise": None, "match": "pruned"},
         ),
         PruningMethod(
-            "admm", "inputs", "solvers.admm:ADMM", "gram", _RECONSTRUCTION, solves_rows=True
+            "admm",
+            "inputs",
+            "solvers.reconstruction:ADMM",
+            "gram",
+            _RECONSTRUCTION,
+            solves_rows=True,
         ),
         PruningMethod(
             "exact-obs",
             "inputs",
-            "solvers.exact_obs:ExactOBS",
+            "solvers.reconstruction:ExactOBS",
             "gram",
             _RECONSTRUCTION,
             solves_rows=True,

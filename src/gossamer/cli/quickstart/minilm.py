@@ -15,8 +15,14 @@ import torch
 from torch import nn
 
 from gossamer.cli.models import demo_path
-from gossamer.cli.quickstart.comparing import NOTE, compare, compile_afresh, sparse_layers_text
-from gossamer.cli.quickstart.output import MODEL_FOLDER, Story
+from gossamer.cli.quickstart.output import (
+    MODEL_FOLDER,
+    NOTE,
+    Story,
+    compare,
+    compile_afresh,
+    sparse_layers_text,
+)
 from gossamer.cli.shell import Output
 from gossamer.data import sentences
 from gossamer.data.files import Texts
@@ -149,11 +155,7 @@ def run_minilm(folder: Path, sparsity: float, out: Output) -> Story:
         comparison = compare(
             minilm.model,
             fast,
-            (
-                "agreement with dense (rank correlation)",
-                1.0,
-                lambda model: agreement(vectors_ND, embed(model, ids)),
-            ),
+            ("agreement with dense (rank correlation)", 1.0, agrees),
             (tensor_bytes(minilm.directory), directory_bytes(path)),
             {f"{batch} x {_LENGTH} tokens": ids_BT[:batch] for batch in _BATCHES},
             (4.0, 2.0),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """When masks are made and how they move: schedules, and the controller that carries them out.
 
-Start with `Schedule`. Each kind of schedule is a module of its name; it works on a `Run` (layers,
+Start with `Schedule`. A schedule works on a `Run` (layers,
 optimizer, other processes), and a `Controller` tells it after every optimizer step.
 """
 

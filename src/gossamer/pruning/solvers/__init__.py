@@ -5,8 +5,6 @@ Start with `LayerProblem`, which every solver turns into a `LayerSolution`. `ref
 squares solution for a given mask.
 """
 
-from gossamer.pruning.solvers.admm import ADMM
-from gossamer.pruning.solvers.exact_obs import ExactOBS
 from gossamer.pruning.solvers.least_squares import NotPositiveDefinite, damped, refit
 from gossamer.pruning.solvers.problem import (
     LayerProblem,
@@ -16,6 +14,7 @@ from gossamer.pruning.solvers.problem import (
     keep_highest,
     nearest_density,
 )
+from gossamer.pruning.solvers.reconstruction import ADMM, ExactOBS
 from gossamer.pruning.solvers.sparsegpt import SparseGPT
 
 __all__ = [

@@ -22,9 +22,8 @@ from torch import nn
 from gossamer.errors import InputError
 from gossamer.nn.surgery.slimming import UnitGroup, matrix_of, set_matrix
 from gossamer.pruning.calibration import frozen
-from gossamer.pruning.structured.gradients import Loss
 from gossamer.pruning.structured.replay import Keep, ModelCall, Seen, record_calls, watch
-from gossamer.pruning.structured.units import find_units
+from gossamer.pruning.structured.units import Loss, find_units
 
 RIDGE = 1e-3
 ESCALATIONS = 3
