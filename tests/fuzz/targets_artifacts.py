@@ -78,7 +78,7 @@ def manifest_only(files: Files, draw: random.Random) -> Files:
     "io/artifact/manifest.py:checked_content parse_manifest _named _distinct",
     "io/safe_files/documents/__init__.py:parse_json parse_json_line canonical_json pretty_json"
     " _check_count _check_depth _unique _finite _whole _refuse_constant _check_texts",
-    "io/safe_files/limits.py:check_name check_file_name",
+    "io/safe_files/__init__.py:check_name check_file_name",
     change=manifest_only,
 )
 def read_manifest(folder: Path) -> object:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """When masks are made and how they move: schedules, and the controller that carries them out.
 
-Start with `Schedule`. A schedule works on a `Run` (layers,
-optimizer, other processes), and a `Controller` tells it after every optimizer step.
+Start with `Schedule`. It works on a `Run` (layers, optimizer, other processes), and a `Controller`
+tells it after every optimizer step.
 """
 
 from gossamer.pruning.schedules.base import Schedule, Window

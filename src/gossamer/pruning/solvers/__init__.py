@@ -5,14 +5,16 @@ Start with `LayerProblem`, which every solver turns into a `LayerSolution`. `ref
 squares solution for a given mask.
 """
 
-from gossamer.pruning.solvers.least_squares import NotPositiveDefinite, damped, refit
 from gossamer.pruning.solvers.problem import (
     LayerProblem,
     LayerSolution,
     Needed,
+    NotPositiveDefinite,
     Solve,
+    damped,
     keep_highest,
     nearest_density,
+    refit,
 )
 from gossamer.pruning.solvers.reconstruction import ADMM, ExactOBS
 from gossamer.pruning.solvers.sparsegpt import SparseGPT

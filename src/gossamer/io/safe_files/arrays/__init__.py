@@ -17,7 +17,7 @@ from typing import IO, Any
 import numpy as np
 
 from gossamer.errors import GossamerError, InputError, ResourceError
-from gossamer.io.safe_files.limits import MAX_DIMS, available_bytes
+from gossamer.io.safe_files import MAX_DIMS, available_bytes
 from gossamer.named_files import open_named, size_of
 
 __all__ = ["FREE_BYTES", "MAX_GROWTH", "ArrayHeader", "open_arrays"]

@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any, NoReturn
 
 from gossamer.errors import ArtifactError, GossamerError, InputError
-from gossamer.io.safe_files.limits import (
+from gossamer.io.safe_files import (
     MAX_JSON_DEPTH,
     MAX_JSON_VALUES,
     MAX_LINE_BYTES,

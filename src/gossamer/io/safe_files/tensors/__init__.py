@@ -14,13 +14,13 @@ from typing import Any, BinaryIO
 import torch
 
 from gossamer.errors import ArtifactError
-from gossamer.io.safe_files.documents import parse_json
-from gossamer.io.safe_files.limits import (
+from gossamer.io.safe_files import (
     MAX_HEADER_BYTES,
     MAX_TENSORS_PER_FILE,
     check_name,
     checked_bytes,
 )
+from gossamer.io.safe_files.documents import parse_json
 
 __all__ = [
     "DTYPE_CODES",

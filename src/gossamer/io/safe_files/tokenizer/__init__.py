@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from gossamer.errors import ArtifactError, InputError, ResourceError
+from gossamer.io.safe_files import MAX_LINE_VALUES
 from gossamer.io.safe_files.documents import parse_json
-from gossamer.io.safe_files.limits import MAX_LINE_VALUES
 
 __all__ = ["TOKENIZER_FILE", "GuardedTokenizer", "guarded", "known_tokens", "make_tokenizer"]
 
