@@ -10,7 +10,8 @@ from artifact_tools import names_in
 
 from gossamer.errors import ResourceError
 from gossamer.io import load, save
-from gossamer.io.safe_files.directories import atomic, exclusive_lock
+from gossamer.io.safe_files import directories
+from gossamer.io.safe_files.directories import exclusive_lock
 from gossamer.zoo import MLP
 
 SIZES = ((4, 8, 2), (4, 12, 2))
@@ -116,4 +117,4 @@ def test_many_threads_writing_end_with_one_whole_artifact(tmp_path):
     assert "written" in outcomes
     assert load(tmp_path / "a").sizes in SIZES
     assert names_in(tmp_path) == ["a"]
-    assert atomic.find_directory(tmp_path / "a") == tmp_path / "a"
+    assert directories.find_directory(tmp_path / "a") == tmp_path / "a"
