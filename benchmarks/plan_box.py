@@ -25,7 +25,7 @@ from rich.table import Table
 
 from gossamer.planner import calibrate, reasons
 from gossamer.planner.candidates import Evaluator
-from gossamer.planner.cluster_schema import LinkSpec
+from gossamer.planner.cluster import LinkSpec
 from gossamer.planner.model_sources import describe
 from gossamer.planner.planning import plan_workload
 from gossamer.planner.states import find_state

@@ -31,7 +31,7 @@ def load(name):
     transformers.logging.set_verbosity_error()
     if name == "bert-base":
         return transformers.BertModel(transformers.BertConfig()).eval()
-    for home in ("gossamer.cli.models.sources", "gossamer.runs.sources", "gossamer.cli.sources"):
+    for home in ("gossamer.cli.models", "gossamer.runs.sources", "gossamer.cli.sources"):
         try:
             module = importlib.import_module(home)
         except ImportError:

@@ -18,15 +18,14 @@ CLASSES = {
 }
 QUESTIONS = {"form_of", "kind_of", "kind_name"}
 ALLOWED = {
-    "cli/quickstart/comparing.py": 1,
+    "cli/quickstart/output.py": 1,
     "io/artifact/inventory.py": 1,
     "io/artifact/packing.py": 1,
     "io/artifact/reader.py": 4,
-    "io/pruners/dense_checkpoint.py": 1,
-    "io/pruners/stored_masks.py": 1,
+    "io/pruners/dense_checkpoint.py": 2,
     "planner/model_tracing.py": 1,
     "pruning/calibration/statistics.py": 3,
-    "pruning/schedules/late_weights.py": 1,
+    "pruning/schedules/optimizer_entries.py": 1,
     "pruning/schedules/layers.py": 5,
     "running/conv_net/batch_norm.py": 3,
     "running/conv_net/fused_convs.py": 4,

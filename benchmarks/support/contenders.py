@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gossamer.cli.quickstart.comparing import dense_int8
+from gossamer.cli.quickstart.output import dense_int8
 from gossamer.ops import dispatch
 from gossamer.ops.timing import race
 from gossamer.running.bench.linear import ceiling_run

@@ -55,18 +55,23 @@ METHODS: Final[Mapping[str, PruningMethod]] = {
             {"damping": 0.01, "block": 128, "quantise": None, "match": "pruned"},
         ),
         PruningMethod(
-            "admm", "inputs", "solvers.admm:ADMM", "gram", _RECONSTRUCTION, solves_rows=True
-        ),
-        PruningMethod(
-            "exact-obs",
+            "admm",
             "inputs",
-            "solvers.exact_obs:ExactOBS",
+            "solvers.reconstruction:ADMM",
             "gram",
             _RECONSTRUCTION,
             solves_rows=True,
         ),
-        PruningMethod("taylor", "gradients", "gradients.scores:taylor"),
-        PruningMethod("fisher", "gradients", "gradients.scores:fisher"),
+        PruningMethod(
+            "exact-obs",
+            "inputs",
+            "solvers.reconstruction:ExactOBS",
+            "gram",
+            _RECONSTRUCTION,
+            solves_rows=True,
+        ),
+        PruningMethod("taylor", "gradients", "gradients.passes:taylor"),
+        PruningMethod("fisher", "gradients", "gradients.passes:fisher"),
         # Few gradients make a poorer Fisher matrix than many inputs make a Gram matrix.
         PruningMethod("obert", "gradients", "gradients.obert:OBERT", settings={"damping": 0.1}),
     )

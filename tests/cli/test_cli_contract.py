@@ -17,8 +17,7 @@ import gossamer
 from gossamer import errors
 from gossamer.cli.main import COMMANDS, main
 from gossamer.cli.shell import Output
-from gossamer.cli.shell.failures import explain_failure
-from gossamer.cli.shell.output import write_json
+from gossamer.cli.shell.output import explain_failure, write_json
 from gossamer.zoo import MLP
 
 RECIPE_COMMANDS = ("list", "show", "copy", "validate", "schema")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.cli.doctor import health
-from gossamer.cli.doctor.scrub import scrub_text
+from gossamer.cli.doctor.health import scrub_text
 from gossamer.ops import kernels
 from gossamer.ops.kernels import available_kernels
 

@@ -11,8 +11,8 @@ import torch
 import gossamer
 from gossamer.cli.models import DEMO_MODELS
 from gossamer.cli.quickstart import tiny as quickstart_tiny
-from gossamer.cli.quickstart.comparing import dense_int8, int8_bytes
-from gossamer.cli.quickstart.sentences import make_sentences
+from gossamer.cli.quickstart.minilm import make_sentences
+from gossamer.cli.quickstart.output import dense_int8, int8_bytes
 from gossamer.runs import agreement
 from gossamer.runs.quality import average_ranks
 from gossamer.zoo import MLP

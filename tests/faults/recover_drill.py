@@ -17,7 +17,7 @@ from train_drill import Calls, in_child
 
 import gossamer.runs.verbs  # noqa: F401  (once, before the forks)
 from gossamer.cli.main import main
-from gossamer.io.safe_files.tensors import tensor_file
+from gossamer.io.safe_files import tensors
 from gossamer.training.checkpoint import folders as checkpoint
 
 RECIPE = """\
@@ -28,7 +28,7 @@ stages:
   - recover: {{{settings}, steps: 12, batch: 4, checks: 3, rate: 0.003, checkpoint: {{every: 4}}}}
 """
 STEP = [(torch.optim.AdamW, "step")]
-DISK = [(tensor_file.HashingFile, "write"), (checkpoint.CheckpointStore, "_remove_old")]
+DISK = [(tensors.HashingFile, "write"), (checkpoint.CheckpointStore, "_remove_old")]
 
 
 def arguments(folder: Path, out: str, *extra: str) -> list[str]:

@@ -10,7 +10,8 @@ from artifact_tools import names_in
 
 from gossamer.errors import ResourceError
 from gossamer.io import load, save
-from gossamer.io.safe_files.directories import atomic, exclusive_lock
+from gossamer.io.safe_files import directories
+from gossamer.io.safe_files.directories import exclusive_lock
 from gossamer.zoo import MLP
 
 SIZES = ((4, 8, 2), (4, 12, 2))
@@ -34,7 +35,7 @@ def test_readers_see_the_old_or_the_new_artifact_and_never_an_error(tmp_path, wa
     code = WRITER
     if way == "two renames":
         code = (
-            "import gossamer.io.safe_files.directories.atomic as a\n"
+            "import gossamer.io.safe_files.directories as a\n"
             "a._exchange = lambda *_: False\n" + WRITER
         )
     seen, errors = set(), []
@@ -116,4 +117,4 @@ def test_many_threads_writing_end_with_one_whole_artifact(tmp_path):
     assert "written" in outcomes
     assert load(tmp_path / "a").sizes in SIZES
     assert names_in(tmp_path) == ["a"]
-    assert atomic.find_directory(tmp_path / "a") == tmp_path / "a"
+    assert directories.find_directory(tmp_path / "a") == tmp_path / "a"

@@ -16,8 +16,7 @@ from writer_drill import NEW, OLD
 
 from gossamer.errors import ResourceError
 from gossamer.io import load, save
-from gossamer.io.safe_files.directories import atomic
-from gossamer.io.safe_files.tensors import tensor_file
+from gossamer.io.safe_files import directories, tensors
 from gossamer.zoo import MLP
 
 
@@ -87,7 +86,7 @@ def try_to_save(path: Path) -> str | None:
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS])
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [(tensor_file.HashingFile, "write"), (os, "fsync"), (Path, "mkdir"), (Path, "rename")],
+    [(tensors.HashingFile, "write"), (os, "fsync"), (Path, "mkdir"), (Path, "rename")],
 )
 def test_disk_trouble_at_every_call(tmp_path, monkeypatch, owner, name, code):
     path = tmp_path / "a"
@@ -95,7 +94,7 @@ def test_disk_trouble_at_every_call(tmp_path, monkeypatch, owner, name, code):
     before = contents(path)
     original = getattr(owner, name)
     if name == "rename":
-        monkeypatch.setattr(atomic, "_exchange", lambda *_: False)
+        monkeypatch.setattr(directories, "_exchange", lambda *_: False)
     for call in range(1, 60):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, fails_at(original, call, code))

@@ -18,7 +18,7 @@ import pytest
 
 from gossamer.io import read_beside, save
 from gossamer.io.artifact import find_artifact, open_artifact
-from gossamer.io.safe_files.directories import atomic
+from gossamer.io.safe_files import directories
 from gossamer.zoo import MLP
 
 LOOKS = ("stat", "lstat", "open", "listdir", "scandir")
@@ -60,7 +60,7 @@ class Replacements:
             shutil.copytree(original, fresh)
             if way == "exchange":
                 doomed = fresh
-                self._steps.append(partial(atomic._exchange, fresh, self.path))
+                self._steps.append(partial(directories._exchange, fresh, self.path))
             else:
                 doomed = folder / f"a.old-{number:032x}"
                 self._steps.append(partial(self.path.rename, doomed))

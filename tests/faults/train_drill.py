@@ -22,8 +22,7 @@ from loop_tools import arguments, artifact_bytes, write_recipe
 
 import gossamer.runs.verbs  # noqa: F401  (once, before the forks)
 from gossamer.cli.main import main
-from gossamer.io.safe_files.directories import atomic
-from gossamer.io.safe_files.tensors import tensor_file
+from gossamer.io.safe_files import directories, tensors
 from gossamer.nn.surgery.compaction import fixing
 from gossamer.training.checkpoint import folders as checkpoint
 from gossamer.zoo import MLP
@@ -40,9 +39,9 @@ DISK: list[tuple[Any, str]] = [
     (Path, "rename"),
     (Path, "unlink"),
     (Path, "rmdir"),
-    (atomic, "_exchange"),
-    (atomic.shutil, "rmtree"),
-    (tensor_file.HashingFile, "write"),
+    (directories, "_exchange"),
+    (directories.shutil, "rmtree"),
+    (tensors.HashingFile, "write"),
     (checkpoint.CheckpointStore, "_remove_old"),
 ]
 
@@ -181,7 +180,7 @@ def phase_drill(folder: Path) -> None:
             # What the next start of a run does, and back to three checkpoints.
             store.remove_leftovers()
             state["left"] = sorted(p.name for p in store.folder.iterdir())
-            atomic.shutil.rmtree(store.folder)
+            directories.shutil.rmtree(store.folder)
             for step in (1, 2, 3):
                 write(snapshot(step))
             sys.stdout.write(json.dumps(state) + "\n")

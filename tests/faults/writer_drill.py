@@ -18,7 +18,7 @@ import torch
 
 from gossamer.errors import GossamerError
 from gossamer.io import load, save
-from gossamer.io.safe_files.directories import atomic
+from gossamer.io.safe_files import directories
 from gossamer.zoo import MLP
 
 OLD, NEW = (8, 16, 3), (8, 24, 3)
@@ -28,8 +28,8 @@ HOOKS: list[tuple[Any, str]] = [
     (Path, "mkdir"),
     (Path, "rename"),
     (Path, "unlink"),
-    (atomic, "_exchange"),
-    (atomic.shutil, "rmtree"),
+    (directories, "_exchange"),
+    (directories.shutil, "rmtree"),
 ]
 
 
@@ -86,7 +86,7 @@ def kill_at(call: int, *, before: bool) -> None:
 
 def kill_drill(path: Path, *, exchange: bool) -> None:
     if not exchange:
-        atomic._exchange = lambda first, second: False
+        directories._exchange = lambda first, second: False
     for call in range(1, 40):
         codes = []
         for before in (True, False):

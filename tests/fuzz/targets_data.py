@@ -34,8 +34,7 @@ def read_recipe(folder: Path) -> object:
 @target(
     "cluster",
     yaml_seeds("planner"),
-    "planner/cluster_loader.py",
-    "planner/cluster_schema.py",
+    "planner/cluster.py",
     "recipes/yaml_lines.py",
 )
 def read_cluster(folder: Path) -> object:
@@ -98,7 +97,7 @@ def image_seeds(folder: Path) -> None:
 @target(
     "images",
     image_seeds,
-    "io/safe_files/arrays/array_file.py",
+    "io/safe_files/arrays/__init__.py",
     "data/files/image_files.py",
 )
 def read_image_data(folder: Path) -> object:

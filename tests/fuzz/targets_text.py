@@ -154,7 +154,7 @@ def tokenizer_seeds(folder: Path) -> None:
 @target(
     "tokenizer",
     tokenizer_seeds,
-    "io/safe_files/tokenizer/guarded_tokenizer.py",
+    "io/safe_files/tokenizer/__init__.py",
     "running/text/tokens.py:cut checked",
     change=change_tokenizer,
 )
@@ -191,7 +191,7 @@ def beside_seeds(folder: Path) -> None:
 @target(
     "chat-template",
     beside_seeds,
-    "io/safe_files/documents/strict_json.py:parse_json",
+    "io/safe_files/documents/__init__.py:parse_json",
     "running/text/chat_template.py:_read _template _special_tokens end_tokens",
 )
 def read_chat(folder: Path) -> object:

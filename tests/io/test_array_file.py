@@ -12,7 +12,8 @@ import pytest
 from gossamer.data.files import read_images
 from gossamer.data.files.image_files import read_idx
 from gossamer.errors import InputError, ResourceError
-from gossamer.io.safe_files.arrays import array_file, open_arrays
+from gossamer.io.safe_files import arrays
+from gossamer.io.safe_files.arrays import open_arrays
 
 X = np.arange(5 * 16, dtype=np.uint8).reshape(5, 4, 4)
 Y = np.arange(5)
@@ -121,7 +122,7 @@ def bomb(path, shape):
 
 @pytest.mark.parametrize("shape", [(4, 2**24), (4, 2**12, 2**12)])
 def test_a_bomb_is_refused_before_it_is_expanded(tmp_path, shape, monkeypatch):
-    monkeypatch.setattr(array_file, "FREE_BYTES", 2**20)
+    monkeypatch.setattr(arrays, "FREE_BYTES", 2**20)
     path = bomb(tmp_path / "m.npz", shape)
     size = path.stat().st_size
     assert size < 2**20
@@ -130,7 +131,7 @@ def test_a_bomb_is_refused_before_it_is_expanded(tmp_path, shape, monkeypatch):
 
 def test_more_than_there_is_memory_for(tmp_path, monkeypatch):
     np.savez(tmp_path / "m.npz", x=X, y=Y)
-    monkeypatch.setattr(array_file, "available_bytes", lambda: 500)
+    monkeypatch.setattr(arrays, "available_bytes", lambda: 500)
     with pytest.raises(ResourceError, match="500 are free"):
         read_images(tmp_path / "m.npz")
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 from gossamer.errors import ArtifactError
 from gossamer.io import load, open_artifact, save
 from gossamer.io.artifact.architecture import describe
-from gossamer.io.artifact.layer_table import CONTAINERS, LAYERS
+from gossamer.io.artifact.skeleton import CONTAINERS, LAYERS
 from gossamer.zoo import MLP, TinyEncoder
 
 EXAMPLES: dict[str, Callable[[], list[nn.Module]]] = {

@@ -8,7 +8,8 @@ from artifact_tools import contents, names_in
 
 from gossamer.errors import ArtifactError, ResourceError
 from gossamer.io import load, save
-from gossamer.io.safe_files.directories import atomic, find_directory, replace_directory
+from gossamer.io.safe_files import directories
+from gossamer.io.safe_files.directories import find_directory, replace_directory
 from gossamer.zoo import MLP
 
 
@@ -25,7 +26,7 @@ def write(path: Path, text: str) -> None:
 def way(request, monkeypatch):
     """Both ways to publish: the system call, and what is used where it does not exist."""
     if request.param == "two renames":
-        monkeypatch.setattr(atomic, "_exchange", lambda *_: False)
+        monkeypatch.setattr(directories, "_exchange", lambda *_: False)
     return request.param
 
 
@@ -41,7 +42,7 @@ def test_exchange_exists_on_linux(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     (tmp_path / "a" / "x").touch()
-    assert atomic._exchange(tmp_path / "a", tmp_path / "b")
+    assert directories._exchange(tmp_path / "a", tmp_path / "b")
     assert (tmp_path / "b" / "x").exists()
 
 
@@ -62,7 +63,7 @@ def test_failure_leaves_the_old_one_and_nothing_else(tmp_path, way, error):
 
 def test_failure_between_the_two_renames_is_taken_up(tmp_path, monkeypatch):
     write(tmp_path / "a", "one")
-    monkeypatch.setattr(atomic, "_exchange", lambda *_: False)
+    monkeypatch.setattr(directories, "_exchange", lambda *_: False)
     rename, calls = Path.rename, []
 
     def dies_in_between(self, target):

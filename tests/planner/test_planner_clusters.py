@@ -6,7 +6,7 @@ import pytest
 from gossamer.errors import ClusterError
 from gossamer.planner import cluster_text, load_cluster
 from gossamer.planner.calibration import measure_loopback
-from gossamer.planner.cluster_loader import builtin_clusters, parse_cluster
+from gossamer.planner.cluster import builtin_clusters, parse_cluster
 
 GOOD = """gossamer-cluster: 1
 nodes: 4

@@ -4,7 +4,7 @@
 import pytest
 
 from gossamer.planner import Costs, PipelineSpec, simulate
-from gossamer.planner.pictures import scaling_chart, timeline_chart
+from gossamer.planner.explaining import scaling_chart, timeline_chart
 from gossamer.report.charts import WIDTH
 from gossamer.report.html import render_svg
 

@@ -8,7 +8,7 @@ from torch.distributed.pipelining import schedules as torch_schedules
 
 from gossamer.errors import InputError
 from gossamer.planner import Costs, PipelineSpec, simulate
-from gossamer.planner.rank_memory import held
+from gossamer.planner.candidates import held
 from gossamer.planner.schedules import ActionKind, rank_order, schedule_fault
 from gossamer.planner.workload import RankGrid, RankLayout
 

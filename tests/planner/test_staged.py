@@ -4,8 +4,16 @@
 import pytest
 
 from gossamer.errors import InputError
-from gossamer.planner.staged import FittedCurve, KaplanCurve, forecast, kaplan_forecasts
-from gossamer.planner.staged.forecasts import TAU, TAU_STOP, slope_of, staged_saving
+from gossamer.planner.staged import (
+    TAU,
+    TAU_STOP,
+    FittedCurve,
+    KaplanCurve,
+    forecast,
+    kaplan_forecasts,
+    slope_of,
+    staged_saving,
+)
 
 
 @pytest.mark.parametrize("parameters", [1e7, 1e8, 1e9, 1e10])

@@ -303,7 +303,7 @@ def test_unknown_settings_of_a_method():
 
 
 def test_a_singular_gram_matrix_falls_back_to_wanda_and_says_so(monkeypatch):
-    monkeypatch.setattr("gossamer.pruning.solvers.gram.ESCALATION", (-1e6,))
+    monkeypatch.setattr("gossamer.pruning.solvers.problem.ESCALATION", (-1e6,))
     notes = []
     model = nn.Sequential(nn.Linear(4, 4))
     prune(model, [torch.randn(9, 4)], progress=lambda done: notes.extend(done.notes))

@@ -15,7 +15,7 @@ from gossamer.pruning.gradients.fisher import (
     inverse_blocks,
     without,
 )
-from gossamer.pruning.gradients.pairs import PairCosts, choose_by_pairs, drop_cheapest, pair_costs
+from gossamer.pruning.gradients.obert import PairCosts, choose_by_pairs, drop_cheapest, pair_costs
 
 
 def random(*shape, seed=0):
@@ -188,7 +188,7 @@ def test_slices_do_not_change_the_result(monkeypatch):
     mask = choose_by_pairs(pattern, weight, *fisher.neighbours(), None)
     new = fisher.update(weight, mask)
     monkeypatch.setattr("gossamer.pruning.gradients.fisher.SLICE_NUMBERS", 1)
-    monkeypatch.setattr("gossamer.pruning.gradients.pairs.SLICE_NUMBERS", 1)
+    monkeypatch.setattr("gossamer.pruning.gradients.obert.SLICE_NUMBERS", 1)
     again = choose_by_pairs(pattern, weight, *fisher.neighbours(), None)
     assert torch.equal(again, mask)
     torch.testing.assert_close(fisher.update(weight, mask), new, rtol=1e-12, atol=1e-12)

@@ -13,7 +13,7 @@ import gossamer.nn as gnn
 from gossamer.errors import GossamerError, InputError, PatternError, RegistryError, TargetError
 from gossamer.patterns import parse_pattern
 from gossamer.pruning import Scorer, register_scorer
-from gossamer.pruning.scorers import SCORERS, random_scorer
+from gossamer.pruning.methods import SCORERS, random_scorer
 
 
 def mlp(dtype=torch.float32):

@@ -175,7 +175,7 @@ def test_refit_in_slices_equals_refit_at_once(monkeypatch):
     problem = problem_of(Unstructured())
     mask = torch.rand(16, 48, generator=torch.Generator().manual_seed(5)) < 0.4
     whole = refit(problem, mask).weight_RK
-    monkeypatch.setattr("gossamer.pruning.solvers.least_squares.SLICE_NUMBERS", 1000)
+    monkeypatch.setattr("gossamer.pruning.solvers.problem.SLICE_NUMBERS", 1000)
     torch.testing.assert_close(refit(problem, mask).weight_RK, whole, rtol=0, atol=1e-12)
 
 
@@ -185,7 +185,7 @@ def test_conjugate_gradients_give_what_factors_give(monkeypatch, dtype):
     mask = torch.rand(8, 200, generator=torch.Generator().manual_seed(5)) < 0.8
     mask[0] = True
     iterated = refit(problem, mask).weight_RK
-    monkeypatch.setattr("gossamer.pruning.solvers.least_squares.MAX_FACTORED", 1000)
+    monkeypatch.setattr("gossamer.pruning.solvers.problem.MAX_FACTORED", 1000)
     factored = refit(problem, mask).weight_RK
     bound = 1e-9 if dtype == torch.float64 else 1e-3
     torch.testing.assert_close(iterated, factored, rtol=bound, atol=bound)
@@ -197,7 +197,7 @@ def test_rows_that_do_not_converge_are_factored(monkeypatch):
     problem = problem_of(Unstructured(), shape=(4, 200))
     mask = torch.rand(4, 200, generator=torch.Generator().manual_seed(5)) < 0.8
     wanted = refit(problem, mask).weight_RK
-    monkeypatch.setattr("gossamer.pruning.solvers.least_squares._MAX_STEPS", 1)
+    monkeypatch.setattr("gossamer.pruning.solvers.problem._MAX_STEPS", 1)
     torch.testing.assert_close(refit(problem, mask).weight_RK, wanted, rtol=1e-8, atol=1e-8)
 
 

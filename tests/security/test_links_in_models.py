@@ -179,16 +179,16 @@ def opening_calls(path):
 # Who may open, and why no file of a model or of a user goes past the doors there.
 DOORS = {
     "named_files.py": "the door for files",
-    "io/safe_files/documents/strict_json.py": "the door for JSON",
-    "io/safe_files/tokenizer/guarded_tokenizer.py": "the door for tokenizers",
-    "io/safe_files/arrays/array_file.py": "the door for .npz, opened by the door for files",
+    "io/safe_files/documents/__init__.py": "the door for JSON",
+    "io/safe_files/tokenizer/__init__.py": "the door for tokenizers",
+    "io/safe_files/arrays/__init__.py": "the door for .npz, opened by the door for files",
     "io/artifact/opened.py": "artifacts: opened without following any link",
 }
 NOT_FILES_OF_OTHERS = {
-    "io/safe_files/directories/atomic.py": "writes, and a lock of our own",
-    "io/safe_files/tensors/tensor_file.py": "writes",
+    "io/safe_files/directories/__init__.py": "writes, and a lock of our own",
+    "io/safe_files/tensors/__init__.py": "writes",
     "cli/run/vectors.py": "writes",
-    "io/safe_files/limits.py": "/proc/meminfo",
+    "io/safe_files/__init__.py": "/proc/meminfo",
     "pruning/calibration/journal.py": "writes",
     "training/run_files/metrics.py": "appends",
     "running/choice/cost_table.py": "writes",
@@ -198,7 +198,7 @@ NOT_FILES_OF_OTHERS = {
     "cli/doctor/health.py": "/proc",
     "recipes/loader.py": "recipes of the package",
     "cli/recipe.py": "writes",
-    "planner/cluster_loader.py": "clusters of the package",
+    "planner/cluster.py": "clusters of the package",
     "search/shrinking.py": "copies an artifact that was just loaded: regular files only",
     "cli/quickstart/output.py": "looks for its own mark in a page it would replace",
     "data/files/image_files.py": "gzip over a file that the door opened",

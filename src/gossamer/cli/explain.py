@@ -3,13 +3,18 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click import Choice, argument, option
 
 from gossamer.cli.shell import POSITIVE, Output, gossamer_command, table
 from gossamer.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from gossamer.running.layers import LayerTimes
 
 _EXAMPLES = """
 gossamer explain pruned/
@@ -116,7 +121,6 @@ def explain(
     if profile:
         if example is None:
             raise InputError(f"--profile: no input can be made up for {source.name}.")
-        from gossamer.cli.layer_profile import profile_table, write_profile
         from gossamer.running.bench import dense_copy
         from gossamer.running.layers import layer_times
 
@@ -125,8 +129,43 @@ def explain(
             dense = dense_copy(source.model)
             times = layer_times(fast, dense, lambda net: net(*example.args, **example.kwargs))
         document["profile"] = times.to_dict()
-        parts += [profile_table(times), f"One forward of {example.text}."]
+        parts += [_profile_table(times), f"One forward of {example.text}."]
         if html is not None:
-            write_profile(source.name, times, rows, document["machine"], example.text, html)
+            from gossamer.report import Comparison, Figure, Page, write_html
+            from gossamer.report.charts import layer_bars
+
+            whole = Figure("whole forward, ms", "ms", (times.dense_ms, times.sparse_ms))
+            write_html(
+                Page(
+                    title=f"{source.name}: where the time goes",
+                    lead=f"One forward of {example.text}: the best time of every layer inside it.",
+                    comparison=Comparison(("dense", "sparse"), (whole,)),
+                    layers=rows,
+                    machine=document["machine"],
+                    charts=(layer_bars(times),),
+                ),
+                html,
+            )
             document["html"] = str(html)
     out.result(document, *parts)
+
+
+def _profile_table(times: "LayerTimes") -> "Table":
+    """Layers, their sum, what lies between them, and the whole forward."""
+    dense, sparse = times.dense_sum_ms, times.sparse_sum_ms
+    between = max(times.dense_ms - dense, 0.0), max(times.sparse_ms - sparse, 0.0)
+    rows = [
+        *((layer.name, layer.dense_ms, layer.sparse_ms) for layer in times.layers),
+        ("all layers", dense, sparse),
+        ("between them", *between),
+        ("whole forward", times.dense_ms, times.sparse_ms),
+    ]
+    return table(
+        *("layer", ">dense ms", ">sparse ms", ">speed-up"),
+        rows=((name, *_cells(dense, sparse)) for name, dense, sparse in rows),
+    )
+
+
+def _cells(dense: float | None, sparse: float | None) -> list[str]:
+    texts = ["-" if ms is None else f"{ms:.3f}" for ms in (dense, sparse)]
+    return [*texts, f"{dense / sparse:.2f}x" if dense and sparse else "-"]

@@ -12,7 +12,7 @@ from gossamer.lazy_door import lazy_door
 
 if TYPE_CHECKING:
     from gossamer.planner.calibration import calibrate
-    from gossamer.planner.cluster_loader import cluster_text, load_cluster
+    from gossamer.planner.cluster import cluster_text, load_cluster
     from gossamer.planner.explaining import FORECAST, plan_page, plan_table, reasons
     from gossamer.planner.planning import ClusterPlan, plan
     from gossamer.planner.schedules import SCHEDULES, PipelineSpec
@@ -43,8 +43,8 @@ __getattr__, __dir__ = lazy_door(
         "PipelineSpec": "schedules",
         "ClusterPlan": "planning",
         "calibrate": "calibration",
-        "cluster_text": "cluster_loader",
-        "load_cluster": "cluster_loader",
+        "cluster_text": "cluster",
+        "load_cluster": "cluster",
         "plan": "planning",
         "plan_page": "explaining",
         "plan_table": "explaining",

@@ -18,7 +18,7 @@ from torch import nn
 
 from gossamer.nn.surgery.compaction import compact
 from gossamer.ops.timing import race, stopwatch
-from gossamer.planner.cluster_schema import GB, SCHEMA_VERSION, ClusterSpec, CompactSpeed
+from gossamer.planner.cluster import GB, SCHEMA_VERSION, ClusterSpec, CompactSpeed
 from gossamer.runs import sparsify
 from gossamer.zoo import GPTBlock
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gossamer.errors import InputError
 from gossamer.planner.candidates import DEFAULT_SCHEDULES, Evaluator, PlannedLayout, layouts
-from gossamer.planner.cluster_loader import load_cluster
-from gossamer.planner.cluster_schema import ClusterSpec
+from gossamer.planner.cluster import ClusterSpec, load_cluster
 from gossamer.planner.model_shape import GPTSizes, ModelShape
 from gossamer.planner.schedules import ScheduleName
 from gossamer.planner.states import State, compared_states, find_state

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gossamer.errors import InputError
-from gossamer.planner.cluster_schema import ClusterSpec
+from gossamer.planner.cluster import ClusterSpec
 from gossamer.training.memory import MASK_BYTES, VARIANTS, StateCost
 
 _F = MASK_BYTES

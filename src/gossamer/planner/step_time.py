@@ -13,12 +13,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from gossamer.planner.cluster_schema import GB, ClusterSpec, CompactSpeed, LinkSpec
+from gossamer.planner.cluster import GB, ClusterSpec, CompactSpeed, LinkSpec
 from gossamer.planner.model_shape import ModelShape, Unit
 from gossamer.planner.simulation import Costs
-from gossamer.planner.stages import StageShape, weights_of
 from gossamer.planner.states import State
-from gossamer.planner.workload import RankGrid, RankLayout, StepSpec, Summed
+from gossamer.planner.workload import RankGrid, RankLayout, StageShape, StepSpec, Summed, weights_of
 
 # DDP sends gradients in buckets of this size; the last one has no backward pass to hide behind.
 BUCKET_BYTES = 25 * 2**20

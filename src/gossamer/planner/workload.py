@@ -1,13 +1,116 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is to be trained, how, and on which grid of ranks."""
+"""What is to be trained, how, on which grid of ranks, and the model cut into stages."""
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from gossamer.errors import InputError
+from gossamer.planner.model_shape import ModelShape, Unit
 from gossamer.planner.schedules import PipelineSpec, ScheduleName
-from gossamer.planner.stages import Cut
+from gossamer.training.distributed import partition
+
+Cut = Literal["cost", "even"]
+# What equal stages have equal parts of.
+_SHARED = ("prunable", "rest", "flops_prunable", "flops_rest", "flops_again", "blocks", "saved")
+
+
+@dataclass(frozen=True)
+class StageShape:
+    """Sums over the units of a stage; counts may be fractions where ends are spread evenly.
+
+    Attributes:
+        prunable: entries that a mask may cover.
+        rest: other parameters.
+        flops_prunable: forward operations per token in products with prunable weights.
+        flops_rest: other forward operations per token.
+        flops_again: forward operations per token that recomputation repeats.
+        blocks: layers.
+        saved: numbers per token that the backward pass needs, without recomputation.
+        saved_block: the same of one layer.
+        saved_end: the same of what is not a layer, the head in the first place.
+        output: numbers per token that go to the next stage.
+        largest: entries of the largest prunable weight.
+        tied: parameters that another stage holds, too; their gradients are added.
+    """
+
+    prunable: float
+    rest: float
+    flops_prunable: float
+    flops_rest: float
+    flops_again: float
+    blocks: float
+    saved: float
+    saved_block: float
+    saved_end: float
+    output: float
+    largest: int
+    tied: float = 0.0
+
+
+def weights_of(stages: Sequence[StageShape]) -> tuple[float, float]:
+    """Prunable entries and other parameters of stages together."""
+    return sum(stage.prunable for stage in stages), sum(stage.rest for stage in stages)
+
+
+def cut_stages(
+    shape: ModelShape, count: int, cost: Callable[[Unit], float], how: Cut = "cost"
+) -> list[StageShape] | None:
+    """The model in `count` stages, or None if it has fewer layers.
+
+    Args:
+        shape: of the model.
+        count: stages.
+        cost: of a unit, what is balanced.
+        how: "cost" makes the most expensive stage as cheap as contiguous units allow; "even" is the
+            assumption of published models: equal numbers of half layers, rounded up, and ends that
+            are spread over all stages.
+    """
+    if how == "even":
+        return _even(shape, count)
+    if count > sum(unit.is_block for unit in shape.units):
+        return None
+    return [
+        _stage(shape, shape.units[start:stop])
+        for start, stop in partition([cost(unit) for unit in shape.units], count)
+    ]
+
+
+def _stage(shape: ModelShape, units: Sequence[Unit]) -> StageShape:
+    blocks = [unit for unit in units if unit.is_block]
+    ends = [unit for unit in units if not unit.is_block]
+    per_layer = sum(unit.is_block for unit in shape.units) / max(shape.blocks, 1)
+    count = len(blocks) / max(per_layer, 1)
+    saved, saved_end = (sum(unit.saved for unit in part) for part in (blocks, ends))
+    # A head in another stage than the embedding it shares holds a copy of it.
+    shared = shape.units[-1].tied if len(units) < len(shape.units) else 0
+    is_first, is_last = units[0] is shape.units[0], units[-1] is shape.units[-1]
+    return StageShape(
+        prunable=sum(unit.prunable for unit in units),
+        rest=sum(unit.rest for unit in units) + (shared if is_last else 0),
+        flops_prunable=sum(unit.flops_prunable for unit in units),
+        flops_rest=sum(unit.flops_rest for unit in units),
+        flops_again=sum(unit.flops_prunable + unit.flops_rest for unit in blocks),
+        blocks=count,
+        saved=saved + saved_end,
+        saved_block=saved / count if count else 0.0,
+        saved_end=saved_end,
+        output=units[-1].output,
+        largest=max(unit.largest for unit in units),
+        tied=shared if is_first or is_last else 0,
+    )
+
+
+def _even(shape: ModelShape, count: int) -> list[StageShape] | None:
+    halves = 2 * shape.blocks
+    if not 1 <= count <= halves:
+        return None
+    whole = _stage(shape, shape.units)
+    share = -(-halves // count) / (halves / count) / count
+    inner = [unit for unit in shape.units if unit.is_block][-1]
+    scaled = {name: getattr(whole, name) * share for name in _SHARED}
+    return [replace(whole, output=inner.output, **scaled)] * count
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ heads and filters, and `schedules` move masks while a model trains. README.md te
 pruned with data.
 """
 
+from gossamer.pruning.methods import Scorer, register_scorer
 from gossamer.pruning.oneshot import (
     LayerResult,
     PruningPlan,
@@ -15,7 +16,6 @@ from gossamer.pruning.oneshot import (
     plan_oneshot,
     tensors_of,
 )
-from gossamer.pruning.scorers import Scorer, register_scorer
 
 __all__ = [
     "LayerResult",

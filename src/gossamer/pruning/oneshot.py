@@ -22,7 +22,7 @@ from gossamer.nn.surgery import disable_fast_paths, unchanged_on_error
 from gossamer.patterns import Pattern, kept_count, parse_pattern
 from gossamer.pruning.budgets import BUDGETS, Budget, budget_layers
 from gossamer.pruning.calibration import as_batches, collect_inputs
-from gossamer.pruning.scorers import LayerContext, Scorer, resolve_scorer
+from gossamer.pruning.methods import LayerContext, Scorer, resolve_scorer
 from gossamer.pruning.solvers import keep_highest, nearest_density
 from gossamer.pruning.targets import Rules, Target, find_targets
 

@@ -27,13 +27,11 @@ from gossamer.pruning.schedules import (
     take_layers,
 )
 from gossamer.pruning.schedules import Schedule as MaskSchedule
-from gossamer.pruning.schedules.acdc import AcDc, phases
 from gossamer.pruning.schedules.before_training import BeforeTraining, Random, Shuffled
+from gossamer.pruning.schedules.dense_store import TopKast
 from gossamer.pruning.schedules.dynamic import RigL, SetSchedule
 from gossamer.pruning.schedules.early_bird import EarlyBird, EarlyBirdChannels
-from gossamer.pruning.schedules.gradual import Gradual, OneShot
-from gossamer.pruning.schedules.iterative import Iterative
-from gossamer.pruning.schedules.topkast import TopKast
+from gossamer.pruning.schedules.magnitude import AcDc, Gradual, Iterative, OneShot, phases
 from gossamer.recipes import Recipe, load_recipe, near, show
 from gossamer.recipes.stages import (
     SCHEDULES,

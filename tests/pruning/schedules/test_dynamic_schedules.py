@@ -21,7 +21,7 @@ from torch import nn
 
 import gossamer
 from gossamer.errors import InputError
-from gossamer.pruning.schedules.moments import cosine
+from gossamer.pruning.schedules.base import cosine
 
 
 def dense_gradients(model, batch):

@@ -14,7 +14,7 @@ import gossamer
 from gossamer.errors import InputError
 from gossamer.nn.batch import Batch
 from gossamer.pruning import apply_plan, plan_oneshot
-from gossamer.pruning.schedules.saliency import (
+from gossamer.pruning.schedules.before_training import (
     grasp,
     hessian_times_gradient,
     snip,

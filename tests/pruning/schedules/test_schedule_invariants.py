@@ -124,7 +124,7 @@ def test_gradual_with_regrowth_brings_weights_back():
 
 
 def test_acdc_is_a_sawtooth_and_dense_phases_train_everything():
-    from gossamer.pruning.schedules.acdc import phases
+    from gossamer.pruning.schedules.magnitude import phases
 
     changes, expected, digests = phases(4, 4, 28, 34), 0.0, []
 

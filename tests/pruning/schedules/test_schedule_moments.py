@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from gossamer.pruning.schedules import Window
-from gossamer.pruning.schedules.acdc import phases
-from gossamer.pruning.schedules.moments import cosine, cubic, generator
+from gossamer.pruning.schedules.base import cosine, cubic, generator
+from gossamer.pruning.schedules.magnitude import phases
 
 
 @pytest.mark.parametrize(("progress", "share"), [(0, 0), (0.25, 0.578125), (0.5, 0.875), (1, 1)])

@@ -29,8 +29,8 @@ def masked_model(shape=(6, 10), seed=0):
 def make_run(model, optimizer, grows=True):
     entries = OptimizerEntries(model, optimizer, grows)
     made = Run(model, [ControlledLayer(model, "0")], Unstructured(), entries, 1000)
-    optimizer.register_step_pre_hook(lambda *_: entries.young.before())
-    optimizer.register_step_post_hook(lambda *_: entries.young.after())
+    optimizer.register_step_pre_hook(lambda *_: entries.before())
+    optimizer.register_step_post_hook(lambda *_: entries.after())
     return made
 
 
@@ -140,9 +140,9 @@ def test_weights_grow_up_and_leave_the_record():
     made = make_run(model, optimizer)
     steps(model, optimizer, 5)
     made.change([torch.ones_like(model[0].mask())])
-    assert made.entries.young.state_dict()["young"]["0"]["index"].numel() > 0
+    assert made.entries.state_dict()["young"]["0"]["index"].numel() > 0
     steps(model, optimizer, 12)
-    assert made.entries.young.state_dict()["young"] == {}
+    assert made.entries.state_dict()["young"] == {}
 
 
 def test_entries_that_grow_and_drop_again_are_forgotten():
@@ -153,7 +153,7 @@ def test_entries_that_grow_and_drop_again_are_forgotten():
     old = model[0].mask()
     made.change([torch.ones_like(old)])
     made.change([old])
-    assert made.entries.young.state_dict()["young"] == {}
+    assert made.entries.state_dict()["young"] == {}
 
 
 class Unknown(torch.optim.Optimizer):

@@ -7,9 +7,8 @@ from structured_models import FAMILY_NAMES, FILTERS, HEADS, UNEVEN, loss, make_i
 
 from gossamer.errors import InputError
 from gossamer.pruning.structured import find_units, slim
-from gossamer.pruning.structured.costs import cost_tables
-from gossamer.pruning.structured.gradients import fisher_scores, mask_gradients
-from gossamer.pruning.structured.units import scaled_units
+from gossamer.pruning.structured.search import cost_tables
+from gossamer.pruning.structured.units import fisher_scores, mask_gradients, scaled_units
 
 FLOAT32_NORMS = ("llama", "qwen2", "mistral")
 

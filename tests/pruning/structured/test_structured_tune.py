@@ -10,8 +10,7 @@ from structured_models import FAMILY_NAMES, loss, make_ids, make_model, run
 from gossamer.errors import InputError, ResourceError
 from gossamer.nn.surgery.slimming import matrix_of, set_matrix, unit_counts
 from gossamer.pruning.structured import find_units, prune_structured, slim
-from gossamer.pruning.structured.least_squares import Sums, refitted, solve_ridge, unit_scales
-from gossamer.pruning.structured.tune import reconstruct
+from gossamer.pruning.structured.tune import Sums, reconstruct, refitted, solve_ridge, unit_scales
 
 HALF = [[0, 2], list(range(12))] * 3
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`gossamer doctor`: is everything well on this machine? Ready to paste into an issue.
 
-`health` looks at the machine, `scrub` hides what is private.
+`health` looks at the machine and hides what is private.
 """
 
 from dataclasses import replace
@@ -22,8 +22,7 @@ def doctor(out: Output) -> int:
 
     Prints no user names, tokens or home paths. Exits with 4 if something needs fixing.
     """
-    from gossamer.cli.doctor.health import run_checks
-    from gossamer.cli.doctor.scrub import scrub_text
+    from gossamer.cli.doctor.health import run_checks, scrub_text
 
     with out.stage("checking"):
         found = run_checks()

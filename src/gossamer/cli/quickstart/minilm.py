@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The quickstart on a real sentence encoder: prune, measure, save, load, run.
 
+Its sentences are plain English, made on the spot: varied enough to have similarities worth ranking.
 Legend: N sentences, D width, B batch, T tokens.
 """
 
 import copy
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,18 @@ import torch
 from torch import nn
 
 from gossamer.cli.models import demo_path
-from gossamer.cli.quickstart.comparing import NOTE, compare, compile_afresh, sparse_layers_text
-from gossamer.cli.quickstart.output import MODEL_FOLDER, Story
-from gossamer.cli.quickstart.sentences import make_sentences
+from gossamer.cli.quickstart.output import (
+    MODEL_FOLDER,
+    NOTE,
+    Story,
+    compare,
+    compile_afresh,
+    sparse_layers_text,
+)
 from gossamer.cli.shell import Output
 from gossamer.data import sentences
 from gossamer.data.files import Texts
+from gossamer.errors import InputError
 from gossamer.io import load, load_pretrained, read_beside
 from gossamer.io.safe_files.tokenizer import TOKENIZER_FILE, make_tokenizer
 from gossamer.recipes import Calibration, prune_recipe
@@ -42,6 +50,46 @@ from gossamer.search import (
     shrink,
     verdict,
 )
+
+# A topic per line: who; does; what.
+_TOPICS = """
+The chef, My grandmother, A hungry student, The new restaurant; cooked, served, tasted, burned;\
+ a tomato soup, fresh bread, the chicken curry, an apple pie, fried rice
+The striker, Our goalkeeper, The young team, A retired coach; won, watched, talked about, lost;\
+ the cup final, a penalty shootout, the second half, the away game, the derby
+The engineer, A software company, The intern, An open source group;\
+ released, debugged, rewrote, tested;\
+ the database driver, a web server, the compiler, a mobile app, the login page
+The doctor, A nurse, The hospital, An anxious patient; described, treated, worried about, studied;\
+ a broken arm, the flu, high blood pressure, a rare allergy, the new vaccine
+The astronomer, A space probe, The science museum, My physics teacher;\
+ observed, photographed, explained, discovered;\
+ a distant galaxy, the rings of Saturn, a solar eclipse, a comet, black holes
+The bank, An investor, The finance minister, A small shop; raised, feared, announced, calculated;\
+ interest rates, the new tax, a quarterly loss, the price of oil, a bonus
+"""
+_TAILS = (
+    "",
+    " yesterday",
+    " last summer",
+    " in the rain",
+    " for the first time",
+    " with great care",
+)
+
+
+def make_sentences(count: int, generator: torch.Generator) -> list[str]:
+    """`count` different sentences on a few topics, drawn from `generator`."""
+    every = [
+        f"{' '.join(words)}{tail}."
+        for topic in _TOPICS.strip().splitlines()
+        for *words, tail in product(*(part.split(", ") for part in topic.split("; ")), _TAILS)
+    ]
+    if not 1 <= count <= len(every):
+        raise InputError(f"sentences: expected 1 to {len(every)}, got {count}.")
+    order = torch.randperm(len(every), generator=generator)[:count]
+    return [every[index] for index in order.tolist()]
+
 
 _TARGETS = "encoder.layer.*"
 _NUM_SENTENCES = 240
@@ -77,26 +125,6 @@ def load_minilm() -> MiniLM:
     return MiniLM(load_pretrained(directory), tokenizer, directory)
 
 
-@dataclass(frozen=True)
-class _Bench:
-    """The dense model and what others are compared with: its vectors [N, D] of the sentences."""
-
-    dense: MiniLM
-    ids: list[torch.Tensor]
-    vectors: torch.Tensor
-
-    def agreement(self, model: nn.Module) -> float:
-        """Agreement of `model` with the dense one on the sentences."""
-        return agreement(self.vectors, embed(model, self.ids))
-
-    def floor(self) -> float:
-        """Agreement of a model without encoder: the mean of the word embeddings alone."""
-        words = self.dense.model.get_submodule("embeddings.word_embeddings")
-        with torch.inference_mode():
-            rows = [nn.functional.normalize(words(ids).mean(0), dim=0) for ids in self.ids]
-        return agreement(self.vectors, torch.stack(rows))
-
-
 def run_minilm(folder: Path, sparsity: float, out: Output) -> Story:
     """The whole story on MiniLM; raises ResourceError if the package is not installed."""
     with out.stage("loading MiniLM"):
@@ -108,7 +136,12 @@ def run_minilm(folder: Path, sparsity: float, out: Output) -> Story:
         settings = Calibration(samples=len(others.texts), tokens=_LENGTH)
         calibration = calibration_batches(minilm.model, others, minilm.tokenizer, settings)
         ids = sentences(texts[:_NUM_SENTENCES], minilm.tokenizer, _LENGTH)
-        bench = _Bench(minilm, ids, embed(minilm.model, ids))
+        vectors_ND = embed(minilm.model, ids)
+
+    def agrees(model: nn.Module) -> float:
+        """Agreement of `model` with the dense one on the sentences."""
+        return agreement(vectors_ND, embed(model, ids))
+
     with out.stage(f"pruning {sparsity:.0%}, saving and loading"):
         path = folder / MODEL_FOLDER
         # SparseGPT that aims at the dense model's outputs.
@@ -122,7 +155,7 @@ def run_minilm(folder: Path, sparsity: float, out: Output) -> Story:
         comparison = compare(
             minilm.model,
             fast,
-            ("agreement with dense (rank correlation)", 1.0, bench.agreement),
+            ("agreement with dense (rank correlation)", 1.0, agrees),
             (tensor_bytes(minilm.directory), directory_bytes(path)),
             {f"{batch} x {_LENGTH} tokens": ids_BT[:batch] for batch in _BATCHES},
             (4.0, 2.0),
@@ -139,7 +172,12 @@ def run_minilm(folder: Path, sparsity: float, out: Output) -> Story:
             budget_minutes=_BUDGET_MINUTES,
             on_trial=lambda trial: stage.advance(),
         )
-    return _tell(comparison, report, fast, found, bench.floor())
+    # A model without encoder: the mean of the word embeddings alone.
+    words = minilm.model.get_submodule("embeddings.word_embeddings")
+    with torch.inference_mode():
+        rows = [nn.functional.normalize(words(each).mean(0), dim=0) for each in ids]
+    floor = agreement(vectors_ND, torch.stack(rows))
+    return _tell(comparison, report, fast, found, floor)
 
 
 def _tell(

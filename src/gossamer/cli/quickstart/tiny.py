@@ -9,14 +9,16 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from gossamer.cli.quickstart.comparing import (
+from gossamer.cli.quickstart.output import (
+    DENSE_FOLDER,
+    MODEL_FOLDER,
     NOTE,
+    Story,
     compare,
     compile_afresh,
     forward,
     sparse_layers_text,
 )
-from gossamer.cli.quickstart.output import DENSE_FOLDER, MODEL_FOLDER, Story
 from gossamer.cli.shell import Output
 from gossamer.io import load, save
 from gossamer.nn.surgery.compaction import compact

@@ -6,10 +6,8 @@ shows the stages of long work and gives one result, a document for --json and ta
 `grid_exit` is for commands that train; it needs torch and is not loaded here.
 """
 
-from gossamer.cli.shell.command import gossamer_command, resume_command
-from gossamer.cli.shell.failures import tell_failure
-from gossamer.cli.shell.mistakes import CommandGroup
-from gossamer.cli.shell.output import Output, Verbatim, comparison_table, table
+from gossamer.cli.shell.command import CommandGroup, gossamer_command, resume_command
+from gossamer.cli.shell.output import Output, Verbatim, comparison_table, table, tell_failure
 from gossamer.cli.shell.parameters import (
     PATH,
     POSITIVE,

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 
 import torch.distributed as dist
 
-from gossamer.cli.shell.failures import explain_failure
+from gossamer.cli.shell.output import explain_failure
 
 # Unwinding may still write a message and close files; more is not waited for.
 _UNWINDING_SECONDS = 10.0

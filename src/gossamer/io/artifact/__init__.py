@@ -7,7 +7,6 @@ parts (`checked_content`, `digest_of`, `FileEntry`, `open_regular`, `read_manife
 `io/README.md`.
 """
 
-from gossamer.io.artifact.destination import check_destination, check_file_destination
 from gossamer.io.artifact.inventory import unwrap
 from gossamer.io.artifact.manifest import (
     BESIDE_FILES,
@@ -21,6 +20,8 @@ from gossamer.io.artifact.manifest import (
     digest_of,
 )
 from gossamer.io.artifact.opened import (
+    check_destination,
+    check_file_destination,
     check_replaceable,
     find_artifact,
     open_artifact,

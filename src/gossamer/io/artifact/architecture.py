@@ -12,9 +12,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import ArtifactError, InputError, TargetError
-from gossamer.io.artifact.fitting import all_slots, tied_names
-from gossamer.io.artifact.inventory import own_slots
-from gossamer.io.artifact.layer_table import CONTAINERS, ENCODER, LAYERS, read_args
+from gossamer.io.artifact.inventory import all_slots, own_slots, tied_names
 from gossamer.io.artifact.manifest import (
     ArchitectureNode,
     Argument,
@@ -30,7 +28,15 @@ from gossamer.io.artifact.manifest import (
     TransformersNode,
     ZooNode,
 )
-from gossamer.io.artifact.skeleton import MAX_NODES, SkeletonBuilder, shrink
+from gossamer.io.artifact.skeleton import (
+    CONTAINERS,
+    ENCODER,
+    LAYERS,
+    MAX_NODES,
+    SkeletonBuilder,
+    read_args,
+    shrink,
+)
 from gossamer.io.huggingface import build_transformers, is_transformers
 from gossamer.io.safe_files.tensors import DTYPE_NAMES, dtype_name
 from gossamer.nn.forms import can_mask

@@ -14,8 +14,15 @@ from gossamer.errors import ArtifactError
 from gossamer.formats import SparseMatrix
 from gossamer.io.artifact.agreement import enclosing, memory_needed
 from gossamer.io.artifact.architecture import build
-from gossamer.io.artifact.fitting import all_slots, check_fit, check_materialised, owner_of
-from gossamer.io.artifact.inventory import Slot, own_slots, unwrap
+from gossamer.io.artifact.inventory import (
+    Slot,
+    all_slots,
+    check_fit,
+    check_materialised,
+    own_slots,
+    owner_of,
+    unwrap,
+)
 from gossamer.io.artifact.manifest import DenseEntry, Manifest, SparseEntry, TransformersNode
 from gossamer.io.artifact.opened import OpenArtifact, open_artifact
 from gossamer.io.artifact.packing import Arrays, Decoded, SparseWeight, TiedMask, decode_all

@@ -5,7 +5,6 @@
 tensors is read.
 """
 
-from gossamer.io.gguf.file import is_gguf, load_gguf
-from gossamer.io.gguf.tokenizer import gguf_tokenizer_files
+from gossamer.io.gguf.file import gguf_tokenizer_files, is_gguf, load_gguf
 
 __all__ = ["gguf_tokenizer_files", "is_gguf", "load_gguf"]

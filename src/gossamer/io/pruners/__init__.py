@@ -12,12 +12,13 @@ from gossamer.io.pruners.dense_checkpoint import (
     DetectedMask,
     adopt_zeros,
     adoption_text,
+    apply_masks,
+    fold_pruned,
     read_dense_checkpoint,
     read_tensors_of,
 )
 from gossamer.io.pruners.foreign_file import describe_foreign
 from gossamer.io.pruners.pruned_layers import adopt_pruned
-from gossamer.io.pruners.stored_masks import apply_masks, fold_pruned
 
 __all__ = [
     "SINGLE_FILE",

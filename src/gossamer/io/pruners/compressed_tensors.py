@@ -13,7 +13,7 @@ import torch
 
 from gossamer.errors import ArtifactError, FormatError
 from gossamer.formats import decode
-from gossamer.io.pruners.stored_masks import Tensors
+from gossamer.io.pruners.dense_checkpoint import Tensors
 from gossamer.io.safe_files import MAX_TENSOR_BYTES, check_memory
 from gossamer.patterns import NM, Unstructured
 

@@ -14,8 +14,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.nn.utils.prune import BasePruningMethod
 
 from gossamer.errors import InputError
-from gossamer.io.pruners.dense_checkpoint import AdoptedLayer
-from gossamer.io.pruners.stored_masks import MASK, ORIGINAL, as_mask
+from gossamer.io.pruners.dense_checkpoint import MASK, ORIGINAL, AdoptedLayer, as_mask
 from gossamer.nn.forms import can_mask, to_masked
 from gossamer.nn.surgery import disable_fast_paths, replace_module
 from gossamer.patterns import Pattern, detect_pattern

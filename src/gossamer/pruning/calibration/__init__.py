@@ -11,20 +11,26 @@ from gossamer.pruning.calibration.calibrated import (
     CalibratedPruning,
     Journal,
     LayerProgress,
+    LiveBytes,
     check_all_met,
     check_inside,
     met_targets,
     problem_of,
 )
-from gossamer.pruning.calibration.flow import as_batches, stops
+from gossamer.pruning.calibration.flow import (
+    as_batches,
+    evaluating,
+    frozen,
+    hooked,
+    kept_flags,
+    stops,
+)
 from gossamer.pruning.calibration.journal import (
     DiskJournal,
     check_same_run,
     data_digest,
     model_digest,
 )
-from gossamer.pruning.calibration.live_memory import LiveBytes
-from gossamer.pruning.calibration.modes import evaluating, frozen, hooked, kept_flags
 from gossamer.pruning.calibration.statistics import Statistics, collect_inputs, gram
 
 __all__ = [

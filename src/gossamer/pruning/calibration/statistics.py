@@ -18,8 +18,7 @@ from torch.nn.functional import unfold
 
 from gossamer.errors import InputError
 from gossamer.nn.batch import Batch
-from gossamer.pruning.calibration.flow import Stop
-from gossamer.pruning.calibration.modes import evaluating, hooked
+from gossamer.pruning.calibration.flow import Stop, evaluating, hooked
 from gossamer.pruning.solvers import Needed
 from gossamer.pruning.targets import Target
 

@@ -7,13 +7,12 @@ one. `default_loss` finds a loss where the user gives none.
 
 from gossamer.pruning.gradients.losses import default_loss, next_token_loss, output_of
 from gossamer.pruning.gradients.obert import OBERT
-from gossamer.pruning.gradients.passes import GradientPasses, Loss
+from gossamer.pruning.gradients.passes import GradientMethod, GradientPasses, Loss
 from gossamer.pruning.gradients.pruning import (
     make_gradient_method,
     prune_by_gradients,
     score_by_gradients,
 )
-from gossamer.pruning.gradients.scores import GradientMethod
 
 __all__ = [
     "OBERT",

@@ -19,8 +19,7 @@ from gossamer.pruning.calibration import (
     kept_flags,
     problem_of,
 )
-from gossamer.pruning.gradients.passes import GradientPasses, Loss
-from gossamer.pruning.gradients.scores import GradientMethod, GradientProblems
+from gossamer.pruning.gradients.passes import GradientMethod, GradientPasses, GradientProblems, Loss
 from gossamer.pruning.methods import built
 from gossamer.pruning.solvers import LayerSolution
 from gossamer.pruning.targets import Target
@@ -28,7 +27,7 @@ from gossamer.registry import Registry
 
 _STUB = """\
 from gossamer.pruning.gradients.pruning import GRADIENT_METHODS
-from gossamer.pruning.gradients.scores import RunningMean
+from gossamer.pruning.gradients.passes import RunningMean
 
 GRADIENT_METHODS.add("{name}", lambda: RunningMean(of_gradient, of_weight))
 """

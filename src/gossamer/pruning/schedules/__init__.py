@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """When masks are made and how they move: schedules, and the controller that carries them out.
 
-Start with `Schedule`. Each kind of schedule is a module of its name; it works on a `Run` (layers,
-optimizer, other processes), and a `Controller` tells it after every optimizer step.
+Start with `Schedule`. It works on a `Run` (layers, optimizer, other processes), and a `Controller`
+tells it after every optimizer step.
 """
 
-from gossamer.pruning.schedules.base import Schedule
+from gossamer.pruning.schedules.base import Schedule, Window
 from gossamer.pruning.schedules.controller import Controller
 from gossamer.pruning.schedules.layers import release_layers, take_layers
-from gossamer.pruning.schedules.moments import Window
 from gossamer.pruning.schedules.optimizer_entries import OptimizerEntries
 from gossamer.pruning.schedules.run import Run, default_replicas
 

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a schedule is: the part of a controller that knows when masks move, and where to.
 
-From scores to masks, a budget says how many of each layer, and the pattern which ones are legal.
-Steps count optimizer steps: step 0 is before the first one, `update(1)` comes after it.
+When: windows of steps, the cubic ramp, the cosine. Where to: from scores to masks, a budget says
+how many of each layer, and the pattern which ones are legal. Steps count optimizer steps: step 0 is
+before the first one, `update(1)` comes after it.
 """
 
+import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -16,10 +18,51 @@ import torch
 from gossamer.errors import InputError
 from gossamer.patterns import NM, Block, Pattern, Unstructured
 from gossamer.pruning.budgets import BUDGETS, BudgetLayer
-from gossamer.pruning.schedules.moments import Window, generator
 from gossamer.pruning.schedules.radix_select import keep_largest_across
 from gossamer.pruning.schedules.run import Event, Run
 from gossamer.pruning.solvers import keep_highest
+
+
+@dataclass(frozen=True)
+class Window:
+    """Steps begin, begin + every, ... up to `end`, which always is one of them.
+
+    Attributes:
+        begin: first step.
+        end: last step.
+        every: steps in between.
+    """
+
+    begin: int
+    end: int
+    every: int
+
+    def holds(self, step: int) -> bool:
+        """Whether something happens after `step`."""
+        return step == self.end or step in range(self.begin, self.end, self.every)
+
+    def progress(self, step: int) -> float:
+        """0 at begin, 1 at the end and after."""
+        if self.begin < step < self.end:
+            return (step - self.begin) / (self.end - self.begin)
+        return float(step >= self.end)
+
+
+def cubic(initial: float, final: float, progress: float) -> float:
+    """Sparsity of gradual pruning (arXiv 1710.01878); 7/8 of the way at half time."""
+    return final + (initial - final) * (1.0 - progress) ** 3
+
+
+def cosine(first: float, progress: float) -> float:
+    """`first` in the beginning, 0 at the end."""
+    return first / 2 * (1.0 + math.cos(math.pi * progress))
+
+
+def generator(seed: int, name: str, step: int) -> torch.Generator:
+    """The same numbers for the same seed, layer and step, on every rank and after every resume."""
+    digest = hashlib.sha256(f"{seed}/{name}/{step}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+
 
 # What state dicts and events may hold: tensors go to safetensors, the rest to JSON.
 State = dict[str, Any]

@@ -1,14 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masks made before the first step, which never move: random, SNIP, GraSP, SynFlow."""
+"""Masks made before the first step, which never move: random, SNIP, GraSP, SynFlow.
 
-from collections.abc import Callable, Sequence
+They are made of what a weight is worth at initialisation; higher is kept. Known result (arXiv
+2009.08576): these masks can be shuffled within each layer without loss. What they find is how many
+weights a layer needs, not which ones.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import distributed as dist
+from torch import nn
 
 from gossamer.errors import InputError
+from gossamer.nn.batch import Batch
+from gossamer.pruning.calibration import hooked, kept_flags
+from gossamer.pruning.gradients import GradientPasses
 from gossamer.pruning.schedules.base import (
     Events,
     RandomStart,
@@ -16,8 +27,118 @@ from gossamer.pruning.schedules.base import (
     layer_masks,
     pruned_last,
 )
-from gossamer.pruning.schedules.saliency import grasp, snip, synflow, user_passes
 from gossamer.pruning.targets import Target
+
+
+def snip(passes: GradientPasses, targets: Sequence[Target]) -> list[torch.Tensor]:
+    """|gradient * weight| [R, K] (arXiv 1810.02340): what the loss loses to first order."""
+    weights = [target.weight.detach().flatten(1) for target in targets]
+    total = [torch.zeros_like(weight).float() for weight in weights]
+    with _as_before(passes.model):
+        for gradients in passes.each(targets):
+            total = [a + b for a, b in zip(total, gradients, strict=True)]
+    return [(a * weight).abs() for a, weight in zip(total, weights, strict=True)]
+
+
+def grasp(
+    passes: GradientPasses, targets: Sequence[Target], temperature: float
+) -> list[torch.Tensor]:
+    """Weight * (Hessian gradient) [R, K] (arXiv 2002.07376): what the gradient's norm lives on."""
+
+    def divide(_: nn.Module, __: Any, output: Any) -> Any:
+        if isinstance(output, torch.Tensor):
+            return output / temperature
+        raise InputError(
+            f"grasp: expected logits as output, got {type(output).__name__}. Wrap the model so that"
+            " it gives its logits, or set temperature: 1."
+        )
+
+    handles = [passes.model.register_forward_hook(divide)] if temperature != 1.0 else []
+    with _as_before(passes.model), hooked(handles):
+        products = hessian_times_gradient(passes, targets)
+    pairs = zip(products, targets, strict=True)
+    scores = [(product * target.weight.detach()).flatten(1) for product, target in pairs]
+    # Only ranks matter; the reference divides too, and keeps small numbers out of trouble.
+    scale = sum(float(score.double().sum()) for score in scores)
+    return [score / (abs(scale) + 1e-10) for score in scores]
+
+
+def hessian_times_gradient(passes: GradientPasses, targets: Sequence[Target]) -> list[torch.Tensor]:
+    """H g in the shapes of the weights, for the sum of the losses of all batches."""
+    weights = [target.weight for target in targets]
+    summed = [torch.zeros_like(weight) for weight in weights]
+    for batch in passes.batches:
+        found = _gradients(passes.loss(passes.model, batch), weights, graph=False)
+        summed = [a + b for a, b in zip(summed, found, strict=True)]
+    products = [torch.zeros_like(weight) for weight in weights]
+    for batch in passes.batches:
+        found = _gradients(passes.loss(passes.model, batch), weights, graph=True)
+        inner = sum((a * b).sum() for a, b in zip(summed, found, strict=True))
+        second = _gradients(inner, weights, graph=False)  # type: ignore[arg-type]
+        products = [a + b for a, b in zip(products, second, strict=True)]
+    return products
+
+
+def synflow(model: nn.Module, names: Sequence[str], batch: Batch) -> list[torch.Tensor]:
+    """Weight * dR/dweight [R, K] (arXiv 2006.05467), R the sum of outputs of the absolute network.
+
+    In float64: R is a product over all layers, which overflows float32 in deep networks.
+
+    Args:
+        model: is copied.
+        names: of its masked layers.
+        batch: only the shape of its first tensor is used.
+    """
+    example = batch.first_tensor()
+    if example is None or not example.is_floating_point():
+        raise InputError(
+            "synflow: needs a batch whose first tensor is floating point, for an input of ones in"
+            " its shape; token numbers cannot be ones. Use snip or grasp."
+        )
+    linear = copy.deepcopy(model).double().eval()
+    with torch.no_grad():
+        for tensor in [*linear.parameters(), *linear.buffers()]:
+            if tensor.is_floating_point():
+                tensor.abs_()
+    ones = torch.ones((1, *example.shape[1:]), dtype=torch.float64, device=example.device)
+    weights = [linear.get_parameter(f"{name}.weight") for name in names]
+    linear.requires_grad_(True)
+    with torch.enable_grad():
+        output = linear(ones)
+        if not isinstance(output, torch.Tensor):
+            raise InputError(f"synflow: expected a tensor as output, got {type(output).__name__}.")
+        found = _gradients(output.sum(), weights, graph=False)
+    scores = [(g * w.detach()).flatten(1) for g, w in zip(found, weights, strict=True)]
+    if not all(score.isfinite().all() for score in scores):
+        raise InputError("synflow: the flow through the network overflows float64.")
+    return scores
+
+
+def _gradients(value: torch.Tensor, weights: list[nn.Parameter], graph: bool) -> list[torch.Tensor]:
+    found = torch.autograd.grad(value, weights, create_graph=graph, allow_unused=True)
+    return [
+        torch.zeros_like(weight) if gradient is None else gradient
+        for weight, gradient in zip(weights, found, strict=True)
+    ]
+
+
+@contextmanager
+def _as_before(model: nn.Module) -> Iterator[None]:
+    """Flags, buffers (running means) and the random state afterwards as before."""
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    with kept_flags(model), torch.random.fork_rng():
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for buffer, saved in buffers:
+                    buffer.copy_(saved)
+
+
+def user_passes(model: nn.Module, data: Sequence[Any], loss: Any) -> GradientPasses:
+    """Batches and loss as users give them: `loss(model, batch)` with the batch as it is."""
+    batches = [item if isinstance(item, Batch) else Batch(item) for item in data]
+    return GradientPasses(model, batches, lambda m, batch: loss(m, batch.arguments))
 
 
 class Random(RandomStart):

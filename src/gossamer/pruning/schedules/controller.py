@@ -17,8 +17,8 @@ from torch import nn
 from gossamer.errors import InputError
 from gossamer.nn.surgery.compaction import Part
 from gossamer.pruning.schedules.base import Schedule, State
-from gossamer.pruning.schedules.late_weights import EntryParts
 from gossamer.pruning.schedules.layers import release_layers, restore_mask
+from gossamer.pruning.schedules.optimizer_entries import EntryParts
 from gossamer.pruning.schedules.run import Event, Run
 
 _VERSION = 1
@@ -104,7 +104,7 @@ class Controller:
             "patterns": {name: str(module.pattern) for name, module in layers.items()},
             "events": [event.to_dict() for event in self.events],
             "schedule": self._schedule.state_dict(),
-            "entries": self._run.entries.young.state_dict(),
+            "entries": self._run.entries.state_dict(),
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -119,7 +119,7 @@ class Controller:
             restore_mask(layer, state["masks"][layer.name], state["patterns"][layer.name])
         self._run.agree_counts()
         self._schedule.load_state_dict(state["schedule"], step)
-        self._run.entries.young.load_state_dict(state["entries"], self._run.current())
+        self._run.entries.load_state_dict(state["entries"], self._run.current())
         self._step = step
         self.events = [Event(**event) for event in state["events"]]
         self._arm()
@@ -131,11 +131,11 @@ class Controller:
             parts: for every Parameter of which this process trains something, the one that took its
                 place and the entries of the flat whole that it holds.
         """
-        self._run.entries.young.follow(parts)
+        self._run.entries.follow(parts)
 
     def part_of(self, parameter: nn.Parameter) -> dict[str, torch.Tensor]:
         """What is known of single entries of a cut Parameter, by their places in the whole one."""
-        return self._run.entries.young.part_of(parameter)
+        return self._run.entries.part_of(parameter)
 
     def whole_state(self, parts: EntryParts) -> State:
         """`state_dict` of a model that is cut.
@@ -143,7 +143,7 @@ class Controller:
         Args:
             parts: by Parameter of the whole model, what `part_of` gave in all processes.
         """
-        entries = self._run.entries.young.whole_state(self._run.current(), parts)
+        entries = self._run.entries.whole_state(self._run.current(), parts)
         return {**self.state_dict(), "entries": entries}
 
     def _check(self, state: State) -> None:
@@ -179,9 +179,9 @@ class Controller:
     def _before_optimizer(self, *_: Any) -> None:
         if not self.is_settled:
             self._schedule.before_optimizer()
-        self._run.entries.young.before()
+        self._run.entries.before()
 
     def _after_optimizer(self, *_: Any) -> None:
-        self._run.entries.young.after()
+        self._run.entries.after()
         if not self.is_settled:
             self._schedule.after_optimizer()

@@ -21,10 +21,10 @@ from gossamer.pruning.schedules.base import (
     State,
     WindowedSchedule,
     checked_scores,
+    cosine,
     pruned_last,
 )
 from gossamer.pruning.schedules.layers import ControlledLayer
-from gossamer.pruning.schedules.moments import cosine
 from gossamer.pruning.solvers import keep_highest
 
 _MAX_POSTPONED = 3

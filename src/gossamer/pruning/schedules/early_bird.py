@@ -11,7 +11,6 @@ one hardly sees anything: masks drawn at random at 95 % differ by 0.095, below t
 """
 
 import math
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -53,31 +52,32 @@ def packed(masks: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([pack_bits(mask.reshape(1, -1)).flatten() for mask in masks])
 
 
+@dataclass
 class MaskHistory:
     """The last few masks, and whether the newest agrees with all others.
 
-    Args:
+    Attributes:
         size: masks held.
         threshold: largest distance allowed.
         kind: of distance.
     """
 
-    def __init__(self, size: int, threshold: float, kind: Distance) -> None:
-        self._size, self._threshold, self._kind = size, threshold, kind
-        self._held: deque[torch.Tensor] = deque(maxlen=size)
+    size: int
+    threshold: float
+    kind: Distance
+    _held: list[torch.Tensor] = field(default_factory=list)
 
     def add(self, masks: Sequence[torch.Tensor]) -> float:
         """Take a new mask; its largest distance to the others, 1 while there are too few."""
-        self._held.append(packed(masks))
-        if len(self._held) < self._size:
+        *others, newest = self._held = [*self._held, packed(masks)][-self.size :]
+        if len(self._held) < self.size:
             return 1.0
-        newest, *others = reversed(self._held)
         num_entries = sum(mask.numel() for mask in masks)
-        return max(mask_distance(newest, other, num_entries, self._kind) for other in others)
+        return max(mask_distance(newest, other, num_entries, self.kind) for other in others)
 
     def agrees(self, distance: float) -> bool:
         """Whether the history is full and `distance`, given by `add`, small enough."""
-        return len(self._held) == self._size and distance <= self._threshold
+        return len(self._held) == self.size and distance <= self.threshold
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Oldest first."""
@@ -85,8 +85,7 @@ class MaskHistory:
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """As `state_dict` gave it."""
-        self._held.clear()
-        self._held.extend(state[str(number)].clone() for number in range(len(state)))
+        self._held = [state[str(number)].clone() for number in range(len(state))]
 
 
 @dataclass(eq=False, kw_only=True)

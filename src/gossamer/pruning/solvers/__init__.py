@@ -5,18 +5,18 @@ Start with `LayerProblem`, which every solver turns into a `LayerSolution`. `ref
 squares solution for a given mask.
 """
 
-from gossamer.pruning.solvers.admm import ADMM
-from gossamer.pruning.solvers.exact_obs import ExactOBS
-from gossamer.pruning.solvers.gram import NotPositiveDefinite, damped
-from gossamer.pruning.solvers.least_squares import refit
 from gossamer.pruning.solvers.problem import (
     LayerProblem,
     LayerSolution,
     Needed,
+    NotPositiveDefinite,
     Solve,
+    damped,
     keep_highest,
     nearest_density,
+    refit,
 )
+from gossamer.pruning.solvers.reconstruction import ADMM, ExactOBS
 from gossamer.pruning.solvers.sparsegpt import SparseGPT
 
 __all__ = [

@@ -21,8 +21,7 @@ import torch
 
 from gossamer.errors import InputError
 from gossamer.patterns import kept_count
-from gossamer.pruning.solvers.gram import damped
-from gossamer.pruning.solvers.problem import LayerProblem, LayerSolution
+from gossamer.pruning.solvers.problem import LayerProblem, LayerSolution, damped
 
 COLUMNS = 64
 # Highest level -> divisors of the largest weight that are tried for a scale.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Structured post-training pruning: whole heads and filters go, the model gets smaller for good.
 
-Start with `prune_structured`. It takes gradients of mask variables (`gradients`), searches for the
-best units within a budget (`costs`, `search`), cuts the others out (`units`) and fits
-what is left to the dense model (`tune`, with `replay` and `least_squares`).
+Start with `prune_structured`. It takes gradients of mask variables, searches for the
+best units within a budget (`search`), cuts the others out (`units`) and fits
+what is left to the dense model (`tune`, with `replay`).
 """
 
 from gossamer.pruning.structured.pipeline import StructuredResult, prune_structured

@@ -12,12 +12,25 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.pruning.structured.costs import Cost, cost_tables
-from gossamer.pruning.structured.gradients import Fisher, Loss, fisher_scores, mask_gradients
 from gossamer.pruning.structured.replay import Keep
-from gossamer.pruning.structured.search import best_units, pruned_objective, rearrange_units
+from gossamer.pruning.structured.search import (
+    Cost,
+    best_units,
+    cost_tables,
+    pruned_objective,
+    rearrange_units,
+)
 from gossamer.pruning.structured.tune import Method, reconstruct
-from gossamer.pruning.structured.units import find_units, mask_factors, scaled_units, slim
+from gossamer.pruning.structured.units import (
+    Fisher,
+    Loss,
+    find_units,
+    fisher_scores,
+    mask_factors,
+    mask_gradients,
+    scaled_units,
+    slim,
+)
 
 Teacher = Literal["dense", "sqrt"]
 # evaluate(model): higher is better.

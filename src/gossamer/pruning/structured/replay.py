@@ -16,7 +16,7 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.pruning.calibration import hooked
-from gossamer.pruning.structured.gradients import Loss
+from gossamer.pruning.structured.units import Loss
 
 # keep(batch): bool or 0/1 tensor [B, T] per call of the model, zero where a token is padding.
 Keep = Callable[[Any], torch.Tensor | Sequence[torch.Tensor]]

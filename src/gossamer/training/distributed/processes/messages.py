@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 from gossamer.errors import DistributedError
-from gossamer.io.safe_files.tensors.tensor_header import DTYPES
+from gossamer.io.safe_files.tensors import DTYPES
 from gossamer.nn.layer_kinds import sparse_layers
 from gossamer.training.checkpoint import Checkpoint
 from gossamer.training.checkpoint.state_tree import decode, encode
