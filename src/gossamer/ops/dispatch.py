@@ -50,7 +50,7 @@ class Problem:
     matrix: SparseMatrix
     precision: str = "fp32"
     tokens: int | None = None
-    geometry: object = None
+    geometry: Any = None
     scale_group: int = 32
 
 

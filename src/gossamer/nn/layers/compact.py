@@ -168,7 +168,7 @@ class CompactWeight(MayGiveUpValues, HasNoWeight, SparseLayer):
 
     def _fresh_dense(self) -> torch.Tensor:
         if self._home is not None:
-            return self._home.dense_RK
+            return self._home.dense
         values, dense = self.values, self._dense
         # Inference tensors count no versions, so their copy is rebuilt each time.
         source = None if values.is_inference() else (values._version, values.data_ptr())

@@ -150,8 +150,7 @@ def _check_places(low: int, high: int, size: int) -> None:
 
 
 def _gather_elements(x: Tensor, indices: Tensor, /, *, axis: int = 0) -> Tensor:
-    size = x.shape[axis]
-    return x.gather(axis, torch.where(indices < 0, indices + size, indices))
+    return x.gather(axis, torch.where(indices < 0, indices + x.shape[axis], indices))
 
 
 def _gather_nd(x: Tensor, indices: Tensor, /, *, batch_dims: int = 0) -> Tensor:
