@@ -4,8 +4,15 @@
 `Batch` is a call as data; `input_shapes` says which sizes of images reach the layers.
 """
 
-from gossamer.nn.batch.call import Batch, call_on_batch, first_tensor, named_tensor, rows_of
-from gossamer.nn.batch.input_shapes import Shapes, input_shapes
+from gossamer.nn.batch.call import (
+    Batch,
+    Shapes,
+    call_on_batch,
+    first_tensor,
+    input_shapes,
+    named_tensor,
+    rows_of,
+)
 
 __all__ = [
     "Batch",

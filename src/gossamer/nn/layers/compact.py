@@ -28,7 +28,7 @@ from gossamer.nn.layers.parts import (
     fault_in_stored_mask,
 )
 from gossamer.nn.surgery import inherit_hooks
-from gossamer.nn.surgery.compaction import check_state, convert_state
+from gossamer.nn.surgery.optimizer_state import check_state, convert_state
 from gossamer.ops.training import expand, expand_into, gather, gather_kept
 from gossamer.patterns import Pattern, Unstructured
 

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from gossamer.nn import CompactWeight
-from gossamer.nn.surgery.compaction import Part
+from gossamer.nn.surgery.optimizer_state import Part
 from gossamer.pruning.schedules.layers import AnySparse
 
 _GROWN_UP = 1e-3

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.nn.surgery.compaction import check_state
+from gossamer.nn.surgery.optimizer_state import check_state
 from gossamer.pruning.schedules.late_weights import YoungWeights
 
 # Zero slots are the fresh state of each of these; Adam's step count is seen to by YoungWeights.

@@ -7,14 +7,17 @@ leaves the module where it is, asks `carried_by_calls`. Both say in words what i
 if nothing is. The rule: what cannot be kept is refused for that module, by name, never dropped.
 """
 
-from gossamer.nn.surgery.carried.calls import (
+from gossamer.nn.surgery.carried.modules import (
+    LEFT,
     Watch,
     call_hooks,
+    carried,
     carried_by_calls,
     carried_by_state,
+    hand_over,
     idle,
+    leave,
 )
-from gossamer.nn.surgery.carried.layers import LEFT, carried, hand_over, leave
 
 __all__ = [
     "LEFT",
