@@ -232,16 +232,12 @@ def _prepare(
     if x.dtype in _WIDE and values.dtype in _NARROW:
         # The operations raise the values for themselves; autograd would keep the raised copy.
         return x, values, None if bias is None else bias.to(x.dtype)
-    if x.dtype != values.dtype:
-        raise InputError(
-            f"compact linear: the input is {x.dtype}, the values are {values.dtype}."
-            " Cast one of them with .to(dtype), or run under torch.autocast."
-        )
-    if bias is not None and bias.dtype != x.dtype:
-        raise InputError(
-            f"compact linear: the input is {x.dtype}, the bias is {bias.dtype}."
-            " Cast one of them with .to(dtype), or run under torch.autocast."
-        )
+    for name, other in (("values are", values), ("bias is", bias)):
+        if other is not None and other.dtype != x.dtype:
+            raise InputError(
+                f"compact linear: the input is {x.dtype}, the {name} {other.dtype}."
+                " Cast one of them with .to(dtype), or run under torch.autocast."
+            )
     return x, values, bias
 
 

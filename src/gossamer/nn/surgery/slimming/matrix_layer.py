@@ -62,8 +62,7 @@ def matrix_of(layer: nn.Module) -> torch.Tensor:
 def set_matrix(layer: nn.Module, matrix_RK: torch.Tensor) -> None:
     """Give the layer a new weight [out, in]; the sizes it names are kept true."""
     stored = matrix_RK.t() if stores_transposed(layer) else matrix_RK
-    old = layer._parameters["weight"]
-    needs_gradient = old is not None and old.requires_grad
+    needs_gradient = layer.get_parameter("weight").requires_grad
     layer.weight = nn.Parameter(stored.detach().clone().contiguous(), needs_gradient)
     names = ("nf", "nx") if stores_transposed(layer) else ("out_features", "in_features")
     for name, size in zip(names, matrix_RK.shape, strict=True):
@@ -112,8 +111,7 @@ def _linear(layer: nn.Module) -> nn.Linear:
     matrix = matrix_of(layer)
     bias = layer._parameters["bias"]
     result = nn.Linear(matrix.shape[1], matrix.shape[0], device="meta", dtype=matrix.dtype)
-    weight = layer._parameters["weight"]
-    needs_gradient = weight is not None and weight.requires_grad
+    needs_gradient = layer.get_parameter("weight").requires_grad
     result.weight = nn.Parameter(matrix.detach().contiguous(), needs_gradient)
     result.bias = bias  # type: ignore[assignment]  # a Conv1D always has one
     inherit_hooks(result, layer)
