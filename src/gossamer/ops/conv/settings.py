@@ -37,8 +37,9 @@ class ConvSettings:
     @classmethod
     def of(cls, conv: Any) -> "ConvSettings":
         """Those of an nn.Conv2d or of a layer with its attributes."""
-        given = ((field.name, getattr(conv, field.name)) for field in fields(cls))
-        return cls(**{name: tuple(v) if isinstance(v, list) else v for name, v in given})
+        given: dict[str, Any] = {field.name: getattr(conv, field.name) for field in fields(cls)}
+        lists = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
+        return cls(**given | lists)
 
     def numbers(self) -> list[int]:
         """All of it for an op, which takes numbers only; padding must be even zeros."""
