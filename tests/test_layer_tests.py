@@ -93,7 +93,7 @@ def found():
 def test_type_tests_on_layers_only_become_fewer():
     counts = found()
     more = {name: number for name, number in counts.items() if number > ALLOWED.get(name, 0)}
-    assert not more, f"ask nn/layer_kinds/table.py instead: {more}"
+    assert not more, f"ask nn/layer_kinds/ instead: {more}"
     assert counts == ALLOWED, "fewer than allowed: make the list smaller"
 
 

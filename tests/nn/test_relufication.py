@@ -27,7 +27,7 @@ from gossamer.nn.relufication import (
     relufy,
     restore_activations,
 )
-from gossamer.nn.relufication.histogram import Histogram
+from gossamer.nn.relufication.activations import Histogram
 from gossamer.zoo import TinyEncoder
 
 MODELS = {

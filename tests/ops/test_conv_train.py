@@ -32,7 +32,7 @@ def assert_close(s, image, images=2, density=0.3, seed=0):
     grad = torch.randn(images, s.out_channels, *s.out_size(image), generator=generator)
     found = (
         conv_train._conv(x, values, bits, None, s.numbers()),
-        conv_train._grad_input(grad, values, bits, s.numbers(), *image),
+        conv_train._grad_input(grad, values, bits, *image, s.numbers()),
         conv_train._grad_values(grad, x, bits, values.numel(), s.numbers()),
     )
     expected = [*gradients(x, matrix.view(s.weight_shape), grad, s)]
@@ -128,8 +128,8 @@ def test_strided_operands():
             conv_train._conv(x.contiguous(), values.clone(), bits, None, s.numbers()),
         ),
         (
-            conv_train._grad_input(grad, values, bits, s.numbers(), 9, 11),
-            conv_train._grad_input(wide, values.clone(), bits, s.numbers(), 9, 11),
+            conv_train._grad_input(grad, values, bits, 9, 11, s.numbers()),
+            conv_train._grad_input(wide, values.clone(), bits, 9, 11, s.numbers()),
         ),
         (
             conv_train._grad_values(grad, x, bits, len(values), s.numbers()),
@@ -153,7 +153,7 @@ def test_ops_pass_opcheck():
     ops = torch.ops.gossamer
     for op, arguments in (
         (ops.compact_conv, (x, values, bits, bias, numbers)),
-        (ops.compact_conv_grad_input, (grad, values, bits, numbers, 7, 6)),
+        (ops.compact_conv_grad_input, (grad, values, bits, 7, 6, numbers)),
         (ops.compact_conv_grad_values, (grad, x, bits, values.numel(), numbers)),
     ):
         torch.library.opcheck(op.default, arguments, atol=1e-4, rtol=1e-4)

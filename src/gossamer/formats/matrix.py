@@ -42,11 +42,10 @@ class Positions:
 
     @classmethod
     def of_mask(
-        cls, mask_RK: torch.Tensor, pattern: Pattern, shape: tuple[int, ...] | None = None
+        cls, mask_RK: torch.Tensor, pattern: Pattern, shape: tuple[int, ...]
     ) -> "Positions":
         """Those of a bool mask [R, K]."""
-        bits = None if bool(mask_RK.all()) else pack_bits(mask_RK)
-        return cls(bits, tuple(mask_RK.shape) if shape is None else shape, pattern)
+        return cls(None if bool(mask_RK.all()) else pack_bits(mask_RK), shape, pattern)
 
     @property
     def matrix_shape(self) -> tuple[int, int]:

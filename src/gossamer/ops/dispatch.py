@@ -50,7 +50,7 @@ class Problem:
     matrix: SparseMatrix
     precision: str = "fp32"
     tokens: int | None = None
-    geometry: object = None
+    geometry: Any = None
     scale_group: int = 32
 
 
@@ -117,19 +117,15 @@ def add_kernels(op: str, kernels: Iterable[Kernel]) -> None:
         KERNELS[op].add(kernel.name, kernel)
 
 
-def allowed_precisions(lowest: str) -> tuple[str, ...]:
-    """Those a kernel may compute in if `lowest` is asked for, highest first."""
+def kernels_for(op: str, problem: Problem) -> tuple[Kernel, ...]:
+    """Every kernel that accepts a problem, in the order of the list."""
+    lowest = problem.precision
     if lowest not in PRECISIONS:
         raise InputError(
             f"precision must be one of {', '.join(PRECISIONS)}; got {lowest!r}. It is the lowest"
             " precision that kernels may compute in."
         )
-    return PRECISIONS[: PRECISIONS.index(lowest) + 1]
-
-
-def kernels_for(op: str, problem: Problem) -> tuple[Kernel, ...]:
-    """Every kernel that accepts a problem, in the order of the list."""
-    allowed = allowed_precisions(problem.precision)
+    allowed = PRECISIONS[: PRECISIONS.index(lowest) + 1]
     return tuple(
         kernel
         for kernel in kernel_list(op)

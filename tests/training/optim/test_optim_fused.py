@@ -10,7 +10,7 @@ from torch import nn
 import gossamer
 from gossamer.errors import InputError
 from gossamer.ops import _native
-from gossamer.ops.training import NativeMoment, adamw
+from gossamer.ops.training import NativeMoment, optimizer_passes
 from gossamer.training.optim import AdamW
 
 SETTINGS = (3e-3, 0.9, 0.999, 1e-8, 0.1)
@@ -27,7 +27,9 @@ def tensors(count, dtype, seed=0):
 
 
 def adamw_step(weight, low, grad, mean, square, settings, number):
-    adamw.adamw_step(weight, low, grad, NativeMoment(mean), NativeMoment(square), settings, number)
+    optimizer_passes.adamw_step(
+        weight, low, grad, NativeMoment(mean), NativeMoment(square), settings, number
+    )
 
 
 def masters(weight, low):
@@ -58,7 +60,9 @@ def test_instruction_sets_and_places_give_the_same_bits(dtype, beta1, monkeypatc
     settings = (SETTINGS[0], beta1, *SETTINGS[2:])
     results = []
     for kernels in _native.available_kernels():
-        monkeypatch.setattr("gossamer.ops.training.adamw.active_kernels", lambda name=kernels: name)
+        monkeypatch.setattr(
+            "gossamer.ops.training.optimizer_passes.active_kernels", lambda name=kernels: name
+        )
         made = tensors(40_003, dtype)
         adamw_step(*made, settings, 3)
         results.append([t for t in made if t is not None])

@@ -63,7 +63,9 @@ def test_every_code_is_read_as_torch_reads_it_and_written_back(dtype, exponent, 
     entries[top], entries[256 - top] = top - 1, 1 - top if dtype is torch.int8 else 1
     other = torch.zeros(256, dtype=torch.uint8 if dtype is torch.int8 else torch.int8)
     for kernels in _native.available_kernels():
-        monkeypatch.setattr("gossamer.ops.training.adamw.active_kernels", lambda name=kernels: name)
+        monkeypatch.setattr(
+            "gossamer.ops.training.optimizer_passes.active_kernels", lambda name=kernels: name
+        )
         for number in (1, 2, 3):
             kept = NativeMoment(entries.clone(), torch.full((1,), exponent, dtype=torch.int8))
             zeros = NativeMoment(other.clone(), torch.zeros(1, dtype=torch.int8))
@@ -148,7 +150,9 @@ def test_many_steps_stay_beside_torch(master):
 def test_instruction_sets_give_the_same_bits(master, monkeypatch):
     results = []
     for kernels in _native.available_kernels():
-        monkeypatch.setattr("gossamer.ops.training.adamw.active_kernels", lambda name=kernels: name)
+        monkeypatch.setattr(
+            "gossamer.ops.training.optimizer_passes.active_kernels", lambda name=kernels: name
+        )
         param = parameter(70_003, master)
         optimizer = optimizer_of(param, master, True)
         run(param, optimizer, 4)

@@ -59,7 +59,7 @@ def load_onnx(
 def _build(graph: Graph) -> GraphModule:
     nodes = graph.nodes()
     layered = [node for node in nodes if node.layer is not None]
-    paths = layer_paths([node.name for node in layered], GraphModule.CONSTANTS)
+    paths = layer_paths([node.name for node in layered])
     path_of = dict(zip(layered, paths, strict=True))
     used = {value for node in nodes for value in node.inputs} | {v for _, v in graph.outputs}
     constants = [name for name in graph.constants if name in used]

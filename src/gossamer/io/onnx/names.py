@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from gossamer.nn.operator_graph import GraphModule
+
 _PARAMETER = re.compile(r"^(?P<layer>.+?)\.(?P<name>weight|bias|gamma|beta)(?:_[a-z0-9_]+)?$")
 # What exporters call values that had no name: they say nothing.
 _NAMELESS = re.compile(r"^(?:onnx::.*|val_\d+|_?\d+|.*_output_\d+|'.*|)$")
@@ -13,15 +15,14 @@ _MAX_KEY = 100
 _MAX_PATH = 200
 
 
-def layer_paths(candidates: Sequence[str], reserved: str) -> list[str]:
+def layer_paths(candidates: Sequence[str]) -> list[str]:
     """One path per layer, all different and none inside of another.
 
     Args:
         candidates: per layer, what it might be called, best first, one per line: names of
             parameters, then the name of the node.
-        reserved: a first part that belongs to somebody else.
     """
-    wanted = [_path(lines.split("\n"), reserved) for lines in candidates]
+    wanted = [_path(lines.split("\n")) for lines in candidates]
     inner = {path[: dot.start()] for path in wanted for dot in re.finditer(r"\.", path)}
     taken = set(inner)
     # A name that is the folder of another layer moves into that folder.
@@ -45,22 +46,22 @@ def _free(name: str, base: str, taken: set[str]) -> str:
     return name
 
 
-def _path(lines: list[str], reserved: str) -> str:
+def _path(lines: list[str]) -> str:
     *parameters, node = lines
     for name in parameters:
         found = _PARAMETER.match(name)
         if found is not None and not _NAMELESS.match(name):
-            return _clean(found["layer"].split("."), reserved)
+            return _clean(found["layer"].split("."))
     parts = [part for part in re.split(r"[/.]", node) if part]
     # The last part of a node's name is its operator: /encoder/query/MatMul.
     if node.startswith("/") and len(parts) > 1:
         parts.pop()
-    return _clean(parts, reserved)
+    return _clean(parts)
 
 
-def _clean(parts: list[str], reserved: str) -> str:
+def _clean(parts: list[str]) -> str:
     keys = [_key(part) for part in parts] or ["layer"]
-    if keys[0] == reserved:
+    if keys[0] == GraphModule.CONSTANTS:
         keys[0] += "_"
     path = ".".join(keys)
     return path if len(path) <= _MAX_PATH else keys[-1]

@@ -28,7 +28,7 @@ from gossamer.nn.layers.parts import (
     fault_in_stored_mask,
 )
 from gossamer.nn.surgery import inherit_hooks
-from gossamer.nn.surgery.compaction import check_state, convert_state
+from gossamer.nn.surgery.optimizer_state import check_state, convert_state
 from gossamer.ops.training import expand, expand_into, gather, gather_kept
 from gossamer.patterns import Pattern, Unstructured
 
@@ -168,7 +168,7 @@ class CompactWeight(MayGiveUpValues, HasNoWeight, SparseLayer):
 
     def _fresh_dense(self) -> torch.Tensor:
         if self._home is not None:
-            return self._home.dense_RK
+            return self._home.dense
         values, dense = self.values, self._dense
         # Inference tensors count no versions, so their copy is rebuilt each time.
         source = None if values.is_inference() else (values._version, values.data_ptr())

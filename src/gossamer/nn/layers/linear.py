@@ -57,8 +57,7 @@ class Linear(CompactWeight):
     @staticmethod
     def settings_of(layer: Any) -> int:
         """`in_features` of a Linear in any form."""
-        in_features: int = layer.in_features
-        return in_features
+        return int(layer.in_features)
 
     def to_dense(self) -> nn.Linear:
         """An ordinary, independent nn.Linear with exact zeros."""

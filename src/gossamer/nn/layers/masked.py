@@ -76,6 +76,8 @@ class MaskedWeight(SparseLayer):
             raise AttributeError(f"{type(self).__name__} has no weight")
         return weight
 
+    trained = weight_parameter
+
     @property
     def weight_shape(self) -> tuple[int, ...]:
         """Shape of the weight."""
@@ -85,10 +87,6 @@ class MaskedWeight(SparseLayer):
     def nnz(self) -> int:
         """Kept weights."""
         return int(self._mask.sum())
-
-    def trained(self) -> nn.Parameter:
-        """`weight_parameter()`."""
-        return self.weight_parameter()
 
     def matrix(self) -> SparseMatrix:
         """A copy of the kept weights, with their positions."""

@@ -31,10 +31,6 @@ def _divide(a: Tensor, b: Tensor) -> Tensor:
     return torch.div(a, b, rounding_mode="trunc") if whole else torch.div(a, b)
 
 
-def _power(a: Tensor, b: Tensor) -> Tensor:
-    return torch.pow(a, b).to(a.dtype)
-
-
 def _modulo(a: Tensor, b: Tensor, *, fmod: int = 0) -> Tensor:
     return torch.fmod(a, b) if fmod else torch.remainder(a, b)
 
@@ -128,7 +124,7 @@ _TWO: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 BROADCASTING: dict[str, Callable[..., Any]] = {
     **{name: _of_two(function) for name, function in _TWO.items()},
     "Div": _divide,
-    "Pow": _power,
+    "Pow": lambda a, b: torch.pow(a, b).to(a.dtype),
     "Mod": _modulo,
     "Where": lambda condition, a, b: torch.where(condition, a, b),
     "Max": _folded(torch.maximum),

@@ -131,8 +131,7 @@ class GraphModule(nn.Module):
         inputs = self.plan.inputs
         names = [entry.name for entry in inputs]
         given = dict(zip(names, args, strict=False))
-        twice = sorted(set(given) & set(kwargs))
-        if len(args) > len(names) or twice or set(given) | set(kwargs) != set(names):
+        if len(args) + len(kwargs) != len(names) or given.keys() | kwargs.keys() != set(names):
             found = [*names[: len(args)], *kwargs] + ["more"] * (len(args) > len(names))
             raise InputError(
                 f"expected the inputs {', '.join(names)}, got {', '.join(found) or 'none'}."

@@ -95,10 +95,6 @@ def _dynamic(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return quantise(x, scale, zero), scale, zero
 
 
-def _dynamic_quantise_dequantise(x: Tensor) -> Tensor:
-    return dequantise(*_dynamic(x))
-
-
 def _shifted(x: Tensor, zero: Tensor | None, axis: int) -> Tensor:
     wide = x.double()
     return wide if zero is None else wide - along(zero, x, axis).double()
@@ -139,7 +135,7 @@ def _conv_integer(  # noqa: PLR0913 - the operator's own
 QUANTISED: dict[str, Callable[..., Any]] = {
     "ConvInteger": _conv_integer,
     "DequantizeLinear": dequantise,
-    "DynamicQuantizeDequantize": _dynamic_quantise_dequantise,
+    "DynamicQuantizeDequantize": lambda x: dequantise(*_dynamic(x)),
     "DynamicQuantizeLinear": _dynamic,
     "MatMulInteger": _matmul_integer,
     "QuantizeDequantize": _quantise_dequantise,

@@ -150,8 +150,7 @@ def _check_places(low: int, high: int, size: int) -> None:
 
 
 def _gather_elements(x: Tensor, indices: Tensor, /, *, axis: int = 0) -> Tensor:
-    size = x.shape[axis]
-    return x.gather(axis, torch.where(indices < 0, indices + size, indices))
+    return x.gather(axis, torch.where(indices < 0, indices + x.shape[axis], indices))
 
 
 def _gather_nd(x: Tensor, indices: Tensor, /, *, batch_dims: int = 0) -> Tensor:
@@ -207,14 +206,16 @@ def _pad(
 ) -> Tensor:
     amounts = pads.tolist()
     along = list(range(x.ndim)) if axes is None else [a % x.ndim for a in axes.tolist()]
-    before = dict(zip(along, amounts[: len(along)], strict=True))
-    after = dict(zip(along, amounts[len(along) :], strict=True))
-    check_made([n + before.get(i, 0) + after.get(i, 0) for i, n in enumerate(x.shape)], "Pad")
+    count, around = len(along), [(0, 0)] * x.ndim
+    for axis, before, after in zip(along, amounts[:count], amounts[count:], strict=True):
+        around[axis] = before, after
+    check_made([n + sum(sides) for n, sides in zip(x.shape, around, strict=True)], "Pad")
     if mode == "constant":
-        sides = [s for i in reversed(range(x.ndim)) for s in (before.get(i, 0), after.get(i, 0))]
-        return F.pad(x, sides, value=0.0 if value is None else value.item())
+        amounts = [side for sides in reversed(around) for side in sides]
+        return F.pad(x, amounts, value=0.0 if value is None else value.item())
     for axis in along:
-        places = torch.arange(-before[axis], x.shape[axis] + after[axis])
+        before, after = around[axis]
+        places = torch.arange(-before, x.shape[axis] + after)
         x = x.index_select(axis, _mirrored(places, x.shape[axis], mode))
     return x
 

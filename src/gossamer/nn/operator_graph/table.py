@@ -30,7 +30,6 @@ _WORDS = {int: "a whole number", float: "a finite number", str: "a text"}
 class Operator:
     """One row: `max_inputs` is None where any number of inputs may follow."""
 
-    name: str
     function: Callable[..., Any]
     min_inputs: int
     max_inputs: int | None
@@ -64,14 +63,13 @@ def _fits(value: object, kind: type) -> bool:
     return type(value) is kind
 
 
-def _describe(name: str, function: Callable[..., Any]) -> Operator:
+def _describe(function: Callable[..., Any]) -> Operator:
     hints = typing.get_type_hints(function)
     parameters = list(inspect.signature(function).parameters.values())
     inputs = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     named = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
     endless = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     return Operator(
-        name=name,
         function=function,
         min_inputs=sum(p.default is p.empty for p in inputs),
         max_inputs=None if endless else len(inputs),
@@ -90,7 +88,7 @@ def _plain_type(hint: Any) -> type:
 
 OPERATORS: Mapping[str, Operator] = types.MappingProxyType(
     {
-        name: _describe(name, function)
+        name: _describe(function)
         for part in (BROADCASTING, UNARY, SHAPING, REDUCING, WINDOWS, QUANTISED)
         for name, function in part.items()
     }

@@ -29,10 +29,9 @@ def disable_fast_paths(model: nn.Module) -> list[str]:
         if isinstance(module, nn.TransformerEncoderLayer) and not _is_stock(module):
             module.activation_relu_or_gelu = 0
             changed.append(name)
-    for module in model.modules():
-        if isinstance(module, nn.TransformerEncoder):
-            layers = [m for m in module.modules() if isinstance(m, nn.TransformerEncoderLayer)]
-            if not all(_is_stock(layer) for layer in layers):
+        elif isinstance(module, nn.TransformerEncoder):
+            layers = (m for m in module.modules() if isinstance(m, nn.TransformerEncoderLayer))
+            if not all(map(_is_stock, layers)):
                 module.use_nested_tensor = False
     return changed
 

@@ -6,22 +6,17 @@ is ready to run; `why_not` says what the kernels cannot take. Importing this roo
 under the operation "conv".
 """
 
-from typing import Any
-
 from gossamer.ops.conv.fp32 import PackedConv, why_not
 from gossamer.ops.conv.int8 import PackedInt8Conv
 from gossamer.ops.conv.settings import ConvSettings, Pair
-from gossamer.ops.dispatch import Kernel, Problem, add_kernels
+from gossamer.ops.dispatch import Kernel, add_kernels
 
 
 def _kernel(packed: type[PackedConv], precision: str) -> Kernel:
-    def settings(problem: Problem) -> Any:
-        return problem.geometry
-
     return Kernel(
         packed.kernel,
-        lambda problem: packed(problem.matrix, settings(problem)),
-        lambda problem: packed.fault(settings(problem), problem.matrix) is None,
+        lambda problem: packed(problem.matrix, problem.geometry),
+        lambda problem: packed.fault(problem.geometry, problem.matrix) is None,
         precision,
     )
 

@@ -2,7 +2,7 @@
 """What a Conv2d is besides its weight: sizes, stride, padding, dilation, groups."""
 
 from dataclasses import dataclass, fields
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,18 +12,6 @@ from gossamer.errors import InputError
 from gossamer.ops.kernels import active_kernels
 
 Pair = tuple[int, int]
-
-
-class Geometry(TypedDict):
-    """What a native layout is made for, besides the weight."""
-
-    kernel_size: Pair
-    stride: Pair
-    padding: Pair
-    dilation: Pair
-    groups: int
-    image: Pair
-    kernels: str
 
 
 @dataclass(frozen=True)
@@ -96,16 +84,15 @@ class ConvSettings:
 
     def out_size(self, image: Pair) -> Pair:
         """Height and width of the output for an input of `image`."""
-        sizes = (
+        height, width = (
             (size + sum(side) - d * (k - 1) - 1) // s + 1
             for size, side, k, s, d in zip(
                 image, self.sides(), self.kernel_size, self.stride, self.dilation, strict=True
             )
         )
-        height, width = sizes
         return height, width
 
-    def geometry(self, image: Pair) -> "Geometry":
+    def geometry(self, image: Pair) -> dict[str, Any]:
         """As native code takes it, for images of one size; padding must be even zeros."""
         return {
             "kernel_size": self.kernel_size,

@@ -100,11 +100,10 @@ def positions_of(settings: ConvSettings, size: Pair) -> tuple[list[Pair], list[P
     step = stride[0]
     phases = sorted({(row % step, column % step) for row, column in looks})
     out = settings.out_size(size)
-    for phase in phases:
-        if step == 2 and any(
-            (s - p + 1) // 2 > o for s, p, o in zip(size, phase, out, strict=True)
-        ):
-            raise KernelError("conv net: the last pixels of a phase would be zeros of its images.")
+    if step == 2 and any(
+        (s - p + 1) // 2 > o for phase in phases for s, p, o in zip(size, phase, out, strict=True)
+    ):
+        raise KernelError("conv net: the last pixels of a phase would be zeros of its images.")
     return phases, [
         (phases.index((row % step, column % step)), row // step, column // step)
         for row, column in looks

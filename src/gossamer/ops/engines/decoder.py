@@ -73,7 +73,7 @@ class DecoderBlock:
     down: PackedLayer
 
     @property
-    def linears(self) -> tuple[PackedLayer, PackedLayer, PackedLayer, PackedLayer]:
+    def linears(self) -> tuple[PackedLayer, ...]:
         """The four weights."""
         return self.qkv, self.out, self.gate_up, self.down
 

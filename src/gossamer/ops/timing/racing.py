@@ -146,7 +146,7 @@ def duel(
     watch: LoadWatch | None = None,
 ) -> Duel:
     """A race of two calls on the fair clock; the spread is the larger one of the two."""
-    ticks = fair_clock() if clock is None else clock
+    ticks = clock or fair_clock()
     seen = watch or LoadWatch()
     samples = _rounds(
         (stopwatch(first, ticks), stopwatch(second, ticks)),

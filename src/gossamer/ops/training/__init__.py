@@ -3,12 +3,10 @@
 
 Start with `compact_linear` and `compact_conv`, whose kept values are differentiable. `products`
 says how their three ops are each other's derivatives; `expansion` goes between kept values and the
-dense matrix; `adamw` and `absorption` are passes over memory for optimizers.
+dense matrix; `optimizer_passes` are passes over memory for optimizers.
 """
 
 from gossamer.ops.addresses import runs_native
-from gossamer.ops.training.absorption import absorb
-from gossamer.ops.training.adamw import Dither, NativeMoment, adamw_step
 from gossamer.ops.training.conv import compact_conv, kernel_settings, why_dense
 from gossamer.ops.training.expansion import expand, expand_matrix, fill, gather, gather_kept
 from gossamer.ops.training.linear import (
@@ -18,6 +16,7 @@ from gossamer.ops.training.linear import (
     resident_linear,
 )
 from gossamer.ops.training.linear_kernels import why_unusable
+from gossamer.ops.training.optimizer_passes import Dither, NativeMoment, absorb, adamw_step
 
 __all__ = [
     "Dither",

@@ -72,15 +72,17 @@ def _conv(
 @define_op(
     "compact_conv_grad_input",
     "compact conv",
-    lambda grad, values, mask_bits, numbers, *image: grad.new_empty(len(grad), numbers[0], *image),
+    lambda grad, values, mask_bits, height, width, numbers: grad.new_empty(
+        len(grad), numbers[0], height, width
+    ),
 )
 def _grad_input(
     grad: torch.Tensor,
     values: torch.Tensor,
     mask_bits: torch.Tensor,
-    numbers: list[int],
     height: int,
     width: int,
+    numbers: list[int],
 ) -> torch.Tensor:
     """The gradient of images of this size from that of the output."""
     settings, image = ConvSettings.of_numbers(numbers), (height, width)
@@ -109,15 +111,12 @@ def _grad_values(
 
 Products(
     where="compact conv",
-    multiply=lambda x, values, mask_bits, size, numbers: _conv(x, values, mask_bits, None, numbers),
-    grad_input=lambda grad, values, mask_bits, size, numbers: _grad_input(
-        grad, values, mask_bits, numbers, *size
-    ),
+    multiply=lambda x, values, mask_bits, numbers: _conv(x, values, mask_bits, None, numbers),
+    grad_input=_grad_input,
     grad_values=_grad_values,
     grad_bias=lambda grad: grad.sum((0, 2, 3)),
     size_of=lambda x: x.shape[2:],
-    settings_at=3,
-).register(_conv, _grad_input, _grad_values)
+).register(_conv)
 
 
 def why_dense(

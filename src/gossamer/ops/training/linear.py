@@ -18,6 +18,7 @@ shapes only.
 from typing import Any
 
 import torch
+from torch._library.custom_ops import CustomOpDef
 from torch.nn.functional import linear
 
 from gossamer.errors import InputError
@@ -149,17 +150,14 @@ def _gather_values(dense: torch.Tensor, mask_bits: torch.Tensor, num_values: int
 
 Products(
     where="compact layer",
-    multiply=lambda x, values, mask_bits, size, sparse: _linear(
-        x, values, mask_bits, None, *size, sparse
+    multiply=lambda x, values, mask_bits, sparse: _linear(
+        x, values, mask_bits, None, x.shape[-1], sparse
     ),
-    grad_input=lambda grad, values, mask_bits, size, sparse: _grad_input(
-        grad, values, mask_bits, *size, sparse
-    ),
+    grad_input=_grad_input,
     grad_values=_grad_values,
     grad_bias=lambda grad: _flat(grad).sum(0),
     size_of=lambda x: x.shape[-1:],
-    settings_at=4,
-).register(_linear, _grad_input, _grad_values)
+).register(_linear)
 
 
 def _save_resident(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -187,26 +185,22 @@ def _resident_backward(ctx: Any, grad: torch.Tensor) -> Gradients:
     return dx, dvalues, None, None, _flat(grad).sum(0) if needs_bias else None
 
 
-def _save_expand(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    ctx.save_for_backward(inputs[1])
-    ctx.num_values = inputs[0].numel()
+def _let_derive(op: CustomOpDef, back: CustomOpDef) -> None:
+    """Let `back` be the derivative of `op`: the one spreads what the other gathers."""
+
+    def save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+        # Kept values are counted; of a dense matrix, the columns are.
+        ctx.size = inputs[0].shape[-1]
+
+    def backward(ctx: Any, grad: torch.Tensor) -> Gradients:
+        return back(grad, *ctx.saved_tensors, ctx.size), None, None
+
+    op.register_autograd(backward, setup_context=save)
 
 
-def _expand_backward(ctx: Any, grad: torch.Tensor) -> Gradients:
-    return _gather_values(grad, *ctx.saved_tensors, ctx.num_values), None, None
-
-
-def _save_gather(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    ctx.save_for_backward(inputs[1])
-    ctx.num_columns = inputs[0].shape[1]
-
-
-def _gather_backward(ctx: Any, grad: torch.Tensor) -> Gradients:
-    return _expand_values(grad, *ctx.saved_tensors, ctx.num_columns), None, None
-
-
-_expand_values.register_autograd(_expand_backward, setup_context=_save_expand)
-_gather_values.register_autograd(_gather_backward, setup_context=_save_gather)
+_let_derive(_expand_values, _gather_values)
+_let_derive(_gather_values, _expand_values)
 _resident_linear.register_autograd(_resident_backward, setup_context=_save_resident)
 
 
@@ -238,16 +232,12 @@ def _prepare(
     if x.dtype in _WIDE and values.dtype in _NARROW:
         # The operations raise the values for themselves; autograd would keep the raised copy.
         return x, values, None if bias is None else bias.to(x.dtype)
-    if x.dtype != values.dtype:
-        raise InputError(
-            f"compact linear: the input is {x.dtype}, the values are {values.dtype}."
-            " Cast one of them with .to(dtype), or run under torch.autocast."
-        )
-    if bias is not None and bias.dtype != x.dtype:
-        raise InputError(
-            f"compact linear: the input is {x.dtype}, the bias is {bias.dtype}."
-            " Cast one of them with .to(dtype), or run under torch.autocast."
-        )
+    for name, other in (("values are", values), ("bias is", bias)):
+        if other is not None and other.dtype != x.dtype:
+            raise InputError(
+                f"compact linear: the input is {x.dtype}, the {name} {other.dtype}."
+                " Cast one of them with .to(dtype), or run under torch.autocast."
+            )
     return x, values, bias
 
 

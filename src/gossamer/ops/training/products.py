@@ -30,34 +30,26 @@ class Products:
 
     Attributes:
         where: begins the message of a failed allocation.
-        multiply: L(x, values, mask_bits, size, settings), without a bias.
-        grad_input: I(grad, values, mask_bits, size, settings).
-        grad_values: V(grad, x, mask_bits, num_values, settings).
+        multiply: L(x, values, mask_bits, settings), without a bias.
+        grad_input: the op I(grad, values, mask_bits, *size, settings).
+        grad_values: the op V(grad, x, mask_bits, num_values, settings).
         grad_bias: the sum of a gradient over everything but outputs.
         size_of: of x, and of everything that has its shape.
-        settings_at: place of the settings among the arguments of the op of `grad_input`; they are
-            the last argument of the other two.
     """
 
     where: str
     multiply: Callable[..., torch.Tensor]
-    grad_input: Callable[..., torch.Tensor]
-    grad_values: Callable[..., torch.Tensor]
+    grad_input: CustomOpDef
+    grad_values: CustomOpDef
     grad_bias: Callable[[torch.Tensor], torch.Tensor]
     size_of: Callable[[torch.Tensor], torch.Size]
-    settings_at: int
 
-    def register(
-        self,
-        multiply: CustomOpDef,
-        grad_input: CustomOpDef,
-        grad_values: CustomOpDef,
-    ) -> None:
-        """Give the ops their derivatives."""
+    def register(self, multiply: CustomOpDef) -> None:
+        """Give the ops their derivatives; `multiply` is the op L, bias included."""
         backward = names_memory(self.where)(self._multiply_backward)
         multiply.register_autograd(backward, setup_context=self._save_multiply)
-        grad_input.register_autograd(self._input_backward, setup_context=self._save_input)
-        grad_values.register_autograd(self._values_backward, setup_context=_save_values)
+        self.grad_input.register_autograd(self._input_backward, setup_context=_save)
+        self.grad_values.register_autograd(self._values_backward, setup_context=_save)
 
     def _save_multiply(self, ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
         x, values, mask_bits = inputs[:3]
@@ -72,7 +64,7 @@ class Products:
         needs_x, needs_values, _, needs_bias = wanted_gradients(ctx)[:4]
         dx = dvalues = None
         if needs_x:
-            dx = self.grad_input(grad, values, mask_bits, ctx.size, ctx.settings)
+            dx = self.grad_input(grad, values, mask_bits, *ctx.size, ctx.settings)
         if needs_values:
             dvalues = self.grad_values(grad, x, mask_bits, ctx.num_values, ctx.settings)
             if dvalues.dtype is not ctx.dtype:
@@ -80,16 +72,12 @@ class Products:
         dbias = self.grad_bias(grad) if needs_bias else None
         return dx, dvalues, None, dbias, *[None] * (ctx.num_inputs - 4)
 
-    def _save_input(self, ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        ctx.save_for_backward(*inputs[:3])
-        ctx.settings, ctx.num_inputs = inputs[self.settings_at], len(inputs)
-
     def _input_backward(self, ctx: Any, h: torch.Tensor) -> Gradients:
         grad, values, mask_bits = ctx.saved_tensors
         needs_grad, needs_values = wanted_gradients(ctx)[:2]
         dgrad = dvalues = None
         if needs_grad:
-            dgrad = self.multiply(h, values, mask_bits, self.size_of(h), ctx.settings)
+            dgrad = self.multiply(h, values, mask_bits, ctx.settings)
         if needs_values:
             dvalues = self.grad_values(grad, h, mask_bits, values.numel(), ctx.settings)
             dvalues = dvalues.to(values.dtype)
@@ -98,17 +86,17 @@ class Products:
     def _values_backward(self, ctx: Any, u: torch.Tensor) -> Gradients:
         grad, x, mask_bits = ctx.saved_tensors
         needs_grad, needs_x = wanted_gradients(ctx)[:2]
-        size, dgrad, dx = self.size_of(x), None, None
+        dgrad = dx = None
         if needs_grad:
-            dgrad = self.multiply(x, u, mask_bits, size, ctx.settings)
+            dgrad = self.multiply(x, u, mask_bits, ctx.settings)
         if needs_x:
-            dx = self.grad_input(grad, u, mask_bits, size, ctx.settings)
+            dx = self.grad_input(grad, u, mask_bits, *self.size_of(x), ctx.settings)
         return dgrad, dx, None, None, None
 
 
-def _save_values(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     ctx.save_for_backward(*inputs[:3])
-    ctx.settings = inputs[4]
+    ctx.settings, ctx.num_inputs = inputs[-1], len(inputs)
 
 
 def wanted_gradients(ctx: Any) -> tuple[bool, ...]:

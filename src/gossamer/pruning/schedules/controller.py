@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.nn.surgery.compaction import Part
+from gossamer.nn.surgery.optimizer_state import Part
 from gossamer.pruning.schedules.base import Schedule, State
 from gossamer.pruning.schedules.layers import release_layers, restore_mask
 from gossamer.pruning.schedules.optimizer_entries import EntryParts

@@ -23,7 +23,7 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.nn import CompactWeight
-from gossamer.nn.surgery.compaction import Part, check_state
+from gossamer.nn.surgery.optimizer_state import Part, check_state
 from gossamer.pruning.schedules.layers import AnySparse
 
 _GROWN_UP = 1e-3

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from gossamer.nn.layer_kinds import sparse_layers
-from gossamer.nn.surgery.compaction import Part
+from gossamer.nn.surgery.optimizer_state import Part
 
 
 class ScheduleEvent(Protocol):

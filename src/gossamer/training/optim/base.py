@@ -19,7 +19,7 @@ from gossamer.errors import InputError
 from gossamer.nn import MaskedWeight
 from gossamer.nn.layer_kinds import sparse_layers
 from gossamer.nn.layers.parts import DenseHome
-from gossamer.nn.surgery.compaction import Convert
+from gossamer.nn.surgery.optimizer_state import Convert
 from gossamer.training.optim import halves
 from gossamer.training.optim.codes import Spec, State, StoredMoment
 from gossamer.training.optim.pieces import LOW, MASTER, numbers_of

@@ -11,6 +11,7 @@ NaN seen many times, which torch refuses to write to.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -25,25 +26,25 @@ if TYPE_CHECKING:
 _ATTRIBUTE = "_gossamer_dense_home"
 
 
+@dataclass(eq=False)
 class DenseHome:
     """The dense weight [R, K] in which kept values live, and where they are in it."""
 
-    def __init__(self, dense_RK: torch.Tensor, mask_bits: torch.Tensor, num_values: int) -> None:
-        self.dense_RK = dense_RK
-        self.mask_bits = mask_bits
-        self.num_values = num_values
+    dense: torch.Tensor
+    mask_bits: torch.Tensor
+    num_values: int
 
     def read(self) -> torch.Tensor:
         """A copy of the values."""
-        return gather_kept(self.dense_RK, self.mask_bits, self.num_values)
+        return gather_kept(self.dense, self.mask_bits, self.num_values)
 
     def write(self, values: torch.Tensor) -> None:
         """Put new values in their places."""
-        fill(self.dense_RK, values, self.mask_bits)
+        fill(self.dense, values, self.mask_bits)
 
     def empty(self, values: nn.Parameter) -> None:
         """Take the numbers out of the Parameter: one NaN is left, seen `num_values` times."""
-        values.data = self.dense_RK.new_full((1,), torch.nan).expand(self.num_values)
+        values.data = self.dense.new_full((1,), torch.nan).expand(self.num_values)
         setattr(values, _ATTRIBUTE, self)
 
     @staticmethod

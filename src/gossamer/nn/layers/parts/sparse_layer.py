@@ -36,7 +36,7 @@ class SparseLayer(nn.Module, ABC):
     """A layer whose weight keeps some of its entries.
 
     Attributes:
-        kind: its row in the table of layer kinds (`nn/layer_kinds/table.py`): "linear", "conv".
+        kind: its row in the table of layer kinds (`nn/layer_kinds/`): "linear", "conv".
         form: "masked" while the mask moves, "compact" once it is fixed, "packed" for inference.
         pattern: the rule the mask obeys.
     """

@@ -5,8 +5,13 @@
 Linears of the layers of GPT-2.
 """
 
-from gossamer.nn.surgery.slimming.conv1d import conv1d_paths, conv1d_to_linear
-from gossamer.nn.surgery.slimming.matrix_layer import is_matrix_layer, matrix_of, set_matrix
+from gossamer.nn.surgery.slimming.matrix_layer import (
+    conv1d_paths,
+    conv1d_to_linear,
+    is_matrix_layer,
+    matrix_of,
+    set_matrix,
+)
 from gossamer.nn.surgery.slimming.units import UnitGroup, cut_units, find_groups, unit_counts
 
 __all__ = [

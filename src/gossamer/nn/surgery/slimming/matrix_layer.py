@@ -2,6 +2,8 @@
 """Linear layers seen as one matrix [out, in], whichever way round they store it.
 
 transformers' Conv1D of GPT-2 stores [in, out]. Rows and columns here are always those of [out, in].
+A Linear in the place of a Conv1D computes the same, and everything that masks, packs or runs
+Linears can have it.
 """
 
 import torch
@@ -60,8 +62,7 @@ def matrix_of(layer: nn.Module) -> torch.Tensor:
 def set_matrix(layer: nn.Module, matrix_RK: torch.Tensor) -> None:
     """Give the layer a new weight [out, in]; the sizes it names are kept true."""
     stored = matrix_RK.t() if stores_transposed(layer) else matrix_RK
-    old = layer._parameters["weight"]
-    needs_gradient = old is not None and old.requires_grad
+    needs_gradient = layer.get_parameter("weight").requires_grad
     layer.weight = nn.Parameter(stored.detach().clone().contiguous(), needs_gradient)
     names = ("nf", "nx") if stores_transposed(layer) else ("out_features", "in_features")
     for name, size in zip(names, matrix_RK.shape, strict=True):
@@ -82,3 +83,36 @@ def take_columns(layer: nn.Module, columns: torch.Tensor) -> None:
     """Keep these input columns only; the bias stays whole."""
     matrix = matrix_of(layer)
     set_matrix(layer, matrix[:, columns.to(matrix.device)])
+
+
+def conv1d_to_linear(model: nn.Module) -> nn.Module:
+    """Replace every Conv1D of transformers inside `model` by a Linear, and give `model` back.
+
+    Hooks are taken over. Optimizers that were made before hold the old weights.
+    """
+    made: dict[nn.Module, nn.Linear] = {}
+    for parent in list(model.modules()):
+        for name, child in parent._modules.items():
+            if child is not None and stores_transposed(child):
+                if child not in made:
+                    made[child] = _linear(child)
+                parent._modules[name] = made[child]
+    return model
+
+
+def conv1d_paths(model: nn.Module) -> list[str]:
+    """Names of the Conv1D layers of transformers inside `model`."""
+    return [name for name, module in model.named_modules() if stores_transposed(module)]
+
+
+def _linear(layer: nn.Module) -> nn.Linear:
+    if "forward" in layer.__dict__:
+        raise TargetError("a Conv1D whose forward was replaced on the instance cannot be a Linear.")
+    matrix = matrix_of(layer)
+    bias = layer._parameters["bias"]
+    result = nn.Linear(matrix.shape[1], matrix.shape[0], device="meta", dtype=matrix.dtype)
+    needs_gradient = layer.get_parameter("weight").requires_grad
+    result.weight = nn.Parameter(matrix.detach().contiguous(), needs_gradient)
+    result.bias = bias  # type: ignore[assignment]  # a Conv1D always has one
+    inherit_hooks(result, layer)
+    return result

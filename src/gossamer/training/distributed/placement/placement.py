@@ -20,7 +20,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from gossamer.errors import InputError
-from gossamer.nn.surgery.compaction import check_state, convert_state
+from gossamer.nn.surgery.optimizer_state import check_state, convert_state
 from gossamer.training.distributed.mesh_sizes import MeshSizes
 from gossamer.training.distributed.pipeline import LayerPipeline
 from gossamer.training.distributed.pipeline.chain import find_links

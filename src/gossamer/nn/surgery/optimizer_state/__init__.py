@@ -15,6 +15,8 @@ from torch import nn
 
 from gossamer.errors import InputError
 
+__all__ = ["Convert", "Part", "check_state", "convert_state", "swap_parameter"]
+
 Convert = Callable[[torch.Tensor], torch.Tensor]
 # The Parameter that took the place of a whole one, and which entries of the flat whole it holds.
 Part = tuple[nn.Parameter, torch.Tensor | slice]
