@@ -10,8 +10,7 @@ from torch import nn
 from gossamer.errors import InputError
 from gossamer.training.growth.larger import built_larger
 from gossamer.training.growth.plan import Growth, GrowthPlan, plan_growth
-from gossamer.training.growth.roles import axes_of
-from gossamer.training.growth.slots import find_slots, place
+from gossamer.training.growth.slots import fill
 from gossamer.training.growth.state import check_growable, move_optimizer
 
 _GROWN: "WeakKeyDictionary[nn.Module, GrowthPlan]" = WeakKeyDictionary()
@@ -47,13 +46,11 @@ def grow(
         ResourceError: the larger model and its state do not fit into memory.
     """
     plan = plan_growth(model, optimizer, Growth.of(width=width, depth=depth, **more))
-    old_axes = axes_of(model, plan.anatomy)
     if optimizer is not None:
         check_growable(optimizer, {param: name for name, param in model.named_parameters()})
-    larger = built_larger(model, plan.anatomy, plan.factors, plan.sources, plan.growth.seed)
+    larger = built_larger(model, plan)
     with torch.no_grad():
-        slots = find_slots(model, larger, plan, old_axes, optimizer)
-        place(larger, slots)
+        slots = fill(model, larger, plan, optimizer)
         _copy_buffers(model, larger)
     if optimizer is not None:
         move_optimizer(optimizer, slots, plan, larger)
@@ -72,6 +69,6 @@ def _copy_buffers(model: nn.Module, larger: nn.Module) -> None:
     """Tensors that are not trained: those of the same name and shape are carried over."""
     old = dict(model.named_buffers())
     for name, buffer in larger.named_buffers():
-        before = old.get(name)
-        if before is not None and before.shape == buffer.shape and not name.endswith("mask_bits"):
-            buffer.copy_(before)
+        is_kept = name in old and old[name].shape == buffer.shape
+        if is_kept and not name.endswith("mask_bits"):
+            buffer.copy_(old[name])

@@ -2,8 +2,7 @@
 """The larger model: built by its own class from larger settings, with fresh weights."""
 
 import copy
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
@@ -12,96 +11,38 @@ from gossamer.nn.layer_kinds import shape_of
 from gossamer.nn.surgery.slimming import conv1d_paths, conv1d_to_linear
 from gossamer.nn.surgery.slimming.matrix_layer import stores_transposed
 from gossamer.training.checkpoint import seed_all, undisturbed_random
+from gossamer.training.growth.plan import GrowthPlan
 from gossamer.training.growth.roles import Anatomy
-from gossamer.training.growth.tensors import Factors
-
-Where = Literal["after", "top", "bottom"]
 
 
-@dataclass(frozen=True)
-class LayerSource:
-    """Where a block of the larger model comes from.
-
-    Attributes:
-        layer: number of the old block; None if there is none to copy.
-        is_new: whether the old block itself has another place.
-    """
-
-    layer: int | None
-    is_new: bool
-
-
-def layer_sources(before: int, after: int, where: Where) -> tuple[LayerSource, ...]:
-    """The blocks of the larger model in order; InputError if it would have fewer."""
-    if after < before:
-        raise InputError(f"grow: {after} layers are fewer than the {before} that there are.")
-    if not before:
-        return (LayerSource(None, True),) * after
-    extra = after - before
-    if where != "after":
-        old = tuple(LayerSource(layer, False) for layer in range(before))
-        new = tuple(LayerSource(layer % before, True) for layer in range(extra))
-        return old + new if where == "top" else new + old
-    found: list[LayerSource] = []
-    for layer in range(before):
-        found.append(LayerSource(layer, False))
-        # As even as can be: the first blocks get one more.
-        number = extra // before + (layer < extra % before)
-        found += [LayerSource(layer, True)] * number
-    return tuple(found)
-
-
-def built_larger(
-    model: nn.Module,
-    anatomy: Anatomy,
-    factors: Factors,
-    sources: tuple[LayerSource, ...],
-    seed: int,
-) -> nn.Module:
+def built_larger(model: nn.Module, plan: GrowthPlan) -> nn.Module:
     """A model of the same class with larger settings; its weights are those of a fresh one."""
-    settings, facts = settings_of(model), anatomy.facts
-
-    def scale(name: str, factor: int) -> None:
-        value = settings.get(name)
-        if name and value is not None:
-            settings[name] = int(value) * factor
-
-    before = dict(settings)
-    for name in facts.width:
-        scale(name, factors.stream)
-    scale(facts.heads, factors.query)
-    scale(facts.kv_heads, factors.key * factors.spread)
-    scale(facts.ffn, factors.ffn)
+    anatomy, factors, facts = plan.anatomy, plan.factors, plan.anatomy.facts
+    before, settings = anatomy.settings, dict(anatomy.settings)
+    copies = dict.fromkeys(facts.width, factors.stream) | {
+        facts.heads: factors.heads,
+        facts.kv_heads: factors.heads * factors.spread,
+        facts.ffn: factors.ffn,
+    }
+    for name, factor in copies.items():
+        if before.get(name) is not None:
+            settings[name] = int(before[name]) * factor
     if before.get(facts.ffn) is None and factors.ffn != factors.stream:
         settings[facts.ffn] = _ffn_width(model, anatomy) * factors.ffn
-    if facts.head_dim and factors.query != factors.stream:
+    if facts.head_dim and factors.heads != factors.stream:
         settings[facts.head_dim] = factors.head_dim
     settings[facts.vocabulary] = int(before[facts.vocabulary]) + factors.vocabulary
-    settings[facts.layers] = len(sources)
+    settings[facts.layers] = len(plan.sources)
     for name in facts.per_layer:
         entries = before.get(name)
         if isinstance(entries, list) and entries:
-            settings[name] = [entries[source.layer or 0] for source in sources]
+            settings[name] = [entries[source.layer or 0] for source in plan.sources]
     with undisturbed_random():
-        seed_all(seed)
+        seed_all(plan.growth.seed)
         larger = _built(model, settings)
     if not conv1d_paths(model) and conv1d_paths(larger):
         conv1d_to_linear(larger)
     return larger.train(model.training)
-
-
-def settings_of(model: nn.Module) -> dict[str, Any]:
-    """The settings of a model by name: arguments of a zoo model, or fields of a configuration."""
-    if hasattr(model, "zoo_args"):
-        zoo_args: Any = model.zoo_args
-        return dict(zoo_args())
-    config: Any = getattr(model, "config", None)
-    if config is None:
-        raise InputError(
-            f"grow: a {type(model).__name__} says neither by zoo_args() nor by a config how it is"
-            " built. Unwrap it first if it is compiled or wrapped."
-        )
-    return {name: getattr(config, name) for name in vars(config)}
 
 
 def _built(model: nn.Module, settings: dict[str, Any]) -> nn.Module:

@@ -12,10 +12,10 @@ from torch.nn.parallel import DistributedDataParallel
 from gossamer.errors import InputError, ResourceError
 from gossamer.io.safe_files import available_bytes
 from gossamer.nn.surgery.carried import carried_by_calls
-from gossamer.training.growth.larger import LayerSource, Where, layer_sources, settings_of
-from gossamer.training.growth.roles import Anatomy, anatomy_of, layer_of, role_of
-from gossamer.training.growth.tensors import Factors
+from gossamer.training.growth.roles import Anatomy, anatomy_of, axes_of, layer_of, role_of
+from gossamer.training.growth.tensors import Axes, Factors
 
+Where = Literal["after", "top", "bottom", None]
 DepthMode = Literal["out0", "ln0", "stack", "random"]
 Blocks = Literal["diagonal", "uniform"]
 Symmetry = Literal["noise", "dropout", "none"]
@@ -62,7 +62,7 @@ class Growth:
     layers: int | None = None
     vocabulary: int | None = None
     mode: DepthMode = "out0"
-    where: Where | None = None
+    where: Where = None
     blocks: Blocks = "diagonal"
     symmetry: Symmetry = "noise"
     sigma: float = 0.1
@@ -76,11 +76,11 @@ class Growth:
     def of(cls, **asked: Any) -> "Growth":
         """A growth of these fields; InputError for one that does not exist."""
         known = [field.name for field in fields(cls)]
-        wrong = [name for name in asked if name not in known]
-        if wrong:
-            raise InputError(
-                f"grow: {wrong[0]!r} is not a setting; expected one of {', '.join(known)}."
-            )
+        for name in asked:
+            if name not in known:
+                raise InputError(
+                    f"grow: {name!r} is not a setting; expected one of {', '.join(known)}."
+                )
         return cls(**asked)
 
     def __post_init__(self) -> None:
@@ -92,17 +92,26 @@ class Growth:
                 )
         hints = get_type_hints(Growth)
         for name in ("mode", "where", "blocks", "symmetry", "state"):
-            choices = get_args(hints[name])
-            if name == "where":
-                choices = (*get_args(Where), None)
-            if getattr(self, name) not in choices:
-                words = ", ".join(str(choice) for choice in choices)
-                raise InputError(
-                    f"grow: {name} must be one of {words}; got {getattr(self, name)!r}."
-                )
+            value, choices = getattr(self, name), get_args(hints[name])
+            if value not in choices:
+                words = ", ".join(map(str, choices))
+                raise InputError(f"grow: {name} must be one of {words}; got {value!r}.")
         for name, most in (("sigma", 10), ("opened", 1)):
             if not 0 <= getattr(self, name) <= most:
                 raise InputError(f"grow: {name} must be in [0, {most}], got {getattr(self, name)}.")
+
+
+@dataclass(frozen=True)
+class LayerSource:
+    """Where a block of the larger model comes from.
+
+    Attributes:
+        layer: number of the old block; None if there is none to copy.
+        is_new: whether the old block itself has another place.
+    """
+
+    layer: int | None
+    is_new: bool
 
 
 @dataclass(frozen=True)
@@ -114,12 +123,24 @@ class GrowthPlan:
         anatomy: of the old model.
         factors: of the spaces.
         sources: of the blocks of the larger model.
+        axes: of the parameter slots of the old model, by name.
     """
 
     growth: Growth
     anatomy: Anatomy
     factors: Factors
     sources: tuple[LayerSource, ...]
+    axes: dict[str, Axes]
+
+    def source_of(self, name: str) -> tuple[str | None, bool]:
+        """The old slot behind a new one, None if there is none, and whether the block is new."""
+        inside = layer_of(name, self.anatomy)
+        if inside is None:
+            return name, False
+        source = self.sources[inside[0]]
+        if source.layer is None:
+            return None, True
+        return f"{self.anatomy.layers}.{source.layer}.{inside[1]}", source.is_new
 
 
 def plan_growth(
@@ -132,32 +153,55 @@ def plan_growth(
     anatomy = anatomy_of(model)
     heads = growth.width if growth.heads is None else growth.heads
     ffn = growth.width if growth.ffn is None else growth.ffn
-    _check_factors(model, anatomy, growth, heads, ffn)
-    sources = layer_sources(
-        anatomy.num_layers,
-        anatomy.num_layers * growth.depth if growth.layers is None else growth.layers,
-        growth.where or ("top" if growth.mode == "stack" else "after"),
-    )
+    _check_factors(anatomy, growth, heads, ffn)
+    sources = _layer_sources(anatomy.num_layers, growth)
+    tokens = int(anatomy.settings[anatomy.facts.vocabulary])
+    vocabulary = tokens if growth.vocabulary is None else growth.vocabulary
+    if vocabulary < tokens:
+        raise InputError(
+            f"grow: vocabulary {vocabulary} is smaller than the {tokens} tokens there are."
+        )
     factors = Factors(
         stream=growth.width,
-        query=heads,
-        key=heads,
+        heads=heads,
         ffn=ffn,
         spread=growth.kv_heads,
-        vocabulary=_new_tokens(model, anatomy, growth),
+        vocabulary=vocabulary - tokens,
         tied=_is_tied(model, anatomy),
         head_dim=_head_dim(model, anatomy),
     )
-    sizes = (growth.width, ffn, heads, growth.kv_heads)
-    if max(sizes) == 1 and not factors.vocabulary and len(sources) == anatomy.num_layers:
+    is_same = vocabulary == tokens and len(sources) == anatomy.num_layers
+    if is_same and factors.largest == growth.kv_heads == 1:
         raise InputError(
             "grow: nothing grows. Give width, depth, ffn, heads, layers or vocabulary."
         )
-    plan = GrowthPlan(growth, anatomy, factors, sources)
-    _check_depth(model, plan)
+    plan = GrowthPlan(growth, anatomy, factors, sources, axes_of(model, anatomy))
+    _check_depth(plan)
     _check_memory(model, optimizer, plan)
     _check_symmetry(model, plan)
     return plan
+
+
+def _layer_sources(before: int, growth: Growth) -> tuple[LayerSource, ...]:
+    """The blocks of the larger model in order; InputError if it would have fewer."""
+    after = before * growth.depth if growth.layers is None else growth.layers
+    where = growth.where or ("top" if growth.mode == "stack" else "after")
+    if after < before:
+        raise InputError(f"grow: {after} layers are fewer than the {before} that there are.")
+    if not before:
+        return (LayerSource(None, True),) * after
+    extra = after - before
+    if where != "after":
+        old = tuple(LayerSource(layer, False) for layer in range(before))
+        new = tuple(LayerSource(layer % before, True) for layer in range(extra))
+        return old + new if where == "top" else new + old
+    found: list[LayerSource] = []
+    for layer in range(before):
+        found.append(LayerSource(layer, False))
+        # As even as can be: the first blocks get one more.
+        number = extra // before + (layer < extra % before)
+        found += [LayerSource(layer, True)] * number
+    return tuple(found)
 
 
 def _refuse_wrapped(model: nn.Module) -> None:
@@ -173,9 +217,7 @@ def _refuse_wrapped(model: nn.Module) -> None:
             )
 
 
-def _check_factors(
-    model: nn.Module, anatomy: Anatomy, growth: Growth, heads: int, ffn: int
-) -> None:
+def _check_factors(anatomy: Anatomy, growth: Growth, heads: int, ffn: int) -> None:
     facts = anatomy.facts
     if heads != growth.width and not facts.head_dim:
         raise InputError(
@@ -193,8 +235,7 @@ def _check_factors(
         return
     if not facts.kv_heads:
         raise InputError(f"grow: a {anatomy.family} has one key and value head per query head.")
-    settings = settings_of(model)
-    queries, keys = settings[facts.heads], settings[facts.kv_heads]
+    queries, keys = anatomy.settings[facts.heads], anatomy.settings[facts.kv_heads]
     if queries % (keys * growth.kv_heads):
         raise InputError(
             f"grow: {queries} query heads cannot share {keys} x {growth.kv_heads} key and value"
@@ -202,25 +243,17 @@ def _check_factors(
         )
 
 
-def _new_tokens(model: nn.Module, anatomy: Anatomy, growth: Growth) -> int:
-    tokens = int(settings_of(model)[anatomy.facts.vocabulary])
-    if growth.vocabulary is None:
-        return 0
-    if growth.vocabulary < tokens:
-        raise InputError(
-            f"grow: vocabulary {growth.vocabulary} is smaller than the {tokens} tokens there are."
-        )
-    return growth.vocabulary - tokens
-
-
 def _is_tied(model: nn.Module, anatomy: Anatomy) -> bool:
     """Whether the head of the vocabulary shares the table of tokens."""
-    found: dict[str, set[int]] = {"table": set(), "head": set()}
-    for name, module in model.named_modules():
-        role = "" if layer_of(name, anatomy) else role_of(name, anatomy.facts)
-        if role in found:
-            found[role].add(id(module._parameters.get("weight")))
-    return bool(found["table"] & found["head"])
+
+    def weights(role: str) -> set[int]:
+        return {
+            id(module._parameters.get("weight"))
+            for name, module in model.named_modules()
+            if not layer_of(name, anatomy) and role_of(name, anatomy.facts) == role
+        }
+
+    return bool(weights("table") & weights("head"))
 
 
 def _head_dim(model: nn.Module, anatomy: Anatomy) -> int:
@@ -231,11 +264,11 @@ def _head_dim(model: nn.Module, anatomy: Anatomy) -> int:
     return int(getattr(block.get_submodule(path), attribute))
 
 
-def _check_depth(model: nn.Module, plan: GrowthPlan) -> None:
+def _check_depth(plan: GrowthPlan) -> None:
     growth, anatomy = plan.growth, plan.anatomy
     preserves = growth.mode in ("out0", "ln0") and any(s.is_new for s in plan.sources)
     for name in anatomy.facts.by_number:
-        if preserves and settings_of(model).get(name):
+        if preserves and anatomy.settings.get(name):
             raise InputError(
                 f"grow: with {name} a block computes by its number, so blocks cannot move up"
                 " without changing the function. Grow the width, or use mode='stack'."
@@ -253,14 +286,12 @@ def _check_depth(model: nn.Module, plan: GrowthPlan) -> None:
 
 
 def _check_symmetry(model: nn.Module, plan: GrowthPlan) -> None:
-    growth, factors = plan.growth, plan.factors
+    symmetry = plan.growth.symmetry
     drops = any(isinstance(m, nn.Dropout) and m.p > 0 for m in model.modules())
-    differ = growth.sigma > 0 if growth.symmetry == "noise" else drops
-    if growth.symmetry == "none":
-        differ = False
-    if max(factors.stream, factors.query, factors.ffn) > 1 and not differ:
+    differ = {"noise": plan.growth.sigma > 0, "dropout": drops, "none": False}[symmetry]
+    if plan.factors.largest > 1 and not differ:
         warnings.warn(
-            f"grow: symmetry={growth.symmetry!r} and nothing in the model makes the copies differ:"
+            f"grow: symmetry={symmetry!r} and nothing in the model makes the copies differ:"
             " they get the same gradients, and the larger model stays the small one in disguise.",
             stacklevel=4,
         )
@@ -274,8 +305,7 @@ def _check_memory(
     if optimizer is not None:
         tensors = [t for entry in optimizer.state.values() for t in entry.values()]
         held += sum(t.numel() * t.element_size() for t in tensors if isinstance(t, torch.Tensor))
-    factors = plan.factors
-    wider = factors.stream * max(factors.stream, factors.query, factors.ffn)
+    wider = plan.factors.stream * plan.factors.largest
     deeper = max(len(plan.sources) / max(plan.anatomy.num_layers, 1), 1.0)
     needed, free = int(held * wider * deeper), available_bytes()
     if needed > free:

@@ -2,13 +2,31 @@
 """What every parameter of a model is for, read from the table of families."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.nn.families import BlockParts, GrowthFacts, answers, block_of, family_of
 from gossamer.nn.surgery.slimming.matrix_layer import stores_transposed
-from gossamer.training.growth.tensors import Axes, Layout, Space
+from gossamer.training.growth.tensors import Axes, Space
+
+# Role -> the spaces that it makes and reads.
+_SPACES: dict[str, tuple[Space, Space]] = {
+    "query": ("query", "stream"),
+    "key": ("key", "stream"),
+    "output": ("stream", "query"),
+    "expansion": ("ffn", "stream"),
+    "down": ("stream", "ffn"),
+    "table": ("stream", "vocabulary"),
+    "embedding": ("stream", "fixed"),
+    "norm": ("stream", "fixed"),
+    "last norm": ("stream", "fixed"),
+    "inner": ("stream", "stream"),
+    "head": ("vocabulary", "stream"),
+    "logits": ("vocabulary", "fixed"),
+    "classifier": ("fixed", "stream"),
+}
 
 
 @dataclass(frozen=True)
@@ -22,6 +40,7 @@ class Anatomy:
         layers: path of the list of blocks.
         num_layers: blocks.
         norm_first: False if norms sit on the residual path.
+        settings: by name: arguments of a zoo model, or fields of a configuration.
     """
 
     family: str
@@ -30,6 +49,7 @@ class Anatomy:
     layers: str
     num_layers: int
     norm_first: bool
+    settings: dict[str, Any]
 
 
 def anatomy_of(model: nn.Module) -> Anatomy:
@@ -37,9 +57,10 @@ def anatomy_of(model: nn.Module) -> Anatomy:
     family = family_of(model, "growth")
     if family is None:
         known = ", ".join(answers("growth"))
+        first = next((name for name, _ in model.named_parameters()), "no parameter at all")
         raise InputError(
             f"grow: the roles of the parameters of a {type(model).__name__} are not known"
-            f" ({_first_name(model)!r}, for one). Known families: {known}."
+            f" ({first!r}, for one). Known families: {known}."
         )
     block: BlockParts = answers("block")[family]
     every = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.ModuleList)]
@@ -52,10 +73,23 @@ def anatomy_of(model: nn.Module) -> Anatomy:
             f" {len(lists)}."
         )
     path, layers = lists[0]
-    first = block.norm_first
-    if isinstance(first, str):
-        first = len(layers) == 0 or bool(getattr(layers[0], first))
-    return Anatomy(family, answers("growth")[family], block, path, len(layers), first)
+    norm_first = block.norm_first
+    if isinstance(norm_first, str):
+        norm_first = len(layers) == 0 or bool(getattr(layers[0], norm_first))
+    facts, settings = answers("growth")[family], _settings_of(model)
+    return Anatomy(family, facts, block, path, len(layers), norm_first, settings)
+
+
+def _settings_of(model: nn.Module) -> dict[str, Any]:
+    if hasattr(model, "zoo_args"):
+        zoo_args: Any = model.zoo_args
+        return dict(zoo_args())
+    if getattr(model, "config", None) is None:
+        raise InputError(
+            f"grow: a {type(model).__name__} says neither by zoo_args() nor by a config how it is"
+            " built. Unwrap it first if it is compiled or wrapped."
+        )
+    return dict(vars(model.config))
 
 
 def axes_of(model: nn.Module, anatomy: Anatomy) -> dict[str, Axes]:
@@ -66,13 +100,25 @@ def axes_of(model: nn.Module, anatomy: Anatomy) -> dict[str, Axes]:
     found: dict[str, Axes] = {}
     unknown = []
     for name, module in model.named_modules():
-        for key in _slots(module):
+        inside = layer_of(name, anatomy)
+        role = _part_of(inside[1], anatomy.block) if inside else role_of(name, anatomy.facts)
+        for key, param in module._parameters.items():
+            if key == "bias" and param is None:
+                continue
+            # The values of a compact layer stand for the weight of the dense one.
+            key = "weight" if key == "values" else key
             slot = f"{name}.{key}" if name else key
-            axes = _axes(name, module, key, anatomy)
-            if axes is None:
+            if not role:
                 unknown.append(slot)
+                continue
+            made, read = _SPACES[role]
+            segments = anatomy.block.segments if role == "query" else 1
+            if key == "bias" or role in ("norm", "last norm", "logits"):
+                found[slot] = Axes(made, "fixed", "vector", segments, role == "last norm")
             else:
-                found[slot] = axes
+                # Rows of a table are looked up: what is made lies along the second side.
+                is_turned = role in ("table", "embedding") or stores_transposed(module)
+                found[slot] = Axes(made, read, "transposed" if is_turned else "matrix", segments)
     if unknown:
         raise InputError(
             f"grow: {unknown[0]!r} has no role in the family {anatomy.family}"
@@ -97,61 +143,12 @@ def layer_of(name: str, anatomy: Anatomy) -> tuple[int, str] | None:
     return int(number), rest
 
 
-def _slots(module: nn.Module) -> list[str]:
-    """Names of the Parameters of a module itself; of a compact layer, those of the dense one."""
-    names = ["weight" if key == "values" else key for key in module._parameters]
-    return [key for key in names if key != "bias" or module._parameters["bias"] is not None]
-
-
-def _axes(name: str, module: nn.Module, key: str, anatomy: Anatomy) -> Axes | None:
-    inside = layer_of(name, anatomy)
-    spaces = (
-        _in_block(inside[1], anatomy.block) if inside is not None else _outside(name, anatomy.facts)
-    )
-    if spaces is None:
-        return None
-    made, read, segments, role = spaces
-    is_last, is_head = role == "last norm", role == "head"
-    if key == "bias" or role in ("norm", "last norm", "logits"):
-        return Axes(made, layout="vector", segments=segments, is_last_norm=is_last)
-    # Rows of a table are looked up: what is made lies along the second side.
-    is_turned = role in ("table", "embedding") or stores_transposed(module)
-    layout: Layout = "transposed" if is_turned else "matrix"
-    return Axes(made, read, layout, segments, is_head=is_head)
-
-
-# Made and read, stacked segments, role.
-_Spaces = tuple[Space, Space, int, str]
-_SPACES: dict[str, tuple[Space, Space]] = {
-    "table": ("stream", "vocabulary"),
-    "embedding": ("stream", "fixed"),
-    "norm": ("stream", "fixed"),
-    "last norm": ("stream", "fixed"),
-    "inner": ("stream", "stream"),
-    "head": ("vocabulary", "stream"),
-    "logits": ("vocabulary", "fixed"),
-    "classifier": ("fixed", "stream"),
-}
-
-
-def _in_block(name: str, parts: BlockParts) -> _Spaces | None:
+def _part_of(name: str, parts: BlockParts) -> str:
+    """What a module inside of a block is; "" if nobody knows."""
     if name in parts.projections:
-        is_query = name == parts.projections[0] and parts.segments == 1
-        made: Space = "query" if is_query or parts.segments > 1 else "key"
-        return made, "stream", parts.segments, "projection"
-    if name == parts.output:
-        return "stream", "query", 1, "projection"
+        return "query" if parts.segments > 1 or name == parts.projections[0] else "key"
     if name in parts.expansions:
-        return "ffn", "stream", 1, "projection"
-    if name == parts.down:
-        return "stream", "ffn", 1, "projection"
-    return ("stream", "fixed", 1, "norm") if name in parts.norms else None
-
-
-def _outside(name: str, facts: GrowthFacts) -> _Spaces | None:
-    role = role_of(name, facts)
-    return None if not role else (*_SPACES[role], 1, role)
-
-
-def _first_name(model: nn.Module) -> str:
-    return next((name for name, _ in model.named_parameters()), "no parameter at all")
+        return "expansion"
+    if name in parts.norms:
+        return "norm"
+    return {parts.output: "output", parts.down: "down"}.get(name, "")

@@ -1,26 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Parameters of the larger model: their numbers, their masks, and where each comes from."""
+"""The Parameters of the larger model: their numbers, their masks, and where each comes from.
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+Zeros between copies may stay zeros under a mask, and noise keeps off them.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 from torch import nn
 
-from gossamer.errors import InputError
+from gossamer.errors import InputError, PatternError
 from gossamer.nn.forms import in_form_of, mask_in
 from gossamer.nn.layer_kinds import sparse_layers
 from gossamer.nn.surgery import replace_module
-from gossamer.patterns import Pattern
-from gossamer.training.growth.masks import mask_between, masked_value
+from gossamer.patterns import Pattern, Unstructured, parse_pattern
 from gossamer.training.growth.plan import GrowthPlan
-from gossamer.training.growth.roles import axes_of, layer_of
-from gossamer.training.growth.tensors import Axes, Breaker, Quantity, grown_tensor
+from gossamer.training.growth.roles import axes_of
+from gossamer.training.growth.tensors import (
+    Axes,
+    Factors,
+    Quantity,
+    grown_tensor,
+    in_blocks,
+    shares,
+)
 from gossamer.training.optim import SmallStateOptimizer
 
-# Grow a tensor of the old parameter's shape to the new one's.
-Grow = Callable[[torch.Tensor, Quantity], torch.Tensor]
+TILE: Final = 16
 
 
 @dataclass
@@ -28,147 +35,129 @@ class GrownParameter:
     """One Parameter of the larger model and where it comes from.
 
     Attributes:
-        names: of all its places; several if it is tied.
+        module: path of its place, of the first one if it is tied.
+        param: itself; in the shape of the dense weight until its layer becomes sparse.
         axes: what its sides stand for.
         source: the old Parameter; None if it is fresh.
         is_new: whether it belongs to a new block.
-        value: its numbers, in the shape of the dense weight.
         layer: the sparse layer it comes from, if it does.
         mask: its mask; None if everything is kept.
         pattern: of the mask.
-        param: the Parameter, once it has its place.
         larger_layer: the sparse layer of the larger model that holds it, if one does.
     """
 
-    names: list[str]
+    module: str
+    param: nn.Parameter
     axes: Axes
-    source: nn.Parameter | None
-    is_new: bool
-    value: torch.Tensor
+    source: nn.Parameter | None = None
+    is_new: bool = True
     layer: Any = None
     mask: torch.Tensor | None = None
     pattern: Pattern | None = None
-    param: nn.Parameter = field(default_factory=lambda: nn.Parameter(torch.empty(0)))
     larger_layer: Any = None
 
+    def grown(self, tensor: torch.Tensor, quantity: Quantity, factors: Factors) -> torch.Tensor:
+        """A tensor of the old Parameter's shape, in the shape of the new one."""
+        whole = tensor if self.layer is None else self.layer.spread(tensor)
+        made = grown_tensor(whole, self.axes, factors, quantity)
+        found: torch.Tensor = (
+            made if self.larger_layer is None else self.larger_layer.gathered(made)
+        )
+        return found
 
-def find_slots(
-    model: nn.Module,
-    larger: nn.Module,
-    plan: GrowthPlan,
-    old_axes: dict[str, Axes],
-    optimizer: torch.optim.Optimizer | None,
+
+def fill(
+    model: nn.Module, larger: nn.Module, plan: GrowthPlan, optimizer: torch.optim.Optimizer | None
 ) -> list[GrownParameter]:
-    """Every Parameter of the larger model with its numbers; tied names share one."""
-    growth, anatomy = plan.growth, plan.anatomy
-    generator = torch.Generator().manual_seed(growth.seed)
+    """Give the larger model its Parameters, and its layers their forms; tied names share one."""
+    generator = torch.Generator().manual_seed(plan.growth.seed)
     sparse = dict(sparse_layers(model))
     like = next(model.parameters())
     made: dict[Any, GrownParameter] = {}
-    for name, axes in axes_of(larger, anatomy).items():
-        source, is_new = _source_name(name, plan)
-        if source is None or (is_new and growth.mode == "random"):
-            fresh = larger.get_parameter(name).detach()
-            value = fresh.to(like.device, like.dtype, copy=True)
-            made[name] = GrownParameter([name], axes, None, True, _emptied(value, name, plan))
-            continue
-        path, _, key = source.rpartition(".")
-        layer = sparse.get(path) if key == "weight" else None
-        old = model.get_parameter(source) if layer is None else layer.trained()
-        # Tied names share one Parameter; copies in new blocks are their own.
-        home = (id(old), name if is_new else "")
-        if home in made:
-            made[home].names.append(name)
-            continue
-        slot = _grown_slot(name, old_axes[source], old, layer, plan, optimizer, generator)
-        slot.is_new = is_new
-        slot.value = _emptied(slot.value, name, plan) if is_new else slot.value
-        made[home] = slot
+    for name, axes in axes_of(larger, plan.anatomy).items():
+        source, is_new = plan.source_of(name)
+        place, _, key = name.rpartition(".")
+        if source is None or (is_new and plan.growth.mode == "random"):
+            fresh = larger.get_parameter(name).detach().to(like.device, like.dtype, copy=True)
+            home: Any = name
+            made[home] = GrownParameter(place, nn.Parameter(fresh), axes)
+        else:
+            layer = sparse.get(source.rpartition(".")[0]) if key == "weight" else None
+            old = model.get_parameter(source) if layer is None else layer.trained()
+            # Tied names share one Parameter; copies in new blocks are their own.
+            home = (id(old), name if is_new else "")
+            if home not in made:
+                axes = plan.axes[source]
+                value, mask, pattern = _grown(old, axes, layer, plan, optimizer, generator)
+                param = nn.Parameter(value, requires_grad=old.requires_grad)
+                made[home] = GrownParameter(place, param, axes, old, is_new, layer, mask, pattern)
+        param = made[home].param
+        if is_new and _begins_at_zero(name, plan):
+            param.zero_()
+        module = larger.get_submodule(place)
+        there = module._parameters[key]
+        if there is None or there.shape != param.shape:
+            found = None if there is None else list(there.shape)
+            raise InputError(
+                f"grow: {name} would have shape {list(param.shape)}, and the larger model"
+                f" expects {found}. Its settings do not say what its parameters are."
+            )
+        module._parameters[key] = param
+    for slot in made.values():
+        _make_sparse(larger, slot)
     return list(made.values())
 
 
-def _grown_slot(
-    name: str,
-    axes: Axes,
+def _grown(
     old: nn.Parameter,
+    axes: Axes,
     layer: Any,
     plan: GrowthPlan,
     optimizer: torch.optim.Optimizer | None,
     generator: torch.Generator,
-) -> GrownParameter:
+) -> tuple[torch.Tensor, torch.Tensor | None, Pattern | None]:
+    """The numbers of a Parameter in the larger model, their mask and its pattern."""
     growth, factors = plan.growth, plan.factors
-    noise = growth.sigma if growth.symmetry == "noise" else 0.0
+    sigma = growth.sigma if growth.symmetry == "noise" else 0.0
     numbers = old.detach()
     if isinstance(optimizer, SmallStateOptimizer) and old in optimizer.state:
         # In the precision in which it is trained.
         numbers = optimizer.master_of(old)
-    mask = pattern = None
     if layer is not None:
-        mask, pattern = layer.mask(), layer.pattern
         numbers = layer.spread(numbers)
-        numbers = torch.where(mask.view_as(numbers), numbers, 0)
-    new_mask, pattern = mask_between(axes, mask, pattern, plan, numbers.shape, generator)
-    breaker = Breaker(noise, growth.blocks == "uniform")
-    if new_mask is None:
-        value = grown_tensor(numbers, axes, factors, "value", breaker=breaker, generator=generator)
+        numbers = torch.where(layer.mask().view_as(numbers), numbers, 0)
+    mask, pattern = _mask_between(axes, layer, plan, numbers.shape, generator)
+    if mask is not None:
+        value = _masked_value(numbers, axes, factors, sigma, mask, generator)
     else:
-        value = masked_value(numbers, axes, factors, noise, new_mask, generator)
-    return GrownParameter([name], axes, old, False, value, layer, new_mask, pattern)
+        is_uniform = growth.blocks == "uniform"
+        value = grown_tensor(
+            numbers,
+            axes,
+            factors,
+            "value",
+            sigma=sigma,
+            is_uniform=is_uniform,
+            generator=generator,
+        )
+    return value, mask, pattern
 
 
-def _source_name(name: str, plan: GrowthPlan) -> tuple[str | None, bool]:
-    """The old slot behind a new one, None if it is fresh, and whether the block is new."""
-    inside = layer_of(name, plan.anatomy)
-    if inside is None:
-        return name, False
-    source = plan.sources[inside[0]]
-    if source.layer is None:
-        return None, True
-    return f"{plan.anatomy.layers}.{source.layer}.{inside[1]}", source.is_new
-
-
-def _emptied(value: torch.Tensor, name: str, plan: GrowthPlan) -> torch.Tensor:
-    """The value of a slot in a new block: zero where that makes the block add nothing."""
-    inside = layer_of(name, plan.anatomy)
-    if inside is None:
-        return value
-    module, _, key = inside[1].rpartition(".")
+def _begins_at_zero(name: str, plan: GrowthPlan) -> bool:
+    """Whether a slot of a new block is zero, so that the block adds nothing."""
+    path, _, key = name.rpartition(".")
+    module = path.removeprefix(f"{plan.anatomy.layers}.").partition(".")[2]
     parts, mode = plan.anatomy.block, plan.growth.mode
-    is_output = module in (parts.output, parts.down)
-    if mode == "out0" and is_output:
-        return torch.zeros_like(value)
-    if mode == "ln0" and (module in parts.norms or key == "bias"):
-        return torch.zeros_like(value)
-    return value
+    if mode == "out0":
+        return module in (parts.output, parts.down)
+    return mode == "ln0" and (module in parts.norms or key == "bias")
 
 
-def place(larger: nn.Module, slots: list[GrownParameter]) -> None:
-    """Put the Parameters where they belong, and layers into their forms."""
-    for slot in slots:
-        old = slot.source
-        wants = True if old is None else old.requires_grad
-        device = slot.value.device if old is None else old.device
-        slot.param = nn.Parameter(slot.value.to(device), requires_grad=wants)
-        for name in slot.names:
-            path, _, key = name.rpartition(".")
-            module = larger.get_submodule(path)
-            there = module._parameters[key]
-            if there is None or there.shape != slot.param.shape:
-                found = None if there is None else list(there.shape)
-                raise InputError(
-                    f"grow: {name} would have shape {list(slot.param.shape)}, and the larger model"
-                    f" expects {found}. Its settings do not say what its parameters are."
-                )
-            module._parameters[key] = slot.param
-    for slot in slots:
-        _sparsified(larger, slot)
-
-
-def _sparsified(larger: nn.Module, grown: GrownParameter) -> None:
+def _make_sparse(larger: nn.Module, grown: GrownParameter) -> None:
     """Give a layer of the larger model the form of its source, or a mask that may still move."""
-    module = larger.get_submodule(grown.names[0].rpartition(".")[0])
     if grown.mask is None or grown.pattern is None:
         return
+    module = larger.get_submodule(grown.module)
     mask = grown.mask.to(grown.param.device)
     if grown.layer is None:
         mask_in(larger, module, mask, grown.pattern)
@@ -178,14 +167,71 @@ def _sparsified(larger: nn.Module, grown: GrownParameter) -> None:
     grown.param, grown.larger_layer = made.trained(), made
 
 
-def grower(grown: GrownParameter, plan: GrowthPlan) -> Grow:
-    """How tensors of the old Parameter's shape become tensors of the new one's."""
-    before, after = grown.layer, grown.larger_layer
+def _mask_between(
+    axes: Axes, layer: Any, plan: GrowthPlan, shape: torch.Size, generator: torch.Generator
+) -> tuple[torch.Tensor | None, Pattern | None]:
+    """The mask of a grown weight and its pattern; None if everything is kept.
 
-    def grow_one(tensor: torch.Tensor, quantity: Quantity) -> torch.Tensor:
-        whole = tensor if before is None else before.spread(tensor)
-        made = grown_tensor(whole, grown.axes, plan.factors, quantity)
-        found: torch.Tensor = made if after is None else after.gathered(made)
-        return found
+    Args:
+        axes: of the weight.
+        layer: the sparse layer of the old weight; None if it is dense.
+        plan: says how much between the copies is opened.
+        shape: of the old weight.
+        generator: draws which tiles are opened.
+    """
+    opened, made, read = plan.growth.opened, *map(plan.factors.of, (axes.made, axes.read))
+    is_partly_open = opened < 1.0 and made > 1 and read > 1
+    if layer is None and not is_partly_open:
+        return None, None
+    if axes.layout != "matrix":
+        raise InputError(
+            "grow: a Conv1D of transformers has no mask, so zeros between its copies cannot be kept"
+            " (opened < 1). Call gossamer.nn.conv1d_to_linear(model) before making the optimizer."
+        )
+    every = torch.ones(shape, dtype=torch.bool)
+    is_own = shares(made, read) > 0
+    free = in_blocks(every, ~is_own, axes.segments)
+    if is_partly_open:
+        free &= _some_tiles(free.shape, opened, generator)
+    whole = free | in_blocks(every if layer is None else layer.mask().cpu(), is_own, axes.segments)
+    pattern = parse_pattern(f"block:{TILE}x{TILE}") if layer is None else layer.pattern
+    return whole, pattern if _obeys(whole, pattern) else Unstructured()
 
-    return grow_one
+
+def _masked_value(
+    numbers: torch.Tensor,
+    axes: Axes,
+    factors: Factors,
+    sigma: float,
+    mask: torch.Tensor,
+    generator: torch.Generator,
+) -> torch.Tensor:
+    """Values under a mask: noise adds up to zero over the kept places that read one number."""
+    value = grown_tensor(numbers, axes, factors, "value")
+    kept, read = mask.to(value.device), factors.of(axes.read)
+    if sigma and read > 1 and numbers.any():
+        open_RQI = kept.view(len(kept), read, -1)
+        drawn = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value)
+        noise_RQI = drawn.view_as(open_RQI) * open_RQI
+        many_RI = open_RQI.sum(1, keepdim=True).clamp(min=1)
+        noise_RQI -= noise_RQI.sum(1, keepdim=True) / many_RI
+        size = sigma * float(numbers[numbers != 0].double().std(correction=0))
+        value = value + size * (noise_RQI * open_RQI).view_as(value)
+    return value * kept
+
+
+def _some_tiles(shape: torch.Size, share: float, generator: torch.Generator) -> torch.Tensor:
+    """A random share of the tiles of a matrix."""
+    rows, columns = (-(-size // TILE) for size in shape)
+    chosen = torch.rand(rows, columns, generator=generator) < share
+    wide = chosen.repeat_interleave(TILE, 0).repeat_interleave(TILE, 1)
+    return wide[: shape[0], : shape[1]]
+
+
+def _obeys(mask: torch.Tensor, pattern: Pattern) -> bool:
+    try:
+        pattern.check_shape((mask.shape[0], mask.shape[1]))
+        pattern.validate(mask)
+    except PatternError:
+        return False
+    return True

@@ -5,6 +5,8 @@ Means of gradients fall with the gradient, means of squares with its square; ste
 Anything else has no rule and is refused before anything changes.
 """
 
+import copy
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,8 +14,8 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.training.growth.plan import GrowthPlan
-from gossamer.training.growth.slots import Grow, GrownParameter, grower
-from gossamer.training.growth.tensors import Quantity
+from gossamer.training.growth.slots import GrownParameter
+from gossamer.training.growth.tensors import Factors, Quantity
 from gossamer.training.optim import SmallStateOptimizer
 
 # Of torch's optimizers and of gossamer's. Factored second moments are rows and columns of a square.
@@ -43,8 +45,7 @@ def check_growable(optimizer: torch.optim.Optimizer, named: dict[torch.Tensor, s
         return
     for param, state in optimizer.state.items():
         for key, value in state.items():
-            is_scalar = not isinstance(value, torch.Tensor) or value.ndim == 0
-            if not is_scalar and key not in _QUANTITIES:
+            if not _is_scalar(value) and key not in _QUANTITIES:
                 raise InputError(
                     f"grow: {type(optimizer).__name__} keeps {key!r} for {named[param]}, and there"
                     " is no rule for how it grows. Use AdamW, SGD, LAMB, LARS or Adafactor, or"
@@ -52,48 +53,46 @@ def check_growable(optimizer: torch.optim.Optimizer, named: dict[torch.Tensor, s
                 )
 
 
-def is_split(optimizer: torch.optim.Optimizer | None, param: nn.Parameter) -> bool:
-    """Whether the master of a parameter lies in the optimizer, wholly or in part."""
-    small = isinstance(optimizer, SmallStateOptimizer) and param in optimizer.state
-    if small and param.dtype is torch.float16:
-        raise InputError("grow: float16 parameters with masters are not grown. Use bfloat16.")
-    return small and param.dtype is torch.bfloat16
-
-
-def grown_state(optimizer: torch.optim.Optimizer, old: nn.Parameter, grow: Grow) -> dict[str, Any]:
+def grown_state(
+    optimizer: torch.optim.Optimizer, old: nn.Parameter, slot: GrownParameter, factors: Factors
+) -> dict[str, Any]:
     """Moments and step count of `old` after growth; masters are split again by the optimizer."""
-    state = optimizer.state.get(old, {})
-    if not isinstance(optimizer, SmallStateOptimizer):
-        # RMSprop averages steps, which were divided by their size already.
-        own: dict[str, Quantity] = {}
-        if isinstance(optimizer, torch.optim.RMSprop):
-            own = {"momentum_buffer": "step"}
-        rules = _QUANTITIES | own
-        return {key: _grown(value, old, grow, rules.get(key)) for key, value in state.items()}
-    grown = {key: value.clone() for key, value in state.items() if key == "step"}
-    for moment in optimizer.MOMENTS:
-        quantity = _QUANTITIES[moment.key]
+    state, rules = optimizer.state[old], _QUANTITIES
+    if isinstance(optimizer, SmallStateOptimizer):
+        grown = {key: value.clone() for key, value in state.items() if key == "step"}
+        for moment in optimizer.MOMENTS:
+            if moment.key in state:
+                convert = partial(slot.grown, quantity=rules[moment.key], factors=factors)
+                grown |= moment.mapped(state, convert)
+        return grown
+    if isinstance(optimizer, torch.optim.RMSprop):
+        # It averages steps, which were divided by their size already.
+        rules = rules | {"momentum_buffer": "step"}
 
-        def convert(tensor: torch.Tensor, quantity: Quantity = quantity) -> torch.Tensor:
-            return grow(tensor, quantity)
+    def grown_entry(key: str, value: Any) -> Any:
+        if _is_scalar(value):
+            return copy.deepcopy(value)
+        whole = slot.grown(value.expand(old.shape), rules[key], factors)
+        if value.shape == old.shape:
+            return whole
+        # Rows or columns of a factored moment: alike along the other side.
+        sides = zip(value.shape, old.shape, strict=True)
+        return whole[tuple(slice(None if have == want else 1) for have, want in sides)].clone()
 
-        if moment.key in state:
-            grown |= moment.mapped(state, convert)
-    return grown
+    return {key: grown_entry(key, value) for key, value in state.items()}
 
 
-def _grown(value: Any, old: nn.Parameter, grow: Grow, quantity: Quantity | None) -> Any:
-    if not isinstance(value, torch.Tensor) or value.ndim == 0 or quantity is None:
-        return value.clone() if isinstance(value, torch.Tensor) else value
-    whole = grow(value.expand(old.shape), quantity)
-    if value.shape == old.shape:
-        return whole
-    # Rows or columns of a factored moment: alike along the other side.
-    picks = tuple(
-        slice(None) if have == want else slice(0, 1)
-        for have, want in zip(value.shape, old.shape, strict=True)
-    )
-    return whole[picks].clone()
+def _is_scalar(value: Any) -> bool:
+    return not isinstance(value, torch.Tensor) or value.ndim == 0
+
+
+def _split_in(optimizer: SmallStateOptimizer, slots: list[GrownParameter]) -> list[nn.Parameter]:
+    """New Parameters whose old masters lie in the optimizer, wholly or in part."""
+    pairs = [(s.param, s.source) for s in slots if s.source is not None]
+    dtypes = {param: old.dtype for param, old in pairs if old in optimizer.state}
+    if torch.float16 in dtypes.values():
+        raise InputError("grow: float16 parameters with masters are not grown. Use bfloat16.")
+    return [param for param, dtype in dtypes.items() if dtype is torch.bfloat16]
 
 
 def move_optimizer(
@@ -106,21 +105,21 @@ def move_optimizer(
     homes = {p: i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
     order = {p: i for i, p in enumerate(larger.parameters())}
     members: list[list[GrownParameter]] = [[] for _ in optimizer.param_groups]
-    rule, state = plan.growth.state, {}
+    rule = plan.growth.state
+    state: dict[torch.Tensor, Any] = {}
     for slot in sorted(slots, key=lambda slot: order[slot.param]):
         home = _home(slot, slots, homes)
         if home is not None:
             members[home].append(slot)
         keeps = rule == "grow" or (rule == "old" and not slot.is_new)
         if keeps and slot.source is not None and slot.source in optimizer.state:
-            state[slot.param] = grown_state(optimizer, slot.source, grower(slot, plan))
-    split = [s.param for s in slots if s.source is not None and is_split(optimizer, s.source)]
+            state[slot.param] = grown_state(optimizer, slot.source, slot, plan.factors)
+    split = _split_in(optimizer, slots) if isinstance(optimizer, SmallStateOptimizer) else []
     for group, chosen in zip(optimizer.param_groups, members, strict=True):
         group["params"] = [slot.param for slot in chosen]
     optimizer.state.clear()
-    for param, entry in state.items():
-        optimizer.state[param] = entry
-    if split and isinstance(optimizer, SmallStateOptimizer):
+    optimizer.state.update(state)
+    if isinstance(optimizer, SmallStateOptimizer):
         optimizer.split_masters(split)
     if plan.growth.mup:
         _slow_down(optimizer, members, plan)
@@ -132,9 +131,10 @@ def _home(
     """The group of a Parameter: that of its source, else of one with as many dimensions."""
     if slot.source is not None:
         return homes.get(slot.source)
-    alike = [other.source for other in slots if other.param.ndim == slot.param.ndim]
-    found = [homes[source] for source in alike if source is not None and source in homes]
-    return found[0] if found else min(homes.values(), default=None)
+    for other in slots:
+        if other.param.ndim == slot.param.ndim and other.source in homes:
+            return homes[other.source]
+    return min(homes.values(), default=None)
 
 
 def _slow_down(

@@ -34,7 +34,6 @@ class Axes:
         layout: "matrix" [made, read], "transposed" [read, made], "vector" [made].
         segments: projections that are stacked along `made`.
         is_last_norm: directly before the head of a language model.
-        is_head: reads the stream and makes something of fixed size.
     """
 
     made: Space
@@ -42,7 +41,11 @@ class Axes:
     layout: Layout = "matrix"
     segments: int = 1
     is_last_norm: bool = False
-    is_head: bool = False
+
+    @property
+    def is_head(self) -> bool:
+        """Whether it makes logits of the stream."""
+        return self.made == "vocabulary" and self.read == "stream"
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class Factors:
     """How much larger each space becomes.
 
     Attributes:
-        stream, query, key, ffn: copies.
+        stream, heads, ffn: copies.
         spread: how often each key and value head is repeated, beside itself.
         vocabulary: entries that are added.
         tied: the head shares the table of tokens, so the last norm carries 1 / stream.
@@ -58,8 +61,7 @@ class Factors:
     """
 
     stream: int = 1
-    query: int = 1
-    key: int = 1
+    heads: int = 1
     ffn: int = 1
     spread: int = 1
     vocabulary: int = 0
@@ -68,7 +70,13 @@ class Factors:
 
     def of(self, space: Space) -> int:
         """Copies of a space."""
-        return 1 if space in ("vocabulary", "fixed") else int(getattr(self, space))
+        copies = {"stream": self.stream, "query": self.heads, "key": self.heads, "ffn": self.ffn}
+        return copies.get(space, 1)
+
+    @property
+    def largest(self) -> int:
+        """Copies of the space that grows most."""
+        return max(self.stream, self.heads, self.ffn)
 
     def made_scale(self, axes: Axes) -> float:
         """What each copy of the output is of the old output."""
@@ -83,19 +91,6 @@ class Factors:
         read_scale = 1 / self.stream if axes.is_head and self.tied else 1.0
         copies = self.of(axes.made) * (self.spread if axes.made == "key" else 1)
         return read_scale / (copies * self.made_scale(axes))
-
-
-@dataclass(frozen=True)
-class Breaker:
-    """How copies are made to differ without changing the function.
-
-    Attributes:
-        sigma: of the noise, in standard deviations of the weight; 0 for none.
-        is_uniform: every block gets the same share (HyperCloning) instead of the diagonal all.
-    """
-
-    sigma: float = 0.0
-    is_uniform: bool = False
 
 
 def shares(copies_made: int, copies_read: int, is_uniform: bool = False) -> torch.Tensor:
@@ -114,7 +109,8 @@ def grown_tensor(
     factors: Factors,
     quantity: Quantity,
     *,
-    breaker: Breaker = Breaker(),  # noqa: B008  (frozen)
+    sigma: float = 0.0,
+    is_uniform: bool = False,
     generator: torch.Generator | None = None,
 ) -> torch.Tensor:
     """The parameter, or what an optimizer knows about it, in the larger network.
@@ -124,80 +120,49 @@ def grown_tensor(
         axes: of the parameter.
         factors: of the growth.
         quantity: values are shared, gradients fall by a known ratio in every block.
-        breaker: of values that are read several times.
-        generator: of its noise.
+        sigma: of noise on values that are read several times, in standard deviations of the
+            weight; it makes copies differ without changing the function.
+        is_uniform: every block gets the same share of a value (HyperCloning) instead of the
+            diagonal all.
+        generator: of the noise.
     """
-    old = _as_matrix(tensor, axes)
+    old = tensor[:, None] if axes.layout == "vector" else _turned(tensor, axes)
     made, read = factors.of(axes.made), factors.of(axes.read)
     if quantity == "value":
-        weights = shares(made, read, breaker.is_uniform) * factors.made_scale(axes)
+        weights = shares(made, read, is_uniform) * factors.made_scale(axes)
     else:
         ratio = factors.gradient_ratio(axes) ** _POWERS[quantity]
         weights = torch.full((made, read), ratio, dtype=torch.float64)
-    blocks = _blocks(old, weights.to(old.device), axes.segments)
-    if quantity == "value" and breaker.sigma and read > 1:
-        blocks = blocks + _noise(old, blocks.shape, breaker.sigma, generator)
-    grown = _joined(blocks)
+    wide = old.to(torch.promote_types(old.dtype, torch.float32))
+    grown = in_blocks(wide, weights.to(wide), axes.segments)
+    if sigma and read > 1 and old.numel():
+        # Adds up to zero over what is read, so that no output changes.
+        drawn_RQI = torch.randn(grown.shape, generator=generator, dtype=torch.float64).to(old)
+        drawn_RQI = drawn_RQI.view(len(grown), read, -1)
+        centred = (drawn_RQI - drawn_RQI.mean(dim=1, keepdim=True)).view_as(grown)
+        grown = grown + centred * (sigma * float(old.double().std(correction=0)))
     if axes.made == "key" and factors.spread > 1:
         heads = grown.reshape(-1, factors.head_dim, grown.shape[1])
         grown = heads.repeat_interleave(factors.spread, dim=0).flatten(0, 1)
-    if factors.vocabulary:
-        grown = _with_entries(grown, axes, factors.vocabulary, quantity)
-    return _as_stored(grown, axes).to(tensor.dtype).contiguous()
+    if factors.vocabulary and "vocabulary" in (axes.made, axes.read):
+        # New tokens begin as the mean of those that are known, with no direction of their own.
+        dim = 0 if axes.made == "vocabulary" else 1
+        mean = grown.mean(dim=dim, keepdim=True)
+        entry = torch.zeros_like(mean) if quantity in ("mean", "step") else mean
+        grown = torch.cat((grown, entry.repeat_interleave(factors.vocabulary, dim=dim)), dim=dim)
+    stored = grown[:, 0] if axes.layout == "vector" else _turned(grown, axes)
+    return stored.to(tensor.dtype).contiguous()
 
 
-def grown_mask(mask: torch.Tensor, axes: Axes, factors: Factors, *, opened: bool) -> torch.Tensor:
-    """The mask in the larger network; blocks that hold nothing yet are free only if `opened`."""
-    old = _as_matrix(mask, axes)
-    is_own = shares(factors.of(axes.made), factors.of(axes.read)) > 0
-    blocks = _blocks(old, is_own, axes.segments)
-    if opened:
-        blocks = blocks | ~is_own.view(1, len(is_own), 1, -1, 1)
-    return _as_stored(_joined(blocks), axes).contiguous()
-
-
-def _as_matrix(tensor: torch.Tensor, axes: Axes) -> torch.Tensor:
-    if axes.layout == "vector":
-        return tensor.reshape(-1, 1)
-    return tensor.T if axes.layout == "transposed" else tensor
-
-
-def _as_stored(matrix: torch.Tensor, axes: Axes) -> torch.Tensor:
-    if axes.layout == "vector":
-        return matrix.reshape(-1)
-    return matrix.T if axes.layout == "transposed" else matrix
-
-
-def _blocks(old: torch.Tensor, weights: torch.Tensor, segments: int) -> torch.Tensor:
-    """[S, P, O, Q, I]: the old matrix times its weight in every block."""
-    if old.shape[0] % segments:
-        raise InputError(f"{old.shape[0]} rows cannot be {segments} segments of one size.")
+def in_blocks(old: torch.Tensor, weights: torch.Tensor, segments: int) -> torch.Tensor:
+    """The old matrix times its weight [P, Q] in every block of the larger one; works on masks."""
     rows, columns = old.shape
+    if rows % segments:
+        raise InputError(f"{rows} rows cannot be {segments} segments of one size.")
     stacked = old.reshape(segments, 1, rows // segments, 1, columns)
-    if weights.dtype is torch.bool:
-        return stacked & weights[None, :, None, :, None]
-    wide = torch.promote_types(old.dtype, torch.float32)
-    return stacked.to(wide) * weights[None, :, None, :, None].to(wide)
+    blocks_SPOQI = stacked * weights[None, :, None, :, None]
+    return blocks_SPOQI.flatten(3, 4).flatten(0, 2)
 
 
-def _joined(blocks: torch.Tensor) -> torch.Tensor:
-    return blocks.flatten(3, 4).flatten(0, 2)
-
-
-def _noise(
-    old: torch.Tensor, shape: torch.Size, sigma: float, generator: torch.Generator | None
-) -> torch.Tensor:
-    """Numbers that add up to zero over what is read, so that no output changes."""
-    drawn = torch.randn(shape, generator=generator, dtype=torch.float64).to(old)
-    centred = drawn - drawn.mean(dim=3, keepdim=True)
-    return centred * (sigma * float(old.double().std(correction=0)) if old.numel() else 0.0)
-
-
-def _with_entries(grown: torch.Tensor, axes: Axes, number: int, quantity: Quantity) -> torch.Tensor:
-    """New tokens begin as the mean of those that are known, with no direction of their own."""
-    if "vocabulary" not in (axes.made, axes.read):
-        return grown
-    dim = 0 if axes.made == "vocabulary" else 1
-    mean = grown.mean(dim=dim, keepdim=True)
-    entry = torch.zeros_like(mean) if quantity in ("mean", "step") else mean
-    return torch.cat((grown, entry.repeat_interleave(number, dim=dim)), dim=dim)
+def _turned(matrix: torch.Tensor, axes: Axes) -> torch.Tensor:
+    return matrix.T if axes.layout == "transposed" else matrix

@@ -3,16 +3,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from gossamer.nn.layer_kinds import sparse_layers
 from gossamer.training.growth.growing import grown_from
 from gossamer.training.growth.plan import GrowthPlan
-from gossamer.training.growth.roles import axes_of, layer_of
 from gossamer.training.growth.tensors import grown_tensor
 
 Loss = Callable[[nn.Module, Any], torch.Tensor]
@@ -39,17 +37,14 @@ class GrowthCheck:
         return abs(self.loss_after - self.loss_before) / max(abs(self.loss_before), 1e-30)
 
     def __str__(self) -> str:
-        worst = max(self.gradients, key=lambda name: self.gradients[name], default="")
-        lines = [
+        text = (
             f"loss {self.loss_before:.6f} -> {self.loss_after:.6f}"
             f" (relative difference {self.difference:.1e})"
-        ]
-        if worst:
-            lines.append(
-                f"gradients differ from the foretold ones by at most {self.gradients[worst]:.1e}"
-                f" ({worst})"
-            )
-        return "\n".join(lines)
+        )
+        if self.gradients:
+            worst, most = max(self.gradients.items(), key=lambda item: item[1])
+            text += f"\ngradients differ from the foretold ones by at most {most:.1e} ({worst})"
+        return text
 
 
 def verify_growth(
@@ -67,7 +62,7 @@ def verify_growth(
     The gradients of both models are cleared.
     """
     plan = grown_from(new)
-    before, after = _measured(old, batch, loss), _measured(new, batch, loss)
+    before, after = (_measured(model, batch, loss or default_loss) for model in (old, new))
     found = _compared(old, new, plan)
     for model in (old, new):
         model.zero_grad(set_to_none=True)
@@ -80,23 +75,21 @@ def default_loss(model: nn.Module, batch: Any) -> torch.Tensor:
     own = getattr(output, "loss", None)
     if isinstance(own, torch.Tensor):
         return own
-    hidden = getattr(output, "last_hidden_state", None)
-    if hidden is not None:
-        return cast("torch.Tensor", hidden).square().mean() / 2
-    found = [getattr(output, name, None) for name in ("logits", "start_logits")]
-    logits: torch.Tensor = next((v for v in found if v is not None), output)
+    names = ("last_hidden_state", "logits", "start_logits")
+    name = next((name for name in names if getattr(output, name, None) is not None), None)
+    found: torch.Tensor = output if name is None else getattr(output, name)
     ids = next(iter(batch.values())) if isinstance(batch, dict) else batch
-    per_token = not ids.is_floating_point() and ids.shape == logits.shape[:-1]
-    if per_token and int(ids.max()) < logits.shape[-1]:
-        return cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
-    return logits.square().mean() / 2
+    per_token = not ids.is_floating_point() and ids.shape == found.shape[:-1]
+    if per_token and name != names[0] and int(ids.max()) < found.shape[-1]:
+        return cross_entropy(found[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    return found.square().mean() / 2
 
 
-def _measured(model: nn.Module, batch: Any, loss: Loss | None) -> float:
+def _measured(model: nn.Module, batch: Any, loss: Loss) -> float:
     was_training = model.training
     model.eval()
     model.zero_grad(set_to_none=True)
-    result = (loss or default_loss)(model, batch)
+    result = loss(model, batch)
     torch.autograd.backward(result)
     model.train(was_training)
     return float(result.detach())
@@ -104,24 +97,17 @@ def _measured(model: nn.Module, batch: Any, loss: Loss | None) -> float:
 
 def _compared(old: nn.Module, new: nn.Module, plan: GrowthPlan) -> dict[str, float]:
     """Old parameter -> how far its gradient in the larger model is from the foretold one."""
-    place = {s.layer: i for i, s in enumerate(plan.sources) if not s.is_new}
-    values = {f"{name}.values" for name, _ in sparse_layers(old, "compact")}
-    found, new_params = {}, dict(new.named_parameters())
-    axes = axes_of(old, plan.anatomy)
+    gradients = {name: p.grad for name, p in old.named_parameters() if p.grad is not None}
     # Some gradients are 0 but for rounding, such as that of a bias of keys.
-    sizes = [float(p.grad.abs().max()) for p in old.parameters() if p.grad is not None]
-    least = 1e-4 * max(sizes, default=1.0)
-    for name, param in old.named_parameters():
-        inside = layer_of(name, plan.anatomy)
-        moved = name
-        if inside is not None:
-            moved = f"{plan.anatomy.layers}.{place[inside[0]]}.{inside[1]}"
-        grown = new_params.get(moved)
-        if name in values or grown is None or grown.grad is None or param.grad is None:
+    least = 1e-4 * max((float(grad.abs().max()) for grad in gradients.values()), default=1.0)
+    found = {}
+    for moved, param in new.named_parameters():
+        name, is_new = plan.source_of(moved)
+        # Values of compact layers have no axes.
+        if is_new or param.grad is None or name not in gradients or name not in plan.axes:
             continue
-        foretold = grown_tensor(param.grad, axes[name], plan.factors, "mean")
-        if foretold.shape != grown.grad.shape:
-            continue
-        scale = max(float(foretold.abs().max()), least)
-        found[name] = float((grown.grad - foretold).abs().max()) / scale
+        foretold = grown_tensor(gradients[name], plan.axes[name], plan.factors, "mean")
+        if foretold.shape == param.grad.shape:
+            scale = max(float(foretold.abs().max()), least)
+            found[name] = float((param.grad - foretold).abs().max()) / scale
     return found

@@ -58,8 +58,11 @@ class SlopeMonitor:
     def slopes(self) -> list[float]:
         """The slope, d log(loss) / d log(compute), between neighbours of the smoothed curve."""
         smooth = [
-            (self.points[i][0], _mean([y for _, y in self.points[i + 1 - self.window : i + 1]]))
-            for i in range(self.window - 1, len(self.points))
+            (
+                self.points[end - 1][0],
+                sum(y for _, y in self.points[end - self.window : end]) / self.window,
+            )
+            for end in range(self.window, len(self.points) + 1)
         ]
         return [
             math.log(b[1] / a[1]) / math.log(b[0] / a[0])
@@ -142,7 +145,3 @@ class GrowthWatch:
                 f"checkpoint: its model has grown {len(self.done)} times, the recipe grows it"
                 f" {len(self.steps)} times. Resume with the recipe of that run."
             )
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
